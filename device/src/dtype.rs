@@ -1,0 +1,92 @@
+//! Element types a tensor can hold.
+
+use half::bf16;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE single precision.
+    F32,
+    /// bfloat16: the exponent of f32, 8 bits of precision. Arithmetic on it is done in f32.
+    Bf16,
+    /// Token ids and targets.
+    I32,
+    /// Raw bytes: control blocks and records.
+    U8,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 => 2,
+            DType::U8 => 1,
+        }
+    }
+
+    /// The name used in configs, reports and errors.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+        }
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A Rust type that is the host image of a [`DType`].
+pub trait Element: bytemuck::Pod + Send + Sync {
+    /// The tensor type this is the image of.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
+impl Element for i32 {
+    const DTYPE: DType = DType::I32;
+}
+impl Element for u8 {
+    const DTYPE: DType = DType::U8;
+}
+
+/// A floating type that kernels load to f32, compute in, and round once when storing.
+pub trait Float: Element {
+    /// Exact widening.
+    fn to_f32(self) -> f32;
+    /// Round to nearest even.
+    fn from_f32(x: f32) -> Self;
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+}
+
+impl Float for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits((self.to_bits() as u32) << 16)
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> bf16 {
+        bf16::from_f32(x)
+    }
+}

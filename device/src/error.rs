@@ -1,0 +1,184 @@
+//! What can go wrong on a device. Every message names the thing, the rule and the fix.
+
+/// The result of a device operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A device error.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A capture rule was broken; the code is CUDA's for the same mistake.
+    #[error("capture error {}: {detail}. Rule: {}. Fix: {}", rule.code(), rule.rule(), rule.fix())]
+    Capture {
+        /// Which rule.
+        rule: CaptureRule,
+        /// What was done, on which stream.
+        detail: String,
+    },
+    /// The graph checker found a launch that reads or writes the wrong thing.
+    #[error("graph check: {0}")]
+    Check(#[from] CheckError),
+    /// An operation was given tensors it cannot work on.
+    #[error("{op}: {problem}")]
+    Operation {
+        /// The operation's name.
+        op: &'static str,
+        /// What is wrong, with the shapes.
+        problem: String,
+    },
+    /// Memory could not be had.
+    #[error("out of memory: {name} needs {bytes} bytes, {available}. Fix: a smaller micro-batch, or more ranks")]
+    OutOfMemory {
+        /// What it was for.
+        name: String,
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the device said it had.
+        available: String,
+    },
+    /// A communicator failed.
+    #[error("{collective} on {communicator}: {problem}")]
+    Communication {
+        /// The collective.
+        collective: &'static str,
+        /// The communicator's name.
+        communicator: String,
+        /// What the library said.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// An operation that refuses its tensors.
+    pub fn operation(op: &'static str, problem: impl Into<String>) -> Error {
+        Error::Operation { op, problem: problem.into() }
+    }
+
+    /// A broken capture rule.
+    pub fn capture(rule: CaptureRule, detail: impl Into<String>) -> Error {
+        Error::Capture { rule, detail: detail.into() }
+    }
+}
+
+/// The rules of stream capture that users break, by CUDA's error code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CaptureRule {
+    /// 900: a synchronizing call during capture.
+    Synchronization,
+    /// 900: memory allocated or freed during capture.
+    Allocation,
+    /// 901: a capture that an earlier mistake made invalid.
+    Invalidated,
+    /// 904: a side stream forked from the capture and not joined.
+    Unjoined,
+    /// 905: a wait on an event recorded outside the capture.
+    Isolation,
+    /// 906: work on the legacy default stream.
+    Implicit,
+    /// 907: an event recorded inside a capture used outside it.
+    CapturedEvent,
+}
+
+impl CaptureRule {
+    /// CUDA's error code (`cudaErrorStreamCapture...`) for this mistake.
+    pub fn code(self) -> u32 {
+        match self {
+            CaptureRule::Synchronization | CaptureRule::Allocation => 900,
+            CaptureRule::Invalidated => 901,
+            CaptureRule::Unjoined => 904,
+            CaptureRule::Isolation => 905,
+            CaptureRule::Implicit => 906,
+            CaptureRule::CapturedEvent => 907,
+        }
+    }
+
+    /// The rule in a sentence.
+    pub fn rule(self) -> &'static str {
+        match self {
+            CaptureRule::Synchronization => "the host cannot wait for work that is being recorded, not run",
+            CaptureRule::Allocation => "addresses are fixed at capture, so memory is planned before it",
+            CaptureRule::Invalidated => "a capture in which a call failed cannot become a graph",
+            CaptureRule::Unjoined => "a stream forked from a capture is joined to it before the capture ends",
+            CaptureRule::Isolation => "a captured stream depends only on work captured with it",
+            CaptureRule::Implicit => "the legacy default stream waits for all streams, which a capture cannot",
+            CaptureRule::CapturedEvent => "an event recorded in a capture stands for a graph node, not for work that ran",
+        }
+    }
+
+    /// What to change.
+    pub fn fix(self) -> &'static str {
+        match self {
+            CaptureRule::Synchronization => "synchronize before the region begins or after its launch",
+            CaptureRule::Allocation => "allocate before the region, or take the buffer from the region's plan",
+            CaptureRule::Invalidated => "mend the first error reported for this capture",
+            CaptureRule::Unjoined => "record an event on the side stream and wait for it on the capturing stream",
+            CaptureRule::Isolation => "wait for outside events before the capture begins",
+            CaptureRule::Implicit => "submit to a named stream",
+            CaptureRule::CapturedEvent => "record the event again after the graph's launch",
+        }
+    }
+}
+
+/// A hazard the graph checker proved, with the two operations and the buffer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum CheckError {
+    /// Two operations that may run at once touch the same bytes, one of them writing.
+    #[error(
+        "race on buffer `{buffer}`: `{first}` and `{second}` on different streams are not ordered. \
+         Fix: record an event after `{first}` and wait for it before `{second}`"
+    )]
+    Race {
+        /// The buffer's name.
+        buffer: String,
+        /// The operation submitted first.
+        first: String,
+        /// The operation submitted second.
+        second: String,
+    },
+    /// The bytes of a buffer were given to another one before this read.
+    #[error(
+        "read after reuse: `{reader}` reads buffer `{buffer}`, but `{writer}` wrote `{owner}` over it. \
+         Fix: keep the buffer alive until its last reader, or replay in the recorded order"
+    )]
+    Overwritten {
+        /// The operation that reads.
+        reader: String,
+        /// The buffer it means to read.
+        buffer: String,
+        /// The operation that wrote over it.
+        writer: String,
+        /// The buffer that lies there now.
+        owner: String,
+    },
+    /// A buffer nothing has written is read.
+    #[error("read of nothing: `{reader}` reads buffer `{buffer}`, which no operation has written. Fix: fill it first")]
+    Uninitialized {
+        /// The operation that reads.
+        reader: String,
+        /// The buffer.
+        buffer: String,
+    },
+    /// Memory that was given back is used.
+    #[error(
+        "use after free: `{user}` uses buffer `{buffer}`, whose memory was given back. \
+         Fix: keep the buffer for as long as a graph or an operation refers to it"
+    )]
+    Freed {
+        /// The operation or graph.
+        user: String,
+        /// The buffer.
+        buffer: String,
+    },
+    /// A region was replayed at another place than where it was recorded.
+    #[error(
+        "replay out of order: step position {position} expects `{expected}`, got `{actual}`. \
+         Fix: run every step's regions in the order of the recorded one, or reset the manager"
+    )]
+    OutOfOrder {
+        /// Index in the recorded order.
+        position: usize,
+        /// What was recorded there.
+        expected: String,
+        /// What came.
+        actual: String,
+    },
+}

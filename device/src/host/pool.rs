@@ -1,0 +1,49 @@
+//! The threads of a host device.
+
+/// A thread pool of fixed size. With one thread, work runs on the caller.
+///
+/// Kernels split their work into chunks whose borders depend on shapes alone, never on the number of threads, and
+/// combine partial sums in chunk order: the bits of a result do not depend on the pool.
+pub struct Pool {
+    threads: Option<rayon::ThreadPool>,
+}
+
+impl Pool {
+    /// # Errors
+    /// What the operating system said when threads could not be started.
+    pub fn new(threads: usize) -> Result<Pool, rayon::ThreadPoolBuildError> {
+        if threads <= 1 {
+            return Ok(Pool { threads: None });
+        }
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("host-device-{i}"))
+            .build()?;
+        Ok(Pool { threads: Some(pool) })
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.threads.as_ref().map_or(1, |pool| pool.current_num_threads())
+    }
+
+    /// Calls `work(i, chunk)` for each chunk of `size` elements of `data` (the last may be shorter), in parallel.
+    pub fn for_each_chunk<T: Send>(&self, data: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Send + Sync) {
+        use rayon::prelude::*;
+        match &self.threads {
+            Some(pool) if data.len() > size => {
+                pool.install(|| data.par_chunks_mut(size).enumerate().for_each(|(i, chunk)| work(i, chunk)));
+            }
+            _ => data.chunks_mut(size).enumerate().for_each(|(i, chunk)| work(i, chunk)),
+        }
+    }
+
+    /// Calls `work(i)` for every `i` below `count`, in parallel, and returns the results in order.
+    pub fn map<R: Send>(&self, count: usize, work: impl Fn(usize) -> R + Send + Sync) -> Vec<R> {
+        use rayon::prelude::*;
+        match &self.threads {
+            Some(pool) if count > 1 => pool.install(|| (0..count).into_par_iter().map(work).collect()),
+            _ => (0..count).map(work).collect(),
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Rotary position embedding.
+
+use super::Pool;
+use crate::ops::*;
+
+/// See [`Rotary`].
+pub(super) fn rotary(_op: &Rotary, _pool: &Pool) {
+    unimplemented!()
+}

@@ -1,0 +1,18 @@
+//! What a GPU is to this project: streams, events, planned memory, capture, graphs, and the operations of a
+//! transformer, behind one vocabulary. The host implementation has CUDA's semantics and runs anywhere.
+//!
+//! Start with [`ops`] (what can be done), then [`Device`] and [`Stream`] (how it is submitted), then [`Graph`].
+
+mod communicator;
+mod dtype;
+mod error;
+pub mod host;
+pub mod ops;
+mod tensor;
+
+pub use communicator::{Communicator, Request};
+pub use dtype::{DType, Element, Float};
+pub use error::{CaptureRule, CheckError, Error, Result};
+pub use half::bf16;
+pub use ops::{Accesses, Op, Operation};
+pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};

@@ -1,0 +1,123 @@
+//! Activation functions.
+
+use super::{Accesses, Operation, ensure, ensure_elements, ensure_float};
+use crate::{Result, Tensor};
+
+/// Which function an [`Activation`] applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivationKind {
+    /// GELU in its tanh form: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` (Hendrycks and Gimpel, 2016).
+    Gelu,
+    /// `max(x, 0)`; its gradient at 0 is 0.
+    Relu,
+}
+
+/// `output = f(input)`, elementwise.
+#[derive(Clone, Debug)]
+pub struct Activation {
+    /// The function.
+    pub kind: ActivationKind,
+    /// Any shape.
+    pub input: Tensor,
+    /// As many elements.
+    pub output: Tensor,
+}
+
+impl Operation for Activation {
+    const NAME: &'static str = "activation";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
+        ensure_elements(Self::NAME, "output", &self.output, self.input.elements())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input], [self.output])
+    }
+}
+
+/// `grad_input = grad_output * f'(input)`, elementwise.
+#[derive(Clone, Debug)]
+pub struct ActivationBackward {
+    /// The function.
+    pub kind: ActivationKind,
+    /// The forward's input.
+    pub input: Tensor,
+    /// As many elements.
+    pub grad_output: Tensor,
+    /// As many elements.
+    pub grad_input: Tensor,
+}
+
+impl Operation for ActivationBackward {
+    const NAME: &'static str = "activation_backward";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(
+            Self::NAME,
+            &[("input", self.input), ("grad_output", self.grad_output), ("grad_input", self.grad_input)],
+        )?;
+        ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.input.elements())?;
+        ensure_elements(Self::NAME, "grad_input", &self.grad_input, self.input.elements())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input, self.grad_output], [self.grad_input])
+    }
+}
+
+/// SwiGLU: `output = silu(gate) * up`, with each row of `input` holding `[gate | up]` (Shazeer, 2020).
+#[derive(Clone, Debug)]
+pub struct SwiGlu {
+    /// `(rows, 2 f)`.
+    pub input: Tensor,
+    /// `(rows, f)`.
+    pub output: Tensor,
+}
+
+fn check_halves(op: &'static str, wide: &Tensor, narrow: &Tensor) -> Result<()> {
+    ensure(op, wide.shape.last() == 2 * narrow.shape.last() && wide.shape.rows() == narrow.shape.rows(), || {
+        format!("`[gate | up]` is {:?}, needs twice the last axis of {:?}", wide.shape, narrow.shape)
+    })
+}
+
+impl Operation for SwiGlu {
+    const NAME: &'static str = "swiglu";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
+        check_halves(Self::NAME, &self.input, &self.output)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input], [self.output])
+    }
+}
+
+/// Gradient of [`SwiGlu`] with respect to `[gate | up]`.
+#[derive(Clone, Debug)]
+pub struct SwiGluBackward {
+    /// `(rows, 2 f)`, the forward's input.
+    pub input: Tensor,
+    /// `(rows, f)`.
+    pub grad_output: Tensor,
+    /// `(rows, 2 f)`.
+    pub grad_input: Tensor,
+}
+
+impl Operation for SwiGluBackward {
+    const NAME: &'static str = "swiglu_backward";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(
+            Self::NAME,
+            &[("input", self.input), ("grad_output", self.grad_output), ("grad_input", self.grad_input)],
+        )?;
+        check_halves(Self::NAME, &self.input, &self.grad_output)?;
+        check_halves(Self::NAME, &self.grad_input, &self.grad_output)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input, self.grad_output], [self.grad_input])
+    }
+}

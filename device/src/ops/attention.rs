@@ -1,0 +1,101 @@
+//! Causal attention over packed QKV.
+
+use super::{Accesses, DropoutSite, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// `output = dropout(softmax(causal(Q K^T / sqrt(head_dim)))) V` per head, never holding the scores in memory
+/// (Dao et al., 2022).
+///
+/// Each row of `qkv` holds `[query heads | key heads | value heads]`; with fewer key and value heads, query head `h`
+/// uses key head `h / (heads / kv_heads)` (GQA, Ainslie et al., 2023). Scores, softmax and sums are f32.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+    pub qkv: Tensor,
+    /// `(batch, seq, heads * head_dim)`.
+    pub output: Tensor,
+    /// `(batch, heads, seq)`, f32, written: log-sum-exp of each row of scaled scores.
+    pub stats: Tensor,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`.
+    pub dropout: Option<DropoutSite>,
+}
+
+/// Shapes of a packed attention.
+fn check_packed(
+    op: &'static str,
+    qkv: &Tensor,
+    output: &Tensor,
+    stats: &Tensor,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<()> {
+    ensure(op, heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
+        format!("{heads} heads cannot share {kv_heads} key and value heads: the first must be a multiple")
+    })?;
+    let sizes = qkv.shape.sizes();
+    let groups = heads + 2 * kv_heads;
+    ensure(op, sizes.len() == 3 && sizes[2].is_multiple_of(groups), || {
+        format!("`qkv` is {:?}, needs (batch, seq, {groups} * head_dim)", qkv.shape)
+    })?;
+    let (batch, seq, head_dim) = (sizes[0], sizes[1], sizes[2] / groups);
+    ensure_float(op, &[("qkv", *qkv), ("output", *output)])?;
+    ensure_elements(op, "output", output, batch * seq * heads * head_dim)?;
+    ensure_dtype(op, "stats", stats, DType::F32)?;
+    ensure_elements(op, "stats", stats, batch * heads * seq)
+}
+
+impl Operation for Attention {
+    const NAME: &'static str = "attention";
+
+    fn check(&self) -> Result<()> {
+        check_packed(Self::NAME, &self.qkv, &self.output, &self.stats, self.heads, self.kv_heads)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.qkv], [self.output, self.stats]).reads(self.dropout.map(|site| site.record))
+    }
+}
+
+/// Gradient of [`Attention`] with respect to packed QKV; probabilities are recomputed from `stats`.
+#[derive(Clone, Debug)]
+pub struct AttentionBackward {
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, the forward's input.
+    pub qkv: Tensor,
+    /// `(batch, seq, heads * head_dim)`, the forward's output.
+    pub output: Tensor,
+    /// `(batch, heads, seq)`, f32, the forward's.
+    pub stats: Tensor,
+    /// `(batch, seq, heads * head_dim)`.
+    pub grad_output: Tensor,
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+    pub grad_qkv: Tensor,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// The forward's dropout.
+    pub dropout: Option<DropoutSite>,
+}
+
+impl Operation for AttentionBackward {
+    const NAME: &'static str = "attention_backward";
+
+    fn check(&self) -> Result<()> {
+        check_packed(Self::NAME, &self.qkv, &self.output, &self.stats, self.heads, self.kv_heads)?;
+        ensure_float(
+            Self::NAME,
+            &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)],
+        )?;
+        ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())?;
+        ensure_elements(Self::NAME, "grad_qkv", &self.grad_qkv, self.qkv.elements())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.qkv, self.output, self.stats, self.grad_output], [self.grad_qkv])
+            .reads(self.dropout.map(|site| site.record))
+    }
+}

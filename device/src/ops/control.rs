@@ -1,0 +1,101 @@
+//! What the host tells a step: small blocks written by value, so that no graph holds a host scalar.
+
+use super::{Accesses, Operation, ensure_dtype, ensure_elements};
+use crate::{DType, Result, Tensor};
+
+/// The control block of a step, as it lies in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Control {
+    /// Global number of the first sample of the step on this data-parallel rank.
+    pub first_sample: u64,
+    /// The step, counted from 0.
+    pub step: u32,
+    /// Microbatches of the step.
+    pub microbatches: u32,
+    /// Learning rate.
+    pub learning_rate: f32,
+    /// Largest gradient norm; 0 = no clipping.
+    pub clip: f32,
+    /// What a loss gradient is multiplied by: loss scale / global number of targets.
+    pub grad_scale: f32,
+    /// 1 / loss scale, applied before norm, clip and update.
+    pub inverse_loss_scale: f32,
+}
+
+/// What the update keeps on the device from step to step.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Status {
+    /// Updates applied; a skipped one does not count. The `t` of Adam's bias correction.
+    pub applied: u32,
+    /// Updates skipped because the gradient was not finite.
+    pub skipped: u32,
+    /// 1 if this step's gradient was finite.
+    pub finite: u32,
+    /// Gradient norm before clipping, loss scale removed.
+    pub grad_norm: f32,
+    /// What every gradient is multiplied by in the update: clip factor / loss scale.
+    pub grad_factor: f32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// Which samples a microbatch slot holds: read by every dropout of the slot.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct SampleRecord {
+    /// Global number of the first sample.
+    pub first_sample: u64,
+    /// The step.
+    pub step: u32,
+    /// Keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// Writes the control block; submitted eagerly at the start of each step.
+#[derive(Clone, Debug)]
+pub struct WriteControl {
+    /// u8, `size_of::<Control>()` bytes.
+    pub control: Tensor,
+    /// The block, passed by value.
+    pub value: Control,
+}
+
+impl Operation for WriteControl {
+    const NAME: &'static str = "write_control";
+
+    fn check(&self) -> Result<()> {
+        ensure_dtype(Self::NAME, "control", &self.control, DType::U8)?;
+        ensure_elements(Self::NAME, "control", &self.control, size_of::<Control>())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([], [self.control])
+    }
+}
+
+/// `record = (control.step, control.first_sample + offset)`.
+#[derive(Clone, Debug)]
+pub struct WriteSampleRecord {
+    /// u8, a [`Control`].
+    pub control: Tensor,
+    /// Samples of the step before this microbatch's first.
+    pub offset: u64,
+    /// u8, `size_of::<SampleRecord>()` bytes.
+    pub record: Tensor,
+}
+
+impl Operation for WriteSampleRecord {
+    const NAME: &'static str = "write_sample_record";
+
+    fn check(&self) -> Result<()> {
+        ensure_elements(Self::NAME, "control", &self.control, size_of::<Control>())?;
+        ensure_dtype(Self::NAME, "record", &self.record, DType::U8)?;
+        ensure_elements(Self::NAME, "record", &self.record, size_of::<SampleRecord>())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.control], [self.record])
+    }
+}

@@ -1,0 +1,57 @@
+//! Dropout whose mask is a function of what is dropped, not of a generator's state.
+
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// Where in the model a mask is drawn. With the step and the global sample number, both read from `record` on the
+/// device, it determines every mask bit, whatever the parallel layout, and again in backward and recompute.
+///
+/// The bits are Philox4x32-10 (Salmon et al., 2011): key = `(seed low, seed high)` xor `(layer, site)` in the high
+/// and low 16 bits of the second word; counter = `(channel / 4, token, sample, step)`; word `channel % 4` of the result
+/// is kept when it is at least `rate * 2^32`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DropoutSite {
+    /// Probability of zeroing, in `[0, 1)`.
+    pub rate: f32,
+    /// The run's seed.
+    pub seed: u64,
+    /// Global layer number.
+    pub layer: u16,
+    /// Which dropout within the layer.
+    pub site: u16,
+    /// u8, a [`super::SampleRecord`]: the step, and the global number of the first sample of the batch.
+    pub record: Tensor,
+}
+
+/// `output = input * mask / (1 - rate)`. Its own gradient: applied to `grad_output` it gives `grad_input`.
+///
+/// The outermost axis counts samples, the innermost channels, those between tokens. `output` may be `input`.
+#[derive(Clone, Debug)]
+pub struct Dropout {
+    /// `(batch, ..., channels)`.
+    pub input: Tensor,
+    /// As many elements.
+    pub output: Tensor,
+    /// The mask.
+    pub site: DropoutSite,
+}
+
+impl Operation for Dropout {
+    const NAME: &'static str = "dropout";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
+        ensure_elements(Self::NAME, "output", &self.output, self.input.elements())?;
+        ensure_dtype(Self::NAME, "record", &self.site.record, DType::U8)?;
+        ensure(Self::NAME, (0.0..1.0).contains(&self.site.rate), || {
+            format!("rate {} is not in [0, 1)", self.site.rate)
+        })?;
+        ensure(Self::NAME, self.input.shape.sizes().len() >= 2, || {
+            format!("`input` is {:?}, needs (batch, ..., channels)", self.input.shape)
+        })
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input, self.site.record], [self.output])
+    }
+}

@@ -1,0 +1,124 @@
+//! Copies, sums and constants.
+
+use super::{Accesses, Operation, ensure, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// `output = a + b`, elementwise. `output` may be `a`.
+#[derive(Clone, Debug)]
+pub struct Add {
+    /// Any shape.
+    pub a: Tensor,
+    /// As many elements.
+    pub b: Tensor,
+    /// As many elements.
+    pub output: Tensor,
+}
+
+impl Operation for Add {
+    const NAME: &'static str = "add";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("a", self.a), ("b", self.b), ("output", self.output)])?;
+        ensure_elements(Self::NAME, "b", &self.b, self.a.elements())?;
+        ensure_elements(Self::NAME, "output", &self.output, self.a.elements())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.a, self.b], [self.output])
+    }
+}
+
+/// `output = input`, converted if the floating types differ (round to nearest even).
+#[derive(Clone, Debug)]
+pub struct Copy {
+    /// Any shape and type.
+    pub input: Tensor,
+    /// As many elements.
+    pub output: Tensor,
+}
+
+impl Operation for Copy {
+    const NAME: &'static str = "copy";
+
+    fn check(&self) -> Result<()> {
+        let float = |dtype| matches!(dtype, DType::F32 | DType::Bf16);
+        ensure(
+            Self::NAME,
+            self.input.dtype == self.output.dtype || (float(self.input.dtype) && float(self.output.dtype)),
+            || format!("cannot convert {} to {}", self.input.dtype, self.output.dtype),
+        )?;
+        ensure_elements(Self::NAME, "output", &self.output, self.input.elements())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input], [self.output])
+    }
+}
+
+/// `output = value` everywhere; f32 or bf16.
+#[derive(Clone, Debug)]
+pub struct Fill {
+    /// Any shape.
+    pub output: Tensor,
+    /// The constant; it is part of the graph, so it never changes between steps.
+    pub value: f32,
+}
+
+impl Operation for Fill {
+    const NAME: &'static str = "fill";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("output", self.output)])
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([], [self.output])
+    }
+}
+
+/// Every byte of `output` becomes 0xFF: NaN in any floating type, an impossible token as i32.
+/// Marks memory whose values are dead, so that a stray read shows.
+#[derive(Clone, Debug)]
+pub struct Poison {
+    /// Any shape and type.
+    pub output: Tensor,
+}
+
+impl Operation for Poison {
+    const NAME: &'static str = "poison";
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([], [self.output])
+    }
+}
+
+/// Bias gradient: `grad_bias[c] (+)= sum over rows of grad_output[row, c]`.
+///
+/// Rows are summed in fixed chunks, in f32, so the bits depend on the shape alone.
+#[derive(Clone, Debug)]
+pub struct BiasGrad {
+    /// `(rows, c)`, f32 or bf16.
+    pub grad_output: Tensor,
+    /// `(c)`, f32.
+    pub grad_bias: Tensor,
+    /// Add to `grad_bias` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+impl Operation for BiasGrad {
+    const NAME: &'static str = "bias_grad";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("grad_output", self.grad_output)])?;
+        super::ensure_dtype(Self::NAME, "grad_bias", &self.grad_bias, DType::F32)?;
+        ensure_elements(Self::NAME, "grad_bias", &self.grad_bias, self.grad_output.shape.last())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.grad_output], [self.grad_bias]).reads(self.accumulate.then_some(self.grad_bias))
+    }
+}

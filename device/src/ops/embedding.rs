@@ -1,0 +1,86 @@
+//! Token and position embedding.
+
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// `output[b, s] = table[tokens[b, s]] + positions[s]`.
+///
+/// A token outside the table is a fault of the data reader, which checks ids; here it reads row 0.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    /// `(batch, seq)`, i32.
+    pub tokens: Tensor,
+    /// `(vocab, hidden)`.
+    pub table: Tensor,
+    /// `(seq or more, hidden)`, learned positions.
+    pub positions: Option<Tensor>,
+    /// `(batch, seq, hidden)`.
+    pub output: Tensor,
+}
+
+impl Operation for Embedding {
+    const NAME: &'static str = "embedding";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("table", self.table), ("output", self.output)])?;
+        check_tokens(Self::NAME, &self.tokens, &self.output, &self.table, self.positions.as_ref())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.tokens, self.table], [self.output]).reads(self.positions)
+    }
+}
+
+fn check_tokens(
+    op: &'static str,
+    tokens: &Tensor,
+    rows: &Tensor,
+    table: &Tensor,
+    positions: Option<&Tensor>,
+) -> Result<()> {
+    let hidden = table.shape.last();
+    ensure_dtype(op, "tokens", tokens, DType::I32)?;
+    ensure(op, tokens.shape.sizes().len() == 2, || format!("`tokens` is {:?}, needs (batch, seq)", tokens.shape))?;
+    ensure_elements(op, "rows", rows, tokens.elements() * hidden)?;
+    if let Some(positions) = positions {
+        ensure(op, positions.shape.last() == hidden && positions.shape.rows() >= tokens.shape.last(), || {
+            format!("`positions` is {:?}, needs ({} or more, {hidden})", positions.shape, tokens.shape.last())
+        })?;
+    }
+    Ok(())
+}
+
+/// Gradient of [`Embedding`]: rows of `grad_output` are added to the table row of their token, in token order, so the
+/// result has the same bits each time.
+///
+/// Both gradients are always added to, never overwritten: the table is sparse in tokens and may be tied to the head.
+#[derive(Clone, Debug)]
+pub struct EmbeddingBackward {
+    /// `(batch, seq)`, i32.
+    pub tokens: Tensor,
+    /// `(batch, seq, hidden)`.
+    pub grad_output: Tensor,
+    /// `(vocab, hidden)`, f32, added to.
+    pub grad_table: Tensor,
+    /// `(seq or more, hidden)`, f32, added to.
+    pub grad_positions: Option<Tensor>,
+}
+
+impl Operation for EmbeddingBackward {
+    const NAME: &'static str = "embedding_backward";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("grad_output", self.grad_output)])?;
+        ensure_dtype(Self::NAME, "grad_table", &self.grad_table, DType::F32)?;
+        if let Some(positions) = &self.grad_positions {
+            ensure_dtype(Self::NAME, "grad_positions", positions, DType::F32)?;
+        }
+        check_tokens(Self::NAME, &self.tokens, &self.grad_output, &self.grad_table, self.grad_positions.as_ref())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.tokens, self.grad_output, self.grad_table], [self.grad_table])
+            .reads(self.grad_positions)
+            .writes(self.grad_positions)
+    }
+}

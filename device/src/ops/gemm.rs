@@ -1,0 +1,136 @@
+//! Matrix product.
+
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// `out = epilogue(op(a) @ op(b))`, or `out += op(a) @ op(b)` with `accumulate`.
+///
+/// Every tensor is seen as a matrix `(rows, last axis)`. With `op(a)` of `(m, k)` and `op(b)` of `(k, n)`, `out` is
+/// `(m, n)`. `transpose_a` means `a` is stored as `(k, m)`, `transpose_b` that `b` is stored as `(n, k)`.
+/// Products accumulate in f32; `a` and `b` share one type, `out` may be f32 with bf16 factors (wgrad into `main_grad`).
+#[derive(Clone, Debug)]
+pub struct Gemm {
+    /// `(m, k)`, or `(k, m)` when transposed.
+    pub a: Tensor,
+    /// `(k, n)`, or `(n, k)` when transposed.
+    pub b: Tensor,
+    /// `(m, n)`.
+    pub out: Tensor,
+    /// `a` is stored as `(k, m)`.
+    pub transpose_a: bool,
+    /// `b` is stored as `(n, k)`.
+    pub transpose_b: bool,
+    /// Add to `out` instead of overwriting it (beta = 1); goes with [`Epilogue::None`] only.
+    pub accumulate: bool,
+    /// What is done to the product before it is stored.
+    pub epilogue: Epilogue,
+}
+
+/// What a [`Gemm`] does to its product before storing it.
+#[derive(Clone, Copy, Debug)]
+pub enum Epilogue {
+    /// Nothing.
+    None,
+    /// Adds a bias `(n)` to every row.
+    Bias(Tensor),
+    /// `out = gelu(product + bias)`; `pre`, `(m, n)`, keeps `product + bias` for the backward.
+    BiasGelu {
+        /// `(n)`.
+        bias: Tensor,
+        /// `(m, n)`, written.
+        pre: Tensor,
+    },
+    /// `out = product * gelu'(pre)`: the input gradient through a GELU.
+    GeluBackward {
+        /// `(m, n)`, as kept by the forward.
+        pre: Tensor,
+    },
+}
+
+impl Gemm {
+    /// `out = a @ b^T`: a linear layer, with `weight` stored as `(out features, in features)`.
+    pub fn linear(input: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Gemm {
+        Gemm { a: input, b: weight, out, transpose_a: false, transpose_b: true, accumulate: false, epilogue }
+    }
+
+    /// `grad_input = grad_output @ weight`: the input gradient (dgrad) of a linear layer.
+    pub fn dgrad(grad_output: Tensor, weight: Tensor, grad_input: Tensor, epilogue: Epilogue) -> Gemm {
+        Gemm {
+            a: grad_output,
+            b: weight,
+            out: grad_input,
+            transpose_a: false,
+            transpose_b: false,
+            accumulate: false,
+            epilogue,
+        }
+    }
+
+    /// `grad_weight (+)= grad_output^T @ input`: the weight gradient (wgrad) of a linear layer.
+    pub fn wgrad(grad_output: Tensor, input: Tensor, grad_weight: Tensor, accumulate: bool) -> Gemm {
+        Gemm {
+            a: grad_output,
+            b: input,
+            out: grad_weight,
+            transpose_a: true,
+            transpose_b: false,
+            accumulate,
+            epilogue: Epilogue::None,
+        }
+    }
+
+    /// `(m, n, k)`.
+    pub fn dimensions(&self) -> (usize, usize, usize) {
+        let (m, k) = if self.transpose_a {
+            (self.a.shape.last(), self.a.shape.rows())
+        } else {
+            (self.a.shape.rows(), self.a.shape.last())
+        };
+        let n = if self.transpose_b { self.b.shape.rows() } else { self.b.shape.last() };
+        (m, n, k)
+    }
+}
+
+impl Operation for Gemm {
+    const NAME: &'static str = "gemm";
+
+    fn check(&self) -> Result<()> {
+        let (m, n, k) = self.dimensions();
+        let k_b = if self.transpose_b { self.b.shape.last() } else { self.b.shape.rows() };
+        ensure(Self::NAME, k == k_b, || {
+            format!(
+                "`a` {:?} and `b` {:?} do not share the inner size: {k} and {k_b} (transposed: {}, {})",
+                self.a.shape, self.b.shape, self.transpose_a, self.transpose_b
+            )
+        })?;
+        ensure(Self::NAME, self.out.shape.rows() == m && self.out.shape.last() == n, || {
+            format!("`out` is {:?}, the product is ({m}, {n})", self.out.shape)
+        })?;
+        ensure_float(Self::NAME, &[("a", self.a), ("b", self.b)])?;
+        if self.out.dtype != DType::F32 {
+            ensure_dtype(Self::NAME, "out", &self.out, self.a.dtype)?;
+        }
+        ensure(Self::NAME, !self.accumulate || matches!(self.epilogue, Epilogue::None), || {
+            "an accumulating product takes no epilogue".into()
+        })?;
+        match self.epilogue {
+            Epilogue::None => Ok(()),
+            Epilogue::Bias(bias) => ensure_elements(Self::NAME, "bias", &bias, n),
+            Epilogue::BiasGelu { bias, pre } => {
+                ensure_elements(Self::NAME, "bias", &bias, n)?;
+                ensure_elements(Self::NAME, "pre", &pre, m * n)
+            }
+            Epilogue::GeluBackward { pre } => ensure_elements(Self::NAME, "pre", &pre, m * n),
+        }
+    }
+
+    fn accesses(&self) -> Accesses {
+        let base = Accesses::new([self.a, self.b], [self.out]).reads(self.accumulate.then_some(self.out));
+        match self.epilogue {
+            Epilogue::None => base,
+            Epilogue::Bias(bias) => base.reads([bias]),
+            Epilogue::BiasGelu { bias, pre } => base.reads([bias]).writes([pre]),
+            Epilogue::GeluBackward { pre } => base.reads([pre]),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Losses, each with its gradient in the same pass.
+
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// Softmax and cross-entropy: `losses[i] = logsumexp(logits[i, ..vocab]) - logits[i, targets[i]]`, in f32.
+///
+/// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, `grad_scale` read from the
+/// control block. Columns from `vocab` on are padding: no probability, gradient 0. A row whose target is negative has
+/// loss and gradient 0.
+#[derive(Clone, Debug)]
+pub struct CrossEntropy {
+    /// `(rows, padded vocab)`, f32 or bf16; overwritten by the gradient with `control`.
+    pub logits: Tensor,
+    /// `(rows)`, i32.
+    pub targets: Tensor,
+    /// `(rows)`, f32, written.
+    pub losses: Tensor,
+    /// Columns that are real.
+    pub vocab: usize,
+    /// u8, a [`super::Control`]; absent in evaluation.
+    pub control: Option<Tensor>,
+}
+
+impl Operation for CrossEntropy {
+    const NAME: &'static str = "cross_entropy";
+
+    fn check(&self) -> Result<()> {
+        let rows = self.logits.shape.rows();
+        ensure_float(Self::NAME, &[("logits", self.logits)])?;
+        ensure_dtype(Self::NAME, "targets", &self.targets, DType::I32)?;
+        ensure_elements(Self::NAME, "targets", &self.targets, rows)?;
+        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
+        ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
+        ensure(Self::NAME, (1..=self.logits.shape.last()).contains(&self.vocab), || {
+            format!("vocab {} is not within the {} columns of `logits`", self.vocab, self.logits.shape.last())
+        })
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.logits, self.targets], [self.losses])
+            .reads(self.control)
+            .writes(self.control.map(|_| self.logits))
+    }
+}
+
+/// Mean squared error per row: `losses[i] = mean over f of (prediction - target)^2`, in f32.
+///
+/// With `grad`, `grad_prediction = 2 (prediction - target) / f * grad_scale`.
+#[derive(Clone, Debug)]
+pub struct Mse {
+    /// `(rows, f)`.
+    pub prediction: Tensor,
+    /// `(rows, f)`.
+    pub target: Tensor,
+    /// `(rows)`, f32, written.
+    pub losses: Tensor,
+    /// `(rows, f)`, written; and u8, the [`super::Control`] with `grad_scale`.
+    pub grad: Option<(Tensor, Tensor)>,
+}
+
+impl Operation for Mse {
+    const NAME: &'static str = "mse";
+
+    fn check(&self) -> Result<()> {
+        ensure_float(Self::NAME, &[("prediction", self.prediction), ("target", self.target)])?;
+        ensure_elements(Self::NAME, "target", &self.target, self.prediction.elements())?;
+        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
+        ensure_elements(Self::NAME, "losses", &self.losses, self.prediction.shape.rows())?;
+        if let Some((grad, _)) = &self.grad {
+            ensure_float(Self::NAME, &[("prediction", self.prediction), ("grad", *grad)])?;
+            ensure_elements(Self::NAME, "grad", grad, self.prediction.elements())?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.prediction, self.target], [self.losses])
+            .reads(self.grad.map(|(_, control)| control))
+            .writes(self.grad.map(|(grad, _)| grad))
+    }
+}
+
+/// `total (+)= sum(input)`, accumulated in f64 in fixed chunks and rounded once.
+#[derive(Clone, Debug)]
+pub struct SumInto {
+    /// Any shape, f32.
+    pub input: Tensor,
+    /// `(1)`, f32.
+    pub total: Tensor,
+    /// Add to `total` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+impl Operation for SumInto {
+    const NAME: &'static str = "sum_into";
+
+    fn check(&self) -> Result<()> {
+        ensure_dtype(Self::NAME, "input", &self.input, DType::F32)?;
+        ensure_dtype(Self::NAME, "total", &self.total, DType::F32)?;
+        ensure_elements(Self::NAME, "total", &self.total, 1)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input], [self.total]).reads(self.accumulate.then_some(self.total))
+    }
+}

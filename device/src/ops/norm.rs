@@ -1,0 +1,156 @@
+//! Normalisation over the hidden axis, with the residual add before it.
+
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// Which normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `(x - mean) / sqrt(var + eps) * weight + bias` (Ba et al., 2016); variance over `hidden`, not `hidden - 1`.
+    Layer,
+    /// `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
+    Rms,
+}
+
+/// `sum = input + residual`, `output = norm(sum)`, one pass over each row.
+///
+/// The statistics are those of `sum` as stored, that is after rounding to its type. Without `residual` the sum is the
+/// input itself and `sum` is absent.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    /// LayerNorm or RMSNorm.
+    pub kind: NormKind,
+    /// `(rows, hidden)`.
+    pub input: Tensor,
+    /// `(rows, hidden)`, added to `input`; goes with `sum`.
+    pub residual: Option<Tensor>,
+    /// `(rows, hidden)`, written: what is normalised, and the next residual.
+    pub sum: Option<Tensor>,
+    /// `(hidden)`.
+    pub weight: Tensor,
+    /// `(hidden)`; LayerNorm only.
+    pub bias: Option<Tensor>,
+    /// `(rows, hidden)`.
+    pub output: Tensor,
+    /// `(rows)`, f32, written; LayerNorm only.
+    pub mean: Option<Tensor>,
+    /// `(rows)`, f32, written: `1 / sqrt(var + eps)`.
+    pub rstd: Tensor,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+impl Operation for Norm {
+    const NAME: &'static str = "norm";
+
+    fn check(&self) -> Result<()> {
+        let (rows, hidden) = (self.input.shape.rows(), self.input.shape.last());
+        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output), ("weight", self.weight)])?;
+        ensure_elements(Self::NAME, "output", &self.output, rows * hidden)?;
+        ensure_elements(Self::NAME, "weight", &self.weight, hidden)?;
+        ensure_elements(Self::NAME, "rstd", &self.rstd, rows)?;
+        ensure_dtype(Self::NAME, "rstd", &self.rstd, DType::F32)?;
+        ensure(Self::NAME, self.residual.is_some() == self.sum.is_some(), || {
+            "`residual` and `sum` go together".into()
+        })?;
+        let layer = self.kind == NormKind::Layer;
+        ensure(Self::NAME, self.mean.is_some() == layer && (layer || self.bias.is_none()), || {
+            "`mean` and `bias` belong to LayerNorm, which needs `mean`".into()
+        })?;
+        for (name, tensor) in [("residual", self.residual), ("sum", self.sum)] {
+            if let Some(tensor) = tensor {
+                ensure_float(Self::NAME, &[("input", self.input), (name, tensor)])?;
+                ensure_elements(Self::NAME, name, &tensor, rows * hidden)?;
+            }
+        }
+        if let Some(bias) = self.bias {
+            ensure_elements(Self::NAME, "bias", &bias, hidden)?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input, self.weight], [self.output, self.rstd])
+            .reads(self.residual)
+            .reads(self.bias)
+            .writes(self.sum)
+            .writes(self.mean)
+    }
+}
+
+/// Gradient of [`Norm`]: `grad_input = d norm(input) + grad_residual`, and the parameter gradients.
+///
+/// `input` is what was normalised (the forward's `sum` where it had a residual). Parameter gradients are summed over
+/// rows in fixed chunks, in f32. `grad_input` may be `grad_residual`.
+#[derive(Clone, Debug)]
+pub struct NormBackward {
+    /// LayerNorm or RMSNorm.
+    pub kind: NormKind,
+    /// `(rows, hidden)`, what was normalised.
+    pub input: Tensor,
+    /// `(hidden)`.
+    pub weight: Tensor,
+    /// `(rows)`, f32; LayerNorm only.
+    pub mean: Option<Tensor>,
+    /// `(rows)`, f32.
+    pub rstd: Tensor,
+    /// `(rows, hidden)`.
+    pub grad_output: Tensor,
+    /// `(rows, hidden)`: the gradient that reaches `sum` past the norm.
+    pub grad_residual: Option<Tensor>,
+    /// `(rows, hidden)`.
+    pub grad_input: Tensor,
+    /// `(hidden)`, f32.
+    pub grad_weight: Tensor,
+    /// `(hidden)`, f32; where the forward had a bias.
+    pub grad_bias: Option<Tensor>,
+    /// Add to the parameter gradients instead of overwriting them.
+    pub accumulate: bool,
+}
+
+impl Operation for NormBackward {
+    const NAME: &'static str = "norm_backward";
+
+    fn check(&self) -> Result<()> {
+        let (rows, hidden) = (self.input.shape.rows(), self.input.shape.last());
+        ensure_float(
+            Self::NAME,
+            &[
+                ("input", self.input),
+                ("weight", self.weight),
+                ("grad_output", self.grad_output),
+                ("grad_input", self.grad_input),
+            ],
+        )?;
+        ensure_elements(Self::NAME, "weight", &self.weight, hidden)?;
+        ensure_elements(Self::NAME, "grad_output", &self.grad_output, rows * hidden)?;
+        ensure_elements(Self::NAME, "grad_input", &self.grad_input, rows * hidden)?;
+        ensure_elements(Self::NAME, "rstd", &self.rstd, rows)?;
+        ensure_elements(Self::NAME, "grad_weight", &self.grad_weight, hidden)?;
+        ensure_dtype(Self::NAME, "grad_weight", &self.grad_weight, DType::F32)?;
+        let layer = self.kind == NormKind::Layer;
+        ensure(Self::NAME, self.mean.is_some() == layer && (layer || self.grad_bias.is_none()), || {
+            "`mean` and `grad_bias` belong to LayerNorm, which needs `mean`".into()
+        })?;
+        if let Some(residual) = self.grad_residual {
+            ensure_float(Self::NAME, &[("input", self.input), ("grad_residual", residual)])?;
+            ensure_elements(Self::NAME, "grad_residual", &residual, rows * hidden)?;
+        }
+        if let Some(bias) = self.grad_bias {
+            ensure_elements(Self::NAME, "grad_bias", &bias, hidden)?;
+            ensure_dtype(Self::NAME, "grad_bias", &bias, DType::F32)?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let base = Accesses::new(
+            [self.input, self.weight, self.rstd, self.grad_output],
+            [self.grad_input, self.grad_weight],
+        )
+        .reads(self.mean)
+        .reads(self.grad_residual)
+        .writes(self.grad_bias);
+        if self.accumulate { base.reads([self.grad_weight]).reads(self.grad_bias) } else { base }
+    }
+}

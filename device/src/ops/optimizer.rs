@@ -1,0 +1,186 @@
+//! The update: gradient norm, clip and the optimizers, each over all tensors at once.
+
+use std::sync::Arc;
+
+use super::{Accesses, Operation, Status, ensure, ensure_dtype, ensure_elements};
+use crate::{DType, Result, Tensor};
+
+/// `total (+)= sum of x^2` over all tensors, accumulated in f64 in fixed chunks and rounded once.
+#[derive(Clone, Debug)]
+pub struct SquareSum {
+    /// f32, any shapes.
+    pub inputs: Arc<[Tensor]>,
+    /// `(1)`, f32.
+    pub total: Tensor,
+}
+
+impl Operation for SquareSum {
+    const NAME: &'static str = "square_sum";
+
+    fn check(&self) -> Result<()> {
+        for input in self.inputs.iter() {
+            ensure_dtype(Self::NAME, "inputs", input, DType::F32)?;
+        }
+        ensure_dtype(Self::NAME, "total", &self.total, DType::F32)?;
+        ensure_elements(Self::NAME, "total", &self.total, 1)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new(self.inputs.iter().copied(), [self.total])
+    }
+}
+
+/// From the sum of squared gradients to [`Status`]: norm = `sqrt(square_sum) * inverse_loss_scale`, `finite`,
+/// `grad_factor = min(1, clip / (norm + 1e-6)) * inverse_loss_scale`, and `applied` or `skipped` advanced by one.
+#[derive(Clone, Debug)]
+pub struct ClipScale {
+    /// `(1)`, f32.
+    pub square_sum: Tensor,
+    /// u8, a [`super::Control`].
+    pub control: Tensor,
+    /// u8, a [`Status`], updated.
+    pub status: Tensor,
+}
+
+impl Operation for ClipScale {
+    const NAME: &'static str = "clip_scale";
+
+    fn check(&self) -> Result<()> {
+        ensure_dtype(Self::NAME, "square_sum", &self.square_sum, DType::F32)?;
+        ensure_elements(Self::NAME, "square_sum", &self.square_sum, 1)?;
+        ensure_elements(Self::NAME, "status", &self.status, size_of::<Status>())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.square_sum, self.control, self.status], [self.status])
+    }
+}
+
+/// One parameter as AdamW sees it; all tensors have the same number of elements.
+#[derive(Clone, Debug)]
+pub struct AdamWTensors {
+    /// f32 master weights, updated.
+    pub master: Tensor,
+    /// The weights layers compute with, rewritten from `master`; absent where they are the same memory.
+    pub compute: Option<Tensor>,
+    /// f32 `main_grad`.
+    pub grad: Tensor,
+    /// f32 first moment, updated.
+    pub exp_avg: Tensor,
+    /// f32 second moment, updated.
+    pub exp_avg_sq: Tensor,
+    /// Decoupled weight decay of this parameter.
+    pub weight_decay: f32,
+}
+
+/// AdamW (Loshchilov and Hutter, 2019) over all parameters in one pass, as `torch.optim.AdamW` computes it:
+/// `w -= lr * decay * w`, then `w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)`.
+///
+/// The gradient is multiplied by `status.grad_factor`, `t = status.applied`, bias corrections are f64. Nothing is
+/// written when `status.finite` is 0.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    /// All parameters of this rank.
+    pub tensors: Arc<[AdamWTensors]>,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// u8, a [`super::Control`].
+    pub control: Tensor,
+    /// u8, a [`Status`].
+    pub status: Tensor,
+}
+
+impl Operation for AdamW {
+    const NAME: &'static str = "adamw";
+
+    fn check(&self) -> Result<()> {
+        for each in self.tensors.iter() {
+            let elements = each.master.elements();
+            for (name, tensor) in [
+                ("master", each.master),
+                ("grad", each.grad),
+                ("exp_avg", each.exp_avg),
+                ("exp_avg_sq", each.exp_avg_sq),
+            ] {
+                ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
+                ensure_elements(Self::NAME, name, &tensor, elements)?;
+            }
+            if let Some(compute) = &each.compute {
+                ensure_elements(Self::NAME, "compute", compute, elements)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let mut all = Accesses::new([self.control, self.status], []);
+        for each in self.tensors.iter() {
+            all.reads.extend([each.master, each.grad, each.exp_avg, each.exp_avg_sq]);
+            all.writes.extend([each.master, each.exp_avg, each.exp_avg_sq]);
+            all.writes.extend(each.compute);
+        }
+        all
+    }
+}
+
+/// One parameter as SGD sees it; all tensors have the same number of elements.
+#[derive(Clone, Debug)]
+pub struct SgdTensors {
+    /// f32 master weights, updated.
+    pub master: Tensor,
+    /// The weights layers compute with; absent where they are the same memory.
+    pub compute: Option<Tensor>,
+    /// f32 `main_grad`.
+    pub grad: Tensor,
+    /// f32 momentum buffer, updated; present when momentum is not 0.
+    pub momentum: Option<Tensor>,
+    /// L2 weight decay of this parameter, added to the gradient.
+    pub weight_decay: f32,
+}
+
+/// SGD as `torch.optim.SGD` computes it: `g += decay * w`, `b = momentum * b + g`, `w -= lr * b`
+/// (without momentum `w -= lr * g`). The buffer starts at 0, which equals PyTorch's first step `b = g`.
+#[derive(Clone, Debug)]
+pub struct Sgd {
+    /// All parameters of this rank.
+    pub tensors: Arc<[SgdTensors]>,
+    /// Momentum; 0 for none.
+    pub momentum: f32,
+    /// u8, a [`super::Control`].
+    pub control: Tensor,
+    /// u8, a [`Status`].
+    pub status: Tensor,
+}
+
+impl Operation for Sgd {
+    const NAME: &'static str = "sgd";
+
+    fn check(&self) -> Result<()> {
+        for each in self.tensors.iter() {
+            let elements = each.master.elements();
+            ensure_dtype(Self::NAME, "master", &each.master, DType::F32)?;
+            ensure_dtype(Self::NAME, "grad", &each.grad, DType::F32)?;
+            ensure_elements(Self::NAME, "grad", &each.grad, elements)?;
+            ensure(Self::NAME, each.momentum.is_some() == (self.momentum != 0.0), || {
+                "a momentum buffer goes with a momentum that is not 0".into()
+            })?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let mut all = Accesses::new([self.control, self.status], []);
+        for each in self.tensors.iter() {
+            all.reads.extend([each.master, each.grad]);
+            all.reads.extend(each.momentum);
+            all.writes.extend([each.master]);
+            all.writes.extend(each.compute);
+            all.writes.extend(each.momentum);
+        }
+        all
+    }
+}

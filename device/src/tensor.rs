@@ -1,0 +1,124 @@
+//! A tensor is a view of planned memory: an address, a shape, a type. It owns nothing and is `Copy`.
+
+use crate::DType;
+
+/// Most axes a tensor can have.
+pub const MAX_RANK: usize = 4;
+
+/// Sizes of up to [`MAX_RANK`] axes, outermost first; memory is dense and row-major.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    sizes: [usize; MAX_RANK],
+    rank: u8,
+}
+
+impl Shape {
+    /// # Panics
+    /// If more than [`MAX_RANK`] axes are given: shapes are written by code, never by users.
+    pub fn new(sizes: &[usize]) -> Shape {
+        assert!(sizes.len() <= MAX_RANK, "a tensor has at most {MAX_RANK} axes, got {sizes:?}");
+        let mut all = [1; MAX_RANK];
+        all[..sizes.len()].copy_from_slice(sizes);
+        Shape { sizes: all, rank: sizes.len() as u8 }
+    }
+
+    /// The sizes, outermost first.
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes[..self.rank as usize]
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.sizes().iter().product()
+    }
+
+    /// Size of the innermost axis (1 for a scalar).
+    pub fn last(&self) -> usize {
+        self.sizes().last().copied().unwrap_or(1)
+    }
+
+    /// Product of all axes but the innermost: the rows of the matrix this is seen as by a GEMM or a norm.
+    pub fn rows(&self) -> usize {
+        let sizes = self.sizes();
+        sizes[..sizes.len().saturating_sub(1)].iter().product()
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(sizes: [usize; N]) -> Shape {
+        Shape::new(&sizes)
+    }
+}
+
+impl std::fmt::Debug for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "(")?;
+        for (i, size) in self.sizes().iter().enumerate() {
+            write!(f, "{}{size}", if i > 0 { ", " } else { "" })?;
+        }
+        write!(f, ")")
+    }
+}
+
+/// Names the buffer a tensor is a view of. Two buffers may share an address at different times;
+/// the checker uses the id to tell whose values lie there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// A dense, row-major view of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Device address of the first element, in bytes.
+    pub address: u64,
+    /// Sizes of the axes.
+    pub shape: Shape,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// The buffer this is a view of.
+    pub buffer: BufferId,
+}
+
+impl Tensor {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.elements()
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+
+    /// The same memory with other axes.
+    ///
+    /// # Panics
+    /// If the number of elements differs.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor {
+        let shape = shape.into();
+        assert_eq!(shape.elements(), self.elements(), "reshape of {:?} to {shape:?}", self.shape);
+        Tensor { shape, ..*self }
+    }
+
+    /// `count` entries of the outermost axis, from `start` on.
+    ///
+    /// # Panics
+    /// If the range leaves the tensor.
+    pub fn narrow(&self, start: usize, count: usize) -> Tensor {
+        let mut sizes = self.shape.sizes().to_vec();
+        assert!(start + count <= sizes[0], "narrow {start}..{} of {:?}", start + count, self.shape);
+        let stride = self.elements() / sizes[0].max(1) * self.dtype.size();
+        sizes[0] = count;
+        Tensor { address: self.address + (start * stride) as u64, shape: Shape::new(&sizes), ..*self }
+    }
+
+    /// Entry `index` of the outermost axis, without that axis.
+    pub fn at(&self, index: usize) -> Tensor {
+        let entry = self.narrow(index, 1);
+        Tensor { shape: Shape::new(&entry.shape.sizes()[1..]), ..entry }
+    }
+
+    /// The bytes this occupies, `[start, end)`.
+    pub fn range(&self) -> std::ops::Range<u64> {
+        self.address..self.address + self.bytes() as u64
+    }
+}
