@@ -3,16 +3,24 @@
 //!
 //! Start with [`ops`] (what can be done), then [`Device`] and [`Stream`] (how it is submitted), then [`Graph`].
 
+mod capture;
+mod checker;
 mod communicator;
+mod device;
 mod dtype;
 mod error;
+mod graph;
 pub mod host;
 pub mod ops;
+mod stream;
 mod tensor;
 
 pub use communicator::{Communicator, Request};
+pub use device::{ALIGNMENT, Area, Device, HostOptions, TraceEvent};
 pub use dtype::{DType, Element, Float};
 pub use error::{CaptureRule, CheckError, Error, Result};
+pub use graph::{Graph, Node};
 pub use half::bf16;
 pub use ops::{Accesses, Op, Operation};
+pub use stream::{Event, Stream, StreamId};
 pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};

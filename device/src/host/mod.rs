@@ -7,6 +7,7 @@ mod elementwise;
 mod embedding;
 mod gemm;
 mod loss;
+pub(crate) mod memory;
 mod norm;
 mod optimizer;
 pub mod philox;

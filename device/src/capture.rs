@@ -1,0 +1,78 @@
+//! A capture under way: what was submitted, and what each operation waits for.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::{Accesses, CaptureRule, Error, Node, Op, Result, StreamId};
+
+pub(crate) struct Capture {
+    origin: StreamId,
+    nodes: Vec<Node>,
+    /// For each stream of the capture, the nodes its next operation depends on.
+    frontier: BTreeMap<StreamId, Vec<usize>>,
+    /// The first mistake made during the capture.
+    spoiled: Option<String>,
+}
+
+impl Capture {
+    pub(crate) fn new(origin: StreamId) -> Capture {
+        Capture { origin, nodes: Vec::new(), frontier: BTreeMap::from([(origin, Vec::new())]), spoiled: None }
+    }
+
+    pub(crate) fn origin(&self) -> StreamId {
+        self.origin
+    }
+
+    /// Notes that a call failed: the capture cannot become a graph.
+    pub(crate) fn spoil(&mut self, error: &Error) {
+        self.spoiled.get_or_insert_with(|| error.to_string());
+    }
+
+    pub(crate) fn add(&mut self, stream: StreamId, op: Op, accesses: Accesses, label: Rc<str>) -> Result<()> {
+        if let Some(first) = &self.spoiled {
+            return Err(Error::capture(CaptureRule::Invalidated, format!("`{label}` was submitted after: {first}")));
+        }
+        let dependencies = self.frontier(stream);
+        self.frontier.insert(stream, vec![self.nodes.len()]);
+        self.nodes.push(Node { op, accesses, label, stream, dependencies });
+        Ok(())
+    }
+
+    pub(crate) fn frontier(&self, stream: StreamId) -> Vec<usize> {
+        self.frontier.get(&stream).cloned().unwrap_or_default()
+    }
+
+    /// Makes the stream's next operation depend on `nodes` too.
+    pub(crate) fn depend(&mut self, stream: StreamId, nodes: &[usize]) {
+        let frontier = self.frontier.entry(stream).or_default();
+        frontier.extend(nodes);
+        frontier.sort_unstable();
+        frontier.dedup();
+    }
+
+    /// The nodes, if the capture is sound: nothing failed and every fork is joined.
+    pub(crate) fn finish(self, stream_name: impl Fn(StreamId) -> String) -> Result<Vec<Node>> {
+        if let Some(first) = self.spoiled {
+            return Err(Error::capture(CaptureRule::Invalidated, format!("the capture had failed before: {first}")));
+        }
+        let mut joined = vec![false; self.nodes.len()];
+        let mut open = self.frontier[&self.origin].clone();
+        while let Some(node) = open.pop() {
+            if !std::mem::replace(&mut joined[node], true) {
+                open.extend(&self.nodes[node].dependencies);
+            }
+        }
+        for (stream, frontier) in &self.frontier {
+            if let Some(&last) = frontier.iter().find(|&&node| !joined[node]) {
+                let detail = format!(
+                    "stream `{}` ends with `{}`, which `{}` does not wait for",
+                    stream_name(*stream),
+                    self.nodes[last].label,
+                    stream_name(self.origin)
+                );
+                return Err(Error::capture(CaptureRule::Unjoined, detail));
+            }
+        }
+        Ok(self.nodes)
+    }
+}

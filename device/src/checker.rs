@@ -1,0 +1,355 @@
+//! The graph checker: proves of what is submitted that no two operations race on a buffer and that every read finds
+//! the values of the buffer it names.
+//!
+//! Happens-before follows from stream order, events, launches and host waits, kept as one vector clock per stream and
+//! per recorded event. Memory is a map of byte ranges, each with the buffer that owns its values, the last write and
+//! the reads since. A graph is analysed once, at the end of its capture, with its nodes' dependencies as the order; a
+//! launch is then one operation that reads what the graph takes from outside and writes what it leaves.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::rc::Rc;
+
+use crate::{Accesses, BufferId, CheckError, Node, Result, StreamId, Tensor};
+
+/// How far each stream has come.
+type Clock = Vec<u64>;
+
+fn join(into: &mut Clock, from: &[u64]) {
+    if into.len() < from.len() {
+        into.resize(from.len(), 0);
+    }
+    for (mine, theirs) in into.iter_mut().zip(from) {
+        *mine = (*mine).max(*theirs);
+    }
+}
+
+/// One operation that touched a range.
+#[derive(Clone, Debug)]
+struct Access {
+    stream: usize,
+    time: u64,
+    label: Rc<str>,
+}
+
+impl Access {
+    fn before(&self, clock: &Clock) -> bool {
+        clock.get(self.stream).is_some_and(|&time| time >= self.time)
+    }
+}
+
+/// What is known of a range of bytes.
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    end: u64,
+    /// Whose values lie here, and the operation that wrote them.
+    written: Option<(BufferId, Access)>,
+    /// Reads since.
+    reads: Vec<Access>,
+    freed: bool,
+}
+
+/// Byte ranges and what happened to them.
+#[derive(Default)]
+struct Memory {
+    cells: BTreeMap<u64, Cell>,
+}
+
+impl Memory {
+    /// Makes `at` a border between cells.
+    fn split(&mut self, at: u64) {
+        if let Some((_, cell)) = self.cells.range_mut(..at).next_back()
+            && cell.end > at
+        {
+            let right = cell.clone();
+            cell.end = at;
+            self.cells.insert(at, right);
+        }
+    }
+
+    /// Puts one blank cell over the range.
+    fn replace(&mut self, range: Range<u64>, cell: Cell) {
+        self.split(range.start);
+        self.split(range.end);
+        let inside: Vec<u64> = self.cells.range(range.clone()).map(|(start, _)| *start).collect();
+        for start in inside {
+            self.cells.remove(&start);
+        }
+        self.cells.insert(range.start, Cell { end: range.end, ..cell });
+    }
+
+    fn remove(&mut self, range: Range<u64>) {
+        self.replace(range.clone(), Cell::default());
+        self.cells.remove(&range.start);
+    }
+
+    /// The cells of a range with the gaps between them filled by blank ones.
+    fn cells(&mut self, range: Range<u64>) -> impl Iterator<Item = (u64, &mut Cell)> {
+        self.split(range.start);
+        self.split(range.end);
+        let mut gaps = Vec::new();
+        let mut at = range.start;
+        for (start, cell) in self.cells.range(range.clone()) {
+            if *start > at {
+                gaps.push((at, *start));
+            }
+            at = cell.end;
+        }
+        if at < range.end {
+            gaps.push((at, range.end));
+        }
+        for (start, end) in gaps {
+            self.cells.insert(start, Cell { end, ..Cell::default() });
+        }
+        self.cells.range_mut(range).map(|(start, cell)| (*start, cell))
+    }
+}
+
+fn name(buffer: BufferId, names: &[Rc<str>]) -> String {
+    names[buffer.0 as usize].to_string()
+}
+
+fn race(buffer: BufferId, first: &Access, second: &Access, names: &[Rc<str>]) -> CheckError {
+    CheckError::Race {
+        buffer: name(buffer, names),
+        first: first.label.to_string(),
+        second: second.label.to_string(),
+    }
+}
+
+/// Checks one read of a cell and notes it.
+fn read_cell(cell: &mut Cell, buffer: BufferId, by: &Access, clock: &Clock, names: &[Rc<str>]) -> Result<()> {
+    if cell.freed {
+        return Err(CheckError::Freed { user: by.label.to_string(), buffer: name(buffer, names) }.into());
+    }
+    match &cell.written {
+        None => {
+            return Err(CheckError::Uninitialized { reader: by.label.to_string(), buffer: name(buffer, names) }.into());
+        }
+        Some((owner, writer)) if *owner != buffer => {
+            return Err(CheckError::Overwritten {
+                reader: by.label.to_string(),
+                buffer: name(buffer, names),
+                writer: writer.label.to_string(),
+                owner: name(*owner, names),
+            }
+            .into());
+        }
+        Some((_, writer)) if !writer.before(clock) => return Err(race(buffer, writer, by, names).into()),
+        Some(_) => {}
+    }
+    cell.reads.retain(|read| read.stream != by.stream);
+    cell.reads.push(by.clone());
+    Ok(())
+}
+
+/// Checks one write of a cell and notes it.
+fn write_cell(cell: &mut Cell, buffer: BufferId, by: &Access, clock: &Clock, names: &[Rc<str>]) -> Result<()> {
+    if cell.freed {
+        return Err(CheckError::Freed { user: by.label.to_string(), buffer: name(buffer, names) }.into());
+    }
+    let earlier = cell.reads.iter().chain(cell.written.iter().map(|(_, writer)| writer));
+    if let Some(first) = earlier.into_iter().find(|access| !access.before(clock)) {
+        return Err(race(buffer, first, by, names).into());
+    }
+    cell.written = Some((buffer, by.clone()));
+    cell.reads.clear();
+    Ok(())
+}
+
+/// The checker of a device's eager operations and launches.
+pub(crate) struct Checker {
+    memory: Memory,
+    streams: Vec<Clock>,
+    /// What the host has waited for; the host is clock 0, like the default stream.
+    host: Clock,
+    events: HashMap<u64, Clock>,
+}
+
+impl Checker {
+    pub(crate) fn new() -> Checker {
+        Checker { memory: Memory::default(), streams: Vec::new(), host: vec![0], events: HashMap::new() }
+    }
+
+    /// The stream's clock after what the host knows, advanced by one operation.
+    fn advance(&mut self, stream: StreamId) -> (u64, Clock) {
+        let index = stream.index();
+        if self.streams.len() <= index {
+            self.streams.resize(index + 1, Clock::new());
+        }
+        let clock = &mut self.streams[index];
+        join(clock, &self.host);
+        if clock.len() <= index {
+            clock.resize(index + 1, 0);
+        }
+        clock[index] += 1;
+        (clock[index], clock.clone())
+    }
+
+    pub(crate) fn operation(
+        &mut self,
+        stream: StreamId,
+        label: &Rc<str>,
+        accesses: &Accesses,
+        names: &[Rc<str>],
+    ) -> Result<()> {
+        let (time, clock) = self.advance(stream);
+        let by = Access { stream: stream.index(), time, label: label.clone() };
+        for tensor in &accesses.reads {
+            for (_, cell) in self.memory.cells(tensor.range()) {
+                read_cell(cell, tensor.buffer, &by, &clock, names)?;
+            }
+        }
+        for tensor in &accesses.writes {
+            for (_, cell) in self.memory.cells(tensor.range()) {
+                write_cell(cell, tensor.buffer, &by, &clock, names)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A launch of an analysed graph on a stream.
+    pub(crate) fn launch(
+        &mut self,
+        stream: StreamId,
+        graph: &str,
+        effects: &Effects,
+        names: &[Rc<str>],
+    ) -> Result<()> {
+        let (time, clock) = self.advance(stream);
+        let access = |label: &Rc<str>| Access {
+            stream: stream.index(),
+            time,
+            label: format!("graph {graph}: {label}").into(),
+        };
+        for effect in &effects.reads {
+            let by = access(&effect.label);
+            for (_, cell) in self.memory.cells(effect.range.clone()) {
+                read_cell(cell, effect.buffer, &by, &clock, names)?;
+            }
+        }
+        for effect in &effects.writes {
+            let by = access(&effect.label);
+            for (_, cell) in self.memory.cells(effect.range.clone()) {
+                write_cell(cell, effect.buffer, &by, &clock, names)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn record(&mut self, stream: StreamId, event: u64) {
+        let (_, clock) = self.advance(stream);
+        self.events.insert(event, clock);
+    }
+
+    pub(crate) fn wait(&mut self, stream: StreamId, event: u64) {
+        self.advance(stream);
+        if let Some(clock) = self.events.get(&event) {
+            join(&mut self.streams[stream.index()], clock);
+        }
+    }
+
+    pub(crate) fn host_wait(&mut self, event: u64) {
+        if let Some(clock) = self.events.get(&event) {
+            join(&mut self.host, clock);
+        }
+    }
+
+    pub(crate) fn synchronize(&mut self, stream: StreamId) {
+        let (_, clock) = self.advance(stream);
+        join(&mut self.host, &clock);
+    }
+
+    pub(crate) fn synchronize_all(&mut self) {
+        for clock in &self.streams {
+            join(&mut self.host, clock);
+        }
+    }
+
+    pub(crate) fn host_write(&mut self, tensor: &Tensor) {
+        self.host[0] += 1;
+        let by = Access { stream: 0, time: self.host[0], label: "upload".into() };
+        let cell = Cell { written: Some((tensor.buffer, by)), ..Cell::default() };
+        self.memory.replace(tensor.range(), cell);
+    }
+
+    pub(crate) fn host_read(&mut self, tensor: &Tensor, names: &[Rc<str>]) -> Result<()> {
+        self.host[0] += 1;
+        let by = Access { stream: 0, time: self.host[0], label: "download".into() };
+        let clock = self.host.clone();
+        for (_, cell) in self.memory.cells(tensor.range()) {
+            read_cell(cell, tensor.buffer, &by, &clock, names)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn allocate(&mut self, range: Range<u64>) {
+        self.memory.remove(range);
+    }
+
+    pub(crate) fn free(&mut self, range: Range<u64>) {
+        self.memory.replace(range, Cell { freed: true, ..Cell::default() });
+    }
+}
+
+/// A range a graph takes from outside or leaves to it.
+#[derive(Clone, Debug)]
+struct Effect {
+    range: Range<u64>,
+    buffer: BufferId,
+    label: Rc<str>,
+}
+
+/// What a launch of a graph does, seen from outside.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Effects {
+    reads: Vec<Effect>,
+    writes: Vec<Effect>,
+}
+
+/// Checks a graph's nodes against each other and sums up what a launch reads and writes.
+///
+/// # Errors
+/// A race between nodes, or a read of a buffer another node overwrote.
+pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>]) -> Result<Effects> {
+    let mut memory = Memory::default();
+    let mut effects = Effects::default();
+    let mut clocks: Vec<Clock> = Vec::with_capacity(nodes.len());
+    for (index, node) in nodes.iter().enumerate() {
+        // Nodes of one stream depend on each other in turn, so a stream is a chain and its count is its clock.
+        let mut clock = Clock::new();
+        for &dependency in &node.dependencies {
+            join(&mut clock, &clocks[dependency]);
+        }
+        let chain = node.stream.index();
+        if clock.len() <= chain {
+            clock.resize(chain + 1, 0);
+        }
+        clock[chain] = index as u64 + 1;
+        let by = Access { stream: chain, time: index as u64 + 1, label: node.label.clone() };
+        for tensor in &node.accesses.reads {
+            for (start, cell) in memory.cells(tensor.range()) {
+                if cell.written.is_none() {
+                    let range = start..cell.end;
+                    effects.reads.push(Effect { range, buffer: tensor.buffer, label: node.label.clone() });
+                    cell.reads.retain(|read| read.stream != by.stream);
+                    cell.reads.push(by.clone());
+                } else {
+                    read_cell(cell, tensor.buffer, &by, &clock, names)?;
+                }
+            }
+        }
+        for tensor in &node.accesses.writes {
+            for (_, cell) in memory.cells(tensor.range()) {
+                write_cell(cell, tensor.buffer, &by, &clock, names)?;
+            }
+        }
+        clocks.push(clock);
+    }
+    for (start, cell) in memory.cells {
+        if let Some((buffer, writer)) = cell.written {
+            effects.writes.push(Effect { range: start..cell.end, buffer, label: writer.label });
+        }
+    }
+    Ok(effects)
+}

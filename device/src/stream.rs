@@ -1,0 +1,354 @@
+//! Streams and events: what is submitted to a stream happens in order; events order streams.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use crate::capture::Capture;
+use crate::device::Core;
+use crate::{CaptureRule, Device, Error, Graph, Op, Request, Result, TraceEvent, host};
+
+/// Names a stream of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u32);
+
+impl StreamId {
+    pub(crate) const DEFAULT: StreamId = StreamId(0);
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// An ordered queue of work. On the host work runs where it is submitted; only collectives go on meanwhile.
+#[derive(Clone)]
+pub struct Stream {
+    device: Device,
+    id: StreamId,
+}
+
+pub(crate) struct StreamState {
+    pub(crate) name: Rc<str>,
+    /// The capture this stream is part of.
+    pub(crate) capture: Option<u64>,
+    /// Collectives under way, with their sequence numbers.
+    pending: VecDeque<(u64, Box<dyn Request>)>,
+    started: u64,
+}
+
+impl StreamState {
+    pub(crate) fn new(name: &str) -> StreamState {
+        StreamState { name: name.into(), capture: None, pending: VecDeque::new(), started: 0 }
+    }
+
+    fn push(&mut self, request: Box<dyn Request>) {
+        self.started += 1;
+        self.pending.push_back((self.started, request));
+    }
+
+    /// Waits for the collectives started up to number `last`.
+    fn finish_up_to(&mut self, last: u64) -> Result<()> {
+        while self.pending.front().is_some_and(|(number, _)| *number <= last) {
+            if let Some((_, request)) = self.pending.pop_front() {
+                request.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish_all(&mut self) -> Result<()> {
+        self.finish_up_to(self.started)
+    }
+}
+
+/// A point in a stream that other streams, or the host, can wait for.
+#[derive(Clone)]
+pub struct Event {
+    state: Rc<RefCell<EventState>>,
+    number: u64,
+}
+
+#[derive(Clone)]
+enum EventState {
+    Never,
+    /// Recorded by work that ran: the stream, and how many collectives it had started.
+    Recorded {
+        stream: StreamId,
+        started: u64,
+    },
+    /// Recorded during a capture: these of its nodes.
+    Captured {
+        capture: u64,
+        nodes: Vec<usize>,
+    },
+}
+
+impl Device {
+    /// A new event; waiting for one that was never recorded does nothing.
+    pub fn event(&self) -> Event {
+        let mut core = self.core();
+        core.next_id += 1;
+        Event { state: Rc::new(RefCell::new(EventState::Never)), number: core.next_id }
+    }
+}
+
+impl Event {
+    /// Blocks the host until the work before the event is done.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Synchronization`] while a stream captures; [`CaptureRule::CapturedEvent`] if it was recorded in a
+    /// capture.
+    pub fn synchronize(&self, device: &Device) -> Result<()> {
+        let mut core = device.core();
+        if core.trace.is_some() || core.dry {
+            return Ok(());
+        }
+        core.refuse_during_capture(CaptureRule::Synchronization, || "an event was synchronized".into())?;
+        match &*self.state.borrow() {
+            EventState::Never => Ok(()),
+            EventState::Recorded { stream, started } => {
+                core.streams[stream.index()].finish_up_to(*started)?;
+                if let Some(checker) = &mut core.checker {
+                    checker.host_wait(self.number);
+                }
+                Ok(())
+            }
+            EventState::Captured { .. } => {
+                Err(Error::capture(CaptureRule::CapturedEvent, "an event recorded in a capture was synchronized"))
+            }
+        }
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(device: Device, id: StreamId) -> Stream {
+        Stream { device, id }
+    }
+
+    /// Its number on the device.
+    pub fn id(&self) -> StreamId {
+        self.id
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Runs `op` after everything submitted to this stream before, or records it while the stream captures.
+    ///
+    /// # Errors
+    /// [`Error::Operation`] when the tensors do not fit, a capture rule, a checker's finding, a failed collective.
+    pub fn submit(&self, op: impl Into<Op>) -> Result<()> {
+        let op = op.into();
+        op.check()?;
+        let mut core = self.device.core();
+        if let Some(trace) = &mut core.trace {
+            let accesses = op.accesses();
+            let buffers = accesses.reads.iter().chain(&accesses.writes).map(|tensor| tensor.buffer).collect();
+            trace.push(TraceEvent::Operation { stream: self.id, buffers });
+            return Ok(());
+        }
+        if core.dry {
+            return Ok(());
+        }
+        self.refuse_default(&mut core, op.name())?;
+        let label = core.label(op.name());
+        if let Some(id) = core.streams[self.id.index()].capture {
+            return core.with_capture(id, |core, capture| {
+                let accesses = op.accesses();
+                for tensor in accesses.reads.iter().chain(&accesses.writes) {
+                    core.check_live(&label, tensor)?;
+                }
+                capture.add(self.id, op, accesses, label)
+            });
+        }
+        let accesses = op.accesses();
+        for tensor in accesses.reads.iter().chain(&accesses.writes) {
+            core.check_live(&label, tensor)?;
+        }
+        let core = &mut *core;
+        if let Some(checker) = &mut core.checker {
+            checker.operation(self.id, &label, &accesses, &core.buffers)?;
+        }
+        let stream = &mut core.streams[self.id.index()];
+        if let Op::Collective(collective) = &op {
+            stream.push(collective.communicator.start_all_reduce_sum(&collective.tensor)?);
+        } else {
+            stream.finish_all()?;
+            host::run(&op, &core.pool);
+        }
+        Ok(())
+    }
+
+    /// Marks the point this stream has reached.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Implicit`] on the default stream during a capture.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        let mut core = self.device.core();
+        if let Some(trace) = &mut core.trace {
+            trace.push(TraceEvent::Record { stream: self.id, event: event.number });
+            return Ok(());
+        }
+        self.refuse_default(&mut core, "event record")?;
+        let core = &mut *core;
+        let stream = &core.streams[self.id.index()];
+        *event.state.borrow_mut() = match stream.capture {
+            Some(capture) => EventState::Captured { capture, nodes: core.captures[&capture].frontier(self.id) },
+            None => EventState::Recorded { stream: self.id, started: stream.started },
+        };
+        if let (None, Some(checker)) = (stream.capture, &mut core.checker) {
+            checker.record(self.id, event.number);
+        }
+        Ok(())
+    }
+
+    /// Everything submitted to this stream from now on happens after the event.
+    ///
+    /// A stream that waits for an event of a capture becomes part of that capture.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Isolation`], [`CaptureRule::CapturedEvent`], [`CaptureRule::Implicit`]; a failed collective.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let mut core = self.device.core();
+        if let Some(trace) = &mut core.trace {
+            trace.push(TraceEvent::Wait { stream: self.id, event: event.number });
+            return Ok(());
+        }
+        self.refuse_default(&mut core, "event wait")?;
+        let core = &mut *core;
+        let name = core.streams[self.id.index()].name.clone();
+        match (&*event.state.borrow(), core.streams[self.id.index()].capture) {
+            (EventState::Never, _) => Ok(()),
+            (EventState::Recorded { stream, started }, None) => {
+                core.streams[stream.index()].finish_up_to(*started)?;
+                if let Some(checker) = &mut core.checker {
+                    checker.wait(self.id, event.number);
+                }
+                Ok(())
+            }
+            (EventState::Recorded { .. }, Some(capture)) => core.with_capture(capture, |_, _| {
+                let detail = format!("captured stream `{name}` waited for an event recorded outside the capture");
+                Err(Error::capture(CaptureRule::Isolation, detail))
+            }),
+            (EventState::Captured { capture, nodes }, own) => {
+                if !core.captures.contains_key(capture) || own.is_some_and(|own| own != *capture) {
+                    let detail = format!("stream `{name}` waited for an event recorded in another or ended capture");
+                    return Err(Error::capture(CaptureRule::CapturedEvent, detail));
+                }
+                core.streams[self.id.index()].capture = Some(*capture);
+                core.with_capture(*capture, |_, capture| {
+                    capture.depend(self.id, nodes);
+                    Ok(())
+                })
+            }
+        }
+    }
+
+    /// Blocks the host until this stream's work is done.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Synchronization`] while any stream captures; a failed collective.
+    pub fn synchronize(&self) -> Result<()> {
+        let mut core = self.device.core();
+        if core.trace.is_some() || core.dry {
+            return Ok(());
+        }
+        let name = core.streams[self.id.index()].name.clone();
+        core.refuse_during_capture(CaptureRule::Synchronization, || format!("stream `{name}` was synchronized"))?;
+        core.streams[self.id.index()].finish_all()?;
+        if let Some(checker) = &mut core.checker {
+            checker.synchronize(self.id);
+        }
+        Ok(())
+    }
+
+    /// From now on what is submitted to this stream, and to streams that fork from it by an event, is recorded.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Implicit`] on the default stream; [`CaptureRule::Invalidated`] if it captures already.
+    pub fn begin_capture(&self) -> Result<()> {
+        let mut core = self.device.core();
+        if self.id == StreamId::DEFAULT {
+            return Err(Error::capture(CaptureRule::Implicit, "a capture was begun on the default stream"));
+        }
+        if core.streams[self.id.index()].capture.is_some() {
+            let detail = format!("a capture was begun on stream `{}`, which captures", core.streams[self.id.index()].name);
+            return Err(Error::capture(CaptureRule::Invalidated, detail));
+        }
+        core.next_id += 1;
+        let id = core.next_id;
+        core.captures.insert(id, Capture::new(self.id));
+        core.streams[self.id.index()].capture = Some(id);
+        Ok(())
+    }
+
+    /// Ends the capture begun on this stream and returns what was recorded, ready to launch.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Invalidated`] if a call failed during it, [`CaptureRule::Unjoined`], or with the checker on a race
+    /// or a read of an overwritten buffer inside the graph. The capture is over in any case.
+    pub fn end_capture(&self, name: &str) -> Result<Graph> {
+        let mut core = self.device.core();
+        let core = &mut *core;
+        let id = core.streams[self.id.index()].capture;
+        let begun_here = id.is_some_and(|id| core.captures[&id].origin() == self.id);
+        let Some(capture) = id.filter(|_| begun_here).and_then(|id| core.captures.remove(&id)) else {
+            let detail = format!("no capture was begun on stream `{}`", core.streams[self.id.index()].name);
+            return Err(Error::capture(CaptureRule::Invalidated, detail));
+        };
+        for stream in &mut core.streams {
+            if stream.capture == id {
+                stream.capture = None;
+            }
+        }
+        let nodes = capture.finish(|stream| core.streams[stream.index()].name.to_string())?;
+        let effects = match &core.checker {
+            Some(_) => Some(crate::checker::graph_effects(&nodes, &core.buffers)?),
+            None => None,
+        };
+        Ok(Graph::new(self.device.clone(), name, nodes, effects, core.frees))
+    }
+
+    /// Gives up the capture begun on this stream, if any.
+    pub fn abandon_capture(&self) {
+        let mut core = self.device.core();
+        if let Some(id) = core.streams[self.id.index()].capture {
+            core.captures.remove(&id);
+            for stream in &mut core.streams {
+                if stream.capture == Some(id) {
+                    stream.capture = None;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn refuse_default(&self, core: &mut Core, what: &str) -> Result<()> {
+        if self.id == StreamId::DEFAULT {
+            core.refuse_during_capture(CaptureRule::Implicit, || {
+                format!("`{what}` was submitted to the default stream")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Does something to a capture; a failure spoils it.
+    fn with_capture(
+        &mut self,
+        id: u64,
+        work: impl FnOnce(&mut Core, &mut Capture) -> Result<()>,
+    ) -> Result<()> {
+        let Some(mut capture) = self.captures.remove(&id) else {
+            return Err(Error::capture(CaptureRule::Invalidated, "the capture is over"));
+        };
+        let result = work(self, &mut capture);
+        if let Err(error) = &result {
+            capture.spoil(error);
+        }
+        self.captures.insert(id, capture);
+        result
+    }
+}
