@@ -1,1 +1,23 @@
-//! To be written.
+//! Records one training step, plans its memory, captures its regions into graphs and replays them.
+//!
+//! Start with [`Region`] (what a step is made of) and [`CudaGraphManager::step`] (what happens to it), then read the
+//! memory plan. This crate knows layers only through [`Layer`]; it knows no model, no NCCL and no MPI.
+
+mod context;
+mod error;
+mod layer;
+mod manager;
+mod options;
+mod placement;
+mod plan;
+mod region;
+mod report;
+
+pub use context::StepContext;
+pub use error::{Error, Result};
+pub use layer::{Flow, Layer};
+pub use manager::CudaGraphManager;
+pub use options::{GraphOptions, Mempool, Scope};
+pub use plan::MemoryUse;
+pub use region::{Mode, Region};
+pub use report::{EagerReport, GraphReport, Report};

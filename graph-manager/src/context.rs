@@ -1,0 +1,378 @@
+//! What a step's code sees: the stream to submit to, buffers from the plan, and regions.
+
+use std::any::Any;
+
+use device::ops::{Copy, Poison};
+use device::{CheckError, DType, Op, Shape, Stream, Tensor};
+
+use crate::manager::Captured;
+use crate::plan::{RecordedBuffer, Recording, Visit};
+use crate::{CudaGraphManager, Error, Flow, Mode, Region, Result};
+
+/// A step under way.
+pub struct StepContext<'m> {
+    manager: &'m mut CudaGraphManager,
+    mode: Mode,
+    microbatches: usize,
+    phase: Phase,
+    /// The innermost region, and how many buffers it has taken.
+    current: Option<Current>,
+    /// Inside a region that is being captured.
+    capturing: bool,
+}
+
+pub(crate) enum Phase {
+    /// Nothing runs.
+    Record(Recording),
+    /// Work is submitted; with `graphs`, regions are captured or replayed. `position` is the next visit expected.
+    Run { graphs: bool, position: usize },
+}
+
+#[derive(Clone, Copy)]
+struct Current {
+    region: Region,
+    /// Index in the recorded order.
+    visit: usize,
+    taken: usize,
+}
+
+impl<'m> StepContext<'m> {
+    pub(crate) fn new(
+        manager: &'m mut CudaGraphManager,
+        mode: Mode,
+        microbatches: usize,
+        phase: Phase,
+    ) -> StepContext<'m> {
+        StepContext { manager, mode, microbatches, phase, current: None, capturing: false }
+    }
+
+    pub(crate) fn into_recording(self) -> Recording {
+        match self.phase {
+            Phase::Record(recording) => recording,
+            Phase::Run { .. } => Recording::default(),
+        }
+    }
+
+    /// What the step is for.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Microbatches of the step.
+    pub fn microbatches(&self) -> usize {
+        self.microbatches
+    }
+
+    /// Whether parameter gradients are added to `main_grad`; with a single microbatch they overwrite it.
+    pub fn accumulate(&self) -> bool {
+        self.microbatches > 1
+    }
+
+    /// Whether the current region belongs to the last microbatch, whose backward reduces.
+    pub fn is_last_microbatch(&self) -> bool {
+        self.current.and_then(|current| current.region.microbatch()) == Some(self.microbatches - 1)
+    }
+
+    /// The stream regions run on.
+    pub fn compute(&self) -> &Stream {
+        &self.manager.compute
+    }
+
+    /// Submits an operation to the compute stream.
+    ///
+    /// # Errors
+    /// What the device refused, with the region.
+    pub fn run(&self, op: impl Into<Op>) -> Result<()> {
+        self.manager.compute.submit(op).map_err(|source| self.in_region(source))
+    }
+
+    fn in_region(&self, source: device::Error) -> Error {
+        Error::Device { region: self.region_name(), source }
+    }
+
+    fn region_name(&self) -> String {
+        self.current.map_or("step".into(), |current| current.region.to_string())
+    }
+
+    /// A buffer of the current region. It lives until its last use, which may be in a later region.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] outside of a region; [`Error::Changed`] when the recorded step took another buffer here.
+    pub fn tensor(&mut self, name: &'static str, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        let shape = shape.into();
+        let bytes = shape.elements() * dtype.size();
+        let Some(current) = &mut self.current else {
+            return Err(Error::Usage {
+                problem: format!("buffer `{name}` was taken outside of any region"),
+                fix: "take it inside StepContext::region",
+            });
+        };
+        let index = current.taken;
+        current.taken += 1;
+        let Current { region, visit, .. } = *current;
+        if let Phase::Record(recording) = &mut self.phase {
+            let device = &self.manager.device;
+            let tensor = device.virtual_tensor(&format!("{region}/{name}"), shape, dtype);
+            let taken_at = device.trace_position();
+            recording.buffers.push(RecordedBuffer { visit, index, name, bytes, buffer: tensor.buffer, taken_at });
+            return Ok(tensor);
+        }
+        let plan = &self.manager.modes[&self.mode].plan;
+        match plan.placement(plan.canonical(region, self.microbatches), index) {
+            Some(at) if at.bytes == bytes && at.name == name => {
+                Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype))
+            }
+            planned => Err(Error::Changed {
+                region: region.to_string(),
+                problem: format!(
+                    "buffer {index} is `{name}` of {bytes} bytes, the recorded step took {}",
+                    planned.map_or("none".into(), |p| format!("`{}` of {} bytes", p.name, p.bytes))
+                ),
+                fix: "keep buffers the same from step to step, or make a new manager",
+            }),
+        }
+    }
+
+    /// Hands something from a layer's forward to its backward: the tensors it saved.
+    ///
+    /// # Panics
+    /// Outside of a forward region: layers call it, users never.
+    pub fn keep<T: 'static>(&mut self, kept: T) {
+        let Some(Current { region: region @ Region::Forward { .. }, .. }) = self.current else {
+            panic!("keep() outside of a forward region, in {}", self.region_name());
+        };
+        let key = self.kept_key(region);
+        self.kept_map().insert(key, Box::new(kept));
+    }
+
+    /// What this layer's forward kept for this microbatch.
+    ///
+    /// # Panics
+    /// Outside of a backward region, or if forward kept nothing of this type: layers call it, users never.
+    pub fn kept<T: Clone + 'static>(&mut self) -> T {
+        let Some(Current { region: Region::Backward { layer, microbatch }, .. }) = self.current else {
+            panic!("kept() outside of a backward region, in {}", self.region_name());
+        };
+        let key = self.kept_key(Region::Forward { layer, microbatch });
+        match self.kept_map().get(&key).and_then(|kept| kept.downcast_ref::<T>()) {
+            Some(kept) => kept.clone(),
+            None => panic!("the forward of layer {layer} kept no {}", std::any::type_name::<T>()),
+        }
+    }
+
+    /// While recording every microbatch has its own tensors; later those of a slot are the same.
+    fn kept_key(&self, forward: Region) -> Region {
+        match self.manager.modes.get(&self.mode) {
+            Some(state) if !matches!(self.phase, Phase::Record(_)) => state.plan.canonical(forward, self.microbatches),
+            _ => forward,
+        }
+    }
+
+    fn kept_map(&mut self) -> &mut std::collections::HashMap<Region, Box<dyn Any>> {
+        match &mut self.phase {
+            Phase::Record(recording) => &mut recording.kept,
+            Phase::Run { .. } => match self.manager.modes.get_mut(&self.mode) {
+                Some(state) => &mut state.kept,
+                None => unreachable!("a mode runs after it was recorded"),
+            },
+        }
+    }
+
+    /// A region of the step: recorded, run eagerly, captured and launched, or replayed, as the settings and the phase
+    /// have it. On replay `body` is not called and the captured output is returned again.
+    ///
+    /// # Errors
+    /// What `body` returns; an out-of-order error when the recorded step has another region here; [`Error::Changed`]
+    /// when an input lies elsewhere than at capture.
+    pub fn region<I: Flow, O: Flow>(
+        &mut self,
+        region: Region,
+        input: I,
+        body: impl FnOnce(&mut StepContext<'m>, I) -> Result<O>,
+    ) -> Result<O> {
+        if let Phase::Record(recording) = &mut self.phase {
+            let visit = recording.order.len();
+            let start = self.manager.device.trace_position();
+            recording.order.push(Visit { region, next: 0, start, end: start });
+            let output = self.inside(region, visit, |cx| {
+                let input = cx.own_inputs(region, input)?;
+                body(cx, input)
+            })?;
+            let end = self.manager.device.trace_position();
+            if let Phase::Record(recording) = &mut self.phase {
+                let next = recording.order.len();
+                recording.order[visit].next = next;
+                recording.order[visit].end = end;
+            }
+            return Ok(output);
+        }
+        let visit = self.expect(region)?;
+        let graphs = matches!(self.phase, Phase::Run { graphs: true, .. });
+        if graphs && !self.capturing && region.captured(&self.manager.options).is_ok() {
+            let state = &self.manager.modes[&self.mode];
+            let key = state.key(&self.manager.options, self.mode, region, self.microbatches);
+            if state.graphs.contains_key(&key) {
+                let next = state.recordings[&self.microbatches].order[visit].next;
+                if let Phase::Run { position, .. } = &mut self.phase {
+                    *position = next;
+                }
+                return self.replay(region, key, input);
+            }
+            return self.capture(region, visit, key, input, body);
+        }
+        self.manager.device.set_scope(&region.to_string());
+        self.inside(region, visit, |cx| {
+            let input = cx.own_inputs(region, input)?;
+            let output = body(cx, input)?;
+            cx.poison(region)?;
+            Ok(output)
+        })
+    }
+
+    /// Runs `work` with `region` as the innermost region.
+    fn inside<O>(
+        &mut self,
+        region: Region,
+        visit: usize,
+        work: impl FnOnce(&mut StepContext<'m>) -> Result<O>,
+    ) -> Result<O> {
+        let outer = self.current.replace(Current { region, visit, taken: 0 });
+        let result = work(self);
+        self.current = outer;
+        result
+    }
+
+    fn capture<I: Flow, O: Flow>(
+        &mut self,
+        region: Region,
+        visit: usize,
+        key: crate::manager::GraphKey,
+        input: I,
+        body: impl FnOnce(&mut StepContext<'m>, I) -> Result<O>,
+    ) -> Result<O> {
+        let name = format!(
+            "{region}{}{}",
+            if key.reducing { ", reducing" } else { "" },
+            if key.overwriting { ", overwriting" } else { "" }
+        );
+        self.manager.device.set_scope(&region.to_string());
+        let compute = self.manager.compute.clone();
+        let mut inputs = Vec::new();
+        let output = self.inside(region, visit, |cx| {
+            let input = cx.own_inputs(region, input)?;
+            input.map(&mut |_, tensor| {
+                inputs.push(tensor);
+                Ok(tensor)
+            })?;
+            compute.begin_capture().map_err(|source| cx.in_region(source))?;
+            cx.capturing = true;
+            let output = body(cx, input).and_then(|output| {
+                cx.poison(region)?;
+                Ok(output)
+            });
+            cx.capturing = false;
+            if output.is_err() {
+                compute.abandon_capture();
+            }
+            output
+        })?;
+        let graph = compute.end_capture(&name).map_err(|source| Error::Device { region: name.clone(), source })?;
+        graph.launch(&compute).map_err(|source| Error::Device { region: name, source })?;
+        if let Some(state) = self.manager.modes.get_mut(&self.mode) {
+            state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });
+            state.captured.push(key);
+        }
+        Ok(output)
+    }
+
+    fn replay<I: Flow, O: Flow>(&mut self, region: Region, key: crate::manager::GraphKey, input: I) -> Result<O> {
+        let captured = &self.manager.modes[&self.mode].graphs[&key];
+        let copies = !self.manager.options.share_io_buffers;
+        let mut at = 0;
+        input.map(&mut |name, tensor| {
+            let expected = captured.inputs[at];
+            at += 1;
+            if tensor.address == expected.address {
+                return Ok(tensor);
+            }
+            if copies {
+                self.manager.device.set_scope(&region.to_string());
+                self.run(Copy { input: tensor, output: expected })?;
+                return Ok(tensor);
+            }
+            Err(Error::Changed {
+                region: region.to_string(),
+                problem: format!("input `{name}` lies at another address than at capture"),
+                fix: "hand over the buffer the region was captured with, or set share_io_buffers = false",
+            })
+        })?;
+        captured.graph.launch(&self.manager.compute).map_err(|source| Error::Device {
+            region: captured.graph.name().into(),
+            source,
+        })?;
+        match captured.output.downcast_ref::<O>() {
+            Some(output) => Ok(output.clone()),
+            None => Err(Error::Changed {
+                region: region.to_string(),
+                problem: format!("it was captured with another output type than {}", std::any::type_name::<O>()),
+                fix: "return the same type from the region each step",
+            }),
+        }
+    }
+
+    /// With boundary copies, the region's own copies of its inputs; else the inputs themselves.
+    fn own_inputs<I: Flow>(&mut self, region: Region, input: I) -> Result<I> {
+        let options = &self.manager.options;
+        if options.share_io_buffers || region.captured(options).is_err() {
+            return Ok(input);
+        }
+        input.map(&mut |name, tensor| {
+            let own = self.tensor(name, tensor.shape, tensor.dtype)?;
+            self.run(Copy { input: tensor, output: own })?;
+            Ok(own)
+        })
+    }
+
+    /// Overwrites what is dead after this region.
+    fn poison(&mut self, region: Region) -> Result<()> {
+        if !self.manager.options.poison {
+            return Ok(());
+        }
+        let plan = &self.manager.modes[&self.mode].plan;
+        for dead in plan.dead_after(plan.canonical(region, self.microbatches)) {
+            let output = self.manager.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
+            self.run(Poison { output })?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the recorded order has this region next, and moves on.
+    fn expect(&mut self, region: Region) -> Result<usize> {
+        let Phase::Run { position, .. } = &mut self.phase else { return Ok(0) };
+        let order = &self.manager.modes[&self.mode].recordings[&self.microbatches].order;
+        let visit = *position;
+        match order.get(visit) {
+            Some(expected) if expected.region == region => {
+                *position += 1;
+                Ok(visit)
+            }
+            expected => Err(out_of_order(visit, expected, &region.to_string())),
+        }
+    }
+
+    /// Checks that the step has gone through all of the recorded order.
+    pub(crate) fn check_complete(&self) -> Result<()> {
+        let Phase::Run { position, .. } = &self.phase else { return Ok(()) };
+        let order = &self.manager.modes[&self.mode].recordings[&self.microbatches].order;
+        match order.get(*position) {
+            None => Ok(()),
+            expected => Err(out_of_order(*position, expected, "the end of the step")),
+        }
+    }
+}
+
+fn out_of_order(position: usize, expected: Option<&Visit>, actual: &str) -> Error {
+    let expected = expected.map_or("the end of the step".into(), |visit| visit.region.to_string());
+    let hazard = CheckError::OutOfOrder { position, expected, actual: actual.into() };
+    Error::Device { region: "step".into(), source: hazard.into() }
+}

@@ -1,0 +1,44 @@
+//! What the manager knows of a model.
+
+use device::Tensor;
+
+use crate::{Result, StepContext};
+
+/// What passes from region to region: a few named tensors.
+pub trait Flow: Clone + 'static {
+    /// The same flow with each tensor replaced by what `f` makes of its name and itself.
+    ///
+    /// # Errors
+    /// The first that `f` returns.
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Self>;
+}
+
+impl Flow for () {
+    fn map(&self, _: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Flow for Tensor {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        f("tensor", *self)
+    }
+}
+
+/// A layer: an explicit forward and an explicit backward, nothing else.
+///
+/// Both submit operations to `cx` and take their buffers from it. What backward needs, forward hands over with
+/// [`StepContext::keep`].
+pub trait Layer<F: Flow> {
+    /// Computes the output from the input.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn forward(&self, cx: &mut StepContext<'_>, input: F) -> Result<F>;
+
+    /// Computes the input's gradient from the output's, and adds to the parameters' `main_grad`.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn backward(&self, cx: &mut StepContext<'_>, grad: F) -> Result<F>;
+}

@@ -1,0 +1,300 @@
+//! The manager: what is recorded, planned, captured and replayed.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+
+use device::{Area, Device, Graph, Stream, Tensor};
+
+use crate::context::Phase;
+use crate::plan::{AreaKind, Plan, Recording};
+use crate::{EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, StepContext};
+
+/// Runs steps: the first pass over a step is a recording that runs nothing, from which memory is planned; then come
+/// eager warm-up steps, then each region is captured and launched where the step first meets it, and from then on
+/// replayed.
+///
+/// Fields drop in order: graphs before the memory they point into.
+pub struct CudaGraphManager {
+    pub(crate) modes: BTreeMap<Mode, ModeState>,
+    pub(crate) areas: BTreeMap<AreaKind, Area>,
+    pub(crate) device: Device,
+    pub(crate) compute: Stream,
+    pub(crate) options: GraphOptions,
+    /// Called once per mode before its first capture.
+    before_capture: Option<Box<dyn Fn() -> Result<()>>>,
+}
+
+/// What is known of one mode.
+pub(crate) struct ModeState {
+    /// By number of microbatches.
+    pub(crate) recordings: BTreeMap<usize, Recording>,
+    pub(crate) plan: Plan,
+    /// What each forward keeps for its backward.
+    pub(crate) kept: HashMap<Region, Box<dyn Any>>,
+    pub(crate) graphs: HashMap<GraphKey, Captured>,
+    /// Keys in order of capture.
+    pub(crate) captured: Vec<GraphKey>,
+    /// Steps done.
+    pub(crate) steps: usize,
+}
+
+/// Tells graphs of one mode apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct GraphKey {
+    /// The region, of its slot.
+    pub(crate) region: Region,
+    /// The last microbatch's backward, which reduces.
+    pub(crate) reducing: bool,
+    /// The only microbatch's backward, which overwrites gradients instead of adding.
+    pub(crate) overwriting: bool,
+}
+
+/// A region's graph, what it was captured with and what it returned.
+pub(crate) struct Captured {
+    pub(crate) graph: Graph,
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) output: Box<dyn Any>,
+}
+
+impl CudaGraphManager {
+    /// A manager whose regions run on `compute`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when graphs are on without a warm-up step.
+    pub fn new(compute: Stream, options: GraphOptions) -> Result<CudaGraphManager> {
+        if options.enable && options.warmup_steps == 0 {
+            return Err(Error::Usage {
+                problem: "warmup_steps is 0, but every collective must have run once before it is captured".into(),
+                fix: "set warmup_steps to 1 or more",
+            });
+        }
+        let device = compute.device().clone();
+        Ok(CudaGraphManager {
+            modes: BTreeMap::new(),
+            areas: BTreeMap::new(),
+            device,
+            compute,
+            options,
+            before_capture: None,
+        })
+    }
+
+    /// Has `barrier` called before the first capture of each mode, so that all ranks begin it together.
+    pub fn before_capture(&mut self, barrier: impl Fn() -> Result<()> + 'static) {
+        self.before_capture = Some(Box::new(barrier));
+    }
+
+    /// The settings.
+    pub fn options(&self) -> &GraphOptions {
+        &self.options
+    }
+
+    /// Goes through a step without running it, and plans its memory. Record every mode, each with its largest number
+    /// of microbatches, before the first [`CudaGraphManager::step`], which allocates.
+    ///
+    /// # Errors
+    /// What `body` returns; [`Error::Usage`] when the step does not fit an earlier recording of the mode.
+    pub fn record(
+        &mut self,
+        mode: Mode,
+        microbatches: usize,
+        body: &mut dyn FnMut(&mut StepContext<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let recording = Recording { microbatches, ..Recording::default() };
+        self.device.begin_trace();
+        let mut cx = StepContext::new(self, mode, microbatches, Phase::Record(recording));
+        let result = body(&mut cx);
+        let recording = cx.into_recording();
+        let events = self.device.end_trace();
+        result?;
+        let recording = Recording { events, ..recording };
+        match self.modes.get_mut(&mode) {
+            None => {
+                let plan = Plan::new(&recording, &self.options, self.compute.id());
+                let recordings = BTreeMap::from([(microbatches, recording)]);
+                let state = ModeState {
+                    recordings,
+                    plan,
+                    kept: HashMap::new(),
+                    graphs: HashMap::new(),
+                    captured: Vec::new(),
+                    steps: 0,
+                };
+                self.modes.insert(mode, state);
+            }
+            Some(state) => {
+                state.accept(&recording)?;
+                state.recordings.insert(microbatches, recording);
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates what the recorded modes need. Modes share memory: one runs at a time.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn allocate(&mut self) -> Result<()> {
+        for (kind, bytes) in self.planned() {
+            let area = self.device.allocate(&kind.to_string(), bytes)?;
+            self.areas.insert(kind, area);
+        }
+        Ok(())
+    }
+
+    fn planned(&self) -> BTreeMap<AreaKind, usize> {
+        let mut sizes: BTreeMap<AreaKind, usize> = BTreeMap::new();
+        for state in self.modes.values() {
+            for (kind, bytes) in &state.plan.areas {
+                let size = sizes.entry(*kind).or_default();
+                *size = (*bytes).max(*size);
+            }
+        }
+        sizes
+    }
+
+    /// Bytes the recorded modes need, by area.
+    pub fn memory(&self) -> Vec<MemoryUse> {
+        self.planned().into_iter().map(|(kind, bytes)| MemoryUse { area: kind.to_string(), bytes }).collect()
+    }
+
+    /// Graphs the recorded training step will have: each region that is captured, by slot and variant.
+    pub fn expected_graphs(&self, mode: Mode) -> usize {
+        let Some(state) = self.modes.get(&mode) else { return 0 };
+        let mut keys = std::collections::BTreeSet::new();
+        for recording in state.recordings.values() {
+            let mut next = 0;
+            for (at, visit) in recording.order.iter().enumerate() {
+                if at >= next && visit.region.captured(&self.options).is_ok() {
+                    keys.insert(state.key(&self.options, mode, visit.region, recording.microbatches));
+                    next = visit.next;
+                }
+            }
+        }
+        keys.len()
+    }
+
+    /// Runs one step.
+    ///
+    /// # Errors
+    /// What `body` returns; [`Error::Changed`] or an out-of-order error when the step differs from its recording. After
+    /// an error the step is half done: its numbers mean nothing.
+    pub fn step(
+        &mut self,
+        mode: Mode,
+        microbatches: usize,
+        body: &mut dyn FnMut(&mut StepContext<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if !self.modes.get(&mode).is_some_and(|state| state.recordings.contains_key(&microbatches)) {
+            self.record(mode, microbatches, body)?;
+        }
+        if self.areas.is_empty() {
+            self.allocate()?;
+        }
+        let steps = self.modes[&mode].steps;
+        let graphs = self.options.enable && steps >= self.options.warmup_steps;
+        if let Some(barrier) = &self.before_capture
+            && graphs
+            && steps == self.options.warmup_steps
+        {
+            barrier()?;
+        }
+        let mut cx = StepContext::new(self, mode, microbatches, Phase::Run { graphs, position: 0 });
+        let result = body(&mut cx).and_then(|()| cx.check_complete());
+        self.compute.abandon_capture();
+        self.device.set_scope("");
+        if let Some(state) = self.modes.get_mut(&mode) {
+            state.steps += 1;
+        }
+        result
+    }
+
+    /// Forgets all graphs of all modes; the next steps warm up and capture again.
+    pub fn reset(&mut self) {
+        for state in self.modes.values_mut() {
+            state.graphs.clear();
+            state.captured.clear();
+            state.steps = 0;
+        }
+    }
+
+    /// What has been captured so far.
+    pub fn report(&self) -> Report {
+        let mut graphs = Vec::new();
+        let mut eager: Vec<EagerReport> = Vec::new();
+        for state in self.modes.values() {
+            graphs.extend(state.captured.iter().map(|key| GraphReport::new(&state.graphs[key].graph)));
+            for recording in state.recordings.values() {
+                let mut next = 0;
+                for (at, visit) in recording.order.iter().enumerate() {
+                    match visit.region.captured(&self.options) {
+                        _ if at < next => {}
+                        Ok(()) => next = visit.next,
+                        Err(_) if matches!(visit.region, Region::Step | Region::Iteration) => {}
+                        Err(reason) => {
+                            let region = visit.region.to_string();
+                            let region = region.split(" of ").next().unwrap_or_default().to_string();
+                            let entry = EagerReport { region, reason: reason.into() };
+                            if !eager.contains(&entry) {
+                                eager.push(entry);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Report { graphs, eager, memory: self.memory() }
+    }
+}
+
+impl ModeState {
+    /// The key of a region's graph.
+    pub(crate) fn key(&self, options: &GraphOptions, mode: Mode, region: Region, microbatches: usize) -> GraphKey {
+        let backward = matches!(region, Region::Backward { .. });
+        let last = region.microbatch() == Some(microbatches - 1);
+        GraphKey {
+            region: self.plan.canonical(region, microbatches),
+            reducing: backward && last && options.reduces && mode == Mode::Train,
+            overwriting: backward && microbatches == 1,
+        }
+    }
+
+    /// Whether a step with another number of microbatches fits the plan.
+    fn accept(&self, recording: &Recording) -> Result<()> {
+        if !self.plan.any_microbatches() {
+            let known: Vec<String> = self.recordings.keys().map(usize::to_string).collect();
+            return Err(Error::Usage {
+                problem: format!(
+                    "a step of {} microbatches came, but the plan is for {}: the `single` pool and `full_iteration` \
+                     hold a fixed number",
+                    recording.microbatches,
+                    known.join(", ")
+                ),
+                fix: "use mempool = \"per_microbatch\" with scope = \"per_layer\", or one number of microbatches",
+            });
+        }
+        if recording.in_flight() > self.plan.slots {
+            return Err(Error::Usage {
+                problem: format!(
+                    "{} microbatches are in flight at once, the plan has {} slots",
+                    recording.in_flight(),
+                    self.plan.slots
+                ),
+                fix: "record the largest number of microbatches first",
+            });
+        }
+        for buffer in &recording.buffers {
+            let region = recording.order[buffer.visit].region;
+            let key = self.plan.canonical(region, recording.microbatches);
+            let planned = self.plan.placement(key, buffer.index);
+            if !planned.is_some_and(|planned| planned.bytes == buffer.bytes) {
+                return Err(Error::Changed {
+                    region: region.to_string(),
+                    problem: format!("buffer `{}` of {} bytes was not in the plan", buffer.name, buffer.bytes),
+                    fix: "keep shapes the same from step to step, or make a new manager",
+                });
+            }
+        }
+        Ok(())
+    }
+}
