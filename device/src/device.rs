@@ -241,7 +241,7 @@ impl Device {
         Ok(view::read::<T>(tensor).to_vec())
     }
 
-    fn check_image<T: Element>(&self, what: &'static str, tensor: &Tensor, elements: usize) -> Result<()> {
+    pub(crate) fn check_image<T: Element>(&self, what: &'static str, tensor: &Tensor, elements: usize) -> Result<()> {
         if tensor.dtype != T::DTYPE || tensor.elements() != elements {
             let problem =
                 format!("{} {} for a tensor {:?} of {}", elements, T::DTYPE, tensor.shape, tensor.dtype);

@@ -22,5 +22,5 @@ pub use error::{CaptureRule, CheckError, Error, Result};
 pub use graph::{Graph, Node};
 pub use half::bf16;
 pub use ops::{Accesses, Op, Operation};
-pub use stream::{Event, Stream, StreamId};
+pub use stream::{Event, Readback, Stream, StreamId};
 pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};

@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use crate::capture::Capture;
 use crate::device::Core;
-use crate::{CaptureRule, Device, Error, Graph, Op, Request, Result, TraceEvent, host};
+use crate::host::view;
+use crate::{Accesses, CaptureRule, Device, Element, Error, Graph, Op, Request, Result, Tensor, TraceEvent, host};
 
 /// Names a stream of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,6 +59,21 @@ impl StreamState {
 
     pub(crate) fn finish_all(&mut self) -> Result<()> {
         self.finish_up_to(self.started)
+    }
+}
+
+/// A copy to the host under way.
+pub struct Readback<T> {
+    values: Vec<T>,
+}
+
+impl<T> Readback<T> {
+    /// Waits for the copy and returns its values.
+    ///
+    /// # Errors
+    /// What the copy met on the way; on the host, nothing.
+    pub fn wait(self) -> Result<Vec<T>> {
+        Ok(self.values)
     }
 }
 
@@ -179,6 +195,53 @@ impl Stream {
             host::run(&op, &core.pool);
         }
         Ok(())
+    }
+
+    /// Copies host data to a tensor, in stream order, without waiting; `data` may be reused at once.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Synchronization`] while this stream captures: a graph would repeat the same host data forever.
+    pub fn write<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
+        self.device.check_image::<T>("write", tensor, data.len())?;
+        let mut core = self.device.core();
+        let core = &mut *core;
+        if core.trace.is_some() || core.dry {
+            return Ok(());
+        }
+        if core.streams[self.id.index()].capture.is_some() {
+            return core.refuse_during_capture(CaptureRule::Synchronization, || "host data was copied".into());
+        }
+        core.check_live("write", tensor)?;
+        if let Some(checker) = &mut core.checker {
+            let accesses = Accesses::new([], [*tensor]);
+            checker.operation(self.id, &"write".into(), &accesses, &core.buffers)?;
+        }
+        core.streams[self.id.index()].finish_all()?;
+        view::write::<T>(tensor).copy_from_slice(data);
+        Ok(())
+    }
+
+    /// Copies a tensor to the host, in stream order. The values are there once the returned copy has been waited for.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Synchronization`] while this stream captures; a checker's finding.
+    pub fn read<T: Element>(&self, tensor: &Tensor) -> Result<Readback<T>> {
+        self.device.check_image::<T>("read", tensor, tensor.elements())?;
+        let mut core = self.device.core();
+        let core = &mut *core;
+        if core.trace.is_some() || core.dry {
+            return Ok(Readback { values: vec![T::zeroed(); tensor.elements()] });
+        }
+        if core.streams[self.id.index()].capture.is_some() {
+            core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;
+        }
+        core.check_live("read", tensor)?;
+        if let Some(checker) = &mut core.checker {
+            let accesses = Accesses::new([*tensor], []);
+            checker.operation(self.id, &"read".into(), &accesses, &core.buffers)?;
+        }
+        core.streams[self.id.index()].finish_all()?;
+        Ok(Readback { values: view::read::<T>(tensor).to_vec() })
     }
 
     /// Marks the point this stream has reached.

@@ -117,6 +117,16 @@ impl Tensor {
         Tensor { shape: Shape::new(&entry.shape.sizes()[1..]), ..entry }
     }
 
+    /// A tensor of the given shape within this one, from its element `start` on.
+    ///
+    /// # Panics
+    /// If it does not fit.
+    pub fn view(&self, start: usize, shape: impl Into<Shape>) -> Tensor {
+        let shape = shape.into();
+        assert!(start + shape.elements() <= self.elements(), "view {shape:?} at {start} of {:?}", self.shape);
+        Tensor { address: self.address + (start * self.dtype.size()) as u64, shape, ..*self }
+    }
+
     /// The bytes this occupies, `[start, end)`.
     pub fn range(&self) -> std::ops::Range<u64> {
         self.address..self.address + self.bytes() as u64

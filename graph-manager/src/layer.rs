@@ -25,10 +25,16 @@ impl Flow for Tensor {
     }
 }
 
+impl<F: Flow> Flow for Option<F> {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Option<F>> {
+        self.as_ref().map(|flow| flow.map(f)).transpose()
+    }
+}
+
 /// A layer: an explicit forward and an explicit backward, nothing else.
 ///
 /// Both submit operations to `cx` and take their buffers from it. What backward needs, forward hands over with
-/// [`StepContext::keep`].
+/// [`StepContext::keep`]. Activations flow forward as `F`, gradients backward as one tensor.
 pub trait Layer<F: Flow> {
     /// Computes the output from the input.
     ///
@@ -36,9 +42,9 @@ pub trait Layer<F: Flow> {
     /// What the device refused.
     fn forward(&self, cx: &mut StepContext<'_>, input: F) -> Result<F>;
 
-    /// Computes the input's gradient from the output's, and adds to the parameters' `main_grad`.
+    /// Computes the input's gradient from the output's, and the parameters' `main_grad`.
     ///
     /// # Errors
     /// What the device refused.
-    fn backward(&self, cx: &mut StepContext<'_>, grad: F) -> Result<F>;
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor>;
 }

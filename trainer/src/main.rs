@@ -1,1 +1,3 @@
+//! The trainer.
+
 fn main() {}

@@ -1,0 +1,280 @@
+//! A transformer block: norm, attention, norm, feed-forward. The residual adds happen inside the norms, so a block hands
+//! on the residual stream and what is still to be added to it.
+
+use device::ops::{
+    Attention, AttentionBackward, BiasGrad, Dropout, DropoutSite, Epilogue, Gemm, Norm, NormBackward, NormKind,
+};
+use device::{DType, Tensor};
+use graph_manager::{Layer, Result, StepContext};
+
+use super::{Dropouts, Hidden};
+use crate::params::Param;
+
+/// A linear layer's parameters: weight `(out, in)` and bias `(out)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Linear {
+    pub(crate) weight: Param,
+    pub(crate) bias: Param,
+}
+
+/// A LayerNorm's parameters, `(hidden)` each.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerNorm {
+    pub(crate) weight: Param,
+    pub(crate) bias: Param,
+    pub(crate) eps: f32,
+}
+
+pub(crate) struct Block {
+    /// Absent in the model that proves the data need attention.
+    pub(crate) attention: Option<AttentionHalf>,
+    pub(crate) feed_forward: FeedForwardHalf,
+}
+
+pub(crate) struct AttentionHalf {
+    pub(crate) norm: LayerNorm,
+    /// `(3 hidden, hidden)`.
+    pub(crate) qkv: Linear,
+    /// `(hidden, hidden)`.
+    pub(crate) projection: Linear,
+    pub(crate) heads: usize,
+    pub(crate) probabilities: Dropouts,
+    pub(crate) output: Dropouts,
+}
+
+pub(crate) struct FeedForwardHalf {
+    pub(crate) norm: LayerNorm,
+    /// `(ffn, hidden)`.
+    pub(crate) up: Linear,
+    /// `(hidden, ffn)`.
+    pub(crate) down: Linear,
+    pub(crate) output: Dropouts,
+}
+
+/// What a norm keeps for its backward: its input `(batch, seq, hidden)` and statistics `(batch * seq)`.
+#[derive(Clone, Copy)]
+pub(crate) struct SavedNorm {
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+}
+
+#[derive(Clone, Copy)]
+struct SavedAttention {
+    norm: SavedNorm,
+    normed: Tensor,
+    qkv: Tensor,
+    context: Tensor,
+    stats: Tensor,
+    probabilities: Option<DropoutSite>,
+    output: Option<DropoutSite>,
+}
+
+#[derive(Clone, Copy)]
+struct SavedFeedForward {
+    norm: SavedNorm,
+    normed: Tensor,
+    pre: Tensor,
+    activated: Tensor,
+    output: Option<DropoutSite>,
+}
+
+impl Layer<Hidden> for Block {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+        let mut hidden = input;
+        let mut saved_attention = None;
+        if let Some(attention) = &self.attention {
+            let saved;
+            (hidden, saved) = attention.forward(cx, hidden)?;
+            saved_attention = Some(saved);
+        }
+        let (output, saved) = self.feed_forward.forward(cx, hidden)?;
+        cx.keep((saved_attention, saved));
+        Ok(output)
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
+        let (saved_attention, saved): (Option<SavedAttention>, SavedFeedForward) = cx.kept();
+        let grad = self.feed_forward.backward(cx, grad, &saved)?;
+        match (&self.attention, &saved_attention) {
+            (Some(attention), Some(saved)) => attention.backward(cx, grad, saved),
+            _ => Ok(grad),
+        }
+    }
+}
+
+impl AttentionHalf {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedAttention)> {
+        let [batch, seq, hidden] = sizes(&input.x);
+        let dtype = input.x.dtype;
+        let (x, normed, norm) = self.norm.forward(cx, &input)?;
+        let qkv = cx.tensor("qkv", [batch, seq, 3 * hidden], dtype)?;
+        self.qkv.forward(cx, normed, qkv)?;
+        let context = cx.tensor("context", [batch, seq, hidden], dtype)?;
+        let stats = cx.tensor("attention_stats", [batch, self.heads, seq], DType::F32)?;
+        let probabilities = self.probabilities.site(cx, input.record);
+        cx.run(Attention {
+            qkv,
+            output: context,
+            stats,
+            heads: self.heads,
+            kv_heads: self.heads,
+            dropout: probabilities,
+        })?;
+        let delta = cx.tensor("attention_out", [batch, seq, hidden], dtype)?;
+        self.projection.forward(cx, context, delta)?;
+        let output = self.output.site(cx, input.record);
+        if let Some(site) = output {
+            cx.run(Dropout { input: delta, output: delta, site })?;
+        }
+        let saved = SavedAttention { norm, normed, qkv, context, stats, probabilities, output };
+        Ok((Hidden { x, delta: Some(delta), ..input }, saved))
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedAttention) -> Result<Tensor> {
+        let [batch, seq, hidden] = sizes(&grad);
+        let grad_delta = undropped(cx, "grad_attention_out", grad, saved.output)?;
+        let grad_context = cx.tensor("grad_context", [batch, seq, hidden], grad.dtype)?;
+        self.projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
+        let grad_qkv = cx.tensor("grad_qkv", [batch, seq, 3 * hidden], grad.dtype)?;
+        cx.run(AttentionBackward {
+            qkv: saved.qkv,
+            output: saved.context,
+            stats: saved.stats,
+            grad_output: grad_context,
+            grad_qkv,
+            heads: self.heads,
+            kv_heads: self.heads,
+            dropout: saved.probabilities,
+        })?;
+        let grad_normed = cx.tensor("grad_normed_1", [batch, seq, hidden], grad.dtype)?;
+        self.qkv.backward(cx, saved.normed, grad_qkv, Some((grad_normed, Epilogue::None)))?;
+        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
+    }
+}
+
+impl FeedForwardHalf {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
+        let [batch, seq, hidden] = sizes(&input.x);
+        let dtype = input.x.dtype;
+        let ffn = self.up.bias.weight.elements();
+        let (x, normed, norm) = self.norm.forward(cx, &input)?;
+        let pre = cx.tensor("pre_gelu", [batch, seq, ffn], dtype)?;
+        let activated = cx.tensor("activated", [batch, seq, ffn], dtype)?;
+        let bias = self.up.bias.weight;
+        cx.run(Gemm::linear(normed, self.up.weight.weight, activated, Epilogue::BiasGelu { bias, pre }))?;
+        let delta = cx.tensor("ffn_out", [batch, seq, hidden], dtype)?;
+        self.down.forward(cx, activated, delta)?;
+        let output = self.output.site(cx, input.record);
+        if let Some(site) = output {
+            cx.run(Dropout { input: delta, output: delta, site })?;
+        }
+        let saved = SavedFeedForward { norm, normed, pre, activated, output };
+        Ok((Hidden { x, delta: Some(delta), ..input }, saved))
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedFeedForward) -> Result<Tensor> {
+        let [batch, seq, hidden] = sizes(&grad);
+        let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
+        let grad_pre = cx.tensor("grad_pre_gelu", saved.pre.shape, grad.dtype)?;
+        let through_gelu = Epilogue::GeluBackward { pre: saved.pre };
+        self.down.backward(cx, saved.activated, grad_delta, Some((grad_pre, through_gelu)))?;
+        let grad_normed = cx.tensor("grad_normed_2", [batch, seq, hidden], grad.dtype)?;
+        self.up.backward(cx, saved.normed, grad_pre, Some((grad_normed, Epilogue::None)))?;
+        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
+    }
+}
+
+impl Linear {
+    pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
+        cx.run(Gemm::linear(input, self.weight.weight, output, Epilogue::Bias(self.bias.weight)))
+    }
+
+    /// Parameter gradients, and the input's if it is wanted, through an epilogue.
+    pub(crate) fn backward(
+        &self,
+        cx: &StepContext<'_>,
+        input: Tensor,
+        grad_output: Tensor,
+        grad_input: Option<(Tensor, Epilogue)>,
+    ) -> Result<()> {
+        if let Some((grad_input, epilogue)) = grad_input {
+            cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))?;
+        }
+        cx.run(Gemm::wgrad(grad_output, input, self.weight.grad, cx.accumulate()))?;
+        cx.run(BiasGrad { grad_output, grad_bias: self.bias.grad, accumulate: cx.accumulate() })
+    }
+}
+
+impl LayerNorm {
+    /// Adds what is to be added to the residual stream and normalises it: the new stream, the normed values, and what
+    /// backward needs.
+    pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: &Hidden) -> Result<(Tensor, Tensor, SavedNorm)> {
+        let shape = input.x.shape;
+        let normed = cx.tensor("normed", shape, input.x.dtype)?;
+        let mean = cx.tensor("mean", [shape.rows()], DType::F32)?;
+        let rstd = cx.tensor("rstd", [shape.rows()], DType::F32)?;
+        let sum = match input.delta {
+            Some(_) => Some(cx.tensor("residual", shape, input.x.dtype)?),
+            None => None,
+        };
+        cx.run(Norm {
+            kind: NormKind::Layer,
+            input: input.delta.unwrap_or(input.x),
+            residual: input.delta.map(|_| input.x),
+            sum,
+            weight: self.weight.weight,
+            bias: Some(self.bias.weight),
+            output: normed,
+            mean: Some(mean),
+            rstd,
+            eps: self.eps,
+        })?;
+        let x = sum.unwrap_or(input.x);
+        Ok((x, normed, SavedNorm { input: x, mean, rstd }))
+    }
+
+    /// The residual stream's gradient: through the norm, plus what passes by it.
+    pub(crate) fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        saved: &SavedNorm,
+        grad_output: Tensor,
+        grad_residual: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
+        cx.run(NormBackward {
+            kind: NormKind::Layer,
+            input: saved.input,
+            weight: self.weight.weight,
+            mean: Some(saved.mean),
+            rstd: saved.rstd,
+            grad_output,
+            grad_residual,
+            grad_input,
+            grad_weight: self.weight.grad,
+            grad_bias: Some(self.bias.grad),
+            accumulate: cx.accumulate(),
+        })?;
+        Ok(grad_input)
+    }
+}
+
+/// A gradient taken back through a dropout, if there was one.
+pub(crate) fn undropped(
+    cx: &mut StepContext<'_>,
+    name: &'static str,
+    grad: Tensor,
+    site: Option<DropoutSite>,
+) -> Result<Tensor> {
+    let Some(site) = site else { return Ok(grad) };
+    let output = cx.tensor(name, grad.shape, grad.dtype)?;
+    cx.run(Dropout { input: grad, output, site })?;
+    Ok(output)
+}
+
+/// `(batch, seq, hidden)`.
+fn sizes(tensor: &Tensor) -> [usize; 3] {
+    let sizes = tensor.shape.sizes();
+    [sizes[0], sizes[1], sizes[2]]
+}

@@ -1,0 +1,58 @@
+//! The first layer: tokens to hidden states.
+
+use device::ops::{Dropout, DropoutSite, Embedding, EmbeddingBackward};
+use device::{DType, Tensor};
+use graph_manager::{Layer, Result, StepContext};
+
+use super::{Dropouts, Hidden};
+use crate::params::Param;
+
+pub(crate) struct EmbeddingLayer {
+    /// `(padded vocab, hidden)`.
+    pub(crate) table: Param,
+    /// `(seq, hidden)`, learned.
+    pub(crate) positions: Param,
+    pub(crate) dropout: Dropouts,
+    pub(crate) dtype: DType,
+}
+
+#[derive(Clone)]
+struct Saved {
+    tokens: Tensor,
+    dropout: Option<DropoutSite>,
+}
+
+impl Layer<Hidden> for EmbeddingLayer {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+        let (batch, seq) = (input.x.shape.rows(), input.x.shape.last());
+        let x = cx.tensor("embedded", [batch, seq, self.table.weight.shape.last()], self.dtype)?;
+        let dropout = self.dropout.site(cx, input.record);
+        cx.run(Embedding {
+            tokens: input.x,
+            table: self.table.weight,
+            positions: Some(self.positions.weight),
+            output: x,
+        })?;
+        if let Some(site) = dropout {
+            cx.run(Dropout { input: x, output: x, site })?;
+        }
+        cx.keep(Saved { tokens: input.x, dropout });
+        Ok(Hidden { x, delta: None, ..input })
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
+        let saved: Saved = cx.kept();
+        let mut grad_output = grad;
+        if let Some(site) = saved.dropout {
+            grad_output = cx.tensor("grad_embedded", grad.shape, grad.dtype)?;
+            cx.run(Dropout { input: grad, output: grad_output, site })?;
+        }
+        cx.run(EmbeddingBackward {
+            tokens: saved.tokens,
+            grad_output,
+            grad_table: self.table.grad,
+            grad_positions: Some(self.positions.grad),
+        })?;
+        Ok(grad)
+    }
+}

@@ -1,0 +1,85 @@
+//! Models: what layers they have and what passes between them.
+
+mod block;
+mod embedding;
+mod gpt;
+mod head;
+mod mlp;
+
+pub use gpt::{GptShape, gpt};
+pub use mlp::{MlpShape, mlp};
+
+use device::ops::DropoutSite;
+use device::{DType, Shape, Tensor};
+use graph_manager::{Flow, Layer, Mode, Result, StepContext};
+
+use crate::params::ParamSpec;
+
+/// What passes from layer to layer in the forward pass. The gradient that passes back is that of `x`, which is also
+/// that of `delta`: the next layer only ever sees their sum.
+#[derive(Clone, Copy, Debug)]
+pub struct Hidden {
+    /// The residual stream `(batch, seq, hidden)`; before the first layer the microbatch's inputs, after the last the
+    /// losses `(batch * seq)`.
+    pub x: Tensor,
+    /// What the next norm adds to the residual stream, `(batch, seq, hidden)`.
+    pub delta: Option<Tensor>,
+    /// The microbatch's targets.
+    pub targets: Tensor,
+    /// The microbatch's `SampleRecord`.
+    pub record: Tensor,
+}
+
+impl Flow for Hidden {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Hidden> {
+        Ok(Hidden {
+            x: f("input", self.x)?,
+            delta: self.delta.map(|delta| f("delta", delta)).transpose()?,
+            targets: f("targets", self.targets)?,
+            record: f("record", self.record)?,
+        })
+    }
+}
+
+/// Buffers of the step that layers read or add to, at fixed addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTensors {
+    /// u8, a `Control`.
+    pub control: Tensor,
+    /// `(1)`, f32: the sum of the step's losses on this rank.
+    pub loss_sum: Tensor,
+}
+
+/// A model: its layers in order, the first of which takes inputs and the last of which gives losses.
+pub struct Model {
+    /// The layers.
+    pub layers: Vec<Box<dyn Layer<Hidden>>>,
+    /// One microbatch's inputs: shape and type.
+    pub inputs: (Shape, DType),
+    /// One microbatch's targets: shape and type.
+    pub targets: (Shape, DType),
+}
+
+/// What a model needs before it has memory: its parameters, then its layers over them.
+pub struct Architecture {
+    /// The parameters in layer order.
+    pub specs: Vec<ParamSpec>,
+    /// Makes the layers once the parameters are placed.
+    pub build: Box<dyn Fn(&crate::params::Params, StepTensors) -> Model>,
+}
+
+/// The dropout of one place in a model; off in evaluation and at rate 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dropouts {
+    pub(crate) rate: f32,
+    pub(crate) seed: u64,
+    pub(crate) layer: u16,
+    pub(crate) site: u16,
+}
+
+impl Dropouts {
+    pub(crate) fn site(&self, cx: &StepContext<'_>, record: Tensor) -> Option<DropoutSite> {
+        let on = self.rate > 0.0 && cx.mode() == Mode::Train;
+        on.then_some(DropoutSite { rate: self.rate, seed: self.seed, layer: self.layer, site: self.site, record })
+    }
+}

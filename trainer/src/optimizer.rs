@@ -1,0 +1,130 @@
+//! The update: norm, clip and optimizer, all on the device.
+
+use std::sync::Arc;
+
+use device::ops::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum, Status};
+use device::{Area, DType, Device, Tensor};
+use graph_manager::{Result, StepContext};
+
+use crate::params::Params;
+
+/// Which optimizer, and its constants; the learning rate comes with each step's control block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OptimizerKind {
+    /// AdamW.
+    AdamW {
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the root of the second moment.
+        eps: f32,
+    },
+    /// SGD.
+    Sgd {
+        /// Momentum; 0 for none.
+        momentum: f32,
+    },
+}
+
+/// The optimizer's state and operations.
+pub struct Optimizer {
+    kind: OptimizerKind,
+    adamw: Arc<[AdamWTensors]>,
+    sgd: Arc<[SgdTensors]>,
+    grads: Arc<[Tensor]>,
+    /// u8, a `Control`.
+    control: Tensor,
+    /// u8, a [`Status`].
+    pub status: Tensor,
+    /// The moments, f32, flat, each the size of `main_grad`, by their names in a checkpoint.
+    pub state: Vec<(&'static str, Tensor)>,
+    _areas: Vec<Area>,
+}
+
+impl Optimizer {
+    /// Allocates state for all parameters and sets it to 0.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(
+        device: &Device,
+        params: &Params,
+        kind: OptimizerKind,
+        weight_decay: f32,
+        control: Tensor,
+    ) -> Result<Optimizer> {
+        let total = params.grads.elements();
+        let mut areas = Vec::new();
+        let mut moment = |name: &'static str| -> Result<(&'static str, Tensor)> {
+            let area = device.allocate(name, total * 4)?;
+            let tensor = area.tensor(name, 0, [total], DType::F32);
+            device.upload(&tensor, &vec![0.0f32; if device.is_dry() { 0 } else { total }]).or_else(|error| {
+                if device.is_dry() { Ok(()) } else { Err(error) }
+            })?;
+            areas.push(area);
+            Ok((name, tensor))
+        };
+        let state = match kind {
+            OptimizerKind::AdamW { .. } => vec![moment("exp_avg")?, moment("exp_avg_sq")?],
+            OptimizerKind::Sgd { momentum } if momentum != 0.0 => vec![moment("momentum")?],
+            OptimizerKind::Sgd { .. } => vec![],
+        };
+        let status_area = device.allocate("optimizer status", size_of::<Status>())?;
+        let status = status_area.tensor("optimizer status", 0, [size_of::<Status>()], DType::U8);
+        device.upload(&status, bytemuck::bytes_of(&Status::default()))?;
+        areas.push(status_area);
+        let mut adamw = Vec::new();
+        let mut sgd = Vec::new();
+        for (spec, param) in params.iter() {
+            let decay = if spec.decays() { weight_decay } else { 0.0 };
+            let compute = (param.weight.dtype != DType::F32).then_some(param.weight);
+            let at = ((param.grad.address - params.grads.address) / 4) as usize;
+            let part = |moment: usize| state[moment].1.view(at, spec.shape);
+            match kind {
+                OptimizerKind::AdamW { .. } => adamw.push(AdamWTensors {
+                    master: param.master,
+                    compute,
+                    grad: param.grad,
+                    exp_avg: part(0),
+                    exp_avg_sq: part(1),
+                    weight_decay: decay,
+                }),
+                OptimizerKind::Sgd { momentum } => sgd.push(SgdTensors {
+                    master: param.master,
+                    compute,
+                    grad: param.grad,
+                    momentum: (momentum != 0.0).then(|| part(0)),
+                    weight_decay: decay,
+                }),
+            }
+        }
+        Ok(Optimizer {
+            kind,
+            adamw: adamw.into(),
+            sgd: sgd.into(),
+            grads: [params.grads].into(),
+            control,
+            status,
+            state,
+            _areas: areas,
+        })
+    }
+
+    /// Norm of all gradients, clip factor, and the update; nothing is updated when the norm is not finite.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        let square_sum = cx.tensor("square_sum", [1], DType::F32)?;
+        cx.run(SquareSum { inputs: self.grads.clone(), total: square_sum })?;
+        let Optimizer { control, status, .. } = *self;
+        cx.run(ClipScale { square_sum, control, status })?;
+        match self.kind {
+            OptimizerKind::AdamW { beta1, beta2, eps } => {
+                cx.run(AdamW { tensors: self.adamw.clone(), beta1, beta2, eps, control, status })
+            }
+            OptimizerKind::Sgd { momentum } => cx.run(Sgd { tensors: self.sgd.clone(), momentum, control, status }),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The parameters of a model: their names, their memory, their first values.
+
+use std::collections::HashMap;
+
+use device::host::philox;
+use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
+
+/// What a parameter starts as. Values are a function of (seed, name, element), whatever the parallel layout.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// The same value everywhere.
+    Constant(f32),
+    /// Normal with this standard deviation.
+    Normal(f32),
+}
+
+/// A parameter as a model declares it.
+#[derive(Clone, Debug)]
+pub struct ParamSpec {
+    /// Its name, as in Hugging Face checkpoints where one exists.
+    pub name: String,
+    /// Its shape as stored; linear weights are `(out features, in features)`.
+    pub shape: Shape,
+    /// Rows that are real; a vocabulary is padded beyond them with zeros that never change.
+    pub rows: usize,
+    /// What it starts as.
+    pub init: Init,
+    /// The layer whose backward completes its gradient.
+    pub layer: usize,
+    /// Its gradient is only ever added to, so it is zeroed at every step.
+    pub sparse: bool,
+}
+
+impl ParamSpec {
+    /// A dense parameter of a layer.
+    pub fn new(name: impl Into<String>, shape: impl Into<Shape>, init: Init, layer: usize) -> ParamSpec {
+        let shape = shape.into();
+        ParamSpec { name: name.into(), shape, rows: shape.sizes()[0], init, layer, sparse: false }
+    }
+
+    /// Weight decay applies to matrices, not to biases and norms.
+    pub fn decays(&self) -> bool {
+        self.shape.sizes().len() >= 2
+    }
+}
+
+/// A parameter in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Param {
+    /// What layers compute with; the master weights themselves in f32.
+    pub weight: Tensor,
+    /// f32 master weights.
+    pub master: Tensor,
+    /// f32 `main_grad`.
+    pub grad: Tensor,
+}
+
+/// All parameters, each kind of memory in one flat buffer in order of declaration.
+pub struct Params {
+    /// What was declared.
+    pub specs: Vec<ParamSpec>,
+    params: Vec<Param>,
+    by_name: HashMap<String, usize>,
+    /// All of `main_grad`, f32, flat.
+    pub grads: Tensor,
+    offsets: Vec<usize>,
+    _areas: Vec<Area>,
+}
+
+impl Params {
+    /// Allocates weights and gradients, and fills the weights.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(device: &Device, specs: Vec<ParamSpec>, compute: DType, seed: u64) -> Result<Params> {
+        let mut offsets = Vec::with_capacity(specs.len());
+        let mut total = 0usize;
+        for spec in &specs {
+            offsets.push(total);
+            total += spec.shape.elements().next_multiple_of(64); // every parameter begins at 256 bytes
+        }
+        let masters = device.allocate("master weights", total * 4)?;
+        let master = masters.tensor("master weights", 0, [total], DType::F32);
+        let gradients = device.allocate("main_grad", total * 4)?;
+        let grads = gradients.tensor("main_grad", 0, [total], DType::F32);
+        let mut areas = vec![masters, gradients];
+        let weight = if compute == DType::F32 {
+            master
+        } else {
+            let weights = device.allocate("weights", total * compute.size())?;
+            let tensor = weights.tensor("weights", 0, [total], compute);
+            areas.push(weights);
+            tensor
+        };
+        let params: Vec<Param> = specs
+            .iter()
+            .zip(&offsets)
+            .map(|(spec, &at)| Param {
+                weight: weight.view(at, spec.shape),
+                master: master.view(at, spec.shape),
+                grad: grads.view(at, spec.shape),
+            })
+            .collect();
+        if !device.is_dry() {
+            device.upload(&master, &vec![0.0; total])?;
+            device.upload(&grads, &vec![0.0; total])?;
+            if compute == DType::Bf16 {
+                device.upload(&weight, &vec![bf16::ZERO; total])?;
+            }
+        }
+        let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
+        let all = Params { specs, params, by_name, grads, offsets, _areas: areas };
+        if !device.is_dry() {
+            for index in 0..all.specs.len() {
+                all.set(device, index, &initial(&all.specs[index], seed))?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Overwrites a parameter, master and compute copy, with f32 values of its stored shape.
+    ///
+    /// # Errors
+    /// Another number of values.
+    pub fn set(&self, device: &Device, index: usize, values: &[f32]) -> Result<()> {
+        let param = &self.params[index];
+        device.upload(&param.master, values)?;
+        if param.weight.dtype == DType::Bf16 {
+            let rounded: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+            device.upload(&param.weight, &rounded)?;
+        }
+        Ok(())
+    }
+
+    /// The parameter of that name.
+    ///
+    /// # Panics
+    /// If the model declared none: layers ask for what the same file declares.
+    pub fn get(&self, name: &str) -> Param {
+        match self.by_name.get(name) {
+            Some(&index) => self.params[index],
+            None => panic!("the model declares no parameter `{name}`"),
+        }
+    }
+
+    /// All parameters with what was declared of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&ParamSpec, &Param)> {
+        self.specs.iter().zip(&self.params)
+    }
+
+    /// The part of `main_grad` that belongs to layers `first..=last`, if they have parameters: parameters are declared
+    /// in layer order, so it is one range.
+    pub fn layer_grads(&self, first: usize, last: usize) -> Option<Tensor> {
+        let inside = |i: &usize| (first..=last).contains(&self.specs[*i].layer);
+        let start = (0..self.specs.len()).find(inside)?;
+        let end = (0..self.specs.len()).rfind(inside)?;
+        let elements = self.offsets[end] + self.specs[end].shape.elements() - self.offsets[start];
+        Some(self.grads.view(self.offsets[start], [elements]))
+    }
+
+    /// Number of real parameters, padding not counted.
+    pub fn count(&self) -> usize {
+        self.specs.iter().map(|spec| spec.shape.elements() / spec.shape.sizes()[0] * spec.rows).sum()
+    }
+}
+
+/// First values of a parameter.
+fn initial(spec: &ParamSpec, seed: u64) -> Vec<f32> {
+    let real = spec.shape.elements() / spec.shape.sizes()[0] * spec.rows;
+    // FNV-1a: the stream number is a function of the name.
+    let stream =
+        spec.name.bytes().fold(0xcbf29ce484222325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100000001b3));
+    let mut values = vec![0.0; spec.shape.elements()];
+    for (index, value) in values[..real].iter_mut().enumerate() {
+        *value = match spec.init {
+            Init::Constant(constant) => constant,
+            Init::Normal(std) => std * philox::normal(seed, stream, index as u64),
+        };
+    }
+    values
+}
