@@ -1,14 +1,219 @@
-//! Causal attention.
+//! Causal attention, one task per head, one block of queries at a time: the scores of a block are all that is held.
 
-use super::Pool;
-use crate::ops::*;
+use std::borrow::Cow;
 
-/// See [`Attention`].
-pub(super) fn attention(_op: &Attention, _pool: &Pool) {
-    unimplemented!()
+use super::math::{exp, max, sum};
+use super::philox::Mask;
+use super::small_gemm::{Matrix, multiply};
+use super::{Pool, view};
+use crate::ops::{Attention, AttentionBackward};
+use crate::{DType, Float, Tensor, bf16};
+
+/// Queries of a block.
+const BLOCK: usize = 64;
+
+/// The sizes of a packed attention.
+#[derive(Clone, Copy)]
+struct Packed {
+    batch: usize,
+    seq: usize,
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
 }
 
-/// See [`AttentionBackward`].
-pub(super) fn attention_backward(_op: &AttentionBackward, _pool: &Pool) {
-    unimplemented!()
+impl Packed {
+    fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> Packed {
+        let sizes = qkv.shape.sizes();
+        Packed { batch: sizes[0], seq: sizes[1], heads, kv_heads, dim: sizes[2] / (heads + 2 * kv_heads) }
+    }
+
+    fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.dim
+    }
+
+    /// The `(seq, dim)` matrix of a group of channels: query heads first, then keys, then values.
+    fn part<'a>(&self, qkv: &'a [f32], batch: usize, group: usize) -> Matrix<'a> {
+        let offset = batch * self.seq * self.width() + group * self.dim;
+        Matrix { data: qkv, offset, row_stride: self.width(), column_stride: 1 }
+    }
+
+    /// The `(seq, dim)` matrix of a head of a `(batch, seq, heads * dim)` tensor.
+    fn head<'a>(&self, data: &'a [f32], batch: usize, head: usize) -> Matrix<'a> {
+        let width = self.heads * self.dim;
+        Matrix { data, offset: batch * self.seq * width + head * self.dim, row_stride: width, column_stride: 1 }
+    }
+}
+
+fn below(matrix: Matrix<'_>, row: usize) -> Matrix<'_> {
+    Matrix { offset: matrix.offset + row * matrix.row_stride, ..matrix }
+}
+
+fn to_f32<'a>(tensor: &Tensor) -> Cow<'a, [f32]> {
+    match tensor.dtype {
+        DType::F32 => view::read::<f32>(tensor).into(),
+        _ => view::read::<bf16>(tensor).iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
+    }
+}
+
+/// Writes a `(seq, dim)` matrix to columns of a `(seq, width)` one.
+fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, values: &[f32]) {
+    fn rows<T: Float>(tensor: &Tensor, start: usize, width: usize, dim: usize, values: &[f32]) {
+        let out = view::write::<T>(tensor);
+        for (row, values) in values.chunks(dim).enumerate() {
+            let at = start + row * width;
+            out[at..at + dim].iter_mut().zip(values).for_each(|(out, x)| *out = T::from_f32(*x));
+        }
+    }
+    match tensor.dtype {
+        DType::F32 => rows::<f32>(tensor, start, width, dim, values),
+        _ => rows::<bf16>(tensor, start, width, dim, values),
+    }
+}
+
+/// See [`Attention`].
+pub(super) fn attention(op: &Attention, pool: &Pool) {
+    let p = Packed::new(&op.qkv, op.heads, op.kv_heads);
+    let qkv = to_f32(&op.qkv);
+    let mask = op.dropout.as_ref().map(Mask::new);
+    let results = pool.map(p.batch * p.heads, |task| {
+        let (batch, head) = (task / p.heads, task % p.heads);
+        forward_head(&p, &qkv, batch, head, mask.as_ref())
+    });
+    let stats = view::write::<f32>(&op.stats);
+    let width = p.heads * p.dim;
+    for (task, (output, lse)) in results.iter().enumerate() {
+        let (batch, head) = (task / p.heads, task % p.heads);
+        scatter(&op.output, batch * p.seq * width + head * p.dim, width, p.dim, output);
+        stats[task * p.seq..(task + 1) * p.seq].copy_from_slice(lse);
+    }
+}
+
+/// One head's output `(seq, dim)` and log-sum-exp `(seq)`.
+fn forward_head(p: &Packed, qkv: &[f32], batch: usize, head: usize, mask: Option<&Mask>) -> (Vec<f32>, Vec<f32>) {
+    let kv = head / (p.heads / p.kv_heads);
+    let query = p.part(qkv, batch, head);
+    let key = p.part(qkv, batch, p.heads + kv);
+    let value = p.part(qkv, batch, p.heads + p.kv_heads + kv);
+    let scale = 1.0 / (p.dim as f32).sqrt();
+    let mut output = vec![0.0; p.seq * p.dim];
+    let mut lse = vec![0.0; p.seq];
+    let mut scores = vec![0.0; BLOCK * p.seq];
+    for start in (0..p.seq).step_by(BLOCK) {
+        let rows = BLOCK.min(p.seq - start);
+        let keys = start + rows;
+        let scores = &mut scores[..rows * keys];
+        multiply((rows, keys, p.dim), scale, below(query, start), key.transposed(), scores, keys, false);
+        for (i, row) in scores.chunks_mut(keys).enumerate() {
+            let position = start + i;
+            let (seen, future) = row.split_at_mut(position + 1);
+            let highest = max(seen.len(), |j| seen[j]);
+            seen.iter_mut().for_each(|x| *x = exp(*x - highest));
+            let total = sum(seen.len(), |j| seen[j]);
+            seen.iter_mut().for_each(|x| *x /= total);
+            future.fill(0.0);
+            lse[position] = highest + total.ln();
+            if let Some(mask) = mask {
+                mask.for_each(batch, position, head * p.seq, seen.len(), |j, factor| seen[j] *= factor);
+            }
+        }
+        let out = &mut output[start * p.dim..(start + rows) * p.dim];
+        multiply((rows, p.dim, keys), 1.0, Matrix::rows(scores, keys), value, out, p.dim, false);
+    }
+    (output, lse)
+}
+
+/// See [`AttentionBackward`]. One task per key head, so that the query heads that share it add up in order.
+pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
+    let p = Packed::new(&op.qkv, op.heads, op.kv_heads);
+    let inputs = Inputs {
+        qkv: &to_f32(&op.qkv),
+        output: &to_f32(&op.output),
+        grad_output: &to_f32(&op.grad_output),
+        stats: view::read::<f32>(&op.stats),
+        mask: op.dropout.as_ref().map(Mask::new),
+    };
+    let group = p.heads / p.kv_heads;
+    let results =
+        pool.map(p.batch * p.kv_heads, |task| backward_group(&p, &inputs, task / p.kv_heads, task % p.kv_heads));
+    for (task, grads) in results.iter().enumerate() {
+        let (batch, kv) = (task / p.kv_heads, task % p.kv_heads);
+        let start = |part: usize| batch * p.seq * p.width() + part * p.dim;
+        for (i, grad_query) in grads.query.iter().enumerate() {
+            scatter(&op.grad_qkv, start(kv * group + i), p.width(), p.dim, grad_query);
+        }
+        scatter(&op.grad_qkv, start(p.heads + kv), p.width(), p.dim, &grads.key);
+        scatter(&op.grad_qkv, start(p.heads + p.kv_heads + kv), p.width(), p.dim, &grads.value);
+    }
+}
+
+struct Inputs<'a> {
+    qkv: &'a [f32],
+    output: &'a [f32],
+    grad_output: &'a [f32],
+    stats: &'a [f32],
+    mask: Option<Mask>,
+}
+
+/// Gradients of one key head and its query heads, `(seq, dim)` each.
+struct Grads {
+    query: Vec<Vec<f32>>,
+    key: Vec<f32>,
+    value: Vec<f32>,
+}
+
+fn backward_group(p: &Packed, inputs: &Inputs<'_>, batch: usize, kv: usize) -> Grads {
+    let group = p.heads / p.kv_heads;
+    let key = p.part(inputs.qkv, batch, p.heads + kv);
+    let value = p.part(inputs.qkv, batch, p.heads + p.kv_heads + kv);
+    let scale = 1.0 / (p.dim as f32).sqrt();
+    let zeros = || vec![0.0; p.seq * p.dim];
+    let mut grads = Grads { query: Vec::with_capacity(group), key: zeros(), value: zeros() };
+    let mut probabilities = vec![0.0; BLOCK * p.seq];
+    let mut dropped = vec![0.0; BLOCK * p.seq];
+    let mut grad_scores = vec![0.0; BLOCK * p.seq];
+    for head in kv * group..(kv + 1) * group {
+        let query = p.part(inputs.qkv, batch, head);
+        let output = p.head(inputs.output, batch, head);
+        let grad_output = p.head(inputs.grad_output, batch, head);
+        let stats = &inputs.stats[(batch * p.heads + head) * p.seq..][..p.seq];
+        let mut grad_query = zeros();
+        for start in (0..p.seq).step_by(BLOCK) {
+            let rows = BLOCK.min(p.seq - start);
+            let keys = start + rows;
+            let probabilities = &mut probabilities[..rows * keys];
+            let dropped = &mut dropped[..rows * keys];
+            let grad_scores = &mut grad_scores[..rows * keys];
+            let (query, grad_output) = (below(query, start), below(grad_output, start));
+            multiply((rows, keys, p.dim), scale, query, key.transposed(), probabilities, keys, false);
+            // The gradient of the (dropped) probabilities, turned into that of the scores row by row.
+            multiply((rows, keys, p.dim), 1.0, grad_output, value.transposed(), grad_scores, keys, false);
+            for i in 0..rows {
+                let position = start + i;
+                let row = i * keys..i * keys + position + 1;
+                let at = |m: Matrix<'_>, r: usize, c: usize| m.data[m.offset + r * m.row_stride + c];
+                let delta = sum(p.dim, |c| at(grad_output, i, c) * at(output, position, c));
+                let (seen, grad) = (&mut probabilities[row.clone()], &mut grad_scores[row.clone()]);
+                seen.iter_mut().for_each(|x| *x = exp(*x - stats[position]));
+                let after = &mut dropped[row.clone()];
+                after.copy_from_slice(seen);
+                if let Some(mask) = &inputs.mask {
+                    mask.for_each(batch, position, head * p.seq, seen.len(), |j, factor| {
+                        after[j] *= factor;
+                        grad[j] *= factor;
+                    });
+                }
+                grad.iter_mut().zip(seen.iter()).for_each(|(grad, p)| *grad = p * (*grad - delta) * scale);
+                dropped[row.end..(i + 1) * keys].fill(0.0);
+                grad_scores[row.end..(i + 1) * keys].fill(0.0);
+            }
+            let (dropped, grad_scores) = (Matrix::rows(dropped, keys), Matrix::rows(grad_scores, keys));
+            let out = &mut grad_query[start * p.dim..(start + rows) * p.dim];
+            multiply((rows, p.dim, keys), 1.0, grad_scores, key, out, p.dim, false);
+            multiply((keys, p.dim, rows), 1.0, grad_scores.transposed(), query, &mut grads.key, p.dim, true);
+            multiply((keys, p.dim, rows), 1.0, dropped.transposed(), grad_output, &mut grads.value, p.dim, true);
+        }
+        grads.query.push(grad_query);
+    }
+    grads
 }

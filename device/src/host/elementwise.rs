@@ -1,29 +1,130 @@
 //! Copies, sums and constants.
 
-use super::Pool;
-use crate::ops::*;
+use super::{Pool, view};
+use crate::ops::{Add, BiasGrad, Copy, Fill, Poison};
+use crate::{DType, Element, Float, Tensor, bf16};
 
-/// See [`BiasGrad`].
-pub(super) fn bias_grad(_op: &BiasGrad, _pool: &Pool) {
-    unimplemented!()
+/// Elements of one task.
+pub(super) const CHUNK: usize = 1 << 14;
+
+/// Calls `$body` with `$float` standing for the tensor's floating type.
+macro_rules! with_float {
+    ($dtype:expr, $float:ident => $body:expr) => {
+        match $dtype {
+            crate::DType::F32 => {
+                type $float = f32;
+                $body
+            }
+            _ => {
+                type $float = crate::bf16;
+                $body
+            }
+        }
+    };
 }
+pub(super) use with_float;
 
 /// See [`Add`].
-pub(super) fn add(_op: &Add, _pool: &Pool) {
-    unimplemented!()
+pub(super) fn add(op: &Add, pool: &Pool) {
+    with_float!(op.output.dtype, T => {
+        if op.output.address == op.a.address {
+            let b = view::read::<T>(&op.b);
+            map_in_place::<T>(&op.output, pool, |i, x| x + b[i].to_f32());
+        } else {
+            let (a, b) = (view::read::<T>(&op.a), view::read::<T>(&op.b));
+            map::<T>(&op.output, pool, |i| a[i].to_f32() + b[i].to_f32());
+        }
+    });
+}
+
+/// `output[i] = f(i)`.
+#[inline(always)]
+pub(super) fn map<T: Float>(output: &Tensor, pool: &Pool, f: impl Fn(usize) -> f32 + Send + Sync) {
+    pool.for_each_chunk(view::write::<T>(output), CHUNK, |chunk, out| {
+        out.iter_mut().enumerate().for_each(|(i, out)| *out = T::from_f32(f(chunk * CHUNK + i)));
+    });
+}
+
+/// `output[i] = f(i, output[i])`.
+#[inline(always)]
+pub(super) fn map_in_place<T: Float>(output: &Tensor, pool: &Pool, f: impl Fn(usize, f32) -> f32 + Send + Sync) {
+    pool.for_each_chunk(view::write::<T>(output), CHUNK, |chunk, out| {
+        out.iter_mut().enumerate().for_each(|(i, out)| *out = T::from_f32(f(chunk * CHUNK + i, out.to_f32())));
+    });
 }
 
 /// See [`Copy`].
-pub(super) fn copy(_op: &Copy, _pool: &Pool) {
-    unimplemented!()
+pub(super) fn copy(op: &Copy, pool: &Pool) {
+    match (op.input.dtype, op.output.dtype) {
+        (DType::F32, DType::Bf16) => convert::<f32, bf16>(op, pool),
+        (DType::Bf16, DType::F32) => convert::<bf16, f32>(op, pool),
+        (DType::F32, _) => duplicate::<f32>(op, pool),
+        (DType::Bf16, _) => duplicate::<bf16>(op, pool),
+        (DType::I32, _) => duplicate::<i32>(op, pool),
+        (DType::U8, _) => duplicate::<u8>(op, pool),
+    }
+}
+
+fn convert<A: Float, B: Float>(op: &Copy, pool: &Pool) {
+    let input = view::read::<A>(&op.input);
+    map::<B>(&op.output, pool, |i| input[i].to_f32());
+}
+
+fn duplicate<T: Element>(op: &Copy, pool: &Pool) {
+    let input = view::read::<T>(&op.input);
+    pool.for_each_chunk(view::write::<T>(&op.output), CHUNK, |chunk, out| {
+        out.copy_from_slice(&input[chunk * CHUNK..][..out.len()]);
+    });
 }
 
 /// See [`Fill`].
-pub(super) fn fill(_op: &Fill, _pool: &Pool) {
-    unimplemented!()
+pub(super) fn fill(op: &Fill, pool: &Pool) {
+    with_float!(op.output.dtype, T => map::<T>(&op.output, pool, |_| op.value));
 }
 
 /// See [`Poison`].
-pub(super) fn poison(_op: &Poison, _pool: &Pool) {
-    unimplemented!()
+pub(super) fn poison(op: &Poison, pool: &Pool) {
+    let bytes = Tensor { shape: [op.output.bytes()].into(), dtype: DType::U8, ..op.output };
+    pool.for_each_chunk(view::write::<u8>(&bytes), CHUNK, |_, out| out.fill(0xff));
+}
+
+/// Rows summed by one task.
+const ROWS: usize = 256;
+
+/// See [`BiasGrad`].
+pub(super) fn bias_grad(op: &BiasGrad, pool: &Pool) {
+    with_float!(op.grad_output.dtype, T => {
+        let columns = op.grad_output.shape.last();
+        let grad = view::read::<T>(&op.grad_output);
+        let partial = pool.map(grad.len().div_ceil(ROWS * columns), |chunk| {
+            let rows = &grad[chunk * ROWS * columns..grad.len().min((chunk + 1) * ROWS * columns)];
+            column_sums(columns, rows.chunks(columns), |x| x.to_f32())
+        });
+        store_sums(&partial, &op.grad_bias, op.accumulate);
+    });
+}
+
+/// Sums rows of `columns` elements.
+pub(super) fn column_sums<'a, T: 'a>(
+    columns: usize,
+    rows: impl Iterator<Item = &'a [T]>,
+    f: impl Fn(&T) -> f32,
+) -> Vec<f32> {
+    let mut sums = vec![0.0f32; columns];
+    for row in rows {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += f(x));
+    }
+    sums
+}
+
+/// Adds partial sums in order, to what is there or to 0.
+pub(super) fn store_sums(partial: &[Vec<f32>], output: &Tensor, accumulate: bool) {
+    let output = view::write::<f32>(output);
+    let mut total = vec![0.0f32; output.len()];
+    for sums in partial {
+        total.iter_mut().zip(sums).for_each(|(total, x)| *total += x);
+    }
+    for (out, total) in output.iter_mut().zip(total) {
+        *out = if accumulate { *out + total } else { total };
+    }
 }

@@ -1,14 +1,63 @@
 //! Token and position embedding.
 
-use super::Pool;
-use crate::ops::*;
+use super::elementwise::with_float;
+use super::{Pool, view};
+use crate::Float;
+use crate::ops::{Embedding, EmbeddingBackward};
 
-/// See [`Embedding`].
-pub(super) fn embedding(_op: &Embedding, _pool: &Pool) {
-    unimplemented!()
+/// The table row of a token; row 0 for one outside the table.
+fn row(token: i32, vocab: usize) -> usize {
+    usize::try_from(token).ok().filter(|&row| row < vocab).unwrap_or(0)
 }
 
-/// See [`EmbeddingBackward`].
-pub(super) fn embedding_backward(_op: &EmbeddingBackward, _pool: &Pool) {
-    unimplemented!()
+/// See [`Embedding`].
+pub(super) fn embedding(op: &Embedding, pool: &Pool) {
+    with_float!(op.output.dtype, T => forward::<T>(op, pool));
+}
+
+fn forward<T: Float>(op: &Embedding, pool: &Pool) {
+    let (hidden, seq, vocab) = (op.table.shape.last(), op.tokens.shape.last(), op.table.shape.rows());
+    let tokens = view::read::<i32>(&op.tokens);
+    let table = view::read::<T>(&op.table);
+    let positions = op.positions.as_ref().map(view::read::<T>);
+    pool.for_each_chunk(view::write::<T>(&op.output), hidden, |at, out| {
+        let row = row(tokens[at], vocab);
+        out.copy_from_slice(&table[row * hidden..(row + 1) * hidden]);
+        if let Some(positions) = positions {
+            let position = &positions[at % seq * hidden..(at % seq + 1) * hidden];
+            out.iter_mut().zip(position).for_each(|(out, p)| *out = T::from_f32(out.to_f32() + p.to_f32()));
+        }
+    });
+}
+
+/// Table rows whose gradients one task adds up.
+const ROWS: usize = 64;
+
+/// See [`EmbeddingBackward`]. A task goes through all tokens in order and adds those of its range of table rows.
+pub(super) fn embedding_backward(op: &EmbeddingBackward, pool: &Pool) {
+    with_float!(op.grad_output.dtype, T => backward::<T>(op, pool));
+}
+
+fn backward<T: Float>(op: &EmbeddingBackward, pool: &Pool) {
+    let (hidden, seq, vocab) = (op.grad_table.shape.last(), op.tokens.shape.last(), op.grad_table.shape.rows());
+    let tokens = view::read::<i32>(&op.tokens);
+    let grad = view::read::<T>(&op.grad_output);
+    let add = |to: &mut [f32], at: usize| {
+        to.iter_mut().zip(&grad[at * hidden..]).for_each(|(to, x)| *to += x.to_f32());
+    };
+    pool.for_each_chunk(view::write::<f32>(&op.grad_table), ROWS * hidden, |chunk, rows| {
+        for (at, &token) in tokens.iter().enumerate() {
+            let row = row(token, vocab);
+            if row / ROWS == chunk {
+                add(&mut rows[(row - chunk * ROWS) * hidden..][..hidden], at);
+            }
+        }
+    });
+    if let Some(positions) = &op.grad_positions {
+        pool.for_each_chunk(view::write::<f32>(positions), hidden, |position, row| {
+            for at in (position..tokens.len()).step_by(seq).filter(|_| position < seq) {
+                add(row, at);
+            }
+        });
+    }
 }

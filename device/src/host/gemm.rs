@@ -1,9 +1,94 @@
-//! Matrix product.
+//! Matrix product: tiles of fixed size over `out`, each a call into the GEMM library.
 
-use super::Pool;
-use crate::ops::*;
+use super::math::{gelu, gelu_derivative};
+use super::small_gemm::{Matrix, multiply};
+use super::{Pool, view};
+use crate::ops::{Epilogue, Gemm};
+use crate::{DType, Float, Tensor, bf16};
+
+/// Rows of `out` that one task computes. Fixed, so that bits do not depend on the threads.
+const TILE_ROWS: usize = 128;
 
 /// See [`Gemm`].
-pub(super) fn gemm(_op: &Gemm, _pool: &Pool) {
-    unimplemented!()
+pub(super) fn gemm(op: &Gemm, pool: &Pool) {
+    let (a, b) = (to_f32(&op.a), to_f32(&op.b));
+    match op.out.dtype {
+        DType::F32 => into::<f32>(op, &a, &b, pool),
+        _ => into::<bf16>(op, &a, &b, pool),
+    }
+}
+
+/// The elements as f32; converted when they are not.
+fn to_f32<'a>(tensor: &Tensor) -> std::borrow::Cow<'a, [f32]> {
+    match tensor.dtype {
+        DType::F32 => view::read::<f32>(tensor).into(),
+        _ => view::read::<bf16>(tensor).iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
+    }
+}
+
+fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {
+    let (m, n, k) = op.dimensions();
+    if m == 0 || n == 0 {
+        return;
+    }
+    let a = if op.transpose_a { Matrix::rows(a, m).transposed() } else { Matrix::rows(a, k) };
+    let b = if op.transpose_b { Matrix::rows(b, k).transposed() } else { Matrix::rows(b, n) };
+    let out = view::write::<T>(&op.out);
+    let product = |tile: usize, rows: usize, to: &mut [f32], accumulate: bool| {
+        let a = Matrix { offset: tile * TILE_ROWS * a.row_stride, ..a };
+        multiply((rows, n, k), 1.0, a, b, to, n, accumulate);
+    };
+    match op.epilogue {
+        Epilogue::BiasGelu { bias, pre } => {
+            let bias = to_f32(&bias);
+            // Each task needs its rows of both outputs.
+            let pre = view::write::<T>(&pre);
+            let size = TILE_ROWS * n;
+            pool.for_each_chunk_pair((out, size), (pre, size), |tile, out, pre| {
+                let mut scratch = vec![0.0; out.len()];
+                product(tile, out.len() / n, &mut scratch, false);
+                for ((out, pre), row) in out.chunks_mut(n).zip(pre.chunks_mut(n)).zip(scratch.chunks(n)) {
+                    for (((out, pre), x), bias) in out.iter_mut().zip(pre).zip(row).zip(bias.iter()) {
+                        *pre = T::from_f32(x + bias);
+                        *out = T::from_f32(gelu(pre.to_f32()));
+                    }
+                }
+            });
+        }
+        _ => {
+            let extra = match op.epilogue {
+                Epilogue::Bias(tensor) | Epilogue::GeluBackward { pre: tensor } => to_f32(&tensor),
+                _ => Vec::new().into(),
+            };
+            pool.for_each_chunk(out, TILE_ROWS * n, |tile, out| {
+                in_f32(out, op.accumulate, |to| {
+                    product(tile, to.len() / n, to, op.accumulate);
+                    match op.epilogue {
+                        Epilogue::Bias(_) => {
+                            for row in to.chunks_mut(n) {
+                                row.iter_mut().zip(extra.iter()).for_each(|(x, bias)| *x += bias);
+                            }
+                        }
+                        Epilogue::GeluBackward { .. } => {
+                            let pre = &extra[tile * TILE_ROWS * n..];
+                            to.iter_mut().zip(pre).for_each(|(x, pre)| *x *= gelu_derivative(*pre));
+                        }
+                        _ => {}
+                    }
+                });
+            });
+        }
+    }
+}
+
+/// Lets `work` compute f32 values in place when `T` is f32, and in scratch that is rounded afterwards when not.
+fn in_f32<T: Float>(out: &mut [T], keep: bool, work: impl FnOnce(&mut [f32])) {
+    if T::DTYPE == DType::F32 {
+        work(bytemuck::cast_slice_mut(out));
+        return;
+    }
+    let mut scratch: Vec<f32> =
+        if keep { out.iter().map(|x| x.to_f32()).collect() } else { vec![0.0; out.len()] };
+    work(&mut scratch);
+    out.iter_mut().zip(&scratch).for_each(|(out, x)| *out = T::from_f32(*x));
 }

@@ -7,12 +7,14 @@ mod elementwise;
 mod embedding;
 mod gemm;
 mod loss;
+mod math;
 pub(crate) mod memory;
 mod norm;
 mod optimizer;
 pub mod philox;
 mod pool;
 mod rotary;
+mod small_gemm;
 pub(crate) mod view;
 
 pub use pool::Pool;

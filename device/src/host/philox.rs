@@ -1,6 +1,107 @@
-//! Philox4x32-10: random numbers as a function of a counter and a key.
+//! Philox4x32-10 (Salmon et al., 2011): random numbers as a function of a counter and a key.
 
-/// To be written.
-pub fn normal(_seed: u64, _stream: u64, _index: u64) -> f32 {
-    0.0
+use super::view;
+use crate::ops::{DropoutSite, SampleRecord};
+
+/// Four random words.
+#[inline(always)]
+pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let a = u64::from(counter[0]) * 0xD251_1F53;
+        let b = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [
+            (b >> 32) as u32 ^ counter[1] ^ key[0],
+            b as u32,
+            (a >> 32) as u32 ^ counter[3] ^ key[1],
+            a as u32,
+        ];
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    counter
+}
+
+/// A standard normal number as a function of (seed, stream, index): Box and Muller, in f64.
+pub fn normal(seed: u64, stream: u64, index: u64) -> f32 {
+    let counter = [index as u32, (index >> 32) as u32, stream as u32, (stream >> 32) as u32];
+    let words = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);
+    let uniform = |high: u32, low: u32| ((u64::from(high) << 21 | u64::from(low) >> 11) as f64 + 0.5) / 2f64.powi(53);
+    let (u, v) = (uniform(words[0], words[1]), uniform(words[2], words[3]));
+    ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+}
+
+/// The masks of one dropout, with the device's record read.
+#[derive(Clone, Copy)]
+pub(crate) struct Mask {
+    key: [u32; 2],
+    step: u32,
+    first_sample: u32,
+    /// Words below are dropped.
+    threshold: u32,
+    /// `1 / (1 - rate)`.
+    pub(crate) scale: f32,
+}
+
+impl Mask {
+    pub(crate) fn new(site: &DropoutSite) -> Mask {
+        let record: SampleRecord = view::read_block(&site.record);
+        let place = u32::from(site.layer) << 16 | u32::from(site.site);
+        Mask {
+            key: [site.seed as u32, (site.seed >> 32) as u32 ^ place],
+            step: record.step,
+            first_sample: record.first_sample as u32,
+            threshold: (f64::from(site.rate) * 4294967296.0) as u32,
+            scale: 1.0 / (1.0 - site.rate),
+        }
+    }
+
+    /// Calls `f(i, factor)` for the channels `start + i` of `0..count`: the factor is `scale` or 0.
+    #[inline(always)]
+    pub(crate) fn for_each(
+        &self,
+        sample: usize,
+        token: usize,
+        start: usize,
+        count: usize,
+        mut f: impl FnMut(usize, f32),
+    ) {
+        let sample = self.first_sample.wrapping_add(sample as u32);
+        let end = start + count;
+        let mut channel = start / 4 * 4;
+        while channel < end {
+            let words = philox4x32_10([channel as u32 / 4, token as u32, sample, self.step], self.key);
+            for (i, word) in words.into_iter().enumerate() {
+                let at = channel + i;
+                if (start..end).contains(&at) {
+                    f(at - start, if word >= self.threshold { self.scale } else { 0.0 });
+                }
+            }
+            channel += 4;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn philox_gives_the_known_answers_of_random123() {
+        assert_eq!(philox4x32_10([0; 4], [0; 2]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
+        assert_eq!(philox4x32_10([!0; 4], [!0; 2]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
+        let counter = [0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344];
+        let expected = [0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1];
+        assert_eq!(philox4x32_10(counter, [0xa4093822, 0x299f31d0]), expected);
+    }
+
+    #[test]
+    fn normal_numbers_have_mean_0_variance_1_and_depend_on_all_arguments() {
+        let n = 20_000;
+        let values: Vec<f64> = (0..n).map(|i| f64::from(normal(3, 5, i))).collect();
+        let mean = values.iter().sum::<f64>() / n as f64;
+        let variance = values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n as f64;
+        assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05, "mean {mean}, variance {variance}");
+        assert_ne!(normal(3, 5, 0), normal(4, 5, 0));
+        assert_ne!(normal(3, 5, 0), normal(3, 6, 0));
+        assert_ne!(normal(3, 5, 0), normal(3, 5, 1));
+    }
 }

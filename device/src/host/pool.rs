@@ -46,4 +46,23 @@ impl Pool {
             _ => (0..count).map(work).collect(),
         }
     }
+
+    /// As [`Pool::for_each_chunk`] over two slices at once, each with its own size of chunk and as many of them.
+    pub fn for_each_chunk_pair<A: Send, B: Send>(
+        &self,
+        (a, size_a): (&mut [A], usize),
+        (b, size_b): (&mut [B], usize),
+        work: impl Fn(usize, &mut [A], &mut [B]) + Send + Sync,
+    ) {
+        use rayon::prelude::*;
+        match &self.threads {
+            Some(pool) if a.len() > size_a => pool.install(|| {
+                let pairs = a.par_chunks_mut(size_a).zip(b.par_chunks_mut(size_b)).enumerate();
+                pairs.for_each(|(i, (a, b))| work(i, a, b));
+            }),
+            _ => {
+                a.chunks_mut(size_a).zip(b.chunks_mut(size_b)).enumerate().for_each(|(i, (a, b))| work(i, a, b));
+            }
+        }
+    }
 }

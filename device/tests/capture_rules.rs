@@ -1,0 +1,170 @@
+//! The mistakes CUDA punishes during capture are refused here with the same codes, each with what to change.
+
+use device::ops::{Add, Fill};
+use device::{Area, CaptureRule, DType, Device, Error, HostOptions, Stream, Tensor};
+
+struct Bench {
+    device: Device,
+    main: Stream,
+    side: Stream,
+    a: Tensor,
+    b: Tensor,
+    _area: Area,
+}
+
+fn bench() -> Bench {
+    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    let area = device.allocate("test", 4096).unwrap();
+    let a = area.tensor("a", 0, [64], DType::F32);
+    let b = area.tensor("b", 1024, [64], DType::F32);
+    device.upload(&a, &[1.0f32; 64]).unwrap();
+    device.upload(&b, &[2.0f32; 64]).unwrap();
+    let (main, side) = (device.stream("main"), device.stream("side"));
+    Bench { device, main, side, a, b, _area: area }
+}
+
+/// Asserts rule, code and that the message says what to do.
+fn assert_rule<T>(result: Result<T, Error>, rule: CaptureRule, code: u32, words: &[&str]) {
+    let error = result.err().expect("the mistake must be refused");
+    let Error::Capture { rule: found, .. } = &error else { panic!("not a capture error: {error}") };
+    assert_eq!((*found, found.code()), (rule, code), "{error}");
+    let message = error.to_string();
+    for word in words.iter().chain(&["Rule:", "Fix:"]) {
+        assert!(message.contains(word), "`{word}` is missing from: {message}");
+    }
+}
+
+fn fill(output: Tensor, value: f32) -> Fill {
+    Fill { output, value }
+}
+
+#[test]
+fn what_is_submitted_during_a_capture_is_recorded_and_not_run() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    t.main.submit(fill(t.a, 5.0)).unwrap();
+    let graph = t.main.end_capture("fill").unwrap();
+    assert_eq!(t.device.download::<f32>(&t.a).unwrap()[0], 1.0);
+    graph.launch(&t.main).unwrap();
+    assert_eq!(t.device.download::<f32>(&t.a).unwrap()[0], 5.0);
+}
+
+#[test]
+fn a_replay_computes_again_from_the_same_addresses() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    t.main.submit(Add { a: t.a, b: t.b, output: t.a }).unwrap();
+    let graph = t.main.end_capture("add").unwrap();
+    for _ in 0..3 {
+        graph.launch(&t.main).unwrap();
+    }
+    assert_eq!(t.device.download::<f32>(&t.a).unwrap(), vec![7.0; 64]);
+}
+
+#[test]
+fn synchronizing_a_stream_during_capture_is_error_900() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    assert_rule(t.main.synchronize(), CaptureRule::Synchronization, 900, &["stream `main` was synchronized"]);
+}
+
+#[test]
+fn synchronizing_the_device_during_capture_is_error_900() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    assert_rule(t.device.synchronize(), CaptureRule::Synchronization, 900, &["the device was synchronized"]);
+}
+
+#[test]
+fn reading_results_during_capture_is_error_900() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    assert_rule(t.main.read::<f32>(&t.a), CaptureRule::Synchronization, 900, &["data was copied to the host"]);
+}
+
+#[test]
+fn allocating_during_capture_is_error_900_and_names_the_buffer() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    let result = t.device.allocate("late", 64).map(|_| ());
+    assert_rule(result, CaptureRule::Allocation, 900, &["`late` of 64 bytes", "planned before"]);
+}
+
+#[test]
+fn a_capture_in_which_a_call_failed_ends_with_error_901_and_the_first_mistake() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    t.main.synchronize().unwrap_err();
+    let result = t.main.end_capture("spoiled").map(|_| ());
+    assert_rule(result, CaptureRule::Invalidated, 901, &["stream `main` was synchronized"]);
+    t.main.submit(fill(t.a, 3.0)).expect("the stream works again after the failed capture");
+}
+
+#[test]
+fn a_forked_stream_that_is_not_joined_is_error_904_and_names_the_stream() {
+    let t = bench();
+    let fork = t.device.event();
+    t.main.begin_capture().unwrap();
+    t.main.record(&fork).unwrap();
+    t.side.wait(&fork).unwrap();
+    t.side.submit(fill(t.b, 3.0)).unwrap();
+    let result = t.main.end_capture("forked").map(|_| ());
+    assert_rule(result, CaptureRule::Unjoined, 904, &["stream `side` ends with `fill`", "record an event"]);
+}
+
+#[test]
+fn a_forked_stream_that_is_joined_becomes_part_of_the_graph() {
+    let t = bench();
+    let (fork, join) = (t.device.event(), t.device.event());
+    t.main.begin_capture().unwrap();
+    t.main.submit(fill(t.a, 4.0)).unwrap();
+    t.main.record(&fork).unwrap();
+    t.side.wait(&fork).unwrap();
+    t.side.submit(fill(t.b, 3.0)).unwrap();
+    t.side.record(&join).unwrap();
+    t.main.wait(&join).unwrap();
+    t.main.submit(Add { a: t.a, b: t.b, output: t.a }).unwrap();
+    let graph = t.main.end_capture("joined").unwrap();
+    assert_eq!(graph.nodes()[2].dependencies, vec![0, 1]);
+    for seed in 0..8 {
+        t.device.shuffle_replays(Some(seed));
+        graph.launch(&t.main).unwrap();
+        assert_eq!(t.device.download::<f32>(&t.a).unwrap()[63], 7.0);
+    }
+}
+
+#[test]
+fn waiting_in_a_capture_for_an_outside_event_is_error_905() {
+    let t = bench();
+    let outside = t.device.event();
+    t.side.submit(fill(t.b, 3.0)).unwrap();
+    t.side.record(&outside).unwrap();
+    t.main.begin_capture().unwrap();
+    assert_rule(t.main.wait(&outside), CaptureRule::Isolation, 905, &["`main`", "outside the capture"]);
+}
+
+#[test]
+fn work_on_the_default_stream_during_a_capture_is_error_906() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    let result = t.device.default_stream().submit(fill(t.b, 3.0));
+    assert_rule(result, CaptureRule::Implicit, 906, &["`fill`", "default stream"]);
+}
+
+#[test]
+fn capturing_the_default_stream_is_error_906() {
+    let t = bench();
+    assert_rule(t.device.default_stream().begin_capture(), CaptureRule::Implicit, 906, &["default stream"]);
+}
+
+#[test]
+fn an_event_recorded_in_a_capture_and_used_outside_is_error_907() {
+    let t = bench();
+    let event = t.device.event();
+    t.main.begin_capture().unwrap();
+    t.main.submit(fill(t.a, 3.0)).unwrap();
+    t.main.record(&event).unwrap();
+    t.main.end_capture("done").unwrap();
+    assert_rule(t.side.wait(&event), CaptureRule::CapturedEvent, 907, &["`side`"]);
+    assert_rule(event.synchronize(&t.device), CaptureRule::CapturedEvent, 907, &["was synchronized"]);
+}

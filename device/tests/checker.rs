@@ -1,0 +1,170 @@
+//! The checker proves hazards that a lucky order would hide, and names the operations and the buffer.
+
+use device::ops::{Add, Copy, Fill, Poison};
+use device::{Area, CheckError, DType, Device, Error, HostOptions, Stream, Tensor};
+
+struct Bench {
+    device: Device,
+    main: Stream,
+    side: Stream,
+    a: Tensor,
+    b: Tensor,
+    area: Area,
+}
+
+fn bench() -> Bench {
+    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    let area = device.allocate("test", 4096).unwrap();
+    let a = area.tensor("a", 0, [64], DType::F32);
+    let b = area.tensor("b", 1024, [64], DType::F32);
+    device.upload(&a, &[1.0f32; 64]).unwrap();
+    device.upload(&b, &[2.0f32; 64]).unwrap();
+    let (main, side) = (device.stream("main"), device.stream("side"));
+    Bench { device, main, side, a, b, area }
+}
+
+fn hazard<T>(result: Result<T, Error>) -> CheckError {
+    match result {
+        Err(Error::Check(hazard)) => hazard,
+        Err(other) => panic!("not a checker's finding: {other}"),
+        Ok(_) => panic!("the hazard was missed"),
+    }
+}
+
+#[test]
+fn two_streams_that_write_and_read_a_buffer_without_an_event_race() {
+    let t = bench();
+    t.device.set_scope("first");
+    t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    t.device.set_scope("second");
+    let found = hazard(t.main.submit(Copy { input: t.a, output: t.b }));
+    let expected = CheckError::Race { buffer: "a".into(), first: "first/fill".into(), second: "second/copy".into() };
+    assert_eq!(found, expected);
+    assert!(found.to_string().contains("record an event after `first/fill`"), "{found}");
+}
+
+#[test]
+fn a_write_that_overtakes_a_reader_on_another_stream_races() {
+    let t = bench();
+    t.side.submit(Copy { input: t.a, output: t.b }).unwrap();
+    let found = hazard(t.main.submit(Fill { output: t.a, value: 3.0 }));
+    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}
+
+#[test]
+fn an_event_between_two_streams_orders_them() {
+    let t = bench();
+    let event = t.device.event();
+    t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    t.side.record(&event).unwrap();
+    t.main.wait(&event).unwrap();
+    t.main.submit(Copy { input: t.a, output: t.b }).unwrap();
+}
+
+#[test]
+fn an_event_recorded_too_early_does_not_order_what_came_after() {
+    let t = bench();
+    let event = t.device.event();
+    t.side.record(&event).unwrap();
+    t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    t.main.wait(&event).unwrap();
+    let found = hazard(t.main.submit(Copy { input: t.a, output: t.b }));
+    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}
+
+#[test]
+fn a_host_wait_orders_streams() {
+    let t = bench();
+    t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    t.side.synchronize().unwrap();
+    t.main.submit(Copy { input: t.a, output: t.b }).unwrap();
+}
+
+#[test]
+fn two_branches_of_a_graph_that_race_are_found_at_the_end_of_the_capture() {
+    let t = bench();
+    let (fork, join) = (t.device.event(), t.device.event());
+    t.main.begin_capture().unwrap();
+    t.main.record(&fork).unwrap();
+    t.side.wait(&fork).unwrap();
+    t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    t.main.submit(Add { a: t.b, b: t.a, output: t.b }).unwrap();
+    t.side.record(&join).unwrap();
+    t.main.wait(&join).unwrap();
+    let found = hazard(t.main.end_capture("racing").map(|_| ()));
+    assert_eq!(found, CheckError::Race { buffer: "a".into(), first: "fill".into(), second: "add".into() });
+}
+
+#[test]
+fn a_read_of_a_buffer_whose_memory_another_one_took_is_named_with_both() {
+    let t = bench();
+    let reused = t.area.tensor("reused", 0, [64], DType::F32);
+    t.main.submit(Fill { output: reused, value: 3.0 }).unwrap();
+    let found = hazard(t.main.submit(Copy { input: t.a, output: t.b }));
+    let expected = CheckError::Overwritten {
+        reader: "copy".into(),
+        buffer: "a".into(),
+        writer: "fill".into(),
+        owner: "reused".into(),
+    };
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_graph_replayed_after_its_input_was_overwritten_by_another_owner_is_refused() {
+    let t = bench();
+    t.main.begin_capture().unwrap();
+    t.main.submit(Copy { input: t.a, output: t.b }).unwrap();
+    let graph = t.main.end_capture("reader").unwrap();
+    graph.launch(&t.main).unwrap();
+    let reused = t.area.tensor("reused", 0, [64], DType::F32);
+    t.main.submit(Fill { output: reused, value: 3.0 }).unwrap();
+    let found = hazard(graph.launch(&t.main));
+    assert!(matches!(&found, CheckError::Overwritten { reader, .. } if reader == "graph reader: copy"), "{found}");
+}
+
+#[test]
+fn a_read_of_part_of_a_buffer_sees_only_that_part() {
+    let t = bench();
+    let tail = t.area.tensor("tail", 128, [32], DType::F32);
+    t.main.submit(Fill { output: tail, value: 3.0 }).unwrap();
+    t.main.submit(Copy { input: t.a.narrow(0, 32), output: t.b.narrow(0, 32) }).unwrap();
+    let found = hazard(t.main.submit(Copy { input: t.a.narrow(31, 2), output: t.b.narrow(0, 2) }));
+    assert!(matches!(found, CheckError::Overwritten { .. }), "{found}");
+}
+
+#[test]
+fn a_buffer_nobody_wrote_cannot_be_read() {
+    let t = bench();
+    let empty = t.area.tensor("empty", 2048, [64], DType::F32);
+    let found = hazard(t.main.submit(Copy { input: empty, output: t.b }));
+    assert_eq!(found, CheckError::Uninitialized { reader: "copy".into(), buffer: "empty".into() });
+}
+
+#[test]
+fn a_graph_whose_input_was_freed_before_replay_is_refused_even_without_the_checker() {
+    for check in [true, false] {
+        let device = Device::host(HostOptions { check, ..HostOptions::default() }).unwrap();
+        let keep = device.allocate("keep", 256).unwrap();
+        let gone = device.allocate("gone", 256).unwrap();
+        let input = gone.tensor("input", 0, [64], DType::F32);
+        let output = keep.tensor("output", 0, [64], DType::F32);
+        device.upload(&input, &[1.0f32; 64]).unwrap();
+        let main = device.stream("main");
+        main.begin_capture().unwrap();
+        main.submit(Copy { input, output }).unwrap();
+        let graph = main.end_capture("reader").unwrap();
+        graph.launch(&main).unwrap();
+        drop(gone);
+        let found = hazard(graph.launch(&main));
+        let expected = CheckError::Freed { user: "graph reader: copy".into(), buffer: "input".into() };
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn poison_shows_as_nan() {
+    let t = bench();
+    t.main.submit(Poison { output: t.a }).unwrap();
+    assert!(t.device.download::<f32>(&t.a).unwrap().iter().all(|x| x.is_nan()));
+}

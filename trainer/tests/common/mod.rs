@@ -1,0 +1,183 @@
+//! Small models and runs shared by the tests.
+#![allow(dead_code)]
+
+use std::rc::Rc;
+
+use device::{Communicator, DType, Device, HostOptions};
+use graph_manager::GraphOptions;
+use trainer::model::{Architecture, GptShape, MlpShape, gpt, mlp};
+use trainer::optimizer::OptimizerKind;
+use trainer::step::{Batch, Stage, StageOptions, StepResult, StepSettings};
+
+pub const VOCAB: usize = 97;
+pub const SEQ: usize = 12;
+pub const MICRO_BATCH: usize = 2;
+
+/// Which model a run trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Gpt,
+    Mlp,
+}
+
+pub fn tiny_gpt(dropout: f32) -> Architecture {
+    gpt(GptShape {
+        layers: 2,
+        hidden: 32,
+        heads: 4,
+        ffn: 64,
+        vocab: VOCAB,
+        padded_vocab: 128,
+        seq: SEQ,
+        batch: MICRO_BATCH,
+        tied: true,
+        attention: true,
+        hidden_dropout: dropout,
+        attention_dropout: dropout,
+        seed: 7,
+        dtype: DType::F32,
+    })
+}
+
+pub const MLP_SIZES: [usize; 4] = [24, 32, 17, 8];
+
+pub fn tiny_mlp(dropout: f32) -> Architecture {
+    mlp(MlpShape {
+        sizes: MLP_SIZES.to_vec(),
+        dropouts: vec![dropout, dropout / 2.0],
+        batch: MICRO_BATCH,
+        seed: 7,
+        dtype: DType::F32,
+    })
+}
+
+/// A training run on the host device.
+pub struct Run {
+    pub kind: Kind,
+    pub dropout: f32,
+    pub microbatches: usize,
+    pub steps: usize,
+    pub threads: usize,
+    pub check: bool,
+    pub shuffle: Option<u64>,
+    pub graphs: GraphOptions,
+    pub group: Option<Rc<dyn Communicator>>,
+}
+
+impl Run {
+    pub fn new(kind: Kind, microbatches: usize, graphs: GraphOptions) -> Run {
+        let dropout = 0.1;
+        Run { kind, dropout, microbatches, steps: 20, threads: 1, check: true, shuffle: None, graphs, group: None }
+    }
+
+    pub fn device(&self) -> Device {
+        Device::host(HostOptions { threads: self.threads, check: self.check, dry: false }).unwrap()
+    }
+
+    pub fn stage(&self, device: &Device) -> Stage {
+        let (architecture, losses_per_sample, optimizer) = match self.kind {
+            Kind::Gpt => {
+                (tiny_gpt(self.dropout), SEQ, OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 })
+            }
+            Kind::Mlp => (tiny_mlp(self.dropout), 1, OptimizerKind::Sgd { momentum: 0.9 }),
+        };
+        let options = StageOptions {
+            compute: DType::F32,
+            seed: 7,
+            microbatches: self.microbatches,
+            micro_batch_size: MICRO_BATCH,
+            losses_per_sample,
+            optimizer,
+            weight_decay: 0.1,
+            bucket_bytes: 4096,
+            graphs: self.graphs.clone(),
+        };
+        Stage::new(device, &architecture, options, self.group.clone()).unwrap()
+    }
+
+    /// This rank's settings for a step.
+    pub fn settings(&self, step: usize) -> StepSettings {
+        let (rank, ranks) = self.group.as_ref().map_or((0, 1), |group| (group.rank(), group.size()));
+        let per_rank = self.microbatches * MICRO_BATCH;
+        StepSettings {
+            step: step as u32,
+            microbatches: self.microbatches,
+            first_sample: ((step * ranks + rank) * per_rank) as u64,
+            learning_rate: 1e-2,
+            clip: 1.0,
+        }
+    }
+
+    /// The results of all steps and the final weights.
+    pub fn train(&self) -> (Vec<StepResult>, Vec<f32>) {
+        let device = self.device();
+        device.shuffle_replays(self.shuffle);
+        let mut stage = self.stage(&device);
+        let results = (0..self.steps)
+            .map(|step| {
+                let settings = self.settings(step);
+                let batch = batch(self.kind, settings.first_sample, self.microbatches);
+                stage.train_step(settings, &batch).unwrap().wait().unwrap()
+            })
+            .collect();
+        let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
+        (results, weights.collect())
+    }
+}
+
+/// A fixed pseudo-random number for (sample, position): SplitMix64.
+pub fn noise(sample: u64, position: u64) -> u64 {
+    let mut z = sample.wrapping_mul(0x9e3779b97f4a7c15).wrapping_add(position.wrapping_mul(0xbf58476d1ce4e5b9)) ^ 1;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d049bb133111eb);
+    z ^ (z >> 31)
+}
+
+/// Samples as a function of their global number.
+pub fn batch(kind: Kind, first_sample: u64, microbatches: usize) -> Batch {
+    let samples = first_sample..first_sample + (microbatches * MICRO_BATCH) as u64;
+    match kind {
+        Kind::Gpt => {
+            let token = |s: u64, i: u64| (noise(s, i) % VOCAB as u64) as i32;
+            let row = |s: u64, shift: u64| (0..SEQ as u64).map(move |i| token(s, i + shift)).collect::<Vec<i32>>();
+            Batch::Tokens {
+                inputs: samples.clone().flat_map(|s| row(s, 0)).collect(),
+                targets: samples.flat_map(|s| row(s, 1)).collect(),
+            }
+        }
+        Kind::Mlp => {
+            let value = |s: u64, i: u64| (noise(s, i) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+            let row = |s: u64, from: usize, n: usize| (0..n).map(|i| value(s, (from + i) as u64)).collect::<Vec<f32>>();
+            Batch::Rows {
+                inputs: samples.clone().flat_map(|s| row(s, 0, MLP_SIZES[0])).collect(),
+                targets: samples.flat_map(|s| row(s, 1000, MLP_SIZES[3])).collect(),
+            }
+        }
+    }
+}
+
+/// Every way to run a step: graphs off, and each scope, pool, boundary and optimizer setting.
+pub fn all_settings() -> Vec<(String, GraphOptions)> {
+    use graph_manager::{Mempool, Scope};
+    let mut all = vec![("graphs off".to_string(), GraphOptions { enable: false, ..GraphOptions::default() })];
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+            for share_io_buffers in [true, false] {
+                for capture_optimizer in [true, false] {
+                    let name = format!("{scope:?} {mempool:?} share {share_io_buffers} optimizer {capture_optimizer}");
+                    let poison = capture_optimizer;
+                    let options = GraphOptions {
+                        scope,
+                        mempool,
+                        share_io_buffers,
+                        capture_optimizer,
+                        poison,
+                        ..GraphOptions::default()
+                    };
+                    all.push((name, options));
+                }
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,140 @@
+//! Graphs change when work is submitted, never what is computed: losses, norms and weights are the same bits for every
+//! scope, pool and boundary setting, with dropout on, for any number of microbatches.
+
+mod common;
+
+use common::{Kind, Run, all_settings};
+use graph_manager::GraphOptions;
+
+fn assert_same_bits_in_all_settings(kind: Kind, microbatches: usize) {
+    let settings = all_settings();
+    let (_, off) = settings[0].clone();
+    let (plain, weights) = Run::new(kind, microbatches, off).train();
+    assert!(plain[19].loss.is_finite() && plain[19].applied);
+    assert!(plain[19].loss < plain[0].loss, "{kind:?} does not learn: {} to {}", plain[0].loss, plain[19].loss);
+    for (name, options) in &settings[1..] {
+        let (results, others) = Run::new(kind, microbatches, options.clone()).train();
+        for (step, (a, b)) in plain.iter().zip(&results).enumerate() {
+            assert_eq!(a.loss.to_bits(), b.loss.to_bits(), "{kind:?}, M={microbatches}, {name}: loss of step {step}");
+            assert_eq!(a.grad_norm.to_bits(), b.grad_norm.to_bits(), "{kind:?}, M={microbatches}, {name}: norm");
+        }
+        assert!(
+            weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()),
+            "{kind:?}, M={microbatches}, {name}: final weights"
+        );
+    }
+}
+
+#[test]
+fn gpt_with_one_microbatch_has_the_same_bits_in_every_setting() {
+    assert_same_bits_in_all_settings(Kind::Gpt, 1);
+}
+
+#[test]
+fn gpt_with_four_microbatches_has_the_same_bits_in_every_setting() {
+    assert_same_bits_in_all_settings(Kind::Gpt, 4);
+}
+
+#[test]
+fn gpt_with_seven_microbatches_has_the_same_bits_in_every_setting() {
+    assert_same_bits_in_all_settings(Kind::Gpt, 7);
+}
+
+#[test]
+fn mlp_with_one_microbatch_has_the_same_bits_in_every_setting() {
+    assert_same_bits_in_all_settings(Kind::Mlp, 1);
+}
+
+#[test]
+fn mlp_with_four_microbatches_has_the_same_bits_in_every_setting() {
+    assert_same_bits_in_all_settings(Kind::Mlp, 4);
+}
+
+#[test]
+fn mlp_with_seven_microbatches_has_the_same_bits_in_every_setting() {
+    assert_same_bits_in_all_settings(Kind::Mlp, 7);
+}
+
+#[test]
+fn the_number_of_threads_does_not_change_a_bit() {
+    let options = GraphOptions::default();
+    let run = |threads| Run { threads, ..Run::new(Kind::Gpt, 4, options.clone()) }.train();
+    let (one, weights) = run(1);
+    for threads in [2, 3] {
+        let (others, other_weights) = run(threads);
+        assert_eq!(one, others, "{threads} threads");
+        assert!(weights.iter().zip(&other_weights).all(|(a, b)| a.to_bits() == b.to_bits()), "{threads} threads");
+    }
+}
+
+#[test]
+fn the_graphs_are_as_many_as_the_settings_say() {
+    // Two blocks, embedding and head; four microbatches, one in flight.
+    let expected = [("PerLayer PerMicrobatch", 4 * 2 + 2), ("PerLayer Single", 4 * 2 * 4 + 2), ("FullIteration", 1)];
+    for (name, options) in all_settings().into_iter().filter(|(name, _)| name.ends_with("share true optimizer true")) {
+        let run = Run { steps: 3, ..Run::new(Kind::Gpt, 4, options) };
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        for step in 0..run.steps {
+            let settings = run.settings(step);
+            let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
+            stage.train_step(settings, &batch).unwrap();
+        }
+        let report = stage.graphs().report();
+        let (_, count) = expected.iter().find(|(prefix, _)| name.starts_with(prefix)).unwrap();
+        assert_eq!(report.graphs.len(), *count, "{name}: {report}");
+        assert_eq!(stage.graphs().expected_graphs(graph_manager::Mode::Train), *count, "{name}");
+    }
+}
+
+#[test]
+fn a_step_allocates_nothing_after_the_first() {
+    for (name, options) in all_settings() {
+        let run = Run::new(Kind::Gpt, 4, options);
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        let mut after_first = 0;
+        for step in 0..6 {
+            let settings = run.settings(step);
+            let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
+            stage.train_step(settings, &batch).unwrap();
+            if step == 0 {
+                after_first = device.allocations();
+            }
+        }
+        assert_eq!(device.allocations(), after_first, "{name}");
+    }
+}
+
+#[test]
+fn slots_take_another_number_of_microbatches_without_a_new_plan() {
+    let plain = GraphOptions { enable: false, ..GraphOptions::default() };
+    let losses = |options: GraphOptions| -> Vec<u64> {
+        let run = Run::new(Kind::Gpt, 7, options);
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        stage.record(7, false).unwrap();
+        let mut losses = Vec::new();
+        for (step, microbatches) in [7, 7, 3, 1, 7, 1, 2].into_iter().enumerate() {
+            let settings = trainer::step::StepSettings { microbatches, ..run.settings(step) };
+            let batch = common::batch(run.kind, settings.first_sample, microbatches);
+            losses.push(stage.train_step(settings, &batch).unwrap().wait().unwrap().loss.to_bits());
+        }
+        losses
+    };
+    assert_eq!(losses(plain), losses(GraphOptions { poison: true, ..GraphOptions::default() }));
+}
+
+#[test]
+fn the_single_pool_refuses_another_number_of_microbatches_and_says_what_to_change() {
+    let options = GraphOptions { mempool: graph_manager::Mempool::Single, ..GraphOptions::default() };
+    let run = Run::new(Kind::Gpt, 4, options);
+    let device = run.device();
+    let mut stage = run.stage(&device);
+    stage.train_step(run.settings(0), &common::batch(Kind::Gpt, 0, 4)).unwrap();
+    let settings = trainer::step::StepSettings { microbatches: 2, ..run.settings(1) };
+    let error = stage.train_step(settings, &common::batch(Kind::Gpt, 0, 2)).err().unwrap().to_string();
+    for word in ["a step of 2 microbatches", "the plan is for 4", "mempool = \"per_microbatch\""] {
+        assert!(error.contains(word), "`{word}` is missing from: {error}");
+    }
+}
