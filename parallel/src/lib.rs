@@ -1,1 +1,10 @@
-//! To be written.
+//! Ranks and how they talk: communicators over MPI and over threads of one process.
+//!
+//! Start with [`MpiWorld`], which a run makes once on its main thread; [`ThreadWorld`] gives tests the same semantics
+//! without processes.
+
+mod mpi_world;
+mod threads;
+
+pub use mpi_world::MpiWorld;
+pub use threads::{ThreadRank, ThreadWorld};
