@@ -1,9 +1,18 @@
 //! Trains models: configuration, data, models, the step, and the run around it.
 //!
-//! Start with [`step::Stage::train_step`]; the layers it runs are in [`model`].
+//! Start with [`step::Stage::train_step`]; the layers it runs are in [`model`]. A configuration goes from [`options`]
+//! (the table) through [`config`] (raw) to [`plan`] (checked), and [`run`] does it.
 
+pub mod cli;
+pub mod config;
+pub mod data;
+pub mod metrics;
 pub mod model;
 pub mod optimizer;
+pub mod options;
 pub mod params;
+pub mod plan;
 pub mod reducer;
+pub mod run;
+pub mod schedule;
 pub mod step;

@@ -1,0 +1,263 @@
+//! From table, preset, file, flags and `--set` to one raw configuration.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use crate::options::{Kind, OPTIONS, OptionSpec, find, preset};
+
+/// The user's input is wrong: what was given, the rule, and the fix. Exit code 2.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}. Rule: {rule}. Fix: {fix}")]
+pub struct UserError {
+    /// The thing and its value.
+    pub what: String,
+    /// The rule it breaks.
+    pub rule: String,
+    /// What to change.
+    pub fix: String,
+}
+
+impl UserError {
+    /// A new error.
+    pub fn new(what: impl Into<String>, rule: impl Into<String>, fix: impl Into<String>) -> UserError {
+        UserError { what: what.into(), rule: rule.into(), fix: fix.into() }
+    }
+}
+
+/// The configuration as the user gave it, every option present; nothing is checked but names and types.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the option table documents every field")]
+pub struct RunConfig {
+    pub model: ModelConfig,
+    pub data: DataConfig,
+    pub train: TrainConfig,
+    pub optimizer: OptimizerConfig,
+    pub precision: PrecisionConfig,
+    pub parallel: ParallelConfig,
+    pub cuda_graph: CudaGraphConfig,
+    pub logging: LoggingConfig,
+}
+
+/// A section of the configuration: a struct whose fields the option table documents.
+macro_rules! section {
+    ($name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+        #[doc = "A section of the configuration; the option table documents its fields."]
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[allow(missing_docs, reason = "the option table documents every field")]
+        pub struct $name { $(pub $field: $type),* }
+    };
+}
+
+section!(ModelConfig {
+    preset: String,
+    kind: String,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    ffn: Option<usize>,
+    vocab: usize,
+    seq_length: usize,
+    attention: bool,
+    tie_embeddings: bool,
+    hidden_dropout: f64,
+    attention_dropout: f64,
+    layer_sizes: Vec<usize>,
+    dropouts: Vec<f64>,
+});
+section!(DataConfig { path: Option<String>, split: f64, seed: u64 });
+section!(TrainConfig {
+    device: String,
+    steps: usize,
+    seed: u64,
+    global_batch_size: usize,
+    micro_batch_size: usize,
+    eval_interval: usize,
+    eval_steps: usize,
+    threads: Option<usize>,
+});
+section!(OptimizerConfig {
+    kind: String,
+    lr: f64,
+    min_lr: f64,
+    warmup_steps: usize,
+    decay_steps: usize,
+    schedule: String,
+    betas: Vec<f64>,
+    eps: f64,
+    momentum: f64,
+    weight_decay: f64,
+    clip: f64,
+});
+section!(PrecisionConfig { compute: String });
+section!(ParallelConfig { tensor: usize, pipeline: usize, bucket_mib: usize });
+section!(CudaGraphConfig {
+    enable: bool,
+    scope: String,
+    warmup_steps: usize,
+    mempool: String,
+    share_io_buffers: bool,
+    capture_optimizer: bool,
+});
+section!(LoggingConfig { dir: String, interval: usize });
+
+/// Values by key, later ones over earlier ones.
+#[derive(Default)]
+pub struct Layers {
+    file: BTreeMap<&'static str, Value>,
+    flags: BTreeMap<&'static str, Value>,
+}
+
+impl Layers {
+    /// Takes all values of a TOML file.
+    ///
+    /// # Errors
+    /// A file that cannot be read or parsed, an unknown key, a value of the wrong type.
+    pub fn read_file(&mut self, path: &Path) -> Result<(), UserError> {
+        let name = path.display();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            UserError::new(
+                format!("config file {name} cannot be read: {error}"),
+                "--config names a TOML file",
+                "check the path",
+            )
+        })?;
+        self.read_text(&text, &name.to_string())
+    }
+
+    /// As [`Layers::read_file`], for text that came from `origin`.
+    ///
+    /// # Errors
+    /// As [`Layers::read_file`].
+    pub fn read_text(&mut self, text: &str, origin: &str) -> Result<(), UserError> {
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+            UserError::new(format!("{origin} is not TOML: {error}"), "a config is a TOML file", "mend that line")
+        })?;
+        for (section, values) in table {
+            let Value::Table(values) = values else {
+                return Err(unknown(&section, origin));
+            };
+            for (name, value) in values {
+                let key = format!("{section}.{name}");
+                let option = find(&key).ok_or_else(|| unknown(&key, origin))?;
+                self.file.insert(option.key, checked(option, value, origin)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a value given as text, by flag or `--set`; quotes around text are not needed.
+    ///
+    /// # Errors
+    /// An unknown key, a value of the wrong type.
+    pub fn set(&mut self, key: &str, text: &str, origin: &str) -> Result<(), UserError> {
+        let option = find(key).ok_or_else(|| unknown(key, origin))?;
+        let bare = || Value::String(text.into());
+        let value = match option.kind {
+            Kind::Text | Kind::Choice(_) if !text.starts_with('"') => bare(),
+            _ => literal(text).unwrap_or_else(bare),
+        };
+        self.flags.insert(option.key, checked(option, value, origin)?);
+        Ok(())
+    }
+
+    /// The configuration: defaults, then the preset, the file, flags and `--set`.
+    pub fn resolve(&self) -> RunConfig {
+        let chosen = self.flags.get("model.preset").or_else(|| self.file.get("model.preset"));
+        let chosen = chosen.and_then(Value::as_str).unwrap_or("tiny");
+        let mut values: BTreeMap<&str, Value> = BTreeMap::new();
+        let defaults = OPTIONS.iter().map(|option| (option.key, option.default));
+        for (key, text) in defaults.chain(preset(chosen).iter().copied()) {
+            if let (Some(value), Some(option)) = (literal(text), find(key)) {
+                values.insert(key, widened(option, value));
+            }
+        }
+        for (key, value) in self.file.iter().chain(&self.flags) {
+            values.insert(key, value.clone());
+        }
+        let mut table = toml::Table::new();
+        for (key, value) in values {
+            if let Some((section, name)) = key.split_once('.')
+                && let Value::Table(section) =
+                    table.entry(section).or_insert_with(|| Value::Table(toml::Table::new()))
+            {
+                section.insert(name.into(), value);
+            }
+        }
+        for section in OPTIONS.iter().filter_map(|option| option.key.split_once('.')) {
+            table.entry(section.0).or_insert_with(|| Value::Table(toml::Table::new()));
+        }
+        match table.try_into() {
+            Ok(config) => config,
+            Err(error) => unreachable!("the option table and RunConfig disagree: {error}"),
+        }
+    }
+}
+
+fn literal(text: &str) -> Option<Value> {
+    format!("x = {text}").parse::<toml::Table>().ok()?.remove("x")
+}
+
+/// Whole numbers are numbers too.
+fn widened(option: &OptionSpec, value: Value) -> Value {
+    match (option.kind, value) {
+        (Kind::Float, Value::Integer(whole)) => Value::Float(whole as f64),
+        (Kind::Floats, Value::Array(items)) => Value::Array(
+            items
+                .into_iter()
+                .map(|item| match item {
+                    Value::Integer(whole) => Value::Float(whole as f64),
+                    other => other,
+                })
+                .collect(),
+        ),
+        (_, value) => value,
+    }
+}
+
+/// The value, if it is of the option's kind.
+fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, UserError> {
+    let value = widened(option, value);
+    let natural = |value: &Value| value.as_integer().is_some_and(|n| n >= 0);
+    let fits = match option.kind {
+        Kind::Bool => value.is_bool(),
+        Kind::Integer => natural(&value),
+        Kind::Float => value.as_float().is_some_and(f64::is_finite),
+        Kind::Text => value.is_str(),
+        Kind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+        Kind::Integers => value.as_array().is_some_and(|items| items.iter().all(natural)),
+        Kind::Floats => value.as_array().is_some_and(|items| items.iter().all(Value::is_float)),
+    };
+    if fits {
+        return Ok(value);
+    }
+    let mut fix = format!("set {} to {}", option.key, option.kind.expected());
+    if let (Kind::Choice(words), Some(word)) = (option.kind, value.as_str())
+        && let Some(near) = nearest(word, words.iter().copied())
+    {
+        fix = format!("did you mean `{near}`?");
+    }
+    Err(UserError::new(
+        format!("{} = {value} ({origin})", option.key),
+        format!("it is {}", option.kind.expected()),
+        fix,
+    ))
+}
+
+fn unknown(key: &str, origin: &str) -> UserError {
+    let fix = match nearest(key, OPTIONS.iter().map(|option| option.key)) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => "see `trainer options` for all keys".into(),
+    };
+    UserError::new(format!("unknown key `{key}` ({origin})"), "only options of the table are known", fix)
+}
+
+/// The most similar word, if one is similar at all.
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = known.map(|candidate| (strsim::jaro_winkler(word, candidate), candidate));
+    scored.filter(|(score, _)| *score > 0.7).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, candidate)| candidate)
+}

@@ -1,0 +1,59 @@
+//! Where samples come from. A sample is a function of its global number, so every parallel layout sees the same data.
+
+mod bytes;
+mod markov;
+mod regression;
+
+pub use bytes::ByteText;
+pub use markov::MarkovSource;
+pub use regression::Regression;
+
+use crate::step::Batch;
+
+/// Which stream of samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// What is trained on.
+    Train,
+    /// What is evaluated on; it shares no sample with training.
+    Validation,
+}
+
+/// A source of training samples.
+pub trait Source: Send {
+    /// Samples `first..first + count`, for one rank's step.
+    fn batch(&self, split: Split, first: u64, count: usize) -> Batch;
+
+    /// The lowest mean loss any model can reach, in nats, and how it is known; where it is known at all.
+    fn floor(&self) -> Option<f64> {
+        None
+    }
+
+    /// What it is, for the plan box.
+    fn describe(&self) -> String;
+}
+
+/// Collects token samples: `fill(number, row)` writes `seq + 1` tokens, of which inputs and targets are made.
+fn token_batch(first: u64, count: usize, seq: usize, mut fill: impl FnMut(u64, &mut [i32])) -> Batch {
+    let (mut inputs, mut targets) = (Vec::with_capacity(count * seq), Vec::with_capacity(count * seq));
+    let mut row = vec![0; seq + 1];
+    for number in first..first + count as u64 {
+        fill(number, &mut row);
+        inputs.extend(&row[..seq]);
+        targets.extend(&row[1..]);
+    }
+    Batch::Tokens { inputs, targets }
+}
+
+/// SplitMix64 (Steele et al., 2014): the `n`-th random word of a seed.
+fn word(seed: u64, n: u64) -> u64 {
+    let mut z = seed.wrapping_add(n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The same as a number in [0, 1).
+fn uniform(seed: u64, n: u64) -> f64 {
+    (word(seed, n) >> 11) as f64 / (1u64 << 53) as f64
+}

@@ -1,0 +1,134 @@
+//! What a run tells: a box with its plan, a line for people, a JSON object for every step.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+/// One step's numbers, as written to `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepMetrics {
+    /// The step, counted from 0.
+    pub step: usize,
+    /// Mean loss over the global batch, nats.
+    pub loss: f64,
+    /// Gradient norm before clipping.
+    pub grad_norm: f32,
+    /// Learning rate.
+    pub lr: f64,
+    /// Tokens (or rows) per second over all ranks.
+    pub tokens_per_s: f64,
+    /// Model TFLOP/s over all ranks.
+    pub tflops: f64,
+    /// Share of the device's peak, where it is known.
+    pub mfu: Option<f64>,
+    /// Wall time of the step, milliseconds.
+    pub step_ms: f64,
+    /// Time the host took to prepare and submit it, milliseconds.
+    pub host_ms: f64,
+    /// Planned device memory of this rank.
+    pub memory_bytes: usize,
+    /// Mean validation loss, where this step was followed by an evaluation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+}
+
+impl StepMetrics {
+    /// The line for people.
+    pub fn line(&self, steps: usize) -> String {
+        let width = steps.to_string().len();
+        format!(
+            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {:.2} GFLOP/s{}",
+            self.step + 1,
+            self.loss,
+            self.grad_norm,
+            self.lr,
+            self.step_ms,
+            self.tokens_per_s,
+            self.tflops * 1e3,
+            self.validation_loss.map_or(String::new(), |loss| format!("  validation {loss:.4}")),
+        )
+    }
+}
+
+/// Appends to `metrics.jsonl`, an object a line, each flushed.
+pub struct MetricsFile {
+    file: BufWriter<File>,
+}
+
+impl MetricsFile {
+    /// Starts the file of a run in `folder`.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
+        Ok(MetricsFile { file: BufWriter::new(File::create(folder.join("metrics.jsonl"))?) })
+    }
+
+    /// Adds a step.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
+        serde_json::to_writer(&mut self.file, metrics)?;
+        self.file.write_all(b"\n")?;
+        self.file.flush()
+    }
+}
+
+/// A box of labels and values.
+pub fn boxed(title: &str, rows: &[(&str, String)]) -> String {
+    let label = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    let value = rows.iter().map(|(_, value)| value.chars().count()).max().unwrap_or(0);
+    let width = (label + value + 3).max(title.chars().count() + 1);
+    let mut text = format!("┌─ {title} {}┐\n", "─".repeat(width - title.chars().count() - 1));
+    for (name, content) in rows {
+        let line = format!("{name:label$}   {content}");
+        text += &format!("│ {line:width$} │\n", width = width);
+    }
+    text + &format!("└{}┘", "─".repeat(width + 2))
+}
+
+/// A number with a unit, such as `1.24 M` or `3.5 MiB`.
+pub fn short(value: f64, step: f64, units: &[&str]) -> String {
+    let mut value = value;
+    let mut unit = 0;
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let text = if unit == 0 { format!("{value}") } else { format!("{value:.2}") };
+    format!("{text} {}", units[unit]).trim_end().into()
+}
+
+/// Bytes for people.
+pub fn bytes(value: usize) -> String {
+    short(value as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
+}
+
+/// A count for people.
+pub fn count(value: f64) -> String {
+    short(value, 1000.0, &["", "k", "M", "G", "T"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_box_is_as_wide_as_its_longest_line() {
+        let text = boxed("plan", &[("parameters", "12".into()), ("steps", "a longer value".into())]);
+        let widths: Vec<usize> = text.lines().map(|line| line.chars().count()).collect();
+        assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
+        assert!(text.contains("parameters   12") && text.contains("steps        a longer value"), "{text}");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(
+            [count(999.0), count(124_439_808.0), bytes(1536), bytes(7)],
+            ["999", "124.44 M", "1.50 KiB", "7 B"]
+        );
+    }
+}

@@ -1,0 +1,233 @@
+//! Every option, once: its key, flag, default and meaning. Help, reference, parsing and defaults are made from this
+//! table.
+
+/// What an option's value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `true` or `false`; the flag alone means true.
+    Bool,
+    /// A whole number, not negative.
+    Integer,
+    /// A number.
+    Float,
+    /// Any text.
+    Text,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// Whole numbers.
+    Integers,
+    /// Numbers.
+    Floats,
+}
+
+impl Kind {
+    /// What the value must be, in words.
+    pub fn expected(self) -> String {
+        match self {
+            Kind::Bool => "true or false".into(),
+            Kind::Integer => "a whole number, 0 or more".into(),
+            Kind::Float => "a number".into(),
+            Kind::Text => "text".into(),
+            Kind::Choice(words) => format!("one of {}", words.join(", ")),
+            Kind::Integers => "a list of whole numbers".into(),
+            Kind::Floats => "a list of numbers".into(),
+        }
+    }
+}
+
+/// One option.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionSpec {
+    /// `section.name`, as in a TOML file.
+    pub key: &'static str,
+    /// The flag, without dashes in front.
+    pub flag: &'static str,
+    /// Other names of the flag, Megatron's among them.
+    pub aliases: &'static [&'static str],
+    /// A TOML value; empty for none.
+    pub default: &'static str,
+    /// What the value is.
+    pub kind: Kind,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+const fn option(
+    key: &'static str,
+    flag: &'static str,
+    aliases: &'static [&'static str],
+    default: &'static str,
+    kind: Kind,
+    doc: &'static str,
+) -> OptionSpec {
+    OptionSpec { key, flag, aliases, default, kind, doc }
+}
+
+/// All options, by section.
+#[rustfmt::skip]
+pub const OPTIONS: &[OptionSpec] = &[
+    option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(&["tiny", "gpt2-124m", "gpt2-350m", "gpt-1.3b", "gpt-2.7b", "mlp"]), "Sizes to start from; every other model option overrides them"),
+    option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(&["gpt", "mlp"]), "GPT-2 style transformer, or the multi-layer perceptron of the benchmarks"),
+    option("model.layers", "layers", &["num-layers"], "2", Kind::Integer, "Transformer blocks"),
+    option("model.hidden", "hidden", &["hidden-size"], "64", Kind::Integer, "Width of the residual stream"),
+    option("model.heads", "heads", &["num-attention-heads"], "4", Kind::Integer, "Attention heads; divides hidden"),
+    option("model.ffn", "ffn", &["ffn-hidden-size"], "", Kind::Integer, "Width of the feed-forward layer; 4 x hidden if unset"),
+    option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Tokens; padded to a multiple of 128 in memory"),
+    option("model.seq_length", "seq-length", &[], "64", Kind::Integer, "Tokens of a sequence"),
+    option("model.attention", "attention", &[], "true", Kind::Bool, "Blocks have attention; without it a model sees one token at a time"),
+    option("model.tie_embeddings", "tie-embeddings", &[], "true", Kind::Bool, "The head uses the embedding's table"),
+    option("model.hidden_dropout", "hidden-dropout", &[], "0.0", Kind::Float, "Dropout of embeddings and of what blocks add to the residual stream"),
+    option("model.attention_dropout", "attention-dropout", &[], "0.0", Kind::Float, "Dropout of attention probabilities"),
+    option("model.layer_sizes", "layer-sizes", &[], "[4096, 2048, 1024, 512, 256]", Kind::Integers, "mlp: width of the input, of each hidden layer and of the output"),
+    option("model.dropouts", "dropouts", &[], "[0.2, 0.1, 0.1]", Kind::Floats, "mlp: dropout after each hidden layer"),
+
+    option("data.path", "data-path", &[], "", Kind::Text, "Text file or folder, read as bytes; the embedded Markov source if unset"),
+    option("data.split", "split", &[], "0.9", Kind::Float, "Share of a text that is trained on; the rest validates"),
+    option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the data order, and of the embedded source"),
+
+    option("train.device", "device", &[], "\"auto\"", Kind::Choice(&["auto", "host", "cuda"]), "Where to run; auto takes a GPU if this build has one"),
+    option("train.steps", "steps", &["train-iters"], "700", Kind::Integer, "Optimizer steps"),
+    option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
+    option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples of a step, over all ranks"),
+    option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples of a microbatch"),
+    option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for none"),
+    option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches of an evaluation"),
+    option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank; its share of the cores if unset"),
+
+    option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(&["adamw", "sgd"]), "Which optimizer"),
+    option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate"),
+    option("optimizer.min_lr", "min-lr", &[], "3e-4", Kind::Float, "Learning rate at the end of a decay"),
+    option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "50", Kind::Integer, "Steps of linear warm-up"),
+    option("optimizer.decay_steps", "lr-decay-steps", &["lr-wsd-decay-iters"], "100", Kind::Integer, "wsd: steps of decay at the end"),
+    option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(&["constant", "cosine", "wsd"]), "After warm-up: constant, cosine decay, or stable then decay"),
+    option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw: decay of the two moments"),
+    option("optimizer.eps", "eps", &["adam-eps"], "1e-8", Kind::Float, "adamw: added to the root of the second moment"),
+    option("optimizer.momentum", "momentum", &["sgd-momentum"], "0.0", Kind::Float, "sgd: momentum"),
+    option("optimizer.weight_decay", "weight-decay", &[], "0.1", Kind::Float, "Weight decay of matrices; biases and norms have none"),
+    option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
+
+    option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(&["f32", "bf16"]), "Type of weights and activations in layers; master weights are f32"),
+
+    option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Ranks that share a layer; only 1 so far"),
+    option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Stages; only 1 so far"),
+    option("parallel.bucket_mib", "ddp-bucket-size", &["bucket-mib"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
+
+    option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
+    option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(&["per_layer", "full_iteration"]), "A graph per layer and direction, or one for all microbatches"),
+    option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before capture; at least 1"),
+    option("cuda_graph.mempool", "cuda-graph-mempool", &[], "\"per_microbatch\"", Kind::Choice(&["per_microbatch", "single"]), "Memory by microbatch slot, or one plan over the step"),
+    option("cuda_graph.share_io_buffers", "cuda-graph-share-io-buffers", &[], "true", Kind::Bool, "Neighbouring regions share boundary buffers instead of copying"),
+    option("cuda_graph.capture_optimizer", "cuda-graph-capture-optimizer", &["optimizer-cuda-graph"], "true", Kind::Bool, "Capture the optimizer too"),
+
+    option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml and metrics.jsonl"),
+    option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console; metrics.jsonl has them all"),
+];
+
+/// Flags of other systems that need nothing here, and what to tell who gives them.
+pub const NOT_NEEDED: &[(&str, &str)] = &[
+    ("te-rng-tracker", "randomness here is a function of step, sample and place, always safe to capture"),
+    ("no-check-for-nan-in-loss-and-grad", "the check runs on the device, inside the graph"),
+];
+
+/// The option of that key.
+pub fn find(key: &str) -> Option<&'static OptionSpec> {
+    OPTIONS.iter().find(|option| option.key == key)
+}
+
+/// What a preset sets.
+pub fn preset(name: &str) -> &'static [(&'static str, &'static str)] {
+    match name {
+        "gpt2-124m" => &[
+            ("model.layers", "12"),
+            ("model.hidden", "768"),
+            ("model.heads", "12"),
+            ("model.vocab", "50257"),
+            ("model.seq_length", "1024"),
+        ],
+        "gpt2-350m" => &[
+            ("model.layers", "24"),
+            ("model.hidden", "1024"),
+            ("model.heads", "16"),
+            ("model.vocab", "50257"),
+            ("model.seq_length", "1024"),
+        ],
+        "gpt-1.3b" => &[
+            ("model.layers", "24"),
+            ("model.hidden", "2048"),
+            ("model.heads", "16"),
+            ("model.vocab", "50257"),
+            ("model.seq_length", "2048"),
+        ],
+        "gpt-2.7b" => &[
+            ("model.layers", "32"),
+            ("model.hidden", "2560"),
+            ("model.heads", "32"),
+            ("model.vocab", "50257"),
+            ("model.seq_length", "2048"),
+        ],
+        "mlp" => &[
+            ("model.kind", "\"mlp\""),
+            ("optimizer.kind", "\"sgd\""),
+            ("optimizer.lr", "0.1"),
+            ("optimizer.schedule", "\"constant\""),
+            ("optimizer.weight_decay", "0.0"),
+            ("train.micro_batch_size", "640"),
+            ("train.global_batch_size", "640"),
+        ],
+        _ => &[],
+    }
+}
+
+/// The reference of all options, as Markdown.
+pub fn reference() -> String {
+    use std::fmt::Write;
+    let mut text = String::from(
+        "# Options\n\nMade from the option table by `trainer options`; CI checks that it is current.\n\
+         Every option is a TOML key, a flag, and can be set with `--set key=value`.\n",
+    );
+    let mut section = "";
+    for option in OPTIONS {
+        let (of, _) = option.key.split_once('.').unwrap_or(("", option.key));
+        if of != section {
+            section = of;
+            let _ = write!(text, "\n## [{section}]\n\n| key | flag | default | meaning |\n|---|---|---|---|\n");
+        }
+        let flags: Vec<String> =
+            std::iter::once(&option.flag).chain(option.aliases).map(|flag| format!("`--{flag}`")).collect();
+        let default = if option.default.is_empty() { "unset".into() } else { format!("`{}`", option.default) };
+        let values = match option.kind {
+            Kind::Choice(words) => format!(": {}", words.join(", ")),
+            _ => String::new(),
+        };
+        let _ = writeln!(text, "| `{}` | {} | {default} | {}{values} |", option.key, flags.join(" "), option.doc);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_flags_are_unique_and_defaults_parse() {
+        let mut seen = std::collections::HashSet::new();
+        for option in OPTIONS {
+            assert!(seen.insert(option.key), "{} twice", option.key);
+            for flag in std::iter::once(&option.flag).chain(option.aliases) {
+                assert!(seen.insert(flag), "--{flag} twice");
+            }
+            if !option.default.is_empty() {
+                let parsed: Result<toml::Table, _> = format!("x = {}", option.default).parse();
+                assert!(parsed.is_ok(), "{}: default {}", option.key, option.default);
+            }
+        }
+    }
+
+    #[test]
+    fn presets_set_known_options() {
+        let Kind::Choice(names) = find("model.preset").unwrap().kind else { panic!("a preset is a choice") };
+        for (key, _) in names.iter().flat_map(|name| preset(name)) {
+            assert!(find(key).is_some(), "{key}");
+        }
+    }
+}

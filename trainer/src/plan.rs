@@ -1,0 +1,289 @@
+//! The checked plan of a run: every derived size, and all validation, in one place.
+
+use device::DType;
+use graph_manager::{GraphOptions, Mempool, Scope};
+
+use crate::config::{RunConfig, UserError};
+use crate::model::{Architecture, GptShape, MlpShape, gpt, mlp};
+use crate::optimizer::OptimizerKind;
+use crate::schedule::{Decay, Schedule};
+
+/// A run that can be done.
+#[derive(Clone, Debug)]
+pub struct RunPlan {
+    /// The configuration it was made from.
+    pub config: RunConfig,
+    /// The model's sizes.
+    pub model: ModelPlan,
+    /// Ranks that share the batch.
+    pub data_parallel: usize,
+    /// Microbatches of a step on each rank.
+    pub microbatches: usize,
+    /// Losses of a sample: its tokens, or 1.
+    pub losses_per_sample: usize,
+    /// Tokens (or rows) of a step over all ranks.
+    pub tokens_per_step: usize,
+    /// Training FLOPs per token: 6 per parameter the token meets, and causal attention.
+    pub flops_per_token: f64,
+    /// Parameters.
+    pub parameters: usize,
+    /// How steps are captured.
+    pub graphs: GraphOptions,
+    /// Learning rate by step.
+    pub schedule: Schedule,
+    /// Which optimizer.
+    pub optimizer: OptimizerKind,
+}
+
+/// Which model, with all sizes.
+#[derive(Clone, Debug)]
+pub enum ModelPlan {
+    /// A GPT.
+    Gpt(GptShape),
+    /// An MLP.
+    Mlp(MlpShape),
+}
+
+impl ModelPlan {
+    /// The model, ready to be placed.
+    pub fn architecture(&self) -> Architecture {
+        match self {
+            ModelPlan::Gpt(shape) => gpt(shape.clone()),
+            ModelPlan::Mlp(shape) => mlp(shape.clone()),
+        }
+    }
+}
+
+/// Fails unless `ok`.
+fn require(ok: bool, error: impl FnOnce() -> UserError) -> Result<(), UserError> {
+    if ok { Ok(()) } else { Err(error()) }
+}
+
+fn at_least(key: &str, value: usize, least: usize) -> Result<(), UserError> {
+    require(value >= least, || {
+        UserError::new(format!("{key} = {value}"), format!("it is at least {least}"), format!("set {key} = {least}"))
+    })
+}
+
+fn within(key: &str, value: f64, ok: bool, rule: &str, fix: &str) -> Result<(), UserError> {
+    require(ok, || UserError::new(format!("{key} = {value}"), rule, fix))
+}
+
+impl RunPlan {
+    /// Checks a configuration for a world of `world_size` ranks and derives its sizes.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn new(config: RunConfig, world_size: usize) -> Result<RunPlan, UserError> {
+        for (key, value) in [("tensor", config.parallel.tensor), ("pipeline", config.parallel.pipeline)] {
+            require(value == 1, || {
+                UserError::new(
+                    format!("parallel.{key} = {value}"),
+                    "only data parallelism is there so far (see the README's status table)",
+                    format!("set parallel.{key} = 1; more ranks share the batch"),
+                )
+            })?;
+        }
+        require(config.train.device != "cuda", || {
+            UserError::new(
+                "train.device = \"cuda\"",
+                "this build has only the host device (see the README's status table)",
+                "set train.device = \"auto\" or \"host\"",
+            )
+        })?;
+        let microbatches = batch_split(&config, world_size)?;
+        let model = model_plan(&config)?;
+        at_least("train.steps", config.train.steps, 1)?;
+        at_least("logging.interval", config.logging.interval, 1)?;
+        within(
+            "data.split",
+            config.data.split,
+            config.data.split > 0.0 && config.data.split <= 1.0,
+            "it is a share, above 0 and at most 1",
+            "set data.split = 0.9",
+        )?;
+        if let Some(threads) = config.train.threads {
+            at_least("train.threads", threads, 1)?;
+        }
+        let graphs = graph_options(&config)?;
+        let optimizer = optimizer_kind(&config)?;
+        let schedule = schedule(&config)?;
+        let architecture = model.architecture();
+        let sizes = |name: &str| {
+            let spec = architecture.specs.iter().find(|spec| spec.name == name);
+            spec.map_or(0, |spec| spec.shape.elements() / spec.shape.sizes()[0] * spec.rows)
+        };
+        let parameters: usize = architecture.specs.iter().map(|spec| sizes(&spec.name)).sum();
+        let (losses_per_sample, flops_per_token) = match &model {
+            ModelPlan::Gpt(shape) => {
+                // A lookup costs nothing; a tied table is met once, in the head.
+                let lookups = sizes("wpe.weight") + if shape.tied { 0 } else { sizes("wte.weight") };
+                let attention = if shape.attention { 6 * shape.layers * shape.hidden * shape.seq } else { 0 };
+                (shape.seq, (6 * (parameters - lookups) + attention) as f64)
+            }
+            ModelPlan::Mlp(_) => (1, (6 * parameters) as f64),
+        };
+        Ok(RunPlan {
+            tokens_per_step: config.train.global_batch_size * losses_per_sample,
+            config,
+            model,
+            data_parallel: world_size,
+            microbatches,
+            losses_per_sample,
+            flops_per_token,
+            parameters,
+            graphs,
+            schedule,
+            optimizer,
+        })
+    }
+}
+
+/// Microbatches of a step on each rank.
+fn batch_split(config: &RunConfig, ranks: usize) -> Result<usize, UserError> {
+    let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
+    at_least("train.micro_batch_size", micro, 1)?;
+    at_least("train.global_batch_size", global, 1)?;
+    let unit = micro * ranks;
+    require(global.is_multiple_of(unit), || {
+        let (below, above) = (global / unit * unit, global.next_multiple_of(unit));
+        let near = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
+        UserError::new(
+            format!("train.global_batch_size = {global} with micro_batch_size = {micro} on {ranks} ranks"),
+            format!("the global batch is a multiple of micro_batch_size x data-parallel ranks = {unit}"),
+            format!("set train.global_batch_size = {near}, or another micro_batch_size"),
+        )
+    })?;
+    Ok(global / unit)
+}
+
+fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
+    let model = &config.model;
+    let dtype = if config.precision.compute == "bf16" { DType::Bf16 } else { DType::F32 };
+    let rate = |key: &str, value: f64| {
+        within(key, value, (0.0..1.0).contains(&value), "a dropout rate is in [0, 1)", "set it to 0 for none")
+    };
+    if model.kind == "mlp" {
+        require(model.layer_sizes.len() >= 2 && !model.layer_sizes.contains(&0), || {
+            UserError::new(
+                format!("model.layer_sizes = {:?}", model.layer_sizes),
+                "an MLP has at least an input and an output width, none of them 0",
+                "set model.layer_sizes = [4096, 2048, 1024, 512, 256]",
+            )
+        })?;
+        model.dropouts.iter().try_for_each(|&value| rate("model.dropouts", value))?;
+        return Ok(ModelPlan::Mlp(MlpShape {
+            sizes: model.layer_sizes.clone(),
+            dropouts: model.dropouts.iter().map(|&rate| rate as f32).collect(),
+            batch: config.train.micro_batch_size,
+            seed: config.train.seed,
+            dtype,
+        }));
+    }
+    for (key, value) in [
+        ("model.layers", model.layers),
+        ("model.hidden", model.hidden),
+        ("model.heads", model.heads),
+        ("model.vocab", model.vocab),
+        ("model.seq_length", model.seq_length),
+        ("model.ffn", model.ffn.unwrap_or(1)),
+    ] {
+        at_least(key, value, 1)?;
+    }
+    require(model.hidden.is_multiple_of(model.heads), || {
+        UserError::new(
+            format!("model.hidden = {} with model.heads = {}", model.hidden, model.heads),
+            "hidden is a multiple of heads",
+            format!("set model.hidden = {}", model.hidden.next_multiple_of(model.heads)),
+        )
+    })?;
+    rate("model.hidden_dropout", model.hidden_dropout)?;
+    rate("model.attention_dropout", model.attention_dropout)?;
+    Ok(ModelPlan::Gpt(GptShape {
+        layers: model.layers,
+        hidden: model.hidden,
+        heads: model.heads,
+        ffn: model.ffn.unwrap_or(4 * model.hidden),
+        vocab: model.vocab,
+        padded_vocab: model.vocab.next_multiple_of(128),
+        seq: model.seq_length,
+        batch: config.train.micro_batch_size,
+        tied: model.tie_embeddings,
+        attention: model.attention,
+        hidden_dropout: model.hidden_dropout as f32,
+        attention_dropout: model.attention_dropout as f32,
+        seed: config.train.seed,
+        dtype,
+    }))
+}
+
+fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {
+    let graph = &config.cuda_graph;
+    require(!graph.enable || graph.warmup_steps >= 1, || {
+        UserError::new(
+            "cuda_graph.warmup_steps = 0",
+            "every collective must have run once before it is captured",
+            "set cuda_graph.warmup_steps = 1",
+        )
+    })?;
+    Ok(GraphOptions {
+        enable: graph.enable,
+        scope: if graph.scope == "full_iteration" { Scope::FullIteration } else { Scope::PerLayer },
+        mempool: if graph.mempool == "single" { Mempool::Single } else { Mempool::PerMicrobatch },
+        share_io_buffers: graph.share_io_buffers,
+        capture_optimizer: graph.capture_optimizer,
+        warmup_steps: graph.warmup_steps,
+        reduces: false,
+        poison: false,
+    })
+}
+
+fn optimizer_kind(config: &RunConfig) -> Result<OptimizerKind, UserError> {
+    let optimizer = &config.optimizer;
+    let share = |key: &str, value: f64| {
+        within(key, value, (0.0..1.0).contains(&value), "a decay is in [0, 1)", "see `trainer options` for defaults")
+    };
+    require(optimizer.weight_decay >= 0.0 && optimizer.clip >= 0.0, || {
+        UserError::new(
+            format!("optimizer.weight_decay = {}, clip = {}", optimizer.weight_decay, optimizer.clip),
+            "neither is negative",
+            "set them to 0 to turn them off",
+        )
+    })?;
+    if optimizer.kind == "sgd" {
+        share("optimizer.momentum", optimizer.momentum)?;
+        return Ok(OptimizerKind::Sgd { momentum: optimizer.momentum as f32 });
+    }
+    let [beta1, beta2] = optimizer.betas[..] else {
+        return Err(UserError::new(
+            format!("optimizer.betas = {:?}", optimizer.betas),
+            "AdamW has two",
+            "set optimizer.betas = [0.9, 0.95]",
+        ));
+    };
+    share("optimizer.betas", beta1)?;
+    share("optimizer.betas", beta2)?;
+    within("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "it is above 0", "set optimizer.eps = 1e-8")?;
+    Ok(OptimizerKind::AdamW { beta1: beta1 as f32, beta2: beta2 as f32, eps: optimizer.eps as f32 })
+}
+
+fn schedule(config: &RunConfig) -> Result<Schedule, UserError> {
+    let optimizer = &config.optimizer;
+    let steps = config.train.steps;
+    within("optimizer.lr", optimizer.lr, optimizer.lr > 0.0, "it is above 0", "set optimizer.lr = 3e-4")?;
+    let decay = match optimizer.schedule.as_str() {
+        "constant" => Decay::None,
+        "wsd" => Decay::StableThenLinear { steps: optimizer.decay_steps },
+        _ => Decay::Cosine,
+    };
+    if decay != Decay::None {
+        within(
+            "optimizer.min_lr",
+            optimizer.min_lr,
+            (0.0..=optimizer.lr).contains(&optimizer.min_lr),
+            "a decay ends at or below optimizer.lr, and not below 0",
+            "set optimizer.min_lr = optimizer.lr / 10",
+        )?;
+    }
+    Ok(Schedule { peak: optimizer.lr, floor: optimizer.min_lr, warmup: optimizer.warmup_steps, decay, steps })
+}

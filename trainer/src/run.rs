@@ -1,0 +1,384 @@
+//! A run: set-up, the loop over steps, evaluation, and what is written.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use device::{Communicator, Device, HostOptions};
+use graph_manager::{GraphOptions, Mode};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::cli::TrainRequest;
+use crate::config::UserError;
+use crate::data::{ByteText, MarkovSource, Regression, Source, Split};
+use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
+use crate::plan::{ModelPlan, RunPlan};
+use crate::step::{PendingMetrics, Stage, StageOptions, StepSettings};
+
+/// What ends a run early.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The user's input is wrong: exit code 2.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// A step failed: exit code 3.
+    #[error("{0}")]
+    Step(#[from] graph_manager::Error),
+    /// The device failed: exit code 3.
+    #[error("{0}")]
+    Device(#[from] device::Error),
+    /// A file could not be written: exit code 3.
+    #[error("{what}: {error}. Fix: check the folder's permissions and space, or set logging.dir")]
+    File {
+        /// What was being written.
+        what: String,
+        /// What the operating system said.
+        error: std::io::Error,
+    },
+}
+
+impl RunError {
+    /// The process's exit code.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            RunError::User(_) => 2,
+            _ => 3,
+        }
+    }
+}
+
+/// This process's place among the ranks, and how it talks to them.
+pub struct Ranks {
+    /// Number in the world.
+    pub rank: usize,
+    /// The data-parallel group; none for a process alone.
+    pub group: Option<Rc<dyn Communicator>>,
+    /// Threads of the host device.
+    pub threads: usize,
+    /// Waits for all ranks.
+    pub barrier: Rc<dyn Fn()>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Loss of the last step.
+    pub loss: f64,
+    /// Loss of the last evaluation, if there was one.
+    pub validation_loss: Option<f64>,
+    /// The source's floor, where it is known.
+    pub floor: Option<f64>,
+}
+
+/// Opens the data of a plan.
+///
+/// # Errors
+/// What is wrong with `data.path`, or a vocabulary that is too small for it.
+pub fn source(plan: &RunPlan) -> Result<Box<dyn Source>, UserError> {
+    let data = &plan.config.data;
+    let shape = match &plan.model {
+        ModelPlan::Mlp(shape) => {
+            let (first, last) = (shape.sizes[0], shape.sizes[shape.sizes.len() - 1]);
+            return Ok(Box::new(Regression::new(data.seed, first, last)));
+        }
+        ModelPlan::Gpt(shape) => shape,
+    };
+    if shape.vocab < 256 {
+        return Err(UserError::new(
+            format!("model.vocab = {}", shape.vocab),
+            "bytes are tokens 0 to 255",
+            "set model.vocab = 256",
+        ));
+    }
+    match &data.path {
+        None => Ok(Box::new(MarkovSource::new(data.seed, shape.seq))),
+        Some(path) => {
+            let text = ByteText::read(path, shape.seq, data.split, data.seed)?;
+            if !text.validates() && plan.config.train.eval_interval > 0 {
+                return Err(UserError::new(
+                    format!("data.split = {} with train.eval_interval", data.split),
+                    "evaluation needs text that is not trained on",
+                    "set data.split = 0.9, or train.eval_interval = 0",
+                ));
+            }
+            Ok(Box::new(text))
+        }
+    }
+}
+
+/// Makes this rank's stage and records its steps, so that its memory is known.
+///
+/// # Errors
+/// Out of memory, or settings that do not go together.
+pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
+    let options = StageOptions {
+        compute: match &plan.model {
+            ModelPlan::Gpt(shape) => shape.dtype,
+            ModelPlan::Mlp(shape) => shape.dtype,
+        },
+        seed: plan.config.train.seed,
+        microbatches: plan.microbatches,
+        micro_batch_size: plan.config.train.micro_batch_size,
+        losses_per_sample: plan.losses_per_sample,
+        optimizer: plan.optimizer,
+        weight_decay: plan.config.optimizer.weight_decay as f32,
+        bucket_bytes: plan.config.parallel.bucket_mib << 20,
+        graphs: GraphOptions { poison, ..plan.graphs.clone() },
+    };
+    let mut stage = Stage::new(device, &plan.model.architecture(), options, ranks.group.clone())?;
+    stage.record(plan.microbatches, plan.config.train.eval_interval > 0)?;
+    let barrier = ranks.barrier.clone();
+    stage.graphs().before_capture(move || {
+        barrier();
+        Ok(())
+    });
+    Ok(stage)
+}
+
+/// The plan as a box: what will be trained, on what, in how much memory.
+pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, threads: usize) -> String {
+    let parameters = stage.params().grads.bytes();
+    let state: usize = stage.optimizer().state.iter().map(|(_, tensor)| tensor.bytes()).sum();
+    let activations = stage.graphs().memory();
+    let planned: usize = activations.iter().map(|area| area.bytes).sum();
+    let areas: Vec<String> = activations.iter().map(|area| format!("{} {}", area.area, bytes(area.bytes))).collect();
+    let graphs = if plan.graphs.enable {
+        let modes = [(Mode::Train, "training"), (Mode::Evaluate, "evaluation")];
+        let counts = modes.map(|(mode, name)| format!("{} for {name}", stage.graphs().expected_graphs(mode)));
+        format!("{}, {} pool: {}", plan.config.cuda_graph.scope, plan.config.cuda_graph.mempool, counts.join(", "))
+    } else {
+        "off".into()
+    };
+    let mut rows = vec![
+        ("model", format!("{}, {} parameters", plan.config.model.preset, count(plan.parameters as f64))),
+        ("data", source.describe()),
+        (
+            "batch",
+            format!(
+                "{} samples = {} ranks x {} microbatches x {}, {} tokens a step",
+                plan.config.train.global_batch_size,
+                plan.data_parallel,
+                plan.microbatches,
+                plan.config.train.micro_batch_size,
+                count(plan.tokens_per_step as f64)
+            ),
+        ),
+        ("steps", format!("{}, {} tokens", plan.config.train.steps, {
+            count((plan.config.train.steps * plan.tokens_per_step) as f64)
+        })),
+        ("device", format!("host, {threads} threads a rank, {}", plan.config.precision.compute)),
+        ("weights", format!("{} master, {} main_grad", bytes(parameters), bytes(parameters))),
+        ("optimizer", format!("{}, {}", plan.config.optimizer.kind, bytes(state))),
+        ("activations", format!("{}: {}", bytes(planned), areas.join(", "))),
+        ("graphs", graphs),
+    ];
+    if let Some(floor) = source.floor() {
+        rows.push(("loss floor", format!("{floor:.4} nats, the data's own entropy")));
+    }
+    boxed("plan of a rank", &rows)
+}
+
+/// Device memory of a rank as planned, bytes.
+fn memory(stage: &mut Stage) -> usize {
+    let state: usize = stage.optimizer().state.iter().map(|(_, tensor)| tensor.bytes()).sum();
+    let planned: usize = stage.graphs().memory().iter().map(|area| area.bytes).sum();
+    2 * stage.params().grads.bytes() + state + planned
+}
+
+/// Trains as planned.
+///
+/// # Errors
+/// See [`RunError`].
+pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Option<Outcome>, RunError> {
+    let main = ranks.rank == 0;
+    let source = source(plan)?;
+    let options = HostOptions { threads: ranks.threads, check: request.check_graphs, dry: request.dry_run };
+    let device = Device::host(options)?;
+    let mut stage = stage(plan, &device, ranks, request.check_graphs)?;
+    if main {
+        println!("{}", plan_box(plan, &mut stage, &*source, ranks.threads));
+    }
+    if request.dry_run {
+        return Ok(None);
+    }
+    let folder = Path::new(&plan.config.logging.dir);
+    let file = |what: &str| {
+        let what = format!("{} in {}", what, folder.display());
+        move |error| RunError::File { what, error }
+    };
+    let mut log = None;
+    if main {
+        std::fs::create_dir_all(folder).map_err(file("the run's folder"))?;
+        let resolved = toml::to_string(&plan.config).unwrap_or_default();
+        std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
+        log = Some(MetricsFile::create(folder).map_err(file("metrics.jsonl"))?);
+    }
+    let mut report = Reporter::new(plan, main, memory(&mut stage));
+    let steps = plan.config.train.steps;
+    let mut pending: Option<(usize, PendingMetrics, Duration)> = None;
+    let mut validation = None;
+    let mut coverage_told = !plan.graphs.enable;
+    for step in 0..=steps {
+        let started = Instant::now();
+        let next = if step < steps {
+            let _span = tracing::info_span!("step", step).entered();
+            let settings = settings(plan, ranks.rank, step);
+            let batch = source.batch(Split::Train, settings.first_sample, samples(plan));
+            Some((step, stage.train_step(settings, &batch)?, started.elapsed()))
+        } else {
+            None
+        };
+        // The numbers of the step before: the host is never more than a step ahead, and never waits for this one.
+        if let Some((done, metrics, host)) = pending.take() {
+            let result = metrics.wait()?;
+            let line = report.step(done, &result, host, validation.take());
+            if let Some(log) = &mut log {
+                log.write(&line).map_err(file("metrics.jsonl"))?;
+            }
+        }
+        pending = next;
+        if !coverage_told && step >= plan.graphs.warmup_steps {
+            coverage_told = true;
+            let graphs = stage.graphs().report();
+            if main {
+                report.say(&format!("graphs: {graphs}"));
+            }
+        }
+        let interval = plan.config.train.eval_interval;
+        if step < steps && interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
+            validation = Some(evaluate(plan, &mut stage, &*source, ranks.rank)?);
+            report.pause();
+        }
+    }
+    if let (true, Some(path)) = (main, &request.graph_report) {
+        write_report(&mut stage, path).map_err(file("the graph report"))?;
+    }
+    let outcome = Outcome { loss: report.last_loss, validation_loss: report.last_validation, floor: source.floor() };
+    report.finish(&outcome);
+    Ok(Some(outcome))
+}
+
+/// Samples of a step on one rank.
+fn samples(plan: &RunPlan) -> usize {
+    plan.microbatches * plan.config.train.micro_batch_size
+}
+
+/// What the host decides for a step.
+fn settings(plan: &RunPlan, rank: usize, step: usize) -> StepSettings {
+    StepSettings {
+        step: step as u32,
+        microbatches: plan.microbatches,
+        first_sample: ((step * plan.data_parallel + rank) * samples(plan)) as u64,
+        learning_rate: plan.schedule.at(step) as f32,
+        clip: plan.config.optimizer.clip as f32,
+    }
+}
+
+/// Mean loss over the first validation batches, the same ones each time.
+fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize) -> Result<f64, RunError> {
+    let batches = plan.config.train.eval_steps.max(1);
+    let mut total = 0.0;
+    for index in 0..batches {
+        let settings = settings(plan, rank, index);
+        let batch = source.batch(Split::Validation, settings.first_sample, samples(plan));
+        total += stage.evaluate(settings, &batch)?.wait()?.loss;
+    }
+    Ok(total / batches as f64)
+}
+
+/// Writes all graphs as JSON to `path`, and as Graphviz beside it.
+fn write_report(stage: &mut Stage, path: &Path) -> std::io::Result<()> {
+    let report = stage.graphs().report();
+    std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
+    std::fs::write(path.with_extension("dot"), report.dot())
+}
+
+/// Times steps and tells people of them.
+struct Reporter<'p> {
+    plan: &'p RunPlan,
+    /// A progress bar on a terminal, lines elsewhere; nothing but on rank 0.
+    bar: Option<ProgressBar>,
+    memory: usize,
+    last: Instant,
+    last_loss: f64,
+    last_validation: Option<f64>,
+}
+
+impl<'p> Reporter<'p> {
+    fn new(plan: &'p RunPlan, main: bool, memory: usize) -> Reporter<'p> {
+        let bar = main.then(|| {
+            let bar = ProgressBar::with_draw_target(Some(plan.config.train.steps as u64), ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} of {eta} left  {msg}") {
+                bar.set_style(style);
+            }
+            bar
+        });
+        let last = Instant::now();
+        Reporter { plan, bar, memory, last, last_loss: f64::NAN, last_validation: None }
+    }
+
+    fn say(&self, text: &str) {
+        if let Some(bar) = &self.bar {
+            bar.suspend(|| println!("{text}"));
+        }
+    }
+
+    /// Leaves out of the next step's time what was not part of it.
+    fn pause(&mut self) {
+        self.last = Instant::now();
+    }
+
+    fn step(
+        &mut self,
+        step: usize,
+        result: &crate::step::StepResult,
+        host: Duration,
+        validation_loss: Option<f64>,
+    ) -> StepMetrics {
+        let seconds = self.last.elapsed().as_secs_f64().max(1e-9);
+        self.last = Instant::now();
+        self.last_loss = result.loss;
+        self.last_validation = validation_loss.or(self.last_validation);
+        let tokens_per_s = self.plan.tokens_per_step as f64 / seconds;
+        let metrics = StepMetrics {
+            step,
+            loss: result.loss,
+            grad_norm: result.grad_norm,
+            lr: self.plan.schedule.at(step),
+            tokens_per_s,
+            tflops: tokens_per_s * self.plan.flops_per_token / 1e12,
+            mfu: None,
+            step_ms: seconds * 1e3,
+            host_ms: host.as_secs_f64() * 1e3,
+            memory_bytes: self.memory,
+            validation_loss,
+        };
+        let steps = self.plan.config.train.steps;
+        let line = metrics.line(steps);
+        let due = (step + 1) % self.plan.config.logging.interval == 0 || step == 0 || step + 1 == steps;
+        if due || validation_loss.is_some() || !result.applied {
+            self.say(&line);
+        }
+        if !result.applied {
+            self.say(&format!("step {}: the gradient is not finite, the update was skipped", step + 1));
+        }
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+            bar.set_message(format!("loss {:.4}", result.loss));
+        }
+        metrics
+    }
+
+    fn finish(&self, outcome: &Outcome) {
+        let Some(bar) = &self.bar else { return };
+        bar.finish_and_clear();
+        let mut line = format!("done: loss {:.4}", outcome.loss);
+        if let Some(loss) = outcome.validation_loss {
+            line += &format!(", validation loss {loss:.4}");
+            if let Some(floor) = outcome.floor {
+                line += &format!(", {:.1} % above the floor of {floor:.4}", (loss / floor - 1.0) * 100.0);
+            }
+        }
+        println!("{line}");
+    }
+}

@@ -1,0 +1,93 @@
+//! Learning rate by step.
+
+/// A learning-rate schedule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    /// Largest rate.
+    pub peak: f64,
+    /// Rate at the end of a decay.
+    pub floor: f64,
+    /// Steps of linear warm-up.
+    pub warmup: usize,
+    /// What comes after.
+    pub decay: Decay,
+    /// Steps of the run.
+    pub steps: usize,
+}
+
+/// What the rate does after warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    /// It stays.
+    None,
+    /// Half a cosine down to the floor at the last step.
+    Cosine,
+    /// It stays until the last `steps` steps, then falls linearly to the floor.
+    StableThenLinear {
+        /// Length of the fall.
+        steps: usize,
+    },
+}
+
+impl Schedule {
+    /// The rate of a step, counted from 0. In warm-up step `i` has `peak * (i + 1) / (warmup + 1)`, as in nanoGPT; the
+    /// last step of a decay has the floor.
+    pub fn at(&self, step: usize) -> f64 {
+        if step < self.warmup {
+            return self.peak * (step + 1) as f64 / (self.warmup + 1) as f64;
+        }
+        let last = self.steps.saturating_sub(1);
+        let from = match self.decay {
+            Decay::None => return self.peak,
+            Decay::Cosine => self.warmup,
+            Decay::StableThenLinear { steps } => last.saturating_sub(steps).max(self.warmup),
+        };
+        if step <= from || last <= from {
+            return if step > last { self.floor } else { self.peak };
+        }
+        let progress = ((step - from) as f64 / (last - from) as f64).min(1.0);
+        let share = match self.decay {
+            Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+            _ => 1.0 - progress,
+        };
+        self.floor + share * (self.peak - self.floor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(decay: Decay) -> Schedule {
+        Schedule { peak: 1.0, floor: 0.1, warmup: 4, decay, steps: 101 }
+    }
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-12, "{a} is not {b}");
+    }
+
+    #[test]
+    fn warm_up_is_linear_and_never_0() {
+        let s = schedule(Decay::None);
+        for (step, rate) in [(0, 0.2), (1, 0.4), (3, 0.8), (4, 1.0), (1000, 1.0)] {
+            close(s.at(step), rate);
+        }
+    }
+
+    #[test]
+    fn cosine_passes_its_middle_and_ends_at_the_floor() {
+        let s = schedule(Decay::Cosine);
+        close(s.at(4), 1.0);
+        close(s.at(52), 0.55);
+        close(s.at(100), 0.1);
+        close(s.at(500), 0.1);
+    }
+
+    #[test]
+    fn wsd_is_stable_then_falls_linearly_to_the_floor() {
+        let s = schedule(Decay::StableThenLinear { steps: 10 });
+        for (step, rate) in [(4, 1.0), (90, 1.0), (95, 0.55), (100, 0.1)] {
+            close(s.at(step), rate);
+        }
+    }
+}
