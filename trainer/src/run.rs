@@ -223,14 +223,14 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
         let submitted = StepUnderWay { step, metrics, started, host: started.elapsed() };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
         if let Some(before) = under_way.replace(submitted) {
-            let before = report.wait(before)?;
+            let before = before.wait(Some(started))?;
             report.tell(&before, None, &mut log)?;
         }
         if plan.graphs.enable && step == plan.graphs.warmup_steps {
             report.say(&format!("graphs: {}", stage.graphs().report()));
         }
         if interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
-            let done = under_way.take().map(|step| report.wait(step)).transpose()?;
+            let done = under_way.take().map(|step| step.wait(None)).transpose()?;
             let loss = evaluate(plan, &mut stage, &*source, ranks.rank)?;
             if let Some(done) = done {
                 report.tell(&done, Some(loss), &mut log)?;
@@ -238,7 +238,7 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
         }
     }
     if let Some(last) = under_way.take() {
-        let last = report.wait(last)?;
+        let last = last.wait(None)?;
         report.tell(&last, None, &mut log)?;
     }
     if let (true, Some(path)) = (main, &request.graph_report) {
@@ -260,6 +260,15 @@ struct StepUnderWay {
     started: Instant,
     /// What the host took to submit it.
     host: Duration,
+}
+
+impl StepUnderWay {
+    /// Waits for its numbers. It took until `ended`, when the next one began, or until now.
+    fn wait(self, ended: Option<Instant>) -> Result<StepDone, RunError> {
+        let result = self.metrics.wait()?;
+        let took = ended.unwrap_or_else(Instant::now).duration_since(self.started);
+        Ok(StepDone { step: self.step, result, seconds: took.as_secs_f64().max(1e-9), host: self.host })
+    }
 }
 
 /// A step that is done.
@@ -305,13 +314,12 @@ fn write_report(stage: &mut Stage, path: &Path) -> std::io::Result<()> {
     std::fs::write(path.with_extension("dot"), report.dot())
 }
 
-/// Times steps and tells people of them.
+/// Tells people of steps.
 struct Reporter<'p> {
     plan: &'p RunPlan,
     /// A progress bar on a terminal, lines elsewhere; nothing but on rank 0.
     bar: Option<ProgressBar>,
     memory: usize,
-    last: Instant,
     last_loss: f64,
     last_validation: Option<f64>,
 }
@@ -325,24 +333,13 @@ impl<'p> Reporter<'p> {
             }
             bar
         });
-        let last = Instant::now();
-        Reporter { plan, bar, memory, last, last_loss: f64::NAN, last_validation: None }
+        Reporter { plan, bar, memory, last_loss: f64::NAN, last_validation: None }
     }
 
     fn say(&self, text: &str) {
         if let Some(bar) = &self.bar {
             bar.suspend(|| println!("{text}"));
         }
-    }
-
-    /// Waits for a step's numbers.
-    fn wait(&mut self, step: StepUnderWay) -> Result<StepDone, RunError> {
-        let StepUnderWay { step, metrics, started, host } = step;
-        let result = metrics.wait()?;
-        // A step begins when it is submitted or when the one before it ends, whichever is later.
-        let seconds = started.max(self.last).elapsed().as_secs_f64().max(1e-9);
-        self.last = Instant::now();
-        Ok(StepDone { step, result, seconds, host })
     }
 
     /// Tells a step's numbers and writes them down.
