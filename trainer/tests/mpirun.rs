@@ -1,0 +1,200 @@
+//! The binary as users run it: under mpirun with several ranks, and alone with input that is wrong.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
+
+/// A short run with dropout, so that randomness that depends on the rank would show.
+const SHORT: [&str; 8] =
+    ["--steps", "20", "--eval-interval", "0", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"];
+
+/// An empty folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().into()
+    }
+
+    /// Writes a file; returns its path.
+    fn file(&self, name: &str, content: &[u8]) -> String {
+        std::fs::write(self.0.join(name), content).unwrap();
+        self.path(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What was printed, for messages and searches.
+fn printed(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Runs the trainer on `ranks` ranks.
+fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
+    let mut command = Command::new("mpirun");
+    // Tests run side by side, and mpirun would bind the ranks of each to the same first cores. A rank that waits for ever
+    // is ended. Root has to allow itself twice; for others the variables mean nothing.
+    command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", &ranks.to_string(), TRAINER]);
+    command.args(arguments).env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    match command.output() {
+        Ok(output) => output,
+        Err(error) => panic!("mpirun does not start ({error}); `./x test` installs what the tests need"),
+    }
+}
+
+/// Loss and gradient norm of each step.
+fn train(ranks: usize, graphs: bool) -> Vec<(f64, f64)> {
+    let folder = Folder::new(&format!("train-{ranks}-{graphs}"));
+    let enable = format!("--enable-cuda-graph={graphs}");
+    let log_dir = folder.path("run");
+    let output = mpirun(ranks, &[&SHORT[..], &[enable.as_str(), "--log-dir", &log_dir]].concat());
+    assert!(output.status.success(), "{ranks} ranks, graphs {graphs}: {}", printed(&output));
+    let metrics = std::fs::read_to_string(folder.0.join("run/metrics.jsonl")).unwrap();
+    let steps = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let numbers: Vec<_> =
+        steps.map(|step| (step["loss"].as_f64().unwrap(), step["grad_norm"].as_f64().unwrap())).collect();
+    assert_eq!(numbers.len(), 20, "every step is logged once");
+    numbers
+}
+
+#[test]
+fn one_two_and_four_ranks_train_alike_and_graphs_change_no_bit() {
+    let alone = train(1, false);
+    assert!(alone[19].0 < alone[0].0 - 0.5, "nothing is learnt: {alone:?}");
+    for ranks in [1, 2, 4] {
+        let eager = train(ranks, false);
+        // Ranks add the same f32 numbers in another order: the first losses differ by rounding only, which then grows.
+        for (step, (mine, theirs)) in eager.iter().zip(&alone).enumerate() {
+            let difference = (mine.0 / theirs.0 - 1.0).abs();
+            let allowed = if step == 0 { 1e-6 } else { 2e-4 };
+            assert!(difference <= allowed, "{ranks} ranks, step {step}: {mine:?} is not {theirs:?}");
+        }
+        // Both are f32 numbers, so equal decimals mean equal bits.
+        assert_eq!(train(ranks, true), eager, "graphs change numbers on {ranks} ranks");
+    }
+}
+
+#[test]
+fn eight_ranks_on_fewer_cores_finish() {
+    let folder = Folder::new("eight");
+    let output = mpirun(8, &["--enable-cuda-graph", "--steps", "5", "--log-dir", &folder.path("run")]);
+    assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
+}
+
+#[test]
+fn a_captured_iteration_of_two_ranks_passes_the_checker() {
+    let folder = Folder::new("check");
+    let full = ["--enable-cuda-graph", "--cuda-graph-scope", "full_iteration", "--check-graphs"];
+    let output = mpirun(2, &[&full[..], &["--steps", "5", "--log-dir", &folder.path("run")]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
+}
+
+#[test]
+fn a_batch_that_four_ranks_cannot_share_is_refused_once_before_training() {
+    let folder = Folder::new("split");
+    let output = mpirun(4, &["--global-batch-size", "10", "--log-dir", &folder.path("run")]);
+    let text = printed(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error")).collect();
+    assert_eq!(errors.len(), 1, "one rank speaks for all: {text}");
+    for part in
+        ["train.global_batch_size = 10", "on 4 ranks", "a multiple of", "= 8", "set train.global_batch_size = 8 or 16"]
+    {
+        assert!(errors[0].contains(part), "{part:?} is not in {:?}", errors[0]);
+    }
+    assert!(!folder.0.join("run").exists(), "training began");
+}
+
+/// Fails unless the trainer, run alone, refuses `arguments` with one error that holds value, rule and fix.
+fn assert_refused(arguments: &[&str], [value, rule, fix]: [&str; 3]) {
+    let folder = Folder::new("refused");
+    let output = Command::new(TRAINER).current_dir(&folder.0).args(arguments).output().unwrap();
+    let text = printed(&output);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+    assert!(text.starts_with("error: "), "{arguments:?}: {text}");
+    let parts = text.split_once(". Rule: ").and_then(|(what, rest)| Some((what, rest.split_once(". Fix: ")?)));
+    let Some((what, (rules, fixes))) = parts else { panic!("{arguments:?} names no rule or no fix: {text}") };
+    for (part, of) in [(value, what), (rule, rules), (fix, fixes)] {
+        assert!(of.contains(part), "{arguments:?}: {part:?} is not in {of:?}");
+    }
+    assert!(!folder.0.join("runs").exists(), "{arguments:?}: training began");
+}
+
+#[test]
+fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
+    for (arguments, expected) in [
+        ("--stepz 5", ["'--stepz'", "`trainer --help`", "'--steps'"]),
+        ("frobnicate", ["frobnicate", "`trainer --help`", "`trainer --help`"]),
+        ("--set train.stepz=5", ["`train.stepz`", "options of the table", "`train.steps`"]),
+        ("--set train.steps", ["--set train.steps", "an equals sign", "--set train.steps=100"]),
+        ("--steps many", ["train.steps = \"many\"", "a whole number", "set train.steps"]),
+        ("--steps -1", ["train.steps = -1", "0 or more", "set train.steps"]),
+        ("--steps 0", ["train.steps = 0", "at least 1", "set train.steps = 1"]),
+        ("--enable-cuda-graph=maybe", ["\"maybe\"", "true or false", "set cuda_graph.enable"]),
+        ("--lr-schedule cosin", ["\"cosin\"", "constant, cosine, wsd", "`cosine`"]),
+        ("--lr nan", ["optimizer.lr = nan", "a number", "set optimizer.lr"]),
+        ("--lr 0", ["optimizer.lr = 0", "above 0", "set optimizer.lr = 3e-4"]),
+        ("--min-lr 1", ["optimizer.min_lr = 1", "at or below optimizer.lr", "set optimizer.min_lr"]),
+        ("--betas [0.9]", ["optimizer.betas = [0.9]", "two", "[0.9, 0.95]"]),
+        ("--clip-grad -1", ["clip = -1", "negative", "to 0"]),
+        ("--hidden 65", ["model.hidden = 65 with model.heads = 4", "multiple of heads", "set model.hidden = 68"]),
+        ("--heads 0", ["model.heads = 0", "at least 1", "set model.heads = 1"]),
+        ("--vocab 100", ["model.vocab = 100", "0 to 255", "set model.vocab = 256"]),
+        ("--hidden-dropout 1", ["model.hidden_dropout = 1", "[0, 1)", "set it to 0"]),
+        (
+            "--kind mlp --layer-sizes [4]",
+            ["model.layer_sizes = [4]", "an input and an output", "set model.layer_sizes"],
+        ),
+        ("--split 0", ["data.split = 0", "above 0", "set data.split = 0.9"]),
+        ("--micro-batch-size 0", ["train.micro_batch_size = 0", "at least 1", "set train.micro_batch_size = 1"]),
+        ("--global-batch-size 15", ["train.global_batch_size = 15", "multiple", "= 14 or 16"]),
+        ("--threads 0", ["train.threads = 0", "at least 1", "set train.threads = 1"]),
+        ("--device cuda", ["train.device = \"cuda\"", "host device", "set train.device"]),
+        ("--tensor-model-parallel-size 2", ["parallel.tensor = 2", "data parallelism", "set parallel.tensor = 1"]),
+        (
+            "--enable-cuda-graph --cuda-graph-warmup-steps 0",
+            ["cuda_graph.warmup_steps = 0", "before it is captured", "set cuda_graph.warmup_steps = 1"],
+        ),
+    ] {
+        assert_refused(&arguments.split(' ').collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn files_that_are_missing_or_wrong_are_refused_with_path_rule_and_fix() {
+    let folder = Folder::new("files");
+    let missing = folder.path("missing");
+    let short = folder.file("short.txt", b"ten bytes.");
+    let long = folder.file("long.txt", &[b'a'; 10_000]);
+    let latin = folder.file("latin.txt", &[0xe4, 0xf6]);
+    let key = folder.file("key.toml", b"[model]\nlayerz = 3\n");
+    let kind = folder.file("kind.toml", b"[train]\nsteps = \"ten\"\n");
+    let broken = folder.file("broken.toml", b"[model]\nlayers = [\n");
+    for (arguments, expected) in [
+        (vec!["--data-path", &missing], [missing.as_str(), "UTF-8 text", "check the path"]),
+        (vec!["--data-path", &short], ["holds 10 bytes", "UTF-8 text", "give more text"]),
+        (vec!["--data-path", &latin], ["is not UTF-8", "UTF-8 text", "convert it"]),
+        (vec!["--data-path", &long, "--split", "1"], ["data.split = 1", "not trained on", "set data.split = 0.9"]),
+        (vec!["--config", &missing], [missing.as_str(), "a TOML file", "check the path"]),
+        (vec!["--config", &key], ["`model.layerz`", "options of the table", "`model.layers`"]),
+        (vec!["--config", &kind], ["train.steps = \"ten\"", "a whole number", "set train.steps"]),
+        (vec!["--config", &broken], ["broken.toml is not TOML", "a TOML file", "mend that line"]),
+    ] {
+        assert_refused(&arguments, expected);
+    }
+}
