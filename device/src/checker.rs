@@ -110,11 +110,7 @@ fn name(buffer: BufferId, names: &[Rc<str>]) -> String {
 }
 
 fn race(buffer: BufferId, first: &Access, second: &Access, names: &[Rc<str>]) -> CheckError {
-    CheckError::Race {
-        buffer: name(buffer, names),
-        first: first.label.to_string(),
-        second: second.label.to_string(),
-    }
+    CheckError::Race { buffer: name(buffer, names), first: first.label.to_string(), second: second.label.to_string() }
 }
 
 /// Checks one read of a cell and notes it.
@@ -209,19 +205,10 @@ impl Checker {
     }
 
     /// A launch of an analysed graph on a stream.
-    pub(crate) fn launch(
-        &mut self,
-        stream: StreamId,
-        graph: &str,
-        effects: &Effects,
-        names: &[Rc<str>],
-    ) -> Result<()> {
+    pub(crate) fn launch(&mut self, stream: StreamId, graph: &str, effects: &Effects, names: &[Rc<str>]) -> Result<()> {
         let (time, clock) = self.advance(stream);
-        let access = |label: &Rc<str>| Access {
-            stream: stream.index(),
-            time,
-            label: format!("graph {graph}: {label}").into(),
-        };
+        let access =
+            |label: &Rc<str>| Access { stream: stream.index(), time, label: format!("graph {graph}: {label}").into() };
         for effect in &effects.reads {
             let by = access(&effect.label);
             for (_, cell) in self.memory.cells(effect.range.clone()) {

@@ -243,8 +243,7 @@ impl Device {
 
     pub(crate) fn check_image<T: Element>(&self, what: &'static str, tensor: &Tensor, elements: usize) -> Result<()> {
         if tensor.dtype != T::DTYPE || tensor.elements() != elements {
-            let problem =
-                format!("{} {} for a tensor {:?} of {}", elements, T::DTYPE, tensor.shape, tensor.dtype);
+            let problem = format!("{} {} for a tensor {:?} of {}", elements, T::DTYPE, tensor.shape, tensor.dtype);
             return Err(Error::operation(what, problem));
         }
         Ok(())
@@ -313,11 +312,7 @@ impl Core {
     }
 
     /// Fails, and spoils the captures under way, when any stream captures.
-    pub(crate) fn refuse_during_capture(
-        &mut self,
-        rule: CaptureRule,
-        detail: impl FnOnce() -> String,
-    ) -> Result<()> {
+    pub(crate) fn refuse_during_capture(&mut self, rule: CaptureRule, detail: impl FnOnce() -> String) -> Result<()> {
         if self.captures.is_empty() {
             return Ok(());
         }

@@ -100,7 +100,9 @@ impl CaptureRule {
             CaptureRule::Unjoined => "a stream forked from a capture is joined to it before the capture ends",
             CaptureRule::Isolation => "a captured stream depends only on work captured with it",
             CaptureRule::Implicit => "the legacy default stream waits for all streams, which a capture cannot",
-            CaptureRule::CapturedEvent => "an event recorded in a capture stands for a graph node, not for work that ran",
+            CaptureRule::CapturedEvent => {
+                "an event recorded in a capture stands for a graph node, not for work that ran"
+            }
         }
     }
 

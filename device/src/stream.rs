@@ -337,7 +337,8 @@ impl Stream {
             return Err(Error::capture(CaptureRule::Implicit, "a capture was begun on the default stream"));
         }
         if core.streams[self.id.index()].capture.is_some() {
-            let detail = format!("a capture was begun on stream `{}`, which captures", core.streams[self.id.index()].name);
+            let detail =
+                format!("a capture was begun on stream `{}`, which captures", core.streams[self.id.index()].name);
             return Err(Error::capture(CaptureRule::Invalidated, detail));
         }
         core.next_id += 1;
@@ -399,11 +400,7 @@ impl Stream {
 
 impl Core {
     /// Does something to a capture; a failure spoils it.
-    fn with_capture(
-        &mut self,
-        id: u64,
-        work: impl FnOnce(&mut Core, &mut Capture) -> Result<()>,
-    ) -> Result<()> {
+    fn with_capture(&mut self, id: u64, work: impl FnOnce(&mut Core, &mut Capture) -> Result<()>) -> Result<()> {
         let Some(mut capture) = self.captures.remove(&id) else {
             return Err(Error::capture(CaptureRule::Invalidated, "the capture is over"));
         };

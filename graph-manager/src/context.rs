@@ -306,10 +306,10 @@ impl<'m> StepContext<'m> {
                 fix: "hand over the buffer the region was captured with, or set share_io_buffers = false",
             })
         })?;
-        captured.graph.launch(&self.manager.compute).map_err(|source| Error::Device {
-            region: captured.graph.name().into(),
-            source,
-        })?;
+        captured
+            .graph
+            .launch(&self.manager.compute)
+            .map_err(|source| Error::Device { region: captured.graph.name().into(), source })?;
         match captured.output.downcast_ref::<O>() {
             Some(output) => Ok(output.clone()),
             None => Err(Error::Changed {

@@ -287,7 +287,7 @@ impl ModeState {
             let region = recording.order[buffer.visit].region;
             let key = self.plan.canonical(region, recording.microbatches);
             let planned = self.plan.placement(key, buffer.index);
-            if !planned.is_some_and(|planned| planned.bytes == buffer.bytes) {
+            if planned.is_none_or(|planned| planned.bytes != buffer.bytes) {
                 return Err(Error::Changed {
                     region: region.to_string(),
                     problem: format!("buffer `{}` of {} bytes was not in the plan", buffer.name, buffer.bytes),

@@ -115,13 +115,8 @@ impl Plan {
     pub(crate) fn new(recording: &Recording, options: &GraphOptions, compute: StreamId) -> Plan {
         let by_slot = options.slots();
         let slots = if by_slot { recording.in_flight() } else { 1 };
-        let mut plan = Plan {
-            placements: HashMap::new(),
-            dead_after: HashMap::new(),
-            areas: BTreeMap::new(),
-            slots,
-            by_slot,
-        };
+        let mut plan =
+            Plan { placements: HashMap::new(), dead_after: HashMap::new(), areas: BTreeMap::new(), slots, by_slot };
         let uses = lifetimes(&recording.events, compute);
         // One microbatch stands for all of its slot: they repeat each other, shifted in time.
         let mut stands_for: HashMap<Region, usize> = HashMap::new();
@@ -186,8 +181,7 @@ impl Plan {
         let size = self.areas.entry(area).or_default();
         *size = total.max(*size);
         for (i, ((buffer, used), &offset)) in buffers.iter().zip(&offsets).enumerate() {
-            let placement =
-                Placement { area, offset, bytes: buffer.bytes, name: buffer.name, buffer: buffer.buffer };
+            let placement = Placement { area, offset, bytes: buffer.bytes, name: buffer.name, buffer: buffer.buffer };
             let visit = recording.order[buffer.visit].region;
             let key = self.canonical(visit, recording.microbatches);
             self.placements.insert((key, buffer.index), placement.clone());

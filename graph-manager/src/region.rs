@@ -51,9 +51,9 @@ impl Region {
     /// The microbatch it belongs to.
     pub fn microbatch(self) -> Option<usize> {
         match self {
-            Region::Inputs { microbatch } | Region::Forward { microbatch, .. } | Region::Backward { microbatch, .. } => {
-                Some(microbatch)
-            }
+            Region::Inputs { microbatch }
+            | Region::Forward { microbatch, .. }
+            | Region::Backward { microbatch, .. } => Some(microbatch),
             _ => None,
         }
     }

@@ -44,13 +44,10 @@ mod tests {
 
     #[test]
     fn core_lists_are_counted() {
-        assert_eq!([count("0"), count("0-3,8"), count("0-127"), count("x"), count("3-1")], [
-            Some(1),
-            Some(5),
-            Some(128),
-            None,
-            None
-        ]);
+        assert_eq!(
+            [count("0"), count("0-3,8"), count("0-127"), count("x"), count("3-1")],
+            [Some(1), Some(5), Some(128), None, None]
+        );
     }
 
     #[test]

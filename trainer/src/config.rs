@@ -182,8 +182,7 @@ impl Layers {
         let mut table = toml::Table::new();
         for (key, value) in values {
             if let Some((section, name)) = key.split_once('.')
-                && let Value::Table(section) =
-                    table.entry(section).or_insert_with(|| Value::Table(toml::Table::new()))
+                && let Value::Table(section) = table.entry(section).or_insert_with(|| Value::Table(toml::Table::new()))
             {
                 section.insert(name.into(), value);
             }

@@ -51,9 +51,11 @@ fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv) -> i32 {
         }
         Err(error) => fail(true, 3, &error.to_string()),
     };
-    let threads = plan.config.train.threads.unwrap_or_else(|| {
-        launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size)
-    });
+    let threads = plan
+        .config
+        .train
+        .threads
+        .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
     let world = std::rc::Rc::new(world);
     let ranks = Ranks {
         rank: world.rank(),

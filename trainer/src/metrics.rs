@@ -126,9 +126,6 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        assert_eq!(
-            [count(999.0), count(124_439_808.0), bytes(1536), bytes(7)],
-            ["999", "124.44 M", "1.50 KiB", "7 B"]
-        );
+        assert_eq!([count(999.0), count(124_439_808.0), bytes(1536), bytes(7)], ["999", "124.44 M", "1.50 KiB", "7 B"]);
     }
 }

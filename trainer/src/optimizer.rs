@@ -59,9 +59,9 @@ impl Optimizer {
         let mut moment = |name: &'static str| -> Result<(&'static str, Tensor)> {
             let area = device.allocate(name, total * 4)?;
             let tensor = area.tensor(name, 0, [total], DType::F32);
-            device.upload(&tensor, &vec![0.0f32; if device.is_dry() { 0 } else { total }]).or_else(|error| {
-                if device.is_dry() { Ok(()) } else { Err(error) }
-            })?;
+            device
+                .upload(&tensor, &vec![0.0f32; if device.is_dry() { 0 } else { total }])
+                .or_else(|error| if device.is_dry() { Ok(()) } else { Err(error) })?;
             areas.push(area);
             Ok((name, tensor))
         };

@@ -168,8 +168,10 @@ impl Params {
 fn initial(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     let real = spec.shape.elements() / spec.shape.sizes()[0] * spec.rows;
     // FNV-1a: the stream number is a function of the name.
-    let stream =
-        spec.name.bytes().fold(0xcbf29ce484222325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100000001b3));
+    let stream = spec
+        .name
+        .bytes()
+        .fold(0xcbf29ce484222325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100000001b3));
     let mut values = vec![0.0; spec.shape.elements()];
     for (index, value) in values[..real].iter_mut().enumerate() {
         *value = match spec.init {

@@ -163,9 +163,12 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, threads:
                 count(plan.tokens_per_step as f64)
             ),
         ),
-        ("steps", format!("{}, {} tokens", plan.config.train.steps, {
-            count((plan.config.train.steps * plan.tokens_per_step) as f64)
-        })),
+        (
+            "steps",
+            format!("{}, {} tokens", plan.config.train.steps, {
+                count((plan.config.train.steps * plan.tokens_per_step) as f64)
+            }),
+        ),
         ("device", format!("host, {threads} threads a rank, {}", plan.config.precision.compute)),
         ("weights", format!("{} master, {} main_grad", bytes(parameters), bytes(parameters))),
         ("optimizer", format!("{}, {}", plan.config.optimizer.kind, bytes(state))),

@@ -31,9 +31,10 @@ impl Arrays {
     }
 
     fn write(&self, path: &Path) {
-        let views = self.0.iter().map(|(name, dtype, shape, bytes)| {
-            (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-        });
+        let views = self
+            .0
+            .iter()
+            .map(|(name, dtype, shape, bytes)| (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
         safetensors::serialize_to_file(views, None, path).unwrap();
     }
 }

@@ -106,6 +106,7 @@ fn the_last_microbatch_has_reducing_graphs_of_its_own() {
     let reducing = report.graphs.iter().filter(|graph| graph.name.ends_with("reducing")).count();
     // Forward, backward and reducing backward of four layers, the tail and the optimizer.
     assert_eq!((report.graphs.len(), reducing), (4 * 3 + 2, 4), "{report}");
-    let hidden: Vec<_> = report.graphs.iter().filter(|graph| graph.nodes.iter().any(|n| n.contains("reduce"))).collect();
+    let hidden: Vec<_> =
+        report.graphs.iter().filter(|graph| graph.nodes.iter().any(|n| n.contains("reduce"))).collect();
     assert!(hidden.len() >= 3, "reductions must run inside backward graphs: {report}");
 }

@@ -87,8 +87,7 @@ fn in_f32<T: Float>(out: &mut [T], keep: bool, work: impl FnOnce(&mut [f32])) {
         work(bytemuck::cast_slice_mut(out));
         return;
     }
-    let mut scratch: Vec<f32> =
-        if keep { out.iter().map(|x| x.to_f32()).collect() } else { vec![0.0; out.len()] };
+    let mut scratch: Vec<f32> = if keep { out.iter().map(|x| x.to_f32()).collect() } else { vec![0.0; out.len()] };
     work(&mut scratch);
     out.iter_mut().zip(&scratch).for_each(|(out, x)| *out = T::from_f32(*x));
 }

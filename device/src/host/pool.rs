@@ -15,10 +15,8 @@ impl Pool {
         if threads <= 1 {
             return Ok(Pool { threads: None });
         }
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("host-device-{i}"))
-            .build()?;
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("host-device-{i}")).build()?;
         Ok(Pool { threads: Some(pool) })
     }
 

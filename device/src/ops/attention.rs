@@ -86,10 +86,7 @@ impl Operation for AttentionBackward {
 
     fn check(&self) -> Result<()> {
         check_packed(Self::NAME, &self.qkv, &self.output, &self.stats, self.heads, self.kv_heads)?;
-        ensure_float(
-            Self::NAME,
-            &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)],
-        )?;
+        ensure_float(Self::NAME, &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)])?;
         ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())?;
         ensure_elements(Self::NAME, "grad_qkv", &self.grad_qkv, self.qkv.elements())
     }

@@ -27,9 +27,7 @@ impl Operation for Collective {
     const NAME: &'static str = "all_reduce";
 
     fn check(&self) -> Result<()> {
-        ensure(Self::NAME, self.tensor.dtype == DType::F32, || {
-            format!("`tensor` is {}, needs f32", self.tensor.dtype)
-        })
+        ensure(Self::NAME, self.tensor.dtype == DType::F32, || format!("`tensor` is {}, needs f32", self.tensor.dtype))
     }
 
     fn accesses(&self) -> Accesses {

@@ -144,13 +144,11 @@ impl Operation for NormBackward {
     }
 
     fn accesses(&self) -> Accesses {
-        let base = Accesses::new(
-            [self.input, self.weight, self.rstd, self.grad_output],
-            [self.grad_input, self.grad_weight],
-        )
-        .reads(self.mean)
-        .reads(self.grad_residual)
-        .writes(self.grad_bias);
+        let base =
+            Accesses::new([self.input, self.weight, self.rstd, self.grad_output], [self.grad_input, self.grad_weight])
+                .reads(self.mean)
+                .reads(self.grad_residual)
+                .writes(self.grad_bias);
         if self.accumulate { base.reads([self.grad_weight]).reads(self.grad_bias) } else { base }
     }
 }

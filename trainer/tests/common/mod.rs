@@ -76,9 +76,7 @@ impl Run {
 
     pub fn stage(&self, device: &Device) -> Stage {
         let (architecture, losses_per_sample, optimizer) = match self.kind {
-            Kind::Gpt => {
-                (tiny_gpt(self.dropout), SEQ, OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 })
-            }
+            Kind::Gpt => (tiny_gpt(self.dropout), SEQ, OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
             Kind::Mlp => (tiny_mlp(self.dropout), 1, OptimizerKind::Sgd { momentum: 0.9 }),
         };
         let options = StageOptions {
