@@ -13,7 +13,7 @@ use crate::config::UserError;
 use crate::data::{ByteText, MarkovSource, Regression, Source, Split};
 use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
-use crate::step::{PendingMetrics, Stage, StageOptions, StepSettings};
+use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
 
 /// What ends a run early.
 #[derive(Debug, thiserror::Error)]
@@ -202,10 +202,7 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
         return Ok(None);
     }
     let folder = Path::new(&plan.config.logging.dir);
-    let file = |what: &str| {
-        let what = format!("{} in {}", what, folder.display());
-        move |error| RunError::File { what, error }
-    };
+    let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
     if main {
         std::fs::create_dir_all(folder).map_err(file("the run's folder"))?;
@@ -215,40 +212,34 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
     }
     let mut report = Reporter::new(plan, main, memory(&mut stage));
     let steps = plan.config.train.steps;
-    let mut pending: Option<(usize, PendingMetrics, Duration)> = None;
-    let mut validation = None;
-    let mut coverage_told = !plan.graphs.enable;
-    for step in 0..=steps {
+    let interval = plan.config.train.eval_interval;
+    let mut under_way: Option<StepUnderWay> = None;
+    for step in 0..steps {
+        let _span = tracing::info_span!("step", step).entered();
         let started = Instant::now();
-        let next = if step < steps {
-            let _span = tracing::info_span!("step", step).entered();
-            let settings = settings(plan, ranks.rank, step);
-            let batch = source.batch(Split::Train, settings.first_sample, samples(plan));
-            Some((step, stage.train_step(settings, &batch)?, started.elapsed()))
-        } else {
-            None
-        };
-        // The numbers of the step before: the host is never more than a step ahead, and never waits for this one.
-        if let Some((done, metrics, host)) = pending.take() {
-            let result = metrics.wait()?;
-            let line = report.step(done, &result, host, validation.take());
-            if let Some(log) = &mut log {
-                log.write(&line).map_err(file("metrics.jsonl"))?;
+        let settings = settings(plan, ranks.rank, step);
+        let batch = source.batch(Split::Train, settings.first_sample, samples(plan));
+        let metrics = stage.train_step(settings, &batch)?;
+        let submitted = StepUnderWay { step, metrics, started, host: started.elapsed() };
+        // The host is never more than a step ahead, and never waits for the step it has just submitted.
+        if let Some(before) = under_way.replace(submitted) {
+            let before = before.wait(Some(started))?;
+            report.tell(&before, None, &mut log)?;
+        }
+        if plan.graphs.enable && step == plan.graphs.warmup_steps {
+            report.say(&format!("graphs: {}", stage.graphs().report()));
+        }
+        if interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
+            let done = under_way.take().map(|step| step.wait(None)).transpose()?;
+            let loss = evaluate(plan, &mut stage, &*source, ranks.rank)?;
+            if let Some(done) = done {
+                report.tell(&done, Some(loss), &mut log)?;
             }
         }
-        pending = next;
-        if !coverage_told && step >= plan.graphs.warmup_steps {
-            coverage_told = true;
-            let graphs = stage.graphs().report();
-            if main {
-                report.say(&format!("graphs: {graphs}"));
-            }
-        }
-        let interval = plan.config.train.eval_interval;
-        if step < steps && interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
-            validation = Some(evaluate(plan, &mut stage, &*source, ranks.rank)?);
-            report.pause();
-        }
+    }
+    if let Some(last) = under_way.take() {
+        let last = last.wait(None)?;
+        report.tell(&last, None, &mut log)?;
     }
     if let (true, Some(path)) = (main, &request.graph_report) {
         write_report(&mut stage, path).map_err(file("the graph report"))?;
@@ -256,6 +247,36 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
     let outcome = Outcome { loss: report.last_loss, validation_loss: report.last_validation, floor: source.floor() };
     report.finish(&outcome);
     Ok(Some(outcome))
+}
+
+fn file_error(what: String) -> impl FnOnce(std::io::Error) -> RunError {
+    move |error| RunError::File { what, error }
+}
+
+/// A step that was submitted.
+struct StepUnderWay {
+    step: usize,
+    metrics: PendingMetrics,
+    started: Instant,
+    /// What the host took to submit it.
+    host: Duration,
+}
+
+impl StepUnderWay {
+    /// Waits for its numbers. It took until `ended`, when the next one began, or until now.
+    fn wait(self, ended: Option<Instant>) -> Result<StepDone, RunError> {
+        let result = self.metrics.wait()?;
+        let took = ended.unwrap_or_else(Instant::now).duration_since(self.started);
+        Ok(StepDone { step: self.step, result, seconds: took.as_secs_f64().max(1e-9), host: self.host })
+    }
+}
+
+/// A step that is done.
+struct StepDone {
+    step: usize,
+    result: StepResult,
+    seconds: f64,
+    host: Duration,
 }
 
 /// Samples of a step on one rank.
@@ -293,13 +314,12 @@ fn write_report(stage: &mut Stage, path: &Path) -> std::io::Result<()> {
     std::fs::write(path.with_extension("dot"), report.dot())
 }
 
-/// Times steps and tells people of them.
+/// Tells people of steps.
 struct Reporter<'p> {
     plan: &'p RunPlan,
     /// A progress bar on a terminal, lines elsewhere; nothing but on rank 0.
     bar: Option<ProgressBar>,
     memory: usize,
-    last: Instant,
     last_loss: f64,
     last_validation: Option<f64>,
 }
@@ -313,8 +333,7 @@ impl<'p> Reporter<'p> {
             }
             bar
         });
-        let last = Instant::now();
-        Reporter { plan, bar, memory, last, last_loss: f64::NAN, last_validation: None }
+        Reporter { plan, bar, memory, last_loss: f64::NAN, last_validation: None }
     }
 
     fn say(&self, text: &str) {
@@ -323,20 +342,14 @@ impl<'p> Reporter<'p> {
         }
     }
 
-    /// Leaves out of the next step's time what was not part of it.
-    fn pause(&mut self) {
-        self.last = Instant::now();
-    }
-
-    fn step(
+    /// Tells a step's numbers and writes them down.
+    fn tell(
         &mut self,
-        step: usize,
-        result: &crate::step::StepResult,
-        host: Duration,
+        done: &StepDone,
         validation_loss: Option<f64>,
-    ) -> StepMetrics {
-        let seconds = self.last.elapsed().as_secs_f64().max(1e-9);
-        self.last = Instant::now();
+        log: &mut Option<MetricsFile>,
+    ) -> Result<(), RunError> {
+        let StepDone { step, ref result, seconds, host } = *done;
         self.last_loss = result.loss;
         self.last_validation = validation_loss.or(self.last_validation);
         let tokens_per_s = self.plan.tokens_per_step as f64 / seconds;
@@ -366,7 +379,10 @@ impl<'p> Reporter<'p> {
             bar.inc(1);
             bar.set_message(format!("loss {:.4}", result.loss));
         }
-        metrics
+        match log {
+            Some(log) => log.write(&metrics).map_err(file_error("metrics.jsonl".into())),
+            None => Ok(()),
+        }
     }
 
     fn finish(&self, outcome: &Outcome) {

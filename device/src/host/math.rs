@@ -22,26 +22,25 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { result }
 }
 
-/// `tanh(x)` within 3e-7 absolute.
-#[inline(always)]
-pub(crate) fn tanh(x: f32) -> f32 {
-    let e = exp(-2.0 * x.abs());
-    ((1.0 - e) / (1.0 + e)).copysign(x)
-}
-
-const SQRT_2_OVER_PI: f32 = 0.797_884_6;
-
-/// GELU, tanh form.
+/// GELU, tanh form. `0.5 (1 + tanh(u))` is the sigmoid of `2 u`, which takes one division less.
 #[inline(always)]
 pub(crate) fn gelu(x: f32) -> f32 {
-    0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * x * (0.044_715 * x).mul_add(x, 1.0)))
+    x * sigmoid(twice_u(x))
 }
 
 /// Its derivative.
 #[inline(always)]
 pub(crate) fn gelu_derivative(x: f32) -> f32 {
-    let t = tanh(SQRT_2_OVER_PI * x * (0.044_715 * x).mul_add(x, 1.0));
-    0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * SQRT_2_OVER_PI * (3.0 * 0.044_715 * x).mul_add(x, 1.0)
+    let s = sigmoid(twice_u(x));
+    s + x * s * (1.0 - s) * (TWICE_SQRT_2_OVER_PI * (3.0 * 0.044_715 * x).mul_add(x, 1.0))
+}
+
+const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+
+/// `2 sqrt(2/pi) (x + 0.044715 x^3)`.
+#[inline(always)]
+fn twice_u(x: f32) -> f32 {
+    TWICE_SQRT_2_OVER_PI * x * (0.044_715 * x).mul_add(x, 1.0)
 }
 
 /// `1 / (1 + e^-x)`.
@@ -102,12 +101,16 @@ mod tests {
     }
 
     #[test]
-    fn tanh_is_within_3e_7_of_the_true_value_and_saturates() {
+    fn gelu_and_its_derivative_are_within_4e_7_of_the_true_values_and_saturate() {
+        let truth = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh());
         for i in -2000..=2000 {
             let x = i as f32 / 100.0;
-            assert!((f64::from(tanh(x)) - f64::from(x).tanh()).abs() < 3e-7, "tanh({x})");
+            let exact = f64::from(x);
+            let slope = (truth(exact + 1e-5) - truth(exact - 1e-5)) / 2e-5;
+            assert!((f64::from(gelu(x)) - truth(exact)).abs() < 4e-7 * exact.abs().max(1.0), "gelu({x})");
+            assert!((f64::from(gelu_derivative(x)) - slope).abs() < 2e-6, "gelu'({x})");
         }
-        assert_eq!((tanh(1e4), tanh(-1e4)), (1.0, -1.0));
+        assert_eq!([gelu(1e4), gelu(-1e4), gelu_derivative(1e4), gelu_derivative(-1e4)], [1e4, 0.0, 1.0, 0.0]);
     }
 
     #[test]

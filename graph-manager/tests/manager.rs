@@ -1,0 +1,288 @@
+//! The manager on a toy model: order, slots, boundaries, and the mistakes it refuses.
+
+use device::ops::{Add, Copy, Fill};
+use device::{Area, DType, Device, HostOptions, Stream, Tensor};
+use graph_manager::{CudaGraphManager, Error, GraphOptions, Mempool, Mode, Region, Result, Scope, StepContext};
+
+const LAYERS: usize = 3;
+const WIDTH: usize = 64;
+
+/// A toy: `forward` doubles and adds a layer's weight, `backward` adds the kept input to the gradient and to a sum.
+struct Toy {
+    device: Device,
+    compute: Stream,
+    side: Stream,
+    /// `(microbatches, WIDTH)`.
+    inputs: Tensor,
+    sum: Tensor,
+    _areas: Vec<Area>,
+}
+
+fn toy() -> Toy {
+    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    let area = device.allocate("toy", 64 * WIDTH * 4).unwrap();
+    let inputs = area.tensor("inputs", 0, [16, WIDTH], DType::F32);
+    let sum = area.tensor("sum", 16 * WIDTH * 4, [WIDTH], DType::F32);
+    let values: Vec<f32> = (0..16 * WIDTH).map(|i| (i as f32).sin()).collect();
+    device.upload(&inputs, &values).unwrap();
+    let (compute, side) = (device.stream("compute"), device.stream("side"));
+    Toy { device, compute, side, inputs, sum, _areas: vec![area] }
+}
+
+impl Toy {
+    fn forward(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Tensor> {
+        let mut x = cx.region(Region::Inputs { microbatch }, (), |cx, ()| {
+            let x = cx.tensor("x", [WIDTH], DType::F32)?;
+            cx.run(Copy { input: self.inputs.at(microbatch), output: x })?;
+            Ok(x)
+        })?;
+        for layer in 0..LAYERS {
+            x = cx.region(Region::Forward { layer, microbatch }, x, |cx, x| {
+                let scratch = cx.tensor("scratch", [WIDTH], DType::F32)?;
+                let y = cx.tensor("y", [WIDTH], DType::F32)?;
+                cx.run(Add { a: x, b: x, output: scratch })?;
+                cx.run(Add { a: scratch, b: x, output: y })?;
+                cx.keep(x);
+                Ok(y)
+            })?;
+        }
+        Ok(x)
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, microbatch: usize, y: Tensor) -> Result<()> {
+        let mut grad = y;
+        for layer in (0..LAYERS).rev() {
+            grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
+                let kept: Tensor = cx.kept();
+                let out = cx.tensor("grad", [WIDTH], DType::F32)?;
+                cx.run(Add { a: grad, b: kept, output: out })?;
+                cx.run(Add { a: self.sum, b: out, output: self.sum })?;
+                Ok(out)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// One step with `ahead` forwards before the first backward, as a pipeline stage has them.
+    fn step(&self, cx: &mut StepContext<'_>, ahead: usize) -> Result<()> {
+        cx.region(Region::Step, (), |cx, ()| {
+            cx.region(Region::Iteration, (), |cx, ()| {
+                cx.region(Region::Begin, (), |cx, ()| cx.run(Fill { output: self.sum, value: 0.0 }))?;
+                let mut outputs = Vec::new();
+                let microbatches = cx.microbatches();
+                for m in 0..microbatches + ahead {
+                    if m < microbatches {
+                        outputs.push(self.forward(cx, m)?);
+                    }
+                    if m >= ahead {
+                        self.backward(cx, m - ahead, outputs[m - ahead])?;
+                    }
+                }
+                Ok(())
+            })?;
+            cx.region(Region::Optimizer, (), |_, ()| Ok(()))
+        })
+    }
+
+    fn manager(&self, options: GraphOptions) -> CudaGraphManager {
+        CudaGraphManager::new(self.compute.clone(), options).unwrap()
+    }
+
+    /// The sum after each of six steps.
+    fn run(&self, options: GraphOptions, microbatches: usize, ahead: usize) -> Vec<Vec<f32>> {
+        let mut manager = self.manager(options);
+        (0..6)
+            .map(|_| {
+                manager.step(Mode::Train, microbatches, &mut |cx| self.step(cx, ahead)).unwrap();
+                self.device.download(&self.sum).unwrap()
+            })
+            .collect()
+    }
+}
+
+#[test]
+fn slots_hold_several_microbatches_in_flight_and_change_no_bit() {
+    let toy = toy();
+    for ahead in [0, 1, 3] {
+        for microbatches in [ahead.max(1), 4, 7] {
+            let off = GraphOptions { enable: false, ..GraphOptions::default() };
+            let plain = toy.run(off, microbatches, ahead);
+            assert!(plain[0].iter().any(|x| x.abs() > 1.0));
+            for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+                for scope in [Scope::PerLayer, Scope::FullIteration] {
+                    for share_io_buffers in [true, false] {
+                        let options =
+                            GraphOptions { mempool, scope, share_io_buffers, poison: true, ..GraphOptions::default() };
+                        assert_eq!(toy.run(options.clone(), microbatches, ahead), plain, "{options:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_number_of_graphs_follows_the_microbatches_in_flight_not_their_number() {
+    let toy = toy();
+    let count = |mempool, microbatches, ahead| {
+        let options = GraphOptions { mempool, ..GraphOptions::default() };
+        let mut manager = toy.manager(options);
+        for _ in 0..3 {
+            manager.step(Mode::Train, microbatches, &mut |cx| toy.step(cx, ahead)).unwrap();
+        }
+        assert_eq!(manager.report().graphs.len(), manager.expected_graphs(Mode::Train));
+        manager.report().graphs.len() - 1 // without the optimizer's
+    };
+    assert_eq!(count(Mempool::PerMicrobatch, 8, 0), 2 * LAYERS);
+    assert_eq!(count(Mempool::PerMicrobatch, 8, 2), 2 * LAYERS * 3);
+    assert_eq!(count(Mempool::Single, 8, 2), 2 * LAYERS * 8);
+}
+
+#[test]
+fn the_plan_reuses_memory() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions { mempool: Mempool::Single, ..GraphOptions::default() });
+    manager.record(Mode::Train, 8, &mut |cx| toy.step(cx, 0)).unwrap();
+    let planned: usize = manager.memory().iter().map(|area| area.bytes).sum();
+    // Eight microbatches one after the other need no more than one: inputs, kept outputs, two gradients, scratch.
+    assert!(planned <= (1 + LAYERS + 2 + 1) * WIDTH * 4, "{:?}", manager.memory());
+}
+
+#[test]
+fn a_replay_out_of_order_names_what_was_expected_and_what_came() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    for _ in 0..3 {
+        manager.step(Mode::Train, 2, &mut |cx| toy.step(cx, 0)).unwrap();
+    }
+    let error = manager.step(Mode::Train, 2, &mut |cx| toy.step(cx, 1)).unwrap_err().to_string();
+    let expected = "expects `backward of layer 2, microbatch 0`, got `inputs of microbatch 1`";
+    assert!(error.contains("replay out of order") && error.contains(expected), "{error}");
+}
+
+#[test]
+fn a_step_that_ends_early_is_out_of_order_too() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    manager.step(Mode::Train, 2, &mut |cx| toy.step(cx, 0)).unwrap();
+    let mut half = |cx: &mut StepContext<'_>| cx.region(Region::Step, (), |_, ()| Ok(()));
+    let error = manager.step(Mode::Train, 2, &mut half).unwrap_err().to_string();
+    assert!(error.contains("expects `iteration`, got `the end of the step`"), "{error}");
+}
+
+/// One captured region that reads `input`.
+fn reader(cx: &mut StepContext<'_>, input: Tensor) -> Result<Tensor> {
+    cx.region(Region::Forward { layer: 0, microbatch: 0 }, input, |cx, input| {
+        let y = cx.tensor("y", [WIDTH], DType::F32)?;
+        cx.run(Copy { input, output: y })?;
+        Ok(y)
+    })
+}
+
+#[test]
+fn an_input_that_moved_after_capture_is_refused_unless_boundaries_are_copied() {
+    for share_io_buffers in [true, false] {
+        let toy = toy();
+        let mut manager = toy.manager(GraphOptions { share_io_buffers, ..GraphOptions::default() });
+        let step = |manager: &mut CudaGraphManager, row: usize| -> Result<Vec<f32>> {
+            let mut output = None;
+            manager.step(Mode::Evaluate, 1, &mut |cx| {
+                output = Some(reader(cx, toy.inputs.at(row))?);
+                Ok(())
+            })?;
+            Ok(toy.device.download(&output.unwrap())?)
+        };
+        for row in [0, 0, 0] {
+            step(&mut manager, row).unwrap();
+        }
+        let moved = step(&mut manager, 5);
+        if share_io_buffers {
+            let error = moved.unwrap_err().to_string();
+            assert!(error.contains("input `tensor` lies at another address"), "{error}");
+            assert!(error.contains("share_io_buffers = false"), "{error}");
+        } else {
+            assert_eq!(moved.unwrap(), toy.device.download::<f32>(&toy.inputs.at(5)).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_side_stream_left_open_in_a_region_is_error_904_with_the_region() {
+    let toy = toy();
+    let fork = toy.device.event();
+    let mut manager = toy.manager(GraphOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            cx.compute().record(&fork)?;
+            toy.side.wait(&fork)?;
+            toy.side.submit(Fill { output: toy.sum, value: 1.0 })?;
+            Ok(())
+        })
+    };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
+    assert!(error.contains("forward of layer 0") && error.contains("904") && error.contains("`side`"), "{error}");
+}
+
+#[test]
+fn allocating_inside_a_region_fails_at_its_capture() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |_, ()| {
+            toy.device.allocate("sneaky", 64)?;
+            Ok(())
+        })
+    };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err();
+    assert!(matches!(error, Error::Device { .. }) && error.to_string().contains("`sneaky`"), "{error}");
+}
+
+#[test]
+fn a_buffer_taken_outside_of_a_region_is_refused() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| cx.tensor("lost", [1], DType::F32).map(|_| ());
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
+    assert!(error.contains("`lost`") && error.contains("StepContext::region"), "{error}");
+}
+
+#[test]
+fn a_buffer_that_changes_size_is_named() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions { enable: false, ..GraphOptions::default() });
+    let mut size = 8;
+    let mut step = |cx: &mut StepContext<'_>| {
+        size += 1;
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            cx.tensor("grows", [size], DType::F32).map(|_| ())
+        })
+    };
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
+    assert!(error.contains("`grows` of 40 bytes, the recorded step took `grows` of 36 bytes"), "{error}");
+}
+
+#[test]
+fn graphs_without_a_warm_up_step_are_refused() {
+    let toy = toy();
+    let options = GraphOptions { warmup_steps: 0, ..GraphOptions::default() };
+    let error = CudaGraphManager::new(toy.compute.clone(), options).err().unwrap().to_string();
+    assert!(error.contains("warmup_steps is 0") && error.contains("Fix:"), "{error}");
+}
+
+#[test]
+fn the_report_tells_graphs_nodes_eager_regions_and_bytes() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions { capture_optimizer: false, ..GraphOptions::default() });
+    for _ in 0..3 {
+        manager.step(Mode::Train, 2, &mut |cx| toy.step(cx, 0)).unwrap();
+    }
+    let report = manager.report();
+    let line = report.to_string();
+    for words in ["6 graphs, 12 nodes", "optimizer (capture_optimizer is off)", "inputs (it reads", "slot 0"] {
+        assert!(line.contains(words), "`{words}` is missing from: {line}");
+    }
+    let dot = report.dot();
+    assert!(dot.contains("forward of layer 2, microbatch 0/add") && dot.contains("n0_0 -> n0_1"), "{dot}");
+}
