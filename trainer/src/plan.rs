@@ -65,6 +65,22 @@ fn at_least(key: &str, value: usize, least: usize) -> Result<(), UserError> {
     })
 }
 
+fn at_most(key: &str, value: usize, most: usize) -> Result<(), UserError> {
+    require(value <= most, || {
+        UserError::new(format!("{key} = {value}"), format!("it is at most {most}"), format!("set a smaller {key}"))
+    })
+}
+
+/// Fails on a tensor no machine holds. Such sizes are slips, and what is derived from them would overflow.
+fn holdable(what: &str, sizes: &[usize]) -> Result<(), UserError> {
+    let elements: f64 = sizes.iter().map(|&size| size as f64).product();
+    require(elements <= (1u64 << 44) as f64, || {
+        let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+        let sizes = sizes.join(" x ");
+        UserError::new(format!("{what} = {sizes}"), "a tensor has at most 2^44 elements", "set smaller sizes")
+    })
+}
+
 fn within(key: &str, value: f64, ok: bool, rule: &str, fix: &str) -> Result<(), UserError> {
     require(ok, || UserError::new(format!("{key} = {value}"), rule, fix))
 }
@@ -91,6 +107,7 @@ impl RunPlan {
                 "set train.device = \"auto\" or \"host\"",
             )
         })?;
+        slips(&config)?;
         let microbatches = batch_split(&config, world_size)?;
         let model = model_plan(&config)?;
         at_least("train.steps", config.train.steps, 1)?;
@@ -139,6 +156,29 @@ impl RunPlan {
     }
 }
 
+/// Fails on single numbers so large that they can only be slips.
+fn slips(config: &RunConfig) -> Result<(), UserError> {
+    let (model, train) = (&config.model, &config.train);
+    for (key, value, most) in [
+        ("model.layers", model.layers, 1 << 14),
+        ("model.hidden", model.hidden, 1 << 30),
+        ("model.heads", model.heads, 1 << 30),
+        ("model.ffn", model.ffn.unwrap_or(1), 1 << 30),
+        ("model.vocab", model.vocab, 1 << 30),
+        ("model.seq_length", model.seq_length, 1 << 30),
+        ("train.global_batch_size", train.global_batch_size, 1 << 24),
+        ("train.micro_batch_size", train.micro_batch_size, 1 << 24),
+        // Steps are counted in 32 bits on the device.
+        ("train.steps", train.steps, 1 << 31),
+        ("train.eval_steps", train.eval_steps, 1 << 31),
+        ("train.threads", train.threads.unwrap_or(1), 1 << 12),
+        ("parallel.bucket_mib", config.parallel.bucket_mib, 1 << 20),
+    ] {
+        at_most(key, value, most)?;
+    }
+    Ok(())
+}
+
 /// Microbatches of a step on each rank.
 fn batch_split(config: &RunConfig, ranks: usize) -> Result<usize, UserError> {
     let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
@@ -171,6 +211,9 @@ fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
                 "set model.layer_sizes = [4096, 2048, 1024, 512, 256]",
             )
         })?;
+        let batch = config.train.micro_batch_size;
+        model.layer_sizes.windows(2).try_for_each(|pair| holdable("model.layer_sizes, a weight", pair))?;
+        model.layer_sizes.iter().try_for_each(|&size| holdable("micro_batch_size x a layer's size", &[batch, size]))?;
         model.dropouts.iter().try_for_each(|&value| rate("model.dropouts", value))?;
         return Ok(ModelPlan::Mlp(MlpShape {
             sizes: model.layer_sizes.clone(),
@@ -197,17 +240,24 @@ fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
             format!("set model.hidden = {}", model.hidden.next_multiple_of(model.heads)),
         )
     })?;
+    let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
+    let ffn = model.ffn.unwrap_or(4 * hidden);
+    holdable("model.vocab x hidden", &[model.vocab, hidden])?;
+    holdable("model.ffn x hidden", &[ffn, hidden])?;
+    holdable("model.seq_length x hidden", &[seq, hidden])?;
+    holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
+    holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;
     rate("model.hidden_dropout", model.hidden_dropout)?;
     rate("model.attention_dropout", model.attention_dropout)?;
     Ok(ModelPlan::Gpt(GptShape {
         layers: model.layers,
-        hidden: model.hidden,
+        hidden,
         heads: model.heads,
-        ffn: model.ffn.unwrap_or(4 * model.hidden),
+        ffn,
         vocab: model.vocab,
         padded_vocab: model.vocab.next_multiple_of(128),
-        seq: model.seq_length,
-        batch: config.train.micro_batch_size,
+        seq,
+        batch,
         tied: model.tie_embeddings,
         attention: model.attention,
         hidden_dropout: model.hidden_dropout as f32,

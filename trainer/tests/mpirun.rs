@@ -176,6 +176,29 @@ fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
 }
 
 #[test]
+fn absurd_sizes_are_refused_before_anything_overflows() {
+    let huge = i64::MAX.to_string();
+    for (flag, key) in [
+        ("--layers", "model.layers"),
+        ("--hidden", "model.hidden"),
+        ("--ffn", "model.ffn"),
+        ("--vocab", "model.vocab"),
+        ("--seq-length", "model.seq_length"),
+        ("--steps", "train.steps"),
+        ("--global-batch-size", "train.global_batch_size"),
+        ("--micro-batch-size", "train.micro_batch_size"),
+        ("--threads", "train.threads"),
+        ("--ddp-bucket-size", "parallel.bucket_mib"),
+    ] {
+        assert_refused(&[flag, &huge], [&format!("{key} = {huge}"), "at most", key]);
+    }
+    let large = (1 << 30).to_string();
+    assert_refused(&["--vocab", &large, "--hidden", &large], ["model.vocab x hidden", "2^44", "smaller"]);
+    let sizes = format!("[{huge}, 2]");
+    assert_refused(&["--kind", "mlp", "--layer-sizes", &sizes], ["model.layer_sizes", "2^44", "smaller"]);
+}
+
+#[test]
 fn files_that_are_missing_or_wrong_are_refused_with_path_rule_and_fix() {
     let folder = Folder::new("files");
     let missing = folder.path("missing");
