@@ -60,12 +60,15 @@ pub struct Model {
     pub targets: (Shape, DType),
 }
 
+/// Makes a model's layers over its parameters, once they have memory.
+pub type Build = dyn Fn(&crate::params::Params, StepTensors) -> Model;
+
 /// What a model needs before it has memory: its parameters, then its layers over them.
 pub struct Architecture {
     /// The parameters in layer order.
     pub specs: Vec<ParamSpec>,
     /// Makes the layers once the parameters are placed.
-    pub build: Box<dyn Fn(&crate::params::Params, StepTensors) -> Model>,
+    pub build: Box<Build>,
 }
 
 /// The dropout of one place in a model; off in evaluation and at rate 0.
