@@ -1,0 +1,129 @@
+//! A bench for single operations: tensors from f64 values, one submission, f64 values back.
+#![allow(dead_code)]
+
+use device::{Area, DType, Device, HostOptions, Op, Stream, Tensor, bf16};
+use std::cell::RefCell;
+
+pub struct Bench {
+    pub device: Device,
+    pub stream: Stream,
+    areas: RefCell<Vec<Area>>,
+}
+
+/// A bench whose device has that many threads, with the checker on.
+pub fn bench(threads: usize) -> Bench {
+    let device = Device::host(HostOptions { threads, check: true, dry: false }).unwrap();
+    let stream = device.stream("ops");
+    Bench { device, stream, areas: RefCell::new(Vec::new()) }
+}
+
+/// A value as a tensor of that type holds it.
+pub fn rounded(x: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::Bf16 => bf16::from_f32(x as f32).to_f64(),
+        _ => f64::from(x as f32),
+    }
+}
+
+impl Bench {
+    fn place(&self, name: &str, shape: &[usize], dtype: DType) -> Tensor {
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let area = self.device.allocate(name, bytes).unwrap();
+        let tensor = area.tensor(name, 0, device::Shape::new(shape), dtype);
+        self.areas.borrow_mut().push(area);
+        tensor
+    }
+
+    /// A tensor that holds these values, rounded to its type.
+    pub fn put(&self, shape: &[usize], dtype: DType, values: &[f64]) -> Tensor {
+        let tensor = self.place("input", shape, dtype);
+        match dtype {
+            DType::F32 => {
+                self.device.upload(&tensor, &values.iter().map(|&x| x as f32).collect::<Vec<_>>()).unwrap();
+            }
+            DType::Bf16 => {
+                let values: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x as f32)).collect();
+                self.device.upload(&tensor, &values).unwrap();
+            }
+            _ => panic!("put() takes floats"),
+        }
+        tensor
+    }
+
+    pub fn ints(&self, shape: &[usize], values: &[i32]) -> Tensor {
+        let tensor = self.place("tokens", shape, DType::I32);
+        self.device.upload(&tensor, values).unwrap();
+        tensor
+    }
+
+    /// A `repr(C)` block.
+    pub fn block<T: bytemuck::Pod>(&self, value: &T) -> Tensor {
+        let tensor = self.place("block", &[size_of::<T>()], DType::U8);
+        self.device.upload(&tensor, bytemuck::bytes_of(value)).unwrap();
+        tensor
+    }
+
+    pub fn get_block<T: bytemuck::Pod>(&self, tensor: &Tensor) -> T {
+        bytemuck::pod_read_unaligned(&self.device.download::<u8>(tensor).unwrap())
+    }
+
+    /// A tensor of NaN: what an operation leaves unwritten shows.
+    pub fn empty(&self, shape: &[usize], dtype: DType) -> Tensor {
+        let nan = vec![f64::NAN; shape.iter().product()];
+        self.put(shape, dtype, &nan)
+    }
+
+    pub fn run(&self, op: impl Into<Op>) {
+        self.stream.submit(op).unwrap();
+    }
+
+    pub fn get(&self, tensor: &Tensor) -> Vec<f64> {
+        match tensor.dtype {
+            DType::F32 => self.device.download::<f32>(tensor).unwrap().into_iter().map(f64::from).collect(),
+            DType::Bf16 => self.device.download::<bf16>(tensor).unwrap().into_iter().map(|x| x.to_f64()).collect(),
+            _ => panic!("get() returns floats"),
+        }
+    }
+}
+
+/// `n` numbers in about [-1, 1), a function of the seed, as a tensor of that type holds them.
+pub fn numbers(seed: u64, n: usize, dtype: DType) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..n)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            rounded((z >> 11) as f64 / (1u64 << 52) as f64 - 1.0, dtype)
+        })
+        .collect()
+}
+
+/// Asserts that values agree in relative L2 norm: 1e-5 for f32, half a percent for bf16.
+pub fn assert_close(what: &str, dtype: DType, ours: &[f64], truth: &[f64]) {
+    assert_eq!(ours.len(), truth.len(), "{what}");
+    let norm = truth.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let difference = ours.iter().zip(truth).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
+    let tolerance = if dtype == DType::Bf16 { 6e-3 } else { 1e-5 };
+    // NaN fails too.
+    assert!(difference <= tolerance * norm.max(1e-3), "{what} ({dtype}): off by {difference:.2e} of {norm:.2e}");
+}
+
+/// Gradient of `sum(weights * f(x))` by central differences, in f64.
+pub fn finite_differences(x: &[f64], weights: &[f64], f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    let value = |x: &[f64]| f(x).iter().zip(weights).map(|(y, w)| y * w).sum::<f64>();
+    let mut moved = x.to_vec();
+    (0..x.len())
+        .map(|i| {
+            let step = 1e-5;
+            moved[i] = x[i] + step;
+            let above = value(&moved);
+            moved[i] = x[i] - step;
+            let below = value(&moved);
+            moved[i] = x[i];
+            (above - below) / (2.0 * step)
+        })
+        .collect()
+}
+
+pub const FLOATS: [DType; 2] = [DType::F32, DType::Bf16];

@@ -1,0 +1,378 @@
+//! Products, norms, activations and losses against naive f64 references and finite differences, over odd shapes.
+
+mod common;
+
+use common::{Bench, FLOATS, assert_close, bench, finite_differences, numbers};
+use device::DType;
+use device::DType::{Bf16, F32};
+use device::ops::*;
+use proptest::prelude::*;
+
+fn matmul(a: &[f64], b: &[f64], (m, n, k): (usize, usize, usize), ta: bool, tb: bool) -> Vec<f64> {
+    let at = |i: usize, p: usize| if ta { a[p * m + i] } else { a[i * k + p] };
+    let bt = |p: usize, j: usize| if tb { b[j * k + p] } else { b[p * n + j] };
+    (0..m * n).map(|ij| (0..k).map(|p| at(ij / n, p) * bt(p, ij % n)).sum()).collect()
+}
+
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
+fn slope(f: impl Fn(f64) -> f64, x: f64) -> f64 {
+    (f(x + 1e-6) - f(x - 1e-6)) / 2e-6
+}
+
+/// One dimension: 1, primes, a tile border and beyond.
+fn dimension() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(1), Just(2), Just(7), Just(13), Just(31), Just(64), Just(129), Just(131)]
+}
+
+fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factors: DType, out: DType) {
+    let (m, n, k) = dims;
+    let (a, b) = (numbers(1, m * k, factors), numbers(2, k * n, factors));
+    let shape = |rows, columns, transposed| if transposed { [columns, rows] } else { [rows, columns] };
+    let (ta_, tb_) = (t.put(&shape(m, k, ta), factors, &a), t.put(&shape(k, n, tb), factors, &b));
+    let gemm = |out, accumulate, epilogue| Gemm {
+        a: ta_,
+        b: tb_,
+        out,
+        transpose_a: ta,
+        transpose_b: tb,
+        accumulate,
+        epilogue,
+    };
+    let product = matmul(&a, &b, dims, ta, tb);
+    let plain = t.empty(&[m, n], out);
+    t.run(gemm(plain, false, Epilogue::None));
+    assert_close("product", out, &t.get(&plain), &product);
+
+    let before = numbers(3, m * n, out);
+    let added = t.put(&[m, n], out, &before);
+    t.run(gemm(added, true, Epilogue::None));
+    let sum: Vec<f64> = before.iter().zip(&product).map(|(x, y)| x + y).collect();
+    assert_close("accumulated product", out, &t.get(&added), &sum);
+
+    let bias = numbers(4, n, out);
+    let with_bias: Vec<f64> = product.iter().enumerate().map(|(ij, x)| x + bias[ij % n]).collect();
+    let (bias_tensor, biased) = (t.put(&[n], out, &bias), t.empty(&[m, n], out));
+    t.run(gemm(biased, false, Epilogue::Bias(bias_tensor)));
+    assert_close("product with bias", out, &t.get(&biased), &with_bias);
+
+    let (pre, activated) = (t.empty(&[m, n], out), t.empty(&[m, n], out));
+    t.run(gemm(activated, false, Epilogue::BiasGelu { bias: bias_tensor, pre }));
+    assert_close("pre-activation", out, &t.get(&pre), &with_bias);
+    let truth: Vec<f64> = t.get(&pre).into_iter().map(gelu).collect();
+    assert_close("activated product", out, &t.get(&activated), &truth);
+
+    let through = t.empty(&[m, n], out);
+    t.run(gemm(through, false, Epilogue::GeluBackward { pre }));
+    let truth: Vec<f64> = product.iter().zip(t.get(&pre)).map(|(dy, x)| dy * slope(gelu, x)).collect();
+    assert_close("product through GELU's gradient", out, &t.get(&through), &truth);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn gemm_agrees_with_a_naive_product_for_all_transposes_and_epilogues(
+        m in dimension(), n in dimension(), k in dimension(), ta: bool, tb: bool, pick in 0..3usize,
+    ) {
+        let (factors, out) = [(F32, F32), (Bf16, Bf16), (Bf16, F32)][pick];
+        check_gemm(&bench(1), (m, n, k), ta, tb, factors, out);
+    }
+
+    #[test]
+    fn norms_and_their_gradients_agree_with_f64(
+        rows in prop_oneof![Just(1usize), Just(3), Just(65), Just(130)],
+        hidden in prop_oneof![Just(5usize), Just(7), Just(16), Just(33), Just(50)],
+        layer: bool, with_residual: bool, pick in 0..2usize,
+    ) {
+        check_norm(&bench(2), rows, hidden, layer, with_residual, FLOATS[pick]);
+    }
+
+    #[test]
+    fn cross_entropy_agrees_with_f64_and_ignores_padding_and_negative_targets(
+        rows in dimension(), vocab in dimension(), padding in 0..5usize, pick in 0..2usize,
+    ) {
+        check_cross_entropy(&bench(1), rows, vocab, padding, FLOATS[pick]);
+    }
+
+    #[test]
+    fn elementwise_operations_agree_with_f64(n in dimension(), width in dimension(), pick in 0..2usize) {
+        check_elementwise(&bench(1), n, width, FLOATS[pick]);
+    }
+}
+
+#[test]
+fn gemm_accepts_bf16_factors_with_an_f32_result_beyond_one_tile() {
+    check_gemm(&bench(2), (300, 65, 40), true, false, Bf16, F32);
+}
+
+const EPS: f64 = 1e-5;
+
+fn norm(x: &[f64], weight: &[f64], bias: &[f64], layer: bool) -> Vec<f64> {
+    let hidden = weight.len();
+    let row = |x: &[f64]| {
+        let n = hidden as f64;
+        let mean = if layer { x.iter().sum::<f64>() / n } else { 0.0 };
+        let rstd = 1.0 / (x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n + EPS).sqrt();
+        (0..hidden).map(|c| (x[c] - mean) * rstd * weight[c] + bias[c]).collect::<Vec<f64>>()
+    };
+    x.chunks(hidden).flat_map(row).collect()
+}
+
+fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual: bool, dtype: DType) {
+    let n = rows * hidden;
+    let (input, residual) = (numbers(1, n, dtype), numbers(2, n, dtype));
+    let weight = numbers(3, hidden, dtype);
+    let bias = if layer { numbers(4, hidden, dtype) } else { vec![0.0; hidden] };
+    let shape = [rows, hidden];
+    let (weight_t, bias_t) = (t.put(&[hidden], dtype, &weight), t.put(&[hidden], dtype, &bias));
+    let input_t = t.put(&shape, dtype, &input);
+    let (output, rstd) = (t.empty(&shape, dtype), t.empty(&[rows], F32));
+    let mean = layer.then(|| t.empty(&[rows], F32));
+    let sum = with_residual.then(|| t.empty(&shape, dtype));
+    let kind = if layer { NormKind::Layer } else { NormKind::Rms };
+    t.run(Norm {
+        kind,
+        input: input_t,
+        residual: with_residual.then(|| t.put(&shape, dtype, &residual)),
+        sum,
+        weight: weight_t,
+        bias: layer.then_some(bias_t),
+        output,
+        mean,
+        rstd,
+        eps: EPS as f32,
+    });
+    let mut x = input;
+    if let Some(sum) = sum {
+        let truth: Vec<f64> = x.iter().zip(&residual).map(|(a, b)| a + b).collect();
+        x = t.get(&sum);
+        assert_close("sum", dtype, &x, &truth);
+    }
+    assert_close("normed", dtype, &t.get(&output), &norm(&x, &weight, &bias, layer));
+
+    // Backward, onto a gradient that passes by, into gradients that hold something already.
+    let (dy, past) = (numbers(5, n, dtype), numbers(6, n, dtype));
+    let before = numbers(7, hidden, F32);
+    for (accumulate, in_place) in [(false, false), (true, true)] {
+        let past_t = t.put(&shape, dtype, &past);
+        let grad_input = if in_place { past_t } else { t.empty(&shape, dtype) };
+        let (grad_weight, grad_bias) = (t.put(&[hidden], F32, &before), t.put(&[hidden], F32, &before));
+        t.run(NormBackward {
+            kind,
+            input: sum.unwrap_or(input_t),
+            weight: weight_t,
+            mean,
+            rstd,
+            grad_output: t.put(&shape, dtype, &dy),
+            grad_residual: Some(past_t),
+            grad_input,
+            grad_weight,
+            grad_bias: layer.then_some(grad_bias),
+            accumulate,
+        });
+        let offset = |gradient: Vec<f64>| -> Vec<f64> {
+            gradient.iter().zip(&before).map(|(g, b)| if accumulate { g + b } else { *g }).collect()
+        };
+        let through: Vec<f64> = x
+            .chunks(hidden)
+            .zip(dy.chunks(hidden))
+            .flat_map(|(x, dy)| finite_differences(x, dy, |x| norm(x, &weight, &bias, layer)))
+            .collect();
+        let truth: Vec<f64> = through.iter().zip(&past).map(|(a, b)| a + b).collect();
+        assert_close("input gradient", dtype, &t.get(&grad_input), &truth);
+        let truth = offset(finite_differences(&weight, &dy, |weight| norm(&x, weight, &bias, layer)));
+        assert_close("weight gradient", dtype, &t.get(&grad_weight), &truth);
+        if layer {
+            let truth = offset(finite_differences(&bias, &dy, |bias| norm(&x, &weight, bias, layer)));
+            assert_close("bias gradient", dtype, &t.get(&grad_bias), &truth);
+        }
+    }
+}
+
+fn check_cross_entropy(t: &Bench, rows: usize, vocab: usize, padding: usize, dtype: DType) {
+    let columns = vocab + padding;
+    let logits: Vec<f64> = numbers(1, rows * columns, dtype).into_iter().map(|x| x * 4.0).collect();
+    let targets: Vec<i32> = (0..rows).map(|r| if r % 5 == 4 { -1 } else { (r * 7 % vocab) as i32 }).collect();
+    let (targets_t, losses) = (t.ints(&[rows], &targets), t.empty(&[rows], F32));
+    let loss = |row: usize, logits: &[f64]| match usize::try_from(targets[row]) {
+        Ok(target) => logits[..vocab].iter().map(|x| x.exp()).sum::<f64>().ln() - logits[target],
+        Err(_) => 0.0,
+    };
+    let truth: Vec<f64> = logits.chunks(columns).enumerate().map(|(row, logits)| loss(row, logits)).collect();
+    let evaluated = t.put(&[rows, columns], dtype, &logits);
+    t.run(CrossEntropy { logits: evaluated, targets: targets_t, losses, vocab, control: None });
+    assert_close("losses", F32, &t.get(&losses), &truth);
+    assert_close("logits, left alone", dtype, &t.get(&evaluated), &logits);
+
+    let control = t.block(&Control { grad_scale: 0.25, ..Control::default() });
+    let (trained, losses) = (t.put(&[rows, columns], dtype, &logits), t.empty(&[rows], F32));
+    t.run(CrossEntropy { logits: trained, targets: targets_t, losses, vocab, control: Some(control) });
+    assert_close("losses in training", F32, &t.get(&losses), &truth);
+    let gradient: Vec<f64> = logits
+        .chunks(columns)
+        .enumerate()
+        .flat_map(|(row, logits)| finite_differences(logits, &[0.25], |logits| vec![loss(row, logits)]))
+        .collect();
+    assert_close("gradient of the logits", dtype, &t.get(&trained), &gradient);
+}
+
+fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {
+    let size = n * width;
+    let shape = [n, width];
+    let (a, b) = (numbers(1, size, dtype), numbers(2, size, dtype));
+    let (a_t, b_t) = (t.put(&shape, dtype, &a), t.put(&shape, dtype, &b));
+    let out = t.empty(&shape, dtype);
+    let sum: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+    t.run(Add { a: a_t, b: b_t, output: out });
+    assert_close("sum", dtype, &t.get(&out), &sum);
+    let own = t.put(&shape, dtype, &a);
+    t.run(Add { a: own, b: b_t, output: own });
+    assert_eq!(t.get(&own), t.get(&out), "in place");
+
+    for to in FLOATS {
+        let converted = t.empty(&shape, to);
+        t.run(Copy { input: a_t, output: converted });
+        assert_eq!(t.get(&converted), a.iter().map(|x| common::rounded(*x, to)).collect::<Vec<_>>());
+    }
+    t.run(Fill { output: out, value: 1.5 });
+    assert_eq!(t.get(&out), vec![1.5; size]);
+
+    for (kind, f) in [(ActivationKind::Gelu, gelu as fn(f64) -> f64), (ActivationKind::Relu, |x| x.max(0.0))] {
+        t.run(Activation { kind, input: a_t, output: out });
+        assert_close("activation", dtype, &t.get(&out), &a.iter().map(|x| f(*x)).collect::<Vec<_>>());
+        t.run(ActivationBackward { kind, input: a_t, grad_output: b_t, grad_input: out });
+        let truth: Vec<f64> = a.iter().zip(&b).map(|(x, dy)| dy * slope(f, *x)).collect();
+        assert_close("activation's gradient", dtype, &t.get(&out), &truth);
+    }
+
+    let wide = numbers(3, 2 * size, dtype);
+    let wide_t = t.put(&[n, 2 * width], dtype, &wide);
+    let swiglu =
+        |row: &[f64]| -> Vec<f64> { (0..width).map(|c| row[c] / (1.0 + (-row[c]).exp()) * row[width + c]).collect() };
+    t.run(SwiGlu { input: wide_t, output: out });
+    assert_close("SwiGLU", dtype, &t.get(&out), &wide.chunks(2 * width).flat_map(swiglu).collect::<Vec<_>>());
+    let grad = t.empty(&[n, 2 * width], dtype);
+    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: grad });
+    let rows = wide.chunks(2 * width).zip(b.chunks(width));
+    let truth: Vec<f64> = rows.flat_map(|(row, dy)| finite_differences(row, dy, swiglu)).collect();
+    assert_close("SwiGLU's gradient", dtype, &t.get(&grad), &truth);
+
+    let columns: Vec<f64> = (0..width).map(|c| (0..n).map(|r| a[r * width + c]).sum()).collect();
+    let bias = t.put(&[width], F32, &vec![2.0; width]);
+    t.run(BiasGrad { grad_output: a_t, grad_bias: bias, accumulate: true });
+    assert_close("added column sums", F32, &t.get(&bias), &columns.iter().map(|x| x + 2.0).collect::<Vec<_>>());
+    t.run(BiasGrad { grad_output: a_t, grad_bias: bias, accumulate: false });
+    assert_close("column sums", F32, &t.get(&bias), &columns);
+
+    let (losses, grad) = (t.empty(&[n], F32), t.empty(&shape, dtype));
+    let control = t.block(&Control { grad_scale: 0.5, ..Control::default() });
+    t.run(Mse { prediction: a_t, target: b_t, losses, grad: Some((grad, control)) });
+    let mse = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum::<f64>() / width as f64;
+    let truth: Vec<f64> = a.chunks(width).zip(b.chunks(width)).map(|(a, b)| mse(a, b)).collect();
+    assert_close("squared errors", F32, &t.get(&losses), &truth);
+    let rows = a.chunks(width).zip(b.chunks(width));
+    let truth: Vec<f64> = rows.flat_map(|(a, b)| finite_differences(a, &[0.5], |a| vec![mse(a, b)])).collect();
+    assert_close("gradient of squared errors", dtype, &t.get(&grad), &truth);
+
+    let total = t.put(&[1], F32, &[3.0]);
+    t.run(SumInto { input: losses, total, accumulate: true });
+    assert_close("sum", F32, &t.get(&total), &[3.0 + t.get(&losses).iter().sum::<f64>()]);
+}
+
+#[test]
+fn rotary_turns_queries_and_keys_and_its_inverse_turns_them_back() {
+    let (batch, seq, heads, kv_heads, dim) = (2, 5, 4, 2, 6);
+    let width = (heads + 2 * kv_heads) * dim;
+    let angle = |s: usize, i: usize| s as f64 / 10000f64.powf(2.0 * i as f64 / dim as f64);
+    let table: Vec<f64> = (0..seq * dim / 2)
+        .flat_map(|si| [angle(si / (dim / 2), si % (dim / 2)).cos(), angle(si / (dim / 2), si % (dim / 2)).sin()])
+        .collect();
+    for dtype in FLOATS {
+        let t = bench(2);
+        let values = numbers(1, batch * seq * width, dtype);
+        let qkv = t.put(&[batch, seq, width], dtype, &values);
+        let table = t.put(&[seq, dim / 2, 2], F32, &table);
+        t.run(Rotary { qkv, table, heads, kv_heads, inverse: false });
+        let truth: Vec<f64> = (0..values.len())
+            .map(|at| {
+                let (row, column) = (at / width, at % width);
+                let (head, i) = (column / dim, column % dim);
+                if head >= heads + kv_heads {
+                    return values[at];
+                }
+                let pair = i % (dim / 2);
+                let (a, b) = (values[at - i + pair], values[at - i + pair + dim / 2]);
+                let (sin, cos) = angle(row % seq, pair).sin_cos();
+                if i < dim / 2 { a * cos - b * sin } else { a * sin + b * cos }
+            })
+            .collect();
+        assert_close("rotated", dtype, &t.get(&qkv), &truth);
+        t.run(Rotary { qkv, table, heads, kv_heads, inverse: true });
+        assert_close("turned back", dtype, &t.get(&qkv), &values);
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    let run = |threads: usize| -> Vec<Vec<f64>> {
+        let t = bench(threads);
+        let (rows, hidden) = (517, 131);
+        let (x, y) = (numbers(1, rows * hidden, F32), numbers(2, rows * hidden, F32));
+        let (x, y) = (t.put(&[rows, hidden], F32, &x), t.put(&[rows, hidden], F32, &y));
+        let weight = t.put(&[hidden], F32, &numbers(3, hidden, F32));
+        let (product, column) = (t.empty(&[rows, rows], F32), t.empty(&[hidden], F32));
+        t.run(Gemm::linear(x, y, product, Epilogue::None));
+        t.run(BiasGrad { grad_output: x, grad_bias: column, accumulate: false });
+        let (normed, mean, rstd) = (t.empty(&[rows, hidden], F32), t.empty(&[rows], F32), t.empty(&[rows], F32));
+        t.run(Norm {
+            kind: NormKind::Layer,
+            input: x,
+            residual: None,
+            sum: None,
+            weight,
+            bias: None,
+            output: normed,
+            mean: Some(mean),
+            rstd,
+            eps: 1e-5,
+        });
+        let (grad, grad_weight) = (t.empty(&[rows, hidden], F32), t.empty(&[hidden], F32));
+        t.run(NormBackward {
+            kind: NormKind::Layer,
+            input: x,
+            weight,
+            mean: Some(mean),
+            rstd,
+            grad_output: y,
+            grad_residual: None,
+            grad_input: grad,
+            grad_weight,
+            grad_bias: None,
+            accumulate: false,
+        });
+        let targets = t.ints(&[rows], &vec![3; rows]);
+        let (losses, total) = (t.empty(&[rows], F32), t.empty(&[1], F32));
+        t.run(CrossEntropy { logits: product, targets, losses, vocab: 500, control: None });
+        t.run(SumInto { input: product, total, accumulate: false });
+        [product, column, normed, grad, grad_weight, losses, total].iter().map(|tensor| t.get(tensor)).collect()
+    };
+    let one = run(1);
+    assert!(one.iter().flatten().all(|x| x.is_finite()));
+    assert_eq!(one, run(2));
+    assert_eq!(one, run(3));
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused_with_both_shapes() {
+    let t = bench(1);
+    let tensor = |rows: usize, columns: usize| t.put(&[rows, columns], F32, &vec![0.0; rows * columns]);
+    let gemm = Gemm::linear(tensor(4, 3), tensor(5, 2), tensor(4, 5), Epilogue::None);
+    let message = t.stream.submit(gemm).unwrap_err().to_string();
+    assert!(message.starts_with("gemm:") && message.contains("(4, 3)") && message.contains("(5, 2)"), "{message}");
+    let wrong = Add { a: tensor(2, 2), b: t.put(&[2, 2], Bf16, &[0.0; 4]), output: tensor(2, 2) };
+    let message = t.stream.submit(wrong).unwrap_err().to_string();
+    assert!(message.contains("`b` is bf16, needs f32 like `a`"), "{message}");
+}
