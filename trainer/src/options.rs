@@ -86,7 +86,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the data order, and of the embedded source"),
 
     option("train.device", "device", &[], "\"auto\"", Kind::Choice(&["auto", "host", "cuda"]), "Where to run; auto takes a GPU if this build has one"),
-    option("train.steps", "steps", &["train-iters"], "1200", Kind::Integer, "Optimizer steps"),
+    option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
     option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
     option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples of a step, over all ranks"),
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples of a microbatch"),
