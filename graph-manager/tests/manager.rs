@@ -286,3 +286,33 @@ fn the_report_tells_graphs_nodes_eager_regions_and_bytes() {
     let dot = report.dot();
     assert!(dot.contains("forward of layer 2, microbatch 0/add") && dot.contains("n0_0 -> n0_1"), "{dot}");
 }
+
+#[test]
+fn memory_a_side_stream_works_on_is_not_reused_before_the_join() {
+    let toy = toy();
+    let (fork, join) = (toy.device.event(), toy.device.event());
+    for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+        let mut manager = toy.manager(GraphOptions { mempool, poison: true, ..GraphOptions::default() });
+        let mut step = |cx: &mut StepContext<'_>| {
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                let sent = cx.tensor("sent", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: sent, value: 3.0 })?;
+                cx.compute().record(&fork)?;
+                toy.side.wait(&fork)?;
+                toy.side.submit(Copy { input: sent, output: toy.sum })?;
+                toy.side.record(&join)?;
+                // Were `sent` thought dead after its submission, these would take its memory and race with the copy.
+                for value in [4.0, 5.0] {
+                    let other = cx.tensor("other", [WIDTH], DType::F32)?;
+                    cx.run(Fill { output: other, value })?;
+                }
+                Ok(cx.compute().wait(&join)?)
+            })
+        };
+        for seed in 0..8 {
+            toy.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut step).unwrap();
+            assert_eq!(toy.device.download::<f32>(&toy.sum).unwrap(), vec![3.0; WIDTH]);
+        }
+    }
+}

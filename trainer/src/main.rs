@@ -31,7 +31,11 @@ fn main() {
     if main {
         request.notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
     }
-    log_to(&request, ranks.rank);
+    let filter = EnvFilter::try_new(&request.log).unwrap_or_else(|error| {
+        let rule = "it is a level or target=level pairs";
+        fail(main, 2, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
+    });
+    log_to(filter, &request, ranks.rank);
     let code = train(&plan, &request, &ranks);
     exit(code);
 }
@@ -80,14 +84,13 @@ fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv) -> i32 {
 }
 
 /// Log messages: to the console on rank 0, as JSON to a file for each rank when the filter asks for more than warnings.
-fn log_to(request: &TrainRequest, rank: usize) {
-    let filter = || EnvFilter::try_new(&request.log).unwrap_or_else(|_| EnvFilter::new("warn"));
+fn log_to(filter: EnvFilter, request: &TrainRequest, rank: usize) {
     let console = (rank == 0).then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr));
     let folder = Path::new(&request.config.logging.dir);
     let wanted = request.log != "warn" && std::fs::create_dir_all(folder).is_ok();
     let file = wanted.then(|| std::fs::File::create(folder.join(format!("rank-{rank}.jsonl"))).ok()).flatten();
     let file = file.map(|file| tracing_subscriber::fmt::layer().json().with_writer(std::sync::Mutex::new(file)));
-    tracing_subscriber::registry().with(filter()).with(console).with(file).init();
+    tracing_subscriber::registry().with(filter).with(console).with(file).init();
 }
 
 fn fail(speak: bool, code: i32, message: &str) -> ! {
