@@ -294,19 +294,21 @@ fn memory_a_side_stream_works_on_is_not_reused_before_the_join() {
     for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
         let mut manager = toy.manager(GraphOptions { mempool, poison: true, ..GraphOptions::default() });
         let mut step = |cx: &mut StepContext<'_>| {
-            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            let kept = cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
                 let sent = cx.tensor("sent", [WIDTH], DType::F32)?;
                 cx.run(Fill { output: sent, value: 3.0 })?;
                 cx.compute().record(&fork)?;
                 toy.side.wait(&fork)?;
                 toy.side.submit(Copy { input: sent, output: toy.sum })?;
                 toy.side.record(&join)?;
-                // Were `sent` thought dead after its submission, these would take its memory and race with the copy.
-                for value in [4.0, 5.0] {
-                    let other = cx.tensor("other", [WIDTH], DType::F32)?;
-                    cx.run(Fill { output: other, value })?;
-                }
-                Ok(cx.compute().wait(&join)?)
+                // Were `sent` thought dead after its submission, this would take its memory and race with the copy.
+                let kept = cx.tensor("kept", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: kept, value: 4.0 })?;
+                cx.compute().wait(&join)?;
+                Ok(kept)
+            })?;
+            cx.region(Region::Forward { layer: 1, microbatch: 0 }, kept, |cx, kept| {
+                cx.run(Copy { input: kept, output: toy.inputs.at(0) })
             })
         };
         for seed in 0..8 {
