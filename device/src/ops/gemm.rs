@@ -118,6 +118,7 @@ impl Operation for Gemm {
             Epilogue::Bias(bias) => ensure_elements(Self::NAME, "bias", &bias, n),
             Epilogue::BiasGelu { bias, pre } => {
                 ensure_elements(Self::NAME, "bias", &bias, n)?;
+                ensure_dtype(Self::NAME, "pre", &pre, self.out.dtype)?;
                 ensure_elements(Self::NAME, "pre", &pre, m * n)
             }
             Epilogue::GeluBackward { pre } => ensure_elements(Self::NAME, "pre", &pre, m * n),

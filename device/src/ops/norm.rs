@@ -50,6 +50,7 @@ impl Operation for Norm {
         ensure_elements(Self::NAME, "weight", &self.weight, hidden)?;
         ensure_elements(Self::NAME, "rstd", &self.rstd, rows)?;
         ensure_dtype(Self::NAME, "rstd", &self.rstd, DType::F32)?;
+        check_mean(Self::NAME, self.mean, rows)?;
         ensure(Self::NAME, self.residual.is_some() == self.sum.is_some(), || {
             "`residual` and `sum` go together".into()
         })?;
@@ -76,6 +77,13 @@ impl Operation for Norm {
             .writes(self.sum)
             .writes(self.mean)
     }
+}
+
+/// A LayerNorm's means are f32, one a row.
+fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) -> Result<()> {
+    let Some(mean) = mean else { return Ok(()) };
+    ensure_dtype(op, "mean", &mean, DType::F32)?;
+    ensure_elements(op, "mean", &mean, rows)
 }
 
 /// Gradient of [`Norm`]: `grad_input = d norm(input) + grad_residual`, and the parameter gradients.
@@ -126,6 +134,8 @@ impl Operation for NormBackward {
         ensure_elements(Self::NAME, "grad_output", &self.grad_output, rows * hidden)?;
         ensure_elements(Self::NAME, "grad_input", &self.grad_input, rows * hidden)?;
         ensure_elements(Self::NAME, "rstd", &self.rstd, rows)?;
+        ensure_dtype(Self::NAME, "rstd", &self.rstd, DType::F32)?;
+        check_mean(Self::NAME, self.mean, rows)?;
         ensure_elements(Self::NAME, "grad_weight", &self.grad_weight, hidden)?;
         ensure_dtype(Self::NAME, "grad_weight", &self.grad_weight, DType::F32)?;
         let layer = self.kind == NormKind::Layer;
