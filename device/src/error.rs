@@ -35,6 +35,14 @@ pub enum Error {
         /// What the device said it had.
         available: String,
     },
+    /// The GPU's driver or one of its libraries refused a call.
+    #[error("{call}: {problem}")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The code's name, its number and its meaning.
+        problem: String,
+    },
     /// A communicator failed.
     #[error("{collective} on {communicator}: {problem}")]
     Communication {

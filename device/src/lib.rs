@@ -6,6 +6,7 @@
 mod capture;
 mod checker;
 mod communicator;
+pub mod cuda;
 mod device;
 mod dtype;
 mod error;

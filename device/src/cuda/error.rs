@@ -1,0 +1,33 @@
+//! From a driver's code to an error that says what was being done.
+
+use cudarc::driver::DriverError;
+
+use crate::{Error, Result};
+
+/// Adds to a driver's result what was being done.
+pub(super) trait Driver<T> {
+    /// # Errors
+    /// The driver's, with its name and meaning.
+    fn driver(self, call: &'static str) -> Result<T>;
+}
+
+impl<T> Driver<T> for std::result::Result<T, DriverError> {
+    fn driver(self, call: &'static str) -> Result<T> {
+        self.map_err(|error| {
+            let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
+                text.map_or_else(|_| "unknown".into(), |text| text.to_string_lossy().into_owned())
+            };
+            let problem = format!("{} ({}): {}", text(error.error_name()), error.0 as u32, text(error.error_string()));
+            Error::Driver { call, problem }
+        })
+    }
+}
+
+/// A library that could not be loaded.
+pub(super) fn missing_library(name: &'static str, file: &str, fix: &str) -> Error {
+    let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let problem = format!(
+        "{file} was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). Fix: {fix}"
+    );
+    Error::Driver { call: name, problem }
+}

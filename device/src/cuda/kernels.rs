@@ -1,0 +1,158 @@
+//! Our own kernels: loaded by name, launched with plain arguments.
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+
+use cudarc::driver::{result, sys};
+
+use super::compile::{SOURCES, cached};
+use super::error::Driver;
+use super::gpu::GpuProperties;
+use super::queue::RawStream;
+use crate::{Error, Result, Tensor};
+
+/// All kernels of [`SOURCES`], loaded on the GPU.
+pub(crate) struct Kernels {
+    modules: Vec<sys::CUmodule>,
+    functions: HashMap<String, sys::CUfunction>,
+}
+
+/// An argument of a kernel, as it is declared there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arg {
+    /// A pointer to device memory; 0 is the null pointer.
+    Pointer(u64),
+    /// `int`.
+    I32(i32),
+    /// `unsigned`.
+    U32(u32),
+    /// `long long` or `unsigned long long`.
+    U64(u64),
+    /// `float`.
+    F32(f32),
+}
+
+impl From<Tensor> for Arg {
+    fn from(tensor: Tensor) -> Arg {
+        Arg::Pointer(tensor.address)
+    }
+}
+
+impl From<Option<Tensor>> for Arg {
+    fn from(tensor: Option<Tensor>) -> Arg {
+        Arg::Pointer(tensor.map_or(0, |tensor| tensor.address))
+    }
+}
+
+/// Blocks, threads a block, and bytes of dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) blocks: (u32, u32, u32),
+    pub(crate) threads: u32,
+    pub(crate) shared: u32,
+}
+
+impl Grid {
+    /// A row of blocks without dynamic shared memory.
+    pub(crate) fn line(blocks: usize, threads: u32) -> Grid {
+        Grid { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
+    }
+}
+
+impl Kernels {
+    /// Compiles, or takes from the cache, and loads every source.
+    ///
+    /// # Errors
+    /// A compiler's or the driver's.
+    pub(crate) fn load(gpu: &GpuProperties) -> Result<Kernels> {
+        let mut kernels = Kernels { modules: Vec::new(), functions: HashMap::new() };
+        for (name, source) in SOURCES {
+            let cubin = cached(name, source, &gpu.architecture())?;
+            // SAFETY: a complete cubin for this GPU; unloaded when dropped.
+            let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.driver("cuModuleLoadData")?;
+            kernels.modules.push(module);
+            for kernel in kernel_names(source) {
+                let symbol = CString::new(kernel).map_err(|_| Error::operation("cuda", "a kernel name with a zero byte"))?;
+                // SAFETY: the module was loaded above.
+                let function = unsafe { result::module::get_function(module, symbol) }.driver("cuModuleGetFunction")?;
+                kernels.functions.insert(kernel.into(), function);
+            }
+        }
+        Ok(kernels)
+    }
+
+    /// Launches a kernel on a stream, or records it while the stream captures.
+    ///
+    /// The arguments must be those the kernel declares, in order: this is what the callers in `cuda/ops` are for.
+    ///
+    /// # Errors
+    /// An unknown name; the driver's refusal of the grid.
+    pub(crate) fn launch(&self, stream: &RawStream, kernel: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
+        let function = *self.functions.get(kernel).ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))?;
+        let mut pointers: Vec<*mut c_void> = arguments
+            .iter()
+            .map(|argument| match argument {
+                Arg::Pointer(value) | Arg::U64(value) => std::ptr::from_ref(value) as *mut c_void,
+                Arg::I32(value) => std::ptr::from_ref(value) as *mut c_void,
+                Arg::U32(value) => std::ptr::from_ref(value) as *mut c_void,
+                Arg::F32(value) => std::ptr::from_ref(value) as *mut c_void,
+            })
+            .collect();
+        self.launch_raw(stream, kernel, function, grid, &mut pointers)
+    }
+
+    /// As [`Kernels::launch`] for a kernel of one argument, a struct passed by value.
+    ///
+    /// # Errors
+    /// As [`Kernels::launch`].
+    pub(crate) fn launch_block<T: bytemuck::Pod>(&self, stream: &RawStream, kernel: &str, grid: Grid, block: &T) -> Result<()> {
+        let function = *self.functions.get(kernel).ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))?;
+        self.launch_raw(stream, kernel, function, grid, &mut [std::ptr::from_ref(block) as *mut c_void])
+    }
+
+    fn launch_raw(
+        &self,
+        stream: &RawStream,
+        kernel: &str,
+        function: sys::CUfunction,
+        grid: Grid,
+        pointers: &mut [*mut c_void],
+    ) -> Result<()> {
+        if grid.blocks.0 == 0 || grid.blocks.1 == 0 || grid.blocks.2 == 0 {
+            return Ok(());
+        }
+        let block = (grid.threads, 1, 1);
+        // SAFETY: the function is loaded; the arguments are copied during the call; the memory they point to was checked
+        // to be alive when the operation was submitted.
+        unsafe {
+            if grid.shared > 48 * 1024 {
+                let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                result::function::set_function_attribute(function, attribute, grid.shared as i32)
+                    .driver("cuFuncSetAttribute")?;
+            }
+            result::launch_kernel(function, grid.blocks, block, grid.shared, stream.handle(), pointers)
+                .driver("cuLaunchKernel")
+                .map_err(|error| Error::operation("cuda", format!("kernel `{kernel}`, {grid:?}: {error}")))
+        }
+    }
+}
+
+/// The kernels a source defines: the names after `KERNEL(`, the macro of `common.cuh` that declares one.
+fn kernel_names(source: &str) -> impl Iterator<Item = &str> {
+    source
+        .split("\nKERNEL(")
+        .skip(1)
+        .filter_map(|rest| rest.split([',', ')']).next())
+        .map(str::trim)
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        for module in &self.modules {
+            // SAFETY: loaded in `load`; nothing launches from it any more. A failure has no cure here.
+            let _ = unsafe { result::module::unload(*module) };
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Device memory and pinned host memory, both at fixed addresses until dropped.
+
+#![allow(unsafe_code)]
+
+use cudarc::driver::result;
+
+use super::error::Driver;
+use crate::{Element, Result};
+
+/// Device memory from plain `cuMemAlloc`.
+pub(crate) struct DeviceBlock {
+    address: u64,
+}
+
+impl DeviceBlock {
+    /// `None` when the GPU has not that much.
+    pub(crate) fn new(bytes: usize) -> Option<DeviceBlock> {
+        // SAFETY: freed once, when dropped.
+        unsafe { result::malloc_sync(bytes) }.ok().map(|address| DeviceBlock { address })
+    }
+
+    /// The address of its first byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for DeviceBlock {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; `cuMemFree` waits for work that uses it. A failure has no cure here.
+        let _ = unsafe { result::free_sync(self.address) };
+    }
+}
+
+/// Page-locked host memory, which copies to and from the GPU can use without the host waiting.
+pub(crate) struct PinnedBlock {
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl PinnedBlock {
+    /// # Errors
+    /// When the system cannot lock that much.
+    pub(crate) fn new(bytes: usize) -> Result<PinnedBlock> {
+        // SAFETY: freed once, when dropped.
+        let start = unsafe { result::malloc_host(bytes.max(1), 0) }.driver("cuMemHostAlloc")?.cast();
+        Ok(PinnedBlock { start, bytes })
+    }
+
+    /// Its size.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies into it from its start.
+    ///
+    /// # Panics
+    /// If `data` is larger than the block.
+    pub(crate) fn fill<T: Element>(&mut self, data: &[T]) {
+        let bytes: &[u8] = bytemuck::cast_slice(data);
+        assert!(bytes.len() <= self.bytes, "{} bytes into {} pinned ones", bytes.len(), self.bytes);
+        // SAFETY: within the block, which nothing else refers to while it is borrowed mutably.
+        unsafe { self.start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// The first `count` values in it.
+    pub(crate) fn values<T: Element>(&self, count: usize) -> Vec<T> {
+        assert!(count * size_of::<T>() <= self.bytes, "{count} values from {} pinned bytes", self.bytes);
+        let mut values = vec![T::zeroed(); count];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+        // SAFETY: within the block; plain bytes are valid for any `Element`.
+        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.start, bytes.len()) };
+        values
+    }
+
+    /// Its address, for the driver.
+    pub(super) fn as_ptr(&self) -> *mut std::ffi::c_void {
+        self.start.cast()
+    }
+}
+
+impl Drop for PinnedBlock {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; no copy refers to it any more. A failure has no cure here.
+        let _ = unsafe { result::free_host(self.start.cast()) };
+    }
+}
