@@ -6,8 +6,10 @@ use std::rc::Rc;
 
 use crate::capture::Capture;
 use crate::checker::Checker;
+use crate::cuda::{Counters, Cuda, CudaOptions, DeviceBlock, GpuProperties};
 use crate::host::memory::Block;
 use crate::host::{Pool, view};
+use crate::lane::Backend;
 use crate::stream::{StreamId, StreamState};
 use crate::{BufferId, CaptureRule, CheckError, DType, Element, Error, Result, Shape, Stream, Tensor};
 
@@ -40,8 +42,8 @@ impl Default for HostOptions {
     }
 }
 
+/// Fields drop in order: streams and memory before what they came from.
 pub(crate) struct Core {
-    pub(crate) pool: Pool,
     pub(crate) streams: Vec<StreamState>,
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) next_id: u64,
@@ -58,12 +60,21 @@ pub(crate) struct Core {
     pub(crate) buffers: Vec<Rc<str>>,
     next_virtual: u64,
     allocations: u64,
+    pub(crate) backend: Backend,
 }
 
 struct AreaInfo {
     end: u64,
-    /// The memory itself; none on a dry device.
-    _block: Option<Block>,
+    _memory: Memory,
+}
+
+/// What an area's addresses stand for.
+#[allow(dead_code, reason = "held until the area is freed")]
+enum Memory {
+    /// Nothing: a dry device.
+    None,
+    Host(Block),
+    Cuda(DeviceBlock),
 }
 
 /// Something submitted while tracing, in submission order.
@@ -100,14 +111,25 @@ impl Device {
     pub fn host(options: HostOptions) -> Result<Device> {
         let pool = Pool::new(options.threads)
             .map_err(|e| Error::operation("device", format!("cannot start {} threads: {e}", options.threads)))?;
+        Ok(Device::new(Backend::Host(pool), options.check, options.dry))
+    }
+
+    /// A GPU of this machine, used from this thread alone.
+    ///
+    /// # Errors
+    /// No driver or no such GPU, one that is too old, or a library that is missing.
+    pub fn cuda(options: CudaOptions) -> Result<Device> {
+        Ok(Device::new(Backend::Cuda(Box::new(Cuda::open(options)?)), options.check, false))
+    }
+
+    fn new(backend: Backend, check: bool, dry: bool) -> Device {
         let core = Core {
-            pool,
-            streams: vec![StreamState::new("default")],
+            streams: vec![StreamState::new("default", &backend)],
             captures: BTreeMap::new(),
             next_id: 1,
-            checker: options.check.then(Checker::new),
+            checker: check.then(Checker::new),
             trace: None,
-            dry: options.dry,
+            dry,
             scope: "".into(),
             shuffle: None,
             frees: 0,
@@ -115,8 +137,9 @@ impl Device {
             buffers: vec!["nothing".into()],
             next_virtual: VIRTUAL,
             allocations: 0,
+            backend,
         };
-        Ok(Device { core: Rc::new(RefCell::new(core)) })
+        Device { core: Rc::new(RefCell::new(core)) }
     }
 
     pub(crate) fn core(&self) -> RefMut<'_, Core> {
@@ -137,15 +160,27 @@ impl Device {
         self.peek().checker.is_some()
     }
 
-    /// Threads that operations run on.
-    pub fn threads(&self) -> usize {
-        self.peek().pool.threads()
+    /// What the GPU is; nothing on the host.
+    pub fn gpu(&self) -> Option<GpuProperties> {
+        match &self.peek().backend {
+            Backend::Host(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.gpu.properties.clone()),
+        }
+    }
+
+    /// What was done so far that a steady step must not do; on the host all 0.
+    pub fn counters(&self) -> Counters {
+        match &self.peek().backend {
+            Backend::Host(_) => Counters::default(),
+            Backend::Cuda(cuda) => *cuda.counters.borrow(),
+        }
     }
 
     /// A new stream, independent of the others.
     pub fn stream(&self, name: &str) -> Stream {
         let mut core = self.core();
-        core.streams.push(StreamState::new(name));
+        let state = StreamState::new(name, &core.backend);
+        core.streams.push(state);
         Stream::new(self.clone(), StreamId(core.streams.len() as u32 - 1))
     }
 
@@ -162,15 +197,20 @@ impl Device {
         let mut core = self.core();
         core.refuse_during_capture(CaptureRule::Allocation, || format!("`{name}` of {bytes} bytes was allocated"))?;
         let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
-        let (start, block) = if core.dry {
-            (core.virtual_range(size), None)
-        } else {
-            let out_of_memory =
-                || Error::OutOfMemory { name: name.into(), bytes, available: "the host has less".into() };
-            let mut block = Block::new(size).ok_or_else(out_of_memory)?;
-            (block.address(), Some(block))
+        let (start, memory) = match &core.backend {
+            _ if core.dry => (core.virtual_range(size), Memory::None),
+            Backend::Host(_) => {
+                let available = "the host has less".to_string();
+                let mut block =
+                    Block::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
+                (block.address(), Memory::Host(block))
+            }
+            Backend::Cuda(cuda) => {
+                let block = cuda.allocate(name, size)?;
+                (block.address(), Memory::Cuda(block))
+            }
         };
-        core.areas.insert(start, AreaInfo { end: start + size as u64, _block: block });
+        core.areas.insert(start, AreaInfo { end: start + size as u64, _memory: memory });
         core.allocations += 1;
         if let Some(checker) = &mut core.checker {
             checker.allocate(start..start + size as u64);
@@ -218,7 +258,10 @@ impl Device {
         if let Some(checker) = &mut core.checker {
             checker.host_write(tensor);
         }
-        view::write::<T>(tensor).copy_from_slice(data);
+        match &core.backend {
+            Backend::Host(_) => view::write::<T>(tensor).copy_from_slice(data),
+            Backend::Cuda(cuda) => cuda.upload(tensor, data)?,
+        }
         Ok(())
     }
 
@@ -238,7 +281,10 @@ impl Device {
         if let Some(checker) = &mut core.checker {
             checker.host_read(tensor, &core.buffers)?;
         }
-        Ok(view::read::<T>(tensor).to_vec())
+        match &core.backend {
+            Backend::Host(_) => Ok(view::read::<T>(tensor).to_vec()),
+            Backend::Cuda(cuda) => cuda.download(tensor),
+        }
     }
 
     pub(crate) fn check_image<T: Element>(&self, what: &'static str, tensor: &Tensor, elements: usize) -> Result<()> {
@@ -256,8 +302,11 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         let mut core = self.core();
         core.refuse_during_capture(CaptureRule::Synchronization, || "the device was synchronized".into())?;
-        for stream in 0..core.streams.len() {
-            core.streams[stream].finish_all()?;
+        let core = &mut *core;
+        match &core.backend {
+            Backend::Host(_) => core.streams.iter_mut().try_for_each(|stream| stream.lane.finish())?,
+            Backend::Cuda(cuda) if !core.dry => cuda.synchronize()?,
+            Backend::Cuda(_) => {}
         }
         if let Some(checker) = &mut core.checker {
             checker.synchronize_all();

@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::checker::Effects;
+use crate::cuda::RawGraph;
 use crate::device::Core;
+use crate::lane::Backend;
 use crate::{Accesses, CaptureRule, Device, Error, Op, Request, Result, Stream, StreamId, host};
 
 /// One captured operation.
@@ -24,18 +26,27 @@ pub struct Node {
 
 /// A captured piece of work. A launch starts after everything its stream did before and ends when all its nodes have.
 pub struct Graph {
-    device: Device,
     name: String,
     nodes: Vec<Node>,
     /// What a launch reads from and leaves to the outside; known when the checker is on.
     effects: Option<Effects>,
     /// The device's count of frees when the addresses were last found alive.
     checked_at: Cell<u64>,
+    /// The driver's graph, on CUDA.
+    raw: Option<RawGraph>,
+    device: Device,
 }
 
 impl Graph {
-    pub(crate) fn new(device: Device, name: &str, nodes: Vec<Node>, effects: Option<Effects>, frees: u64) -> Graph {
-        Graph { device, name: name.into(), nodes, effects, checked_at: Cell::new(frees) }
+    pub(crate) fn new(
+        device: Device,
+        name: &str,
+        nodes: Vec<Node>,
+        effects: Option<Effects>,
+        raw: Option<RawGraph>,
+        frees: u64,
+    ) -> Graph {
+        Graph { device, name: name.into(), nodes, effects, raw, checked_at: Cell::new(frees) }
     }
 
     /// The name it was given at capture.
@@ -71,7 +82,11 @@ impl Graph {
         if let (Some(checker), Some(effects)) = (&mut core.checker, &self.effects) {
             checker.launch(stream.id(), &self.name, effects, &core.buffers)?;
         }
-        core.streams[stream.id().index()].finish_all()?;
+        if let (Some(raw), Backend::Cuda(cuda)) = (&self.raw, &core.backend) {
+            cuda.counters.borrow_mut().graph_launches += 1;
+            return core.streams[stream.id().index()].lane.launch(raw);
+        }
+        core.streams[stream.id().index()].lane.finish()?;
         match core.shuffle {
             None => self.run(core, 0..self.nodes.len()),
             Some(seed) => {
@@ -83,6 +98,7 @@ impl Graph {
 
     /// Runs the nodes in `order`. A collective goes on until a node that depends on it, or the end.
     fn run(&self, core: &Core, order: impl Iterator<Item = usize>) -> Result<()> {
+        let Backend::Host(pool) = &core.backend else { unreachable!("on CUDA the driver runs graphs") };
         let mut under_way: Vec<(usize, Box<dyn Request>)> = Vec::new();
         for index in order {
             let node = &self.nodes[index];
@@ -94,7 +110,7 @@ impl Graph {
             if let Op::Collective(collective) = &node.op {
                 under_way.push((index, collective.communicator.start_all_reduce_sum(&collective.tensor)?));
             } else {
-                host::run(&node.op, &core.pool);
+                host::run(&node.op, pool);
             }
         }
         for (_, request) in under_way {

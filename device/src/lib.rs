@@ -12,6 +12,7 @@ mod dtype;
 mod error;
 mod graph;
 pub mod host;
+mod lane;
 pub mod ops;
 mod stream;
 mod tensor;

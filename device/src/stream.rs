@@ -1,13 +1,14 @@
 //! Streams and events: what is submitted to a stream happens in order; events order streams.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 
 use crate::capture::Capture;
+use crate::checker::Checker;
+use crate::cuda::{Arriving, Counters};
 use crate::device::Core;
-use crate::host::view;
-use crate::{Accesses, CaptureRule, Device, Element, Error, Graph, Op, Request, Result, Tensor, TraceEvent, host};
+use crate::lane::{Backend, Lane, Mark};
+use crate::{Accesses, CaptureRule, Device, Element, Error, Graph, Op, Result, Tensor, TraceEvent};
 
 /// Names a stream of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,48 +33,46 @@ pub(crate) struct StreamState {
     pub(crate) name: Rc<str>,
     /// The capture this stream is part of.
     pub(crate) capture: Option<u64>,
-    /// Collectives under way, with their sequence numbers.
-    pending: VecDeque<(u64, Box<dyn Request>)>,
-    started: u64,
+    pub(crate) lane: Lane,
 }
 
 impl StreamState {
-    pub(crate) fn new(name: &str) -> StreamState {
-        StreamState { name: name.into(), capture: None, pending: VecDeque::new(), started: 0 }
-    }
-
-    fn push(&mut self, request: Box<dyn Request>) {
-        self.started += 1;
-        self.pending.push_back((self.started, request));
-    }
-
-    /// Waits for the collectives started up to number `last`.
-    fn finish_up_to(&mut self, last: u64) -> Result<()> {
-        while self.pending.front().is_some_and(|(number, _)| *number <= last) {
-            if let Some((_, request)) = self.pending.pop_front() {
-                request.wait()?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn finish_all(&mut self) -> Result<()> {
-        self.finish_up_to(self.started)
+    pub(crate) fn new(name: &str, backend: &Backend) -> StreamState {
+        StreamState { name: name.into(), capture: None, lane: Lane::new(backend) }
     }
 }
 
 /// A copy to the host under way.
 pub struct Readback<T> {
-    values: Vec<T>,
+    values: Values<T>,
 }
 
-impl<T> Readback<T> {
+enum Values<T> {
+    Here(Vec<T>),
+    Arriving { copy: Rc<Arriving>, count: usize, counters: Rc<RefCell<Counters>> },
+}
+
+impl<T: Element> Readback<T> {
+    pub(crate) fn here(values: Vec<T>) -> Readback<T> {
+        Readback { values: Values::Here(values) }
+    }
+
+    pub(crate) fn arriving(copy: Rc<Arriving>, count: usize, counters: Rc<RefCell<Counters>>) -> Readback<T> {
+        Readback { values: Values::Arriving { copy, count, counters } }
+    }
+
     /// Waits for the copy and returns its values.
     ///
     /// # Errors
-    /// What the copy met on the way; on the host, nothing.
+    /// What the device met on the way; on the host, nothing.
     pub fn wait(self) -> Result<Vec<T>> {
-        Ok(self.values)
+        match self.values {
+            Values::Here(values) => Ok(values),
+            Values::Arriving { copy, count, counters } => {
+                counters.borrow_mut().metric_waits += 1;
+                copy.wait(count)
+            }
+        }
     }
 }
 
@@ -87,15 +86,16 @@ pub struct Event {
 #[derive(Clone)]
 enum EventState {
     Never,
-    /// Recorded by work that ran: the stream, and how many collectives it had started.
+    /// Recorded by work that ran.
     Recorded {
         stream: StreamId,
-        started: u64,
+        mark: Mark,
     },
     /// Recorded during a capture: these of its nodes.
     Captured {
         capture: u64,
         nodes: Vec<usize>,
+        mark: Mark,
     },
 }
 
@@ -105,6 +105,15 @@ impl Device {
         let mut core = self.core();
         core.next_id += 1;
         Event { state: Rc::new(RefCell::new(EventState::Never)), number: core.next_id }
+    }
+}
+
+impl EventState {
+    fn mark(&self) -> Option<&Mark> {
+        match self {
+            EventState::Never => None,
+            EventState::Recorded { mark, .. } | EventState::Captured { mark, .. } => Some(mark),
+        }
     }
 }
 
@@ -122,8 +131,8 @@ impl Event {
         core.refuse_during_capture(CaptureRule::Synchronization, || "an event was synchronized".into())?;
         match &*self.state.borrow() {
             EventState::Never => Ok(()),
-            EventState::Recorded { stream, started } => {
-                core.streams[stream.index()].finish_up_to(*started)?;
+            EventState::Recorded { stream, mark } => {
+                core.streams[stream.index()].lane.finish_up_to(mark)?;
                 if let Some(checker) = &mut core.checker {
                     checker.host_wait(self.number);
                 }
@@ -163,7 +172,8 @@ impl Stream {
             let accesses = op.accesses();
             let buffers = accesses.reads.iter().chain(&accesses.writes).map(|tensor| tensor.buffer).collect();
             trace.push(TraceEvent::Operation { stream: self.id, buffers });
-            return Ok(());
+            let core = &mut *core;
+            return core.streams[self.id.index()].lane.prepare(&op, &core.backend);
         }
         if core.dry {
             return Ok(());
@@ -176,7 +186,8 @@ impl Stream {
                 for tensor in accesses.reads.iter().chain(&accesses.writes) {
                     core.check_live(&label, tensor)?;
                 }
-                capture.add(self.id, op, accesses, label)
+                capture.add(self.id, op.clone(), accesses, label)?;
+                core.streams[self.id.index()].lane.run(&op, &core.backend, true)
             });
         }
         let accesses = op.accesses();
@@ -187,14 +198,7 @@ impl Stream {
         if let Some(checker) = &mut core.checker {
             checker.operation(self.id, &label, &accesses, &core.buffers)?;
         }
-        let stream = &mut core.streams[self.id.index()];
-        if let Op::Collective(collective) = &op {
-            stream.push(collective.communicator.start_all_reduce_sum(&collective.tensor)?);
-        } else {
-            stream.finish_all()?;
-            host::run(&op, &core.pool);
-        }
-        Ok(())
+        core.streams[self.id.index()].lane.run(&op, &core.backend, false)
     }
 
     /// Copies host data to a tensor, in stream order, without waiting; `data` may be reused at once.
@@ -216,9 +220,7 @@ impl Stream {
             let accesses = Accesses::new([], [*tensor]);
             checker.operation(self.id, &"write".into(), &accesses, &core.buffers)?;
         }
-        core.streams[self.id.index()].finish_all()?;
-        view::write::<T>(tensor).copy_from_slice(data);
-        Ok(())
+        core.streams[self.id.index()].lane.write(tensor, data, &core.backend)
     }
 
     /// Copies a tensor to the host, in stream order. The values are there once the returned copy has been waited for.
@@ -230,7 +232,7 @@ impl Stream {
         let mut core = self.device.core();
         let core = &mut *core;
         if core.trace.is_some() || core.dry {
-            return Ok(Readback { values: vec![T::zeroed(); tensor.elements()] });
+            return Ok(Readback::here(vec![T::zeroed(); tensor.elements()]));
         }
         if core.streams[self.id.index()].capture.is_some() {
             core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;
@@ -240,8 +242,7 @@ impl Stream {
             let accesses = Accesses::new([*tensor], []);
             checker.operation(self.id, &"read".into(), &accesses, &core.buffers)?;
         }
-        core.streams[self.id.index()].finish_all()?;
-        Ok(Readback { values: view::read::<T>(tensor).to_vec() })
+        core.streams[self.id.index()].lane.read(tensor, &core.backend)
     }
 
     /// Marks the point this stream has reached.
@@ -257,9 +258,10 @@ impl Stream {
         self.refuse_default(&mut core, "event record")?;
         let core = &mut *core;
         let stream = &core.streams[self.id.index()];
+        let mark = stream.lane.mark(event.state.borrow().mark())?;
         *event.state.borrow_mut() = match stream.capture {
-            Some(capture) => EventState::Captured { capture, nodes: core.captures[&capture].frontier(self.id) },
-            None => EventState::Recorded { stream: self.id, started: stream.started },
+            Some(capture) => EventState::Captured { capture, nodes: core.captures[&capture].frontier(self.id), mark },
+            None => EventState::Recorded { stream: self.id, mark },
         };
         if let (None, Some(checker)) = (stream.capture, &mut core.checker) {
             checker.record(self.id, event.number);
@@ -284,8 +286,12 @@ impl Stream {
         let name = core.streams[self.id.index()].name.clone();
         match (&*event.state.borrow(), core.streams[self.id.index()].capture) {
             (EventState::Never, _) => Ok(()),
-            (EventState::Recorded { stream, started }, None) => {
-                core.streams[stream.index()].finish_up_to(*started)?;
+            (EventState::Recorded { stream, mark }, None) => {
+                match mark {
+                    // Host work is in the past but for collectives, which somebody has to wait for.
+                    Mark::Host(_) => core.streams[stream.index()].lane.finish_up_to(mark)?,
+                    Mark::Cuda(_) => core.streams[self.id.index()].lane.wait(mark)?,
+                }
                 if let Some(checker) = &mut core.checker {
                     checker.wait(self.id, event.number);
                 }
@@ -295,12 +301,13 @@ impl Stream {
                 let detail = format!("captured stream `{name}` waited for an event recorded outside the capture");
                 Err(Error::capture(CaptureRule::Isolation, detail))
             }),
-            (EventState::Captured { capture, nodes }, own) => {
+            (EventState::Captured { capture, nodes, mark }, own) => {
                 if !core.captures.contains_key(capture) || own.is_some_and(|own| own != *capture) {
                     let detail = format!("stream `{name}` waited for an event recorded in another or ended capture");
                     return Err(Error::capture(CaptureRule::CapturedEvent, detail));
                 }
                 core.streams[self.id.index()].capture = Some(*capture);
+                core.streams[self.id.index()].lane.wait(mark)?;
                 core.with_capture(*capture, |_, capture| {
                     capture.depend(self.id, nodes);
                     Ok(())
@@ -320,7 +327,7 @@ impl Stream {
         }
         let name = core.streams[self.id.index()].name.clone();
         core.refuse_during_capture(CaptureRule::Synchronization, || format!("stream `{name}` was synchronized"))?;
-        core.streams[self.id.index()].finish_all()?;
+        core.streams[self.id.index()].lane.finish()?;
         if let Some(checker) = &mut core.checker {
             checker.synchronize(self.id);
         }
@@ -341,6 +348,7 @@ impl Stream {
                 format!("a capture was begun on stream `{}`, which captures", core.streams[self.id.index()].name);
             return Err(Error::capture(CaptureRule::Invalidated, detail));
         }
+        core.streams[self.id.index()].lane.begin_capture()?;
         core.next_id += 1;
         let id = core.next_id;
         core.captures.insert(id, Capture::new(self.id));
@@ -367,12 +375,18 @@ impl Stream {
                 stream.capture = None;
             }
         }
-        let nodes = capture.finish(|stream| core.streams[stream.index()].name.to_string())?;
-        let effects = match &core.checker {
-            Some(_) => Some(crate::checker::graph_effects(&nodes, &core.buffers)?),
-            None => None,
-        };
-        Ok(Graph::new(self.device.clone(), name, nodes, effects, core.frees))
+        let lane = &core.streams[self.id.index()].lane;
+        let checked = capture.finish(|stream| core.streams[stream.index()].name.to_string()).and_then(|nodes| {
+            let check = |_: &Checker| crate::checker::graph_effects(&nodes, &core.buffers);
+            let effects = core.checker.as_ref().map(check).transpose()?;
+            Ok((nodes, effects))
+        });
+        if checked.is_err() {
+            lane.abandon_capture();
+        }
+        let (nodes, effects) = checked?;
+        let raw = lane.end_capture()?;
+        Ok(Graph::new(self.device.clone(), name, nodes, effects, raw, core.frees))
     }
 
     /// Gives up the capture begun on this stream, if any.
@@ -385,6 +399,7 @@ impl Stream {
                     stream.capture = None;
                 }
             }
+            core.streams[self.id.index()].lane.abandon_capture();
         }
     }
 

@@ -11,9 +11,7 @@ use super::error::missing_library;
 use crate::{Error, Result};
 
 /// The kernel sources, by file name. Each is a program of its own.
-pub const SOURCES: &[(&str, &str)] = &[
-    ("elementwise.cu", include_str!("../../kernels/elementwise.cu")),
-];
+pub const SOURCES: &[(&str, &str)] = &[("elementwise.cu", include_str!("../../kernels/elementwise.cu"))];
 
 /// What the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[("common.cuh", include_str!("../../kernels/common.cuh"))];
@@ -29,15 +27,22 @@ const OPTIONS: &[&str] = &["--std=c++17", "-default-device", "--extra-device-vec
 pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>, String)> {
     // SAFETY: only looks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
-        return Err(missing_library("nvrtc", "libnvrtc.so.13", "install CUDA 13's NVRTC (Debian: libnvrtc13, PyPI: nvidia-cuda-nvrtc)"));
+        return Err(missing_library(
+            "nvrtc",
+            "libnvrtc.so.13",
+            "install CUDA 13's NVRTC (Debian: libnvrtc13, PyPI: nvidia-cuda-nvrtc)",
+        ));
     }
-    let text = |text: &str| CString::new(text).map_err(|_| Error::operation("nvrtc", format!("{name} holds a zero byte")));
+    let text =
+        |text: &str| CString::new(text).map_err(|_| Error::operation("nvrtc", format!("{name} holds a zero byte")));
     let (source, file) = (text(source)?, text(name)?);
     let names: Vec<CString> = HEADERS.iter().map(|(name, _)| text(name)).collect::<Result<_>>()?;
     let bodies: Vec<CString> = HEADERS.iter().map(|(_, body)| text(body)).collect::<Result<_>>()?;
     let names: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
     let bodies: Vec<*const c_char> = bodies.iter().map(|body| body.as_ptr()).collect();
-    let failed = |call: &'static str| move |error: result::NvrtcError| Error::Driver { call, problem: format!("{name}: {error}") };
+    let failed = |call: &'static str| {
+        move |error: result::NvrtcError| Error::Driver { call, problem: format!("{name}: {error}") }
+    };
     let mut program = Program(std::ptr::null_mut());
     // SAFETY: all strings live until the program is dropped; buffers have the sizes NVRTC asked for.
     unsafe {

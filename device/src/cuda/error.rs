@@ -26,8 +26,6 @@ impl<T> Driver<T> for std::result::Result<T, DriverError> {
 /// A library that could not be loaded.
 pub(super) fn missing_library(name: &'static str, file: &str, fix: &str) -> Error {
     let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let problem = format!(
-        "{file} was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). Fix: {fix}"
-    );
+    let problem = format!("{file} was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). Fix: {fix}");
     Error::Driver { call: name, problem }
 }

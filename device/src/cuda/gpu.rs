@@ -55,7 +55,9 @@ impl Gpu {
         result::init().driver("cuInit")?;
         let count = result::device::get_count().driver("cuDeviceGetCount")?.max(0) as usize;
         if ordinal >= count {
-            let problem = format!("GPU {ordinal} was asked for, {count} are visible. Fix: fewer ranks a node, or CUDA_VISIBLE_DEVICES");
+            let problem = format!(
+                "GPU {ordinal} was asked for, {count} are visible. Fix: fewer ranks a node, or CUDA_VISIBLE_DEVICES"
+            );
             return Err(Error::operation("device", problem));
         }
         let device = result::device::get(ordinal as i32).driver("cuDeviceGet")?;

@@ -74,7 +74,8 @@ impl Kernels {
             let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.driver("cuModuleLoadData")?;
             kernels.modules.push(module);
             for kernel in kernel_names(source) {
-                let symbol = CString::new(kernel).map_err(|_| Error::operation("cuda", "a kernel name with a zero byte"))?;
+                let symbol =
+                    CString::new(kernel).map_err(|_| Error::operation("cuda", "a kernel name with a zero byte"))?;
                 // SAFETY: the module was loaded above.
                 let function = unsafe { result::module::get_function(module, symbol) }.driver("cuModuleGetFunction")?;
                 kernels.functions.insert(kernel.into(), function);
@@ -90,7 +91,8 @@ impl Kernels {
     /// # Errors
     /// An unknown name; the driver's refusal of the grid.
     pub(crate) fn launch(&self, stream: &RawStream, kernel: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
-        let function = *self.functions.get(kernel).ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))?;
+        let function =
+            *self.functions.get(kernel).ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))?;
         let mut pointers: Vec<*mut c_void> = arguments
             .iter()
             .map(|argument| match argument {
@@ -107,8 +109,15 @@ impl Kernels {
     ///
     /// # Errors
     /// As [`Kernels::launch`].
-    pub(crate) fn launch_block<T: bytemuck::Pod>(&self, stream: &RawStream, kernel: &str, grid: Grid, block: &T) -> Result<()> {
-        let function = *self.functions.get(kernel).ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))?;
+    pub(crate) fn launch_block<T: bytemuck::Pod>(
+        &self,
+        stream: &RawStream,
+        kernel: &str,
+        grid: Grid,
+        block: &T,
+    ) -> Result<()> {
+        let function =
+            *self.functions.get(kernel).ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))?;
         self.launch_raw(stream, kernel, function, grid, &mut [std::ptr::from_ref(block) as *mut c_void])
     }
 
@@ -141,11 +150,7 @@ impl Kernels {
 
 /// The kernels a source defines: the names after `KERNEL(`, the macro of `common.cuh` that declares one.
 fn kernel_names(source: &str) -> impl Iterator<Item = &str> {
-    source
-        .split("\nKERNEL(")
-        .skip(1)
-        .filter_map(|rest| rest.split([',', ')']).next())
-        .map(str::trim)
+    source.split("\nKERNEL(").skip(1).filter_map(|rest| rest.split([',', ')']).next()).map(str::trim)
 }
 
 impl Drop for Kernels {

@@ -32,6 +32,20 @@ impl Drop for DeviceBlock {
     }
 }
 
+/// Copies host data to device memory and waits.
+pub(super) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()> {
+    // SAFETY: the caller checked that the memory is alive and as large.
+    unsafe { result::memcpy_htod_sync(address, data) }.driver("cuMemcpyHtoD")
+}
+
+/// Copies device memory to the host and waits.
+pub(super) fn copy_to_host<T: Element>(address: u64, count: usize) -> Result<Vec<T>> {
+    let mut values = vec![T::zeroed(); count];
+    // SAFETY: the caller checked that the memory is alive and as large.
+    unsafe { result::memcpy_dtoh_sync(&mut values, address) }.driver("cuMemcpyDtoH")?;
+    Ok(values)
+}
+
 /// Page-locked host memory, which copies to and from the GPU can use without the host waiting.
 pub(crate) struct PinnedBlock {
     start: *mut u8,

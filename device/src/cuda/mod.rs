@@ -4,18 +4,23 @@ mod compile;
 mod error;
 mod gpu;
 mod kernels;
+mod lane;
 mod memory;
 mod ops;
 mod queue;
 
 pub use compile::{SOURCES, compile};
-pub use gpu::{GpuProperties, gpu_count};
 pub(crate) use gpu::Gpu;
+pub use gpu::{GpuProperties, gpu_count};
 pub(crate) use kernels::{Arg, Grid, Kernels};
+pub(crate) use lane::CudaLane;
 pub(crate) use memory::{DeviceBlock, PinnedBlock};
 pub(crate) use queue::{Arriving, RawEvent, RawGraph, RawStream};
 
-use crate::{Op, Result};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::{Element, Error, Op, Result, Tensor};
 
 /// Choices about a CUDA device.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +31,27 @@ pub struct CudaOptions {
     pub deterministic: bool,
     /// Matrix products of f32 tensors in TF32, 10 bits of mantissa.
     pub tf32: bool,
+    /// Check every operation and launch for races, reads of overwritten or freed memory, and reads of nothing.
+    pub check: bool,
+}
+
+/// What a steady step must not do, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Device or pinned memory allocated.
+    pub allocations: u64,
+    /// The host waited for a stream or the whole device.
+    pub synchronizations: u64,
+    /// Copies the host waited for.
+    pub blocking_copies: u64,
+    /// The host waited for numbers it had asked for, such as a step's metrics.
+    pub metric_waits: u64,
+    /// The host waited until pinned memory could be filled again.
+    pub staging_waits: u64,
+    /// Graphs launched.
+    pub graph_launches: u64,
+    /// Operations submitted outside of graphs.
+    pub eager_operations: u64,
 }
 
 /// A GPU and everything that operations are launched with. Fields drop in order: the context last.
@@ -33,6 +59,76 @@ pub(crate) struct Cuda {
     pub(crate) kernels: Kernels,
     pub(crate) gpu: Gpu,
     pub(crate) options: CudaOptions,
+    pub(crate) counters: Rc<RefCell<Counters>>,
+}
+
+impl Cuda {
+    /// Opens a GPU and loads the kernels.
+    ///
+    /// # Errors
+    /// No such GPU, or one that is too old; a missing library.
+    pub(crate) fn open(options: CudaOptions) -> Result<Cuda> {
+        let gpu = Gpu::open(options.ordinal)?;
+        let kernels = Kernels::load(&gpu.properties)?;
+        Ok(Cuda { kernels, gpu, options, counters: Rc::default() })
+    }
+
+    /// Has libraries choose how to do an operation, before memory is planned.
+    pub(crate) fn prepare(&self, _op: &Op) -> Result<()> {
+        Ok(())
+    }
+
+    /// Bytes of scratch memory an operation needs while it runs.
+    pub(crate) fn scratch_bytes(&self, op: &Op) -> usize {
+        ops::scratch_bytes(op, self)
+    }
+
+    /// Launches an operation on the queue's stream, or records it while that captures.
+    pub(crate) fn run(&self, op: &Op, queue: &Queue<'_>) -> Result<()> {
+        self.counters.borrow_mut().eager_operations += 1;
+        ops::run(op, queue)
+    }
+
+    /// Memory for an area.
+    pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceBlock> {
+        self.counters.borrow_mut().allocations += 1;
+        DeviceBlock::new(bytes).ok_or_else(|| self.out_of_memory(name, bytes))
+    }
+
+    fn out_of_memory(&self, name: &str, bytes: usize) -> Error {
+        let available = match self.gpu.memory() {
+            Ok((free, total)) => format!("the GPU has {free} of {total} bytes free"),
+            Err(error) => error.to_string(),
+        };
+        Error::OutOfMemory { name: name.into(), bytes, available }
+    }
+
+    /// Blocks until everything submitted is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.counters.borrow_mut().synchronizations += 1;
+        self.gpu.synchronize()
+    }
+
+    /// Copies host data to a tensor and waits.
+    pub(crate) fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
+        self.counters.borrow_mut().blocking_copies += 1;
+        memory::copy_to_device(tensor.address, data)
+    }
+
+    /// Copies a tensor to the host and waits.
+    pub(crate) fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
+        self.counters.borrow_mut().blocking_copies += 1;
+        memory::copy_to_host(tensor.address, tensor.elements())
+    }
+
+    /// Waits for an event, and counts if that took waiting.
+    fn wait_for(&self, event: &RawEvent) -> Result<()> {
+        if event.passed()? {
+            return Ok(());
+        }
+        self.counters.borrow_mut().staging_waits += 1;
+        event.synchronize()
+    }
 }
 
 /// Where an operation is launched: the stream, and scratch memory that belongs to that stream alone.

@@ -2,8 +2,6 @@
 
 #![allow(unsafe_code)]
 
-use std::rc::Rc;
-
 use cudarc::driver::{result, sys};
 
 use super::error::Driver;
@@ -135,6 +133,15 @@ impl RawEvent {
         unsafe { result::event::synchronize(self.handle) }.driver("cuEventSynchronize")
     }
 
+    /// Whether the work before it is done.
+    pub(crate) fn passed(&self) -> Result<bool> {
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(self.handle) } {
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => result.driver("cuEventQuery").map(|()| true),
+        }
+    }
+
     /// Milliseconds between two timed events that have passed.
     pub(crate) fn elapsed_ms(&self, end: &RawEvent) -> Result<f32> {
         // SAFETY: both live.
@@ -174,11 +181,25 @@ impl Drop for RawGraph {
 
 /// Values on their way from the GPU: pinned memory, and the event after the copy into it.
 pub(crate) struct Arriving {
-    pub(super) block: Rc<PinnedBlock>,
-    pub(super) done: RawEvent,
+    block: PinnedBlock,
+    done: RawEvent,
 }
 
 impl Arriving {
+    pub(crate) fn new(bytes: usize) -> Result<Arriving> {
+        Ok(Arriving { block: PinnedBlock::new(bytes)?, done: RawEvent::new()? })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.block.bytes()
+    }
+
+    /// Starts a copy from `address`, in stream order.
+    pub(crate) fn start(&self, stream: &RawStream, address: u64, bytes: usize) -> Result<()> {
+        stream.copy_out(&self.block, address, bytes)?;
+        self.done.record(stream)
+    }
+
     /// Waits for the copy.
     pub(crate) fn wait<T: Element>(&self, count: usize) -> Result<Vec<T>> {
         self.done.synchronize()?;

@@ -6,6 +6,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod gemm;
+mod lane;
 mod loss;
 mod math;
 pub(crate) mod memory;
@@ -17,6 +18,7 @@ mod rotary;
 mod small_gemm;
 pub(crate) mod view;
 
+pub(crate) use lane::HostLane;
 pub use pool::Pool;
 
 use crate::Op;
@@ -24,7 +26,7 @@ use crate::ops::{WriteControl, WriteSampleRecord};
 
 /// Runs a checked operation to its end on the calling thread and the pool's.
 ///
-/// Collectives never come here: the stream starts and waits for them itself.
+/// Collectives never come here: the lane starts and waits for them itself.
 pub(crate) fn run(op: &Op, pool: &Pool) {
     match op {
         Op::Gemm(op) => gemm::gemm(op, pool),

@@ -1,0 +1,109 @@
+//! A stream of the CUDA device, with the memory that belongs to it.
+
+use std::cell::OnceCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use super::{Arriving, Cuda, DeviceBlock, PinnedBlock, Queue, RawEvent, RawStream};
+use crate::lane::Mark;
+use crate::stream::Readback;
+use crate::{Element, Error, Op, Result, Tensor};
+
+#[derive(Default)]
+pub(crate) struct CudaLane {
+    /// Made at first use.
+    raw: OnceCell<RawStream>,
+    /// Bytes of scratch that prepared operations need.
+    scratch_bytes: usize,
+    /// The last is in use; graphs captured before it grew refer to those before.
+    scratch: Vec<(usize, DeviceBlock)>,
+    /// Pinned memory that copies to a tensor come from, by its address, the oldest first.
+    outgoing: HashMap<u64, VecDeque<(PinnedBlock, RawEvent)>>,
+    /// Pinned memory that copies from a tensor go to, by its address, the oldest first.
+    incoming: HashMap<u64, VecDeque<Rc<Arriving>>>,
+}
+
+/// Copies of one tensor that can be under way at once: the host is at most a step ahead.
+const COPIES: usize = 2;
+
+impl CudaLane {
+    pub(crate) fn raw(&self) -> Result<&RawStream> {
+        if self.raw.get().is_none() {
+            let _ = self.raw.set(RawStream::new()?);
+        }
+        match self.raw.get() {
+            Some(raw) => Ok(raw),
+            None => unreachable!("set above"),
+        }
+    }
+
+    pub(crate) fn prepare(&mut self, op: &Op, cuda: &Cuda) -> Result<()> {
+        cuda.prepare(op)?;
+        self.scratch_bytes = self.scratch_bytes.max(cuda.scratch_bytes(op));
+        Ok(())
+    }
+
+    pub(crate) fn run(&mut self, op: &Op, cuda: &Cuda, capturing: bool) -> Result<()> {
+        let needed = self.scratch_bytes.max(cuda.scratch_bytes(op));
+        let have = self.scratch.last().map_or(0, |(bytes, _)| *bytes);
+        if needed > have {
+            if capturing {
+                let problem =
+                    format!("needs {needed} bytes of scratch, the stream has {have}, and none can be allocated");
+                return Err(Error::operation(op.name(), format!("{problem} while it captures. Fix: a warm-up step")));
+            }
+            let out_of_memory = || cuda.out_of_memory("scratch of a stream", needed);
+            self.scratch.push((needed, DeviceBlock::new(needed).ok_or_else(out_of_memory)?));
+            cuda.counters.borrow_mut().allocations += 1;
+        }
+        let scratch = self.scratch.last().map_or(0, |(_, block)| block.address());
+        cuda.run(op, &Queue { cuda, stream: self.raw()?, scratch })
+    }
+
+    pub(crate) fn record(&self, event: Rc<RawEvent>) -> Result<Mark> {
+        event.record(self.raw()?)?;
+        Ok(Mark::Cuda(event))
+    }
+
+    /// Through pinned memory, so that neither the host waits nor the caller's data must live on.
+    pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], cuda: &Cuda) -> Result<()> {
+        self.raw()?;
+        let ring = self.outgoing.entry(tensor.address).or_default();
+        let bytes = size_of_val(data);
+        let reused = (ring.len() == COPIES).then(|| ring.pop_front()).flatten();
+        let (mut block, event) = match reused.filter(|(block, _)| block.bytes() >= bytes) {
+            Some((block, event)) => {
+                cuda.wait_for(&event)?;
+                (block, event)
+            }
+            None => {
+                cuda.counters.borrow_mut().allocations += 1;
+                (PinnedBlock::new(bytes)?, RawEvent::new()?)
+            }
+        };
+        block.fill(data);
+        let raw = self.raw.get().map_or_else(|| unreachable!("made above"), |raw| raw);
+        raw.copy_in(tensor.address, &block, bytes)?;
+        event.record(raw)?;
+        ring.push_back((block, event));
+        Ok(())
+    }
+
+    pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor, cuda: &Cuda) -> Result<Readback<T>> {
+        self.raw()?;
+        let ring = self.incoming.entry(tensor.address).or_default();
+        // One that nobody waits for any more.
+        let free = ring.iter().position(|copy| Rc::strong_count(copy) == 1 && copy.bytes() >= tensor.bytes());
+        let copy = match free.and_then(|at| ring.remove(at)) {
+            Some(copy) => copy,
+            None => {
+                cuda.counters.borrow_mut().allocations += 1;
+                Rc::new(Arriving::new(tensor.bytes())?)
+            }
+        };
+        let raw = self.raw.get().map_or_else(|| unreachable!("made above"), |raw| raw);
+        copy.start(raw, tensor.address, tensor.bytes())?;
+        ring.push_back(copy.clone());
+        Ok(Readback::arriving(copy, tensor.elements(), cuda.counters.clone()))
+    }
+}

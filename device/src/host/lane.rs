@@ -1,0 +1,58 @@
+//! A stream of the host device: work runs where it is submitted; only collectives go on meanwhile.
+
+use std::collections::VecDeque;
+
+use super::{Pool, run, view};
+use crate::stream::Readback;
+use crate::{Element, Op, Request, Result, Tensor};
+
+#[derive(Default)]
+pub(crate) struct HostLane {
+    /// Collectives under way, with their sequence numbers.
+    pending: VecDeque<(u64, Box<dyn Request>)>,
+    started: u64,
+}
+
+impl HostLane {
+    /// Collectives started so far.
+    pub(crate) fn started(&self) -> u64 {
+        self.started
+    }
+
+    pub(crate) fn run(&mut self, op: &Op, pool: &Pool) -> Result<()> {
+        if let Op::Collective(collective) = op {
+            let request = collective.communicator.start_all_reduce_sum(&collective.tensor)?;
+            self.started += 1;
+            self.pending.push_back((self.started, request));
+        } else {
+            self.finish()?;
+            run(op, pool);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T]) -> Result<()> {
+        self.finish()?;
+        view::write::<T>(tensor).copy_from_slice(data);
+        Ok(())
+    }
+
+    pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<Readback<T>> {
+        self.finish()?;
+        Ok(Readback::here(view::read::<T>(tensor).to_vec()))
+    }
+
+    /// Waits for the collectives started up to number `last`.
+    pub(crate) fn finish_up_to(&mut self, last: u64) -> Result<()> {
+        while self.pending.front().is_some_and(|(number, _)| *number <= last) {
+            if let Some((_, request)) = self.pending.pop_front() {
+                request.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.finish_up_to(self.started)
+    }
+}
