@@ -277,6 +277,7 @@ impl<'m> StepContext<'m> {
             output
         })?;
         let graph = compute.end_capture(&name).map_err(|source| Error::Device { region: name.clone(), source })?;
+        tracing::debug!(graph = %graph.name(), nodes = graph.nodes().len(), "captured");
         graph.launch(&compute).map_err(|source| Error::Device { region: name, source })?;
         if let Some(state) = self.manager.modes.get_mut(&self.mode) {
             state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });

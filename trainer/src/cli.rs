@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::config::{Layers, RunConfig, UserError};
@@ -103,7 +104,13 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
             let what = text.trim_start_matches("error: ").lines().next().unwrap_or_default().to_string();
             let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_string);
             let fix = tip.unwrap_or_else(|| "see `trainer --help`".into());
-            return Err(UserError::new(what, "only flags that `trainer --help` lists are known", fix));
+            let rule = match error.kind() {
+                ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
+                    "only what `trainer --help` lists is known"
+                }
+                _ => "a flag is given once, with the value `trainer --help` shows for it",
+            };
+            return Err(UserError::new(what, rule, fix));
         }
     };
     if matches.subcommand_name() == Some("options") {

@@ -6,8 +6,8 @@ use std::process::exit;
 use launch::RankEnv;
 use parallel::MpiWorld;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::prelude::*;
 use trainer::cli::{Request, TrainRequest, parse};
+use trainer::logs;
 use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks};
 
@@ -35,7 +35,8 @@ fn main() {
         let rule = "it is a level or target=level pairs";
         fail(main, 2, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
     });
-    log_to(filter, &request, ranks.rank);
+    let folder = (!request.dry_run).then(|| Path::new(&request.config.logging.dir));
+    logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| fail(main, 2, &error.to_string()));
     let code = train(&plan, &request, &ranks);
     exit(code);
 }
@@ -81,16 +82,6 @@ fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv) -> i32 {
             error.exit_code()
         }
     }
-}
-
-/// Log messages: to the console on rank 0, as JSON to a file for each rank when the filter asks for more than warnings.
-fn log_to(filter: EnvFilter, request: &TrainRequest, rank: usize) {
-    let console = (rank == 0).then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr));
-    let folder = Path::new(&request.config.logging.dir);
-    let wanted = request.log != "warn" && std::fs::create_dir_all(folder).is_ok();
-    let file = wanted.then(|| std::fs::File::create(folder.join(format!("rank-{rank}.jsonl"))).ok()).flatten();
-    let file = file.map(|file| tracing_subscriber::fmt::layer().json().with_writer(std::sync::Mutex::new(file)));
-    tracing_subscriber::registry().with(filter).with(console).with(file).init();
 }
 
 fn fail(speak: bool, code: i32, message: &str) -> ! {

@@ -119,7 +119,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("cuda_graph.share_io_buffers", "cuda-graph-share-io-buffers", &[], "true", Kind::Bool, "Neighbouring regions share boundary buffers instead of copying"),
     option("cuda_graph.capture_optimizer", "cuda-graph-capture-optimizer", &["optimizer-cuda-graph"], "true", Kind::Bool, "Capture the optimizer too"),
 
-    option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml and metrics.jsonl"),
+    option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),
     option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console; metrics.jsonl has them all"),
 ];
 

@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
 use crate::data::{ByteText, MarkovSource, Regression, Source, Split};
+use crate::logs::PRINTED;
 use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
@@ -199,7 +200,9 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
     let device = Device::host(options)?;
     let mut stage = stage(plan, &device, ranks, request.check_graphs)?;
     if main {
-        println!("{}", plan_box(plan, &mut stage, &*source, ranks.threads));
+        let text = plan_box(plan, &mut stage, &*source, ranks.threads);
+        println!("{text}");
+        tracing::info!(target: PRINTED, "{text}");
     }
     if request.dry_run {
         return Ok(None);
@@ -214,6 +217,7 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
         log = Some(MetricsFile::create(folder).map_err(file("metrics.jsonl"))?);
     }
     let mut report = Reporter::new(plan, main, memory(&mut stage));
+    tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
     let steps = plan.config.train.steps;
     let interval = plan.config.train.eval_interval;
     let mut under_way: Option<StepUnderWay> = None;
@@ -223,6 +227,7 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
         let settings = settings(plan, ranks.rank, step);
         let batch = source.batch(Split::Train, settings.first_sample, samples(plan));
         let metrics = stage.train_step(settings, &batch)?;
+        tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
         let submitted = StepUnderWay { step, metrics, started, host: started.elapsed() };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
         if let Some(before) = under_way.replace(submitted) {
@@ -342,6 +347,7 @@ impl<'p> Reporter<'p> {
     fn say(&self, text: &str) {
         if let Some(bar) = &self.bar {
             bar.suspend(|| println!("{text}"));
+            tracing::info!(target: PRINTED, "{text}");
         }
     }
 
@@ -399,5 +405,6 @@ impl<'p> Reporter<'p> {
             }
         }
         println!("{line}");
+        tracing::info!(target: PRINTED, "{line}");
     }
 }

@@ -135,8 +135,8 @@ impl Stage {
             sizes.extend(shape.sizes());
             device::Shape::new(&sizes)
         };
-        let inputs = persistent("inputs", stacked(model.inputs.0), model.inputs.1)?;
-        let targets = persistent("targets", stacked(model.targets.0), model.targets.1)?;
+        let inputs = persistent("inputs", stacked(model.inputs.0), on_host(model.inputs.1))?;
+        let targets = persistent("targets", stacked(model.targets.0), on_host(model.targets.1))?;
         let optimizer = Optimizer::new(device, &params, options.optimizer, options.weight_decay, control)?;
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = data_parallel.map(|group| {
@@ -269,6 +269,11 @@ impl PendingMetrics {
     }
 }
 
+/// The type data have on the host: rows come in f32, whatever the layers compute in.
+fn on_host(dtype: DType) -> DType {
+    if dtype == DType::Bf16 { DType::F32 } else { dtype }
+}
+
 /// What the regions of a step work on.
 struct Work<'s> {
     model: &'s Model,
@@ -290,6 +295,7 @@ fn train(
         cx.region(Region::Iteration, (), |cx, ()| {
             cx.region(Region::Begin, (), |cx, ()| work.zero(cx))?;
             for microbatch in 0..cx.microbatches() {
+                let _span = tracing::debug_span!("microbatch", microbatch).entered();
                 let hidden = work.forward(cx, microbatch, micro_batch_size)?;
                 work.backward(cx, microbatch, hidden.x, reducer)?;
             }
@@ -312,6 +318,7 @@ fn evaluate(
         cx.region(Region::Iteration, (), |cx, ()| {
             cx.region(Region::Begin, (), |cx, ()| cx.run(Fill { output: work.step.loss_sum, value: 0.0 }))?;
             for microbatch in 0..cx.microbatches() {
+                let _span = tracing::debug_span!("microbatch", microbatch).entered();
                 work.forward(cx, microbatch, micro_batch_size)?;
             }
             cx.region(Region::Reduce, (), |cx, ()| {
@@ -348,6 +355,7 @@ impl Work<'_> {
             Ok(Hidden { x, delta: None, targets, record })
         })?;
         for (layer, module) in self.model.layers.iter().enumerate() {
+            let _span = tracing::debug_span!("layer", layer).entered();
             let region = Region::Forward { layer, microbatch };
             hidden = cx.region(region, hidden, |cx, hidden| module.forward(cx, hidden))?;
         }
@@ -364,6 +372,7 @@ impl Work<'_> {
     ) -> Result<()> {
         let mut grad = losses;
         for (layer, module) in self.model.layers.iter().enumerate().rev() {
+            let _span = tracing::debug_span!("layer", layer).entered();
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
                 let reducer = reducer.filter(|_| cx.is_last_microbatch());
                 let started = reducer.map_or(Ok(false), |reducer| reducer.start(cx, layer))?;

@@ -136,9 +136,41 @@ fn assert_refused(arguments: &[&str], [value, rule, fix]: [&str; 3]) {
 }
 
 #[test]
+fn a_fault_of_one_rank_ends_all_of_them_with_one_line() {
+    let folder = Folder::new("fault");
+    // Only rank 0 writes metrics, so only rank 0 meets this, after MPI has started; the others wait for its gradients.
+    std::fs::create_dir_all(folder.0.join("run/metrics.jsonl")).unwrap();
+    let output = mpirun(2, &["--enable-cuda-graph", "--steps", "100000", "--log-dir", &folder.path("run")]);
+    let text = printed(&output);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error on rank")).collect();
+    assert_eq!(errors.len(), 1, "{text}");
+    assert!(errors[0].contains("rank 0") && errors[0].contains("metrics.jsonl"), "{errors:?}");
+}
+
+#[test]
+fn a_run_keeps_its_lines_and_a_log_of_each_rank() {
+    let folder = Folder::new("logs");
+    let quick = ["--enable-cuda-graph", "--steps", "3", "--eval-interval", "0", "--log", "debug"];
+    let output = mpirun(2, &[&quick[..], &["--log-dir", &folder.path("run")]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
+    let log = std::fs::read_to_string(folder.0.join("run/run.log")).unwrap();
+    assert!(log.contains("plan of a rank") && log.contains("done: loss"), "{log}");
+    for rank in 0..2 {
+        let json = std::fs::read_to_string(folder.0.join(format!("run/rank-{rank}.jsonl"))).unwrap();
+        let events: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let captured = events.iter().find(|event| event["fields"]["message"] == "captured").unwrap();
+        let spans: Vec<&str> =
+            captured["spans"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+        assert_eq!(spans, ["step", "microbatch", "layer"], "rank {rank}: {captured}");
+    }
+}
+
+#[test]
 fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
     for (arguments, expected) in [
         ("--stepz 5", ["'--stepz'", "`trainer --help`", "'--steps'"]),
+        ("--steps", ["'--steps", "the value `trainer --help` shows", "`trainer --help`"]),
         ("frobnicate", ["frobnicate", "`trainer --help`", "`trainer --help`"]),
         ("--set train.stepz=5", ["`train.stepz`", "options of the table", "`train.steps`"]),
         ("--set train.steps", ["--set train.steps", "an equals sign", "--set train.steps=100"]),

@@ -12,7 +12,12 @@ pub(super) fn activation(op: &Activation, pool: &Pool) {
         let input = view::read::<T>(&op.input);
         match op.kind {
             ActivationKind::Gelu => map::<T>(&op.output, pool, |i| gelu(input[i].to_f32())),
-            ActivationKind::Relu => map::<T>(&op.output, pool, |i| input[i].to_f32().max(0.0)),
+            ActivationKind::Relu => {
+                map::<T>(&op.output, pool, |i| match input[i].to_f32() {
+                    x if x <= 0.0 => 0.0,
+                    x => x, // NaN too: `max` would hide it
+                });
+            },
         }
     });
 }

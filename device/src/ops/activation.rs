@@ -8,7 +8,7 @@ use crate::{Result, Tensor};
 pub enum ActivationKind {
     /// GELU in its tanh form: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` (Hendrycks and Gimpel, 2016).
     Gelu,
-    /// `max(x, 0)`; its gradient at 0 is 0.
+    /// `max(x, 0)`, NaN staying NaN; its gradient at 0 is 0.
     Relu,
 }
 

@@ -7,7 +7,7 @@ use crate::{DType, Result, Tensor};
 ///
 /// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, `grad_scale` read from the
 /// control block. Columns from `vocab` on are padding: no probability, gradient 0. A row whose target is negative has
-/// loss and gradient 0.
+/// loss and gradient 0; a target from `vocab` on is a fault of the data reader, which checks ids, and is ignored alike.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// `(rows, padded vocab)`, f32 or bf16; overwritten by the gradient with `control`.

@@ -65,6 +65,7 @@ impl Operation for Norm {
             }
         }
         if let Some(bias) = self.bias {
+            ensure_float(Self::NAME, &[("input", self.input), ("bias", bias)])?;
             ensure_elements(Self::NAME, "bias", &bias, hidden)?;
         }
         Ok(())

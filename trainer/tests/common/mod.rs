@@ -20,7 +20,7 @@ pub enum Kind {
     Mlp,
 }
 
-pub fn tiny_gpt(dropout: f32) -> Architecture {
+pub fn tiny_gpt(dropout: f32, dtype: DType) -> Architecture {
     gpt(GptShape {
         layers: 2,
         hidden: 32,
@@ -35,19 +35,19 @@ pub fn tiny_gpt(dropout: f32) -> Architecture {
         hidden_dropout: dropout,
         attention_dropout: dropout,
         seed: 7,
-        dtype: DType::F32,
+        dtype,
     })
 }
 
 pub const MLP_SIZES: [usize; 4] = [24, 32, 17, 8];
 
-pub fn tiny_mlp(dropout: f32) -> Architecture {
+pub fn tiny_mlp(dropout: f32, dtype: DType) -> Architecture {
     mlp(MlpShape {
         sizes: MLP_SIZES.to_vec(),
         dropouts: vec![dropout, dropout / 2.0],
         batch: MICRO_BATCH,
         seed: 7,
-        dtype: DType::F32,
+        dtype,
     })
 }
 
@@ -55,6 +55,8 @@ pub fn tiny_mlp(dropout: f32) -> Architecture {
 pub struct Run {
     pub kind: Kind,
     pub dropout: f32,
+    /// Type of weights and activations in layers.
+    pub compute: DType,
     pub microbatches: usize,
     pub steps: usize,
     pub threads: usize,
@@ -67,7 +69,18 @@ pub struct Run {
 impl Run {
     pub fn new(kind: Kind, microbatches: usize, graphs: GraphOptions) -> Run {
         let dropout = 0.1;
-        Run { kind, dropout, microbatches, steps: 20, threads: 1, check: true, shuffle: None, graphs, group: None }
+        Run {
+            kind,
+            dropout,
+            compute: DType::F32,
+            microbatches,
+            steps: 20,
+            threads: 1,
+            check: true,
+            shuffle: None,
+            graphs,
+            group: None,
+        }
     }
 
     pub fn device(&self) -> Device {
@@ -76,11 +89,13 @@ impl Run {
 
     pub fn stage(&self, device: &Device) -> Stage {
         let (architecture, losses_per_sample, optimizer) = match self.kind {
-            Kind::Gpt => (tiny_gpt(self.dropout), SEQ, OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
-            Kind::Mlp => (tiny_mlp(self.dropout), 1, OptimizerKind::Sgd { momentum: 0.9 }),
+            Kind::Gpt => {
+                (tiny_gpt(self.dropout, self.compute), SEQ, OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 })
+            }
+            Kind::Mlp => (tiny_mlp(self.dropout, self.compute), 1, OptimizerKind::Sgd { momentum: 0.9 }),
         };
         let options = StageOptions {
-            compute: DType::F32,
+            compute: self.compute,
             seed: 7,
             microbatches: self.microbatches,
             micro_batch_size: MICRO_BATCH,
