@@ -1,5 +1,6 @@
 //! What a group of ranks is to a stream. Implementations live in the `parallel` crate.
 
+use crate::cuda::StreamHandle;
 use crate::{Result, Tensor};
 
 /// A group of ranks that communicate in one order.
@@ -23,6 +24,24 @@ pub trait Communicator: std::fmt::Debug {
     /// # Errors
     /// [`crate::Error::Communication`] with what the library said.
     fn start_all_reduce_sum(&self, tensor: &Tensor) -> Result<Box<dyn Request>>;
+
+    /// Enqueues a sum over ranks of a tensor in the memory of a CUDA device, in place, or has it recorded while the
+    /// stream captures.
+    ///
+    /// # Errors
+    /// [`crate::Error::Communication`] with what the library said; communicators of the host refuse.
+    fn enqueue_all_reduce_sum(&self, tensor: &Tensor, _stream: StreamHandle) -> Result<()> {
+        let problem = format!("{self:?} reduces host memory, and {:?} is a GPU's", tensor.shape);
+        Err(crate::Error::operation("all_reduce", problem))
+    }
+
+    /// Fails if a collective has failed since, without waiting for any.
+    ///
+    /// # Errors
+    /// [`crate::Error::Communication`] with what the library said.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A collective under way.

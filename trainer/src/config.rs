@@ -76,6 +76,7 @@ section!(TrainConfig {
     seed: u64,
     global_batch_size: usize,
     micro_batch_size: usize,
+    deterministic: bool,
     eval_interval: usize,
     eval_steps: usize,
     threads: Option<usize>,

@@ -3,15 +3,18 @@
 use std::path::Path;
 use std::process::exit;
 
+use device::{Device, HostOptions};
 use launch::RankEnv;
-use parallel::MpiWorld;
+use parallel::{MpiWorld, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
+use trainer::accelerator::Accelerator;
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::logs;
 use trainer::plan::RunPlan;
-use trainer::run::{self, Ranks};
+use trainer::run::{self, Ranks, RunError};
 
 fn main() {
+    set_nccl_defaults();
     let ranks = RankEnv::detect().unwrap_or_else(|error| fail(true, 2, &error.to_string()));
     let main = ranks.rank == 0;
     let request = match parse(std::env::args_os()) {
@@ -28,6 +31,8 @@ fn main() {
     let plan = RunPlan::new(request.config.clone(), ranks.world_size)
         .and_then(|plan| run::source(&plan).map(|_| plan))
         .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
+    let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
+        .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
     if main {
         request.notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
     }
@@ -37,12 +42,12 @@ fn main() {
     });
     let folder = (!request.dry_run).then(|| Path::new(&request.config.logging.dir));
     logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| fail(main, 2, &error.to_string()));
-    let code = train(&plan, &request, &ranks);
+    let code = train(&plan, &request, &ranks, accelerator);
     exit(code);
 }
 
 /// Runs on all ranks; the exit code.
-fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv) -> i32 {
+fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv, accelerator: Accelerator) -> i32 {
     let world = match MpiWorld::initialize() {
         Ok(world) if world.size() == env.world_size => world,
         Ok(world) => {
@@ -62,25 +67,45 @@ fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv) -> i32 {
         .threads
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
     let world = std::rc::Rc::new(world);
+    let fault = |error: &RunError| {
+        // Nothing is torn down on a fault: one line, then all ranks end.
+        eprintln!("error on rank {}: {error}", env.rank);
+        if world.size() > 1 {
+            world.abort(error.exit_code());
+        }
+        error.exit_code()
+    };
+    let opened = if request.dry_run {
+        Device::host(HostOptions { threads, check: false, dry: true })
+    } else {
+        accelerator.open(plan, threads, request.check_graphs)
+    };
+    // The device outlives the communicators, which are made on it.
+    let device = match opened {
+        Ok(device) => device,
+        Err(error) => return fault(&error.into()),
+    };
+    let group = match (world.size(), device.gpu()) {
+        (1, _) => Ok(None),
+        (_, Some(_)) => nccl_communicator(&world, "data").map(Some),
+        (_, None) => Ok(Some(world.communicator("data"))),
+    };
+    let group = match group {
+        Ok(group) => group,
+        Err(error) => return fault(&error.into()),
+    };
     let ranks = Ranks {
         rank: world.rank(),
-        group: (world.size() > 1).then(|| world.communicator("data")),
+        group,
         threads,
         barrier: std::rc::Rc::new({
             let world = world.clone();
             move || world.barrier()
         }),
     };
-    match run::train(plan, request, &ranks) {
+    match run::train(plan, request, &ranks, &device) {
         Ok(_) => 0,
-        Err(error) => {
-            // Nothing is torn down on a fault: one line, then all ranks end.
-            eprintln!("error on rank {}: {error}", ranks.rank);
-            if world.size() > 1 {
-                world.abort(error.exit_code());
-            }
-            error.exit_code()
-        }
+        Err(error) => fault(&error),
     }
 }
 

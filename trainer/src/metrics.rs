@@ -39,14 +39,15 @@ impl StepMetrics {
     pub fn line(&self, steps: usize) -> String {
         let width = steps.to_string().len();
         format!(
-            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {:.2} GFLOP/s{}",
+            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {}FLOP/s{}{}",
             self.step + 1,
             self.loss,
             self.grad_norm,
             self.lr,
             self.step_ms,
             self.tokens_per_s,
-            self.tflops * 1e3,
+            count(self.tflops * 1e12),
+            self.mfu.map_or(String::new(), |mfu| format!("  MFU {:.1} %", mfu * 100.0)),
             self.validation_loss.map_or(String::new(), |loss| format!("  validation {loss:.4}")),
         )
     }

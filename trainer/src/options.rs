@@ -85,11 +85,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("data.split", "split", &[], "0.9", Kind::Float, "Share of a text that is trained on; the rest validates"),
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the data order, and of the embedded source"),
 
-    option("train.device", "device", &[], "\"auto\"", Kind::Choice(&["auto", "host", "cuda"]), "Where to run; auto takes a GPU if this build has one"),
+    option("train.device", "device", &[], "\"auto\"", Kind::Choice(&["auto", "host", "cuda"]), "Where to run; auto takes a GPU where each rank has one"),
     option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
     option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
     option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples of a step, over all ranks"),
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples of a microbatch"),
+    option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits from run to run; nothing is timed, backward attention is slower"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for none"),
     option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches of an evaluation"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank; its share of the cores if unset"),
@@ -106,7 +107,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.weight_decay", "weight-decay", &[], "0.1", Kind::Float, "Weight decay of matrices; biases and norms have none"),
     option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
 
-    option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(&["f32", "bf16"]), "Type of weights and activations in layers; master weights are f32"),
+    option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(&["f32", "tf32", "bf16"]), "Type of weights and activations in layers; tf32 is f32 with faster, shorter products on a GPU; master weights are f32"),
 
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Ranks that share a layer; only 1 so far"),
     option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Stages; only 1 so far"),

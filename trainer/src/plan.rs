@@ -100,13 +100,6 @@ impl RunPlan {
                 )
             })?;
         }
-        require(config.train.device != "cuda", || {
-            UserError::new(
-                "train.device = \"cuda\"",
-                "this build has only the host device (see the README's status table)",
-                "set train.device = \"auto\" or \"host\"",
-            )
-        })?;
         slips(&config)?;
         let microbatches = batch_split(&config, world_size)?;
         let model = model_plan(&config)?;

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use device::{Communicator, Device, HostOptions};
+use device::{Communicator, Device};
 use graph_manager::{GraphOptions, Mode};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::accelerator::peak_tflops;
 use crate::cli::TrainRequest;
 use crate::config::UserError;
 use crate::data::{ByteText, MarkovSource, Regression, Source, Split};
@@ -137,7 +138,7 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
 }
 
 /// The plan as a box: what will be trained, on what, in how much memory.
-pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, threads: usize) -> String {
+pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, place: &str) -> String {
     let parameters = stage.params().grads.bytes();
     let state: usize = stage.optimizer().state.iter().map(|(_, tensor)| tensor.bytes()).sum();
     let activations = stage.graphs().memory();
@@ -170,7 +171,7 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, threads:
                 count((plan.config.train.steps * plan.tokens_per_step) as f64)
             }),
         ),
-        ("device", format!("host, {threads} threads a rank, {}", plan.config.precision.compute)),
+        ("device", format!("{place}, {}", plan.config.precision.compute)),
         ("weights", format!("{} master, {} main_grad", bytes(parameters), bytes(parameters))),
         ("optimizer", format!("{}, {}", plan.config.optimizer.kind, bytes(state))),
         ("activations", format!("{}: {}", bytes(planned), areas.join(", "))),
@@ -180,6 +181,21 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, threads:
         rows.push(("loss floor", format!("{floor:.4} nats, the data's own entropy")));
     }
     boxed("plan of a rank", &rows)
+}
+
+/// The device in words.
+fn place(device: &Device, ranks: &Ranks) -> String {
+    match device.gpu() {
+        Some(gpu) => format!(
+            "{}, compute capability {}.{}, CUDA {}.{}",
+            gpu.name,
+            gpu.capability.0,
+            gpu.capability.1,
+            gpu.driver_version / 1000,
+            gpu.driver_version % 1000 / 10
+        ),
+        None => format!("host, {} threads a rank", ranks.threads),
+    }
 }
 
 /// Device memory of a rank as planned, bytes.
@@ -193,14 +209,17 @@ fn memory(stage: &mut Stage) -> usize {
 ///
 /// # Errors
 /// See [`RunError`].
-pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Option<Outcome>, RunError> {
+pub fn train(
+    plan: &RunPlan,
+    request: &TrainRequest,
+    ranks: &Ranks,
+    device: &Device,
+) -> Result<Option<Outcome>, RunError> {
     let main = ranks.rank == 0;
     let source = source(plan)?;
-    let options = HostOptions { threads: ranks.threads, check: request.check_graphs, dry: request.dry_run };
-    let device = Device::host(options)?;
-    let mut stage = stage(plan, &device, ranks, request.check_graphs)?;
+    let mut stage = stage(plan, device, ranks, request.check_graphs)?;
     if main {
-        let text = plan_box(plan, &mut stage, &*source, ranks.threads);
+        let text = plan_box(plan, &mut stage, &*source, &place(device, ranks));
         println!("{text}");
         tracing::info!(target: PRINTED, "{text}");
     }
@@ -216,7 +235,7 @@ pub fn train(plan: &RunPlan, request: &TrainRequest, ranks: &Ranks) -> Result<Op
         std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
         log = Some(MetricsFile::create(folder).map_err(file("metrics.jsonl"))?);
     }
-    let mut report = Reporter::new(plan, main, memory(&mut stage));
+    let mut report = Reporter::new(plan, main, memory(&mut stage), peak_flops(plan, device));
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
     let steps = plan.config.train.steps;
     let interval = plan.config.train.eval_interval;
@@ -322,18 +341,26 @@ fn write_report(stage: &mut Stage, path: &Path) -> std::io::Result<()> {
     std::fs::write(path.with_extension("dot"), report.dot())
 }
 
+/// Peak FLOP/s of all ranks' GPUs, where it is known.
+fn peak_flops(plan: &RunPlan, device: &Device) -> Option<f64> {
+    let peak = peak_tflops(&device.gpu()?.name, &plan.config.precision.compute)?;
+    Some(peak * 1e12 * plan.data_parallel as f64)
+}
+
 /// Tells people of steps.
 struct Reporter<'p> {
     plan: &'p RunPlan,
     /// A progress bar on a terminal, lines elsewhere; nothing but on rank 0.
     bar: Option<ProgressBar>,
     memory: usize,
+    /// Peak FLOP/s, where it is known.
+    peak: Option<f64>,
     last_loss: f64,
     last_validation: Option<f64>,
 }
 
 impl<'p> Reporter<'p> {
-    fn new(plan: &'p RunPlan, main: bool, memory: usize) -> Reporter<'p> {
+    fn new(plan: &'p RunPlan, main: bool, memory: usize, peak: Option<f64>) -> Reporter<'p> {
         let bar = main.then(|| {
             let bar = ProgressBar::with_draw_target(Some(plan.config.train.steps as u64), ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} of {eta} left  {msg}") {
@@ -341,7 +368,7 @@ impl<'p> Reporter<'p> {
             }
             bar
         });
-        Reporter { plan, bar, memory, last_loss: f64::NAN, last_validation: None }
+        Reporter { plan, bar, memory, peak, last_loss: f64::NAN, last_validation: None }
     }
 
     fn say(&self, text: &str) {
@@ -369,7 +396,7 @@ impl<'p> Reporter<'p> {
             lr: self.plan.schedule.at(step),
             tokens_per_s,
             tflops: tokens_per_s * self.plan.flops_per_token / 1e12,
-            mfu: None,
+            mfu: self.peak.map(|peak| tokens_per_s * self.plan.flops_per_token / peak),
             step_ms: seconds * 1e3,
             host_ms: host.as_secs_f64() * 1e3,
             memory_bytes: self.memory,

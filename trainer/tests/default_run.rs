@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use device::{Device, HostOptions};
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::data::MarkovSource;
 use trainer::plan::RunPlan;
@@ -17,8 +18,9 @@ fn run(name: &str, flags: &[&str]) -> Outcome {
     };
     let TrainRequest { config, .. } = &*request;
     let plan = RunPlan::new(config.clone(), 1).unwrap();
+    let device = Device::host(HostOptions { threads: 2, ..HostOptions::default() }).unwrap();
     let ranks = Ranks { rank: 0, group: None, threads: 2, barrier: Rc::new(|| {}) };
-    let outcome = train(&plan, &request, &ranks).unwrap().unwrap();
+    let outcome = train(&plan, &request, &ranks, &device).unwrap().unwrap();
     let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     assert_eq!(lines.lines().count(), plan.config.train.steps, "one line a step");
     let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();

@@ -196,7 +196,7 @@ fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
         ("--micro-batch-size 0", ["train.micro_batch_size = 0", "at least 1", "set train.micro_batch_size = 1"]),
         ("--global-batch-size 15", ["train.global_batch_size = 15", "multiple", "= 14 or 16"]),
         ("--threads 0", ["train.threads = 0", "at least 1", "set train.threads = 1"]),
-        ("--device cuda", ["train.device = \"cuda\"", "host device", "set train.device"]),
+        ("--device cuda", ["train.device = \"cuda\"", "a GPU are there", "set train.device"]),
         ("--tensor-model-parallel-size 2", ["parallel.tensor = 2", "data parallelism", "set parallel.tensor = 1"]),
         (
             "--enable-cuda-graph --cuda-graph-warmup-steps 0",

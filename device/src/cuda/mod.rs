@@ -131,6 +131,10 @@ impl Cuda {
     }
 }
 
+/// A CUDA stream of the device's, for libraries that enqueue work on it themselves.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamHandle(pub *mut std::ffi::c_void);
+
 /// Where an operation is launched: the stream, and scratch memory that belongs to that stream alone.
 pub(crate) struct Queue<'a> {
     pub(crate) cuda: &'a Cuda,

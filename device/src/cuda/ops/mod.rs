@@ -2,7 +2,7 @@
 
 mod elementwise;
 
-use super::{Cuda, Queue};
+use super::{Cuda, Queue, StreamHandle};
 use crate::{Error, Op, Result};
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
@@ -12,6 +12,10 @@ use crate::{Error, Op, Result};
 pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
     match op {
         Op::Fill(op) => elementwise::fill(op, queue),
+        Op::Collective(op) => {
+            let stream = StreamHandle(queue.stream.handle().cast());
+            op.communicator.enqueue_all_reduce_sum(&op.tensor, stream)
+        }
         other => Err(Error::operation(other.name(), "not on CUDA yet")),
     }
 }

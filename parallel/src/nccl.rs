@@ -1,0 +1,133 @@
+//! NCCL: the data plane of the CUDA device.
+#![allow(unsafe_code)]
+
+use std::rc::Rc;
+
+use cudarc::nccl::{result, sys};
+use device::cuda::StreamHandle;
+use device::{Communicator, DType, Error, Request, Result, Tensor};
+
+use crate::MpiWorld;
+
+/// What NCCL is set to before it starts, unless the user has set it.
+///
+/// Graph registration of user buffers (`NCCL_GRAPH_REGISTER`) keeps state per captured address and has cost users
+/// memory and hangs at teardown; one connection queue per stream lets side streams run beside the compute stream.
+const DEFAULTS: [(&str, &str); 2] = [("NCCL_GRAPH_REGISTER", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
+
+/// Sets the environment's defaults. Call first thing in `main`, before any thread is started.
+pub fn set_nccl_defaults() {
+    for (name, value) in DEFAULTS {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: the caller has not started a thread that could read the environment meanwhile.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}
+
+/// The version of the NCCL library found, such as `22809`; none without one.
+pub fn nccl_version() -> Option<i32> {
+    // SAFETY: only looks whether the library can be loaded.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    result::get_nccl_version().ok()
+}
+
+fn failed(call: &'static str, name: &str, error: result::NcclError) -> Error {
+    let problem = format!("{:?}; NCCL_DEBUG=INFO tells more", error.0);
+    Error::Communication { collective: call, communicator: name.into(), problem }
+}
+
+/// A communicator of NCCL's over all ranks of a world, each with a GPU of its own.
+///
+/// All ranks make it together, each with its device open on this thread. It is destroyed when dropped, which all ranks
+/// do together on a clean end; on a fault the process exits without dropping it.
+pub fn nccl_communicator(world: &MpiWorld, name: &str) -> Result<Rc<dyn Communicator>> {
+    // SAFETY: only looks whether the library can be loaded.
+    if !unsafe { sys::is_culib_present() } {
+        let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        return Err(Error::Driver {
+            call: "nccl",
+            problem: format!(
+                "libnccl.so was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). \
+                 Fix: install NCCL (Debian: libnccl2 and libnccl-dev; PyPI: nvidia-nccl-cu13, with a link libnccl.so)"
+            ),
+        });
+    }
+    let mut id = [0u8; 128];
+    if world.rank() == 0 {
+        let unique = result::get_uniqueid().map_err(|error| failed("ncclGetUniqueId", name, error))?;
+        for (byte, value) in id.iter_mut().zip(unique.internal) {
+            *byte = value as u8;
+        }
+    }
+    world.broadcast(&mut id);
+    let unique = sys::ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: the id came from rank 0 of this world, and every rank makes this call.
+    unsafe { result::comm_init_rank(&mut handle, world.size() as i32, unique, world.rank() as i32) }
+        .map_err(|error| failed("ncclCommInitRank", name, error))?;
+    Ok(Rc::new(NcclCommunicator { name: name.into(), handle, rank: world.rank(), size: world.size() }))
+}
+
+struct NcclCommunicator {
+    name: String,
+    handle: sys::ncclComm_t,
+    rank: usize,
+    size: usize,
+}
+
+impl std::fmt::Debug for NcclCommunicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "NCCL communicator `{}`, rank {} of {}", self.name, self.rank, self.size)
+    }
+}
+
+impl Communicator for NcclCommunicator {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn start_all_reduce_sum(&self, _tensor: &Tensor) -> Result<Box<dyn Request>> {
+        Err(Error::operation("all_reduce", format!("{self:?} reduces device memory, and this tensor is the host's")))
+    }
+
+    fn enqueue_all_reduce_sum(&self, tensor: &Tensor, stream: StreamHandle) -> Result<()> {
+        let dtype = match tensor.dtype {
+            DType::F32 => sys::ncclDataType_t::ncclFloat32,
+            DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
+            other => return Err(Error::operation("all_reduce", format!("{other} cannot be summed"))),
+        };
+        let address = tensor.address as *mut std::ffi::c_void;
+        let sum = sys::ncclRedOp_t::ncclSum;
+        // SAFETY: the device checked that the tensor lies in its live memory; the stream is the device's.
+        unsafe { result::all_reduce(address, address, tensor.elements(), dtype, sum, self.handle, stream.0.cast()) }
+            .map(drop)
+            .map_err(|error| failed("all-reduce", &self.name, error))
+    }
+
+    fn check(&self) -> Result<()> {
+        let mut state = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator lives; NCCL writes one value.
+        unsafe { sys::ncclCommGetAsyncError(self.handle, &mut state) }
+            .result()
+            .map_err(|error| failed("ncclCommGetAsyncError", &self.name, error))?;
+        state.result().map(drop).map_err(|error| failed("a collective", &self.name, error))
+    }
+}
+
+impl Drop for NcclCommunicator {
+    fn drop(&mut self) {
+        // SAFETY: made by `nccl_communicator`; nothing uses it any more. A failure has no cure here.
+        let _ = unsafe { result::comm_destroy(self.handle) };
+    }
+}
