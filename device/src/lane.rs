@@ -135,7 +135,7 @@ impl Lane {
     pub(crate) fn launch(&self, graph: &RawGraph) -> Result<()> {
         match self {
             Lane::Host(_) => unreachable!("a graph is of its device's kind"),
-            Lane::Cuda(lane) => graph.launch(lane.raw()?),
+            Lane::Cuda(lane) => graph.launch(&*lane.raw()?),
         }
     }
 }

@@ -5,7 +5,6 @@ use device::{Device, HostOptions};
 use launch::RankEnv;
 
 use crate::config::UserError;
-use crate::plan::RunPlan;
 
 /// Where a run computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +13,15 @@ pub enum Accelerator {
     Host,
     /// A GPU, by its number among those visible.
     Cuda(usize),
+}
+
+/// How exactly a GPU computes; the host is always exact and repeats itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Precision {
+    /// The same bits from run to run.
+    pub deterministic: bool,
+    /// Products of f32 in TF32.
+    pub tf32: bool,
 }
 
 impl Accelerator {
@@ -45,15 +53,13 @@ impl Accelerator {
     ///
     /// # Errors
     /// The driver's or a library's; threads that cannot be started.
-    pub fn open(self, plan: &RunPlan, threads: usize, check: bool) -> device::Result<Device> {
+    pub fn open(self, precision: Precision, threads: usize, check: bool) -> device::Result<Device> {
         match self {
             Accelerator::Host => Device::host(HostOptions { threads, check, dry: false }),
-            Accelerator::Cuda(ordinal) => Device::cuda(CudaOptions {
-                ordinal,
-                deterministic: plan.config.train.deterministic,
-                tf32: plan.config.precision.compute == "tf32",
-                check,
-            }),
+            Accelerator::Cuda(ordinal) => {
+                let Precision { deterministic, tf32 } = precision;
+                Device::cuda(CudaOptions { ordinal, deterministic, tf32, check })
+            }
         }
     }
 }

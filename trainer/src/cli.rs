@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::config::{Layers, RunConfig, UserError};
+use crate::doctor::DoctorOptions;
 use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
 
 /// What the user asked for.
@@ -14,6 +15,13 @@ use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
 pub enum Request {
     /// Train.
     Train(Box<TrainRequest>),
+    /// Examine the machine.
+    Doctor {
+        /// What to look at.
+        options: DoctorOptions,
+        /// `auto`, `host` or `cuda`.
+        device: String,
+    },
     /// Print this and stop.
     Print(String),
 }
@@ -41,6 +49,19 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
+        .subcommand(
+            Command::new("doctor")
+                .about("Examines the machine: libraries, every operation against the host device, rates")
+                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Prints JSON"))
+                .arg(Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("Leaves out the rates"))
+                .arg(
+                    Arg::new("device")
+                        .long("device")
+                        .value_parser(["auto", "host", "cuda"])
+                        .default_value("auto")
+                        .help("What to examine"),
+                ),
+        )
         .arg(Arg::new("config").long("config").value_name("FILE").help("TOML file; flags override it"))
         .arg(
             Arg::new("set")
@@ -115,6 +136,11 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     };
     if matches.subcommand_name() == Some("options") {
         return Ok(Request::Print(reference()));
+    }
+    if let Some(("doctor", given)) = matches.subcommand() {
+        let options = DoctorOptions { quick: given.get_flag("quick"), json: given.get_flag("json") };
+        let device = given.get_one::<String>("device").cloned().unwrap_or_default();
+        return Ok(Request::Doctor { options, device });
     }
     let config = layers(&matches)?.resolve();
     let notices = NOT_NEEDED

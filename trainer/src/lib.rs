@@ -7,6 +7,7 @@ pub mod accelerator;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod doctor;
 pub mod logs;
 pub mod metrics;
 pub mod model;

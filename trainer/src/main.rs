@@ -2,13 +2,15 @@
 
 use std::path::Path;
 use std::process::exit;
+use std::rc::Rc;
 
-use device::{Device, HostOptions};
+use device::{Communicator, Device, HostOptions};
 use launch::RankEnv;
 use parallel::{MpiWorld, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
-use trainer::accelerator::Accelerator;
+use trainer::accelerator::{Accelerator, Precision};
 use trainer::cli::{Request, TrainRequest, parse};
+use trainer::doctor::{self, DoctorOptions};
 use trainer::logs;
 use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks, RunError};
@@ -19,6 +21,7 @@ fn main() {
     let main = ranks.rank == 0;
     let request = match parse(std::env::args_os()) {
         Ok(Request::Train(request)) => request,
+        Ok(Request::Doctor { options, device }) => exit(doctor(options, &device, &ranks)),
         Ok(Request::Print(text)) => {
             if main {
                 println!("{}", text.trim_end());
@@ -46,10 +49,38 @@ fn main() {
     exit(code);
 }
 
-/// Runs on all ranks; the exit code.
+/// Trains on all ranks; the exit code.
 fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv, accelerator: Accelerator) -> i32 {
+    let open = |threads| {
+        if request.dry_run {
+            return Device::host(HostOptions { threads, check: false, dry: true });
+        }
+        let deterministic = plan.config.train.deterministic;
+        let tf32 = plan.config.precision.compute == "tf32";
+        accelerator.open(Precision { deterministic, tf32 }, threads, request.check_graphs)
+    };
+    on_all_ranks(env, plan.config.train.threads, open, |ranks, device| {
+        run::train(plan, request, ranks, device).map(|_| 0)
+    })
+}
+
+/// Examines the machine; the exit code.
+fn doctor(options: DoctorOptions, device: &str, env: &RankEnv) -> i32 {
+    let accelerator =
+        Accelerator::choose(device, env).unwrap_or_else(|error| fail(env.rank == 0, 2, &error.to_string()));
+    let open = |threads| accelerator.open(Precision::default(), threads, false);
+    on_all_ranks(env, None, open, |ranks, device| Ok(doctor::run(options, accelerator, device, ranks.group.as_ref())))
+}
+
+/// Starts MPI, opens the device, connects the ranks and does `work`; the exit code.
+fn on_all_ranks(
+    env: &RankEnv,
+    threads: Option<usize>,
+    open: impl FnOnce(usize) -> device::Result<Device>,
+    work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
+) -> i32 {
     let world = match MpiWorld::initialize() {
-        Ok(world) if world.size() == env.world_size => world,
+        Ok(world) if world.size() == env.world_size => Rc::new(world),
         Ok(world) => {
             let problem = format!(
                 "MPI sees {} ranks, the launcher's environment {}. Rule: both are started together. \
@@ -61,51 +92,42 @@ fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv, accelerator: Acc
         }
         Err(error) => fail(true, 3, &error.to_string()),
     };
-    let threads = plan
-        .config
-        .train
-        .threads
+    let threads = threads
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
-    let world = std::rc::Rc::new(world);
-    let fault = |error: &RunError| {
-        // Nothing is torn down on a fault: one line, then all ranks end.
+    // What is declared later is dropped first: communicators before the device, MPI last.
+    let opened = open(threads);
+    let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device));
+    let done = match (&opened, connected) {
+        (Ok(device), Ok(group)) => {
+            let waiting = world.clone();
+            let barrier = Rc::new(move || waiting.barrier());
+            let ranks = Ranks { rank: world.rank(), group, threads, barrier };
+            let done = work(&ranks, device);
+            if done.is_err() {
+                std::mem::forget(ranks); // on a fault nothing is torn down
+            }
+            done
+        }
+        (Err(error), _) => Err(error.clone().into()),
+        (_, Err(error)) => Err(error.into()),
+    };
+    done.unwrap_or_else(|error| {
         eprintln!("error on rank {}: {error}", env.rank);
         if world.size() > 1 {
             world.abort(error.exit_code());
         }
-        error.exit_code()
-    };
-    let opened = if request.dry_run {
-        Device::host(HostOptions { threads, check: false, dry: true })
-    } else {
-        accelerator.open(plan, threads, request.check_graphs)
-    };
-    // The device outlives the communicators, which are made on it.
-    let device = match opened {
-        Ok(device) => device,
-        Err(error) => return fault(&error.into()),
-    };
-    let group = match (world.size(), device.gpu()) {
-        (1, _) => Ok(None),
-        (_, Some(_)) => nccl_communicator(&world, "data").map(Some),
-        (_, None) => Ok(Some(world.communicator("data"))),
-    };
-    let group = match group {
-        Ok(group) => group,
-        Err(error) => return fault(&error.into()),
-    };
-    let ranks = Ranks {
-        rank: world.rank(),
-        group,
-        threads,
-        barrier: std::rc::Rc::new({
-            let world = world.clone();
-            move || world.barrier()
-        }),
-    };
-    match run::train(plan, request, &ranks, &device) {
-        Ok(_) => 0,
-        Err(error) => fault(&error),
+        exit(error.exit_code())
+    })
+}
+
+/// The data-parallel group, on the device's own data plane; none for a rank alone.
+fn connect(world: &MpiWorld, device: &Device) -> device::Result<Option<Rc<dyn Communicator>>> {
+    if world.size() == 1 {
+        return Ok(None);
+    }
+    match device.gpu() {
+        Some(_) => nccl_communicator(world, "data").map(Some),
+        None => Ok(Some(world.communicator("data"))),
     }
 }
 

@@ -164,6 +164,12 @@ impl Params {
     }
 }
 
+/// A number in [0, 1) that is a function of (stream, index).
+pub(crate) fn uniform(stream: u64, index: u64) -> f32 {
+    let [bits, ..] = philox::philox4x32_10([index as u32, (index >> 32) as u32, stream as u32, 1], [17, 23]);
+    (bits >> 8) as f32 / (1u32 << 24) as f32
+}
+
 /// First values of a parameter.
 fn initial(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     let real = spec.shape.elements() / spec.shape.sizes()[0] * spec.rows;

@@ -12,7 +12,7 @@ use crate::{Element, Error, Op, Result, Tensor};
 #[derive(Default)]
 pub(crate) struct CudaLane {
     /// Made at first use.
-    raw: OnceCell<RawStream>,
+    raw: OnceCell<Rc<RawStream>>,
     /// Bytes of scratch that prepared operations need.
     scratch_bytes: usize,
     /// The last is in use; graphs captured before it grew refer to those before.
@@ -27,14 +27,12 @@ pub(crate) struct CudaLane {
 const COPIES: usize = 2;
 
 impl CudaLane {
-    pub(crate) fn raw(&self) -> Result<&RawStream> {
-        if self.raw.get().is_none() {
-            let _ = self.raw.set(RawStream::new()?);
+    pub(crate) fn raw(&self) -> Result<Rc<RawStream>> {
+        if let Some(raw) = self.raw.get() {
+            return Ok(raw.clone());
         }
-        match self.raw.get() {
-            Some(raw) => Ok(raw),
-            None => unreachable!("set above"),
-        }
+        let raw = Rc::new(RawStream::new()?);
+        Ok(self.raw.get_or_init(|| raw).clone())
     }
 
     pub(crate) fn prepare(&mut self, op: &Op, cuda: &Cuda) -> Result<()> {
@@ -57,17 +55,17 @@ impl CudaLane {
             cuda.counters.borrow_mut().allocations += 1;
         }
         let scratch = self.scratch.last().map_or(0, |(_, block)| block.address());
-        cuda.run(op, &Queue { cuda, stream: self.raw()?, scratch })
+        cuda.run(op, &Queue { cuda, stream: &*self.raw()?, scratch })
     }
 
     pub(crate) fn record(&self, event: Rc<RawEvent>) -> Result<Mark> {
-        event.record(self.raw()?)?;
+        event.record(&*self.raw()?)?;
         Ok(Mark::Cuda(event))
     }
 
     /// Through pinned memory, so that neither the host waits nor the caller's data must live on.
     pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], cuda: &Cuda) -> Result<()> {
-        self.raw()?;
+        let raw = self.raw()?;
         let ring = self.outgoing.entry(tensor.address).or_default();
         let bytes = size_of_val(data);
         let reused = (ring.len() == COPIES).then(|| ring.pop_front()).flatten();
@@ -82,15 +80,14 @@ impl CudaLane {
             }
         };
         block.fill(data);
-        let raw = self.raw.get().map_or_else(|| unreachable!("made above"), |raw| raw);
         raw.copy_in(tensor.address, &block, bytes)?;
-        event.record(raw)?;
+        event.record(&raw)?;
         ring.push_back((block, event));
         Ok(())
     }
 
     pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor, cuda: &Cuda) -> Result<Readback<T>> {
-        self.raw()?;
+        let raw = self.raw()?;
         let ring = self.incoming.entry(tensor.address).or_default();
         // One that nobody waits for any more.
         let free = ring.iter().position(|copy| Rc::strong_count(copy) == 1 && copy.bytes() >= tensor.bytes());
@@ -101,8 +98,7 @@ impl CudaLane {
                 Rc::new(Arriving::new(tensor.bytes())?)
             }
         };
-        let raw = self.raw.get().map_or_else(|| unreachable!("made above"), |raw| raw);
-        copy.start(raw, tensor.address, tensor.bytes())?;
+        copy.start(&raw, tensor.address, tensor.bytes())?;
         ring.push_back(copy.clone());
         Ok(Readback::arriving(copy, tensor.elements(), cuda.counters.clone()))
     }

@@ -8,6 +8,7 @@ mod lane;
 mod memory;
 mod ops;
 mod queue;
+mod versions;
 
 pub use compile::{SOURCES, compile};
 pub(crate) use gpu::Gpu;
@@ -16,6 +17,7 @@ pub(crate) use kernels::{Arg, Grid, Kernels};
 pub(crate) use lane::CudaLane;
 pub(crate) use memory::{DeviceBlock, PinnedBlock};
 pub(crate) use queue::{Arriving, RawEvent, RawGraph, RawStream};
+pub use versions::library_versions;
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,0 +1,73 @@
+//! How fast the device multiplies, copies and attends, against its data sheet.
+
+use std::time::Instant;
+
+use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Gemm};
+use device::{DType, Op, Result};
+
+use super::bench::Bench;
+
+/// A measured rate.
+pub(super) struct Rate {
+    pub(super) name: String,
+    pub(super) value: f64,
+    pub(super) unit: &'static str,
+}
+
+/// Submissions in one timed graph.
+const REPEATS: usize = 20;
+
+/// Measures all rates of a GPU.
+pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Rate>> {
+    let mut rates = Vec::new();
+    let size = 8192;
+    let (a, b) = (bench.input([size, size], DType::Bf16)?, bench.scaled([size, size], DType::Bf16, 0.01)?);
+    let out = bench.output([size, size], DType::Bf16)?;
+    let seconds = seconds(bench, &Gemm::linear(a, b, out, Epilogue::None).into())?;
+    let flops = 2.0 * (size as f64).powi(3);
+    rates.push(Rate { name: format!("gemm bf16 {size}^3"), value: flops / seconds / 1e12, unit: "TFLOP/s" });
+
+    let (from, to) = (bench.input([1 << 28], DType::F32)?, bench.output([1 << 28], DType::F32)?);
+    let seconds_copy = self::seconds(bench, &Copy { input: from, output: to }.into())?;
+    let moved = 2.0 * from.bytes() as f64;
+    rates.push(Rate { name: "copy 1 GiB, read + write".into(), value: moved / seconds_copy / 1e9, unit: "GB/s" });
+
+    let (batch, seq, heads, head_dim) = (8, 2048, 16, 128);
+    let qkv = bench.input([batch, seq, 3 * heads * head_dim], DType::Bf16)?;
+    let output = bench.output([batch, seq, heads * head_dim], DType::Bf16)?;
+    let stats = bench.output([batch, heads, seq], DType::F32)?;
+    let forward: Op = Attention { qkv, output, stats, heads, kv_heads: heads, dropout: None }.into();
+    let flops = 2.0 * (batch * heads * seq * seq * head_dim) as f64;
+    let name = |pass: &str| format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
+    let seconds = self::seconds(bench, &forward)?;
+    rates.push(Rate { name: name("forward"), value: flops / seconds / 1e12, unit: "TFLOP/s" });
+    let grad_output = bench.input([batch, seq, heads * head_dim], DType::Bf16)?;
+    let grad_qkv = bench.output(qkv.shape, DType::Bf16)?;
+    let backward =
+        AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads: heads, dropout: None };
+    let seconds = self::seconds(bench, &backward.into())?;
+    rates.push(Rate { name: name("backward"), value: 2.5 * flops / seconds / 1e12, unit: "TFLOP/s" });
+    Ok(rates)
+}
+
+/// Seconds an operation takes: the median of five graphs of [`REPEATS`] each.
+fn seconds(bench: &Bench, op: &Op) -> Result<f64> {
+    bench.prepare(op)?;
+    bench.stream.submit(op.clone())?;
+    bench.stream.begin_capture()?;
+    for _ in 0..REPEATS {
+        bench.stream.submit(op.clone())?;
+    }
+    let graph = bench.stream.end_capture("timed")?;
+    let mut times = Vec::new();
+    for _ in 0..6 {
+        bench.device.synchronize()?;
+        let started = Instant::now();
+        graph.launch(&bench.stream)?;
+        bench.device.synchronize()?;
+        times.push(started.elapsed().as_secs_f64() / REPEATS as f64);
+    }
+    times.remove(0); // the first also warms the GPU up
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
