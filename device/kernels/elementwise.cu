@@ -1,7 +1,49 @@
-// Copies, sums and constants.
+// Copies, sums and constants: N values a thread and turn, in a loop over the grid. Every byte is moved once.
 #include "common.cuh"
 
+// Calls body(first of N values) for all values of the grid's share.
+template <int N, class Body> void for_each(u64 count, Body body) {
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 pack = (u64)blockIdx.x * blockDim.x + threadIdx.x; pack < count / N; pack += stride) body(pack * N);
+}
+
 // output[i] = value
-KERNEL(fill_f32)(float* output, float value, u64 count) {
-    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) output[i] = value;
+#define FILL(T, N, suffix)                                             \
+    KERNEL(fill_##suffix)(T* output, float value, u64 count) {         \
+        float x[N];                                                    \
+        for (int i = 0; i < N; i++) x[i] = value;                      \
+        for_each<N>(count, [&](u64 at) { store<N>(output + at, x); }); \
+    }
+FOR_EACH_FLOAT(FILL)
+
+// output[i] = a[i] + b[i]; `output` may be either.
+template <class T, int N> void add(const T* a, const T* b, T* output, u64 count) {
+    for_each<N>(count, [&](u64 at) {
+        float x[N], y[N];
+        load<N>(a + at, x);
+        load<N>(b + at, y);
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] += y[i];
+        store<N>(output + at, x);
+    });
+}
+#define ADD(T, N, suffix) \
+    KERNEL(add_##suffix)(const T* a, const T* b, T* output, u64 count) { add<T, N>(a, b, output, count); }
+FOR_EACH_FLOAT(ADD)
+
+// output[i] = input[i] in another type.
+template <class From, class To, int N> void convert(const From* input, To* output, u64 count) {
+    for_each<N>(count, [&](u64 at) {
+        float x[N];
+        load<N>(input + at, x);
+        store<N>(output + at, x);
+    });
+}
+KERNEL(convert_f32_bf16)(const float* input, bf16* output, u64 count) { convert<float, bf16, 4>(input, output, count); }
+KERNEL(convert_bf16_f32)(const bf16* input, float* output, u64 count) { convert<bf16, float, 4>(input, output, count); }
+KERNEL(convert_f32_bf16_scalar)(const float* input, bf16* output, u64 count) {
+    convert<float, bf16, 1>(input, output, count);
+}
+KERNEL(convert_bf16_f32_scalar)(const bf16* input, float* output, u64 count) {
+    convert<bf16, float, 1>(input, output, count);
 }

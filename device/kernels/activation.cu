@@ -1,0 +1,99 @@
+// Activation functions and their gradients. Every byte is moved once.
+#include "common.cuh"
+
+// 2 sqrt(2/pi) (x + 0.044715 x^3): 0.5 (1 + tanh(u)) is the sigmoid of 2 u.
+inline float twice_u(float x) { return 1.595769f * x * fmaf(0.044715f * x, x, 1.0f); }
+
+struct Gelu {
+    template <class T> static float value(float x) { return x * sigmoid<T>(twice_u(x)); }
+    template <class T> static float derivative(float x, float grad) {
+        float s = sigmoid<T>(twice_u(x));
+        return grad * (s + x * s * (1.0f - s) * (1.595769f * fmaf(3.0f * 0.044715f * x, x, 1.0f)));
+    }
+};
+
+// As `max(x, 0)` on the host, a NaN becomes 0 nowhere: it must show.
+struct Relu {
+    template <class T> static float value(float x) { return x < 0.0f ? 0.0f : x; }
+    template <class T> static float derivative(float x, float grad) { return x <= 0.0f ? 0.0f : grad; }
+};
+
+template <class F, class T, int N> void activation(const T* input, T* output, u64 count) {
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 pack = (u64)blockIdx.x * blockDim.x + threadIdx.x; pack < count / N; pack += stride) {
+        float x[N];
+        load<N>(input + pack * N, x);
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = F::template value<T>(x[i]);
+        store<N>(output + pack * N, x);
+    }
+}
+
+template <class F, class T, int N> void activation_backward(const T* input, const T* grad_output, T* grad_input, u64 count) {
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 pack = (u64)blockIdx.x * blockDim.x + threadIdx.x; pack < count / N; pack += stride) {
+        float x[N], grad[N];
+        load<N>(input + pack * N, x);
+        load<N>(grad_output + pack * N, grad);
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = F::template derivative<T>(x[i], grad[i]);
+        store<N>(grad_input + pack * N, x);
+    }
+}
+
+#define ACTIVATION(T, N, suffix)                                                                                      \
+    KERNEL(gelu_##suffix)(const T* input, T* output, u64 count) { activation<Gelu, T, N>(input, output, count); }     \
+    KERNEL(relu_##suffix)(const T* input, T* output, u64 count) { activation<Relu, T, N>(input, output, count); }     \
+    KERNEL(gelu_backward_##suffix)(const T* input, const T* grad_output, T* grad_input, u64 count) {                  \
+        activation_backward<Gelu, T, N>(input, grad_output, grad_input, count);                                       \
+    }                                                                                                                 \
+    KERNEL(relu_backward_##suffix)(const T* input, const T* grad_output, T* grad_input, u64 count) {                  \
+        activation_backward<Relu, T, N>(input, grad_output, grad_input, count);                                       \
+    }
+FOR_EACH_FLOAT(ACTIVATION)
+
+// output[r, c] = silu(gate) * up, with [gate | up] of 2 `width` columns in a row of `input`.
+template <class T, int N> void swiglu(const T* input, T* output, u32 rows, u32 width) {
+    u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (column >= width) return;
+    for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
+        const T* gate = input + row * 2 * width + column;
+        float g[N], u[N];
+        load<N>(gate, g);
+        load<N>(gate + width, u);
+#pragma unroll
+        for (int i = 0; i < N; i++) g[i] = g[i] * sigmoid<T>(g[i]) * u[i];
+        store<N>(output + row * width + column, g);
+    }
+}
+
+// Its gradient, [grad gate | grad up].
+template <class T, int N>
+void swiglu_backward(const T* input, const T* grad_output, T* grad_input, u32 rows, u32 width) {
+    u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (column >= width) return;
+    for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
+        u64 at = row * 2 * width + column;
+        float g[N], u[N], dy[N];
+        load<N>(input + at, g);
+        load<N>(input + at + width, u);
+        load<N>(grad_output + row * width + column, dy);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float s = sigmoid<T>(g[i]), gate = g[i];
+            g[i] = dy[i] * u[i] * s * (1.0f + gate * (1.0f - s));
+            u[i] = dy[i] * gate * s;
+        }
+        store<N>(grad_input + at, g);
+        store<N>(grad_input + at + width, u);
+    }
+}
+
+#define SWIGLU(T, N, suffix)                                                                                        \
+    KERNEL(swiglu_##suffix)(const T* input, T* output, u32 rows, u32 width) {                                       \
+        swiglu<T, N>(input, output, rows, width);                                                                   \
+    }                                                                                                               \
+    KERNEL(swiglu_backward_##suffix)(const T* input, const T* grad_output, T* grad_input, u32 rows, u32 width) {    \
+        swiglu_backward<T, N>(input, grad_output, grad_input, rows, width);                                         \
+    }
+FOR_EACH_FLOAT(SWIGLU)

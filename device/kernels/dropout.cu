@@ -1,0 +1,38 @@
+// Dropout: the mask is computed, never stored.
+#include "philox.cuh"
+
+// Rows are (sample, token) with `tokens` to a sample; one Philox call serves channels 4 k to 4 k + 3.
+template <class T, int N>
+void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 tokens, u32 channels, u32 key_low,
+             u32 key_high, u32 threshold, float scale) {
+    u32 channel = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (channel >= channels) return;
+    u32 first_sample = (u32)record->first_sample, step = record->step;
+    for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
+        u32 sample = first_sample + (u32)row / tokens, token = (u32)row % tokens;
+        float x[N];
+        load<N>(input + row * channels + channel, x);
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            uint4 words = philox4x32_10(make_uint4((channel + i) / 4, token, sample, step), make_uint2(key_low, key_high));
+            if constexpr (N == 1) {
+                u32 place = channel % 4;
+                u32 word = place == 0 ? words.x : place == 1 ? words.y : place == 2 ? words.z : words.w;
+                x[0] *= word >= threshold ? scale : 0.0f;
+            } else {
+                x[i] *= words.x >= threshold ? scale : 0.0f;
+                x[i + 1] *= words.y >= threshold ? scale : 0.0f;
+                x[i + 2] *= words.z >= threshold ? scale : 0.0f;
+                x[i + 3] *= words.w >= threshold ? scale : 0.0f;
+            }
+        }
+        store<N>(output + row * channels + channel, x);
+    }
+}
+#define DROPOUT(T, N, suffix)                                                                                          \
+    KERNEL(dropout_##suffix)                                                                                           \
+    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 tokens, u32 channels, u32 key_low,           \
+     u32 key_high, u32 threshold, float scale) {                                                                       \
+        dropout<T, N>(input, output, record, rows, tokens, channels, key_low, key_high, threshold, scale);             \
+    }
+FOR_EACH_FLOAT(DROPOUT)

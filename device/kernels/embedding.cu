@@ -1,0 +1,28 @@
+// Token and position embedding.
+#include "common.cuh"
+
+// output[r] = table[tokens[r]] + positions[r % seq]; row 0 for a token outside the table.
+template <class T, int N>
+void embedding(const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab) {
+    u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (column >= hidden) return;
+    for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
+        u32 token = tokens[row];
+        Raw<T, N> raw = fetch<N>(table + (u64)(token < vocab ? token : 0) * hidden + column);
+        if (positions) {
+            float x[N], position[N];
+            unpack(raw, x);
+            load<N>(positions + row % seq * hidden + column, position);
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] += position[i];
+            pack(raw, x);
+        }
+        put(output + row * hidden + column, raw);
+    }
+}
+#define EMBEDDING(T, N, suffix)                                                                                        \
+    KERNEL(embedding_##suffix)                                                                                         \
+    (const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab) {     \
+        embedding<T, N>(tokens, table, positions, output, rows, seq, hidden, vocab);                                   \
+    }
+FOR_EACH_FLOAT(EMBEDDING)

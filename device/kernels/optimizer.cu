@@ -1,0 +1,133 @@
+// The update. AdamW reads grad, master and both moments once and writes master, moments and the rounded copy once.
+#include "table.cuh"
+
+// From the sum of squared gradients to the clip factor. One thread.
+KERNEL(clip_scale)(const float* square_sum, const Control* control, Status* status) {
+    float inverse = control->inverse_loss_scale, clip = control->clip;
+    float norm = sqrtf(*square_sum) * inverse;
+    bool finite = fabsf(norm) <= 3.4028235e38f;
+    status->grad_norm = norm;
+    status->finite = finite;
+    if (finite) {
+        status->grad_factor = (clip > 0.0f ? fminf(clip / (norm + 1e-6f), 1.0f) : 1.0f) * inverse;
+        status->applied += 1;
+    } else {
+        status->grad_factor = 0.0f;
+        status->skipped += 1;
+    }
+}
+
+// One tensor; a null pointer where it has no such part.
+struct Parameter {
+    float* master;
+    void* compute;
+    const float* grad;
+    float* first;  // exp_avg, or SGD's momentum
+    float* second; // exp_avg_sq
+    u64 elements;
+    float weight_decay;
+    u32 first_chunk;
+    u32 compute_is_bf16;
+    u32 vector; // every pointer allows loads and stores of four elements
+};
+
+struct Update {
+    const Control* control;
+    const Status* status;
+    float beta1; // SGD: momentum
+    float beta2;
+    float eps;
+    u32 count;
+    Parameter entries[48];
+};
+
+// b^t in f64 by squaring.
+inline double power(double b, u32 t) {
+    double result = 1.0;
+    for (; t; t /= 2, b *= b) {
+        if (t & 1) result *= b;
+    }
+    return result;
+}
+
+// Calls step(entry, first of N elements) over the block's chunk, by fours where the pointers allow it.
+template <class Four, class One> void for_chunk(const Parameter& entry, Four four, One one) {
+    u64 start = (u64)(blockIdx.x - entry.first_chunk) * CHUNK;
+    u32 length = (u32)min((u64)CHUNK, entry.elements - start);
+    u32 packs = entry.vector ? length / 4 : 0;
+    for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) four(start + pack * 4);
+    for (u32 i = packs * 4 + threadIdx.x; i < length; i += blockDim.x) one(start + i);
+}
+
+template <int N> void publish(const Parameter& entry, u64 at, const float (&w)[N]) {
+    if (!entry.compute) return;
+    if (entry.compute_is_bf16) store<N>((bf16*)entry.compute + at, w);
+    else store<N>((float*)entry.compute + at, w);
+}
+
+struct AdamScalars {
+    float grad_factor, step_size, root_correction, decay, beta1, beta2, eps;
+};
+
+template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u64 at) {
+    float w[N], g[N], m[N], v[N];
+    load<N>(entry.grad + at, g);
+    load<N>(entry.first + at, m);
+    load<N>(entry.second + at, v);
+    load<N>((const float*)entry.master + at, w);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        g[i] *= s.grad_factor;
+        m[i] += (1.0f - s.beta1) * (g[i] - m[i]);
+        v[i] = s.beta2 * v[i] + (1.0f - s.beta2) * g[i] * g[i];
+        w[i] = w[i] * s.decay - s.step_size * m[i] / (sqrtf(v[i]) * s.root_correction + s.eps);
+    }
+    store<N>(entry.first + at, m);
+    store<N>(entry.second + at, v);
+    store<N>(entry.master + at, w);
+    publish<N>(entry, at, w);
+}
+
+KERNEL(adamw)(const __grid_constant__ Update op) {
+    const Status status = *op.status;
+    if (!status.finite) return;
+    const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
+    float learning_rate = op.control->learning_rate;
+    __shared__ float step_size, root_correction;
+    if (threadIdx.x == 0) {
+        step_size = (float)((double)learning_rate / (1.0 - power(op.beta1, status.applied)));
+        root_correction = (float)(1.0 / sqrt(1.0 - power(op.beta2, status.applied)));
+    }
+    __syncthreads();
+    AdamScalars s = {status.grad_factor, step_size, root_correction, 1.0f - learning_rate * entry.weight_decay,
+                     op.beta1, op.beta2, op.eps};
+    for_chunk(entry, [&](u64 at) { adamw_step<4>(entry, s, at); }, [&](u64 at) { adamw_step<1>(entry, s, at); });
+}
+
+template <int N> void sgd_step(const Parameter& entry, float learning_rate, float factor, float momentum, u64 at) {
+    float w[N], g[N];
+    load<N>((const float*)entry.master + at, w);
+    load<N>(entry.grad + at, g);
+#pragma unroll
+    for (int i = 0; i < N; i++) g[i] = g[i] * factor + entry.weight_decay * w[i];
+    if (entry.first) {
+        float b[N];
+        load<N>((const float*)entry.first + at, b);
+#pragma unroll
+        for (int i = 0; i < N; i++) g[i] = b[i] = momentum * b[i] + g[i];
+        store<N>(entry.first + at, b);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) w[i] -= learning_rate * g[i];
+    store<N>(entry.master + at, w);
+    publish<N>(entry, at, w);
+}
+
+KERNEL(sgd)(const __grid_constant__ Update op) {
+    const Status status = *op.status;
+    if (!status.finite) return;
+    const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
+    float rate = op.control->learning_rate, factor = status.grad_factor, momentum = op.beta1;
+    for_chunk(entry, [&](u64 at) { sgd_step<4>(entry, rate, factor, momentum, at); },
+              [&](u64 at) { sgd_step<1>(entry, rate, factor, momentum, at); });
+}

@@ -1,0 +1,32 @@
+// Rotary position embedding in place, half-split form: channel i of a head pairs with i + head_dim / 2.
+#include "common.cuh"
+
+// A thread takes N pairs. `rotated` heads of a row (queries and keys) turn; values, after them, are left alone.
+template <class T, int N>
+void rotary(T* qkv, const float* table, u32 rows, u32 seq, u32 width, u32 rotated, u32 half, float sign) {
+    u32 pack = blockIdx.x * blockDim.x + threadIdx.x, packs = half / N;
+    if (pack >= rotated * packs) return;
+    u32 head = pack / packs, channel = pack % packs * N;
+    for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
+        T* first = qkv + row * width + head * 2 * half + channel;
+        const float* angles = table + (row % seq * half + channel) * 2;
+        float a[N], b[N];
+        load<N>(first, a);
+        load<N>(first + half, b);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float2 angle = *reinterpret_cast<const float2*>(angles + 2 * i);
+            float cos = angle.x, sin = sign * angle.y, x = a[i], y = b[i];
+            a[i] = x * cos - y * sin;
+            b[i] = x * sin + y * cos;
+        }
+        store<N>(first, a);
+        store<N>(first + half, b);
+    }
+}
+#define ROTARY(T, N, suffix)                                                                                           \
+    KERNEL(rotary_##suffix)                                                                                            \
+    (T* qkv, const float* table, u32 rows, u32 seq, u32 width, u32 rotated, u32 half, float sign) {                    \
+        rotary<T, N>(qkv, table, rows, seq, width, rotated, half, sign);                                               \
+    }
+FOR_EACH_FLOAT(ROTARY)
