@@ -168,6 +168,18 @@ impl Device {
         }
     }
 
+    /// Bytes of device memory in use by this process and others; on the host, of areas.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn memory_in_use(&self) -> Result<usize> {
+        let core = self.peek();
+        match &core.backend {
+            Backend::Host(_) => Ok(core.areas.iter().map(|(start, area)| (area.end - start) as usize).sum()),
+            Backend::Cuda(cuda) => cuda.gpu.memory().map(|(free, total)| total - free),
+        }
+    }
+
     /// What was done so far that a steady step must not do; on the host all 0.
     pub fn counters(&self) -> Counters {
         match &self.peek().backend {

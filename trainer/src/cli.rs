@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use crate::bench::{PRESETS, preset};
 use crate::config::{Layers, RunConfig, UserError};
 use crate::doctor::DoctorOptions;
 use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
@@ -15,6 +16,8 @@ use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
 pub enum Request {
     /// Train.
     Train(Box<TrainRequest>),
+    /// Measure steps of a training run.
+    Bench(Box<TrainRequest>, usize),
     /// Examine the machine.
     Doctor {
         /// What to look at.
@@ -44,11 +47,15 @@ pub struct TrainRequest {
 }
 
 fn command() -> Command {
-    let mut command = Command::new("trainer")
+    let bench = Command::new("bench")
+        .about("Measures steps on fixed random data; takes the flags of a training run")
+        .arg(Arg::new("case").value_name("CASE").value_parser(PRESETS.to_vec()).help("A case to measure"));
+    let command = Command::new("trainer")
         .about("Trains GPT-class models; without a subcommand it trains")
         .version(env!("CARGO_PKG_VERSION"))
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
+        .subcommand(with_run_flags(bench))
         .subcommand(
             Command::new("doctor")
                 .about("Examines the machine: libraries, every operation against the host device, rates")
@@ -61,7 +68,13 @@ fn command() -> Command {
                         .default_value("auto")
                         .help("What to examine"),
                 ),
-        )
+        );
+    with_run_flags(command)
+}
+
+/// Adds the flags of a training run.
+fn with_run_flags(mut command: Command) -> Command {
+    command = command
         .arg(Arg::new("config").long("config").value_name("FILE").help("TOML file; flags override it"))
         .arg(
             Arg::new("set")
@@ -142,24 +155,38 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         let device = given.get_one::<String>("device").cloned().unwrap_or_default();
         return Ok(Request::Doctor { options, device });
     }
-    let config = layers(&matches)?.resolve();
+    if let Some(("bench", given)) = matches.subcommand() {
+        let mut request = train_request(given)?;
+        let steps = request.config.train.steps.min(100);
+        request.config.train.steps = steps;
+        return Ok(Request::Bench(Box::new(request), steps));
+    }
+    Ok(Request::Train(Box::new(train_request(&matches)?)))
+}
+
+fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
+    let config = layers(matches)?.resolve();
     let notices = NOT_NEEDED
         .iter()
         .filter(|(flag, _)| matches.get_flag(flag))
         .map(|(flag, why)| format!("--{flag} is not needed: {why}"))
         .collect();
-    Ok(Request::Train(Box::new(TrainRequest {
+    Ok(TrainRequest {
         config,
         dry_run: matches.get_flag("dry-run"),
         check_graphs: matches.get_flag("check-graphs"),
         graph_report: matches.get_one::<String>("graph-report").map(PathBuf::from),
         log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
         notices,
-    })))
+    })
 }
 
 fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
     let mut layers = Layers::default();
+    let case = matches.try_get_one::<String>("case").ok().flatten();
+    for (key, value) in case.and_then(|case| preset(case)).into_iter().flatten() {
+        layers.set(key, value, "bench")?;
+    }
     if let Some(path) = matches.get_one::<String>("config") {
         layers.read_file(path.as_ref())?;
     }

@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::process::exit;
 use std::rc::Rc;
+use std::time::Instant;
 
 use device::{Communicator, Device, HostOptions};
 use launch::RankEnv;
 use parallel::{MpiWorld, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
 use trainer::accelerator::{Accelerator, Precision};
+use trainer::bench;
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::doctor::{self, DoctorOptions};
 use trainer::logs;
@@ -16,11 +18,13 @@ use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks, RunError};
 
 fn main() {
+    let began = Instant::now();
     set_nccl_defaults();
     let ranks = RankEnv::detect().unwrap_or_else(|error| fail(true, 2, &error.to_string()));
     let main = ranks.rank == 0;
-    let request = match parse(std::env::args_os()) {
-        Ok(Request::Train(request)) => request,
+    let (request, bench) = match parse(std::env::args_os()) {
+        Ok(Request::Train(request)) => (request, None),
+        Ok(Request::Bench(request, steps)) => (request, Some(steps)),
         Ok(Request::Doctor { options, device }) => exit(doctor(options, &device, &ranks)),
         Ok(Request::Print(text)) => {
             if main {
@@ -43,14 +47,19 @@ fn main() {
         let rule = "it is a level or target=level pairs";
         fail(main, 2, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
     });
-    let folder = (!request.dry_run).then(|| Path::new(&request.config.logging.dir));
+    let folder = (!request.dry_run && bench.is_none()).then(|| Path::new(&request.config.logging.dir));
     logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| fail(main, 2, &error.to_string()));
-    let code = train(&plan, &request, &ranks, accelerator);
-    exit(code);
+    exit(train(&plan, &request, &ranks, accelerator, bench.map(|steps| (steps, began))));
 }
 
-/// Trains on all ranks; the exit code.
-fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv, accelerator: Accelerator) -> i32 {
+/// Trains on all ranks, or measures so many steps; the exit code.
+fn train(
+    plan: &RunPlan,
+    request: &TrainRequest,
+    env: &RankEnv,
+    accelerator: Accelerator,
+    bench: Option<(usize, Instant)>,
+) -> i32 {
     let open = |threads| {
         if request.dry_run {
             return Device::host(HostOptions { threads, check: false, dry: true });

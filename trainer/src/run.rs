@@ -245,7 +245,7 @@ pub fn train(
         let started = Instant::now();
         let settings = settings(plan, ranks.rank, step);
         let batch = source.batch(Split::Train, settings.first_sample, samples(plan));
-        let metrics = stage.train_step(settings, &batch)?;
+        let metrics = stage.train_step(settings, Some(&batch))?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
         let submitted = StepUnderWay { step, metrics, started, host: started.elapsed() };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
@@ -312,7 +312,7 @@ fn samples(plan: &RunPlan) -> usize {
 }
 
 /// What the host decides for a step.
-fn settings(plan: &RunPlan, rank: usize, step: usize) -> StepSettings {
+pub(crate) fn settings(plan: &RunPlan, rank: usize, step: usize) -> StepSettings {
     StepSettings {
         step: step as u32,
         microbatches: plan.microbatches,

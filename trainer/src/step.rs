@@ -162,11 +162,12 @@ impl Stage {
 
     /// One optimizer step: every microbatch forward and backward, then the update.
     ///
-    /// Nothing here waits for the device; the returned numbers are read one step later.
+    /// Nothing here waits for the device; the returned numbers are read one step later. Without a batch the step works
+    /// on the inputs of the one before.
     ///
     /// # Errors
     /// What the device refused, or a step that differs from the recorded one.
-    pub fn train_step(&mut self, settings: StepSettings, batch: &Batch) -> Result<PendingMetrics> {
+    pub fn train_step(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<PendingMetrics> {
         let losses = self.begin(settings, batch)?;
         let Stage { graphs, model, optimizer, reducer, .. } = self;
         let work = Work { model, step: self.step, inputs: self.inputs, targets: self.targets, params: &self.params };
@@ -182,7 +183,7 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn evaluate(&mut self, settings: StepSettings, batch: &Batch) -> Result<PendingMetrics> {
-        let losses = self.begin(settings, batch)?;
+        let losses = self.begin(settings, Some(batch))?;
         let Stage { graphs, model, reducer, .. } = self;
         let work = Work { model, step: self.step, inputs: self.inputs, targets: self.targets, params: &self.params };
         graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| {
@@ -208,7 +209,7 @@ impl Stage {
     }
 
     /// Writes the control block and the step's inputs; returns the number of losses the step's loss is a mean of.
-    fn begin(&mut self, settings: StepSettings, batch: &Batch) -> Result<f64> {
+    fn begin(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<f64> {
         let losses = (self.losses_per_microbatch * settings.microbatches) as f64;
         let value = Control {
             first_sample: settings.first_sample,
@@ -223,11 +224,12 @@ impl Stage {
         let inputs = self.inputs.narrow(0, settings.microbatches);
         let targets = self.targets.narrow(0, settings.microbatches);
         match batch {
-            Batch::Tokens { inputs: tokens, targets: next } => {
+            None => {}
+            Some(Batch::Tokens { inputs: tokens, targets: next }) => {
                 self.compute.write(&inputs, tokens)?;
                 self.compute.write(&targets, next)?;
             }
-            Batch::Rows { inputs: rows, targets: wanted } => {
+            Some(Batch::Rows { inputs: rows, targets: wanted }) => {
                 self.compute.write(&inputs, rows)?;
                 self.compute.write(&targets, wanted)?;
             }

@@ -14,7 +14,7 @@ fn run(name: &str, flags: &[&str]) -> Outcome {
     let arguments = ["trainer", "--log-dir", folder.to_str().unwrap()];
     let request = match parse(arguments.iter().chain(flags).map(|text| (*text).into())).unwrap() {
         Request::Train(request) => request,
-        Request::Print(text) => panic!("{text}"),
+        other => panic!("not a training run: {other:?}"),
     };
     let TrainRequest { config, .. } = &*request;
     let plan = RunPlan::new(config.clone(), 1).unwrap();

@@ -111,7 +111,7 @@ fn compare(kind: Kind, compute: DType, within: &Tolerances, case: serde_json::Va
                 }
             }
         }
-        let result = stage.train_step(settings, &batch).unwrap().wait().unwrap();
+        let result = stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
         losses.push(result.loss);
         norms.push(f64::from(result.grad_norm));
         if step == 0 {

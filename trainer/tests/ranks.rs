@@ -100,7 +100,7 @@ fn the_last_microbatch_has_reducing_graphs_of_its_own() {
     for step in 0..run.steps {
         let settings = run.settings(step);
         let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
-        stage.train_step(settings, &batch).unwrap();
+        stage.train_step(settings, Some(&batch)).unwrap();
     }
     let report = stage.graphs().report();
     let reducing = report.graphs.iter().filter(|graph| graph.name.ends_with("reducing")).count();

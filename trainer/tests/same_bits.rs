@@ -78,7 +78,7 @@ fn the_graphs_are_as_many_as_the_settings_say() {
         for step in 0..run.steps {
             let settings = run.settings(step);
             let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
-            stage.train_step(settings, &batch).unwrap();
+            stage.train_step(settings, Some(&batch)).unwrap();
         }
         let report = stage.graphs().report();
         let (_, count) = expected.iter().find(|(prefix, _)| name.starts_with(prefix)).unwrap();
@@ -97,7 +97,7 @@ fn a_step_allocates_nothing_after_the_first() {
         for step in 0..6 {
             let settings = run.settings(step);
             let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
-            stage.train_step(settings, &batch).unwrap();
+            stage.train_step(settings, Some(&batch)).unwrap();
             if step == 0 {
                 after_first = device.allocations();
             }
@@ -118,7 +118,7 @@ fn slots_take_another_number_of_microbatches_without_a_new_plan() {
         for (step, microbatches) in [7, 7, 3, 1, 7, 1, 2].into_iter().enumerate() {
             let settings = trainer::step::StepSettings { microbatches, ..run.settings(step) };
             let batch = common::batch(run.kind, settings.first_sample, microbatches);
-            losses.push(stage.train_step(settings, &batch).unwrap().wait().unwrap().loss.to_bits());
+            losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits());
         }
         losses
     };

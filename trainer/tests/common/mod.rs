@@ -130,7 +130,7 @@ impl Run {
             .map(|step| {
                 let settings = self.settings(step);
                 let batch = batch(self.kind, settings.first_sample, self.microbatches);
-                stage.train_step(settings, &batch).unwrap().wait().unwrap()
+                stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
             })
             .collect();
         let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
