@@ -69,7 +69,12 @@ fn train(
         accelerator.open(Precision { deterministic, tf32 }, threads, request.check_graphs)
     };
     on_all_ranks(env, plan.config.train.threads, open, |ranks, device| {
-        run::train(plan, request, ranks, device).map(|_| 0)
+        let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device).map(|_| 0) };
+        let result = bench::run(plan, ranks, device, steps, began)?;
+        if ranks.rank == 0 {
+            println!("{}", serde_json::to_string_pretty(&result).unwrap_or_default());
+        }
+        Ok(0)
     })
 }
 

@@ -131,9 +131,9 @@ fn the_single_pool_refuses_another_number_of_microbatches_and_says_what_to_chang
     let run = Run::new(Kind::Gpt, 4, options);
     let device = run.device();
     let mut stage = run.stage(&device);
-    stage.train_step(run.settings(0), &common::batch(Kind::Gpt, 0, 4)).unwrap();
+    stage.train_step(run.settings(0), Some(&common::batch(Kind::Gpt, 0, 4))).unwrap();
     let settings = trainer::step::StepSettings { microbatches: 2, ..run.settings(1) };
-    let error = stage.train_step(settings, &common::batch(Kind::Gpt, 0, 2)).err().unwrap().to_string();
+    let error = stage.train_step(settings, Some(&common::batch(Kind::Gpt, 0, 2))).err().unwrap().to_string();
     for word in ["a step of 2 microbatches", "the plan is for 4", "mempool = \"per_microbatch\""] {
         assert!(error.contains(word), "`{word}` is missing from: {error}");
     }
