@@ -15,6 +15,8 @@ pub enum Request {
     Train(Box<TrainRequest>),
     /// Print this and stop.
     Print(String),
+    /// Check the checkpoints in this folder and print what is found.
+    ListCheckpoints(PathBuf),
 }
 
 /// A training run as asked for.
@@ -40,6 +42,13 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
+        .subcommand(
+            Command::new("checkpoint").about("Looks at checkpoints").subcommand_required(true).subcommand(
+                Command::new("list")
+                    .about("Lists the checkpoints in a folder, every byte checked")
+                    .arg(Arg::new("dir").value_name("DIR").required(true)),
+            ),
+        )
         .arg(Arg::new("config").long("config").value_name("FILE").help("TOML file; flags override it"))
         .arg(
             Arg::new("set")
@@ -108,6 +117,10 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     };
     if matches.subcommand_name() == Some("options") {
         return Ok(Request::Print(reference()));
+    }
+    let list = matches.subcommand_matches("checkpoint").and_then(|checkpoint| checkpoint.subcommand_matches("list"));
+    if let Some(dir) = list.and_then(|list| list.get_one::<String>("dir")) {
+        return Ok(Request::ListCheckpoints(dir.into()));
     }
     let config = layers(&matches)?.resolve();
     let notices = NOT_NEEDED

@@ -3,6 +3,7 @@
 //! Start with [`step::Stage::train_step`]; the layers it runs are in [`model`]. A configuration goes from [`options`]
 //! (the table) through [`config`] (raw) to [`plan`] (checked), and [`run`] does it.
 
+pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
@@ -15,4 +16,5 @@ pub mod plan;
 pub mod reducer;
 pub mod run;
 pub mod schedule;
+pub mod signals;
 pub mod step;

@@ -7,9 +7,11 @@ use launch::RankEnv;
 use parallel::MpiWorld;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
+use trainer::checkpoint;
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks};
+use trainer::signals;
 
 fn main() {
     let ranks = RankEnv::detect().unwrap_or_else(|error| fail(true, 2, &error.to_string()));
@@ -22,6 +24,15 @@ fn main() {
             }
             return;
         }
+        Ok(Request::ListCheckpoints(dir)) => match checkpoint::list(&dir) {
+            Ok(text) => {
+                if main {
+                    print!("{text}");
+                }
+                return;
+            }
+            Err(error) => fail(main, 2, &error.to_string()),
+        },
         Err(error) => fail(main, 2, &error.to_string()),
     };
     // All validation comes before MPI and the device are touched; only rank 0 speaks.
@@ -69,6 +80,12 @@ fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv) -> i32 {
             let world = world.clone();
             move || world.barrier()
         }),
+        max: std::rc::Rc::new({
+            let world = world.clone();
+            move |value| if world.size() > 1 { world.max(value) } else { value }
+        }),
+        stop: signals::stop_flag()
+            .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
     };
     match run::train(plan, request, &ranks) {
         Ok(_) => 0,
