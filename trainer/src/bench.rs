@@ -125,7 +125,8 @@ pub fn run(
     let batch = random_batch(plan);
     let mut step = 0;
     let mut next = |batch: Option<&Batch>| -> Result<PendingMetrics, RunError> {
-        let pending = stage.train_step(settings(plan, ranks.rank, step), batch)?;
+        let pending = stage
+            .train_step(settings(plan, ranks.rank, step, (step * plan.config.train.global_batch_size) as u64), batch)?;
         step += 1;
         Ok(pending)
     };

@@ -27,6 +27,8 @@ pub enum Request {
     },
     /// Print this and stop.
     Print(String),
+    /// Check the checkpoints in this folder and print what is found.
+    ListCheckpoints(PathBuf),
 }
 
 /// A training run as asked for.
@@ -68,6 +70,13 @@ fn command() -> Command {
                         .default_value("auto")
                         .help("What to examine"),
                 ),
+        )
+        .subcommand(
+            Command::new("checkpoint").about("Looks at checkpoints").subcommand_required(true).subcommand(
+                Command::new("list")
+                    .about("Lists the checkpoints in a folder, every byte checked")
+                    .arg(Arg::new("dir").value_name("DIR").required(true)),
+            ),
         );
     with_run_flags(command)
 }
@@ -149,6 +158,10 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     };
     if matches.subcommand_name() == Some("options") {
         return Ok(Request::Print(reference()));
+    }
+    let list = matches.subcommand_matches("checkpoint").and_then(|checkpoint| checkpoint.subcommand_matches("list"));
+    if let Some(dir) = list.and_then(|list| list.get_one::<String>("dir")) {
+        return Ok(Request::ListCheckpoints(dir.into()));
     }
     if let Some(("doctor", given)) = matches.subcommand() {
         let options = DoctorOptions { quick: given.get_flag("quick"), json: given.get_flag("json") };

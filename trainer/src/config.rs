@@ -39,6 +39,7 @@ pub struct RunConfig {
     pub precision: PrecisionConfig,
     pub parallel: ParallelConfig,
     pub cuda_graph: CudaGraphConfig,
+    pub checkpoint: CheckpointConfig,
     pub logging: LoggingConfig,
 }
 
@@ -104,6 +105,7 @@ section!(CudaGraphConfig {
     share_io_buffers: bool,
     capture_optimizer: bool,
 });
+section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, resume: String });
 section!(LoggingConfig { dir: String, interval: usize });
 
 /// Values by key, later ones over earlier ones.

@@ -5,6 +5,7 @@
 
 pub mod accelerator;
 pub mod bench;
+pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
@@ -19,4 +20,5 @@ pub mod plan;
 pub mod reducer;
 pub mod run;
 pub mod schedule;
+pub mod signals;
 pub mod step;

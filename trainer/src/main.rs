@@ -11,11 +11,13 @@ use parallel::{MpiWorld, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
 use trainer::accelerator::{Accelerator, Precision};
 use trainer::bench;
+use trainer::checkpoint;
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::doctor::{self, DoctorOptions};
 use trainer::logs;
 use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks, RunError};
+use trainer::signals;
 
 fn main() {
     let began = Instant::now();
@@ -32,6 +34,15 @@ fn main() {
             }
             return;
         }
+        Ok(Request::ListCheckpoints(dir)) => match checkpoint::list(&dir) {
+            Ok(text) => {
+                if main {
+                    print!("{text}");
+                }
+                return;
+            }
+            Err(error) => fail(main, 2, &error.to_string()),
+        },
         Err(error) => fail(main, 2, &error.to_string()),
     };
     // All validation comes before MPI and the device are touched; only rank 0 speaks.
@@ -113,9 +124,16 @@ fn on_all_ranks(
     let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device));
     let done = match (&opened, connected) {
         (Ok(device), Ok(group)) => {
-            let waiting = world.clone();
-            let barrier = Rc::new(move || waiting.barrier());
-            let ranks = Ranks { rank: world.rank(), group, threads, barrier };
+            let (waiting, comparing) = (world.clone(), world.clone());
+            let ranks = Ranks {
+                rank: world.rank(),
+                group,
+                threads,
+                barrier: Rc::new(move || waiting.barrier()),
+                max: Rc::new(move |value| if comparing.size() > 1 { comparing.max(value) } else { value }),
+                stop: signals::stop_flag()
+                    .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
+            };
             let done = work(&ranks, device);
             if done.is_err() {
                 std::mem::forget(ranks); // on a fault nothing is torn down

@@ -1,7 +1,7 @@
 //! What a run tells: a box with its plan, a line for people, a JSON object for every step.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -53,6 +53,8 @@ impl StepMetrics {
     }
 }
 
+const NAME: &str = "metrics.jsonl";
+
 /// Appends to `metrics.jsonl`, an object a line, each flushed.
 pub struct MetricsFile {
     file: BufWriter<File>,
@@ -64,7 +66,39 @@ impl MetricsFile {
     /// # Errors
     /// What the operating system said.
     pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
-        Ok(MetricsFile { file: BufWriter::new(File::create(folder.join("metrics.jsonl"))?) })
+        Ok(MetricsFile { file: BufWriter::new(File::create(folder.join(NAME))?) })
+    }
+
+    /// Continues the file of a run in `folder` at `step`: lines of that step and later ones, and one that was cut off,
+    /// are removed, so that each step appears once.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn resume(folder: &Path, step: usize) -> std::io::Result<MetricsFile> {
+        let mut file = File::options().read(true).write(true).create(true).truncate(false).open(folder.join(NAME))?;
+        let mut reader = BufReader::new(&file);
+        let (mut kept, mut line) = (0, String::new());
+        loop {
+            line.clear();
+            let length = reader.read_line(&mut line)?;
+            let earlier = |value: serde_json::Value| value["step"].as_u64().is_some_and(|of| of < step as u64);
+            if !line.ends_with('\n') || !serde_json::from_str(&line).is_ok_and(earlier) {
+                break;
+            }
+            kept += length as u64;
+        }
+        file.set_len(kept)?;
+        file.seek(SeekFrom::End(0))?;
+        Ok(MetricsFile { file: BufWriter::new(file) })
+    }
+
+    /// Waits until the disk has every line.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn sync(&mut self) -> std::io::Result<()> {
+        self.file.flush()?;
+        self.file.get_ref().sync_data()
     }
 
     /// Adds a step.
@@ -123,6 +157,20 @@ mod tests {
         let widths: Vec<usize> = text.lines().map(|line| line.chars().count()).collect();
         assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
         assert!(text.contains("parameters   12") && text.contains("steps        a longer value"), "{text}");
+    }
+
+    #[test]
+    fn a_continued_file_keeps_whole_lines_of_earlier_steps_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        let lines: Vec<String> = (0..5).map(|step| format!("{{\"step\":{step}}}\n")).collect();
+        for (text, step, kept) in
+            [(lines.concat(), 3, 3), (lines.concat() + "{\"ste", 9, 5), (lines.concat(), 0, 0), (String::new(), 2, 0)]
+        {
+            std::fs::write(&path, text).unwrap();
+            MetricsFile::resume(folder.path(), step).unwrap().sync().unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), lines[..kept].concat(), "continued at {step}");
+        }
     }
 
     #[test]

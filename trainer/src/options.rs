@@ -120,6 +120,11 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("cuda_graph.share_io_buffers", "cuda-graph-share-io-buffers", &[], "true", Kind::Bool, "Neighbouring regions share boundary buffers instead of copying"),
     option("cuda_graph.capture_optimizer", "cuda-graph-capture-optimizer", &["optimizer-cuda-graph"], "true", Kind::Bool, "Capture the optimizer too"),
 
+    option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints; none are written if unset"),
+    option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints; 0 for only one at the end or when a signal ends the run"),
+    option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Checkpoints to keep, the newest; 0 for all"),
+    option("checkpoint.resume", "resume", &["load"], "\"auto\"", Kind::Text, "auto: continue the newest in checkpoint.dir, if any; never; or a checkpoint, or a folder whose newest is taken"),
+
     option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),
     option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console; metrics.jsonl has them all"),
 ];

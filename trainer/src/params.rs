@@ -158,6 +158,11 @@ impl Params {
         Some(self.grads.view(self.offsets[start], [elements]))
     }
 
+    /// What a parameter has of `flat`, which is laid out as [`Params::grads`] is; in the parameter's shape.
+    pub fn part_of(&self, flat: Tensor, index: usize) -> Tensor {
+        flat.view(self.offsets[index], self.specs[index].shape)
+    }
+
     /// Number of real parameters, padding not counted.
     pub fn count(&self) -> usize {
         self.specs.iter().map(|spec| spec.shape.elements() / spec.shape.sizes()[0] * spec.rows).sum()

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use device::{Communicator, Device};
@@ -9,6 +11,7 @@ use graph_manager::{GraphOptions, Mode};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::accelerator::peak_tflops;
+use crate::checkpoint::{Progress, SaveError, Session};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
 use crate::data::{ByteText, MarkovSource, Regression, Source, Split};
@@ -29,8 +32,11 @@ pub enum RunError {
     /// The device failed: exit code 3.
     #[error("{0}")]
     Device(#[from] device::Error),
+    /// The last checkpoint could not be written: exit code 3.
+    #[error("{0}")]
+    Checkpoint(#[from] SaveError),
     /// A file could not be written: exit code 3.
-    #[error("{what}: {error}. Fix: check the folder's permissions and space, or set logging.dir")]
+    #[error("{what}: {error}. Fix: check the folder's permissions and space, or set another")]
     File {
         /// What was being written.
         what: String,
@@ -59,6 +65,10 @@ pub struct Ranks {
     pub threads: usize,
     /// Waits for all ranks.
     pub barrier: Rc<dyn Fn()>,
+    /// The largest value of all ranks.
+    pub max: Rc<dyn Fn(u64) -> u64>,
+    /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// How a run ended.
@@ -217,15 +227,23 @@ pub fn train(
 ) -> Result<Option<Outcome>, RunError> {
     let main = ranks.rank == 0;
     let source = source(plan)?;
+    let session = (!request.dry_run).then(|| Session::open(plan, ranks)).transpose()?;
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
     if main {
         let text = plan_box(plan, &mut stage, &*source, &place(device, ranks));
         println!("{text}");
         tracing::info!(target: PRINTED, "{text}");
     }
-    if request.dry_run {
+    let Some(session) = session else { return Ok(None) };
+    let start = session.progress();
+    let steps = plan.config.train.steps;
+    if start.step >= steps {
+        if main {
+            println!("done before: {} of {steps} steps. To go on, set a larger train.steps", start.step);
+        }
         return Ok(None);
     }
+    session.restore(device, &stage)?;
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
@@ -233,17 +251,23 @@ pub fn train(
         std::fs::create_dir_all(folder).map_err(file("the run's folder"))?;
         let resolved = toml::to_string(&plan.config).unwrap_or_default();
         std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
-        log = Some(MetricsFile::create(folder).map_err(file("metrics.jsonl"))?);
+        let metrics = match start.step {
+            0 => MetricsFile::create(folder),
+            step => MetricsFile::resume(folder, step),
+        };
+        log = Some(metrics.map_err(file("metrics.jsonl"))?);
     }
-    let mut report = Reporter::new(plan, main, memory(&mut stage), peak_flops(plan, device));
+    let mut report = Reporter::new(plan, main, memory(&mut stage), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
-    let steps = plan.config.train.steps;
     let interval = plan.config.train.eval_interval;
     let mut under_way: Option<StepUnderWay> = None;
-    for step in 0..steps {
+    let global = plan.config.train.global_batch_size as u64;
+    let mut progress = start;
+    while progress.step < steps {
+        let Progress { step, samples: consumed } = progress;
         let _span = tracing::info_span!("step", step).entered();
         let started = Instant::now();
-        let settings = settings(plan, ranks.rank, step);
+        let settings = settings(plan, ranks.rank, step, consumed);
         let batch = source.batch(Split::Train, settings.first_sample, samples(plan));
         let metrics = stage.train_step(settings, Some(&batch))?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
@@ -253,7 +277,7 @@ pub fn train(
             let before = before.wait(Some(started))?;
             report.tell(&before, None, &mut log)?;
         }
-        if plan.graphs.enable && step == plan.graphs.warmup_steps {
+        if plan.graphs.enable && step == start.step + plan.graphs.warmup_steps {
             report.say(&format!("graphs: {}", stage.graphs().report()));
         }
         if interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
@@ -262,6 +286,24 @@ pub fn train(
             if let Some(done) = done {
                 report.tell(&done, Some(loss), &mut log)?;
             }
+        }
+        progress = Progress { step: step + 1, samples: consumed + global };
+        // All ranks end together, whichever was asked to.
+        let stop = (ranks.max)(ranks.stop.load(Ordering::Relaxed).into()) > 0;
+        let last = stop || progress.step == steps;
+        if session.due(progress.step, last) {
+            if let Some(done) = under_way.take() {
+                report.tell(&done.wait(None)?, None, &mut log)?;
+            }
+            // A checkpoint is never ahead of the metrics.
+            log.as_mut().map_or(Ok(()), MetricsFile::sync).map_err(file("metrics.jsonl"))?;
+            session.save(&device, &stage, progress, last)?;
+        }
+        if stop && progress.step < steps {
+            let kept =
+                if session.due(progress.step, last) { "saved" } else { "not saved, for checkpoint.dir is unset" };
+            report.say(&format!("asked to end: stops after step {} of {steps}, {kept}", progress.step));
+            break;
         }
     }
     if let Some(last) = under_way.take() {
@@ -311,12 +353,12 @@ fn samples(plan: &RunPlan) -> usize {
     plan.microbatches * plan.config.train.micro_batch_size
 }
 
-/// What the host decides for a step.
-pub(crate) fn settings(plan: &RunPlan, rank: usize, step: usize) -> StepSettings {
+/// What the host decides for a step that begins with sample `first` of all ranks.
+pub(crate) fn settings(plan: &RunPlan, rank: usize, step: usize, first: u64) -> StepSettings {
     StepSettings {
         step: step as u32,
         microbatches: plan.microbatches,
-        first_sample: ((step * plan.data_parallel + rank) * samples(plan)) as u64,
+        first_sample: first + (rank * samples(plan)) as u64,
         learning_rate: plan.schedule.at(step) as f32,
         clip: plan.config.optimizer.clip as f32,
     }
@@ -327,7 +369,7 @@ fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize)
     let batches = plan.config.train.eval_steps.max(1);
     let mut total = 0.0;
     for index in 0..batches {
-        let settings = settings(plan, rank, index);
+        let settings = settings(plan, rank, index, (index * plan.config.train.global_batch_size) as u64);
         let batch = source.batch(Split::Validation, settings.first_sample, samples(plan));
         total += stage.evaluate(settings, &batch)?.wait()?.loss;
     }
@@ -360,12 +402,13 @@ struct Reporter<'p> {
 }
 
 impl<'p> Reporter<'p> {
-    fn new(plan: &'p RunPlan, main: bool, memory: usize, peak: Option<f64>) -> Reporter<'p> {
+    fn new(plan: &'p RunPlan, main: bool, memory: usize, peak: Option<f64>, start: usize) -> Reporter<'p> {
         let bar = main.then(|| {
             let bar = ProgressBar::with_draw_target(Some(plan.config.train.steps as u64), ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} of {eta} left  {msg}") {
                 bar.set_style(style);
             }
+            bar.set_position(start as u64);
             bar
         });
         Reporter { plan, bar, memory, peak, last_loss: f64::NAN, last_validation: None }

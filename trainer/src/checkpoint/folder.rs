@@ -1,0 +1,116 @@
+//! The folder that holds a run's checkpoints.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::manifest::{Damage, Manifest};
+use super::read::{glance, verify};
+use crate::config::UserError;
+use crate::metrics::bytes;
+
+/// The name of the checkpoint after so many steps.
+pub(super) fn step_name(step: usize) -> String {
+    format!("step-{step:08}")
+}
+
+/// Where a checkpoint lies while it is written or removed.
+pub(super) fn temporary(path: &Path) -> PathBuf {
+    path.with_extension("tmp")
+}
+
+/// Removes a checkpoint. It loses its name first, so that none is ever seen half removed.
+pub(super) fn remove(path: &Path) -> std::io::Result<()> {
+    let doomed = path.with_extension("old.tmp");
+    std::fs::rename(path, &doomed)?;
+    std::fs::remove_dir_all(doomed)
+}
+
+/// All checkpoints of a folder, complete or not, by steps. A folder that is not there has none.
+pub(super) fn steps(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
+    let mut found = Vec::new();
+    for path in entries(dir)? {
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("step-"));
+        if let Some(step) = name.and_then(|digits| digits.parse().ok()) {
+            found.push((step, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn entries(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(dir) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes what a process that died left half written or half removed.
+pub(super) fn clean(dir: &Path) -> std::io::Result<()> {
+    for path in entries(dir)? {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.starts_with("step-") && name.ends_with(".tmp") {
+            std::fs::remove_dir_all(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The newest checkpoint that passes [`verify`], and what is wrong with each newer one.
+pub(super) type Newest = (Option<(PathBuf, Manifest)>, Vec<(PathBuf, Damage)>);
+
+pub(super) fn newest(dir: &Path) -> std::io::Result<Newest> {
+    let mut damaged = Vec::new();
+    for (_, path) in steps(dir)?.into_iter().rev() {
+        match verify(&path) {
+            Ok(manifest) => return Ok((Some((path, manifest)), damaged)),
+            Err(damage) => damaged.push((path, damage)),
+        }
+    }
+    Ok((None, damaged))
+}
+
+/// After the checkpoint of `step` was written: keeps it and the newest before it, `keep` in all, and removes older
+/// ones. `keep = 0` keeps all.
+pub(super) fn prune(dir: &Path, step: usize, keep: usize) -> std::io::Result<()> {
+    let mut kept = 0;
+    for (_, path) in steps(dir)?.into_iter().rev().filter(|(of, _)| *of <= step) {
+        if keep > 0 && kept >= keep {
+            remove(&path)?;
+        } else if glance(&path).is_ok() {
+            kept += 1; // a damaged one counts for nothing
+        }
+    }
+    Ok(())
+}
+
+/// What is in a folder of checkpoints, or in one checkpoint: a line each, every byte checked.
+///
+/// # Errors
+/// A folder that cannot be read or holds none.
+pub fn list(dir: &Path) -> Result<String, UserError> {
+    let wrong = |problem: String| {
+        let what = format!("{} {problem}", dir.display());
+        UserError::new(what, "checkpoints are folders named step-00001000", "give the checkpoint.dir of a run")
+    };
+    let mut found = steps(dir).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    if found.is_empty() && dir.join(super::manifest::MANIFEST).exists() {
+        found.push((0, dir.into()));
+    }
+    if found.is_empty() {
+        return Err(wrong("holds no checkpoint".into()));
+    }
+    let line = |path: &Path| match verify(path) {
+        Ok(manifest) => format!(
+            "complete, {} steps, {} samples, {}, {} updates applied, {} skipped",
+            manifest.step,
+            manifest.samples,
+            bytes(manifest.bytes() as usize),
+            manifest.applied,
+            manifest.skipped
+        ),
+        Err(damage) => format!("damaged: {damage}"),
+    };
+    Ok(found.iter().map(|(_, path)| format!("{}  {}\n", path.display(), line(path))).collect())
+}

@@ -1,0 +1,169 @@
+//! The manifest: what a checkpoint's folder must hold to be complete.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// The manifest's file name.
+pub const MANIFEST: &str = "manifest.json";
+
+/// The version of the format that this build writes and reads.
+const FORMAT: u32 = 1;
+
+/// Where a run stands between two steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Steps done.
+    pub step: usize,
+    /// Samples consumed by all ranks: the number of the next sample.
+    pub samples: u64,
+}
+
+/// A checkpoint's description of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of the format.
+    pub format: u32,
+    /// Steps done.
+    pub step: usize,
+    /// Samples consumed by all ranks.
+    pub samples: u64,
+    /// Updates applied: the `t` of Adam's bias correction.
+    pub applied: u32,
+    /// Updates skipped because a gradient was not finite.
+    pub skipped: u32,
+    /// Every file but this one.
+    pub files: Vec<FileEntry>,
+    /// Every part of every tensor.
+    pub tensors: Vec<TensorEntry>,
+    /// SHA-256 of this manifest as compact JSON with this field empty.
+    pub sha256: String,
+}
+
+/// A file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Its name in the folder.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// SHA-256 of its content, in hexadecimal.
+    pub sha256: String,
+}
+
+/// The part of a tensor that a file has, under the tensor's name. Parts of one tensor lie in several files and do not
+/// overlap; together they cover it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    /// The tensor's name.
+    pub name: String,
+    /// The file.
+    pub file: String,
+    /// The whole tensor's shape, padding not counted.
+    pub shape: Vec<usize>,
+    /// Where the part begins in the whole, by axis.
+    pub offset: Vec<usize>,
+    /// The part's shape.
+    pub sizes: Vec<usize>,
+}
+
+/// What is wrong with a checkpoint, and in which of its files.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file} {problem}")]
+pub struct Damage {
+    /// The file's name in the folder.
+    pub file: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl Damage {
+    pub(super) fn new(file: &str, problem: impl Into<String>) -> Damage {
+        Damage { file: file.into(), problem: problem.into() }
+    }
+
+    pub(super) fn unreadable(file: &str, error: &std::io::Error) -> Damage {
+        match error.kind() {
+            ErrorKind::NotFound => Damage::new(file, "is missing"),
+            _ => Damage::new(file, format!("cannot be read: {error}")),
+        }
+    }
+}
+
+impl Manifest {
+    /// A manifest of this format, its own hash not yet set.
+    pub fn new(progress: Progress, applied: u32, skipped: u32) -> Manifest {
+        let Progress { step, samples } = progress;
+        Manifest { format: FORMAT, step, samples, applied, skipped, ..Manifest::default() }
+    }
+
+    /// Where the run stood.
+    pub fn progress(&self) -> Progress {
+        Progress { step: self.step, samples: self.samples }
+    }
+
+    /// Bytes of all files but the manifest.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// The file's content, with the hash in place.
+    pub(super) fn seal(&mut self) -> Vec<u8> {
+        self.sha256 = self.digest();
+        serde_json::to_vec_pretty(self).unwrap_or_else(|error| unreachable!("numbers and text are JSON: {error}"))
+    }
+
+    fn digest(&self) -> String {
+        let open = Manifest { sha256: String::new(), ..self.clone() };
+        let text = serde_json::to_vec(&open).unwrap_or_else(|error| unreachable!("numbers and text are JSON: {error}"));
+        hex(&Sha256::digest(text))
+    }
+
+    /// Reads the manifest of a checkpoint's folder.
+    ///
+    /// # Errors
+    /// A file that is missing, is not a manifest, is of another format or differs from its own hash.
+    pub fn read(folder: &Path) -> Result<Manifest, Damage> {
+        let damage = |problem: String| Damage::new(MANIFEST, problem);
+        let text = std::fs::read(folder.join(MANIFEST)).map_err(|error| Damage::unreadable(MANIFEST, &error))?;
+        let value: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|error| damage(format!("is not JSON: {error}")))?;
+        // A newer format may have other fields, so its number is looked at first.
+        if value["format"] != FORMAT {
+            return Err(damage(format!("is of format {}; this build reads format {FORMAT}", value["format"])));
+        }
+        let manifest: Manifest =
+            serde_json::from_value(value).map_err(|error| damage(format!("is not a manifest: {error}")))?;
+        if manifest.digest() != manifest.sha256 {
+            return Err(damage("differs from its own SHA-256".into()));
+        }
+        match manifest.tensors.iter().find(|tensor| !tensor.is_part()) {
+            Some(tensor) => Err(damage(format!("places `{}` outside its shape", tensor.name))),
+            None => Ok(manifest),
+        }
+    }
+}
+
+impl TensorEntry {
+    /// Whether offset and sizes describe a part of the shape.
+    fn is_part(&self) -> bool {
+        let axes = self.shape.len();
+        let inside =
+            |axis: usize| self.offset[axis].checked_add(self.sizes[axis]).is_some_and(|end| end <= self.shape[axis]);
+        self.offset.len() == axes && self.sizes.len() == axes && (0..axes).all(inside)
+    }
+}
+
+/// Bytes in hexadecimal.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,30 @@
+//! Checkpoints: what a run needs to go on as if it had never stopped.
+//!
+//! `checkpoint.dir` holds a folder for each, `step-00001000` after 1000 steps:
+//!
+//! - `model.safetensors`: the f32 master weights. Tensors have their parameters' names, which are those of the GPT-2
+//!   files on Hugging Face without the prefix `transformer.`; linear weights are `(out features, in features)`, the
+//!   transpose of GPT-2's `Conv1D`. Rows that only pad the vocabulary are absent.
+//! - `optimizer.safetensors`: the moments, named `<parameter>.exp_avg`, `.exp_avg_sq` or `.momentum`.
+//! - `config.toml`: the resolved configuration.
+//! - `manifest.json`: a [`Manifest`]: counters, the data position, every file's size and SHA-256, and for every tensor
+//!   its global shape and which part of it each file has.
+//!
+//! Whatever moment a process dies at, a folder of that name is complete: see [`write::save`]. Randomness and data are
+//! functions of step and sample, so there is no generator state to keep.
+//!
+//! Start with [`Session`], which is all a run sees.
+
+mod folder;
+mod layout;
+mod lock;
+mod manifest;
+mod read;
+mod session;
+pub mod write;
+
+pub use folder::list;
+pub use manifest::{Damage, FileEntry, Manifest, Progress, TensorEntry};
+pub use read::{load, verify};
+pub use session::Session;
+pub use write::{SaveError, save};

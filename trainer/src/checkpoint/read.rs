@@ -1,0 +1,208 @@
+//! Checking checkpoints and loading them.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use device::Device;
+use device::ops::Status;
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use sha2::{Digest, Sha256};
+
+use super::layout::{CONFIG, Role, Stored, stored};
+use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex};
+use crate::config::UserError;
+use crate::run::RunError;
+use crate::step::Stage;
+
+/// Fails unless the folder holds every file of its manifest, of the right size.
+pub(super) fn glance(folder: &Path) -> Result<Manifest, Damage> {
+    let manifest = Manifest::read(folder)?;
+    for FileEntry { name, bytes, .. } in &manifest.files {
+        let found = std::fs::metadata(folder.join(name)).map_err(|error| Damage::unreadable(name, &error))?.len();
+        if found != *bytes {
+            return Err(Damage::new(name, format!("has {found} bytes instead of {bytes}")));
+        }
+    }
+    Ok(manifest)
+}
+
+/// Reads every byte of a checkpoint and compares it with its manifest.
+///
+/// # Errors
+/// The first file that is missing, has another size or another content.
+pub fn verify(folder: &Path) -> Result<Manifest, Damage> {
+    let manifest = glance(folder)?;
+    for FileEntry { name, sha256, .. } in &manifest.files {
+        let unreadable = |error| Damage::unreadable(name, &error);
+        let mut file = File::open(folder.join(name)).map_err(unreadable)?;
+        let mut hash = Sha256::new();
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buffer).map_err(unreadable)? {
+                0 => break,
+                n => hash.update(&buffer[..n]),
+            }
+        }
+        if hex(&hash.finalize()) != *sha256 {
+            return Err(Damage::new(name, "differs from its SHA-256 in the manifest"));
+        }
+    }
+    Ok(manifest)
+}
+
+/// The configuration a checkpoint was written under, as TOML.
+pub(super) fn config(folder: &Path) -> Result<String, Damage> {
+    std::fs::read_to_string(folder.join(CONFIG)).map_err(|error| Damage::unreadable(CONFIG, &error))
+}
+
+/// Puts weights, moments and counters of a checkpoint into a stage, tensor by tensor.
+///
+/// # Errors
+/// A model or optimizer that the checkpoint does not fit, by name and shapes; a file that cannot be read; a device that
+/// cannot be written.
+pub fn load(folder: &Path, manifest: &Manifest, device: &Device, stage: &Stage) -> Result<(), RunError> {
+    let wanted = stored(stage);
+    check_fits(folder, manifest, &wanted)?;
+    let damaged = |damage| RunError::from(damaged(folder, &damage));
+    for tensor in &wanted {
+        let mut values = vec![0.0; tensor.memory.elements()];
+        for part in manifest.tensors.iter().filter(|part| part.name == tensor.name) {
+            let stored = read_part(folder, part).map_err(damaged)?;
+            copy_overlap((&stored, &part.offset, &part.sizes), (&mut values, &tensor.offset, &tensor.sizes));
+        }
+        match tensor.role {
+            Role::Weights(index) => stage.params().set(device, index, &values)?,
+            Role::Moment => device.upload(&tensor.memory, &values)?,
+        }
+    }
+    let status = Status { applied: manifest.applied, skipped: manifest.skipped, ..Status::default() };
+    device.upload(&stage.optimizer().status, bytemuck::bytes_of(&status))?;
+    Ok(())
+}
+
+/// The user's error when the checkpoint to start from is damaged.
+pub(super) fn damaged(folder: &Path, damage: &Damage) -> UserError {
+    UserError::new(
+        format!("checkpoint {} is damaged: {damage}", folder.display()),
+        "a run starts from a complete checkpoint",
+        "name another in checkpoint.resume (`trainer checkpoint list DIR` checks them all)",
+    )
+}
+
+/// Fails unless names and shapes are the same on both sides.
+fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored]) -> Result<(), UserError> {
+    let misfit = |problem: String| {
+        Err(UserError::new(
+            format!("checkpoint {} does not fit: {problem}", folder.display()),
+            "a run continues the model and optimizer that the checkpoint was written for",
+            format!("set [model] and [optimizer] as in {}, or name another checkpoint", folder.join(CONFIG).display()),
+        ))
+    };
+    for tensor in wanted {
+        let Some(part) = manifest.tensors.iter().find(|part| part.name == tensor.name) else {
+            return misfit(format!("it has no `{}`", tensor.name));
+        };
+        if part.shape != tensor.shape {
+            let (theirs, ours) = (shape(&part.shape), shape(&tensor.shape));
+            return misfit(format!("its `{}` is {theirs}, this run's is {ours}", tensor.name));
+        }
+    }
+    let known: std::collections::HashSet<&str> = wanted.iter().map(|tensor| tensor.name.as_str()).collect();
+    match manifest.tensors.iter().find(|part| !known.contains(part.name.as_str())) {
+        Some(part) => misfit(format!("its `{}` of {} is not in this run", part.name, shape(&part.shape))),
+        None => Ok(()),
+    }
+}
+
+fn shape(sizes: &[usize]) -> String {
+    format!("({})", sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
+}
+
+/// The values of one part, from its file.
+fn read_part(folder: &Path, part: &TensorEntry) -> Result<Vec<f32>, Damage> {
+    let name = &part.file;
+    let unreadable = |error| Damage::unreadable(name, &error);
+    let mut file = File::open(folder.join(name)).map_err(unreadable)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(unreadable)?;
+    let length = u64::from_le_bytes(length);
+    let mut header = Vec::new();
+    Read::by_ref(&mut file).take(length).read_to_end(&mut header).map_err(unreadable)?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|error| Damage::new(name, format!("has a wrong header: {error}")))?;
+    let info = metadata.info(&part.name).filter(|info| info.dtype == Dtype::F32 && info.shape == part.sizes);
+    let Some(info) = info else {
+        let problem = format!("has no f32 `{}` of {}", part.name, shape(&part.sizes));
+        return Err(Damage::new(name, problem));
+    };
+    file.seek(SeekFrom::Start(8 + length + info.data_offsets.0 as u64)).map_err(unreadable)?;
+    let mut values = vec![0.0f32; part.sizes.iter().product()];
+    file.read_exact(bytemuck::cast_slice_mut(&mut values)).map_err(unreadable)?;
+    Ok(values)
+}
+
+/// A dense, row-major block: its values, where it begins in the whole, its sizes.
+type Block<'b, V> = (V, &'b [usize], &'b [usize]);
+
+/// Copies what two blocks of one tensor have in common.
+fn copy_overlap(from: Block<'_, &[f32]>, to: Block<'_, &mut [f32]>) {
+    let ((from, from_offset, from_sizes), (to, to_offset, to_sizes)) = (from, to);
+    let (Some((&start, rest)), Some((&to_start, to_rest))) = (from_offset.split_first(), to_offset.split_first())
+    else {
+        return to[..1].copy_from_slice(&from[..1]); // no axes: a scalar
+    };
+    let first = start.max(to_start);
+    let end = (start + from_sizes[0]).min(to_start + to_sizes[0]);
+    if rest.is_empty() {
+        if first < end {
+            to[first - to_start..end - to_start].copy_from_slice(&from[first - start..end - start]);
+        }
+        return;
+    }
+    let (row, to_row): (usize, usize) = (from_sizes[1..].iter().product(), to_sizes[1..].iter().product());
+    for index in first..end {
+        let source = &from[(index - start) * row..][..row];
+        let target = &mut to[(index - to_start) * to_row..][..to_row];
+        copy_overlap((source, rest, &from_sizes[1..]), (target, to_rest, &to_sizes[1..]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The block of a whole `(5, 6, 4)` tensor whose values are their own numbers.
+    fn block(offset: &[usize], sizes: &[usize]) -> Vec<f32> {
+        let mut values = Vec::new();
+        for i in 0..sizes[0] {
+            for j in 0..sizes[1] {
+                for k in 0..sizes[2] {
+                    values.push((((offset[0] + i) * 6 + offset[1] + j) * 4 + offset[2] + k) as f32);
+                }
+            }
+        }
+        values
+    }
+
+    #[test]
+    fn a_tensor_cut_along_any_axis_is_read_back_by_ranks_cut_along_any_other() {
+        let whole = [5, 6, 4];
+        for (axis, cut) in [(0, 1), (0, 3), (1, 2), (1, 5), (2, 1), (2, 3)] {
+            let mut parts = vec![(vec![0; 3], whole.to_vec()), (vec![0; 3], whole.to_vec())];
+            parts[0].1[axis] = cut;
+            parts[1].0[axis] = cut;
+            parts[1].1[axis] = whole[axis] - cut;
+            for (offset, sizes) in
+                [([0, 0, 0], whole), ([2, 0, 0], [3, 6, 4]), ([0, 3, 0], [5, 2, 4]), ([1, 1, 1], [2, 4, 2])]
+            {
+                let mut values = vec![f32::NAN; sizes.iter().product()];
+                for (at, extent) in &parts {
+                    copy_overlap((&block(at, extent), at, extent), (&mut values, &offset, &sizes));
+                }
+                assert_eq!(values, block(&offset, &sizes), "cut {axis} at {cut}, read {offset:?} {sizes:?}");
+            }
+        }
+    }
+}

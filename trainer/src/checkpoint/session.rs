@@ -1,0 +1,236 @@
+//! The checkpoints of a run: what it continues from, and when it saves.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use device::Device;
+
+use super::folder::{clean, newest, prune, step_name, steps};
+use super::lock::FolderLock;
+use super::manifest::{MANIFEST, Manifest, Progress};
+use super::read::{config, damaged, glance, load, verify};
+use super::write::{SaveError, save};
+use crate::config::{CheckpointConfig, UserError};
+use crate::plan::RunPlan;
+use crate::run::{Ranks, RunError};
+use crate::step::Stage;
+
+/// A checkpoint to start from.
+type Found = (PathBuf, Manifest);
+
+/// A run's checkpoints. Rank 0 alone looks at folders, decides and writes; data-parallel ranks have the same state.
+pub struct Session<'p> {
+    settings: &'p CheckpointConfig,
+    dir: Option<&'p Path>,
+    /// The configuration, as each checkpoint holds it.
+    resolved: String,
+    main: bool,
+    found: Option<Found>,
+    _locks: Vec<FolderLock>,
+}
+
+impl<'p> Session<'p> {
+    /// Takes the run's folders, clears away what a dead process left half done, and finds what to continue from. All
+    /// ranks call it together.
+    ///
+    /// # Errors
+    /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints.
+    pub fn open(plan: &'p RunPlan, ranks: &Ranks) -> Result<Session<'p>, RunError> {
+        let settings = &plan.config.checkpoint;
+        let dir = settings.dir.as_deref().map(Path::new);
+        let main = ranks.rank == 0;
+        let resolved = toml::to_string(&plan.config).unwrap_or_default();
+        let mut session = Session { settings, dir, resolved, main, found: None, _locks: Vec::new() };
+        if main {
+            session._locks.push(FolderLock::take(Path::new(&plan.config.logging.dir), "run.lock", "logging.dir")?);
+            if let Some(dir) = dir {
+                session._locks.push(FolderLock::take(dir, "checkpoints.lock", "checkpoint.dir")?);
+                clean(dir).map_err(unreadable(dir))?;
+            }
+            session.found = session.find()?;
+            session.tell();
+        }
+        // Rank 0 has read every byte; the others take the same one.
+        let step = session.found.as_ref().map_or(0, |(_, manifest)| manifest.step as u64 + 1);
+        let step = (ranks.max)(step);
+        if !main && step > 0 {
+            let path = session.path_of(step as usize - 1);
+            let manifest = glance(&path).map_err(|damage| {
+                let what = format!("rank {} cannot use {}: {damage}", ranks.rank, path.display());
+                UserError::new(what, "all ranks see the same checkpoints", "put them on a file system all nodes share")
+            })?;
+            session.found = Some((path, manifest));
+        }
+        Ok(session)
+    }
+
+    /// Where the run starts: at 0, or where its checkpoint ends.
+    pub fn progress(&self) -> Progress {
+        self.found.as_ref().map_or(Progress::default(), |(_, manifest)| manifest.progress())
+    }
+
+    /// Puts the checkpoint's weights and state into the stage, if there is one.
+    ///
+    /// # Errors
+    /// See [`load`].
+    pub fn restore(&self, device: &Device, stage: &Stage) -> Result<(), RunError> {
+        match &self.found {
+            Some((path, manifest)) => load(path, manifest, device, stage),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a checkpoint is due after `step` steps; `last` when no more will follow.
+    pub fn due(&self, step: usize, last: bool) -> bool {
+        let interval = self.settings.interval;
+        self.dir.is_some() && (last || (interval > 0 && step.is_multiple_of(interval)))
+    }
+
+    /// Writes a checkpoint, and removes those beyond `checkpoint.keep` once it is on disk. One at an interval that cannot
+    /// be written is told of and passed over: the run is worth more than the checkpoint. The last one must succeed.
+    ///
+    /// # Errors
+    /// See [`SaveError`]; a device that cannot be read.
+    pub fn save(&self, device: &Device, stage: &Stage, progress: Progress, last: bool) -> Result<(), RunError> {
+        let Some(dir) = self.dir.filter(|_| self.main) else { return Ok(()) };
+        match save(dir, device, stage, progress, &self.resolved) {
+            Ok(_) => {}
+            Err(SaveError::Device(error)) => return Err(error.into()),
+            Err(error) if last => return Err(error.into()),
+            Err(error) => {
+                eprintln!("WARNING: {error}. The run goes on without it.");
+                return Ok(());
+            }
+        }
+        if let Err(error) = prune(dir, progress.step, self.settings.keep) {
+            eprintln!("WARNING: old checkpoints in {} were not removed: {error}", dir.display());
+        }
+        Ok(())
+    }
+
+    /// The path of the checkpoint of that many steps.
+    fn path_of(&self, step: usize) -> PathBuf {
+        let from = match self.settings.resume.as_str() {
+            "auto" | "never" => self.dir.unwrap_or(Path::new("")),
+            path => Path::new(path),
+        };
+        if from.join(MANIFEST).exists() { from.into() } else { from.join(step_name(step)) }
+    }
+
+    /// What to continue from, by `checkpoint.resume`.
+    fn find(&self) -> Result<Option<Found>, RunError> {
+        match (self.settings.resume.as_str(), self.dir) {
+            ("auto" | "never", None) => Ok(None),
+            ("auto", Some(dir)) => self.newest(dir),
+            ("never", Some(dir)) => {
+                self.refuse_newer(dir, 0, "checkpoint.resume = never")?;
+                Ok(None)
+            }
+            (path, dir) => {
+                let path = Path::new(path);
+                let found = if path.join(MANIFEST).exists() {
+                    let manifest = verify(path).map_err(|damage| damaged(path, &damage))?;
+                    Some((path.to_path_buf(), manifest))
+                } else {
+                    self.newest(path)?
+                };
+                let Some(found) = found else {
+                    let what = format!("checkpoint.resume = {} holds no checkpoint", path.display());
+                    let rule = "it is auto, never, a checkpoint, or a folder of them";
+                    return Err(UserError::new(what, rule, "check the path").into());
+                };
+                if let Some(dir) = dir {
+                    self.refuse_newer(dir, found.1.step + 1, &format!("checkpoint.resume = {}", path.display()))?;
+                }
+                Ok(Some(found))
+            }
+        }
+    }
+
+    /// The newest complete checkpoint; damaged ones are named and passed over, unless there is no other.
+    fn newest(&self, dir: &Path) -> Result<Option<Found>, RunError> {
+        let (found, damaged) = newest(dir).map_err(unreadable(dir))?;
+        for (path, damage) in &damaged {
+            eprintln!("notice: checkpoint {} is damaged and skipped: {damage}", path.display());
+        }
+        if let (None, [(path, damage), ..]) = (&found, &damaged[..]) {
+            return Err(UserError::new(
+                format!("{} holds no complete checkpoint: in {}, {damage}", dir.display(), path.display()),
+                "a run does not begin anew where one was lost",
+                "bring the files back, or set another checkpoint.dir",
+            )
+            .into());
+        }
+        Ok(found)
+    }
+
+    /// Fails when `dir` holds a complete checkpoint of `from` steps or more: a later restart would continue that one.
+    fn refuse_newer(&self, dir: &Path, from: usize, asked: &str) -> Result<(), RunError> {
+        let all = steps(dir).map_err(unreadable(dir))?;
+        match all.iter().rev().find(|(step, path)| *step >= from && glance(path).is_ok()) {
+            Some((_, path)) => Err(UserError::new(
+                format!("{asked}, and {} is there", path.display()),
+                "checkpoint.dir holds no later checkpoint of another run",
+                "set another checkpoint.dir, or checkpoint.resume = auto to continue the newest",
+            )
+            .into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Says what is continued, and which settings differ.
+    fn tell(&self) {
+        let Some((path, manifest)) = &self.found else { return };
+        println!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples);
+        let changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
+        if !changed.is_empty() {
+            eprintln!("notice: not as before, so the numbers will differ: {}", changed.join(", "));
+        }
+    }
+}
+
+fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {
+    move |error| RunError::File { what: format!("checkpoints in {}", dir.display()), error }
+}
+
+/// Settings that differ, of those that numbers depend on.
+fn changes(before: &str, now: &str) -> Vec<String> {
+    let (before, now) = (flat(before), flat(now));
+    let keys: std::collections::BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    let show = |value: Option<&String>| value.cloned().unwrap_or("unset".into());
+    keys.into_iter()
+        .filter(|key| before.get(*key) != now.get(*key))
+        .map(|key| format!("{key} = {} (was {})", show(now.get(key)), show(before.get(key))))
+        .collect()
+}
+
+/// Values of a configuration by key, without those that change no number.
+fn flat(config: &str) -> BTreeMap<String, String> {
+    let table: toml::Table = config.parse().unwrap_or_default();
+    let mut values = BTreeMap::new();
+    for (section, content) in table {
+        if ["checkpoint", "logging", "cuda_graph", "parallel"].contains(&section.as_str()) {
+            continue;
+        }
+        for (name, value) in content.as_table().into_iter().flatten() {
+            values.insert(format!("{section}.{name}"), value.to_string());
+        }
+    }
+    for key in ["train.device", "train.threads", "train.eval_interval", "train.eval_steps"] {
+        values.remove(key);
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_settings_that_numbers_depend_on_count_as_changes() {
+        let before = "[train]\nseed = 1\nthreads = 2\n[optimizer]\nlr = 0.1\n[logging]\ndir = \"a\"\n";
+        let now = "[train]\nseed = 1\nthreads = 4\n[optimizer]\nlr = 0.2\nclip = 1.0\n[logging]\ndir = \"b\"\n";
+        assert_eq!(changes(before, now), ["optimizer.clip = 1.0 (was unset)", "optimizer.lr = 0.2 (was 0.1)"]);
+        assert!(changes(now, now).is_empty());
+    }
+}
