@@ -2,12 +2,14 @@
 
 use std::path::Path;
 use std::process::exit;
+use std::sync::Arc;
 
 use launch::RankEnv;
 use parallel::MpiWorld;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 use trainer::cli::{Request, TrainRequest, parse};
+use trainer::data::Source;
 use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks};
 
@@ -16,6 +18,10 @@ fn main() {
     let main = ranks.rank == 0;
     let request = match parse(std::env::args_os()) {
         Ok(Request::Train(request)) => request,
+        Ok(Request::Tokenize(request)) => match trainer::data::tokenize(&request) {
+            Ok(report) => return println!("{report}"),
+            Err(error) => fail(main, error.exit_code(), &error.to_string()),
+        },
         Ok(Request::Print(text)) => {
             if main {
                 println!("{}", text.trim_end());
@@ -25,8 +31,8 @@ fn main() {
         Err(error) => fail(main, 2, &error.to_string()),
     };
     // All validation comes before MPI and the device are touched; only rank 0 speaks.
-    let plan = RunPlan::new(request.config.clone(), ranks.world_size)
-        .and_then(|plan| run::source(&plan).map(|_| plan))
+    let (plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
+        .and_then(|plan| run::source(&plan).map(|source| (plan, source)))
         .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
     if main {
         request.notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
@@ -36,12 +42,12 @@ fn main() {
         fail(main, 2, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
     });
     log_to(filter, &request, ranks.rank);
-    let code = train(&plan, &request, &ranks);
+    let code = train(&plan, &request, &ranks, source);
     exit(code);
 }
 
 /// Runs on all ranks; the exit code.
-fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv) -> i32 {
+fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv, source: Arc<dyn Source>) -> i32 {
     let world = match MpiWorld::initialize() {
         Ok(world) if world.size() == env.world_size => world,
         Ok(world) => {
@@ -70,7 +76,7 @@ fn train(plan: &RunPlan, request: &TrainRequest, env: &RankEnv) -> i32 {
             move || world.barrier()
         }),
     };
-    match run::train(plan, request, &ranks) {
+    match run::train(plan, request, &ranks, source) {
         Ok(_) => 0,
         Err(error) => {
             // Nothing is torn down on a fault: one line, then all ranks end.

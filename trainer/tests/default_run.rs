@@ -5,7 +5,7 @@ use std::rc::Rc;
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::data::MarkovSource;
 use trainer::plan::RunPlan;
-use trainer::run::{Outcome, Ranks, train};
+use trainer::run::{Outcome, Ranks, source, train};
 
 /// Runs the trainer in this process, as `trainer FLAGS` would.
 fn run(name: &str, flags: &[&str]) -> Outcome {
@@ -13,12 +13,12 @@ fn run(name: &str, flags: &[&str]) -> Outcome {
     let arguments = ["trainer", "--log-dir", folder.to_str().unwrap()];
     let request = match parse(arguments.iter().chain(flags).map(|text| (*text).into())).unwrap() {
         Request::Train(request) => request,
-        Request::Print(text) => panic!("{text}"),
+        other => panic!("{other:?}"),
     };
     let TrainRequest { config, .. } = &*request;
     let plan = RunPlan::new(config.clone(), 1).unwrap();
     let ranks = Ranks { rank: 0, group: None, threads: 2, barrier: Rc::new(|| {}) };
-    let outcome = train(&plan, &request, &ranks).unwrap().unwrap();
+    let outcome = train(&plan, &request, &ranks, source(&plan).unwrap()).unwrap().unwrap();
     let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     assert_eq!(lines.lines().count(), plan.config.train.steps, "one line a step");
     let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
