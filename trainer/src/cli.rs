@@ -8,6 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::bench::{PRESETS, preset};
 use crate::config::{Layers, RunConfig, UserError};
+use crate::data::{JSON_KEY, TokenizeRequest, llmc};
 use crate::doctor::DoctorOptions;
 use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
 
@@ -25,6 +26,8 @@ pub enum Request {
         /// `auto`, `host` or `cuda`.
         device: String,
     },
+    /// Make token files.
+    Tokenize(TokenizeRequest),
     /// Print this and stop.
     Print(String),
     /// Check the checkpoints in this folder and print what is found.
@@ -57,6 +60,7 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
+        .subcommand(tokenize_command())
         .subcommand(with_run_flags(bench))
         .subcommand(
             Command::new("doctor")
@@ -126,12 +130,53 @@ fn with_run_flags(mut command: Command) -> Command {
             .help(format!("{}{default}", option.doc));
         arg = match option.kind {
             Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
+            // Megatron's form: --data-path 0.3 A 0.7 B.
+            Kind::Paths => arg.num_args(1..).value_name("PATHS"),
             Kind::Choice(words) => arg.value_name(words.join("|")).allow_hyphen_values(true),
             _ => arg.value_name("VALUE").allow_hyphen_values(true),
         };
         command = command.arg(arg);
     }
     command
+}
+
+fn tokenize_command() -> Command {
+    let arg = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    Command::new("tokenize")
+        .about("Makes token files of text, in llm.c's format, for data.path")
+        .arg(
+            arg("tokenizer", "TOKENIZER", "byte, a Hugging Face tokenizer.json, or a folder with one")
+                .default_value("byte"),
+        )
+        .arg(arg("output", "DIR", "Folder to write; it must not exist, or be empty").required(true))
+        .arg(arg("end-of-text", "TOKEN", "Token that ends a document; one of the usual names if not given"))
+        .arg(arg("json-key", "KEY", "Where a line of a .jsonl file has its text").default_value(JSON_KEY))
+        .arg(
+            arg("shard-tokens", "COUNT", "Most tokens of a file")
+                .default_value("100000000")
+                .value_parser(clap::value_parser!(u64).range(1..=llmc::MOST_TOKENS)),
+        )
+        .arg(
+            Arg::new("files")
+                .value_name("FILES")
+                .num_args(1..)
+                .required(true)
+                .help("Text: a file is a document, of a .jsonl file each line is one, of a folder all files are taken"),
+        )
+}
+
+fn tokenize_request(matches: &ArgMatches) -> TokenizeRequest {
+    let text = |name: &str| matches.get_one::<String>(name).cloned();
+    TokenizeRequest {
+        tokenizer: text("tokenizer").unwrap_or_default(),
+        end_of_text: text("end-of-text"),
+        json_key: text("json-key").unwrap_or_default(),
+        output: text("output").unwrap_or_default().into(),
+        shard_tokens: matches.get_one("shard-tokens").copied().unwrap_or(1),
+        files: matches.get_many::<String>("files").into_iter().flatten().map(PathBuf::from).collect(),
+    }
 }
 
 /// Reads the command line.
@@ -156,8 +201,10 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
             return Err(UserError::new(what, rule, fix));
         }
     };
-    if matches.subcommand_name() == Some("options") {
-        return Ok(Request::Print(reference()));
+    match matches.subcommand() {
+        Some(("options", _)) => return Ok(Request::Print(reference())),
+        Some(("tokenize", matches)) => return Ok(Request::Tokenize(tokenize_request(matches))),
+        _ => {}
     }
     let list = matches.subcommand_matches("checkpoint").and_then(|checkpoint| checkpoint.subcommand_matches("list"));
     if let Some(dir) = list.and_then(|list| list.get_one::<String>("dir")) {
@@ -207,8 +254,11 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
         layers.set("cuda_graph.mempool", "single", "--cuda-graph-use-single-mempool")?;
     }
     for option in OPTIONS {
-        if let Some(text) = matches.get_one::<String>(option.key) {
-            layers.set(option.key, text, &format!("--{}", option.flag))?;
+        let texts: Vec<&String> = matches.get_many(option.key).into_iter().flatten().collect();
+        match texts[..] {
+            [] => {}
+            [text] => layers.set(option.key, text, &format!("--{}", option.flag))?,
+            _ => layers.set(option.key, &format!("{texts:?}"), &format!("--{}", option.flag))?,
         }
     }
     for pair in matches.get_many::<String>("set").into_iter().flatten() {

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
+use crate::data::Paths;
 use crate::options::{Kind, OPTIONS, OptionSpec, find, preset};
 
 /// The user's input is wrong: what was given, the rule, and the fix. Exit code 2.
@@ -70,7 +71,15 @@ section!(ModelConfig {
     layer_sizes: Vec<usize>,
     dropouts: Vec<f64>,
 });
-section!(DataConfig { path: Option<String>, split: f64, seed: u64 });
+section!(DataConfig {
+    path: Option<Paths>,
+    validation_path: Option<Paths>,
+    tokenizer: String,
+    end_of_text: Option<String>,
+    raw_tokens: String,
+    split: f64,
+    seed: u64,
+});
 section!(TrainConfig {
     device: String,
     steps: usize,
@@ -162,6 +171,7 @@ impl Layers {
         let bare = || Value::String(text.into());
         let value = match option.kind {
             Kind::Text | Kind::Choice(_) if !text.starts_with('"') => bare(),
+            Kind::Paths if !text.starts_with(['"', '[']) => bare(),
             _ => literal(text).unwrap_or_else(bare),
         };
         self.flags.insert(option.key, checked(option, value, origin)?);
@@ -233,6 +243,10 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
         Kind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
         Kind::Integers => value.as_array().is_some_and(|items| items.iter().all(natural)),
         Kind::Floats => value.as_array().is_some_and(|items| items.iter().all(Value::is_float)),
+        Kind::Paths => {
+            let item = |item: &Value| item.is_str() || item.is_float() || item.is_integer();
+            value.is_str() || value.as_array().is_some_and(|items| items.iter().all(item))
+        }
     };
     if fits {
         return Ok(value);

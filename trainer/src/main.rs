@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::exit;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use device::{Communicator, Device, HostOptions};
@@ -13,6 +14,7 @@ use trainer::accelerator::{Accelerator, Precision};
 use trainer::bench;
 use trainer::checkpoint;
 use trainer::cli::{Request, TrainRequest, parse};
+use trainer::data::Source;
 use trainer::doctor::{self, DoctorOptions};
 use trainer::logs;
 use trainer::plan::RunPlan;
@@ -28,6 +30,10 @@ fn main() {
         Ok(Request::Train(request)) => (request, None),
         Ok(Request::Bench(request, steps)) => (request, Some(steps)),
         Ok(Request::Doctor { options, device }) => exit(doctor(options, &device, &ranks)),
+        Ok(Request::Tokenize(request)) => match trainer::data::tokenize(&request) {
+            Ok(report) => return println!("{report}"),
+            Err(error) => fail(main, error.exit_code(), &error.to_string()),
+        },
         Ok(Request::Print(text)) => {
             if main {
                 println!("{}", text.trim_end());
@@ -46,8 +52,8 @@ fn main() {
         Err(error) => fail(main, 2, &error.to_string()),
     };
     // All validation comes before MPI and the device are touched; only rank 0 speaks.
-    let plan = RunPlan::new(request.config.clone(), ranks.world_size)
-        .and_then(|plan| run::source(&plan).map(|_| plan))
+    let (plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
+        .and_then(|plan| run::source(&plan).map(|source| (plan, source)))
         .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
     let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
         .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
@@ -60,7 +66,7 @@ fn main() {
     });
     let folder = (!request.dry_run && bench.is_none()).then(|| Path::new(&request.config.logging.dir));
     logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| fail(main, 2, &error.to_string()));
-    exit(train(&plan, &request, &ranks, accelerator, bench.map(|steps| (steps, began))));
+    exit(train(&plan, &request, &ranks, accelerator, source, bench.map(|steps| (steps, began))));
 }
 
 /// Trains on all ranks, or measures so many steps; the exit code.
@@ -69,6 +75,7 @@ fn train(
     request: &TrainRequest,
     env: &RankEnv,
     accelerator: Accelerator,
+    source: Arc<dyn Source>,
     bench: Option<(usize, Instant)>,
 ) -> i32 {
     let open = |threads| {
@@ -80,7 +87,7 @@ fn train(
         accelerator.open(Precision { deterministic, tf32 }, threads, request.check_graphs)
     };
     on_all_ranks(env, plan.config.train.threads, open, |ranks, device| {
-        let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device).map(|_| 0) };
+        let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device, source).map(|_| 0) };
         let result = bench::run(plan, ranks, device, steps, began)?;
         if ranks.rank == 0 {
             println!("{}", serde_json::to_string_pretty(&result).unwrap_or_default());

@@ -27,6 +27,8 @@ pub struct StepMetrics {
     pub step_ms: f64,
     /// Time the host took to prepare and submit it, milliseconds.
     pub host_ms: f64,
+    /// Time the step waited for its batch, milliseconds; near 0 where reading data keeps up.
+    pub data_wait_ms: f64,
     /// Planned device memory of this rank.
     pub memory_bytes: usize,
     /// Mean validation loss, where this step was followed by an evaluation.

@@ -18,6 +18,8 @@ pub enum Kind {
     Integers,
     /// Numbers.
     Floats,
+    /// A path, or a list of paths, or of weights and paths; the flag takes several values.
+    Paths,
 }
 
 impl Kind {
@@ -31,6 +33,7 @@ impl Kind {
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
             Kind::Integers => "a list of whole numbers".into(),
             Kind::Floats => "a list of numbers".into(),
+            Kind::Paths => "a path, or a list of paths or of weights and paths in turn".into(),
         }
     }
 }
@@ -81,8 +84,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.layer_sizes", "layer-sizes", &[], "[4096, 2048, 1024, 512, 256]", Kind::Integers, "mlp: width of the input, of each hidden layer and of the output"),
     option("model.dropouts", "dropouts", &[], "[0.2, 0.1, 0.1]", Kind::Floats, "mlp: dropout after each hidden layer"),
 
-    option("data.path", "data-path", &[], "", Kind::Text, "Text file or folder, read as bytes; the embedded Markov source if unset"),
-    option("data.split", "split", &[], "0.9", Kind::Float, "Share of a text that is trained on; the rest validates"),
+    option("data.path", "data-path", &[], "", Kind::Paths, "Text, .jsonl or token files, or folders; several are read end to end, or blended if each has a weight before it; the embedded Markov source if unset"),
+    option("data.validation_path", "validation-path", &["valid-data-path"], "", Kind::Paths, "Data to evaluate on; all of data.path is trained on then"),
+    option("data.tokenizer", "tokenizer", &["tokenizer-model"], "\"byte\"", Kind::Text, "For text: byte, a Hugging Face tokenizer.json, or a folder with one; token files need none"),
+    option("data.end_of_text", "end-of-text", &[], "", Kind::Text, "Token that ends a document; one of the usual names if unset"),
+    option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(&["none", "u16", "u32"]), "What a .bin without header or .idx holds, u16 for nanoGPT's; none refuses it"),
+    option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path that is trained on; its end validates"),
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the data order, and of the embedded source"),
 
     option("train.device", "device", &[], "\"auto\"", Kind::Choice(&["auto", "host", "cuda"]), "Where to run; auto takes a GPU where each rank has one"),

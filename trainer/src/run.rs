@@ -14,7 +14,7 @@ use crate::accelerator::peak_tflops;
 use crate::checkpoint::{Progress, SaveError, Session};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
-use crate::data::{ByteText, MarkovSource, Regression, Source, Split};
+use crate::data::{self, DataError, MarkovSource, Prefetch, Regression, Source, Split};
 use crate::logs::PRINTED;
 use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
@@ -35,6 +35,9 @@ pub enum RunError {
     /// The last checkpoint could not be written: exit code 3.
     #[error("{0}")]
     Checkpoint(#[from] SaveError),
+    /// Data cannot be read any more, or written: exit code 3.
+    #[error("{0}")]
+    Data(#[from] DataError),
     /// A file could not be written: exit code 3.
     #[error("{what}: {error}. Fix: check the folder's permissions and space, or set another")]
     File {
@@ -85,37 +88,35 @@ pub struct Outcome {
 /// Opens the data of a plan.
 ///
 /// # Errors
-/// What is wrong with `data.path`, or a vocabulary that is too small for it.
-pub fn source(plan: &RunPlan) -> Result<Box<dyn Source>, UserError> {
+/// What is wrong with the data, or a vocabulary that is too small for them.
+pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
     let data = &plan.config.data;
     let shape = match &plan.model {
         ModelPlan::Mlp(shape) => {
             let (first, last) = (shape.sizes[0], shape.sizes[shape.sizes.len() - 1]);
-            return Ok(Box::new(Regression::new(data.seed, first, last)));
+            return Ok(Arc::new(Regression::new(data.seed, first, last)));
         }
         ModelPlan::Gpt(shape) => shape,
     };
-    if shape.vocab < 256 {
+    let Some(path) = &data.path else {
+        if shape.vocab < 256 {
+            return Err(UserError::new(
+                format!("model.vocab = {}", shape.vocab),
+                "the embedded source's tokens are bytes, 0 to 255",
+                "set model.vocab = 256",
+            ));
+        }
+        return Ok(Arc::new(MarkovSource::new(data.seed, shape.seq)));
+    };
+    let source = data::open(path, data, shape.seq, shape.vocab)?;
+    if !source.validates() && plan.config.train.eval_interval > 0 {
         return Err(UserError::new(
-            format!("model.vocab = {}", shape.vocab),
-            "bytes are tokens 0 to 255",
-            "set model.vocab = 256",
+            format!("data.split = {} with train.eval_interval = {}", data.split, plan.config.train.eval_interval),
+            "evaluation needs data that are not trained on",
+            "set data.split = 0.9, data.validation_path, or train.eval_interval = 0",
         ));
     }
-    match &data.path {
-        None => Ok(Box::new(MarkovSource::new(data.seed, shape.seq))),
-        Some(path) => {
-            let text = ByteText::read(path, shape.seq, data.split, data.seed)?;
-            if !text.validates() && plan.config.train.eval_interval > 0 {
-                return Err(UserError::new(
-                    format!("data.split = {} with train.eval_interval", data.split),
-                    "evaluation needs text that is not trained on",
-                    "set data.split = 0.9, or train.eval_interval = 0",
-                ));
-            }
-            Ok(Box::new(text))
-        }
-    }
+    Ok(Arc::new(source))
 }
 
 /// Makes this rank's stage and records its steps, so that its memory is known.
@@ -215,7 +216,7 @@ fn memory(stage: &mut Stage) -> usize {
     2 * stage.params().grads.bytes() + state + planned
 }
 
-/// Trains as planned.
+/// Trains as planned on `source`, which [`source()`] opened.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -224,9 +225,9 @@ pub fn train(
     request: &TrainRequest,
     ranks: &Ranks,
     device: &Device,
+    source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
     let main = ranks.rank == 0;
-    let source = source(plan)?;
     let session = (!request.dry_run).then(|| Session::open(plan, ranks)).transpose()?;
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
     if main {
@@ -260,6 +261,14 @@ pub fn train(
     let mut report = Reporter::new(plan, main, memory(&mut stage), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
     let interval = plan.config.train.eval_interval;
+    let mut batches = {
+        let (plan, rank) = (plan.clone(), ranks.rank);
+        let global = plan.config.train.global_batch_size as u64;
+        Prefetch::start(source.clone(), start.step..steps, move |step| {
+            let first = start.samples + (step - start.step) as u64 * global;
+            (settings(&plan, rank, step, first).first_sample, samples(&plan))
+        })?
+    };
     let mut under_way: Option<StepUnderWay> = None;
     let global = plan.config.train.global_batch_size as u64;
     let mut progress = start;
@@ -268,10 +277,10 @@ pub fn train(
         let _span = tracing::info_span!("step", step).entered();
         let started = Instant::now();
         let settings = settings(plan, ranks.rank, step, consumed);
-        let batch = source.batch(Split::Train, settings.first_sample, samples(plan));
+        let (batch, data_wait) = batches.next()?;
         let metrics = stage.train_step(settings, Some(&batch))?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
-        let submitted = StepUnderWay { step, metrics, started, host: started.elapsed() };
+        let submitted = StepUnderWay { step, metrics, started, host: started.elapsed(), data_wait };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
         if let Some(before) = under_way.replace(submitted) {
             let before = before.wait(Some(started))?;
@@ -329,6 +338,8 @@ struct StepUnderWay {
     started: Instant,
     /// What the host took to submit it.
     host: Duration,
+    /// What it waited for its batch.
+    data_wait: Duration,
 }
 
 impl StepUnderWay {
@@ -336,7 +347,13 @@ impl StepUnderWay {
     fn wait(self, ended: Option<Instant>) -> Result<StepDone, RunError> {
         let result = self.metrics.wait()?;
         let took = ended.unwrap_or_else(Instant::now).duration_since(self.started);
-        Ok(StepDone { step: self.step, result, seconds: took.as_secs_f64().max(1e-9), host: self.host })
+        Ok(StepDone {
+            step: self.step,
+            result,
+            seconds: took.as_secs_f64().max(1e-9),
+            host: self.host,
+            data_wait: self.data_wait,
+        })
     }
 }
 
@@ -346,6 +363,7 @@ struct StepDone {
     result: StepResult,
     seconds: f64,
     host: Duration,
+    data_wait: Duration,
 }
 
 /// Samples of a step on one rank.
@@ -370,7 +388,7 @@ fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize)
     let mut total = 0.0;
     for index in 0..batches {
         let settings = settings(plan, rank, index, (index * plan.config.train.global_batch_size) as u64);
-        let batch = source.batch(Split::Validation, settings.first_sample, samples(plan));
+        let batch = source.batch(Split::Validation, settings.first_sample, samples(plan))?;
         total += stage.evaluate(settings, &batch)?.wait()?.loss;
     }
     Ok(total / batches as f64)
@@ -428,7 +446,7 @@ impl<'p> Reporter<'p> {
         validation_loss: Option<f64>,
         log: &mut Option<MetricsFile>,
     ) -> Result<(), RunError> {
-        let StepDone { step, ref result, seconds, host } = *done;
+        let StepDone { step, ref result, seconds, host, data_wait } = *done;
         self.last_loss = result.loss;
         self.last_validation = validation_loss.or(self.last_validation);
         let tokens_per_s = self.plan.tokens_per_step as f64 / seconds;
@@ -442,6 +460,7 @@ impl<'p> Reporter<'p> {
             mfu: self.peak.map(|peak| tokens_per_s * self.plan.flops_per_token / peak),
             step_ms: seconds * 1e3,
             host_ms: host.as_secs_f64() * 1e3,
+            data_wait_ms: data_wait.as_secs_f64() * 1e3,
             memory_bytes: self.memory,
             validation_loss,
         };

@@ -34,7 +34,7 @@ pub struct StageOptions {
 }
 
 /// A step's inputs and targets on the host, `(microbatches, micro batch, ...)` each.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Batch {
     /// Token ids; targets are the next tokens, negative where there is none.
     Tokens {

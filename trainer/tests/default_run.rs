@@ -7,7 +7,7 @@ use device::{Device, HostOptions};
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::data::MarkovSource;
 use trainer::plan::RunPlan;
-use trainer::run::{Outcome, Ranks, train};
+use trainer::run::{Outcome, Ranks, source, train};
 
 /// Runs the trainer in this process, as `trainer FLAGS` would.
 fn run(name: &str, flags: &[&str]) -> Outcome {
@@ -28,7 +28,7 @@ fn run(name: &str, flags: &[&str]) -> Outcome {
         max: Rc::new(|value| value),
         stop: Arc::default(),
     };
-    let outcome = train(&plan, &request, &ranks, &device).unwrap().unwrap();
+    let outcome = train(&plan, &request, &ranks, &device, source(&plan).unwrap()).unwrap().unwrap();
     let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     assert_eq!(lines.lines().count(), plan.config.train.steps, "one line a step");
     let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();

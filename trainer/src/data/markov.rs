@@ -3,7 +3,7 @@
 //! The next letter depends on the two before it. From the last letter alone much less can be told, so a model without
 //! attention, which sees one letter at a time, stays far above the floor that a model with attention reaches.
 
-use super::{Source, Split, token_batch, uniform, word};
+use super::{DataError, Source, Split, token_batch, uniform, word};
 use crate::step::Batch;
 
 /// Letters of the alphabet, `a` to `l`.
@@ -83,10 +83,13 @@ impl MarkovSource {
 }
 
 impl Source for MarkovSource {
-    fn batch(&self, split: Split, first: u64, count: usize) -> Batch {
+    fn batch(&self, split: Split, first: u64, count: usize) -> Result<Batch, DataError> {
         // Training takes even streams, validation odd ones.
         let odd = u64::from(split == Split::Validation);
-        token_batch(first, count, self.seq, |number, row| self.fill(2 * number + odd, row))
+        token_batch(first, count, self.seq, |number, row| {
+            self.fill(2 * number + odd, row);
+            Ok(())
+        })
     }
 
     /// Mean over a sample's positions: the first prediction knows one letter, all others at least two.
@@ -172,7 +175,7 @@ mod tests {
     #[test]
     fn a_sample_is_a_function_of_its_number_and_validation_is_apart() {
         let source = MarkovSource::new(1234, 64);
-        let tokens = |split, first, count| match source.batch(split, first, count) {
+        let tokens = |split, first, count| match source.batch(split, first, count).unwrap() {
             Batch::Tokens { inputs, targets } => (inputs, targets),
             Batch::Rows { .. } => unreachable!(),
         };

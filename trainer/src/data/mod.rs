@@ -1,12 +1,35 @@
-//! Where samples come from. A sample is a function of its global number, so every parallel layout sees the same data.
+//! Where samples come from. A sample is a function of its global number, so every parallel layout sees the same data, and
+//! a run's place in the data is one number.
+//!
+//! [`open()`] goes from the `[data]` section to a [`TokenSource`]; [`tokenize()`] makes token files.
 
-mod bytes;
+mod blend;
+mod corpus;
+mod documents;
+pub mod llmc;
+mod mapped;
 mod markov;
+mod megatron;
+mod open;
+mod paths;
+mod permutation;
+mod prefetch;
 mod regression;
+mod shards;
+mod token_source;
+mod tokenize;
+mod tokenizer;
+mod tokens;
 
-pub use bytes::ByteText;
 pub use markov::MarkovSource;
+pub use open::{JSON_KEY, open};
+pub use paths::{PathItem, Paths};
+pub use prefetch::Prefetch;
 pub use regression::Regression;
+pub use token_source::TokenSource;
+pub use tokenize::{TokenizeRequest, tokenize};
+pub use tokenizer::Tokenizer;
+pub use tokens::TokenType;
 
 use crate::step::Batch;
 
@@ -19,10 +42,28 @@ pub enum Split {
     Validation,
 }
 
+/// Data that were right at the start cannot be read any more, or cannot be written: exit code 3.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}. Fix: {fix}")]
+pub struct DataError {
+    /// What happened, to which file.
+    pub what: String,
+    /// What to do.
+    pub fix: String,
+}
+
 /// A source of training samples.
-pub trait Source: Send {
+pub trait Source: Send + Sync {
     /// Samples `first..first + count`, for one rank's step.
-    fn batch(&self, split: Split, first: u64, count: usize) -> Batch;
+    ///
+    /// # Errors
+    /// The data changed, or cannot be read any more.
+    fn batch(&self, split: Split, first: u64, count: usize) -> Result<Batch, DataError>;
+
+    /// Whether it has samples to evaluate on.
+    fn validates(&self) -> bool {
+        true
+    }
 
     /// The lowest mean loss any model can reach, in nats, and how it is known; where it is known at all.
     fn floor(&self) -> Option<f64> {
@@ -34,15 +75,20 @@ pub trait Source: Send {
 }
 
 /// Collects token samples: `fill(number, row)` writes `seq + 1` tokens, of which inputs and targets are made.
-fn token_batch(first: u64, count: usize, seq: usize, mut fill: impl FnMut(u64, &mut [i32])) -> Batch {
+fn token_batch(
+    first: u64,
+    count: usize,
+    seq: usize,
+    mut fill: impl FnMut(u64, &mut [i32]) -> Result<(), DataError>,
+) -> Result<Batch, DataError> {
     let (mut inputs, mut targets) = (Vec::with_capacity(count * seq), Vec::with_capacity(count * seq));
     let mut row = vec![0; seq + 1];
     for number in first..first + count as u64 {
-        fill(number, &mut row);
+        fill(number, &mut row)?;
         inputs.extend(&row[..seq]);
         targets.extend(&row[1..]);
     }
-    Batch::Tokens { inputs, targets }
+    Ok(Batch::Tokens { inputs, targets })
 }
 
 /// SplitMix64 (Steele et al., 2014): the `n`-th random word of a seed.

@@ -1,6 +1,6 @@
 //! Random rows with targets from a fixed random linear map of a few features: something an MLP can learn.
 
-use super::{Source, Split, uniform, word};
+use super::{DataError, Source, Split, uniform, word};
 use crate::step::Batch;
 
 /// A regression problem.
@@ -21,7 +21,7 @@ impl Regression {
 const TERMS: u64 = 4;
 
 impl Source for Regression {
-    fn batch(&self, split: Split, first: u64, count: usize) -> Batch {
+    fn batch(&self, split: Split, first: u64, count: usize) -> Result<Batch, DataError> {
         let odd = u64::from(split == Split::Validation);
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for number in first..first + count as u64 {
@@ -33,7 +33,7 @@ impl Source for Regression {
             }
             inputs.extend(row);
         }
-        Batch::Rows { inputs, targets }
+        Ok(Batch::Rows { inputs, targets })
     }
 
     fn describe(&self) -> String {

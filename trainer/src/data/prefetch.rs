@@ -1,0 +1,142 @@
+//! Batches made ahead of the step that needs them, by a thread of their own.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{DataError, Source, Split};
+use crate::step::Batch;
+
+/// Batches that wait for their step, besides the one being made.
+const AHEAD: usize = 2;
+
+/// The batches of a run's steps, in order.
+pub struct Prefetch {
+    batches: Option<Receiver<Result<Batch, DataError>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Prefetch {
+    /// Starts making the batches of `steps`. `samples` gives the first sample of a step and how many there are.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(
+        source: Arc<dyn Source>,
+        steps: Range<usize>,
+        samples: impl Fn(usize) -> (u64, usize) + Send + 'static,
+    ) -> Result<Prefetch, DataError> {
+        let (send, batches) = sync_channel(AHEAD);
+        let thread = std::thread::Builder::new().name("data".into()).spawn(move || {
+            for step in steps {
+                let (first, count) = samples(step);
+                let batch = source.batch(Split::Train, first, count);
+                let failed = batch.is_err();
+                if send.send(batch).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        let thread = thread.map_err(|error| DataError {
+            what: format!("the thread that reads data does not start: {error}"),
+            fix: "allow this process more threads (ulimit -u)".into(),
+        })?;
+        Ok(Prefetch { batches: Some(batches), thread: Some(thread) })
+    }
+
+    /// The next step's batch, and how long it was waited for. What is ready is not waited for.
+    ///
+    /// # Errors
+    /// What went wrong while it was read, once.
+    pub fn next(&mut self) -> Result<(Batch, Duration), DataError> {
+        let asked = Instant::now();
+        let batch = self.batches.as_ref().and_then(|batches| batches.recv().ok());
+        match batch {
+            Some(batch) => Ok((batch?, asked.elapsed())),
+            None => Err(DataError {
+                what: format!("the thread that reads data {}", self.end()),
+                fix: "ask for no more steps than were planned; report it if it panicked".into(),
+            }),
+        }
+    }
+
+    /// How the thread ended, after it did.
+    fn end(&mut self) -> String {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word");
+                format!("panicked: {text}")
+            }
+            _ => "has no more batches".into(),
+        }
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        // Without a receiver the thread's next send fails, and it ends.
+        self.batches = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::MarkovSource;
+    use super::*;
+
+    /// Fails, or panics, at a sample.
+    struct Breaks {
+        at: u64,
+        panics: bool,
+    }
+
+    impl Source for Breaks {
+        fn batch(&self, _: Split, first: u64, _: usize) -> Result<Batch, DataError> {
+            if first < self.at {
+                return Ok(Batch::Rows { inputs: vec![first as f32], targets: vec![] });
+            }
+            assert!(!self.panics, "a bug in the source");
+            Err(DataError { what: "the disk is gone".into(), fix: "mount it".into() })
+        }
+
+        fn describe(&self) -> String {
+            String::new()
+        }
+    }
+
+    #[test]
+    fn batches_are_those_of_the_source_in_order_and_no_more() {
+        let source = Arc::new(MarkovSource::new(1, 8));
+        let mut prefetch = Prefetch::start(source.clone(), 3..9, |step| (10 * step as u64, 2)).unwrap();
+        for step in 3..9u64 {
+            assert_eq!(prefetch.next().unwrap().0, source.batch(Split::Train, 10 * step, 2).unwrap());
+        }
+        assert!(prefetch.next().unwrap_err().to_string().contains("no more batches"));
+    }
+
+    #[test]
+    fn an_error_and_a_panic_of_the_thread_reach_the_step_that_needs_the_batch() {
+        for (panics, text) in [(false, "the disk is gone"), (true, "panicked: a bug in the source")] {
+            let mut prefetch =
+                Prefetch::start(Arc::new(Breaks { at: 2, panics }), 0..9, |step| (step as u64, 1)).unwrap();
+            assert!(prefetch.next().is_ok() && prefetch.next().is_ok());
+            let error = prefetch.next().unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_ends_early_ends_the_thread() {
+        let source: Arc<dyn Source> = Arc::new(MarkovSource::new(1, 8));
+        let mut prefetch = Prefetch::start(source.clone(), 0..1_000_000, |step| (step as u64, 1)).unwrap();
+        prefetch.next().unwrap();
+        drop(prefetch);
+        assert_eq!(Arc::strong_count(&source), 1, "the thread still holds the source");
+    }
+}

@@ -1,0 +1,199 @@
+//! A run of tokens, in a mapped file or in memory, whatever their type on disk.
+
+use rayon::prelude::*;
+
+use super::DataError;
+use super::mapped::MappedFile;
+use crate::config::UserError;
+
+/// Type of a token on disk, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum TokenType {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    I64,
+}
+
+impl TokenType {
+    /// The type that token files have for ids below `vocab`.
+    pub fn for_vocab(vocab: usize) -> TokenType {
+        if vocab <= 1 << 16 { TokenType::U16 } else { TokenType::U32 }
+    }
+
+    /// Bytes of a token.
+    pub fn size(self) -> usize {
+        match self {
+            TokenType::U8 | TokenType::I8 => 1,
+            TokenType::U16 | TokenType::I16 => 2,
+            TokenType::U32 | TokenType::I32 => 4,
+            TokenType::I64 => 8,
+        }
+    }
+
+    /// Appends ids, which must fit the type.
+    pub fn encode(self, ids: &[u32], bytes: &mut Vec<u8>) {
+        for id in ids {
+            bytes.extend(&u64::from(*id).to_le_bytes()[..self.size()]);
+        }
+    }
+
+    /// Calls `each` with every token of `bytes`.
+    fn decode(self, bytes: &[u8], mut each: impl FnMut(i64)) {
+        match self {
+            TokenType::U8 => bytes.iter().for_each(|b| each(i64::from(*b))),
+            TokenType::I8 => bytes.iter().for_each(|b| each(i64::from(*b as i8))),
+            TokenType::U16 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from(u16::from_le_bytes(*b)))),
+            TokenType::I16 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from(i16::from_le_bytes(*b)))),
+            TokenType::U32 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from(u32::from_le_bytes(*b)))),
+            TokenType::I32 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from(i32::from_le_bytes(*b)))),
+            TokenType::I64 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from_le_bytes(*b))),
+        }
+    }
+}
+
+/// Where the bytes of tokens are.
+pub enum Storage {
+    /// In a file.
+    Mapped(MappedFile),
+    /// In memory: text that was tokenised at the start.
+    Memory(Vec<u8>),
+}
+
+/// Tokens that follow each other.
+pub struct Tokens {
+    /// What messages call them.
+    pub name: String,
+    /// Their bytes, among others before and after.
+    pub storage: Storage,
+    /// Their type.
+    pub kind: TokenType,
+    /// First byte of the first one.
+    pub offset: usize,
+    /// How many there are.
+    pub len: u64,
+    /// An id that none exceeds, where whoever wrote the file noted one.
+    pub largest: Option<u32>,
+}
+
+impl Tokens {
+    /// Writes tokens `start..start + row.len()`, which must exist, into `row`.
+    ///
+    /// # Errors
+    /// The file cannot be read any more, or a token is not below `vocab`: it changed since it was opened.
+    pub fn read(&self, start: u64, row: &mut [i32], vocab: usize) -> Result<(), DataError> {
+        let size = self.kind.size();
+        let first = self.offset + start as usize * size;
+        let bytes = &self.bytes().map_err(|error| self.changed(&error.to_string()))?[first..first + row.len() * size];
+        let mut outside = None;
+        let mut places = row.iter_mut();
+        self.kind.decode(bytes, |id| {
+            if let Some(place) = places.next() {
+                // Vocabularies are far below 2^31, so what is inside fits.
+                *place = id as i32;
+            }
+            if id < 0 || id >= vocab as i64 {
+                outside = Some(id);
+            }
+        });
+        match outside {
+            Some(id) => Err(self.changed(&format!("it now holds token {id}, and model.vocab = {vocab}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that every token is below `vocab`, reading all of them unless the file notes its largest.
+    ///
+    /// # Errors
+    /// One is not.
+    pub fn check(&self, vocab: usize) -> Result<(), UserError> {
+        let outside = |id: i64| {
+            let fix = match id {
+                0.. => format!("set model.vocab = {} or more, or use data of another tokenizer", id + 1),
+                _ => "write the file anew: ids are not negative".into(),
+            };
+            UserError::new(
+                format!("{} holds token {id}", self.name),
+                format!("tokens are 0 to model.vocab - 1 = {}", vocab - 1),
+                fix,
+            )
+        };
+        let (smallest, largest) = match self.largest {
+            Some(largest) => (0, i64::from(largest)),
+            None => self.range()?,
+        };
+        if smallest < 0 {
+            return Err(outside(smallest));
+        }
+        if largest >= vocab as i64 { Err(outside(largest)) } else { Ok(()) }
+    }
+
+    /// Smallest and largest token.
+    fn range(&self) -> Result<(i64, i64), UserError> {
+        let bytes = self.bytes().map_err(|error| {
+            UserError::new(format!("{} cannot be read: {error}", self.name), "data stay as they are", "start again")
+        })?;
+        let bytes = &bytes[self.offset..self.offset + self.len as usize * self.kind.size()];
+        let of_chunk = |chunk: &[u8]| {
+            let (mut smallest, mut largest) = (0, 0);
+            self.kind.decode(chunk, |id| (smallest, largest) = (id.min(smallest), id.max(largest)));
+            (smallest, largest)
+        };
+        Ok(bytes.par_chunks(1 << 20).map(of_chunk).reduce(|| (0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1))))
+    }
+
+    fn bytes(&self) -> std::io::Result<&[u8]> {
+        match &self.storage {
+            Storage::Mapped(file) => file.bytes(),
+            Storage::Memory(bytes) => Ok(bytes),
+        }
+    }
+
+    fn changed(&self, how: &str) -> DataError {
+        let what = format!("{} changed while it was trained on: {how}", self.name);
+        DataError { what, fix: "leave data as they are during a run, and start again".into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(kind: TokenType, bytes: Vec<u8>) -> Tokens {
+        let len = (bytes.len() / kind.size()) as u64;
+        Tokens { name: "x".into(), storage: Storage::Memory(bytes), kind, offset: 0, len, largest: None }
+    }
+
+    #[test]
+    fn every_type_reads_back_its_largest_and_smallest_ids() {
+        let cases = [
+            (TokenType::U8, vec![0, 255], vec![0, 255]),
+            (TokenType::I8, vec![1, 127], vec![1, 127]),
+            (TokenType::U16, vec![1, 0, 255, 255], vec![1, 65535]),
+            (TokenType::I16, vec![1, 0, 255, 127], vec![1, 32767]),
+            (TokenType::U32, vec![1, 0, 0, 0, 0, 0, 1, 0], vec![1, 65536]),
+            (TokenType::I32, vec![1, 0, 0, 0, 0, 0, 1, 0], vec![1, 65536]),
+            (TokenType::I64, vec![1, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0], vec![1, 258]),
+        ];
+        for (kind, bytes, ids) in cases {
+            let mut row = [0; 2];
+            tokens(kind, bytes.clone()).read(0, &mut row, 1 << 20).unwrap();
+            assert_eq!(row.as_slice(), ids, "{kind:?}");
+            let mut encoded = Vec::new();
+            kind.encode(&row.map(|id| id as u32), &mut encoded);
+            assert_eq!(encoded, bytes, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_negative_token_and_one_past_the_vocabulary_are_refused() {
+        assert!(tokens(TokenType::I16, vec![255, 255]).check(10).is_err());
+        assert!(tokens(TokenType::U8, vec![3, 10]).check(10).is_err());
+        assert!(tokens(TokenType::U8, vec![3, 9]).check(10).is_ok());
+        assert!(tokens(TokenType::U8, vec![3, 10]).read(0, &mut [0, 0], 10).is_err());
+    }
+}
