@@ -1,0 +1,174 @@
+//! What is written is what is read, to the bit, and other programs can read it.
+
+use device::ops::Status;
+use device::{DType, Device, HostOptions};
+use graph_manager::GraphOptions;
+use safetensors::SafeTensors;
+use trainer::checkpoint::{Progress, load, save, verify};
+use trainer::data::{MarkovSource, Source, Split};
+use trainer::model::{GptShape, gpt};
+use trainer::optimizer::OptimizerKind;
+use trainer::step::{Stage, StageOptions, StepSettings};
+
+const ADAMW: OptimizerKind = OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+
+/// A small model.
+#[derive(Clone, Debug)]
+struct Case {
+    layers: usize,
+    hidden: usize,
+    vocab: usize,
+    padded_vocab: usize,
+    seq: usize,
+    tied: bool,
+    dtype: DType,
+    optimizer: OptimizerKind,
+}
+
+fn device() -> Device {
+    Device::host(HostOptions::default()).unwrap()
+}
+
+impl Case {
+    fn stage(&self, device: &Device, seed: u64) -> Stage {
+        let Case { layers, hidden, vocab, padded_vocab, seq, tied, dtype, optimizer } = *self;
+        let shape = GptShape {
+            layers,
+            hidden,
+            heads: 1,
+            ffn: 2 * hidden,
+            vocab,
+            padded_vocab,
+            seq,
+            batch: 2,
+            tied,
+            attention: true,
+            hidden_dropout: 0.1,
+            attention_dropout: 0.0,
+            seed,
+            dtype,
+        };
+        let options = StageOptions {
+            compute: dtype,
+            seed,
+            microbatches: 1,
+            micro_batch_size: 2,
+            losses_per_sample: seq,
+            optimizer,
+            weight_decay: 0.1,
+            bucket_bytes: 4096,
+            graphs: GraphOptions { enable: false, ..GraphOptions::default() },
+        };
+        Stage::new(device, &gpt(shape), options, None).unwrap()
+    }
+
+    fn step(&self, stage: &mut Stage, step: u32) {
+        let first_sample = 2 * u64::from(step);
+        let settings = StepSettings { step, microbatches: 1, first_sample, learning_rate: 1e-2, clip: 1.0 };
+        let batch = MarkovSource::new(1, self.seq).batch(Split::Train, first_sample, 2);
+        stage.train_step(settings, &batch).unwrap().wait().unwrap();
+    }
+}
+
+/// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.
+fn bits(device: &Device, stage: &Stage) -> Vec<(String, Vec<u32>)> {
+    let params = stage.params();
+    let mut all = Vec::new();
+    for (index, (spec, param)) in params.iter().enumerate() {
+        let real = spec.shape.elements() / spec.shape.sizes()[0] * spec.rows;
+        let mut add = |name: &str, tensor| {
+            let values = device.download::<f32>(&tensor).unwrap();
+            assert!(
+                values[real..].iter().all(|value| value.to_bits() == 0),
+                "padding of {} {name} is not 0",
+                spec.name
+            );
+            all.push((format!("{} {name}", spec.name), values[..real].iter().map(|value| value.to_bits()).collect()));
+        };
+        add("master", param.master);
+        stage.optimizer().state.iter().for_each(|(moment, flat)| add(moment, params.part_of(*flat, index)));
+        if param.weight.dtype == DType::Bf16 {
+            let values = device.download::<device::bf16>(&param.weight).unwrap();
+            all.push((
+                format!("{} weight", spec.name),
+                values[..real].iter().map(|value| value.to_bits().into()).collect(),
+            ));
+        }
+    }
+    let status: Status = bytemuck::pod_read_unaligned(&device.download::<u8>(&stage.optimizer().status).unwrap());
+    all.push(("status".into(), vec![status.applied, status.skipped]));
+    all
+}
+
+#[test]
+fn models_of_many_shapes_come_back_with_every_bit() {
+    let kinds = [ADAMW, OptimizerKind::Sgd { momentum: 0.9 }, OptimizerKind::Sgd { momentum: 0.0 }];
+    for number in 0..12 {
+        // Odd sizes and every combination of type, tying and optimizer among them.
+        let case = Case {
+            layers: 1 + number % 3,
+            hidden: [1, 6, 17, 32][number % 4],
+            vocab: 256 - number,
+            padded_vocab: 256,
+            seq: 3 + number,
+            tied: number % 2 == 0,
+            dtype: if number % 4 < 2 { DType::F32 } else { DType::Bf16 },
+            optimizer: kinds[number % 3],
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (device, others) = (device(), self::device());
+        let mut stage = case.stage(&device, 1);
+        (0..3).for_each(|step| case.step(&mut stage, step));
+        let path = save(dir.path(), &device, &stage, Progress { step: 3, samples: 6 }, "seed = 1").unwrap();
+        // Another seed, so that what is not loaded differs, and more padding, as with more tensor-parallel ranks.
+        let other = Case { padded_vocab: 384, ..case.clone() };
+        let mut loaded = other.stage(&others, 2);
+        assert_ne!(bits(&others, &loaded), bits(&device, &stage), "{case:?}");
+        let manifest = verify(&path).unwrap();
+        load(&path, &manifest, &others, &loaded).unwrap();
+        assert_eq!(bits(&others, &loaded), bits(&device, &stage), "{case:?}");
+        assert_eq!(manifest.progress(), Progress { step: 3, samples: 6 });
+        // The seed decides dropout masks too, so the next step is compared with the seed of the first.
+        loaded = case.stage(&others, 1);
+        load(&path, &manifest, &others, &loaded).unwrap();
+        case.step(&mut stage, 3);
+        case.step(&mut loaded, 3);
+        assert_eq!(bits(&others, &loaded), bits(&device, &stage), "{case:?}, a step later");
+    }
+}
+
+#[test]
+fn files_are_safetensors_with_the_names_of_gpt_2_and_no_padding() {
+    let case = Case {
+        layers: 1,
+        hidden: 8,
+        vocab: 250,
+        padded_vocab: 256,
+        seq: 5,
+        tied: true,
+        dtype: DType::F32,
+        optimizer: ADAMW,
+    };
+    let (device, dir) = (device(), tempfile::tempdir().unwrap());
+    let stage = case.stage(&device, 1);
+    let path = save(dir.path(), &device, &stage, Progress { step: 7, samples: 14 }, "").unwrap();
+    assert!(path.ends_with("step-00000007"));
+    let content = std::fs::read(path.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&content).unwrap();
+    let mut names = file.names();
+    names.sort();
+    let block = ["attn.c_attn", "attn.c_proj", "ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj"];
+    let mut expected: Vec<String> =
+        block.iter().flat_map(|name| [format!("h.0.{name}.bias"), format!("h.0.{name}.weight")]).collect();
+    expected.extend(["ln_f.bias", "ln_f.weight", "wpe.weight", "wte.weight"].map(String::from));
+    assert_eq!(names, expected);
+    let table = file.tensor("wte.weight").unwrap();
+    assert_eq!(table.shape(), [250, 8]);
+    let master = device.download::<f32>(&stage.params().get("wte.weight").master).unwrap();
+    assert_eq!(table.data(), bytemuck::cast_slice::<f32, u8>(&master[..250 * 8]));
+    assert_eq!(file.tensor("h.0.attn.c_attn.weight").unwrap().shape(), [24, 8]);
+    let content = std::fs::read(path.join("optimizer.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&content).unwrap();
+    assert_eq!(file.names().len(), 2 * names.len());
+    assert_eq!(file.tensor("ln_f.weight.exp_avg_sq").unwrap().shape(), [8]);
+}

@@ -1,0 +1,165 @@
+//! Checkpoints that are damaged, do not fit or cannot be written.
+
+mod runs;
+
+use std::path::Path;
+use std::process::Command;
+
+use runs::{Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, printed, run, saved};
+use trainer::checkpoint::verify;
+
+const FILES: [&str; 4] = ["model.safetensors", "optimizer.safetensors", "config.toml", "manifest.json"];
+const FLAGS: &str = "--steps 6 --save-interval 2";
+
+fn flip_a_bit(file: &Path) {
+    let mut content = std::fs::read(file).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 1;
+    std::fs::write(file, content).unwrap();
+}
+
+fn truncate(file: &Path) {
+    let content = std::fs::read(file).unwrap();
+    std::fs::write(file, &content[..content.len() - 7]).unwrap();
+}
+
+fn delete(file: &Path) {
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_with_its_file_and_the_one_before_is_continued() {
+    let whole = Folder::new("damage-whole");
+    expect(&run(1, &whole.0, FLAGS), 0, &[]);
+    let damages: [(&str, fn(&Path)); 3] = [("flipped", flip_a_bit), ("truncated", truncate), ("deleted", delete)];
+    for (what, damage) in damages {
+        for file in FILES {
+            let folder = Folder::new("damaged");
+            copy_run(&whole.0, &folder.0, 2);
+            copy_run(&whole.0, &folder.0, 4);
+            let newest = checkpoint(&folder.0, 4);
+            damage(&newest.join(file));
+            assert_eq!(verify(&newest).unwrap_err().file, file, "{file} {what}");
+            let named = format!("{} is damaged and skipped: {file} ", newest.display());
+            expect(&run(1, &folder.0, FLAGS), 0, &[&named, "step-00000002 at step 2"]);
+            assert_eq!(metrics(&folder.0), metrics(&whole.0), "{file} {what}");
+            assert_eq!(bits(&folder.0, 6), bits(&whole.0, 6), "{file} {what}");
+            assert_eq!(bits(&folder.0, 4), bits(&whole.0, 4), "the damaged one is replaced: {file} {what}");
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_a_manifest_that_still_parses_is_noticed_or_means_nothing() {
+    let whole = Folder::new("manifest-whole");
+    expect(&run(1, &whole.0, "--steps 1"), 0, &[]);
+    let folder = checkpoint(&whole.0, 1);
+    let manifest = verify(&folder).unwrap();
+    let file = folder.join("manifest.json");
+    let content = std::fs::read(&file).unwrap();
+    for at in (0..content.len()).step_by(13) {
+        let mut changed = content.clone();
+        changed[at] ^= 1;
+        std::fs::write(&file, &changed).unwrap();
+        if let Ok(read) = verify(&folder) {
+            assert_eq!(read, manifest, "byte {at} of the manifest changed it unnoticed");
+        }
+    }
+}
+
+#[test]
+fn a_run_does_not_begin_anew_where_its_only_checkpoint_is_damaged() {
+    let folder = Folder::new("only");
+    expect(&run(1, &folder.0, "--steps 2"), 0, &[]);
+    flip_a_bit(&checkpoint(&folder.0, 2).join(FILES[0]));
+    let before = metrics(&folder.0);
+    expect(&run(1, &folder.0, FLAGS), 2, &["holds no complete checkpoint", FILES[0], "Rule: ", "Fix: "]);
+    let named = format!("{FLAGS} --resume {}", checkpoint(&folder.0, 2).display());
+    expect(&run(1, &folder.0, &named), 2, &["is damaged: model.safetensors differs", "Rule: ", "Fix: "]);
+    assert_eq!(metrics(&folder.0), before);
+}
+
+#[test]
+fn the_list_says_which_checkpoints_are_complete() {
+    let folder = Folder::new("list");
+    expect(&run(1, &folder.0, FLAGS), 0, &[]);
+    delete(&checkpoint(&folder.0, 4).join(FILES[1]));
+    let list = |path: &Path| {
+        Command::new(env!("CARGO_BIN_EXE_trainer")).args(["checkpoint", "list"]).arg(path).output().unwrap()
+    };
+    let output = list(&folder.path("saved"));
+    expect(&output, 0, &["step-00000002  complete, 2 steps, 16 samples", "step-00000006  complete, 6 steps"]);
+    expect(&output, 0, &["step-00000004  damaged: optimizer.safetensors is missing"]);
+    expect(&list(&checkpoint(&folder.0, 2)), 0, &["complete, 2 steps"]);
+    expect(&list(&folder.path("log")), 2, &["holds no checkpoint", "Rule: ", "Fix: "]);
+}
+
+#[test]
+fn a_model_or_optimizer_of_another_shape_is_refused_with_both_shapes() {
+    let folder = Folder::new("shapes");
+    expect(&run(1, &folder.0, "--steps 2"), 0, &[]);
+    for (flags, parts) in [
+        ("--hidden 64", ["`wte.weight` is (256, 32), this run's is (256, 64)", "config.toml"]),
+        ("--layers 2", ["has no `h.1.attn.c_attn.weight`", "config.toml"]),
+        ("--tie-embeddings=false", ["has no `lm_head.weight`", "config.toml"]),
+        ("--attention=false", ["`h.0.attn.c_attn.weight` of (96, 32) is not in this run", "config.toml"]),
+        ("--optimizer sgd", ["`wte.weight.exp_avg` of (256, 32) is not in this run", "config.toml"]),
+    ] {
+        let output = run(1, &folder.0, &format!("{FLAGS} {flags}"));
+        expect(&output, 2, &parts);
+        assert_eq!(metrics(&folder.0).len(), 2, "{flags}: {}", printed(&output));
+    }
+}
+
+/// Runs the trainer under a limit on the size of a file, in KiB: what a full disk or a quota is to a write.
+fn run_limited(kib: usize, folder: &Path, flags: &str) -> std::process::Output {
+    let script = format!("ulimit -f {kib}; exec \"$0\" \"$@\"");
+    let trainer = env!("CARGO_BIN_EXE_trainer");
+    Command::new("bash").args(["-c", &script, trainer]).args(arguments(folder, flags)).output().unwrap()
+}
+
+#[test]
+fn a_write_that_fails_leaves_earlier_checkpoints_and_ends_the_run_only_at_its_end() {
+    // MPI makes files of 4 MiB for itself, so the limit is above that, and the model's file, 8 MiB, above the limit.
+    let large = "--vocab 32768 --hidden 64";
+    let folder = Folder::new("limit");
+    expect(&run(1, &folder.0, &format!("--steps 2 {large}")), 0, &[]);
+    let before = bits(&folder.0, 2);
+    let output = run_limited(6 << 10, &folder.0, &format!("{FLAGS} {large}"));
+    let warning = format!("WARNING: checkpoint file {}", checkpoint(&folder.0, 4).with_extension("tmp").display());
+    expect(&output, 3, &[&warning, "model.safetensors was not written: ", "needs ", " free", "The run goes on"]);
+    expect(&output, 3, &["error on rank 0: checkpoint file ", "step-00000006.tmp/model.safetensors", "Fix: "]);
+    assert_eq!(metrics(&folder.0).len(), 6, "the run goes on after the first failure");
+    assert_eq!((saved(&folder.0), bits(&folder.0, 2)), (vec![2], before), "nothing half written stays");
+}
+
+#[test]
+fn a_checkpoint_that_the_disk_cannot_hold_is_not_begun() {
+    // A disk of 300 KiB, in a mount namespace of its own: room for one checkpoint, not for two.
+    let folder = Folder::new("disk");
+    std::fs::create_dir(folder.path("saved")).unwrap();
+    let mount = format!("mount -t tmpfs -o size=300k tmpfs {}", folder.path("saved").display());
+    let spaced = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "bash", "-c", &format!("{mount} && {script}")]);
+        command.arg(env!("CARGO_BIN_EXE_trainer"));
+        command
+    };
+    if !spaced("true").status().is_ok_and(|status| status.success()) {
+        eprintln!("this system lets nobody mount a small disk: not tested");
+        return;
+    }
+    let whole = Folder::new("disk-whole");
+    expect(&run(1, &whole.0, "--steps 2"), 0, &[]);
+    let bytes: u64 = FILES.iter().map(|file| checkpoint(&whole.0, 2).join(file).metadata().unwrap().len()).sum();
+    assert!((160 << 10..280 << 10).contains(&bytes), "{bytes} bytes: choose another size of disk");
+    // What is on the small disk afterwards goes out with it, so it is copied away first.
+    let script = format!("\"$0\" \"$@\"; code=$?; cp -r {0} {0}.after; exit $code", folder.path("saved").display());
+    let output = spaced(&script).args(arguments(&folder.0, FLAGS)).output().unwrap();
+    let parts =
+        ["step-00000004 was not written: it needs ", "are free there", "The run goes on", "step-00000006 was not"];
+    expect(&output, 3, &parts);
+    copy_folder(&folder.path("saved.after/step-00000002"), &checkpoint(&folder.0, 2));
+    assert_eq!(bits(&folder.0, 2), bits(&whole.0, 2), "the earlier checkpoint is whole");
+    assert!(!folder.path("saved.after/step-00000004.tmp").exists() && metrics(&folder.0).len() == 6);
+}

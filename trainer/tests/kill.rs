@@ -1,0 +1,68 @@
+//! `kill -9` at any moment costs no more than the steps since the last checkpoint, and never a bit.
+
+mod runs;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime};
+
+use runs::{Folder, bits, checkpoint, command, expect, metrics, run, saved};
+use trainer::checkpoint::verify;
+
+const KILLS: usize = 5;
+const FLAGS: &str = "--steps 60 --save-interval 2 --checkpoint-keep 2 --enable-cuda-graph";
+
+/// Numbers in [0, 1) from `KILL_SEED`, or from the clock; the seed is printed.
+fn random() -> impl FnMut() -> f64 {
+    let seed = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok());
+    let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
+    let mut state: u64 = seed.unwrap_or_else(clock) | 1;
+    eprintln!("KILL_SEED={state}");
+    move || {
+        // xorshift64 (Marsaglia, 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[test]
+fn a_run_killed_five_times_at_random_ends_with_the_bits_of_one_that_was_not() {
+    let unbroken = Folder::new("kill-unbroken");
+    let begun = Instant::now();
+    expect(&run(1, &unbroken.0, FLAGS), 0, &[]);
+    let whole = begun.elapsed();
+    let mut random = random();
+    let mut folder = Folder::new("killed");
+    let mut kills = 0;
+    while kills < KILLS {
+        let mut child = command(1, &folder.0, FLAGS).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs_f64(random() * whole.as_secs_f64() / 3.0));
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        kills += usize::from(status.signal() == Some(9));
+        for step in saved_complete(&folder) {
+            verify(&checkpoint(&folder.0, step)).unwrap_or_else(|damage| panic!("step {step}: {damage}"));
+        }
+        if status.success() {
+            assert_same(&folder, &unbroken);
+            folder = Folder::new("killed"); // it was faster than the kills: once more
+        }
+    }
+    expect(&run(1, &folder.0, FLAGS), 0, &[]);
+    assert_same(&folder, &unbroken);
+}
+
+/// Checkpoints that have their name; what a kill left unfinished has another.
+fn saved_complete(folder: &Folder) -> Vec<usize> {
+    let entries = std::fs::read_dir(folder.path("saved")).map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+    let names = entries.into_iter().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect()
+}
+
+fn assert_same(folder: &Folder, unbroken: &Folder) {
+    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
+    assert_eq!(saved(&folder.0), [58, 60], "nothing unfinished stays");
+    assert_eq!(bits(&folder.0, 60), bits(&unbroken.0, 60));
+}

@@ -1,0 +1,116 @@
+//! A run that stopped and went on has the bits of one that never stopped.
+
+mod runs;
+
+use runs::{Folder, bits, copy_run, expect, metrics, run, saved};
+
+const OFF: &str = "";
+const PER_LAYER: &str = "--enable-cuda-graph";
+const FULL: &str = "--enable-cuda-graph --cuda-graph-scope full_iteration";
+
+/// Eight steps with a checkpoint after every fourth.
+fn flags(graphs: &str) -> String {
+    format!("--steps 8 --save-interval 4 {graphs}")
+}
+
+/// Goes on from the checkpoint after step 4 with each kind of graphs, and compares with the unbroken run.
+fn assert_resumes_exactly(ranks: usize, kinds: &[&str]) {
+    let unbroken = Folder::new(&format!("unbroken-{ranks}"));
+    expect(&run(ranks, &unbroken.0, &flags(OFF)), 0, &["done: loss"]);
+    assert_eq!(saved(&unbroken.0), [4, 8]);
+    assert_ne!(bits(&unbroken.0, 4), bits(&unbroken.0, 8), "nothing is learnt");
+    for graphs in kinds {
+        let resumed = Folder::new(&format!("resumed-{ranks}"));
+        copy_run(&unbroken.0, &resumed.0, 4);
+        expect(&run(ranks, &resumed.0, &flags(graphs)), 0, &["at step 4, sample 32", "done: loss"]);
+        assert_eq!(metrics(&resumed.0), metrics(&unbroken.0), "{ranks} ranks, graphs `{graphs}`");
+        assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8), "{ranks} ranks, graphs `{graphs}`");
+    }
+}
+
+#[test]
+fn one_rank_goes_on_with_the_same_bits_whatever_the_graphs() {
+    assert_resumes_exactly(1, &[OFF, PER_LAYER, FULL]);
+}
+
+#[test]
+fn two_ranks_go_on_with_the_same_bits_whatever_the_graphs() {
+    assert_resumes_exactly(2, &[OFF, PER_LAYER, FULL]);
+}
+
+#[test]
+fn four_ranks_go_on_with_the_same_bits() {
+    assert_resumes_exactly(4, &[PER_LAYER]);
+}
+
+#[test]
+fn a_bf16_run_and_an_mlp_with_momentum_go_on_with_the_same_bits() {
+    let mlp = "--preset mlp --layer-sizes [24,32,8] --micro-batch-size 4 --global-batch-size 8 --sgd-momentum 0.9";
+    for kind in ["--compute bf16 --tie-embeddings=false", mlp] {
+        let (unbroken, resumed) = (Folder::new("kind-unbroken"), Folder::new("kind-resumed"));
+        expect(&run(1, &unbroken.0, &flags(kind)), 0, &[]);
+        copy_run(&unbroken.0, &resumed.0, 4);
+        expect(&run(1, &resumed.0, &flags(kind)), 0, &["at step 4"]);
+        assert_eq!(metrics(&resumed.0), metrics(&unbroken.0), "{kind}");
+        assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8), "{kind}");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_two_ranks_goes_on_with_one_and_of_one_with_two() {
+    for (ranks, others) in [(2, 1), (1, 2)] {
+        let (unbroken, resumed) = (Folder::new("across-unbroken"), Folder::new("across-resumed"));
+        expect(&run(ranks, &unbroken.0, &flags(PER_LAYER)), 0, &[]);
+        copy_run(&unbroken.0, &resumed.0, 4);
+        expect(&run(others, &resumed.0, &flags(PER_LAYER)), 0, &["at step 4"]);
+        let (theirs, ours) = (metrics(&unbroken.0), metrics(&resumed.0));
+        assert_eq!(theirs[..4], ours[..4], "lines before the checkpoint stay");
+        for step in 4..8 {
+            // The same samples and masks; ranks add the same numbers in another order.
+            let loss = |lines: &[serde_json::Value]| lines[step][0].as_f64().unwrap();
+            let difference = (loss(&ours) / loss(&theirs) - 1.0).abs();
+            let allowed = if step == 4 { 1e-6 } else { 1e-4 };
+            assert!(difference <= allowed, "{ranks} to {others} ranks, step {step}: {difference}");
+        }
+    }
+}
+
+#[test]
+fn another_global_batch_goes_on_at_the_next_sample_and_is_told_of() {
+    let folder = Folder::new("batch");
+    expect(&run(1, &folder.0, "--steps 4"), 0, &[]);
+    let output = run(1, &folder.0, "--steps 6 --global-batch-size 4");
+    let changed = "train.global_batch_size = 4 (was 8), train.steps = 6 (was 4)";
+    expect(&output, 0, &["at step 4, sample 32", changed]);
+    let manifest = trainer::checkpoint::verify(&runs::checkpoint(&folder.0, 6)).unwrap();
+    assert_eq!((manifest.step, manifest.samples, manifest.applied, manifest.skipped), (6, 40, 6, 0));
+}
+
+#[test]
+fn the_newest_are_kept_and_a_finished_run_does_nothing_more() {
+    let folder = Folder::new("keep");
+    expect(&run(1, &folder.0, "--steps 9 --save-interval 2 --checkpoint-keep 2"), 0, &[]);
+    assert_eq!(saved(&folder.0), [8, 9]);
+    let before = (metrics(&folder.0), bits(&folder.0, 9));
+    expect(&run(1, &folder.0, "--steps 9 --save-interval 2"), 0, &["done before: 9 of 9 steps", "train.steps"]);
+    assert_eq!(before, (metrics(&folder.0), bits(&folder.0, 9)));
+}
+
+#[test]
+fn a_start_that_would_mix_two_runs_is_refused_and_one_from_elsewhere_is_not() {
+    let folder = Folder::new("mix");
+    expect(&run(1, &folder.0, "--steps 4 --save-interval 2"), 0, &[]);
+    let path = folder.path("saved");
+    let older = path.join("step-00000002");
+    let newer = "step-00000004 is there. Rule: ";
+    expect(&run(1, &folder.0, "--steps 6 --resume never"), 2, &["checkpoint.resume = never", newer, "auto"]);
+    expect(&run(1, &folder.0, &format!("--steps 6 --resume {}", older.display())), 2, &[newer]);
+    expect(&run(1, &folder.0, "--steps 6 --resume nowhere"), 2, &["nowhere holds no checkpoint", "check the path"]);
+    assert_eq!(saved(&folder.0), [2, 4], "nothing was touched");
+
+    let other = Folder::new("mix-other");
+    expect(&run(1, &other.0, &format!("--steps 6 --resume {}", older.display())), 0, &["at step 2"]);
+    let last = Folder::new("mix-last");
+    expect(&run(1, &last.0, &format!("--steps 6 --load {}", path.display())), 0, &["at step 4"]);
+    assert_eq!(bits(&other.0, 6), bits(&last.0, 6));
+}

@@ -1,0 +1,162 @@
+//! The binary as users run it, on a small model with dropout, for the tests of checkpoints.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// A model of few parameters. Dropout is on and validation falls between checkpoints, so that a resumed run that lost
+/// its place in either would show. The learning rate does not depend on the number of steps.
+const SMALL: &str = r#"
+[model]
+layers = 1
+hidden = 32
+heads = 2
+seq_length = 16
+hidden_dropout = 0.1
+attention_dropout = 0.1
+[train]
+global_batch_size = 8
+threads = 1
+eval_interval = 3
+eval_steps = 1
+[optimizer]
+schedule = "constant"
+warmup_steps = 3
+[logging]
+dir = "FOLDER/log"
+[checkpoint]
+dir = "FOLDER/saved"
+"#;
+
+/// An empty folder that goes with the test.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The arguments of a run in `folder`: metrics in `log`, checkpoints in `saved`; `flags` override what is set there.
+pub fn arguments(folder: &Path, flags: &str) -> Vec<String> {
+    let config = folder.join("small.toml");
+    std::fs::write(&config, SMALL.replace("FOLDER", folder.to_str().unwrap())).unwrap();
+    let config = ["--config", config.to_str().unwrap()].map(String::from);
+    config.into_iter().chain(flags.split_whitespace().map(String::from)).collect()
+}
+
+/// The trainer on `ranks` ranks, not yet started; one rank runs without mpirun.
+pub fn command(ranks: usize, folder: &Path, flags: &str) -> Command {
+    let trainer = env!("CARGO_BIN_EXE_trainer");
+    let mut command = Command::new(if ranks == 1 { trainer } else { "mpirun" });
+    if ranks > 1 {
+        let ranks = ranks.to_string();
+        command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", &ranks, trainer]);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    }
+    command.args(arguments(folder, flags));
+    command
+}
+
+pub fn run(ranks: usize, folder: &Path, flags: &str) -> Output {
+    command(ranks, folder, flags).output().unwrap()
+}
+
+/// What was printed.
+pub fn printed(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Fails unless the run ends with that code and prints all of `parts`.
+pub fn expect(output: &Output, code: i32, parts: &[&str]) {
+    let text = printed(output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+/// Starts a run that would go on for ever, and returns when it has done some steps.
+pub fn start(ranks: usize, folder: &Path, flags: &str) -> Child {
+    let flags = format!("--steps 1000000 {flags}");
+    let mut command = command(ranks, folder, &flags);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let metrics = folder.join("log/metrics.jsonl");
+    let begun = Instant::now();
+    while std::fs::read_to_string(&metrics).unwrap_or_default().lines().count() < 3 {
+        assert!(begun.elapsed() < Duration::from_secs(120), "no step was done");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+/// Sends a signal, by its name without SIG.
+pub fn signal(process: u32, name: &str) {
+    let status = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap();
+    assert!(status.success(), "kill -{name} {process}");
+}
+
+/// Of each step what does not depend on the clock; fails unless the steps are 0, 1, 2, ... in the file.
+pub fn metrics(folder: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder.join("log/metrics.jsonl")).unwrap();
+    let numbers = |(index, line): (usize, &str)| {
+        let step: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(step["step"], index, "each step appears once, in order: {text}");
+        // All are shortest decimals of their bits: equal ones mean equal bits.
+        ["loss", "grad_norm", "lr", "validation_loss"].iter().map(|key| step[*key].clone()).collect()
+    };
+    text.lines().enumerate().map(numbers).collect()
+}
+
+/// Step numbers of the checkpoints in `folder/saved`.
+pub fn saved(folder: &Path) -> Vec<usize> {
+    let entries = std::fs::read_dir(folder.join("saved")).map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+    let names = entries.into_iter().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut steps: Vec<usize> =
+        names.filter_map(|name| name.strip_prefix("step-").map(|step| step.parse().expect(&name))).collect();
+    steps.sort();
+    steps
+}
+
+/// The folder of the checkpoint after `step` steps.
+pub fn checkpoint(folder: &Path, step: usize) -> PathBuf {
+    folder.join(format!("saved/step-{step:08}"))
+}
+
+/// Hashes of weights and moments after `step` steps; every byte is checked.
+pub fn bits(folder: &Path, step: usize) -> Vec<String> {
+    let manifest = trainer::checkpoint::verify(&checkpoint(folder, step)).unwrap();
+    let tensors = manifest.files.into_iter().filter(|file| file.name.ends_with(".safetensors"));
+    tensors.map(|file| format!("{} {}", file.name, file.sha256)).collect()
+}
+
+/// Makes a folder as a run that died after the checkpoint of `step` left it: its checkpoint, and metrics up to the end.
+pub fn copy_run(from: &Path, to: &Path, step: usize) {
+    std::fs::create_dir_all(to.join("log")).unwrap();
+    std::fs::copy(from.join("log/metrics.jsonl"), to.join("log/metrics.jsonl")).unwrap();
+    copy_folder(&checkpoint(from, step), &checkpoint(to, step));
+}
+
+pub fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
