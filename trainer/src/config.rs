@@ -57,14 +57,25 @@ macro_rules! section {
 
 section!(ModelConfig {
     preset: String,
+    init_from: Option<String>,
     kind: String,
     layers: usize,
     hidden: usize,
     heads: usize,
+    kv_heads: Option<usize>,
     ffn: Option<usize>,
     vocab: usize,
     seq_length: usize,
     attention: bool,
+    norm: String,
+    norm_eps: f64,
+    activation: String,
+    position: String,
+    rope_base: f64,
+    rope_scaling: Vec<f64>,
+    bias: bool,
+    init_std: f64,
+    residual_init: String,
     tie_embeddings: bool,
     hidden_dropout: f64,
     attention_dropout: f64,
@@ -184,7 +195,7 @@ impl Layers {
         let chosen = chosen.and_then(Value::as_str).unwrap_or("tiny");
         let mut values: BTreeMap<&str, Value> = BTreeMap::new();
         let defaults = OPTIONS.iter().map(|option| (option.key, option.default));
-        for (key, text) in defaults.chain(preset(chosen).iter().copied()) {
+        for (key, text) in defaults.chain(preset(chosen)) {
             if let (Some(value), Some(option)) = (literal(text), find(key)) {
                 values.insert(key, widened(option, value));
             }

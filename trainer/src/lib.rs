@@ -17,6 +17,7 @@ pub mod optimizer;
 pub mod options;
 pub mod params;
 pub mod plan;
+pub mod presets;
 pub mod reducer;
 pub mod run;
 pub mod schedule;

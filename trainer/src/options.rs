@@ -1,6 +1,9 @@
 //! Every option, once: its key, flag, default and meaning. Help, reference, parsing and defaults are made from this
 //! table.
 
+pub use crate::presets::preset;
+use crate::presets::{PRESETS, reference as preset_reference};
+
 /// What an option's value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -69,15 +72,26 @@ const fn option(
 /// All options, by section.
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec] = &[
-    option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(&["tiny", "gpt2-124m", "gpt2-350m", "gpt-1.3b", "gpt-2.7b", "mlp"]), "Sizes to start from; every other model option overrides them"),
-    option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(&["gpt", "mlp"]), "GPT-2 style transformer, or the multi-layer perceptron of the benchmarks"),
+    option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(PRESETS), "Sizes to start from; every other model option overrides them"),
+    option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from: a Hugging Face model, a checkpoint or what `trainer convert` wrote; it also sets the model's options, which others override"),
+    option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(&["gpt", "mlp"]), "Decoder-only transformer (GPT-2, Llama), or the multi-layer perceptron of the benchmarks"),
     option("model.layers", "layers", &["num-layers"], "2", Kind::Integer, "Transformer blocks"),
     option("model.hidden", "hidden", &["hidden-size"], "64", Kind::Integer, "Width of the residual stream"),
     option("model.heads", "heads", &["num-attention-heads"], "4", Kind::Integer, "Attention heads; divides hidden"),
-    option("model.ffn", "ffn", &["ffn-hidden-size"], "", Kind::Integer, "Width of the feed-forward layer; 4 x hidden if unset"),
+    option("model.kv_heads", "kv-heads", &["num-query-groups"], "", Kind::Integer, "Key and value heads, shared by groups of attention heads; as many as heads if unset"),
+    option("model.ffn", "ffn", &["ffn-hidden-size"], "", Kind::Integer, "Width of the feed-forward layer; if unset 4 x hidden, or for swiglu 8/3 x hidden rounded up to a multiple of 256"),
     option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Tokens; padded to a multiple of 128 in memory"),
     option("model.seq_length", "seq-length", &[], "64", Kind::Integer, "Tokens of a sequence"),
     option("model.attention", "attention", &[], "true", Kind::Bool, "Blocks have attention; without it a model sees one token at a time"),
+    option("model.norm", "norm", &["normalization"], "\"layernorm\"", Kind::Choice(&["layernorm", "rmsnorm"]), "Normalisation before attention, feed-forward and head"),
+    option("model.norm_eps", "norm-eps", &["norm-epsilon"], "1e-5", Kind::Float, "Added to the variance in norms"),
+    option("model.activation", "activation", &[], "\"gelu\"", Kind::Choice(&["gelu", "swiglu"]), "Feed-forward layer: GELU (tanh form), or SwiGLU with its third matrix"),
+    option("model.position", "position", &["position-embedding-type"], "\"learned\"", Kind::Choice(&["learned", "rotary", "none"]), "Learned vectors, rotated queries and keys, or the causal mask alone"),
+    option("model.rope_base", "rope-base", &["rotary-base"], "10000.0", Kind::Float, "rotary: base of the wavelengths (rope theta)"),
+    option("model.rope_scaling", "rope-scaling", &[], "[]", Kind::Floats, "rotary: Llama 3.1's scaling as [factor, low frequency factor, high frequency factor, original context]; none if empty"),
+    option("model.bias", "bias", &["add-bias-linear"], "true", Kind::Bool, "Linear layers and LayerNorms have biases"),
+    option("model.init_std", "init-std", &["init-method-std"], "0.02", Kind::Float, "Standard deviation of matrices at the start"),
+    option("model.residual_init", "residual-init", &[], "\"scaled\"", Kind::Choice(&["scaled", "plain"]), "Matrices that write to the residual stream start with init_std / sqrt(2 layers) as in GPT-2, or with init_std"),
     option("model.tie_embeddings", "tie-embeddings", &[], "true", Kind::Bool, "The head uses the embedding's table"),
     option("model.hidden_dropout", "hidden-dropout", &[], "0.0", Kind::Float, "Dropout of embeddings and of what blocks add to the residual stream"),
     option("model.attention_dropout", "attention-dropout", &[], "0.0", Kind::Float, "Dropout of attention probabilities"),
@@ -147,50 +161,6 @@ pub fn find(key: &str) -> Option<&'static OptionSpec> {
     OPTIONS.iter().find(|option| option.key == key)
 }
 
-/// What a preset sets.
-pub fn preset(name: &str) -> &'static [(&'static str, &'static str)] {
-    match name {
-        "gpt2-124m" => &[
-            ("model.layers", "12"),
-            ("model.hidden", "768"),
-            ("model.heads", "12"),
-            ("model.vocab", "50257"),
-            ("model.seq_length", "1024"),
-        ],
-        "gpt2-350m" => &[
-            ("model.layers", "24"),
-            ("model.hidden", "1024"),
-            ("model.heads", "16"),
-            ("model.vocab", "50257"),
-            ("model.seq_length", "1024"),
-        ],
-        "gpt-1.3b" => &[
-            ("model.layers", "24"),
-            ("model.hidden", "2048"),
-            ("model.heads", "16"),
-            ("model.vocab", "50257"),
-            ("model.seq_length", "2048"),
-        ],
-        "gpt-2.7b" => &[
-            ("model.layers", "32"),
-            ("model.hidden", "2560"),
-            ("model.heads", "32"),
-            ("model.vocab", "50257"),
-            ("model.seq_length", "2048"),
-        ],
-        "mlp" => &[
-            ("model.kind", "\"mlp\""),
-            ("optimizer.kind", "\"sgd\""),
-            ("optimizer.lr", "0.1"),
-            ("optimizer.schedule", "\"constant\""),
-            ("optimizer.weight_decay", "0.0"),
-            ("train.micro_batch_size", "640"),
-            ("train.global_batch_size", "640"),
-        ],
-        _ => &[],
-    }
-}
-
 /// The reference of all options, as Markdown.
 pub fn reference() -> String {
     use std::fmt::Write;
@@ -214,7 +184,7 @@ pub fn reference() -> String {
         };
         let _ = writeln!(text, "| `{}` | {} | {default} | {}{values} |", option.key, flags.join(" "), option.doc);
     }
-    text
+    text + &preset_reference()
 }
 
 #[cfg(test)]
@@ -233,14 +203,6 @@ mod tests {
                 let parsed: Result<toml::Table, _> = format!("x = {}", option.default).parse();
                 assert!(parsed.is_ok(), "{}: default {}", option.key, option.default);
             }
-        }
-    }
-
-    #[test]
-    fn presets_set_known_options() {
-        let Kind::Choice(names) = find("model.preset").unwrap().kind else { panic!("a preset is a choice") };
-        for (key, _) in names.iter().flat_map(|name| preset(name)) {
-            assert!(find(key).is_some(), "{key}");
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The checked plan of a run: every derived size, and all validation, in one place.
 
 use device::DType;
+use device::ops::NormKind;
 use graph_manager::{GraphOptions, Mempool, Scope};
 
 use crate::config::{RunConfig, UserError};
-use crate::model::{Architecture, GptShape, MlpShape, gpt, mlp};
+use crate::model::{Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, gpt, mlp};
 use crate::optimizer::OptimizerKind;
 use crate::schedule::{Decay, Schedule};
 
@@ -156,6 +157,7 @@ fn slips(config: &RunConfig) -> Result<(), UserError> {
         ("model.layers", model.layers, 1 << 14),
         ("model.hidden", model.hidden, 1 << 30),
         ("model.heads", model.heads, 1 << 30),
+        ("model.kv_heads", model.kv_heads.unwrap_or(1), 1 << 30),
         ("model.ffn", model.ffn.unwrap_or(1), 1 << 30),
         ("model.vocab", model.vocab, 1 << 30),
         ("model.seq_length", model.seq_length, 1 << 30),
@@ -190,7 +192,11 @@ fn batch_split(config: &RunConfig, ranks: usize) -> Result<usize, UserError> {
     Ok(global / unit)
 }
 
-fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
+/// The model of a configuration, checked.
+///
+/// # Errors
+/// The first rule that is broken.
+pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
     let model = &config.model;
     let dtype = if config.precision.compute == "bf16" { DType::Bf16 } else { DType::F32 };
     let rate = |key: &str, value: f64| {
@@ -222,6 +228,7 @@ fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         ("model.heads", model.heads),
         ("model.vocab", model.vocab),
         ("model.seq_length", model.seq_length),
+        ("model.kv_heads", model.kv_heads.unwrap_or(1)),
         ("model.ffn", model.ffn.unwrap_or(1)),
     ] {
         at_least(key, value, 1)?;
@@ -234,7 +241,29 @@ fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         )
     })?;
     let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
-    let ffn = model.ffn.unwrap_or(4 * hidden);
+    let kv_heads = model.kv_heads.unwrap_or(model.heads);
+    require(model.heads.is_multiple_of(kv_heads), || {
+        UserError::new(
+            format!("model.heads = {} with model.kv_heads = {kv_heads}", model.heads),
+            "heads is a multiple of kv_heads: each key and value head serves as many",
+            format!("set model.kv_heads = {}, or another divisor of heads", model.heads),
+        )
+    })?;
+    within(
+        "model.norm_eps",
+        model.norm_eps,
+        model.norm_eps > 0.0 && (model.norm_eps as f32) > 0.0,
+        "it is above 0, also as f32",
+        "set model.norm_eps = 1e-5",
+    )?;
+    within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
+    let position = position(config)?;
+    let (feed_forward, default_ffn) = match model.activation.as_str() {
+        // Llama's rule (Touvron et al., 2023): as many parameters as 4 x hidden would have with two matrices.
+        "swiglu" => (FeedForward::SwiGlu, (8 * hidden / 3).next_multiple_of(256)),
+        _ => (FeedForward::Gelu, 4 * hidden),
+    };
+    let ffn = model.ffn.unwrap_or(default_ffn);
     holdable("model.vocab x hidden", &[model.vocab, hidden])?;
     holdable("model.ffn x hidden", &[ffn, hidden])?;
     holdable("model.seq_length x hidden", &[seq, hidden])?;
@@ -246,6 +275,7 @@ fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         layers: model.layers,
         hidden,
         heads: model.heads,
+        kv_heads,
         ffn,
         vocab: model.vocab,
         padded_vocab: model.vocab.next_multiple_of(128),
@@ -253,11 +283,54 @@ fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         batch,
         tied: model.tie_embeddings,
         attention: model.attention,
+        norm: if model.norm == "rmsnorm" { NormKind::Rms } else { NormKind::Layer },
+        norm_eps: model.norm_eps as f32,
+        feed_forward,
+        position,
+        bias: model.bias,
+        init_std: model.init_std as f32,
+        scaled_residual_init: model.residual_init == "scaled",
         hidden_dropout: model.hidden_dropout as f32,
         attention_dropout: model.attention_dropout as f32,
         seed: config.train.seed,
         dtype,
     }))
+}
+
+/// How the model knows positions.
+fn position(config: &RunConfig) -> Result<Position, UserError> {
+    let model = &config.model;
+    match model.position.as_str() {
+        "rotary" => {}
+        "none" => return Ok(Position::None),
+        _ => return Ok(Position::Learned),
+    }
+    let head_dim = model.hidden / model.heads;
+    require(head_dim.is_multiple_of(2), || {
+        UserError::new(
+            format!("model.position = \"rotary\" with hidden / heads = {head_dim}"),
+            "rotary positions turn pairs of channels: a head has an even number",
+            format!("set model.hidden = {}", model.heads * (head_dim + 1)),
+        )
+    })?;
+    let base = model.rope_base;
+    within("model.rope_base", base, base > 1.0, "it is above 1", "set model.rope_base = 10000")?;
+    let scaling = match model.rope_scaling[..] {
+        [] => None,
+        [factor, low, high, original_context]
+            if factor >= 1.0 && low > 0.0 && high > low && original_context >= 1.0 =>
+        {
+            Some(Scaling { factor, low, high, original_context })
+        }
+        _ => {
+            return Err(UserError::new(
+                format!("model.rope_scaling = {:?}", model.rope_scaling),
+                "it is empty, or [factor >= 1, low > 0, high > low, original context >= 1]",
+                "set model.rope_scaling = [8, 1, 4, 8192] as Llama 3.1 has it, or []",
+            ));
+        }
+    };
+    Ok(Position::Rotary { base, scaling })
 }
 
 fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {

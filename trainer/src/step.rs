@@ -128,7 +128,17 @@ impl Stage {
         };
         let control = persistent("control", [size_of::<Control>()].into(), DType::U8)?;
         let loss_sum = persistent("loss_sum", [1].into(), DType::F32)?;
-        let step = StepTensors { control, loss_sum };
+        let rotary = match &architecture.rotary {
+            Some(table) => {
+                let tensor = persistent("rotary_table", table.shape(), DType::F32)?;
+                if !device.is_dry() {
+                    device.upload(&tensor, &table.values())?;
+                }
+                Some(tensor)
+            }
+            None => None,
+        };
+        let step = StepTensors { control, loss_sum, rotary };
         let model = (architecture.build)(&params, step);
         let stacked = |shape: device::Shape| {
             let mut sizes = vec![options.microbatches];

@@ -1,12 +1,12 @@
 //! What is written is what is read, to the bit, and other programs can read it.
 
-use device::ops::Status;
+use device::ops::{NormKind, Status};
 use device::{DType, Device, HostOptions};
 use graph_manager::GraphOptions;
 use safetensors::SafeTensors;
 use trainer::checkpoint::{Progress, load, save, verify};
 use trainer::data::{MarkovSource, Source, Split};
-use trainer::model::{GptShape, gpt};
+use trainer::model::{FeedForward, GptShape, Position, gpt};
 use trainer::optimizer::OptimizerKind;
 use trainer::step::{Stage, StageOptions, StepSettings};
 
@@ -36,6 +36,7 @@ impl Case {
             layers,
             hidden,
             heads: 1,
+            kv_heads: 1,
             ffn: 2 * hidden,
             vocab,
             padded_vocab,
@@ -43,6 +44,13 @@ impl Case {
             batch: 2,
             tied,
             attention: true,
+            norm: NormKind::Layer,
+            norm_eps: 1e-5,
+            feed_forward: FeedForward::Gelu,
+            position: Position::Learned,
+            bias: true,
+            init_std: 0.02,
+            scaled_residual_init: true,
             hidden_dropout: 0.1,
             attention_dropout: 0.0,
             seed,
@@ -66,7 +74,7 @@ impl Case {
         let first_sample = 2 * u64::from(step);
         let settings = StepSettings { step, microbatches: 1, first_sample, learning_rate: 1e-2, clip: 1.0 };
         let batch = MarkovSource::new(1, self.seq).batch(Split::Train, first_sample, 2);
-        stage.train_step(settings, &batch).unwrap().wait().unwrap();
+        stage.train_step(settings, Some(&batch.unwrap())).unwrap().wait().unwrap();
     }
 }
 

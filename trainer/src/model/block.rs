@@ -2,26 +2,28 @@
 //! on the residual stream and what is still to be added to it.
 
 use device::ops::{
-    Attention, AttentionBackward, BiasGrad, Dropout, DropoutSite, Epilogue, Gemm, Norm, NormBackward, NormKind,
+    Activation, ActivationKind, Attention, AttentionBackward, BiasGrad, Dropout, DropoutSite, Epilogue, Gemm, Norm,
+    NormBackward, NormKind, Rotary, SwiGlu, SwiGluBackward,
 };
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
-use super::{Dropouts, Hidden};
+use super::{Dropouts, FeedForward, Hidden};
 use crate::params::Param;
 
-/// A linear layer's parameters: weight `(out, in)` and bias `(out)`.
+/// A linear layer's parameters: weight `(out, in)` and, where there is one, bias `(out)`.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear {
     pub(crate) weight: Param,
-    pub(crate) bias: Param,
+    pub(crate) bias: Option<Param>,
 }
 
-/// A LayerNorm's parameters, `(hidden)` each.
+/// A LayerNorm's or RMSNorm's parameters, `(hidden)` each; an RMSNorm has no bias.
 #[derive(Clone, Copy)]
-pub(crate) struct LayerNorm {
+pub(crate) struct NormLayer {
+    pub(crate) kind: NormKind,
     pub(crate) weight: Param,
-    pub(crate) bias: Param,
+    pub(crate) bias: Option<Param>,
     pub(crate) eps: f32,
 }
 
@@ -32,19 +34,23 @@ pub(crate) struct Block {
 }
 
 pub(crate) struct AttentionHalf {
-    pub(crate) norm: LayerNorm,
-    /// `(3 hidden, hidden)`.
+    pub(crate) norm: NormLayer,
+    /// `((heads + 2 kv_heads) * head_dim, hidden)`: rows of queries, then keys, then values.
     pub(crate) qkv: Linear,
     /// `(hidden, hidden)`.
     pub(crate) projection: Linear,
     pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; absent where positions are not rotary.
+    pub(crate) rotary: Option<Tensor>,
     pub(crate) probabilities: Dropouts,
     pub(crate) output: Dropouts,
 }
 
 pub(crate) struct FeedForwardHalf {
-    pub(crate) norm: LayerNorm,
-    /// `(ffn, hidden)`.
+    pub(crate) norm: NormLayer,
+    pub(crate) kind: FeedForward,
+    /// `(ffn, hidden)`; with SwiGLU `(2 ffn, hidden)`: rows of the gate, then of what it gates.
     pub(crate) up: Linear,
     /// `(hidden, ffn)`.
     pub(crate) down: Linear,
@@ -55,7 +61,8 @@ pub(crate) struct FeedForwardHalf {
 #[derive(Clone, Copy)]
 pub(crate) struct SavedNorm {
     input: Tensor,
-    mean: Tensor,
+    /// LayerNorm only.
+    mean: Option<Tensor>,
     rstd: Tensor,
 }
 
@@ -108,8 +115,9 @@ impl AttentionHalf {
         let [batch, seq, hidden] = sizes(&input.x);
         let dtype = input.x.dtype;
         let (x, normed, norm) = self.norm.forward(cx, &input)?;
-        let qkv = cx.tensor("qkv", [batch, seq, 3 * hidden], dtype)?;
+        let qkv = cx.tensor("qkv", [batch, seq, self.qkv.width()], dtype)?;
         self.qkv.forward(cx, normed, qkv)?;
+        self.rotate(cx, qkv, false)?;
         let context = cx.tensor("context", [batch, seq, hidden], dtype)?;
         let stats = cx.tensor("attention_stats", [batch, self.heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, input.record);
@@ -118,7 +126,7 @@ impl AttentionHalf {
             output: context,
             stats,
             heads: self.heads,
-            kv_heads: self.heads,
+            kv_heads: self.kv_heads,
             dropout: probabilities,
         })?;
         let delta = cx.tensor("attention_out", [batch, seq, hidden], dtype)?;
@@ -136,7 +144,7 @@ impl AttentionHalf {
         let grad_delta = undropped(cx, "grad_attention_out", grad, saved.output)?;
         let grad_context = cx.tensor("grad_context", [batch, seq, hidden], grad.dtype)?;
         self.projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
-        let grad_qkv = cx.tensor("grad_qkv", [batch, seq, 3 * hidden], grad.dtype)?;
+        let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv: saved.qkv,
             output: saved.context,
@@ -144,12 +152,19 @@ impl AttentionHalf {
             grad_output: grad_context,
             grad_qkv,
             heads: self.heads,
-            kv_heads: self.heads,
+            kv_heads: self.kv_heads,
             dropout: saved.probabilities,
         })?;
+        self.rotate(cx, grad_qkv, true)?;
         let grad_normed = cx.tensor("grad_normed_1", [batch, seq, hidden], grad.dtype)?;
         self.qkv.backward(cx, saved.normed, grad_qkv, Some((grad_normed, Epilogue::None)))?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
+    }
+
+    /// Turns queries and keys by their positions, in place; `inverse` turns their gradients back.
+    fn rotate(&self, cx: &StepContext<'_>, qkv: Tensor, inverse: bool) -> Result<()> {
+        let Some(table) = self.rotary else { return Ok(()) };
+        cx.run(Rotary { qkv, table, heads: self.heads, kv_heads: self.kv_heads, inverse })
     }
 }
 
@@ -157,12 +172,23 @@ impl FeedForwardHalf {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
         let [batch, seq, hidden] = sizes(&input.x);
         let dtype = input.x.dtype;
-        let ffn = self.up.bias.weight.elements();
         let (x, normed, norm) = self.norm.forward(cx, &input)?;
-        let pre = cx.tensor("pre_gelu", [batch, seq, ffn], dtype)?;
-        let activated = cx.tensor("activated", [batch, seq, ffn], dtype)?;
-        let bias = self.up.bias.weight;
-        cx.run(Gemm::linear(normed, self.up.weight.weight, activated, Epilogue::BiasGelu { bias, pre }))?;
+        let pre = cx.tensor("pre_activation", [batch, seq, self.up.width()], dtype)?;
+        let activated = cx.tensor("activated", [batch, seq, self.down.weight.weight.shape.last()], dtype)?;
+        match (self.kind, self.up.bias) {
+            (FeedForward::Gelu, Some(bias)) => {
+                let epilogue = Epilogue::BiasGelu { bias: bias.weight, pre };
+                cx.run(Gemm::linear(normed, self.up.weight.weight, activated, epilogue))?;
+            }
+            (FeedForward::Gelu, None) => {
+                self.up.forward(cx, normed, pre)?;
+                cx.run(Activation { kind: ActivationKind::Gelu, input: pre, output: activated })?;
+            }
+            (FeedForward::SwiGlu, _) => {
+                self.up.forward(cx, normed, pre)?;
+                cx.run(SwiGlu { input: pre, output: activated })?;
+            }
+        }
         let delta = cx.tensor("ffn_out", [batch, seq, hidden], dtype)?;
         self.down.forward(cx, activated, delta)?;
         let output = self.output.site(cx, input.record);
@@ -176,9 +202,18 @@ impl FeedForwardHalf {
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedFeedForward) -> Result<Tensor> {
         let [batch, seq, hidden] = sizes(&grad);
         let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
-        let grad_pre = cx.tensor("grad_pre_gelu", saved.pre.shape, grad.dtype)?;
-        let through_gelu = Epilogue::GeluBackward { pre: saved.pre };
-        self.down.backward(cx, saved.activated, grad_delta, Some((grad_pre, through_gelu)))?;
+        let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
+        match self.kind {
+            FeedForward::Gelu => {
+                let through_gelu = Epilogue::GeluBackward { pre: saved.pre };
+                self.down.backward(cx, saved.activated, grad_delta, Some((grad_pre, through_gelu)))?;
+            }
+            FeedForward::SwiGlu => {
+                let grad_output = cx.tensor("grad_activated", saved.activated.shape, grad.dtype)?;
+                self.down.backward(cx, saved.activated, grad_delta, Some((grad_output, Epilogue::None)))?;
+                cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre })?;
+            }
+        }
         let grad_normed = cx.tensor("grad_normed_2", [batch, seq, hidden], grad.dtype)?;
         self.up.backward(cx, saved.normed, grad_pre, Some((grad_normed, Epilogue::None)))?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
@@ -186,8 +221,14 @@ impl FeedForwardHalf {
 }
 
 impl Linear {
+    /// Width of its output.
+    pub(crate) fn width(&self) -> usize {
+        self.weight.weight.shape.rows()
+    }
+
     pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
-        cx.run(Gemm::linear(input, self.weight.weight, output, Epilogue::Bias(self.bias.weight)))
+        let epilogue = self.bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
+        cx.run(Gemm::linear(input, self.weight.weight, output, epilogue))
     }
 
     /// Parameter gradients, and the input's if it is wanted, through an epilogue.
@@ -202,31 +243,37 @@ impl Linear {
             cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))?;
         }
         cx.run(Gemm::wgrad(grad_output, input, self.weight.grad, cx.accumulate()))?;
-        cx.run(BiasGrad { grad_output, grad_bias: self.bias.grad, accumulate: cx.accumulate() })
+        match self.bias {
+            Some(bias) => cx.run(BiasGrad { grad_output, grad_bias: bias.grad, accumulate: cx.accumulate() }),
+            None => Ok(()),
+        }
     }
 }
 
-impl LayerNorm {
+impl NormLayer {
     /// Adds what is to be added to the residual stream and normalises it: the new stream, the normed values, and what
     /// backward needs.
     pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: &Hidden) -> Result<(Tensor, Tensor, SavedNorm)> {
         let shape = input.x.shape;
         let normed = cx.tensor("normed", shape, input.x.dtype)?;
-        let mean = cx.tensor("mean", [shape.rows()], DType::F32)?;
+        let mean = match self.kind {
+            NormKind::Layer => Some(cx.tensor("mean", [shape.rows()], DType::F32)?),
+            NormKind::Rms => None,
+        };
         let rstd = cx.tensor("rstd", [shape.rows()], DType::F32)?;
         let sum = match input.delta {
             Some(_) => Some(cx.tensor("residual", shape, input.x.dtype)?),
             None => None,
         };
         cx.run(Norm {
-            kind: NormKind::Layer,
+            kind: self.kind,
             input: input.delta.unwrap_or(input.x),
             residual: input.delta.map(|_| input.x),
             sum,
             weight: self.weight.weight,
-            bias: Some(self.bias.weight),
+            bias: self.bias.map(|bias| bias.weight),
             output: normed,
-            mean: Some(mean),
+            mean,
             rstd,
             eps: self.eps,
         })?;
@@ -244,16 +291,16 @@ impl LayerNorm {
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
         cx.run(NormBackward {
-            kind: NormKind::Layer,
+            kind: self.kind,
             input: saved.input,
             weight: self.weight.weight,
-            mean: Some(saved.mean),
+            mean: saved.mean,
             rstd: saved.rstd,
             grad_output,
             grad_residual,
             grad_input,
             grad_weight: self.weight.grad,
-            grad_bias: Some(self.bias.grad),
+            grad_bias: self.bias.map(|bias| bias.grad),
             accumulate: cx.accumulate(),
         })?;
         Ok(grad_input)

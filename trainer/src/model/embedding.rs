@@ -10,8 +10,8 @@ use crate::params::Param;
 pub(crate) struct EmbeddingLayer {
     /// `(padded vocab, hidden)`.
     pub(crate) table: Param,
-    /// `(seq, hidden)`, learned.
-    pub(crate) positions: Param,
+    /// `(seq, hidden)`, learned; absent where blocks see positions by themselves.
+    pub(crate) positions: Option<Param>,
     pub(crate) dropout: Dropouts,
     pub(crate) dtype: DType,
 }
@@ -30,7 +30,7 @@ impl Layer<Hidden> for EmbeddingLayer {
         cx.run(Embedding {
             tokens: input.x,
             table: self.table.weight,
-            positions: Some(self.positions.weight),
+            positions: self.positions.map(|positions| positions.weight),
             output: x,
         })?;
         if let Some(site) = dropout {
@@ -51,7 +51,7 @@ impl Layer<Hidden> for EmbeddingLayer {
             tokens: saved.tokens,
             grad_output,
             grad_table: self.table.grad,
-            grad_positions: Some(self.positions.grad),
+            grad_positions: self.positions.map(|positions| positions.grad),
         })?;
         Ok(grad)
     }

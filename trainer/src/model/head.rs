@@ -4,14 +4,14 @@ use device::ops::{CrossEntropy, Epilogue, Gemm, Mse, SumInto};
 use device::{DType, Tensor};
 use graph_manager::{Layer, Mode, Result, StepContext};
 
-use super::block::{LayerNorm, SavedNorm};
+use super::block::{NormLayer, SavedNorm};
 use super::{Hidden, StepTensors};
 use crate::params::Param;
 
 /// Final norm, logits and cross-entropy. The loss is fused with its gradient: forward leaves the logits' gradient where
 /// the logits were.
 pub(crate) struct LanguageHead {
-    pub(crate) norm: LayerNorm,
+    pub(crate) norm: NormLayer,
     /// `(padded vocab, hidden)`; the embedding's table when tied.
     pub(crate) table: Param,
     pub(crate) vocab: usize,

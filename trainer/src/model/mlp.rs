@@ -32,7 +32,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         specs.push(ParamSpec::new(format!("layers.{layer}.weight"), [pair[1], pair[0]], init, layer));
         specs.push(ParamSpec::new(format!("layers.{layer}.bias"), [pair[1]], Init::Constant(0.0), layer));
     }
-    Architecture { specs, build: Box::new(move |params, step| build(&shape, params, step)) }
+    Architecture { specs, rotary: None, build: Box::new(move |params, step| build(&shape, params, step)) }
 }
 
 fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
@@ -43,7 +43,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
         layers.push(Box::new(Perceptron {
             linear: Linear {
                 weight: params.get(&format!("layers.{layer}.weight")),
-                bias: params.get(&format!("layers.{layer}.bias")),
+                bias: Some(params.get(&format!("layers.{layer}.bias"))),
             },
             first: layer == 0,
             activated: layer != last,
@@ -76,7 +76,7 @@ struct Saved {
 
 impl Layer<Hidden> for Perceptron {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let shape = [input.x.shape.rows(), self.linear.bias.weight.elements()];
+        let shape = [input.x.shape.rows(), self.linear.width()];
         let pre = cx.tensor("pre", shape, input.x.dtype)?;
         self.linear.forward(cx, input.x, pre)?;
         let mut x = pre;

@@ -5,9 +5,11 @@ mod embedding;
 mod gpt;
 mod head;
 mod mlp;
+mod rotary;
 
-pub use gpt::{GptShape, gpt};
+pub use gpt::{FeedForward, GptShape, Position, gpt};
 pub use mlp::{MlpShape, mlp};
+pub use rotary::{RotaryTable, Scaling};
 
 use device::ops::DropoutSite;
 use device::{DType, Shape, Tensor};
@@ -48,6 +50,8 @@ pub struct StepTensors {
     pub control: Tensor,
     /// `(1)`, f32: the sum of the step's losses on this rank.
     pub loss_sum: Tensor,
+    /// The rotary table, where the architecture has one.
+    pub rotary: Option<Tensor>,
 }
 
 /// A model: its layers in order, the first of which takes inputs and the last of which gives losses.
@@ -67,6 +71,8 @@ pub type Build = dyn Fn(&crate::params::Params, StepTensors) -> Model;
 pub struct Architecture {
     /// The parameters in layer order.
     pub specs: Vec<ParamSpec>,
+    /// Angles of rotary positions, which layers read as [`StepTensors::rotary`].
+    pub rotary: Option<RotaryTable>,
     /// Makes the layers once the parameters are placed.
     pub build: Box<Build>,
 }

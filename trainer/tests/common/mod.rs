@@ -3,9 +3,10 @@
 
 use std::rc::Rc;
 
+use device::ops::NormKind;
 use device::{Communicator, DType, Device, HostOptions};
 use graph_manager::GraphOptions;
-use trainer::model::{Architecture, GptShape, MlpShape, gpt, mlp};
+use trainer::model::{Architecture, FeedForward, GptShape, MlpShape, Position, gpt, mlp};
 use trainer::optimizer::OptimizerKind;
 use trainer::step::{Batch, Stage, StageOptions, StepResult, StepSettings};
 
@@ -17,14 +18,16 @@ pub const MICRO_BATCH: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Gpt,
+    Llama,
     Mlp,
 }
 
-pub fn tiny_gpt(dropout: f32, dtype: DType) -> Architecture {
-    gpt(GptShape {
+pub fn tiny_gpt(dropout: f32, dtype: DType) -> GptShape {
+    GptShape {
         layers: 2,
         hidden: 32,
         heads: 4,
+        kv_heads: 4,
         ffn: 64,
         vocab: VOCAB,
         padded_vocab: 128,
@@ -32,11 +35,32 @@ pub fn tiny_gpt(dropout: f32, dtype: DType) -> Architecture {
         batch: MICRO_BATCH,
         tied: true,
         attention: true,
+        norm: NormKind::Layer,
+        norm_eps: 1e-5,
+        feed_forward: FeedForward::Gelu,
+        position: Position::Learned,
+        bias: true,
+        init_std: 0.02,
+        scaled_residual_init: true,
         hidden_dropout: dropout,
         attention_dropout: dropout,
         seed: 7,
         dtype,
-    })
+    }
+}
+
+pub fn tiny_llama(dropout: f32, dtype: DType) -> GptShape {
+    GptShape {
+        kv_heads: 2,
+        ffn: 48,
+        tied: false,
+        norm: NormKind::Rms,
+        feed_forward: FeedForward::SwiGlu,
+        position: Position::Rotary { base: 500_000.0, scaling: None },
+        bias: false,
+        scaled_residual_init: false,
+        ..tiny_gpt(dropout, dtype)
+    }
 }
 
 pub const MLP_SIZES: [usize; 4] = [24, 32, 17, 8];
@@ -88,10 +112,10 @@ impl Run {
     }
 
     pub fn stage(&self, device: &Device) -> Stage {
+        let adamw = OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
         let (architecture, losses_per_sample, optimizer) = match self.kind {
-            Kind::Gpt => {
-                (tiny_gpt(self.dropout, self.compute), SEQ, OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 })
-            }
+            Kind::Gpt => (gpt(tiny_gpt(self.dropout, self.compute)), SEQ, adamw),
+            Kind::Llama => (gpt(tiny_llama(self.dropout, self.compute)), SEQ, adamw),
             Kind::Mlp => (tiny_mlp(self.dropout, self.compute), 1, OptimizerKind::Sgd { momentum: 0.9 }),
         };
         let options = StageOptions {
@@ -150,7 +174,7 @@ pub fn noise(sample: u64, position: u64) -> u64 {
 pub fn batch(kind: Kind, first_sample: u64, microbatches: usize) -> Batch {
     let samples = first_sample..first_sample + (microbatches * MICRO_BATCH) as u64;
     match kind {
-        Kind::Gpt => {
+        Kind::Gpt | Kind::Llama => {
             // Every token follows from the one before, so that there is something to learn.
             let token = |s: u64, i: u64| ((noise(s, 0) + 5 * i) % VOCAB as u64) as i32;
             let row = |s: u64, shift: u64| (0..SEQ as u64).map(move |i| token(s, i + shift)).collect::<Vec<i32>>();
