@@ -11,10 +11,18 @@ use super::error::missing_library;
 use crate::{Error, Result};
 
 /// The kernel sources, by file name. Each is a program of its own.
-pub const SOURCES: &[(&str, &str)] = &[("elementwise.cu", include_str!("../../kernels/elementwise.cu"))];
+pub const SOURCES: &[(&str, &str)] = &[
+    ("attention.cu", include_str!("../../kernels/attention.cu")),
+    ("elementwise.cu", include_str!("../../kernels/elementwise.cu")),
+    ("gemm_epilogue.cu", include_str!("../../kernels/gemm_epilogue.cu")),
+    ("random.cu", include_str!("../../kernels/random.cu")),
+];
 
 /// What the sources include, by file name.
-const HEADERS: &[(&str, &str)] = &[("common.cuh", include_str!("../../kernels/common.cuh"))];
+const HEADERS: &[(&str, &str)] = &[
+    ("common.cuh", include_str!("../../kernels/common.cuh")),
+    ("numeric.cuh", include_str!("../../kernels/numeric.cuh")),
+];
 
 /// Options of every compilation. Not `--use_fast_math`: it flushes subnormals and loosens division everywhere;
 /// kernels ask for fast functions where they want them.
@@ -91,12 +99,12 @@ pub(super) fn cached(name: &str, source: &str, architecture: &str) -> Result<Vec
 }
 
 /// Several ranks may write the same file at once: each writes its own and renames it.
-fn store(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
+pub(super) fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    std::fs::write(&temporary, cubin)?;
+    std::fs::write(&temporary, bytes)?;
     std::fs::rename(&temporary, path)
 }
 

@@ -1,6 +1,8 @@
 //! The CUDA device: the same operations on a GPU, through cuBLASLt, cuDNN and kernels of our own.
 
 mod compile;
+mod cublaslt;
+mod cudnn;
 mod error;
 mod gpu;
 mod kernels;
@@ -8,9 +10,12 @@ mod lane;
 mod memory;
 mod ops;
 mod queue;
+mod timing;
 mod versions;
 
 pub use compile::{SOURCES, compile};
+pub(crate) use cublaslt::CublasLt;
+pub(crate) use cudnn::Cudnn;
 pub(crate) use gpu::Gpu;
 pub use gpu::{GpuProperties, gpu_count};
 pub(crate) use kernels::{Arg, Grid, Kernels};
@@ -58,6 +63,8 @@ pub struct Counters {
 
 /// A GPU and everything that operations are launched with. Fields drop in order: the context last.
 pub(crate) struct Cuda {
+    pub(crate) cudnn: Cudnn,
+    pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
     pub(crate) gpu: Gpu,
     pub(crate) options: CudaOptions,
@@ -72,12 +79,15 @@ impl Cuda {
     pub(crate) fn open(options: CudaOptions) -> Result<Cuda> {
         let gpu = Gpu::open(options.ordinal)?;
         let kernels = Kernels::load(&gpu.properties)?;
-        Ok(Cuda { kernels, gpu, options, counters: Rc::default() })
+        // In this order: cuDNN ends the process where it cannot find cuBLASLt.
+        let cublaslt = CublasLt::open(&options, &gpu.properties)?;
+        let cudnn = Cudnn::open(&options)?;
+        Ok(Cuda { cudnn, cublaslt, kernels, gpu, options, counters: Rc::default() })
     }
 
     /// Has libraries choose how to do an operation, before memory is planned.
-    pub(crate) fn prepare(&self, _op: &Op) -> Result<()> {
-        Ok(())
+    pub(crate) fn prepare(&self, op: &Op) -> Result<()> {
+        ops::prepare(op, self)
     }
 
     /// Bytes of scratch memory an operation needs while it runs.

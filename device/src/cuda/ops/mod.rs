@@ -1,6 +1,8 @@
 //! Operations as launches of our own kernels; each file has its twin in `kernels/`.
 
+mod attention;
 mod elementwise;
+pub(super) mod gemm_epilogue;
 
 use super::{Cuda, Queue, StreamHandle};
 use crate::{Error, Op, Result};
@@ -11,6 +13,9 @@ use crate::{Error, Op, Result};
 /// What a library or the driver refused.
 pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
     match op {
+        Op::Gemm(op) => queue.cuda.cublaslt.run(op, queue),
+        Op::Attention(op) => attention::forward(op, queue),
+        Op::AttentionBackward(op) => attention::backward(op, queue),
         Op::Fill(op) => elementwise::fill(op, queue),
         Op::Collective(op) => {
             let stream = StreamHandle(queue.stream.handle().cast());
@@ -20,9 +25,24 @@ pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
     }
 }
 
-/// Bytes of scratch memory the operation needs while it runs; known before anything is allocated.
-pub(crate) fn scratch_bytes(op: &Op, _cuda: &Cuda) -> usize {
+/// Has libraries choose how to do an operation.
+///
+/// # Errors
+/// An operation that a library cannot do.
+pub(crate) fn prepare(op: &Op, cuda: &Cuda) -> Result<()> {
     match op {
+        Op::Gemm(op) => cuda.cublaslt.prepare(op, cuda),
+        // Whether cuDNN does it or we: `scratch_bytes` asks, and so makes the plan.
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of scratch memory the operation needs while it runs; known before anything is allocated.
+pub(crate) fn scratch_bytes(op: &Op, cuda: &Cuda) -> usize {
+    match op {
+        Op::Gemm(_) => cuda.cublaslt.scratch_bytes(),
+        Op::Attention(op) => attention::forward_scratch(op, cuda),
+        Op::AttentionBackward(op) => attention::backward_scratch(op, cuda),
         _ => 0,
     }
 }

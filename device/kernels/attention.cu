@@ -1,0 +1,451 @@
+// Causal attention over packed QKV, forward and backward, without ever holding the scores in memory (Dao et al., 2022).
+//
+// For what cuDNN does not do: f32, dropout with our masks, odd head sizes. Multiplies in f32 on the ordinary cores.
+//
+// Memory: qkv and grad_qkv (batch, seq, (heads + 2 kv_heads) dim), output and grad_output (batch, seq, heads dim),
+// stats and delta (batch, heads, seq). A block of 256 threads, seen as 16 x 16, holds tiles of TILE rows in shared memory
+// as f32. Thread (ty, tx) computes the scores of rows ty + 16 i and columns tx + 16 j, and of a result the rows ty + 16 i
+// and the columns 4 (tx + 16 j) .. + 4.
+//
+// Everything is added up in a fixed order: the gradients of queries and those of keys and values come from two kernels,
+// one block for each tile of the result, and a key head's query heads are taken one after the other. No atomics.
+#include "numeric.cuh"
+
+struct Arguments {
+    const void* qkv;
+    void* output;
+    float* stats;
+    const void* grad_output;
+    void* grad_qkv;
+    float* delta;       // row sums of output * grad_output, written by the queries' kernel, read by the keys'
+    const void* record; // the dropout's step and first sample; null without dropout
+    int seq;
+    int heads;
+    int kv_heads;
+    int dim;
+    float scale; // 1 / sqrt(dim)
+    u32 key_low; // of Philox
+    u32 key_high;
+    u32 threshold;   // words below it are dropped
+    float keep_scale; // 1 / (1 - rate)
+    int vector;       // dim is a multiple of 4 and all addresses of 16
+};
+
+constexpr int THREADS = 256;
+
+// ------------------------------------------------------------------------------------------------------------ dropout
+
+struct Sample {
+    u32 number;
+    u32 step;
+};
+
+__device__ inline Sample read_sample(const Arguments& a, int batch) {
+    if (!a.record) return {0, 0};
+    const u32* record = (const u32*)a.record; // u64 first sample, u32 step
+    return {record[0] + (u32)batch, record[2]};
+}
+
+// Philox4x32-10 (Salmon et al., 2011), word channel % 4 of counter (channel / 4, token, sample, step): what the mask
+// multiplies the probability by.
+__device__ inline float mask_factor(const Arguments& a, Sample sample, u32 token, u32 channel) {
+    u32 c0 = channel / 4, c1 = token, c2 = sample.number, c3 = sample.step;
+    u32 k0 = a.key_low, k1 = a.key_high;
+    for (int round = 0; round < 10; round++) {
+        u32 low0 = 0xD2511F53u * c0, high0 = __umulhi(0xD2511F53u, c0);
+        u32 low1 = 0xCD9E8D57u * c2, high1 = __umulhi(0xCD9E8D57u, c2);
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    u32 word = channel & 2 ? (channel & 1 ? c3 : c2) : (channel & 1 ? c1 : c0);
+    return word >= a.threshold ? a.keep_scale : 0.0f;
+}
+
+// -------------------------------------------------------------------------------------------------------------- tiles
+
+// A (seq, dim) matrix of one head: where it starts and how far apart its rows are, in elements.
+template <class T>
+struct Rows {
+    T* start;
+    u64 stride;
+    __device__ T* row(int row) const { return start + row * stride; }
+};
+
+// Of qkv or grad_qkv: query heads are groups 0.., then come the keys, then the values.
+template <class T>
+__device__ inline Rows<T> packed(T* qkv, const Arguments& a, int batch, int group) {
+    u64 width = (u64)(a.heads + 2 * a.kv_heads) * a.dim;
+    return {qkv + (u64)batch * a.seq * width + (u64)group * a.dim, width};
+}
+
+// Of output or grad_output.
+template <class T>
+__device__ inline Rows<T> of_head(T* output, const Arguments& a, int batch, int head) {
+    u64 width = (u64)a.heads * a.dim;
+    return {output + (u64)batch * a.seq * width + (u64)head * a.dim, width};
+}
+
+// Floats of a row in shared memory: dim rounded up to 4, and 4 more so that neighbouring rows lie in other banks.
+__device__ inline int padded(const Arguments& a) { return (a.dim + 3) / 4 * 4; }
+__device__ inline int pitch_of(const Arguments& a) { return padded(a) + 4; }
+
+// Rows first .. first + TILE to shared memory; what lies outside the matrix is 0.
+template <int TILE, class T>
+__device__ void load_tile(float* tile, Rows<const T> from, int first, const Arguments& a) {
+    int chunks = padded(a) / 4, pitch = pitch_of(a);
+    for (int i = threadIdx.x; i < TILE * chunks; i += THREADS) {
+        int row = i / chunks, column = i % chunks * 4;
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (first + row < a.seq) {
+            const T* at = from.row(first + row) + column;
+            if (a.vector) {
+                x = load4(at);
+            } else {
+                x.x = to_float(at[0]);
+                if (column + 1 < a.dim) x.y = to_float(at[1]);
+                if (column + 2 < a.dim) x.z = to_float(at[2]);
+                if (column + 3 < a.dim) x.w = to_float(at[3]);
+            }
+        }
+        *(float4*)(tile + row * pitch + column) = x;
+    }
+}
+
+// products[i][j] = the dot product of row ty + 16 i of `left` and row tx + 16 j of `right`
+template <int R>
+__device__ void multiply(float (&products)[R][R], const float* left, const float* right, const Arguments& a) {
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16, pitch = pitch_of(a);
+    for (int i = 0; i < R; i++)
+        for (int j = 0; j < R; j++) products[i][j] = 0.0f;
+    for (int c = 0; c < padded(a); c += 4) {
+        float4 x[R], y[R];
+#pragma unroll
+        for (int i = 0; i < R; i++) x[i] = *(const float4*)(left + (ty + 16 * i) * pitch + c);
+#pragma unroll
+        for (int j = 0; j < R; j++) y[j] = *(const float4*)(right + (tx + 16 * j) * pitch + c);
+#pragma unroll
+        for (int i = 0; i < R; i++)
+#pragma unroll
+            for (int j = 0; j < R; j++) {
+                products[i][j] += x[i].x * y[j].x;
+                products[i][j] += x[i].y * y[j].y;
+                products[i][j] += x[i].z * y[j].z;
+                products[i][j] += x[i].w * y[j].w;
+            }
+    }
+}
+
+// sums[i][j] += the sum over k of weight(ty + 16 i, k) * columns 4 (tx + 16 j) .. of row k of `rows`. The weights are a
+// (TILE, TILE) matrix of pitch TILE + 4; TRANSPOSED takes weight(k, ty + 16 i) instead.
+template <int TILE, bool TRANSPOSED, int R, int C>
+__device__ void accumulate(float4 (&sums)[R][C], const float* weights, const float* rows, const Arguments& a) {
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16, pitch = pitch_of(a), width = padded(a);
+    for (int k = 0; k < TILE; k++) {
+        float4 x[C];
+#pragma unroll
+        for (int j = 0; j < C; j++) {
+            int column = 4 * (tx + 16 * j);
+            x[j] = column < width ? *(const float4*)(rows + k * pitch + column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            int row = ty + 16 * i;
+            float w = TRANSPOSED ? weights[k * (TILE + 4) + row] : weights[row * (TILE + 4) + k];
+#pragma unroll
+            for (int j = 0; j < C; j++) {
+                sums[i][j].x += w * x[j].x;
+                sums[i][j].y += w * x[j].y;
+                sums[i][j].z += w * x[j].z;
+                sums[i][j].w += w * x[j].w;
+            }
+        }
+    }
+}
+
+template <int R, int C>
+__device__ inline void clear(float4 (&sums)[R][C]) {
+    for (int i = 0; i < R; i++)
+        for (int j = 0; j < C; j++) sums[i][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+// Writes the block's rows, each times its factor.
+template <class T, int R, int C>
+__device__ void store_tile(Rows<T> to, int first, const float4 (&sums)[R][C], const float (&factors)[R], const Arguments& a) {
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        int row = first + ty + 16 * i;
+        if (row >= a.seq) continue;
+#pragma unroll
+        for (int j = 0; j < C; j++) {
+            int column = 4 * (tx + 16 * j);
+            float4 x = sums[i][j];
+            x = make_float4(x.x * factors[i], x.y * factors[i], x.z * factors[i], x.w * factors[i]);
+            T* at = to.row(row) + column;
+            if (a.vector) {
+                if (column < a.dim) store4(at, x);
+            } else {
+                if (column < a.dim) store(at, x.x);
+                if (column + 1 < a.dim) store(at + 1, x.y);
+                if (column + 2 < a.dim) store(at + 2, x.z);
+                if (column + 3 < a.dim) store(at + 3, x.w);
+            }
+        }
+    }
+}
+
+// Over the 16 threads that share rows, which are half a warp.
+__device__ inline float row_sum(float x) {
+    for (int offset = 8; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+__device__ inline float row_max(float x) {
+    for (int offset = 8; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+
+extern __shared__ float4 shared_memory[];
+
+// ------------------------------------------------------------------------------------------------------------ forward
+
+// One tile of queries of one head. Shared: queries, keys and then values, weights.
+template <class T, int TILE, int WIDTH>
+__device__ void forward(const Arguments& a) {
+    constexpr int R = TILE / 16, C = WIDTH / 64;
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    int head = blockIdx.x % a.heads, batch = blockIdx.x / a.heads, kv = head / (a.heads / a.kv_heads);
+    int first = (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows first
+    const T* qkv = (const T*)a.qkv;
+    auto keys = packed(qkv, a, batch, a.heads + kv), values = packed(qkv, a, batch, a.heads + a.kv_heads + kv);
+    Sample sample = read_sample(a, batch);
+
+    float* queries = (float*)shared_memory;
+    float* other = queries + TILE * pitch_of(a);
+    float* weights = other + TILE * pitch_of(a);
+    load_tile<TILE>(queries, packed(qkv, a, batch, head), first, a);
+
+    float highest[R], total[R];
+    float4 sums[R][C];
+    clear(sums);
+    for (int i = 0; i < R; i++) {
+        highest[i] = -infinity();
+        total[i] = 0.0f;
+    }
+    for (int start = 0; start <= first; start += TILE) {
+        __syncthreads(); // the pass before is done with `other` and `weights`
+        load_tile<TILE>(other, keys, start, a);
+        __syncthreads();
+        float scores[R][R];
+        multiply(scores, queries, other, a);
+        __syncthreads(); // nobody reads the keys any more
+        load_tile<TILE>(other, values, start, a);
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            int row = first + ty + 16 * i;
+            float top = highest[i];
+#pragma unroll
+            for (int j = 0; j < R; j++) {
+                scores[i][j] = start + tx + 16 * j <= row ? scores[i][j] * a.scale : -infinity();
+                top = fmaxf(top, scores[i][j]);
+            }
+            top = row_max(top);
+            // Where all scores are -inf so far, the difference of two infinities would be NaN.
+            float base = top == -infinity() ? 0.0f : top;
+            float shrink = expf(highest[i] - base), sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < R; j++) {
+                int column = start + tx + 16 * j;
+                float p = column <= row ? expf(scores[i][j] - base) : 0.0f;
+                sum += p;
+                if (a.record) p *= mask_factor(a, sample, row, (u32)head * a.seq + column);
+                weights[(ty + 16 * i) * (TILE + 4) + tx + 16 * j] = p;
+            }
+            total[i] = total[i] * shrink + row_sum(sum);
+            highest[i] = top;
+#pragma unroll
+            for (int j = 0; j < C; j++) {
+                sums[i][j].x *= shrink;
+                sums[i][j].y *= shrink;
+                sums[i][j].z *= shrink;
+                sums[i][j].w *= shrink;
+            }
+        }
+        __syncthreads();
+        accumulate<TILE, false>(sums, weights, other, a);
+    }
+    float factors[R];
+    for (int i = 0; i < R; i++) {
+        int row = first + ty + 16 * i;
+        factors[i] = 1.0f / total[i];
+        if (tx == 0 && row < a.seq)
+            a.stats[((u64)batch * a.heads + head) * a.seq + row] = highest[i] + logf(total[i]);
+    }
+    store_tile(of_head((T*)a.output, a, batch, head), first, sums, factors, a);
+}
+
+// ----------------------------------------------------------------------------------------------------------- backward
+
+// The gradient of a score from that of its (dropped) probability p, and p after dropout.
+struct ScoreGrad {
+    float dropped;
+    float grad;
+};
+
+__device__ inline ScoreGrad score_grad(const Arguments& a, Sample sample, int head, int row, int column, float score,
+                                       float grad, float stat, float delta) {
+    if (column > row || row >= a.seq) return {0.0f, 0.0f};
+    float p = expf(score * a.scale - stat), factor = 1.0f;
+    if (a.record) factor = mask_factor(a, sample, row, (u32)head * a.seq + column);
+    return {p * factor, p * (grad * factor - delta) * a.scale};
+}
+
+// The gradient of one tile of queries of one head; writes delta. Shared: queries, their output's gradients, keys, values,
+// weights.
+template <class T, int TILE, int WIDTH>
+__device__ void backward_queries(const Arguments& a) {
+    constexpr int R = TILE / 16, C = WIDTH / 64;
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    int head = blockIdx.x % a.heads, batch = blockIdx.x / a.heads, kv = head / (a.heads / a.kv_heads);
+    int first = (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows first
+    const T* qkv = (const T*)a.qkv;
+    auto all_keys = packed(qkv, a, batch, a.heads + kv), all_values = packed(qkv, a, batch, a.heads + a.kv_heads + kv);
+    Sample sample = read_sample(a, batch);
+
+    int size = TILE * pitch_of(a);
+    float* queries = (float*)shared_memory;
+    float* grads = queries + size;
+    float* keys = grads + size;
+    float* values = keys + size;
+    float* weights = values + size;
+    load_tile<TILE>(queries, packed(qkv, a, batch, head), first, a);
+    load_tile<TILE>(grads, of_head((const T*)a.grad_output, a, batch, head), first, a);
+    __syncthreads();
+
+    float stat[R], delta[R];
+    auto output = of_head((const T*)a.output, a, batch, head);
+    for (int i = 0; i < R; i++) {
+        int row = first + ty + 16 * i;
+        u64 at = ((u64)batch * a.heads + head) * a.seq + row;
+        float sum = 0.0f;
+        if (row < a.seq)
+            for (int c = tx; c < a.dim; c += 16) sum += grads[(ty + 16 * i) * pitch_of(a) + c] * to_float(output.row(row)[c]);
+        delta[i] = row_sum(sum);
+        stat[i] = row < a.seq ? a.stats[at] : 0.0f;
+        if (tx == 0 && row < a.seq) a.delta[at] = delta[i];
+    }
+
+    float4 sums[R][C];
+    clear(sums);
+    for (int start = 0; start <= first; start += TILE) {
+        __syncthreads(); // the pass before is done with keys, values and weights
+        load_tile<TILE>(keys, all_keys, start, a);
+        load_tile<TILE>(values, all_values, start, a);
+        __syncthreads();
+        float scores[R][R], probability_grads[R][R];
+        multiply(scores, queries, keys, a);
+        multiply(probability_grads, grads, values, a);
+#pragma unroll
+        for (int i = 0; i < R; i++)
+#pragma unroll
+            for (int j = 0; j < R; j++) {
+                int row = ty + 16 * i, column = tx + 16 * j;
+                ScoreGrad s = score_grad(a, sample, head, first + row, start + column, scores[i][j],
+                                         probability_grads[i][j], stat[i], delta[i]);
+                weights[row * (TILE + 4) + column] = s.grad;
+            }
+        __syncthreads();
+        accumulate<TILE, false>(sums, weights, keys, a);
+    }
+    float ones[R];
+    for (int i = 0; i < R; i++) ones[i] = 1.0f;
+    store_tile(packed((T*)a.grad_qkv, a, batch, head), first, sums, ones, a);
+}
+
+// The gradients of one tile of keys and values of one key head, over its query heads in order; reads delta. Shared: as the
+// queries' kernel.
+template <class T, int TILE, int WIDTH>
+__device__ void backward_keys(const Arguments& a) {
+    constexpr int R = TILE / 16, C = WIDTH / 64;
+    int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    int kv = blockIdx.x % a.kv_heads, batch = blockIdx.x / a.kv_heads, group = a.heads / a.kv_heads;
+    int first = blockIdx.y * TILE; // the keys that most queries see come first
+    const T* qkv = (const T*)a.qkv;
+    Sample sample = read_sample(a, batch);
+
+    int size = TILE * pitch_of(a);
+    float* queries = (float*)shared_memory;
+    float* grads = queries + size;
+    float* keys = grads + size;
+    float* values = keys + size;
+    float* weights = values + size;
+    load_tile<TILE>(keys, packed(qkv, a, batch, a.heads + kv), first, a);
+    load_tile<TILE>(values, packed(qkv, a, batch, a.heads + a.kv_heads + kv), first, a);
+
+    float4 key_sums[R][C], value_sums[R][C];
+    clear(key_sums);
+    clear(value_sums);
+    for (int head = kv * group; head < (kv + 1) * group; head++) {
+        auto all_queries = packed(qkv, a, batch, head);
+        auto all_grads = of_head((const T*)a.grad_output, a, batch, head);
+        for (int start = first; start < a.seq; start += TILE) {
+            __syncthreads(); // the pass before is done with queries and weights
+            load_tile<TILE>(queries, all_queries, start, a);
+            load_tile<TILE>(grads, all_grads, start, a);
+            __syncthreads();
+            float scores[R][R], probability_grads[R][R];
+            multiply(scores, queries, keys, a);
+            multiply(probability_grads, grads, values, a);
+#pragma unroll
+            for (int i = 0; i < R; i++) {
+                int row = start + ty + 16 * i;
+                u64 at = ((u64)batch * a.heads + head) * a.seq + row;
+                float stat = row < a.seq ? a.stats[at] : 0.0f, delta = row < a.seq ? a.delta[at] : 0.0f;
+#pragma unroll
+                for (int j = 0; j < R; j++) {
+                    int column = tx + 16 * j;
+                    ScoreGrad s = score_grad(a, sample, head, row, first + column, scores[i][j],
+                                             probability_grads[i][j], stat, delta);
+                    weights[(ty + 16 * i) * (TILE + 4) + column] = s.dropped;
+                    scores[i][j] = s.grad;
+                }
+            }
+            __syncthreads();
+            accumulate<TILE, true>(value_sums, weights, grads, a);
+            __syncthreads(); // everybody has read the probabilities
+#pragma unroll
+            for (int i = 0; i < R; i++)
+#pragma unroll
+                for (int j = 0; j < R; j++) weights[(ty + 16 * i) * (TILE + 4) + tx + 16 * j] = scores[i][j];
+            __syncthreads();
+            accumulate<TILE, true>(key_sums, weights, queries, a);
+        }
+    }
+    float ones[R];
+    for (int i = 0; i < R; i++) ones[i] = 1.0f;
+    store_tile(packed((T*)a.grad_qkv, a, batch, a.heads + kv), first, key_sums, ones, a);
+    store_tile(packed((T*)a.grad_qkv, a, batch, a.heads + a.kv_heads + kv), first, value_sums, ones, a);
+}
+
+// Named by type and by the widest head they take; their tiles are known to the host.
+KERNEL(attention_f32_64)(Arguments a) { forward<float, 64, 64>(a); }
+KERNEL(attention_f32_128)(Arguments a) { forward<float, 64, 128>(a); }
+KERNEL(attention_f32_256)(Arguments a) { forward<float, 32, 256>(a); }
+KERNEL(attention_bf16_64)(Arguments a) { forward<bf16, 64, 64>(a); }
+KERNEL(attention_bf16_128)(Arguments a) { forward<bf16, 64, 128>(a); }
+KERNEL(attention_bf16_256)(Arguments a) { forward<bf16, 32, 256>(a); }
+KERNEL(attention_backward_queries_f32_64)(Arguments a) { backward_queries<float, 64, 64>(a); }
+KERNEL(attention_backward_queries_f32_128)(Arguments a) { backward_queries<float, 32, 128>(a); }
+KERNEL(attention_backward_queries_f32_256)(Arguments a) { backward_queries<float, 16, 256>(a); }
+KERNEL(attention_backward_queries_bf16_64)(Arguments a) { backward_queries<bf16, 64, 64>(a); }
+KERNEL(attention_backward_queries_bf16_128)(Arguments a) { backward_queries<bf16, 32, 128>(a); }
+KERNEL(attention_backward_queries_bf16_256)(Arguments a) { backward_queries<bf16, 16, 256>(a); }
+KERNEL(attention_backward_keys_f32_64)(Arguments a) { backward_keys<float, 64, 64>(a); }
+KERNEL(attention_backward_keys_f32_128)(Arguments a) { backward_keys<float, 32, 128>(a); }
+KERNEL(attention_backward_keys_f32_256)(Arguments a) { backward_keys<float, 16, 256>(a); }
+KERNEL(attention_backward_keys_bf16_64)(Arguments a) { backward_keys<bf16, 64, 64>(a); }
+KERNEL(attention_backward_keys_bf16_128)(Arguments a) { backward_keys<bf16, 32, 128>(a); }
+KERNEL(attention_backward_keys_bf16_256)(Arguments a) { backward_keys<bf16, 16, 256>(a); }

@@ -1,0 +1,357 @@
+//! cuBLASLt's descriptors of a product, and the calls that take them.
+//!
+//! cuBLASLt is column-major. A row-major matrix is its transpose in column-major order, and
+//! `out^T = op(b)^T op(a)^T`: so its A is our `b`, its B our `a`, its m our n, and nothing is ever copied.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t};
+use cudarc::cublaslt::sys::{cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cudaDataType_t};
+
+use super::problem::{EpilogueKind, Problem};
+use crate::cuda::error::missing_library;
+use crate::cuda::queue::RawStream;
+use crate::ops::{Epilogue, Gemm};
+use crate::{DType, Error, Result};
+
+/// Most algorithms that are asked for.
+const CANDIDATES: usize = 8;
+
+/// The library's handle.
+pub(super) struct Handle(sys::cublasLtHandle_t);
+
+/// How to multiply: cuBLASLt's own bytes, and the workspace it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Algorithm {
+    pub(super) bytes: [u64; 8],
+    pub(super) workspace: usize,
+}
+
+fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<()> {
+    match status {
+        sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        other => Err(Error::Driver { call, problem: format!("{other:?}") }),
+    }
+}
+
+impl Handle {
+    /// # Errors
+    /// The library is missing, or refuses the GPU.
+    pub(super) fn open() -> Result<Handle> {
+        // SAFETY: only looks whether the library can be loaded.
+        if !unsafe { sys::is_culib_present() } {
+            let fix = "install CUDA 13's cuBLAS (Debian: libcublas-13-0, PyPI: nvidia-cublas)";
+            return Err(missing_library("cublaslt", "libcublasLt.so.13", fix));
+        }
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one pointer, destroyed when dropped; the context is current.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut handle) })?;
+        Ok(Handle(handle))
+    }
+
+    /// Such as 130100.
+    pub(super) fn version(&self) -> usize {
+        // SAFETY: the library is loaded.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: created in `open`. A failure has no cure here.
+        let _ = unsafe { sys::cublasLtDestroy(self.0) };
+    }
+}
+
+/// A product as cuBLASLt sees it; its own `a` is our `b`.
+pub(super) struct Descriptors {
+    matmul: sys::cublasLtMatmulDesc_t,
+    a: sys::cublasLtMatrixLayout_t,
+    b: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+    beta: f32,
+}
+
+impl Descriptors {
+    /// # Errors
+    /// cuBLASLt's.
+    pub(super) fn new(problem: &Problem) -> Result<Descriptors> {
+        let Problem { m, n, k, .. } = *problem;
+        let null = std::ptr::null_mut();
+        let beta = if problem.accumulate { 1.0 } else { 0.0 };
+        let mut new = Descriptors { matmul: null, a: null.cast(), b: null.cast(), out: null.cast(), beta };
+        let compute = if problem.tf32 { Compute::CUBLAS_COMPUTE_32F_FAST_TF32 } else { Compute::CUBLAS_COMPUTE_32F };
+        let scale = cudaDataType_t::CUDA_R_32F;
+        // SAFETY: writes one pointer, destroyed when dropped.
+        check("cublasLtMatmulDescCreate", unsafe { sys::cublasLtMatmulDescCreate(&mut new.matmul, compute, scale) })?;
+        new.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(problem.transpose_b))?;
+        new.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(problem.transpose_a))?;
+        let epilogue = match problem.epilogue {
+            EpilogueKind::None => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            EpilogueKind::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
+            EpilogueKind::BiasGelu => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            EpilogueKind::GeluBackward => LtEpilogue::CUBLASLT_EPILOGUE_DGELU,
+        };
+        new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
+        if matches!(problem.epilogue, EpilogueKind::Bias | EpilogueKind::BiasGelu) {
+            new.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(problem.output)? as i32)?;
+        }
+        if matches!(problem.epilogue, EpilogueKind::BiasGelu | EpilogueKind::GeluBackward) {
+            new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, n as i64)?;
+        }
+        let (input, output) = (data_type(problem.input)?, data_type(problem.output)?);
+        new.a = if problem.transpose_b { layout(input, k, n)? } else { layout(input, n, k)? };
+        new.b = if problem.transpose_a { layout(input, m, k)? } else { layout(input, k, m)? };
+        new.out = layout(output, n, m)?;
+        Ok(new)
+    }
+
+    fn set<T>(&self, attribute: Attribute, value: T) -> Result<()> {
+        let value: *const T = &value;
+        // SAFETY: the attribute is of type `T`, by the callers here; the value is copied.
+        let status = unsafe {
+            sys::cublasLtMatmulDescSetAttribute(self.matmul, attribute, value.cast::<c_void>(), size_of::<T>())
+        };
+        check("cublasLtMatmulDescSetAttribute", status)
+    }
+
+    /// The addresses of bias and kept input; heuristics take their alignment from them.
+    fn point(&self, epilogue: &Epilogue) -> Result<()> {
+        let (bias, pre) = match *epilogue {
+            Epilogue::None => (None, None),
+            Epilogue::Bias(bias) => (Some(bias), None),
+            Epilogue::BiasGelu { bias, pre } => (Some(bias), Some(pre)),
+            Epilogue::GeluBackward { pre } => (None, Some(pre)),
+        };
+        if let Some(bias) = bias {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address)?;
+        }
+        if let Some(pre) = pre {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre.address)?;
+        }
+        Ok(())
+    }
+
+    /// Algorithms that fit into `workspace` bytes, the most promising first; none where cuBLASLt cannot do the epilogue.
+    ///
+    /// # Errors
+    /// cuBLASLt's, other than that it does not support the problem.
+    pub(super) fn heuristics(
+        &self,
+        handle: &Handle,
+        problem: &Problem,
+        epilogue: &Epilogue,
+        workspace: usize,
+        deterministic: bool,
+    ) -> Result<Vec<Algorithm>> {
+        self.point(epilogue)?;
+        let preference = Preference::new()?;
+        let [a, b, out, ..] = problem.alignment.map(u32::from);
+        let reduction = reduction_schemes(problem.output, deterministic);
+        use cublasLtMatmulPreferenceAttributes_t::*;
+        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace as u64)?;
+        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out)?;
+        let mut results = [no_result(); CANDIDATES];
+        let mut count = 0;
+        // SAFETY: descriptors, preference and handle live; at most CANDIDATES results are written.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                handle.0,
+                self.matmul,
+                self.a,
+                self.b,
+                self.out,
+                self.out,
+                preference.0,
+                CANDIDATES as i32,
+                results.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        use sys::cublasStatus_t::{CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
+        if matches!(status, CUBLAS_STATUS_NOT_SUPPORTED | CUBLAS_STATUS_INVALID_VALUE) {
+            return Ok(Vec::new());
+        }
+        check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        let found = results[..count.clamp(0, CANDIDATES as i32) as usize].iter();
+        let usable = found.filter(|result| result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        let algorithms = usable.map(|result| Algorithm { bytes: result.algo.data, workspace: result.workspaceSize });
+        Ok(algorithms
+            .filter(|algorithm| algorithm.workspace <= workspace)
+            .filter(|algorithm| {
+                !deterministic || reduction_scheme(algorithm).is_some_and(|scheme| scheme & !reduction == 0)
+            })
+            .collect())
+    }
+
+    /// Whether an algorithm from elsewhere does this problem within `workspace` bytes.
+    pub(super) fn accepts(
+        &self,
+        handle: &Handle,
+        epilogue: &Epilogue,
+        algorithm: &Algorithm,
+        workspace: usize,
+    ) -> bool {
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm.bytes };
+        let mut result = no_result();
+        // SAFETY: descriptors and handle live; one result is written.
+        let status = self.point(epilogue).map(|()| unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                handle.0,
+                self.matmul,
+                self.a,
+                self.b,
+                self.out,
+                self.out,
+                &algorithm,
+                &mut result,
+            )
+        });
+        status == Ok(sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS) && result.workspaceSize <= workspace
+    }
+
+    /// Submits the product; no allocation, no waiting, fit for capture.
+    ///
+    /// # Errors
+    /// cuBLASLt's.
+    pub(super) fn multiply(
+        &self,
+        handle: &Handle,
+        op: &Gemm,
+        algorithm: &Algorithm,
+        stream: &RawStream,
+        workspace: (u64, usize),
+    ) -> Result<()> {
+        self.point(&op.epilogue)?;
+        let alpha = 1.0f32;
+        let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm.bytes };
+        // SAFETY: descriptors and handle live; the scalars and the algorithm are copied during the call; the tensors'
+        // memory was checked to be alive when the operation was submitted, and the workspace is the stream's own.
+        let status = unsafe {
+            sys::cublasLtMatmul(
+                handle.0,
+                self.matmul,
+                scalar(&alpha),
+                op.b.address as *const c_void,
+                self.a,
+                op.a.address as *const c_void,
+                self.b,
+                scalar(&self.beta),
+                op.out.address as *const c_void,
+                self.out,
+                op.out.address as *mut c_void,
+                self.out,
+                &algorithm,
+                workspace.0 as *mut c_void,
+                workspace.1,
+                stream.handle().cast(),
+            )
+        };
+        check("cublasLtMatmul", status)
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: created in `new` or null. A failure has no cure here.
+        unsafe {
+            if !self.matmul.is_null() {
+                let _ = sys::cublasLtMatmulDescDestroy(self.matmul);
+            }
+            for layout in [self.a, self.b, self.out] {
+                if !layout.is_null() {
+                    let _ = sys::cublasLtMatrixLayoutDestroy(layout);
+                }
+            }
+        }
+    }
+}
+
+/// A dense column-major matrix.
+fn layout(dtype: cudaDataType_t, rows: usize, columns: usize) -> Result<sys::cublasLtMatrixLayout_t> {
+    let mut layout = std::ptr::null_mut();
+    // SAFETY: writes one pointer.
+    let status =
+        unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, dtype, rows as u64, columns as u64, rows as i64) };
+    check("cublasLtMatrixLayoutCreate", status)?;
+    Ok(layout)
+}
+
+fn data_type(dtype: DType) -> Result<cudaDataType_t> {
+    match dtype {
+        DType::F32 => Ok(cudaDataType_t::CUDA_R_32F),
+        DType::Bf16 => Ok(cudaDataType_t::CUDA_R_16BF),
+        other => Err(Error::operation("gemm", format!("cannot multiply {other}, only f32 and bf16"))),
+    }
+}
+
+/// How partial products may be added up. A product counts as accumulated in f32, so never in bf16. In place, in an f32
+/// output, is one block after the other and so repeatable, but takes counters; without timing it is left out.
+fn reduction_schemes(output: DType, deterministic: bool) -> u32 {
+    use sys::cublasLtReductionScheme_t::*;
+    let in_place = output == DType::F32 && !deterministic;
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32 | if in_place { CUBLASLT_REDUCTION_SCHEME_INPLACE as u32 } else { 0 }
+}
+
+/// The scheme an algorithm uses.
+fn reduction_scheme(algorithm: &Algorithm) -> Option<u32> {
+    let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm.bytes };
+    let (mut scheme, mut written) = (0u32, 0);
+    // SAFETY: the attribute is a u32.
+    let status = unsafe {
+        sys::cublasLtMatmulAlgoConfigGetAttribute(
+            &algorithm,
+            sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+            (&raw mut scheme).cast(),
+            size_of::<u32>(),
+            &mut written,
+        )
+    };
+    check("cublasLtMatmulAlgoConfigGetAttribute", status).ok().map(|()| scheme)
+}
+
+fn no_result() -> sys::cublasLtMatmulHeuristicResult_t {
+    sys::cublasLtMatmulHeuristicResult_t {
+        algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+        workspaceSize: 0,
+        state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+        wavesCount: 0.0,
+        reserved: [0; 4],
+    }
+}
+
+/// What heuristics are to keep to.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new() -> Result<Preference> {
+        let mut preference = std::ptr::null_mut();
+        // SAFETY: writes one pointer, destroyed when dropped.
+        let status = unsafe { sys::cublasLtMatmulPreferenceCreate(&mut preference) };
+        check("cublasLtMatmulPreferenceCreate", status)?;
+        Ok(Preference(preference))
+    }
+
+    fn set<T>(&self, attribute: cublasLtMatmulPreferenceAttributes_t, value: T) -> Result<()> {
+        let value: *const T = &value;
+        // SAFETY: the attribute is of type `T`, by the caller above; the value is copied.
+        let status = unsafe {
+            sys::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, value.cast::<c_void>(), size_of::<T>())
+        };
+        check("cublasLtMatmulPreferenceSetAttribute", status)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`. A failure has no cure here.
+        let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
+    }
+}

@@ -1,0 +1,276 @@
+//! Matrix products through cuBLASLt. For each problem the best of its algorithms, and of doing the epilogue apart, is
+//! found by timing, once; the choice is kept on disk and can be passed from rank to rank.
+
+mod descriptors;
+mod problem;
+mod table;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use descriptors::{Algorithm, Descriptors, Handle};
+use problem::{EpilogueKind, Problem};
+use table::{Chosen, Entry, Table};
+
+use super::compile::{cache_folder, store};
+use super::ops::gemm_epilogue;
+use super::timing::{Bench, fastest, medians};
+use super::{Cuda, CudaOptions, GpuProperties, Queue, RawStream};
+use crate::ops::{Epilogue, Gemm};
+use crate::{Error, Result, Tensor};
+
+/// cuBLASLt on one GPU.
+pub(crate) struct CublasLt {
+    handle: Handle,
+    tf32: bool,
+    deterministic: bool,
+    workspace: usize,
+    ready: RefCell<HashMap<Problem, Rc<Ready>>>,
+    table: RefCell<Table>,
+    /// Where the table is kept between runs, if anywhere.
+    file: Option<PathBuf>,
+}
+
+/// A problem that can be submitted.
+struct Ready {
+    descriptors: Descriptors,
+    way: Way,
+}
+
+enum Way {
+    Library(Algorithm),
+    /// A plain product, and our own kernel for the epilogue.
+    Separate(Rc<Ready>),
+}
+
+impl CublasLt {
+    /// Opens the library and reads the choices of earlier runs.
+    ///
+    /// # Errors
+    /// The library is missing, or refuses the GPU.
+    pub(crate) fn open(options: &CudaOptions, gpu: &GpuProperties) -> Result<CublasLt> {
+        let handle = Handle::open()?;
+        let version = handle.version();
+        let mut table = Table::new(version, &gpu.name);
+        let name = format!("cublaslt-{version}-{}.txt", gpu.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+        let file = cache_folder().filter(|_| !options.deterministic).map(|folder| folder.join(name));
+        if let Some(text) = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok())
+            && let Err(problem) = table.merge(&text)
+        {
+            tracing::debug!("the timed choices on disk were not used: {problem}");
+        }
+        Ok(CublasLt {
+            handle,
+            tf32: options.tf32,
+            deterministic: options.deterministic,
+            workspace: workspace_bytes(gpu),
+            ready: RefCell::default(),
+            table: RefCell::new(table),
+            file,
+        })
+    }
+
+    /// Bytes of scratch that every product gets.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.workspace
+    }
+
+    /// Chooses how to do a product, by timing unless the choice is known or the run is to be deterministic. The tensors
+    /// need no memory: timing has its own for as long as it takes.
+    ///
+    /// # Errors
+    /// A product cuBLASLt cannot do; a driver's error.
+    pub(crate) fn prepare(&self, op: &Gemm, cuda: &Cuda) -> Result<()> {
+        if is_empty(op) {
+            return Ok(());
+        }
+        self.ready(op, (!self.deterministic).then_some(cuda)).map(|_| ())
+    }
+
+    /// Submits a product, or records it while the stream captures. One that was never prepared takes the first algorithm
+    /// that cuBLASLt proposes.
+    ///
+    /// # Errors
+    /// A product cuBLASLt cannot do; a driver's error.
+    pub(crate) fn run(&self, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
+        if is_empty(op) {
+            return run_empty(op, queue);
+        }
+        let ready = self.ready(op, None)?;
+        match &ready.way {
+            Way::Library(algorithm) => self.multiply(&ready.descriptors, op, algorithm, queue),
+            Way::Separate(plain) => self.multiply_apart(plain, op, queue),
+        }
+    }
+
+    /// The choices timed so far, as text for [`CublasLt::import`].
+    pub(crate) fn export(&self) -> String {
+        self.table.borrow().to_text()
+    }
+
+    /// Takes over choices of another rank, in place of its own.
+    ///
+    /// # Errors
+    /// They are for another version of the library or another GPU, or damaged.
+    pub(crate) fn import(&self, text: &str) -> Result<()> {
+        self.table.borrow_mut().merge(text).map_err(|problem| Error::operation("cublaslt", problem))?;
+        self.ready.borrow_mut().clear();
+        Ok(())
+    }
+
+    fn multiply(&self, descriptors: &Descriptors, op: &Gemm, algorithm: &Algorithm, queue: &Queue<'_>) -> Result<()> {
+        descriptors
+            .multiply(&self.handle, op, algorithm, queue.stream, (queue.scratch, self.workspace))
+            .map_err(|error| refused(op, &error))
+    }
+
+    fn multiply_apart(&self, plain: &Ready, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
+        let Way::Library(algorithm) = &plain.way else { unreachable!("a plain product has no epilogue to do apart") };
+        self.multiply(&plain.descriptors, &without_epilogue(op), algorithm, queue)?;
+        gemm_epilogue::run(op, queue)
+    }
+
+    /// How to do a product: as before, as the table says, or chosen now, by timing if there is something to time with.
+    fn ready(&self, op: &Gemm, time_on: Option<&Cuda>) -> Result<Rc<Ready>> {
+        let problem = Problem::of(op, self.tf32);
+        if let Some(ready) = self.ready.borrow().get(&problem) {
+            return Ok(ready.clone());
+        }
+        let descriptors = Descriptors::new(&problem).map_err(|error| refused(op, &error))?;
+        let known = match self.known(&problem, op, &descriptors)? {
+            Some(way) => Some(way),
+            None => self.choose(&problem, op, &descriptors, time_on)?,
+        };
+        let way = known.ok_or_else(|| {
+            let problem = format!("cuBLASLt has no algorithm for {problem}");
+            Error::operation("gemm", format!("{problem}. Fix: another precision, or sizes that are multiples of 8"))
+        })?;
+        let ready = Rc::new(Ready { descriptors, way });
+        self.ready.borrow_mut().insert(problem, ready.clone());
+        Ok(ready)
+    }
+
+    /// What the table says, if that can be done.
+    fn known(&self, problem: &Problem, op: &Gemm, descriptors: &Descriptors) -> Result<Option<Way>> {
+        if self.deterministic {
+            return Ok(None);
+        }
+        let entry = self.table.borrow().entries.get(&problem.to_string()).copied();
+        Ok(match entry.map(|entry| entry.way) {
+            Some(Chosen::Algorithm(algorithm)) => descriptors
+                .accepts(&self.handle, &op.epilogue, &algorithm, self.workspace)
+                .then_some(Way::Library(algorithm)),
+            Some(Chosen::Separate) if problem.epilogue != EpilogueKind::None => {
+                Some(Way::Separate(self.ready(&without_epilogue(op), None)?))
+            }
+            _ => None,
+        })
+    }
+
+    /// The fastest way, or the first.
+    fn choose(
+        &self,
+        problem: &Problem,
+        op: &Gemm,
+        descriptors: &Descriptors,
+        time_on: Option<&Cuda>,
+    ) -> Result<Option<Way>> {
+        let mut ways: Vec<Way> = Vec::new();
+        if problem.fusible() {
+            let found = descriptors
+                .heuristics(&self.handle, problem, &op.epilogue, self.workspace, self.deterministic)
+                .map_err(|error| refused(op, &error))?;
+            ways.extend(found.into_iter().map(Way::Library));
+        }
+        if problem.epilogue != EpilogueKind::None && (ways.is_empty() || time_on.is_some()) {
+            ways.push(Way::Separate(self.ready(&without_epilogue(op), time_on)?));
+        }
+        let best = match time_on {
+            Some(cuda) if ways.len() > 1 => self.time(op, descriptors, &ways, cuda)?,
+            _ => None,
+        };
+        if let Some((best, milliseconds)) = best {
+            let way = match &ways[best] {
+                Way::Library(algorithm) => Chosen::Algorithm(*algorithm),
+                Way::Separate(_) => Chosen::Separate,
+            };
+            self.keep(problem, Entry { way, microseconds: milliseconds * 1e3 });
+        }
+        let best = best.map_or(0, |(best, _)| best);
+        Ok(ways.into_iter().nth(best))
+    }
+
+    /// Which of `ways` is the fastest, and its milliseconds; nothing when there is no memory to time in.
+    fn time(&self, op: &Gemm, descriptors: &Descriptors, ways: &[Way], cuda: &Cuda) -> Result<Option<(usize, f32)>> {
+        let (mut bench, stream) = (Bench::default(), RawStream::new()?);
+        let Some(scratch) = bench.scratch(self.workspace) else { return Ok(None) };
+        let Some(trial) = on_bench(op, &mut bench, cuda, &stream)? else {
+            tracing::info!("no memory to time {}: taking the first algorithm", Problem::of(op, self.tf32));
+            return Ok(None);
+        };
+        let queue = Queue { cuda, stream: &stream, scratch };
+        let times = medians(&stream, ways.len(), |way| match &ways[way] {
+            Way::Library(algorithm) => self.multiply(descriptors, &trial, algorithm, &queue),
+            Way::Separate(plain) => self.multiply_apart(plain, &trial, &queue),
+        })?;
+        stream.synchronize()?;
+        tracing::debug!("{}: {times:?} ms", Problem::of(op, self.tf32));
+        Ok(fastest(&times))
+    }
+
+    /// Puts a choice into the table, and the table on disk.
+    fn keep(&self, problem: &Problem, entry: Entry) {
+        let mut table = self.table.borrow_mut();
+        table.entries.insert(problem.to_string(), entry);
+        if let Some(file) = &self.file
+            && let Err(error) = store(file, table.to_text().as_bytes())
+        {
+            tracing::debug!("the timed choices {} were not written: {error}", file.display());
+        }
+    }
+}
+
+/// What NVIDIA advises for the GPU, which is what heuristics count on.
+fn workspace_bytes(gpu: &GpuProperties) -> usize {
+    if gpu.capability.0 >= 9 { 32 << 20 } else { 8 << 20 }
+}
+
+fn without_epilogue(op: &Gemm) -> Gemm {
+    Gemm { epilogue: Epilogue::None, ..op.clone() }
+}
+
+/// cuBLASLt knows no empty matrices.
+fn is_empty(op: &Gemm) -> bool {
+    let (m, n, k) = op.dimensions();
+    m == 0 || n == 0 || k == 0
+}
+
+/// A sum over nothing is zero.
+fn run_empty(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
+    if op.out.bytes() == 0 || op.accumulate {
+        return Ok(());
+    }
+    queue.stream.set_bytes(op.out.address, 0, op.out.bytes())?;
+    gemm_epilogue::run(op, queue)
+}
+
+/// The same product on memory of its own; nothing when there is not that much.
+fn on_bench(op: &Gemm, bench: &mut Bench, cuda: &Cuda, stream: &RawStream) -> Result<Option<Gemm>> {
+    let mut tensor = |like: Tensor| bench.tensor(like.shape, like.dtype, cuda, stream);
+    let (Some(a), Some(b), Some(out)) = (tensor(op.a)?, tensor(op.b)?, tensor(op.out)?) else { return Ok(None) };
+    let epilogue = match op.epilogue {
+        Epilogue::None => Some(Epilogue::None),
+        Epilogue::Bias(bias) => tensor(bias)?.map(Epilogue::Bias),
+        Epilogue::BiasGelu { bias, pre } => {
+            tensor(bias)?.zip(tensor(pre)?).map(|(bias, pre)| Epilogue::BiasGelu { bias, pre })
+        }
+        Epilogue::GeluBackward { pre } => tensor(pre)?.map(|pre| Epilogue::GeluBackward { pre }),
+    };
+    Ok(epilogue.map(|epilogue| Gemm { a, b, out, epilogue, ..op.clone() }))
+}
+
+fn refused(op: &Gemm, error: &Error) -> Error {
+    Error::operation("gemm", format!("{}: {error}", Problem::of(op, false)))
+}

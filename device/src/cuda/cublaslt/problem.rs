@@ -1,0 +1,139 @@
+//! What the choice of an algorithm depends on: sizes, types, epilogue and alignment, not addresses.
+
+use std::fmt;
+
+use crate::ops::{Epilogue, Gemm};
+use crate::{DType, Tensor};
+
+/// Stricter alignment than this is of no use to any kernel; device memory starts at multiples of it.
+const ALIGNMENT: u16 = 256;
+
+/// A matrix product but for its addresses; `m`, `n` and `k` as in [`Gemm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Problem {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) transpose_a: bool,
+    pub(super) transpose_b: bool,
+    pub(super) input: DType,
+    pub(super) output: DType,
+    pub(super) accumulate: bool,
+    pub(super) tf32: bool,
+    pub(super) epilogue: EpilogueKind,
+    /// Of `a`, `b`, `out`, `pre` and `bias`: the largest power of two that divides the address, at most 256.
+    pub(super) alignment: [u16; 5],
+    /// Whether bias and kept input are of the output's type, which the library wants.
+    same_type: bool,
+}
+
+/// Which [`Epilogue`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum EpilogueKind {
+    None,
+    Bias,
+    BiasGelu,
+    GeluBackward,
+}
+
+impl Problem {
+    pub(super) fn of(op: &Gemm, tf32: bool) -> Problem {
+        let (m, n, k) = op.dimensions();
+        let (epilogue, bias, pre) = match op.epilogue {
+            Epilogue::None => (EpilogueKind::None, None, None),
+            Epilogue::Bias(bias) => (EpilogueKind::Bias, Some(bias), None),
+            Epilogue::BiasGelu { bias, pre } => (EpilogueKind::BiasGelu, Some(bias), Some(pre)),
+            Epilogue::GeluBackward { pre } => (EpilogueKind::GeluBackward, None, Some(pre)),
+        };
+        let aligned = |tensor: Option<Tensor>| tensor.map_or(ALIGNMENT, |tensor| alignment(tensor.address));
+        Problem {
+            m,
+            n,
+            k,
+            transpose_a: op.transpose_a,
+            transpose_b: op.transpose_b,
+            input: op.a.dtype,
+            output: op.out.dtype,
+            accumulate: op.accumulate,
+            tf32: tf32 && op.a.dtype == DType::F32,
+            epilogue,
+            alignment: [Some(op.a), Some(op.b), Some(op.out), pre, bias].map(aligned),
+            same_type: [pre, bias].into_iter().flatten().all(|tensor| tensor.dtype == op.out.dtype),
+        }
+    }
+
+    /// The same product with nothing done to it.
+    pub(super) fn plain(&self) -> Problem {
+        let [a, b, out, ..] = self.alignment;
+        let alignment = [a, b, out, ALIGNMENT, ALIGNMENT];
+        Problem { epilogue: EpilogueKind::None, alignment, same_type: true, ..*self }
+    }
+
+    /// Whether cuBLASLt may be asked for the epilogue: its rules for bias and auxiliary matrices.
+    pub(super) fn fusible(&self) -> bool {
+        let keeps = matches!(self.epilogue, EpilogueKind::BiasGelu | EpilogueKind::GeluBackward);
+        self.same_type && !(keeps && (!self.n.is_multiple_of(8) || self.alignment[3] < 16))
+    }
+}
+
+fn alignment(address: u64) -> u16 {
+    1 << address.trailing_zeros().min(ALIGNMENT.trailing_zeros())
+}
+
+/// One word: the key in the table of choices.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = |transposed| if transposed { 't' } else { 'n' };
+        write!(f, "{}x{}x{}-", self.m, self.n, self.k)?;
+        write!(f, "{}{}-", letter(self.transpose_a), letter(self.transpose_b))?;
+        write!(f, "{}{}-{}", self.input, if self.tf32 { "(tf32)" } else { "" }, self.output)?;
+        write!(f, "{}-{:?}", if self.accumulate { "-accumulate" } else { "" }, self.epilogue)?;
+        write!(f, "{}", if self.same_type { "" } else { "(mixed)" })?;
+        let [a, b, out, pre, bias] = self.alignment;
+        write!(f, "-align{a},{b},{out},{pre},{bias}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BufferId, Shape};
+
+    fn tensor(address: u64, sizes: &[usize], dtype: DType) -> Tensor {
+        Tensor { address, shape: Shape::new(sizes), dtype, buffer: BufferId(0) }
+    }
+
+    fn linear(epilogue: impl Fn(Tensor, Tensor) -> Epilogue, columns: usize, offset: u64) -> Problem {
+        let bf16 = |address, sizes: &[usize]| tensor(address, sizes, DType::Bf16);
+        let (input, weight) = (bf16(4096, &[2, 8, 64]), bf16(8192, &[columns, 64]));
+        let out = bf16(1 << 20, &[2, 8, columns]);
+        let pre = bf16((2 << 20) + offset, &[2, 8, columns]);
+        Problem::of(&Gemm::linear(input, weight, out, epilogue(bf16(512, &[columns]), pre)), true)
+    }
+
+    #[test]
+    fn problems_that_differ_in_anything_but_addresses_have_different_keys() {
+        let none = |_, _| Epilogue::None;
+        let bias = |bias, _| Epilogue::Bias(bias);
+        let gelu = |bias, pre| Epilogue::BiasGelu { bias, pre };
+        let problems =
+            [linear(none, 32, 0), linear(bias, 32, 0), linear(gelu, 32, 0), linear(gelu, 40, 0), linear(gelu, 32, 2)];
+        for (i, a) in problems.iter().enumerate() {
+            assert!(problems[..i].iter().all(|b| a != b && a.to_string() != b.to_string()), "{a}");
+            assert!(!a.to_string().contains(char::is_whitespace), "{a} is not one word");
+        }
+        assert_eq!(linear(gelu, 32, 0), linear(gelu, 32, 256));
+        assert_eq!(linear(gelu, 32, 0).plain(), problems[0]);
+        assert!(!problems[0].tf32, "TF32 is for f32 alone");
+    }
+
+    #[test]
+    fn a_gelu_is_not_asked_of_the_library_where_its_auxiliary_matrix_breaks_a_rule() {
+        let gelu = |bias, pre| Epilogue::BiasGelu { bias, pre };
+        assert!(linear(gelu, 32, 0).fusible());
+        assert!(!linear(gelu, 36, 0).fusible(), "rows of 36 elements");
+        assert!(!linear(gelu, 32, 2).fusible(), "an address that is not a multiple of 16");
+        let mixed = |bias: Tensor, _| Epilogue::Bias(Tensor { dtype: DType::F32, ..bias });
+        assert!(!linear(mixed, 32, 0).fusible(), "an f32 bias on a bf16 output");
+    }
+}

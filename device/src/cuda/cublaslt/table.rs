@@ -1,0 +1,139 @@
+//! Choices that were timed, as text: read and written to disk, and passed from rank to rank.
+//!
+//! The first line names the library's version and the GPU, for whom alone the choices hold. Each other line is
+//! `key way microseconds`, where the way is `separate` or `algorithm:workspace:hex`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::descriptors::Algorithm;
+
+/// What was best for a problem.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Entry {
+    pub(super) way: Chosen,
+    /// What it took, in microseconds.
+    pub(super) microseconds: f32,
+}
+
+/// How a problem is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Chosen {
+    /// All in one call of the library.
+    Algorithm(Algorithm),
+    /// A plain product, and our own kernel for the epilogue.
+    Separate,
+}
+
+/// Entries by their problem's key.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Table {
+    header: String,
+    pub(super) entries: BTreeMap<String, Entry>,
+}
+
+impl Table {
+    /// An empty one, for a version of the library and a GPU.
+    pub(super) fn new(version: usize, gpu: &str) -> Table {
+        Table { header: format!("cublaslt {version} {gpu}"), entries: BTreeMap::new() }
+    }
+
+    pub(super) fn to_text(&self) -> String {
+        let mut text = format!("{}\n", self.header);
+        for (key, entry) in &self.entries {
+            let way = match entry.way {
+                Chosen::Separate => "separate".to_string(),
+                Chosen::Algorithm(algorithm) => {
+                    let hex: String = algorithm.bytes.iter().map(|word| format!("{word:016x}")).collect();
+                    format!("algorithm:{}:{hex}", algorithm.workspace)
+                }
+            };
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{key} {way} {}", entry.microseconds);
+        }
+        text
+    }
+
+    /// Takes over the entries of `text`; none if it has any fault.
+    ///
+    /// # Errors
+    /// Another version or GPU, or a line that is no entry.
+    pub(super) fn merge(&mut self, text: &str) -> Result<(), String> {
+        let mut lines = text.lines();
+        let header = lines.next().unwrap_or_default();
+        if header != self.header {
+            return Err(format!("these choices are for `{header}`, this is `{}`", self.header));
+        }
+        let entries: Vec<(String, Entry)> =
+            lines.map(|line| entry(line).ok_or_else(|| format!("`{line}` is no entry"))).collect::<Result<_, _>>()?;
+        self.entries.extend(entries);
+        Ok(())
+    }
+}
+
+fn entry(line: &str) -> Option<(String, Entry)> {
+    let mut words = line.split_ascii_whitespace();
+    let (key, way, microseconds) = (words.next()?, words.next()?, words.next()?);
+    let way = match way.strip_prefix("algorithm:") {
+        Some(rest) => Chosen::Algorithm(algorithm(rest)?),
+        None if way == "separate" => Chosen::Separate,
+        None => return None,
+    };
+    let entry = Entry { way, microseconds: microseconds.parse().ok()? };
+    words.next().is_none().then(|| (key.into(), entry))
+}
+
+fn algorithm(text: &str) -> Option<Algorithm> {
+    let (workspace, hex) = text.split_once(':')?;
+    let mut bytes = [0; 8];
+    if hex.len() != 16 * bytes.len() {
+        return None;
+    }
+    for (i, word) in bytes.iter_mut().enumerate() {
+        *word = u64::from_str_radix(hex.get(16 * i..16 * (i + 1))?, 16).ok()?;
+    }
+    Some(Algorithm { bytes, workspace: workspace.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled() -> Table {
+        let mut table = Table::new(130100, "NVIDIA H200");
+        let algorithm = Algorithm { bytes: [1, u64::MAX, 3, 0x0123_4567_89ab_cdef, 5, 6, 7, 8], workspace: 33_554_432 };
+        let entries = [
+            ("8x8x8-nt-bf16-bf16-None", Entry { way: Chosen::Algorithm(algorithm), microseconds: 12.5 }),
+            ("8x8x8-nt-bf16-bf16-Bias", Entry { way: Chosen::Separate, microseconds: 0.1 }),
+        ];
+        table.entries.extend(entries.map(|(key, entry)| (key.to_string(), entry)));
+        table
+    }
+
+    #[test]
+    fn choices_survive_being_written_and_read() {
+        let mut read = Table::new(130100, "NVIDIA H200");
+        assert_eq!(read.merge(&filled().to_text()), Ok(()));
+        assert_eq!(read, filled());
+    }
+
+    #[test]
+    fn choices_of_another_version_or_gpu_are_rejected() {
+        for mut other in [Table::new(130200, "NVIDIA H200"), Table::new(130100, "NVIDIA A100")] {
+            assert!(other.merge(&filled().to_text()).unwrap_err().contains("130100 NVIDIA H200"));
+            assert!(other.entries.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_damaged_table_is_rejected_whole() {
+        let text = filled().to_text();
+        for damaged in
+            [text.replace("separate", "seperate"), text.replace("ffff", "fff"), text.replace("12.5", ""), String::new()]
+        {
+            let mut table = Table::new(130100, "NVIDIA H200");
+            assert!(table.merge(&damaged).is_err(), "{damaged}");
+            assert!(table.entries.is_empty());
+        }
+    }
+}

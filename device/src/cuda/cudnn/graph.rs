@@ -1,0 +1,182 @@
+//! A graph of cuDNN operations: tensors, and operations that connect them. It is matched against patterns that cuDNN has
+//! fused kernels for, so the order of operations and every shape count.
+
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as Kind, cudnnDataType_t,
+    cudnnPointwiseMode_t as Pointwise, cudnnReduceTensorOp_t,
+};
+
+use super::descriptor::Descriptor;
+use crate::Result;
+
+pub(super) const F32: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_FLOAT;
+pub(super) const BF16: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_BFLOAT16;
+const I32: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_INT32;
+const BOOLEAN: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_BOOLEAN;
+
+/// Bytes that every address is a multiple of.
+pub(super) const ALIGNMENT: u64 = 16;
+
+/// The first number for tensors without memory; those with memory are numbered by whoever names them.
+const FIRST_VIRTUAL: i64 = 1000;
+
+/// Sizes and strides of a tensor, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) sizes: [i64; 4],
+    pub(super) strides: [i64; 4],
+}
+
+impl Layout {
+    /// Dense, row-major.
+    pub(super) fn dense(sizes: [i64; 4]) -> Layout {
+        let [_, b, c, d] = sizes;
+        Layout { sizes, strides: [b * c * d, c * d, d, 1] }
+    }
+
+    /// The same memory with the last two axes exchanged.
+    pub(super) fn transposed(self) -> Layout {
+        let swap = |[a, b, c, d]: [i64; 4]| [a, b, d, c];
+        Layout { sizes: swap(self.sizes), strides: swap(self.strides) }
+    }
+}
+
+/// A tensor of a [`Graph`].
+#[derive(Clone, Copy)]
+pub(super) struct Node(usize);
+
+/// Tensors and operations, in the order they were added.
+#[derive(Default)]
+pub(super) struct Graph {
+    pub(super) operations: Vec<Descriptor>,
+    tensors: Vec<Descriptor>,
+    /// Descriptors that operations refer to.
+    kept: Vec<Descriptor>,
+}
+
+impl Graph {
+    fn tensor(&mut self, number: i64, dtype: cudnnDataType_t, layout: Layout, role: Option<Attribute>) -> Result<Node> {
+        let descriptor = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
+            .data_type(Attribute::CUDNN_ATTR_TENSOR_DATA_TYPE, dtype)?
+            .integers(Attribute::CUDNN_ATTR_TENSOR_DIMENSIONS, &layout.sizes)?
+            .integers(Attribute::CUDNN_ATTR_TENSOR_STRIDES, &layout.strides)?
+            .integers(Attribute::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[number])?
+            .integers(Attribute::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[ALIGNMENT as i64])?;
+        let descriptor = match role {
+            Some(role) => descriptor.yes(role)?,
+            None => descriptor,
+        };
+        self.tensors.push(descriptor.finalize()?);
+        Ok(Node(self.tensors.len() - 1))
+    }
+
+    /// A tensor in memory, whose address the variant pack gives under `number`.
+    pub(super) fn real(&mut self, number: i64, dtype: cudnnDataType_t, layout: Layout) -> Result<Node> {
+        self.tensor(number, dtype, layout, None)
+    }
+
+    /// A tensor that lives within the fused kernel alone.
+    pub(super) fn inner(&mut self, dtype: cudnnDataType_t, layout: Layout) -> Result<Node> {
+        let number = FIRST_VIRTUAL + self.tensors.len() as i64;
+        self.tensor(number, dtype, layout, Some(Attribute::CUDNN_ATTR_TENSOR_IS_VIRTUAL))
+    }
+
+    /// An f32 on the host, whose value goes into the launch.
+    pub(super) fn scalar(&mut self, number: i64) -> Result<Node> {
+        self.tensor(number, F32, Layout::dense([1; 4]), Some(Attribute::CUDNN_ATTR_TENSOR_IS_BY_VALUE))
+    }
+
+    fn pointwise(
+        &mut self,
+        mode: (Pointwise, cudnnDataType_t, Option<i64>),
+        x: Node,
+        b: Option<Node>,
+        t: Option<Node>,
+        y: Node,
+    ) -> Result<()> {
+        let (mode, precision, axis) = mode;
+        let mut pointwise = Descriptor::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
+            .pointwise_mode(Attribute::CUDNN_ATTR_POINTWISE_MODE, mode)?
+            .data_type(Attribute::CUDNN_ATTR_POINTWISE_MATH_PREC, precision)?;
+        if let Some(axis) = axis {
+            pointwise = pointwise.integers(Attribute::CUDNN_ATTR_POINTWISE_AXIS, &[axis])?;
+        }
+        let pointwise = pointwise.finalize()?;
+        let mut operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, &pointwise)?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_POINTWISE_XDESC, &self.tensors[x.0])?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_POINTWISE_YDESC, &self.tensors[y.0])?;
+        if let Some(b) = b {
+            operation = operation.descriptor(Attribute::CUDNN_ATTR_OPERATION_POINTWISE_BDESC, &self.tensors[b.0])?;
+        }
+        if let Some(t) = t {
+            operation = operation.descriptor(Attribute::CUDNN_ATTR_OPERATION_POINTWISE_TDESC, &self.tensors[t.0])?;
+        }
+        self.operations.push(operation.finalize()?);
+        self.kept.push(pointwise);
+        Ok(())
+    }
+
+    /// `y = mode(x)`
+    pub(super) fn unary(&mut self, mode: Pointwise, x: Node, y: Node) -> Result<()> {
+        self.pointwise((mode, F32, None), x, None, None, y)
+    }
+
+    /// `y = mode(x, b)`
+    pub(super) fn binary(&mut self, mode: Pointwise, x: Node, b: Node, y: Node) -> Result<()> {
+        self.pointwise((mode, F32, None), x, Some(b), None, y)
+    }
+
+    /// `y = x` where the row is not before the column, else `otherwise`; all of layout `scores`.
+    pub(super) fn causal(&mut self, scores: Layout, x: Node, otherwise: Node, y: Node) -> Result<()> {
+        let (row, column) = (self.inner(I32, scores)?, self.inner(I32, scores)?);
+        let mask = self.inner(BOOLEAN, scores)?;
+        self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, F32, Some(2)), x, None, None, row)?;
+        self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, F32, Some(3)), x, None, None, column)?;
+        self.pointwise((Pointwise::CUDNN_POINTWISE_CMP_GE, BOOLEAN, None), row, Some(column), None, mask)?;
+        let select = (Pointwise::CUDNN_POINTWISE_BINARY_SELECT, F32, None);
+        self.pointwise(select, x, Some(otherwise), Some(mask), y)
+    }
+
+    /// `c = a @ b`, over the last two axes
+    pub(super) fn matmul(&mut self, a: Node, b: Node, c: Node) -> Result<()> {
+        let matmul = Descriptor::new(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
+            .data_type(Attribute::CUDNN_ATTR_MATMUL_COMP_TYPE, F32)?
+            .finalize()?;
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_ADESC, &self.tensors[a.0])?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_BDESC, &self.tensors[b.0])?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_CDESC, &self.tensors[c.0])?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_DESC, &matmul)?
+            .finalize()?;
+        self.operations.push(operation);
+        self.kept.push(matmul);
+        Ok(())
+    }
+
+    /// `y` = the sum or maximum of `x` over the axes along which `y` has size 1, or fewer heads
+    pub(super) fn reduce(&mut self, operator: cudnnReduceTensorOp_t, x: Node, y: Node) -> Result<()> {
+        let reduction = Descriptor::new(Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
+            .data_type(Attribute::CUDNN_ATTR_REDUCTION_COMP_TYPE, F32)?
+            .reduction(Attribute::CUDNN_ATTR_REDUCTION_OPERATOR, operator)?
+            .finalize()?;
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_REDUCTION_XDESC, &self.tensors[x.0])?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_REDUCTION_YDESC, &self.tensors[y.0])?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_REDUCTION_DESC, &reduction)?
+            .finalize()?;
+        self.operations.push(operation);
+        self.kept.push(reduction);
+        Ok(())
+    }
+
+    /// `y` = the values of `x` under another layout, by their indices
+    pub(super) fn reshape(&mut self, x: Node, y: Node) -> Result<()> {
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, &self.tensors[x.0])?
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_RESHAPE_YDESC, &self.tensors[y.0])?
+            .finalize()?;
+        self.operations.push(operation);
+        Ok(())
+    }
+}

@@ -1,0 +1,258 @@
+//! Causal attention through cuDNN's fused kernels, one compiled plan for each shape and direction.
+
+mod attention_graph;
+mod descriptor;
+mod graph;
+mod plan;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use attention_graph::{Sizes, number};
+use descriptor::Handle;
+use plan::Plans;
+
+use super::timing::{Bench, fastest, medians};
+use super::{Cuda, CudaOptions, RawStream};
+use crate::ops::{Attention, AttentionBackward};
+use crate::{DType, Result, Shape, Tensor};
+
+/// Before this version the first configuration cuDNN proposes is not always the fastest.
+const FIRST_IS_BEST: usize = 91900;
+/// Plans that are timed against each other before that version.
+const CANDIDATES: usize = 3;
+
+/// cuDNN on one GPU.
+pub(crate) struct Cudnn {
+    /// Nothing where cuDNN has no plan.
+    plans: RefCell<HashMap<Problem, Option<Rc<AttentionPlan>>>>,
+    deterministic: bool,
+    handle: Handle,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Problem {
+    sizes: Sizes,
+    backward: bool,
+}
+
+/// A plan, and how its scratch is laid out.
+pub(crate) struct AttentionPlan {
+    problem: Problem,
+    plans: Plans,
+    /// Which of the plans.
+    chosen: usize,
+    /// Whether gradients of queries are added up in scratch.
+    sums_queries: bool,
+}
+
+/// The addresses of an attention's tensors.
+#[derive(Clone, Copy)]
+struct Tensors {
+    qkv: u64,
+    output: u64,
+    stats: u64,
+    grad_output: u64,
+    grad_qkv: u64,
+}
+
+impl Tensors {
+    fn forward(op: &Attention) -> Tensors {
+        let (qkv, output, stats) = (op.qkv.address, op.output.address, op.stats.address);
+        Tensors { qkv, output, stats, grad_output: 0, grad_qkv: 0 }
+    }
+
+    fn backward(op: &AttentionBackward) -> Tensors {
+        Tensors {
+            qkv: op.qkv.address,
+            output: op.output.address,
+            stats: op.stats.address,
+            grad_output: op.grad_output.address,
+            grad_qkv: op.grad_qkv.address,
+        }
+    }
+
+    fn are_aligned(&self) -> bool {
+        let Tensors { qkv, output, stats, grad_output, grad_qkv } = *self;
+        [qkv, output, stats, grad_output, grad_qkv].iter().all(|address| address.is_multiple_of(graph::ALIGNMENT))
+    }
+}
+
+impl Cudnn {
+    /// # Errors
+    /// The library is missing or too old, or refuses the GPU.
+    pub(crate) fn open(options: &CudaOptions) -> Result<Cudnn> {
+        Ok(Cudnn { plans: RefCell::default(), deterministic: options.deterministic, handle: Handle::open()? })
+    }
+
+    /// The plan for a forward: made at the first call for its shape, which must not be during a capture. Nothing where
+    /// cuDNN is not to be used.
+    pub(crate) fn forward(&self, op: &Attention, cuda: &Cuda) -> Option<Rc<AttentionPlan>> {
+        let fits = op.dropout.is_none() && Tensors::forward(op).are_aligned();
+        let sizes = sizes(&op.qkv, op.heads, op.kv_heads).filter(|_| fits)?;
+        self.plan(Problem { sizes, backward: false }, cuda)
+    }
+
+    /// The plan for a backward, as [`Cudnn::forward`].
+    pub(crate) fn backward(&self, op: &AttentionBackward, cuda: &Cuda) -> Option<Rc<AttentionPlan>> {
+        let fits = op.dropout.is_none() && Tensors::backward(op).are_aligned();
+        let sizes = sizes(&op.qkv, op.heads, op.kv_heads).filter(|_| fits)?;
+        self.plan(Problem { sizes, backward: true }, cuda)
+    }
+
+    /// Submits a forward, or records it while the stream captures.
+    ///
+    /// # Errors
+    /// cuDNN's.
+    pub(crate) fn run_forward(
+        &self,
+        plan: &AttentionPlan,
+        op: &Attention,
+        stream: &RawStream,
+        scratch: u64,
+    ) -> Result<()> {
+        self.run(plan, plan.chosen, Tensors::forward(op), stream, scratch)
+    }
+
+    /// Submits a backward, or records it while the stream captures.
+    ///
+    /// # Errors
+    /// cuDNN's.
+    pub(crate) fn run_backward(
+        &self,
+        plan: &AttentionPlan,
+        op: &AttentionBackward,
+        stream: &RawStream,
+        scratch: u64,
+    ) -> Result<()> {
+        self.run(plan, plan.chosen, Tensors::backward(op), stream, scratch)
+    }
+
+    fn plan(&self, problem: Problem, cuda: &Cuda) -> Option<Rc<AttentionPlan>> {
+        if let Some(known) = self.plans.borrow().get(&problem) {
+            return known.clone();
+        }
+        let made = self.make(problem, cuda);
+        if let Err(error) = &made {
+            tracing::warn!("attention {problem:?} runs on our own, slower kernels: {error}");
+        }
+        let made = made.ok().map(Rc::new);
+        self.plans.borrow_mut().insert(problem, made.clone());
+        made
+    }
+
+    fn make(&self, problem: Problem, cuda: &Cuda) -> Result<AttentionPlan> {
+        let timed = !self.deterministic && self.handle.version() < FIRST_IS_BEST;
+        let graph = match problem.backward {
+            false => attention_graph::forward(&problem.sizes)?,
+            true => attention_graph::backward(&problem.sizes, self.deterministic)?,
+        };
+        let plans = Plans::new(graph, &self.handle, if timed { CANDIDATES } else { 1 })?;
+        let sums_queries = problem.backward && !self.deterministic;
+        let mut plan = AttentionPlan { problem, plans, chosen: 0, sums_queries };
+        if plan.plans.plans.len() > 1 {
+            plan.chosen = self.time(&plan, cuda)?.unwrap_or(0);
+        }
+        Ok(plan)
+    }
+
+    /// Which of the plans is the fastest; nothing when there is no memory to time in.
+    fn time(&self, plan: &AttentionPlan, cuda: &Cuda) -> Result<Option<usize>> {
+        let (mut bench, stream) = (Bench::default(), RawStream::new()?);
+        let Sizes { batch, seq, heads, kv_heads, dim } = plan.problem.sizes;
+        let mut tensor = |elements: i64, dtype| {
+            let tensor = bench.tensor(Shape::new(&[elements as usize]), dtype, cuda, &stream);
+            tensor.map(|tensor| tensor.map(|tensor: Tensor| tensor.address))
+        };
+        let (packed, dense) = (batch * seq * (heads + 2 * kv_heads) * dim, batch * seq * heads * dim);
+        let tensors = (
+            tensor(packed, DType::Bf16)?,
+            tensor(dense, DType::Bf16)?,
+            tensor(batch * heads * seq, DType::F32)?,
+            tensor(dense, DType::Bf16)?,
+            tensor(packed, DType::Bf16)?,
+        );
+        let (Some(qkv), Some(output), Some(stats), Some(grad_output), Some(grad_qkv)) = tensors else {
+            return Ok(None);
+        };
+        let most = (0..plan.plans.plans.len()).map(|candidate| plan.layout(candidate).bytes).max();
+        let Some(scratch) = bench.scratch(most.unwrap_or(0)) else { return Ok(None) };
+        let tensors = Tensors { qkv, output, stats, grad_output, grad_qkv };
+        let times =
+            medians(&stream, plan.plans.plans.len(), |candidate| self.run(plan, candidate, tensors, &stream, scratch))?;
+        stream.synchronize()?;
+        tracing::debug!("attention {:?}: {times:?} ms", plan.problem);
+        Ok(fastest(&times).map(|(candidate, _)| candidate))
+    }
+
+    fn run(
+        &self,
+        plan: &AttentionPlan,
+        candidate: usize,
+        tensors: Tensors,
+        stream: &RawStream,
+        scratch: u64,
+    ) -> Result<()> {
+        let sizes = &plan.problem.sizes;
+        let packed = |start: u64| sizes.packed_offsets().map(|offset| start + offset * DType::Bf16.size() as u64);
+        let [query, key, value] = packed(tensors.qkv);
+        let mut pointers = vec![
+            (number::QUERY, query),
+            (number::KEY, key),
+            (number::VALUE, value),
+            (number::OUTPUT, tensors.output),
+            (number::STATS, tensors.stats),
+        ];
+        let mut scalars = vec![(number::SCALE, 1.0 / (sizes.dim as f32).sqrt()), (number::MASKED, f32::NEG_INFINITY)];
+        let layout = plan.layout(candidate);
+        if plan.problem.backward {
+            let [grad_query, grad_key, grad_value] = packed(tensors.grad_qkv);
+            pointers.extend([
+                (number::GRAD_OUTPUT, tensors.grad_output),
+                (number::GRAD_QUERY, grad_query),
+                (number::GRAD_KEY, grad_key),
+                (number::GRAD_VALUE, grad_value),
+                (number::DELTA, scratch + layout.delta as u64),
+            ]);
+            scalars.push((number::ONE, 1.0));
+        }
+        if plan.sums_queries {
+            pointers.push((number::GRAD_QUERY_SUM, scratch + layout.query_sums as u64));
+        }
+        plan.plans.plans[candidate].execute(&self.handle, &pointers, &scalars, scratch, stream)
+    }
+}
+
+/// Where the pieces of scratch start, in bytes; the workspace comes first.
+struct ScratchLayout {
+    delta: usize,
+    query_sums: usize,
+    bytes: usize,
+}
+
+impl AttentionPlan {
+    /// Bytes of scratch a run needs.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.layout(self.chosen).bytes
+    }
+
+    fn layout(&self, candidate: usize) -> ScratchLayout {
+        let Sizes { batch, seq, heads, dim, .. } = self.problem.sizes;
+        let rows = (batch * heads * seq) as usize * size_of::<f32>();
+        let piece = |used: bool, bytes: usize| if used { bytes.next_multiple_of(256) } else { 0 };
+        let delta = self.plans.plans[candidate].workspace.next_multiple_of(256);
+        let query_sums = delta + piece(self.problem.backward, rows);
+        let bytes = query_sums + piece(self.sums_queries, rows * dim as usize);
+        ScratchLayout { delta, query_sums, bytes }
+    }
+}
+
+/// The sizes of an attention that cuDNN's kernels are for.
+fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize) -> Option<Sizes> {
+    let packed = qkv.shape.sizes();
+    let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
+    let fits = qkv.dtype == DType::Bf16 && batch > 0 && seq > 1 && dim > 0 && dim <= 128 && dim.is_multiple_of(8);
+    let [batch, seq, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
+    fits.then_some(Sizes { batch, seq, heads, kv_heads, dim })
+}

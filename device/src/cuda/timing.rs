@@ -1,0 +1,99 @@
+//! Timing candidates on the GPU, before anything is captured: which of several ways to do the same is the fastest.
+
+use super::{Arg, Cuda, DeviceBlock, Grid, RawEvent, RawStream};
+use crate::{BufferId, DType, Result, Shape, Tensor};
+
+/// Times each candidate is measured.
+const ROUNDS: usize = 5;
+/// Runs in a row that make a measurement.
+const RUNS: usize = 3;
+
+/// Median milliseconds of a run of each candidate; nothing for those that fail.
+///
+/// Candidates take turns, so that a change of clocks meets all alike; each turn starts with a run that is not measured.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn medians(
+    stream: &RawStream,
+    candidates: usize,
+    mut run: impl FnMut(usize) -> Result<()>,
+) -> Result<Vec<Option<f32>>> {
+    let usable: Vec<bool> = (0..candidates).map(|candidate| run(candidate).is_ok()).collect();
+    stream.synchronize()?;
+    let (start, end) = (RawEvent::timed()?, RawEvent::timed()?);
+    let mut times = vec![Vec::new(); candidates];
+    for _ in 0..ROUNDS {
+        for candidate in (0..candidates).filter(|candidate| usable[*candidate]) {
+            run(candidate)?;
+            start.record(stream)?;
+            for _ in 0..RUNS {
+                run(candidate)?;
+            }
+            end.record(stream)?;
+            end.synchronize()?;
+            times[candidate].push(start.elapsed_ms(&end)? / RUNS as f32);
+        }
+    }
+    Ok(times.into_iter().map(median).collect())
+}
+
+fn median(mut times: Vec<f32>) -> Option<f32> {
+    times.sort_by(f32::total_cmp);
+    times.get(times.len() / 2).copied()
+}
+
+/// The candidate with the least time, and that time.
+pub(super) fn fastest(times: &[Option<f32>]) -> Option<(usize, f32)> {
+    let measured = times.iter().enumerate().filter_map(|(candidate, time)| time.map(|time| (candidate, time)));
+    measured.min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// Memory for the time of a measurement.
+#[derive(Default)]
+pub(super) struct Bench {
+    blocks: Vec<DeviceBlock>,
+}
+
+impl Bench {
+    /// A tensor of random values; nothing when the GPU has not that much memory.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn tensor(
+        &mut self,
+        shape: Shape,
+        dtype: DType,
+        cuda: &Cuda,
+        stream: &RawStream,
+    ) -> Result<Option<Tensor>> {
+        let count = shape.elements();
+        let Some(address) = self.scratch(count * dtype.size()) else { return Ok(None) };
+        let kernel = if dtype == DType::Bf16 { "random_bf16" } else { "random_f32" };
+        let grid = Grid::line(count.div_ceil(1024).clamp(1, 4096), 256);
+        let seed = self.blocks.len() as u32;
+        cuda.kernels.launch(stream, kernel, grid, &[Arg::Pointer(address), Arg::U64(count as u64), Arg::U32(seed)])?;
+        Ok(Some(Tensor { address, shape, dtype, buffer: BufferId(0) }))
+    }
+
+    /// The address of memory whose values do not matter; nothing when the GPU has not that much.
+    pub(super) fn scratch(&mut self, bytes: usize) -> Option<u64> {
+        let block = DeviceBlock::new(bytes.max(1))?;
+        let address = block.address();
+        self.blocks.push(block);
+        Some(address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_candidate_is_the_least_of_the_medians_and_failed_ones_do_not_count() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(Vec::new()), None);
+        assert_eq!(fastest(&[Some(3.0), None, Some(1.0), Some(2.0)]), Some((2, 1.0)));
+        assert_eq!(fastest(&[None]), None);
+    }
+}
