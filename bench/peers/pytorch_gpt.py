@@ -1,0 +1,151 @@
+"""A GPT-2 style training step in PyTorch on one GPU or, under torchrun, on several: what the trainer is measured against.
+
+    python pytorch_gpt.py --layers 12 --hidden 768 --heads 12 --seq 1024 --micro-batch 64 --accumulate 1 --mode compile
+
+Prints one JSON object: step_ms (median), tokens_per_s, the versions of what ran. Weights are f32, layers run in bf16
+autocast, attention is scaled_dot_product_attention with cuDNN first, AdamW is fused. Modes: `eager`; `compile`
+(torch.compile); `graph` (eager, the whole step in one CUDA graph); `compile+graph` (both).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+
+
+class Block(nn.Module):
+    def __init__(self, hidden, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.projection = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x):
+        batch, seq, hidden = x.shape
+        q, k, v = self.qkv(self.norm_1(x)).view(batch, seq, 3, self.heads, hidden // self.heads).unbind(2)
+        context = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        x = x + self.projection(context.transpose(1, 2).reshape(batch, seq, hidden))
+        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self, case):
+        super().__init__()
+        self.tokens = nn.Embedding(case.vocab, case.hidden)
+        self.positions = nn.Embedding(case.seq, case.hidden)
+        self.blocks = nn.ModuleList(Block(case.hidden, case.heads) for _ in range(case.layers))
+        self.norm = nn.LayerNorm(case.hidden)
+        self.apply(self.start)
+
+    @staticmethod
+    def start(module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    for name, default in [("layers", 12), ("hidden", 768), ("heads", 12), ("seq", 1024), ("vocab", 50304)]:
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in [("micro-batch", 64), ("accumulate", 1), ("steps", 30)]:
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--mode", choices=["eager", "compile", "graph", "compile+graph"], default="compile")
+    return parser.parse_args()
+
+
+def main():
+    case = arguments()
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    if ranks > 1:
+        dist.init_process_group("nccl", device_id=device)
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    model = Gpt(case).to(device)
+    weights = list(model.parameters())
+    groups = [
+        {"params": [p for p in weights if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True, capturable="graph" in case.mode)
+    parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index]) if ranks > 1 else model
+    run = torch.compile(parallel) if "compile" in case.mode else parallel
+    shape = (case.accumulate, case.micro_batch, case.seq)
+    tokens = torch.randint(case.vocab, shape, device=device)
+    targets = torch.randint(case.vocab, shape, device=device)
+
+    def step():
+        optimizer.zero_grad(set_to_none="graph" not in case.mode)
+        for microbatch in range(case.accumulate):
+            last = microbatch + 1 == case.accumulate
+            if ranks > 1:
+                parallel.require_backward_grad_sync = last
+            with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(BACKENDS, set_priority=True):
+                loss = run(tokens[microbatch], targets[microbatch])
+            (loss / case.accumulate).backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0, foreach=True)
+        optimizer.step()
+        return loss
+
+    started = time.perf_counter()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(5):
+            loss = step()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - started
+    replay = step
+    if "graph" in case.mode:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+        replay = graph.replay
+    for _ in range(5):
+        replay()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(case.steps):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        replay()
+        end.record()
+        times.append((begin, end))
+    torch.cuda.synchronize()
+    step_ms = statistics.median(begin.elapsed_time(end) for begin, end in times)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(json.dumps({
+            "mode": case.mode,
+            "ranks": ranks,
+            "step_ms": step_ms,
+            "tokens_per_s": case.accumulate * case.micro_batch * case.seq * ranks / step_ms * 1e3,
+            "memory_bytes": torch.cuda.max_memory_reserved(),
+            "warm_up_s": first,
+            "loss": float(loss),
+            "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version(),
+            "gpu": torch.cuda.get_device_name(),
+        }))
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

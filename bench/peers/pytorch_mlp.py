@@ -1,0 +1,67 @@
+"""The benchmarks' MLP in PyTorch on one GPU: 4096 -> 2048 -> 1024 -> 512 -> 256, batch 640, TF32, dropout, MSE, SGD.
+
+    python pytorch_mlp.py --mode graph
+
+Prints one JSON object: step_ms (wall, steady), issue_us (host, idle GPU). Modes: `eager`, `compile`, `graph` (forward,
+backward and optimizer in one CUDA graph).
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+from torch import nn
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=["eager", "compile", "graph"], default="graph")
+    parser.add_argument("--steps", type=int, default=200)
+    case = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    sizes, dropouts = [4096, 2048, 1024, 512, 256], [0.2, 0.1, 0.1]
+    layers = []
+    for i, (n_in, n_out) in enumerate(zip(sizes, sizes[1:])):
+        layers.append(nn.Linear(n_in, n_out))
+        if i < len(sizes) - 2:
+            layers += [nn.ReLU(), nn.Dropout(dropouts[i])]
+    model = nn.Sequential(*layers).cuda()
+    run = torch.compile(model) if case.mode == "compile" else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = torch.randn(640, sizes[0], device="cuda"), torch.randn(640, sizes[-1], device="cuda")
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.mse_loss(run(inputs), targets)
+        loss.backward()
+        optimizer.step()
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(10):
+            step()
+    torch.cuda.synchronize()
+    replay = step
+    if case.mode == "graph":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        replay = graph.replay
+    issue = []
+    for _ in range(50):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        replay()
+        issue.append((time.perf_counter() - started) * 1e6)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(case.steps):
+        replay()
+    torch.cuda.synchronize()
+    step_ms = (time.perf_counter() - started) / case.steps * 1e3
+    print(json.dumps({"mode": case.mode, "step_ms": step_ms, "issue_us": statistics.median(issue), "torch": torch.__version__}))
+
+
+if __name__ == "__main__":
+    main()
