@@ -2,10 +2,6 @@
 #pragma once
 #include "common.cuh"
 
-struct bf16 {
-    u16 bits;
-};
-
 // Not a literal: the macro is in a header we do not include.
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 

@@ -10,13 +10,14 @@ void rotary(T* qkv, const float* table, u32 rows, u32 seq, u32 width, u32 rotate
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
         T* first = qkv + row * width + head * 2 * half + channel;
         const float* angles = table + (row % seq * half + channel) * 2;
-        float a[N], b[N];
+        float a[N], b[N], angle[2 * N];
+        if constexpr (N == 1) angle[0] = angles[0], angle[1] = angles[1];
+        else load_f32<2 * N>(angles, angle);
         load<N>(first, a);
         load<N>(first + half, b);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float2 angle = *reinterpret_cast<const float2*>(angles + 2 * i);
-            float cos = angle.x, sin = sign * angle.y, x = a[i], y = b[i];
+            float cos = angle[2 * i], sin = sign * angle[2 * i + 1], x = a[i], y = b[i];
             a[i] = x * cos - y * sin;
             b[i] = x * sin + y * cos;
         }

@@ -10,23 +10,47 @@ use cudarc::nvrtc::{result, sys};
 use super::error::missing_library;
 use crate::{Error, Result};
 
+/// A kernel file by its name.
+macro_rules! kernel_file {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../kernels/", $name)))
+    };
+}
+
 /// The kernel sources, by file name. Each is a program of its own.
 pub const SOURCES: &[(&str, &str)] = &[
-    ("attention.cu", include_str!("../../kernels/attention.cu")),
-    ("elementwise.cu", include_str!("../../kernels/elementwise.cu")),
-    ("gemm_epilogue.cu", include_str!("../../kernels/gemm_epilogue.cu")),
-    ("random.cu", include_str!("../../kernels/random.cu")),
+    kernel_file!("activation.cu"),
+    kernel_file!("attention.cu"),
+    kernel_file!("columns.cu"),
+    kernel_file!("control.cu"),
+    kernel_file!("dropout.cu"),
+    kernel_file!("elementwise.cu"),
+    kernel_file!("embedding.cu"),
+    kernel_file!("embedding_backward.cu"),
+    kernel_file!("gemm_epilogue.cu"),
+    kernel_file!("loss.cu"),
+    kernel_file!("norm.cu"),
+    kernel_file!("norm_backward.cu"),
+    kernel_file!("optimizer.cu"),
+    kernel_file!("random.cu"),
+    kernel_file!("reduce.cu"),
+    kernel_file!("rotary.cu"),
+    kernel_file!("sort.cu"),
 ];
 
 /// What the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
-    ("common.cuh", include_str!("../../kernels/common.cuh")),
-    ("numeric.cuh", include_str!("../../kernels/numeric.cuh")),
+    kernel_file!("common.cuh"),
+    kernel_file!("numeric.cuh"),
+    kernel_file!("philox.cuh"),
+    kernel_file!("rows.cuh"),
+    kernel_file!("table.cuh"),
 ];
 
 /// Options of every compilation. Not `--use_fast_math`: it flushes subnormals and loosens division everywhere;
 /// kernels ask for fast functions where they want them.
-const OPTIONS: &[&str] = &["--std=c++17", "-default-device", "--extra-device-vectorization"];
+/// `-v` puts registers and spills of every kernel into the log.
+const OPTIONS: &[&str] = &["--std=c++17", "-default-device", "--extra-device-vectorization", "--ptxas-options=-v"];
 
 /// Compiles one of [`SOURCES`] to a cubin for `architecture`, such as `sm_90a`; also returns the compiler's log.
 ///

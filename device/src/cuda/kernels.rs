@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, c_void};
 
 use cudarc::driver::{result, sys};
 
@@ -73,12 +73,8 @@ impl Kernels {
             // SAFETY: a complete cubin for this GPU; unloaded when dropped.
             let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.driver("cuModuleLoadData")?;
             kernels.modules.push(module);
-            for kernel in kernel_names(source) {
-                let symbol =
-                    CString::new(kernel).map_err(|_| Error::operation("cuda", "a kernel name with a zero byte"))?;
-                // SAFETY: the module was loaded above.
-                let function = unsafe { result::module::get_function(module, symbol) }.driver("cuModuleGetFunction")?;
-                kernels.functions.insert(kernel.into(), function);
+            for (kernel, function) in functions(module)? {
+                kernels.functions.insert(kernel, function);
             }
         }
         Ok(kernels)
@@ -136,7 +132,8 @@ impl Kernels {
         // SAFETY: the function is loaded; the arguments are copied during the call; the memory they point to was checked
         // to be alive when the operation was submitted.
         unsafe {
-            if grid.shared > 48 * 1024 {
+            // With what the kernel declares itself, more than 48 KiB in all must be asked for.
+            if grid.shared > 32 * 1024 {
                 let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 result::function::set_function_attribute(function, attribute, grid.shared as i32)
                     .driver("cuFuncSetAttribute")?;
@@ -148,9 +145,24 @@ impl Kernels {
     }
 }
 
-/// The kernels a source defines: the names after `KERNEL(`, the macro of `common.cuh` that declares one.
-fn kernel_names(source: &str) -> impl Iterator<Item = &str> {
-    source.split("\nKERNEL(").skip(1).filter_map(|rest| rest.split([',', ')']).next()).map(str::trim)
+/// The kernels of a module, ready to launch: one that is loaded at its first launch could not be captured.
+fn functions(module: sys::CUmodule) -> Result<Vec<(String, sys::CUfunction)>> {
+    let mut count = 0;
+    // SAFETY: the module is loaded; the functions and their names live as long; the buffer is as large as the count.
+    unsafe {
+        sys::cuModuleGetFunctionCount(&mut count, module).result().driver("cuModuleGetFunctionCount")?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module)
+            .result()
+            .driver("cuModuleEnumerateFunctions")?;
+        let named = |function| {
+            let mut name = std::ptr::null();
+            sys::cuFuncLoad(function).result().driver("cuFuncLoad")?;
+            sys::cuFuncGetName(&mut name, function).result().driver("cuFuncGetName")?;
+            Ok((CStr::from_ptr(name).to_string_lossy().into_owned(), function))
+        };
+        functions.into_iter().map(named).collect()
+    }
 }
 
 impl Drop for Kernels {

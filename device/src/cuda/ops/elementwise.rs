@@ -1,12 +1,63 @@
 //! Copies, sums and constants.
 
 use super::Queue;
-use crate::Result;
-use crate::cuda::{Arg, Grid};
-use crate::ops::Fill;
+use super::shape::{Path, over_packs};
+use crate::cuda::Arg;
+use crate::ops::{Add, Copy, Fill, Poison};
+use crate::{DType, Result, Tensor};
 
+/// See [`Fill`]. Zeros are set by the driver.
 pub(super) fn fill(op: &Fill, queue: &Queue<'_>) -> Result<()> {
-    let count = op.output.elements();
-    let grid = Grid::line(count.div_ceil(1024).min(queue.multiprocessors() * 8), 256);
-    queue.launch("fill_f32", grid, &[op.output.into(), Arg::F32(op.value), Arg::U64(count as u64)])
+    if op.value.to_bits() == 0 {
+        return set_bytes(&op.output, 0, queue);
+    }
+    let (count, dtype) = (op.output.elements(), op.output.dtype);
+    let path = Path::of(count, [op.output]);
+    let grid = over_packs(count / path.width(dtype), queue);
+    queue.launch(&path.kernel("fill", dtype), grid, &[op.output.into(), Arg::F32(op.value), Arg::U64(count as u64)])
+}
+
+/// See [`Poison`].
+pub(super) fn poison(op: &Poison, queue: &Queue<'_>) -> Result<()> {
+    set_bytes(&op.output, 0xff, queue)
+}
+
+fn set_bytes(output: &Tensor, value: u8, queue: &Queue<'_>) -> Result<()> {
+    if output.bytes() == 0 {
+        return Ok(());
+    }
+    queue.stream.set_bytes(output.address, value, output.bytes())
+}
+
+/// See [`Add`].
+pub(super) fn add(op: &Add, queue: &Queue<'_>) -> Result<()> {
+    let (count, dtype) = (op.output.elements(), op.output.dtype);
+    let path = Path::of(count, [op.a, op.b, op.output]);
+    let grid = over_packs(count / path.width(dtype), queue);
+    queue.launch(
+        &path.kernel("add", dtype),
+        grid,
+        &[op.a.into(), op.b.into(), op.output.into(), Arg::U64(count as u64)],
+    )
+}
+
+/// See [`Copy`].
+pub(super) fn copy(op: &Copy, queue: &Queue<'_>) -> Result<()> {
+    let (from, to) = (op.input, op.output);
+    let count = from.elements();
+    if from.dtype == to.dtype {
+        if count == 0 || from.address == to.address {
+            return Ok(());
+        }
+        return queue.stream.copy(to.address, from.address, from.bytes());
+    }
+    // Four values at a time: 16 bytes of f32, 8 of bf16.
+    let path = Path::of(count, [from, to]);
+    let packs = if path == Path::Vector { count / 4 } else { count };
+    let name = if from.dtype == DType::F32 { "convert_f32" } else { "convert_bf16" };
+    queue.launch(
+        &path.kernel(name, to.dtype),
+        over_packs(packs, queue),
+        &[from.into(), to.into(), Arg::U64(count as u64)],
+    )
 }

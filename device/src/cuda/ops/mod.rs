@@ -1,11 +1,23 @@
 //! Operations as launches of our own kernels; each file has its twin in `kernels/`.
 
+mod activation;
 mod attention;
+mod columns;
+mod control;
+mod dropout;
 mod elementwise;
+mod embedding;
 pub(super) mod gemm_epilogue;
+mod loss;
+mod norm;
+mod optimizer;
+mod reduce;
+mod rotary;
+mod shape;
+mod table;
 
 use super::{Cuda, Queue, StreamHandle};
-use crate::{Error, Op, Result};
+use crate::{Op, Result};
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
 ///
@@ -16,12 +28,34 @@ pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
         Op::Gemm(op) => queue.cuda.cublaslt.run(op, queue),
         Op::Attention(op) => attention::forward(op, queue),
         Op::AttentionBackward(op) => attention::backward(op, queue),
+        Op::BiasGrad(op) => columns::bias_grad(op, queue),
+        Op::Add(op) => elementwise::add(op, queue),
+        Op::Copy(op) => elementwise::copy(op, queue),
         Op::Fill(op) => elementwise::fill(op, queue),
+        Op::Poison(op) => elementwise::poison(op, queue),
+        Op::Activation(op) => activation::activation(op, queue),
+        Op::ActivationBackward(op) => activation::activation_backward(op, queue),
+        Op::SwiGlu(op) => activation::swiglu(op, queue),
+        Op::SwiGluBackward(op) => activation::swiglu_backward(op, queue),
+        Op::Norm(op) => norm::norm(op, queue),
+        Op::NormBackward(op) => norm::norm_backward(op, queue),
+        Op::Rotary(op) => rotary::rotary(op, queue),
+        Op::Dropout(op) => dropout::dropout(op, queue),
+        Op::Embedding(op) => embedding::embedding(op, queue),
+        Op::EmbeddingBackward(op) => embedding::embedding_backward(op, queue),
+        Op::CrossEntropy(op) => loss::cross_entropy(op, queue),
+        Op::Mse(op) => loss::mse(op, queue),
+        Op::SumInto(op) => reduce::sum_into(op, queue),
+        Op::SquareSum(op) => reduce::square_sum(op, queue),
+        Op::ClipScale(op) => optimizer::clip_scale(op, queue),
+        Op::AdamW(op) => optimizer::adamw(op, queue),
+        Op::Sgd(op) => optimizer::sgd(op, queue),
+        Op::WriteControl(op) => control::write_control(op, queue),
+        Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),
         Op::Collective(op) => {
             let stream = StreamHandle(queue.stream.handle().cast());
             op.communicator.enqueue_all_reduce_sum(&op.tensor, stream)
         }
-        other => Err(Error::operation(other.name(), "not on CUDA yet")),
     }
 }
 
@@ -39,10 +73,16 @@ pub(crate) fn prepare(op: &Op, cuda: &Cuda) -> Result<()> {
 
 /// Bytes of scratch memory the operation needs while it runs; known before anything is allocated.
 pub(crate) fn scratch_bytes(op: &Op, cuda: &Cuda) -> usize {
+    let multiprocessors = cuda.gpu.properties.multiprocessors as usize;
     match op {
         Op::Gemm(_) => cuda.cublaslt.scratch_bytes(),
         Op::Attention(op) => attention::forward_scratch(op, cuda),
         Op::AttentionBackward(op) => attention::backward_scratch(op, cuda),
+        Op::BiasGrad(op) => columns::scratch_bytes(op, multiprocessors),
+        Op::NormBackward(op) => norm::scratch_bytes(op, multiprocessors),
+        Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),
+        Op::SumInto(op) => reduce::scratch_bytes(&[op.input]),
+        Op::SquareSum(op) => reduce::scratch_bytes(&op.inputs),
         _ => 0,
     }
 }

@@ -1,0 +1,59 @@
+//! Activation functions.
+
+use super::Queue;
+use super::shape::{Path, over_packs, over_rows};
+use crate::Result;
+use crate::cuda::Arg;
+use crate::ops::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};
+
+/// See [`Activation`].
+pub(super) fn activation(op: &Activation, queue: &Queue<'_>) -> Result<()> {
+    let name = match op.kind {
+        ActivationKind::Gelu => "gelu",
+        ActivationKind::Relu => "relu",
+    };
+    let (count, dtype) = (op.output.elements(), op.output.dtype);
+    let path = Path::of(count, [op.input, op.output]);
+    let grid = over_packs(count / path.width(dtype), queue);
+    queue.launch(&path.kernel(name, dtype), grid, &[op.input.into(), op.output.into(), Arg::U64(count as u64)])
+}
+
+/// See [`ActivationBackward`].
+pub(super) fn activation_backward(op: &ActivationBackward, queue: &Queue<'_>) -> Result<()> {
+    let name = match op.kind {
+        ActivationKind::Gelu => "gelu_backward",
+        ActivationKind::Relu => "relu_backward",
+    };
+    let (count, dtype) = (op.grad_input.elements(), op.grad_input.dtype);
+    let path = Path::of(count, [op.input, op.grad_output, op.grad_input]);
+    let grid = over_packs(count / path.width(dtype), queue);
+    queue.launch(
+        &path.kernel(name, dtype),
+        grid,
+        &[op.input.into(), op.grad_output.into(), op.grad_input.into(), Arg::U64(count as u64)],
+    )
+}
+
+/// See [`SwiGlu`].
+pub(super) fn swiglu(op: &SwiGlu, queue: &Queue<'_>) -> Result<()> {
+    let (rows, width, dtype) = (op.output.shape.rows(), op.output.shape.last(), op.output.dtype);
+    let path = Path::of(width, [op.input, op.output]);
+    let grid = over_rows(rows, width / path.width(dtype), queue);
+    queue.launch(
+        &path.kernel("swiglu", dtype),
+        grid,
+        &[op.input.into(), op.output.into(), Arg::U32(rows as u32), Arg::U32(width as u32)],
+    )
+}
+
+/// See [`SwiGluBackward`].
+pub(super) fn swiglu_backward(op: &SwiGluBackward, queue: &Queue<'_>) -> Result<()> {
+    let (rows, width, dtype) = (op.grad_output.shape.rows(), op.grad_output.shape.last(), op.grad_output.dtype);
+    let path = Path::of(width, [op.input, op.grad_output, op.grad_input]);
+    let grid = over_rows(rows, width / path.width(dtype), queue);
+    queue.launch(
+        &path.kernel("swiglu_backward", dtype),
+        grid,
+        &[op.input.into(), op.grad_output.into(), op.grad_input.into(), Arg::U32(rows as u32), Arg::U32(width as u32)],
+    )
+}

@@ -1,0 +1,160 @@
+//! Token and position embedding.
+
+use super::Queue;
+use super::shape::{Path, THREADS, over_rows};
+use crate::cuda::{Arg, Grid};
+use crate::ops::{Embedding, EmbeddingBackward};
+use crate::{DType, Result};
+
+/// See [`Embedding`].
+pub(super) fn embedding(op: &Embedding, queue: &Queue<'_>) -> Result<()> {
+    let (rows, seq) = (op.tokens.elements(), op.tokens.shape.last());
+    let (hidden, vocab, dtype) = (op.table.shape.last(), op.table.shape.rows(), op.table.dtype);
+    let path = Path::of(hidden, [op.table, op.output].into_iter().chain(op.positions));
+    let grid = over_rows(rows, hidden / path.width(dtype), queue);
+    queue.launch(
+        &path.kernel("embedding", dtype),
+        grid,
+        &[
+            op.tokens.into(),
+            op.table.into(),
+            op.positions.into(),
+            op.output.into(),
+            Arg::U32(rows as u32),
+            Arg::U32(seq as u32),
+            Arg::U32(hidden as u32),
+            Arg::U32(vocab as u32),
+        ],
+    )
+}
+
+/// Pairs that a block of the sort has; `TILE` in `kernels/sort.cu`.
+const TILE: usize = 2048;
+/// Entries that a block adds up; `CHUNK` in `kernels/embedding_backward.cu`.
+const CHUNK: usize = 32;
+/// Bytes of an entry: a token, and the number of a row.
+const ENTRY: usize = 8;
+
+/// Where the pieces of scratch begin, and how large it is.
+struct Scratch {
+    /// Pairs, before and after a pass of the sort.
+    pairs: [usize; 2],
+    /// Counts of digits a tile.
+    counts: usize,
+    /// Lists of unfinished runs, each made from the other, and their rows.
+    lists: [usize; 2],
+    rows: [usize; 2],
+    bytes: usize,
+}
+
+/// Entries of the list that is made from one of `count`.
+fn next_count(count: usize) -> usize {
+    2 * count.div_ceil(CHUNK)
+}
+
+impl Scratch {
+    fn new(op: &EmbeddingBackward) -> Scratch {
+        let (count, hidden) = (op.tokens.elements(), op.grad_table.shape.last());
+        let mut bytes = 0;
+        let mut piece = |size: usize| {
+            let start = bytes;
+            bytes += size.next_multiple_of(256);
+            start
+        };
+        let pairs = [piece(count * ENTRY), piece(count * ENTRY)];
+        let counts = piece(256 * count.div_ceil(TILE) * DType::I32.size());
+        let (first, second) = (next_count(count), next_count(next_count(count)));
+        let lists = [piece(first * ENTRY), piece(second * ENTRY)];
+        let row = hidden * DType::F32.size();
+        let rows = [piece(first * row), piece(second * row)];
+        Scratch { pairs, counts, lists, rows, bytes }
+    }
+}
+
+/// Scratch of [`embedding_backward`].
+pub(super) fn scratch_bytes(op: &EmbeddingBackward) -> usize {
+    Scratch::new(op).bytes
+}
+
+/// See [`EmbeddingBackward`]: tokens are sorted, keeping their order, and runs of equal ones added up in fixed chunks.
+pub(super) fn embedding_backward(op: &EmbeddingBackward, queue: &Queue<'_>) -> Result<()> {
+    let count = op.tokens.elements();
+    if count == 0 {
+        return Ok(());
+    }
+    let scratch = Scratch::new(op);
+    let at = |piece: usize| queue.scratch + piece as u64;
+    let sorted = sort(op, &scratch, queue)?;
+    let hidden = op.grad_table.shape.last();
+    // The list, its rows, their type; then the lists made from it.
+    let (mut list, mut rows, mut dtype, mut count) = (sorted, op.grad_output.address, op.grad_output.dtype, count);
+    for next in (0..2).cycle() {
+        let path = if rows.is_multiple_of(16) { Path::of(hidden, [op.grad_table]) } else { Path::Scalar };
+        let path = if hidden.is_multiple_of(path.width(dtype)) { path } else { Path::Scalar };
+        let chunks = count.div_ceil(CHUNK);
+        let packs = hidden / path.width(dtype);
+        let parts = packs.div_ceil(THREADS);
+        let threads = packs.div_ceil(parts.max(1)).next_multiple_of(32).max(32);
+        queue.launch(
+            &path.kernel("add_runs", dtype),
+            Grid { blocks: (chunks as u32, parts as u32, 1), threads: threads as u32, shared: 0 },
+            &[
+                Arg::Pointer(list),
+                Arg::Pointer(rows),
+                Arg::Pointer(at(scratch.lists[next])),
+                Arg::Pointer(at(scratch.rows[next])),
+                op.grad_table.into(),
+                Arg::U32(count as u32),
+                Arg::U32(hidden as u32),
+            ],
+        )?;
+        if chunks == 1 {
+            break;
+        }
+        (list, rows, dtype, count) = (at(scratch.lists[next]), at(scratch.rows[next]), DType::F32, next_count(count));
+    }
+    positions(op, queue)
+}
+
+/// Sorts the tokens with their positions and returns the address of the pairs.
+fn sort(op: &EmbeddingBackward, scratch: &Scratch, queue: &Queue<'_>) -> Result<u64> {
+    let (count, vocab) = (op.tokens.elements(), op.grad_table.shape.rows());
+    let counts = queue.scratch + scratch.counts as u64;
+    let [mut from, mut to] = scratch.pairs.map(|piece| queue.scratch + piece as u64);
+    let number = Arg::U32(count as u32);
+    queue.launch(
+        "sort_begin",
+        Grid::line(count.div_ceil(THREADS), THREADS as u32),
+        &[op.tokens.into(), Arg::Pointer(from), number, Arg::U32(vocab as u32)],
+    )?;
+    let tiles = Grid::line(count.div_ceil(TILE), 256);
+    // The highest token is vocab - 1.
+    let bits = usize::BITS - vocab.saturating_sub(1).leading_zeros();
+    for shift in (0..bits).step_by(8).map(Arg::U32) {
+        queue.launch("sort_count", tiles, &[Arg::Pointer(from), Arg::Pointer(counts), number, shift])?;
+        let digits = Arg::U32(256 * tiles.blocks.0);
+        queue.launch("sort_offsets", Grid::line(1, 1024), &[Arg::Pointer(counts), digits])?;
+        let arguments = [Arg::Pointer(from), Arg::Pointer(to), Arg::Pointer(counts), number, shift];
+        queue.launch("sort_move", tiles, &arguments)?;
+        std::mem::swap(&mut from, &mut to);
+    }
+    Ok(from)
+}
+
+fn positions(op: &EmbeddingBackward, queue: &Queue<'_>) -> Result<()> {
+    let Some(grad_positions) = op.grad_positions else { return Ok(()) };
+    let (seq, hidden, dtype) = (op.tokens.shape.last(), op.grad_table.shape.last(), op.grad_output.dtype);
+    let path = Path::of(hidden, [op.grad_output, grad_positions]);
+    let grid = over_rows(seq, hidden / path.width(dtype), queue);
+    queue.launch(
+        &path.kernel("add_positions", dtype),
+        grid,
+        &[
+            op.grad_output.into(),
+            grad_positions.into(),
+            Arg::U32(op.tokens.shape.rows() as u32),
+            Arg::U32(seq as u32),
+            Arg::U32(hidden as u32),
+        ],
+    )
+}

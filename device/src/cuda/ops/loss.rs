@@ -1,0 +1,56 @@
+//! Losses.
+
+use super::Queue;
+use super::shape::Path;
+use crate::Result;
+use crate::cuda::{Arg, Grid};
+use crate::ops::{CrossEntropy, Mse};
+
+/// Shared memory a kernel of losses declares itself, rounded up.
+const DECLARED: usize = 1024;
+
+/// See [`CrossEntropy`]: the row in shared memory where it fits.
+pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> {
+    let (rows, columns, dtype) = (op.logits.shape.rows(), op.logits.shape.last(), op.logits.dtype);
+    let path = Path::of(columns, [op.logits]);
+    let row_bytes = columns * dtype.size();
+    // Without a gradient the row is needed once only.
+    let fits = row_bytes + DECLARED <= queue.cuda.gpu.properties.shared_bytes as usize;
+    let cached = op.control.is_some() && fits;
+    let name = if cached { "cross_entropy_cached" } else { "cross_entropy" };
+    // More than one warp: the kernel relies on barriers.
+    let threads = (columns / path.width(dtype)).next_multiple_of(32).clamp(64, 512);
+    let shared = if cached { row_bytes as u32 } else { 0 };
+    queue.launch(
+        &path.kernel(name, dtype),
+        Grid { shared, ..Grid::line(rows, threads as u32) },
+        &[
+            op.logits.into(),
+            op.targets.into(),
+            op.losses.into(),
+            op.control.into(),
+            Arg::U32(columns as u32),
+            Arg::U32(op.vocab as u32),
+        ],
+    )
+}
+
+/// See [`Mse`].
+pub(super) fn mse(op: &Mse, queue: &Queue<'_>) -> Result<()> {
+    let (rows, width, dtype) = (op.prediction.shape.rows(), op.prediction.shape.last(), op.prediction.dtype);
+    let (grad, control) = op.grad.unzip();
+    let path = Path::of(width, [op.prediction, op.target].into_iter().chain(grad));
+    let threads = (width / path.width(dtype)).next_multiple_of(32).clamp(32, 256);
+    queue.launch(
+        &path.kernel("mse", dtype),
+        Grid::line(rows, threads as u32),
+        &[
+            op.prediction.into(),
+            op.target.into(),
+            op.losses.into(),
+            grad.into(),
+            control.into(),
+            Arg::U32(width as u32),
+        ],
+    )
+}

@@ -1,0 +1,168 @@
+//! Normalisation.
+
+use super::Queue;
+use super::columns::add_partial;
+use super::shape::Path;
+use crate::cuda::Grid;
+use crate::ops::{Norm, NormBackward};
+use crate::{DType, Result, Tensor};
+
+/// How a row is shared out to threads; the suffix of the kernel's name is in `rows.cuh`.
+#[derive(Clone, Copy)]
+enum RowShape {
+    /// A warp a row, each thread with this many packs in registers.
+    Warp(usize),
+    /// A block of this many threads a row, each with two packs in registers.
+    Block(usize),
+    /// A block a row, whatever its size.
+    Any,
+}
+
+/// Threads of a block with a row a warp.
+const WARP_THREADS: usize = 128;
+
+impl RowShape {
+    fn of(hidden: usize, dtype: DType, tensors: impl IntoIterator<Item = Tensor>) -> RowShape {
+        if Path::of(hidden, tensors) == Path::Scalar {
+            return RowShape::Any;
+        }
+        match (hidden / Path::Vector.width(dtype)).div_ceil(32) {
+            packs @ (0..=2 | 4) => RowShape::Warp(packs.max(1)),
+            3 if dtype == DType::Bf16 => RowShape::Warp(3),
+            3 => RowShape::Warp(4),
+            // Two packs a thread; more threads than 512 would not have registers enough.
+            packs @ ..=32 => RowShape::Block(packs.div_ceil(2) * 32),
+            _ => RowShape::Any,
+        }
+    }
+
+    fn kernel(self, name: &str, dtype: DType) -> String {
+        match self {
+            RowShape::Warp(packs) => format!("{name}_{dtype}_warp{packs}"),
+            RowShape::Block(_) => format!("{name}_{dtype}_block"),
+            RowShape::Any => format!("{name}_{dtype}_any"),
+        }
+    }
+
+    fn threads(self) -> usize {
+        match self {
+            RowShape::Warp(_) => WARP_THREADS,
+            RowShape::Block(threads) => threads,
+            RowShape::Any => 256,
+        }
+    }
+
+    /// Rows that a block has at a time.
+    fn rows(self) -> usize {
+        if matches!(self, RowShape::Warp(_)) { WARP_THREADS / 32 } else { 1 }
+    }
+}
+
+/// `Norm` of `kernels/norm.cu`; 0 is the null pointer.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct NormBlock {
+    input: u64,
+    residual: u64,
+    sum: u64,
+    weight: u64,
+    bias: u64,
+    output: u64,
+    mean: u64,
+    rstd: u64,
+    rows: u32,
+    hidden: u32,
+    eps: f32,
+    reserved: u32,
+}
+
+fn address(tensor: Option<Tensor>) -> u64 {
+    tensor.map_or(0, |tensor| tensor.address)
+}
+
+/// See [`Norm`].
+pub(super) fn norm(op: &Norm, queue: &Queue<'_>) -> Result<()> {
+    let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
+    let vectors = [op.input, op.weight, op.output].into_iter().chain(op.residual).chain(op.sum).chain(op.bias);
+    let shape = RowShape::of(hidden, dtype, vectors);
+    let blocks = rows.div_ceil(shape.rows()).min(queue.multiprocessors() * (2048 / shape.threads()));
+    let block = NormBlock {
+        input: op.input.address,
+        residual: address(op.residual),
+        sum: address(op.sum),
+        weight: op.weight.address,
+        bias: address(op.bias),
+        output: op.output.address,
+        mean: address(op.mean),
+        rstd: op.rstd.address,
+        rows: rows as u32,
+        hidden: hidden as u32,
+        eps: op.eps,
+        reserved: 0,
+    };
+    queue.launch_block(&shape.kernel("norm", dtype), Grid::line(blocks, shape.threads() as u32), &block)
+}
+
+/// `NormBackward` of `kernels/norm_backward.cu`; 0 is the null pointer.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct NormBackwardBlock {
+    input: u64,
+    weight: u64,
+    mean: u64,
+    rstd: u64,
+    grad_output: u64,
+    grad_residual: u64,
+    grad_input: u64,
+    partial: u64,
+    rows: u32,
+    hidden: u32,
+    with_bias: u32,
+    reserved: u32,
+}
+
+/// Blocks of the backward, each with one row of partial sums. The same for every shape of a row, so that scratch does not
+/// depend on addresses.
+fn backward_blocks(rows: usize, hidden: usize, multiprocessors: usize) -> usize {
+    let per_multiprocessor = if hidden <= 2048 { 4 } else { 2 };
+    rows.div_ceil(WARP_THREADS / 32).min(multiprocessors * per_multiprocessor)
+}
+
+/// See [`NormBackward`]: the rows with partial sums of the parameters' gradients, then those sums in order.
+pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> {
+    let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
+    let vectors = [op.input, op.weight, op.grad_output, op.grad_input].into_iter().chain(op.grad_residual);
+    let shape = RowShape::of(hidden, dtype, vectors);
+    let blocks = backward_blocks(rows, hidden, queue.multiprocessors());
+    let block = NormBackwardBlock {
+        input: op.input.address,
+        weight: op.weight.address,
+        mean: address(op.mean),
+        rstd: op.rstd.address,
+        grad_output: op.grad_output.address,
+        grad_residual: address(op.grad_residual),
+        grad_input: op.grad_input.address,
+        partial: queue.scratch,
+        rows: rows as u32,
+        hidden: hidden as u32,
+        with_bias: op.grad_bias.is_some().into(),
+        reserved: 0,
+    };
+    let mut grid = Grid::line(blocks, shape.threads() as u32);
+    if matches!(shape, RowShape::Any) {
+        let columns = Grid { blocks: (hidden.div_ceil(256) as u32, blocks as u32, 1), threads: 256, shared: 0 };
+        queue.launch_block(&format!("norm_backward_columns_{dtype}"), columns, &block)?;
+        grid = Grid::line(rows.min(queue.multiprocessors() * 8), 256);
+    }
+    queue.launch_block(&shape.kernel("norm_backward", dtype), grid, &block)?;
+    add_partial(queue.scratch, blocks, &op.grad_weight, op.accumulate, queue)?;
+    let Some(grad_bias) = &op.grad_bias else { return Ok(()) };
+    let partial = queue.scratch + (blocks * hidden * DType::F32.size()) as u64;
+    add_partial(partial, blocks, grad_bias, op.accumulate, queue)
+}
+
+/// The partial sums of [`norm_backward`].
+pub(super) fn scratch_bytes(op: &NormBackward, multiprocessors: usize) -> usize {
+    let (rows, hidden) = (op.input.shape.rows(), op.input.shape.last());
+    2 * backward_blocks(rows, hidden, multiprocessors) * hidden * DType::F32.size()
+}

@@ -1,0 +1,128 @@
+//! The update.
+
+use super::Queue;
+use super::table::for_each_table;
+use crate::cuda::Grid;
+use crate::ops::{AdamW, ClipScale, Sgd};
+use crate::{DType, Result, Tensor};
+
+/// See [`ClipScale`].
+pub(super) fn clip_scale(op: &ClipScale, queue: &Queue<'_>) -> Result<()> {
+    queue.launch("clip_scale", Grid::line(1, 1), &[op.square_sum.into(), op.control.into(), op.status.into()])
+}
+
+/// `Parameter` of `kernels/optimizer.cu`; 0 is the null pointer.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Parameter {
+    master: u64,
+    compute: u64,
+    grad: u64,
+    first: u64,
+    second: u64,
+    elements: u64,
+    weight_decay: f32,
+    first_chunk: u32,
+    compute_is_bf16: u32,
+    vector: u32,
+}
+
+/// `Update` of `kernels/optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Update {
+    control: u64,
+    status: u64,
+    beta1: f32,
+    beta2: f32,
+    eps: f32,
+    count: u32,
+    entries: [Parameter; 48],
+}
+
+/// The tensors of a parameter, as both optimizers have them.
+struct Tensors {
+    master: Tensor,
+    compute: Option<Tensor>,
+    grad: Tensor,
+    first: Option<Tensor>,
+    second: Option<Tensor>,
+    weight_decay: f32,
+}
+
+impl Tensors {
+    fn parameter(self, first_chunk: u32) -> Parameter {
+        let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
+        // Four elements at a time: 16 bytes of f32, 8 of bf16.
+        let aligned = |tensor: &Tensor| tensor.address.is_multiple_of(4 * tensor.dtype.size() as u64);
+        let all = [self.master, self.grad];
+        let vector = all.iter().chain(&self.compute).chain(&self.first).chain(&self.second).all(aligned);
+        Parameter {
+            master: self.master.address,
+            compute: address(self.compute),
+            grad: self.grad.address,
+            first: address(self.first),
+            second: address(self.second),
+            elements: self.master.elements() as u64,
+            weight_decay: self.weight_decay,
+            first_chunk,
+            compute_is_bf16: self.compute.is_some_and(|compute| compute.dtype == DType::Bf16).into(),
+            vector: vector.into(),
+        }
+    }
+}
+
+/// Launches a kernel over all tensors.
+fn update(kernel: &str, tensors: impl Iterator<Item = Tensors>, update: Update, queue: &Queue<'_>) -> Result<()> {
+    for_each_table(
+        tensors.map(|tensors| {
+            let elements = tensors.master.elements();
+            (tensors, elements)
+        }),
+        Tensors::parameter,
+        |entries, count, _, chunks| {
+            let block = Update { count, entries: *entries, ..update };
+            queue.launch_block(kernel, Grid::line(chunks, 256), &block)
+        },
+    )
+}
+
+/// See [`AdamW`].
+pub(super) fn adamw(op: &AdamW, queue: &Queue<'_>) -> Result<()> {
+    let tensors = op.tensors.iter().map(|each| Tensors {
+        master: each.master,
+        compute: each.compute,
+        grad: each.grad,
+        first: Some(each.exp_avg),
+        second: Some(each.exp_avg_sq),
+        weight_decay: each.weight_decay,
+    });
+    let scalars = Update {
+        control: op.control.address,
+        status: op.status.address,
+        beta1: op.beta1,
+        beta2: op.beta2,
+        eps: op.eps,
+        ..bytemuck::Zeroable::zeroed()
+    };
+    update("adamw", tensors, scalars, queue)
+}
+
+/// See [`Sgd`].
+pub(super) fn sgd(op: &Sgd, queue: &Queue<'_>) -> Result<()> {
+    let tensors = op.tensors.iter().map(|each| Tensors {
+        master: each.master,
+        compute: each.compute,
+        grad: each.grad,
+        first: each.momentum,
+        second: None,
+        weight_decay: each.weight_decay,
+    });
+    let scalars = Update {
+        control: op.control.address,
+        status: op.status.address,
+        beta1: op.momentum,
+        ..bytemuck::Zeroable::zeroed()
+    };
+    update("sgd", tensors, scalars, queue)
+}

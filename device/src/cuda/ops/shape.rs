@@ -1,0 +1,53 @@
+//! From shapes to names of kernels and grids. A grid depends on the shape and on the number of multiprocessors alone.
+
+use crate::cuda::{Grid, Queue};
+use crate::{DType, Tensor};
+
+/// Threads of a block, unless a kernel needs another number.
+pub(super) const THREADS: usize = 256;
+
+/// Values a kernel moves at a time: 16 bytes' worth, or one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Path {
+    /// 16 bytes at a time.
+    Vector,
+    /// One value at a time.
+    Scalar,
+}
+
+impl Path {
+    /// Vectors where rows are whole numbers of them and every tensor starts at a multiple of 16 bytes.
+    pub(super) fn of(columns: usize, tensors: impl IntoIterator<Item = Tensor>) -> Path {
+        let fits = |tensor: Tensor| {
+            tensor.address.is_multiple_of(16) && columns.is_multiple_of(Path::Vector.width(tensor.dtype))
+        };
+        if tensors.into_iter().all(fits) { Path::Vector } else { Path::Scalar }
+    }
+
+    /// Values at a time.
+    pub(super) fn width(self, dtype: DType) -> usize {
+        match self {
+            Path::Vector => 16 / dtype.size(),
+            Path::Scalar => 1,
+        }
+    }
+
+    /// The kernel's name for a type, as `FOR_EACH_FLOAT` in `common.cuh` makes it.
+    pub(super) fn kernel(self, name: &str, dtype: DType) -> String {
+        let suffix = if self == Path::Scalar { "_scalar" } else { "" };
+        format!("{name}_{dtype}{suffix}")
+    }
+}
+
+/// A grid for a loop over `packs` with nothing but their order.
+pub(super) fn over_packs(packs: usize, queue: &Queue<'_>) -> Grid {
+    Grid::line(packs.div_ceil(THREADS).min(queue.multiprocessors() * 8), THREADS as u32)
+}
+
+/// A grid whose x covers the `packs` of a row, a thread each, and whose y shares out the rows.
+pub(super) fn over_rows(rows: usize, packs: usize, queue: &Queue<'_>) -> Grid {
+    let blocks = packs.div_ceil(THREADS);
+    let threads = packs.div_ceil(blocks.max(1)).next_multiple_of(32).max(32);
+    let shares = (queue.multiprocessors() * 4096 / (threads * blocks.max(1))).clamp(1, 65_535).min(rows);
+    Grid { blocks: (blocks as u32, shares as u32, 1), threads: threads as u32, shared: 0 }
+}
