@@ -2,7 +2,7 @@
 
     python bench/kill_resume.py TRAINER [KILLS [SEED]]
 
-TRAINER is the release binary. Every step of metrics.jsonl (loss, gradient norm, learning rate, validation loss) and
+TRAINER is the binary. Every step of metrics.jsonl (loss, gradient norm, learning rate, validation loss) and
 the hashes of the last checkpoint's weights and moments must be equal; every checkpoint found after a kill must be
 complete. A run that ends before its kill is compared and begun anew. Writes bench/results/DATE-kill-resume.md, and
 exits with 1 at the first difference.
@@ -11,7 +11,7 @@ exits with 1 at the first difference.
 import collections
 import datetime
 import json
-import platform
+import os
 import random
 import shutil
 import subprocess
@@ -67,13 +67,13 @@ def main():
     while done < kills:
         run = subprocess.Popen(command(trainer, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0, whole / 4))
-        if run.poll() is None:
-            run.kill()
-            done += 1
+        run.kill()
         if run.wait() not in (0, -9):
             sys.exit(f"a run failed by itself: {run.returncode}")
-        unfinished = list(folder.glob("saved/*.tmp"))
-        found["while a checkpoint was written or removed" if unfinished else "between checkpoints"] += 1
+        if run.returncode == -9:
+            done += 1
+            unfinished = list(folder.glob("saved/*.tmp"))
+            found["while a checkpoint was written or removed" if unfinished else "between checkpoints"] += 1
         check_listed(trainer, folder)
         if run.returncode == 0:
             finish(trainer, folder, unbroken)
@@ -83,16 +83,16 @@ def main():
     runs += 1
     shutil.rmtree(root)
     date = datetime.date.today().isoformat()
+    cpu = next(line.split(": ")[1] for line in open("/proc/cpuinfo") if line.startswith("model name")).strip()
     version = subprocess.run([trainer, "--version"], capture_output=True, text=True).stdout.strip()
     result = Path(__file__).parent / "results" / f"{date}-kill-resume.md"
     result.write_text(
         f"# Killed and resumed, {date}\n\n"
-        f"`python bench/kill_resume.py TRAINER {kills} {seed}`, {version}, {platform.machine()}, "
-        f"Linux {platform.release()}.\n\n"
+        f"`python bench/kill_resume.py TRAINER {kills} {seed}`, {version}.\nOn {os.cpu_count()} cores of {cpu}, Linux.\n\n"
         f"A run of {STEPS} steps, a checkpoint every {INTERVAL}, about {whole:.1f} s unbroken, was killed with SIGKILL "
         f"{done} times at\nrandom moments, and continued each time; {runs} runs came to their end.\n\n"
         "| | |\n|---|---|\n"
-        + "".join(f"| process ended {when} | {count} times |\n" for when, count in sorted(found.items()))
+        + "".join(f"| killed {when} | {count} times |\n" for when, count in sorted(found.items()))
         + "| damaged checkpoints found | 0 |\n"
         f"| runs whose metrics of all {STEPS} steps or final weights and moments differ in any bit | 0 of {runs} |\n"
     )

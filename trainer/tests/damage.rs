@@ -31,8 +31,7 @@ fn delete(file: &Path) {
 fn a_damaged_checkpoint_is_named_with_its_file_and_the_one_before_is_continued() {
     let whole = Folder::new("damage-whole");
     expect(&run(1, &whole.0, FLAGS), 0, &[]);
-    let damages: [(&str, fn(&Path)); 3] = [("flipped", flip_a_bit), ("truncated", truncate), ("deleted", delete)];
-    for (what, damage) in damages {
+    for (what, damage) in [("flipped", flip_a_bit as fn(&Path)), ("truncated", truncate), ("deleted", delete)] {
         for file in FILES {
             let folder = Folder::new("damaged");
             copy_run(&whole.0, &folder.0, 2);

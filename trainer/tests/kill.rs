@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
-use runs::{Folder, bits, checkpoint, command, expect, metrics, run, saved};
+use runs::{Folder, bits, checkpoint, command, expect, metrics, named, rank_ids, run, saved, signal, start};
 use trainer::checkpoint::verify;
 
 const KILLS: usize = 5;
@@ -42,7 +42,7 @@ fn a_run_killed_five_times_at_random_ends_with_the_bits_of_one_that_was_not() {
         child.kill().unwrap();
         let status = child.wait().unwrap();
         kills += usize::from(status.signal() == Some(9));
-        for step in saved_complete(&folder) {
+        for step in named(&folder.0) {
             verify(&checkpoint(&folder.0, step)).unwrap_or_else(|damage| panic!("step {step}: {damage}"));
         }
         if status.success() {
@@ -54,15 +54,22 @@ fn a_run_killed_five_times_at_random_ends_with_the_bits_of_one_that_was_not() {
     assert_same(&folder, &unbroken);
 }
 
-/// Checkpoints that have their name; what a kill left unfinished has another.
-fn saved_complete(folder: &Folder) -> Vec<usize> {
-    let entries = std::fs::read_dir(folder.path("saved")).map(Iterator::collect::<Vec<_>>).unwrap_or_default();
-    let names = entries.into_iter().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect()
-}
-
 fn assert_same(folder: &Folder, unbroken: &Folder) {
     assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
     assert_eq!(saved(&folder.0), [58, 60], "nothing unfinished stays");
     assert_eq!(bits(&folder.0, 60), bits(&unbroken.0, 60));
+}
+
+#[test]
+fn a_killed_rank_ends_the_other_and_both_go_on_with_the_same_bits() {
+    let (folder, unbroken) = (Folder::new("kill-rank"), Folder::new("kill-rank-unbroken"));
+    let child = start(2, &folder.0, "--save-interval 2 --checkpoint-keep 2");
+    signal(rank_ids(&child)[1], "KILL");
+    assert!(!child.wait_with_output().unwrap().status.success());
+    let last = named(&folder.0).pop().unwrap();
+    let flags = format!("--steps {}", last + 3);
+    expect(&run(2, &folder.0, &flags), 0, &[&format!("at step {last}, ")]);
+    expect(&run(2, &unbroken.0, &flags), 0, &[]);
+    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
+    assert_eq!(bits(&folder.0, last + 3), bits(&unbroken.0, last + 3));
 }

@@ -4,7 +4,7 @@ mod runs;
 
 use std::os::unix::process::ExitStatusExt;
 
-use runs::{Folder, bits, checkpoint, expect, metrics, run, saved, signal, start};
+use runs::{Folder, bits, checkpoint, expect, metrics, rank_ids, run, saved, signal, start};
 
 /// Goes on for three steps after a run that was asked to end, and compares with one that never was.
 fn assert_goes_on(folder: &Folder, ranks: usize) {
@@ -34,9 +34,8 @@ fn sigterm_and_sigint_finish_the_step_save_and_exit_with_0() {
 fn a_signal_to_one_of_two_ranks_ends_both_after_the_same_step() {
     let folder = Folder::new("signal-one");
     let child = start(2, &folder.0, "--save-interval 0");
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
-    let ranks: Vec<u32> = children.split_whitespace().map(|id| id.parse().unwrap()).collect();
-    assert_eq!(ranks.len(), 2, "mpirun starts its ranks itself: {children}");
+    let ranks = rank_ids(&child);
+    assert_eq!(ranks.len(), 2, "mpirun starts its ranks itself: {ranks:?}");
     signal(ranks[1], "TERM");
     expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
     assert_goes_on(&folder, 2);

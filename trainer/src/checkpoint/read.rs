@@ -97,7 +97,7 @@ fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored]) -> Result<(
         Err(UserError::new(
             format!("checkpoint {} does not fit: {problem}", folder.display()),
             "a run continues the model and optimizer that the checkpoint was written for",
-            format!("set [model] and [optimizer] as in {}, or name another checkpoint", folder.join(CONFIG).display()),
+            format!("set [model] and [optimizer] as in {}, or another checkpoint.dir", folder.join(CONFIG).display()),
         ))
     };
     for tensor in wanted {

@@ -184,7 +184,7 @@ impl<'p> Session<'p> {
         println!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples);
         let changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
         if !changed.is_empty() {
-            eprintln!("notice: not as before, so the numbers will differ: {}", changed.join(", "));
+            eprintln!("notice: not as before, so the numbers may differ: {}", changed.join(", "));
         }
     }
 }

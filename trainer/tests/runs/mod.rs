@@ -106,6 +106,12 @@ pub fn start(ranks: usize, folder: &Path, flags: &str) -> Child {
     child
 }
 
+/// Process numbers of mpirun's ranks.
+pub fn rank_ids(mpirun: &Child) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", mpirun.id())).unwrap();
+    children.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
 /// Sends a signal, by its name without SIG.
 pub fn signal(process: u32, name: &str) {
     let status = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap();
@@ -124,14 +130,24 @@ pub fn metrics(folder: &Path) -> Vec<Value> {
     text.lines().enumerate().map(numbers).collect()
 }
 
-/// Step numbers of the checkpoints in `folder/saved`.
+/// Step numbers of the checkpoints in `folder/saved`; fails if one is unfinished.
 pub fn saved(folder: &Path) -> Vec<usize> {
-    let entries = std::fs::read_dir(folder.join("saved")).map(Iterator::collect::<Vec<_>>).unwrap_or_default();
-    let names = entries.into_iter().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut steps: Vec<usize> =
-        names.filter_map(|name| name.strip_prefix("step-").map(|step| step.parse().expect(&name))).collect();
+    let names = names(folder);
+    assert!(names.iter().all(|name| !name.ends_with(".tmp")), "{names:?}");
+    named(folder)
+}
+
+/// As [`saved`], but what is unfinished, and so has another name, is left out.
+pub fn named(folder: &Path) -> Vec<usize> {
+    let steps = names(folder).into_iter().filter_map(|name| name.strip_prefix("step-")?.parse().ok());
+    let mut steps: Vec<usize> = steps.collect();
     steps.sort();
     steps
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.join("saved")).map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+    entries.into_iter().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
 /// The folder of the checkpoint after `step` steps.
