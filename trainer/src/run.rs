@@ -233,7 +233,7 @@ pub fn train(
         let _span = tracing::info_span!("step", step).entered();
         let started = Instant::now();
         let settings = settings(plan, ranks.rank, step);
-        let (batch, data_wait) = batches.next()?;
+        let (batch, data_wait) = batches.next_batch()?;
         let metrics = stage.train_step(settings, &batch)?;
         let submitted = StepUnderWay { step, metrics, started, host: started.elapsed(), data_wait };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
