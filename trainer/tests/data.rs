@@ -77,32 +77,32 @@ fn documents_cross_the_files_of_a_folder_and_the_paths_of_a_list() {
     assert_eq!(stream(&two), [&tokens[14..21], &tokens[..7]].concat());
 }
 
-fn request(tokenizer: &str, output: String, shard_tokens: u64, files: &[String]) -> TokenizeRequest {
+fn request(tokenizer: &str, output: String, shard_tokens: u64, texts: &str) -> TokenizeRequest {
     TokenizeRequest {
         tokenizer: tokenizer.into(),
         end_of_text: None,
         json_key: "text".into(),
         output: output.into(),
         shard_tokens,
-        files: files.iter().map(Into::into).collect(),
+        files: vec![texts.into()],
     }
 }
 
 #[test]
 fn tokenised_files_read_back_as_the_text_does_directly() {
     let folder = Folder::new("round-trip");
-    let files = [
-        folder.file("a.txt", "A first document.\nWith two lines.\n"),
-        folder.file("empty.txt", ""),
-        folder.file(
-            "b.jsonl",
-            "{\"text\": \"Second \\u00e9\"}\n\n{\"id\": 3, \"text\": \"Third, longer than the second\"}\n",
-        ),
-        folder.file("c", "Fourth"),
-    ];
+    let texts = folder.path("texts");
+    std::fs::create_dir_all(folder.path("texts/inner")).unwrap();
+    folder.file("texts/a.txt", "A first document.\nWith two lines.\n");
+    folder.file(
+        "texts/b.jsonl",
+        "{\"text\": \"Second \\u00e9\"}\n\n{\"id\": 3, \"text\": \"Third, longer than the second\"}\n",
+    );
+    folder.file("texts/empty.txt", "");
+    folder.file("texts/image.png", [0xff; 9]);
+    folder.file("texts/inner/d", "Fourth");
     let text = "A first document.\nWith two lines.\n\0Second é\0Third, longer than the second\0Fourth\0";
-    let list = format!("{files:?}");
-    let direct = source(&[("path", &list), ("split", "1")], 4, 256).unwrap();
+    let direct = source(&[("path", &texts), ("split", "1")], 4, 256).unwrap();
     let bytes: Vec<i32> = text.bytes().map(i32::from).collect();
     assert_eq!(stream(&direct), bytes[..bytes.len() - (bytes.len() - 1) % 4]);
 
@@ -117,8 +117,11 @@ fn tokenised_files_read_back_as_the_text_does_directly() {
     for (name, tokenizer, tokens) in [("bytes", "byte", &bytes), ("pieces", json.as_str(), &pieces)] {
         for shard_tokens in [7, 1000] {
             let output = folder.path(&format!("{name}-{shard_tokens}"));
-            let report = tokenize(&request(tokenizer, output.clone(), shard_tokens, &files)).unwrap();
-            assert!(report.starts_with("4 documents of 4 files") && report.contains("MB/s"), "{report}");
+            let report = tokenize(&request(tokenizer, output.clone(), shard_tokens, &texts)).unwrap();
+            assert!(
+                report.starts_with("4 documents of 5 files (1 are not UTF-8)") && report.contains("MB/s"),
+                "{report}"
+            );
             assert_eq!(std::fs::read_dir(&output).unwrap().count(), tokens.len().div_ceil(shard_tokens as usize));
             let read = source(&[("path", &output), ("split", "1")], 1, 400).unwrap();
             assert_eq!(stream(&read), *tokens, "{name} {shard_tokens}");
