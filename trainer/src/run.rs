@@ -277,7 +277,7 @@ pub fn train(
         let _span = tracing::info_span!("step", step).entered();
         let started = Instant::now();
         let settings = settings(plan, ranks.rank, step, consumed);
-        let (batch, data_wait) = batches.next()?;
+        let (batch, data_wait) = batches.next_batch()?;
         let metrics = stage.train_step(settings, Some(&batch))?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
         let submitted = StepUnderWay { step, metrics, started, host: started.elapsed(), data_wait };

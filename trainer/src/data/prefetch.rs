@@ -50,7 +50,7 @@ impl Prefetch {
     ///
     /// # Errors
     /// What went wrong while it was read, once.
-    pub fn next(&mut self) -> Result<(Batch, Duration), DataError> {
+    pub fn next_batch(&mut self) -> Result<(Batch, Duration), DataError> {
         let asked = Instant::now();
         let batch = self.batches.as_ref().and_then(|batches| batches.recv().ok());
         match batch {
@@ -115,9 +115,9 @@ mod tests {
         let source = Arc::new(MarkovSource::new(1, 8));
         let mut prefetch = Prefetch::start(source.clone(), 3..9, |step| (10 * step as u64, 2)).unwrap();
         for step in 3..9u64 {
-            assert_eq!(prefetch.next().unwrap().0, source.batch(Split::Train, 10 * step, 2).unwrap());
+            assert_eq!(prefetch.next_batch().unwrap().0, source.batch(Split::Train, 10 * step, 2).unwrap());
         }
-        assert!(prefetch.next().unwrap_err().to_string().contains("no more batches"));
+        assert!(prefetch.next_batch().unwrap_err().to_string().contains("no more batches"));
     }
 
     #[test]
@@ -125,8 +125,8 @@ mod tests {
         for (panics, text) in [(false, "the disk is gone"), (true, "panicked: a bug in the source")] {
             let mut prefetch =
                 Prefetch::start(Arc::new(Breaks { at: 2, panics }), 0..9, |step| (step as u64, 1)).unwrap();
-            assert!(prefetch.next().is_ok() && prefetch.next().is_ok());
-            let error = prefetch.next().unwrap_err().to_string();
+            assert!(prefetch.next_batch().is_ok() && prefetch.next_batch().is_ok());
+            let error = prefetch.next_batch().unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         }
     }
@@ -135,7 +135,7 @@ mod tests {
     fn a_run_that_ends_early_ends_the_thread() {
         let source: Arc<dyn Source> = Arc::new(MarkovSource::new(1, 8));
         let mut prefetch = Prefetch::start(source.clone(), 0..1_000_000, |step| (step as u64, 1)).unwrap();
-        prefetch.next().unwrap();
+        prefetch.next_batch().unwrap();
         drop(prefetch);
         assert_eq!(Arc::strong_count(&source), 1, "the thread still holds the source");
     }
