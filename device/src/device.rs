@@ -188,6 +188,26 @@ impl Device {
         }
     }
 
+    /// How matrix products are done, as timed on this GPU: text for [`Device::import_choices`] of other ranks, so that all
+    /// compute alike. Nothing on the host, which has no choice.
+    pub fn export_choices(&self) -> Option<String> {
+        match &self.peek().backend {
+            Backend::Host(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.cublaslt.export()),
+        }
+    }
+
+    /// Takes over the choices of another rank, in place of its own; after the step was recorded, before it runs.
+    ///
+    /// # Errors
+    /// The choices are for another GPU or version of cuBLASLt, or damaged.
+    pub fn import_choices(&self, choices: &str) -> Result<()> {
+        match &self.peek().backend {
+            Backend::Host(_) => Ok(()),
+            Backend::Cuda(cuda) => cuda.cublaslt.import(choices),
+        }
+    }
+
     /// A new stream, independent of the others.
     pub fn stream(&self, name: &str) -> Stream {
         let mut core = self.core();

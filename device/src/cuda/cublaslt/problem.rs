@@ -62,13 +62,6 @@ impl Problem {
         }
     }
 
-    /// The same product with nothing done to it.
-    pub(super) fn plain(&self) -> Problem {
-        let [a, b, out, ..] = self.alignment;
-        let alignment = [a, b, out, ALIGNMENT, ALIGNMENT];
-        Problem { epilogue: EpilogueKind::None, alignment, same_type: true, ..*self }
-    }
-
     /// Whether cuBLASLt may be asked for the epilogue: its rules for bias and auxiliary matrices.
     pub(super) fn fusible(&self) -> bool {
         let keeps = matches!(self.epilogue, EpilogueKind::BiasGelu | EpilogueKind::GeluBackward);
@@ -123,7 +116,6 @@ mod tests {
             assert!(!a.to_string().contains(char::is_whitespace), "{a} is not one word");
         }
         assert_eq!(linear(gelu, 32, 0), linear(gelu, 32, 256));
-        assert_eq!(linear(gelu, 32, 0).plain(), problems[0]);
         assert!(!problems[0].tf32, "TF32 is for f32 alone");
     }
 
