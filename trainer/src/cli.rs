@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::config::{Layers, RunConfig, UserError};
+use crate::hf::{DataType, Direction, Pretrained};
 use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
 
 /// What the user asked for.
@@ -13,8 +14,21 @@ use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
 pub enum Request {
     /// Train.
     Train(Box<TrainRequest>),
+    /// Convert weights.
+    Convert(ConvertRequest),
     /// Print this and stop.
     Print(String),
+}
+
+/// A conversion as asked for.
+#[derive(Clone, Debug)]
+pub struct ConvertRequest {
+    /// The folder to read.
+    pub source: PathBuf,
+    /// The folder to write.
+    pub target: PathBuf,
+    /// From what to what.
+    pub direction: Direction,
 }
 
 /// A training run as asked for.
@@ -40,6 +54,7 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
+        .subcommand(convert_command())
         .arg(Arg::new("config").long("config").value_name("FILE").help("TOML file; flags override it"))
         .arg(
             Arg::new("set")
@@ -90,6 +105,30 @@ fn command() -> Command {
     command
 }
 
+fn convert_command() -> Command {
+    let choice = |name: &'static str, words: &[&'static str], help: &'static str| {
+        Arg::new(name).long(name).value_parser(words.to_vec()).help(help)
+    };
+    let folder = |name: &'static str, help: &'static str| Arg::new(name).required(true).help(help);
+    Command::new("convert")
+        .about("Converts weights to and from Hugging Face")
+        .arg(choice("to", &["hf"], "Write a model that transformers loads").conflicts_with("from"))
+        .arg(choice("from", &["hf"], "Read a model that transformers saved").required_unless_present("to"))
+        .arg(choice("dtype", &["f32", "bf16", "f16"], "Type of the weights --to hf writes [default: f32]"))
+        .arg(folder("SOURCE", "Folder with weights: a checkpoint's, or a Hugging Face model's"))
+        .arg(folder("TARGET", "Folder to write; with --from hf one that --init-from takes"))
+}
+
+fn convert(matches: &ArgMatches) -> ConvertRequest {
+    let text = |name: &str| matches.get_one::<String>(name);
+    let folder = |name: &str| text(name).map(PathBuf::from).unwrap_or_default();
+    let direction = match text("to") {
+        Some(_) => Direction::ToHuggingFace(DataType::from_option(text("dtype").map_or("f32", String::as_str))),
+        None => Direction::FromHuggingFace,
+    };
+    ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }
+}
+
 /// Reads the command line.
 ///
 /// # Errors
@@ -109,7 +148,15 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     if matches.subcommand_name() == Some("options") {
         return Ok(Request::Print(reference()));
     }
-    let config = layers(&matches)?.resolve();
+    if let Some(("convert", matches)) = matches.subcommand() {
+        return Ok(Request::Convert(convert(matches)));
+    }
+    let mut layers = layers(&matches)?;
+    if let Some(folder) = layers.init_from() {
+        let pretrained = Pretrained::open(folder.as_ref())?;
+        layers.start_from(pretrained.options());
+    }
+    let config = layers.resolve();
     let notices = NOT_NEEDED
         .iter()
         .filter(|(flag, _)| matches.get_flag(flag))

@@ -6,6 +6,7 @@
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod hf;
 pub mod metrics;
 pub mod model;
 pub mod optimizer;

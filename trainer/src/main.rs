@@ -8,6 +8,7 @@ use parallel::MpiWorld;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 use trainer::cli::{Request, TrainRequest, parse};
+use trainer::hf::convert;
 use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks};
 
@@ -19,6 +20,15 @@ fn main() {
         Ok(Request::Print(text)) => {
             if main {
                 println!("{}", text.trim_end());
+            }
+            return;
+        }
+        Ok(Request::Convert(request)) => {
+            if main {
+                match convert(&request.source, &request.target, request.direction) {
+                    Ok(line) => println!("{line}"),
+                    Err(error) => fail(true, 2, &error.to_string()),
+                }
             }
             return;
         }

@@ -115,7 +115,8 @@ pub fn reference() -> String {
     let mut text = String::from("\n## Presets\n\n| preset | sets |\n|---|---|\n");
     for name in PRESETS {
         let values: Vec<String> = preset(name).map(|(key, value)| format!("{key} = {value}")).collect();
-        let values = if values.is_empty() { "nothing: the defaults".into() } else { format!("`{}`", values.join("`, `")) };
+        let values =
+            if values.is_empty() { "nothing: the defaults".into() } else { format!("`{}`", values.join("`, `")) };
         text += &format!("| `{name}` | {values} |\n");
     }
     text

@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
 use crate::data::{ByteText, MarkovSource, Regression, Source, Split};
+use crate::hf::{LoadError, Pretrained};
 use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
@@ -35,6 +36,15 @@ pub enum RunError {
         /// What the operating system said.
         error: std::io::Error,
     },
+}
+
+impl From<LoadError> for RunError {
+    fn from(error: LoadError) -> RunError {
+        match error {
+            LoadError::User(error) => RunError::User(error),
+            LoadError::Device(error) => RunError::Device(error),
+        }
+    }
 }
 
 impl RunError {
@@ -126,6 +136,11 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
         graphs: GraphOptions { poison, ..plan.graphs.clone() },
     };
     let mut stage = Stage::new(device, &plan.model.architecture(), options, ranks.group.clone())?;
+    if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
+        && !device.is_dry()
+    {
+        Pretrained::open(folder.as_ref())?.load(shape, stage.params(), device)?;
+    }
     stage.record(plan.microbatches, plan.config.train.eval_interval > 0)?;
     let barrier = ranks.barrier.clone();
     stage.graphs().before_capture(move || {

@@ -1,5 +1,6 @@
 //! The trainer against PyTorch on the CPU: from the same weights and batches the same losses, gradients and final
-//! weights. `reference.py` beside this file spells the models out; `./x test` installs what it needs.
+//! weights. `reference.py` beside this file spells the models out or takes them from `transformers`; `./x test` installs
+//! what it needs.
 
 mod common;
 
@@ -7,9 +8,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB};
+use common::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
+use device::ops::NormKind;
 use graph_manager::GraphOptions;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use trainer::model::{FeedForward, GptShape, Position, Scaling};
 use trainer::step::Batch;
 
 const STEPS: usize = 20;
@@ -65,9 +68,9 @@ fn python() -> PathBuf {
 /// Trains here and there, and compares. Tolerances are a few times what the reference itself differs between f32 and
 /// f64 on these cases: losses 1e-7, gradients 1e-6, final weights 3e-5 under AdamW, whose first updates have the
 /// learning rate's size however small a gradient is.
-fn compare(kind: Kind, case: serde_json::Value) {
+fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, case: serde_json::Value) {
     let options = GraphOptions::default();
-    let run = Run { dropout: 0.0, steps: STEPS, ..Run::new(kind, MICROBATCHES, options) };
+    let run = Run { dropout: 0.0, steps: STEPS, shape, ..Run::new(kind, MICROBATCHES, options) };
     let device = run.device();
     let mut stage = run.stage(&device);
     let mut arrays = Arrays::default();
@@ -104,7 +107,7 @@ fn compare(kind: Kind, case: serde_json::Value) {
             }
         }
     }
-    let folder = std::env::temp_dir().join(format!("parity-{kind:?}-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("parity-{case_name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let files = ["case.json", "in.safetensors", "out.safetensors"].map(|name| folder.join(name));
     std::fs::write(&files[0], case.to_string()).unwrap();
@@ -134,25 +137,76 @@ fn compare(kind: Kind, case: serde_json::Value) {
     }
 }
 
+/// What the reference must know of a transformer. Kind "llama" leaves the choices that make a Llama to `transformers`.
+fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
+    let (rope_base, scaling) = match shape.position {
+        Position::Rotary { base, scaling } => (base, scaling),
+        _ => (1e4, None),
+    };
+    let mut case = serde_json::json!({
+        "kind": kind, "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads,
+        "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps),
+        "rope_base": rope_base,
+        "rope_scaling": scaling.map_or(vec![], |s| vec![s.factor, s.low, s.high, s.original_context]),
+        "steps": STEPS, "microbatches": MICROBATCHES,
+        "optimizer": {
+            "kind": "adamw", "lr": vec![0.01; STEPS], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
+            "weight_decay": 0.1, "clip": 1.0,
+        },
+    });
+    if kind == "gpt" {
+        case["norm"] = if shape.norm == NormKind::Rms { "rmsnorm" } else { "layernorm" }.into();
+        case["activation"] = if shape.feed_forward == FeedForward::SwiGlu { "swiglu" } else { "gelu" }.into();
+        case["position"] = match shape.position {
+            Position::Learned => "learned",
+            Position::Rotary { .. } => "rotary",
+            Position::None => "none",
+        }
+        .into();
+        case["bias"] = shape.bias.into();
+    }
+    case
+}
+
 #[test]
 fn gpt_agrees_with_pytorch_in_losses_gradients_and_final_weights() {
-    compare(
-        Kind::Gpt,
-        serde_json::json!({
-            "kind": "gpt", "layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocab": VOCAB, "seq": SEQ, "tied": true,
-            "eps": 1e-5, "steps": STEPS, "microbatches": MICROBATCHES,
-            "optimizer": {
-                "kind": "adamw", "lr": vec![0.01; STEPS], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
-                "weight_decay": 0.1, "clip": 1.0,
-            },
-        }),
-    );
+    let shape = tiny_gpt(0.0);
+    compare("gpt", Kind::Gpt, None, case("gpt", &shape));
+}
+
+#[test]
+fn llama_agrees_with_transformers_in_losses_gradients_and_final_weights() {
+    compare("llama", Kind::Llama, None, case("llama", &tiny_llama(0.0)));
+}
+
+#[test]
+fn a_tied_llama_with_scaled_frequencies_agrees_with_transformers() {
+    // Wavelengths of 6 to 200 around a context of 16: one pair is scaled in part, slower ones in full.
+    let scaling = Some(Scaling { factor: 8.0, low: 0.5, high: 4.0, original_context: 16.0 });
+    let position = Position::Rotary { base: 100.0, scaling };
+    let shape = GptShape { tied: true, kv_heads: 1, position, ..tiny_llama(0.0) };
+    compare("llama-scaled", Kind::Llama, Some(shape.clone()), case("llama", &shape));
+}
+
+#[test]
+fn a_gpt_with_rotary_positions_rms_norms_and_no_biases_agrees_with_pytorch() {
+    let position = Position::Rotary { base: 1e4, scaling: None };
+    let shape = GptShape { kv_heads: 2, norm: NormKind::Rms, position, bias: false, ..tiny_gpt(0.0) };
+    compare("mixed-rotary", Kind::Gpt, Some(shape.clone()), case("gpt", &shape));
+}
+
+#[test]
+fn a_gpt_with_swiglu_biases_and_no_positions_agrees_with_pytorch() {
+    let shape = GptShape { feed_forward: FeedForward::SwiGlu, position: Position::None, tied: false, ..tiny_gpt(0.0) };
+    compare("mixed-swiglu", Kind::Gpt, Some(shape.clone()), case("gpt", &shape));
 }
 
 #[test]
 fn mlp_agrees_with_pytorch_in_losses_gradients_and_final_weights() {
     compare(
+        "mlp",
         Kind::Mlp,
+        None,
         serde_json::json!({
             "kind": "mlp", "layer_sizes": MLP_SIZES, "steps": STEPS, "microbatches": MICROBATCHES,
             "optimizer": {

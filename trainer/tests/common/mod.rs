@@ -78,6 +78,8 @@ pub fn tiny_mlp(dropout: f32) -> Architecture {
 /// A training run on the host device.
 pub struct Run {
     pub kind: Kind,
+    /// Another transformer than the kind's own.
+    pub shape: Option<GptShape>,
     pub dropout: f32,
     pub microbatches: usize,
     pub steps: usize,
@@ -91,7 +93,8 @@ pub struct Run {
 impl Run {
     pub fn new(kind: Kind, microbatches: usize, graphs: GraphOptions) -> Run {
         let dropout = 0.1;
-        Run { kind, dropout, microbatches, steps: 20, threads: 1, check: true, shuffle: None, graphs, group: None }
+        let (shape, shuffle, group) = (None, None, None);
+        Run { kind, shape, dropout, microbatches, steps: 20, threads: 1, check: true, shuffle, graphs, group }
     }
 
     pub fn device(&self) -> Device {
@@ -101,8 +104,10 @@ impl Run {
     pub fn stage(&self, device: &Device) -> Stage {
         let adamw = OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
         let (architecture, losses_per_sample, optimizer) = match self.kind {
-            Kind::Gpt => (gpt(tiny_gpt(self.dropout)), SEQ, adamw),
-            Kind::Llama => (gpt(tiny_llama(self.dropout)), SEQ, adamw),
+            Kind::Gpt | Kind::Llama => {
+                let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
+                (gpt(self.shape.clone().unwrap_or_else(|| own(self.dropout))), SEQ, adamw)
+            }
             Kind::Mlp => (tiny_mlp(self.dropout), 1, OptimizerKind::Sgd { momentum: 0.9 }),
         };
         let options = StageOptions {
