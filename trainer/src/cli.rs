@@ -10,6 +10,7 @@ use crate::bench::{PRESETS, preset};
 use crate::config::{Layers, RunConfig, UserError};
 use crate::data::{JSON_KEY, TokenizeRequest, llmc};
 use crate::doctor::DoctorOptions;
+use crate::hf::{DataType, Direction, Pretrained};
 use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
 
 /// What the user asked for.
@@ -28,10 +29,23 @@ pub enum Request {
     },
     /// Make token files.
     Tokenize(TokenizeRequest),
+    /// Convert weights.
+    Convert(ConvertRequest),
     /// Print this and stop.
     Print(String),
     /// Check the checkpoints in this folder and print what is found.
     ListCheckpoints(PathBuf),
+}
+
+/// A conversion as asked for.
+#[derive(Clone, Debug)]
+pub struct ConvertRequest {
+    /// The folder to read.
+    pub source: PathBuf,
+    /// The folder to write.
+    pub target: PathBuf,
+    /// From what to what.
+    pub direction: Direction,
 }
 
 /// A training run as asked for.
@@ -61,6 +75,7 @@ fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
         .subcommand(tokenize_command())
+        .subcommand(convert_command())
         .subcommand(with_run_flags(bench))
         .subcommand(
             Command::new("doctor")
@@ -179,6 +194,30 @@ fn tokenize_request(matches: &ArgMatches) -> TokenizeRequest {
     }
 }
 
+fn convert_command() -> Command {
+    let choice = |name: &'static str, words: &[&'static str], help: &'static str| {
+        Arg::new(name).long(name).value_parser(words.to_vec()).help(help)
+    };
+    let folder = |name: &'static str, help: &'static str| Arg::new(name).required(true).help(help);
+    Command::new("convert")
+        .about("Converts weights to and from Hugging Face")
+        .arg(choice("to", &["hf"], "Write a model that transformers loads").conflicts_with("from"))
+        .arg(choice("from", &["hf"], "Read a model that transformers saved").required_unless_present("to"))
+        .arg(choice("dtype", &["f32", "bf16", "f16"], "Type of the weights --to hf writes [default: f32]"))
+        .arg(folder("SOURCE", "Folder with weights: a checkpoint's, or a Hugging Face model's"))
+        .arg(folder("TARGET", "Folder to write; with --from hf one that --init-from takes"))
+}
+
+fn convert(matches: &ArgMatches) -> ConvertRequest {
+    let text = |name: &str| matches.get_one::<String>(name);
+    let folder = |name: &str| text(name).map(PathBuf::from).unwrap_or_default();
+    let direction = match text("to") {
+        Some(_) => Direction::ToHuggingFace(DataType::from_option(text("dtype").map_or("f32", String::as_str))),
+        None => Direction::FromHuggingFace,
+    };
+    ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }
+}
+
 /// Reads the command line.
 ///
 /// # Errors
@@ -204,6 +243,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     match matches.subcommand() {
         Some(("options", _)) => return Ok(Request::Print(reference())),
         Some(("tokenize", matches)) => return Ok(Request::Tokenize(tokenize_request(matches))),
+        Some(("convert", matches)) => return Ok(Request::Convert(convert(matches))),
         _ => {}
     }
     let list = matches.subcommand_matches("checkpoint").and_then(|checkpoint| checkpoint.subcommand_matches("list"));
@@ -225,7 +265,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
 }
 
 fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
-    let config = layers(matches)?.resolve();
+    let mut layers = layers(matches)?;
+    if let Some(folder) = layers.init_from() {
+        let pretrained = Pretrained::open(folder.as_ref())?;
+        layers.start_from(pretrained.options());
+    }
+    let config = layers.resolve();
     let notices = NOT_NEEDED
         .iter()
         .filter(|(flag, _)| matches.get_flag(flag))

@@ -128,9 +128,13 @@ section!(CudaGraphConfig {
 section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, resume: String });
 section!(LoggingConfig { dir: String, interval: usize });
 
+/// Values of the model section, by key.
+pub type ModelOptions = Vec<(&'static str, Value)>;
+
 /// Values by key, later ones over earlier ones.
 #[derive(Default)]
 pub struct Layers {
+    base: BTreeMap<&'static str, Value>,
     file: BTreeMap<&'static str, Value>,
     flags: BTreeMap<&'static str, Value>,
 }
@@ -189,7 +193,27 @@ impl Layers {
         Ok(())
     }
 
-    /// The configuration: defaults, then the preset, the file, flags and `--set`.
+    /// Takes values that stand below file and flags, as a preset's do: those of a model that training starts from.
+    pub fn start_from(&mut self, values: &[(&'static str, Value)]) {
+        self.base.extend(values.iter().cloned());
+    }
+
+    /// The folder training starts from, if one is named.
+    pub fn init_from(&self) -> Option<&str> {
+        let key = "model.init_from";
+        self.flags.get(key).or_else(|| self.file.get(key)).and_then(Value::as_str)
+    }
+
+    /// What makes the model that these values describe, fit for [`Layers::start_from`].
+    pub fn model_values(&self) -> ModelOptions {
+        let resolved = toml::Table::try_from(self.resolve().model).unwrap_or_default();
+        let keys = OPTIONS.iter().filter_map(|option| Some((option.key, option.key.strip_prefix("model.")?)));
+        keys.filter(|(_, name)| !["preset", "init_from"].contains(name))
+            .filter_map(|(key, name)| Some((key, resolved.get(name)?.clone())))
+            .collect()
+    }
+
+    /// The configuration: defaults, then the preset, what training starts from, the file, flags and `--set`.
     pub fn resolve(&self) -> RunConfig {
         let chosen = self.flags.get("model.preset").or_else(|| self.file.get("model.preset"));
         let chosen = chosen.and_then(Value::as_str).unwrap_or("tiny");
@@ -200,7 +224,7 @@ impl Layers {
                 values.insert(key, widened(option, value));
             }
         }
-        for (key, value) in self.file.iter().chain(&self.flags) {
+        for (key, value) in self.base.iter().chain(&self.file).chain(&self.flags) {
             values.insert(key, value.clone());
         }
         let mut table = toml::Table::new();

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod config;
 pub mod data;
 pub mod doctor;
+pub mod hf;
 pub mod logs;
 pub mod metrics;
 pub mod model;

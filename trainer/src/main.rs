@@ -16,6 +16,7 @@ use trainer::checkpoint;
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::data::Source;
 use trainer::doctor::{self, DoctorOptions};
+use trainer::hf::convert;
 use trainer::logs;
 use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks, RunError};
@@ -49,6 +50,15 @@ fn main() {
             }
             Err(error) => fail(main, 2, &error.to_string()),
         },
+        Ok(Request::Convert(request)) => {
+            if main {
+                match convert(&request.source, &request.target, request.direction) {
+                    Ok(line) => println!("{line}"),
+                    Err(error) => fail(true, 2, &error.to_string()),
+                }
+            }
+            return;
+        }
         Err(error) => fail(main, 2, &error.to_string()),
     };
     // All validation comes before MPI and the device are touched; only rank 0 speaks.

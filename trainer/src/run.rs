@@ -15,6 +15,7 @@ use crate::checkpoint::{Progress, SaveError, Session};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
 use crate::data::{self, DataError, MarkovSource, Prefetch, Regression, Source, Split};
+use crate::hf::{LoadError, Pretrained};
 use crate::logs::PRINTED;
 use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
@@ -48,6 +49,15 @@ pub enum RunError {
     },
 }
 
+impl From<LoadError> for RunError {
+    fn from(error: LoadError) -> RunError {
+        match error {
+            LoadError::User(error) => RunError::User(error),
+            LoadError::Device(error) => RunError::Device(error),
+        }
+    }
+}
+
 impl RunError {
     /// The process's exit code.
     pub fn exit_code(&self) -> i32 {
@@ -72,6 +82,14 @@ pub struct Ranks {
     pub max: Rc<dyn Fn(u64) -> u64>,
     /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
     pub stop: Arc<AtomicBool>,
+}
+
+impl Ranks {
+    /// One process that is the whole run.
+    pub fn alone(threads: usize) -> Ranks {
+        let stop = Arc::default();
+        Ranks { rank: 0, group: None, threads, barrier: Rc::new(|| {}), max: Rc::new(|value| value), stop }
+    }
 }
 
 /// How a run ended.
@@ -139,6 +157,11 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
         graphs: GraphOptions { poison, ..plan.graphs.clone() },
     };
     let mut stage = Stage::new(device, &plan.model.architecture(), options, ranks.group.clone())?;
+    if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
+        && !device.is_dry()
+    {
+        Pretrained::open(folder.as_ref())?.load(shape, stage.params(), device)?;
+    }
     stage.record(plan.microbatches, plan.config.train.eval_interval > 0)?;
     let barrier = ranks.barrier.clone();
     stage.graphs().before_capture(move || {
@@ -306,7 +329,7 @@ pub fn train(
             }
             // A checkpoint is never ahead of the metrics.
             log.as_mut().map_or(Ok(()), MetricsFile::sync).map_err(file("metrics.jsonl"))?;
-            session.save(&device, &stage, progress, last)?;
+            session.save(device, &stage, progress, last)?;
         }
         if stop && progress.step < steps {
             let kept =

@@ -1,8 +1,5 @@
 //! The run a newcomer starts first: it reaches its data's entropy, and only because the model has attention.
 
-use std::rc::Rc;
-use std::sync::Arc;
-
 use device::{Device, HostOptions};
 use trainer::cli::{Request, TrainRequest, parse};
 use trainer::data::MarkovSource;
@@ -20,14 +17,7 @@ fn run(name: &str, flags: &[&str]) -> Outcome {
     let TrainRequest { config, .. } = &*request;
     let plan = RunPlan::new(config.clone(), 1).unwrap();
     let device = Device::host(HostOptions { threads: 2, ..HostOptions::default() }).unwrap();
-    let ranks = Ranks {
-        rank: 0,
-        group: None,
-        threads: 2,
-        barrier: Rc::new(|| {}),
-        max: Rc::new(|value| value),
-        stop: Arc::default(),
-    };
+    let ranks = Ranks::alone(2);
     let outcome = train(&plan, &request, &ranks, &device, source(&plan).unwrap()).unwrap().unwrap();
     let lines = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     assert_eq!(lines.lines().count(), plan.config.train.steps, "one line a step");

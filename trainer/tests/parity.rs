@@ -1,5 +1,6 @@
 //! The trainer against PyTorch on the CPU: from the same weights and batches the same losses, gradients and final
-//! weights. `reference.py` beside this file spells the models out; `./x test` installs what it needs.
+//! weights. `reference.py` beside this file spells the models out or takes them from `transformers`; `./x test` installs
+//! what it needs.
 
 mod common;
 
@@ -7,10 +8,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB};
+use common::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 use device::DType;
+use device::ops::NormKind;
 use graph_manager::GraphOptions;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use trainer::model::{FeedForward, GptShape, Position, Scaling};
 use trainer::step::Batch;
 
 const STEPS: usize = 20;
@@ -65,6 +68,8 @@ fn python() -> PathBuf {
 
 /// How close two trainings have to be.
 struct Tolerances {
+    /// The type our layers compute in.
+    compute: DType,
     /// Of each step's loss, relative.
     loss: f64,
     /// Of the first step's gradients and of all gradient norms, relative L2.
@@ -75,16 +80,17 @@ struct Tolerances {
 
 /// A few times what the reference itself differs between f32 and f64 on these cases: losses 1e-7, gradients 1e-6, final
 /// weights 3e-5 under AdamW, whose first updates have the learning rate's size however small a gradient is.
-const F32: Tolerances = Tolerances { loss: 1e-6, grads: 5e-6, weights: 2e-4 };
+const F32: Tolerances = Tolerances { compute: DType::F32, loss: 1e-6, grads: 5e-6, weights: 2e-4 };
 
 /// bf16 layers against the reference in f32: 8 bits of precision are 4e-3 a rounding, a gradient has met a few, and
 /// AdamW turns the sign of a small gradient into a whole step.
-const BF16: Tolerances = Tolerances { loss: 1e-2, grads: 5e-2, weights: 2e-1 };
+const BF16: Tolerances = Tolerances { compute: DType::Bf16, loss: 1e-2, grads: 5e-2, weights: 2e-1 };
 
-/// Trains here in `compute` and there in f32, and compares.
-fn compare(kind: Kind, compute: DType, within: &Tolerances, case: serde_json::Value) {
+/// Trains here in the type of `within` and there in f32, and compares.
+fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolerances, case: serde_json::Value) {
     let options = GraphOptions::default();
-    let run = Run { dropout: 0.0, compute, steps: STEPS, ..Run::new(kind, MICROBATCHES, options) };
+    let run =
+        Run { dropout: 0.0, compute: within.compute, shape, steps: STEPS, ..Run::new(kind, MICROBATCHES, options) };
     let device = run.device();
     let mut stage = run.stage(&device);
     let mut arrays = Arrays::default();
@@ -121,7 +127,7 @@ fn compare(kind: Kind, compute: DType, within: &Tolerances, case: serde_json::Va
             }
         }
     }
-    let folder = std::env::temp_dir().join(format!("parity-{kind:?}-{compute}-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("parity-{case_name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let files = ["case.json", "in.safetensors", "out.safetensors"].map(|name| folder.join(name));
     std::fs::write(&files[0], case.to_string()).unwrap();
@@ -151,42 +157,98 @@ fn compare(kind: Kind, compute: DType, within: &Tolerances, case: serde_json::Va
     }
 }
 
-fn gpt_case() -> serde_json::Value {
-    serde_json::json!({
-        "kind": "gpt", "layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocab": VOCAB, "seq": SEQ, "tied": true,
-        "eps": 1e-5, "steps": STEPS, "microbatches": MICROBATCHES,
+/// What the reference must know of a transformer. Kind "llama" leaves the choices that make a Llama to `transformers`.
+fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
+    let (rope_base, scaling) = match shape.position {
+        Position::Rotary { base, scaling } => (base, scaling),
+        _ => (1e4, None),
+    };
+    let mut case = serde_json::json!({
+        "kind": kind, "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads,
+        "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps),
+        "rope_base": rope_base,
+        "rope_scaling": scaling.map_or(vec![], |s| vec![s.factor, s.low, s.high, s.original_context]),
+        "steps": STEPS, "microbatches": MICROBATCHES,
         "optimizer": {
             "kind": "adamw", "lr": vec![0.01; STEPS], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
             "weight_decay": 0.1, "clip": 1.0,
         },
-    })
+    });
+    if kind == "gpt" {
+        case["norm"] = if shape.norm == NormKind::Rms { "rmsnorm" } else { "layernorm" }.into();
+        case["activation"] = if shape.feed_forward == FeedForward::SwiGlu { "swiglu" } else { "gelu" }.into();
+        case["position"] = match shape.position {
+            Position::Learned => "learned",
+            Position::Rotary { .. } => "rotary",
+            Position::None => "none",
+        }
+        .into();
+        case["bias"] = shape.bias.into();
+    }
+    case
 }
 
-fn mlp_case() -> serde_json::Value {
-    serde_json::json!({
+/// Trains a transformer of this shape on both sides.
+fn transformer(name: &str, kind: &str, within: &Tolerances, shape: GptShape) {
+    let case = case(kind, &shape);
+    compare(name, Kind::Gpt, Some(GptShape { dtype: within.compute, ..shape }), within, case);
+}
+
+fn mlp(within: &Tolerances) {
+    let case = serde_json::json!({
         "kind": "mlp", "layer_sizes": MLP_SIZES, "steps": STEPS, "microbatches": MICROBATCHES,
         "optimizer": {
             "kind": "sgd", "lr": vec![0.01; STEPS], "momentum": 0.9, "weight_decay": 0.1, "clip": 1.0,
         },
-    })
+    });
+    compare(&format!("mlp-{}", within.compute), Kind::Mlp, None, within, case);
 }
 
 #[test]
 fn gpt_agrees_with_pytorch_in_losses_gradients_and_final_weights() {
-    compare(Kind::Gpt, DType::F32, &F32, gpt_case());
-}
-
-#[test]
-fn mlp_agrees_with_pytorch_in_losses_gradients_and_final_weights() {
-    compare(Kind::Mlp, DType::F32, &F32, mlp_case());
+    transformer("gpt", "gpt", &F32, tiny_gpt(0.0, DType::F32));
 }
 
 #[test]
 fn gpt_in_bf16_stays_beside_pytorch_in_f32() {
-    compare(Kind::Gpt, DType::Bf16, &BF16, gpt_case());
+    transformer("gpt-bf16", "gpt", &BF16, tiny_gpt(0.0, DType::Bf16));
+}
+
+#[test]
+fn llama_agrees_with_transformers_in_losses_gradients_and_final_weights() {
+    transformer("llama", "llama", &F32, tiny_llama(0.0, DType::F32));
+}
+
+#[test]
+fn a_tied_llama_with_scaled_frequencies_agrees_with_transformers() {
+    // Wavelengths of 6 to 200 around a context of 16: one pair is scaled in part, slower ones in full.
+    let scaling = Some(Scaling { factor: 8.0, low: 0.5, high: 4.0, original_context: 16.0 });
+    let position = Position::Rotary { base: 100.0, scaling };
+    let shape = GptShape { tied: true, kv_heads: 1, position, ..tiny_llama(0.0, DType::F32) };
+    transformer("llama-scaled", "llama", &F32, shape);
+}
+
+#[test]
+fn a_gpt_with_rotary_positions_rms_norms_and_no_biases_agrees_with_pytorch() {
+    let position = Position::Rotary { base: 1e4, scaling: None };
+    let own = tiny_gpt(0.0, DType::F32);
+    let shape = GptShape { kv_heads: 2, norm: NormKind::Rms, position, bias: false, ..own };
+    transformer("mixed-rotary", "gpt", &F32, shape);
+}
+
+#[test]
+fn a_gpt_with_swiglu_biases_and_no_positions_agrees_with_pytorch() {
+    let own = tiny_gpt(0.0, DType::F32);
+    let shape = GptShape { feed_forward: FeedForward::SwiGlu, position: Position::None, tied: false, ..own };
+    transformer("mixed-swiglu", "gpt", &F32, shape);
+}
+
+#[test]
+fn mlp_agrees_with_pytorch_in_losses_gradients_and_final_weights() {
+    mlp(&F32);
 }
 
 #[test]
 fn mlp_in_bf16_stays_beside_pytorch_in_f32() {
-    compare(Kind::Mlp, DType::Bf16, &BF16, mlp_case());
+    mlp(&BF16);
 }

@@ -41,6 +41,11 @@ fn gpt_with_seven_microbatches_has_the_same_bits_in_every_setting() {
 }
 
 #[test]
+fn llama_with_four_microbatches_has_the_same_bits_in_every_setting() {
+    assert_same_bits_in_all_settings(Kind::Llama, 4);
+}
+
+#[test]
 fn mlp_with_one_microbatch_has_the_same_bits_in_every_setting() {
     assert_same_bits_in_all_settings(Kind::Mlp, 1);
 }

@@ -2,9 +2,8 @@
 
 mod data_files;
 
-use std::rc::Rc;
-
 use data_files::{Folder, LICENSES, small_tokenizer};
+use device::{Device, HostOptions};
 use trainer::cli::{Request, parse};
 use trainer::plan::RunPlan;
 use trainer::run::{Outcome, Ranks, source, train};
@@ -18,8 +17,9 @@ fn run(folder: &Folder, flags: &[&str]) -> (Outcome, Vec<serde_json::Value>) {
         other => panic!("{other:?}"),
     };
     let plan = RunPlan::new(request.config.clone(), 1).unwrap();
-    let ranks = Ranks { rank: 0, group: None, threads: 2, barrier: Rc::new(|| {}) };
-    let outcome = train(&plan, &request, &ranks, source(&plan).unwrap()).unwrap().unwrap();
+    let ranks = Ranks::alone(2);
+    let device = Device::host(HostOptions { threads: 2, ..HostOptions::default() }).unwrap();
+    let outcome = train(&plan, &request, &ranks, &device, source(&plan).unwrap()).unwrap().unwrap();
     let lines = std::fs::read_to_string(folder.path("run/metrics.jsonl")).unwrap();
     (outcome, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
 }

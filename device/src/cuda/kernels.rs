@@ -24,8 +24,6 @@ pub(crate) struct Kernels {
 pub(crate) enum Arg {
     /// A pointer to device memory; 0 is the null pointer.
     Pointer(u64),
-    /// `int`.
-    I32(i32),
     /// `unsigned`.
     U32(u32),
     /// `long long` or `unsigned long long`.
@@ -93,7 +91,6 @@ impl Kernels {
             .iter()
             .map(|argument| match argument {
                 Arg::Pointer(value) | Arg::U64(value) => std::ptr::from_ref(value) as *mut c_void,
-                Arg::I32(value) => std::ptr::from_ref(value) as *mut c_void,
                 Arg::U32(value) => std::ptr::from_ref(value) as *mut c_void,
                 Arg::F32(value) => std::ptr::from_ref(value) as *mut c_void,
             })

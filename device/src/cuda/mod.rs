@@ -67,7 +67,6 @@ pub(crate) struct Cuda {
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
     pub(crate) gpu: Gpu,
-    pub(crate) options: CudaOptions,
     pub(crate) counters: Rc<RefCell<Counters>>,
 }
 
@@ -82,7 +81,7 @@ impl Cuda {
         // In this order: cuDNN ends the process where it cannot find cuBLASLt.
         let cublaslt = CublasLt::open(&options, &gpu.properties)?;
         let cudnn = Cudnn::open(&options)?;
-        Ok(Cuda { cudnn, cublaslt, kernels, gpu, options, counters: Rc::default() })
+        Ok(Cuda { cudnn, cublaslt, kernels, gpu, counters: Rc::default() })
     }
 
     /// Has libraries choose how to do an operation, before memory is planned.

@@ -11,11 +11,14 @@ use device::{DType, Op, Result, Tensor};
 use super::bench::Bench;
 use crate::params::uniform;
 
+/// Makes an operation with its tensors on a bench.
+type Make = Box<dyn Fn(&mut Bench) -> Result<Op>>;
+
 /// A trial: a name, and what makes its operation on a bench.
 pub(super) struct Case {
     pub(super) name: String,
     pub(super) dtype: DType,
-    pub(super) make: Box<dyn Fn(&mut Bench) -> Result<Op>>,
+    pub(super) make: Make,
 }
 
 /// Sizes of a trial.
@@ -59,7 +62,7 @@ pub(super) fn all() -> Vec<Case> {
     let mut all = Vec::new();
     for (label, sizes) in [("", usual), (", odd sizes", odd)] {
         for dtype in [DType::F32, DType::Bf16] {
-            let mut add = |name: &str, make: Box<dyn Fn(&mut Bench) -> Result<Op>>| {
+            let mut add = |name: &str, make: Make| {
                 all.push(Case { name: format!("{name}{label}"), dtype, make });
             };
             products(sizes, dtype, &mut add);
@@ -73,7 +76,7 @@ pub(super) fn all() -> Vec<Case> {
     all
 }
 
-type Adder<'a> = &'a mut dyn FnMut(&str, Box<dyn Fn(&mut Bench) -> Result<Op>>);
+type Adder<'a> = &'a mut dyn FnMut(&str, Make);
 
 fn products(s: Sizes, dtype: DType, add: Adder<'_>) {
     let (m, k, n) = (s.rows(), s.hidden(), s.ffn);

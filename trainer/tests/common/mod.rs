@@ -78,6 +78,8 @@ pub fn tiny_mlp(dropout: f32, dtype: DType) -> Architecture {
 /// A training run on the host device.
 pub struct Run {
     pub kind: Kind,
+    /// Another transformer than the kind's own.
+    pub shape: Option<GptShape>,
     pub dropout: f32,
     /// Type of weights and activations in layers.
     pub compute: DType,
@@ -95,6 +97,7 @@ impl Run {
         let dropout = 0.1;
         Run {
             kind,
+            shape: None,
             dropout,
             compute: DType::F32,
             microbatches,
@@ -114,8 +117,11 @@ impl Run {
     pub fn stage(&self, device: &Device) -> Stage {
         let adamw = OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
         let (architecture, losses_per_sample, optimizer) = match self.kind {
-            Kind::Gpt => (gpt(tiny_gpt(self.dropout, self.compute)), SEQ, adamw),
-            Kind::Llama => (gpt(tiny_llama(self.dropout, self.compute)), SEQ, adamw),
+            Kind::Gpt | Kind::Llama => {
+                let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
+                let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.compute));
+                (gpt(shape), SEQ, adamw)
+            }
             Kind::Mlp => (tiny_mlp(self.dropout, self.compute), 1, OptimizerKind::Sgd { momentum: 0.9 }),
         };
         let options = StageOptions {

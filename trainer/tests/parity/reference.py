@@ -3,18 +3,21 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Layer norm, GELU, attention and cross entropy are spelled out; the rest (autograd, clip, optimizer) is PyTorch's.
+Kind "llama" is `transformers`' own LlamaForCausalLM. For the others norms, activations, attention and cross entropy are
+spelled out; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
-    kind "gpt": layers hidden heads ffn vocab seq tied eps      kind "mlp": layer_sizes [in, ..., out]
-    both: steps microbatches optimizer
+    kind "gpt", "llama": layers hidden heads kv_heads ffn vocab seq tied eps rope_base rope_scaling
+         "gpt" also: norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
+    kind "mlp": layer_sizes [in, ..., out]
+    all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
-     batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             gpt
+     batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             gpt, llama
      batch.{s}.{m}.inputs (batch, in) and .targets (batch, out) f32  mlp
 OUT  loss (steps,) and grad_norm (steps,) f64, the norm before clipping; grad.{name} of step 0 before
-     clipping; final.{name}; for gpt the logits (batch, seq, vocab) of step 0, microbatch 0.
+     clipping; final.{name}; for gpt and llama the logits (batch, seq, vocab) of step 0, microbatch 0.
 
 Rows of `wte.weight` (and `lm_head.weight`) past `vocab` are padding: they get no gradient and take no part in
 the loss, but weight decay reaches them like any other row. A clip of 0 means no clipping.
@@ -30,8 +33,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 RUN_KEYS = {"kind", "steps", "microbatches", "optimizer"}
+SIZES = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "eps", "rope_base", "rope_scaling"}
 CASE_KEYS = {
-    "gpt": RUN_KEYS | {"layers", "hidden", "heads", "ffn", "vocab", "seq", "tied", "eps"},
+    "gpt": RUN_KEYS | SIZES | {"norm", "activation", "position", "bias"},
+    "llama": RUN_KEYS | SIZES,
     "mlp": RUN_KEYS | {"layer_sizes"},
 }
 OPTIMIZER_KEYS = {
@@ -65,16 +70,25 @@ def weight_shapes(case):
         for i, (n_in, n_out) in enumerate(pairwise(case["layer_sizes"])):
             shapes |= {f"layers.{i}.weight": (n_out, n_in), f"layers.{i}.bias": (n_out,)}
         return shapes
-    hidden, ffn = case["hidden"], case["ffn"]
-    shapes |= {"wte.weight": (case["vocab"], hidden), "wpe.weight": (case["seq"], hidden)}
+    hidden, ffn, bias = case["hidden"], case["ffn"], case.get("bias", False)
+    qkv = hidden // case["heads"] * (case["heads"] + 2 * case["kv_heads"])
+    up = 2 * ffn if case.get("activation", "swiglu") == "swiglu" else ffn
+
+    def linear(name, n_out, n_in):
+        return {f"{name}.weight": (n_out, n_in)} | ({f"{name}.bias": (n_out,)} if bias else {})
+
+    def norm(name):
+        has_bias = bias and case["norm"] == "layernorm"
+        return {f"{name}.weight": (hidden,)} | ({f"{name}.bias": (hidden,)} if has_bias else {})
+
+    shapes |= {"wte.weight": (case["vocab"], hidden)}
+    if case.get("position") == "learned":
+        shapes |= {"wpe.weight": (case["seq"], hidden)}
     for h in (f"h.{i}" for i in range(case["layers"])):
-        shapes |= {f"{h}.ln_1.weight": (hidden,), f"{h}.ln_1.bias": (hidden,)}
-        shapes |= {f"{h}.attn.c_attn.weight": (3 * hidden, hidden), f"{h}.attn.c_attn.bias": (3 * hidden,)}
-        shapes |= {f"{h}.attn.c_proj.weight": (hidden, hidden), f"{h}.attn.c_proj.bias": (hidden,)}
-        shapes |= {f"{h}.ln_2.weight": (hidden,), f"{h}.ln_2.bias": (hidden,)}
-        shapes |= {f"{h}.mlp.c_fc.weight": (ffn, hidden), f"{h}.mlp.c_fc.bias": (ffn,)}
-        shapes |= {f"{h}.mlp.c_proj.weight": (hidden, ffn), f"{h}.mlp.c_proj.bias": (hidden,)}
-    shapes |= {"ln_f.weight": (hidden,), "ln_f.bias": (hidden,)}
+        shapes |= norm(f"{h}.ln_1") | linear(f"{h}.attn.c_attn", qkv, hidden)
+        shapes |= linear(f"{h}.attn.c_proj", hidden, hidden)
+        shapes |= norm(f"{h}.ln_2") | linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
+    shapes |= norm("ln_f")
     if not case["tied"]:
         shapes |= {"lm_head.weight": (case["vocab"], hidden)}
     return shapes
@@ -92,41 +106,120 @@ def take_weights(case, tensors, dtype):
 
 
 def layer_norm(x, weight, bias, eps):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
+    return rms_norm(x - x.mean(-1, keepdim=True), weight, eps) + (0 if bias is None else bias)
+
+
+def rms_norm(x, weight, eps):
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def gelu(x):
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def attention(qkv, heads):
-    """Causal softmax attention. qkv (batch, seq, 3*hidden), its last axis [Q | K | V] -> (batch, seq, hidden)."""
-    batch, seq, width = qkv.shape
-    head_dim = width // 3 // heads
-    q, k, v = (part.view(batch, seq, heads, head_dim).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(head_dim)  # (batch, heads, seq, seq)
+def swiglu(x):
+    gate, up = x.chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def rotate(x, base):
+    """Turns x (batch, heads, seq, head_dim) by position: channel i pairs with i + head_dim / 2."""
+    seq, head_dim = x.shape[-2:]
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    angles = torch.arange(seq, dtype=torch.float64).unsqueeze(-1) / base**pairs
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+def attention(case, qkv):
+    """Causal softmax attention. qkv (batch, seq, (heads + 2 kv_heads) * head_dim), its last axis [Q | K | V]
+    -> (batch, seq, hidden)."""
+    batch, seq, _ = qkv.shape
+    heads, kv_heads = case["heads"], case["kv_heads"]
+    parts = qkv.view(batch, seq, heads + 2 * kv_heads, -1).transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = parts
+    if case["position"] == "rotary":
+        q, k = rotate(q, case["rope_base"]), rotate(k, case["rope_base"])
+    k, v = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # (batch, heads, seq, seq)
     future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
     probabilities = scores.masked_fill(future, -math.inf).softmax(-1)
-    return (probabilities @ v).transpose(1, 2).reshape(batch, seq, width // 3)
+    return (probabilities @ v).transpose(1, 2).reshape(batch, seq, -1)
 
 
 def gpt_logits(case, w, tokens):
     """tokens (batch, seq) -> logits (batch, seq, vocab), padding left out."""
     def linear(x, name):
-        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
     def norm(x, name):
-        return layer_norm(x, w[f"{name}.weight"], w[f"{name}.bias"], case["eps"])
+        if case["norm"] == "rmsnorm":
+            return rms_norm(x, w[f"{name}.weight"], case["eps"])
+        return layer_norm(x, w[f"{name}.weight"], w.get(f"{name}.bias"), case["eps"])
 
-    x = w["wte.weight"][: case["vocab"]][tokens] + w["wpe.weight"][: tokens.shape[1]]
+    activation = swiglu if case["activation"] == "swiglu" else gelu
+    x = w["wte.weight"][: case["vocab"]][tokens]
+    if case["position"] == "learned":
+        x = x + w["wpe.weight"][: tokens.shape[1]]
     for i in range(case["layers"]):
         h = f"h.{i}"
-        mixed = attention(linear(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn"), case["heads"])
+        mixed = attention(case, linear(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn"))
         x = x + linear(mixed, f"{h}.attn.c_proj")
-        x = x + linear(gelu(linear(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc")), f"{h}.mlp.c_proj")
+        x = x + linear(activation(linear(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc")), f"{h}.mlp.c_proj")
     head = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
     return norm(x, "ln_f") @ head.T
+
+
+def llama_model(case, dtype):
+    """A LlamaForCausalLM of the case's sizes; its own weights are never used."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    scaling = None
+    if case["rope_scaling"]:
+        factor, low, high, context = case["rope_scaling"]
+        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+                   "original_max_position_embeddings": int(context)}
+    config = LlamaConfig(
+        num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
+        num_key_value_heads=case["kv_heads"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
+        max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
+        rope_scaling=scaling, tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def llama_weights(case, w):
+    """Our weights by the names of LlamaForCausalLM: packed rows taken apart, padding left out."""
+    kv_rows = case["hidden"] // case["heads"] * case["kv_heads"]
+    named = {"model.embed_tokens.weight": w["wte.weight"][: case["vocab"]], "model.norm.weight": w["ln_f.weight"]}
+    named["lm_head.weight"] = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
+    for i in range(case["layers"]):
+        h, layer = f"h.{i}", f"model.layers.{i}"
+        q, k, v = w[f"{h}.attn.c_attn.weight"].split([case["hidden"], kv_rows, kv_rows])
+        gate, up = w[f"{h}.mlp.c_fc.weight"].chunk(2)
+        named |= {
+            f"{layer}.input_layernorm.weight": w[f"{h}.ln_1.weight"],
+            f"{layer}.self_attn.q_proj.weight": q,
+            f"{layer}.self_attn.k_proj.weight": k,
+            f"{layer}.self_attn.v_proj.weight": v,
+            f"{layer}.self_attn.o_proj.weight": w[f"{h}.attn.c_proj.weight"],
+            f"{layer}.post_attention_layernorm.weight": w[f"{h}.ln_2.weight"],
+            f"{layer}.mlp.gate_proj.weight": gate,
+            f"{layer}.mlp.up_proj.weight": up,
+            f"{layer}.mlp.down_proj.weight": w[f"{h}.mlp.c_proj.weight"],
+        }
+    return named
+
+
+def language_model(case, w, dtype):
+    """A function from tokens (batch, seq) to logits (batch, seq, vocab) over the weights w."""
+    if case["kind"] == "gpt":
+        return lambda tokens: gpt_logits(case, w, tokens)
+    model = llama_model(case, dtype)
+    return lambda tokens: torch.func.functional_call(
+        model, llama_weights(case, w), kwargs={"input_ids": tokens}, tie_weights=False
+    ).logits
 
 
 def mlp_outputs(case, w, inputs):
@@ -137,13 +230,13 @@ def mlp_outputs(case, w, inputs):
     return x
 
 
-def summed_loss(case, w, tensors, batch, dtype):
+def summed_loss(case, w, model, tensors, batch, dtype):
     """One microbatch: (the sum of its losses, one per target; the model's output)."""
     targets = tensors[f"{batch}.targets"]
     if case["kind"] == "mlp":
         outputs = mlp_outputs(case, w, tensors[f"{batch}.inputs"].to(dtype))
         return (outputs - targets.to(dtype)).square().sum(), outputs
-    logits = gpt_logits(case, w, tensors[f"{batch}.tokens"].long())
+    logits = model(tensors[f"{batch}.tokens"].long())
     target_logits = logits.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
     return (logits.logsumexp(-1) - target_logits).sum(), logits
 
@@ -162,6 +255,7 @@ def train(case, tensors, dtype=torch.float32):
     """Runs the whole case in `dtype` and returns what OUT holds."""
     check_case(case)
     w = take_weights(case, tensors, dtype)
+    model = None if case["kind"] == "mlp" else language_model(case, w, dtype)
     optimizer = make_optimizer(case["optimizer"], w)
     clip = case["optimizer"]["clip"] or math.inf
     out, losses, norms = {}, [], []
@@ -170,10 +264,10 @@ def train(case, tensors, dtype=torch.float32):
         batches, loss = [f"batch.{step}.{m}" for m in range(case["microbatches"])], 0.0
         total = sum(tensors[f"{batch}.targets"].numel() for batch in batches)
         for batch in batches:
-            part, outputs = summed_loss(case, w, tensors, batch, dtype)
+            part, outputs = summed_loss(case, w, model, tensors, batch, dtype)
             (part / total).backward()
             loss += part.item() / total
-            if case["kind"] == "gpt" and batch == "batch.0.0":
+            if case["kind"] != "mlp" and batch == "batch.0.0":
                 out["logits"] = outputs.detach()
         if step == 0:
             out |= {f"grad.{name}": p.grad.clone() for name, p in w.items()}

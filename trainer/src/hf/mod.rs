@@ -1,0 +1,262 @@
+//! Weights from and to Hugging Face: GPT-2 and Llama, in the files that `transformers` saves and loads.
+//!
+//! [`names`] says what our parameters are called there and how they lie; [`Pretrained`] is a folder of weights, theirs or
+//! ours, and [`convert`] writes one from the other. A tensor at a time is in memory.
+
+mod config;
+pub mod names;
+mod read;
+mod write;
+
+use std::path::{Path, PathBuf};
+
+use device::Device;
+use half::{bf16, f16};
+use toml::Value;
+
+use self::names::{Entry, Family, entries};
+use self::read::WeightFolder;
+use self::write::unwritable;
+use crate::config::{Layers, ModelConfig, ModelOptions, RunConfig, UserError};
+use crate::model::GptShape;
+use crate::params::Params;
+use crate::plan::{ModelPlan, model_plan};
+
+/// Bytes of a file before the next one is begun, as `transformers` has it.
+const SHARD_BYTES: usize = 5_000_000_000;
+
+/// Type of values in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl DataType {
+    /// By the name of safetensors.
+    fn named(name: &str) -> Option<DataType> {
+        [DataType::F32, DataType::F16, DataType::Bf16].into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// As options name it; f32 unless that is `f16` or `bf16`.
+    pub fn from_option(word: &str) -> DataType {
+        match word {
+            "f16" => DataType::F16,
+            "bf16" => DataType::Bf16,
+            _ => DataType::F32,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            DataType::F32 => "F32",
+            DataType::F16 => "F16",
+            DataType::Bf16 => "BF16",
+        }
+    }
+
+    fn torch_name(self) -> &'static str {
+        match self {
+            DataType::F32 => "float32",
+            DataType::F16 => "float16",
+            DataType::Bf16 => "bfloat16",
+        }
+    }
+
+    fn size(self) -> usize {
+        if self == DataType::F32 { 4 } else { 2 }
+    }
+
+    fn decode(self, bytes: &[u8]) -> Vec<f32> {
+        let halves = |value: fn([u8; 2]) -> f32| bytes.chunks_exact(2).map(move |b| value([b[0], b[1]])).collect();
+        match self {
+            DataType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            DataType::F16 => halves(|b| f16::from_le_bytes(b).to_f32()),
+            DataType::Bf16 => halves(|b| bf16::from_le_bytes(b).to_f32()),
+        }
+    }
+
+    fn encode(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            DataType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            DataType::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+            DataType::Bf16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+        }
+    }
+}
+
+/// A folder with a model: `config.json` and weights of Hugging Face, or our `config.toml` and weights, as in a
+/// checkpoint.
+pub struct Pretrained {
+    folder: PathBuf,
+    family: Family,
+    options: ModelOptions,
+}
+
+impl Pretrained {
+    /// Reads what model a folder has; its weights are not touched.
+    ///
+    /// # Errors
+    /// A folder without a configuration, or with one that is not a GPT's.
+    pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
+        let theirs = folder.join("config.json");
+        let (family, options) = if theirs.exists() {
+            let origin = theirs.display().to_string();
+            let wrong = |problem: String| {
+                UserError::new(
+                    format!("{origin} {problem}"),
+                    "it is a model's JSON configuration",
+                    "get the file again",
+                )
+            };
+            let text = std::fs::read(&theirs).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+            let json = serde_json::from_slice(&text).map_err(|error| wrong(format!("is not JSON: {error}")))?;
+            config::options(&json, &origin)?
+        } else {
+            (Family::Ours, own_options(folder)?)
+        };
+        Ok(Pretrained { folder: folder.into(), family, options })
+    }
+
+    /// What the model's options are, by key.
+    pub fn options(&self) -> &[(&'static str, Value)] {
+        &self.options
+    }
+
+    /// Fills parameters of a model of that shape.
+    ///
+    /// # Errors
+    /// Weights that are missing, broken, or do not fit.
+    pub fn load(&self, shape: &GptShape, params: &Params, device: &Device) -> Result<(), LoadError> {
+        let entries = entries(shape, self.family);
+        let weights = WeightFolder::open(&self.folder)?;
+        weights.all_taken(&entries)?;
+        for (index, entry) in entries.iter().enumerate() {
+            let mut values = weights.parameter(entry)?;
+            values.resize(params.specs[index].shape.elements(), 0.0); // a vocabulary's padding
+            params.set(device, index, &values)?;
+        }
+        Ok(())
+    }
+
+    fn config(&self) -> RunConfig {
+        let mut layers = Layers::default();
+        layers.start_from(&self.options);
+        layers.resolve()
+    }
+}
+
+/// Why weights were not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The folder is wrong.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+}
+
+/// The model options of our own `config.toml`.
+fn own_options(folder: &Path) -> Result<ModelOptions, UserError> {
+    let path = folder.join("config.toml");
+    if !path.exists() {
+        return Err(UserError::new(
+            format!("{} has neither config.json nor config.toml", folder.display()),
+            "it is the folder of a Hugging Face model, of a checkpoint, or one that `trainer convert` wrote",
+            "check the path",
+        ));
+    }
+    let mut layers = Layers::default();
+    layers.read_file(&path)?;
+    Ok(layers.model_values())
+}
+
+/// Which way [`convert`] goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To a folder that `transformers` loads, with values of this type.
+    ToHuggingFace(DataType),
+    /// To a folder that `model.init_from` takes.
+    FromHuggingFace,
+}
+
+/// Writes the model of `source` to the folder `target`, which is made, and returns a line about it.
+///
+/// # Errors
+/// A source that is broken or of another kind, a model no Hugging Face family has, a target that has weights already or
+/// cannot be written.
+pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<String, UserError> {
+    let pretrained = Pretrained::open(source)?;
+    let theirs = pretrained.family != Family::Ours;
+    if theirs != (direction == Direction::FromHuggingFace) {
+        let (has, fix) = if theirs { ("config.json", "--from hf") } else { ("config.toml", "--to hf") };
+        return Err(UserError::new(
+            format!("{} has a {has}", source.display()),
+            "--to hf takes our weights, --from hf a Hugging Face model",
+            format!("use {fix}"),
+        ));
+    }
+    let config = pretrained.config();
+    let ModelPlan::Gpt(shape) = model_plan(&config)? else {
+        return Err(no_family(source, "model.kind = \"mlp\""));
+    };
+    let (family, dtype) = match direction {
+        Direction::ToHuggingFace(dtype) => (Family::of(&shape).map_err(|option| no_family(source, option))?, dtype),
+        Direction::FromHuggingFace => (Family::Ours, DataType::F32),
+    };
+    for name in ["model.safetensors", "model.safetensors.index.json"] {
+        if target.join(name).exists() {
+            return Err(UserError::new(
+                format!("{} has a {name}", target.display()),
+                "a conversion overwrites no weights",
+                "name another folder",
+            ));
+        }
+    }
+    let (from, to) = (entries(&shape, pretrained.family), entries(&shape, family));
+    let weights = WeightFolder::open(source)?;
+    weights.all_taken(&from)?;
+    std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error))?;
+    write::write(target, &to, dtype, SHARD_BYTES, &|index| weights.parameter(&from[index]))?;
+    write_config(target, &pretrained, &config.model, &shape, family, dtype)?;
+    let parameters: usize = to.iter().map(|entry: &Entry| entry.shape.iter().product::<usize>()).sum();
+    Ok(format!(
+        "{}: {parameters} parameters in {} tensors",
+        target.display(),
+        to.iter().map(|e| e.parts.len()).sum::<usize>()
+    ))
+}
+
+fn write_config(
+    target: &Path,
+    pretrained: &Pretrained,
+    model: &ModelConfig,
+    shape: &GptShape,
+    family: Family,
+    dtype: DataType,
+) -> Result<(), UserError> {
+    let (name, text) = if family == Family::Ours {
+        let lines = pretrained.options.iter().map(|(key, value)| {
+            let name = key.trim_start_matches("model.");
+            format!("{name} = {value}\n")
+        });
+        ("config.toml", format!("[model]\n{}", lines.collect::<String>()))
+    } else {
+        ("config.json", format!("{:#}\n", config::config_json(model, shape, family, dtype)))
+    };
+    let path = target.join(name);
+    std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))
+}
+
+fn no_family(source: &Path, option: &str) -> UserError {
+    UserError::new(
+        format!("the model of {} has {option}", source.display()),
+        "Hugging Face export is for models as GPT-2 or as Llama are: see the presets in `trainer options`",
+        "train such a model to export it",
+    )
+}

@@ -1,0 +1,107 @@
+//! Weights into safetensors files as `transformers` writes them: the same bytes for the same tensors.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use super::DataType;
+use super::names::{Entry, Part};
+use crate::config::UserError;
+
+/// A tensor to be written: a part of an entry.
+struct Target<'e> {
+    entry: usize,
+    part: &'e Part,
+    shape: Vec<usize>,
+}
+
+/// Writes all parts of all entries to `folder`, in files of at most `shard_bytes` where a tensor allows; `parameter`
+/// gives an entry's values by its number. A tensor at a time is in memory, so parts of one parameter read it again.
+///
+/// # Errors
+/// What `parameter` said, or the operating system.
+pub(super) fn write(
+    folder: &Path,
+    entries: &[Entry],
+    dtype: DataType,
+    shard_bytes: usize,
+    parameter: &dyn Fn(usize) -> Result<Vec<f32>, UserError>,
+) -> Result<(), UserError> {
+    let mut targets: Vec<Target<'_>> = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let target = |part| Target { entry: index, part, shape: entry.part_shape(part) };
+        targets.extend(entry.parts.iter().map(target));
+    }
+    targets.sort_by(|a, b| a.part.name.cmp(&b.part.name));
+    let bytes = |target: &Target<'_>| target.shape.iter().product::<usize>() * dtype.size();
+    let mut shards: Vec<Vec<Target<'_>>> = vec![Vec::new()];
+    let mut filled = 0;
+    let mut total = 0;
+    for target in targets {
+        let size = bytes(&target);
+        if filled > 0 && filled + size > shard_bytes {
+            shards.push(Vec::new());
+            filled = 0;
+        }
+        filled += size;
+        total += size;
+        if let Some(shard) = shards.last_mut() {
+            shard.push(target);
+        }
+    }
+    let count = shards.len();
+    let mut weight_map = serde_json::Map::new();
+    for (number, shard) in shards.iter().enumerate() {
+        let name = match count {
+            1 => "model.safetensors".to_string(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+        };
+        for target in shard {
+            weight_map.insert(target.part.name.clone(), name.clone().into());
+        }
+        // A file of that name is whole.
+        let partial = folder.join(format!("{name}.partial"));
+        let failed = |error| unwritable(&partial, &error);
+        let mut file = BufWriter::new(File::create(&partial).map_err(failed)?);
+        file.write_all(&header(shard, dtype)).map_err(failed)?;
+        for target in shard {
+            let values = entries[target.entry].split(&parameter(target.entry)?, target.part);
+            file.write_all(&dtype.encode(&values)).map_err(failed)?;
+        }
+        file.into_inner().map_err(|error| error.into_error()).and_then(|file| file.sync_all()).map_err(failed)?;
+        std::fs::rename(&partial, folder.join(&name)).map_err(failed)?;
+    }
+    if count > 1 {
+        let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+        let path = folder.join("model.safetensors.index.json");
+        std::fs::write(&path, format!("{index:#}\n")).map_err(|error| unwritable(&path, &error))?;
+    }
+    Ok(())
+}
+
+/// The length and the JSON before a file's data.
+fn header(tensors: &[Target<'_>], dtype: DataType) -> Vec<u8> {
+    let mut text = String::from(r#"{"__metadata__":{"format":"pt"}"#);
+    let mut at = 0;
+    for Target { part, shape, .. } in tensors {
+        let end = at + shape.iter().product::<usize>() * dtype.size();
+        let (name, sizes) = (serde_json::json!(part.name), serde_json::json!(shape));
+        let dtype = dtype.name();
+        text += &format!(r#",{name}:{{"dtype":"{dtype}","shape":{sizes},"data_offsets":[{at},{end}]}}"#);
+        at = end;
+    }
+    text.push('}');
+    text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+/// A file that could not be written.
+pub(super) fn unwritable(path: &Path, error: &std::io::Error) -> UserError {
+    UserError::new(
+        format!("{} cannot be written: {error}", path.display()),
+        "the folder of a conversion can be written to",
+        "check its permissions and the space left",
+    )
+}

@@ -1,0 +1,195 @@
+//! Hugging Face models in and out: what `transformers` saves is trained from, and comes back the same.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+
+use device::{Device, HostOptions};
+use safetensors::SafeTensors;
+use tempfile::TempDir;
+use trainer::cli::{Request, parse};
+use trainer::config::UserError;
+use trainer::hf::{DataType, Direction, Pretrained, convert};
+use trainer::plan::RunPlan;
+use trainer::run::{Ranks, RunError, stage};
+use trainer::step::{Batch, Stage, StepSettings};
+
+/// Plans a run from a command line.
+fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {
+    let fixed = ["trainer", "--micro-batch-size", "2", "--global-batch-size", "2", "--eval-interval", "0"];
+    let Request::Train(request) = parse(fixed.iter().chain(flags).map(Into::into))? else { panic!("not a run") };
+    RunPlan::new(request.config, 1)
+}
+
+fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
+    let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
+    let ranks = Ranks::alone(1);
+    let stage = stage(plan, &device, &ranks, false)?;
+    Ok((device, stage))
+}
+
+fn python(action: &str, folder: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = std::env::var_os("PARITY_PYTHON")
+        .map_or_else(|| root.parent().unwrap().join(".venv/bin/python"), PathBuf::from);
+    let output = Command::new(&python).arg(root.join("tests/hf/models.py")).arg(action).arg(folder).output();
+    let output = output.unwrap_or_else(|e| panic!("{} cannot be started ({e}): run `./x test`", python.display()));
+    assert!(output.status.success(), "{action}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn models_of_transformers_have_their_loss_here_and_come_back_the_same_bytes() {
+    let folder = TempDir::new().unwrap();
+    let at = |name: String| folder.path().join(name);
+    python("make", folder.path());
+    for (name, dtype) in [
+        ("gpt2", DataType::F32),
+        ("gpt2-untied", DataType::F16),
+        ("llama", DataType::F32),
+        ("llama-sharded", DataType::Bf16),
+    ] {
+        let (theirs, ours, back) = (at(name.into()), at(format!("{name}-ours")), at(format!("{name}-back")));
+        convert(&theirs, &ours, Direction::FromHuggingFace).unwrap();
+        convert(&ours, &back, Direction::ToHuggingFace(dtype)).unwrap();
+        if name != "llama-sharded" {
+            let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+            assert!(bytes(&theirs) == bytes(&back), "{name}: the file differs");
+        }
+        let batch = std::fs::read(theirs.join("tokens.safetensors")).unwrap();
+        let batch = SafeTensors::deserialize(&batch).unwrap();
+        let tokens = |name: &str| -> Vec<i32> {
+            let bytes = batch.tensor(name).unwrap().data().chunks(4);
+            bytes.map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect()
+        };
+        let wanted = f64::from_le_bytes(batch.tensor("loss").unwrap().data().try_into().unwrap());
+        // Started from their folder and from ours, as a user would.
+        for folder in [&theirs, &ours] {
+            let (_device, mut stage) = stage_of(&plan(&["--init-from", folder.to_str().unwrap()]).unwrap()).unwrap();
+            let batch = Batch::Tokens { inputs: tokens("tokens"), targets: tokens("targets") };
+            let settings = StepSettings { step: 0, microbatches: 1, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
+            let loss = stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss;
+            assert!((loss / wanted - 1.0).abs() < 1e-6, "{name}: loss {loss} here, {wanted} in transformers");
+        }
+    }
+    python("check", folder.path());
+}
+
+/// A folder of ours with a model of its first weights, as `--preset` and flags make it.
+fn trained(folder: &Path, flags: &[&str]) {
+    let plan = plan(flags).unwrap();
+    let (device, stage) = stage_of(&plan).unwrap();
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join("config.toml"), toml::to_string(&plan.config).unwrap()).unwrap();
+    let tensors: Vec<_> = stage
+        .params()
+        .iter()
+        .map(|(spec, param)| {
+            let mut shape = spec.shape.sizes().to_vec();
+            shape[0] = spec.rows;
+            let values = device.download::<f32>(&param.master).unwrap();
+            let real: usize = shape.iter().product();
+            (spec.name.clone(), shape, bytemuck::cast_slice::<f32, u8>(&values[..real]).to_vec())
+        })
+        .collect();
+    let view = |shape: &Vec<usize>, bytes| {
+        safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap()
+    };
+    let views = tensors.iter().map(|(name, shape, bytes)| (name.clone(), view(shape, bytes)));
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+}
+
+#[test]
+fn what_is_exported_and_imported_again_is_the_same_tensors() {
+    for preset in ["tiny", "tiny-llama"] {
+        let folder = TempDir::new().unwrap();
+        let [ours, theirs, back] = ["ours", "theirs", "back"].map(|name| folder.path().join(name));
+        trained(&ours, &["--preset", preset, "--vocab", "300"]);
+        convert(&ours, &theirs, Direction::ToHuggingFace(DataType::F32)).unwrap();
+        convert(&theirs, &back, Direction::FromHuggingFace).unwrap();
+        let [before, after] = [&ours, &back].map(|folder| std::fs::read(folder.join("model.safetensors")).unwrap());
+        let [before, after] = [&before, &after].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+        assert_eq!(before.len(), after.len());
+        for (name, tensor) in before.tensors() {
+            let other = after.tensor(&name).unwrap();
+            assert!(tensor.shape() == other.shape() && tensor.data() == other.data(), "{preset}: {name}");
+        }
+        let options = |folder: &Path| Pretrained::open(folder).unwrap().options().to_vec();
+        for (key, value) in options(&theirs) {
+            let of_run = options(&ours).into_iter().find(|(name, _)| *name == key);
+            assert!(of_run.is_none_or(|(_, of_run)| of_run == value), "{preset}: {key} = {value}");
+        }
+    }
+}
+
+#[test]
+fn options_override_those_of_the_folder_and_a_shorter_context_takes_the_first_positions() {
+    let folder = TempDir::new().unwrap();
+    let ours = folder.path().join("ours");
+    trained(&ours, &["--seq-length", "48", "--hidden", "32"]);
+    let from = ours.to_str().unwrap();
+    let plan = plan(&["--init-from", from, "--seq-length", "16"]).unwrap();
+    assert_eq!((plan.config.model.hidden, plan.config.model.seq_length), (32, 16));
+    let (device, stage) = stage_of(&plan).unwrap();
+    let file = std::fs::read(ours.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&file).unwrap();
+    let ours: Vec<f32> = device.download(&stage.params().get("wpe.weight").master).unwrap();
+    assert_eq!(bytemuck::cast_slice::<f32, u8>(&ours), &file.tensor("wpe.weight").unwrap().data()[..16 * 32 * 4]);
+}
+
+/// The error of converting what `spoil` makes of a good export.
+fn refusal(spoil: impl Fn(&Path)) -> String {
+    let folder = TempDir::new().unwrap();
+    let [ours, theirs, back] = ["ours", "theirs", "back"].map(|name| folder.path().join(name));
+    trained(&ours, &["--preset", "tiny-llama"]);
+    convert(&ours, &theirs, Direction::ToHuggingFace(DataType::F32)).unwrap();
+    spoil(&theirs);
+    convert(&theirs, &back, Direction::FromHuggingFace).unwrap_err().to_string()
+}
+
+fn replace(folder: &Path, file: &str, from: &str, to: &str) {
+    let path = folder.join(file);
+    let bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).expect(from);
+    std::fs::write(path, [&bytes[..at], to.as_bytes(), &bytes[at + from.len()..]].concat()).unwrap();
+}
+
+#[test]
+fn folders_that_are_not_whole_or_not_ours_are_refused_by_name() {
+    let says = |error: String, words: &str| assert!(error.contains(words), "{error}\nshould say: {words}");
+    let weights = "model.safetensors";
+    says(refusal(|f| std::fs::remove_file(f.join(weights)).unwrap()), "model.safetensors cannot be read");
+    says(
+        refusal(|f| {
+            let bytes = std::fs::read(f.join(weights)).unwrap();
+            std::fs::write(f.join(weights), &bytes[..bytes.len() - 1]).unwrap();
+        }),
+        "ends before its tensor",
+    );
+    says(refusal(|f| std::fs::write(f.join(weights), [255; 64]).unwrap()), "its header has");
+    says(
+        refusal(|f| replace(f, weights, "model.norm.weight", "model.morn.weight")),
+        "has no tensor `model.norm.weight`",
+    );
+    says(refusal(|f| replace(f, weights, "\"F32\"", "\"F99\"")), "not F32, F16 or BF16");
+    says(refusal(|f| replace(f, "config.json", "\"model_type\": \"llama\"", "\"model_type\": \"bert\"")), "model_type");
+    says(refusal(|f| replace(f, "config.json", "\"silu\"", "\"relu\"")), "hidden_act = \"relu\"");
+    says(
+        refusal(|f| replace(f, "config.json", "\"intermediate_size\": 176", "\"intermediate_size\": 177")),
+        "has shape",
+    );
+    says(
+        refusal(|f| replace(f, "config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1")),
+        "no parameter",
+    );
+}
+
+#[test]
+fn models_of_no_family_are_not_exported() {
+    let folder = TempDir::new().unwrap();
+    let [ours, theirs] = ["ours", "theirs"].map(|name| folder.path().join(name));
+    trained(&ours, &["--position", "none"]);
+    let error = convert(&ours, &theirs, Direction::ToHuggingFace(DataType::F32)).unwrap_err().to_string();
+    assert!(error.contains("model.position") && !theirs.exists(), "{error}");
+    let error = plan(&["--init-from", "/nowhere"]).unwrap_err().to_string();
+    assert!(error.contains("/nowhere has neither config.json nor config.toml"), "{error}");
+}

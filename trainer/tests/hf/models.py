@@ -1,0 +1,73 @@
+"""Small random models of `transformers` for the tests of conversions.
+
+    python models.py make FOLDER     saves FOLDER/NAME for each model, with tokens.safetensors: tokens and targets
+                                     i32 (2, seq), and the model's mean loss on them, f64 (1)
+    python models.py check FOLDER    loads each FOLDER/NAME-back and fails unless it is FOLDER/NAME, bit for bit
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+SEQ, VOCAB = 12, 97
+GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": SEQ, "vocab_size": VOCAB}
+LLAMA = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+         "intermediate_size": 48, "vocab_size": VOCAB, "max_position_embeddings": SEQ, "rms_norm_eps": 1e-5}
+SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 16}
+# Name: class, configuration, type, largest file.
+MODELS = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2), torch.float32, "5GB"),
+    "gpt2-untied": (GPT2LMHeadModel, GPT2Config(**GPT2, n_inner=48, tie_word_embeddings=False), torch.float16, "5GB"),
+    "llama": (LlamaForCausalLM, LlamaConfig(**LLAMA, rope_theta=500000.0), torch.float32, "5GB"),
+    "llama-sharded": (
+        LlamaForCausalLM,
+        LlamaConfig(**LLAMA, rope_theta=100.0, rope_scaling=SCALING, tie_word_embeddings=True, attention_bias=True,
+                    mlp_bias=True),
+        torch.bfloat16, "10KB",
+    ),
+}
+
+
+def loss(model, tokens, targets):
+    with torch.no_grad():
+        logits = model.double().eval()(input_ids=tokens.long()).logits
+    return torch.nn.functional.cross_entropy(logits.view(-1, VOCAB), targets.long().view(-1)).view(1)
+
+
+def make(folder):
+    generator = torch.Generator().manual_seed(1)
+    for name, (kind, config, dtype, largest) in MODELS.items():
+        model = kind(config)
+        for parameter in model.parameters():  # biases and norms too, so that none can be mistaken for another
+            centre = 1.0 if parameter.ndim == 1 else 0.0
+            parameter.data.normal_(centre, 0.1, generator=generator)
+        model = model.to(dtype)
+        model.save_pretrained(folder / name, max_shard_size=largest)
+        tokens = torch.randint(VOCAB, (2, SEQ + 1), generator=generator, dtype=torch.int32)
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        save_file({"tokens": inputs, "targets": targets, "loss": loss(model, inputs, targets)},
+                  folder / name / "tokens.safetensors")
+
+
+def check(folder):
+    for name, (kind, _, dtype, _) in MODELS.items():
+        ours, info = kind.from_pretrained(folder / f"{name}-back", dtype=dtype, output_loading_info=True)
+        problems = {key: keys for key, keys in info.items() if keys}
+        if problems:
+            raise SystemExit(f"{name}: {problems}")
+        theirs = kind.from_pretrained(folder / name, dtype=dtype)
+        for (key, a), b in zip(theirs.state_dict().items(), ours.state_dict().values(), strict=True):
+            if not torch.equal(a, b):
+                raise SystemExit(f"{name}: {key} differs")
+        batch = load_file(folder / name / "tokens.safetensors")
+        if not torch.equal(loss(ours, batch["tokens"], batch["targets"]), batch["loss"]):
+            raise SystemExit(f"{name}: the loss differs, so the configuration does")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"make": make, "check": check}[sys.argv[1]](Path(sys.argv[2]))
