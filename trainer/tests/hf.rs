@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::rc::Rc;
 
 use device::{Device, HostOptions};
 use safetensors::SafeTensors;
