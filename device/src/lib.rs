@@ -16,6 +16,7 @@ mod lane;
 pub mod ops;
 mod stream;
 mod tensor;
+mod timeline;
 
 pub use communicator::{Communicator, Request};
 pub use device::{ALIGNMENT, Area, Device, HostOptions, TraceEvent};
@@ -26,3 +27,4 @@ pub use half::bf16;
 pub use ops::{Accesses, Op, Operation};
 pub use stream::{Event, Readback, Stream, StreamId};
 pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};
+pub use timeline::{Span, Timeline};
