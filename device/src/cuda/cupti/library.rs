@@ -153,3 +153,16 @@ pub(super) fn callback_name(driver: bool, id: u32) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_have_the_names_that_cuda_documents() {
+        load().unwrap_or_else(|error| panic!("{error}\nor run `./x test`, which installs it"));
+        let graph_launch = sys::CUpti_driver_api_trace_cbid::CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch as u32;
+        assert_eq!(callback_name(true, graph_launch), "cuGraphLaunch");
+        assert_eq!(callback_name(true, u32::MAX), format!("call {}", u32::MAX));
+    }
+}

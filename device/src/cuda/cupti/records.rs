@@ -167,3 +167,42 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn the_fields_read_lie_where_newer_versions_of_the_records_have_them() {
+        macro_rules! same {
+            ($old:ident, $new:ident: $($field:ident)*) => {
+                $(assert_eq!(offset_of!(sys::$old, $field), offset_of!(sys::$new, $field), stringify!($field));)*
+            };
+        }
+        same!(CUpti_ActivityKernel9, CUpti_ActivityKernel10: kind name gridX gridY gridZ blockX blockY blockZ start end
+            streamId correlationId graphNodeId);
+        same!(CUpti_ActivityMemcpy5, CUpti_ActivityMemcpy6: kind bytes start end streamId correlationId graphNodeId);
+    }
+
+    #[test]
+    fn a_record_is_read_as_its_kind_says_and_unknown_kinds_are_left_out() {
+        let mut words = [0u64; 64];
+        let at = |offset: usize| offset / 4;
+        let record = bytemuck::cast_slice_mut::<u64, u32>(&mut words);
+        record[0] = sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
+        record[at(offset_of!(sys::CUpti_ActivityMemset4, bytes))] = 512;
+        record[at(offset_of!(sys::CUpti_ActivityMemset4, start))] = 7;
+        record[at(offset_of!(sys::CUpti_ActivityMemset4, end))] = 9;
+        record[at(offset_of!(sys::CUpti_ActivityMemset4, streamId))] = 3;
+        record[at(offset_of!(sys::CUpti_ActivityMemset4, graphNodeId))] = 41;
+        let what = Work::Set { bytes: 512 };
+        let expected = Record::Work { what, start: 7, end: 9, stream: 3, correlation: 0, node: 41 };
+        // SAFETY: a record's first field is its kind, and this one is larger than any.
+        assert_eq!(unsafe { read(words.as_ptr().cast()) }, Some(expected));
+        bytemuck::cast_slice_mut::<u64, u32>(&mut words)[0] = 60_000;
+        // SAFETY: as above.
+        assert_eq!(unsafe { read(words.as_ptr().cast()) }, None);
+    }
+}
