@@ -106,6 +106,7 @@ impl RunPlan {
         let model = model_plan(&config)?;
         at_least("train.steps", config.train.steps, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
+        at_least("logging.trace_steps", config.logging.trace_steps, 1)?;
         within(
             "data.split",
             config.data.split,

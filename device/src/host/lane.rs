@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 
 use super::{Pool, run, view};
 use crate::stream::Readback;
+use crate::timeline::Note;
 use crate::{Element, Op, Request, Result, Tensor};
 
 #[derive(Default)]
 pub(crate) struct HostLane {
-    /// Collectives under way, with their sequence numbers.
-    pending: VecDeque<(u64, Box<dyn Request>)>,
+    /// Collectives under way, with their sequence numbers and what times them.
+    pending: VecDeque<(u64, Box<dyn Request>, Note)>,
     started: u64,
 }
 
@@ -19,11 +20,11 @@ impl HostLane {
         self.started
     }
 
-    pub(crate) fn run(&mut self, op: &Op, pool: &Pool) -> Result<()> {
+    pub(crate) fn run(&mut self, op: &Op, pool: &Pool, note: Note) -> Result<()> {
         if let Op::Collective(collective) = op {
             let request = collective.communicator.start_all_reduce_sum(&collective.tensor)?;
             self.started += 1;
-            self.pending.push_back((self.started, request));
+            self.pending.push_back((self.started, request, note));
         } else {
             self.finish()?;
             run(op, pool);
@@ -44,8 +45,8 @@ impl HostLane {
 
     /// Waits for the collectives started up to number `last`.
     pub(crate) fn finish_up_to(&mut self, last: u64) -> Result<()> {
-        while self.pending.front().is_some_and(|(number, _)| *number <= last) {
-            if let Some((_, request)) = self.pending.pop_front() {
+        while self.pending.front().is_some_and(|(number, ..)| *number <= last) {
+            if let Some((_, request, _note)) = self.pending.pop_front() {
                 request.wait()?;
             }
         }
