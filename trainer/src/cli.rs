@@ -12,6 +12,7 @@ use crate::data::{JSON_KEY, TokenizeRequest, llmc};
 use crate::doctor::DoctorOptions;
 use crate::hf::{DataType, Direction, Pretrained};
 use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
+use crate::sample::{SampleRequest, sample_command, sample_request};
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub enum Request {
     Tokenize(TokenizeRequest),
     /// Convert weights.
     Convert(ConvertRequest),
+    /// Go on with a text.
+    Sample(SampleRequest),
     /// Print this and stop.
     Print(String),
     /// Check the checkpoints in this folder and print what is found.
@@ -76,6 +79,7 @@ fn command() -> Command {
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
         .subcommand(tokenize_command())
         .subcommand(convert_command())
+        .subcommand(sample_command())
         .subcommand(with_run_flags(bench))
         .subcommand(
             Command::new("doctor")
@@ -244,6 +248,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("options", _)) => return Ok(Request::Print(reference())),
         Some(("tokenize", matches)) => return Ok(Request::Tokenize(tokenize_request(matches))),
         Some(("convert", matches)) => return Ok(Request::Convert(convert(matches))),
+        Some(("sample", matches)) => return Ok(Request::Sample(sample_request(matches)?)),
         _ => {}
     }
     let list = matches.subcommand_matches("checkpoint").and_then(|checkpoint| checkpoint.subcommand_matches("list"));

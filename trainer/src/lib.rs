@@ -21,6 +21,7 @@ pub mod plan;
 pub mod presets;
 pub mod reducer;
 pub mod run;
+pub mod sample;
 pub mod schedule;
 pub mod signals;
 pub mod step;

@@ -78,7 +78,7 @@ struct SavedAttention {
 }
 
 #[derive(Clone, Copy)]
-struct SavedFeedForward {
+pub(crate) struct SavedFeedForward {
     norm: SavedNorm,
     normed: Tensor,
     pre: Tensor,
@@ -169,7 +169,7 @@ impl AttentionHalf {
 }
 
 impl FeedForwardHalf {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
+    pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
         let [batch, seq, hidden] = sizes(&input.x);
         let dtype = input.x.dtype;
         let (x, normed, norm) = self.norm.forward(cx, &input)?;
