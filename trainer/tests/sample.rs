@@ -99,11 +99,11 @@ fn beyond_the_context_the_newer_half_is_read_again() {
         long.start(&text[..3]).unwrap();
         for (at, &token) in text.iter().enumerate().skip(3) {
             let logits = long.read(token).unwrap();
-            // It has room for 12: token 12 makes it begin again with tokens 7 to 12, token 18 with 13 to 18, and so on.
-            let begin = if at < SEQ { 0 } else { (at - SEQ) / 6 * 6 + 7 };
             if at < SEQ {
                 continue;
             }
+            // It has room for 12: token 12 makes it begin again with tokens 7 to 12, token 19 with 14 to 19, and so on.
+            let begin = (at - SEQ) / 7 * 7 + 7;
             let (_device, mut fresh) = generator(&shape, longest);
             let mut wanted = fresh.start(&text[begin..begin + 6]).unwrap();
             for &token in &text[begin + 6..=at] {

@@ -1,7 +1,7 @@
 //! A transformer that reads on from what it has read: forward only, with the keys and values of all tokens in a cache.
 
-use device::ops::{CachedAttention, Embedding, Epilogue, Gemm, Rotary, TakeRows};
-use device::{Area, DType, Device, Tensor};
+use device::ops::{CachedAttention, Embedding, Epilogue, Fill, Gemm, Rotary, TakeRows};
+use device::{Area, DType, Device, Stream, Tensor};
 use graph_manager::{Result, StepContext};
 
 use super::block::AttentionHalf;
@@ -29,11 +29,12 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Allocates the cache of a model whose parameters are in memory.
+    /// Allocates the cache of a model whose parameters are in memory and which will run on `compute`.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn new(device: &Device, shape: &GptShape, params: &Params) -> Result<Decoder> {
+    pub fn new(compute: &Stream, shape: &GptShape, params: &Params) -> Result<Decoder> {
+        let device = compute.device();
         let mut areas = Vec::new();
         let mut persistent = |name: &str, shape: device::Shape, dtype: DType| -> Result<Tensor> {
             let area = device.allocate(name, shape.elements() * dtype.size())?;
@@ -49,6 +50,10 @@ impl Decoder {
         let mut caches = Vec::new();
         for block in 0..if shape.attention { shape.layers } else { 0 } {
             caches.push(persistent(&format!("cache of block {block}"), [1, shape.seq, width].into(), shape.dtype)?);
+        }
+        // Rows not yet written are not read, but a cache is one buffer: it has values from the start.
+        for cache in &caches {
+            compute.submit(Fill { output: *cache, value: 0.0 })?;
         }
         // What training's layers read and add to beside their parameters; nothing here does.
         let unused = device.virtual_tensor("control", [1], DType::U8);

@@ -56,8 +56,8 @@ impl Generator {
         let options = GraphOptions { scope: Scope::FullIteration, mempool: Mempool::Single, ..GraphOptions::default() };
         let mut generator = Generator {
             graphs: CudaGraphManager::new(compute.clone(), options)?,
+            decoder: Rc::new(Decoder::new(&compute, shape, &params)?),
             compute,
-            decoder: Rc::new(Decoder::new(device, shape, &params)?),
             _params: params,
             cursor: Cursor { start, wanted },
             prompt,
