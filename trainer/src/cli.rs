@@ -1,7 +1,7 @@
 //! The command line, made from the option table.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -12,6 +12,7 @@ use crate::data::{JSON_KEY, TokenizeRequest, llmc};
 use crate::doctor::DoctorOptions;
 use crate::hf::{DataType, Direction, Pretrained};
 use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
+use crate::recipes;
 use crate::sample::{SampleRequest, sample_command, sample_request};
 
 /// What the user asked for.
@@ -78,6 +79,7 @@ fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
         .subcommand(tokenize_command())
+        .subcommand(configs_command())
         .subcommand(convert_command())
         .subcommand(sample_command())
         .subcommand(with_run_flags(bench))
@@ -107,7 +109,12 @@ fn command() -> Command {
 /// Adds the flags of a training run.
 fn with_run_flags(mut command: Command) -> Command {
     command = command
-        .arg(Arg::new("config").long("config").value_name("FILE").help("TOML file; flags override it"))
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .help("TOML file, or a recipe of `trainer configs list`; flags override it"),
+        )
         .arg(
             Arg::new("set")
                 .long("set")
@@ -198,6 +205,18 @@ fn tokenize_request(matches: &ArgMatches) -> TokenizeRequest {
     }
 }
 
+fn configs_command() -> Command {
+    Command::new("configs")
+        .about("Shows the recipes that --config takes by name")
+        .subcommand_required(true)
+        .subcommand(Command::new("list").about("Lists them"))
+        .subcommand(
+            Command::new("show")
+                .about("Prints one, to start a file of your own from")
+                .arg(Arg::new("name").value_name("NAME").required(true)),
+        )
+}
+
 fn convert_command() -> Command {
     let choice = |name: &'static str, words: &[&'static str], help: &'static str| {
         Arg::new(name).long(name).value_parser(words.to_vec()).help(help)
@@ -247,6 +266,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     match matches.subcommand() {
         Some(("options", _)) => return Ok(Request::Print(reference())),
         Some(("tokenize", matches)) => return Ok(Request::Tokenize(tokenize_request(matches))),
+        Some(("configs", matches)) => {
+            let name = matches.subcommand_matches("show").and_then(|show| show.get_one::<String>("name"));
+            return Ok(Request::Print(
+                name.map_or_else(|| Ok(recipes::list()), |name| recipes::show(name).map(str::to_string))?,
+            ));
+        }
         Some(("convert", matches)) => return Ok(Request::Convert(convert(matches))),
         Some(("sample", matches)) => return Ok(Request::Sample(sample_request(matches)?)),
         _ => {}
@@ -298,7 +323,10 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
         layers.set(key, value, "bench")?;
     }
     if let Some(path) = matches.get_one::<String>("config") {
-        layers.read_file(path.as_ref())?;
+        match recipes::recipe(path).filter(|_| !Path::new(path).exists()) {
+            Some(text) => layers.read_text(text, &format!("recipe {path}"))?,
+            None => layers.read_file(path.as_ref())?,
+        }
     }
     if matches.get_flag("cuda-graph-use-single-mempool") {
         layers.set("cuda_graph.mempool", "single", "--cuda-graph-use-single-mempool")?;

@@ -126,7 +126,7 @@ section!(CudaGraphConfig {
     capture_optimizer: bool,
 });
 section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, resume: String });
-section!(LoggingConfig { dir: String, interval: usize });
+section!(LoggingConfig { dir: String, interval: usize, tensorboard: bool, wandb: bool });
 
 /// Values of the model section, by key.
 pub type ModelOptions = Vec<(&'static str, Value)>;

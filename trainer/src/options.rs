@@ -148,6 +148,8 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),
     option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console; metrics.jsonl has them all"),
+    option("logging.tensorboard", "tensorboard", &[], "false", Kind::Bool, "Also write TensorBoard event files into logging.dir"),
+    option("logging.wandb", "wandb", &[], "false", Kind::Bool, "Also write wandb-history.jsonl and wandb-summary.json, as Weights & Biases keeps them, into logging.dir"),
 ];
 
 /// Flags of other systems that need nothing here, and what to tell who gives them.

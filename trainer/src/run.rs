@@ -17,8 +17,9 @@ use crate::config::UserError;
 use crate::data::{self, DataError, MarkovSource, Prefetch, Regression, Source, Split};
 use crate::hf::{LoadError, Pretrained};
 use crate::logs::PRINTED;
-use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
+use crate::metrics::{StepMetrics, boxed, bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
+use crate::run_log::RunLog;
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
 
 /// What ends a run early.
@@ -275,11 +276,7 @@ pub fn train(
         std::fs::create_dir_all(folder).map_err(file("the run's folder"))?;
         let resolved = toml::to_string(&plan.config).unwrap_or_default();
         std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
-        let metrics = match start.step {
-            0 => MetricsFile::create(folder),
-            step => MetricsFile::resume(folder, step),
-        };
-        log = Some(metrics.map_err(file("metrics.jsonl"))?);
+        log = Some(RunLog::open(&plan.config.logging, start.step).map_err(file("metrics.jsonl"))?);
     }
     let mut report = Reporter::new(plan, main, memory(&mut stage), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
@@ -328,7 +325,7 @@ pub fn train(
                 report.tell(&done.wait(None)?, None, &mut log)?;
             }
             // A checkpoint is never ahead of the metrics.
-            log.as_mut().map_or(Ok(()), MetricsFile::sync).map_err(file("metrics.jsonl"))?;
+            log.as_mut().map_or(Ok(()), RunLog::sync).map_err(file("metrics.jsonl"))?;
             session.save(device, &stage, progress, last)?;
         }
         if stop && progress.step < steps {
@@ -342,6 +339,7 @@ pub fn train(
         let last = last.wait(None)?;
         report.tell(&last, None, &mut log)?;
     }
+    log.as_mut().map_or(Ok(()), RunLog::finish).map_err(file("wandb-summary.json"))?;
     if let (true, Some(path)) = (main, &request.graph_report) {
         write_report(&mut stage, path).map_err(file("the graph report"))?;
     }
@@ -467,7 +465,7 @@ impl<'p> Reporter<'p> {
         &mut self,
         done: &StepDone,
         validation_loss: Option<f64>,
-        log: &mut Option<MetricsFile>,
+        log: &mut Option<RunLog>,
     ) -> Result<(), RunError> {
         let StepDone { step, ref result, seconds, host, data_wait } = *done;
         self.last_loss = result.loss;
