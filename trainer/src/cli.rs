@@ -241,6 +241,31 @@ fn convert(matches: &ArgMatches) -> ConvertRequest {
     ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }
 }
 
+/// What is wrong with the command line, in our form.
+fn refusal(error: &clap::Error) -> UserError {
+    let text = error.render().to_string();
+    let mut lines = text.trim_start_matches("error: ").lines();
+    let mut what = lines.next().unwrap_or_default().to_string();
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_string);
+    let known = text.lines().find_map(|line| line.trim().strip_prefix("[")?.strip_suffix("]")).map(str::to_string);
+    let (rule, fix) = match error.kind() {
+        ErrorKind::UnknownArgument => ("only what `trainer --help` lists is known", "see `trainer --help`"),
+        ErrorKind::InvalidSubcommand => {
+            ("only what `trainer --help` lists is known", "see `trainer --help`; without a subcommand it trains")
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
+            what = format!("{} {}", what, missing.join(", "));
+            ("it cannot do without", "give them")
+        }
+        ErrorKind::MissingSubcommand => ("it does one of several things", "say which"),
+        ErrorKind::ArgumentConflict if what.contains("multiple times") => ("a flag is given once", "leave one out"),
+        ErrorKind::ArgumentConflict => ("one excludes the other", "leave one out"),
+        _ => ("a flag has a value as `trainer --help` shows for it", "see `trainer --help`"),
+    };
+    UserError::new(what, known.unwrap_or_else(|| rule.into()), tip.unwrap_or_else(|| fix.into()))
+}
+
 /// Reads the command line.
 ///
 /// # Errors
@@ -249,19 +274,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     let matches = match command().try_get_matches_from(arguments) {
         Ok(matches) => matches,
         Err(error) if !error.use_stderr() => return Ok(Request::Print(error.render().to_string())),
-        Err(error) => {
-            let text = error.render().to_string();
-            let what = text.trim_start_matches("error: ").lines().next().unwrap_or_default().to_string();
-            let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_string);
-            let fix = tip.unwrap_or_else(|| "see `trainer --help`".into());
-            let rule = match error.kind() {
-                ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
-                    "only what `trainer --help` lists is known"
-                }
-                _ => "a flag is given once, with the value `trainer --help` shows for it",
-            };
-            return Err(UserError::new(what, rule, fix));
-        }
+        Err(error) => return Err(refusal(&error)),
     };
     match matches.subcommand() {
         Some(("options", _)) => return Ok(Request::Print(reference())),
@@ -325,6 +338,10 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
     if let Some(path) = matches.get_one::<String>("config") {
         match recipes::recipe(path).filter(|_| !Path::new(path).exists()) {
             Some(text) => layers.read_text(text, &format!("recipe {path}"))?,
+            // A name without a path's marks was meant for a recipe's.
+            None if !Path::new(path).exists() && !path.contains(['/', '\\']) && !path.ends_with(".toml") => {
+                recipes::show(path)?;
+            }
             None => layers.read_file(path.as_ref())?,
         }
     }

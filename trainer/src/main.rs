@@ -128,7 +128,6 @@ fn sample(request: &SampleRequest, env: &RankEnv) -> i32 {
     let done = Loaded::open(request).map_err(RunError::from).and_then(|loaded| {
         let accelerator = Accelerator::choose(&request.device, env)?;
         let device = accelerator.open(Precision::default(), threads, false)?;
-        eprintln!("{}", loaded.describe());
         trainer::sample::sample(request, &loaded, &device, &mut std::io::stdout())
     });
     match done {

@@ -36,7 +36,11 @@ pub fn show(name: &str) -> Result<&'static str, UserError> {
             Some(near) => format!("did you mean `{near}`?"),
             None => "see `trainer configs list`".into(),
         };
-        UserError::new(format!("no recipe is called `{name}`"), "recipes are those of `trainer configs list`", fix)
+        UserError::new(
+            format!("no recipe is called `{name}`"),
+            "it is a recipe of `trainer configs list`, or a TOML file",
+            fix,
+        )
     })
 }
 

@@ -123,6 +123,9 @@ pub fn list(dir: &Path) -> Result<String, UserError> {
         let what = format!("{} {problem}", dir.display());
         UserError::new(what, "checkpoints are folders named step-00001000", "give the checkpoint.dir of a run")
     };
+    if !dir.exists() {
+        return Err(wrong("does not exist".into()));
+    }
     let mut found = steps(dir).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     if found.is_empty() && dir.join(super::manifest::MANIFEST).exists() {
         found.push((0, dir.into()));

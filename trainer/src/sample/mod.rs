@@ -68,7 +68,7 @@ impl Prompt {
     }
 }
 
-/// Writes the prompt and what the model adds to `out` as it comes; returns a line about the speed.
+/// Writes the prompt and what the model adds to `out` as it comes; returns two lines, about the model and the speed.
 ///
 /// # Errors
 /// A prompt that does not fit, weights that do not; what the device met.
@@ -105,7 +105,8 @@ pub fn sample(
     let since = |from: Instant| from.elapsed().as_secs_f64();
     let rest = first.map_or(0.0, since).max(1e-9);
     Ok(format!(
-        "{} tokens read in {:.2} s, {count} written, {:.0} tokens/s",
+        "{}\n{} tokens read in {:.2} s, {count} written, {:.0} tokens/s",
+        loaded.describe(),
         prompt.len(),
         since(began) - rest,
         count.saturating_sub(1) as f64 / rest
