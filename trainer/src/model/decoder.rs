@@ -1,7 +1,7 @@
 //! A transformer that reads on from what it has read: forward only, with the keys and values of all tokens in a cache.
 
-use device::ops::{CachedAttention, Embedding, Epilogue, Fill, Gemm, Rotary, TakeRows};
-use device::{Area, DType, Device, Stream, Tensor};
+use device::ops::{CachedAttention, Embedding, Epilogue, Gemm, Rotary, TakeRows};
+use device::{Area, DType, Device, Tensor};
 use graph_manager::{Result, StepContext};
 
 use super::block::AttentionHalf;
@@ -29,12 +29,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Allocates the cache of a model whose parameters are in memory and which will run on `compute`.
+    /// Allocates the cache of a model whose parameters are in memory.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn new(compute: &Stream, shape: &GptShape, params: &Params) -> Result<Decoder> {
-        let device = compute.device();
+    pub fn new(device: &Device, shape: &GptShape, params: &Params) -> Result<Decoder> {
         let mut areas = Vec::new();
         let mut persistent = |name: &str, shape: device::Shape, dtype: DType| -> Result<Tensor> {
             let area = device.allocate(name, shape.elements() * dtype.size())?;
@@ -53,7 +52,7 @@ impl Decoder {
         }
         // Rows not yet written are not read, but a cache is one buffer: it has values from the start.
         for cache in &caches {
-            compute.submit(Fill { output: *cache, value: 0.0 })?;
+            device.zero(cache)?;
         }
         // What training's layers read and add to beside their parameters; nothing here does.
         let unused = device.virtual_tensor("control", [1], DType::U8);
@@ -87,7 +86,7 @@ impl Decoder {
             }
             (flow, _) = block.feed_forward.forward(cx, flow)?;
         }
-        let (_, normed, _) = head.norm.forward(cx, &flow)?;
+        let (_, normed, _) = head.norm.forward(cx, flow.x, flow.delta)?;
         let normed = normed.reshape([rows, hidden]);
         let wanted = take(cx, "wanted", normed, cursor.wanted, 1)?;
         cx.run(Gemm::linear(wanted, head.table.weight, logits, Epilogue::None))
@@ -106,7 +105,7 @@ impl AttentionHalf {
     ) -> Result<Hidden> {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (rows, dtype) = (input.x.shape.rows(), input.x.dtype);
-        let (x, normed, _) = self.norm.forward(cx, &input)?;
+        let (x, normed, _) = self.norm.forward(cx, input.x, input.delta)?;
         let qkv = cx.tensor("qkv", [1, rows, self.qkv.width()], dtype)?;
         self.qkv.forward(cx, normed, qkv)?;
         if let Some(table) = rotary {

@@ -79,6 +79,8 @@ pub struct GptShape {
     pub hidden_dropout: f32,
     /// Dropout of attention probabilities.
     pub attention_dropout: f32,
+    /// Backward computes activations and normed values again instead of keeping them.
+    pub recompute: bool,
     /// Seed of weights and dropout.
     pub seed: u64,
     /// Type of activations and weights in layers.
@@ -196,6 +198,7 @@ pub(crate) fn parts(shape: &GptShape, params: &Params, step: StepTensors) -> Par
         weight: params.get(&format!("{name}.weight")),
         bias: shape.norm_bias().then(|| params.get(&format!("{name}.bias"))),
         eps: shape.norm_eps,
+        recompute: shape.recompute,
     };
     let dropouts = |rate, layer: usize, site| Dropouts { rate, seed: shape.seed, layer: layer as u16, site };
     let table = params.get("wte.weight");
@@ -224,11 +227,12 @@ pub(crate) fn parts(shape: &GptShape, params: &Params, step: StepTensors) -> Par
             up: linear(format!("h.{block}.mlp.c_fc")),
             down: linear(format!("h.{block}.mlp.c_proj")),
             output: dropouts(shape.hidden_dropout, layer, 2),
+            recompute: shape.recompute,
         };
         blocks.push(Block { attention, feed_forward });
     }
     let head = LanguageHead {
-        norm: norm("ln_f".into()),
+        norm: NormLayer { recompute: false, ..norm("ln_f".into()) },
         table: if shape.tied { table } else { params.get("lm_head.weight") },
         vocab: shape.vocab,
         step,

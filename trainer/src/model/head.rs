@@ -28,7 +28,7 @@ struct Saved {
 impl Layer<Hidden> for LanguageHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let rows = input.x.shape.rows();
-        let (_, normed, norm) = self.norm.forward(cx, &input)?;
+        let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let logits = cx.tensor("logits", [rows, self.table.weight.shape.rows()], input.x.dtype)?;
         cx.run(Gemm::linear(normed, self.table.weight, logits, Epilogue::None))?;
         let losses = cx.tensor("losses", [rows], DType::F32)?;

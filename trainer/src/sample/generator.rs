@@ -56,7 +56,7 @@ impl Generator {
         let options = GraphOptions { scope: Scope::FullIteration, mempool: Mempool::Single, ..GraphOptions::default() };
         let mut generator = Generator {
             graphs: CudaGraphManager::new(compute.clone(), options)?,
-            decoder: Rc::new(Decoder::new(&compute, shape, &params)?),
+            decoder: Rc::new(Decoder::new(device, shape, &params)?),
             compute,
             _params: params,
             cursor: Cursor { start, wanted },
