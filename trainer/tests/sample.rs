@@ -41,7 +41,7 @@ fn whole_forward(kind: Kind, dtype: DType) -> Vec<Vec<f64>> {
     let mut log_probability = |position: usize, token: usize| {
         let mut targets = vec![-1; MICRO_BATCH * SEQ];
         targets[position] = token as i32;
-        let batch = Batch::Tokens { inputs: inputs.clone(), targets };
+        let batch = Batch::Tokens { inputs: inputs.clone().into(), targets: targets.into() };
         -stage.evaluate(run.settings(0), &batch).unwrap().wait().unwrap().loss * losses
     };
     (0..SEQ).map(|position| (0..VOCAB).map(|token| log_probability(position, token)).collect()).collect()
