@@ -47,7 +47,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         ("shorter than a sample", folder.file("short.txt", "short"), &["holds 6 tokens", "65 tokens", "seq_length"]),
         ("too short to split", folder.file("one.txt", "x".repeat(70)), &["1 samples", "data.split = 0.9"]),
         ("header cut", folder.file("header.bin", &good[..700]), &["has 700 bytes", "header of 1024 bytes"]),
-        ("tokens cut", folder.file("cut.bin", &good[..good.len() - 1]), &["1623 bytes", "300 tokens", "1624 bytes"]),
+        ("tokens cut", folder.file("tokens.bin", &good[..good.len() - 1]), &["1623 bytes", "300 tokens", "1624 bytes"]),
         ("wrong version", folder.file("v9.bin", llmc(20240520, 9, &ids, 2)), &["version 9", "have version 1"]),
         ("wrong magic", folder.file("raw.bin", packed(&ids, 2)), &["20240520", "data.raw_tokens"]),
         ("index of another kind", megatron("kind", b"MZ", &ids), &["starts with \"MZ\"", "MMIDIDX"]),
