@@ -142,6 +142,18 @@ impl CudaGraphManager {
         Ok(())
     }
 
+    /// Fails when a mode was recorded after memory was taken and needs more.
+    fn check_room(&self, mode: Mode) -> Result<()> {
+        let fits = |(kind, bytes): (&AreaKind, &usize)| self.areas.get(kind).is_some_and(|area| area.bytes() >= *bytes);
+        if self.modes[&mode].plan.areas.iter().all(fits) {
+            return Ok(());
+        }
+        Err(Error::Usage {
+            problem: format!("a {mode:?} step came after memory was allocated, and needs more than there is"),
+            fix: "record every mode that will run before the first step",
+        })
+    }
+
     fn planned(&self) -> BTreeMap<AreaKind, usize> {
         let mut sizes: BTreeMap<AreaKind, usize> = BTreeMap::new();
         for state in self.modes.values() {
@@ -191,6 +203,7 @@ impl CudaGraphManager {
         if self.areas.is_empty() {
             self.allocate()?;
         }
+        self.check_room(mode)?;
         let steps = self.modes[&mode].steps;
         let graphs = self.options.enable && steps >= self.options.warmup_steps;
         if let Some(barrier) = &self.before_capture

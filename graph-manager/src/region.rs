@@ -9,6 +9,10 @@ pub enum Mode {
     Train,
     /// Forward only, without dropout.
     Evaluate,
+    /// Forward of a whole prompt, which fills a cache.
+    Prefill,
+    /// Forward of one more token, over a cache.
+    Decode,
 }
 
 /// A named piece of a step. Regions nest: inside a captured region the inner ones are just part of it.

@@ -1,7 +1,7 @@
 //! The command line, made from the option table.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -12,6 +12,8 @@ use crate::data::{JSON_KEY, TokenizeRequest, llmc};
 use crate::doctor::DoctorOptions;
 use crate::hf::{DataType, Direction, Pretrained};
 use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
+use crate::recipes;
+use crate::sample::{SampleRequest, sample_command, sample_request};
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
@@ -31,6 +33,8 @@ pub enum Request {
     Tokenize(TokenizeRequest),
     /// Convert weights.
     Convert(ConvertRequest),
+    /// Go on with a text.
+    Sample(SampleRequest),
     /// Print this and stop.
     Print(String),
     /// Check the checkpoints in this folder and print what is found.
@@ -75,7 +79,9 @@ fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
         .subcommand(tokenize_command())
+        .subcommand(configs_command())
         .subcommand(convert_command())
+        .subcommand(sample_command())
         .subcommand(with_run_flags(bench))
         .subcommand(
             Command::new("doctor")
@@ -103,7 +109,12 @@ fn command() -> Command {
 /// Adds the flags of a training run.
 fn with_run_flags(mut command: Command) -> Command {
     command = command
-        .arg(Arg::new("config").long("config").value_name("FILE").help("TOML file; flags override it"))
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .help("TOML file, or a recipe of `trainer configs list`; flags override it"),
+        )
         .arg(
             Arg::new("set")
                 .long("set")
@@ -194,6 +205,18 @@ fn tokenize_request(matches: &ArgMatches) -> TokenizeRequest {
     }
 }
 
+fn configs_command() -> Command {
+    Command::new("configs")
+        .about("Shows the recipes that --config takes by name")
+        .subcommand_required(true)
+        .subcommand(Command::new("list").about("Lists them"))
+        .subcommand(
+            Command::new("show")
+                .about("Prints one, to start a file of your own from")
+                .arg(Arg::new("name").value_name("NAME").required(true)),
+        )
+}
+
 fn convert_command() -> Command {
     let choice = |name: &'static str, words: &[&'static str], help: &'static str| {
         Arg::new(name).long(name).value_parser(words.to_vec()).help(help)
@@ -218,6 +241,31 @@ fn convert(matches: &ArgMatches) -> ConvertRequest {
     ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }
 }
 
+/// What is wrong with the command line, in our form.
+fn refusal(error: &clap::Error) -> UserError {
+    let text = error.render().to_string();
+    let mut lines = text.trim_start_matches("error: ").lines();
+    let mut what = lines.next().unwrap_or_default().to_string();
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_string);
+    let known = text.lines().find_map(|line| line.trim().strip_prefix("[")?.strip_suffix("]")).map(str::to_string);
+    let (rule, fix) = match error.kind() {
+        ErrorKind::UnknownArgument => ("only what `trainer --help` lists is known", "see `trainer --help`"),
+        ErrorKind::InvalidSubcommand => {
+            ("only what `trainer --help` lists is known", "see `trainer --help`; without a subcommand it trains")
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
+            what = format!("{} {}", what, missing.join(", "));
+            ("it cannot do without", "give them")
+        }
+        ErrorKind::MissingSubcommand => ("it does one of several things", "say which"),
+        ErrorKind::ArgumentConflict if what.contains("multiple times") => ("a flag is given once", "leave one out"),
+        ErrorKind::ArgumentConflict => ("one excludes the other", "leave one out"),
+        _ => ("a flag has a value as `trainer --help` shows for it", "see `trainer --help`"),
+    };
+    UserError::new(what, known.unwrap_or_else(|| rule.into()), tip.unwrap_or_else(|| fix.into()))
+}
+
 /// Reads the command line.
 ///
 /// # Errors
@@ -226,24 +274,19 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     let matches = match command().try_get_matches_from(arguments) {
         Ok(matches) => matches,
         Err(error) if !error.use_stderr() => return Ok(Request::Print(error.render().to_string())),
-        Err(error) => {
-            let text = error.render().to_string();
-            let what = text.trim_start_matches("error: ").lines().next().unwrap_or_default().to_string();
-            let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_string);
-            let fix = tip.unwrap_or_else(|| "see `trainer --help`".into());
-            let rule = match error.kind() {
-                ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
-                    "only what `trainer --help` lists is known"
-                }
-                _ => "a flag is given once, with the value `trainer --help` shows for it",
-            };
-            return Err(UserError::new(what, rule, fix));
-        }
+        Err(error) => return Err(refusal(&error)),
     };
     match matches.subcommand() {
         Some(("options", _)) => return Ok(Request::Print(reference())),
         Some(("tokenize", matches)) => return Ok(Request::Tokenize(tokenize_request(matches))),
+        Some(("configs", matches)) => {
+            let name = matches.subcommand_matches("show").and_then(|show| show.get_one::<String>("name"));
+            return Ok(Request::Print(
+                name.map_or_else(|| Ok(recipes::list()), |name| recipes::show(name).map(str::to_string))?,
+            ));
+        }
         Some(("convert", matches)) => return Ok(Request::Convert(convert(matches))),
+        Some(("sample", matches)) => return Ok(Request::Sample(sample_request(matches)?)),
         _ => {}
     }
     let list = matches.subcommand_matches("checkpoint").and_then(|checkpoint| checkpoint.subcommand_matches("list"));
@@ -293,7 +336,14 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
         layers.set(key, value, "bench")?;
     }
     if let Some(path) = matches.get_one::<String>("config") {
-        layers.read_file(path.as_ref())?;
+        match recipes::recipe(path).filter(|_| !Path::new(path).exists()) {
+            Some(text) => layers.read_text(text, &format!("recipe {path}"))?,
+            // A name without a path's marks was meant for a recipe's.
+            None if !Path::new(path).exists() && !path.contains(['/', '\\']) && !path.ends_with(".toml") => {
+                recipes::show(path)?;
+            }
+            None => layers.read_file(path.as_ref())?,
+        }
     }
     if matches.get_flag("cuda-graph-use-single-mempool") {
         layers.set("cuda_graph.mempool", "single", "--cuda-graph-use-single-mempool")?;

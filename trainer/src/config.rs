@@ -131,6 +131,8 @@ section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, r
 section!(LoggingConfig {
     dir: String,
     interval: usize,
+    tensorboard: bool,
+    wandb: bool,
     trace: Option<String>,
     trace_after: Option<usize>,
     trace_steps: usize,
@@ -170,11 +172,16 @@ impl Layers {
     /// As [`Layers::read_file`].
     pub fn read_text(&mut self, text: &str, origin: &str) -> Result<(), UserError> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-            UserError::new(format!("{origin} is not TOML: {error}"), "a config is a TOML file", "mend that line")
+            let line = 1 + error
+                .span()
+                .and_then(|span| text.get(..span.start))
+                .map_or(0, |before| before.matches('\n').count());
+            let what = format!("{origin} is not TOML: line {line}: {}", error.message());
+            UserError::new(what, "a config is a TOML file", "mend that line")
         })?;
         for (section, values) in table {
             let Value::Table(values) = values else {
-                return Err(unknown(&section, origin));
+                return Err(bare(&section, &values, origin));
             };
             for (name, value) in values {
                 let key = format!("{section}.{name}");
@@ -307,8 +314,19 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
     ))
 }
 
+/// A key that stands outside of all sections.
+fn bare(name: &str, value: &Value, origin: &str) -> UserError {
+    if OPTIONS.iter().any(|option| option.key.split_once('.').is_some_and(|(section, _)| section == name)) {
+        let fix = format!("write a line [{name}], and its keys below");
+        return UserError::new(format!("{name} = {value} ({origin})"), format!("`{name}` is a section"), fix);
+    }
+    unknown(name, origin)
+}
+
 fn unknown(key: &str, origin: &str) -> UserError {
-    let fix = match nearest(key, OPTIONS.iter().map(|option| option.key)) {
+    // The name of a key without its section is the commonest slip.
+    let named = OPTIONS.iter().map(|option| option.key).find(|known| known.split_once('.').is_some_and(|k| k.1 == key));
+    let fix = match named.or_else(|| nearest(key, OPTIONS.iter().map(|option| option.key))) {
         Some(near) => format!("did you mean `{near}`?"),
         None => "see `trainer options` for all keys".into(),
     };

@@ -20,6 +20,7 @@ use trainer::hf::convert;
 use trainer::logs;
 use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks, RunError};
+use trainer::sample::{Loaded, SampleRequest};
 use trainer::signals;
 
 fn main() {
@@ -56,6 +57,12 @@ fn main() {
                     Ok(line) => println!("{line}"),
                     Err(error) => fail(true, 2, &error.to_string()),
                 }
+            }
+            return;
+        }
+        Ok(Request::Sample(request)) => {
+            if main {
+                exit(sample(&request, &ranks));
             }
             return;
         }
@@ -111,6 +118,24 @@ fn doctor(options: DoctorOptions, device: &str, env: &RankEnv) -> i32 {
         Accelerator::choose(device, env).unwrap_or_else(|error| fail(env.rank == 0, 2, &error.to_string()));
     let open = |threads| accelerator.open(Precision::default(), threads, false);
     on_all_ranks(env, None, open, |ranks, device| Ok(doctor::run(options, accelerator, device, ranks.group.as_ref())))
+}
+
+/// Goes on with a text; the exit code.
+fn sample(request: &SampleRequest, env: &RankEnv) -> i32 {
+    let threads =
+        request.threads.unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), 1));
+    let done = Loaded::open(request).map_err(RunError::from).and_then(|loaded| {
+        let accelerator = Accelerator::choose(&request.device, env)?;
+        let device = accelerator.open(Precision::default(), threads, false)?;
+        trainer::sample::sample(request, &loaded, &device, &mut std::io::stdout())
+    });
+    match done {
+        Ok(line) => {
+            eprintln!("{line}");
+            0
+        }
+        Err(error) => fail(true, error.exit_code(), &error.to_string()),
+    }
 }
 
 /// Starts MPI, opens the device, connects the ranks and does `work`; the exit code.

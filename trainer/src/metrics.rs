@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use serde::Serialize;
+use serde_json::Value;
 
 /// One step's numbers, as written to `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -77,20 +78,7 @@ impl MetricsFile {
     /// # Errors
     /// What the operating system said.
     pub fn resume(folder: &Path, step: usize) -> std::io::Result<MetricsFile> {
-        let mut file = File::options().read(true).write(true).create(true).truncate(false).open(folder.join(NAME))?;
-        let mut reader = BufReader::new(&file);
-        let (mut kept, mut line) = (0, String::new());
-        loop {
-            line.clear();
-            let length = reader.read_line(&mut line)?;
-            let earlier = |value: serde_json::Value| value["step"].as_u64().is_some_and(|of| of < step as u64);
-            if !line.ends_with('\n') || !serde_json::from_str(&line).is_ok_and(earlier) {
-                break;
-            }
-            kept += length as u64;
-        }
-        file.set_len(kept)?;
-        file.seek(SeekFrom::End(0))?;
+        let (file, _) = continued(&folder.join(NAME), "step", step)?;
         Ok(MetricsFile { file: BufWriter::new(file) })
     }
 
@@ -112,6 +100,26 @@ impl MetricsFile {
         self.file.write_all(b"\n")?;
         self.file.flush()
     }
+}
+
+/// Opens a file of a JSON object a line to go on at `step`: lines whose `key` is that step or a later one, and one that
+/// was cut off, are removed. Also returns the last line that is kept.
+pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let mut reader = BufReader::new(&file);
+    let (mut kept, mut last, mut line) = (0, None, String::new());
+    loop {
+        line.clear();
+        let length = reader.read_line(&mut line)?;
+        let parsed = serde_json::from_str(&line).ok().filter(|_| line.ends_with('\n'));
+        let earlier = |value: &Value| value[key].as_u64().is_some_and(|of| of < step as u64);
+        let Some(value) = parsed.filter(earlier) else { break };
+        last = Some(value);
+        kept += length as u64;
+    }
+    file.set_len(kept)?;
+    file.seek(SeekFrom::End(0))?;
+    Ok((file, last))
 }
 
 /// A box of labels and values.

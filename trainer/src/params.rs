@@ -74,6 +74,25 @@ impl Params {
     /// # Errors
     /// Out of memory.
     pub fn new(device: &Device, specs: Vec<ParamSpec>, compute: DType, seed: u64) -> Result<Params> {
+        let all = Params::placed(device, specs, compute, true)?;
+        device.zero(&all.grads)?;
+        if !device.is_dry() {
+            for index in 0..all.specs.len() {
+                all.set(device, index, &initial(&all.specs[index], seed))?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Allocates weights alone, for a model that is not trained; all are zero until they are [set](Params::set).
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>, compute: DType) -> Result<Params> {
+        Params::placed(device, specs, compute, false)
+    }
+
+    fn placed(device: &Device, specs: Vec<ParamSpec>, compute: DType, gradients: bool) -> Result<Params> {
         let mut offsets = Vec::with_capacity(specs.len());
         let mut total = 0usize;
         for spec in &specs {
@@ -82,9 +101,15 @@ impl Params {
         }
         let masters = device.allocate("master weights", total * 4)?;
         let master = masters.tensor("master weights", 0, [total], DType::F32);
-        let gradients = device.allocate("main_grad", total * 4)?;
-        let grads = gradients.tensor("main_grad", 0, [total], DType::F32);
-        let mut areas = vec![masters, gradients];
+        let mut areas = vec![masters];
+        let grads = if gradients {
+            let area = device.allocate("main_grad", total * 4)?;
+            let tensor = area.tensor("main_grad", 0, [total], DType::F32);
+            areas.push(area);
+            tensor
+        } else {
+            device.virtual_tensor("main_grad", [total], DType::F32) // an address that is refused if it is used
+        };
         let weight = if compute == DType::F32 {
             master
         } else {
@@ -103,16 +128,9 @@ impl Params {
             })
             .collect();
         device.zero(&master)?;
-        device.zero(&grads)?;
         device.zero(&weight)?;
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        let all = Params { specs, params, by_name, grads, offsets, _areas: areas };
-        if !device.is_dry() {
-            for index in 0..all.specs.len() {
-                all.set(device, index, &initial(&all.specs[index], seed))?;
-            }
-        }
-        Ok(all)
+        Ok(Params { specs, params, by_name, grads, offsets, _areas: areas })
     }
 
     /// Overwrites a parameter, master and compute copy, with f32 values of its stored shape.

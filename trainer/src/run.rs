@@ -17,8 +17,9 @@ use crate::config::UserError;
 use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Prefetch, Regression, Source, Split};
 use crate::hf::{LoadError, Pretrained};
 use crate::logs::PRINTED;
-use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
+use crate::metrics::{StepMetrics, boxed, bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
+use crate::run_log::RunLog;
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
 use crate::trace::StepTrace;
 
@@ -346,11 +347,7 @@ pub fn train(
         std::fs::create_dir_all(folder).map_err(file("the run's folder"))?;
         let resolved = toml::to_string(&plan.config).unwrap_or_default();
         std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
-        let metrics = match start.step {
-            0 => MetricsFile::create(folder),
-            step => MetricsFile::resume(folder, step),
-        };
-        log = Some(metrics.map_err(file("metrics.jsonl"))?);
+        log = Some(RunLog::open(&plan.config.logging, start.step).map_err(file("metrics.jsonl"))?);
     }
     let mut report = Reporter::new(plan, main, device.allocated_bytes(), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
@@ -364,6 +361,7 @@ pub fn train(
         })?
     };
     let mut under_way: Option<StepUnderWay> = None;
+    let mut ended = None;
     let global = plan.config.train.global_batch_size as u64;
     let mut progress = start;
     while progress.step < steps {
@@ -379,14 +377,14 @@ pub fn train(
         let submitted = StepUnderWay { step, metrics, started, host: started.elapsed(), data_wait };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
         if let Some(before) = under_way.replace(submitted) {
-            let before = before.wait(Some(started))?;
+            let before = before.wait(&mut ended)?;
             report.tell(&before, None, &mut log)?;
         }
         if plan.graphs.enable && step == start.step + plan.graphs.warmup_steps {
             report.say(&format!("graphs: {}", stage.graphs().report()));
         }
         if interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
-            let done = under_way.take().map(|step| step.wait(None)).transpose()?;
+            let done = under_way.take().map(|step| step.wait(&mut ended)).transpose()?;
             let loss = evaluate(plan, &mut stage, &*source, ranks.rank)?;
             if let Some(done) = done {
                 report.tell(&done, Some(loss), &mut log)?;
@@ -398,10 +396,10 @@ pub fn train(
         let last = stop || progress.step == steps;
         if session.due(progress.step, last) {
             if let Some(done) = under_way.take() {
-                report.tell(&done.wait(None)?, None, &mut log)?;
+                report.tell(&done.wait(&mut ended)?, None, &mut log)?;
             }
             // A checkpoint is never ahead of the metrics.
-            log.as_mut().map_or(Ok(()), MetricsFile::sync).map_err(file("metrics.jsonl"))?;
+            log.as_mut().map_or(Ok(()), RunLog::sync).map_err(file("metrics.jsonl"))?;
             session.save(device, &stage, progress, last)?;
         }
         if stop && progress.step < steps {
@@ -412,9 +410,10 @@ pub fn train(
         }
     }
     if let Some(last) = under_way.take() {
-        let last = last.wait(None)?;
+        let last = last.wait(&mut ended)?;
         report.tell(&last, None, &mut log)?;
     }
+    log.as_mut().map_or(Ok(()), RunLog::finish).map_err(file("wandb-summary.json"))?;
     if let (true, Some(path)) = (main, &request.graph_report) {
         write_report(&mut stage, path).map_err(file("the graph report"))?;
     }
@@ -442,14 +441,16 @@ struct StepUnderWay {
 }
 
 impl StepUnderWay {
-    /// Waits for its numbers. It took until `ended`, when the next one began, or until now.
-    fn wait(self, ended: Option<Instant>) -> Result<StepDone, RunError> {
+    /// Waits for its numbers. It took from when it was submitted, or the step before it ended, until now; on the host
+    /// device, which ends a step before it is waited for, as long as its submission.
+    fn wait(self, before_ended: &mut Option<Instant>) -> Result<StepDone, RunError> {
         let result = self.metrics.wait()?;
-        let took = ended.unwrap_or_else(Instant::now).duration_since(self.started);
+        let ended = Instant::now();
+        let began = before_ended.replace(ended).map_or(self.started, |before| before.max(self.started));
         Ok(StepDone {
             step: self.step,
             result,
-            seconds: took.as_secs_f64().max(1e-9),
+            seconds: ended.duration_since(began).max(self.host).as_secs_f64().max(1e-9),
             host: self.host,
             data_wait: self.data_wait,
         })
@@ -543,7 +544,7 @@ impl<'p> Reporter<'p> {
         &mut self,
         done: &StepDone,
         validation_loss: Option<f64>,
-        log: &mut Option<MetricsFile>,
+        log: &mut Option<RunLog>,
     ) -> Result<(), RunError> {
         let StepDone { step, ref result, seconds, host, data_wait } = *done;
         self.last_loss = result.loss;

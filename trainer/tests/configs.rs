@@ -1,21 +1,81 @@
-//! The recipes in `configs/` are ones a run can be planned from.
+//! The recipes in `configs/` are in the binary, and are ones a run can be planned from.
 
+use std::process::Command;
+
+use device::{Device, HostOptions};
 use trainer::config::Layers;
 use trainer::plan::RunPlan;
+use trainer::recipes::RECIPES;
+use trainer::run::{Ranks, stage};
+
+/// What an H200 has, bytes, less a GiB for the driver and libraries.
+const H200: usize = 138 << 30;
+
+/// The GPUs a recipe is named for; none for a laptop's.
+fn gpus(name: &str) -> Option<usize> {
+    name.strip_suffix("xh200")?.rsplit('-').next()?.parse().ok()
+}
+
+fn plan(name: &str, text: &str) -> RunPlan {
+    let mut layers = Layers::default();
+    layers.read_text(text, name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    RunPlan::new(layers.resolve(), gpus(name).unwrap_or(1)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
 
 #[test]
-fn every_recipe_resolves_to_a_plan_with_graphs_on() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("configs");
-    let mut recipes = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let mut layers = Layers::default();
-        layers.read_file(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let plan = RunPlan::new(layers.resolve(), 2).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        assert!(plan.graphs.enable && plan.parameters > 100_000, "{}", path.display());
-        recipes += 1;
+fn every_recipe_resolves_to_a_plan_with_graphs_on_for_the_ranks_it_is_named_for() {
+    for (name, text) in RECIPES {
+        let plan = plan(name, text);
+        assert!(plan.graphs.enable && plan.parameters > 100_000, "{name}");
+        assert!(name.starts_with(&plan.config.model.preset) || gpus(name).is_none(), "{name} is named for its model");
+        assert!(text.starts_with("# ") && text.contains(&format!("--config {name}")) || text.contains("NOT"), "{name}");
     }
-    assert!(recipes >= 2);
+}
+
+#[test]
+fn every_file_in_configs_is_in_the_binary() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("configs");
+    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<String> = names.map(|path| path.file_stem().unwrap().to_str().unwrap().into()).collect();
+    let mut known: Vec<String> = RECIPES.iter().map(|(name, _)| name.to_string()).collect();
+    files.sort();
+    known.sort();
+    assert_eq!(files, known);
+}
+
+#[test]
+fn what_a_recipe_for_h200s_needs_is_less_than_a_gpu_has_unless_it_says_so() {
+    for (name, text) in RECIPES.iter().filter(|(name, _)| gpus(name).is_some()) {
+        let plan = plan(name, text);
+        let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
+        let mut stage = stage(&plan, &device, &Ranks::alone(1), false).unwrap();
+        let weights = stage.params().grads.elements() * (4 + 4 + 2);
+        let state: usize = stage.optimizer().state.iter().map(|(_, tensor)| tensor.bytes()).sum();
+        let planned: usize = stage.graphs().memory().iter().map(|area| area.bytes).sum();
+        let fits = weights + state + planned < H200;
+        assert_eq!(fits, !text.contains("does NOT fit yet"), "{name}: {weights} + {state} + {planned} bytes");
+    }
+}
+
+/// Runs `trainer FLAGS`: its exit code, and what it printed.
+fn trainer(flags: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_trainer")).args(flags).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn recipes_are_listed_and_shown_and_taken_by_name() {
+    let (code, list) = trainer(&["configs", "list"]);
+    assert_eq!((code, list.lines().count()), (Some(0), RECIPES.len()));
+    for ((name, text), line) in RECIPES.iter().zip(list.lines()) {
+        assert!(line.starts_with(name) && line.len() > name.len() + 20, "{line}");
+        assert_eq!(trainer(&["configs", "show", name]), (Some(0), format!("{}\n", text.trim_end())));
+    }
+    let (code, text) =
+        trainer(&["--config", "gpt2-124m-1xh200", "--data-path", "/dev/null", "--micro-batch-size", "7"]);
+    assert_eq!(code, Some(2));
+    assert!(text.contains("train.global_batch_size = 512 with micro_batch_size = 7 on 1 ranks"), "{text}");
 }
 
 #[test]

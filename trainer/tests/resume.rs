@@ -105,7 +105,7 @@ fn a_start_that_would_mix_two_runs_is_refused_and_one_from_elsewhere_is_not() {
     let newer = "step-00000004 is there. Rule: ";
     expect(&run(1, &folder.0, "--steps 6 --resume never"), 2, &["checkpoint.resume = never", newer, "auto"]);
     expect(&run(1, &folder.0, &format!("--steps 6 --resume {}", older.display())), 2, &[newer]);
-    expect(&run(1, &folder.0, "--steps 6 --resume nowhere"), 2, &["nowhere holds no checkpoint", "check the path"]);
+    expect(&run(1, &folder.0, "--steps 6 --resume nowhere"), 2, &["nowhere does not exist", "check the path"]);
     assert_eq!(saved(&folder.0), [2, 4], "nothing was touched");
 
     let other = Folder::new("mix-other");

@@ -21,6 +21,7 @@ macro_rules! kernel_file {
 pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("activation.cu"),
     kernel_file!("attention.cu"),
+    kernel_file!("cache.cu"),
     kernel_file!("columns.cu"),
     kernel_file!("control.cu"),
     kernel_file!("dropout.cu"),

@@ -45,11 +45,11 @@ impl Packed {
     }
 }
 
-fn below(matrix: Matrix<'_>, row: usize) -> Matrix<'_> {
+pub(super) fn below(matrix: Matrix<'_>, row: usize) -> Matrix<'_> {
     Matrix { offset: matrix.offset + row * matrix.row_stride, ..matrix }
 }
 
-fn to_f32<'a>(tensor: &Tensor) -> Cow<'a, [f32]> {
+pub(super) fn to_f32<'a>(tensor: &Tensor) -> Cow<'a, [f32]> {
     match tensor.dtype {
         DType::F32 => view::read::<f32>(tensor).into(),
         _ => view::read::<bf16>(tensor).iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
@@ -57,7 +57,7 @@ fn to_f32<'a>(tensor: &Tensor) -> Cow<'a, [f32]> {
 }
 
 /// Writes a `(seq, dim)` matrix to columns of a `(seq, width)` one.
-fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, values: &[f32]) {
+pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, values: &[f32]) {
     fn rows<T: Float>(tensor: &Tensor, start: usize, width: usize, dim: usize, values: &[f32]) {
         let out = view::write::<T>(tensor);
         for (row, values) in values.chunks(dim).enumerate() {

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod cache;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -44,6 +45,8 @@ pub(crate) fn run(op: &Op, pool: &Pool) {
         Op::Rotary(op) => rotary::rotary(op, pool),
         Op::Attention(op) => attention::attention(op, pool),
         Op::AttentionBackward(op) => attention::attention_backward(op, pool),
+        Op::CachedAttention(op) => cache::cached_attention(op, pool),
+        Op::TakeRows(op) => cache::take_rows(op, pool),
         Op::Dropout(op) => dropout::dropout(op, pool),
         Op::Embedding(op) => embedding::embedding(op, pool),
         Op::EmbeddingBackward(op) => embedding::embedding_backward(op, pool),

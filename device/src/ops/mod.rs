@@ -7,6 +7,7 @@
 
 mod activation;
 mod attention;
+mod cache;
 mod collective;
 mod control;
 mod dropout;
@@ -20,6 +21,7 @@ mod rotary;
 
 pub use activation::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};
 pub use attention::{Attention, AttentionBackward};
+pub use cache::{CachedAttention, TakeRows};
 pub use collective::{Collective, CollectiveKind};
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
 pub use dropout::{Dropout, DropoutSite};
@@ -140,6 +142,10 @@ operations! {
     Attention,
     /// Its gradient.
     AttentionBackward,
+    /// Attention over a cache of keys and values.
+    CachedAttention,
+    /// Rows of a table at a position in device memory.
+    TakeRows,
     /// Dropout.
     Dropout,
     /// Table lookup.

@@ -71,6 +71,35 @@ pub(super) fn newest(dir: &Path) -> std::io::Result<Newest> {
     Ok((None, damaged))
 }
 
+/// The folder of a model that `path` means: of a folder of checkpoints the newest that is whole, else `path` itself. A
+/// checkpoint is read to its last byte.
+///
+/// # Errors
+/// A folder that is missing or cannot be read; checkpoints of which none is whole.
+pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
+    let shown = path.display();
+    let rule = "it names a checkpoint, a folder of them, or a Hugging Face model";
+    let wrong =
+        |error: std::io::Error| UserError::new(format!("{shown} cannot be read: {error}"), rule, "check the path");
+    std::fs::read_dir(path).map_err(wrong)?;
+    if path.join(super::manifest::MANIFEST).exists() {
+        let other = "name another (`trainer checkpoint list DIR` checks them all)";
+        verify(path).map_err(|damage| {
+            UserError::new(format!("checkpoint {shown} is damaged: {damage}"), "every byte is as it was written", other)
+        })?;
+        return Ok(path.into());
+    }
+    let (found, damaged) = newest(path).map_err(wrong)?;
+    match (found, damaged.first()) {
+        (Some((newest, _)), _) => Ok(newest),
+        (None, Some((newest, damage))) => {
+            let what = format!("{shown} holds no whole checkpoint: {} is damaged: {damage}", newest.display());
+            Err(UserError::new(what, rule, "name another folder"))
+        }
+        (None, None) => Ok(path.into()),
+    }
+}
+
 /// After the checkpoint of `step` was written: keeps it and the newest before it, `keep` in all, and removes older
 /// ones. `keep = 0` keeps all.
 pub(super) fn prune(dir: &Path, step: usize, keep: usize) -> std::io::Result<()> {
@@ -94,6 +123,9 @@ pub fn list(dir: &Path) -> Result<String, UserError> {
         let what = format!("{} {problem}", dir.display());
         UserError::new(what, "checkpoints are folders named step-00001000", "give the checkpoint.dir of a run")
     };
+    if !dir.exists() {
+        return Err(wrong("does not exist".into()));
+    }
     let mut found = steps(dir).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     if found.is_empty() && dir.join(super::manifest::MANIFEST).exists() {
         found.push((0, dir.into()));

@@ -16,13 +16,17 @@ impl FolderLock {
     /// Takes `dir`, which the option `key` names, through the file `name` in it.
     ///
     /// # Errors
-    /// Another run has it; the file cannot be made.
+    /// Another run has it; the folder or the file cannot be made.
     pub(super) fn take(dir: &Path, name: &str, key: &str) -> Result<FolderLock, RunError> {
         let path = dir.join(name);
         let failed = |error| RunError::File { what: path.display().to_string(), error };
-        std::fs::create_dir_all(dir).map_err(failed)?;
-        let mut file =
-            File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        let opened = std::fs::create_dir_all(dir)
+            .and_then(|()| File::options().read(true).write(true).create(true).truncate(false).open(&path));
+        let mut file = opened.map_err(|error| {
+            let what = format!("{key} = {}: {name} cannot be written: {error}", dir.display());
+            let fix = format!("set another {key}, or mend its permissions");
+            UserError::new(what, format!("{key} is a folder a run can write to"), fix)
+        })?;
         match file.try_lock() {
             Ok(()) => {
                 file.set_len(0).map_err(failed)?;

@@ -23,7 +23,7 @@ mod read;
 mod session;
 pub mod write;
 
-pub use folder::list;
+pub use folder::{list, newest_in};
 pub use manifest::{Damage, FileEntry, Manifest, Progress, TensorEntry};
 pub use read::{load, verify};
 pub use session::Session;

@@ -135,7 +135,8 @@ impl<'p> Session<'p> {
                     self.newest(path)?
                 };
                 let Some(found) = found else {
-                    let what = format!("checkpoint.resume = {} holds no checkpoint", path.display());
+                    let problem = if path.exists() { "holds no checkpoint" } else { "does not exist" };
+                    let what = format!("checkpoint.resume = {} {problem}", path.display());
                     let rule = "it is auto, never, a checkpoint, or a folder of them";
                     return Err(UserError::new(what, rule, "check the path").into());
                 };

@@ -83,6 +83,32 @@ impl Tokenizer {
         }
     }
 
+    /// As [`Tokenizer::encode`], with what the tokenizer adds to the inputs of its own model, such as a first token.
+    ///
+    /// # Errors
+    /// What the tokenizer says; bytes have none.
+    pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, String> {
+        match self {
+            Tokenizer::Bytes => self.encode(text),
+            Tokenizer::HuggingFace { tokenizer, .. } => {
+                let encoding = tokenizer.encode_fast(text, true).map_err(|error| error.to_string())?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The text of tokens; bytes that are no character, and tokens that are none of the tokenizer's, are left out or
+    /// stand as U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        match self {
+            Tokenizer::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            Tokenizer::HuggingFace { tokenizer, .. } => tokenizer.decode(tokens, false).unwrap_or_default(),
+        }
+    }
+
     /// The token that ends a document.
     pub fn end_of_text(&self) -> u32 {
         match self {

@@ -9,10 +9,11 @@ use device::ops::{
 use device::{DType, Op, Result, Tensor};
 
 use super::bench::Bench;
+use super::generation;
 use crate::params::uniform;
 
 /// Makes an operation with its tensors on a bench.
-type Make = Box<dyn Fn(&mut Bench) -> Result<Op>>;
+pub(super) type Make = Box<dyn Fn(&mut Bench) -> Result<Op>>;
 
 /// A trial: a name, and what makes its operation on a bench.
 pub(super) struct Case {
@@ -70,13 +71,16 @@ pub(super) fn all() -> Vec<Case> {
             norms(sizes, dtype, &mut add);
             attention(sizes, dtype, &mut add);
             ends(sizes, dtype, &mut add);
+            if label.is_empty() {
+                generation::trials(dtype, &mut add);
+            }
             updates(sizes, dtype, &mut add);
         }
     }
     all
 }
 
-type Adder<'a> = &'a mut dyn FnMut(&str, Make);
+pub(super) type Adder<'a> = &'a mut dyn FnMut(&str, Make);
 
 fn products(s: Sizes, dtype: DType, add: Adder<'_>) {
     let (m, k, n) = (s.rows(), s.hidden(), s.ffn);

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cases;
+mod generation;
 mod rates;
 
 use std::rc::Rc;

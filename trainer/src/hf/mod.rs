@@ -165,8 +165,9 @@ pub enum LoadError {
 fn own_options(folder: &Path) -> Result<ModelOptions, UserError> {
     let path = folder.join("config.toml");
     if !path.exists() {
+        let problem = if folder.exists() { "has neither config.json nor config.toml" } else { "does not exist" };
         return Err(UserError::new(
-            format!("{} has neither config.json nor config.toml", folder.display()),
+            format!("{} {problem}", folder.display()),
             "it is the folder of a Hugging Face model, of a checkpoint, or one that `trainer convert` wrote",
             "check the path",
         ));

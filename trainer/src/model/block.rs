@@ -83,7 +83,7 @@ struct SavedAttention {
 }
 
 #[derive(Clone, Copy)]
-struct SavedFeedForward {
+pub(crate) struct SavedFeedForward {
     norm: SavedNorm,
     pre: Tensor,
     /// Unless it is computed again.
@@ -175,7 +175,7 @@ impl AttentionHalf {
 }
 
 impl FeedForwardHalf {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
+    pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
         let [batch, seq, hidden] = sizes(&input.x);
         let dtype = input.x.dtype;
         let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;

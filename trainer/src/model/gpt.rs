@@ -172,7 +172,23 @@ fn norm_specs(shape: &GptShape, name: &str, layer: usize) -> Vec<ParamSpec> {
     specs
 }
 
+/// The layers over their parameters.
+pub(crate) struct Parts {
+    pub(crate) embedding: EmbeddingLayer,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) head: LanguageHead,
+}
+
 fn build(shape: &GptShape, params: &Params, step: StepTensors) -> Model {
+    let Parts { embedding, blocks, head } = parts(shape, params, step);
+    let mut layers: Vec<Box<dyn graph_manager::Layer<super::Hidden>>> = vec![Box::new(embedding)];
+    layers.extend(blocks.into_iter().map(|block| Box::new(block) as _));
+    layers.push(Box::new(head));
+    let tokens = ([shape.batch, shape.seq].into(), DType::I32);
+    Model { layers, inputs: tokens, targets: tokens }
+}
+
+pub(crate) fn parts(shape: &GptShape, params: &Params, step: StepTensors) -> Parts {
     let linear = |name: String| Linear {
         weight: params.get(&format!("{name}.weight")),
         bias: shape.bias.then(|| params.get(&format!("{name}.bias"))),
@@ -192,7 +208,7 @@ fn build(shape: &GptShape, params: &Params, step: StepTensors) -> Model {
         dropout: dropouts(shape.hidden_dropout, 0, 0),
         dtype: shape.dtype,
     };
-    let mut layers: Vec<Box<dyn graph_manager::Layer<super::Hidden>>> = vec![Box::new(embedding)];
+    let mut blocks = Vec::with_capacity(shape.layers);
     for block in 0..shape.layers {
         let layer = block + 1;
         let attention = shape.attention.then(|| AttentionHalf {
@@ -213,14 +229,13 @@ fn build(shape: &GptShape, params: &Params, step: StepTensors) -> Model {
             output: dropouts(shape.hidden_dropout, layer, 2),
             recompute: shape.recompute,
         };
-        layers.push(Box::new(Block { attention, feed_forward }));
+        blocks.push(Block { attention, feed_forward });
     }
-    layers.push(Box::new(LanguageHead {
+    let head = LanguageHead {
         norm: NormLayer { recompute: false, ..norm("ln_f".into()) },
         table: if shape.tied { table } else { params.get("lm_head.weight") },
         vocab: shape.vocab,
         step,
-    }));
-    let tokens = ([shape.batch, shape.seq].into(), DType::I32);
-    Model { layers, inputs: tokens, targets: tokens }
+    };
+    Parts { embedding, blocks, head }
 }

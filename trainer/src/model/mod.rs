@@ -1,12 +1,14 @@
 //! Models: what layers they have and what passes between them.
 
 mod block;
+mod decoder;
 mod embedding;
 mod gpt;
 mod head;
 mod mlp;
 mod rotary;
 
+pub use decoder::{Cursor, Decoder};
 pub use gpt::{FeedForward, GptShape, Position, gpt};
 pub use mlp::{MlpShape, mlp};
 pub use rotary::{RotaryTable, Scaling};

@@ -84,6 +84,7 @@ pub fn megatron_index(code: u8, lengths: &[i32], size: usize) -> Vec<u8> {
 pub fn small_tokenizer(path: &Path, text: &str) -> Tokenizer {
     let mut tokenizer = Tokenizer::new(BPE::default());
     tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    tokenizer.with_decoder(Some(ByteLevel::default()));
     let trainer = BpeTrainer::builder()
         .vocab_size(400)
         .show_progress(false)

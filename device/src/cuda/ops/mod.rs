@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod cache;
 mod columns;
 mod control;
 mod dropout;
@@ -28,6 +29,8 @@ pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
         Op::Gemm(op) => queue.cuda.cublaslt.run(op, queue),
         Op::Attention(op) => attention::forward(op, queue),
         Op::AttentionBackward(op) => attention::backward(op, queue),
+        Op::CachedAttention(op) => cache::cached_attention(op, queue),
+        Op::TakeRows(op) => cache::take_rows(op, queue),
         Op::BiasGrad(op) => columns::bias_grad(op, queue),
         Op::Add(op) => elementwise::add(op, queue),
         Op::Copy(op) => elementwise::copy(op, queue),

@@ -1,0 +1,95 @@
+//! Attention over a cache, and rows at a position in device memory.
+
+use super::Queue;
+use super::shape::{Path, THREADS, over_rows};
+use crate::cuda::{Arg, Grid};
+use crate::ops::{CachedAttention, TakeRows};
+use crate::{Error, Result, Tensor};
+
+/// `CachedAttention` of `kernels/cache.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Arguments {
+    qkv: u64,
+    cache: u64,
+    start: u64,
+    output: u64,
+    rows: u32,
+    capacity: u32,
+    heads: u32,
+    kv_heads: u32,
+    dim: u32,
+    scale: f32,
+}
+
+/// See [`TakeRows`].
+pub(super) fn take_rows(op: &TakeRows, queue: &Queue<'_>) -> Result<()> {
+    let (rows, dtype) = (op.output.shape.sizes()[0], op.output.dtype);
+    let width = op.output.elements() / rows.max(1);
+    let path = Path::of(width, [op.table, op.output]);
+    let grid = over_rows(rows, width / path.width(dtype), queue);
+    queue.launch(
+        &path.kernel("take_rows", dtype),
+        grid,
+        &[
+            op.table.into(),
+            op.start.into(),
+            op.output.into(),
+            Arg::U32(rows as u32),
+            Arg::U32(width as u32),
+            Arg::U32(op.table.shape.sizes()[0] as u32),
+        ],
+    )
+}
+
+/// See [`CachedAttention`].
+pub(super) fn cached_attention(op: &CachedAttention, queue: &Queue<'_>) -> Result<()> {
+    let ((batch, rows, dim), dtype) = (op.sizes(), op.qkv.dtype);
+    if batch * rows * dim == 0 {
+        return Ok(());
+    }
+    let widths = [64, 128, 256];
+    let Some(padded) = widths.into_iter().find(|width| dim <= *width) else {
+        let problem = format!("heads of {dim} channels; on CUDA at most 256");
+        return Err(Error::operation("cached_attention", format!("{problem}. Fix: --device host")));
+    };
+    append(op, queue)?;
+    let grid = Grid { blocks: ((batch * rows) as u32, op.heads as u32, 1), threads: THREADS as u32, shared: 0 };
+    let arguments = Arguments {
+        qkv: op.qkv.address,
+        cache: op.cache.address,
+        start: op.start.address,
+        output: op.output.address,
+        rows: rows as u32,
+        capacity: op.capacity() as u32,
+        heads: op.heads as u32,
+        kv_heads: op.kv_heads as u32,
+        dim: dim as u32,
+        scale: 1.0 / (dim as f32).sqrt(),
+    };
+    queue.launch_block(&format!("cached_attention_{dtype}_{padded}"), grid, &arguments)
+}
+
+/// Writes the new keys and values to the cache.
+fn append(op: &CachedAttention, queue: &Queue<'_>) -> Result<()> {
+    let ((batch, rows, dim), dtype) = (op.sizes(), op.qkv.dtype);
+    let (queries, width) = (op.heads * dim, op.cache.shape.last());
+    // A row's keys start after its queries, and the next row after both: all three are whole vectors or none is.
+    let whole = |columns: usize| Path::of(columns, [op.qkv, op.cache] as [Tensor; 2]);
+    let path = if whole(queries) == Path::Vector { whole(width) } else { Path::Scalar };
+    let grid = over_rows(batch * rows, width / path.width(dtype), queue);
+    queue.launch(
+        &path.kernel("append_cache", dtype),
+        grid,
+        &[
+            op.qkv.into(),
+            op.cache.into(),
+            op.start.into(),
+            Arg::U32((batch * rows) as u32),
+            Arg::U32(rows as u32),
+            Arg::U32(queries as u32),
+            Arg::U32(width as u32),
+            Arg::U32(op.capacity() as u32),
+        ],
+    )
+}

@@ -1,0 +1,95 @@
+//! Attention over a cache, and rows at a position in device memory.
+
+use super::attention::{below, scatter, to_f32};
+use super::elementwise::with_float;
+use super::math::{exp, max, sum};
+use super::small_gemm::{Matrix, multiply};
+use super::{Pool, view};
+use crate::ops::{CachedAttention, TakeRows};
+use crate::{Float, Tensor};
+
+/// Queries of a block.
+const BLOCK: usize = 64;
+
+/// A position that was written to the device, moved back where `rows` from it would leave `capacity`.
+fn position(start: &Tensor, rows: usize, capacity: usize) -> usize {
+    usize::try_from(view::read::<i32>(start)[0]).unwrap_or(0).min(capacity - rows)
+}
+
+/// See [`TakeRows`].
+pub(super) fn take_rows(op: &TakeRows, pool: &Pool) {
+    fn copy<T: Float>(op: &TakeRows, pool: &Pool) {
+        let rows = op.output.shape.sizes()[0];
+        let width = op.output.elements() / rows.max(1);
+        let start = position(&op.start, rows, op.table.shape.sizes()[0]);
+        let from = &view::read::<T>(&op.table)[start * width..];
+        pool.for_each_chunk(view::write::<T>(&op.output), width.max(1), |row, out| {
+            out.copy_from_slice(&from[row * width..(row + 1) * width]);
+        });
+    }
+    with_float!(op.output.dtype, T => copy::<T>(op, pool));
+}
+
+/// See [`CachedAttention`].
+pub(super) fn cached_attention(op: &CachedAttention, pool: &Pool) {
+    let (batch, rows, dim) = op.sizes();
+    if batch * rows * dim == 0 {
+        return;
+    }
+    let start = position(&op.start, rows, op.capacity());
+    with_float!(op.qkv.dtype, T => append::<T>(op, start));
+    let qkv = to_f32(&op.qkv);
+    // Only what is read is converted where the cache is not f32 already.
+    let filled: Vec<_> = (0..batch).map(|b| to_f32(&op.cache.at(b).narrow(0, start + rows))).collect();
+    let outputs = pool.map(batch * op.heads, |task| {
+        let (b, head) = (task / op.heads, task % op.heads);
+        one_head(op, &qkv, &filled[b], (b, head), start)
+    });
+    let width = op.heads * dim;
+    for (task, output) in outputs.iter().enumerate() {
+        let (b, head) = (task / op.heads, task % op.heads);
+        scatter(&op.output, b * rows * width + head * dim, width, dim, output);
+    }
+}
+
+/// Writes the new keys and values to the cache.
+fn append<T: Float>(op: &CachedAttention, start: usize) {
+    let (_, rows, dim) = op.sizes();
+    let (queries, width) = (op.heads * dim, op.cache.shape.last());
+    let cache = view::write::<T>(&op.cache);
+    for (row, new) in view::read::<T>(&op.qkv).chunks(queries + width).enumerate() {
+        let at = (row / rows * op.capacity() + start + row % rows) * width;
+        cache[at..at + width].copy_from_slice(&new[queries..]);
+    }
+}
+
+/// One head's output `(rows, dim)`, from `qkv` of all sequences and the filled rows of this one's cache.
+fn one_head(op: &CachedAttention, qkv: &[f32], cache: &[f32], (b, head): (usize, usize), start: usize) -> Vec<f32> {
+    let (_, rows, dim) = op.sizes();
+    let kv = head / (op.heads / op.kv_heads);
+    let row_stride = op.qkv.shape.last();
+    let query = Matrix { data: qkv, offset: b * rows * row_stride + head * dim, row_stride, column_stride: 1 };
+    let cached =
+        |group: usize| Matrix { data: cache, offset: group * dim, row_stride: op.cache.shape.last(), column_stride: 1 };
+    let (key, value) = (cached(kv), cached(op.kv_heads + kv));
+    let scale = 1.0 / (dim as f32).sqrt();
+    let mut output = vec![0.0; rows * dim];
+    let mut scores = vec![0.0; BLOCK.min(rows) * (start + rows)];
+    for first in (0..rows).step_by(BLOCK) {
+        let count = BLOCK.min(rows - first);
+        let keys = start + first + count;
+        let scores = &mut scores[..count * keys];
+        multiply((count, keys, dim), scale, below(query, first), key.transposed(), scores, keys, false);
+        for (i, row) in scores.chunks_mut(keys).enumerate() {
+            let (seen, future) = row.split_at_mut(start + first + i + 1);
+            let highest = max(seen.len(), |j| seen[j]);
+            seen.iter_mut().for_each(|x| *x = exp(*x - highest));
+            let total = sum(seen.len(), |j| seen[j]);
+            seen.iter_mut().for_each(|x| *x /= total);
+            future.fill(0.0);
+        }
+        let out = &mut output[first * dim..(first + count) * dim];
+        multiply((count, dim, keys), 1.0, Matrix::rows(scores, keys), value, out, dim, false);
+    }
+    output
+}

@@ -1,0 +1,36 @@
+//! Trials of the operations that make text.
+
+use device::DType;
+use device::ops::{CachedAttention, TakeRows};
+
+use super::cases::Adder;
+
+/// Attention of `rows` tokens over a cache with others before them, for heads of 64 channels and odd ones; rows of a
+/// table.
+pub(super) fn trials(dtype: DType, add: Adder<'_>) {
+    for (label, rows, heads, kv_heads, head_dim) in
+        [("a token", 1, 8, 2, 64), ("a prompt", 70, 6, 3, 64), ("odd heads", 3, 4, 2, 21), ("wide heads", 2, 2, 1, 200)]
+    {
+        add(
+            &format!("cached_attention, {label}"),
+            Box::new(move |b| {
+                let (batch, before, capacity) = (2, 131, 240);
+                let qkv = b.input([batch, rows, (heads + 2 * kv_heads) * head_dim], dtype)?;
+                let cache = b.input([batch, capacity, 2 * kv_heads * head_dim], dtype)?;
+                let start = b.integers([1], &[before])?;
+                let output = b.output([batch, rows, heads * head_dim], dtype)?;
+                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads }.into())
+            }),
+        );
+    }
+    for (label, width) in [("", 96), (", odd width", 7)] {
+        add(
+            &format!("take_rows{label}"),
+            Box::new(move |b| {
+                let table = b.input([50, width], dtype)?;
+                let start = b.integers([1], &[33])?;
+                Ok(TakeRows { table, start, output: b.output([9, width], dtype)? }.into())
+            }),
+        );
+    }
+}

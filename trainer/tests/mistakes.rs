@@ -1,0 +1,211 @@
+//! What users get wrong on the command line, in a config or with folders: each is one line with the value, the rule and
+//! the fix, before anything has begun. Mistakes in data are in `bad_data.rs`, damaged checkpoints in `damage.rs`.
+
+mod runs;
+
+use std::path::Path;
+use std::process::Command;
+
+use runs::{Folder, expect, run};
+
+/// Runs `trainer FLAGS` in `folder`: what is not as it must be. That is exit code 2, nothing on stdout, and one line that
+/// holds all needles, a rule and a fix.
+fn problems(folder: &Path, flags: &str, variables: &[(&str, &str)], needles: &[&str]) -> Vec<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    // A value of several words has two underscores for a space here.
+    command.current_dir(folder).args(flags.split_whitespace().map(|flag| flag.replace("__", " ")));
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.trim_end();
+    let has = |needle: &&str| line.contains(needle);
+    let lacks = needles.iter().chain(&["error", ". Rule: ", ". Fix: "]).filter(|needle| !has(needle));
+    let mut problems: Vec<String> = lacks.map(|needle| format!("`{needle}` is missing")).collect();
+    for (ok, problem) in [
+        (output.status.code() == Some(2), "the exit code is not 2"),
+        (output.stdout.is_empty(), "it began before it was refused"),
+        (line.lines().count() == 1, "it is not one line"),
+        (!["Rule: .", "Fix: .", "  "].iter().any(has) && !line.ends_with("Fix:"), "a part of it is empty"),
+    ] {
+        problems.extend((!ok).then(|| problem.to_string()));
+    }
+    problems.iter().map(|problem| format!("trainer {flags}\n  {problem}: {line}\n")).collect()
+}
+
+fn refused(folder: &Path, flags: &str, variables: &[(&str, &str)], needles: &[&str]) {
+    let problems = problems(folder, flags, variables, needles);
+    assert!(problems.is_empty(), "{}", problems.concat());
+}
+
+const FLAGS: &[(&str, &[&str])] = &[
+    // The command line itself.
+    ("--stpes 5", &["'--stpes'", "'--steps'"]),
+    ("--steps", &["--steps <VALUE>", "no", "supplied"]),
+    ("--steps 1 --steps 2", &["--steps <VALUE>", "a flag is given once"]),
+    ("train", &["'train'", "without a subcommand it trains"]),
+    ("tokenise x", &["'tokenise'", "'tokenize'"]),
+    ("tokenize file", &["not provided: --output <DIR>"]),
+    ("convert a b", &["not provided: --from <from>"]),
+    ("convert --to hf --from hf a b", &["--from", "one excludes the other"]),
+    ("checkpoint", &["requires a subcommand", "subcommands: list"]),
+    ("doctor --device tpu", &["'tpu'", "possible values: auto, host, cuda"]),
+    ("bench gpt3", &["'gpt3'", "gpt-1.3b"]),
+    ("--set train.steps", &["--set train.steps", "an equals sign"]),
+    ("--log =x=", &["--log =x=", "level"]),
+    // Keys and the kinds of their values.
+    ("--set train.stpes=5", &["`train.stpes`", "did you mean `train.steps`?"]),
+    ("--set steps=5", &["`steps`", "did you mean `train.steps`?"]),
+    ("--steps many", &["train.steps = \"many\"", "a whole number"]),
+    ("--steps -5", &["train.steps = -5", "0 or more"]),
+    ("--steps 1.5", &["train.steps = 1.5", "a whole number"]),
+    ("--lr high", &["optimizer.lr = \"high\"", "a number"]),
+    ("--lr inf", &["optimizer.lr = inf", "a number"]),
+    ("--betas 0.9", &["optimizer.betas = 0.9", "a list of numbers"]),
+    ("--layer-sizes 5", &["model.layer_sizes = 5", "a list of whole numbers"]),
+    ("--enable-cuda-graph=maybe", &["cuda_graph.enable = \"maybe\"", "true or false"]),
+    ("--optimizer adam", &["optimizer.kind = \"adam\"", "did you mean `adamw`?"]),
+    ("--preset gpt2-125m", &["model.preset = \"gpt2-125m\"", "did you mean `gpt2-124m`?"]),
+    ("--compute fp16", &["precision.compute = \"fp16\"", "did you mean `bf16`?"]),
+    ("--device tpu", &["train.device = \"tpu\"", "auto, host, cuda"]),
+    // Models.
+    ("--hidden 65", &["model.hidden = 65 with model.heads = 4", "set model.hidden = 68"]),
+    ("--heads 0", &["model.heads = 0", "at least 1"]),
+    ("--kv-heads 3", &["model.kv_heads = 3", "a multiple"]),
+    ("--layers 0", &["model.layers = 0", "at least 1"]),
+    ("--layers 99999", &["model.layers = 99999", "at most 16384"]),
+    ("--seq-length 0", &["model.seq_length = 0", "at least 1"]),
+    ("--vocab 255", &["model.vocab = 255", "bytes, 0 to 255", "256"]),
+    ("--vocab 900000000 --hidden 900000", &["900000000 x 900000", "2^44"]),
+    ("--position rotary --hidden 12", &["hidden / heads = 3", "even", "set model.hidden = 16"]),
+    ("--position rotary --rope-base 0.5", &["model.rope_base = 0.5", "above 1"]),
+    ("--position rotary --rope-scaling [8,1]", &["[8.0, 1.0]", "factor >= 1"]),
+    ("--hidden-dropout 1", &["model.hidden_dropout = 1", "[0, 1)"]),
+    ("--attention-dropout -0.1", &["model.attention_dropout = -0.1", "[0, 1)"]),
+    ("--norm-eps 0", &["model.norm_eps = 0", "above 0"]),
+    ("--init-std 0", &["model.init_std = 0", "above 0"]),
+    ("--kind mlp --layer-sizes [4]", &["model.layer_sizes = [4]", "an input and an output"]),
+    ("--kind mlp --dropouts [1.5]", &["model.dropouts = 1.5", "[0, 1)"]),
+    ("--init-from absent", &["absent does not exist", "check the path"]),
+    ("--init-from empty", &["empty has neither config.json nor config.toml"]),
+    // Batches, steps and optimizers.
+    ("--global-batch-size 15", &["= 15 with micro_batch_size = 2 on 1 ranks", "multiple", "14 or 16"]),
+    ("--micro-batch-size 32", &["= 16 with micro_batch_size = 32", "= 32"]),
+    ("--micro-batch-size 0", &["train.micro_batch_size = 0", "at least 1"]),
+    ("--steps 0", &["train.steps = 0", "at least 1"]),
+    ("--steps 9999999999", &["train.steps = 9999999999", "at most"]),
+    ("--threads 0", &["train.threads = 0", "at least 1"]),
+    ("--log-interval 0", &["logging.interval = 0", "at least 1"]),
+    ("--split 0", &["data.split = 0", "above 0"]),
+    ("--lr 0", &["optimizer.lr = 0", "above 0"]),
+    ("--min-lr 1", &["optimizer.min_lr = 1", "at or below optimizer.lr"]),
+    ("--betas [0.9]", &["optimizer.betas = [0.9]", "two"]),
+    ("--betas [0.9,1.5]", &["optimizer.betas = 1.5", "[0, 1)"]),
+    ("--eps 0", &["optimizer.eps = 0", "above 0"]),
+    ("--weight-decay -1", &["optimizer.weight_decay = -1", "negative"]),
+    ("--optimizer sgd --momentum 1", &["optimizer.momentum = 1", "[0, 1)"]),
+    ("--enable-cuda-graph --cuda-graph-warmup-steps 0", &["cuda_graph.warmup_steps = 0", "once before"]),
+    // Configs and recipes.
+    ("--config absent.toml", &["absent.toml cannot be read: No such file", "check the path"]),
+    ("--config empty", &["empty cannot be read: Is a directory"]),
+    ("--config gpt2-124m-1xh100", &["`gpt2-124m-1xh100`", "did you mean `gpt2-124m-1xh200`?"]),
+    ("configs show zebra", &["`zebra`", "trainer configs list"]),
+    ("--config value.toml", &["value.toml is not TOML: line 2: ", "mend that line"]),
+    ("--config twice.toml", &["twice.toml is not TOML: line 3: duplicate key"]),
+    ("--config section.toml", &["`trian.steps` (section.toml)", "did you mean `train.steps`?"]),
+    ("--config key.toml", &["`train.stpes` (key.toml)", "did you mean `train.steps`?"]),
+    ("--config type.toml", &["train.steps = \"many\" (type.toml)"]),
+    ("--config flat.toml", &["train = 5 (flat.toml)", "`train` is a section", "[train]"]),
+    ("--config binary.toml", &["binary.toml cannot be read", "UTF-8"]),
+    // Folders.
+    ("--log-dir file", &["logging.dir = file", "set logging.dir to another folder"]),
+    ("--save file --log-dir log", &["checkpoint.dir = file: checkpoints.lock cannot be written", "set another"]),
+    ("--resume absent --log-dir log", &["checkpoint.resume = absent does not exist", "check the path"]),
+    ("--resume empty --log-dir log", &["checkpoint.resume = empty holds no checkpoint"]),
+    ("checkpoint list absent", &["absent does not exist"]),
+    ("checkpoint list empty", &["empty holds no checkpoint"]),
+    ("convert --to hf absent out", &["absent does not exist"]),
+    // Sampling.
+    ("sample", &["not provided: --checkpoint <DIR>"]),
+    ("sample --checkpoint absent", &["absent cannot be read: No such file"]),
+    ("sample --checkpoint empty", &["empty has neither config.json nor config.toml"]),
+    ("sample --checkpoint mlp", &["model.kind = \"mlp\"", "only a gpt makes text"]),
+    ("sample --checkpoint words", &["has 400 tokens, and no tokenizer", "--tokenizer"]),
+    ("sample --checkpoint words --tokenizer absent.json", &["absent.json", "No such file"]),
+    ("sample --checkpoint bytes --prompt a__prompt__of__more__than__8", &["has 23 tokens", "context of 8 tokens"]),
+    ("sample --checkpoint bytes --prompt-file absent", &["--prompt-file absent cannot be read"]),
+    ("sample --checkpoint bytes --prompt-file binary.toml", &["binary.toml cannot be read", "UTF-8"]),
+    ("sample --checkpoint bytes --prompt x", &["model.safetensors cannot be read", "safetensors"]),
+    ("sample --checkpoint bytes --prompt a --prompt-file file", &["--prompt-file", "one excludes the other"]),
+    ("sample --checkpoint bytes --temperature -1", &["--temperature -1", "0 or more"]),
+    ("sample --checkpoint bytes --top-k -1", &["'-1'", "--top-k"]),
+];
+
+#[test]
+fn every_mistake_is_one_line_with_the_value_the_rule_and_the_fix() {
+    let folder = Folder::new("mistakes");
+    std::fs::create_dir(folder.path("empty")).unwrap();
+    for (name, text) in [
+        ("file", ""),
+        ("value.toml", "[train]\nsteps = \n"),
+        ("twice.toml", "[train]\nsteps = 1\nsteps = 2\n"),
+        ("section.toml", "[trian]\nsteps = 1\n"),
+        ("key.toml", "[train]\nstpes = 1\n"),
+        ("type.toml", "[train]\nsteps = \"many\"\n"),
+        ("flat.toml", "train = 5\n"),
+        ("mlp/config.toml", "[model]\nkind = \"mlp\"\n"),
+        ("words/config.toml", "[model]\nvocab = 400\n"),
+        ("bytes/config.toml", "[model]\nseq_length = 8\n"),
+    ] {
+        let path = folder.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    std::fs::write(folder.path("binary.toml"), [0xff, 0xfe]).unwrap();
+    let all = FLAGS.iter().flat_map(|(flags, needles)| problems(&folder.0, flags, &[], needles));
+    let all: Vec<String> = all.collect();
+    assert!(all.is_empty(), "{}", all.concat());
+    assert!(FLAGS.len() >= 50);
+    for left in ["runs", "out", "log/metrics.jsonl"] {
+        assert!(!folder.path(left).exists(), "{left} was made");
+    }
+}
+
+#[test]
+fn ranks_that_cannot_be_are_refused() {
+    let folder = Folder::new("mistakes-ranks");
+    let launched = |rank, size, local| {
+        [("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", size), ("OMPI_COMM_WORLD_LOCAL_RANK", local)]
+            .into_iter()
+            .chain([("OMPI_COMM_WORLD_LOCAL_SIZE", size)])
+            .collect::<Vec<_>>()
+    };
+    for (rank, size, local, needles) in [
+        ("0", "0", "0", &["OMPI_COMM_WORLD_RANK", "not below the size 0"][..]),
+        ("5", "2", "0", &["OMPI_COMM_WORLD_RANK is 5", "not below the size 2"]),
+        ("0", "2", "7", &["OMPI_COMM_WORLD_LOCAL_RANK is 7", "not below the size 2"]),
+        ("0", "two", "0", &["OMPI_COMM_WORLD_SIZE is `two`, not a number"]),
+        ("-1", "2", "0", &["OMPI_COMM_WORLD_RANK is `-1`, not a number"]),
+    ] {
+        refused(&folder.0, "--steps 1", &launched(rank, size, local), needles);
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_not_sampled_from_unless_an_older_one_is_whole() {
+    let folder = Folder::new("mistakes-sample");
+    expect(&run(1, &folder.0, "--steps 2 --save-interval 1"), 0, &[]);
+    let newest = runs::checkpoint(&folder.0, 2);
+    let file = newest.join("model.safetensors");
+    let mut content = std::fs::read(&file).unwrap();
+    let last = content.len() - 1;
+    content[last] ^= 1;
+    std::fs::write(&file, content).unwrap();
+    let damaged = "is damaged: model.safetensors differs";
+    refused(&folder.0, "sample --checkpoint saved/step-00000002", &[], &["step-00000002", damaged]);
+    let sample = |from: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.current_dir(&folder.0).args(["sample", "--tokens", "3", "--checkpoint", from]).output().unwrap()
+    };
+    expect(&sample("saved"), 0, &["step-00000001: 1 layers of 32, 256 tokens, context 16"]);
+    std::fs::remove_dir_all(runs::checkpoint(&folder.0, 1)).unwrap();
+    refused(&folder.0, "sample --checkpoint saved", &[], &["holds no whole checkpoint", damaged]);
+}

@@ -1,0 +1,188 @@
+//! What a run writes beside `metrics.jsonl`, read back by a reader that shares no code with the writer.
+
+mod runs;
+
+use std::path::Path;
+
+use runs::{Folder, expect, metrics, run};
+use serde_json::Value;
+
+/// CRC-32C bit by bit (Castagnoli's polynomial, reversed), masked as TensorFlow does.
+fn masked_crc(data: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in data {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+        }
+    }
+    let crc = !crc;
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// A field of a protobuf message: its number, and its value as a number or as bytes.
+enum Field<'m> {
+    Number(u64, u64),
+    Bytes(u64, &'m [u8]),
+}
+
+fn varint(data: &mut &[u8]) -> u64 {
+    let mut value = 0;
+    for shift in (0..).step_by(7) {
+        let byte = data[0];
+        *data = &data[1..];
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            break;
+        }
+    }
+    value
+}
+
+fn fields(mut data: &[u8]) -> Vec<Field<'_>> {
+    let mut fields = Vec::new();
+    while !data.is_empty() {
+        let key = varint(&mut data);
+        let fixed = |data: &mut &[u8], size: usize| {
+            let (head, rest) = data.split_at(size);
+            *data = rest;
+            head.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+        };
+        fields.push(match key & 7 {
+            0 => Field::Number(key >> 3, varint(&mut data)),
+            1 => Field::Number(key >> 3, fixed(&mut data, 8)),
+            5 => Field::Number(key >> 3, fixed(&mut data, 4)),
+            2 => {
+                let length = varint(&mut data) as usize;
+                let (content, rest) = data.split_at(length);
+                data = rest;
+                Field::Bytes(key >> 3, content)
+            }
+            other => panic!("wire type {other}"),
+        });
+    }
+    fields
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Event {
+    time: f64,
+    step: u64,
+    version: String,
+    starts_anew: bool,
+    scalars: Vec<(String, f32)>,
+}
+
+fn event(data: &[u8]) -> Event {
+    let mut event = Event::default();
+    for field in fields(data) {
+        match field {
+            Field::Number(1, bits) => event.time = f64::from_bits(bits),
+            Field::Number(2, step) => event.step = step,
+            Field::Bytes(3, version) => event.version = String::from_utf8(version.to_vec()).unwrap(),
+            Field::Bytes(7, status) => event.starts_anew = matches!(fields(status)[..], [Field::Number(1, 1)]),
+            Field::Bytes(5, summary) => {
+                for value in fields(summary) {
+                    let Field::Bytes(1, value) = value else { panic!("a summary has values") };
+                    let [Field::Bytes(1, tag), Field::Number(2, bits)] = fields(value)[..] else {
+                        panic!("tag, value")
+                    };
+                    let tag = String::from_utf8(tag.to_vec()).unwrap();
+                    event.scalars.push((tag, f32::from_bits(bits as u32)));
+                }
+            }
+            _ => panic!("an event has no such field"),
+        }
+    }
+    event
+}
+
+/// All events of a file, every checksum compared.
+fn events(path: &Path) -> Vec<Event> {
+    let file = std::fs::read(path).unwrap();
+    let mut rest = &file[..];
+    let mut events = Vec::new();
+    let word = |at: &[u8]| u32::from_le_bytes(at[..4].try_into().unwrap());
+    while !rest.is_empty() {
+        let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+        assert_eq!(word(&rest[8..]), masked_crc(&rest[..8]), "checksum of a length");
+        let message = &rest[12..12 + length];
+        assert_eq!(word(&rest[12 + length..]), masked_crc(message), "checksum of an event");
+        events.push(event(message));
+        rest = &rest[16 + length..];
+    }
+    events
+}
+
+fn event_files(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder.join("log")).unwrap().map(|entry| entry.unwrap().path());
+    let named =
+        |path: &std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents.");
+    let mut files: Vec<_> = entries.filter(named).collect();
+    files.sort();
+    files
+}
+
+fn rows(folder: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(folder.join("log/wandb-history.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn the_reader_of_this_test_knows_the_published_checksum() {
+    // RFC 3720, B.4: 32 bytes of zeros have CRC-32C 8a9136aa.
+    let unmasked = masked_crc(&[0; 32]).wrapping_sub(0xa282_ead8);
+    assert_eq!(unmasked.rotate_left(15), 0x8a91_36aa);
+}
+
+#[test]
+fn tensorboard_and_wandb_files_have_the_numbers_of_metrics_jsonl_and_go_on_where_a_run_does() {
+    let folder = Folder::new("run-log");
+    let both = "--tensorboard --wandb --save-interval 3";
+    expect(&run(1, &folder.0, &format!("--steps 4 {both}")), 0, &[]);
+    let truth = |at: usize, key: usize| metrics(&folder.0)[at][key].as_f64();
+    let check = |events: &[Event], first: usize| {
+        for (event, step) in events.iter().zip(first..) {
+            assert_eq!(event.step, step as u64);
+            let scalar = |name: &str| event.scalars.iter().find(|(tag, _)| tag == name).map(|(_, value)| *value);
+            for (key, name) in [(0, "train/loss"), (1, "train/grad_norm"), (2, "train/lr"), (3, "validation/loss")] {
+                assert_eq!(scalar(name), truth(step, key).map(|value| value as f32), "{name} of step {step}");
+            }
+            assert!(scalar("speed/tokens_per_s").unwrap() > 0.0 && scalar("speed/mfu").is_none());
+        }
+    };
+    let files = event_files(&folder.0);
+    assert_eq!(files.len(), 1);
+    let first = events(&files[0]);
+    assert_eq!((first[0].version.as_str(), first.len()), ("brain.Event:2", 5));
+    assert!(first[0].time > 1.7e9 && first.iter().all(|event| !event.starts_anew));
+    check(&first[1..], 0);
+    // A run that goes on from step 3 with step 3 done before: its files have steps 3 to 5 once.
+    std::fs::remove_dir_all(runs::checkpoint(&folder.0, 4)).unwrap();
+    expect(&run(1, &folder.0, &format!("--steps 6 {both}")), 0, &["at step 3"]);
+    let files = event_files(&folder.0);
+    let second: Vec<Event> = files.iter().flat_map(|file| events(file)).skip(first.len()).collect();
+    assert_eq!((files.len(), second.len()), (2, 5));
+    assert!(second[1].starts_anew && second[1].step == 3, "TensorBoard is told to forget step 3 of the first file");
+    check(&second[2..], 3);
+    let rows = rows(&folder.0);
+    assert_eq!(rows.len(), 6);
+    for (step, row) in rows.iter().enumerate() {
+        assert_eq!(row["_step"], step);
+        assert_eq!(row["train/loss"].as_f64(), truth(step, 0), "step {step}");
+        assert_eq!(row["validation/loss"].as_f64(), truth(step, 3), "step {step}");
+        assert!(row["_timestamp"].as_f64().unwrap() > 1.7e9);
+        assert!(step == 0 || row["_runtime"].as_f64() > rows[step - 1]["_runtime"].as_f64(), "time goes on");
+    }
+    let summary = std::fs::read_to_string(folder.path("log/wandb-summary.json")).unwrap();
+    let summary: Value = serde_json::from_str(&summary).unwrap();
+    assert_eq!((&summary["_step"], &summary["train/loss"]), (&rows[5]["_step"], &rows[5]["train/loss"]));
+    assert_eq!(summary["validation/loss"], rows[5]["validation/loss"]);
+}
+
+#[test]
+fn neither_is_written_unless_it_is_wanted() {
+    let folder = Folder::new("run-log-off");
+    expect(&run(1, &folder.0, "--steps 1"), 0, &[]);
+    assert!(event_files(&folder.0).is_empty() && !folder.path("log/wandb-history.jsonl").exists());
+}
