@@ -170,7 +170,7 @@ fn a_run_keeps_its_lines_and_a_log_of_each_rank() {
 fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
     for (arguments, expected) in [
         ("--stepz 5", ["'--stepz'", "`trainer --help`", "'--steps'"]),
-        ("--steps", ["'--steps", "the value `trainer --help` shows", "`trainer --help`"]),
+        ("--steps", ["'--steps", "a value as `trainer --help` shows", "`trainer --help`"]),
         ("frobnicate", ["frobnicate", "`trainer --help`", "`trainer --help`"]),
         ("--set train.stepz=5", ["`train.stepz`", "options of the table", "`train.steps`"]),
         ("--set train.steps", ["--set train.steps", "an equals sign", "--set train.steps=100"]),

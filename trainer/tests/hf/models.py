@@ -45,8 +45,9 @@ def make(folder):
         for parameter in model.parameters():  # biases and norms too, so that none can be mistaken for another
             centre = 1.0 if parameter.ndim == 1 else 0.0
             parameter.data.normal_(centre, 0.1, generator=generator)
-        model = model.to(dtype)
-        model.save_pretrained(folder / name, max_shard_size=largest)
+        model.to(dtype).save_pretrained(folder / name, max_shard_size=largest)
+        # As loaded, not as cast: casting a model rounds its rotary frequencies too, loading does not.
+        model = kind.from_pretrained(folder / name, dtype=dtype)
         tokens = torch.randint(VOCAB, (2, SEQ + 1), generator=generator, dtype=torch.int32)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         save_file({"tokens": inputs, "targets": targets, "loss": loss(model, inputs, targets)},
