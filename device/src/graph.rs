@@ -108,7 +108,7 @@ impl Graph {
                 }
             }
             if let Op::Collective(collective) = &node.op {
-                under_way.push((index, collective.communicator.start_all_reduce_sum(&collective.tensor)?));
+                under_way.push((index, collective.start()?));
             } else {
                 host::run(&node.op, pool);
             }

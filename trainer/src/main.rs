@@ -175,7 +175,7 @@ fn connect(world: &MpiWorld, device: &Device) -> device::Result<Option<Rc<dyn Co
         return Ok(None);
     }
     match device.gpu() {
-        Some(_) => nccl_communicator(world, "data").map(Some),
+        Some(_) => nccl_communicator(world, "data", &(0..world.size()).collect::<Vec<_>>()).map(Some),
         None => Ok(Some(world.communicator("data"))),
     }
 }

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 
 use super::{Pool, run, view};
+use crate::ops::Operation;
 use crate::stream::Readback;
-use crate::{Element, Op, Request, Result, Tensor};
+use crate::{Accesses, Element, Op, Request, Result, Tensor};
 
 #[derive(Default)]
 pub(crate) struct HostLane {
-    /// Collectives under way, with their sequence numbers.
-    pending: VecDeque<(u64, Box<dyn Request>)>,
+    /// Collectives under way, with their sequence numbers and what they read and write.
+    pending: VecDeque<(u64, Box<dyn Request>, Accesses)>,
     started: u64,
 }
 
@@ -21,9 +22,15 @@ impl HostLane {
 
     pub(crate) fn run(&mut self, op: &Op, pool: &Pool) -> Result<()> {
         if let Op::Collective(collective) = op {
-            let request = collective.communicator.start_all_reduce_sum(&collective.tensor)?;
+            // Transfers of unrelated memory go on side by side, as the order of a stream cannot be seen from outside.
+            let accesses = collective.accesses();
+            let before = self.pending.iter().rev().find(|(.., before)| before.conflicts(&accesses));
+            if let Some(number) = before.map(|(number, ..)| *number) {
+                self.finish_up_to(number)?;
+            }
+            let request = collective.start()?;
             self.started += 1;
-            self.pending.push_back((self.started, request));
+            self.pending.push_back((self.started, request, accesses));
         } else {
             self.finish()?;
             run(op, pool);
@@ -44,8 +51,8 @@ impl HostLane {
 
     /// Waits for the collectives started up to number `last`.
     pub(crate) fn finish_up_to(&mut self, last: u64) -> Result<()> {
-        while self.pending.front().is_some_and(|(number, _)| *number <= last) {
-            if let Some((_, request)) = self.pending.pop_front() {
+        while self.pending.front().is_some_and(|(number, ..)| *number <= last) {
+            if let Some((_, request, _)) = self.pending.pop_front() {
                 request.wait()?;
             }
         }

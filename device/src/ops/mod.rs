@@ -38,6 +38,11 @@ pub trait Operation: Clone {
     /// Its name in errors, reports and traces.
     const NAME: &'static str;
 
+    /// The same, where it depends on the value.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
     /// Checks shapes and types.
     ///
     /// # Errors
@@ -74,6 +79,16 @@ impl Accesses {
         self.writes.extend(tensors);
         self
     }
+
+    /// Whether one writes memory that the other reads or writes, so that their order matters.
+    pub fn conflicts(&self, other: &Accesses) -> bool {
+        let meet = |a: &[Tensor], b: &[Tensor]| a.iter().any(|a| b.iter().any(|b| overlap(a, b)));
+        meet(&self.writes, &other.writes) || meet(&self.writes, &other.reads) || meet(&self.reads, &other.writes)
+    }
+}
+
+fn overlap(a: &Tensor, b: &Tensor) -> bool {
+    a.range().start < b.range().end && b.range().start < a.range().end
 }
 
 /// One enum over all operations, a conversion from each, and the three questions passed on.
@@ -90,7 +105,7 @@ macro_rules! operations {
         impl Op {
             /// The operation's name.
             pub fn name(&self) -> &'static str {
-                match self { $(Op::$name(_) => $name::NAME),* }
+                match self { $(Op::$name(op) => op.name()),* }
             }
 
             /// Checks shapes and types; see [`Operation::check`].

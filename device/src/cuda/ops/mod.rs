@@ -54,7 +54,7 @@ pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
         Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),
         Op::Collective(op) => {
             let stream = StreamHandle(queue.stream.handle().cast());
-            op.communicator.enqueue_all_reduce_sum(&op.tensor, stream)
+            op.communicator.enqueue(op.kind, &op.input, &op.output, stream)
         }
     }
 }
