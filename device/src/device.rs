@@ -155,6 +155,22 @@ impl Device {
         self.peek().dry
     }
 
+    /// From now on, or no longer, nothing is allocated or run: a plan's sizes are found before its memory is taken.
+    pub fn set_dry(&self, dry: bool) {
+        self.core().dry = dry;
+    }
+
+    /// Free and total bytes of the GPU's memory; nothing on the host.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn gpu_memory(&self) -> Result<Option<(usize, usize)>> {
+        match &self.peek().backend {
+            Backend::Host(_) => Ok(None),
+            Backend::Cuda(cuda) => cuda.gpu.memory().map(Some),
+        }
+    }
+
     /// Whether the graph checker is on.
     pub fn is_checked(&self) -> bool {
         self.peek().checker.is_some()
@@ -168,16 +184,22 @@ impl Device {
         }
     }
 
-    /// Bytes of device memory in use by this process and others; on the host, of areas.
+    /// Bytes of memory in use: on a GPU by this process and others, on the host by areas.
     ///
     /// # Errors
     /// The driver's.
     pub fn memory_in_use(&self) -> Result<usize> {
-        let core = self.peek();
-        match &core.backend {
-            Backend::Host(_) => Ok(core.areas.iter().map(|(start, area)| (area.end - start) as usize).sum()),
+        match &self.peek().backend {
+            Backend::Host(_) => Ok(self.allocated_bytes()),
             Backend::Cuda(cuda) => cuda.gpu.memory().map(|(free, total)| total - free),
         }
+    }
+
+    /// Bytes of all areas, and of the scratch memory that operations recorded so far need.
+    pub fn allocated_bytes(&self) -> usize {
+        let core = self.peek();
+        let areas: u64 = core.areas.iter().map(|(start, area)| area.end - start).sum();
+        areas as usize + core.streams.iter().map(|stream| stream.lane.scratch_bytes()).sum::<usize>()
     }
 
     /// What was done so far that a steady step must not do; on the host all 0.
@@ -293,6 +315,27 @@ impl Device {
         match &core.backend {
             Backend::Host(_) => view::write::<T>(tensor).copy_from_slice(data),
             Backend::Cuda(cuda) => cuda.upload(tensor, data)?,
+        }
+        Ok(())
+    }
+
+    /// Sets every byte of a tensor to 0, waiting for everything submitted before: for set-up, not for steps.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Synchronization`] while a stream captures; freed memory.
+    pub fn zero(&self, tensor: &Tensor) -> Result<()> {
+        self.synchronize()?;
+        let mut core = self.core();
+        if core.dry {
+            return Ok(());
+        }
+        core.check_live("zero", tensor)?;
+        if let Some(checker) = &mut core.checker {
+            checker.host_write(tensor);
+        }
+        match &core.backend {
+            Backend::Host(_) => view::zero(tensor),
+            Backend::Cuda(cuda) => cuda.zero(tensor)?,
         }
         Ok(())
     }

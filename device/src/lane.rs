@@ -106,11 +106,22 @@ impl Lane {
         }
     }
 
-    /// Has the driver record from now on.
-    pub(crate) fn begin_capture(&self) -> Result<()> {
+    /// Has the driver record from now on. Prepared operations have their scratch memory then.
+    pub(crate) fn begin_capture(&mut self, backend: &Backend) -> Result<()> {
+        match (self, backend) {
+            (Lane::Cuda(lane), Backend::Cuda(cuda)) => {
+                lane.provide_scratch(cuda)?;
+                lane.raw()?.begin_capture()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of scratch memory that prepared operations need.
+    pub(crate) fn scratch_bytes(&self) -> usize {
         match self {
-            Lane::Host(_) => Ok(()),
-            Lane::Cuda(lane) => lane.raw()?.begin_capture(),
+            Lane::Host(_) => 0,
+            Lane::Cuda(lane) => lane.scratch_bytes(),
         }
     }
 

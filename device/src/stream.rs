@@ -348,7 +348,8 @@ impl Stream {
                 format!("a capture was begun on stream `{}`, which captures", core.streams[self.id.index()].name);
             return Err(Error::capture(CaptureRule::Invalidated, detail));
         }
-        core.streams[self.id.index()].lane.begin_capture()?;
+        let core = &mut *core;
+        core.streams[self.id.index()].lane.begin_capture(&core.backend)?;
         core.next_id += 1;
         let id = core.next_id;
         core.captures.insert(id, Capture::new(self.id));

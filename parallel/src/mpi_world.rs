@@ -56,6 +56,16 @@ impl MpiWorld {
         self.world.process_at_rank(0).broadcast_into(bytes);
     }
 
+    /// The text of rank 0, on all ranks.
+    pub fn text_of_rank_0(&self, text: String) -> String {
+        let mut length = (text.len() as u64).to_le_bytes();
+        self.broadcast(&mut length);
+        let mut bytes = text.into_bytes();
+        bytes.resize(u64::from_le_bytes(length) as usize, 0);
+        self.broadcast(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// The largest value of all ranks.
     pub fn max(&self, value: u64) -> u64 {
         let mut result = 0;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use device::{Communicator, Device, HostOptions};
+use device::{Communicator, Device};
 use launch::RankEnv;
 use parallel::{MpiWorld, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
@@ -89,12 +89,11 @@ fn train(
     bench: Option<(usize, Instant)>,
 ) -> i32 {
     let open = |threads| {
-        if request.dry_run {
-            return Device::host(HostOptions { threads, check: false, dry: true });
-        }
         let deterministic = plan.config.train.deterministic;
         let tf32 = plan.config.precision.compute == "tf32";
-        accelerator.open(Precision { deterministic, tf32 }, threads, request.check_graphs)
+        let device = accelerator.open(Precision { deterministic, tf32 }, threads, request.check_graphs)?;
+        device.set_dry(request.dry_run);
+        Ok(device)
     };
     on_all_ranks(env, plan.config.train.threads, open, |ranks, device| {
         let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device, source).map(|_| 0) };
@@ -136,18 +135,21 @@ fn on_all_ranks(
     };
     let threads = threads
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
+    // For set-up work outside of the device, such as first weights; it is there already only where tests made it.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     // What is declared later is dropped first: communicators before the device, MPI last.
     let opened = open(threads);
     let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device));
     let done = match (&opened, connected) {
         (Ok(device), Ok(group)) => {
-            let (waiting, comparing) = (world.clone(), world.clone());
+            let (waiting, comparing, telling) = (world.clone(), world.clone(), world.clone());
             let ranks = Ranks {
                 rank: world.rank(),
                 group,
                 threads,
                 barrier: Rc::new(move || waiting.barrier()),
                 max: Rc::new(move |value| if comparing.size() > 1 { comparing.max(value) } else { value }),
+                of_rank_0: Rc::new(move |text| telling.text_of_rank_0(text)),
                 stop: signals::stop_flag()
                     .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
             };

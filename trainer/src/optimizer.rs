@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::ops::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum, Status};
+use device::ops::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{Result, StepContext};
 
@@ -35,7 +35,7 @@ pub struct Optimizer {
     grads: Arc<[Tensor]>,
     /// u8, a `Control`.
     control: Tensor,
-    /// u8, a [`Status`].
+    /// u8, a `Status`.
     pub status: Tensor,
     /// The moments, f32, flat, each the size of `main_grad`, by their names in a checkpoint.
     pub state: Vec<(&'static str, Tensor)>,
@@ -53,15 +53,14 @@ impl Optimizer {
         kind: OptimizerKind,
         weight_decay: f32,
         control: Tensor,
+        status: Tensor,
     ) -> Result<Optimizer> {
         let total = params.grads.elements();
         let mut areas = Vec::new();
         let mut moment = |name: &'static str| -> Result<(&'static str, Tensor)> {
             let area = device.allocate(name, total * 4)?;
             let tensor = area.tensor(name, 0, [total], DType::F32);
-            device
-                .upload(&tensor, &vec![0.0f32; if device.is_dry() { 0 } else { total }])
-                .or_else(|error| if device.is_dry() { Ok(()) } else { Err(error) })?;
+            device.zero(&tensor)?;
             areas.push(area);
             Ok((name, tensor))
         };
@@ -70,10 +69,7 @@ impl Optimizer {
             OptimizerKind::Sgd { momentum } if momentum != 0.0 => vec![moment("momentum")?],
             OptimizerKind::Sgd { .. } => vec![],
         };
-        let status_area = device.allocate("optimizer status", size_of::<Status>())?;
-        let status = status_area.tensor("optimizer status", 0, [size_of::<Status>()], DType::U8);
-        device.upload(&status, bytemuck::bytes_of(&Status::default()))?;
-        areas.push(status_area);
+        device.zero(&status)?;
         let mut adamw = Vec::new();
         let mut sgd = Vec::new();
         for (spec, param) in params.iter() {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use device::host::philox;
 use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
+use rayon::prelude::*;
 
 /// What a parameter starts as. Values are a function of (seed, name, element), whatever the parallel layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,13 +102,9 @@ impl Params {
                 grad: grads.view(at, spec.shape),
             })
             .collect();
-        if !device.is_dry() {
-            device.upload(&master, &vec![0.0; total])?;
-            device.upload(&grads, &vec![0.0; total])?;
-            if compute == DType::Bf16 {
-                device.upload(&weight, &vec![bf16::ZERO; total])?;
-            }
-        }
+        device.zero(&master)?;
+        device.zero(&grads)?;
+        device.zero(&weight)?;
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
         let all = Params { specs, params, by_name, grads, offsets, _areas: areas };
         if !device.is_dry() {
@@ -126,7 +123,7 @@ impl Params {
         let param = &self.params[index];
         device.upload(&param.master, values)?;
         if param.weight.dtype == DType::Bf16 {
-            let rounded: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+            let rounded: Vec<bf16> = values.par_iter().map(|&x| bf16::from_f32(x)).collect();
             device.upload(&param.weight, &rounded)?;
         }
         Ok(())
@@ -163,6 +160,12 @@ impl Params {
         flat.view(self.offsets[index], self.specs[index].shape)
     }
 
+    /// Bytes of the weights layers compute with, where these are not the master weights themselves.
+    pub fn compute_bytes(&self) -> usize {
+        let separate = self.params.iter().map(|param| param.weight).filter(|weight| weight.dtype != DType::F32);
+        separate.map(|weight| weight.bytes()).sum()
+    }
+
     /// Number of real parameters, padding not counted.
     pub fn count(&self) -> usize {
         self.specs.iter().map(|spec| spec.shape.elements() / spec.shape.sizes()[0] * spec.rows).sum()
@@ -184,11 +187,12 @@ fn initial(spec: &ParamSpec, seed: u64) -> Vec<f32> {
         .bytes()
         .fold(0xcbf29ce484222325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100000001b3));
     let mut values = vec![0.0; spec.shape.elements()];
-    for (index, value) in values[..real].iter_mut().enumerate() {
-        *value = match spec.init {
-            Init::Constant(constant) => constant,
-            Init::Normal(std) => std * philox::normal(seed, stream, index as u64),
-        };
+    match spec.init {
+        Init::Constant(constant) => values[..real].fill(constant),
+        Init::Normal(std) => values[..real]
+            .par_iter_mut()
+            .enumerate()
+            .for_each(|(index, value)| *value = std * philox::normal(seed, stream, index as u64)),
     }
     values
 }

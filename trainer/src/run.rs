@@ -80,6 +80,8 @@ pub struct Ranks {
     pub barrier: Rc<dyn Fn()>,
     /// The largest value of all ranks.
     pub max: Rc<dyn Fn(u64) -> u64>,
+    /// The text of rank 0.
+    pub of_rank_0: Rc<dyn Fn(String) -> String>,
     /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
     pub stop: Arc<AtomicBool>,
 }
@@ -87,8 +89,15 @@ pub struct Ranks {
 impl Ranks {
     /// One process that is the whole run.
     pub fn alone(threads: usize) -> Ranks {
-        let stop = Arc::default();
-        Ranks { rank: 0, group: None, threads, barrier: Rc::new(|| {}), max: Rc::new(|value| value), stop }
+        Ranks {
+            rank: 0,
+            group: None,
+            threads,
+            barrier: Rc::new(|| {}),
+            max: Rc::new(|value| value),
+            of_rank_0: Rc::new(|text| text),
+            stop: Arc::default(),
+        }
     }
 }
 
@@ -142,6 +151,53 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
 /// # Errors
 /// Out of memory, or settings that do not go together.
 pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
+    if device.gpu().is_some() {
+        rehearse(plan, device, ranks, poison)?;
+    }
+    let stage = recorded_stage(plan, device, ranks, poison)?;
+    if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
+        && !device.is_dry()
+    {
+        Pretrained::open(folder.as_ref())?.load(shape, stage.params(), device)?;
+    }
+    Ok(stage)
+}
+
+/// Goes through set-up without taking memory. Rank 0 times how matrix products are best done on this GPU, and all ranks
+/// do as it found; what does not fit the GPU is refused before anything is allocated.
+fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<(), RunError> {
+    if ranks.rank > 0 {
+        device.import_choices(&(ranks.of_rank_0)(String::new()))?;
+    }
+    let dry = device.is_dry();
+    device.set_dry(true);
+    let recorded = recorded_stage(plan, device, ranks, poison).map(|stage| {
+        let needed = device.allocated_bytes();
+        drop(stage);
+        needed
+    });
+    device.set_dry(dry);
+    if ranks.rank == 0 {
+        (ranks.of_rank_0)(device.export_choices().unwrap_or_default());
+    }
+    let needed = recorded?;
+    match device.gpu_memory()? {
+        Some((free, total)) if needed > free => Err(UserError::new(
+            format!(
+                "a rank needs {} of GPU memory, {} of {} are free",
+                bytes(needed),
+                bytes(free),
+                bytes(total)
+            ),
+            "weights, optimizer state and activations fit a rank's GPU",
+            "set a smaller train.micro_batch_size, recompute.granularity, or a smaller model; `--dry-run` shows what takes how much",
+        )
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
     let options = StageOptions {
         compute: match &plan.model {
             ModelPlan::Gpt(shape) => shape.dtype,
@@ -157,11 +213,6 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
         graphs: GraphOptions { poison, ..plan.graphs.clone() },
     };
     let mut stage = Stage::new(device, &plan.model.architecture(), options, ranks.group.clone())?;
-    if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
-        && !device.is_dry()
-    {
-        Pretrained::open(folder.as_ref())?.load(shape, stage.params(), device)?;
-    }
     stage.record(plan.microbatches, plan.config.train.eval_interval > 0)?;
     let barrier = ranks.barrier.clone();
     stage.graphs().before_capture(move || {
@@ -172,7 +223,7 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
 }
 
 /// The plan as a box: what will be trained, on what, in how much memory.
-pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, place: &str) -> String {
+pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &Device, ranks: &Ranks) -> String {
     let parameters = stage.params().grads.bytes();
     let state: usize = stage.optimizer().state.iter().map(|(_, tensor)| tensor.bytes()).sum();
     let activations = stage.graphs().memory();
@@ -185,6 +236,10 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, place: &
     } else {
         "off".into()
     };
+    let compute = stage.params().compute_bytes();
+    let copy =
+        if compute > 0 { format!(", {} {}", bytes(compute), plan.config.precision.compute) } else { String::new() };
+    let weights = format!("{} master, {} main_grad{copy}", bytes(parameters), bytes(parameters));
     let mut rows = vec![
         ("model", format!("{}, {} parameters", plan.config.model.preset, count(plan.parameters as f64))),
         ("data", source.describe()),
@@ -205,16 +260,36 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, place: &
                 count((plan.config.train.steps * plan.tokens_per_step) as f64)
             }),
         ),
-        ("device", format!("{place}, {}", plan.config.precision.compute)),
-        ("weights", format!("{} master, {} main_grad", bytes(parameters), bytes(parameters))),
+        ("device", format!("{}, {}", place(device, ranks), plan.config.precision.compute)),
+        ("weights", weights),
         ("optimizer", format!("{}, {}", plan.config.optimizer.kind, bytes(state))),
         ("activations", format!("{}: {}", bytes(planned), areas.join(", "))),
+        ("memory", memory(device)),
         ("graphs", graphs),
     ];
     if let Some(floor) = source.floor() {
         rows.push(("loss floor", format!("{floor:.4} nats, the data's own entropy")));
     }
     boxed("plan of a rank", &rows)
+}
+
+/// What a rank needs of its device's memory, and on a GPU what libraries took of it already.
+fn memory(device: &Device) -> String {
+    let needed = device.allocated_bytes();
+    let total = bytes(needed);
+    match device.gpu_memory() {
+        Ok(Some((free, all))) if device.is_dry() => {
+            let before = all - free;
+            format!(
+                "{total}, with {} of libraries and others {} of {}",
+                bytes(before),
+                bytes(before + needed),
+                bytes(all)
+            )
+        }
+        Ok(Some((_, all))) => format!("{total} of {}", bytes(all)),
+        _ => total,
+    }
 }
 
 /// The device in words.
@@ -232,13 +307,6 @@ fn place(device: &Device, ranks: &Ranks) -> String {
     }
 }
 
-/// Device memory of a rank as planned, bytes.
-fn memory(stage: &mut Stage) -> usize {
-    let state: usize = stage.optimizer().state.iter().map(|(_, tensor)| tensor.bytes()).sum();
-    let planned: usize = stage.graphs().memory().iter().map(|area| area.bytes).sum();
-    2 * stage.params().grads.bytes() + state + planned
-}
-
 /// Trains as planned on `source`, which [`source()`] opened.
 ///
 /// # Errors
@@ -254,7 +322,7 @@ pub fn train(
     let session = (!request.dry_run).then(|| Session::open(plan, ranks)).transpose()?;
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
     if main {
-        let text = plan_box(plan, &mut stage, &*source, &place(device, ranks));
+        let text = plan_box(plan, &mut stage, &*source, device, ranks);
         println!("{text}");
         tracing::info!(target: PRINTED, "{text}");
     }
@@ -281,7 +349,7 @@ pub fn train(
         };
         log = Some(metrics.map_err(file("metrics.jsonl"))?);
     }
-    let mut report = Reporter::new(plan, main, memory(&mut stage), peak_flops(plan, device), start.step);
+    let mut report = Reporter::new(plan, main, device.allocated_bytes(), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
     let interval = plan.config.train.eval_interval;
     let mut batches = {

@@ -1,5 +1,6 @@
 //! One training step, top to bottom.
 
+use std::mem::offset_of;
 use std::rc::Rc;
 
 use device::ops::{Control, Copy, Fill, Status, WriteControl, WriteSampleRecord};
@@ -69,9 +70,16 @@ pub struct StepSettings {
 
 /// A step whose numbers are on their way to the host.
 pub struct PendingMetrics {
-    loss_sum: Readback<f32>,
-    status: Readback<u8>,
+    numbers: Readback<u8>,
     losses: f64,
+}
+
+/// What a step leaves for the host, as it lies in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct StepNumbers {
+    status: Status,
+    loss_sum: f32,
 }
 
 /// A step's numbers.
@@ -96,6 +104,8 @@ pub struct Stage {
     optimizer: Optimizer,
     params: Params,
     step: StepTensors,
+    /// u8, [`StepNumbers`].
+    numbers: Tensor,
     /// `(microbatches, ...)` each.
     inputs: Tensor,
     targets: Tensor,
@@ -127,7 +137,6 @@ impl Stage {
             Ok(tensor)
         };
         let control = persistent("control", [size_of::<Control>()].into(), DType::U8)?;
-        let loss_sum = persistent("loss_sum", [1].into(), DType::F32)?;
         let rotary = match &architecture.rotary {
             Some(table) => {
                 let tensor = persistent("rotary_table", table.shape(), DType::F32)?;
@@ -138,6 +147,11 @@ impl Stage {
             }
             None => None,
         };
+        let numbers = device.allocate("step numbers", size_of::<StepNumbers>())?;
+        let part = |name, field, size, dtype| numbers.tensor(name, field, [size], dtype);
+        let status = part("optimizer status", offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
+        let loss_sum = part("loss_sum", offset_of!(StepNumbers, loss_sum), 1, DType::F32);
+        let all_numbers = part("step numbers", 0, size_of::<StepNumbers>(), DType::U8);
         let step = StepTensors { control, loss_sum, rotary };
         let model = (architecture.build)(&params, step);
         let stacked = |shape: device::Shape| {
@@ -147,7 +161,8 @@ impl Stage {
         };
         let inputs = persistent("inputs", stacked(model.inputs.0), on_host(model.inputs.1))?;
         let targets = persistent("targets", stacked(model.targets.0), on_host(model.targets.1))?;
-        let optimizer = Optimizer::new(device, &params, options.optimizer, options.weight_decay, control)?;
+        let optimizer = Optimizer::new(device, &params, options.optimizer, options.weight_decay, control, status)?;
+        areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = data_parallel.map(|group| {
             let side = device.stream("data parallel");
@@ -162,6 +177,7 @@ impl Stage {
             optimizer,
             params,
             step,
+            numbers: all_numbers,
             inputs,
             targets,
             losses_per_microbatch: options.micro_batch_size * options.losses_per_sample * ranks,
@@ -248,9 +264,7 @@ impl Stage {
     }
 
     fn metrics(&self, losses: f64) -> Result<PendingMetrics> {
-        let loss_sum = self.compute.read(&self.step.loss_sum)?;
-        let status = self.compute.read(&self.optimizer.status)?;
-        Ok(PendingMetrics { loss_sum, status, losses })
+        Ok(PendingMetrics { numbers: self.compute.read(&self.numbers)?, losses })
     }
 
     /// The graphs, to report on.
@@ -275,8 +289,8 @@ impl PendingMetrics {
     /// # Errors
     /// What the device met on the way.
     pub fn wait(self) -> Result<StepResult> {
-        let status: Status = bytemuck::pod_read_unaligned(&self.status.wait()?);
-        let loss = f64::from(self.loss_sum.wait()?[0]) / self.losses;
+        let StepNumbers { status, loss_sum } = bytemuck::pod_read_unaligned(&self.numbers.wait()?);
+        let loss = f64::from(loss_sum) / self.losses;
         Ok(StepResult { loss, grad_norm: status.grad_norm, applied: status.finite == 1 })
     }
 }

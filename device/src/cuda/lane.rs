@@ -41,18 +41,32 @@ impl CudaLane {
         Ok(())
     }
 
-    pub(crate) fn run(&mut self, op: &Op, cuda: &Cuda, capturing: bool) -> Result<()> {
-        let needed = self.scratch_bytes.max(cuda.scratch_bytes(op));
-        let have = self.scratch.last().map_or(0, |(bytes, _)| *bytes);
-        if needed > have {
-            if capturing {
-                let problem =
-                    format!("needs {needed} bytes of scratch, the stream has {have}, and none can be allocated");
-                return Err(Error::operation(op.name(), format!("{problem} while it captures. Fix: a warm-up step")));
-            }
+    /// Bytes of scratch that prepared operations need.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes
+    }
+
+    /// Has as much scratch memory as prepared operations need.
+    pub(crate) fn provide_scratch(&mut self, cuda: &Cuda) -> Result<()> {
+        let needed = self.scratch_bytes;
+        if needed > self.scratch.last().map_or(0, |(bytes, _)| *bytes) {
             let out_of_memory = || cuda.out_of_memory("scratch of a stream", needed);
             self.scratch.push((needed, DeviceBlock::new(needed).ok_or_else(out_of_memory)?));
             cuda.counters.borrow_mut().allocations += 1;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn run(&mut self, op: &Op, cuda: &Cuda, capturing: bool) -> Result<()> {
+        let needed = cuda.scratch_bytes(op);
+        let have = self.scratch.last().map_or(0, |(bytes, _)| *bytes);
+        if needed > have && capturing {
+            let problem = format!("needs {needed} bytes of scratch, the stream has {have}, and none can be allocated");
+            return Err(Error::operation(op.name(), format!("{problem} while it captures. Fix: a warm-up step")));
+        }
+        if needed > have {
+            self.scratch_bytes = self.scratch_bytes.max(needed);
+            self.provide_scratch(cuda)?;
         }
         let scratch = self.scratch.last().map_or(0, |(_, block)| block.address());
         cuda.run(op, &Queue { cuda, stream: &*self.raw()?, scratch })

@@ -38,6 +38,12 @@ pub(super) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()>
     unsafe { result::memcpy_htod_sync(address, data) }.driver("cuMemcpyHtoD")
 }
 
+/// Sets bytes of device memory to 0.
+pub(super) fn zero(address: u64, bytes: usize) -> Result<()> {
+    // SAFETY: the caller checked that the memory is alive and as large.
+    unsafe { result::memset_d8_sync(address, 0, bytes) }.driver("cuMemsetD8")
+}
+
 /// Copies device memory to the host and waits.
 pub(super) fn copy_to_host<T: Element>(address: u64, count: usize) -> Result<Vec<T>> {
     let mut values = vec![T::zeroed(); count];

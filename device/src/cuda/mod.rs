@@ -126,6 +126,12 @@ impl Cuda {
         memory::copy_to_device(tensor.address, data)
     }
 
+    /// Sets every byte of a tensor to 0 and waits.
+    pub(crate) fn zero(&self, tensor: &Tensor) -> Result<()> {
+        memory::zero(tensor.address, tensor.bytes())?;
+        self.gpu.synchronize()
+    }
+
     /// Copies a tensor to the host and waits.
     pub(crate) fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
         self.counters.borrow_mut().blocking_copies += 1;

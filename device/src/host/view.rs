@@ -1,7 +1,7 @@
 //! Tensors as slices. The only place where the host kernels turn addresses into memory.
 #![allow(unsafe_code)]
 
-use crate::{Element, Tensor};
+use crate::{DType, Element, Tensor};
 
 /// The elements of `tensor`, to read.
 ///
@@ -31,6 +31,11 @@ pub(crate) fn write<'a, T: Element>(tensor: &Tensor) -> &'a mut [T] {
     }
     // SAFETY: as in `read`; the kernel holds no other slice of this range, see above.
     unsafe { std::slice::from_raw_parts_mut(tensor.address as *mut T, tensor.elements()) }
+}
+
+/// Sets every byte of `tensor` to 0, of whatever type it is.
+pub(crate) fn zero(tensor: &Tensor) {
+    write::<u8>(&Tensor { shape: [tensor.bytes()].into(), dtype: DType::U8, ..*tensor }).fill(0);
 }
 
 /// A `repr(C)` block such as [`crate::ops::Control`], read by value.

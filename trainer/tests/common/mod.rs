@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use device::cuda::CudaOptions;
 use device::ops::NormKind;
 use device::{Communicator, DType, Device, HostOptions};
 use graph_manager::GraphOptions;
@@ -110,7 +111,12 @@ impl Run {
         }
     }
 
+    /// The host device, or with `TEST_DEVICE=cuda` the first GPU, computing the same bits in every run.
     pub fn device(&self) -> Device {
+        if std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+            let options = CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: self.check };
+            return Device::cuda(options).unwrap();
+        }
         Device::host(HostOptions { threads: self.threads, check: self.check, dry: false }).unwrap()
     }
 
