@@ -14,6 +14,7 @@ mod elementwise;
 mod embedding;
 mod gemm;
 mod loss;
+mod loss_parallel;
 mod norm;
 mod optimizer;
 mod rotary;
@@ -22,11 +23,12 @@ pub use activation::{Activation, ActivationBackward, ActivationKind, SwiGlu, Swi
 pub use attention::{Attention, AttentionBackward};
 pub use collective::{Collective, CollectiveKind};
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
-pub use dropout::{Dropout, DropoutSite};
+pub use dropout::{Dropout, DropoutPart, DropoutSite};
 pub use elementwise::{Add, BiasGrad, Copy, Fill, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gemm::{Epilogue, Gemm};
 pub use loss::{CrossEntropy, Mse, SumInto};
+pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
 pub use rotary::Rotary;
@@ -163,6 +165,10 @@ operations! {
     EmbeddingBackward,
     /// Softmax and cross-entropy, forward and backward.
     CrossEntropy,
+    /// Cross-entropy over a part of the vocabulary: what is to be gathered.
+    CrossEntropyPart,
+    /// The rest of it, forward and backward.
+    CrossEntropyJoin,
     /// Mean squared error, forward and backward.
     Mse,
     /// Sum of a vector.

@@ -8,10 +8,10 @@ use device::ops::{
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
-use super::{Dropouts, FeedForward, Hidden};
+use super::{Dropouts, FeedForward, Hidden, TensorParallel};
 use crate::params::Param;
 
-/// A linear layer's parameters: weight `(out, in)` and, where there is one, bias `(out)`.
+/// A linear layer's parameters, or this rank's part of them: weight `(out, in)` and, where there is one, bias `(out)`.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear {
     pub(crate) weight: Param,
@@ -37,14 +37,43 @@ pub(crate) struct AttentionHalf {
     pub(crate) norm: NormLayer,
     /// `((heads + 2 kv_heads) * head_dim, hidden)`: rows of queries, then keys, then values.
     pub(crate) qkv: Linear,
-    /// `(hidden, hidden)`.
+    /// `(hidden, heads * head_dim)`.
     pub(crate) projection: Linear,
+    /// Of this rank, as `kv_heads`.
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; absent where positions are not rotary.
     pub(crate) rotary: Option<Tensor>,
     pub(crate) probabilities: Dropouts,
     pub(crate) output: Dropouts,
+    pub(crate) share: Share,
+}
+
+/// What a half of a block knows of the ranks it is shared with.
+#[derive(Clone)]
+pub(crate) struct Share {
+    pub(crate) parallel: TensorParallel,
+    /// Samples of a microbatch and tokens of a sample, whatever part of the rows is here.
+    pub(crate) tokens: (usize, usize),
+}
+
+impl Share {
+    /// See [`TensorParallel::all_rows`].
+    pub(crate) fn all_rows(&self, cx: &mut StepContext<'_>, name: &'static str, here: Tensor) -> Result<Tensor> {
+        self.parallel.all_rows(cx, name, here, self.tokens)
+    }
+
+    /// A buffer over all rows of the microbatch.
+    pub(crate) fn tensor(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        width: usize,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let (batch, seq) = self.tokens;
+        cx.tensor(name, [batch, seq, width], dtype)
+    }
 }
 
 pub(crate) struct FeedForwardHalf {
@@ -55,6 +84,7 @@ pub(crate) struct FeedForwardHalf {
     /// `(hidden, ffn)`.
     pub(crate) down: Linear,
     pub(crate) output: Dropouts,
+    pub(crate) share: Share,
 }
 
 /// What a norm keeps for its backward: its input `(batch, seq, hidden)` and statistics `(batch * seq)`.
@@ -112,13 +142,14 @@ impl Layer<Hidden> for Block {
 
 impl AttentionHalf {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedAttention)> {
-        let [batch, seq, hidden] = sizes(&input.x);
+        let (batch, seq) = self.share.tokens;
         let dtype = input.x.dtype;
         let (x, normed, norm) = self.norm.forward(cx, &input)?;
-        let qkv = cx.tensor("qkv", [batch, seq, self.qkv.width()], dtype)?;
-        self.qkv.forward(cx, normed, qkv)?;
+        let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
+        let qkv = self.share.tensor(cx, "qkv", self.qkv.width(), dtype)?;
+        self.qkv.forward(cx, all_normed, qkv)?;
         self.rotate(cx, qkv, false)?;
-        let context = cx.tensor("context", [batch, seq, hidden], dtype)?;
+        let context = self.share.tensor(cx, "context", self.projection.input_width(), dtype)?;
         let stats = cx.tensor("attention_stats", [batch, self.heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, input.record);
         cx.run(Attention {
@@ -129,8 +160,8 @@ impl AttentionHalf {
             kv_heads: self.kv_heads,
             dropout: probabilities,
         })?;
-        let delta = cx.tensor("attention_out", [batch, seq, hidden], dtype)?;
-        self.projection.forward(cx, context, delta)?;
+        let delta =
+            self.projection.forward_shared(cx, context, ["attention_out", "attention_out_here"], &self.share)?;
         let output = self.output.site(cx, input.record);
         if let Some(site) = output {
             cx.run(Dropout { input: delta, output: delta, site })?;
@@ -140,9 +171,9 @@ impl AttentionHalf {
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedAttention) -> Result<Tensor> {
-        let [batch, seq, hidden] = sizes(&grad);
         let grad_delta = undropped(cx, "grad_attention_out", grad, saved.output)?;
-        let grad_context = cx.tensor("grad_context", [batch, seq, hidden], grad.dtype)?;
+        let grad_delta = self.share.all_rows(cx, "all_grad_attention_out", grad_delta)?;
+        let grad_context = cx.tensor("grad_context", saved.context.shape, grad.dtype)?;
         self.projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
@@ -156,8 +187,8 @@ impl AttentionHalf {
             dropout: saved.probabilities,
         })?;
         self.rotate(cx, grad_qkv, true)?;
-        let grad_normed = cx.tensor("grad_normed_1", [batch, seq, hidden], grad.dtype)?;
-        self.qkv.backward(cx, saved.normed, grad_qkv, Some((grad_normed, Epilogue::None)))?;
+        let names = ["all_normed_1", "grad_normed_1", "grad_normed_1_here"];
+        let grad_normed = self.qkv.backward_shared(cx, saved.normed, grad_qkv, names, &self.share)?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
     }
 
@@ -170,27 +201,26 @@ impl AttentionHalf {
 
 impl FeedForwardHalf {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
-        let [batch, seq, hidden] = sizes(&input.x);
         let dtype = input.x.dtype;
         let (x, normed, norm) = self.norm.forward(cx, &input)?;
-        let pre = cx.tensor("pre_activation", [batch, seq, self.up.width()], dtype)?;
-        let activated = cx.tensor("activated", [batch, seq, self.down.weight.weight.shape.last()], dtype)?;
+        let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
+        let pre = self.share.tensor(cx, "pre_activation", self.up.width(), dtype)?;
+        let activated = self.share.tensor(cx, "activated", self.down.input_width(), dtype)?;
         match (self.kind, self.up.bias) {
             (FeedForward::Gelu, Some(bias)) => {
                 let epilogue = Epilogue::BiasGelu { bias: bias.weight, pre };
-                cx.run(Gemm::linear(normed, self.up.weight.weight, activated, epilogue))?;
+                cx.run(Gemm::linear(all_normed, self.up.weight.weight, activated, epilogue))?;
             }
             (FeedForward::Gelu, None) => {
-                self.up.forward(cx, normed, pre)?;
+                self.up.forward(cx, all_normed, pre)?;
                 cx.run(Activation { kind: ActivationKind::Gelu, input: pre, output: activated })?;
             }
             (FeedForward::SwiGlu, _) => {
-                self.up.forward(cx, normed, pre)?;
+                self.up.forward(cx, all_normed, pre)?;
                 cx.run(SwiGlu { input: pre, output: activated })?;
             }
         }
-        let delta = cx.tensor("ffn_out", [batch, seq, hidden], dtype)?;
-        self.down.forward(cx, activated, delta)?;
+        let delta = self.down.forward_shared(cx, activated, ["ffn_out", "ffn_out_here"], &self.share)?;
         let output = self.output.site(cx, input.record);
         if let Some(site) = output {
             cx.run(Dropout { input: delta, output: delta, site })?;
@@ -200,8 +230,8 @@ impl FeedForwardHalf {
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedFeedForward) -> Result<Tensor> {
-        let [batch, seq, hidden] = sizes(&grad);
         let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
+        let grad_delta = self.share.all_rows(cx, "all_grad_ffn_out", grad_delta)?;
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
         match self.kind {
             FeedForward::Gelu => {
@@ -214,8 +244,8 @@ impl FeedForwardHalf {
                 cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre })?;
             }
         }
-        let grad_normed = cx.tensor("grad_normed_2", [batch, seq, hidden], grad.dtype)?;
-        self.up.backward(cx, saved.normed, grad_pre, Some((grad_normed, Epilogue::None)))?;
+        let names = ["all_normed_2", "grad_normed_2", "grad_normed_2_here"];
+        let grad_normed = self.up.backward_shared(cx, saved.normed, grad_pre, names, &self.share)?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
     }
 }
@@ -226,9 +256,47 @@ impl Linear {
         self.weight.weight.shape.rows()
     }
 
+    /// Width of its input.
+    pub(crate) fn input_width(&self) -> usize {
+        self.weight.weight.shape.last()
+    }
+
     pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
-        let epilogue = self.bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
+        self.product(cx, input, output, self.bias)
+    }
+
+    fn product(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor, bias: Option<Param>) -> Result<()> {
+        let epilogue = bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
         cx.run(Gemm::linear(input, self.weight.weight, output, epilogue))
+    }
+
+    /// Of a layer cut by its inputs: the sum of all ranks' products, in the rows that are here. One rank adds the bias.
+    pub(crate) fn forward_shared(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        [all, here]: [&'static str; 2],
+        share: &Share,
+    ) -> Result<Tensor> {
+        let output = share.tensor(cx, all, self.width(), input.dtype)?;
+        self.product(cx, input, output, share.parallel.once(self.bias))?;
+        share.parallel.sum(cx, here, output)
+    }
+
+    /// Of a layer cut by its outputs: parameter gradients from the rows of `input` that are here, and the input's gradient
+    /// in the same rows.
+    pub(crate) fn backward_shared(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        grad_output: Tensor,
+        [all_input, all_grads, here]: [&'static str; 3],
+        share: &Share,
+    ) -> Result<Tensor> {
+        let input = share.all_rows(cx, all_input, input)?;
+        let grad_input = share.tensor(cx, all_grads, self.input_width(), grad_output.dtype)?;
+        self.backward(cx, input, grad_output, Some((grad_input, Epilogue::None)))?;
+        share.parallel.sum(cx, here, grad_input)
     }
 
     /// Parameter gradients, and the input's if it is wanted, through an epilogue.
@@ -318,10 +386,4 @@ pub(crate) fn undropped(
     let output = cx.tensor(name, grad.shape, grad.dtype)?;
     cx.run(Dropout { input: grad, output, site })?;
     Ok(output)
-}
-
-/// `(batch, seq, hidden)`.
-fn sizes(tensor: &Tensor) -> [usize; 3] {
-    let sizes = tensor.shape.sizes();
-    [sizes[0], sizes[1], sizes[2]]
 }
