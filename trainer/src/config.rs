@@ -39,6 +39,7 @@ pub struct RunConfig {
     pub optimizer: OptimizerConfig,
     pub precision: PrecisionConfig,
     pub parallel: ParallelConfig,
+    pub recompute: RecomputeConfig,
     pub cuda_graph: CudaGraphConfig,
     pub checkpoint: CheckpointConfig,
     pub logging: LoggingConfig,
@@ -117,6 +118,7 @@ section!(OptimizerConfig {
 });
 section!(PrecisionConfig { compute: String });
 section!(ParallelConfig { tensor: usize, pipeline: usize, bucket_mib: usize });
+section!(RecomputeConfig { granularity: String });
 section!(CudaGraphConfig {
     enable: bool,
     scope: String,

@@ -134,6 +134,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Stages; only 1 so far"),
     option("parallel.bucket_mib", "ddp-bucket-size", &["bucket-mib"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
 
+    option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective"]), "selective: backward computes norms and activations (GELU, SwiGLU) again, for about a third less activation memory"),
+
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
     option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(&["per_layer", "full_iteration"]), "A graph per layer and direction, or one for all microbatches"),
     option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before capture; at least 1"),

@@ -292,6 +292,7 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         scaled_residual_init: model.residual_init == "scaled",
         hidden_dropout: model.hidden_dropout as f32,
         attention_dropout: model.attention_dropout as f32,
+        recompute: config.recompute.granularity == "selective",
         seed: config.train.seed,
         dtype,
     }))

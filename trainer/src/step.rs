@@ -150,10 +150,10 @@ impl Stage {
             None => None,
         };
         let numbers = device.allocate("step numbers", size_of::<StepNumbers>())?;
-        let part = |name, field, size, dtype| numbers.tensor(name, field, [size], dtype);
-        let status = part("optimizer status", offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
-        let loss_sum = part("loss_sum", offset_of!(StepNumbers, loss_sum), 1, DType::F32);
-        let all_numbers = part("step numbers", 0, size_of::<StepNumbers>(), DType::U8);
+        let all_numbers = numbers.tensor("step numbers", 0, [size_of::<StepNumbers>()], DType::U8);
+        let part = |offset, size, dtype| numbers.place(all_numbers.buffer, offset, [size], dtype);
+        let status = part(offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
+        let loss_sum = part(offset_of!(StepNumbers, loss_sum), 1, DType::F32);
         let step = StepTensors { control, loss_sum, rotary };
         let model = (architecture.build)(&params, step);
         let stacked = |shape: device::Shape| {

@@ -53,6 +53,7 @@ impl Case {
             scaled_residual_init: true,
             hidden_dropout: 0.1,
             attention_dropout: 0.0,
+            recompute: false,
             seed,
             dtype,
         };

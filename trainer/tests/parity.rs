@@ -72,25 +72,32 @@ struct Tolerances {
     compute: DType,
     /// Of each step's loss, relative.
     loss: f64,
-    /// Of the first step's gradients and of all gradient norms, relative L2.
+    /// Of the first step's gradients, relative L2.
     grads: f64,
+    /// Of all steps' gradient norms, relative L2; they follow the weights as these drift apart.
+    norms: f64,
     /// Of the final weights, relative L2.
     weights: f64,
 }
 
 /// A few times what the reference itself differs between f32 and f64 on these cases: losses 1e-7, gradients 1e-6, final
 /// weights 3e-5 under AdamW, whose first updates have the learning rate's size however small a gradient is.
-const F32: Tolerances = Tolerances { compute: DType::F32, loss: 1e-6, grads: 5e-6, weights: 2e-4 };
+const F32: Tolerances = Tolerances { compute: DType::F32, loss: 1e-6, grads: 5e-6, norms: 5e-5, weights: 2e-4 };
 
 /// bf16 layers against the reference in f32: 8 bits of precision are 4e-3 a rounding, a gradient has met a few, and
 /// AdamW turns the sign of a small gradient into a whole step.
-const BF16: Tolerances = Tolerances { compute: DType::Bf16, loss: 1e-2, grads: 5e-2, weights: 2e-1 };
+const BF16: Tolerances = Tolerances { compute: DType::Bf16, loss: 1e-2, grads: 5e-2, norms: 5e-2, weights: 2e-1 };
 
 /// Trains here in the type of `within` and there in f32, and compares.
 fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolerances, case: serde_json::Value) {
     let options = GraphOptions::default();
-    let run =
-        Run { dropout: 0.0, compute: within.compute, shape, steps: STEPS, ..Run::new(kind, MICROBATCHES, options) };
+    let run = Run {
+        dropout: 0.0,
+        compute: within.compute,
+        shape: shape.clone(),
+        steps: STEPS,
+        ..Run::new(kind, MICROBATCHES, options)
+    };
     let device = run.device();
     let mut stage = run.stage(&device);
     let mut arrays = Arrays::default();
@@ -144,16 +151,23 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
         assert!((ours / theirs - 1.0).abs() < within.loss, "loss of step {step}: {ours} here, {theirs} in PyTorch");
     }
     assert!(losses[STEPS - 1] < 0.98 * losses[0], "nothing was learned: {losses:?}");
-    assert!(relative_l2(&norms, &theirs["grad_norm"]) < within.grads, "norms {norms:?} and {:?}", theirs["grad_norm"]);
+    assert!(relative_l2(&norms, &theirs["grad_norm"]) < within.norms, "norms {norms:?} and {:?}", theirs["grad_norm"]);
     for (spec, param) in stage.params().iter() {
         let (name, real) = (&spec.name, spec.shape.elements() / spec.shape.sizes()[0] * spec.rows);
         let grad = relative_l2(&grads[name][..real], &theirs[&format!("grad.{name}")][..real]);
         assert!(grad < within.grads, "gradient of {name} differs by {grad:.1e}");
         let ours: Vec<f64> = device.download::<f32>(&param.master).unwrap().into_iter().map(f64::from).collect();
-        let difference = relative_l2(&ours[..real], &theirs[&format!("final.{name}")][..real]);
-        // The bias of the keys has no true gradient (softmax ignores a shift), so AdamW there amplifies pure rounding.
-        let tolerance = if name.ends_with("c_attn.bias") { within.weights.max(5e-2) } else { within.weights };
-        assert!(difference < tolerance, "final {name} differs by {difference:.1e}");
+        let mut theirs = theirs[&format!("final.{name}")].clone();
+        let mut ours = ours;
+        if let (true, Some(shape)) = (name.ends_with("c_attn.bias"), &shape) {
+            // The bias of the keys has no true gradient (softmax ignores a shift): AdamW amplifies pure rounding there.
+            let keys = shape.hidden..shape.hidden + shape.kv_heads * shape.head_dim();
+            ours.drain(keys.clone());
+            theirs.drain(keys);
+        }
+        let real = real.min(ours.len());
+        let difference = relative_l2(&ours[..real], &theirs[..real]);
+        assert!(difference < within.weights, "final {name} differs by {difference:.1e}");
     }
 }
 

@@ -3,8 +3,10 @@
 
 mod common;
 
-use common::{Kind, Run, all_settings};
+use common::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
+use device::DType;
 use graph_manager::GraphOptions;
+use trainer::model::GptShape;
 
 fn assert_same_bits_in_all_settings(kind: Kind, microbatches: usize) {
     let settings = all_settings();
@@ -69,6 +71,25 @@ fn the_number_of_threads_does_not_change_a_bit() {
         let (others, other_weights) = run(threads);
         assert_eq!(one, others, "{threads} threads");
         assert!(weights.iter().zip(&other_weights).all(|(a, b)| a.to_bits() == b.to_bits()), "{threads} threads");
+    }
+}
+
+#[test]
+fn recomputing_norms_and_activations_changes_no_bit_and_saves_memory() {
+    for (kind, own) in [(Kind::Gpt, tiny_gpt as fn(f32, DType) -> GptShape), (Kind::Llama, tiny_llama)] {
+        let run = |recompute| {
+            let shape = Some(GptShape { recompute, ..own(0.1, DType::F32) });
+            let run = Run { shape, ..Run::new(kind, 4, GraphOptions::default()) };
+            let device = run.device();
+            let mut stage = run.stage(&device);
+            stage.record(4, false).unwrap();
+            (run.train(), stage.graphs().memory().iter().map(|area| area.bytes).sum::<usize>())
+        };
+        let ((kept, weights), all) = run(false);
+        let ((again, others), less) = run(true);
+        assert_eq!(kept, again, "{kind:?}");
+        assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{kind:?}: final weights");
+        assert!(less < all, "{kind:?}: {less} bytes when recomputing, {all} when keeping");
     }
 }
 

@@ -19,7 +19,7 @@ const STEPS: usize = 10;
 /// Enough heads for four ranks; dropout, so that a mask that depends on the layout would show.
 fn shape(kind: Kind, compute: DType) -> GptShape {
     match kind {
-        Kind::Llama => GptShape { heads: 8, kv_heads: 4, ..tiny_llama(0.1, compute) },
+        Kind::Llama => GptShape { heads: 8, kv_heads: 4, recompute: true, ..tiny_llama(0.1, compute) },
         _ => tiny_gpt(0.1, compute),
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct NormLayer {
     pub(crate) weight: Param,
     pub(crate) bias: Option<Param>,
     pub(crate) eps: f32,
+    /// Backward computes the normed values again instead of keeping them.
+    pub(crate) recompute: bool,
 }
 
 pub(crate) struct Block {
@@ -85,21 +87,24 @@ pub(crate) struct FeedForwardHalf {
     pub(crate) down: Linear,
     pub(crate) output: Dropouts,
     pub(crate) share: Share,
+    /// Backward computes the activation again instead of keeping it.
+    pub(crate) recompute: bool,
 }
 
-/// What a norm keeps for its backward: its input `(batch, seq, hidden)` and statistics `(batch * seq)`.
+/// What a norm keeps for its backward: its input `(batch, seq, hidden)`, statistics `(batch * seq)`, and its output
+/// unless that is computed again.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedNorm {
     input: Tensor,
     /// LayerNorm only.
     mean: Option<Tensor>,
     rstd: Tensor,
+    output: Option<Tensor>,
 }
 
 #[derive(Clone, Copy)]
 struct SavedAttention {
     norm: SavedNorm,
-    normed: Tensor,
     qkv: Tensor,
     context: Tensor,
     stats: Tensor,
@@ -110,9 +115,9 @@ struct SavedAttention {
 #[derive(Clone, Copy)]
 struct SavedFeedForward {
     norm: SavedNorm,
-    normed: Tensor,
     pre: Tensor,
-    activated: Tensor,
+    /// Unless it is computed again.
+    activated: Option<Tensor>,
     output: Option<DropoutSite>,
 }
 
@@ -144,7 +149,7 @@ impl AttentionHalf {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedAttention)> {
         let (batch, seq) = self.share.tokens;
         let dtype = input.x.dtype;
-        let (x, normed, norm) = self.norm.forward(cx, &input)?;
+        let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
         let qkv = self.share.tensor(cx, "qkv", self.qkv.width(), dtype)?;
         self.qkv.forward(cx, all_normed, qkv)?;
@@ -166,7 +171,7 @@ impl AttentionHalf {
         if let Some(site) = output {
             cx.run(Dropout { input: delta, output: delta, site })?;
         }
-        let saved = SavedAttention { norm, normed, qkv, context, stats, probabilities, output };
+        let saved = SavedAttention { norm, qkv, context, stats, probabilities, output };
         Ok((Hidden { x, delta: Some(delta), ..input }, saved))
     }
 
@@ -188,7 +193,8 @@ impl AttentionHalf {
         })?;
         self.rotate(cx, grad_qkv, true)?;
         let names = ["all_normed_1", "grad_normed_1", "grad_normed_1_here"];
-        let grad_normed = self.qkv.backward_shared(cx, saved.normed, grad_qkv, names, &self.share)?;
+        let normed = self.norm.output(cx, &saved.norm)?;
+        let grad_normed = self.qkv.backward_shared(cx, normed, grad_qkv, names, &self.share)?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
     }
 
@@ -202,7 +208,7 @@ impl AttentionHalf {
 impl FeedForwardHalf {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
         let dtype = input.x.dtype;
-        let (x, normed, norm) = self.norm.forward(cx, &input)?;
+        let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
         let pre = self.share.tensor(cx, "pre_activation", self.up.width(), dtype)?;
         let activated = self.share.tensor(cx, "activated", self.down.input_width(), dtype)?;
@@ -225,28 +231,43 @@ impl FeedForwardHalf {
         if let Some(site) = output {
             cx.run(Dropout { input: delta, output: delta, site })?;
         }
-        let saved = SavedFeedForward { norm, normed, pre, activated, output };
+        let saved = SavedFeedForward { norm, pre, activated: (!self.recompute).then_some(activated), output };
         Ok((Hidden { x, delta: Some(delta), ..input }, saved))
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedFeedForward) -> Result<Tensor> {
         let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
         let grad_delta = self.share.all_rows(cx, "all_grad_ffn_out", grad_delta)?;
+        let activated = self.activated(cx, saved)?;
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
         match self.kind {
             FeedForward::Gelu => {
                 let through_gelu = Epilogue::GeluBackward { pre: saved.pre };
-                self.down.backward(cx, saved.activated, grad_delta, Some((grad_pre, through_gelu)))?;
+                self.down.backward(cx, activated, grad_delta, Some((grad_pre, through_gelu)))?;
             }
             FeedForward::SwiGlu => {
-                let grad_output = cx.tensor("grad_activated", saved.activated.shape, grad.dtype)?;
-                self.down.backward(cx, saved.activated, grad_delta, Some((grad_output, Epilogue::None)))?;
+                let grad_output = cx.tensor("grad_activated", activated.shape, grad.dtype)?;
+                self.down.backward(cx, activated, grad_delta, Some((grad_output, Epilogue::None)))?;
                 cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre })?;
             }
         }
         let names = ["all_normed_2", "grad_normed_2", "grad_normed_2_here"];
-        let grad_normed = self.up.backward_shared(cx, saved.normed, grad_pre, names, &self.share)?;
+        let normed = self.norm.output(cx, &saved.norm)?;
+        let grad_normed = self.up.backward_shared(cx, normed, grad_pre, names, &self.share)?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
+    }
+
+    /// The activation `(batch, seq, ffn)`, kept or computed again to the same bits.
+    fn activated(&self, cx: &mut StepContext<'_>, saved: &SavedFeedForward) -> Result<Tensor> {
+        if let Some(activated) = saved.activated {
+            return Ok(activated);
+        }
+        let output = self.share.tensor(cx, "activated", self.down.input_width(), saved.pre.dtype)?;
+        match self.kind {
+            FeedForward::Gelu => cx.run(Activation { kind: ActivationKind::Gelu, input: saved.pre, output })?,
+            FeedForward::SwiGlu => cx.run(SwiGlu { input: saved.pre, output })?,
+        }
+        Ok(output)
     }
 }
 
@@ -321,22 +342,27 @@ impl Linear {
 impl NormLayer {
     /// Adds what is to be added to the residual stream and normalises it: the new stream, the normed values, and what
     /// backward needs.
-    pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: &Hidden) -> Result<(Tensor, Tensor, SavedNorm)> {
-        let shape = input.x.shape;
-        let normed = cx.tensor("normed", shape, input.x.dtype)?;
+    pub(crate) fn forward(
+        &self,
+        cx: &mut StepContext<'_>,
+        x: Tensor,
+        delta: Option<Tensor>,
+    ) -> Result<(Tensor, Tensor, SavedNorm)> {
+        let shape = x.shape;
+        let normed = cx.tensor("normed", shape, x.dtype)?;
         let mean = match self.kind {
             NormKind::Layer => Some(cx.tensor("mean", [shape.rows()], DType::F32)?),
             NormKind::Rms => None,
         };
         let rstd = cx.tensor("rstd", [shape.rows()], DType::F32)?;
-        let sum = match input.delta {
-            Some(_) => Some(cx.tensor("residual", shape, input.x.dtype)?),
+        let sum = match delta {
+            Some(_) => Some(cx.tensor("residual", shape, x.dtype)?),
             None => None,
         };
         cx.run(Norm {
             kind: self.kind,
-            input: input.delta.unwrap_or(input.x),
-            residual: input.delta.map(|_| input.x),
+            input: delta.unwrap_or(x),
+            residual: delta.map(|_| x),
             sum,
             weight: self.weight.weight,
             bias: self.bias.map(|bias| bias.weight),
@@ -345,8 +371,17 @@ impl NormLayer {
             rstd,
             eps: self.eps,
         })?;
-        let x = sum.unwrap_or(input.x);
-        Ok((x, normed, SavedNorm { input: x, mean, rstd }))
+        let x = sum.unwrap_or(x);
+        let output = (!self.recompute).then_some(normed);
+        Ok((x, normed, SavedNorm { input: x, mean, rstd, output }))
+    }
+
+    /// The normed values, kept or computed again to the same bits.
+    fn output(&self, cx: &mut StepContext<'_>, saved: &SavedNorm) -> Result<Tensor> {
+        if let Some(output) = saved.output {
+            return Ok(output);
+        }
+        self.forward(cx, saved.input, None).map(|(_, normed, _)| normed)
     }
 
     /// The residual stream's gradient: through the norm, plus what passes by it.

@@ -79,6 +79,8 @@ pub struct GptShape {
     pub hidden_dropout: f32,
     /// Dropout of attention probabilities.
     pub attention_dropout: f32,
+    /// Backward computes activations and normed values again instead of keeping them.
+    pub recompute: bool,
     /// Seed of weights and dropout.
     pub seed: u64,
     /// Type of activations and weights in layers.
@@ -204,6 +206,7 @@ fn build(shape: &GptShape, tensor: &TensorParallel, params: &Params, step: StepT
         weight: params.get(&format!("{name}.weight")),
         bias: shape.norm_bias().then(|| params.get(&format!("{name}.bias"))),
         eps: shape.norm_eps,
+        recompute: shape.recompute,
     };
     let dropouts =
         |rate, layer: usize, site, part| Dropouts { rate, seed: shape.seed, layer: layer as u16, site, part };
@@ -237,11 +240,12 @@ fn build(shape: &GptShape, tensor: &TensorParallel, params: &Params, step: StepT
             down: linear(format!("h.{block}.mlp.c_proj")),
             output: dropouts(shape.hidden_dropout, layer, 2, rows),
             share: share.clone(),
+            recompute: shape.recompute,
         };
         layers.push(Box::new(Block { attention, feed_forward }));
     }
     layers.push(Box::new(LanguageHead {
-        norm: norm("ln_f".into()),
+        norm: NormLayer { recompute: false, ..norm("ln_f".into()) },
         table: if shape.tied { table } else { params.get("lm_head.weight") },
         vocab: VocabPart { first_token, vocab: shape.vocab },
         share,

@@ -33,7 +33,7 @@ struct Saved {
 impl Layer<Hidden> for LanguageHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let rows = input.targets.elements();
-        let (_, normed, norm) = self.norm.forward(cx, &input)?;
+        let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
         let logits = cx.tensor("logits", [rows, self.table.weight.shape.rows()], input.x.dtype)?;
         cx.run(Gemm::linear(all_normed, self.table.weight, logits, Epilogue::None))?;

@@ -45,6 +45,7 @@ pub fn tiny_gpt(dropout: f32, dtype: DType) -> GptShape {
         scaled_residual_init: true,
         hidden_dropout: dropout,
         attention_dropout: dropout,
+        recompute: false,
         seed: 7,
         dtype,
     }
