@@ -12,6 +12,7 @@ pub mod cut;
 pub mod data;
 pub mod doctor;
 pub mod hf;
+pub mod layout;
 pub mod logs;
 pub mod metrics;
 pub mod model;
