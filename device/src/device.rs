@@ -6,12 +6,12 @@ use std::rc::Rc;
 
 use crate::capture::Capture;
 use crate::checker::Checker;
-use crate::cuda::{Counters, Cuda, CudaOptions, DeviceBlock, GpuProperties};
+use crate::cuda::{Counters, Cuda, CudaOptions, DeviceBlock, GpuProperties, PinnedBlock};
 use crate::host::memory::Block;
 use crate::host::{Pool, view};
 use crate::lane::Backend;
 use crate::stream::{StreamId, StreamState};
-use crate::{BufferId, CaptureRule, CheckError, DType, Element, Error, Result, Shape, Stream, Tensor};
+use crate::{BufferId, CaptureRule, CheckError, DType, Element, Error, Result, Shape, Staging, Stream, Tensor};
 
 /// Every buffer begins at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;
@@ -338,6 +338,21 @@ impl Device {
             Backend::Cuda(cuda) => cuda.zero(tensor)?,
         }
         Ok(())
+    }
+
+    /// Page-locked memory for host arrays of these sizes in bytes; nothing on the host device.
+    ///
+    /// # Errors
+    /// When the system cannot lock that much.
+    pub fn staging(&self, bytes: impl IntoIterator<Item = usize>) -> Result<Staging> {
+        match &self.peek().backend {
+            Backend::Host(_) => Ok(Staging::default()),
+            Backend::Cuda(cuda) => {
+                let blocks: Vec<PinnedBlock> = bytes.into_iter().map(PinnedBlock::new).collect::<Result<_>>()?;
+                cuda.counters.borrow_mut().allocations += blocks.len() as u64;
+                Ok(Staging::new(blocks))
+            }
+        }
     }
 
     /// Reads a tensor back, waiting for everything submitted before: for set-up, tests and checkpoints, not for steps.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use crate::cuda::{Cuda, CudaLane, RawEvent, RawGraph};
 use crate::host::{HostLane, Pool};
 use crate::stream::Readback;
-use crate::{Element, Op, Result, Tensor};
+use crate::{Element, HostArray, Op, Result, Tensor};
 
 /// What a device is made of.
 pub(crate) enum Backend {
@@ -58,6 +58,15 @@ impl Lane {
     pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], backend: &Backend) -> Result<()> {
         match (self, backend) {
             (Lane::Cuda(lane), Backend::Cuda(cuda)) => lane.write(tensor, data, cuda),
+            (Lane::Host(lane), _) => lane.write(tensor, data),
+            _ => unreachable!("a stream is of its device's kind"),
+        }
+    }
+
+    /// Copies an array of the host to a tensor.
+    pub(crate) fn send<T: Element>(&mut self, tensor: &Tensor, data: &HostArray<T>, backend: &Backend) -> Result<()> {
+        match (self, backend) {
+            (Lane::Cuda(lane), Backend::Cuda(cuda)) => lane.send(tensor, data, cuda),
             (Lane::Host(lane), _) => lane.write(tensor, data),
             _ => unreachable!("a stream is of its device's kind"),
         }

@@ -3,6 +3,7 @@
 //!
 //! Start with [`ops`] (what can be done), then [`Device`] and [`Stream`] (how it is submitted), then [`Graph`].
 
+mod array;
 mod capture;
 mod checker;
 mod communicator;
@@ -17,6 +18,7 @@ pub mod ops;
 mod stream;
 mod tensor;
 
+pub use array::{HostArray, Staging};
 pub use communicator::{Communicator, Request};
 pub use device::{ALIGNMENT, Area, Device, HostOptions, TraceEvent};
 pub use dtype::{DType, Element, Float};

@@ -8,7 +8,7 @@ use crate::checker::Checker;
 use crate::cuda::{Arriving, Counters};
 use crate::device::Core;
 use crate::lane::{Backend, Lane, Mark};
-use crate::{Accesses, CaptureRule, Device, Element, Error, Graph, Op, Result, Tensor, TraceEvent};
+use crate::{Accesses, CaptureRule, Device, Element, Error, Graph, HostArray, Op, Result, Tensor, TraceEvent};
 
 /// Names a stream of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -206,7 +206,24 @@ impl Stream {
     /// # Errors
     /// [`CaptureRule::Synchronization`] while this stream captures: a graph would repeat the same host data forever.
     pub fn write<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
-        self.device.check_image::<T>("write", tensor, data.len())?;
+        self.copy_in::<T>(tensor, data.len(), |lane, backend| lane.write(tensor, data, backend))
+    }
+
+    /// As [`Stream::write`], without a copy on the host where the array is in page-locked memory.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    pub fn send<T: Element>(&self, tensor: &Tensor, data: &HostArray<T>) -> Result<()> {
+        self.copy_in::<T>(tensor, data.len(), |lane, backend| lane.send(tensor, data, backend))
+    }
+
+    fn copy_in<T: Element>(
+        &self,
+        tensor: &Tensor,
+        elements: usize,
+        copy: impl FnOnce(&mut Lane, &Backend) -> Result<()>,
+    ) -> Result<()> {
+        self.device.check_image::<T>("write", tensor, elements)?;
         let mut core = self.device.core();
         let core = &mut *core;
         if core.trace.is_some() || core.dry {
@@ -220,7 +237,7 @@ impl Stream {
             let accesses = Accesses::new([], [*tensor]);
             checker.operation(self.id, &"write".into(), &accesses, &core.buffers)?;
         }
-        core.streams[self.id.index()].lane.write(tensor, data, &core.backend)
+        copy(&mut core.streams[self.id.index()].lane, &core.backend)
     }
 
     /// Copies a tensor to the host, in stream order. The values are there once the returned copy has been waited for.

@@ -122,7 +122,7 @@ pub fn run(
     began: Instant,
 ) -> Result<BenchResult, RunError> {
     let mut stage = stage(plan, device, ranks, false)?;
-    let batch = random_batch(plan);
+    let batch = random_batch(plan).staged(&stage.staging(1)?);
     let mut step = 0;
     let mut next = |batch: Option<&Batch>| -> Result<PendingMetrics, RunError> {
         let pending = stage

@@ -30,7 +30,24 @@ const LLAMA: Values = &[
 /// The options a preset sets, with values as in TOML; none for a name that is not known.
 pub fn preset(name: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let family = if name.contains("llama") { LLAMA } else { &[] };
-    family.iter().chain(sizes(name)).copied()
+    let rates = rates(name);
+    let large = if rates.is_empty() { &[] } else { LARGE };
+    family.iter().chain(sizes(name)).chain(large).chain(rates).copied()
+}
+
+/// How models too large for a laptop are trained.
+const LARGE: Values = &[("precision.compute", "\"bf16\""), ("optimizer.warmup_steps", "700")];
+
+/// Learning rates of Brown et al., 2020, table 2.1, and of Llama Team, 2024, table 3, falling to a tenth.
+fn rates(name: &str) -> Values {
+    match name {
+        "gpt2-124m" => &[("optimizer.lr", "6e-4"), ("optimizer.min_lr", "6e-5")],
+        "gpt2-350m" | "llama-1b" | "llama-8b" => &[("optimizer.lr", "3e-4"), ("optimizer.min_lr", "3e-5")],
+        "gpt-1.3b" => &[("optimizer.lr", "2e-4"), ("optimizer.min_lr", "2e-5")],
+        "gpt-2.7b" => &[("optimizer.lr", "1.6e-4"), ("optimizer.min_lr", "1.6e-5")],
+        "llama-70b" => &[("optimizer.lr", "1.5e-4"), ("optimizer.min_lr", "1.5e-5")],
+        _ => &[],
+    }
 }
 
 fn sizes(name: &str) -> Values {

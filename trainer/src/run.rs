@@ -14,7 +14,7 @@ use crate::accelerator::peak_tflops;
 use crate::checkpoint::{Progress, SaveError, Session};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
-use crate::data::{self, DataError, MarkovSource, Prefetch, Regression, Source, Split};
+use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Prefetch, Regression, Source, Split};
 use crate::hf::{LoadError, Pretrained};
 use crate::logs::PRINTED;
 use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
@@ -220,6 +220,7 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
     };
     let mut stage = Stage::new(device, &plan.model.part(tensor), options, ranks.group.clone())?;
     stage.record(plan.microbatches, plan.config.train.eval_interval > 0)?;
+    stage.graphs().allocate()?;
     let barrier = ranks.barrier.clone();
     stage.graphs().before_capture(move || {
         barrier();
@@ -366,7 +367,7 @@ pub fn train(
     let mut batches = {
         let (plan, rank) = (plan.clone(), ranks.rank);
         let global = plan.config.train.global_batch_size as u64;
-        Prefetch::start(source.clone(), start.step..steps, move |step| {
+        Prefetch::start(source.clone(), start.step..steps, stage.staging(IN_MEMORY)?, move |step| {
             let first = start.samples + (step - start.step) as u64 * global;
             (settings(&plan, rank, step, first).first_sample, samples(&plan))
         })?

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::rc::Rc;
 
 use device::ops::{Control, Copy, Fill, Status, WriteControl, WriteSampleRecord};
-use device::{Area, Communicator, DType, Device, Readback, Stream, Tensor};
+use device::{Area, Communicator, DType, Device, HostArray, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, GraphOptions, Mode, Region, Result, StepContext};
 
 use crate::model::{Architecture, Hidden, Model, StepTensors};
@@ -41,17 +41,31 @@ pub enum Batch {
     /// Token ids; targets are the next tokens, negative where there is none.
     Tokens {
         /// `(microbatches, batch, seq)`.
-        inputs: Vec<i32>,
+        inputs: HostArray<i32>,
         /// `(microbatches, batch, seq)`.
-        targets: Vec<i32>,
+        targets: HostArray<i32>,
     },
     /// Rows of a regression.
     Rows {
         /// `(microbatches, batch, features)`.
-        inputs: Vec<f32>,
+        inputs: HostArray<f32>,
         /// `(microbatches, batch, outputs)`.
-        targets: Vec<f32>,
+        targets: HostArray<f32>,
     },
+}
+
+impl Batch {
+    /// The same batch in page-locked memory, where some is free.
+    pub fn staged(self, staging: &Staging) -> Batch {
+        match self {
+            Batch::Tokens { inputs, targets } => {
+                Batch::Tokens { inputs: staging.array(inputs), targets: staging.array(targets) }
+            }
+            Batch::Rows { inputs, targets } => {
+                Batch::Rows { inputs: staging.array(inputs), targets: staging.array(targets) }
+            }
+        }
+    }
 }
 
 /// What the host decides for one step.
@@ -279,12 +293,12 @@ impl Stage {
         match batch {
             None => {}
             Some(Batch::Tokens { inputs: tokens, targets: next }) => {
-                self.compute.write(&inputs, tokens)?;
-                self.compute.write(&targets, next)?;
+                self.compute.send(&inputs, tokens)?;
+                self.compute.send(&targets, next)?;
             }
             Some(Batch::Rows { inputs: rows, targets: wanted }) => {
-                self.compute.write(&inputs, rows)?;
-                self.compute.write(&targets, wanted)?;
+                self.compute.send(&inputs, rows)?;
+                self.compute.send(&targets, wanted)?;
             }
         }
         Ok(losses)
@@ -292,6 +306,15 @@ impl Stage {
 
     fn metrics(&self, losses: f64) -> Result<PendingMetrics> {
         Ok(PendingMetrics { numbers: self.compute.read(&self.numbers)?, losses })
+    }
+
+    /// Page-locked memory for this many batches.
+    ///
+    /// # Errors
+    /// When the system cannot lock that much.
+    pub fn staging(&self, batches: usize) -> Result<Staging> {
+        let bytes = [self.inputs.bytes(), self.targets.bytes()];
+        Ok(self.compute.device().staging((0..batches).flat_map(|_| bytes))?)
     }
 
     /// The graphs, to report on.

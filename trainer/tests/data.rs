@@ -193,10 +193,10 @@ fn a_step_has_the_same_samples_however_ranks_and_microbatches_divide_it() {
             else {
                 unreachable!("token sources give tokens")
             };
-            inputs.extend(i);
-            targets.extend(t);
+            inputs.extend_from_slice(&i);
+            targets.extend_from_slice(&t);
         }
-        assert_eq!(Batch::Tokens { inputs, targets }, step, "{parts} parts");
+        assert_eq!(Batch::Tokens { inputs: inputs.into(), targets: targets.into() }, step, "{parts} parts");
     }
 }
 

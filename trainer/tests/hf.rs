@@ -64,7 +64,7 @@ fn models_of_transformers_have_their_loss_here_and_come_back_the_same_bytes() {
         // Started from their folder and from ours, as a user would.
         for folder in [&theirs, &ours] {
             let (_device, mut stage) = stage_of(&plan(&["--init-from", folder.to_str().unwrap()]).unwrap()).unwrap();
-            let batch = Batch::Tokens { inputs: tokens("tokens"), targets: tokens("targets") };
+            let batch = Batch::Tokens { inputs: tokens("tokens").into(), targets: tokens("targets").into() };
             let settings = StepSettings { step: 0, microbatches: 1, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
             let loss = stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss;
             assert!((loss / wanted - 1.0).abs() < 1e-6, "{name}: loss {loss} here, {wanted} in transformers");

@@ -1,13 +1,15 @@
 //! A stream of the CUDA device, with the memory that belongs to it.
 
+use std::any::Any;
 use std::cell::OnceCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::{Arriving, Cuda, DeviceBlock, PinnedBlock, Queue, RawEvent, RawStream};
 use crate::lane::Mark;
 use crate::stream::Readback;
-use crate::{Element, Error, Op, Result, Tensor};
+use crate::{Element, Error, HostArray, Op, Result, Tensor};
 
 #[derive(Default)]
 pub(crate) struct CudaLane {
@@ -21,6 +23,8 @@ pub(crate) struct CudaLane {
     outgoing: HashMap<u64, VecDeque<(PinnedBlock, RawEvent)>>,
     /// Pinned memory that copies from a tensor go to, by its address, the oldest first.
     incoming: HashMap<u64, VecDeque<Rc<Arriving>>>,
+    /// Page-locked arrays that copies come from, the oldest first.
+    sending: VecDeque<(Arc<dyn Any + Send + Sync>, RawEvent)>,
 }
 
 /// Copies of one tensor that can be under way at once: the host is at most a step ahead.
@@ -97,6 +101,23 @@ impl CudaLane {
         raw.copy_in(tensor.address, &block, bytes)?;
         event.record(&raw)?;
         ring.push_back((block, event));
+        Ok(())
+    }
+
+    /// From page-locked memory without a copy on the host; from other memory as [`CudaLane::write`].
+    pub(crate) fn send<T: Element>(&mut self, tensor: &Tensor, data: &HostArray<T>, cuda: &Cuda) -> Result<()> {
+        let Some(block) = data.pinned() else { return self.write(tensor, data, cuda) };
+        let raw = self.raw()?;
+        let mut event = None;
+        while let Some((_, done)) = self.sending.front()
+            && done.passed()?
+        {
+            event = self.sending.pop_front().map(|(_, done)| done);
+        }
+        raw.copy_in(tensor.address, block, tensor.bytes())?;
+        let event = event.map_or_else(RawEvent::new, Ok)?;
+        event.record(&raw)?;
+        self.sending.push_back((data.hold(), event));
         Ok(())
     }
 

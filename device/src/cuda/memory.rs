@@ -84,13 +84,10 @@ impl PinnedBlock {
     }
 
     /// The first `count` values in it.
-    pub(crate) fn values<T: Element>(&self, count: usize) -> Vec<T> {
+    pub(crate) fn slice<T: Element>(&self, count: usize) -> &[T] {
         assert!(count * size_of::<T>() <= self.bytes, "{count} values from {} pinned bytes", self.bytes);
-        let mut values = vec![T::zeroed(); count];
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
-        // SAFETY: within the block; plain bytes are valid for any `Element`.
-        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.start, bytes.len()) };
-        values
+        // SAFETY: within the block, which begins at a page; plain bytes are valid for any `Element`.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
     /// Its address, for the driver.
@@ -98,6 +95,11 @@ impl PinnedBlock {
         self.start.cast()
     }
 }
+
+// SAFETY: plain memory that one value owns; nothing in it belongs to a thread.
+unsafe impl Send for PinnedBlock {}
+// SAFETY: through a shared reference it is only read.
+unsafe impl Sync for PinnedBlock {}
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {

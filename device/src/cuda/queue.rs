@@ -203,6 +203,6 @@ impl Arriving {
     /// Waits for the copy.
     pub(crate) fn wait<T: Element>(&self, count: usize) -> Result<Vec<T>> {
         self.done.synchronize()?;
-        Ok(self.block.values(count))
+        Ok(self.block.slice(count).to_vec())
     }
 }

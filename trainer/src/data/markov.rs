@@ -180,7 +180,7 @@ mod tests {
             Batch::Rows { .. } => unreachable!(),
         };
         let (four, targets) = tokens(Split::Train, 8, 4);
-        assert_eq!(four[64..128], tokens(Split::Train, 9, 1).0);
+        assert_eq!(four[64..128], tokens(Split::Train, 9, 1).0[..]);
         assert_eq!(four[1..64], targets[..63]);
         assert_ne!(four, tokens(Split::Validation, 8, 4).0);
     }

@@ -24,7 +24,7 @@ mod tokens;
 pub use markov::MarkovSource;
 pub use open::{JSON_KEY, open};
 pub use paths::{PathItem, Paths};
-pub use prefetch::Prefetch;
+pub use prefetch::{IN_MEMORY, Prefetch};
 pub use regression::Regression;
 pub use token_source::TokenSource;
 pub use tokenize::{TokenizeRequest, tokenize};
@@ -88,7 +88,7 @@ fn token_batch(
         inputs.extend(&row[..seq]);
         targets.extend(&row[1..]);
     }
-    Ok(Batch::Tokens { inputs, targets })
+    Ok(Batch::Tokens { inputs: inputs.into(), targets: targets.into() })
 }
 
 /// SplitMix64 (Steele et al., 2014): the `n`-th random word of a seed.

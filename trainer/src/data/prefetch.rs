@@ -6,11 +6,16 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use device::Staging;
+
 use super::{DataError, Source, Split};
 use crate::step::Batch;
 
 /// Batches that wait for their step, besides the one being made.
 const AHEAD: usize = 2;
+
+/// Batches in memory at once: those that wait, the one being made, and those of the steps under way.
+pub const IN_MEMORY: usize = AHEAD + 4;
 
 /// The batches of a run's steps, in order.
 pub struct Prefetch {
@@ -19,20 +24,22 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// Starts making the batches of `steps`. `samples` gives the first sample of a step and how many there are.
+    /// Starts making the batches of `steps`, in memory from `staging`. `samples` gives the first sample of a step and how
+    /// many there are.
     ///
     /// # Errors
     /// No thread can be started.
     pub fn start(
         source: Arc<dyn Source>,
         steps: Range<usize>,
+        staging: Staging,
         samples: impl Fn(usize) -> (u64, usize) + Send + 'static,
     ) -> Result<Prefetch, DataError> {
         let (send, batches) = sync_channel(AHEAD);
         let thread = std::thread::Builder::new().name("data".into()).spawn(move || {
             for step in steps {
                 let (first, count) = samples(step);
-                let batch = source.batch(Split::Train, first, count);
+                let batch = source.batch(Split::Train, first, count).map(|batch| batch.staged(&staging));
                 let failed = batch.is_err();
                 if send.send(batch).is_err() || failed {
                     return;
@@ -99,7 +106,7 @@ mod tests {
     impl Source for Breaks {
         fn batch(&self, _: Split, first: u64, _: usize) -> Result<Batch, DataError> {
             if first < self.at {
-                return Ok(Batch::Rows { inputs: vec![first as f32], targets: vec![] });
+                return Ok(Batch::Rows { inputs: vec![first as f32].into(), targets: vec![].into() });
             }
             assert!(!self.panics, "a bug in the source");
             Err(DataError { what: "the disk is gone".into(), fix: "mount it".into() })
@@ -113,7 +120,8 @@ mod tests {
     #[test]
     fn batches_are_those_of_the_source_in_order_and_no_more() {
         let source = Arc::new(MarkovSource::new(1, 8));
-        let mut prefetch = Prefetch::start(source.clone(), 3..9, |step| (10 * step as u64, 2)).unwrap();
+        let mut prefetch =
+            Prefetch::start(source.clone(), 3..9, Staging::default(), |step| (10 * step as u64, 2)).unwrap();
         for step in 3..9u64 {
             assert_eq!(prefetch.next_batch().unwrap().0, source.batch(Split::Train, 10 * step, 2).unwrap());
         }
@@ -124,7 +132,8 @@ mod tests {
     fn an_error_and_a_panic_of_the_thread_reach_the_step_that_needs_the_batch() {
         for (panics, text) in [(false, "the disk is gone"), (true, "panicked: a bug in the source")] {
             let mut prefetch =
-                Prefetch::start(Arc::new(Breaks { at: 2, panics }), 0..9, |step| (step as u64, 1)).unwrap();
+                Prefetch::start(Arc::new(Breaks { at: 2, panics }), 0..9, Staging::default(), |step| (step as u64, 1))
+                    .unwrap();
             assert!(prefetch.next_batch().is_ok() && prefetch.next_batch().is_ok());
             let error = prefetch.next_batch().unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
@@ -134,7 +143,8 @@ mod tests {
     #[test]
     fn a_run_that_ends_early_ends_the_thread() {
         let source: Arc<dyn Source> = Arc::new(MarkovSource::new(1, 8));
-        let mut prefetch = Prefetch::start(source.clone(), 0..1_000_000, |step| (step as u64, 1)).unwrap();
+        let mut prefetch =
+            Prefetch::start(source.clone(), 0..1_000_000, Staging::default(), |step| (step as u64, 1)).unwrap();
         prefetch.next_batch().unwrap();
         drop(prefetch);
         assert_eq!(Arc::strong_count(&source), 1, "the thread still holds the source");

@@ -33,7 +33,7 @@ impl Source for Regression {
             }
             inputs.extend(row);
         }
-        Ok(Batch::Rows { inputs, targets })
+        Ok(Batch::Rows { inputs: inputs.into(), targets: targets.into() })
     }
 
     fn describe(&self) -> String {
