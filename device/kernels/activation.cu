@@ -1,15 +1,9 @@
 // Activation functions and their gradients. Every byte is moved once.
-#include "common.cuh"
-
-// 2 sqrt(2/pi) (x + 0.044715 x^3): 0.5 (1 + tanh(u)) is the sigmoid of 2 u.
-inline float twice_u(float x) { return 1.595769f * x * fmaf(0.044715f * x, x, 1.0f); }
+#include "gelu.cuh"
 
 struct Gelu {
-    template <class T> static float value(float x) { return x * sigmoid<T>(twice_u(x)); }
-    template <class T> static float derivative(float x, float grad) {
-        float s = sigmoid<T>(twice_u(x));
-        return grad * (s + x * s * (1.0f - s) * (1.595769f * fmaf(3.0f * 0.044715f * x, x, 1.0f)));
-    }
+    template <class T> static float value(float x) { return gelu<T>(x); }
+    template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
 };
 
 // As `max(x, 0)` on the host, a NaN becomes 0 nowhere: it must show.

@@ -9,7 +9,7 @@
 //
 // Everything is added up in a fixed order: the gradients of queries and those of keys and values come from two kernels,
 // one block for each tile of the result, and a key head's query heads are taken one after the other. No atomics.
-#include "numeric.cuh"
+#include "common.cuh"
 
 struct Arguments {
     const void* qkv;
@@ -91,6 +91,19 @@ __device__ inline Rows<T> of_head(T* output, const Arguments& a, int batch, int 
     return {output + (u64)batch * a.seq * width + (u64)head * a.dim, width};
 }
 
+// Four neighbours; the address is a multiple of their size.
+template <class T>
+__device__ inline float4 load4(const T* from) {
+    float x[4];
+    load<4>(from, x);
+    return make_float4(x[0], x[1], x[2], x[3]);
+}
+template <class T>
+__device__ inline void store4(T* to, float4 x) {
+    float values[4] = {x.x, x.y, x.z, x.w};
+    store<4>(to, values);
+}
+
 // Floats of a row in shared memory: dim rounded up to 4, and 4 more so that neighbouring rows lie in other banks.
 __device__ inline int padded(const Arguments& a) { return (a.dim + 3) / 4 * 4; }
 __device__ inline int pitch_of(const Arguments& a) { return padded(a) + 4; }
@@ -107,10 +120,10 @@ __device__ void load_tile(float* tile, Rows<const T> from, int first, const Argu
             if (a.vector) {
                 x = load4(at);
             } else {
-                x.x = to_float(at[0]);
-                if (column + 1 < a.dim) x.y = to_float(at[1]);
-                if (column + 2 < a.dim) x.z = to_float(at[2]);
-                if (column + 3 < a.dim) x.w = to_float(at[3]);
+                x.x = value(at);
+                if (column + 1 < a.dim) x.y = value(at + 1);
+                if (column + 2 < a.dim) x.z = value(at + 2);
+                if (column + 3 < a.dim) x.w = value(at + 3);
             }
         }
         *(float4*)(tile + row * pitch + column) = x;
@@ -191,10 +204,10 @@ __device__ void store_tile(Rows<T> to, int first, const float4 (&sums)[R][C], co
             if (a.vector) {
                 if (column < a.dim) store4(at, x);
             } else {
-                if (column < a.dim) store(at, x.x);
-                if (column + 1 < a.dim) store(at + 1, x.y);
-                if (column + 2 < a.dim) store(at + 2, x.z);
-                if (column + 3 < a.dim) store(at + 3, x.w);
+                if (column < a.dim) set(at, x.x);
+                if (column + 1 < a.dim) set(at + 1, x.y);
+                if (column + 2 < a.dim) set(at + 2, x.z);
+                if (column + 3 < a.dim) set(at + 3, x.w);
             }
         }
     }
@@ -334,7 +347,7 @@ __device__ void backward_queries(const Arguments& a) {
         u64 at = ((u64)batch * a.heads + head) * a.seq + row;
         float sum = 0.0f;
         if (row < a.seq)
-            for (int c = tx; c < a.dim; c += 16) sum += grads[(ty + 16 * i) * pitch_of(a) + c] * to_float(output.row(row)[c]);
+            for (int c = tx; c < a.dim; c += 16) sum += grads[(ty + 16 * i) * pitch_of(a) + c] * value(output.row(row) + c);
         delta[i] = row_sum(sum);
         stat[i] = row < a.seq ? a.stats[at] : 0.0f;
         if (tx == 0 && row < a.seq) a.delta[at] = delta[i];

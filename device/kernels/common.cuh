@@ -122,6 +122,9 @@ inline void set(bf16* to, float x) { to->bits = (u16)pack_bf16x2(x, 0.0f); }
 
 // ---- Functions ----------------------------------------------------------------------------------------------------
 
+// Not a literal: the macro is in a header we do not include.
+inline float infinity() { return __int_as_float(0x7f800000); }
+
 // e^x for results of type T: to the last bits for f32, within 1e-5 for bf16, which rounds at 4e-3.
 template <class T> float exponential(float x);
 template <> inline float exponential<float>(float x) { return expf(x); }

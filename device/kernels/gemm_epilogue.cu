@@ -1,7 +1,7 @@
 // What a matrix product could not do to its own result: bias, bias and GELU, the gradient of GELU.
 //
 // In place on `out`, (rows, columns) row-major. Reads and writes every tensor once; the bias stays in cache.
-#include "numeric.cuh"
+#include "gelu.cuh"
 
 struct Epilogue {
     void* out;         // (rows, columns)
@@ -13,30 +13,28 @@ struct Epilogue {
     int vector; // columns are a multiple of 4 and all addresses of 16
 };
 
-__device__ inline float load_any(const void* from, int is_bf16, u64 at) {
-    return is_bf16 ? to_float(((const bf16*)from)[at]) : ((const float*)from)[at];
-}
-
-__device__ inline float4 load_any4(const void* from, int is_bf16, u64 at) {
-    return is_bf16 ? load4((const bf16*)from + at) : load4((const float*)from + at);
+// N values of a tensor whose type is in the arguments.
+template <int N> void load_any(const void* from, int is_bf16, u64 at, float (&x)[N]) {
+    if (is_bf16) load<N>((const bf16*)from + at, x);
+    else load<N>((const float*)from + at, x);
 }
 
 // out += bias
 struct AddBias {
     static constexpr bool per_column = true;
     static constexpr bool keeps = false;
-    template <class T> static __device__ float apply(float product, float bias, float&) { return product + bias; }
+    template <class T> static float apply(float product, float bias, float&) { return product + bias; }
 };
 
 // pre = out + bias, out = gelu(pre), with pre as it was rounded
 struct BiasGelu {
     static constexpr bool per_column = true;
     static constexpr bool keeps = true;
-    template <class T> static __device__ float apply(float product, float bias, float& pre) {
+    template <class T> static float apply(float product, float bias, float& pre) {
         T rounded;
-        store(&rounded, product + bias);
-        pre = to_float(rounded);
-        return gelu(pre);
+        set(&rounded, product + bias);
+        pre = value(&rounded);
+        return gelu<T>(pre);
     }
 };
 
@@ -44,35 +42,30 @@ struct BiasGelu {
 struct GeluBackward {
     static constexpr bool per_column = false;
     static constexpr bool keeps = false;
-    template <class T> static __device__ float apply(float product, float input, float&) {
-        return product * gelu_derivative(input);
+    template <class T> static float apply(float product, float input, float&) {
+        return product * gelu_derivative<T>(input);
     }
 };
 
-template <class T, class Kind>
-__device__ void epilogue(const Epilogue& e) {
+// N values at a time.
+template <class T, class Kind, int N> void over_packs(const Epilogue& e) {
     T *out = (T*)e.out, *pre = (T*)e.pre;
-    u64 start = blockIdx.x * (u64)blockDim.x + threadIdx.x, stride = (u64)gridDim.x * blockDim.x;
-    if (e.vector) {
-        for (u64 i = start; i < e.count / 4; i += stride) {
-            float4 x = load4(out + 4 * i), kept;
-            float4 y = load_any4(e.other, e.other_is_bf16, Kind::per_column ? 4 * i % e.columns : 4 * i);
-            x.x = Kind::template apply<T>(x.x, y.x, kept.x);
-            x.y = Kind::template apply<T>(x.y, y.y, kept.y);
-            x.z = Kind::template apply<T>(x.z, y.z, kept.z);
-            x.w = Kind::template apply<T>(x.w, y.w, kept.w);
-            if (Kind::keeps) store4(pre + 4 * i, kept);
-            store4(out + 4 * i, x);
-        }
-        return;
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 pack = (u64)blockIdx.x * blockDim.x + threadIdx.x; pack < e.count / N; pack += stride) {
+        u64 at = pack * N;
+        float x[N], y[N], kept[N];
+        load<N>(out + at, x);
+        load_any<N>(e.other, e.other_is_bf16, Kind::per_column ? at % e.columns : at, y);
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = Kind::template apply<T>(x[i], y[i], kept[i]);
+        if constexpr (Kind::keeps) store<N>(pre + at, kept);
+        store<N>(out + at, x);
     }
-    for (u64 i = start; i < e.count; i += stride) {
-        float kept;
-        float y = load_any(e.other, e.other_is_bf16, Kind::per_column ? i % e.columns : i);
-        float x = Kind::template apply<T>(to_float(out[i]), y, kept);
-        if (Kind::keeps) store(pre + i, kept);
-        store(out + i, x);
-    }
+}
+
+template <class T, class Kind> void epilogue(const Epilogue& e) {
+    if (e.vector) over_packs<T, Kind, 4>(e);
+    else over_packs<T, Kind, 1>(e);
 }
 
 KERNEL(epilogue_bias_f32)(Epilogue e) { epilogue<float, AddBias>(e); }

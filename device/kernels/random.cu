@@ -1,8 +1,8 @@
 // Numbers to time libraries on: a GPU is slower on random bits than on zeros, as it draws more power.
-#include "numeric.cuh"
+#include "common.cuh"
 
 // Evenly spread over [-1, 1): a hash of the index (Wellons' triple32, two rounds).
-__device__ inline float noise(u64 index, u32 seed) {
+inline float noise(u64 index, u32 seed) {
     u32 x = (u32)index * 2654435761u ^ (u32)(index >> 32) ^ seed;
     x ^= x >> 16;
     x *= 0x7feb352du;
@@ -12,10 +12,9 @@ __device__ inline float noise(u64 index, u32 seed) {
     return (float)(int)x * (1.0f / 2147483648.0f);
 }
 
-template <class T>
-__device__ void fill(T* output, u64 count, u32 seed) {
+template <class T> void fill(T* output, u64 count, u32 seed) {
     u64 stride = (u64)gridDim.x * blockDim.x;
-    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += stride) store(output + i, noise(i, seed));
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += stride) set(output + i, noise(i, seed));
 }
 
 KERNEL(random_f32)(float* output, u64 count, u32 seed) { fill(output, count, seed); }

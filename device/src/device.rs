@@ -11,6 +11,7 @@ use crate::host::memory::Block;
 use crate::host::{Pool, view};
 use crate::lane::Backend;
 use crate::stream::{StreamId, StreamState};
+use crate::timeline::Recorder;
 use crate::{BufferId, CaptureRule, CheckError, DType, Element, Error, Result, Shape, Staging, Stream, Tensor};
 
 /// Every buffer begins at a multiple of this many bytes.
@@ -54,6 +55,7 @@ pub(crate) struct Core {
     pub(crate) scope: Rc<str>,
     /// Seed of the order in which graph nodes are replayed; `None` for the captured order.
     pub(crate) shuffle: Option<u64>,
+    pub(crate) recorder: Recorder,
     /// Counts frees, so that a graph knows when to look at its addresses again.
     pub(crate) frees: u64,
     areas: BTreeMap<u64, AreaInfo>,
@@ -132,6 +134,7 @@ impl Device {
             dry,
             scope: "".into(),
             shuffle: None,
+            recorder: Recorder::default(),
             frees: 0,
             areas: BTreeMap::new(),
             buffers: vec!["nothing".into()],

@@ -7,6 +7,7 @@ use crate::checker::Effects;
 use crate::cuda::RawGraph;
 use crate::device::Core;
 use crate::lane::Backend;
+use crate::timeline::{Note, launched_label};
 use crate::{Accesses, CaptureRule, Device, Error, Op, Request, Result, Stream, StreamId, host};
 
 /// One captured operation.
@@ -82,6 +83,7 @@ impl Graph {
         if let (Some(checker), Some(effects)) = (&mut core.checker, &self.effects) {
             checker.launch(stream.id(), &self.name, effects, &core.buffers)?;
         }
+        let _note = core.recorder.launch(&self.name, &core.scope);
         if let (Some(raw), Backend::Cuda(cuda)) = (&self.raw, &core.backend) {
             cuda.counters.borrow_mut().graph_launches += 1;
             return core.streams[stream.id().index()].lane.launch(raw);
@@ -99,24 +101,32 @@ impl Graph {
     /// Runs the nodes in `order`. A collective goes on until a node that depends on it, or the end.
     fn run(&self, core: &Core, order: impl Iterator<Item = usize>) -> Result<()> {
         let Backend::Host(pool) = &core.backend else { unreachable!("on CUDA the driver runs graphs") };
-        let mut under_way: Vec<(usize, Box<dyn Request>)> = Vec::new();
+        let mut under_way: Vec<(usize, Box<dyn Request>, Note)> = Vec::new();
+        let timed = core.recorder.is_running();
         for index in order {
             let node = &self.nodes[index];
             for dependency in &node.dependencies {
-                if let Some(at) = under_way.iter().position(|(node, _)| node == dependency) {
+                if let Some(at) = under_way.iter().position(|(node, ..)| node == dependency) {
                     under_way.remove(at).1.wait()?;
                 }
             }
+            let note = if timed { self.note(core, node) } else { Note::Nothing };
             if let Op::Collective(collective) = &node.op {
-                under_way.push((index, collective.start()?));
+                under_way.push((index, collective.start()?, note));
             } else {
                 host::run(&node.op, pool);
             }
         }
-        for (_, request) in under_way {
+        for (_, request, _note) in under_way {
             request.wait()?;
         }
         Ok(())
+    }
+
+    /// Times a node of the launch under way.
+    fn note(&self, core: &Core, node: &Node) -> Note {
+        let label = launched_label(&node.label, &self.name, &core.scope);
+        core.recorder.operation(&core.streams[node.stream.index()].name, &label, false)
     }
 
     /// A random order that respects the dependencies and, per communicator, the order of capture.

@@ -2,9 +2,10 @@
 
 use std::rc::Rc;
 
-use crate::cuda::{Cuda, CudaLane, RawEvent, RawGraph};
+use crate::cuda::{Cuda, CudaLane, RawEvent, RawGraph, RawStream};
 use crate::host::{HostLane, Pool};
 use crate::stream::Readback;
+use crate::timeline::Note;
 use crate::{Element, HostArray, Op, Result, Tensor};
 
 /// What a device is made of.
@@ -44,11 +45,20 @@ impl Lane {
         }
     }
 
-    /// Runs an operation, or records it while the stream captures.
-    pub(crate) fn run(&mut self, op: &Op, backend: &Backend, capturing: bool) -> Result<()> {
+    /// The driver's stream, once there is one.
+    pub(crate) fn raw_stream(&self) -> Option<Rc<RawStream>> {
+        match self {
+            Lane::Host(_) => None,
+            Lane::Cuda(lane) => lane.made(),
+        }
+    }
+
+    /// Runs an operation, or records it while the stream captures. The note is dropped when it is done, or on CUDA
+    /// submitted.
+    pub(crate) fn run(&mut self, op: &Op, backend: &Backend, capturing: bool, note: Note) -> Result<()> {
         match (self, backend) {
             (Lane::Host(_), Backend::Host(_)) if capturing => Ok(()),
-            (Lane::Host(lane), Backend::Host(pool)) => lane.run(op, pool),
+            (Lane::Host(lane), Backend::Host(pool)) => lane.run(op, pool, note),
             (Lane::Cuda(lane), Backend::Cuda(cuda)) => lane.run(op, cuda, capturing),
             _ => unreachable!("a stream is of its device's kind"),
         }

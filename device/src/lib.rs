@@ -17,6 +17,7 @@ mod lane;
 pub mod ops;
 mod stream;
 mod tensor;
+mod timeline;
 
 pub use array::{HostArray, Staging};
 pub use communicator::{Communicator, Request};
@@ -28,3 +29,4 @@ pub use half::bf16;
 pub use ops::{Accesses, Op, Operation};
 pub use stream::{Event, Readback, Stream, StreamId};
 pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};
+pub use timeline::{Span, Timeline};

@@ -186,8 +186,10 @@ impl Stream {
                 for tensor in accesses.reads.iter().chain(&accesses.writes) {
                     core.check_live(&label, tensor)?;
                 }
+                let stream = &mut core.streams[self.id.index()];
+                let note = core.recorder.operation(&stream.name, &label, true);
                 capture.add(self.id, op.clone(), accesses, label)?;
-                core.streams[self.id.index()].lane.run(&op, &core.backend, true)
+                stream.lane.run(&op, &core.backend, true, note)
             });
         }
         let accesses = op.accesses();
@@ -198,7 +200,9 @@ impl Stream {
         if let Some(checker) = &mut core.checker {
             checker.operation(self.id, &label, &accesses, &core.buffers)?;
         }
-        core.streams[self.id.index()].lane.run(&op, &core.backend, false)
+        let stream = &mut core.streams[self.id.index()];
+        let note = core.recorder.operation(&stream.name, &label, false);
+        stream.lane.run(&op, &core.backend, false, note)
     }
 
     /// Copies host data to a tensor, in stream order, without waiting; `data` may be reused at once.
@@ -237,7 +241,10 @@ impl Stream {
             let accesses = Accesses::new([], [*tensor]);
             checker.operation(self.id, &"write".into(), &accesses, &core.buffers)?;
         }
-        copy(&mut core.streams[self.id.index()].lane, &core.backend)
+        let label = core.label("write");
+        let stream = &mut core.streams[self.id.index()];
+        let _note = core.recorder.operation(&stream.name, &label, false);
+        copy(&mut stream.lane, &core.backend)
     }
 
     /// Copies a tensor to the host, in stream order. The values are there once the returned copy has been waited for.
@@ -259,7 +266,10 @@ impl Stream {
             let accesses = Accesses::new([*tensor], []);
             checker.operation(self.id, &"read".into(), &accesses, &core.buffers)?;
         }
-        core.streams[self.id.index()].lane.read(tensor, &core.backend)
+        let label = core.label("read");
+        let stream = &mut core.streams[self.id.index()];
+        let _note = core.recorder.operation(&stream.name, &label, false);
+        stream.lane.read(tensor, &core.backend)
     }
 
     /// Marks the point this stream has reached.

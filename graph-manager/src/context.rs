@@ -287,6 +287,9 @@ impl<'m> StepContext<'m> {
     }
 
     fn replay<I: Flow, O: Flow>(&mut self, region: Region, key: crate::manager::GraphKey, input: I) -> Result<O> {
+        if self.manager.device.is_timed() {
+            self.manager.device.set_scope(&region.to_string());
+        }
         let captured = &self.manager.modes[&self.mode].graphs[&key];
         let copies = !self.manager.options.share_io_buffers;
         let mut at = 0;

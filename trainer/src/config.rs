@@ -128,7 +128,13 @@ section!(CudaGraphConfig {
     capture_optimizer: bool,
 });
 section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, resume: String });
-section!(LoggingConfig { dir: String, interval: usize });
+section!(LoggingConfig {
+    dir: String,
+    interval: usize,
+    trace: Option<String>,
+    trace_after: Option<usize>,
+    trace_steps: usize,
+});
 
 /// Values of the model section, by key.
 pub type ModelOptions = Vec<(&'static str, Value)>;

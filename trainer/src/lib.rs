@@ -27,3 +27,4 @@ pub mod run;
 pub mod schedule;
 pub mod signals;
 pub mod step;
+pub mod trace;

@@ -151,6 +151,9 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),
     option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console; metrics.jsonl has them all"),
+    option("logging.trace", "trace", &[], "", Kind::Text, "File for a timeline of a few steps, for ui.perfetto.dev: every kernel, copy and call with its layer; ranks but the first add their number to the name"),
+    option("logging.trace_after", "trace-after", &["profile-step-start"], "", Kind::Integer, "Steps of the run before the timeline; those before the first replay if unset"),
+    option("logging.trace_steps", "trace-steps", &[], "2", Kind::Integer, "Steps of the timeline"),
 ];
 
 /// Flags of other systems that need nothing here, and what to tell who gives them.

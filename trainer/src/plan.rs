@@ -113,6 +113,7 @@ impl RunPlan {
         }
         at_least("train.steps", config.train.steps, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
+        at_least("logging.trace_steps", config.logging.trace_steps, 1)?;
         within(
             "data.split",
             config.data.split,

@@ -21,6 +21,7 @@ use crate::metrics::{MetricsFile, StepMetrics, boxed, bytes, count};
 use crate::model::TensorParallel;
 use crate::plan::{ModelPlan, RunPlan};
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
+use crate::trace::StepTrace;
 
 /// What ends a run early.
 #[derive(Debug, thiserror::Error)]
@@ -348,6 +349,7 @@ pub fn train(
         return Ok(None);
     }
     session.restore(device, &stage)?;
+    let mut trace = StepTrace::prepare(plan, ranks.rank, &place(device, ranks), device)?;
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
@@ -381,7 +383,9 @@ pub fn train(
         let started = Instant::now();
         let settings = settings(plan, ranks.rank, step, consumed);
         let (batch, data_wait) = batches.next_batch()?;
+        trace.before_step(device)?;
         let metrics = stage.train_step(settings, Some(&batch))?;
+        trace.after_step(device)?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
         let submitted = StepUnderWay { step, metrics, started, host: started.elapsed(), data_wait };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
@@ -424,6 +428,9 @@ pub fn train(
     }
     if let (true, Some(path)) = (main, &request.graph_report) {
         write_report(&mut stage, path).map_err(file("the graph report"))?;
+    }
+    if let Some(told) = trace.finish(device)? {
+        report.say(&told);
     }
     let outcome = Outcome { loss: report.last_loss, validation_loss: report.last_validation, floor: source.floor() };
     report.finish(&outcome);

@@ -46,7 +46,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         ("empty token file", folder.file("empty.bin", ""), &["empty.bin is empty"]),
         ("shorter than a sample", folder.file("short.txt", "short"), &["holds 6 tokens", "65 tokens", "seq_length"]),
         ("too short to split", folder.file("one.txt", "x".repeat(70)), &["1 samples", "data.split = 0.9"]),
-        ("header cut", folder.file("head.bin", &good[..700]), &["has 700 bytes", "header of 1024 bytes"]),
+        ("header cut", folder.file("start.bin", &good[..700]), &["has 700 bytes", "header of 1024 bytes"]),
         ("tokens cut", folder.file("cut.bin", &good[..good.len() - 1]), &["1623 bytes", "300 tokens", "1624 bytes"]),
         ("wrong version", folder.file("v9.bin", llmc(20240520, 9, &ids, 2)), &["version 9", "have version 1"]),
         ("wrong magic", folder.file("raw.bin", packed(&ids, 2)), &["20240520", "data.raw_tokens"]),

@@ -197,7 +197,10 @@ fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
         ("--global-batch-size 15", ["train.global_batch_size = 15", "multiple", "= 14 or 16"]),
         ("--threads 0", ["train.threads = 0", "at least 1", "set train.threads = 1"]),
         ("--device cuda", ["train.device = \"cuda\"", "a GPU are there", "set train.device"]),
-        ("--tensor-model-parallel-size 2", ["parallel.tensor = 2", "a multiple of parallel.tensor", "set parallel.tensor = 1"]),
+        (
+            "--tensor-model-parallel-size 2",
+            ["parallel.tensor = 2", "a multiple of parallel.tensor", "set parallel.tensor = 1"],
+        ),
         (
             "--enable-cuda-graph --cuda-graph-warmup-steps 0",
             ["cuda_graph.warmup_steps = 0", "before it is captured", "set cuda_graph.warmup_steps = 1"],
@@ -241,9 +244,9 @@ fn files_that_are_missing_or_wrong_are_refused_with_path_rule_and_fix() {
     let kind = folder.file("kind.toml", b"[train]\nsteps = \"ten\"\n");
     let broken = folder.file("broken.toml", b"[model]\nlayers = [\n");
     for (arguments, expected) in [
-        (vec!["--data-path", &missing], [missing.as_str(), "UTF-8 text", "check the path"]),
-        (vec!["--data-path", &short], ["holds 10 bytes", "UTF-8 text", "give more text"]),
-        (vec!["--data-path", &latin], ["is not UTF-8", "UTF-8 text", "convert it"]),
+        (vec!["--data-path", &missing], [missing.as_str(), "files, or folders", "check the path"]),
+        (vec!["--data-path", &short], ["holds 11 tokens", "model.seq_length + 1 = 65", "give more text"]),
+        (vec!["--data-path", &latin], ["latin.txt is not UTF-8", "data are UTF-8 text", "convert it with iconv"]),
         (vec!["--data-path", &long, "--split", "1"], ["data.split = 1", "not trained on", "set data.split = 0.9"]),
         (vec!["--config", &missing], [missing.as_str(), "a TOML file", "check the path"]),
         (vec!["--config", &key], ["`model.layerz`", "options of the table", "`model.layers`"]),

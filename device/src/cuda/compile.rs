@@ -41,7 +41,7 @@ pub const SOURCES: &[(&str, &str)] = &[
 /// What the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
     kernel_file!("common.cuh"),
-    kernel_file!("numeric.cuh"),
+    kernel_file!("gelu.cuh"),
     kernel_file!("philox.cuh"),
     kernel_file!("rows.cuh"),
     kernel_file!("table.cuh"),

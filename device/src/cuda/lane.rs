@@ -39,6 +39,11 @@ impl CudaLane {
         Ok(self.raw.get_or_init(|| raw).clone())
     }
 
+    /// The driver's stream, if anything was done on it.
+    pub(crate) fn made(&self) -> Option<Rc<RawStream>> {
+        self.raw.get().cloned()
+    }
+
     pub(crate) fn prepare(&mut self, op: &Op, cuda: &Cuda) -> Result<()> {
         cuda.prepare(op)?;
         self.scratch_bytes = self.scratch_bytes.max(cuda.scratch_bytes(op));

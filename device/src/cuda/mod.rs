@@ -3,6 +3,7 @@
 mod compile;
 mod cublaslt;
 mod cudnn;
+mod cupti;
 mod error;
 mod gpu;
 mod kernels;
@@ -16,6 +17,7 @@ mod versions;
 pub use compile::{SOURCES, compile};
 pub(crate) use cublaslt::CublasLt;
 pub(crate) use cudnn::Cudnn;
+pub(crate) use cupti::{Cupti, CuptiNote};
 pub(crate) use gpu::Gpu;
 pub use gpu::{GpuProperties, gpu_count};
 pub(crate) use kernels::{Arg, Grid, Kernels};

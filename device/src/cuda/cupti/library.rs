@@ -1,0 +1,168 @@
+//! The library: found, loaded, and called.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::path::PathBuf;
+
+pub(super) use cudarc::cupti::result::activity;
+use cudarc::cupti::result::{self, CuptiError};
+pub(super) use cudarc::cupti::sys;
+use cudarc::driver;
+
+use super::failed;
+use crate::cuda::RawStream;
+use crate::cuda::error::missing_library;
+use crate::{Error, Result};
+
+const CORRELATION: sys::CUpti_ExternalCorrelationKind =
+    sys::CUpti_ExternalCorrelationKind::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
+
+/// Adds to a result of CUPTI's what was being done.
+pub(super) fn call<T>(call: &'static str, result: std::result::Result<T, CuptiError>) -> Result<T> {
+    result.map_err(|error| {
+        let text = error.error_string().map_or("unknown".into(), |text| text.to_string_lossy());
+        failed(call, format!("{:?}: {text}", error.0))
+    })
+}
+
+/// Loads CUPTI from where libraries are, or from where CUDA's toolkit keeps it, which is no such place.
+pub(super) fn load() -> Result<()> {
+    for path in folders().iter().flat_map(|folder| FILES.map(|file| folder.join(file))) {
+        // SAFETY: NVIDIA's library, whose initializers do nothing of note.
+        if let Ok(library) = unsafe { libloading::Library::new(&path) } {
+            // It stays loaded, so that from now on the loader finds it by its name alone, and since it is not made to be
+            // unloaded.
+            std::mem::forget(library);
+            // SAFETY: only looks whether the library can be loaded.
+            if unsafe { sys::is_culib_present() } {
+                return Ok(());
+            }
+        }
+    }
+    let fix = "install CUDA 13's CUPTI (Debian: cuda-cupti-13-0, PyPI: nvidia-cuda-cupti), or set CUDA_HOME";
+    Err(missing_library("cupti", "libcupti.so.13", fix))
+}
+
+/// What it is called, the newest first.
+const FILES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
+
+/// Where to look: first where the loader does, which is what no folder means, then where toolkits keep it.
+fn folders() -> Vec<PathBuf> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let homes = homes.chain([PathBuf::from("/usr/local/cuda")]);
+    let kept = homes.flat_map(|home| [home.join("extras/CUPTI/lib64"), home.join("lib64")]);
+    [PathBuf::new()].into_iter().chain(kept).collect()
+}
+
+/// The process's one subscription to callbacks.
+pub(super) struct Subscription(sys::CUpti_SubscriberHandle);
+
+/// What is called for every graph node created or cloned, on the thread that did it.
+pub(super) type OnResource =
+    unsafe extern "C" fn(*mut c_void, sys::CUpti_CallbackDomain, sys::CUpti_CallbackId, *const c_void);
+
+impl Subscription {
+    /// # Errors
+    /// There is one already: another profiler's.
+    pub(super) fn new(on_resource: OnResource) -> Result<Subscription> {
+        use sys::CUpti_CallbackIdResource as Id;
+        let domain = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the callback is a function that lives forever and needs no data.
+        let subscribed = unsafe { result::subscribe(&mut handle, Some(on_resource), std::ptr::null_mut()) };
+        call("cuptiSubscribe", subscribed).map_err(|error| match error {
+            Error::Driver { call, problem } if problem.contains("MULTIPLE_SUBSCRIBERS") => {
+                failed(call, format!("{problem}. Fix: run without the other profiler, such as nsys or ncu"))
+            }
+            error => error,
+        })?;
+        let subscription = Subscription(handle);
+        for id in [Id::CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED, Id::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED] {
+            // SAFETY: subscribed above.
+            let enabled = unsafe { result::enable_callback(1, subscription.0, domain, id as u32) };
+            call("cuptiEnableCallback", enabled)?;
+        }
+        Ok(subscription)
+    }
+
+    /// The number records have for a stream.
+    pub(super) fn stream_id(&self, stream: &RawStream) -> Result<u32> {
+        let mut id = 0;
+        let context = driver::result::ctx::get_current().ok().flatten().unwrap_or(std::ptr::null_mut());
+        // SAFETY: the stream lives, in the current context.
+        let got = unsafe { result::get_stream_id_ex(context, stream.handle(), 0, &mut id) };
+        call("cuptiGetStreamIdEx", got)?;
+        Ok(id)
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`. A failure has no cure here.
+        let _ = unsafe { result::unsubscribe(self.0) };
+    }
+}
+
+/// The number records have for a node of a graph.
+///
+/// # Safety
+/// The node exists.
+pub(super) unsafe fn node_id(node: driver::sys::CUgraphNode) -> Option<u64> {
+    let mut id = 0;
+    // SAFETY: the caller's promise.
+    unsafe { result::get_graph_node_id(node, &mut id) }.ok().map(|()| id)
+}
+
+/// CUPTI's clock, nanoseconds.
+pub(super) fn now() -> Result<u64> {
+    let mut now = 0;
+    // SAFETY: writes one integer.
+    call("cuptiGetTimestamp", unsafe { result::get_timestamp(&mut now) })?;
+    Ok(now)
+}
+
+/// Has CUPTI hand over all records, those of unfinished work too.
+pub(super) fn flush() -> Result<()> {
+    const FORCED: u32 = 1;
+    call("cuptiActivityFlushAll", activity::flush_all(FORCED))
+}
+
+/// Marks this thread's calls with `id` until it is popped.
+pub(super) fn push_correlation(id: u64) -> std::result::Result<(), CuptiError> {
+    activity::push_external_correlation_id(CORRELATION, id)
+}
+
+/// Ends the last mark.
+pub(super) fn pop_correlation() {
+    let mut last = 0;
+    // SAFETY: writes one integer. A failure costs names, nothing else.
+    let _ = unsafe { activity::pop_external_correlation_id(CORRELATION, &mut last) };
+}
+
+/// The name of a call of the driver (`driver`) or the runtime, such as `cuGraphLaunch`.
+pub(super) fn callback_name(driver: bool, id: u32) -> String {
+    use sys::CUpti_CallbackDomain as Domain;
+    let domain = if driver { Domain::CUPTI_CB_DOMAIN_DRIVER_API } else { Domain::CUPTI_CB_DOMAIN_RUNTIME_API };
+    let mut name = std::ptr::null();
+    // SAFETY: writes a pointer to a string that lives as long as the library.
+    unsafe {
+        match result::get_callback_name(domain, id, &mut name) {
+            Ok(()) if !name.is_null() => CStr::from_ptr(name).to_string_lossy().into_owned(),
+            _ => format!("call {id}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_have_the_names_that_cuda_documents() {
+        load().unwrap_or_else(|error| panic!("{error}\nor run `./x test`, which installs it"));
+        let graph_launch = sys::CUpti_driver_api_trace_cbid::CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch as u32;
+        assert_eq!(callback_name(true, graph_launch), "cuGraphLaunch");
+        assert_eq!(callback_name(true, u32::MAX), format!("call {}", u32::MAX));
+    }
+}

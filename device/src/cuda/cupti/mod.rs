@@ -1,0 +1,139 @@
+//! Times of work on the GPU from CUPTI, NVIDIA's profiling library: kernels, copies and memsets, inside graphs too, and
+//! the calls the host made.
+//!
+//! Names come two ways. What is submitted eagerly is marked with an external correlation id, which CUPTI repeats beside
+//! the correlation id of the driver's call and so of the kernel. A kernel in a graph carries its node's id; nodes are
+//! noted with the operation under way while they are captured, and again when instantiating clones them ([`nodes`]).
+
+mod library;
+mod nodes;
+mod records;
+mod spans;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use library::{call, sys};
+use records::Record;
+
+use super::RawStream;
+use crate::timeline::Span;
+use crate::{Error, Result};
+
+/// What is timed.
+const KINDS: [sys::CUpti_ActivityKind; 6] = [
+    sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+    sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY,
+    sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET,
+    sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER,
+    sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME,
+    sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
+];
+
+/// Something submitted: an operation, or a graph.
+#[derive(Clone, Debug, PartialEq)]
+struct Submitted {
+    /// The operation's label, or the region a graph was launched for.
+    label: String,
+    /// The graph's name.
+    graph: Option<String>,
+}
+
+/// The process's subscription to CUPTI.
+pub(crate) struct Cupti {
+    subscription: library::Subscription,
+    /// When the timeline under way began, in CUPTI's nanoseconds.
+    began: Cell<Option<u64>>,
+    /// Number n is id n + 1 in CUPTI.
+    submitted: RefCell<Vec<Submitted>>,
+}
+
+/// An operation while it is submitted: what CUPTI sees until this is dropped belongs to it.
+pub(crate) struct CuptiNote {
+    correlated: bool,
+}
+
+impl Cupti {
+    /// Loads CUPTI and has it tell of every graph node from now on.
+    ///
+    /// # Errors
+    /// The library is missing, or another profiler is attached to this process.
+    pub(crate) fn open() -> Result<Cupti> {
+        library::load()?;
+        let subscription = library::Subscription::new(nodes::on_resource)?;
+        records::register()?;
+        Ok(Cupti { subscription, began: Cell::new(None), submitted: RefCell::default() })
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.began.get().is_some()
+    }
+
+    /// Marks what is submitted until the note is dropped; nothing when neither a timeline nor a capture is under way.
+    pub(crate) fn submit(&self, label: &str, graph: Option<&str>, capturing: bool) -> Option<CuptiNote> {
+        if !capturing && !self.is_running() {
+            return None;
+        }
+        let mut submitted = self.submitted.borrow_mut();
+        submitted.push(Submitted { label: label.into(), graph: graph.map(str::to_string) });
+        let id = submitted.len() as u64;
+        if capturing {
+            nodes::set_current(id);
+        }
+        // A mark that fails costs a name, not the step.
+        let correlated = self.is_running() && library::push_correlation(id).is_ok();
+        Some(CuptiNote { correlated })
+    }
+
+    /// Begins a timeline. All work is done.
+    ///
+    /// # Errors
+    /// CUPTI's.
+    pub(crate) fn begin(&self) -> Result<()> {
+        records::take();
+        for kind in KINDS {
+            call("cuptiActivityEnable", library::activity::enable(kind))?;
+        }
+        self.began.set(Some(library::now()?));
+        Ok(())
+    }
+
+    /// Ends the timeline and returns its spans. All work is done; `streams` are those with names.
+    ///
+    /// # Errors
+    /// CUPTI's.
+    pub(crate) fn end<'a>(&self, streams: impl Iterator<Item = (Rc<RawStream>, &'a str)>) -> Result<Vec<Span>> {
+        let Some(began) = self.began.take() else { return Ok(Vec::new()) };
+        library::flush()?;
+        for kind in KINDS {
+            call("cuptiActivityDisable", library::activity::disable(kind))?;
+        }
+        library::flush()?;
+        let mut names = HashMap::new();
+        for (stream, name) in streams {
+            names.insert(self.subscription.stream_id(&stream)?, name.to_string());
+        }
+        let (records, lost) = records::take();
+        if lost > 0 {
+            tracing::warn!("CUPTI had no room for {lost} records: the timeline has gaps");
+        }
+        let submitted = self.submitted.borrow();
+        let names = spans::Names { submitted: &submitted, nodes: &nodes::all(), streams: &names };
+        Ok(spans::spans(&records, began, &names, library::callback_name))
+    }
+}
+
+impl Drop for CuptiNote {
+    fn drop(&mut self) {
+        nodes::set_current(0);
+        if self.correlated {
+            library::pop_correlation();
+        }
+    }
+}
+
+/// An error of CUPTI's.
+fn failed(call: &'static str, problem: impl Into<String>) -> Error {
+    Error::Driver { call, problem: problem.into() }
+}

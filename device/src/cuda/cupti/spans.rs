@@ -1,0 +1,151 @@
+//! From CUPTI's records to spans with names.
+
+use std::collections::HashMap;
+
+use super::{Record, Submitted, records::Work};
+use crate::timeline::{Span, launched_label, stream_row};
+
+/// What is known besides the records.
+pub(super) struct Names<'a> {
+    /// Number n has id n + 1.
+    pub(super) submitted: &'a [Submitted],
+    /// Ids by graph node.
+    pub(super) nodes: &'a HashMap<u64, u64>,
+    /// Streams by CUPTI's number.
+    pub(super) streams: &'a HashMap<u32, String>,
+}
+
+impl Names<'_> {
+    fn get(&self, id: Option<&u64>) -> Option<&Submitted> {
+        self.submitted.get((*id? as usize).checked_sub(1)?)
+    }
+}
+
+/// The spans of records that started after `began`. `call_name` names a call of the driver, or the runtime, by its id.
+pub(super) fn spans(
+    records: &[Record],
+    began: u64,
+    names: &Names<'_>,
+    call_name: impl Fn(bool, u32) -> String,
+) -> Vec<Span> {
+    let marks: HashMap<u32, u64> = records.iter().filter_map(mark).collect();
+    // The thread that submits is the one with marked calls.
+    let submits = records.iter().find_map(|record| match record {
+        Record::Call { thread, correlation, .. } if marks.contains_key(correlation) => Some(*thread),
+        _ => None,
+    });
+    let span = |record: &Record| match record {
+        Record::Work { what, start, end, stream, correlation, node } if *start >= began => {
+            let launch = names.get(marks.get(correlation));
+            let name = names.streams.get(stream).map_or_else(|| stream.to_string(), Clone::clone);
+            Some(work(what, *start - began, *end, began, &stream_row(&name), launch, names.get(names.nodes.get(node))))
+        }
+        Record::Call { driver, id, start, end, thread, correlation } if *start >= began => {
+            let row = if submits == Some(*thread) { "host".into() } else { format!("host, thread {thread}") };
+            let details = names.get(marks.get(correlation)).map(|what| ("for", what.label.clone()));
+            Some(Span {
+                row,
+                name: call_name(*driver, *id),
+                category: "call",
+                start_ns: start - began,
+                duration_ns: end.saturating_sub(*start),
+                details: details.into_iter().collect(),
+            })
+        }
+        _ => None,
+    };
+    records.iter().filter_map(span).collect()
+}
+
+fn mark(record: &Record) -> Option<(u32, u64)> {
+    match record {
+        Record::Mark { id, correlation } => Some((*correlation, *id)),
+        _ => None,
+    }
+}
+
+/// Work of the GPU: named after its node's operation, or after what was submitted, or after itself.
+fn work(
+    what: &Work,
+    start_ns: u64,
+    end: u64,
+    began: u64,
+    row: &str,
+    launch: Option<&Submitted>,
+    node: Option<&Submitted>,
+) -> Span {
+    let mut details = Vec::new();
+    let (category, own) = match what {
+        Work::Kernel { symbol, grid, block } => {
+            details.push(("kernel", symbol.clone()));
+            details.push(("grid", format!("{grid:?}")));
+            details.push(("block", format!("{block:?}")));
+            ("kernel", symbol.as_str())
+        }
+        Work::Copy { bytes } => {
+            details.push(("bytes", bytes.to_string()));
+            ("copy", "copy")
+        }
+        Work::Set { bytes } => {
+            details.push(("bytes", bytes.to_string()));
+            ("set", "set")
+        }
+    };
+    let graph = launch.and_then(|launch| launch.graph.as_deref());
+    if let Some(graph) = graph {
+        details.push(("graph", graph.into()));
+    }
+    let name = match (node, launch) {
+        (Some(node), Some(launch)) => launched_label(&node.label, graph.unwrap_or_default(), &launch.label),
+        (Some(node), None) => node.label.clone(),
+        (None, Some(launch)) if graph.is_none() => launch.label.clone(),
+        (None, _) => own.into(),
+    };
+    let duration_ns = end.saturating_sub(began + start_ns);
+    Span { row: row.into(), name, category, start_ns, duration_ns, details }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernel(start: u64, correlation: u32, node: u64) -> Record {
+        let what = Work::Kernel { symbol: "k".into(), grid: [1, 1, 1], block: [32, 1, 1] };
+        Record::Work { what, start, end: start + 5, stream: 7, correlation, node }
+    }
+
+    #[test]
+    fn kernels_are_named_after_their_graph_node_for_the_region_launched_or_after_the_eager_operation() {
+        let submitted = [
+            Submitted { label: "forward of layer 1, microbatch 0/gemm".into(), graph: None },
+            Submitted {
+                label: "forward of layer 1, microbatch 3".into(),
+                graph: Some("forward of layer 1, microbatch 0".into()),
+            },
+            Submitted { label: "begin/fill".into(), graph: None },
+        ];
+        let (nodes, streams) = (HashMap::from([(40, 1)]), HashMap::from([(7, "compute".to_string())]));
+        let names = Names { submitted: &submitted, nodes: &nodes, streams: &streams };
+        let records = [
+            Record::Mark { id: 3, correlation: 10 },
+            Record::Call { driver: true, id: 1, start: 101, end: 103, thread: 5, correlation: 10 },
+            kernel(110, 10, 0),
+            Record::Mark { id: 2, correlation: 11 },
+            kernel(120, 11, 40),
+            kernel(130, 11, 99),
+            kernel(90, 11, 40),
+        ];
+        let spans = spans(&records, 100, &names, |_, id| format!("call {id}"));
+        let short: Vec<(&str, &str, u64, u64)> =
+            spans.iter().map(|s| (&*s.row, &*s.name, s.start_ns, s.duration_ns)).collect();
+        let expected = [
+            ("host", "call 1", 1, 2),
+            ("stream compute", "begin/fill", 10, 5),
+            ("stream compute", "forward of layer 1, microbatch 3/gemm", 20, 5),
+            ("stream compute", "k", 30, 5),
+        ];
+        assert_eq!(short, expected);
+        assert_eq!(spans[0].details, [("for", "begin/fill".to_string())]);
+        assert!(spans[2].details.contains(&("graph", "forward of layer 1, microbatch 0".to_string())));
+    }
+}

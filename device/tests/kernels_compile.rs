@@ -1,0 +1,97 @@
+//! Every kernel, compiled for every GPU that is supported, by the function that compiles it on the GPU's machine. Needs
+//! NVRTC and no GPU; `./x test` installs it.
+
+use device::cuda::{SOURCES, compile};
+use rayon::prelude::*;
+
+/// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
+const TARGETS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
+
+/// Takes longer to compile than all others together, and has no instruction of its own for any GPU: compiled for H200s
+/// alone, and for all with `ALL_KERNELS=1` in the environment.
+const SLOW: &str = "attention.cu";
+
+/// What the assembler says of one kernel.
+#[derive(Debug, PartialEq)]
+struct Kernel {
+    name: String,
+    /// Bytes a thread keeps in local memory: arrays that are not in registers, and spilled registers.
+    stack: usize,
+    spill_stores: usize,
+    spill_loads: usize,
+}
+
+/// Reads ptxas's `-v`: a line `Function properties for NAME`, then one with the three numbers.
+fn kernels(log: &str) -> Vec<Kernel> {
+    let lines: Vec<&str> = log.lines().collect();
+    let named = lines.windows(2).filter_map(|pair| Some((pair[0].split_once("Function properties for ")?.1, pair[1])));
+    let kernel = |(name, numbers): (&str, &str)| {
+        let bytes = |of: &str| {
+            let number = numbers.split(',').find_map(|part| part.trim().strip_suffix(of)?.split_whitespace().last());
+            number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no `{of}` in ptxas's {numbers:?}"))
+        };
+        Kernel {
+            name: name.trim().into(),
+            stack: bytes(" bytes stack frame"),
+            spill_stores: bytes(" bytes spill stores"),
+            spill_loads: bytes(" bytes spill loads"),
+        }
+    };
+    named.map(kernel).collect()
+}
+
+/// What is wrong with a source on a target, a line for each kernel that uses local memory.
+fn problems(file: &str, source: &str, target: &str) -> Vec<String> {
+    let (cubin, log) = match compile(file, source, target) {
+        Ok(compiled) => compiled,
+        Err(error) => return vec![format!("{file} for {target} does not compile. {error}")],
+    };
+    assert!(cubin.starts_with(b"\x7fELF"), "{file} for {target}: not a cubin");
+    let kernels = kernels(&log);
+    assert!(!kernels.is_empty(), "{file} for {target}: ptxas names no kernel in {log:?}");
+    let in_local_memory =
+        kernels.into_iter().filter(|kernel| kernel.stack + kernel.spill_stores + kernel.spill_loads > 0);
+    let line = |Kernel { name, stack, spill_stores, spill_loads }: Kernel| {
+        format!(
+            "kernel `{name}` of {file} for {target} keeps {stack} bytes a thread in local memory: {spill_stores} bytes \
+             of spill stores, {spill_loads} of spill loads"
+        )
+    };
+    in_local_memory.map(line).collect()
+}
+
+#[test]
+fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registers() {
+    if let Err(error) = compile("nothing.cu", "extern \"C\" __global__ void nothing() {}", "sm_90a") {
+        panic!("{error}\nor run `./x test`, which installs it");
+    }
+    let mut all: Vec<_> =
+        TARGETS.iter().flat_map(|target| SOURCES.iter().map(move |source| (target, source))).collect();
+    let every = std::env::var_os("ALL_KERNELS").is_some_and(|value| value == "1");
+    all.retain(|(target, (file, _))| every || *file != SLOW || **target == "sm_90a");
+    // The longest first: nothing long is left when only one core has work.
+    all.sort_by_key(|(_, (_, source))| std::cmp::Reverse(source.len()));
+    let problems: Vec<String> = all
+        .into_par_iter()
+        .with_max_len(1)
+        .flat_map(|(target, (file, source))| problems(file, source, target))
+        .collect();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn a_kernel_that_spills_is_named_with_its_target_and_bytes() {
+    // 255 registers a thread at most: 400 values that all live across the loop do not fit.
+    let source = "extern \"C\" __global__ void greedy(float* x, int n) {
+        float kept[400];
+        _Pragma(\"unroll\") for (int i = 0; i < 400; i++) kept[i] = x[i];
+        for (int k = 0; k < n; k++) {
+            _Pragma(\"unroll\") for (int i = 0; i < 400; i++) kept[i] = kept[i] * kept[(i + 1) % 400] + x[k];
+        }
+        _Pragma(\"unroll\") for (int i = 0; i < 400; i++) x[i] = kept[i];
+    }";
+    let problems = problems("greedy.cu", source, "sm_80");
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].starts_with("kernel `greedy` of greedy.cu for sm_80 keeps "), "{problems:?}");
+    assert!(!problems[0].contains(" 0 bytes of spill stores"), "{problems:?}");
+}

@@ -1,0 +1,127 @@
+//! A timeline of a few steps, written to `logging.trace`.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+use device::Device;
+
+use crate::config::UserError;
+use crate::plan::RunPlan;
+use crate::run::RunError;
+
+/// The timeline of a run, asked for or not.
+pub struct StepTrace {
+    target: Option<Target>,
+    state: State,
+}
+
+/// Where the timeline goes.
+struct Target {
+    path: PathBuf,
+    rank: usize,
+    /// Where it comes from, in words.
+    process: String,
+    steps: usize,
+}
+
+enum State {
+    /// So many steps pass first.
+    Waiting(usize),
+    /// So many steps are still to come.
+    Running(usize),
+    Written,
+}
+
+impl StepTrace {
+    /// Looks whether a timeline is asked for and can be made and written, before the first step. `place` is the device
+    /// in words.
+    ///
+    /// # Errors
+    /// A file that cannot be written; on a GPU, no CUPTI.
+    pub fn prepare(plan: &RunPlan, rank: usize, place: &str, device: &Device) -> Result<StepTrace, UserError> {
+        let logging = &plan.config.logging;
+        let Some(file) = &logging.trace else { return Ok(StepTrace { target: None, state: State::Written }) };
+        let path = of_rank(Path::new(file), rank);
+        File::create(&path).map_err(|error| {
+            UserError::new(
+                format!("logging.trace = {}: {error}", path.display()),
+                "it names a file that can be written",
+                "name one in a folder that exists",
+            )
+        })?;
+        device.prepare_timeline().map_err(|error| {
+            let text = error.to_string();
+            let (what, fix) = text.split_once(". Fix: ").unwrap_or((&text, "leave out --trace"));
+            UserError::new(format!("logging.trace: {what}"), "times on a GPU come from CUPTI", fix)
+        })?;
+        let first_replay = if plan.graphs.enable { plan.graphs.warmup_steps + 1 } else { 1 };
+        let after = logging.trace_after.unwrap_or(first_replay);
+        let process = format!("rank {rank}, {place}");
+        let target = Target { path, rank, process, steps: logging.trace_steps };
+        Ok(StepTrace { target: Some(target), state: State::Waiting(after) })
+    }
+
+    /// Begins the timeline if the next step is its first.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn before_step(&mut self, device: &Device) -> Result<(), RunError> {
+        match (&self.target, &mut self.state) {
+            (Some(target), State::Waiting(0)) => {
+                device.begin_timeline()?;
+                self.state = State::Running(target.steps);
+            }
+            (_, State::Waiting(steps)) => *steps -= 1,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Ends and writes the timeline if that step was its last.
+    ///
+    /// # Errors
+    /// The device's; the file cannot be written.
+    pub fn after_step(&mut self, device: &Device) -> Result<(), RunError> {
+        let State::Running(steps) = &mut self.state else { return Ok(()) };
+        *steps -= 1;
+        if *steps == 0 { self.write(device) } else { Ok(()) }
+    }
+
+    /// Writes a timeline under way when the run ends, and says what became of the timeline; nothing if none was asked for.
+    ///
+    /// # Errors
+    /// As [`StepTrace::after_step`].
+    pub fn finish(mut self, device: &Device) -> Result<Option<String>, RunError> {
+        if matches!(self.state, State::Running(_)) {
+            self.write(device)?;
+        }
+        let Some(target) = &self.target else { return Ok(None) };
+        Ok(Some(match self.state {
+            State::Waiting(steps) => {
+                format!("no timeline: the run ended {} steps before it. Fix: a smaller --trace-after", steps + 1)
+            }
+            _ => format!("timeline: {}, for ui.perfetto.dev", target.path.display()),
+        }))
+    }
+
+    fn write(&mut self, device: &Device) -> Result<(), RunError> {
+        self.state = State::Written;
+        let Some(target) = &self.target else { return Ok(()) };
+        let timeline = device.end_timeline()?;
+        let written = File::create(&target.path)
+            .and_then(|file| timeline.write_chrome(target.rank, &target.process, BufWriter::new(file)));
+        written.map_err(|error| RunError::File { what: format!("the timeline, {}", target.path.display()), error })
+    }
+}
+
+/// The file of a rank: `trace.json` of the first, `trace-rank1.json` of the next.
+fn of_rank(path: &Path, rank: usize) -> PathBuf {
+    if rank == 0 {
+        return path.into();
+    }
+    let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let (stem, extension) = (text(path.file_stem()), text(path.extension()));
+    let dot = if extension.is_empty() { "" } else { "." };
+    path.with_file_name(format!("{stem}-rank{rank}{dot}{extension}"))
+}
