@@ -29,6 +29,8 @@ struct Arguments {
     u32 threshold;   // words below it are dropped
     float keep_scale; // 1 / (1 - rate)
     int vector;       // dim is a multiple of 4 and all addresses of 16
+    u32 first_head;   // heads that other ranks have before these, for dropout
+    u32 reserved;
 };
 
 constexpr int THREADS = 256;
@@ -274,7 +276,7 @@ __device__ void forward(const Arguments& a) {
                 int column = start + tx + 16 * j;
                 float p = column <= row ? expf(scores[i][j] - base) : 0.0f;
                 sum += p;
-                if (a.record) p *= mask_factor(a, sample, row, (u32)head * a.seq + column);
+                if (a.record) p *= mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
                 weights[(ty + 16 * i) * (TILE + 4) + tx + 16 * j] = p;
             }
             total[i] = total[i] * shrink + row_sum(sum);
@@ -312,7 +314,7 @@ __device__ inline ScoreGrad score_grad(const Arguments& a, Sample sample, int he
                                        float grad, float stat, float delta) {
     if (column > row || row >= a.seq) return {0.0f, 0.0f};
     float p = expf(score * a.scale - stat), factor = 1.0f;
-    if (a.record) factor = mask_factor(a, sample, row, (u32)head * a.seq + column);
+    if (a.record) factor = mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
     return {p * factor, p * (grad * factor - delta) * a.scale};
 }
 

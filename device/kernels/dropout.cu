@@ -1,15 +1,16 @@
 // Dropout: the mask is computed, never stored.
 #include "philox.cuh"
 
-// Rows are (sample, token) with `tokens` to a sample; one Philox call serves channels 4 k to 4 k + 3.
+// Rows are (sample, token) with `tokens` to a sample, the first here being `first_row` of the batch; one Philox call
+// serves channels 4 k to 4 k + 3.
 template <class T, int N>
-void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 tokens, u32 channels, u32 key_low,
+void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,
              u32 key_high, u32 threshold, float scale) {
     u32 channel = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (channel >= channels) return;
     u32 first_sample = (u32)record->first_sample, step = record->step;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
-        u32 sample = first_sample + (u32)row / tokens, token = (u32)row % tokens;
+        u32 at = first_row + (u32)row, sample = first_sample + at / tokens, token = at % tokens;
         float x[N];
         load<N>(input + row * channels + channel, x);
 #pragma unroll
@@ -31,8 +32,8 @@ void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u3
 }
 #define DROPOUT(T, N, suffix)                                                                                          \
     KERNEL(dropout_##suffix)                                                                                           \
-    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 tokens, u32 channels, u32 key_low,           \
+    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,           \
      u32 key_high, u32 threshold, float scale) {                                                                       \
-        dropout<T, N>(input, output, record, rows, tokens, channels, key_low, key_high, threshold, scale);             \
+        dropout<T, N>(input, output, record, rows, first_row, tokens, channels, key_low, key_high, threshold, scale);             \
     }
 FOR_EACH_FLOAT(DROPOUT)

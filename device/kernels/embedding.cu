@@ -1,14 +1,16 @@
 // Token and position embedding.
 #include "common.cuh"
 
-// output[r] = table[tokens[r]] + positions[r % seq]; row 0 for a token outside the table.
+// output[r] = table[tokens[r] - first] + positions[r % seq]; 0 instead of a row for a token outside the table.
 template <class T, int N>
-void embedding(const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab) {
+void embedding(const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= hidden) return;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
-        u32 token = tokens[row];
-        Raw<T, N> raw = fetch<N>(table + (u64)(token < vocab ? token : 0) * hidden + column);
+        // A token before the first wraps to a number beyond the last.
+        u32 token = (u32)tokens[row] - first;
+        Raw<T, N> raw = {};
+        if (token < vocab) raw = fetch<N>(table + (u64)token * hidden + column);
         if (positions) {
             float x[N], position[N];
             unpack(raw, x);
@@ -22,7 +24,7 @@ void embedding(const int* tokens, const T* table, const T* positions, T* output,
 }
 #define EMBEDDING(T, N, suffix)                                                                                        \
     KERNEL(embedding_##suffix)                                                                                         \
-    (const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab) {     \
-        embedding<T, N>(tokens, table, positions, output, rows, seq, hidden, vocab);                                   \
+    (const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {     \
+        embedding<T, N>(tokens, table, positions, output, rows, seq, hidden, vocab, first);                                   \
     }
 FOR_EACH_FLOAT(EMBEDDING)

@@ -14,7 +14,7 @@ const u64 NOTHING = ~0ull;
 // Entries of `list` are (token, row of `rows`), or NOTHING; `next_list` has two for each chunk, with rows of `next_rows`
 // of the same numbers. `table` is added to. A block is a chunk, and blockIdx.y a part of the columns.
 template <class T, int N>
-void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden) {
+void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab) {
     __shared__ u64 entries[CHUNK];
     const bool last_list = gridDim.x == 1;
     u32 length = min(CHUNK, count - blockIdx.x * CHUNK);
@@ -30,7 +30,7 @@ void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, 
 
     // Ends the run: to the table, or to entry `slot` of the next list.
     auto to_table = [&]() {
-        if (!inside) return;
+        if (!inside || token >= vocab) return; // another rank's token
         float* row = table + (u64)token * hidden + column;
         float old[N];
         load_f32<N>(row, old);
@@ -81,8 +81,8 @@ void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, 
 }
 #define ADD_RUNS(T, N, suffix)                                                                                         \
     KERNEL(add_runs_##suffix)                                                                                          \
-    (const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden) {          \
-        add_runs<T, N>(list, rows, next_list, next_rows, table, count, hidden);                                        \
+    (const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab) {          \
+        add_runs<T, N>(list, rows, next_list, next_rows, table, count, hidden, vocab);                                        \
     }
 FOR_EACH_FLOAT(ADD_RUNS)
 

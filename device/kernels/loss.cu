@@ -109,6 +109,79 @@ void cross_entropy(T* logits, const int* targets, float* losses, const Control* 
     }
 FOR_EACH_FLOAT(CROSS_ENTROPY)
 
+// What a rank's columns of a row come to, for cross-entropy over a vocabulary that is cut over ranks: the largest logit,
+// the sum of exponentials below it, and the target's logit if it is here; stats (3, rows). Columns from `real` on are
+// padding, and the first is token `first`.
+template <class T, int N>
+void cross_entropy_part(const T* logits, const int* targets, float* stats, u32 rows, u32 columns, u32 real, u32 first) {
+    const u64 row = blockIdx.x;
+    logits += row * columns;
+    Online state = {LOWEST, 0.0f};
+    for (u32 column = threadIdx.x * N; column < real; column += blockDim.x * N) {
+        float x[N];
+        load<N>(logits + column, x);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (column + i >= real) x[i] = __int_as_float(0xff800000);
+        }
+        add<T, N>(state, x);
+    }
+    float highest = block_max(state.highest);
+    float sum = block_sum(state.sum * exponential<T>(state.highest - highest));
+    if (threadIdx.x > 0) return;
+    u32 target = (u32)targets[row] - first; // one before the first wraps to a number beyond the last
+    stats[row] = highest;
+    stats[rows + row] = sum;
+    stats[2 * rows + row] = target < real ? value(logits + target) : 0.0f;
+}
+#define CROSS_ENTROPY_PART(T, N, suffix)                                                                               \
+    KERNEL(cross_entropy_part_##suffix)                                                                                \
+    (const T* logits, const int* targets, float* stats, u32 rows, u32 columns, u32 real, u32 first) {                  \
+        cross_entropy_part<T, N>(logits, targets, stats, rows, columns, real, first);                                  \
+    }
+FOR_EACH_FLOAT(CROSS_ENTROPY_PART)
+
+// The loss of a row from what all ranks' columns come to, stats (ranks, 3, rows), and with `control` the gradient of the
+// columns here in place of them.
+template <class T, int N>
+void cross_entropy_join(T* logits, const int* targets, const float* stats, float* losses, const Control* control, u32 rows,
+                        u32 columns, u32 real, u32 first, u32 vocab, u32 ranks) {
+    const u64 row = blockIdx.x;
+    logits += row * columns;
+    stats += row;
+    u32 target = targets[row];
+    bool counts = target < vocab;
+    float highest = LOWEST, sum = 0.0f, at_target = 0.0f;
+    for (u32 rank = 0; rank < ranks; rank++) highest = fmaxf(highest, stats[(u64)rank * 3 * rows]);
+    for (u32 rank = 0; rank < ranks; rank++) {
+        const float* theirs = stats + (u64)rank * 3 * rows;
+        sum += theirs[rows] * exponential<T>(theirs[0] - highest);
+        at_target += theirs[2 * rows];
+    }
+    float lse = highest + logf(sum);
+    if (threadIdx.x == 0) losses[row] = counts ? lse - at_target : 0.0f;
+    if (!control) return;
+    float scale = counts ? control->grad_scale : 0.0f;
+    for (u32 column = threadIdx.x * N; column < columns; column += blockDim.x * N) {
+        float x[N];
+        load<N>(logits + column, x);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float gradient = exponential<T>(x[i] - lse);
+            if (first + column + i == target) gradient -= 1.0f;
+            x[i] = counts && column + i < real ? gradient * scale : 0.0f;
+        }
+        store<N>(logits + column, x);
+    }
+}
+#define CROSS_ENTROPY_JOIN(T, N, suffix)                                                                               \
+    KERNEL(cross_entropy_join_##suffix)                                                                                \
+    (T* logits, const int* targets, const float* stats, float* losses, const Control* control, u32 rows, u32 columns,  \
+     u32 real, u32 first, u32 vocab, u32 ranks) {                                                                      \
+        cross_entropy_join<T, N>(logits, targets, stats, losses, control, rows, columns, real, first, vocab, ranks);   \
+    }
+FOR_EACH_FLOAT(CROSS_ENTROPY_JOIN)
+
 // losses[r] = mean of (prediction - target)^2; grad = 2 (prediction - target) / width * grad_scale, with `control`.
 template <class T, int N>
 void mse(const T* prediction, const T* target, float* losses, T* grad, const Control* control, u32 width) {

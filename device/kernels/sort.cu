@@ -8,12 +8,13 @@ const u32 WARPS = 8;
 const u32 TILE = 2048;
 const u32 WARP_TILE = TILE / WARPS;
 
-// pairs[i] = token of position i in the upper half, i in the lower; token 0 for one outside the table.
-KERNEL(sort_begin)(const int* tokens, u64* pairs, u32 count, u32 vocab) {
+// pairs[i] = row of the token of position i in the upper half, i in the lower; row `vocab` for one outside the table, which
+// begins with token `first`.
+KERNEL(sort_begin)(const int* tokens, u64* pairs, u32 count, u32 vocab, u32 first) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
-    u32 token = tokens[i];
-    pairs[i] = (u64)(token < vocab ? token : 0) << 32 | i;
+    u32 token = (u32)tokens[i] - first; // one before the first wraps to a number beyond the last
+    pairs[i] = (u64)min(token, vocab) << 32 | i;
 }
 
 inline u32 digit_of(u64 pair, u32 shift) { return (u32)(pair >> 32 >> shift) % DIGITS; }

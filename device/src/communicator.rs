@@ -1,12 +1,13 @@
 //! What a group of ranks is to a stream. Implementations live in the `parallel` crate.
 
 use crate::cuda::StreamHandle;
-use crate::{Result, Tensor};
+use crate::ops::CollectiveKind;
+use crate::{Error, Result, Tensor};
 
 /// A group of ranks that communicate in one order.
 ///
-/// On the host a collective starts, nonblocking, where its stream reaches it, and is waited for where another stream
-/// joins; both happen on the thread that owns the device. Collectives of one communicator start in submission order.
+/// On the host a transfer starts, nonblocking, where its stream reaches it, and is waited for where something comes after
+/// it; both happen on the thread that owns the device. Transfers of one communicator start in submission order.
 pub trait Communicator: std::fmt::Debug {
     /// Its name in errors and traces, such as `data`.
     fn name(&self) -> &str;
@@ -17,38 +18,38 @@ pub trait Communicator: std::fmt::Debug {
     /// Ranks in the group.
     fn size(&self) -> usize;
 
-    /// Starts a sum over ranks of an f32 tensor in host memory, in place.
+    /// Starts a transfer between tensors in host memory, f32 or bf16; bf16 is summed in f32 and rounded once.
     ///
-    /// The memory must not be touched before the returned request has been waited for.
+    /// What `input` holds is taken at once. Neither tensor's memory may be touched before the returned request has been
+    /// waited for. A send completes when its receiver has come.
     ///
     /// # Errors
-    /// [`crate::Error::Communication`] with what the library said.
-    fn start_all_reduce_sum(&self, tensor: &Tensor) -> Result<Box<dyn Request>>;
+    /// [`Error::Communication`] with what the library said.
+    fn start(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor) -> Result<Box<dyn Request>>;
 
-    /// Enqueues a sum over ranks of a tensor in the memory of a CUDA device, in place, or has it recorded while the
-    /// stream captures.
+    /// Enqueues a transfer between tensors in the memory of a CUDA device, or has it recorded while the stream captures.
     ///
     /// # Errors
-    /// [`crate::Error::Communication`] with what the library said; communicators of the host refuse.
-    fn enqueue_all_reduce_sum(&self, tensor: &Tensor, _stream: StreamHandle) -> Result<()> {
-        let problem = format!("{self:?} reduces host memory, and {:?} is a GPU's", tensor.shape);
-        Err(crate::Error::operation("all_reduce", problem))
+    /// [`Error::Communication`] with what the library said; communicators of the host refuse.
+    fn enqueue(&self, kind: CollectiveKind, input: &Tensor, _output: &Tensor, _stream: StreamHandle) -> Result<()> {
+        let problem = format!("{self:?} transfers host memory, and {:?} is a GPU's", input.shape);
+        Err(Error::operation(kind.name(), problem))
     }
 
-    /// Fails if a collective has failed since, without waiting for any.
+    /// Fails if a transfer has failed since, without waiting for any.
     ///
     /// # Errors
-    /// [`crate::Error::Communication`] with what the library said.
+    /// [`Error::Communication`] with what the library said.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// A collective under way.
+/// A transfer under way.
 pub trait Request {
     /// Blocks until it is complete on this rank.
     ///
     /// # Errors
-    /// [`crate::Error::Communication`] with what the library said.
+    /// [`Error::Communication`] with what the library said.
     fn wait(self: Box<Self>) -> Result<()>;
 }

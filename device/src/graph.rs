@@ -112,7 +112,7 @@ impl Graph {
             }
             let note = if timed { self.note(core, node) } else { Note::Nothing };
             if let Op::Collective(collective) = &node.op {
-                under_way.push((index, collective.communicator.start_all_reduce_sum(&collective.tensor)?, note));
+                under_way.push((index, collective.start()?, note));
             } else {
                 host::run(&node.op, pool);
             }

@@ -35,7 +35,14 @@ impl Place {
     fn on(&self, t: &Bench) -> DropoutSite {
         let record = SampleRecord { first_sample: self.first_sample, step: self.step, reserved: 0 };
         let record = t.block(&record);
-        DropoutSite { rate: self.rate, seed: self.seed, layer: self.layer, site: self.site, record }
+        DropoutSite {
+            rate: self.rate,
+            seed: self.seed,
+            layer: self.layer,
+            site: self.site,
+            record,
+            part: DropoutPart::default(),
+        }
     }
 }
 
@@ -186,6 +193,7 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
     t.run(Embedding {
         tokens: tokens_t,
         table: t.put(&[vocab, hidden], dtype, &table),
+        first_token: 0,
         positions: with_positions.then(|| t.put(&[seq + 2, hidden], dtype, &positions)),
         output,
     });
@@ -206,6 +214,7 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
         tokens: tokens_t,
         grad_output: t.put(&[batch, seq, hidden], dtype, &dy),
         grad_table,
+        first_token: 0,
         grad_positions: Some(grad_positions),
     });
     for (i, dy) in dy.iter().enumerate() {
@@ -386,7 +395,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         let tokens: Vec<i32> = (0..210).map(|i| i * 7 % 100).collect();
         let grad_table = t.put(&[100, 32], F32, &vec![0.0; 3200]);
         let tokens = t.ints(&[3, 70], &tokens);
-        t.run(EmbeddingBackward { tokens, grad_output, grad_table, grad_positions: None });
+        t.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token: 0, grad_positions: None });
         let big = t.put(&[200_003], F32, &numbers(3, 200_003, F32));
         let total = t.empty(&[1], F32);
         t.run(SquareSum { inputs: [big, dy].into(), total });

@@ -11,8 +11,10 @@ pub struct RankEnv {
     pub local_rank: usize,
     /// Ranks on this node.
     pub local_size: usize,
-    /// Number of this node, where the launcher tells it.
+    /// Number of this node; Slurm alone tells it.
     pub node: Option<usize>,
+    /// Nodes in all; Slurm alone tells it.
+    pub nodes: Option<usize>,
     /// Who started the process.
     pub launcher: Launcher,
 }
@@ -57,37 +59,52 @@ struct Names {
     size: &'static str,
     local_rank: &'static str,
     local_size: &'static str,
-    node: &'static str,
 }
 
-/// In order of trust: mpirun inside a Slurm allocation sets its own variables beside Slurm's, which then describe the
-/// allocation and not the ranks.
-const KNOWN: [Names; 3] = [
-    Names {
-        launcher: Launcher::OpenMpi,
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
-        node: "OMPI_COMM_WORLD_NODE_RANK",
-    },
-    Names {
-        launcher: Launcher::Hydra,
-        rank: "PMI_RANK",
-        size: "PMI_SIZE",
-        local_rank: "MPI_LOCALRANKID",
-        local_size: "MPI_LOCALNRANKS",
-        node: "",
-    },
-    Names {
-        launcher: Launcher::Slurm,
-        rank: "SLURM_PROCID",
-        size: "SLURM_STEP_NUM_TASKS",
-        local_rank: "SLURM_LOCALID",
-        local_size: "SLURM_STEP_TASKS_PER_NODE",
-        node: "SLURM_NODEID",
-    },
-];
+const OPEN_MPI: Names = Names {
+    launcher: Launcher::OpenMpi,
+    rank: "OMPI_COMM_WORLD_RANK",
+    size: "OMPI_COMM_WORLD_SIZE",
+    local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+    local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+};
+
+const HYDRA: Names = Names {
+    launcher: Launcher::Hydra,
+    rank: "PMI_RANK",
+    size: "PMI_SIZE",
+    local_rank: "MPI_LOCALRANKID",
+    local_size: "MPI_LOCALNRANKS",
+};
+
+const SLURM: Names = Names {
+    launcher: Launcher::Slurm,
+    rank: "SLURM_PROCID",
+    size: "SLURM_STEP_NUM_TASKS",
+    local_rank: "SLURM_LOCALID",
+    local_size: "SLURM_STEP_TASKS_PER_NODE",
+};
+
+/// Slurm's names of a node's number and of how many there are.
+const SLURM_NODE: [&str; 2] = ["SLURM_NODEID", "SLURM_STEP_NUM_NODES"];
+
+/// Whose variables count, where several launchers left some.
+///
+/// mpirun and mpiexec within a Slurm allocation win over Slurm, whose variables then describe the allocation, or the
+/// daemons that mpiexec starts through srun. But srun itself can serve MPICH, and then sets `PMI_RANK` without the
+/// local counterparts that mpiexec sets. A shell in an allocation has `SLURM_PROCID` too; only a step has a size.
+fn launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<&'static Names> {
+    let any = |names: &[&str]| names.iter().any(|name| lookup(name).is_some());
+    if any(&[OPEN_MPI.rank, OPEN_MPI.size]) {
+        Some(&OPEN_MPI)
+    } else if any(&[HYDRA.local_rank, HYDRA.local_size]) {
+        Some(&HYDRA)
+    } else if any(&[SLURM.size]) {
+        Some(&SLURM)
+    } else {
+        any(&[HYDRA.rank, HYDRA.size]).then_some(&HYDRA)
+    }
+}
 
 impl RankEnv {
     /// Reads this process's environment.
@@ -103,40 +120,47 @@ impl RankEnv {
     /// # Errors
     /// As [`RankEnv::detect`].
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<RankEnv, LaunchError> {
-        // Inside an salloc shell Slurm has set SLURM_PROCID=0 without a step: srun alone sets the step's size.
-        let set = |names: &&Names| match names.launcher {
-            Launcher::Slurm => lookup(names.size).is_some() && lookup(names.rank).is_some(),
-            _ => lookup(names.rank).is_some(),
-        };
-        let Some(names) = KNOWN.iter().find(set) else {
-            let alone = Launcher::Single;
-            return Ok(RankEnv { rank: 0, world_size: 1, local_rank: 0, local_size: 1, node: None, launcher: alone });
+        let Some(names) = launcher(&lookup) else {
+            return Ok(RankEnv {
+                rank: 0,
+                world_size: 1,
+                local_rank: 0,
+                local_size: 1,
+                node: None,
+                nodes: None,
+                launcher: Launcher::Single,
+            });
         };
         let failed = |variable: &str, problem: String| LaunchError { variable: variable.into(), problem };
+        let text = |name: &str| {
+            lookup(name).ok_or_else(|| failed(name, format!("is not set, but others of {:?} are", names.launcher)))
+        };
         let number = |name: &str| -> Result<usize, LaunchError> {
-            let text = lookup(name).ok_or_else(|| failed(name, format!("is not set, but {} is", names.rank)))?;
+            let text = text(name)?;
             text.trim().parse().map_err(|_| failed(name, format!("is `{text}`, not a number")))
         };
-        let (rank, world_size) = (number(names.rank)?, number(names.size)?);
-        let local_rank = number(names.local_rank)?;
-        let node = if names.node.is_empty() { None } else { number(names.node).ok() };
-        let local_size = match names.launcher {
-            Launcher::Slurm => {
-                let text = lookup(names.local_size)
-                    .ok_or_else(|| failed(names.local_size, format!("is not set, but {} is", names.rank)))?;
-                tasks_per_node(&text, node.unwrap_or(0))
-                    .ok_or_else(|| failed(names.local_size, format!("is `{text}`, not like `2(x3),1`")))?
-            }
-            _ => number(names.local_size)?,
+        let below = |variable: &str, size_variable: &str, value: usize, size: usize| match value < size {
+            true => Ok(()),
+            false => Err(failed(variable, format!("is {value}, which is not below {size_variable} = {size}"))),
         };
-        for (variable, value, size) in [(names.rank, rank, world_size), (names.local_rank, local_rank, local_size)] {
-            if value >= size {
-                return Err(failed(variable, format!("is {value}, which is not below the size {size}")));
-            }
+        let (rank, world_size, local_rank) = (number(names.rank)?, number(names.size)?, number(names.local_rank)?);
+        let (mut node, mut nodes) = (None, None);
+        let local_size = if names.launcher == Launcher::Slurm {
+            let [this, all] = [number(SLURM_NODE[0])?, number(SLURM_NODE[1])?];
+            below(SLURM_NODE[0], SLURM_NODE[1], this, all)?;
+            (node, nodes) = (Some(this), Some(all));
+            let list = text(names.local_size)?;
+            tasks_per_node(&list, this)
+                .ok_or_else(|| failed(names.local_size, format!("is `{list}`, not like `2(x3),1` for {all} nodes")))?
+        } else {
+            number(names.local_size)?
+        };
+        below(names.rank, names.size, rank, world_size)?;
+        below(names.local_rank, names.local_size, local_rank, local_size)?;
+        if local_size > world_size {
+            return Err(failed(names.local_size, format!("is {local_size}, more than {} = {world_size}", names.size)));
         }
-        // Open MPI's node rank is the rank's number on its node, not the node's.
-        let node = node.filter(|_| names.launcher == Launcher::Slurm);
-        Ok(RankEnv { rank, world_size, local_rank, local_size, node, launcher: names.launcher })
+        Ok(RankEnv { rank, world_size, local_rank, local_size, node, nodes, launcher: names.launcher })
     }
 }
 
@@ -185,51 +209,95 @@ mod tests {
         assert_eq!(env.launcher, Launcher::OpenMpi);
     }
 
+    const MPICH: [(&str, &str); 4] =
+        [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
+
     #[test]
     fn mpich_is_found() {
-        let pairs = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")];
-        let env = detect(&pairs).unwrap();
-        assert_eq!((env.rank, env.world_size, env.launcher), (1, 2, Launcher::Hydra));
+        let env = detect(&MPICH).unwrap();
+        assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), (1, 2, 1, 2));
+        assert_eq!(env.launcher, Launcher::Hydra);
     }
+
+    /// The last of seven tasks on four nodes.
+    const SLURM_STEP: [(&str, &str); 6] = [
+        ("SLURM_PROCID", "6"),
+        ("SLURM_STEP_NUM_TASKS", "7"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x3),1"),
+        ("SLURM_NODEID", "3"),
+        ("SLURM_STEP_NUM_NODES", "4"),
+    ];
 
     #[test]
     fn slurm_is_found_with_nodes_of_different_sizes() {
-        let pairs = [
-            ("SLURM_PROCID", "6"),
-            ("SLURM_STEP_NUM_TASKS", "7"),
-            ("SLURM_LOCALID", "0"),
-            ("SLURM_STEP_TASKS_PER_NODE", "2(x3),1"),
-            ("SLURM_NODEID", "3"),
-        ];
-        let env = detect(&pairs).unwrap();
-        assert_eq!((env.rank, env.local_size, env.node, env.launcher), (6, 1, Some(3), Launcher::Slurm));
+        let env = detect(&SLURM_STEP).unwrap();
+        assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), (6, 7, 0, 1));
+        assert_eq!((env.node, env.nodes, env.launcher), (Some(3), Some(4), Launcher::Slurm));
+    }
+
+    #[test]
+    fn tasks_are_counted_by_node() {
+        let on_node = |node| tasks_per_node("2(x3),1,4", node);
+        assert_eq!([0, 2, 3, 4, 5].map(on_node), [Some(2), Some(2), Some(1), Some(4), None]);
+        assert_eq!(["", "2(x3", "2x3", "a(x2)", "2(xb)"].map(|list| tasks_per_node(list, 0)), [None; 5]);
     }
 
     #[test]
     fn a_shell_inside_a_slurm_allocation_is_a_process_alone() {
-        assert_eq!(detect(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]).unwrap().launcher, Launcher::Single);
+        let shell = [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NODEID", "0"), ("SLURM_NTASKS", "8")];
+        assert_eq!(detect(&shell).unwrap().launcher, Launcher::Single);
     }
 
     #[test]
-    fn mpirun_inside_a_slurm_allocation_is_open_mpi() {
-        let mut pairs = vec![("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")];
-        pairs.extend(OPEN_MPI);
-        assert_eq!(detect(&pairs).unwrap().launcher, Launcher::OpenMpi);
+    fn mpirun_and_mpiexec_inside_a_slurm_step_win_over_slurm() {
+        let with_slurm = |pairs: &[(&'static str, &'static str)]| [&SLURM_STEP, pairs].concat();
+        let env = detect(&with_slurm(&OPEN_MPI)).unwrap();
+        assert_eq!((env.rank, env.node, env.launcher), (5, None, Launcher::OpenMpi));
+        let env = detect(&with_slurm(&MPICH)).unwrap();
+        assert_eq!((env.rank, env.node, env.launcher), (1, None, Launcher::Hydra));
     }
 
     #[test]
-    fn bad_variables_are_named_with_rule_and_fix() {
-        let cases: [(&[(&str, &str)], &str); 3] = [
-            (&[("OMPI_COMM_WORLD_RANK", "0")], "OMPI_COMM_WORLD_SIZE is not set"),
-            (&[("PMI_RANK", "x")], "PMI_RANK is `x`, not a number"),
-            (
-                &[("PMI_RANK", "2"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")],
-                "PMI_RANK is 2, which is not below the size 2",
-            ),
-        ];
-        for (pairs, expected) in cases {
-            let message = detect(pairs).unwrap_err();
-            assert!(message.contains(expected) && message.contains("Rule:") && message.contains("Fix:"), "{message}");
+    fn srun_that_serves_mpich_is_slurm() {
+        let served = [&SLURM_STEP[..], &[("PMI_RANK", "6"), ("PMI_SIZE", "7")]].concat();
+        let env = detect(&served).unwrap();
+        assert_eq!((env.rank, env.local_size, env.launcher), (6, 1, Launcher::Slurm));
+    }
+
+    /// `pairs` with one variable set to another value.
+    fn with<'a>(pairs: &[(&'a str, &'a str)], variable: &'a str, value: &'a str) -> Vec<(&'a str, &'a str)> {
+        let others = pairs.iter().copied().filter(|(name, _)| *name != variable);
+        others.chain([(variable, value)]).collect()
+    }
+
+    #[test]
+    fn any_variable_missing_beside_its_fellows_is_named_with_rule_and_fix() {
+        for pairs in [&OPEN_MPI[..], &MPICH, &SLURM_STEP] {
+            for (missing, _) in pairs.iter().filter(|(name, _)| *name != "SLURM_STEP_NUM_TASKS") {
+                let rest: Vec<_> = pairs.iter().copied().filter(|(name, _)| name != missing).collect();
+                let message = detect(&rest).unwrap_err();
+                assert!(message.contains(&format!("{missing} is not set")), "{message}");
+                assert!(message.contains("Rule:") && message.contains("Fix:"), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_named() {
+        for (pairs, variable, value, expected) in [
+            (&OPEN_MPI[..], "OMPI_COMM_WORLD_RANK", "x", "OMPI_COMM_WORLD_RANK is `x`, not a number"),
+            (&OPEN_MPI, "OMPI_COMM_WORLD_RANK", "", "OMPI_COMM_WORLD_RANK is ``, not a number"),
+            (&OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "-8", "OMPI_COMM_WORLD_SIZE is `-8`, not a number"),
+            (&OPEN_MPI, "OMPI_COMM_WORLD_RANK", "8", "RANK is 8, which is not below OMPI_COMM_WORLD_SIZE = 8"),
+            (&OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE", "9", "LOCAL_SIZE is 9, more than OMPI_COMM_WORLD_SIZE = 8"),
+            (&MPICH, "PMI_SIZE", "0", "PMI_RANK is 1, which is not below PMI_SIZE = 0"),
+            (&MPICH, "MPI_LOCALRANKID", "2", "MPI_LOCALRANKID is 2, which is not below MPI_LOCALNRANKS = 2"),
+            (&SLURM_STEP, "SLURM_NODEID", "4", "SLURM_NODEID is 4, which is not below SLURM_STEP_NUM_NODES = 4"),
+            (&SLURM_STEP, "SLURM_STEP_TASKS_PER_NODE", "2(x3)", "is `2(x3)`, not like `2(x3),1` for 4 nodes"),
+        ] {
+            let message = detect(&with(pairs, variable, value)).unwrap_err();
+            assert!(message.contains(expected), "{message}");
         }
     }
 }

@@ -1,12 +1,20 @@
-//! Ranks and how they talk: communicators over NCCL, over MPI, and over threads of one process.
+//! Ranks and how they talk: who is in which group, communicators over NCCL, over MPI, and over threads of one process,
+//! and in what order the stages of a pipeline work.
 //!
-//! Start with [`MpiWorld`], which a run makes once on its main thread; [`ThreadWorld`] gives tests the same semantics
-//! without processes.
+//! Start with [`Grid`], which places ranks, and [`MpiWorld`], which a run makes once on its main thread; [`ThreadWorld`]
+//! gives tests the same semantics without processes.
 
+mod board;
+mod grid;
+mod host_memory;
+mod mpi_communicator;
 mod mpi_world;
 mod nccl;
+mod schedule;
 mod threads;
 
+pub use grid::{Grid, Place};
 pub use mpi_world::MpiWorld;
 pub use nccl::{nccl_communicator, nccl_version, set_nccl_defaults};
+pub use schedule::{Task, in_flight, interleaved, one_f_one_b};
 pub use threads::{ThreadRank, ThreadWorld};

@@ -1,22 +1,27 @@
-//! MPI: the control plane of every run, and the data plane of the host device.
+//! MPI: the control plane of every run. The data plane of the host device is in `mpi_communicator.rs`.
 #![allow(unsafe_code)]
 
 use std::rc::Rc;
 
-use device::{Communicator, DType, Error, Request, Result, Tensor};
+use device::{Communicator, Error, Result};
 use mpi::collective::SystemOperation;
 use mpi::environment::Universe;
 use mpi::ffi;
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::{AsRaw, Communicator as _, CommunicatorCollectives, Root};
+use mpi::topology::{Color, SimpleCommunicator};
+use mpi::traits::{Communicator as _, CommunicatorCollectives, Root};
 
-/// All ranks of the run. Made once, on the main thread, which then makes all MPI calls; finalizes MPI when dropped.
+use crate::mpi_communicator::MpiCommunicator;
+
+/// All ranks of the run. Made once, on the main thread, which then makes all MPI calls. MPI is finalized when this and
+/// every communicator made from it are gone.
+///
+/// Its own calls serve control: they are rare, and when one fails MPI prints why and ends all ranks.
 pub struct MpiWorld {
     world: SimpleCommunicator,
-    _universe: Universe,
+    universe: Rc<Universe>,
 }
 
-fn failed(collective: &'static str, communicator: &str, problem: impl Into<String>) -> Error {
+pub(crate) fn failed(collective: &'static str, communicator: &str, problem: impl Into<String>) -> Error {
     Error::Communication { collective, communicator: communicator.into(), problem: problem.into() }
 }
 
@@ -28,10 +33,7 @@ impl MpiWorld {
     pub fn initialize() -> Result<MpiWorld> {
         let (universe, _) = mpi::initialize_with_threading(mpi::Threading::Funneled)
             .ok_or_else(|| failed("MPI_Init", "world", "MPI was initialised already"))?;
-        let world = universe.world();
-        // SAFETY: the communicator is valid; MPI is initialised. Errors become return codes instead of aborting.
-        unsafe { ffi::MPI_Comm_set_errhandler(world.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
-        Ok(MpiWorld { world, _universe: universe })
+        Ok(MpiWorld { world: universe.world(), universe: Rc::new(universe) })
     }
 
     /// This process.
@@ -71,33 +73,47 @@ impl MpiWorld {
         result
     }
 
+    /// The smallest value of all ranks. Equal to [`MpiWorld::max`] only if all ranks agree.
+    pub fn min(&self, value: u64) -> u64 {
+        let mut result = 0;
+        self.world.all_reduce_into(&value, &mut result, SystemOperation::min());
+        result
+    }
+
     /// Ends all ranks at once with this exit code; nothing is torn down.
     pub fn abort(&self, code: i32) -> ! {
         self.world.abort(code)
     }
 
-    /// A communicator over all ranks, apart from all others.
+    /// A communicator over all ranks, apart from all others. All ranks make theirs in the same order.
     pub fn communicator(&self, name: &str) -> Rc<dyn Communicator> {
-        let group = self.world.duplicate();
-        // SAFETY: as in `initialize`; a duplicate inherits the handler, but standards differ, so it is set again.
-        unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
-        Rc::new(MpiCommunicator { name: name.into(), group })
+        Rc::new(MpiCommunicator::new(name, self.world.duplicate(), self.universe.clone()))
     }
-}
 
-struct MpiCommunicator {
-    name: String,
-    group: SimpleCommunicator,
-}
+    /// Cuts the world into groups with a communicator each, apart from all others; `group` is this rank's, as numbers in
+    /// the world. All ranks do so in the same order.
+    pub fn split(&self, name: &str, group: &[usize]) -> Rc<dyn Communicator> {
+        Rc::new(MpiCommunicator::new(name, self.group(group), self.universe.clone()))
+    }
 
-impl std::fmt::Debug for MpiCommunicator {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "MPI communicator `{}`, rank {} of {}", self.name, self.rank(), self.size())
+    /// The same on MPI's own level, for other libraries to be set up through.
+    ///
+    /// # Panics
+    /// If this rank is not in its group.
+    pub(crate) fn group(&self, group: &[usize]) -> SimpleCommunicator {
+        let Some(rank) = group.iter().position(|&rank| rank == self.rank()) else {
+            panic!("rank {} is not in its group {group:?}", self.rank());
+        };
+        let color = Color::with_value(group[0] as i32);
+        match self.world.split_by_color_with_key(color, rank as i32) {
+            Some(communicator) => communicator,
+            None => unreachable!("a rank with a colour gets a communicator"),
+        }
     }
 }
 
 /// What an MPI return code means, as a result.
-fn check(code: i32, collective: &'static str, communicator: &str) -> Result<()> {
+pub(crate) fn check(code: i32, collective: &'static str, communicator: &str) -> Result<()> {
     if code == ffi::MPI_SUCCESS as i32 {
         return Ok(());
     }
@@ -109,57 +125,22 @@ fn check(code: i32, collective: &'static str, communicator: &str) -> Result<()> 
     Err(failed(collective, communicator, String::from_utf8_lossy(&text).into_owned()))
 }
 
-impl Communicator for MpiCommunicator {
-    fn name(&self) -> &str {
-        &self.name
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn rank(&self) -> usize {
-        self.group.rank() as usize
-    }
-
-    fn size(&self) -> usize {
-        self.group.size() as usize
-    }
-
-    fn start_all_reduce_sum(&self, tensor: &Tensor) -> Result<Box<dyn Request>> {
-        let count = i32::try_from(tensor.elements())
-            .map_err(|_| failed("all-reduce", &self.name, "more than 2^31 elements; use smaller buckets"))?;
-        assert_eq!(tensor.dtype, DType::F32, "checked at submission");
-        let address = tensor.address as *mut f32;
-        // SAFETY: the device checked that the tensor lies in live host memory; only this thread touches it.
-        let send = unsafe { std::slice::from_raw_parts(address, tensor.elements()) }.to_vec();
-        // SAFETY: an all-zero request is a valid place for MPI to write one to.
-        let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
-        // SAFETY: `send` moves into the request below with its heap memory in place, and the tensor's memory is not
-        // touched before the request has been waited for, as the trait demands.
-        let code = unsafe {
-            ffi::MPI_Iallreduce(
-                send.as_ptr().cast(),
-                address.cast(),
-                count,
-                ffi::RSMPI_FLOAT,
-                ffi::RSMPI_SUM,
-                self.group.as_raw(),
-                &mut request,
-            )
-        };
-        check(code, "all-reduce", &self.name)?;
-        Ok(Box::new(MpiRequest { request, _send: send, name: self.name.clone() }))
-    }
-}
-
-struct MpiRequest {
-    request: ffi::MPI_Request,
-    /// What MPI reads from until the request is done.
-    _send: Vec<f32>,
-    name: String,
-}
-
-impl Request for MpiRequest {
-    fn wait(mut self: Box<Self>) -> Result<()> {
-        // SAFETY: the request was started by `start_all_reduce_sum` and is waited for once.
-        let code = unsafe { ffi::MPI_Wait(&mut self.request, ffi::RSMPI_STATUS_IGNORE) };
-        check(code, "all-reduce", &self.name)
+    #[test]
+    fn a_process_alone_is_a_world_of_one_and_codes_become_errors_in_words() {
+        let world = MpiWorld::initialize().unwrap();
+        let again = MpiWorld::initialize().map(|_| ()).unwrap_err().to_string();
+        assert_eq!((world.rank(), world.size(), world.max(7), world.min(7)), (0, 1, 7, 7));
+        assert_eq!(again, "MPI_Init on world: MPI was initialised already");
+        assert_eq!(check(ffi::MPI_SUCCESS as i32, "all_reduce", "data"), Ok(()));
+        let error = check(ffi::MPI_ERR_TRUNCATE as i32, "all_reduce", "data").unwrap_err().to_string();
+        assert!(error.starts_with("all_reduce on data: ") && error.contains("truncate"), "{error}");
+        // The communicator keeps MPI running until it is freed.
+        let communicator = world.communicator("data");
+        drop(world);
+        assert_eq!((communicator.name(), communicator.rank(), communicator.size()), ("data", 0, 1));
     }
 }

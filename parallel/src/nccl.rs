@@ -1,11 +1,14 @@
 //! NCCL: the data plane of the CUDA device.
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
 use std::rc::Rc;
 
 use cudarc::nccl::{result, sys};
 use device::cuda::StreamHandle;
+use device::ops::CollectiveKind;
 use device::{Communicator, DType, Error, Request, Result, Tensor};
+use mpi::traits::{Communicator as _, Root};
 
 use crate::MpiWorld;
 
@@ -39,11 +42,14 @@ fn failed(call: &'static str, name: &str, error: result::NcclError) -> Error {
     Error::Communication { collective: call, communicator: name.into(), problem }
 }
 
-/// A communicator of NCCL's over all ranks of a world, each with a GPU of its own.
+/// A communicator of NCCL's over this rank's `group`, as numbers in the world, each rank with a GPU of its own.
 ///
-/// All ranks make it together, each with its device open on this thread. It is destroyed when dropped, which all ranks
-/// do together on a clean end; on a fault the process exits without dropping it.
-pub fn nccl_communicator(world: &MpiWorld, name: &str) -> Result<Rc<dyn Communicator>> {
+/// All ranks of the world make theirs together, each with its device open on this thread. It is destroyed when dropped,
+/// which its ranks do together on a clean end; on a fault the process exits without dropping it.
+///
+/// # Errors
+/// No library, or what it said.
+pub fn nccl_communicator(world: &MpiWorld, name: &str, group: &[usize]) -> Result<Rc<dyn Communicator>> {
     // SAFETY: only looks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
         let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
@@ -55,20 +61,22 @@ pub fn nccl_communicator(world: &MpiWorld, name: &str) -> Result<Rc<dyn Communic
             ),
         });
     }
+    let group = world.group(group);
+    let (rank, size) = (group.rank(), group.size());
     let mut id = [0u8; 128];
-    if world.rank() == 0 {
+    if rank == 0 {
         let unique = result::get_uniqueid().map_err(|error| failed("ncclGetUniqueId", name, error))?;
         for (byte, value) in id.iter_mut().zip(unique.internal) {
             *byte = value as u8;
         }
     }
-    world.broadcast(&mut id);
+    group.process_at_rank(0).broadcast_into(&mut id);
     let unique = sys::ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
     let mut handle = std::ptr::null_mut();
-    // SAFETY: the id came from rank 0 of this world, and every rank makes this call.
-    unsafe { result::comm_init_rank(&mut handle, world.size() as i32, unique, world.rank() as i32) }
+    // SAFETY: the id came from the group's first rank, and every rank of the group makes this call.
+    unsafe { result::comm_init_rank(&mut handle, size, unique, rank) }
         .map_err(|error| failed("ncclCommInitRank", name, error))?;
-    Ok(Rc::new(NcclCommunicator { name: name.into(), handle, rank: world.rank(), size: world.size() }))
+    Ok(Rc::new(NcclCommunicator { name: name.into(), handle, rank: rank as usize, size: size as usize }))
 }
 
 struct NcclCommunicator {
@@ -97,22 +105,43 @@ impl Communicator for NcclCommunicator {
         self.size
     }
 
-    fn start_all_reduce_sum(&self, _tensor: &Tensor) -> Result<Box<dyn Request>> {
-        Err(Error::operation("all_reduce", format!("{self:?} reduces device memory, and this tensor is the host's")))
+    fn start(&self, kind: CollectiveKind, _input: &Tensor, _output: &Tensor) -> Result<Box<dyn Request>> {
+        Err(Error::operation(kind.name(), format!("{self:?} transfers device memory, and this tensor is the host's")))
     }
 
-    fn enqueue_all_reduce_sum(&self, tensor: &Tensor, stream: StreamHandle) -> Result<()> {
-        let dtype = match tensor.dtype {
+    fn enqueue(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor, stream: StreamHandle) -> Result<()> {
+        let dtype = match input.dtype {
             DType::F32 => sys::ncclDataType_t::ncclFloat32,
             DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
-            other => return Err(Error::operation("all_reduce", format!("{other} cannot be summed"))),
+            other => return Err(Error::operation(kind.name(), format!("{other} cannot be transferred"))),
         };
-        let address = tensor.address as *mut std::ffi::c_void;
-        let sum = sys::ncclRedOp_t::ncclSum;
-        // SAFETY: the device checked that the tensor lies in its live memory; the stream is the device's.
-        unsafe { result::all_reduce(address, address, tensor.elements(), dtype, sum, self.handle, stream.0.cast()) }
-            .map(drop)
-            .map_err(|error| failed("all-reduce", &self.name, error))
+        let (sum, max) = (sys::ncclRedOp_t::ncclSum, sys::ncclRedOp_t::ncclMax);
+        let (inputs, outputs) = (input.elements(), output.elements());
+        let (from, to) = (input.address as *const c_void, output.address as *mut c_void);
+        let (group, stream) = (self.handle, stream.0.cast());
+        // SAFETY: the device checked that the tensors lie in its live memory and have the elements that the kind demands;
+        // the stream is the device's. A group that was started is ended whatever happens in it.
+        let done = unsafe {
+            match kind {
+                CollectiveKind::AllReduceSum => result::all_reduce(from, to, inputs, dtype, sum, group, stream),
+                CollectiveKind::AllReduceMax => result::all_reduce(from, to, inputs, dtype, max, group, stream),
+                CollectiveKind::AllGather => result::all_gather(from, to, inputs, dtype, group, stream),
+                CollectiveKind::ReduceScatterSum => {
+                    result::reduce_scatter(from, to, outputs, dtype, sum, group, stream)
+                }
+                CollectiveKind::Broadcast { root } => {
+                    result::broadcast(from, to, inputs, dtype, root as i32, group, stream)
+                }
+                CollectiveKind::Send { to } => result::send(from, inputs, dtype, to as i32, group, stream),
+                CollectiveKind::Receive { from } => result::recv(to, outputs, dtype, from as i32, group, stream),
+                CollectiveKind::SendReceive { to: receiver, from: sender } => result::group_start().and_then(|_| {
+                    let sent = result::send(from, inputs, dtype, receiver as i32, group, stream);
+                    let received = result::recv(to, outputs, dtype, sender as i32, group, stream);
+                    result::group_end().and(sent).and(received)
+                }),
+            }
+        };
+        done.map(drop).map_err(|error| failed(kind.name(), &self.name, error))
     }
 
     fn check(&self) -> Result<()> {

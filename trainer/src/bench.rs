@@ -167,14 +167,14 @@ pub fn run(
     let seconds = ends[steps].duration_since(ends[0]).as_secs_f64() / steps as f64;
     let each = ends.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64() * 1e3).collect();
     let tokens_per_s = plan.tokens_per_step as f64 / seconds;
-    let tflops = tokens_per_s * plan.flops_per_token / 1e12 / plan.data_parallel as f64;
+    let tflops = tokens_per_s * plan.flops_per_token / 1e12 / plan.grid.ranks() as f64;
     let gpu = device.gpu();
     let peak = gpu.as_ref().and_then(|gpu| peak_tflops(&gpu.name, &plan.config.precision.compute));
     let memory_bytes = device.memory_in_use()?;
     Ok(BenchResult {
         device: gpu.map_or("host".into(), |gpu| gpu.name),
         graphs: if plan.graphs.enable { plan.config.cuda_graph.scope.clone() } else { "off".into() },
-        ranks: plan.data_parallel,
+        ranks: plan.grid.ranks(),
         step_ms: median(each),
         tokens_per_s,
         tflops,

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use device::{Communicator, Device};
 use launch::RankEnv;
-use parallel::{MpiWorld, nccl_communicator, set_nccl_defaults};
+use parallel::{Grid, MpiWorld, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
 use trainer::accelerator::{Accelerator, Precision};
 use trainer::bench;
@@ -102,7 +102,7 @@ fn train(
         device.set_dry(request.dry_run);
         Ok(device)
     };
-    on_all_ranks(env, plan.config.train.threads, open, |ranks, device| {
+    on_all_ranks(env, plan.grid, plan.config.train.threads, open, |ranks, device| {
         let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device, source).map(|_| 0) };
         let result = bench::run(plan, ranks, device, steps, began)?;
         if ranks.rank == 0 {
@@ -117,7 +117,10 @@ fn doctor(options: DoctorOptions, device: &str, env: &RankEnv) -> i32 {
     let accelerator =
         Accelerator::choose(device, env).unwrap_or_else(|error| fail(env.rank == 0, 2, &error.to_string()));
     let open = |threads| accelerator.open(Precision::default(), threads, false);
-    on_all_ranks(env, None, open, |ranks, device| Ok(doctor::run(options, accelerator, device, ranks.group.as_ref())))
+    let grid = Grid { tensor: 1, data: env.world_size, pipeline: 1 };
+    on_all_ranks(env, grid, None, open, |ranks, device| {
+        Ok(doctor::run(options, accelerator, device, ranks.group.as_ref()))
+    })
 }
 
 /// Goes on with a text; the exit code.
@@ -141,6 +144,7 @@ fn sample(request: &SampleRequest, env: &RankEnv) -> i32 {
 /// Starts MPI, opens the device, connects the ranks and does `work`; the exit code.
 fn on_all_ranks(
     env: &RankEnv,
+    grid: Grid,
     threads: Option<usize>,
     open: impl FnOnce(usize) -> device::Result<Device>,
     work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
@@ -164,13 +168,14 @@ fn on_all_ranks(
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     // What is declared later is dropped first: communicators before the device, MPI last.
     let opened = open(threads);
-    let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device));
+    let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device, &grid));
     let done = match (&opened, connected) {
-        (Ok(device), Ok(group)) => {
+        (Ok(device), Ok((tensor, group))) => {
             let (waiting, comparing, telling) = (world.clone(), world.clone(), world.clone());
             let ranks = Ranks {
                 rank: world.rank(),
                 group,
+                tensor,
                 threads,
                 barrier: Rc::new(move || waiting.barrier()),
                 max: Rc::new(move |value| if comparing.size() > 1 { comparing.max(value) } else { value }),
@@ -196,15 +201,18 @@ fn on_all_ranks(
     })
 }
 
-/// The data-parallel group, on the device's own data plane; none for a rank alone.
-fn connect(world: &MpiWorld, device: &Device) -> device::Result<Option<Rc<dyn Communicator>>> {
-    if world.size() == 1 {
-        return Ok(None);
-    }
-    match device.gpu() {
-        Some(_) => nccl_communicator(world, "data").map(Some),
-        None => Ok(Some(world.communicator("data"))),
-    }
+/// The ranks that share layers, and those that share the batch.
+type Groups = (Option<Rc<dyn Communicator>>, Option<Rc<dyn Communicator>>);
+
+/// This rank's groups of more than itself, on the device's own data plane.
+fn connect(world: &MpiWorld, device: &Device, grid: &Grid) -> device::Result<Groups> {
+    let connect = |name: &str, group: Vec<usize>| match device.gpu() {
+        _ if group.len() == 1 => Ok(None), // on all ranks alike
+        Some(_) => nccl_communicator(world, name, &group).map(Some),
+        None => Ok(Some(world.split(name, &group))),
+    };
+    let tensor = connect("tensor", grid.tensor_group(world.rank()))?;
+    Ok((tensor, connect("data", grid.data_group(world.rank()))?))
 }
 
 fn fail(speak: bool, code: i32, message: &str) -> ! {

@@ -1,9 +1,10 @@
 //! The update: norm, clip and optimizer, all on the device.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
-use device::ops::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
-use device::{Area, DType, Device, Tensor};
+use device::ops::{AdamW, AdamWTensors, ClipScale, Collective, CollectiveKind, Sgd, SgdTensors, SquareSum};
+use device::{Area, Communicator, DType, Device, Tensor};
 use graph_manager::{Result, StepContext};
 
 use crate::params::Params;
@@ -32,7 +33,9 @@ pub struct Optimizer {
     kind: OptimizerKind,
     adamw: Arc<[AdamWTensors]>,
     sgd: Arc<[SgdTensors]>,
-    grads: Arc<[Tensor]>,
+    /// Those that this rank counts in the norm, and the ranks that have the others.
+    counted: Arc<[Tensor]>,
+    tensor_parallel: Option<Rc<dyn Communicator>>,
     /// u8, a `Control`.
     control: Tensor,
     /// u8, a `Status`.
@@ -54,6 +57,7 @@ impl Optimizer {
         weight_decay: f32,
         control: Tensor,
         status: Tensor,
+        tensor_parallel: Option<Rc<dyn Communicator>>,
     ) -> Result<Optimizer> {
         let total = params.grads.elements();
         let mut areas = Vec::new();
@@ -95,11 +99,18 @@ impl Optimizer {
                 }),
             }
         }
+        // A parameter that every rank of a tensor-parallel group has whole counts on the first.
+        let first = tensor_parallel.as_ref().is_none_or(|group| group.rank() == 0);
+        let counted = match first {
+            true => vec![params.grads],
+            false => params.grad_ranges(|spec| spec.cut.is_some()).into_iter().map(|(_, grads)| grads).collect(),
+        };
         Ok(Optimizer {
             kind,
             adamw: adamw.into(),
             sgd: sgd.into(),
-            grads: [params.grads].into(),
+            counted: counted.into(),
+            tensor_parallel,
             control,
             status,
             state,
@@ -113,7 +124,10 @@ impl Optimizer {
     /// What the device refused.
     pub fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let square_sum = cx.tensor("square_sum", [1], DType::F32)?;
-        cx.run(SquareSum { inputs: self.grads.clone(), total: square_sum })?;
+        cx.run(SquareSum { inputs: self.counted.clone(), total: square_sum })?;
+        if let Some(group) = &self.tensor_parallel {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), square_sum))?;
+        }
         let Optimizer { control, status, .. } = *self;
         cx.run(ClipScale { square_sum, control, status })?;
         match self.kind {

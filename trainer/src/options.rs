@@ -130,7 +130,8 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(&["f32", "tf32", "bf16"]), "Type of weights and activations in layers; tf32 is f32 with faster, shorter products on a GPU; master weights are f32"),
 
-    option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Ranks that share a layer; only 1 so far"),
+    option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Ranks that share each layer: heads, feed-forward channels and the vocabulary are cut into as many parts"),
+    option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also share the tokens between them: less memory for the same traffic"),
     option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Stages; only 1 so far"),
     option("parallel.bucket_mib", "ddp-bucket-size", &["bucket-mib"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
 

@@ -6,6 +6,8 @@ use device::host::philox;
 use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
 use rayon::prelude::*;
 
+use crate::cut::{Cut, Piece, fill, pieces};
+
 /// What a parameter starts as. Values are a function of (seed, name, element), whatever the parallel layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
@@ -20,23 +22,56 @@ pub enum Init {
 pub struct ParamSpec {
     /// Its name, as in Hugging Face checkpoints where one exists.
     pub name: String,
-    /// Its shape as stored; linear weights are `(out features, in features)`.
+    /// Its shape as this rank stores it; linear weights are `(out features, in features)`.
     pub shape: Shape,
-    /// Rows that are real; a vocabulary is padded beyond them with zeros that never change.
+    /// Rows stored here that are real; a vocabulary is padded beyond them with zeros that never change.
     pub rows: usize,
+    /// Sizes of the whole parameter, padding not counted.
+    pub whole: Vec<usize>,
+    /// Which part of it is here; none where all of it is.
+    pub cut: Option<Cut>,
     /// What it starts as.
     pub init: Init,
     /// The layer whose backward completes its gradient.
     pub layer: usize,
     /// Its gradient is only ever added to, so it is zeroed at every step.
     pub sparse: bool,
+    /// Backward leaves the gradient of this rank's tokens alone, to be summed over the tensor-parallel group.
+    pub partial: bool,
 }
 
 impl ParamSpec {
     /// A dense parameter of a layer.
     pub fn new(name: impl Into<String>, shape: impl Into<Shape>, init: Init, layer: usize) -> ParamSpec {
         let shape = shape.into();
-        ParamSpec { name: name.into(), shape, rows: shape.sizes()[0], init, layer, sparse: false }
+        let (rows, whole) = (shape.sizes()[0], shape.sizes().to_vec());
+        ParamSpec { name: name.into(), shape, rows, whole, cut: None, init, layer, sparse: false, partial: false }
+    }
+
+    /// The same with only so many real rows.
+    pub fn with_rows(self, rows: usize) -> ParamSpec {
+        let mut whole = self.whole;
+        whole[0] = rows;
+        ParamSpec { rows, whole, ..self }
+    }
+
+    /// The part of it that one of several ranks stores.
+    pub fn cut(self, cut: Cut) -> ParamSpec {
+        let shape = Shape::new(&cut.stored(self.shape.sizes()));
+        let mut spec = ParamSpec { shape, cut: Some(cut), ..self };
+        let row: usize = shape.sizes()[1..].iter().product();
+        spec.rows = spec.pieces().iter().map(Piece::elements).sum::<usize>() / row.max(1);
+        spec
+    }
+
+    /// What of the whole is stored here.
+    pub fn pieces(&self) -> Vec<Piece> {
+        pieces(&self.whole, self.cut.as_ref())
+    }
+
+    /// What is stored here, padding included, from the values of the whole by their numbers.
+    pub fn stored(&self, value: impl Fn(usize) -> f32 + Send + Sync) -> Vec<f32> {
+        fill(&self.whole, self.cut.as_ref(), self.shape.elements(), value)
     }
 
     /// Weight decay applies to matrices, not to biases and norms.
@@ -173,6 +208,23 @@ impl Params {
         Some(self.grads.view(self.offsets[start], [elements]))
     }
 
+    /// The parts of `main_grad` that belong to chosen parameters, with their layers; neighbours of one layer are one.
+    pub fn grad_ranges(&self, chosen: impl Fn(&ParamSpec) -> bool) -> Vec<(usize, Tensor)> {
+        let mut ranges: Vec<(usize, usize, usize)> = Vec::new(); // layer, first element, end
+        let mut joins = false;
+        for (spec, &offset) in self.specs.iter().zip(&self.offsets) {
+            if chosen(spec) {
+                let end = offset + spec.shape.elements();
+                match ranges.last_mut().filter(|(layer, ..)| joins && *layer == spec.layer) {
+                    Some(range) => range.2 = end,
+                    None => ranges.push((spec.layer, offset, end)),
+                }
+            }
+            joins = chosen(spec);
+        }
+        ranges.into_iter().map(|(layer, first, end)| (layer, self.grads.view(first, [end - first]))).collect()
+    }
+
     /// What a parameter has of `flat`, which is laid out as [`Params::grads`] is; in the parameter's shape.
     pub fn part_of(&self, flat: Tensor, index: usize) -> Tensor {
         flat.view(self.offsets[index], self.specs[index].shape)
@@ -198,19 +250,13 @@ pub(crate) fn uniform(stream: u64, index: u64) -> f32 {
 
 /// First values of a parameter.
 fn initial(spec: &ParamSpec, seed: u64) -> Vec<f32> {
-    let real = spec.shape.elements() / spec.shape.sizes()[0] * spec.rows;
     // FNV-1a: the stream number is a function of the name.
     let stream = spec
         .name
         .bytes()
         .fold(0xcbf29ce484222325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100000001b3));
-    let mut values = vec![0.0; spec.shape.elements()];
     match spec.init {
-        Init::Constant(constant) => values[..real].fill(constant),
-        Init::Normal(std) => values[..real]
-            .par_iter_mut()
-            .enumerate()
-            .for_each(|(index, value)| *value = std * philox::normal(seed, stream, index as u64)),
+        Init::Constant(constant) => spec.stored(|_| constant),
+        Init::Normal(std) => spec.stored(|index| std * philox::normal(seed, stream, index as u64)),
     }
-    values
 }

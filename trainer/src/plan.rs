@@ -3,9 +3,13 @@
 use device::DType;
 use device::ops::NormKind;
 use graph_manager::{GraphOptions, Mempool, Scope};
+use parallel::Grid;
 
 use crate::config::{RunConfig, UserError};
-use crate::model::{Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, gpt, mlp};
+use crate::layout;
+use crate::model::{
+    Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, TensorParallel, gpt, gpt_part, mlp,
+};
 use crate::optimizer::OptimizerKind;
 use crate::schedule::{Decay, Schedule};
 
@@ -16,8 +20,8 @@ pub struct RunPlan {
     pub config: RunConfig,
     /// The model's sizes.
     pub model: ModelPlan,
-    /// Ranks that share the batch.
-    pub data_parallel: usize,
+    /// Which ranks share layers, and which the batch.
+    pub grid: Grid,
     /// Microbatches of a step on each rank.
     pub microbatches: usize,
     /// Losses of a sample: its tokens, or 1.
@@ -46,7 +50,15 @@ pub enum ModelPlan {
 }
 
 impl ModelPlan {
-    /// The model, ready to be placed.
+    /// What a rank of a tensor-parallel group has of the model.
+    pub fn part(&self, tensor: TensorParallel) -> Architecture {
+        match self {
+            ModelPlan::Gpt(shape) => gpt_part(shape.clone(), tensor),
+            ModelPlan::Mlp(_) => self.architecture(),
+        }
+    }
+
+    /// The whole model, ready to be placed.
     pub fn architecture(&self) -> Architecture {
         match self {
             ModelPlan::Gpt(shape) => gpt(shape.clone()),
@@ -92,18 +104,13 @@ impl RunPlan {
     /// # Errors
     /// The first rule that is broken.
     pub fn new(config: RunConfig, world_size: usize) -> Result<RunPlan, UserError> {
-        for (key, value) in [("tensor", config.parallel.tensor), ("pipeline", config.parallel.pipeline)] {
-            require(value == 1, || {
-                UserError::new(
-                    format!("parallel.{key} = {value}"),
-                    "only data parallelism is there so far (see the README's status table)",
-                    format!("set parallel.{key} = 1; more ranks share the batch"),
-                )
-            })?;
-        }
         slips(&config)?;
-        let microbatches = batch_split(&config, world_size)?;
+        let grid = layout::grid(&config, world_size)?;
+        let microbatches = batch_split(&config, grid.data)?;
         let model = model_plan(&config)?;
+        if let ModelPlan::Gpt(shape) = &model {
+            layout::check(&config, shape)?;
+        }
         at_least("train.steps", config.train.steps, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
         at_least("logging.trace_steps", config.logging.trace_steps, 1)?;
@@ -139,7 +146,7 @@ impl RunPlan {
             tokens_per_step: config.train.global_batch_size * losses_per_sample,
             config,
             model,
-            data_parallel: world_size,
+            grid,
             microbatches,
             losses_per_sample,
             flops_per_token,
@@ -168,6 +175,7 @@ fn slips(config: &RunConfig) -> Result<(), UserError> {
         ("train.steps", train.steps, 1 << 31),
         ("train.eval_steps", train.eval_steps, 1 << 31),
         ("train.threads", train.threads.unwrap_or(1), 1 << 12),
+        ("parallel.tensor", config.parallel.tensor, 1 << 16),
         ("parallel.bucket_mib", config.parallel.bucket_mib, 1 << 20),
     ] {
         at_most(key, value, most)?;
@@ -279,7 +287,7 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         kv_heads,
         ffn,
         vocab: model.vocab,
-        padded_vocab: model.vocab.next_multiple_of(128),
+        padded_vocab: model.vocab.next_multiple_of(128 * config.parallel.tensor.max(1)),
         seq,
         batch,
         tied: model.tie_embeddings,

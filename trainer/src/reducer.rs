@@ -91,7 +91,7 @@ impl Reducer {
         self.stream.wait(&self.fork)?;
         for tensor in tensors {
             let communicator = self.communicator.clone();
-            self.stream.submit(Collective { kind: CollectiveKind::AllReduceSum, communicator, tensor })?;
+            self.stream.submit(Collective::in_place(CollectiveKind::AllReduceSum, communicator, tensor))?;
         }
         Ok(true)
     }

@@ -18,6 +18,7 @@ use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Prefetch, Regression
 use crate::hf::{LoadError, Pretrained};
 use crate::logs::PRINTED;
 use crate::metrics::{StepMetrics, boxed, bytes, count};
+use crate::model::TensorParallel;
 use crate::plan::{ModelPlan, RunPlan};
 use crate::run_log::RunLog;
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
@@ -74,8 +75,10 @@ impl RunError {
 pub struct Ranks {
     /// Number in the world.
     pub rank: usize,
-    /// The data-parallel group; none for a process alone.
+    /// The ranks with other parts of the batch; none where there are no others.
     pub group: Option<Rc<dyn Communicator>>,
+    /// The ranks that share layers; none where there are no others.
+    pub tensor: Option<Rc<dyn Communicator>>,
     /// Threads of the host device.
     pub threads: usize,
     /// Waits for all ranks.
@@ -94,6 +97,7 @@ impl Ranks {
         Ranks {
             rank: 0,
             group: None,
+            tensor: None,
             threads,
             barrier: Rc::new(|| {}),
             max: Rc::new(|value| value),
@@ -200,6 +204,8 @@ fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Res
 }
 
 fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
+    let sequence = plan.config.parallel.sequence_parallel;
+    let tensor = TensorParallel { group: ranks.tensor.clone(), sequence };
     let options = StageOptions {
         compute: match &plan.model {
             ModelPlan::Gpt(shape) => shape.dtype,
@@ -214,7 +220,7 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
         bucket_bytes: plan.config.parallel.bucket_mib << 20,
         graphs: GraphOptions { poison, ..plan.graphs.clone() },
     };
-    let mut stage = Stage::new(device, &plan.model.architecture(), options, ranks.group.clone())?;
+    let mut stage = Stage::new(device, &plan.model.part(tensor), options, ranks.group.clone())?;
     stage.record(plan.microbatches, plan.config.train.eval_interval > 0)?;
     stage.graphs().allocate()?;
     let barrier = ranks.barrier.clone();
@@ -243,15 +249,20 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
     let copy =
         if compute > 0 { format!(", {} {}", bytes(compute), plan.config.precision.compute) } else { String::new() };
     let weights = format!("{} master, {} main_grad{copy}", bytes(parameters), bytes(parameters));
+    let shared = match (plan.grid.tensor, plan.config.parallel.sequence_parallel) {
+        (1, _) => String::new(),
+        (tensor, false) => format!("; {tensor} ranks share each layer"),
+        (tensor, true) => format!("; {tensor} ranks share each layer and its tokens"),
+    };
     let mut rows = vec![
         ("model", format!("{}, {} parameters", plan.config.model.preset, count(plan.parameters as f64))),
         ("data", source.describe()),
         (
             "batch",
             format!(
-                "{} samples = {} ranks x {} microbatches x {}, {} tokens a step",
+                "{} samples = {} ranks x {} microbatches x {}, {} tokens a step{shared}",
                 plan.config.train.global_batch_size,
-                plan.data_parallel,
+                plan.grid.data,
                 plan.microbatches,
                 plan.config.train.micro_batch_size,
                 count(plan.tokens_per_step as f64)
@@ -476,7 +487,7 @@ pub(crate) fn settings(plan: &RunPlan, rank: usize, step: usize, first: u64) -> 
     StepSettings {
         step: step as u32,
         microbatches: plan.microbatches,
-        first_sample: first + (rank * samples(plan)) as u64,
+        first_sample: first + (plan.grid.place(rank).data * samples(plan)) as u64,
         learning_rate: plan.schedule.at(step) as f32,
         clip: plan.config.optimizer.clip as f32,
     }
@@ -504,7 +515,7 @@ fn write_report(stage: &mut Stage, path: &Path) -> std::io::Result<()> {
 /// Peak FLOP/s of all ranks' GPUs, where it is known.
 fn peak_flops(plan: &RunPlan, device: &Device) -> Option<f64> {
     let peak = peak_tflops(&device.gpu()?.name, &plan.config.precision.compute)?;
-    Some(peak * 1e12 * plan.data_parallel as f64)
+    Some(peak * 1e12 * plan.grid.ranks() as f64)
 }
 
 /// Tells people of steps.

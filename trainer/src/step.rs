@@ -10,6 +10,7 @@ use graph_manager::{CudaGraphManager, GraphOptions, Mode, Region, Result, StepCo
 use crate::model::{Architecture, Hidden, Model, StepTensors};
 use crate::optimizer::{Optimizer, OptimizerKind};
 use crate::params::Params;
+use crate::partial_grads::PartialGrads;
 use crate::reducer::Reducer;
 
 /// How a [`Stage`] is made.
@@ -113,6 +114,7 @@ pub struct StepResult {
 pub struct Stage {
     graphs: CudaGraphManager,
     reducer: Option<Reducer>,
+    partial: Option<PartialGrads>,
     compute: Stream,
     model: Model,
     optimizer: Optimizer,
@@ -175,17 +177,21 @@ impl Stage {
         };
         let inputs = persistent("inputs", stacked(model.inputs.0), on_host(model.inputs.1))?;
         let targets = persistent("targets", stacked(model.targets.0), on_host(model.targets.1))?;
-        let optimizer = Optimizer::new(device, &params, options.optimizer, options.weight_decay, control, status)?;
+        let tensor = architecture.tensor.group.clone();
+        let partial = PartialGrads::new(tensor.clone(), &params);
+        let decay = options.weight_decay;
+        let optimizer = Optimizer::new(device, &params, options.optimizer, decay, control, status, tensor)?;
         areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = data_parallel.map(|group| {
             let side = device.stream("data parallel");
             Reducer::new(group, side, &params, model.layers.len(), options.bucket_bytes)
         });
-        let graphs = GraphOptions { reduces: reducer.is_some(), ..options.graphs };
+        let graphs = GraphOptions { reduces: reducer.is_some() || partial.is_some(), ..options.graphs };
         Ok(Stage {
             graphs: CudaGraphManager::new(compute.clone(), graphs)?,
             reducer,
+            partial,
             compute,
             model,
             optimizer,
@@ -210,7 +216,14 @@ impl Stage {
     pub fn train_step(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<PendingMetrics> {
         let losses = self.begin(settings, batch)?;
         let Stage { graphs, model, optimizer, reducer, .. } = self;
-        let work = Work { model, step: self.step, inputs: self.inputs, targets: self.targets, params: &self.params };
+        let work = Work {
+            model,
+            step: self.step,
+            inputs: self.inputs,
+            targets: self.targets,
+            params: &self.params,
+            partial: self.partial.as_ref(),
+        };
         graphs.step(Mode::Train, settings.microbatches, &mut |cx| {
             let size = self.micro_batch_size;
             train(cx, &work, optimizer, reducer.as_ref(), size)
@@ -225,7 +238,14 @@ impl Stage {
     pub fn evaluate(&mut self, settings: StepSettings, batch: &Batch) -> Result<PendingMetrics> {
         let losses = self.begin(settings, Some(batch))?;
         let Stage { graphs, model, reducer, .. } = self;
-        let work = Work { model, step: self.step, inputs: self.inputs, targets: self.targets, params: &self.params };
+        let work = Work {
+            model,
+            step: self.step,
+            inputs: self.inputs,
+            targets: self.targets,
+            params: &self.params,
+            partial: self.partial.as_ref(),
+        };
         graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| {
             let size = self.micro_batch_size;
             evaluate(cx, &work, reducer.as_ref(), size)
@@ -239,7 +259,14 @@ impl Stage {
     /// As [`Stage::train_step`].
     pub fn record(&mut self, microbatches: usize, evaluates: bool) -> Result<()> {
         let Stage { graphs, model, optimizer, reducer, .. } = self;
-        let work = Work { model, step: self.step, inputs: self.inputs, targets: self.targets, params: &self.params };
+        let work = Work {
+            model,
+            step: self.step,
+            inputs: self.inputs,
+            targets: self.targets,
+            params: &self.params,
+            partial: self.partial.as_ref(),
+        };
         let size = self.micro_batch_size;
         graphs.record(Mode::Train, microbatches, &mut |cx| train(cx, &work, optimizer, reducer.as_ref(), size))?;
         if evaluates {
@@ -330,6 +357,7 @@ struct Work<'s> {
     inputs: Tensor,
     targets: Tensor,
     params: &'s Params,
+    partial: Option<&'s PartialGrads>,
 }
 
 /// A training step as regions: this is what is recorded, captured and replayed.
@@ -426,6 +454,9 @@ impl Work<'_> {
                 let reducer = reducer.filter(|_| cx.is_last_microbatch());
                 let started = reducer.map_or(Ok(false), |reducer| reducer.start(cx, layer))?;
                 let grad = module.backward(cx, grad)?;
+                if let Some(partial) = self.partial.filter(|_| cx.is_last_microbatch()) {
+                    partial.sum(cx, layer)?;
+                }
                 if let Some(reducer) = reducer.filter(|_| started) {
                     reducer.join(cx)?;
                 }

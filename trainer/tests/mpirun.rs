@@ -197,7 +197,10 @@ fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
         ("--global-batch-size 15", ["train.global_batch_size = 15", "multiple", "= 14 or 16"]),
         ("--threads 0", ["train.threads = 0", "at least 1", "set train.threads = 1"]),
         ("--device cuda", ["train.device = \"cuda\"", "a GPU are there", "set train.device"]),
-        ("--tensor-model-parallel-size 2", ["parallel.tensor = 2", "data parallelism", "set parallel.tensor = 1"]),
+        (
+            "--tensor-model-parallel-size 2",
+            ["parallel.tensor = 2", "a multiple of parallel.tensor", "set parallel.tensor = 1"],
+        ),
         (
             "--enable-cuda-graph --cuda-graph-warmup-steps 0",
             ["cuda_graph.warmup_steps = 0", "before it is captured", "set cuda_graph.warmup_steps = 1"],

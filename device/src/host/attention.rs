@@ -114,7 +114,9 @@ fn forward_head(p: &Packed, qkv: &[f32], batch: usize, head: usize, mask: Option
             future.fill(0.0);
             lse[position] = highest + total.ln();
             if let Some(mask) = mask {
-                mask.for_each(batch, position, head * p.seq, seen.len(), |j, factor| seen[j] *= factor);
+                mask.for_each(batch, position, (mask.first_head + head) * p.seq, seen.len(), |j, factor| {
+                    seen[j] *= factor
+                });
             }
         }
         let out = &mut output[start * p.dim..(start + rows) * p.dim];
@@ -198,7 +200,7 @@ fn backward_group(p: &Packed, inputs: &Inputs<'_>, batch: usize, kv: usize) -> G
                 let after = &mut dropped[row.clone()];
                 after.copy_from_slice(seen);
                 if let Some(mask) = &inputs.mask {
-                    mask.for_each(batch, position, head * p.seq, seen.len(), |j, factor| {
+                    mask.for_each(batch, position, (mask.first_head + head) * p.seq, seen.len(), |j, factor| {
                         after[j] *= factor;
                         grad[j] *= factor;
                     });

@@ -12,9 +12,7 @@ pub(super) fn dropout(op: &Dropout, pool: &Pool) {
 }
 
 fn apply<T: Float>(op: &Dropout, pool: &Pool) {
-    let sizes = op.input.shape.sizes();
-    let channels = op.input.shape.last();
-    let tokens: usize = sizes[1..sizes.len() - 1].iter().product();
+    let (channels, tokens, first_row) = (op.input.shape.last(), op.tokens(), op.site.part.first_row);
     let mask = Mask::new(&op.site);
     let in_place = op.input.address == op.output.address;
     let input = if in_place { &[] } else { view::read::<T>(&op.input) };
@@ -22,6 +20,7 @@ fn apply<T: Float>(op: &Dropout, pool: &Pool) {
         if !in_place {
             out.copy_from_slice(&input[row * channels..(row + 1) * channels]);
         }
+        let row = first_row + row;
         mask.for_each(row / tokens, row % tokens, 0, channels, |channel, factor| {
             out[channel] = T::from_f32(out[channel].to_f32() * factor);
         });

@@ -5,9 +5,9 @@ use super::{Pool, view};
 use crate::Float;
 use crate::ops::{Embedding, EmbeddingBackward};
 
-/// The table row of a token; row 0 for one outside the table.
-fn row(token: i32, vocab: usize) -> usize {
-    usize::try_from(token).ok().filter(|&row| row < vocab).unwrap_or(0)
+/// The row of a token in a table of `rows` that begins with token `first`; none for one outside.
+fn row(token: i32, first: usize, rows: usize) -> Option<usize> {
+    usize::try_from(token).ok()?.checked_sub(first).filter(|&row| row < rows)
 }
 
 /// See [`Embedding`].
@@ -21,8 +21,10 @@ fn forward<T: Float>(op: &Embedding, pool: &Pool) {
     let table = view::read::<T>(&op.table);
     let positions = op.positions.as_ref().map(view::read::<T>);
     pool.for_each_chunk(view::write::<T>(&op.output), hidden, |at, out| {
-        let row = row(tokens[at], vocab);
-        out.copy_from_slice(&table[row * hidden..(row + 1) * hidden]);
+        match row(tokens[at], op.first_token, vocab) {
+            Some(row) => out.copy_from_slice(&table[row * hidden..(row + 1) * hidden]),
+            None => out.fill(T::from_f32(0.0)),
+        }
         if let Some(positions) = positions {
             let position = &positions[at % seq * hidden..(at % seq + 1) * hidden];
             out.iter_mut().zip(position).for_each(|(out, p)| *out = T::from_f32(out.to_f32() + p.to_f32()));
@@ -47,8 +49,9 @@ fn backward<T: Float>(op: &EmbeddingBackward, pool: &Pool) {
     };
     pool.for_each_chunk(view::write::<f32>(&op.grad_table), ROWS * hidden, |chunk, rows| {
         for (at, &token) in tokens.iter().enumerate() {
-            let row = row(token, vocab);
-            if row / ROWS == chunk {
+            if let Some(row) = row(token, op.first_token, vocab)
+                && row / ROWS == chunk
+            {
                 add(&mut rows[(row - chunk * ROWS) * hidden..][..hidden], at);
             }
         }

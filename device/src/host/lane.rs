@@ -3,14 +3,24 @@
 use std::collections::VecDeque;
 
 use super::{Pool, run, view};
+use crate::ops::Operation;
 use crate::stream::Readback;
 use crate::timeline::Note;
-use crate::{Element, Op, Request, Result, Tensor};
+use crate::{Accesses, Element, Op, Request, Result, Tensor};
+
+/// A collective under way.
+struct Pending {
+    /// Its place among the stream's collectives, from 1.
+    number: u64,
+    request: Box<dyn Request>,
+    accesses: Accesses,
+    /// What times it, until it is dropped.
+    note: Note,
+}
 
 #[derive(Default)]
 pub(crate) struct HostLane {
-    /// Collectives under way, with their sequence numbers and what times them.
-    pending: VecDeque<(u64, Box<dyn Request>, Note)>,
+    pending: VecDeque<Pending>,
     started: u64,
 }
 
@@ -22,9 +32,15 @@ impl HostLane {
 
     pub(crate) fn run(&mut self, op: &Op, pool: &Pool, note: Note) -> Result<()> {
         if let Op::Collective(collective) = op {
-            let request = collective.communicator.start_all_reduce_sum(&collective.tensor)?;
+            // Transfers of unrelated memory go on side by side, as the order of a stream cannot be seen from outside.
+            let accesses = collective.accesses();
+            let before = self.pending.iter().rev().find(|before| before.accesses.conflicts(&accesses));
+            if let Some(number) = before.map(|before| before.number) {
+                self.finish_up_to(number)?;
+            }
+            let request = collective.start()?;
             self.started += 1;
-            self.pending.push_back((self.started, request, note));
+            self.pending.push_back(Pending { number: self.started, request, accesses, note });
         } else {
             self.finish()?;
             run(op, pool);
@@ -45,8 +61,8 @@ impl HostLane {
 
     /// Waits for the collectives started up to number `last`.
     pub(crate) fn finish_up_to(&mut self, last: u64) -> Result<()> {
-        while self.pending.front().is_some_and(|(number, ..)| *number <= last) {
-            if let Some((_, request, _note)) = self.pending.pop_front() {
+        while self.pending.front().is_some_and(|pending| pending.number <= last) {
+            if let Some(Pending { request, note: _note, .. }) = self.pending.pop_front() {
                 request.wait()?;
             }
         }

@@ -9,6 +9,7 @@ mod embedding;
 mod gemm;
 mod lane;
 mod loss;
+mod loss_parallel;
 mod math;
 pub(crate) mod memory;
 mod norm;
@@ -51,6 +52,8 @@ pub(crate) fn run(op: &Op, pool: &Pool) {
         Op::Embedding(op) => embedding::embedding(op, pool),
         Op::EmbeddingBackward(op) => embedding::embedding_backward(op, pool),
         Op::CrossEntropy(op) => loss::cross_entropy(op, pool),
+        Op::CrossEntropyPart(op) => loss_parallel::part(op, pool),
+        Op::CrossEntropyJoin(op) => loss_parallel::join(op, pool),
         Op::Mse(op) => loss::mse(op, pool),
         Op::SumInto(op) => loss::sum_into(op, pool),
         Op::SquareSum(op) => optimizer::square_sum(op, pool),

@@ -32,6 +32,7 @@ pub(crate) struct Mask {
     first_sample: u32,
     /// Words below are dropped.
     threshold: u32,
+    pub(crate) first_head: usize,
     /// `1 / (1 - rate)`.
     pub(crate) scale: f32,
 }
@@ -44,6 +45,7 @@ impl Mask {
             key: [site.seed as u32, (site.seed >> 32) as u32 ^ place],
             step: record.step,
             first_sample: record.first_sample as u32,
+            first_head: site.part.first_head,
             threshold: (f64::from(site.rate) * 4294967296.0) as u32,
             scale: 1.0 / (1.0 - site.rate),
         }

@@ -20,7 +20,8 @@ pub struct Attention {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`.
+    /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`, heads
+    /// counted over all ranks.
     pub dropout: Option<DropoutSite>,
 }
 

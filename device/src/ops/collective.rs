@@ -2,35 +2,155 @@
 
 use std::rc::Rc;
 
-use super::{Accesses, Operation, ensure};
-use crate::{Communicator, DType, Result, Tensor};
+use super::{Accesses, Operation, ensure, ensure_elements, ensure_float};
+use crate::{Communicator, Request, Result, Tensor};
 
-/// Which collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which transfer between the ranks of a communicator. Ranks are numbers within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CollectiveKind {
     /// Every rank ends with the sum over ranks, elementwise.
     AllReduceSum,
+    /// Every rank ends with the largest value of all ranks, elementwise.
+    AllReduceMax,
+    /// Every rank ends with all ranks' inputs, one after the other in rank order.
+    AllGather,
+    /// The sum over ranks is cut into as many equal parts as ranks, and each ends with its own.
+    ReduceScatterSum,
+    /// Every rank ends with what `root` has.
+    Broadcast {
+        /// Whose.
+        root: usize,
+    },
+    /// To another rank, which receives it.
+    Send {
+        /// To whom.
+        to: usize,
+    },
+    /// From another rank, which sends it.
+    Receive {
+        /// From whom.
+        from: usize,
+    },
+    /// Both at once, so that two ranks that do so with each other do not wait in turn.
+    SendReceive {
+        /// To whom the input goes.
+        to: usize,
+        /// From whom the output comes.
+        from: usize,
+    },
 }
 
-/// A collective over the ranks of a communicator, in place on `tensor`.
+impl CollectiveKind {
+    /// Its name in errors, reports and traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduceSum => "all_reduce",
+            CollectiveKind::AllReduceMax => "all_reduce_max",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatterSum => "reduce_scatter",
+            CollectiveKind::Broadcast { .. } => "broadcast",
+            CollectiveKind::Send { .. } => "send",
+            CollectiveKind::Receive { .. } => "receive",
+            CollectiveKind::SendReceive { .. } => "send_receive",
+        }
+    }
+
+    /// The rank it is sent to.
+    pub fn receiver(self) -> Option<usize> {
+        match self {
+            CollectiveKind::Send { to } | CollectiveKind::SendReceive { to, .. } => Some(to),
+            _ => None,
+        }
+    }
+
+    /// The rank it comes from.
+    pub fn sender(self) -> Option<usize> {
+        match self {
+            CollectiveKind::Receive { from } | CollectiveKind::SendReceive { from, .. } => Some(from),
+            _ => None,
+        }
+    }
+}
+
+/// A transfer between the ranks of a communicator. All of its ranks submit their collectives in the same order; sends
+/// and receives match by sender and receiver, in order.
 #[derive(Clone, Debug)]
 pub struct Collective {
-    /// Which collective.
+    /// Which transfer.
     pub kind: CollectiveKind,
-    /// Over whom.
+    /// Among whom.
     pub communicator: Rc<dyn Communicator>,
-    /// f32, any shape, updated in place.
-    pub tensor: Tensor,
+    /// f32 or bf16, any shape. A receive has none: the same as `output`.
+    pub input: Tensor,
+    /// Of the same type; may be `input`. As many elements, except that an all-gather has as many times more as there are
+    /// ranks and a reduce-scatter as many times fewer. A send has none: the same as `input`.
+    pub output: Tensor,
+}
+
+impl Collective {
+    /// A transfer that leaves its result where its input was.
+    pub fn in_place(kind: CollectiveKind, communicator: Rc<dyn Communicator>, tensor: Tensor) -> Collective {
+        Collective { kind, communicator, input: tensor, output: tensor }
+    }
+
+    /// Starts it between tensors in host memory.
+    ///
+    /// # Errors
+    /// See [`Communicator::start`].
+    pub fn start(&self) -> Result<Box<dyn Request>> {
+        self.communicator.start(self.kind, &self.input, &self.output)
+    }
+
+    /// Whether this rank's input matters, and whether it gets an output.
+    fn takes_and_gives(&self) -> (bool, bool) {
+        match self.kind {
+            CollectiveKind::Broadcast { root } => {
+                let is_root = root == self.communicator.rank();
+                (is_root, !is_root || self.input != self.output)
+            }
+            CollectiveKind::Send { .. } => (true, false),
+            CollectiveKind::Receive { .. } => (false, true),
+            _ => (true, true),
+        }
+    }
 }
 
 impl Operation for Collective {
-    const NAME: &'static str = "all_reduce";
+    const NAME: &'static str = "collective";
+
+    fn name(&self) -> &'static str {
+        self.kind.name()
+    }
 
     fn check(&self) -> Result<()> {
-        ensure(Self::NAME, self.tensor.dtype == DType::F32, || format!("`tensor` is {}, needs f32", self.tensor.dtype))
+        let (name, ranks) = (self.kind.name(), self.communicator.size());
+        ensure_float(name, &[("input", self.input), ("output", self.output)])?;
+        let expected = match self.kind {
+            CollectiveKind::AllGather => self.input.elements() * ranks,
+            CollectiveKind::ReduceScatterSum => {
+                ensure(name, self.input.elements().is_multiple_of(ranks), || {
+                    format!("`input` of shape {:?} cannot be cut into {ranks} equal parts", self.input.shape)
+                })?;
+                self.input.elements() / ranks
+            }
+            // What goes and what comes need not be of one size.
+            CollectiveKind::SendReceive { .. } => self.output.elements(),
+            _ => self.input.elements(),
+        };
+        ensure_elements(name, "output", &self.output, expected)?;
+        if let CollectiveKind::Broadcast { root } = self.kind {
+            ensure(name, root < ranks, || format!("the root is rank {root} of {ranks}"))?;
+        }
+        for peer in [self.kind.sender(), self.kind.receiver()].into_iter().flatten() {
+            ensure(name, peer < ranks && peer != self.communicator.rank(), || {
+                format!("rank {} of {ranks} cannot exchange with rank {peer}", self.communicator.rank())
+            })?;
+        }
+        Ok(())
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.tensor], [self.tensor])
+        let (takes, gives) = self.takes_and_gives();
+        Accesses::default().reads(takes.then_some(self.input)).writes(gives.then_some(self.output))
     }
 }

@@ -21,11 +21,25 @@ pub struct DropoutSite {
     pub site: u16,
     /// u8, a [`super::SampleRecord`]: the step, and the global number of the first sample of the batch.
     pub record: Tensor,
+    /// Which part of the batch's tokens and heads it is applied to.
+    pub part: DropoutPart,
+}
+
+/// Where the part of a tensor that a rank has lies in the whole; the default is all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropoutPart {
+    /// Rows `(sample, token)` of the batch before the first one here.
+    pub first_row: usize,
+    /// Tokens of a sample; 0 where the tensor's shape tells.
+    pub tokens: usize,
+    /// Attention heads before the first one here.
+    pub first_head: usize,
 }
 
 /// `output = input * mask / (1 - rate)`. Its own gradient: applied to `grad_output` it gives `grad_input`.
 ///
-/// The outermost axis counts samples, the innermost channels, those between tokens. `output` may be `input`.
+/// The outermost axis counts samples, the innermost channels, those between tokens; a part of the rows has any axes
+/// before the channels, and [`DropoutPart`] tells which rows. `output` may be `input`.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     /// `(batch, ..., channels)`.
@@ -34,6 +48,17 @@ pub struct Dropout {
     pub output: Tensor,
     /// The mask.
     pub site: DropoutSite,
+}
+
+impl Dropout {
+    /// Tokens of a sample.
+    pub(crate) fn tokens(&self) -> usize {
+        let sizes = self.input.shape.sizes();
+        match self.site.part.tokens {
+            0 => sizes[1..sizes.len() - 1].iter().product(),
+            tokens => tokens,
+        }
+    }
 }
 
 impl Operation for Dropout {

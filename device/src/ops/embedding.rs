@@ -3,15 +3,17 @@
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
-/// `output[b, s] = table[tokens[b, s]] + positions[s]`.
+/// `output[b, s] = table[tokens[b, s] - first_token] + positions[s]`.
 ///
-/// A token outside the table is a fault of the data reader, which checks ids; here it reads row 0.
+/// A token outside the table is another rank's, or a fault of the data reader, which checks ids; its row is 0.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// `(batch, seq)`, i32.
     pub tokens: Tensor,
     /// `(vocab, hidden)`.
     pub table: Tensor,
+    /// The token of the table's first row.
+    pub first_token: usize,
     /// `(seq or more, hidden)`, learned positions.
     pub positions: Option<Tensor>,
     /// `(batch, seq, hidden)`.
@@ -51,7 +53,7 @@ fn check_tokens(
 }
 
 /// Gradient of [`Embedding`]: rows of `grad_output` are added to the table row of their token, in token order, so the
-/// result has the same bits each time.
+/// result has the same bits each time. Those of tokens outside the table are passed over.
 ///
 /// Both gradients are always added to, never overwritten: the table is sparse in tokens and may be tied to the head.
 #[derive(Clone, Debug)]
@@ -62,6 +64,8 @@ pub struct EmbeddingBackward {
     pub grad_output: Tensor,
     /// `(vocab, hidden)`, f32, added to.
     pub grad_table: Tensor,
+    /// The token of the table's first row.
+    pub first_token: usize,
     /// `(seq or more, hidden)`, f32, added to.
     pub grad_positions: Option<Tensor>,
 }

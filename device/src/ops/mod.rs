@@ -15,6 +15,7 @@ mod elementwise;
 mod embedding;
 mod gemm;
 mod loss;
+mod loss_parallel;
 mod norm;
 mod optimizer;
 mod rotary;
@@ -24,11 +25,12 @@ pub use attention::{Attention, AttentionBackward};
 pub use cache::{CachedAttention, TakeRows};
 pub use collective::{Collective, CollectiveKind};
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
-pub use dropout::{Dropout, DropoutSite};
+pub use dropout::{Dropout, DropoutPart, DropoutSite};
 pub use elementwise::{Add, BiasGrad, Copy, Fill, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gemm::{Epilogue, Gemm};
 pub use loss::{CrossEntropy, Mse, SumInto};
+pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
 pub use rotary::Rotary;
@@ -39,6 +41,11 @@ use crate::{DType, Error, Result, Tensor};
 pub trait Operation: Clone {
     /// Its name in errors, reports and traces.
     const NAME: &'static str;
+
+    /// The same, where it depends on the value.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
 
     /// Checks shapes and types.
     ///
@@ -76,6 +83,16 @@ impl Accesses {
         self.writes.extend(tensors);
         self
     }
+
+    /// Whether one writes memory that the other reads or writes, so that their order matters.
+    pub fn conflicts(&self, other: &Accesses) -> bool {
+        let meet = |a: &[Tensor], b: &[Tensor]| a.iter().any(|a| b.iter().any(|b| overlap(a, b)));
+        meet(&self.writes, &other.writes) || meet(&self.writes, &other.reads) || meet(&self.reads, &other.writes)
+    }
+}
+
+fn overlap(a: &Tensor, b: &Tensor) -> bool {
+    a.range().start < b.range().end && b.range().start < a.range().end
 }
 
 /// One enum over all operations, a conversion from each, and the three questions passed on.
@@ -92,7 +109,7 @@ macro_rules! operations {
         impl Op {
             /// The operation's name.
             pub fn name(&self) -> &'static str {
-                match self { $(Op::$name(_) => $name::NAME),* }
+                match self { $(Op::$name(op) => op.name()),* }
             }
 
             /// Checks shapes and types; see [`Operation::check`].
@@ -154,6 +171,10 @@ operations! {
     EmbeddingBackward,
     /// Softmax and cross-entropy, forward and backward.
     CrossEntropy,
+    /// Cross-entropy over a part of the vocabulary: what is to be gathered.
+    CrossEntropyPart,
+    /// The rest of it, forward and backward.
+    CrossEntropyJoin,
     /// Mean squared error, forward and backward.
     Mse,
     /// Sum of a vector.

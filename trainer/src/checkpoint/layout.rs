@@ -2,6 +2,7 @@
 
 use device::Tensor;
 
+use crate::cut::Piece;
 use crate::step::Stage;
 
 /// The file of the weights.
@@ -20,45 +21,45 @@ pub(super) enum Role {
     Moment,
 }
 
-/// This rank's part of a tensor. Every data-parallel rank has all of it, so today parts are whole tensors.
+/// What this rank has of a tensor.
 pub(super) struct Stored {
     pub(super) role: Role,
+    /// The file it belongs to; ranks that each have their own part add their number.
     pub(super) file: &'static str,
     pub(super) name: String,
     /// The whole tensor, padding not counted.
     pub(super) shape: Vec<usize>,
-    /// Where this rank's part begins, by axis.
-    pub(super) offset: Vec<usize>,
-    /// The part's shape.
-    pub(super) sizes: Vec<usize>,
-    /// The part in memory, f32, padding rows behind it.
+    /// Where what is here lies in the whole and in memory.
+    pub(super) pieces: Vec<Piece>,
+    /// Every rank of a tensor-parallel group has all of it.
+    pub(super) everywhere: bool,
+    /// f32, with padding rows.
     pub(super) memory: Tensor,
 }
 
 impl Stored {
-    /// The part in memory without padding.
-    pub(super) fn values(&self) -> Tensor {
-        self.memory.view(0, [self.sizes.iter().product::<usize>()])
+    /// A piece in memory.
+    pub(super) fn values(&self, piece: &Piece) -> Tensor {
+        self.memory.view(piece.start, [piece.elements()])
     }
 }
 
 /// All tensors of a stage, file by file, in the order of declaration.
 pub(super) fn stored(stage: &Stage) -> Vec<Stored> {
     let params = stage.params();
-    let whole = |role, file, name: String, index: usize, memory: Tensor| {
+    let part = |role, file, name: String, index: usize, memory: Tensor| {
         let spec = &params.specs[index];
-        let mut shape = spec.shape.sizes().to_vec();
-        shape[0] = spec.rows;
-        Stored { role, file, name, offset: vec![0; shape.len()], sizes: shape.clone(), shape, memory }
+        let (shape, pieces, everywhere) = (spec.whole.clone(), spec.pieces(), spec.cut.is_none());
+        Stored { role, file, name, shape, pieces, everywhere, memory }
     };
     let mut all = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate() {
-        all.push(whole(Role::Weights(index), MODEL, spec.name.clone(), index, param.master));
+        all.push(part(Role::Weights(index), MODEL, spec.name.clone(), index, param.master));
     }
     for (moment, flat) in &stage.optimizer().state {
         for (index, (spec, _)) in params.iter().enumerate() {
             let name = format!("{}.{moment}", spec.name);
-            all.push(whole(Role::Moment, OPTIMIZER, name, index, params.part_of(*flat, index)));
+            all.push(part(Role::Moment, OPTIMIZER, name, index, params.part_of(*flat, index)));
         }
     }
     all

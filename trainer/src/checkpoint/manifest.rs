@@ -55,7 +55,7 @@ pub struct FileEntry {
     pub sha256: String,
 }
 
-/// The part of a tensor that a file has, under the tensor's name. Parts of one tensor lie in several files and do not
+/// The part of a tensor that a file has. Parts of one tensor lie in several files and do not
 /// overlap; together they cover it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -64,6 +64,9 @@ pub struct TensorEntry {
     pub name: String,
     /// The file.
     pub file: String,
+    /// Its name in the file, where that is not the tensor's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// The whole tensor's shape, padding not counted.
     pub shape: Vec<usize>,
     /// Where the part begins in the whole, by axis.

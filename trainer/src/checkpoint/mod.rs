@@ -27,4 +27,4 @@ pub use folder::{list, newest_in};
 pub use manifest::{Damage, FileEntry, Manifest, Progress, TensorEntry};
 pub use read::{load, verify};
 pub use session::Session;
-pub use write::{SaveError, save};
+pub use write::{SaveError, Team, save, save_together};

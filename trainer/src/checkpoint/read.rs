@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use super::layout::{CONFIG, Role, Stored, stored};
 use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex};
 use crate::config::UserError;
+use crate::cut::Piece;
 use crate::run::RunError;
 use crate::step::Stage;
 
@@ -69,8 +70,14 @@ pub fn load(folder: &Path, manifest: &Manifest, device: &Device, stage: &Stage) 
     for tensor in &wanted {
         let mut values = vec![0.0; tensor.memory.elements()];
         for part in manifest.tensors.iter().filter(|part| part.name == tensor.name) {
+            if !tensor.pieces.iter().any(|piece| meet(part, piece)) {
+                continue;
+            }
             let stored = read_part(folder, part).map_err(damaged)?;
-            copy_overlap((&stored, &part.offset, &part.sizes), (&mut values, &tensor.offset, &tensor.sizes));
+            for piece in &tensor.pieces {
+                let here = &mut values[piece.start..piece.start + piece.elements()];
+                copy_overlap((&stored, &part.offset, &part.sizes), (here, &piece.offset, &piece.sizes));
+            }
         }
         match tensor.role {
             Role::Weights(index) => stage.params().set(device, index, &values)?,
@@ -132,7 +139,9 @@ fn read_part(folder: &Path, part: &TensorEntry) -> Result<Vec<f32>, Damage> {
     Read::by_ref(&mut file).take(length).read_to_end(&mut header).map_err(unreadable)?;
     let metadata: Metadata =
         serde_json::from_slice(&header).map_err(|error| Damage::new(name, format!("has a wrong header: {error}")))?;
-    let info = metadata.info(&part.name).filter(|info| info.dtype == Dtype::F32 && info.shape == part.sizes);
+    let info = metadata
+        .info(part.key.as_ref().unwrap_or(&part.name))
+        .filter(|info| info.dtype == Dtype::F32 && info.shape == part.sizes);
     let Some(info) = info else {
         let problem = format!("has no f32 `{}` of {}", part.name, shape(&part.sizes));
         return Err(Damage::new(name, problem));
@@ -141,6 +150,14 @@ fn read_part(folder: &Path, part: &TensorEntry) -> Result<Vec<f32>, Damage> {
     let mut values = vec![0.0f32; part.sizes.iter().product()];
     file.read_exact(bytemuck::cast_slice_mut(&mut values)).map_err(unreadable)?;
     Ok(values)
+}
+
+/// Whether a file's part of a tensor and a piece of it have elements in common.
+fn meet(part: &TensorEntry, piece: &Piece) -> bool {
+    (0..part.shape.len()).all(|axis| {
+        let (a, b) = (part.offset[axis], piece.offset[axis]);
+        a < b + piece.sizes[axis] && b < a + part.sizes[axis]
+    })
 }
 
 /// A dense, row-major block: its values, where it begins in the whole, its sizes.

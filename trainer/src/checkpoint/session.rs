@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use device::Device;
 
@@ -9,7 +10,7 @@ use super::folder::{clean, newest, prune, step_name, steps};
 use super::lock::FolderLock;
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::read::{config, damaged, glance, load, verify};
-use super::write::{SaveError, save};
+use super::write::{SaveError, Team, save_together};
 use crate::config::{CheckpointConfig, UserError};
 use crate::plan::RunPlan;
 use crate::run::{Ranks, RunError};
@@ -18,13 +19,15 @@ use crate::step::Stage;
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
 
-/// A run's checkpoints. Rank 0 alone looks at folders, decides and writes; data-parallel ranks have the same state.
+/// A run's checkpoints. Rank 0 alone looks at folders and decides; ranks that share layers each write their part, and
+/// those with other parts of the batch have the same state.
 pub struct Session<'p> {
     settings: &'p CheckpointConfig,
     dir: Option<&'p Path>,
     /// The configuration, as each checkpoint holds it.
     resolved: String,
     main: bool,
+    team: Team,
     found: Option<Found>,
     _locks: Vec<FolderLock>,
 }
@@ -40,7 +43,15 @@ impl<'p> Session<'p> {
         let dir = settings.dir.as_deref().map(Path::new);
         let main = ranks.rank == 0;
         let resolved = toml::to_string(&plan.config).unwrap_or_default();
-        let mut session = Session { settings, dir, resolved, main, found: None, _locks: Vec::new() };
+        let place = plan.grid.place(ranks.rank);
+        let max = ranks.max.clone();
+        let team = Team {
+            rank: place.tensor,
+            ranks: plan.grid.tensor,
+            writes: place.data == 0,
+            any: Rc::new(move |here| max(here.into()) > 0),
+        };
+        let mut session = Session { settings, dir, resolved, main, team, found: None, _locks: Vec::new() };
         if main {
             session._locks.push(FolderLock::take(Path::new(&plan.config.logging.dir), "run.lock", "logging.dir")?);
             if let Some(dir) = dir {
@@ -86,21 +97,25 @@ impl<'p> Session<'p> {
         self.dir.is_some() && (last || (interval > 0 && step.is_multiple_of(interval)))
     }
 
-    /// Writes a checkpoint, and removes those beyond `checkpoint.keep` once it is on disk. One at an interval that cannot
+    /// Writes a checkpoint, all ranks together, and removes those beyond `checkpoint.keep` once it is on disk. One at an interval that cannot
     /// be written is told of and passed over: the run is worth more than the checkpoint. The last one must succeed.
     ///
     /// # Errors
     /// See [`SaveError`]; a device that cannot be read.
     pub fn save(&self, device: &Device, stage: &Stage, progress: Progress, last: bool) -> Result<(), RunError> {
-        let Some(dir) = self.dir.filter(|_| self.main) else { return Ok(()) };
-        match save(dir, device, stage, progress, &self.resolved) {
+        let Some(dir) = self.dir else { return Ok(()) };
+        match save_together(dir, device, stage, progress, &self.resolved, &self.team) {
             Ok(_) => {}
             Err(SaveError::Device(error)) => return Err(error.into()),
             Err(error) if last => return Err(error.into()),
+            Err(SaveError::Peer { .. }) => return Ok(()),
             Err(error) => {
                 eprintln!("WARNING: {error}. The run goes on without it.");
                 return Ok(());
             }
+        }
+        if !self.main {
+            return Ok(());
         }
         if let Err(error) = prune(dir, progress.step, self.settings.keep) {
             eprintln!("WARNING: old checkpoints in {} were not removed: {error}", dir.display());

@@ -3,16 +3,19 @@
 use std::fs::File;
 use std::io::{Error as IoError, Write};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use device::Device;
 use device::ops::Status;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::folder::{remove, step_name, temporary};
 use super::layout::{CONFIG, MODEL, OPTIMIZER, Stored, stored};
 use super::manifest::{FileEntry, MANIFEST, Manifest, Progress, TensorEntry, hex};
+use crate::cut::Piece;
 use crate::metrics::bytes;
 use crate::step::Stage;
 
@@ -49,9 +52,67 @@ pub enum SaveError {
         /// What the operating system said.
         error: IoError,
     },
+    /// Another rank could not do its part, and says why.
+    #[error("checkpoint {} was not written: another rank could not write its part", path.display())]
+    Peer {
+        /// The checkpoint's folder.
+        path: PathBuf,
+    },
     /// The device could not be read.
     #[error(transparent)]
     Device(#[from] device::Error),
+}
+
+/// The ranks that write a checkpoint together, each what it alone has. A rank alone is a team of one.
+pub struct Team {
+    /// This rank's number among those that share layers.
+    pub rank: usize,
+    /// How many they are.
+    pub ranks: usize,
+    /// Others with the same state do not write, but go through the same steps.
+    pub writes: bool,
+    /// Whether it is so on any rank of the run.
+    pub any: Rc<dyn Fn(bool) -> bool>,
+}
+
+impl Team {
+    /// One rank that has everything.
+    pub fn alone() -> Team {
+        Team { rank: 0, ranks: 1, writes: true, any: Rc::new(|here| here) }
+    }
+
+    /// The one that makes the folder and gives it its name.
+    fn leads(&self) -> bool {
+        self.writes && self.rank == 0
+    }
+
+    /// The result here, unless another rank's is an error.
+    fn agree<T>(&self, path: &Path, result: Result<T, SaveError>) -> Result<T, SaveError> {
+        match ((self.any)(result.is_err()), result) {
+            (true, Ok(_)) => Err(SaveError::Peer { path: path.into() }),
+            (_, result) => result,
+        }
+    }
+
+    /// The name of this rank's file.
+    fn file(&self, name: &str) -> String {
+        match (self.ranks, name.split_once('.')) {
+            (1, _) | (_, None) => name.into(),
+            (ranks, Some((stem, extension))) => format!("{stem}-{:05}-of-{ranks:05}.{extension}", self.rank + 1),
+        }
+    }
+}
+
+/// What a rank has written, for the one that writes the manifest.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    files: Vec<FileEntry>,
+    tensors: Vec<TensorEntry>,
+}
+
+/// Where a rank of a team leaves [`Written`] until the manifest has it.
+fn note(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("rank-{rank:05}.json"))
 }
 
 /// What stops a file half way.
@@ -60,11 +121,7 @@ enum Stop {
     Device(device::Error),
 }
 
-/// Writes a stage between two steps to `dir/step-<steps>` and returns that path.
-///
-/// All files go to a temporary folder and reach the disk, the manifest last; then the folder gets its name, at once. A
-/// folder of that name that was there before (one found to be damaged) is replaced. Tensors are read from the device
-/// and written one by one.
+/// Writes a stage of one rank; see [`save_together`].
 ///
 /// # Errors
 /// See [`SaveError`].
@@ -75,69 +132,131 @@ pub fn save(
     progress: Progress,
     config: &str,
 ) -> Result<PathBuf, SaveError> {
+    save_together(dir, device, stage, progress, config, &Team::alone())
+}
+
+/// Writes a stage between two steps to `dir/step-<steps>` and returns that path. All ranks of the run call it together.
+///
+/// All files go to a temporary folder and reach the disk, the manifest last; then the folder gets its name, at once. A
+/// folder of that name that was there before (one found to be damaged) is replaced. Tensors are read from the device
+/// and written one by one, by ranks that share layers side by side.
+///
+/// # Errors
+/// See [`SaveError`].
+pub fn save_together(
+    dir: &Path,
+    device: &Device,
+    stage: &Stage,
+    progress: Progress,
+    config: &str,
+    team: &Team,
+) -> Result<PathBuf, SaveError> {
     let path = dir.join(step_name(progress.step));
     let tensors = stored(stage);
     let files: Vec<TensorFile<'_>> =
-        [MODEL, OPTIMIZER].into_iter().filter_map(|name| TensorFile::new(name, &tensors)).collect();
-    let needed = files.iter().map(TensorFile::bytes).sum::<u64>() + config.len() as u64;
-    let fail = |file: PathBuf, error| SaveError::Write { path: file, needed, free: free_space(dir).ok(), error };
-    std::fs::create_dir_all(dir).map_err(|error| fail(dir.into(), error))?;
-    match free_space(dir) {
-        Ok(free) if free < needed => return Err(SaveError::Space { path, needed, free }),
-        // A file system that does not tell is tried.
-        _ => {}
-    }
-    let status: Status = bytemuck::pod_read_unaligned(&device.download::<u8>(&stage.optimizer().status)?);
-    let mut manifest = Manifest::new(progress, status.applied, status.skipped);
-    manifest.tensors = tensors.iter().map(entry).collect();
+        [MODEL, OPTIMIZER].into_iter().filter_map(|name| TensorFile::new(name, team, &tensors)).collect();
+    // Parts are alike.
+    let needed = team.ranks as u64 * files.iter().map(TensorFile::bytes).sum::<u64>() + config.len() as u64;
+    let stopped = |stop| match stop {
+        Stop::File(file, error) => SaveError::Write { path: file, needed, free: free_space(dir).ok(), error },
+        Stop::Device(error) => error.into(),
+    };
     let folder = temporary(&path);
-    let written = write_folder(&folder, &files, device, config, manifest).and_then(|()| publish(&folder, &path));
-    match written {
-        Ok(()) => Ok(path),
-        Err(stop) => {
-            let error = match stop {
-                Stop::File(file, error) => fail(file, error),
-                Stop::Device(error) => error.into(),
-            };
-            let _ = std::fs::remove_dir_all(&folder);
-            Err(error)
+    let begin = || {
+        std::fs::create_dir_all(dir).map_err(|error| stopped(Stop::File(dir.into(), error)))?;
+        match free_space(dir) {
+            Ok(free) if free < needed => Err(SaveError::Space { path: path.clone(), needed, free }),
+            // A file system that does not tell is tried.
+            _ => empty_folder(&folder).map_err(|error| stopped(Stop::File(folder.clone(), error))),
         }
+    };
+    let end = |mut manifest: Manifest| -> Result<(), Stop> {
+        for rank in 1..team.ranks {
+            let Written { files, tensors } = take_note(&note(&folder, rank))?;
+            manifest.files.extend(files);
+            manifest.tensors.extend(tensors);
+        }
+        write_manifest(&folder, config, manifest)?;
+        publish(&folder, &path)
+    };
+    let saved = || {
+        team.agree(&path, if team.leads() { begin() } else { Ok(()) })?;
+        let written = if team.writes { write_files(&folder, &files, device) } else { Ok(Vec::new()) };
+        let noted = written.and_then(|files| {
+            let tensors = tensor_entries(team, &tensors);
+            let written = Written { files, tensors };
+            if team.leads() || !team.writes { Ok(written) } else { leave_note(&folder, team.rank, written) }
+        });
+        let Written { files, tensors } = team.agree(&path, noted.map_err(stopped))?;
+        let status: Status = bytemuck::pod_read_unaligned(&device.download::<u8>(&stage.optimizer().status)?);
+        let mut manifest = Manifest::new(progress, status.applied, status.skipped);
+        (manifest.files, manifest.tensors) = (files, tensors);
+        team.agree(&path, if team.leads() { end(manifest).map_err(stopped) } else { Ok(()) })
+    };
+    let result = saved();
+    if result.is_err() && team.leads() {
+        let _ = std::fs::remove_dir_all(&folder);
     }
+    result.map(|()| path)
 }
 
-fn entry(tensor: &Stored) -> TensorEntry {
-    TensorEntry {
-        name: tensor.name.clone(),
-        file: tensor.file.into(),
-        shape: tensor.shape.clone(),
-        offset: tensor.offset.clone(),
-        sizes: tensor.sizes.clone(),
-    }
+/// What a rank of a team adds to the manifest's tensors.
+fn tensor_entries(team: &Team, tensors: &[Stored]) -> Vec<TensorEntry> {
+    let mine = tensors.iter().filter(|tensor| team.rank == 0 || !tensor.everywhere);
+    mine.flat_map(|tensor| {
+        tensor.pieces.iter().enumerate().map(|(number, piece)| TensorEntry {
+            name: tensor.name.clone(),
+            file: team.file(tensor.file),
+            key: Some(key(tensor, number)).filter(|key| *key != tensor.name),
+            shape: tensor.shape.clone(),
+            offset: piece.offset.clone(),
+            sizes: piece.sizes.clone(),
+        })
+    })
+    .collect()
 }
 
-/// Writes all files, each synced, the manifest last, and syncs the folder.
-fn write_folder(
-    folder: &Path,
-    files: &[TensorFile<'_>],
-    device: &Device,
-    config: &str,
-    mut manifest: Manifest,
-) -> Result<(), Stop> {
-    let at = |error| Stop::File(folder.into(), error);
+/// The name of a tensor's piece in its file.
+fn key(tensor: &Stored, number: usize) -> String {
+    if tensor.pieces.len() == 1 { tensor.name.clone() } else { format!("{}.{number}", tensor.name) }
+}
+
+/// Makes the folder anew.
+fn empty_folder(folder: &Path) -> std::io::Result<()> {
     if folder.exists() {
-        std::fs::remove_dir_all(folder).map_err(at)?;
+        std::fs::remove_dir_all(folder)?;
     }
-    std::fs::create_dir(folder).map_err(at)?;
-    for file in files {
-        manifest.files.push(file.write(folder, device)?);
-    }
+    std::fs::create_dir(folder)
+}
+
+/// Writes this rank's files, each synced.
+fn write_files(folder: &Path, files: &[TensorFile<'_>], device: &Device) -> Result<Vec<FileEntry>, Stop> {
+    files.iter().map(|file| file.write(folder, device)).collect()
+}
+
+fn leave_note(folder: &Path, rank: usize, written: Written) -> Result<Written, Stop> {
+    let path = note(folder, rank);
+    let text = serde_json::to_vec(&written).unwrap_or_else(|error| unreachable!("numbers and text are JSON: {error}"));
+    std::fs::write(&path, text).map_err(|error| Stop::File(path, error))?;
+    Ok(written)
+}
+
+fn take_note(path: &Path) -> Result<Written, Stop> {
+    let at = |error: IoError| Stop::File(path.into(), error);
+    let written = serde_json::from_slice(&std::fs::read(path).map_err(at)?).map_err(|error| at(error.into()))?;
+    std::fs::remove_file(path).map_err(at)?;
+    Ok(written)
+}
+
+/// Writes the configuration and, last, the manifest, and syncs the folder.
+fn write_manifest(folder: &Path, config: &str, mut manifest: Manifest) -> Result<(), Stop> {
     let mut output = Output::create(folder, CONFIG)?;
     output.write(config.as_bytes())?;
     manifest.files.push(output.finish()?);
     let mut output = Output::create(folder, MANIFEST)?;
     output.write(&manifest.seal())?;
     output.finish()?;
-    sync_folder(folder).map_err(at)
+    sync_folder(folder).map_err(|error| Stop::File(folder.into(), error))
 }
 
 /// Gives the folder its name, and sees to it that the name survives a power cut.
@@ -162,43 +281,46 @@ fn free_space(folder: &Path) -> std::io::Result<u64> {
 
 /// A safetensors file to be written: its header, and what follows it.
 struct TensorFile<'t> {
-    name: &'static str,
+    name: String,
     header: Vec<u8>,
-    tensors: Vec<&'t Stored>,
+    parts: Vec<(&'t Stored, &'t Piece)>,
 }
 
 impl<'t> TensorFile<'t> {
-    /// The file of that name; none if no tensor belongs to it.
-    fn new(name: &'static str, all: &'t [Stored]) -> Option<TensorFile<'t>> {
-        let tensors: Vec<&Stored> = all.iter().filter(|tensor| tensor.file == name).collect();
-        let mut end = 0;
-        let infos = tensors.iter().map(|tensor| {
-            let start = end;
-            end += tensor.values().bytes();
-            let info = TensorInfo { dtype: Dtype::F32, shape: tensor.sizes.clone(), data_offsets: (start, end) };
-            (tensor.name.clone(), info)
-        });
+    /// This rank's file of that name; none if it has nothing of its own for it.
+    fn new(name: &'static str, team: &Team, all: &'t [Stored]) -> Option<TensorFile<'t>> {
+        let tensors = all.iter().filter(|tensor| tensor.file == name && (team.rank == 0 || !tensor.everywhere));
+        let (mut end, mut infos, mut parts) = (0, Vec::new(), Vec::new());
+        for tensor in tensors {
+            for (number, piece) in tensor.pieces.iter().enumerate() {
+                let start = end;
+                end += tensor.values(piece).bytes();
+                let info = TensorInfo { dtype: Dtype::F32, shape: piece.sizes.clone(), data_offsets: (start, end) };
+                infos.push((key(tensor, number), info));
+                parts.push((tensor, piece));
+            }
+        }
         // Readers of Hugging Face want to know which library's layout this is.
         let library = [("format".to_string(), "pt".to_string())].into();
-        let metadata = Metadata::new(Some(library), infos.collect())
+        let metadata = Metadata::new(Some(library), infos)
             .unwrap_or_else(|error| unreachable!("offsets follow from shapes: {error}"));
         let text = serde_json::to_vec(&metadata).unwrap_or_else(|error| unreachable!("names are text: {error}"));
         let mut header = (text.len().next_multiple_of(8) as u64).to_le_bytes().to_vec();
         header.extend(&text);
         header.resize(header.len().next_multiple_of(8), b' ');
-        (!tensors.is_empty()).then_some(TensorFile { name, header, tensors })
+        (!parts.is_empty()).then(|| TensorFile { name: team.file(name), header, parts })
     }
 
     fn bytes(&self) -> u64 {
-        let data: usize = self.tensors.iter().map(|tensor| tensor.values().bytes()).sum();
+        let data: usize = self.parts.iter().map(|(tensor, piece)| tensor.values(piece).bytes()).sum();
         (self.header.len() + data) as u64
     }
 
     fn write(&self, folder: &Path, device: &Device) -> Result<FileEntry, Stop> {
-        let mut output = Output::create(folder, self.name)?;
+        let mut output = Output::create(folder, &self.name)?;
         output.write(&self.header)?;
-        for tensor in &self.tensors {
-            let values = device.download::<f32>(&tensor.values()).map_err(Stop::Device)?;
+        for (tensor, piece) in &self.parts {
+            let values = device.download::<f32>(&tensor.values(piece)).map_err(Stop::Device)?;
             output.write(bytemuck::cast_slice(&values))?;
         }
         output.finish()

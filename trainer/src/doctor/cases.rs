@@ -2,9 +2,9 @@
 
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, AdamW, AdamWTensors, Add, Attention, AttentionBackward, BiasGrad,
-    ClipScale, Control, Copy, CrossEntropy, Dropout, DropoutSite, Embedding, EmbeddingBackward, Epilogue, Fill, Gemm,
-    Mse, Norm, NormBackward, NormKind, Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto, SwiGlu,
-    SwiGluBackward, WriteControl, WriteSampleRecord,
+    ClipScale, Control, Copy, CrossEntropy, Dropout, DropoutPart, DropoutSite, Embedding, EmbeddingBackward, Epilogue,
+    Fill, Gemm, Mse, Norm, NormBackward, NormKind, Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto,
+    SwiGlu, SwiGluBackward, WriteControl, WriteSampleRecord,
 };
 use device::{DType, Op, Result, Tensor};
 
@@ -197,7 +197,7 @@ fn elementwise(s: Sizes, dtype: DType, add: Adder<'_>) {
 
 fn site(b: &mut Bench) -> Result<DropoutSite> {
     let record = b.block(&SampleRecord { first_sample: 41, step: 7, reserved: 0 })?;
-    Ok(DropoutSite { rate: 0.1, seed: 99, layer: 3, site: 2, record })
+    Ok(DropoutSite { rate: 0.1, seed: 99, layer: 3, site: 2, record, part: DropoutPart::default() })
 }
 
 fn norms(s: Sizes, dtype: DType, add: Adder<'_>) {
@@ -320,7 +320,7 @@ fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
             let tokens = b.integers([batch, seq], &tokens(s))?;
             let (table, positions) = (b.input([padded_vocab, hidden], dtype)?, b.input([seq + 3, hidden], dtype)?);
             let output = b.output([batch, seq, hidden], dtype)?;
-            Ok(Embedding { tokens, table, positions: Some(positions), output }.into())
+            Ok(Embedding { tokens, table, first_token: 0, positions: Some(positions), output }.into())
         }),
     );
     add(
@@ -330,7 +330,7 @@ fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
             let grad_output = b.input([batch, seq, hidden], dtype)?;
             let grad_table = b.input([padded_vocab, hidden], DType::F32)?;
             let grad_positions = Some(b.input([seq + 3, hidden], DType::F32)?);
-            Ok(EmbeddingBackward { tokens, grad_output, grad_table, grad_positions }.into())
+            Ok(EmbeddingBackward { tokens, grad_output, grad_table, first_token: 0, grad_positions }.into())
         }),
     );
     for train in [true, false] {

@@ -162,7 +162,7 @@ fn all_reduce(device: &Device, group: &Rc<dyn Communicator>) -> Finding {
         let mut bench = Bench::new(device);
         let tensor = bench.output([1 << 16], DType::F32)?;
         device.upload(&tensor, &vec![(group.rank() + 1) as f32; 1 << 16])?;
-        bench.run(Collective { kind: CollectiveKind::AllReduceSum, communicator: group.clone(), tensor })?;
+        bench.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), tensor))?;
         let expected = (group.size() * (group.size() + 1) / 2) as f32;
         Ok(device.download::<f32>(&tensor)?.iter().all(|&x| x == expected))
     };

@@ -136,9 +136,8 @@ impl Pretrained {
         let weights = WeightFolder::open(&self.folder)?;
         weights.all_taken(&entries)?;
         for (index, entry) in entries.iter().enumerate() {
-            let mut values = weights.parameter(entry)?;
-            values.resize(params.specs[index].shape.elements(), 0.0); // a vocabulary's padding
-            params.set(device, index, &values)?;
+            let values = weights.parameter(entry)?;
+            params.set(device, index, &params.specs[index].stored(|at| values[at]))?;
         }
         Ok(())
     }

@@ -8,10 +8,10 @@ use device::ops::{
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
-use super::{Dropouts, FeedForward, Hidden};
+use super::{Dropouts, FeedForward, Hidden, TensorParallel};
 use crate::params::Param;
 
-/// A linear layer's parameters: weight `(out, in)` and, where there is one, bias `(out)`.
+/// A linear layer's parameters, or this rank's part of them: weight `(out, in)` and, where there is one, bias `(out)`.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear {
     pub(crate) weight: Param,
@@ -39,14 +39,43 @@ pub(crate) struct AttentionHalf {
     pub(crate) norm: NormLayer,
     /// `((heads + 2 kv_heads) * head_dim, hidden)`: rows of queries, then keys, then values.
     pub(crate) qkv: Linear,
-    /// `(hidden, hidden)`.
+    /// `(hidden, heads * head_dim)`.
     pub(crate) projection: Linear,
+    /// Of this rank, as `kv_heads`.
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; absent where positions are not rotary.
     pub(crate) rotary: Option<Tensor>,
     pub(crate) probabilities: Dropouts,
     pub(crate) output: Dropouts,
+    pub(crate) share: Share,
+}
+
+/// What a half of a block knows of the ranks it is shared with.
+#[derive(Clone)]
+pub(crate) struct Share {
+    pub(crate) parallel: TensorParallel,
+    /// Samples of a microbatch and tokens of a sample, whatever part of the rows is here.
+    pub(crate) tokens: (usize, usize),
+}
+
+impl Share {
+    /// See [`TensorParallel::all_rows`].
+    pub(crate) fn all_rows(&self, cx: &mut StepContext<'_>, name: &'static str, here: Tensor) -> Result<Tensor> {
+        self.parallel.all_rows(cx, name, here, self.tokens)
+    }
+
+    /// A buffer over all rows of the microbatch.
+    pub(crate) fn tensor(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        width: usize,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let (batch, seq) = self.tokens;
+        cx.tensor(name, [batch, seq, width], dtype)
+    }
 }
 
 pub(crate) struct FeedForwardHalf {
@@ -57,6 +86,7 @@ pub(crate) struct FeedForwardHalf {
     /// `(hidden, ffn)`.
     pub(crate) down: Linear,
     pub(crate) output: Dropouts,
+    pub(crate) share: Share,
     /// Backward computes the activation again instead of keeping it.
     pub(crate) recompute: bool,
 }
@@ -117,13 +147,14 @@ impl Layer<Hidden> for Block {
 
 impl AttentionHalf {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedAttention)> {
-        let [batch, seq, hidden] = sizes(&input.x);
+        let (batch, seq) = self.share.tokens;
         let dtype = input.x.dtype;
         let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
-        let qkv = cx.tensor("qkv", [batch, seq, self.qkv.width()], dtype)?;
-        self.qkv.forward(cx, normed, qkv)?;
+        let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
+        let qkv = self.share.tensor(cx, "qkv", self.qkv.width(), dtype)?;
+        self.qkv.forward(cx, all_normed, qkv)?;
         self.rotate(cx, qkv, false)?;
-        let context = cx.tensor("context", [batch, seq, hidden], dtype)?;
+        let context = self.share.tensor(cx, "context", self.projection.input_width(), dtype)?;
         let stats = cx.tensor("attention_stats", [batch, self.heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, input.record);
         cx.run(Attention {
@@ -134,8 +165,8 @@ impl AttentionHalf {
             kv_heads: self.kv_heads,
             dropout: probabilities,
         })?;
-        let delta = cx.tensor("attention_out", [batch, seq, hidden], dtype)?;
-        self.projection.forward(cx, context, delta)?;
+        let delta =
+            self.projection.forward_shared(cx, context, ["attention_out", "attention_out_here"], &self.share)?;
         let output = self.output.site(cx, input.record);
         if let Some(site) = output {
             cx.run(Dropout { input: delta, output: delta, site })?;
@@ -145,9 +176,9 @@ impl AttentionHalf {
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedAttention) -> Result<Tensor> {
-        let [batch, seq, hidden] = sizes(&grad);
         let grad_delta = undropped(cx, "grad_attention_out", grad, saved.output)?;
-        let grad_context = cx.tensor("grad_context", [batch, seq, hidden], grad.dtype)?;
+        let grad_delta = self.share.all_rows(cx, "all_grad_attention_out", grad_delta)?;
+        let grad_context = cx.tensor("grad_context", saved.context.shape, grad.dtype)?;
         self.projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
@@ -161,9 +192,9 @@ impl AttentionHalf {
             dropout: saved.probabilities,
         })?;
         self.rotate(cx, grad_qkv, true)?;
-        let grad_normed = cx.tensor("grad_normed_1", [batch, seq, hidden], grad.dtype)?;
+        let names = ["all_normed_1", "grad_normed_1", "grad_normed_1_here"];
         let normed = self.norm.output(cx, &saved.norm)?;
-        self.qkv.backward(cx, normed, grad_qkv, Some((grad_normed, Epilogue::None)))?;
+        let grad_normed = self.qkv.backward_shared(cx, normed, grad_qkv, names, &self.share)?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
     }
 
@@ -176,27 +207,25 @@ impl AttentionHalf {
 
 impl FeedForwardHalf {
     pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
-        let [batch, seq, hidden] = sizes(&input.x);
-        let dtype = input.x.dtype;
         let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
-        let pre = cx.tensor("pre_activation", [batch, seq, self.up.width()], dtype)?;
-        let activated = cx.tensor("activated", [batch, seq, self.down.weight.weight.shape.last()], dtype)?;
+        let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
+        let pre = rows_of(cx, "pre_activation", &all_normed, self.up.width())?;
+        let activated = rows_of(cx, "activated", &all_normed, self.down.input_width())?;
         match (self.kind, self.up.bias) {
             (FeedForward::Gelu, Some(bias)) => {
                 let epilogue = Epilogue::BiasGelu { bias: bias.weight, pre };
-                cx.run(Gemm::linear(normed, self.up.weight.weight, activated, epilogue))?;
+                cx.run(Gemm::linear(all_normed, self.up.weight.weight, activated, epilogue))?;
             }
             (FeedForward::Gelu, None) => {
-                self.up.forward(cx, normed, pre)?;
+                self.up.forward(cx, all_normed, pre)?;
                 cx.run(Activation { kind: ActivationKind::Gelu, input: pre, output: activated })?;
             }
             (FeedForward::SwiGlu, _) => {
-                self.up.forward(cx, normed, pre)?;
+                self.up.forward(cx, all_normed, pre)?;
                 cx.run(SwiGlu { input: pre, output: activated })?;
             }
         }
-        let delta = cx.tensor("ffn_out", [batch, seq, hidden], dtype)?;
-        self.down.forward(cx, activated, delta)?;
+        let delta = self.down.forward_shared(cx, activated, ["ffn_out", "ffn_out_here"], &self.share)?;
         let output = self.output.site(cx, input.record);
         if let Some(site) = output {
             cx.run(Dropout { input: delta, output: delta, site })?;
@@ -206,8 +235,8 @@ impl FeedForwardHalf {
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedFeedForward) -> Result<Tensor> {
-        let [batch, seq, hidden] = sizes(&grad);
         let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
+        let grad_delta = self.share.all_rows(cx, "all_grad_ffn_out", grad_delta)?;
         let activated = self.activated(cx, saved)?;
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
         match self.kind {
@@ -221,9 +250,9 @@ impl FeedForwardHalf {
                 cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre })?;
             }
         }
-        let grad_normed = cx.tensor("grad_normed_2", [batch, seq, hidden], grad.dtype)?;
+        let names = ["all_normed_2", "grad_normed_2", "grad_normed_2_here"];
         let normed = self.norm.output(cx, &saved.norm)?;
-        self.up.backward(cx, normed, grad_pre, Some((grad_normed, Epilogue::None)))?;
+        let grad_normed = self.up.backward_shared(cx, normed, grad_pre, names, &self.share)?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
     }
 
@@ -232,8 +261,7 @@ impl FeedForwardHalf {
         if let Some(activated) = saved.activated {
             return Ok(activated);
         }
-        let [batch, seq, _] = sizes(&saved.pre);
-        let output = cx.tensor("activated", [batch, seq, self.down.weight.weight.shape.last()], saved.pre.dtype)?;
+        let output = rows_of(cx, "activated", &saved.pre, self.down.input_width())?;
         match self.kind {
             FeedForward::Gelu => cx.run(Activation { kind: ActivationKind::Gelu, input: saved.pre, output })?,
             FeedForward::SwiGlu => cx.run(SwiGlu { input: saved.pre, output })?,
@@ -248,9 +276,47 @@ impl Linear {
         self.weight.weight.shape.rows()
     }
 
+    /// Width of its input.
+    pub(crate) fn input_width(&self) -> usize {
+        self.weight.weight.shape.last()
+    }
+
     pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
-        let epilogue = self.bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
+        self.product(cx, input, output, self.bias)
+    }
+
+    fn product(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor, bias: Option<Param>) -> Result<()> {
+        let epilogue = bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
         cx.run(Gemm::linear(input, self.weight.weight, output, epilogue))
+    }
+
+    /// Of a layer cut by its inputs: the sum of all ranks' products, in the rows that are here. One rank adds the bias.
+    pub(crate) fn forward_shared(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        [all, here]: [&'static str; 2],
+        share: &Share,
+    ) -> Result<Tensor> {
+        let output = rows_of(cx, all, &input, self.width())?;
+        self.product(cx, input, output, share.parallel.once(self.bias))?;
+        share.parallel.sum(cx, here, output)
+    }
+
+    /// Of a layer cut by its outputs: parameter gradients from the rows of `input` that are here, and the input's gradient
+    /// in the same rows.
+    pub(crate) fn backward_shared(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        grad_output: Tensor,
+        [all_input, all_grads, here]: [&'static str; 3],
+        share: &Share,
+    ) -> Result<Tensor> {
+        let input = share.all_rows(cx, all_input, input)?;
+        let grad_input = share.tensor(cx, all_grads, self.input_width(), grad_output.dtype)?;
+        self.backward(cx, input, grad_output, Some((grad_input, Epilogue::None)))?;
+        share.parallel.sum(cx, here, grad_input)
     }
 
     /// Parameter gradients, and the input's if it is wanted, through an epilogue.
@@ -356,8 +422,8 @@ pub(crate) fn undropped(
     Ok(output)
 }
 
-/// `(batch, seq, hidden)`.
-fn sizes(tensor: &Tensor) -> [usize; 3] {
-    let sizes = tensor.shape.sizes();
-    [sizes[0], sizes[1], sizes[2]]
+/// A tensor with the rows of another, `(batch, seq, width)`.
+fn rows_of(cx: &mut StepContext<'_>, name: &'static str, like: &Tensor, width: usize) -> Result<Tensor> {
+    let [batch, seq, _] = like.shape.sizes()[..] else { unreachable!("hidden states are (batch, seq, width)") };
+    cx.tensor(name, [batch, seq, width], like.dtype)
 }

@@ -6,7 +6,7 @@ use graph_manager::{Result, StepContext};
 
 use super::block::AttentionHalf;
 use super::gpt::{Parts, parts};
-use super::{GptShape, Hidden, RotaryTable, StepTensors, gpt};
+use super::{GptShape, Hidden, RotaryTable, StepTensors, TensorParallel, gpt};
 use crate::params::Params;
 
 /// Where in a text a forward stands, in device memory, so that one graph serves every position.
@@ -57,7 +57,7 @@ impl Decoder {
         // What training's layers read and add to beside their parameters; nothing here does.
         let unused = device.virtual_tensor("control", [1], DType::U8);
         let step = StepTensors { control: unused, loss_sum: unused, rotary };
-        Ok(Decoder { parts: parts(shape, params, step), rotary, caches, _areas: areas })
+        Ok(Decoder { parts: parts(shape, &TensorParallel::alone(), params, step), rotary, caches, _areas: areas })
     }
 
     /// Reads `tokens` `(1, rows)` at the cursor, and leaves the logits after the wanted one in `logits`
@@ -77,7 +77,7 @@ impl Decoder {
             None => None,
         };
         let x = cx.tensor("embedded", [1, rows, hidden], embedding.dtype)?;
-        cx.run(Embedding { tokens, table: embedding.table.weight, positions, output: x })?;
+        cx.run(Embedding { tokens, table: embedding.table.weight, positions, output: x, first_token: 0 })?;
         // Targets and record are for losses and dropout, which a forward of this mode has not.
         let mut flow = Hidden { x, delta: None, targets: tokens, record: tokens };
         for (index, block) in blocks.iter().enumerate() {

@@ -4,16 +4,19 @@ use device::ops::{Dropout, DropoutSite, Embedding, EmbeddingBackward};
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
+use super::block::Share;
 use super::{Dropouts, Hidden};
 use crate::params::Param;
 
 pub(crate) struct EmbeddingLayer {
-    /// `(padded vocab, hidden)`.
+    /// `(padded vocab, hidden)`, or this rank's rows of it.
     pub(crate) table: Param,
+    pub(crate) first_token: usize,
     /// `(seq, hidden)`, learned; absent where blocks see positions by themselves.
     pub(crate) positions: Option<Param>,
     pub(crate) dropout: Dropouts,
     pub(crate) dtype: DType,
+    pub(crate) share: Share,
 }
 
 #[derive(Clone)]
@@ -24,15 +27,17 @@ struct Saved {
 
 impl Layer<Hidden> for EmbeddingLayer {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let (batch, seq) = (input.x.shape.rows(), input.x.shape.last());
-        let x = cx.tensor("embedded", [batch, seq, self.table.weight.shape.last()], self.dtype)?;
+        let all = self.share.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.record);
         cx.run(Embedding {
             tokens: input.x,
             table: self.table.weight,
-            positions: self.positions.map(|positions| positions.weight),
-            output: x,
+            first_token: self.first_token,
+            positions: self.share.parallel.once(self.positions.map(|positions| positions.weight)),
+            output: all,
         })?;
+        // A token is in one rank's table, so the sum is exact.
+        let x = self.share.parallel.sum(cx, "embedded_here", all)?;
         if let Some(site) = dropout {
             cx.run(Dropout { input: x, output: x, site })?;
         }
@@ -47,10 +52,12 @@ impl Layer<Hidden> for EmbeddingLayer {
             grad_output = cx.tensor("grad_embedded", grad.shape, grad.dtype)?;
             cx.run(Dropout { input: grad, output: grad_output, site })?;
         }
+        let grad_output = self.share.all_rows(cx, "all_grad_embedded", grad_output)?;
         cx.run(EmbeddingBackward {
             tokens: saved.tokens,
             grad_output,
             grad_table: self.table.grad,
+            first_token: self.first_token,
             grad_positions: self.positions.map(|positions| positions.grad),
         })?;
         Ok(grad)

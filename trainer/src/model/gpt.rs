@@ -3,12 +3,12 @@
 //! heads and no biases. Every one of these is a choice of its own.
 
 use device::DType;
-use device::ops::NormKind;
+use device::ops::{DropoutPart, NormKind, VocabPart};
 
-use super::block::{AttentionHalf, Block, FeedForwardHalf, Linear, NormLayer};
+use super::block::{AttentionHalf, Block, FeedForwardHalf, Linear, NormLayer, Share};
 use super::embedding::EmbeddingLayer;
 use super::head::LanguageHead;
-use super::{Architecture, Dropouts, Model, RotaryTable, Scaling, StepTensors};
+use super::{Architecture, Dropouts, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
 use crate::params::{Init, ParamSpec, Params};
 
 /// How a model knows the order of its tokens.
@@ -114,61 +114,80 @@ impl GptShape {
 
 /// A transformer of that shape. Layer 0 embeds, layers 1 to `layers` are blocks, the last is the head.
 pub fn gpt(shape: GptShape) -> Architecture {
+    gpt_part(shape, TensorParallel::alone())
+}
+
+/// What a rank has of a transformer of that shape. Heads, key and value heads, the feed-forward width and the padded
+/// vocabulary are multiples of the ranks that share a layer, with sequence parallelism also a microbatch's tokens.
+pub fn gpt_part(shape: GptShape, tensor: TensorParallel) -> Architecture {
     let rotary = match shape.position {
         Position::Rotary { base, scaling } if shape.attention => {
             Some(RotaryTable { seq: shape.seq, head_dim: shape.head_dim(), base, scaling })
         }
         _ => None,
     };
-    Architecture { specs: specs(&shape), rotary, build: Box::new(move |params, step| build(&shape, params, step)) }
+    let specs = specs(&shape, &tensor);
+    let parallel = tensor.clone();
+    Architecture { specs, tensor, rotary, build: Box::new(move |params, step| build(&shape, &parallel, params, step)) }
 }
 
-fn specs(shape: &GptShape) -> Vec<ParamSpec> {
+fn specs(shape: &GptShape, tensor: &TensorParallel) -> Vec<ParamSpec> {
     let GptShape { layers, hidden, ffn, init_std, .. } = *shape;
     let normal = Init::Normal(init_std);
     let additions = 2.0 * layers as f32;
     let residual = if shape.scaled_residual_init { Init::Normal(init_std / additions.sqrt()) } else { normal };
     let mut specs = Vec::new();
-    let table = |name: &str, layer| ParamSpec {
-        rows: shape.vocab,
-        ..ParamSpec::new(name, [shape.padded_vocab, hidden], normal, layer)
+    // The part of a parameter that is here, of which groups along an axis are cut.
+    let part = |spec: ParamSpec, axis: usize, groups: &[usize]| match tensor.cut(axis, groups) {
+        Some(cut) => spec.cut(cut),
+        None => spec,
     };
+    let table = |name: &str, layer| {
+        let whole = ParamSpec::new(name, [shape.padded_vocab, hidden], normal, layer).with_rows(shape.vocab);
+        part(whole, 0, &[shape.padded_vocab])
+    };
+    let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
+    let up_groups = vec![ffn; shape.up_width() / ffn];
     specs.push(ParamSpec { sparse: !shape.tied, ..table("wte.weight", 0) });
     if shape.position == Position::Learned {
         specs.push(ParamSpec { sparse: true, ..ParamSpec::new("wpe.weight", [shape.seq, hidden], normal, 0) });
     }
     for block in 0..layers {
         let layer = block + 1;
-        let mut linear = |name: &str, out: usize, input: usize, init: Init| {
-            specs.push(ParamSpec::new(format!("h.{block}.{name}.weight"), [out, input], init, layer));
+        // By its outputs a layer is cut in groups, bias and all; by its inputs it has one group, and a bias whole.
+        let mut linear = |name: &str, [out, input]: [usize; 2], init: Init, axis: usize, groups: &[usize]| {
+            let weight = ParamSpec::new(format!("h.{block}.{name}.weight"), [out, input], init, layer);
+            specs.push(part(weight, axis, groups));
             if shape.bias {
-                specs.push(ParamSpec::new(format!("h.{block}.{name}.bias"), [out], Init::Constant(0.0), layer));
+                let bias = ParamSpec::new(format!("h.{block}.{name}.bias"), [out], Init::Constant(0.0), layer);
+                specs.push(if axis == 0 { part(bias, 0, groups) } else { bias });
             }
         };
         if shape.attention {
-            linear("attn.c_attn", shape.qkv_width(), hidden, normal);
-            linear("attn.c_proj", hidden, hidden, residual);
+            linear("attn.c_attn", [shape.qkv_width(), hidden], normal, 0, &[queries, keys, keys]);
+            linear("attn.c_proj", [hidden, queries], residual, 1, &[queries]);
         }
-        linear("mlp.c_fc", shape.up_width(), hidden, normal);
-        linear("mlp.c_proj", hidden, ffn, residual);
+        linear("mlp.c_fc", [shape.up_width(), hidden], normal, 0, &up_groups);
+        linear("mlp.c_proj", [hidden, ffn], residual, 1, &[ffn]);
         for name in ["ln_1", "ln_2"] {
             if shape.attention || name == "ln_2" {
-                specs.extend(norm_specs(shape, &format!("h.{block}.{name}"), layer));
+                specs.extend(norm_specs(shape, tensor, &format!("h.{block}.{name}"), layer));
             }
         }
     }
-    specs.extend(norm_specs(shape, "ln_f", layers + 1));
+    specs.extend(norm_specs(shape, tensor, "ln_f", layers + 1));
     if !shape.tied {
         specs.push(table("lm_head.weight", layers + 1));
     }
     specs
 }
 
-fn norm_specs(shape: &GptShape, name: &str, layer: usize) -> Vec<ParamSpec> {
+fn norm_specs(shape: &GptShape, tensor: &TensorParallel, name: &str, layer: usize) -> Vec<ParamSpec> {
     let mut specs = vec![ParamSpec::new(format!("{name}.weight"), [shape.hidden], Init::Constant(1.0), layer)];
     if shape.norm_bias() {
         specs.push(ParamSpec::new(format!("{name}.bias"), [shape.hidden], Init::Constant(0.0), layer));
     }
+    specs.iter_mut().for_each(|spec| spec.partial = tensor.cuts_rows());
     specs
 }
 
@@ -179,8 +198,8 @@ pub(crate) struct Parts {
     pub(crate) head: LanguageHead,
 }
 
-fn build(shape: &GptShape, params: &Params, step: StepTensors) -> Model {
-    let Parts { embedding, blocks, head } = parts(shape, params, step);
+fn build(shape: &GptShape, tensor: &TensorParallel, params: &Params, step: StepTensors) -> Model {
+    let Parts { embedding, blocks, head } = parts(shape, tensor, params, step);
     let mut layers: Vec<Box<dyn graph_manager::Layer<super::Hidden>>> = vec![Box::new(embedding)];
     layers.extend(blocks.into_iter().map(|block| Box::new(block) as _));
     layers.push(Box::new(head));
@@ -188,7 +207,12 @@ fn build(shape: &GptShape, params: &Params, step: StepTensors) -> Model {
     Model { layers, inputs: tokens, targets: tokens }
 }
 
-pub(crate) fn parts(shape: &GptShape, params: &Params, step: StepTensors) -> Parts {
+pub(crate) fn parts(shape: &GptShape, tensor: &TensorParallel, params: &Params, step: StepTensors) -> Parts {
+    let share = Share { parallel: tensor.clone(), tokens: (shape.batch, shape.seq) };
+    let (heads, kv_heads) = (shape.heads / tensor.size(), shape.kv_heads / tensor.size());
+    let first_token = tensor.rank() * (shape.padded_vocab / tensor.size());
+    let rows = tensor.rows(shape.batch, shape.seq);
+    let own_heads = DropoutPart { first_head: tensor.rank() * heads, ..DropoutPart::default() };
     let linear = |name: String| Linear {
         weight: params.get(&format!("{name}.weight")),
         bias: shape.bias.then(|| params.get(&format!("{name}.bias"))),
@@ -200,13 +224,16 @@ pub(crate) fn parts(shape: &GptShape, params: &Params, step: StepTensors) -> Par
         eps: shape.norm_eps,
         recompute: shape.recompute,
     };
-    let dropouts = |rate, layer: usize, site| Dropouts { rate, seed: shape.seed, layer: layer as u16, site };
+    let dropouts =
+        |rate, layer: usize, site, part| Dropouts { rate, seed: shape.seed, layer: layer as u16, site, part };
     let table = params.get("wte.weight");
     let embedding = EmbeddingLayer {
         table,
         positions: (shape.position == Position::Learned).then(|| params.get("wpe.weight")),
-        dropout: dropouts(shape.hidden_dropout, 0, 0),
+        dropout: dropouts(shape.hidden_dropout, 0, 0, rows),
+        first_token,
         dtype: shape.dtype,
+        share: share.clone(),
     };
     let mut blocks = Vec::with_capacity(shape.layers);
     for block in 0..shape.layers {
@@ -215,18 +242,20 @@ pub(crate) fn parts(shape: &GptShape, params: &Params, step: StepTensors) -> Par
             norm: norm(format!("h.{block}.ln_1")),
             qkv: linear(format!("h.{block}.attn.c_attn")),
             projection: linear(format!("h.{block}.attn.c_proj")),
-            heads: shape.heads,
-            kv_heads: shape.kv_heads,
+            heads,
+            kv_heads,
             rotary: step.rotary,
-            probabilities: dropouts(shape.attention_dropout, layer, 0),
-            output: dropouts(shape.hidden_dropout, layer, 1),
+            probabilities: dropouts(shape.attention_dropout, layer, 0, own_heads),
+            output: dropouts(shape.hidden_dropout, layer, 1, rows),
+            share: share.clone(),
         });
         let feed_forward = FeedForwardHalf {
             norm: norm(format!("h.{block}.ln_2")),
             kind: shape.feed_forward,
             up: linear(format!("h.{block}.mlp.c_fc")),
             down: linear(format!("h.{block}.mlp.c_proj")),
-            output: dropouts(shape.hidden_dropout, layer, 2),
+            output: dropouts(shape.hidden_dropout, layer, 2, rows),
+            share: share.clone(),
             recompute: shape.recompute,
         };
         blocks.push(Block { attention, feed_forward });
@@ -234,7 +263,8 @@ pub(crate) fn parts(shape: &GptShape, params: &Params, step: StepTensors) -> Par
     let head = LanguageHead {
         norm: NormLayer { recompute: false, ..norm("ln_f".into()) },
         table: if shape.tied { table } else { params.get("lm_head.weight") },
-        vocab: shape.vocab,
+        vocab: VocabPart { first_token, vocab: shape.vocab },
+        share,
         step,
     };
     Parts { embedding, blocks, head }

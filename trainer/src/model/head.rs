@@ -1,10 +1,13 @@
 //! The last layers: hidden states to losses.
 
-use device::ops::{CrossEntropy, Epilogue, Gemm, Mse, SumInto};
+use device::ops::{
+    Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm, Mse, SumInto,
+    VocabPart,
+};
 use device::{DType, Tensor};
 use graph_manager::{Layer, Mode, Result, StepContext};
 
-use super::block::{NormLayer, SavedNorm};
+use super::block::{NormLayer, SavedNorm, Share};
 use super::{Hidden, StepTensors};
 use crate::params::Param;
 
@@ -12,9 +15,11 @@ use crate::params::Param;
 /// the logits were.
 pub(crate) struct LanguageHead {
     pub(crate) norm: NormLayer,
-    /// `(padded vocab, hidden)`; the embedding's table when tied.
+    /// `(padded vocab, hidden)`, or this rank's rows of it; the embedding's table when tied.
     pub(crate) table: Param,
-    pub(crate) vocab: usize,
+    /// The vocabulary, and which of it the table has.
+    pub(crate) vocab: VocabPart,
+    pub(crate) share: Share,
     pub(crate) step: StepTensors,
 }
 
@@ -27,13 +32,13 @@ struct Saved {
 
 impl Layer<Hidden> for LanguageHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let rows = input.x.shape.rows();
+        let rows = input.targets.elements();
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
+        let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
         let logits = cx.tensor("logits", [rows, self.table.weight.shape.rows()], input.x.dtype)?;
-        cx.run(Gemm::linear(normed, self.table.weight, logits, Epilogue::None))?;
+        cx.run(Gemm::linear(all_normed, self.table.weight, logits, Epilogue::None))?;
         let losses = cx.tensor("losses", [rows], DType::F32)?;
-        let control = (cx.mode() == Mode::Train).then_some(self.step.control);
-        cx.run(CrossEntropy { logits, targets: input.targets, losses, vocab: self.vocab, control })?;
+        self.losses(cx, logits, input.targets, losses)?;
         cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
         cx.keep(Saved { norm, normed, grad_logits: logits });
         Ok(Hidden { x: losses, delta: None, ..input })
@@ -42,10 +47,32 @@ impl Layer<Hidden> for LanguageHead {
     /// `grad` is the losses: their own gradient is `grad_scale`, which forward used.
     fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
         let saved: Saved = cx.kept();
-        let grad_normed = cx.tensor("grad_normed", saved.normed.shape, saved.normed.dtype)?;
+        let normed = self.share.all_rows(cx, "all_normed_again", saved.normed)?;
+        let grad_normed = cx.tensor("grad_normed", normed.shape, normed.dtype)?;
         cx.run(Gemm::dgrad(saved.grad_logits, self.table.weight, grad_normed, Epilogue::None))?;
-        cx.run(Gemm::wgrad(saved.grad_logits, saved.normed, self.table.grad, cx.accumulate()))?;
+        cx.run(Gemm::wgrad(saved.grad_logits, normed, self.table.grad, cx.accumulate()))?;
+        let grad_normed = self.share.parallel.sum(cx, "grad_normed_here", grad_normed)?;
         self.norm.backward(cx, &saved.norm, grad_normed, None)
+    }
+}
+
+impl LanguageHead {
+    /// Losses, and in training the logits' gradient in their place. Ranks that share the vocabulary exchange three numbers a
+    /// row, never logits.
+    fn losses(&self, cx: &mut StepContext<'_>, logits: Tensor, targets: Tensor, losses: Tensor) -> Result<()> {
+        let control = (cx.mode() == Mode::Train).then_some(self.step.control);
+        let parallel = &self.share.parallel;
+        let Some(group) = &parallel.group else {
+            return cx.run(CrossEntropy { logits, targets, losses, vocab: self.vocab.vocab, control });
+        };
+        let rows = logits.shape.rows();
+        let mine = cx.tensor("stats", [3, rows], DType::F32)?;
+        let stats = cx.tensor("all_stats", [parallel.size(), 3, rows], DType::F32)?;
+        let part = self.vocab;
+        cx.run(CrossEntropyPart { logits, targets, stats: mine, part })?;
+        let kind = CollectiveKind::AllGather;
+        cx.run(Collective { kind, communicator: group.clone(), input: mine, output: stats })?;
+        cx.run(CrossEntropyJoin { logits, targets, stats, losses, part, control })
     }
 }
 

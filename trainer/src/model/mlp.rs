@@ -1,12 +1,12 @@
 //! A multi-layer perceptron trained on squared error: linear, ReLU and dropout between layers.
 
-use device::ops::{Activation, ActivationBackward, ActivationKind, Dropout, DropoutSite, Epilogue};
+use device::ops::{Activation, ActivationBackward, ActivationKind, Dropout, DropoutPart, DropoutSite, Epilogue};
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
 use super::block::{Linear, undropped};
 use super::head::RegressionHead;
-use super::{Architecture, Dropouts, Hidden, Model, StepTensors};
+use super::{Architecture, Dropouts, Hidden, Model, StepTensors, TensorParallel};
 use crate::params::{Init, ParamSpec, Params};
 
 /// The sizes of an MLP.
@@ -32,7 +32,8 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         specs.push(ParamSpec::new(format!("layers.{layer}.weight"), [pair[1], pair[0]], init, layer));
         specs.push(ParamSpec::new(format!("layers.{layer}.bias"), [pair[1]], Init::Constant(0.0), layer));
     }
-    Architecture { specs, rotary: None, build: Box::new(move |params, step| build(&shape, params, step)) }
+    let tensor = TensorParallel::alone();
+    Architecture { specs, tensor, rotary: None, build: Box::new(move |params, step| build(&shape, params, step)) }
 }
 
 fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
@@ -47,7 +48,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
             },
             first: layer == 0,
             activated: layer != last,
-            dropout: Dropouts { rate, seed: shape.seed, layer: layer as u16, site: 0 },
+            dropout: Dropouts { rate, seed: shape.seed, layer: layer as u16, site: 0, part: DropoutPart::default() },
         }));
     }
     layers.push(Box::new(RegressionHead { step }));

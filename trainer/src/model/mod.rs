@@ -7,13 +7,15 @@ mod gpt;
 mod head;
 mod mlp;
 mod rotary;
+mod tensor_parallel;
 
 pub use decoder::{Cursor, Decoder};
-pub use gpt::{FeedForward, GptShape, Position, gpt};
+pub use gpt::{FeedForward, GptShape, Position, gpt, gpt_part};
 pub use mlp::{MlpShape, mlp};
 pub use rotary::{RotaryTable, Scaling};
+pub use tensor_parallel::TensorParallel;
 
-use device::ops::DropoutSite;
+use device::ops::{DropoutPart, DropoutSite};
 use device::{DType, Shape, Tensor};
 use graph_manager::{Flow, Layer, Mode, Result, StepContext};
 
@@ -23,10 +25,10 @@ use crate::params::ParamSpec;
 /// that of `delta`: the next layer only ever sees their sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Hidden {
-    /// The residual stream `(batch, seq, hidden)`; before the first layer the microbatch's inputs, after the last the
+    /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`; before the first layer the microbatch's inputs, after the last the
     /// losses `(batch * seq)`.
     pub x: Tensor,
-    /// What the next norm adds to the residual stream, `(batch, seq, hidden)`.
+    /// What the next norm adds to the residual stream; of its shape.
     pub delta: Option<Tensor>,
     /// The microbatch's targets.
     pub targets: Tensor,
@@ -73,6 +75,8 @@ pub type Build = dyn Fn(&crate::params::Params, StepTensors) -> Model;
 pub struct Architecture {
     /// The parameters in layer order.
     pub specs: Vec<ParamSpec>,
+    /// The ranks that share the layers.
+    pub tensor: TensorParallel,
     /// Angles of rotary positions, which layers read as [`StepTensors::rotary`].
     pub rotary: Option<RotaryTable>,
     /// Makes the layers once the parameters are placed.
@@ -86,11 +90,13 @@ pub(crate) struct Dropouts {
     pub(crate) seed: u64,
     pub(crate) layer: u16,
     pub(crate) site: u16,
+    pub(crate) part: DropoutPart,
 }
 
 impl Dropouts {
     pub(crate) fn site(&self, cx: &StepContext<'_>, record: Tensor) -> Option<DropoutSite> {
         let on = self.rate > 0.0 && cx.mode() == Mode::Train;
-        on.then_some(DropoutSite { rate: self.rate, seed: self.seed, layer: self.layer, site: self.site, record })
+        let Dropouts { rate, seed, layer, site, part } = *self;
+        on.then_some(DropoutSite { rate, seed, layer, site, record, part })
     }
 }

@@ -7,7 +7,7 @@ use device::cuda::CudaOptions;
 use device::ops::NormKind;
 use device::{Communicator, DType, Device, HostOptions};
 use graph_manager::GraphOptions;
-use trainer::model::{Architecture, FeedForward, GptShape, MlpShape, Position, gpt, mlp};
+use trainer::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
 use trainer::optimizer::OptimizerKind;
 use trainer::step::{Batch, Stage, StageOptions, StepResult, StepSettings};
 
@@ -92,6 +92,8 @@ pub struct Run {
     pub shuffle: Option<u64>,
     pub graphs: GraphOptions,
     pub group: Option<Rc<dyn Communicator>>,
+    /// The ranks that share layers.
+    pub tensor: TensorParallel,
 }
 
 impl Run {
@@ -109,6 +111,7 @@ impl Run {
             shuffle: None,
             graphs,
             group: None,
+            tensor: TensorParallel::alone(),
         }
     }
 
@@ -127,7 +130,7 @@ impl Run {
             Kind::Gpt | Kind::Llama => {
                 let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
                 let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.compute));
-                (gpt(shape), SEQ, adamw)
+                (gpt_part(shape, self.tensor.clone()), SEQ, adamw)
             }
             Kind::Mlp => (tiny_mlp(self.dropout, self.compute), 1, OptimizerKind::Sgd { momentum: 0.9 }),
         };

@@ -26,6 +26,8 @@ struct Arguments {
     threshold: u32,
     keep_scale: f32,
     vector: i32,
+    first_head: u32,
+    reserved: u32,
 }
 
 /// The sizes of a packed attention.
@@ -76,6 +78,8 @@ impl Sizes {
             threshold: dropout.map_or(0, |site| (f64::from(site.rate) * 4294967296.0) as u32),
             keep_scale: dropout.map_or(1.0, |site| 1.0 / (1.0 - site.rate)),
             vector: i32::from(self.dim.is_multiple_of(4) && aligned),
+            first_head: dropout.map_or(0, |site| site.part.first_head as u32),
+            reserved: 0,
         }
     }
 

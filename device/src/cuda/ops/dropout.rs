@@ -8,9 +8,7 @@ use crate::ops::Dropout;
 
 /// See [`Dropout`].
 pub(super) fn dropout(op: &Dropout, queue: &Queue<'_>) -> Result<()> {
-    let sizes = op.input.shape.sizes();
     let (rows, channels, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
-    let tokens: usize = sizes[1..sizes.len() - 1].iter().product();
     let site = &op.site;
     let place = u32::from(site.layer) << 16 | u32::from(site.site);
     let path = Path::of(channels, [op.input, op.output]);
@@ -23,7 +21,8 @@ pub(super) fn dropout(op: &Dropout, queue: &Queue<'_>) -> Result<()> {
             op.output.into(),
             site.record.into(),
             Arg::U32(rows as u32),
-            Arg::U32(tokens as u32),
+            Arg::U32(op.site.part.first_row as u32),
+            Arg::U32(op.tokens() as u32),
             Arg::U32(channels as u32),
             Arg::U32(site.seed as u32),
             Arg::U32((site.seed >> 32) as u32 ^ place),

@@ -24,6 +24,7 @@ pub(super) fn embedding(op: &Embedding, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(seq as u32),
             Arg::U32(hidden as u32),
             Arg::U32(vocab as u32),
+            Arg::U32(op.first_token as u32),
         ],
     )
 }
@@ -106,6 +107,7 @@ pub(super) fn embedding_backward(op: &EmbeddingBackward, queue: &Queue<'_>) -> R
                 op.grad_table.into(),
                 Arg::U32(count as u32),
                 Arg::U32(hidden as u32),
+                Arg::U32(op.grad_table.shape.rows() as u32),
             ],
         )?;
         if chunks == 1 {
@@ -125,11 +127,11 @@ fn sort(op: &EmbeddingBackward, scratch: &Scratch, queue: &Queue<'_>) -> Result<
     queue.launch(
         "sort_begin",
         Grid::line(count.div_ceil(THREADS), THREADS as u32),
-        &[op.tokens.into(), Arg::Pointer(from), number, Arg::U32(vocab as u32)],
+        &[op.tokens.into(), Arg::Pointer(from), number, Arg::U32(vocab as u32), Arg::U32(op.first_token as u32)],
     )?;
     let tiles = Grid::line(count.div_ceil(TILE), 256);
-    // The highest token is vocab - 1.
-    let bits = usize::BITS - vocab.saturating_sub(1).leading_zeros();
+    // Those outside the table have number `vocab`.
+    let bits = usize::BITS - vocab.leading_zeros();
     for shift in (0..bits).step_by(8).map(Arg::U32) {
         queue.launch("sort_count", tiles, &[Arg::Pointer(from), Arg::Pointer(counts), number, shift])?;
         let digits = Arg::U32(256 * tiles.blocks.0);

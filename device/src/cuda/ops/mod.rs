@@ -10,6 +10,7 @@ mod elementwise;
 mod embedding;
 pub(super) mod gemm_epilogue;
 mod loss;
+mod loss_parallel;
 mod norm;
 mod optimizer;
 mod reduce;
@@ -47,6 +48,8 @@ pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
         Op::Embedding(op) => embedding::embedding(op, queue),
         Op::EmbeddingBackward(op) => embedding::embedding_backward(op, queue),
         Op::CrossEntropy(op) => loss::cross_entropy(op, queue),
+        Op::CrossEntropyPart(op) => loss_parallel::part(op, queue),
+        Op::CrossEntropyJoin(op) => loss_parallel::join(op, queue),
         Op::Mse(op) => loss::mse(op, queue),
         Op::SumInto(op) => reduce::sum_into(op, queue),
         Op::SquareSum(op) => reduce::square_sum(op, queue),
@@ -57,7 +60,7 @@ pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
         Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),
         Op::Collective(op) => {
             let stream = StreamHandle(queue.stream.handle().cast());
-            op.communicator.enqueue_all_reduce_sum(&op.tensor, stream)
+            op.communicator.enqueue(op.kind, &op.input, &op.output, stream)
         }
     }
 }

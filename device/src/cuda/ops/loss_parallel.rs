@@ -1,0 +1,55 @@
+//! Cross-entropy over a vocabulary that is cut over ranks.
+
+use super::Queue;
+use super::shape::Path;
+use crate::Result;
+use crate::cuda::{Arg, Grid};
+use crate::ops::{CrossEntropyJoin, CrossEntropyPart};
+
+/// A block for each row; more than one warp, as the kernels rely on barriers.
+fn grid(rows: usize, packs: usize) -> Grid {
+    Grid::line(rows, packs.next_multiple_of(32).clamp(64, 512) as u32)
+}
+
+/// See [`CrossEntropyPart`].
+pub(super) fn part(op: &CrossEntropyPart, queue: &Queue<'_>) -> Result<()> {
+    let (rows, columns, dtype) = (op.logits.shape.rows(), op.logits.shape.last(), op.logits.dtype);
+    let path = Path::of(columns, [op.logits]);
+    queue.launch(
+        &path.kernel("cross_entropy_part", dtype),
+        grid(rows, columns / path.width(dtype)),
+        &[
+            op.logits.into(),
+            op.targets.into(),
+            op.stats.into(),
+            Arg::U32(rows as u32),
+            Arg::U32(columns as u32),
+            Arg::U32(op.part.real(columns) as u32),
+            Arg::U32(op.part.first_token as u32),
+        ],
+    )
+}
+
+/// See [`CrossEntropyJoin`].
+pub(super) fn join(op: &CrossEntropyJoin, queue: &Queue<'_>) -> Result<()> {
+    let (rows, columns, dtype) = (op.logits.shape.rows(), op.logits.shape.last(), op.logits.dtype);
+    let path = Path::of(columns, [op.logits]);
+    let ranks = op.stats.elements() / (3 * rows).max(1);
+    queue.launch(
+        &path.kernel("cross_entropy_join", dtype),
+        grid(rows, columns / path.width(dtype)),
+        &[
+            op.logits.into(),
+            op.targets.into(),
+            op.stats.into(),
+            op.losses.into(),
+            op.control.into(),
+            Arg::U32(rows as u32),
+            Arg::U32(columns as u32),
+            Arg::U32(op.part.real(columns) as u32),
+            Arg::U32(op.part.first_token as u32),
+            Arg::U32(op.part.vocab as u32),
+            Arg::U32(ranks as u32),
+        ],
+    )
+}

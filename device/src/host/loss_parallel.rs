@@ -1,0 +1,73 @@
+//! Cross-entropy over a vocabulary that is cut over ranks.
+
+use super::elementwise::with_float;
+use super::math::{exp, max, sum};
+use super::{Pool, view};
+use crate::Float;
+use crate::ops::{Control, CrossEntropyJoin, CrossEntropyPart, VocabPart};
+
+/// The column of a target, if it is here.
+fn column(part: VocabPart, target: i32, real: usize) -> Option<usize> {
+    usize::try_from(target).ok()?.checked_sub(part.first_token).filter(|&column| column < real)
+}
+
+/// See [`CrossEntropyPart`].
+pub(super) fn part(op: &CrossEntropyPart, pool: &Pool) {
+    with_float!(op.logits.dtype, T => part_rows::<T>(op, pool));
+}
+
+fn part_rows<T: Float>(op: &CrossEntropyPart, pool: &Pool) {
+    let (rows, columns) = (op.logits.shape.rows(), op.logits.shape.last());
+    let real = op.part.real(columns);
+    let (logits, targets) = (view::read::<T>(&op.logits), view::read::<i32>(&op.targets));
+    let results = pool.map(rows, |row| {
+        let at = |column: usize| logits[row * columns + column].to_f32();
+        let highest = max(real, at).max(f32::MIN);
+        let total = sum(real, |column| exp(at(column) - highest));
+        [highest, total, column(op.part, targets[row], real).map_or(0.0, at)]
+    });
+    let stats = view::write::<f32>(&op.stats);
+    for (row, result) in results.into_iter().enumerate() {
+        result.into_iter().enumerate().for_each(|(which, value)| stats[which * rows + row] = value);
+    }
+}
+
+/// See [`CrossEntropyJoin`].
+pub(super) fn join(op: &CrossEntropyJoin, pool: &Pool) {
+    with_float!(op.logits.dtype, T => join_rows::<T>(op, pool));
+}
+
+fn join_rows<T: Float>(op: &CrossEntropyJoin, pool: &Pool) {
+    let (rows, columns) = (op.logits.shape.rows(), op.logits.shape.last());
+    let real = op.part.real(columns);
+    let (targets, stats) = (view::read::<i32>(&op.targets), view::read::<f32>(&op.stats));
+    let ranks = stats.len() / (3 * rows).max(1);
+    let stat = |rank: usize, which: usize, row: usize| stats[(rank * 3 + which) * rows + row];
+    let counts = |row: usize| usize::try_from(targets[row]).is_ok_and(|target| target < op.part.vocab);
+    // -> (loss, log-sum-exp) of a row
+    let loss = |row: usize| {
+        let highest = (0..ranks).map(|rank| stat(rank, 0, row)).fold(f32::MIN, f32::max);
+        let total: f32 = (0..ranks).map(|rank| stat(rank, 1, row) * exp(stat(rank, 0, row) - highest)).sum();
+        let at_target: f32 = (0..ranks).map(|rank| stat(rank, 2, row)).sum();
+        let lse = highest + total.ln();
+        (if counts(row) { lse - at_target } else { 0.0 }, lse)
+    };
+    let losses = view::write::<f32>(&op.losses);
+    let Some(control) = &op.control else {
+        return pool.for_each_chunk(losses, 1, |row, out| out[0] = loss(row).0);
+    };
+    let scale = view::read_block::<Control>(control).grad_scale;
+    pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (losses, 1), |row, logits, out| {
+        let (value, lse) = loss(row);
+        out[0] = value;
+        if !counts(row) {
+            return logits.fill(T::from_f32(0.0));
+        }
+        let target = column(op.part, targets[row], real).map(|target| (target, logits[target].to_f32()));
+        logits[..real].iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - lse) * scale));
+        if let Some((target, at_target)) = target {
+            logits[target] = T::from_f32((exp(at_target - lse) - 1.0) * scale);
+        }
+        logits[real..].fill(T::from_f32(0.0));
+    });
+}

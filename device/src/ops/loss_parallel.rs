@@ -1,0 +1,96 @@
+//! Cross-entropy over a vocabulary that is cut over ranks. No rank ever has a whole row of logits: each sums up its own
+//! columns in three numbers a row, these are gathered, and each then knows the loss and its columns' gradient.
+
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// A rank's columns of the logits of a whole vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VocabPart {
+    /// The token of the first column here.
+    pub first_token: usize,
+    /// Tokens of the whole vocabulary; columns of later ones are padding.
+    pub vocab: usize,
+}
+
+impl VocabPart {
+    /// Columns that are real, of so many here.
+    pub fn real(&self, columns: usize) -> usize {
+        self.vocab.saturating_sub(self.first_token).min(columns)
+    }
+}
+
+/// The first half: `stats[0, i]` is the largest of `logits[i]`, `stats[1, i]` the sum of `exp(logits[i] - stats[0, i])`,
+/// and `stats[2, i]` the target's logit where it is here, else 0. Padding does not count; of no columns the largest is the
+/// least f32.
+#[derive(Clone, Debug)]
+pub struct CrossEntropyPart {
+    /// `(rows, columns)`, f32 or bf16.
+    pub logits: Tensor,
+    /// `(rows)`, i32, tokens of the whole vocabulary.
+    pub targets: Tensor,
+    /// `(3, rows)`, f32, written.
+    pub stats: Tensor,
+    /// Which columns.
+    pub part: VocabPart,
+}
+
+/// The second half: losses from all ranks' [`CrossEntropyPart`], and with `control` the gradient of the logits here in
+/// place of them, as [`super::CrossEntropy`] defines both.
+#[derive(Clone, Debug)]
+pub struct CrossEntropyJoin {
+    /// `(rows, columns)`, f32 or bf16; overwritten by the gradient with `control`.
+    pub logits: Tensor,
+    /// `(rows)`, i32, tokens of the whole vocabulary.
+    pub targets: Tensor,
+    /// `(ranks, 3, rows)`, f32.
+    pub stats: Tensor,
+    /// `(rows)`, f32, written; the same on every rank.
+    pub losses: Tensor,
+    /// Which columns.
+    pub part: VocabPart,
+    /// u8, a [`super::Control`]; absent in evaluation.
+    pub control: Option<Tensor>,
+}
+
+fn check_rows(op: &'static str, logits: &Tensor, targets: &Tensor, stats: &Tensor) -> Result<()> {
+    let rows = logits.shape.rows();
+    ensure_float(op, &[("logits", *logits)])?;
+    ensure_dtype(op, "targets", targets, DType::I32)?;
+    ensure_elements(op, "targets", targets, rows)?;
+    ensure_dtype(op, "stats", stats, DType::F32)
+}
+
+impl Operation for CrossEntropyPart {
+    const NAME: &'static str = "cross_entropy_part";
+
+    fn check(&self) -> Result<()> {
+        check_rows(Self::NAME, &self.logits, &self.targets, &self.stats)?;
+        ensure_elements(Self::NAME, "stats", &self.stats, 3 * self.logits.shape.rows())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.logits, self.targets], [self.stats])
+    }
+}
+
+impl Operation for CrossEntropyJoin {
+    const NAME: &'static str = "cross_entropy_join";
+
+    fn check(&self) -> Result<()> {
+        let rows = self.logits.shape.rows();
+        check_rows(Self::NAME, &self.logits, &self.targets, &self.stats)?;
+        ensure(Self::NAME, self.stats.elements().is_multiple_of(3 * rows.max(1)), || {
+            format!("`stats` is {:?}, needs (ranks, 3, {rows})", self.stats.shape)
+        })?;
+        ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
+        ensure_elements(Self::NAME, "losses", &self.losses, rows)
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.targets, self.stats], [self.losses])
+            .reads(self.control)
+            .reads(self.control.map(|_| self.logits))
+            .writes(self.control.map(|_| self.logits))
+    }
+}

@@ -1,0 +1,144 @@
+//! Operations on parts of a tensor, put together, give what the whole operation gives.
+
+mod common;
+
+use common::{Bench, FLOATS, assert_close, bench, numbers};
+use device::DType::{self, F32};
+use device::Tensor;
+use device::ops::*;
+
+/// Columns `start..start + width` of each row.
+fn columns(values: &[f64], all: usize, start: usize, width: usize) -> Vec<f64> {
+    values.chunks(all).flat_map(|row| row[start..start + width].to_vec()).collect()
+}
+
+fn check_cross_entropy(t: &Bench, vocab: usize, padded: usize, ranks: usize, dtype: DType, trains: bool) {
+    let rows = 7;
+    let logits: Vec<f64> = numbers(1, rows * padded, dtype).into_iter().map(|x| x * 4.0).collect();
+    // Among them one that does not count, one beyond the vocabulary, and the first and last tokens of ranks.
+    let targets = [0, vocab as i32 - 1, -1, padded as i32 / ranks as i32, 1, vocab as i32, 5];
+    let targets = t.ints(&[rows], &targets);
+    let control = trains.then(|| t.block(&Control { grad_scale: 0.25, ..Control::default() }));
+    let (whole, losses) = (t.put(&[rows, padded], dtype, &logits), t.empty(&[rows], F32));
+    t.run(CrossEntropy { logits: whole, targets, losses, vocab, control });
+
+    let width = padded / ranks;
+    let stats = t.empty(&[ranks, 3, rows], F32);
+    let parts: Vec<(Tensor, VocabPart)> = (0..ranks)
+        .map(|rank| {
+            let mine = t.put(&[rows, width], dtype, &columns(&logits, padded, rank * width, width));
+            let part = VocabPart { first_token: rank * width, vocab };
+            t.run(CrossEntropyPart { logits: mine, targets, stats: stats.at(rank), part });
+            (mine, part)
+        })
+        .collect();
+    for (rank, (logits, part)) in parts.into_iter().enumerate() {
+        let mine = t.empty(&[rows], F32);
+        t.run(CrossEntropyJoin { logits, targets, stats, losses: mine, part, control });
+        assert_close("losses", F32, &t.get(&mine), &t.get(&losses));
+        let expected = columns(&t.get(&whole), padded, rank * width, width);
+        assert_close("logits or their gradient", dtype, &t.get(&logits), &expected);
+    }
+}
+
+#[test]
+fn cross_entropy_of_a_cut_vocabulary_is_that_of_the_whole() {
+    let t = bench(2);
+    for dtype in FLOATS {
+        for trains in [true, false] {
+            check_cross_entropy(&t, 97, 128, 1, dtype, trains);
+            check_cross_entropy(&t, 97, 128, 2, dtype, trains);
+            // The last rank has no real column at all.
+            check_cross_entropy(&t, 33, 128, 4, dtype, trains);
+        }
+    }
+}
+
+#[test]
+fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_their_own_tokens() {
+    let t = bench(1);
+    let (vocab, ranks, hidden, seq) = (12, 3, 5, 4);
+    let tokens = t.ints(&[2, seq], &[0, 3, 4, 7, 8, 11, 4, 0]);
+    let table = numbers(1, vocab * hidden, F32);
+    let positions = t.put(&[seq, hidden], F32, &numbers(2, seq * hidden, F32));
+    let shape = [2, seq, hidden];
+    let whole = t.empty(&shape, F32);
+    let table_tensor = t.put(&[vocab, hidden], F32, &table);
+    t.run(Embedding { tokens, table: table_tensor, first_token: 0, positions: Some(positions), output: whole });
+    let grad_output = t.put(&shape, F32, &numbers(3, 2 * seq * hidden, F32));
+    let zeros = vec![0.0; vocab * hidden];
+    let grad_whole = t.put(&[vocab, hidden], F32, &zeros);
+    t.run(EmbeddingBackward { tokens, grad_output, grad_table: grad_whole, first_token: 0, grad_positions: None });
+
+    let (rows, mut sum, mut grads) = (vocab / ranks, vec![0.0; 2 * seq * hidden], Vec::new());
+    for rank in 0..ranks {
+        let first_token = rank * rows;
+        let part = &table[first_token * hidden..(first_token + rows) * hidden];
+        let (part, output) = (t.put(&[rows, hidden], F32, part), t.empty(&shape, F32));
+        t.run(Embedding { tokens, table: part, first_token, positions: (rank == 0).then_some(positions), output });
+        sum.iter_mut().zip(t.get(&output)).for_each(|(sum, x)| *sum += x);
+        let grad_table = t.put(&[rows, hidden], F32, &zeros[..rows * hidden]);
+        t.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token, grad_positions: None });
+        grads.extend(t.get(&grad_table));
+    }
+    assert_close("sum of the parts", F32, &sum, &t.get(&whole));
+    assert_eq!(grads, t.get(&grad_whole));
+}
+
+fn site(t: &Bench, part: DropoutPart) -> DropoutSite {
+    let record = t.block(&SampleRecord { first_sample: 5, step: 3, reserved: 0 });
+    DropoutSite { rate: 0.4, seed: 9, layer: 2, site: 1, record, part }
+}
+
+#[test]
+fn dropout_of_a_part_of_the_rows_is_that_part_of_the_whole() {
+    let t = bench(1);
+    let (batch, seq, hidden) = (3, 4, 10);
+    let values = numbers(1, batch * seq * hidden, F32);
+    let whole = t.empty(&[batch, seq, hidden], F32);
+    let input = t.put(&[batch, seq, hidden], F32, &values);
+    t.run(Dropout { input, output: whole, site: site(&t, DropoutPart::default()) });
+    let mut together = Vec::new();
+    for rank in 0..2 {
+        // Six rows: one sample and a half.
+        let first_row = rank * 6;
+        let input = t.put(&[6, hidden], F32, &values[first_row * hidden..(first_row + 6) * hidden]);
+        let output = t.empty(&[6, hidden], F32);
+        t.run(Dropout { input, output, site: site(&t, DropoutPart { first_row, tokens: seq, ..Default::default() }) });
+        together.extend(t.get(&output));
+    }
+    assert_eq!(together, t.get(&whole));
+}
+
+#[test]
+fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
+    let t = bench(1);
+    let (seq, heads, dim) = (6, 4, 4);
+    let qkv = numbers(1, seq * 3 * heads * dim, F32);
+    // Columns of some heads' queries, keys and values.
+    let of_heads = |first: usize, count: usize| {
+        let row = |row: &[f64]| -> Vec<f64> {
+            (0..3).flat_map(|part| row[(part * heads + first) * dim..][..count * dim].to_vec()).collect()
+        };
+        qkv.chunks(3 * heads * dim).flat_map(row).collect::<Vec<f64>>()
+    };
+    let attend = |first: usize, count: usize| {
+        let shape = [1, seq, 3 * count * dim];
+        let qkv = t.put(&shape, F32, &of_heads(first, count));
+        let (output, stats) = (t.empty(&[1, seq, count * dim], F32), t.empty(&[1, count, seq], F32));
+        let dropout = Some(site(&t, DropoutPart { first_head: first, ..Default::default() }));
+        t.run(Attention { qkv, output, stats, heads: count, kv_heads: count, dropout });
+        let grad_output = t.put(&[1, seq, count * dim], F32, &vec![1.0; seq * count * dim]);
+        let grad_qkv = t.empty(&shape, F32);
+        let (heads, kv_heads) = (count, count);
+        t.run(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads, dropout });
+        (t.get(&output), t.get(&grad_qkv))
+    };
+    let (output, grad) = attend(0, heads);
+    let (half_output, half_grad) = attend(2, 2);
+    assert_eq!(half_output, columns(&output, heads * dim, 2 * dim, 2 * dim));
+    for part in 0..3 {
+        let whole = columns(&grad, 3 * heads * dim, (part * heads + 2) * dim, 2 * dim);
+        assert_eq!(columns(&half_grad, 6 * dim, part * 2 * dim, 2 * dim), whole);
+    }
+}

@@ -1,0 +1,151 @@
+//! MPI as the data plane of the host device.
+#![allow(unsafe_code)]
+
+use std::rc::Rc;
+
+use device::ops::CollectiveKind;
+use device::{Communicator, DType, Request, Result, Tensor};
+use mpi::environment::Universe;
+use mpi::ffi;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{AsRaw, Communicator as _};
+
+use crate::host_memory;
+use crate::mpi_world::{check, failed};
+
+/// A group of processes. Everything travels as f32: MPI knows no bf16.
+pub(crate) struct MpiCommunicator {
+    name: String,
+    group: SimpleCommunicator,
+    /// Freeing `group` after MPI is finalized would be an error.
+    _universe: Rc<Universe>,
+}
+
+impl MpiCommunicator {
+    pub(crate) fn new(name: &str, group: SimpleCommunicator, universe: Rc<Universe>) -> MpiCommunicator {
+        // SAFETY: the communicator is valid and MPI is initialised. Errors become return codes instead of aborting.
+        unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
+        MpiCommunicator { name: name.into(), group, _universe: universe }
+    }
+}
+
+impl std::fmt::Debug for MpiCommunicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MPI communicator `{}`, rank {} of {}", self.name, self.rank(), self.size())
+    }
+}
+
+impl Communicator for MpiCommunicator {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rank(&self) -> usize {
+        self.group.rank() as usize
+    }
+
+    fn size(&self) -> usize {
+        self.group.size() as usize
+    }
+
+    fn start(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor) -> Result<Box<dyn Request>> {
+        let count = |tensor: &Tensor| {
+            let too_long = |_| failed(kind.name(), &self.name, "more than 2^31 elements; use smaller buckets");
+            i32::try_from(tensor.elements()).map_err(too_long)
+        };
+        let (inputs, outputs) = (count(input)?, count(output)?);
+        // In place would spare the copy, but MPI_IN_PLACE is a C macro that the bindings do not have.
+        let receives = matches!(kind, CollectiveKind::Receive { .. });
+        let mut sent = if receives { Vec::new() } else { host_memory::read(input) };
+        let from = sent.as_mut_ptr();
+        let direct = output.dtype == DType::F32;
+        let mut landing = vec![0.0; if direct { 0 } else { output.elements() }];
+        let to = if direct { output.address as *mut f32 } else { landing.as_mut_ptr() };
+        let group = self.group.as_raw();
+        // SAFETY: statics of the library, set since MPI was initialised.
+        let (float, sum, max) = unsafe { (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, ffi::RSMPI_MAX) };
+        // SAFETY: all-zero requests are valid places for MPI to write some to.
+        let mut requests: [ffi::MPI_Request; 2] = unsafe { [std::mem::zeroed(), std::mem::zeroed()] };
+        let [first, second] = &mut requests;
+        // SAFETY: `sent` and `landing` move into the request below, their heap memory stays where it is and outlives the
+        // transfer. The device checked that the tensors lie in live host memory and have the elements that the kind
+        // demands; they are not touched before the request has been waited for, as the trait demands.
+        let codes = unsafe {
+            match kind {
+                CollectiveKind::AllReduceSum => {
+                    [ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, sum, group, first), 0]
+                }
+                CollectiveKind::AllReduceMax => {
+                    [ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, max, group, first), 0]
+                }
+                CollectiveKind::AllGather => {
+                    [ffi::MPI_Iallgather(from.cast(), inputs, float, to.cast(), inputs, float, group, first), 0]
+                }
+                CollectiveKind::ReduceScatterSum => {
+                    [ffi::MPI_Ireduce_scatter_block(from.cast(), to.cast(), outputs, float, sum, group, first), 0]
+                }
+                CollectiveKind::Broadcast { root } if root == self.rank() => {
+                    host_memory::write(output, sent.iter().copied());
+                    landing.clear();
+                    [ffi::MPI_Ibcast(from.cast(), inputs, float, root as i32, group, first), 0]
+                }
+                CollectiveKind::Broadcast { root } => {
+                    [ffi::MPI_Ibcast(to.cast(), outputs, float, root as i32, group, first), 0]
+                }
+                CollectiveKind::Send { to } => {
+                    landing.clear();
+                    [ffi::MPI_Issend(from.cast(), inputs, float, to as i32, TAG, group, first), 0]
+                }
+                CollectiveKind::Receive { from } => {
+                    [ffi::MPI_Irecv(to.cast(), outputs, float, from as i32, TAG, group, first), 0]
+                }
+                CollectiveKind::SendReceive { to: receiver, from: sender } => [
+                    ffi::MPI_Issend(from.cast(), inputs, float, receiver as i32, TAG, group, first),
+                    ffi::MPI_Irecv(to.cast(), outputs, float, sender as i32, TAG, group, second),
+                ],
+            }
+        };
+        let count = if matches!(kind, CollectiveKind::SendReceive { .. }) { 2 } else { 1 };
+        let request = MpiRequest { requests, count, sent, landing, output: *output, kind, name: self.name.clone() };
+        codes.into_iter().try_for_each(|code| check(code, kind.name(), &self.name))?;
+        Ok(Box::new(request))
+    }
+}
+
+/// Messages between two ranks are told apart by their order alone.
+const TAG: i32 = 0;
+
+struct MpiRequest {
+    requests: [ffi::MPI_Request; 2],
+    /// How many of them are in use.
+    count: i32,
+    /// What MPI reads from until the requests are done; emptied then.
+    sent: Vec<f32>,
+    /// What MPI writes to where the output is not f32; rounded into it then.
+    landing: Vec<f32>,
+    output: Tensor,
+    kind: CollectiveKind,
+    name: String,
+}
+
+impl Request for MpiRequest {
+    fn wait(mut self: Box<Self>) -> Result<()> {
+        // SAFETY: the requests were started by `start` and are waited for once.
+        let code = unsafe { ffi::MPI_Waitall(self.count, self.requests.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE) };
+        check(code, self.kind.name(), &self.name)?;
+        self.sent = Vec::new();
+        let landing = std::mem::take(&mut self.landing);
+        if !landing.is_empty() {
+            host_memory::write(&self.output, landing.into_iter());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for MpiRequest {
+    /// MPI may still use the memory of a request that failed or that nobody waited for, and waiting here could take for
+    /// ever.
+    fn drop(&mut self) {
+        std::mem::forget((std::mem::take(&mut self.sent), std::mem::take(&mut self.landing)));
+    }
+}

@@ -1,0 +1,113 @@
+//! What every communicator must do, whatever it is made of.
+
+use device::ops::CollectiveKind::{
+    AllGather, AllReduceMax, AllReduceSum, Broadcast, Receive, ReduceScatterSum, Send, SendReceive,
+};
+use device::{BufferId, Communicator, DType, Element, Float, Request, Shape, Tensor, bf16};
+
+/// The tensor whose memory is `values`.
+pub fn tensor<T: Element>(values: &mut [T]) -> Tensor {
+    let address = values.as_mut_ptr() as u64;
+    Tensor { address, shape: Shape::new(&[values.len()]), dtype: T::DTYPE, buffer: BufferId(0) }
+}
+
+/// Numbers of several magnitudes, so that the order of a sum shows in its bits.
+pub fn value(rank: usize, transfer: usize, index: usize) -> f32 {
+    let hash = (rank * 7919 + transfer * 104_729 + index * 1_299_709) % 10_007;
+    (hash as f32 - 5003.0) * [1.0, 1e-3, 1e3][hash % 3]
+}
+
+/// What `rank` brings to a transfer.
+pub fn values<T: Float>(rank: usize, transfer: usize, length: usize) -> Vec<T> {
+    (0..length).map(|index| T::from_f32(value(rank, transfer, index))).collect()
+}
+
+/// Fails unless `got` is the sum over ranks from index `first` on, within what the order of the terms can change.
+fn assert_summed<T: Float>(size: usize, transfer: usize, first: usize, got: &[T]) {
+    for (index, got) in got.iter().enumerate() {
+        let terms = (0..size).map(|rank| f64::from(T::from_f32(value(rank, transfer, first + index)).to_f32()));
+        let (sum, magnitude) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+        let rounding = if T::DTYPE == DType::Bf16 { sum.abs() / 256.0 } else { 0.0 };
+        let allowed = magnitude * f64::from(f32::EPSILON) * size as f64 + rounding;
+        assert!((f64::from(got.to_f32()) - sum).abs() <= allowed, "{transfer}[{index}] is {}, not {sum}", got.to_f32());
+    }
+}
+
+fn bits<T: Float>(values: &[T]) -> Vec<u32> {
+    values.iter().map(|x| x.to_f32().to_bits()).collect()
+}
+
+/// Does every kind of transfer with tensors of type `T`, several under way at a time, and checks what comes of each.
+pub fn assert_all_kinds_are_right<T: Float>(group: &dyn Communicator) {
+    let (rank, size) = (group.rank(), group.size());
+    for (transfer, length) in [1, 3, 0, 17_001, 100].into_iter().enumerate() {
+        let mine: Vec<T> = values(rank, transfer, length);
+        let start = |kind, input: &Tensor, output: &Tensor| group.start(kind, input, output).unwrap();
+
+        let (mut sum, mut max, mut gathered) = (mine.clone(), mine.clone(), vec![T::zeroed(); size * length]);
+        let mut input = mine.clone();
+        let sum_tensor = tensor(&mut sum);
+        let max_tensor = tensor(&mut max);
+        let requests: Vec<Box<dyn Request>> = vec![
+            start(AllReduceSum, &sum_tensor, &sum_tensor),
+            start(AllReduceMax, &max_tensor, &max_tensor),
+            start(AllGather, &tensor(&mut input), &tensor(&mut gathered)),
+        ];
+        requests.into_iter().for_each(|request| request.wait().unwrap());
+        assert_summed(size, transfer, 0, &sum);
+        for index in 0..length {
+            let highest =
+                (0..size).map(|rank| T::from_f32(value(rank, transfer, index)).to_f32()).fold(f32::MIN, f32::max);
+            assert_eq!(max[index].to_f32(), highest);
+            for other in 0..size {
+                let theirs = T::from_f32(value(other, transfer, index)).to_f32();
+                assert_eq!(gathered[other * length + index].to_f32(), theirs, "of rank {other}");
+            }
+        }
+        assert_eq!(bits(&input), bits(&mine), "an input is left alone");
+
+        // Everyone's sum has the same bits: what the root has equals what this rank has.
+        let (mut scattered, mut whole) = (vec![T::zeroed(); length], values::<T>(rank, transfer, length * size));
+        start(ReduceScatterSum, &tensor(&mut whole), &tensor(&mut scattered)).wait().unwrap();
+        assert_summed(size, transfer, rank * length, &scattered);
+        let root = transfer % size;
+        let mut shared = if rank == root { sum.clone() } else { vec![T::zeroed(); length] };
+        let shared_tensor = tensor(&mut shared);
+        start(Broadcast { root }, &shared_tensor, &shared_tensor).wait().unwrap();
+        assert_eq!(bits(&shared), bits(&sum), "sums have other bits on rank {root}");
+    }
+    if size > 1 {
+        assert_messages_arrive::<T>(group);
+    }
+}
+
+/// A ring in which all send and receive at once, and two messages from first to last rank, of other lengths, in order.
+fn assert_messages_arrive<T: Float>(group: &dyn Communicator) {
+    let (rank, size) = (group.rank(), group.size());
+    let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
+    let (mut sent, mut got) = (values::<T>(rank, 1, 50), vec![T::zeroed(); 50]);
+    group.start(SendReceive { to, from }, &tensor(&mut sent), &tensor(&mut got)).unwrap().wait().unwrap();
+    assert_eq!(bits(&got), bits(&values::<T>(from, 1, 50)));
+    let messages = [7, 3000];
+    if rank == 0 {
+        let mut buffers = messages.map(|length| values::<T>(0, length, length));
+        let requests = buffers.each_mut().map(|buffer| {
+            let tensor = tensor(buffer);
+            group.start(Send { to: size - 1 }, &tensor, &tensor).unwrap()
+        });
+        requests.into_iter().for_each(|request| request.wait().unwrap());
+    } else if rank == size - 1 {
+        for length in messages {
+            let mut buffer = vec![T::zeroed(); length];
+            let tensor = tensor(&mut buffer);
+            group.start(Receive { from: 0 }, &tensor, &tensor).unwrap().wait().unwrap();
+            assert_eq!(bits(&buffer), bits(&values::<T>(0, length, length)));
+        }
+    }
+}
+
+/// Both types.
+pub fn assert_right(group: &dyn Communicator) {
+    assert_all_kinds_are_right::<f32>(group);
+    assert_all_kinds_are_right::<bf16>(group);
+}
