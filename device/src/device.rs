@@ -213,8 +213,8 @@ impl Device {
         }
     }
 
-    /// How matrix products are done, as timed on this GPU: text for [`Device::import_choices`] of other ranks, so that all
-    /// compute alike. Nothing on the host, which has no choice.
+    /// How matrix products are done on this GPU: text for [`Device::import_choices`] of other ranks, and of a run that goes
+    /// on with this one's bits. Nothing on the host, which has no choice.
     pub fn export_choices(&self) -> Option<String> {
         match &self.peek().backend {
             Backend::Host(_) => None,
@@ -222,7 +222,7 @@ impl Device {
         }
     }
 
-    /// Takes over the choices of another rank, in place of its own; after the step was recorded, before it runs.
+    /// Takes over the choices of another rank or run, in place of its own.
     ///
     /// # Errors
     /// The choices are for another GPU or version of cuBLASLt, or damaged.

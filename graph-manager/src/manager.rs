@@ -268,7 +268,7 @@ impl ModeState {
         GraphKey {
             region: self.plan.canonical(region, microbatches),
             reducing: backward && last && options.reduces && mode == Mode::Train,
-            overwriting: backward && microbatches == 1,
+            overwriting: mode == Mode::Train && microbatches == 1,
         }
     }
 

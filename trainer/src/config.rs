@@ -80,6 +80,7 @@ section!(ModelConfig {
     tie_embeddings: bool,
     hidden_dropout: f64,
     attention_dropout: f64,
+    loss_pieces: Option<usize>,
     layer_sizes: Vec<usize>,
     dropouts: Vec<f64>,
 });

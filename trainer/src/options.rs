@@ -95,6 +95,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.tie_embeddings", "tie-embeddings", &[], "true", Kind::Bool, "The head uses the embedding's table"),
     option("model.hidden_dropout", "hidden-dropout", &[], "0.0", Kind::Float, "Dropout of embeddings and of what blocks add to the residual stream"),
     option("model.attention_dropout", "attention-dropout", &[], "0.0", Kind::Float, "Dropout of attention probabilities"),
+    option("model.loss_pieces", "loss-pieces", &[], "", Kind::Integer, "Pieces of a microbatch's tokens whose logits are in memory one after the other; as few as keep them within 1 GiB if unset"),
     option("model.layer_sizes", "layer-sizes", &[], "[4096, 2048, 1024, 512, 256]", Kind::Integers, "mlp: width of the input, of each hidden layer and of the output"),
     option("model.dropouts", "dropouts", &[], "[0.2, 0.1, 0.1]", Kind::Floats, "mlp: dropout after each hidden layer"),
 

@@ -301,10 +301,30 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         scaled_residual_init: model.residual_init == "scaled",
         hidden_dropout: model.hidden_dropout as f32,
         attention_dropout: model.attention_dropout as f32,
+        loss_pieces: loss_pieces(config)?,
         recompute: config.recompute.granularity == "selective",
         seed: config.train.seed,
         dtype,
     }))
+}
+
+/// Pieces of a microbatch's rows for the loss: as asked for, or as few as keep a piece's logits within 1 GiB.
+fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
+    let rows = config.train.micro_batch_size * config.model.seq_length;
+    if let Some(pieces) = config.model.loss_pieces {
+        require(pieces > 0 && rows.is_multiple_of(pieces), || {
+            UserError::new(
+                format!("model.loss_pieces = {pieces} with {rows} tokens of a microbatch"),
+                "a microbatch's tokens are cut into equal pieces",
+                "set a power of two, or leave it unset",
+            )
+        })?;
+        return Ok(pieces);
+    }
+    let bytes = rows * config.model.vocab * if config.precision.compute == "bf16" { 2 } else { 4 };
+    let bytes = bytes / config.parallel.tensor.max(1);
+    let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && bytes / pieces <= 1 << 30;
+    Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))
 }
 
 /// How the model knows positions.

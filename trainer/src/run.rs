@@ -334,6 +334,9 @@ pub fn train(
 ) -> Result<Option<Outcome>, RunError> {
     let main = ranks.rank == 0;
     let session = (!request.dry_run).then(|| Session::open(plan, ranks)).transpose()?;
+    if let Some(session) = &session {
+        session.compute_alike(device);
+    }
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
     if main {
         let text = plan_box(plan, &mut stage, &*source, device, ranks);

@@ -54,6 +54,7 @@ impl Case {
             hidden_dropout: 0.1,
             attention_dropout: 0.0,
             recompute: false,
+            loss_pieces: 1,
             seed,
             dtype,
         };

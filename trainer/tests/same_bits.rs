@@ -94,6 +94,24 @@ fn recomputing_norms_and_activations_changes_no_bit_and_saves_memory() {
 }
 
 #[test]
+fn a_loss_in_pieces_differs_in_the_order_of_sums_alone_and_needs_less_memory() {
+    let run = |loss_pieces| {
+        let shape = Some(GptShape { loss_pieces, ..tiny_gpt(0.1, DType::F32) });
+        let run = Run { shape, steps: 8, ..Run::new(Kind::Gpt, 4, GraphOptions::default()) };
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        stage.record(4, false).unwrap();
+        (run.train().0, stage.graphs().memory().iter().map(|area| area.bytes).sum::<usize>())
+    };
+    let (whole, all) = run(1);
+    let (pieces, less) = run(8);
+    for (a, b) in whole.iter().zip(&pieces) {
+        assert!((a.loss / b.loss - 1.0).abs() < 1e-5, "{} whole, {} in pieces", a.loss, b.loss);
+    }
+    assert!(less < all, "{less} bytes in pieces, {all} whole");
+}
+
+#[test]
 fn the_graphs_are_as_many_as_the_settings_say() {
     // Two blocks, embedding and head; four microbatches, one in flight.
     let expected = [("PerLayer PerMicrobatch", 4 * 2 + 2), ("PerLayer Single", 4 * 2 * 4 + 2), ("FullIteration", 1)];

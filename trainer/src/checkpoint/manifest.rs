@@ -35,6 +35,9 @@ pub struct Manifest {
     pub applied: u32,
     /// Updates skipped because a gradient was not finite.
     pub skipped: u32,
+    /// How a GPU's library did matrix products, so that a run that goes on computes the same bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub products: Option<String>,
     /// Every file but this one.
     pub files: Vec<FileEntry>,
     /// Every part of every tensor.

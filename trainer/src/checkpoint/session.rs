@@ -80,6 +80,15 @@ impl<'p> Session<'p> {
         self.found.as_ref().map_or(Progress::default(), |(_, manifest)| manifest.progress())
     }
 
+    /// Has the device compute as the run that wrote the checkpoint did; before anything is planned. On another GPU or with
+    /// another version of its library that cannot be, which is told.
+    pub fn compute_alike(&self, device: &Device) {
+        let Some(products) = self.found.as_ref().and_then(|(_, manifest)| manifest.products.as_ref()) else { return };
+        if let (Err(error), true) = (device.import_choices(products), self.main) {
+            eprintln!("notice: {error}. The run goes on, with other last bits than the one that was interrupted.");
+        }
+    }
+
     /// Puts the checkpoint's weights and state into the stage, if there is one.
     ///
     /// # Errors

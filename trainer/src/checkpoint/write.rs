@@ -191,6 +191,7 @@ pub fn save_together(
         let status: Status = bytemuck::pod_read_unaligned(&device.download::<u8>(&stage.optimizer().status)?);
         let mut manifest = Manifest::new(progress, status.applied, status.skipped);
         (manifest.files, manifest.tensors) = (files, tensors);
+        manifest.products = device.export_choices();
         team.agree(&path, if team.leads() { end(manifest).map_err(stopped) } else { Ok(()) })
     };
     let result = saved();

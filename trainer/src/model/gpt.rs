@@ -81,6 +81,8 @@ pub struct GptShape {
     pub attention_dropout: f32,
     /// Backward computes activations and normed values again instead of keeping them.
     pub recompute: bool,
+    /// Pieces of a microbatch's rows whose logits are in memory one after the other; divides `batch * seq`.
+    pub loss_pieces: usize,
     /// Seed of weights and dropout.
     pub seed: u64,
     /// Type of activations and weights in layers.
@@ -264,6 +266,7 @@ pub(crate) fn parts(shape: &GptShape, tensor: &TensorParallel, params: &Params, 
         norm: NormLayer { recompute: false, ..norm("ln_f".into()) },
         table: if shape.tied { table } else { params.get("lm_head.weight") },
         vocab: VocabPart { first_token, vocab: shape.vocab },
+        pieces: shape.loss_pieces,
         share,
         step,
     };

@@ -11,14 +11,16 @@ use super::block::{NormLayer, SavedNorm, Share};
 use super::{Hidden, StepTensors};
 use crate::params::Param;
 
-/// Final norm, logits and cross-entropy. The loss is fused with its gradient: forward leaves the logits' gradient where
-/// the logits were.
+/// Final norm, logits and cross-entropy, a piece of the rows at a time. In training forward takes each piece's gradient
+/// back through the table at once, so that no more than a piece of the logits is ever in memory.
 pub(crate) struct LanguageHead {
     pub(crate) norm: NormLayer,
     /// `(padded vocab, hidden)`, or this rank's rows of it; the embedding's table when tied.
     pub(crate) table: Param,
     /// The vocabulary, and which of it the table has.
     pub(crate) vocab: VocabPart,
+    /// Pieces that the rows are cut into; divides them.
+    pub(crate) pieces: usize,
     pub(crate) share: Share,
     pub(crate) step: StepTensors,
 }
@@ -26,32 +28,41 @@ pub(crate) struct LanguageHead {
 #[derive(Clone, Copy)]
 struct Saved {
     norm: SavedNorm,
-    normed: Tensor,
-    grad_logits: Tensor,
+    /// As `normed`, of all rows; with a vocabulary shared by ranks, this rank's part of a sum.
+    grad_normed: Tensor,
 }
 
 impl Layer<Hidden> for LanguageHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let rows = input.targets.elements();
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
-        let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
-        let logits = cx.tensor("logits", [rows, self.table.weight.shape.rows()], input.x.dtype)?;
-        cx.run(Gemm::linear(all_normed, self.table.weight, logits, Epilogue::None))?;
+        let normed = self.share.all_rows(cx, "all_normed", normed)?;
+        let (rows, hidden, dtype) = (input.targets.elements(), normed.shape.last(), normed.dtype);
+        let train = cx.mode() == Mode::Train;
         let losses = cx.tensor("losses", [rows], DType::F32)?;
-        self.losses(cx, logits, input.targets, losses)?;
+        let grad_normed = if train { Some(cx.tensor("grad_normed", normed.shape, dtype)?) } else { None };
+        let piece = rows / self.pieces;
+        let logits = cx.tensor("logits", [piece, self.table.weight.shape.rows()], dtype)?;
+        for first in (0..rows).step_by(piece) {
+            let part = |tensor: Tensor| tensor.view(first * hidden, [piece, hidden]);
+            cx.run(Gemm::linear(part(normed), self.table.weight, logits, Epilogue::None))?;
+            self.losses(cx, logits, input.targets.view(first, [piece]), losses.view(first, [piece]))?;
+            if let Some(grad_normed) = grad_normed {
+                // The logits' gradient lies where the logits were.
+                cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
+                cx.run(Gemm::wgrad(logits, part(normed), self.table.grad, cx.accumulate() || first > 0))?;
+            }
+        }
         cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
-        cx.keep(Saved { norm, normed, grad_logits: logits });
+        if let Some(grad_normed) = grad_normed {
+            cx.keep(Saved { norm, grad_normed });
+        }
         Ok(Hidden { x: losses, delta: None, ..input })
     }
 
     /// `grad` is the losses: their own gradient is `grad_scale`, which forward used.
     fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
         let saved: Saved = cx.kept();
-        let normed = self.share.all_rows(cx, "all_normed_again", saved.normed)?;
-        let grad_normed = cx.tensor("grad_normed", normed.shape, normed.dtype)?;
-        cx.run(Gemm::dgrad(saved.grad_logits, self.table.weight, grad_normed, Epilogue::None))?;
-        cx.run(Gemm::wgrad(saved.grad_logits, normed, self.table.grad, cx.accumulate()))?;
-        let grad_normed = self.share.parallel.sum(cx, "grad_normed_here", grad_normed)?;
+        let grad_normed = self.share.parallel.sum(cx, "grad_normed_here", saved.grad_normed)?;
         self.norm.backward(cx, &saved.norm, grad_normed, None)
     }
 }

@@ -46,6 +46,7 @@ pub fn tiny_gpt(dropout: f32, dtype: DType) -> GptShape {
         hidden_dropout: dropout,
         attention_dropout: dropout,
         recompute: false,
+        loss_pieces: 1,
         seed: 7,
         dtype,
     }

@@ -105,7 +105,7 @@ impl CublasLt {
         }
     }
 
-    /// The choices timed so far, as text for [`CublasLt::import`].
+    /// The choices made so far, as text for [`CublasLt::import`].
     pub(crate) fn export(&self) -> String {
         self.table.borrow().to_text()
     }
@@ -154,9 +154,6 @@ impl CublasLt {
 
     /// What the table says, if that can be done.
     fn known(&self, problem: &Problem, op: &Gemm, descriptors: &Descriptors) -> Result<Option<Way>> {
-        if self.deterministic {
-            return Ok(None);
-        }
         let entry = self.table.borrow().entries.get(&problem.to_string()).copied();
         Ok(match entry.map(|entry| entry.way) {
             Some(Chosen::Algorithm(algorithm)) => descriptors
@@ -169,7 +166,7 @@ impl CublasLt {
         })
     }
 
-    /// The fastest way, or the first.
+    /// The fastest way, or the first; noted in the table if it was timed, or if runs are to repeat it.
     fn choose(
         &self,
         problem: &Problem,
@@ -189,6 +186,7 @@ impl CublasLt {
         }
         let best = match time_on {
             Some(cuda) if ways.len() > 1 => self.time(op, descriptors, &ways, cuda)?,
+            None if self.deterministic && !ways.is_empty() => Some((0, 0.0)),
             _ => None,
         };
         if let Some((best, milliseconds)) = best {
