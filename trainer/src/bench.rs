@@ -60,9 +60,11 @@ pub struct BenchResult {
     pub tflops: f64,
     /// Share of the data sheet's peak.
     pub mfu: Option<f64>,
-    /// Median time to submit a step to an idle device, inputs in place, microseconds.
+    /// Median time to submit a step to an idle device, inputs in place: control block and graphs, microseconds.
+    pub launch_us: f64,
+    /// The same with the read-back of the step's numbers.
     pub issue_us: f64,
-    /// The same with the copies of new inputs.
+    /// And with the copies of new inputs.
     pub issue_with_inputs_us: f64,
     /// Bytes of device memory in use.
     pub memory_bytes: usize,
@@ -124,12 +126,15 @@ pub fn run(
     let mut stage = stage(plan, device, ranks, false)?;
     let batch = random_batch(plan).staged(&stage.staging(1)?);
     let mut step = 0;
-    let mut next = |batch: Option<&Batch>| -> Result<PendingMetrics, RunError> {
-        let pending = stage
-            .train_step(settings(plan, ranks.rank, step, (step * plan.config.train.global_batch_size) as u64), batch)?;
+    // A step on its way, and when its work was submitted.
+    let mut timed = |batch: Option<&Batch>| -> Result<(PendingMetrics, Instant), RunError> {
+        let first = (step * plan.config.train.global_batch_size) as u64;
+        let losses = stage.submit(settings(plan, ranks.rank, step, first), batch)?;
+        let launched = Instant::now();
         step += 1;
-        Ok(pending)
+        Ok((stage.metrics(losses)?, launched))
     };
+    let mut next = |batch: Option<&Batch>| timed(batch).map(|(pending, _)| pending);
     next(Some(&batch))?.wait()?;
     let first_step_s = began.elapsed().as_secs_f64();
     for _ in 0..SETTLE / 2 {
@@ -137,19 +142,21 @@ pub fn run(
         next(Some(&batch))?.wait()?;
         under_way.wait()?;
     }
-    let mut issue = |batch: Option<&Batch>| -> Result<f64, RunError> {
-        let mut times = Vec::new();
+    let mut issue = |batch: Option<&Batch>| -> Result<(f64, f64), RunError> {
+        let (mut launches, mut times) = (Vec::new(), Vec::new());
         for _ in 0..steps.min(20) {
             device.synchronize()?;
             let started = Instant::now();
-            let pending = next(batch)?;
+            let (pending, launched) = timed(batch)?;
             times.push(started.elapsed().as_secs_f64() * 1e6);
+            launches.push(launched.duration_since(started).as_secs_f64() * 1e6);
             pending.wait()?;
         }
-        Ok(median(times))
+        Ok((median(launches), median(times)))
     };
-    let issue_us = issue(None)?;
-    let issue_with_inputs_us = issue(Some(&batch))?;
+    let (launch_us, issue_us) = issue(None)?;
+    let (_, issue_with_inputs_us) = issue(Some(&batch))?;
+    let mut next = |batch: Option<&Batch>| timed(batch).map(|(pending, _)| pending);
 
     (ranks.barrier)();
     device.synchronize()?;
@@ -179,6 +186,7 @@ pub fn run(
         tokens_per_s,
         tflops,
         mfu: peak.map(|peak| tflops / peak),
+        launch_us,
         issue_us,
         issue_with_inputs_us,
         memory_bytes,

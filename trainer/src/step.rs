@@ -214,6 +214,16 @@ impl Stage {
     /// # Errors
     /// What the device refused, or a step that differs from the recorded one.
     pub fn train_step(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<PendingMetrics> {
+        let losses = self.submit(settings, batch)?;
+        self.metrics(losses)
+    }
+
+    /// [`Stage::train_step`] up to where its numbers are asked for: control, inputs and all the work. Returns the number
+    /// of losses the step's loss is a mean of.
+    ///
+    /// # Errors
+    /// As [`Stage::train_step`].
+    pub(crate) fn submit(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<f64> {
         let losses = self.begin(settings, batch)?;
         let Stage { graphs, model, optimizer, reducer, .. } = self;
         let work = Work {
@@ -228,7 +238,7 @@ impl Stage {
             let size = self.micro_batch_size;
             train(cx, &work, optimizer, reducer.as_ref(), size)
         })?;
-        self.metrics(losses)
+        Ok(losses)
     }
 
     /// The mean loss over a step's worth of samples, without dropout, gradients or update.
@@ -304,7 +314,8 @@ impl Stage {
         Ok(losses)
     }
 
-    fn metrics(&self, losses: f64) -> Result<PendingMetrics> {
+    /// Asks for the numbers of the step submitted last.
+    pub(crate) fn metrics(&self, losses: f64) -> Result<PendingMetrics> {
         Ok(PendingMetrics { numbers: self.compute.read(&self.numbers)?, losses })
     }
 

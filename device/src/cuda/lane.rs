@@ -1,7 +1,7 @@
 //! A stream of the CUDA device, with the memory that belongs to it.
 
 use std::any::Any;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,8 +23,12 @@ pub(crate) struct CudaLane {
     outgoing: HashMap<u64, VecDeque<(PinnedBlock, RawEvent)>>,
     /// Pinned memory that copies from a tensor go to, by its address, the oldest first.
     incoming: HashMap<u64, VecDeque<Rc<Arriving>>>,
-    /// Page-locked arrays that copies come from, the oldest first.
-    sending: VecDeque<(Arc<dyn Any + Send + Sync>, RawEvent)>,
+    /// Page-locked arrays that copies come from, the oldest first, each with the number of read-backs begun before it.
+    sending: VecDeque<(u64, Arc<dyn Any + Send + Sync>)>,
+    /// Read-backs begun.
+    begun: u64,
+    /// Number of the newest read-back that was waited for: all work submitted before it is done.
+    arrived: Rc<Cell<u64>>,
 }
 
 /// Copies of one tensor that can be under way at once: the host is at most a step ahead.
@@ -109,20 +113,16 @@ impl CudaLane {
         Ok(())
     }
 
-    /// From page-locked memory without a copy on the host; from other memory as [`CudaLane::write`].
+    /// From page-locked memory without a copy on the host; from other memory as [`CudaLane::write`]. The array is held
+    /// until a read-back that was submitted after the copy has arrived.
     pub(crate) fn send<T: Element>(&mut self, tensor: &Tensor, data: &HostArray<T>, cuda: &Cuda) -> Result<()> {
         let Some(block) = data.pinned() else { return self.write(tensor, data, cuda) };
         let raw = self.raw()?;
-        let mut event = None;
-        while let Some((_, done)) = self.sending.front()
-            && done.passed()?
-        {
-            event = self.sending.pop_front().map(|(_, done)| done);
+        while self.sending.front().is_some_and(|(begun, _)| *begun < self.arrived.get()) {
+            self.sending.pop_front();
         }
         raw.copy_in(tensor.address, block, tensor.bytes())?;
-        let event = event.map_or_else(RawEvent::new, Ok)?;
-        event.record(&raw)?;
-        self.sending.push_back((data.hold(), event));
+        self.sending.push_back((self.begun, data.hold()));
         Ok(())
     }
 
@@ -135,10 +135,11 @@ impl CudaLane {
             Some(copy) => copy,
             None => {
                 cuda.counters.borrow_mut().allocations += 1;
-                Rc::new(Arriving::new(tensor.bytes())?)
+                Rc::new(Arriving::new(tensor.bytes(), self.arrived.clone())?)
             }
         };
-        copy.start(&raw, tensor.address, tensor.bytes())?;
+        self.begun += 1;
+        copy.start(&raw, tensor.address, tensor.bytes(), self.begun)?;
         ring.push_back(copy.clone());
         Ok(Readback::arriving(copy, tensor.elements(), cuda.counters.clone()))
     }

@@ -2,6 +2,9 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use cudarc::driver::{result, sys};
 
 use super::error::Driver;
@@ -183,19 +186,24 @@ impl Drop for RawGraph {
 pub(crate) struct Arriving {
     block: PinnedBlock,
     done: RawEvent,
+    /// Its number among the stream's read-backs.
+    number: Cell<u64>,
+    /// The newest number that arrived.
+    arrived: Rc<Cell<u64>>,
 }
 
 impl Arriving {
-    pub(crate) fn new(bytes: usize) -> Result<Arriving> {
-        Ok(Arriving { block: PinnedBlock::new(bytes)?, done: RawEvent::new()? })
+    pub(crate) fn new(bytes: usize, arrived: Rc<Cell<u64>>) -> Result<Arriving> {
+        Ok(Arriving { block: PinnedBlock::new(bytes)?, done: RawEvent::new()?, number: Cell::new(0), arrived })
     }
 
     pub(crate) fn bytes(&self) -> usize {
         self.block.bytes()
     }
 
-    /// Starts a copy from `address`, in stream order.
-    pub(crate) fn start(&self, stream: &RawStream, address: u64, bytes: usize) -> Result<()> {
+    /// Starts a copy from `address`, in stream order, as the stream's read-back of that number.
+    pub(crate) fn start(&self, stream: &RawStream, address: u64, bytes: usize, number: u64) -> Result<()> {
+        self.number.set(number);
         stream.copy_out(&self.block, address, bytes)?;
         self.done.record(stream)
     }
@@ -203,6 +211,7 @@ impl Arriving {
     /// Waits for the copy.
     pub(crate) fn wait<T: Element>(&self, count: usize) -> Result<Vec<T>> {
         self.done.synchronize()?;
+        self.arrived.set(self.arrived.get().max(self.number.get()));
         Ok(self.block.slice(count).to_vec())
     }
 }
