@@ -22,6 +22,7 @@ use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks, RunError};
 use trainer::sample::{Loaded, SampleRequest};
 use trainer::signals;
+use trainer::terminal::print;
 
 fn main() {
     let began = Instant::now();
@@ -33,19 +34,19 @@ fn main() {
         Ok(Request::Bench(request, steps)) => (request, Some(steps)),
         Ok(Request::Doctor { options, device }) => exit(doctor(options, &device, &ranks)),
         Ok(Request::Tokenize(request)) => match trainer::data::tokenize(&request) {
-            Ok(report) => return println!("{report}"),
+            Ok(report) => return print_or_fail(&report),
             Err(error) => fail(main, error.exit_code(), &error.to_string()),
         },
         Ok(Request::Print(text)) => {
             if main {
-                println!("{}", text.trim_end());
+                print_or_fail(text.trim_end());
             }
             return;
         }
         Ok(Request::ListCheckpoints(dir)) => match checkpoint::list(&dir) {
             Ok(text) => {
                 if main {
-                    print!("{text}");
+                    print_or_fail(text.trim_end());
                 }
                 return;
             }
@@ -54,7 +55,7 @@ fn main() {
         Ok(Request::Convert(request)) => {
             if main {
                 match convert(&request.source, &request.target, request.direction) {
-                    Ok(line) => println!("{line}"),
+                    Ok(line) => print_or_fail(&line),
                     Err(error) => fail(true, 2, &error.to_string()),
                 }
             }
@@ -106,7 +107,7 @@ fn train(
         let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device, source).map(|_| 0) };
         let result = bench::run(plan, ranks, device, steps, began)?;
         if ranks.rank == 0 {
-            println!("{}", serde_json::to_string_pretty(&result).unwrap_or_default());
+            print(&serde_json::to_string_pretty(&result).unwrap_or_default())?;
         }
         Ok(0)
     })
@@ -213,6 +214,11 @@ fn connect(world: &MpiWorld, device: &Device, grid: &Grid) -> device::Result<Gro
     };
     let tensor = connect("tensor", grid.tensor_group(world.rank()))?;
     Ok((tensor, connect("data", grid.data_group(world.rank()))?))
+}
+
+/// Prints what was asked for; ends the process where that cannot be.
+fn print_or_fail(text: &str) {
+    print(text).unwrap_or_else(|error| fail(true, error.exit_code(), &error.to_string()));
 }
 
 fn fail(speak: bool, code: i32, message: &str) -> ! {

@@ -15,6 +15,7 @@ use crate::config::{CheckpointConfig, UserError};
 use crate::plan::RunPlan;
 use crate::run::{Ranks, RunError};
 use crate::step::Stage;
+use crate::terminal::say;
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
@@ -206,7 +207,7 @@ impl<'p> Session<'p> {
     /// Says what is continued, and which settings differ.
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
-        println!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples);
+        say(&format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples));
         let changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
         if !changed.is_empty() {
             eprintln!("notice: not as before, so the numbers may differ: {}", changed.join(", "));
