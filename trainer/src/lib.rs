@@ -4,6 +4,7 @@
 //! (the table) through [`config`] (raw) to [`plan`] (checked), and [`run`] does it.
 
 pub mod accelerator;
+pub mod batches;
 pub mod bench;
 pub mod checkpoint;
 pub mod cli;

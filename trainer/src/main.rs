@@ -11,6 +11,7 @@ use launch::RankEnv;
 use parallel::{Grid, MpiWorld, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
 use trainer::accelerator::{Accelerator, Precision};
+use trainer::batches::write_batches;
 use trainer::bench;
 use trainer::checkpoint;
 use trainer::cli::{Request, TrainRequest, parse};
@@ -37,6 +38,15 @@ fn main() {
             Ok(report) => return print_or_fail(&report),
             Err(error) => fail(main, error.exit_code(), &error.to_string()),
         },
+        Ok(Request::Batches(request)) => {
+            if main {
+                match write_batches(&request) {
+                    Ok(report) => println!("{report}"),
+                    Err(error) => fail(true, error.exit_code(), &error.to_string()),
+                }
+            }
+            return;
+        }
         Ok(Request::Print(text)) => {
             if main {
                 print_or_fail(text.trim_end());
