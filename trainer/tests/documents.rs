@@ -85,3 +85,17 @@ fn every_source_and_test_that_the_readme_names_is_there() {
     }
     assert!(found > 20);
 }
+
+#[test]
+fn every_link_leads_to_a_file() {
+    let mut found = 0;
+    for document in ["README.md", "ARCHITECTURE.md", "docs/licences.md"] {
+        let text = read(document);
+        for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+            let path = root().join(document).parent().unwrap().join(link);
+            assert!(link.starts_with("https://") || path.exists(), "{document}: {link} is not there");
+            found += 1;
+        }
+    }
+    assert!(found > 5);
+}
