@@ -23,7 +23,7 @@ use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks, RunError};
 use trainer::sample::{Loaded, SampleRequest};
 use trainer::signals;
-use trainer::terminal::print;
+use trainer::terminal::{print, warn};
 
 fn main() {
     let began = Instant::now();
@@ -41,7 +41,7 @@ fn main() {
         Ok(Request::Batches(request)) => {
             if main {
                 match write_batches(&request) {
-                    Ok(report) => println!("{report}"),
+                    Ok(report) => print_or_fail(&report),
                     Err(error) => fail(true, error.exit_code(), &error.to_string()),
                 }
             }
@@ -86,7 +86,7 @@ fn main() {
     let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
         .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
     if main {
-        request.notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
+        request.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
     }
     let filter = EnvFilter::try_new(&request.log).unwrap_or_else(|error| {
         let rule = "it is a level or target=level pairs";
@@ -145,7 +145,7 @@ fn sample(request: &SampleRequest, env: &RankEnv) -> i32 {
     });
     match done {
         Ok(line) => {
-            eprintln!("{line}");
+            warn(&line);
             0
         }
         Err(error) => fail(true, error.exit_code(), &error.to_string()),
@@ -204,7 +204,7 @@ fn on_all_ranks(
         (_, Err(error)) => Err(error.into()),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("error on rank {}: {error}", env.rank);
+        warn(&format!("error on rank {}: {error}", env.rank));
         if world.size() > 1 {
             world.abort(error.exit_code());
         }
@@ -233,7 +233,7 @@ fn print_or_fail(text: &str) {
 
 fn fail(speak: bool, code: i32, message: &str) -> ! {
     if speak {
-        eprintln!("error: {message}");
+        warn(&format!("error: {message}"));
     }
     exit(code)
 }

@@ -1,13 +1,18 @@
-//! Standard output. Its reader may go away (`trainer | head`), its disk may be full; neither is a reason to panic, as
-//! `println!` does.
+//! Standard output and error. Their readers may go away (`trainer | head`), their disks may be full; neither is a reason to
+//! panic, as `println!` does.
 
-use std::io::{ErrorKind, Write, stdout};
+use std::io::{ErrorKind, Write, stderr, stdout};
 
 use crate::run::RunError;
 
 /// Prints a line of a run, which goes on where that fails: its files have what it says.
 pub fn say(text: &str) {
     let _ = writeln!(stdout(), "{text}");
+}
+
+/// Prints a line on standard error, where that can be.
+pub fn warn(text: &str) {
+    let _ = writeln!(stderr(), "{text}");
 }
 
 /// Prints what a command was asked for, and a newline.

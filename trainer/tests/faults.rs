@@ -86,6 +86,9 @@ fn what_was_asked_for_and_cannot_be_printed_is_a_fault_but_a_run_goes_on() {
         assert_eq!(output.status.code(), Some(3), "{command}: {}", printed(&output));
         expect(&output, 3, &["error: standard output: No space left"]);
     }
+    let mut refused = Command::new(TRAINER);
+    refused.args(["--steps", "0"]).stderr(std::fs::File::options().write(true).open(FULL).unwrap());
+    assert_eq!(refused.status().unwrap().code(), Some(2), "though it cannot say why");
 }
 
 #[test]
