@@ -32,5 +32,6 @@ pub mod schedule;
 pub mod signals;
 pub mod step;
 pub mod tensorboard;
+pub mod terminal;
 pub mod trace;
 pub mod wandb;
