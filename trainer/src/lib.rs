@@ -5,6 +5,7 @@
 
 pub mod accelerator;
 pub mod bench;
+pub mod buckets;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
