@@ -164,10 +164,10 @@ fn meet(part: &TensorEntry, piece: &Piece) -> bool {
 }
 
 /// A dense, row-major block: its values, where it begins in the whole, its sizes.
-type Block<'b, V> = (V, &'b [usize], &'b [usize]);
+pub(crate) type Block<'b, V> = (V, &'b [usize], &'b [usize]);
 
 /// Copies what two blocks of one tensor have in common.
-fn copy_overlap(from: Block<'_, &[f32]>, to: Block<'_, &mut [f32]>) {
+pub(crate) fn copy_overlap(from: Block<'_, &[f32]>, to: Block<'_, &mut [f32]>) {
     let ((from, from_offset, from_sizes), (to, to_offset, to_sizes)) = (from, to);
     let (Some((&start, rest)), Some((&to_start, to_rest))) = (from_offset.split_first(), to_offset.split_first())
     else {

@@ -171,8 +171,15 @@ impl Run {
     /// The results of all steps and the final weights.
     pub fn train(&self) -> (Vec<StepResult>, Vec<f32>) {
         let device = self.device();
+        let (results, stage) = self.train_on(&device);
+        let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
+        (results, weights.collect())
+    }
+
+    /// The results of all steps and the stage that did them.
+    pub fn train_on(&self, device: &Device) -> (Vec<StepResult>, Stage) {
         device.shuffle_replays(self.shuffle);
-        let mut stage = self.stage(&device);
+        let mut stage = self.stage(device);
         let results = (0..self.steps)
             .map(|step| {
                 let settings = self.settings(step);
@@ -180,8 +187,7 @@ impl Run {
                 stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
             })
             .collect();
-        let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
-        (results, weights.collect())
+        (results, stage)
     }
 }
 
