@@ -1,11 +1,12 @@
-"""Kills a training run with SIGKILL at random moments and compares what it ends with to an unbroken run.
+"""Ends a training run with a signal at random moments and compares what it ends with to an unbroken run.
 
-    python bench/kill_resume.py TRAINER [KILLS [SEED]]
+    python bench/kill_resume.py TRAINER [TIMES [SEED [KILL | TERM]]]
 
-TRAINER is the binary. Every step of metrics.jsonl (loss, gradient norm, learning rate, validation loss) and
+TRAINER is the binary; the signal is SIGKILL unless TERM is asked for. After SIGTERM a run must end with 0 and have saved
+its last step, or have met it before it handled signals. Every step of metrics.jsonl (loss, gradient norm, learning rate, validation loss) and
 the hashes of the last checkpoint's weights and moments must be equal; every checkpoint found after a kill must be
-complete. A run that ends before its kill is compared and begun anew. Writes bench/results/DATE-kill-resume.md, and
-exits with 1 at the first difference.
+complete. A run that ends before its signal is compared and begun anew. Writes bench/results/DATE-kill-resume.md (or
+-term-resume.md), and exits with 1 at the first difference.
 """
 
 import collections
@@ -14,6 +15,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +49,12 @@ def check_listed(trainer, folder):
     return listed.stdout.count("complete")
 
 
+def saved_at_the_end(folder):
+    """Whether the newest checkpoint is of the last step in the metrics."""
+    steps = len((folder / "log/metrics.jsonl").read_text().splitlines())
+    return (folder / f"saved/step-{steps:08}").exists()
+
+
 def finish(trainer, folder, unbroken):
     subprocess.run(command(trainer, folder), check=True, stdout=subprocess.DEVNULL)
     if outcome(folder) != unbroken:
@@ -57,6 +65,8 @@ def main():
     trainer = str(Path(sys.argv[1]).resolve())
     kills = int(sys.argv[2]) if len(sys.argv) > 2 else 50
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.randrange(1 << 32)
+    name = sys.argv[4] if len(sys.argv) > 4 else "KILL"
+    number = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM}[name]
     rng = random.Random(seed)
     root = Path(tempfile.mkdtemp(prefix="kill-resume-"))
     started = time.monotonic()
@@ -67,15 +77,24 @@ def main():
     while done < kills:
         run = subprocess.Popen(command(trainer, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0, whole / 4))
-        run.kill()
-        if run.wait() not in (0, -9):
+        running = run.poll() is None
+        run.send_signal(number)
+        if run.wait() not in (0, -number):
             sys.exit(f"a run failed by itself: {run.returncode}")
-        if run.returncode == -9:
+        ended = run.returncode == 0 and (folder / f"saved/step-{STEPS:08}").exists()
+        if running and not ended:
             done += 1
             unfinished = list(folder.glob("saved/*.tmp"))
-            found["while a checkpoint was written or removed" if unfinished else "between checkpoints"] += 1
+            if run.returncode == 0:
+                found["after it had saved its last step"] += 1
+                if unfinished or not saved_at_the_end(folder):
+                    sys.exit(f"the run in {folder} has not saved its last step")
+            elif number == signal.SIGTERM:
+                found["before it handled signals"] += 1
+            else:
+                found["while a checkpoint was written or removed" if unfinished else "between checkpoints"] += 1
         check_listed(trainer, folder)
-        if run.returncode == 0:
+        if ended:
             finish(trainer, folder, unbroken)
             runs += 1
             folder = root / f"run-{runs}"
@@ -85,14 +104,14 @@ def main():
     date = datetime.date.today().isoformat()
     cpu = next(line.split(": ")[1] for line in open("/proc/cpuinfo") if line.startswith("model name")).strip()
     version = subprocess.run([trainer, "--version"], capture_output=True, text=True).stdout.strip()
-    result = Path(__file__).parent / "results" / f"{date}-kill-resume.md"
+    result = Path(__file__).parent / "results" / f"{date}-{name.lower()}-resume.md"
     result.write_text(
-        f"# Killed and resumed, {date}\n\n"
-        f"`python bench/kill_resume.py TRAINER {kills} {seed}`, {version}.\nOn {os.cpu_count()} cores of {cpu}, Linux.\n\n"
-        f"A run of {STEPS} steps, a checkpoint every {INTERVAL}, about {whole:.1f} s unbroken, was killed with SIGKILL "
+        f"# {'Killed' if name == 'KILL' else 'Asked to end'} and resumed, {date}\n\n"
+        f"`python bench/kill_resume.py TRAINER {kills} {seed} {name}`, {version}.\nOn {os.cpu_count()} cores of {cpu}, Linux.\n\n"
+        f"A run of {STEPS} steps, a checkpoint every {INTERVAL}, about {whole:.1f} s unbroken, met SIG{name} "
         f"{done} times at\nrandom moments, and continued each time; {runs} runs came to their end.\n\n"
         "| | |\n|---|---|\n"
-        + "".join(f"| killed {when} | {count} times |\n" for when, count in sorted(found.items()))
+        + "".join(f"| process ended {when} | {count} times |\n" for when, count in sorted(found.items()))
         + "| damaged checkpoints found | 0 |\n"
         f"| runs whose metrics of all {STEPS} steps or final weights and moments differ in any bit | 0 of {runs} |\n"
     )

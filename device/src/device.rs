@@ -7,7 +7,7 @@ use std::rc::Rc;
 use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::cuda::{Counters, Cuda, CudaOptions, DeviceBlock, GpuProperties, PinnedBlock};
-use crate::host::memory::Block;
+use crate::host::memory::{Block, available};
 use crate::host::{Pool, view};
 use crate::lane::Backend;
 use crate::stream::{StreamId, StreamState};
@@ -257,7 +257,8 @@ impl Device {
         let (start, memory) = match &core.backend {
             _ if core.dry => (core.virtual_range(size), Memory::None),
             Backend::Host(_) => {
-                let available = "the host has less".to_string();
+                let available =
+                    available().map_or_else(|| "the host has less".into(), |free| format!("{free} are free"));
                 let mut block =
                     Block::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
                 (block.address(), Memory::Host(block))

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
+use crate::batches::BatchesRequest;
 use crate::bench::{PRESETS, preset};
 use crate::config::{Layers, RunConfig, UserError};
 use crate::data::{JSON_KEY, TokenizeRequest, llmc};
@@ -22,6 +23,8 @@ pub enum Request {
     Train(Box<TrainRequest>),
     /// Measure steps of a training run.
     Bench(Box<TrainRequest>, usize),
+    /// Write the batches a training run would take.
+    Batches(Box<BatchesRequest>),
     /// Examine the machine.
     Doctor {
         /// What to look at.
@@ -83,6 +86,7 @@ fn command() -> Command {
         .subcommand(convert_command())
         .subcommand(sample_command())
         .subcommand(with_run_flags(bench))
+        .subcommand(with_run_flags(batches_command()))
         .subcommand(
             Command::new("doctor")
                 .about("Examines the machine: libraries, every operation against the host device, rates")
@@ -104,6 +108,17 @@ fn command() -> Command {
             ),
         );
     with_run_flags(command)
+}
+
+fn batches_command() -> Command {
+    let file = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("FILE").help(help);
+    Command::new("batches")
+        .about("Writes the samples that a run with these flags would take, in its order, for other frameworks")
+        .arg(
+            file("output", "File for the training batches of all steps: samples of seq_length + 1 tokens end to end")
+                .required(true),
+        )
+        .arg(file("validation", "File for the batches of an evaluation"))
 }
 
 /// Adds the flags of a training run.
@@ -303,6 +318,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         let steps = request.config.train.steps.min(100);
         request.config.train.steps = steps;
         return Ok(Request::Bench(Box::new(request), steps));
+    }
+    if let Some(("batches", given)) = matches.subcommand() {
+        let file = |name: &str| given.get_one::<String>(name).map(PathBuf::from);
+        let config = train_request(given)?.config;
+        let output = file("output").unwrap_or_default();
+        return Ok(Request::Batches(Box::new(BatchesRequest { config, output, validation: file("validation") })));
     }
     Ok(Request::Train(Box::new(train_request(&matches)?)))
 }

@@ -4,6 +4,7 @@
 //! (the table) through [`config`] (raw) to [`plan`] (checked), and [`run`] does it.
 
 pub mod accelerator;
+pub mod batches;
 pub mod bench;
 pub mod buckets;
 pub mod checkpoint;
@@ -32,5 +33,6 @@ pub mod schedule;
 pub mod signals;
 pub mod step;
 pub mod tensorboard;
+pub mod terminal;
 pub mod trace;
 pub mod wandb;

@@ -11,6 +11,7 @@ use launch::RankEnv;
 use parallel::{Grid, MpiWorld, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
 use trainer::accelerator::{Accelerator, Precision};
+use trainer::batches::write_batches;
 use trainer::bench;
 use trainer::checkpoint;
 use trainer::cli::{Request, TrainRequest, parse};
@@ -22,6 +23,7 @@ use trainer::plan::RunPlan;
 use trainer::run::{self, Ranks, RunError};
 use trainer::sample::{Loaded, SampleRequest};
 use trainer::signals;
+use trainer::terminal::{print, warn};
 
 fn main() {
     let began = Instant::now();
@@ -33,19 +35,28 @@ fn main() {
         Ok(Request::Bench(request, steps)) => (request, Some(steps)),
         Ok(Request::Doctor { options, device }) => exit(doctor(options, &device, &ranks)),
         Ok(Request::Tokenize(request)) => match trainer::data::tokenize(&request) {
-            Ok(report) => return println!("{report}"),
+            Ok(report) => return print_or_fail(&report),
             Err(error) => fail(main, error.exit_code(), &error.to_string()),
         },
+        Ok(Request::Batches(request)) => {
+            if main {
+                match write_batches(&request) {
+                    Ok(report) => print_or_fail(&report),
+                    Err(error) => fail(true, error.exit_code(), &error.to_string()),
+                }
+            }
+            return;
+        }
         Ok(Request::Print(text)) => {
             if main {
-                println!("{}", text.trim_end());
+                print_or_fail(text.trim_end());
             }
             return;
         }
         Ok(Request::ListCheckpoints(dir)) => match checkpoint::list(&dir) {
             Ok(text) => {
                 if main {
-                    print!("{text}");
+                    print_or_fail(text.trim_end());
                 }
                 return;
             }
@@ -54,7 +65,7 @@ fn main() {
         Ok(Request::Convert(request)) => {
             if main {
                 match convert(&request.source, &request.target, request.direction) {
-                    Ok(line) => println!("{line}"),
+                    Ok(line) => print_or_fail(&line),
                     Err(error) => fail(true, 2, &error.to_string()),
                 }
             }
@@ -75,7 +86,7 @@ fn main() {
     let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
         .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
     if main {
-        request.notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
+        request.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
     }
     let filter = EnvFilter::try_new(&request.log).unwrap_or_else(|error| {
         let rule = "it is a level or target=level pairs";
@@ -106,7 +117,7 @@ fn train(
         let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device, source).map(|_| 0) };
         let result = bench::run(plan, ranks, device, steps, began)?;
         if ranks.rank == 0 {
-            println!("{}", serde_json::to_string_pretty(&result).unwrap_or_default());
+            print(&serde_json::to_string_pretty(&result).unwrap_or_default())?;
         }
         Ok(0)
     })
@@ -134,7 +145,7 @@ fn sample(request: &SampleRequest, env: &RankEnv) -> i32 {
     });
     match done {
         Ok(line) => {
-            eprintln!("{line}");
+            warn(&line);
             0
         }
         Err(error) => fail(true, error.exit_code(), &error.to_string()),
@@ -193,7 +204,7 @@ fn on_all_ranks(
         (_, Err(error)) => Err(error.into()),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("error on rank {}: {error}", env.rank);
+        warn(&format!("error on rank {}: {error}", env.rank));
         if world.size() > 1 {
             world.abort(error.exit_code());
         }
@@ -215,9 +226,14 @@ fn connect(world: &MpiWorld, device: &Device, grid: &Grid) -> device::Result<Gro
     Ok((tensor, connect("data", grid.data_group(world.rank()))?))
 }
 
+/// Prints what was asked for; ends the process where that cannot be.
+fn print_or_fail(text: &str) {
+    print(text).unwrap_or_else(|error| fail(true, error.exit_code(), &error.to_string()));
+}
+
 fn fail(speak: bool, code: i32, message: &str) -> ! {
     if speak {
-        eprintln!("error: {message}");
+        warn(&format!("error: {message}"));
     }
     exit(code)
 }

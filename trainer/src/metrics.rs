@@ -35,6 +35,9 @@ pub struct StepMetrics {
     /// Mean validation loss, where this step was followed by an evaluation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// Its exponential, of a model of tokens: among how many equally likely ones it hesitates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_perplexity: Option<f64>,
 }
 
 impl StepMetrics {
@@ -42,7 +45,7 @@ impl StepMetrics {
     pub fn line(&self, steps: usize) -> String {
         let width = steps.to_string().len();
         format!(
-            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {}FLOP/s{}{}",
+            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {}FLOP/s{}{}{}",
             self.step + 1,
             self.loss,
             self.grad_norm,
@@ -52,6 +55,7 @@ impl StepMetrics {
             count(self.tflops * 1e12),
             self.mfu.map_or(String::new(), |mfu| format!("  MFU {:.1} %", mfu * 100.0)),
             self.validation_loss.map_or(String::new(), |loss| format!("  validation {loss:.4}")),
+            self.validation_perplexity.map_or(String::new(), |value| format!("  perplexity {value:.2}")),
         )
     }
 }

@@ -22,6 +22,7 @@ use crate::model::TensorParallel;
 use crate::plan::{ModelPlan, RunPlan};
 use crate::run_log::RunLog;
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
+use crate::terminal::say;
 use crate::trace::StepTrace;
 
 /// What ends a run early.
@@ -348,7 +349,7 @@ pub fn train(
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
     if main {
         let text = plan_box(plan, &mut stage, &*source, device, ranks);
-        println!("{text}");
+        say(&text);
         tracing::info!(target: PRINTED, "{text}");
     }
     let Some(session) = session else { return Ok(None) };
@@ -356,12 +357,15 @@ pub fn train(
     let steps = plan.config.train.steps;
     if start.step >= steps {
         if main {
-            println!("done before: {} of {steps} steps. To go on, set a larger train.steps", start.step);
+            say(&format!("done before: {} of {steps} steps. To go on, set a larger train.steps", start.step));
         }
         return Ok(None);
     }
     session.restore(device, &stage)?;
     let mut trace = StepTrace::prepare(plan, ranks.rank, &place(device, ranks), device)?;
+    if let (true, Some(path)) = (main, &request.graph_report) {
+        writable("--graph-report", path)?;
+    }
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
@@ -437,7 +441,7 @@ pub fn train(
     }
     log.as_mut().map_or(Ok(()), RunLog::finish).map_err(file("wandb-summary.json"))?;
     if let (true, Some(path)) = (main, &request.graph_report) {
-        write_report(&mut stage, path).map_err(file("the graph report"))?;
+        write_report(&mut stage, path).map_err(file_error(format!("the graph report, {}", path.display())))?;
     }
     if let Some(told) = trace.finish(device)? {
         report.say(&told);
@@ -516,6 +520,14 @@ fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize)
     Ok(total / batches as f64)
 }
 
+/// Refuses a file that will be written at the end of a run and cannot be.
+fn writable(flag: &str, path: &Path) -> Result<(), UserError> {
+    std::fs::File::create(path).map(|_| ()).map_err(|error| {
+        let rule = "it names a file that can be written";
+        UserError::new(format!("{flag} {}: {error}", path.display()), rule, "name one in a folder that exists")
+    })
+}
+
 /// Writes all graphs as JSON to `path`, and as Graphviz beside it.
 fn write_report(stage: &mut Stage, path: &Path) -> std::io::Result<()> {
     let report = stage.graphs().report();
@@ -556,7 +568,7 @@ impl<'p> Reporter<'p> {
 
     fn say(&self, text: &str) {
         if let Some(bar) = &self.bar {
-            bar.suspend(|| println!("{text}"));
+            bar.suspend(|| say(text));
             tracing::info!(target: PRINTED, "{text}");
         }
     }
@@ -585,6 +597,7 @@ impl<'p> Reporter<'p> {
             data_wait_ms: data_wait.as_secs_f64() * 1e3,
             memory_bytes: self.memory,
             validation_loss,
+            validation_perplexity: validation_loss.and_then(|loss| self.perplexity(loss)),
         };
         let steps = self.plan.config.train.steps;
         let line = metrics.line(steps);
@@ -600,9 +613,17 @@ impl<'p> Reporter<'p> {
             bar.set_message(format!("loss {:.4}", result.loss));
         }
         match log {
-            Some(log) => log.write(&metrics).map_err(file_error("metrics.jsonl".into())),
+            Some(log) => {
+                let file = format!("the metrics in {}", self.plan.config.logging.dir);
+                log.write(&metrics).map_err(file_error(file))
+            }
             None => Ok(()),
         }
+    }
+
+    /// Of a loss in nats a token; a model of rows has none.
+    fn perplexity(&self, loss: f64) -> Option<f64> {
+        matches!(self.plan.model, ModelPlan::Gpt(_)).then(|| loss.exp())
     }
 
     fn finish(&self, outcome: &Outcome) {
@@ -611,11 +632,14 @@ impl<'p> Reporter<'p> {
         let mut line = format!("done: loss {:.4}", outcome.loss);
         if let Some(loss) = outcome.validation_loss {
             line += &format!(", validation loss {loss:.4}");
+            if let Some(perplexity) = self.perplexity(loss) {
+                line += &format!(", perplexity {perplexity:.2}");
+            }
             if let Some(floor) = outcome.floor {
                 line += &format!(", {:.1} % above the floor of {floor:.4}", (loss / floor - 1.0) * 100.0);
             }
         }
-        println!("{line}");
+        say(&line);
         tracing::info!(target: PRINTED, "{line}");
     }
 }

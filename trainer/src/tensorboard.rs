@@ -76,6 +76,7 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(&'static str, f64)> {
     ];
     scalars.extend(metrics.mfu.map(|mfu| ("speed/mfu", mfu)));
     scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss", loss)));
+    scalars.extend(metrics.validation_perplexity.map(|value| ("validation/perplexity", value)));
     scalars
 }
 

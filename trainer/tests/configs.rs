@@ -81,10 +81,20 @@ fn recipes_are_listed_and_shown_and_taken_by_name() {
 }
 
 #[test]
-fn gpt2_124m_has_the_parameters_of_gpt_2() {
-    let mut layers = Layers::default();
-    layers.set("model.preset", "gpt2-124m", "test").unwrap();
-    assert_eq!(RunPlan::new(layers.resolve(), 1).unwrap().parameters, 124_439_808);
+fn presets_have_the_parameters_of_the_published_models() {
+    // As `transformers` counts them in openai-community/gpt2 and gpt2-medium, and in meta-llama's Llama 3.2 1B and Llama 3
+    // 8B and 70B.
+    for (preset, parameters) in [
+        ("gpt2-124m", 124_439_808),
+        ("gpt2-350m", 354_823_168),
+        ("llama-1b", 1_235_814_400),
+        ("llama-8b", 8_030_261_248),
+        ("llama-70b", 70_553_706_496),
+    ] {
+        let mut layers = Layers::default();
+        layers.set("model.preset", preset, "test").unwrap();
+        assert_eq!(RunPlan::new(layers.resolve(), 1).unwrap().parameters, parameters, "{preset}");
+    }
 }
 
 #[test]

@@ -9,8 +9,11 @@ use tempfile::TempDir;
 use trainer::cli::{Request, parse};
 use trainer::config::UserError;
 use trainer::hf::{DataType, Direction, Pretrained, convert};
-use trainer::plan::RunPlan;
+use trainer::model::{GptShape, gpt};
+use trainer::params::Params;
+use trainer::plan::{ModelPlan, RunPlan};
 use trainer::run::{Ranks, RunError, stage};
+use trainer::sample::Generator;
 use trainer::step::{Batch, Stage, StepSettings};
 
 /// Plans a run from a command line.
@@ -36,8 +39,26 @@ fn python(action: &str, folder: &Path) {
     assert!(output.status.success(), "{action}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Logits after each token, of a model read from `folder`: all but the last as a token at a time is read through the
+/// cache, the last as the text is read at once. `(tokens, vocab)`.
+fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
+    let plan = plan(&["--init-from", folder.to_str().unwrap()]).unwrap();
+    let ModelPlan::Gpt(shape) = plan.model else { panic!("not a gpt") };
+    let shape = GptShape { batch: 1, ..shape };
+    let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
+    let params = Params::without_gradients(&device, gpt(shape.clone()).specs, shape.dtype).unwrap();
+    Pretrained::open(folder).unwrap().load(&shape, &params, &device).unwrap();
+    let mut generator = Generator::new(&device, &shape, params, tokens.len()).unwrap();
+    let mut all = generator.start(&tokens[..1]).unwrap();
+    for &token in &tokens[1..tokens.len() - 1] {
+        all.extend(generator.read(token).unwrap());
+    }
+    all.extend(generator.start(tokens).unwrap());
+    all
+}
+
 #[test]
-fn models_of_transformers_have_their_loss_here_and_come_back_the_same_bytes() {
+fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same_bytes() {
     let folder = TempDir::new().unwrap();
     let at = |name: String| folder.path().join(name);
     python("make", folder.path());
@@ -60,7 +81,22 @@ fn models_of_transformers_have_their_loss_here_and_come_back_the_same_bytes() {
             let bytes = batch.tensor(name).unwrap().data().chunks(4);
             bytes.map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect()
         };
-        let wanted = f64::from_le_bytes(batch.tensor("loss").unwrap().data().try_into().unwrap());
+        let f64s = |name: &str| -> Vec<f64> {
+            let bytes = batch.tensor(name).unwrap().data().chunks(8);
+            bytes.map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
+        };
+        // Theirs are in f64: what is left is the rounding of f32 here.
+        let inputs = tokens("tokens");
+        let (first, second) = inputs.split_at(inputs.len() / 2);
+        let ours_of_all = [logits(&theirs, first), logits(&theirs, second)].concat();
+        let wanted = f64s("logits");
+        assert_eq!(ours_of_all.len(), wanted.len(), "{name}");
+        let largest = wanted.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+        for (at, (ours, wanted)) in ours_of_all.iter().zip(&wanted).enumerate() {
+            let difference = (f64::from(*ours) - wanted).abs() / largest;
+            assert!(difference < 2e-6, "{name}: logit {at} is {ours} here, {wanted} in transformers");
+        }
+        let wanted = f64s("loss")[0];
         // Started from their folder and from ours, as a user would.
         for folder in [&theirs, &ours] {
             let (_device, mut stage) = stage_of(&plan(&["--init-from", folder.to_str().unwrap()]).unwrap()).unwrap();

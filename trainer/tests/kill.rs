@@ -10,7 +10,9 @@ use runs::{Folder, bits, checkpoint, command, expect, metrics, named, rank_ids, 
 use trainer::checkpoint::verify;
 
 const KILLS: usize = 5;
-const FLAGS: &str = "--steps 60 --save-interval 2 --checkpoint-keep 2 --enable-cuda-graph";
+const FLAGS: &str = "--steps 60 --save-interval 2 --checkpoint-keep 2";
+/// A run that goes on may do so with any.
+const GRAPHS: [&str; 3] = ["", "--enable-cuda-graph", "--enable-cuda-graph --cuda-graph-scope full_iteration"];
 
 /// Numbers in [0, 1) from `KILL_SEED`, or from the clock; the seed is printed.
 fn random() -> impl FnMut() -> f64 {
@@ -37,7 +39,8 @@ fn a_run_killed_five_times_at_random_ends_with_the_bits_of_one_that_was_not() {
     let mut folder = Folder::new("killed");
     let mut kills = 0;
     while kills < KILLS {
-        let mut child = command(1, &folder.0, FLAGS).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let flags = format!("{FLAGS} {}", GRAPHS[kills % 3]);
+        let mut child = command(1, &folder.0, &flags).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_secs_f64(random() * whole.as_secs_f64() / 3.0));
         child.kill().unwrap();
         let status = child.wait().unwrap();
@@ -61,15 +64,17 @@ fn assert_same(folder: &Folder, unbroken: &Folder) {
 }
 
 #[test]
-fn a_killed_rank_ends_the_other_and_both_go_on_with_the_same_bits() {
-    let (folder, unbroken) = (Folder::new("kill-rank"), Folder::new("kill-rank-unbroken"));
-    let child = start(2, &folder.0, "--save-interval 2 --checkpoint-keep 2");
-    signal(rank_ids(&child)[1], "KILL");
-    assert!(!child.wait_with_output().unwrap().status.success());
-    let last = named(&folder.0).pop().unwrap();
-    let flags = format!("--steps {}", last + 3);
-    expect(&run(2, &folder.0, &flags), 0, &[&format!("at step {last}, ")]);
-    expect(&run(2, &unbroken.0, &flags), 0, &[]);
-    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
-    assert_eq!(bits(&folder.0, last + 3), bits(&unbroken.0, last + 3));
+fn a_killed_rank_ends_the_others_and_all_go_on_with_the_same_bits() {
+    for (ranks, graphs) in [(2, GRAPHS[2]), (4, GRAPHS[1])] {
+        let (folder, unbroken) = (Folder::new("kill-rank"), Folder::new("kill-rank-unbroken"));
+        let child = start(ranks, &folder.0, &format!("--save-interval 2 --checkpoint-keep 2 {graphs}"));
+        signal(rank_ids(&child)[1], "KILL");
+        assert!(!child.wait_with_output().unwrap().status.success());
+        let last = named(&folder.0).pop().unwrap();
+        let flags = format!("--steps {}", last + 3);
+        expect(&run(ranks, &folder.0, &format!("{flags} {graphs}")), 0, &[&format!("at step {last}, ")]);
+        expect(&run(ranks, &unbroken.0, &flags), 0, &[]);
+        assert_eq!(metrics(&folder.0), metrics(&unbroken.0), "{ranks} ranks, `{graphs}`");
+        assert_eq!(bits(&folder.0, last + 3), bits(&unbroken.0, last + 3), "{ranks} ranks, `{graphs}`");
+    }
 }

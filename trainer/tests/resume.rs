@@ -39,8 +39,8 @@ fn two_ranks_go_on_with_the_same_bits_whatever_the_graphs() {
 }
 
 #[test]
-fn four_ranks_go_on_with_the_same_bits() {
-    assert_resumes_exactly(4, &[PER_LAYER]);
+fn four_ranks_go_on_with_the_same_bits_whatever_the_graphs() {
+    assert_resumes_exactly(4, &[OFF, PER_LAYER, FULL]);
 }
 
 #[test]

@@ -148,6 +148,8 @@ fn tensorboard_and_wandb_files_have_the_numbers_of_metrics_jsonl_and_go_on_where
             for (key, name) in [(0, "train/loss"), (1, "train/grad_norm"), (2, "train/lr"), (3, "validation/loss")] {
                 assert_eq!(scalar(name), truth(step, key).map(|value| value as f32), "{name} of step {step}");
             }
+            let perplexity = truth(step, 3).map(|loss| loss.exp() as f32);
+            assert_eq!(scalar("validation/perplexity"), perplexity, "perplexity of step {step}");
             assert!(scalar("speed/tokens_per_s").unwrap() > 0.0 && scalar("speed/mfu").is_none());
         }
     };

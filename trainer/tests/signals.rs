@@ -33,7 +33,7 @@ fn sigterm_and_sigint_finish_the_step_save_and_exit_with_0() {
 #[test]
 fn a_signal_to_one_of_two_ranks_ends_both_after_the_same_step() {
     let folder = Folder::new("signal-one");
-    let child = start(2, &folder.0, "--save-interval 0");
+    let child = start(2, &folder.0, "--save-interval 0 --enable-cuda-graph --cuda-graph-scope full_iteration");
     let ranks = rank_ids(&child);
     assert_eq!(ranks.len(), 2, "mpirun starts its ranks itself: {ranks:?}");
     signal(ranks[1], "TERM");
@@ -44,7 +44,7 @@ fn a_signal_to_one_of_two_ranks_ends_both_after_the_same_step() {
 #[test]
 fn sigusr1_to_mpirun_reaches_all_ranks() {
     let folder = Folder::new("signal-usr1");
-    let child = start(2, &folder.0, "--save-interval 0");
+    let child = start(4, &folder.0, "--save-interval 0 --enable-cuda-graph");
     signal(child.id(), "USR1");
     expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
     assert_eq!(saved(&folder.0), [metrics(&folder.0).len()]);

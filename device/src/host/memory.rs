@@ -1,5 +1,15 @@
 //! Memory of the host device.
 
+/// Blocks up to this many bytes are asked for without a look at what is free.
+const SMALL: usize = 1 << 20;
+
+/// Bytes that processes can still take, by the system's own estimate; `None` where it makes none.
+pub(crate) fn available() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
+}
+
 /// 64 bytes, the alignment every buffer has.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
@@ -11,8 +21,11 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// `None` when the system has not that much.
+    /// `None` when the system has not that much. It would promise more than it has, and end the process on use.
     pub(crate) fn new(bytes: usize) -> Option<Block> {
+        if bytes > SMALL && available().is_some_and(|free| bytes > free) {
+            return None;
+        }
         let count = bytes.div_ceil(64);
         let mut lines = Vec::new();
         lines.try_reserve_exact(count).ok()?;

@@ -15,6 +15,7 @@ use crate::config::{CheckpointConfig, UserError};
 use crate::plan::RunPlan;
 use crate::run::{Ranks, RunError};
 use crate::step::Stage;
+use crate::terminal::{say, warn};
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
@@ -88,7 +89,7 @@ impl<'p> Session<'p> {
     pub fn compute_alike(&self, device: &Device) {
         let Some(products) = self.found.as_ref().and_then(|(_, manifest)| manifest.products.as_ref()) else { return };
         if let (Err(error), true) = (device.import_choices(products), self.main) {
-            eprintln!("notice: {error}. The run goes on, with other last bits than the one that was interrupted.");
+            warn(&format!("notice: {error}. The run goes on, with other last bits than the one that was interrupted."));
         }
     }
 
@@ -122,7 +123,7 @@ impl<'p> Session<'p> {
             Err(error) if last => return Err(error.into()),
             Err(SaveError::Peer { .. }) => return Ok(()),
             Err(error) => {
-                eprintln!("WARNING: {error}. The run goes on without it.");
+                warn(&format!("WARNING: {error}. The run goes on without it."));
                 return Ok(());
             }
         }
@@ -130,7 +131,7 @@ impl<'p> Session<'p> {
             return Ok(());
         }
         if let Err(error) = prune(dir, progress.step, self.settings.keep) {
-            eprintln!("WARNING: old checkpoints in {} were not removed: {error}", dir.display());
+            warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
         Ok(())
     }
@@ -179,7 +180,7 @@ impl<'p> Session<'p> {
     fn newest(&self, dir: &Path) -> Result<Option<Found>, RunError> {
         let (found, damaged) = newest(dir).map_err(unreadable(dir))?;
         for (path, damage) in &damaged {
-            eprintln!("notice: checkpoint {} is damaged and skipped: {damage}", path.display());
+            warn(&format!("notice: checkpoint {} is damaged and skipped: {damage}", path.display()));
         }
         if let (None, [(path, damage), ..]) = (&found, &damaged[..]) {
             return Err(UserError::new(
@@ -209,10 +210,10 @@ impl<'p> Session<'p> {
     /// Says what is continued, and which settings differ.
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
-        println!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples);
+        say(&format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples));
         let changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
         if !changed.is_empty() {
-            eprintln!("notice: not as before, so the numbers may differ: {}", changed.join(", "));
+            warn(&format!("notice: not as before, so the numbers may differ: {}", changed.join(", ")));
         }
     }
 }

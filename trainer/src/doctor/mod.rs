@@ -12,6 +12,7 @@ use device::{Communicator, DType, Device, HostOptions, Op};
 use serde::Serialize;
 
 use crate::accelerator::{Accelerator, peak_tflops};
+use crate::terminal::say;
 use bench::{Bench, Written, distance};
 use cases::Case;
 
@@ -65,7 +66,7 @@ pub fn run(
     let failed = findings.iter().filter(|finding| !finding.ok).count();
     if group.is_none_or(|group| group.rank() == 0) {
         match serde_json::to_string_pretty(&findings) {
-            Ok(text) if options.json => println!("{text}"),
+            Ok(text) if options.json => say(&text),
             _ => print(&findings, failed),
         }
     }
@@ -76,9 +77,9 @@ fn print(findings: &[Finding], failed: usize) {
     let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
     for finding in findings {
         let mark = if finding.ok { "ok  " } else { "FAIL" };
-        println!("{mark}  {:<9}  {:<width$}  {}", finding.about, finding.name, finding.value);
+        say(&format!("{mark}  {:<9}  {:<width$}  {}", finding.about, finding.name, finding.value));
     }
-    println!("{} of {} checks passed", findings.len() - failed, findings.len());
+    say(&format!("{} of {} checks passed", findings.len() - failed, findings.len()));
 }
 
 fn machine(device: &Device) -> Vec<Finding> {

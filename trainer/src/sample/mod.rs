@@ -21,6 +21,7 @@ use device::Device;
 use crate::config::UserError;
 use crate::data::TextStream;
 use crate::run::RunError;
+use crate::terminal::write_to;
 
 /// What to go on with, and how.
 #[derive(Clone, Debug)]
@@ -82,10 +83,7 @@ pub fn sample(
     let prompt = loaded.prompt(&text)?;
     let longest = longest_prompt(prompt.len(), request.tokens, loaded.shape.seq);
     let mut generator = Generator::new(device, &loaded.shape, loaded.params(device)?, longest)?;
-    let mut shown = |text: &str| {
-        let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        written.map_err(|error| RunError::File { what: "the text".into(), error })
-    };
+    let mut shown = |text: &str| write_to(out, text);
     shown(&text)?;
     let mut stream = TextStream::new(&loaded.tokenizer);
     let (began, mut count, mut first) = (Instant::now(), 0usize, None);
@@ -97,8 +95,7 @@ pub fn sample(
         if token == end {
             return Ok(false);
         }
-        shown(&stream.push(token))?;
-        Ok(true)
+        shown(&stream.push(token))
     })?;
     shown(&stream.finish())?;
     shown("\n")?;

@@ -1,7 +1,8 @@
 """Small random models of `transformers` for the tests of conversions.
 
     python models.py make FOLDER     saves FOLDER/NAME for each model, with tokens.safetensors: tokens and targets
-                                     i32 (2, seq), and the model's mean loss on them, f64 (1)
+                                     i32 (2, seq), the model's logits of every position, f64
+                                     (2, seq, vocab), and its mean loss, f64 (1)
     python models.py check FOLDER    loads each FOLDER/NAME-back and fails unless it is FOLDER/NAME, bit for bit
 """
 
@@ -32,10 +33,9 @@ MODELS = {
 }
 
 
-def loss(model, tokens, targets):
+def logits(model, tokens):
     with torch.no_grad():
-        logits = model.double().eval()(input_ids=tokens.long()).logits
-    return torch.nn.functional.cross_entropy(logits.view(-1, VOCAB), targets.long().view(-1)).view(1)
+        return model.double().eval()(input_ids=tokens.long()).logits.contiguous()
 
 
 def make(folder):
@@ -50,7 +50,9 @@ def make(folder):
         model = kind.from_pretrained(folder / name, dtype=dtype)
         tokens = torch.randint(VOCAB, (2, SEQ + 1), generator=generator, dtype=torch.int32)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        save_file({"tokens": inputs, "targets": targets, "loss": loss(model, inputs, targets)},
+        theirs = logits(model, inputs)
+        loss = torch.nn.functional.cross_entropy(theirs.view(-1, VOCAB), targets.long().view(-1)).view(1)
+        save_file({"tokens": inputs, "targets": targets, "logits": theirs, "loss": loss},
                   folder / name / "tokens.safetensors")
 
 
@@ -65,8 +67,8 @@ def check(folder):
             if not torch.equal(a, b):
                 raise SystemExit(f"{name}: {key} differs")
         batch = load_file(folder / name / "tokens.safetensors")
-        if not torch.equal(loss(ours, batch["tokens"], batch["targets"]), batch["loss"]):
-            raise SystemExit(f"{name}: the loss differs, so the configuration does")
+        if not torch.equal(logits(ours, batch["tokens"]), batch["logits"]):
+            raise SystemExit(f"{name}: the logits differ, so the configuration does")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+//! Faults while running: exit code 3 with one line that names the file, and a reader that goes away is none.
+
+mod runs;
+
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use runs::{Folder, arguments, expect, metrics, printed, run};
+
+const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
+
+/// A file that can be opened and takes no byte, as on a full disk.
+const FULL: &str = "/dev/full";
+
+/// A fault, the file of `log` that is in its way, the flags that write it, and what the line says.
+type Fault = (&'static str, fn(&Path), &'static str, &'static [&'static str]);
+
+const FAULTS: &[Fault] = &[
+    ("metrics.jsonl is a folder", |path| std::fs::create_dir(path).unwrap(), "", &["metrics.jsonl in", "a directory"]),
+    ("metrics.jsonl", full, "", &["the metrics in", "No space left"]),
+    ("config.toml", full, "", &["config.toml in", "No space left"]),
+    ("wandb-summary.json", full, "--wandb", &["wandb-summary.json in", "No space left"]),
+    ("graphs.json", full, "--enable-cuda-graph --graph-report log/graphs.json", &["the graph report, log/graphs.json"]),
+    ("graphs.dot", full, "--enable-cuda-graph --graph-report log/graphs.json", &["the graph report, log/graphs.json"]),
+    ("trace.json", full, "--trace log/trace.json", &["the timeline, log/trace.json", "No space left"]),
+    ("../saved/step-00000005.tmp", full, "", &["step-00000005.tmp", "was not written"]),
+];
+
+fn full(path: &Path) {
+    symlink(FULL, path).unwrap();
+}
+
+#[test]
+fn a_file_that_cannot_be_written_ends_a_run_with_exit_code_3_and_its_name() {
+    for (what, spoil, flags, needles) in FAULTS {
+        let folder = Folder::new("fault");
+        let file = what.split(' ').next().unwrap();
+        std::fs::create_dir_all(folder.path("log")).unwrap();
+        std::fs::create_dir_all(folder.path("saved")).unwrap();
+        spoil(&folder.path("log").join(file));
+        let flags = arguments(&folder.0, &format!("--steps 5 {flags}"));
+        let output = Command::new(TRAINER).current_dir(&folder.0).args(flags).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error on rank 0: ")).collect();
+        assert!(output.status.code() == Some(3) && errors.len() == 1, "{what}: {}", printed(&output));
+        for needle in needles.iter().chain(&["Fix: "]) {
+            assert!(errors[0].contains(needle), "{what}: {needle:?} is not in {errors:?}");
+        }
+    }
+}
+
+#[test]
+fn a_graph_report_that_cannot_be_written_is_refused_before_training() {
+    let folder = Folder::new("fault-report");
+    let refused = "--graph-report /nowhere/graphs.json: No such file";
+    expect(&run(1, &folder.0, "--steps 5 --graph-report /nowhere/graphs.json"), 2, &[refused, ". Rule: ", ". Fix: "]);
+    assert!(!folder.path("log/metrics.jsonl").exists());
+}
+
+#[test]
+fn more_memory_than_there_is_is_named_with_its_bytes() {
+    let folder = Folder::new("fault-memory");
+    let output = run(1, &folder.0, "--vocab 33554432 --hidden 32768");
+    expect(&output, 3, &["error on rank 0: ", "out of memory", "needs 4398046511104 bytes", " are free. Fix: "]);
+}
+
+/// Runs `trainer FLAGS` with standard output to a full disk.
+fn to_full_disk(folder: &Path, flags: &[String]) -> Output {
+    let disk = std::fs::File::options().write(true).open(FULL).unwrap();
+    Command::new(TRAINER).current_dir(folder).args(flags).stdout(disk).stderr(Stdio::piped()).output().unwrap()
+}
+
+#[test]
+fn what_was_asked_for_and_cannot_be_printed_is_a_fault_but_a_run_goes_on() {
+    let folder = Folder::new("fault-output");
+    let training = to_full_disk(&folder.0, &arguments(&folder.0, "--steps 5"));
+    expect(&training, 0, &[]);
+    assert_eq!(metrics(&folder.0).len(), 5);
+    let again = to_full_disk(&folder.0, &arguments(&folder.0, "--steps 7"));
+    expect(&again, 0, &[]);
+    for command in ["--help", "options", "configs list", "checkpoint list saved", "sample --checkpoint saved"] {
+        let flags: Vec<String> = command.split(' ').map(String::from).collect();
+        let output = to_full_disk(&folder.0, &flags);
+        assert_eq!(output.status.code(), Some(3), "{command}: {}", printed(&output));
+        expect(&output, 3, &["error: standard output: No space left"]);
+    }
+    let mut refused = Command::new(TRAINER);
+    refused.args(["--steps", "0"]).stderr(std::fs::File::options().write(true).open(FULL).unwrap());
+    assert_eq!(refused.status().unwrap().code(), Some(2), "though it cannot say why");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_a_command_quietly_and_a_run_not_at_all() {
+    let folder = Folder::new("fault-pipe");
+    expect(&run(1, &folder.0, "--steps 3"), 0, &[]);
+    let sample = "sample --checkpoint saved --prompt abc --tokens 4000000000";
+    let train = arguments(&folder.0, "--steps 40 --log-interval 1");
+    for flags in [sample.split(' ').map(String::from).collect(), train] {
+        let mut command = Command::new(TRAINER);
+        command.current_dir(&folder.0).args(&flags).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut first = [0; 3];
+        child.stdout.take().unwrap().read_exact(&mut first).unwrap(); // and nobody reads on
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{flags:?}: {}", printed(&output));
+        assert!(!printed(&output).contains("error"), "{flags:?}: {}", printed(&output));
+    }
+    assert_eq!(metrics(&folder.0).len(), 40);
+}
