@@ -28,6 +28,14 @@ pub enum OptimizerKind {
     },
 }
 
+/// The groups whose ranks update what this one does not.
+pub struct OtherRanks {
+    /// Those with other parts of the batch, with a distributed optimizer.
+    pub data_parallel: Option<Rc<dyn Communicator>>,
+    /// Those that share layers.
+    pub tensor_parallel: Option<Rc<dyn Communicator>>,
+}
+
 /// The optimizer's state and operations.
 pub struct Optimizer {
     kind: OptimizerKind,
@@ -46,9 +54,7 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Allocates state for all parameters that this rank updates and sets it to 0. The tensors are the step's `Control`
-    /// and `Status`, u8; `data_parallel` are the ranks that
-    /// update the others.
+    /// Allocates state for all parameters that this rank updates and sets it to 0.
     ///
     /// # Errors
     /// Out of memory.
@@ -57,10 +63,11 @@ impl Optimizer {
         params: &Params,
         kind: OptimizerKind,
         weight_decay: f32,
-        (control, status): (Tensor, Tensor),
-        data_parallel: Option<Rc<dyn Communicator>>,
-        tensor_parallel: Option<Rc<dyn Communicator>>,
+        control: Tensor,
+        status: Tensor,
+        others: OtherRanks,
     ) -> Result<Optimizer> {
+        let OtherRanks { data_parallel, tensor_parallel } = others;
         let total = params.held_elements();
         let mut areas = Vec::new();
         let mut moment = |name: &'static str| -> Result<(&'static str, Tensor)> {

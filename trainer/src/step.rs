@@ -9,7 +9,7 @@ use graph_manager::{CudaGraphManager, GraphOptions, Mode, Region, Result, StepCo
 
 use crate::buckets::Shard;
 use crate::model::{Architecture, Hidden, Model, StepTensors};
-use crate::optimizer::{Optimizer, OptimizerKind};
+use crate::optimizer::{Optimizer, OptimizerKind, OtherRanks};
 use crate::params::Params;
 use crate::partial_grads::PartialGrads;
 use crate::reducer::Reducer;
@@ -188,8 +188,9 @@ impl Stage {
         let tensor = architecture.tensor.group.clone();
         let partial = PartialGrads::new(tensor.clone(), &params);
         let decay = options.weight_decay;
-        let others = data_parallel.clone().filter(|_| shard.is_part());
-        let optimizer = Optimizer::new(device, &params, options.optimizer, decay, (control, status), others, tensor)?;
+        let others =
+            OtherRanks { data_parallel: data_parallel.clone().filter(|_| shard.is_part()), tensor_parallel: tensor };
+        let optimizer = Optimizer::new(device, &params, options.optimizer, decay, control, status, others)?;
         areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = data_parallel.map(|group| {

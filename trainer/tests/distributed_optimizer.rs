@@ -245,24 +245,28 @@ fn transfers_run_inside_forward_and_backward_graphs_and_only_the_first_buckets_a
 
 #[test]
 fn evaluation_reads_the_weights_of_the_last_update() {
-    let numbers = |divided| {
-        let case = Case { divided, ..Case::new(Kind::Gpt, 2, 2) };
-        case.on_ranks(|run| {
-            let device = run.device();
-            let mut stage = run.stage(&device);
-            stage.record(run.microbatches, true).unwrap();
-            for step in 0..3 {
-                let settings = run.settings(step);
-                let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
-                stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
-            }
-            let settings = run.settings(99);
-            let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
-            let mut next = || stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss.to_bits();
-            [next(), next()]
-        })
-    };
-    assert_eq!(numbers(true), numbers(false));
+    for enable in [false, true] {
+        let graphs = GraphOptions { enable, ..GraphOptions::default() };
+        let case = Case { graphs, ..Case::new(Kind::Gpt, 2, 2) };
+        let losses = |case: Case| {
+            case.on_ranks(|run| {
+                let device = run.device();
+                let mut stage = run.stage(&device);
+                stage.record(run.microbatches, true).unwrap();
+                let mut losses = Vec::new();
+                for step in 0..4 {
+                    let settings = run.settings(step);
+                    let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
+                    losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss);
+                    losses.push(stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss);
+                }
+                losses
+            })
+        };
+        let ours = losses(case.clone());
+        assert!(ours[0][1] < ours[0][0], "an update makes its batch likelier: {ours:?}");
+        assert_eq!(ours, losses(case.plain()), "graphs {enable}");
+    }
 }
 
 #[test]

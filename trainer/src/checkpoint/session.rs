@@ -20,8 +20,8 @@ use crate::terminal::{say, warn};
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
 
-/// A run's checkpoints. Rank 0 alone looks at folders and decides; ranks each write the part of the
-/// state that they alone have, and those with the same state one of them.
+/// A run's checkpoints. Rank 0 alone looks at folders and decides. Each rank writes the part of the state that it alone
+/// has; of ranks with the same state one does.
 pub struct Session<'p> {
     settings: &'p CheckpointConfig,
     dir: Option<&'p Path>,
