@@ -35,11 +35,18 @@ def smoothed(values, window):
     return means
 
 
+def thinned(places, values, most=800):
+    """Every n-th point, and the last, so that the picture stays small."""
+    kept = sorted({*range(0, len(values), max(1, len(values) // most)), len(values) - 1} - {-1})
+    return [places[i] for i in kept], [values[i] for i in kept]
+
+
 def limits(curves):
     """Losses to show: all but the fall of the first steps, which would flatten the rest."""
     seen = sorted(value for values in curves for value in values if not math.isnan(value))
     low, high = seen[0], seen[int(0.985 * (len(seen) - 1))]
-    return low - 0.05 * (high - low), high + 0.05 * (high - low)
+    margin = 0.05 * (high - low) or 0.1
+    return low - margin, high + margin
 
 
 def main():
@@ -53,7 +60,7 @@ def main():
         rows = list(csv.DictReader(file))
     plt.rcParams.update({"svg.hashsalt": "real run", "font.size": 10, "axes.spines.top": False})
     plt.rcParams.update({"axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25})
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharey="row", layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex="col", sharey="row", layout="constrained")
     figure.suptitle(options.title)
     shown = {"loss": [], "validation_loss": []}
     for side, look in SIDES.items():
@@ -67,7 +74,7 @@ def main():
         for at, places in enumerate([by_step, by_time]):
             axes[0][at].plot([places[i] for i in evaluated], [validation[i] for i in evaluated], marker="o",
                              markersize=look["width"] + 2, **line)
-            axes[1][at].plot(places, training, **line)
+            axes[1][at].plot(*thinned(places, training), **line)
         shown["validation_loss"].append([validation[i] for i in evaluated])
         shown["loss"].append(training)
     for row, (name, label) in enumerate([("validation_loss", "validation loss"), ("loss", "training loss")]):

@@ -98,16 +98,16 @@ def prepare(run):
             say(f"tokenising {split}")
             command = [run.trainer, "tokenize", "--tokenizer", run.tokenizer, "--output", tokens, text / split]
             subprocess.run(command, check=True)
-    batches = run.work / "train.bin"
-    wanted = run_flags(run)
-    if batches.exists() and json.loads((run.work / "flags.json").read_text()) != wanted:
+    batches = {"--output": run.work / "train.bin", "--validation": run.work / "validation.bin"}
+    flags, wanted = run.work / "flags.json", run_flags(run)
+    if flags.exists() and json.loads(flags.read_text()) != wanted:
         raise SystemExit(f"{run.work} is of a run with other flags. Remove it, or name another with --work")
-    if not batches.exists():
+    if not all(path.exists() for path in batches.values()):
         say("writing batches")
-        (run.work / "flags.json").write_text(json.dumps(wanted))
-        # Not there, or of a preparation that was cut off.
-        (run.work / "validation.bin").unlink(missing_ok=True)
-        files = ["--validation", run.work / "validation.bin", "--output", batches]
+        flags.write_text(json.dumps(wanted))
+        for path in batches.values():
+            path.unlink(missing_ok=True)
+        files = [part for pair in batches.items() for part in pair]
         subprocess.run([run.trainer, "batches", *wanted, *files], check=True)
 
 

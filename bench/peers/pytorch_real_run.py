@@ -4,7 +4,8 @@
 
 What it does is what the trainer does with the same flags: the same samples in the same order, GPT-2's initial weights
 with smaller residual projections, linear warm-up and a cosine to --min-lr at the last step, AdamW with decay on matrices
-alone, clipping at 1, and an evaluation on the same validation batches after every --eval-interval steps and the last.
+alone, clipping at 1, and an evaluation on the same validation batches after every --eval-interval steps and the last
+(0 for none).
 Weights are f32, layers run in bf16 autocast under torch.compile, AdamW is fused. It appends one JSON object a step to
 --output, flushed at once: step, loss, grad_norm, lr, step_ms, seconds since the process began, and validation_loss where
 there was an evaluation.
@@ -156,13 +157,14 @@ def main():
     with open(run.output, "a") as output:
 
         def tell(under_way, evaluate=False):
-            """Waits for a step and writes it down; it took from its start, or the end of the one before, until now."""
+            """Waits for a step and writes it down; it took from its start, or the end of the one before, until now; on a
+            CPU, which ends a step before it is waited for, as long as its submission."""
             nonlocal ended
-            number, began, wait = under_way
+            number, began, host, wait = under_way
             loss, norm = wait()
             began, ended = max(began, ended or began), time.perf_counter()
             row = {"step": number, "loss": loss, "grad_norm": norm, "lr": learning_rate(number, run)}
-            row["step_ms"] = (ended - began) * 1e3
+            row["step_ms"] = max(ended - began, host) * 1e3
             if evaluate:
                 row["validation_loss"] = trainer.evaluate(validation)
             row["seconds"] = time.perf_counter() - BEGAN
@@ -171,12 +173,15 @@ def main():
         before = None
         for number in range(run.steps):
             began = time.perf_counter()
-            under_way = (number, began, trainer.step(number, *training.load(number)))
+            wait = trainer.step(number, *training.load(number))
+            under_way = (number, began, time.perf_counter() - began, wait)
             if before:
                 tell(before)
             before = under_way
-            if number + 1 == run.steps or (run.eval_interval and (number + 1) % run.eval_interval == 0):
-                tell(before, evaluate=True)
+            last = number + 1 == run.steps
+            evaluate = run.eval_interval > 0 and (last or (number + 1) % run.eval_interval == 0)
+            if last or evaluate:
+                tell(before, evaluate)
                 before = None
 
 

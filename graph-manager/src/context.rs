@@ -68,6 +68,11 @@ impl<'m> StepContext<'m> {
         self.microbatches > 1
     }
 
+    /// Whether the current region belongs to the first microbatch, whose forward gathers.
+    pub fn is_first_microbatch(&self) -> bool {
+        self.current.and_then(|current| current.region.microbatch()) == Some(0)
+    }
+
     /// Whether the current region belongs to the last microbatch, whose backward reduces.
     pub fn is_last_microbatch(&self) -> bool {
         self.current.and_then(|current| current.region.microbatch()) == Some(self.microbatches - 1)
@@ -251,7 +256,8 @@ impl<'m> StepContext<'m> {
         body: impl FnOnce(&mut StepContext<'m>, I) -> Result<O>,
     ) -> Result<O> {
         let name = format!(
-            "{region}{}{}",
+            "{region}{}{}{}",
+            if key.gathering { ", gathering" } else { "" },
             if key.reducing { ", reducing" } else { "" },
             if key.overwriting { ", overwriting" } else { "" }
         );

@@ -43,6 +43,8 @@ pub(crate) struct ModeState {
 pub(crate) struct GraphKey {
     /// The region, of its slot.
     pub(crate) region: Region,
+    /// The first microbatch's forward, which gathers.
+    pub(crate) gathering: bool,
     /// The last microbatch's backward, which reduces.
     pub(crate) reducing: bool,
     /// The only microbatch's backward, which overwrites gradients instead of adding.
@@ -264,9 +266,12 @@ impl ModeState {
     /// The key of a region's graph.
     pub(crate) fn key(&self, options: &GraphOptions, mode: Mode, region: Region, microbatches: usize) -> GraphKey {
         let backward = matches!(region, Region::Backward { .. });
+        let forward = matches!(region, Region::Forward { .. });
+        let first = region.microbatch() == Some(0);
         let last = region.microbatch() == Some(microbatches - 1);
         GraphKey {
             region: self.plan.canonical(region, microbatches),
+            gathering: forward && first && options.gathers,
             reducing: backward && last && options.reduces && mode == Mode::Train,
             overwriting: mode == Mode::Train && microbatches == 1,
         }

@@ -36,6 +36,8 @@ pub struct GraphOptions {
     pub warmup_steps: usize,
     /// The last microbatch's backward regions reduce gradients, so they have graphs of their own.
     pub reduces: bool,
+    /// The first microbatch's forward regions gather weights, so they have graphs of their own.
+    pub gathers: bool,
     /// Overwrite buffers with poison after their last use, so that a stray read shows in the numbers.
     pub poison: bool,
 }
@@ -50,6 +52,7 @@ impl Default for GraphOptions {
             capture_optimizer: true,
             warmup_steps: 1,
             reduces: false,
+            gathers: false,
             poison: false,
         }
     }

@@ -118,7 +118,13 @@ section!(OptimizerConfig {
     clip: f64,
 });
 section!(PrecisionConfig { compute: String });
-section!(ParallelConfig { tensor: usize, sequence_parallel: bool, pipeline: usize, bucket_mib: usize });
+section!(ParallelConfig {
+    tensor: usize,
+    sequence_parallel: bool,
+    pipeline: usize,
+    distributed_optimizer: bool,
+    bucket_mib: usize
+});
 section!(RecomputeConfig { granularity: String });
 section!(CudaGraphConfig {
     enable: bool,

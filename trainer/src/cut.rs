@@ -1,5 +1,7 @@
 //! Which part of a parameter a rank has when several share its layer.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 /// How a parameter is cut over the ranks of a tensor-parallel group: along one axis, each group of rows or columns into
@@ -31,6 +33,47 @@ impl Piece {
     /// Number of its elements.
     pub fn elements(&self) -> usize {
         self.sizes.iter().product()
+    }
+
+    /// What of it lies in a range of the elements stored here, as dense blocks: of a matrix at most the rest of a row, whole
+    /// rows, and the beginning of a row.
+    pub fn within(&self, range: Range<usize>) -> Vec<Piece> {
+        let first = range.start.max(self.start) - self.start;
+        let end = range.end.saturating_sub(self.start).min(self.elements());
+        let mut blocks = Vec::new();
+        split(self, 0, first..end, &mut blocks);
+        blocks
+    }
+}
+
+/// Adds the dense blocks that a range of a piece's elements consists of; of the axes before `axis` it has one entry each.
+fn split(piece: &Piece, axis: usize, range: Range<usize>, blocks: &mut Vec<Piece>) {
+    if range.is_empty() {
+        return;
+    }
+    let row: usize = piece.sizes[axis + 1..].iter().product();
+    let entries = |first: usize, count: usize| {
+        let mut part = piece.clone();
+        part.offset[axis] += first;
+        part.sizes[axis] = count;
+        part.start += first * row;
+        part
+    };
+    let (head, tail) = (range.start.next_multiple_of(row), range.end / row * row);
+    if head > tail {
+        // Within one entry.
+        let entry = range.start / row;
+        return split(&entries(entry, 1), axis + 1, range.start - entry * row..range.end - entry * row, blocks);
+    }
+    if range.start < head {
+        let entry = head / row - 1;
+        split(&entries(entry, 1), axis + 1, range.start - entry * row..row, blocks);
+    }
+    if head < tail {
+        blocks.push(entries(head / row, (tail - head) / row));
+    }
+    if tail < range.end {
+        split(&entries(tail / row, 1), axis + 1, 0..range.end - tail, blocks);
     }
 }
 
@@ -142,5 +185,32 @@ mod tests {
                 assert_eq!(all, (1..=whole.iter().product()).collect::<Vec<_>>(), "{whole:?} over {ranks}");
             }
         }
+    }
+
+    #[test]
+    fn blocks_within_a_range_have_its_elements_and_no_others() {
+        let piece = Piece { offset: vec![1, 2, 3], sizes: vec![3, 4, 5], start: 7 };
+        for start in 0..piece.start + piece.elements() + 3 {
+            for end in start..piece.start + piece.elements() + 3 {
+                let mut found = Vec::new();
+                for block in piece.within(start..end) {
+                    for at in 0..block.elements() {
+                        let place = [
+                            at / (block.sizes[1] * block.sizes[2]),
+                            at / block.sizes[2] % block.sizes[1],
+                            at % block.sizes[2],
+                        ];
+                        let [i, j, k] = [0, 1, 2].map(|axis| block.offset[axis] + place[axis] - piece.offset[axis]);
+                        // Where the element lies follows from its place in the whole.
+                        assert_eq!(block.start + at, piece.start + (i * 4 + j) * 5 + k, "{block:?} at {at}");
+                        found.push(block.start + at);
+                    }
+                }
+                let expected = start.max(piece.start)..end.min(piece.start + piece.elements());
+                assert_eq!(found, expected.collect::<Vec<_>>(), "{start}..{end}");
+            }
+        }
+        let row = Piece { offset: vec![0], sizes: vec![10], start: 0 };
+        assert_eq!(row.within(3..20), [Piece { offset: vec![3], sizes: vec![7], start: 3 }]);
     }
 }

@@ -6,6 +6,7 @@
 pub mod accelerator;
 pub mod batches;
 pub mod bench;
+pub mod buckets;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;

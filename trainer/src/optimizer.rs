@@ -33,20 +33,21 @@ pub struct Optimizer {
     kind: OptimizerKind,
     adamw: Arc<[AdamWTensors]>,
     sgd: Arc<[SgdTensors]>,
-    /// Those that this rank counts in the norm, and the ranks that have the others.
+    /// The gradients that this rank counts in the norm, and the groups whose ranks have the others.
     counted: Arc<[Tensor]>,
-    tensor_parallel: Option<Rc<dyn Communicator>>,
+    others: Vec<Rc<dyn Communicator>>,
     /// u8, a `Control`.
     control: Tensor,
     /// u8, a `Status`.
     pub status: Tensor,
-    /// The moments, f32, flat, each the size of `main_grad`, by their names in a checkpoint.
+    /// The moments of what this rank updates, f32, flat, [`Params::held_elements`] each, by their names in a checkpoint.
     pub state: Vec<(&'static str, Tensor)>,
     _areas: Vec<Area>,
 }
 
 impl Optimizer {
-    /// Allocates state for all parameters and sets it to 0.
+    /// Allocates state for all parameters that this rank updates and sets it to 0. `data_parallel` are the ranks that
+    /// update the others.
     ///
     /// # Errors
     /// Out of memory.
@@ -57,9 +58,10 @@ impl Optimizer {
         weight_decay: f32,
         control: Tensor,
         status: Tensor,
+        data_parallel: Option<Rc<dyn Communicator>>,
         tensor_parallel: Option<Rc<dyn Communicator>>,
     ) -> Result<Optimizer> {
-        let total = params.grads.elements();
+        let total = params.held_elements();
         let mut areas = Vec::new();
         let mut moment = |name: &'static str| -> Result<(&'static str, Tensor)> {
             let area = device.allocate(name, total * 4)?;
@@ -76,24 +78,24 @@ impl Optimizer {
         device.zero(&status)?;
         let mut adamw = Vec::new();
         let mut sgd = Vec::new();
-        for (spec, param) in params.iter() {
+        for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (_, param))| param.held.elements > 0) {
             let decay = if spec.decays() { weight_decay } else { 0.0 };
-            let compute = (param.weight.dtype != DType::F32).then_some(param.weight);
-            let at = ((param.grad.address - params.grads.address) / 4) as usize;
-            let part = |moment: usize| state[moment].1.view(at, spec.shape);
+            let compute = (param.weight.dtype != DType::F32).then(|| param.held_of(param.weight));
+            let (master, grad) = (param.master, param.held_of(param.grad));
+            let part = |moment: usize| params.part_of(state[moment].1, index);
             match kind {
                 OptimizerKind::AdamW { .. } => adamw.push(AdamWTensors {
-                    master: param.master,
+                    master,
                     compute,
-                    grad: param.grad,
+                    grad,
                     exp_avg: part(0),
                     exp_avg_sq: part(1),
                     weight_decay: decay,
                 }),
                 OptimizerKind::Sgd { momentum } => sgd.push(SgdTensors {
-                    master: param.master,
+                    master,
                     compute,
-                    grad: param.grad,
+                    grad,
                     momentum: (momentum != 0.0).then(|| part(0)),
                     weight_decay: decay,
                 }),
@@ -101,16 +103,20 @@ impl Optimizer {
         }
         // A parameter that every rank of a tensor-parallel group has whole counts on the first.
         let first = tensor_parallel.as_ref().is_none_or(|group| group.rank() == 0);
-        let counted = match first {
-            true => vec![params.grads],
-            false => params.grad_ranges(|spec| spec.cut.is_some()).into_iter().map(|(_, grads)| grads).collect(),
+        let counted: Vec<Tensor> = match first {
+            true => params.buckets().map(|bucket| params.shard().of(bucket.grads)).collect(),
+            false => {
+                let cut = params.iter().filter(|(spec, param)| spec.cut.is_some() && param.held.elements > 0);
+                cut.map(|(_, param)| param.held_of(param.grad)).collect()
+            }
         };
+        let others = data_parallel.into_iter().chain(tensor_parallel).collect();
         Ok(Optimizer {
             kind,
             adamw: adamw.into(),
             sgd: sgd.into(),
             counted: counted.into(),
-            tensor_parallel,
+            others,
             control,
             status,
             state,
@@ -125,7 +131,7 @@ impl Optimizer {
     pub fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let square_sum = cx.tensor("square_sum", [1], DType::F32)?;
         cx.run(SquareSum { inputs: self.counted.clone(), total: square_sum })?;
-        if let Some(group) = &self.tensor_parallel {
+        for group in &self.others {
             cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), square_sum))?;
         }
         let Optimizer { control, status, .. } = *self;

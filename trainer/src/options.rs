@@ -134,6 +134,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Ranks that share each layer: heads, feed-forward channels and the vocabulary are cut into as many parts"),
     option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also share the tokens between them: less memory for the same traffic"),
     option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Stages; only 1 so far"),
+    option("parallel.distributed_optimizer", "use-distributed-optimizer", &["distributed-optimizer"], "false", Kind::Bool, "Data-parallel ranks divide master weights and moments between them (ZeRO stage 1): each updates its part of every bucket"),
     option("parallel.bucket_mib", "ddp-bucket-size", &["bucket-mib"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
 
     option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective"]), "selective: backward computes norms and activations (GELU, SwiGLU) again, for about a third less activation memory"),
@@ -162,6 +163,8 @@ pub const OPTIONS: &[OptionSpec] = &[
 /// Flags of other systems that need nothing here, and what to tell who gives them.
 pub const NOT_NEEDED: &[(&str, &str)] = &[
     ("te-rng-tracker", "randomness here is a function of step, sample and place, always safe to capture"),
+    ("overlap-grad-reduce", "gradients are always reduced while backward goes on"),
+    ("overlap-param-gather", "the weights of a distributed optimizer are always gathered while forward goes on"),
     ("no-check-for-nan-in-loss-and-grad", "the check runs on the device, inside the graph"),
 ];
 

@@ -6,6 +6,7 @@ use device::host::philox;
 use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
 use rayon::prelude::*;
 
+use crate::buckets::{FlatLayout, Held, Shard};
 use crate::cut::{Cut, Piece, fill, pieces};
 
 /// What a parameter starts as. Values are a function of (seed, name, element), whatever the parallel layout.
@@ -83,12 +84,33 @@ impl ParamSpec {
 /// A parameter in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Param {
-    /// What layers compute with; the master weights themselves in f32.
+    /// What layers compute with. With a distributed optimizer the values of other ranks' parts come with the next forward.
     pub weight: Tensor,
-    /// f32 master weights.
+    /// f32 master weights, in f32 those that layers compute with: all of the parameter, in its shape, or with a distributed
+    /// optimizer the elements of `held`, flat.
     pub master: Tensor,
     /// f32 `main_grad`.
     pub grad: Tensor,
+    /// What of it this rank updates.
+    pub held: Held,
+}
+
+impl Param {
+    /// What this rank updates of a tensor that has all of the parameter; flat.
+    pub fn held_of(&self, whole: Tensor) -> Tensor {
+        whole.view(self.held.first, [self.held.elements])
+    }
+}
+
+/// A bucket in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct BucketMemory {
+    /// The first layer with parameters in it.
+    pub layer: usize,
+    /// Its range of `main_grad`, f32.
+    pub grads: Tensor,
+    /// Its range of what layers compute with.
+    pub weights: Tensor,
 }
 
 /// All parameters, each kind of memory in one flat buffer in order of declaration.
@@ -99,17 +121,28 @@ pub struct Params {
     by_name: HashMap<String, usize>,
     /// All of `main_grad`, f32, flat.
     pub grads: Tensor,
-    offsets: Vec<usize>,
+    /// All of what layers compute with, flat.
+    weights: Tensor,
+    layout: FlatLayout,
     _areas: Vec<Area>,
 }
 
 impl Params {
-    /// Allocates weights and gradients, and fills the weights.
+    /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights.
+    /// `shard` is the part of each bucket that this rank has master weights of.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn new(device: &Device, specs: Vec<ParamSpec>, compute: DType, seed: u64) -> Result<Params> {
-        let all = Params::placed(device, specs, compute, true)?;
+    pub fn new(
+        device: &Device,
+        specs: Vec<ParamSpec>,
+        compute: DType,
+        seed: u64,
+        bucket_bytes: usize,
+        shard: Shard,
+    ) -> Result<Params> {
+        let layout = FlatLayout::new(&specs, bucket_bytes, shard);
+        let all = Params::placed(device, specs, layout, compute, true)?;
         device.zero(&all.grads)?;
         if !device.is_dry() {
             for index in 0..all.specs.len() {
@@ -124,62 +157,63 @@ impl Params {
     /// # Errors
     /// Out of memory.
     pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>, compute: DType) -> Result<Params> {
-        Params::placed(device, specs, compute, false)
+        let layout = FlatLayout::new(&specs, usize::MAX, Shard::whole());
+        Params::placed(device, specs, layout, compute, false)
     }
 
-    fn placed(device: &Device, specs: Vec<ParamSpec>, compute: DType, gradients: bool) -> Result<Params> {
-        let mut offsets = Vec::with_capacity(specs.len());
-        let mut total = 0usize;
-        for spec in &specs {
-            offsets.push(total);
-            total += spec.shape.elements().next_multiple_of(64); // every parameter begins at 256 bytes
-        }
-        let masters = device.allocate("master weights", total * 4)?;
-        let master = masters.tensor("master weights", 0, [total], DType::F32);
-        let mut areas = vec![masters];
-        let grads = if gradients {
-            let area = device.allocate("main_grad", total * 4)?;
-            let tensor = area.tensor("main_grad", 0, [total], DType::F32);
+    fn placed(
+        device: &Device,
+        specs: Vec<ParamSpec>,
+        layout: FlatLayout,
+        compute: DType,
+        gradients: bool,
+    ) -> Result<Params> {
+        let total = layout.total;
+        let mut areas = Vec::new();
+        let mut flat = |name: &str, elements: usize, dtype: DType| -> Result<Tensor> {
+            let area = device.allocate(name, elements * dtype.size())?;
+            let tensor = area.tensor(name, 0, [elements], dtype);
             areas.push(area);
-            tensor
-        } else {
-            device.virtual_tensor("main_grad", [total], DType::F32) // an address that is refused if it is used
+            Ok(tensor)
         };
-        let weight = if compute == DType::F32 {
-            master
-        } else {
-            let weights = device.allocate("weights", total * compute.size())?;
-            let tensor = weights.tensor("weights", 0, [total], compute);
-            areas.push(weights);
-            tensor
+        let weights = flat("weights", total, compute)?;
+        let masters = match compute {
+            DType::F32 => None, // the weights themselves
+            _ => Some(flat("master weights", layout.held_elements(), DType::F32)?),
         };
-        let params: Vec<Param> = specs
-            .iter()
-            .zip(&offsets)
-            .map(|(spec, &at)| Param {
-                weight: weight.view(at, spec.shape),
-                master: master.view(at, spec.shape),
-                grad: grads.view(at, spec.shape),
-            })
-            .collect();
-        device.zero(&master)?;
-        device.zero(&weight)?;
+        let grads = match gradients {
+            true => flat("main_grad", total, DType::F32)?,
+            false => device.virtual_tensor("main_grad", [total], DType::F32), // an address that is refused if it is used
+        };
+        let place = |((spec, &offset), &held): ((&ParamSpec, &usize), &Held)| {
+            let weight = weights.view(offset, spec.shape);
+            let shape = if layout.shard.is_part() { Shape::new(&[held.elements]) } else { spec.shape };
+            let master = masters.map_or(weight.view(held.first, shape), |masters| masters.view(held.at, shape));
+            Param { weight, master, grad: grads.view(offset, spec.shape), held }
+        };
+        let params = specs.iter().zip(&layout.offsets).zip(&layout.held).map(place).collect();
+        device.zero(&weights)?;
+        masters.map_or(Ok(()), |masters| device.zero(&masters))?;
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        Ok(Params { specs, params, by_name, grads, offsets, _areas: areas })
+        Ok(Params { specs, params, by_name, grads, weights, layout, _areas: areas })
     }
 
-    /// Overwrites a parameter, master and compute copy, with f32 values of its stored shape.
+    /// Overwrites a parameter, compute copy and what is held here of the master weights, with f32 values of its stored
+    /// shape.
     ///
     /// # Errors
     /// Another number of values.
     pub fn set(&self, device: &Device, index: usize, values: &[f32]) -> Result<()> {
-        let param = &self.params[index];
-        device.upload(&param.master, values)?;
-        if param.weight.dtype == DType::Bf16 {
-            let rounded: Vec<bf16> = values.par_iter().map(|&x| bf16::from_f32(x)).collect();
-            device.upload(&param.weight, &rounded)?;
+        let Param { weight, master, held, .. } = self.params[index];
+        if weight.dtype != DType::Bf16 {
+            return device.upload(&weight, values);
         }
-        Ok(())
+        let rounded: Vec<bf16> = values.par_iter().map(|&x| bf16::from_f32(x)).collect();
+        device.upload(&weight, &rounded)?;
+        if held.elements == 0 {
+            return Ok(());
+        }
+        device.upload(&master, &values[held.first..held.first + held.elements])
     }
 
     /// The parameter of that name.
@@ -198,21 +232,30 @@ impl Params {
         self.specs.iter().zip(&self.params)
     }
 
-    /// The part of `main_grad` that belongs to layers `first..=last`, if they have parameters: parameters are declared
-    /// in layer order, so it is one range.
-    pub fn layer_grads(&self, first: usize, last: usize) -> Option<Tensor> {
-        let inside = |i: &usize| (first..=last).contains(&self.specs[*i].layer);
-        let start = (0..self.specs.len()).find(inside)?;
-        let end = (0..self.specs.len()).rfind(inside)?;
-        let elements = self.offsets[end] + self.specs[end].shape.elements() - self.offsets[start];
-        Some(self.grads.view(self.offsets[start], [elements]))
+    /// The buckets, in the order backward completes them: from the last layer to the first.
+    pub fn buckets(&self) -> impl Iterator<Item = BucketMemory> {
+        self.layout.buckets.iter().map(|bucket| BucketMemory {
+            layer: bucket.layer,
+            grads: self.grads.view(bucket.start, [bucket.elements]),
+            weights: self.weights.view(bucket.start, [bucket.elements]),
+        })
+    }
+
+    /// The part of each bucket that this rank updates.
+    pub fn shard(&self) -> Shard {
+        self.layout.shard
+    }
+
+    /// Elements of a flat buffer of all that this rank updates, such as a moment.
+    pub fn held_elements(&self) -> usize {
+        self.layout.held_elements()
     }
 
     /// The parts of `main_grad` that belong to chosen parameters, with their layers; neighbours of one layer are one.
     pub fn grad_ranges(&self, chosen: impl Fn(&ParamSpec) -> bool) -> Vec<(usize, Tensor)> {
         let mut ranges: Vec<(usize, usize, usize)> = Vec::new(); // layer, first element, end
         let mut joins = false;
-        for (spec, &offset) in self.specs.iter().zip(&self.offsets) {
+        for (spec, &offset) in self.specs.iter().zip(&self.layout.offsets) {
             if chosen(spec) {
                 let end = offset + spec.shape.elements();
                 match ranges.last_mut().filter(|(layer, ..)| joins && *layer == spec.layer) {
@@ -225,15 +268,16 @@ impl Params {
         ranges.into_iter().map(|(layer, first, end)| (layer, self.grads.view(first, [end - first]))).collect()
     }
 
-    /// What a parameter has of `flat`, which is laid out as [`Params::grads`] is; in the parameter's shape.
+    /// What a parameter has of `flat`, which has [`Params::held_elements`]; in the shape of its master weights.
     pub fn part_of(&self, flat: Tensor, index: usize) -> Tensor {
-        flat.view(self.offsets[index], self.specs[index].shape)
+        let Param { master, held, .. } = self.params[index];
+        flat.view(held.at, master.shape)
     }
 
-    /// Bytes of the weights layers compute with, where these are not the master weights themselves.
-    pub fn compute_bytes(&self) -> usize {
-        let separate = self.params.iter().map(|param| param.weight).filter(|weight| weight.dtype != DType::F32);
-        separate.map(|weight| weight.bytes()).sum()
+    /// Bytes of the weights layers compute with, and of the master weights where these are others.
+    pub fn weight_bytes(&self) -> (usize, Option<usize>) {
+        let masters = (self.weights.dtype != DType::F32).then(|| self.held_elements() * DType::F32.size());
+        (self.weights.bytes(), masters)
     }
 
     /// Number of real parameters, padding not counted.

@@ -380,6 +380,7 @@ fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {
         capture_optimizer: graph.capture_optimizer,
         warmup_steps: graph.warmup_steps,
         reduces: false,
+        gathers: false,
         poison: false,
     })
 }

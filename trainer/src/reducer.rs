@@ -1,8 +1,13 @@
-//! Data-parallel gradient reduction: buckets of `main_grad` summed over ranks on a side stream while backward goes on.
+//! Data-parallel transfers: buckets of `main_grad` summed over ranks on a side stream while backward goes on.
 //!
 //! A bucket is complete when the backward of its first layer has run. The backward region that comes next forks the
 //! side stream at its start, reduces the bucket there, and joins at its end; what the last backward completes is reduced
 //! in a region of its own.
+//!
+//! With a distributed optimizer each rank gets the sum of its part of the bucket alone (reduce-scatter), and after the
+//! update the parts of the new weights go to all (all-gather). The step's first forwards mirror its last backwards: each
+//! forks at its start, gathers the bucket that the layer after it begins, and joins at its end; the bucket of the first
+//! layer is gathered after the update.
 
 use std::rc::Rc;
 
@@ -10,46 +15,30 @@ use device::ops::{Collective, CollectiveKind};
 use device::{Communicator, Event, Stream, Tensor};
 use graph_manager::{Error, Result, StepContext};
 
-use crate::params::Params;
+use crate::buckets::Shard;
+use crate::params::{BucketMemory, Params};
 
-/// Reduces gradients over the data-parallel ranks.
+/// Reduces gradients over the data-parallel ranks, and gathers the weights that each has updated.
 pub struct Reducer {
     communicator: Rc<dyn Communicator>,
     stream: Stream,
     fork: Event,
     join: Event,
-    buckets: Vec<Bucket>,
-}
-
-#[derive(Clone, Copy)]
-struct Bucket {
-    /// A range of `main_grad`.
-    grads: Tensor,
-    /// The layer whose backward completes it.
-    layer: usize,
+    buckets: Vec<BucketMemory>,
+    shard: Shard,
 }
 
 impl Reducer {
-    /// Buckets of at least `bucket_bytes`, in the order backward completes them. Layer 0 has a bucket of its own: with
-    /// tied embeddings its backward is the last to write the table.
-    pub fn new(
-        communicator: Rc<dyn Communicator>,
-        stream: Stream,
-        params: &Params,
-        layers: usize,
-        bucket_bytes: usize,
-    ) -> Reducer {
+    /// For the buckets of all parameters, on a side stream.
+    pub fn new(communicator: Rc<dyn Communicator>, stream: Stream, params: &Params) -> Reducer {
         let device = stream.device().clone();
-        let mut buckets = Vec::new();
-        let mut last = layers - 1;
-        for layer in (0..layers).rev() {
-            let Some(grads) = params.layer_grads(layer, last) else { continue };
-            if grads.bytes() >= bucket_bytes || layer <= 1 {
-                buckets.push(Bucket { grads, layer });
-                last = layer.saturating_sub(1);
-            }
-        }
-        Reducer { communicator, stream, fork: device.event(), join: device.event(), buckets }
+        let (buckets, shard) = (params.buckets().collect(), params.shard());
+        Reducer { communicator, stream, fork: device.event(), join: device.event(), buckets, shard }
+    }
+
+    /// Whether weights are gathered: other ranks update what this one does not.
+    pub fn gathers(&self) -> bool {
+        self.shard.is_part()
     }
 
     /// Inside the backward region of `layer`: starts the buckets that the region before completed. Returns whether there
@@ -58,7 +47,7 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn start(&self, cx: &StepContext<'_>, layer: usize) -> Result<bool> {
-        self.reduce(cx, |bucket| bucket.layer == layer + 1, &[])
+        self.reduce(cx, Some(layer + 1), &[])
     }
 
     /// The tail: what the last backward completed, and other small sums such as the loss.
@@ -66,7 +55,7 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn finish(&self, cx: &StepContext<'_>, others: &[Tensor]) -> Result<()> {
-        if self.reduce(cx, |bucket| bucket.layer == 0, others)? {
+        if self.reduce(cx, Some(0), others)? {
             self.join(cx)?;
         }
         Ok(())
@@ -77,21 +66,65 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn sum(&self, cx: &StepContext<'_>, tensor: Tensor) -> Result<()> {
-        self.reduce(cx, |_| false, &[tensor])?;
+        self.reduce(cx, None, &[tensor])?;
         self.join(cx)
     }
 
-    fn reduce(&self, cx: &StepContext<'_>, chosen: impl Fn(&Bucket) -> bool, others: &[Tensor]) -> Result<bool> {
-        let tensors = self.buckets.iter().filter(|bucket| chosen(bucket)).map(|bucket| bucket.grads);
-        let tensors: Vec<Tensor> = tensors.chain(others.iter().copied()).collect();
-        if tensors.is_empty() {
+    /// Inside the first microbatch's forward region of `layer`: starts to gather the bucket that the layer after it is the
+    /// first to read. Returns whether there is one, to be joined at the region's end.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<bool> {
+        self.gather(cx, layer + 1)
+    }
+
+    /// After the update: gathers the bucket of the first layer, which no forward is left to hide.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn gather_first(&self, cx: &StepContext<'_>) -> Result<()> {
+        if self.gather(cx, 0)? {
+            self.join(cx)?;
+        }
+        Ok(())
+    }
+
+    fn gather(&self, cx: &StepContext<'_>, layer: usize) -> Result<bool> {
+        let of_layer = self.buckets.iter().filter(|bucket| self.gathers() && bucket.layer == layer);
+        let transfers = of_layer.map(|bucket| Collective {
+            kind: CollectiveKind::AllGather,
+            communicator: self.communicator.clone(),
+            input: self.shard.of(bucket.weights),
+            output: bucket.weights,
+        });
+        self.submit(cx, transfers.collect())
+    }
+
+    fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<bool> {
+        let sum = |tensor| Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor);
+        let reduced =
+            self.buckets.iter().filter(|bucket| Some(bucket.layer) == layer).map(|bucket| match self.gathers() {
+                false => sum(bucket.grads),
+                true => Collective {
+                    kind: CollectiveKind::ReduceScatterSum,
+                    communicator: self.communicator.clone(),
+                    input: bucket.grads,
+                    output: self.shard.of(bucket.grads),
+                },
+            });
+        self.submit(cx, reduced.chain(others.iter().copied().map(sum)).collect())
+    }
+
+    /// Forks the side stream and submits there; whether there was anything.
+    fn submit(&self, cx: &StepContext<'_>, transfers: Vec<Collective>) -> Result<bool> {
+        if transfers.is_empty() {
             return Ok(false);
         }
         cx.compute().record(&self.fork).map_err(Error::from)?;
         self.stream.wait(&self.fork)?;
-        for tensor in tensors {
-            let communicator = self.communicator.clone();
-            self.stream.submit(Collective::in_place(CollectiveKind::AllReduceSum, communicator, tensor))?;
+        for transfer in transfers {
+            self.stream.submit(transfer)?;
         }
         Ok(true)
     }

@@ -219,6 +219,7 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
         optimizer: plan.optimizer,
         weight_decay: plan.config.optimizer.weight_decay as f32,
         bucket_bytes: plan.config.parallel.bucket_mib << 20,
+        distributed_optimizer: plan.config.parallel.distributed_optimizer,
         graphs: GraphOptions { poison, ..plan.graphs.clone() },
     };
     let mut stage = Stage::new(device, &plan.model.part(tensor), options, ranks.group.clone())?;
@@ -234,7 +235,6 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
 
 /// The plan as a box: what will be trained, on what, in how much memory.
 pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &Device, ranks: &Ranks) -> String {
-    let parameters = stage.params().grads.bytes();
     let state: usize = stage.optimizer().state.iter().map(|(_, tensor)| tensor.bytes()).sum();
     let activations = stage.graphs().memory();
     let planned: usize = activations.iter().map(|area| area.bytes).sum();
@@ -246,10 +246,18 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
     } else {
         "off".into()
     };
-    let compute = stage.params().compute_bytes();
-    let copy =
-        if compute > 0 { format!(", {} {}", bytes(compute), plan.config.precision.compute) } else { String::new() };
-    let weights = format!("{} master, {} main_grad{copy}", bytes(parameters), bytes(parameters));
+    let grads = bytes(stage.params().grads.bytes());
+    let weights = match (stage.params().weight_bytes(), stage.params().shard().ranks) {
+        ((weights, None), 1) => format!("{} master, {grads} main_grad", bytes(weights)),
+        ((weights, None), ranks) => format!("{}, 1/{ranks} of them master, {grads} main_grad", bytes(weights)),
+        ((weights, Some(master)), _) => {
+            format!("{} master, {grads} main_grad, {} {}", bytes(master), bytes(weights), plan.config.precision.compute)
+        }
+    };
+    let divided = match stage.params().shard().ranks {
+        1 => String::new(),
+        ranks => format!(": the part of one of {ranks} ranks"),
+    };
     let shared = match (plan.grid.tensor, plan.config.parallel.sequence_parallel) {
         (1, _) => String::new(),
         (tensor, false) => format!("; {tensor} ranks share each layer"),
@@ -277,7 +285,7 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
         ),
         ("device", format!("{}, {}", place(device, ranks), plan.config.precision.compute)),
         ("weights", weights),
-        ("optimizer", format!("{}, {}", plan.config.optimizer.kind, bytes(state))),
+        ("optimizer", format!("{}, {}{divided}", plan.config.optimizer.kind, bytes(state))),
         ("activations", format!("{}: {}", bytes(planned), areas.join(", "))),
         ("memory", memory(device)),
         ("graphs", graphs),

@@ -7,6 +7,7 @@ use device::ops::{Control, Copy, Fill, Status, WriteControl, WriteSampleRecord};
 use device::{Area, Communicator, DType, Device, HostArray, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, GraphOptions, Mode, Region, Result, StepContext};
 
+use crate::buckets::Shard;
 use crate::model::{Architecture, Hidden, Model, StepTensors};
 use crate::optimizer::{Optimizer, OptimizerKind};
 use crate::params::Params;
@@ -31,6 +32,8 @@ pub struct StageOptions {
     pub weight_decay: f32,
     /// Smallest gradient bucket, in bytes.
     pub bucket_bytes: usize,
+    /// Each data-parallel rank has the master weights and moments of its part of every bucket alone.
+    pub distributed_optimizer: bool,
     /// How steps are captured.
     pub graphs: GraphOptions,
 }
@@ -144,7 +147,12 @@ impl Stage {
         data_parallel: Option<Rc<dyn Communicator>>,
     ) -> Result<Stage> {
         let compute = device.stream("compute");
-        let params = Params::new(device, architecture.specs.clone(), options.compute, options.seed)?;
+        let shard = match &data_parallel {
+            Some(group) if options.distributed_optimizer => Shard { rank: group.rank(), ranks: group.size() },
+            _ => Shard::whole(),
+        };
+        let specs = architecture.specs.clone();
+        let params = Params::new(device, specs, options.compute, options.seed, options.bucket_bytes, shard)?;
         let mut areas = Vec::new();
         let mut persistent = |name: &str, shape: device::Shape, dtype: DType| -> Result<Tensor> {
             let area = device.allocate(name, shape.elements() * dtype.size())?;
@@ -180,14 +188,16 @@ impl Stage {
         let tensor = architecture.tensor.group.clone();
         let partial = PartialGrads::new(tensor.clone(), &params);
         let decay = options.weight_decay;
-        let optimizer = Optimizer::new(device, &params, options.optimizer, decay, control, status, tensor)?;
+        let others = data_parallel.clone().filter(|_| shard.is_part());
+        let optimizer = Optimizer::new(device, &params, options.optimizer, decay, control, status, others, tensor)?;
         areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = data_parallel.map(|group| {
             let side = device.stream("data parallel");
-            Reducer::new(group, side, &params, model.layers.len(), options.bucket_bytes)
+            Reducer::new(group, side, &params)
         });
-        let graphs = GraphOptions { reduces: reducer.is_some() || partial.is_some(), ..options.graphs };
+        let reduces = reducer.is_some() || partial.is_some();
+        let graphs = GraphOptions { reduces, gathers: shard.is_part(), ..options.graphs };
         Ok(Stage {
             graphs: CudaGraphManager::new(compute.clone(), graphs)?,
             reducer,
@@ -384,14 +394,17 @@ fn train(
             cx.region(Region::Begin, (), |cx, ()| work.zero(cx))?;
             for microbatch in 0..cx.microbatches() {
                 let _span = tracing::debug_span!("microbatch", microbatch).entered();
-                let hidden = work.forward(cx, microbatch, micro_batch_size)?;
+                let hidden = work.forward(cx, microbatch, micro_batch_size, reducer)?;
                 work.backward(cx, microbatch, hidden.x, reducer)?;
             }
             cx.region(Region::Reduce, (), |cx, ()| {
                 reducer.map_or(Ok(()), |reducer| reducer.finish(cx, &[work.step.loss_sum]))
             })
         })?;
-        cx.region(Region::Optimizer, (), |cx, ()| optimizer.update(cx))
+        cx.region(Region::Optimizer, (), |cx, ()| {
+            optimizer.update(cx)?;
+            reducer.map_or(Ok(()), |reducer| reducer.gather_first(cx))
+        })
     })
 }
 
@@ -407,7 +420,7 @@ fn evaluate(
             cx.region(Region::Begin, (), |cx, ()| cx.run(Fill { output: work.step.loss_sum, value: 0.0 }))?;
             for microbatch in 0..cx.microbatches() {
                 let _span = tracing::debug_span!("microbatch", microbatch).entered();
-                work.forward(cx, microbatch, micro_batch_size)?;
+                work.forward(cx, microbatch, micro_batch_size, reducer)?;
             }
             cx.region(Region::Reduce, (), |cx, ()| {
                 reducer.map_or(Ok(()), |reducer| reducer.sum(cx, work.step.loss_sum))
@@ -430,8 +443,15 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Puts a microbatch's inputs where its slot has them, and runs all layers forward. The result holds the losses.
-    fn forward(&self, cx: &mut StepContext<'_>, microbatch: usize, micro_batch_size: usize) -> Result<Hidden> {
+    /// Puts a microbatch's inputs where its slot has them, and runs all layers forward. The first microbatch's regions
+    /// also gather the weights that the next ones need. The result holds the losses.
+    fn forward(
+        &self,
+        cx: &mut StepContext<'_>,
+        microbatch: usize,
+        micro_batch_size: usize,
+        reducer: Option<&Reducer>,
+    ) -> Result<Hidden> {
         let mut hidden = cx.region(Region::Inputs { microbatch }, (), |cx, ()| {
             let x = cx.tensor("inputs", self.model.inputs.0, self.model.inputs.1)?;
             let targets = cx.tensor("targets", self.model.targets.0, self.model.targets.1)?;
@@ -445,7 +465,15 @@ impl Work<'_> {
         for (layer, module) in self.model.layers.iter().enumerate() {
             let _span = tracing::debug_span!("layer", layer).entered();
             let region = Region::Forward { layer, microbatch };
-            hidden = cx.region(region, hidden, |cx, hidden| module.forward(cx, hidden))?;
+            hidden = cx.region(region, hidden, |cx, hidden| {
+                let reducer = reducer.filter(|_| cx.is_first_microbatch());
+                let started = reducer.map_or(Ok(false), |reducer| reducer.gather_next(cx, layer))?;
+                let hidden = module.forward(cx, hidden)?;
+                if let Some(reducer) = reducer.filter(|_| started) {
+                    reducer.join(cx)?;
+                }
+                Ok(hidden)
+            })?;
         }
         Ok(hidden)
     }

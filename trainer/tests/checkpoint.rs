@@ -67,6 +67,7 @@ impl Case {
             optimizer,
             weight_decay: 0.1,
             bucket_bytes: 4096,
+            distributed_optimizer: false,
             graphs: GraphOptions { enable: false, ..GraphOptions::default() },
         };
         Stage::new(device, &gpt(shape), options, None).unwrap()

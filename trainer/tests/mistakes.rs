@@ -180,8 +180,8 @@ fn ranks_that_cannot_be_are_refused() {
     };
     for (rank, size, local, needles) in [
         ("0", "0", "0", &["OMPI_COMM_WORLD_RANK", "not below OMPI_COMM_WORLD_SIZE = 0"][..]),
-        ("5", "2", "0", &["OMPI_COMM_WORLD_RANK is 5", "not below the size 2"]),
-        ("0", "2", "7", &["OMPI_COMM_WORLD_LOCAL_RANK is 7", "not below the size 2"]),
+        ("5", "2", "0", &["OMPI_COMM_WORLD_RANK is 5", "not below OMPI_COMM_WORLD_SIZE = 2"]),
+        ("0", "2", "7", &["OMPI_COMM_WORLD_LOCAL_RANK is 7", "not below OMPI_COMM_WORLD_LOCAL_SIZE = 2"]),
         ("0", "two", "0", &["OMPI_COMM_WORLD_SIZE is `two`, not a number"]),
         ("-1", "2", "0", &["OMPI_COMM_WORLD_RANK is `-1`, not a number"]),
     ] {

@@ -8,6 +8,7 @@ use common::{Kind, MICRO_BATCH, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 use data_files::{Folder, small_tokenizer};
 use device::{DType, Device, HostOptions};
 use graph_manager::GraphOptions;
+use trainer::buckets::Shard;
 use trainer::data::{TextStream, Tokenizer};
 use trainer::model::{GptShape, gpt};
 use trainer::params::Params;
@@ -25,7 +26,7 @@ fn shape(kind: Kind, dtype: DType) -> GptShape {
 /// A generator over the weights that a [`Run`] of that shape starts with.
 fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
-    let params = Params::new(&device, gpt(shape.clone()).specs, shape.dtype, 7).unwrap();
+    let params = Params::new(&device, gpt(shape.clone()).specs, shape.dtype, 7, usize::MAX, Shard::whole()).unwrap();
     let generator = Generator::new(&device, shape, params, longest).unwrap();
     (device, generator)
 }

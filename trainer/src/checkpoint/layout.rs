@@ -2,7 +2,9 @@
 
 use device::Tensor;
 
+use crate::buckets::Held;
 use crate::cut::Piece;
+use crate::params::{Param, ParamSpec};
 use crate::step::Stage;
 
 /// The file of the weights.
@@ -29,37 +31,44 @@ pub(super) struct Stored {
     pub(super) name: String,
     /// The whole tensor, padding not counted.
     pub(super) shape: Vec<usize>,
-    /// Where what is here lies in the whole and in memory.
+    /// Where what layers here compute with lies in the whole, and in the parameter as it is stored.
     pub(super) pieces: Vec<Piece>,
+    /// Those parts of the pieces that this rank updates, and writes.
+    pub(super) held: Vec<Piece>,
     /// Every rank of a tensor-parallel group has all of it.
     pub(super) everywhere: bool,
-    /// f32, with padding rows.
+    /// What this rank updates of the parameter as it is stored, padding rows included: f32, flat, from this element on.
     pub(super) memory: Tensor,
+    pub(super) first: usize,
+    /// Elements of the parameter as it is stored.
+    pub(super) elements: usize,
 }
 
 impl Stored {
-    /// A piece in memory.
+    /// A held piece in memory.
     pub(super) fn values(&self, piece: &Piece) -> Tensor {
-        self.memory.view(piece.start, [piece.elements()])
+        self.memory.view(piece.start - self.first, [piece.elements()])
     }
 }
 
 /// All tensors of a stage, file by file, in the order of declaration.
 pub(super) fn stored(stage: &Stage) -> Vec<Stored> {
     let params = stage.params();
-    let part = |role, file, name: String, index: usize, memory: Tensor| {
-        let spec = &params.specs[index];
+    let part = |role, file, name: String, (spec, param): (&ParamSpec, &Param), memory: Tensor| {
         let (shape, pieces, everywhere) = (spec.whole.clone(), spec.pieces(), spec.cut.is_none());
-        Stored { role, file, name, shape, pieces, everywhere, memory }
+        let Held { first, elements, .. } = param.held;
+        let held = pieces.iter().flat_map(|piece| piece.within(first..first + elements)).collect();
+        let elements = spec.shape.elements();
+        Stored { role, file, name, shape, pieces, held, everywhere, memory, first, elements }
     };
     let mut all = Vec::new();
-    for (index, (spec, param)) in params.iter().enumerate() {
-        all.push(part(Role::Weights(index), MODEL, spec.name.clone(), index, param.master));
+    for (index, each) in params.iter().enumerate() {
+        all.push(part(Role::Weights(index), MODEL, each.0.name.clone(), each, each.1.master));
     }
     for (moment, flat) in &stage.optimizer().state {
-        for (index, (spec, _)) in params.iter().enumerate() {
-            let name = format!("{}.{moment}", spec.name);
-            all.push(part(Role::Moment, OPTIMIZER, name, index, params.part_of(*flat, index)));
+        for (index, each) in params.iter().enumerate() {
+            let name = format!("{}.{moment}", each.0.name);
+            all.push(part(Role::Moment, OPTIMIZER, name, each, params.part_of(*flat, index)));
         }
     }
     all

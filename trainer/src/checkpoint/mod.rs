@@ -7,6 +7,8 @@
 //!   transpose of GPT-2's `Conv1D`. Rows that only pad the vocabulary are absent.
 //! - `optimizer.safetensors`: the moments, named `<parameter>.exp_avg`, `.exp_avg_sq` or `.momentum`.
 //! - `config.toml`: the resolved configuration.
+//! - Where several ranks have parts of the state (those that share layers, all with a distributed optimizer) each writes
+//!   files of its own, `model-00001-of-00004.safetensors` and so on. Of a divided tensor a file has dense blocks.
 //! - `manifest.json`: a [`Manifest`]: counters, the data position, every file's size and SHA-256, and for every tensor
 //!   its global shape and which part of it each file has.
 //!
@@ -24,7 +26,8 @@ mod session;
 pub mod write;
 
 pub use folder::{list, newest_in};
-pub use manifest::{Damage, FileEntry, Manifest, Progress, TensorEntry};
+pub use manifest::{Damage, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
+pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
 pub use session::Session;
 pub use write::{SaveError, Team, save, save_together};

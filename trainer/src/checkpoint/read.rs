@@ -68,20 +68,23 @@ pub fn load(folder: &Path, manifest: &Manifest, device: &Device, stage: &Stage) 
     check_fits(folder, manifest, &wanted)?;
     let damaged = |damage| RunError::from(damaged(folder, &damage));
     for tensor in &wanted {
-        let mut values = vec![0.0; tensor.memory.elements()];
+        // Layers compute with all of a parameter, whoever updates it.
+        let wanted = if matches!(tensor.role, Role::Weights(_)) { &tensor.pieces } else { &tensor.held };
+        let mut values = vec![0.0; tensor.elements];
         for part in manifest.tensors.iter().filter(|part| part.name == tensor.name) {
-            if !tensor.pieces.iter().any(|piece| meet(part, piece)) {
+            if !wanted.iter().any(|piece| meet(part, piece)) {
                 continue;
             }
             let stored = read_part(folder, part).map_err(damaged)?;
-            for piece in &tensor.pieces {
+            for piece in wanted {
                 let here = &mut values[piece.start..piece.start + piece.elements()];
                 copy_overlap((&stored, &part.offset, &part.sizes), (here, &piece.offset, &piece.sizes));
             }
         }
         match tensor.role {
             Role::Weights(index) => stage.params().set(device, index, &values)?,
-            Role::Moment => device.upload(&tensor.memory, &values)?,
+            Role::Moment if tensor.held.is_empty() => {}
+            Role::Moment => device.upload(&tensor.memory, &values[tensor.first..][..tensor.memory.elements()])?,
         }
     }
     let status = Status { applied: manifest.applied, skipped: manifest.skipped, ..Status::default() };
@@ -161,10 +164,10 @@ fn meet(part: &TensorEntry, piece: &Piece) -> bool {
 }
 
 /// A dense, row-major block: its values, where it begins in the whole, its sizes.
-type Block<'b, V> = (V, &'b [usize], &'b [usize]);
+pub(crate) type Block<'b, V> = (V, &'b [usize], &'b [usize]);
 
 /// Copies what two blocks of one tensor have in common.
-fn copy_overlap(from: Block<'_, &[f32]>, to: Block<'_, &mut [f32]>) {
+pub(crate) fn copy_overlap(from: Block<'_, &[f32]>, to: Block<'_, &mut [f32]>) {
     let ((from, from_offset, from_sizes), (to, to_offset, to_sizes)) = (from, to);
     let (Some((&start, rest)), Some((&to_start, to_rest))) = (from_offset.split_first(), to_offset.split_first())
     else {

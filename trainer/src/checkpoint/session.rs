@@ -20,8 +20,8 @@ use crate::terminal::{say, warn};
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
 
-/// A run's checkpoints. Rank 0 alone looks at folders and decides; ranks that share layers each write their part, and
-/// those with other parts of the batch have the same state.
+/// A run's checkpoints. Rank 0 alone looks at folders and decides; ranks each write the part of the
+/// state that they alone have, and those with the same state one of them.
 pub struct Session<'p> {
     settings: &'p CheckpointConfig,
     dir: Option<&'p Path>,
@@ -46,10 +46,13 @@ impl<'p> Session<'p> {
         let resolved = toml::to_string(&plan.config).unwrap_or_default();
         let place = plan.grid.place(ranks.rank);
         let max = ranks.max.clone();
+        // With a distributed optimizer every rank has a part that no other has.
+        let divided = plan.config.parallel.distributed_optimizer;
         let team = Team {
-            rank: place.tensor,
-            ranks: plan.grid.tensor,
-            writes: place.data == 0,
+            rank: if divided { place.data * plan.grid.tensor + place.tensor } else { place.tensor },
+            ranks: if divided { plan.grid.data * plan.grid.tensor } else { plan.grid.tensor },
+            writes: divided || place.data == 0,
+            writes_shared: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
         };
         let mut session = Session { settings, dir, resolved, main, team, found: None, _locks: Vec::new() };

@@ -65,12 +65,15 @@ pub enum SaveError {
 
 /// The ranks that write a checkpoint together, each what it alone has. A rank alone is a team of one.
 pub struct Team {
-    /// This rank's number among those that share layers.
+    /// This rank's number among those that have parts of the state: the ranks that share layers, and with a distributed
+    /// optimizer all.
     pub rank: usize,
     /// How many they are.
     pub ranks: usize,
     /// Others with the same state do not write, but go through the same steps.
     pub writes: bool,
+    /// It writes what every rank that shares layers with it has.
+    pub writes_shared: bool,
     /// Whether it is so on any rank of the run.
     pub any: Rc<dyn Fn(bool) -> bool>,
 }
@@ -78,12 +81,17 @@ pub struct Team {
 impl Team {
     /// One rank that has everything.
     pub fn alone() -> Team {
-        Team { rank: 0, ranks: 1, writes: true, any: Rc::new(|here| here) }
+        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any: Rc::new(|here| here) }
     }
 
     /// The one that makes the folder and gives it its name.
     fn leads(&self) -> bool {
         self.writes && self.rank == 0
+    }
+
+    /// Whether this rank writes what it updates of a tensor.
+    fn owns(&self, tensor: &Stored) -> bool {
+        self.writes_shared || !tensor.everywhere
     }
 
     /// The result here, unless another rank's is an error.
@@ -203,23 +211,25 @@ pub fn save_together(
 
 /// What a rank of a team adds to the manifest's tensors.
 fn tensor_entries(team: &Team, tensors: &[Stored]) -> Vec<TensorEntry> {
-    let mine = tensors.iter().filter(|tensor| team.rank == 0 || !tensor.everywhere);
-    mine.flat_map(|tensor| {
-        tensor.pieces.iter().enumerate().map(|(number, piece)| TensorEntry {
-            name: tensor.name.clone(),
-            file: team.file(tensor.file),
-            key: Some(key(tensor, number)).filter(|key| *key != tensor.name),
-            shape: tensor.shape.clone(),
-            offset: piece.offset.clone(),
-            sizes: piece.sizes.clone(),
+    tensors
+        .iter()
+        .filter(|tensor| team.owns(tensor))
+        .flat_map(|tensor| {
+            tensor.held.iter().enumerate().map(|(number, piece)| TensorEntry {
+                name: tensor.name.clone(),
+                file: team.file(tensor.file),
+                key: Some(key(tensor, number)).filter(|key| *key != tensor.name),
+                shape: tensor.shape.clone(),
+                offset: piece.offset.clone(),
+                sizes: piece.sizes.clone(),
+            })
         })
-    })
-    .collect()
+        .collect()
 }
 
 /// The name of a tensor's piece in its file.
 fn key(tensor: &Stored, number: usize) -> String {
-    if tensor.pieces.len() == 1 { tensor.name.clone() } else { format!("{}.{number}", tensor.name) }
+    if tensor.held.len() == 1 { tensor.name.clone() } else { format!("{}.{number}", tensor.name) }
 }
 
 /// Makes the folder anew.
@@ -290,10 +300,10 @@ struct TensorFile<'t> {
 impl<'t> TensorFile<'t> {
     /// This rank's file of that name; none if it has nothing of its own for it.
     fn new(name: &'static str, team: &Team, all: &'t [Stored]) -> Option<TensorFile<'t>> {
-        let tensors = all.iter().filter(|tensor| tensor.file == name && (team.rank == 0 || !tensor.everywhere));
+        let tensors = all.iter().filter(|tensor| tensor.file == name && team.owns(tensor));
         let (mut end, mut infos, mut parts) = (0, Vec::new(), Vec::new());
         for tensor in tensors {
-            for (number, piece) in tensor.pieces.iter().enumerate() {
+            for (number, piece) in tensor.held.iter().enumerate() {
                 let start = end;
                 end += tensor.values(piece).bytes();
                 let info = TensorInfo { dtype: Dtype::F32, shape: piece.sizes.clone(), data_offsets: (start, end) };

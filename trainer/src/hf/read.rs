@@ -1,5 +1,6 @@
 //! Weights in a folder of safetensors files, read one tensor at a time.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::DataType;
-use super::names::Entry;
+use super::{DataType, names};
+use crate::checkpoint::{MANIFEST, Manifest, TensorEntry, copy_overlap};
 use crate::config::UserError;
 
 /// A tensor of a file's header.
@@ -19,19 +20,28 @@ struct Header {
     data_offsets: [u64; 2],
 }
 
-/// A tensor: where it lies and what it is.
+/// A block of a tensor: where it lies in a file and what it is.
 struct Located {
     file: usize,
     header: Header,
     /// Where the file's data begins.
     data: u64,
+    /// Where the block begins in the tensor, by axis.
+    offset: Vec<usize>,
 }
 
-/// The tensors of `model.safetensors`, or of the files that `model.safetensors.index.json` lists.
+/// A tensor: one block, or those that several ranks have written.
+struct Whole {
+    shape: Vec<usize>,
+    blocks: Vec<Located>,
+}
+
+/// The tensors of `model.safetensors`, of the files that `model.safetensors.index.json` lists, or of a checkpoint that
+/// several ranks have written.
 pub struct WeightFolder {
     folder: PathBuf,
     files: Vec<(PathBuf, File)>,
-    tensors: BTreeMap<String, Located>,
+    tensors: BTreeMap<String, Whole>,
 }
 
 /// Something of a folder's files is not as it must be.
@@ -50,6 +60,17 @@ impl WeightFolder {
     /// No weights there, or files that are not whole.
     pub fn open(folder: &Path) -> Result<WeightFolder, UserError> {
         let index = folder.join("model.safetensors.index.json");
+        let mut weights = WeightFolder { folder: folder.into(), files: Vec::new(), tensors: BTreeMap::new() };
+        if folder.join(MANIFEST).exists() && !folder.join("model.safetensors").exists() {
+            let manifest =
+                Manifest::read(folder).map_err(|damage| broken(&folder.join(&damage.file), &damage.problem))?;
+            let files = manifest.files.iter().filter(|file| file.name.starts_with("model-"));
+            for name in files.map(|file| &file.name) {
+                let parts: Vec<&TensorEntry> = manifest.tensors.iter().filter(|part| part.file == *name).collect();
+                weights.add(folder.join(name), &parts)?;
+            }
+            return Ok(weights);
+        }
         let names: Vec<String> = if index.exists() {
             #[derive(Deserialize)]
             struct Index {
@@ -65,15 +86,14 @@ impl WeightFolder {
         } else {
             vec!["model.safetensors".into()]
         };
-        let mut weights = WeightFolder { folder: folder.into(), files: Vec::new(), tensors: BTreeMap::new() };
         for name in names {
-            weights.add(folder.join(name))?;
+            weights.add(folder.join(name), &[])?;
         }
         Ok(weights)
     }
 
-    /// Reads the header of one more file.
-    fn add(&mut self, path: PathBuf) -> Result<(), UserError> {
+    /// Reads the header of one more file, whose tensors are whole but for `parts`.
+    fn add(&mut self, path: PathBuf, parts: &[&TensorEntry]) -> Result<(), UserError> {
         let unreadable = |error: std::io::Error| broken(&path, format!("cannot be read: {error}"));
         let file = File::open(&path).map_err(unreadable)?;
         let bytes = file.metadata().map_err(unreadable)?.len();
@@ -95,9 +115,18 @@ impl WeightFolder {
             if begin > end || end > bytes - 8 - length {
                 return Err(broken(&path, format!("ends before its tensor `{name}` does")));
             }
-            let located = Located { file: self.files.len(), header, data: 8 + length };
-            if self.tensors.insert(name.clone(), located).is_some() {
-                return Err(broken(&path, format!("has `{name}`, as another file does")));
+            let part = parts.iter().find(|part| *part.key.as_ref().unwrap_or(&part.name) == name);
+            let offset = part.map_or(vec![0; header.shape.len()], |part| part.offset.clone());
+            let shape = part.map_or(&header.shape, |part| &part.shape).clone();
+            let located = Located { file: self.files.len(), header, data: 8 + length, offset };
+            match (part, self.tensors.entry(part.map_or(name, |part| part.name.clone()))) {
+                (_, Entry::Vacant(entry)) => {
+                    entry.insert(Whole { shape, blocks: vec![located] });
+                }
+                (Some(_), Entry::Occupied(mut entry)) => entry.get_mut().blocks.push(located),
+                (None, Entry::Occupied(entry)) => {
+                    return Err(broken(&path, format!("has `{}`, as another file does", entry.key())));
+                }
             }
         }
         self.files.push((path, file));
@@ -105,23 +134,23 @@ impl WeightFolder {
     }
 
     /// The tensor of that name, with or without the prefix of a model with a head.
-    fn find(&self, name: &str) -> Option<(&str, &Located)> {
+    fn find(&self, name: &str) -> Option<(&str, &Whole)> {
         let bare = name.strip_prefix("transformer.").or_else(|| name.strip_prefix("model."));
         let found = self.tensors.get_key_value(name).or_else(|| self.tensors.get_key_value(bare?));
-        found.map(|(name, located)| (name.as_str(), located))
+        found.map(|(name, whole)| (name.as_str(), whole))
     }
 
     /// A parameter's values in our layout. Learned positions may be more than wanted: the first are taken.
     ///
     /// # Errors
     /// A tensor that is missing, has another shape, or a type that is not f32, f16 or bf16.
-    pub fn parameter(&self, entry: &Entry) -> Result<Vec<f32>, UserError> {
+    pub fn parameter(&self, entry: &names::Entry) -> Result<Vec<f32>, UserError> {
         let mut parts = Vec::with_capacity(entry.parts.len());
         for part in &entry.parts {
             let wanted = entry.part_shape(part);
             let missing = || broken(&self.folder, format!("has no tensor `{}`", part.name));
-            let (name, located) = self.find(&part.name).ok_or_else(missing)?;
-            let found = &located.header.shape;
+            let (name, tensor) = self.find(&part.name).ok_or_else(missing)?;
+            let found = &tensor.shape;
             let longer =
                 entry.name == "wpe.weight" && found.len() == 2 && found[1..] == wanted[1..] && found[0] >= wanted[0];
             if *found != wanted && !longer {
@@ -131,11 +160,26 @@ impl WeightFolder {
                     "leave out the model options that differ from the folder's own",
                 ));
             }
-            let mut values = self.values(name, located)?;
+            let mut values = self.joined(name, tensor)?;
             values.truncate(wanted.iter().product());
             parts.push(values);
         }
         Ok(entry.join(&parts))
+    }
+
+    fn joined(&self, name: &str, tensor: &Whole) -> Result<Vec<f32>, UserError> {
+        if let [whole] = &tensor.blocks[..]
+            && whole.header.shape == tensor.shape
+        {
+            return self.values(name, whole);
+        }
+        let mut values = vec![0.0; tensor.shape.iter().product()];
+        for block in &tensor.blocks {
+            let part = self.values(name, block)?;
+            let here = (&part[..], &block.offset[..], &block.header.shape[..]);
+            copy_overlap(here, (&mut values, &vec![0; tensor.shape.len()], &tensor.shape));
+        }
+        Ok(values)
     }
 
     fn values(&self, name: &str, located: &Located) -> Result<Vec<f32>, UserError> {
@@ -158,7 +202,7 @@ impl WeightFolder {
     ///
     /// # Errors
     /// Names it.
-    pub fn all_taken(&self, entries: &[Entry]) -> Result<(), UserError> {
+    pub fn all_taken(&self, entries: &[names::Entry]) -> Result<(), UserError> {
         let parts = entries.iter().flat_map(|entry| &entry.parts);
         let taken: Vec<&str> = parts.filter_map(|part| self.find(&part.name)).map(|(name, _)| name).collect();
         let taken: std::collections::HashSet<&str> = taken.into_iter().collect();

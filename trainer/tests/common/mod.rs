@@ -95,6 +95,9 @@ pub struct Run {
     pub group: Option<Rc<dyn Communicator>>,
     /// The ranks that share layers.
     pub tensor: TensorParallel,
+    pub distributed_optimizer: bool,
+    /// Largest gradient norm; 0 = no clipping.
+    pub clip: f32,
 }
 
 impl Run {
@@ -113,6 +116,8 @@ impl Run {
             graphs,
             group: None,
             tensor: TensorParallel::alone(),
+            distributed_optimizer: false,
+            clip: 1.0,
         }
     }
 
@@ -144,6 +149,7 @@ impl Run {
             optimizer,
             weight_decay: 0.1,
             bucket_bytes: 4096,
+            distributed_optimizer: self.distributed_optimizer,
             graphs: self.graphs.clone(),
         };
         Stage::new(device, &architecture, options, self.group.clone()).unwrap()
@@ -158,15 +164,22 @@ impl Run {
             microbatches: self.microbatches,
             first_sample: ((step * ranks + rank) * per_rank) as u64,
             learning_rate: 1e-2,
-            clip: 1.0,
+            clip: self.clip,
         }
     }
 
     /// The results of all steps and the final weights.
     pub fn train(&self) -> (Vec<StepResult>, Vec<f32>) {
         let device = self.device();
+        let (results, stage) = self.train_on(&device);
+        let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
+        (results, weights.collect())
+    }
+
+    /// The results of all steps and the stage that did them.
+    pub fn train_on(&self, device: &Device) -> (Vec<StepResult>, Stage) {
         device.shuffle_replays(self.shuffle);
-        let mut stage = self.stage(&device);
+        let mut stage = self.stage(device);
         let results = (0..self.steps)
             .map(|step| {
                 let settings = self.settings(step);
@@ -174,8 +187,7 @@ impl Run {
                 stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
             })
             .collect();
-        let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
-        (results, weights.collect())
+        (results, stage)
     }
 }
 
