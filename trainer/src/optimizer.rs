@@ -46,7 +46,8 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Allocates state for all parameters that this rank updates and sets it to 0. `data_parallel` are the ranks that
+    /// Allocates state for all parameters that this rank updates and sets it to 0. The tensors are the step's `Control`
+    /// and `Status`, u8; `data_parallel` are the ranks that
     /// update the others.
     ///
     /// # Errors
@@ -56,8 +57,7 @@ impl Optimizer {
         params: &Params,
         kind: OptimizerKind,
         weight_decay: f32,
-        control: Tensor,
-        status: Tensor,
+        (control, status): (Tensor, Tensor),
         data_parallel: Option<Rc<dyn Communicator>>,
         tensor_parallel: Option<Rc<dyn Communicator>>,
     ) -> Result<Optimizer> {

@@ -189,7 +189,7 @@ impl Stage {
         let partial = PartialGrads::new(tensor.clone(), &params);
         let decay = options.weight_decay;
         let others = data_parallel.clone().filter(|_| shard.is_part());
-        let optimizer = Optimizer::new(device, &params, options.optimizer, decay, control, status, others, tensor)?;
+        let optimizer = Optimizer::new(device, &params, options.optimizer, decay, (control, status), others, tensor)?;
         areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = data_parallel.map(|group| {

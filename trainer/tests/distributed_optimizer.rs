@@ -249,7 +249,13 @@ fn evaluation_reads_the_weights_of_the_last_update() {
         let case = Case { divided, ..Case::new(Kind::Gpt, 2, 2) };
         case.on_ranks(|run| {
             let device = run.device();
-            let (_, mut stage) = run.train_on(&device);
+            let mut stage = run.stage(&device);
+            stage.record(run.microbatches, true).unwrap();
+            for step in 0..3 {
+                let settings = run.settings(step);
+                let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
+                stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
+            }
             let settings = run.settings(99);
             let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
             let mut next = || stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss.to_bits();

@@ -18,7 +18,8 @@ fn read(document: &str) -> String {
 
 /// The fenced blocks of that language, one after the other, with lines that go on joined.
 fn fenced(document: &str, language: &str) -> String {
-    let (text, fence) = (read(document), format!("\n```{language}\n"));
+    let text = read(document);
+    let fence = format!("\n```{language}\n");
     let blocks = text.split(&fence).skip(1);
     blocks.map(|block| block.split("```").next().unwrap()).collect::<String>().replace("\\\n", " ")
 }

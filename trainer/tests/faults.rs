@@ -61,7 +61,7 @@ fn a_graph_report_that_cannot_be_written_is_refused_before_training() {
 fn more_memory_than_there_is_is_named_with_its_bytes() {
     let folder = Folder::new("fault-memory");
     let output = run(1, &folder.0, "--vocab 33554432 --hidden 32768");
-    expect(&output, 3, &["error on rank 0: ", "out of memory: master weights needs 4", " are free. Fix: "]);
+    expect(&output, 3, &["error on rank 0: ", "out of memory: weights needs 44", " are free. Fix: "]);
 }
 
 /// Runs `trainer FLAGS` with standard output to a full disk.
