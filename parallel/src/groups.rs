@@ -43,6 +43,9 @@ impl PipelineGroups {
     ) -> Result<Option<PipelineGroups>> {
         let (stages, stage) = (grid.pipeline, grid.place(rank).pipeline);
         let ranks = grid.pipeline_group(rank);
+        if stages == 1 {
+            return Ok(None);
+        }
         let Some(all) = connect("pipeline", ranks.clone())? else { return Ok(None) };
         let mut groups =
             PipelineGroups { all, ends: None, forward_in: None, forward_out: None, backward_in: None, backward_out: None };

@@ -107,11 +107,11 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// The receives to begin before the work of the task at `next`, or of the one after it; they are then begun.
+    /// The receives to begin now, when the task at `next` is the next to begin; they are then begun.
     pub fn begin(&mut self, next: usize) -> Range<usize> {
         let first = self.begun;
         let free = |this: &Arrivals| this.begun < this.tasks.len() && this.begun - this.taken < this.buffers;
-        while free(self) && (self.buffers > 1 || self.tasks[self.begun] <= next + 1) {
+        while free(self) && (self.buffers > 1 || self.tasks[self.begun] <= next) {
             self.begun += 1;
         }
         first..self.begun
