@@ -84,12 +84,7 @@ impl Region {
             | Region::OutputGradients { layer, microbatch }
             | Region::Backward { layer, microbatch }
             | Region::InputGradients { layer, microbatch } => Some((layer, microbatch)),
-            Region::Step
-            | Region::Iteration
-            | Region::Begin
-            | Region::Reduce
-            | Region::Optimizer
-            | Region::End => None,
+            Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer | Region::End => None,
         }
     }
 

@@ -47,8 +47,14 @@ impl PipelineGroups {
             return Ok(None);
         }
         let Some(all) = connect("pipeline", ranks.clone())? else { return Ok(None) };
-        let mut groups =
-            PipelineGroups { all, ends: None, forward_in: None, forward_out: None, backward_in: None, backward_out: None };
+        let mut groups = PipelineGroups {
+            all,
+            ends: None,
+            forward_in: None,
+            forward_out: None,
+            backward_in: None,
+            backward_out: None,
+        };
         // Edge e goes from stage e to the next. Edges of one round have no stage in common.
         let edges = if ring { stages } else { stages - 1 };
         for round in 0..3 {

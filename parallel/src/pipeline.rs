@@ -46,8 +46,7 @@ impl PipelineStage {
     /// is at least as many as there are stages.
     pub fn takes(self, microbatches: usize) -> bool {
         let rest = microbatches.checked_rem(self.group).unwrap_or(1);
-        self.chunks == 1
-            || (self.stages..=microbatches).contains(&self.group) && (rest == 0 || rest >= self.stages)
+        self.chunks == 1 || (self.stages..=microbatches).contains(&self.group) && (rest == 0 || rest >= self.stages)
     }
 
     /// The tasks of a step in order; none where it cannot have so many microbatches.

@@ -154,7 +154,8 @@ fn neighbours(grid: Grid, ring: bool) -> Vec<(Option<f32>, Option<f32>)> {
                     let device = Device::host(HostOptions::default()).unwrap();
                     let mut connect =
                         |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
-                    let groups = PipelineGroups::connect(&grid, rank.rank(), ring, true, &mut connect).unwrap().unwrap();
+                    let groups =
+                        PipelineGroups::connect(&grid, rank.rank(), ring, true, &mut connect).unwrap().unwrap();
                     let place = grid.place(rank.rank());
                     assert_eq!((groups.all.rank(), groups.all.size()), (place.pipeline, grid.pipeline));
                     let is_end = place.pipeline == 0 || place.pipeline + 1 == grid.pipeline;
@@ -175,8 +176,7 @@ fn neighbours(grid: Grid, ring: bool) -> Vec<(Option<f32>, Option<f32>)> {
                     };
                     let heard = [hear(groups.forward_in, 1, "c"), hear(groups.backward_in, 2, "d")];
                     device.synchronize().unwrap();
-                    let [before, after] =
-                        heard.map(|index| Some(device.download::<f32>(&number(index?)).unwrap()[0]));
+                    let [before, after] = heard.map(|index| Some(device.download::<f32>(&number(index?)).unwrap()[0]));
                     (before, after)
                 })
             })

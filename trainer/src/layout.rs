@@ -76,7 +76,9 @@ pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError
     if pipeline_layers.len() != parts || sum != Some(layers) || pipeline_layers.contains(&0) {
         return Err(UserError::new(
             format!("parallel.pipeline_layers = {pipeline_layers:?}"),
-            format!("it has pipeline x virtual_pipeline = {parts} numbers, none 0, that add up to model.layers = {layers}"),
+            format!(
+                "it has pipeline x virtual_pipeline = {parts} numbers, none 0, that add up to model.layers = {layers}"
+            ),
             format!("set parallel.pipeline_layers = {:?}, or []", even_blocks(layers, parts)),
         ));
     }

@@ -65,8 +65,14 @@ impl Pipeline {
         residual: Option<(Shape, DType)>,
         params: &Params,
     ) -> Result<Pipeline> {
-        let mut pipeline =
-            Pipeline { place, forward: Way::default(), backward: Way::default(), all: None, shared: None, _areas: vec![] };
+        let mut pipeline = Pipeline {
+            place,
+            forward: Way::default(),
+            backward: Way::default(),
+            all: None,
+            shared: None,
+            _areas: vec![],
+        };
         let (Some(groups), Some((shape, dtype))) = (groups, residual) else { return Ok(pipeline) };
         let mut buffer = |name: &str| -> Result<Tensor> {
             let area = device.allocate(name, shape.elements() * dtype.size())?;
@@ -239,13 +245,7 @@ impl Transfers<'_> {
     ///
     /// # Errors
     /// A failed transfer.
-    pub fn send_gradients(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        task: Task,
-        layer: usize,
-        grad: Tensor,
-    ) -> Result<()> {
+    pub fn send_gradients(&mut self, cx: &mut StepContext<'_>, task: Task, layer: usize, grad: Tensor) -> Result<()> {
         if !self.place.sends(task) {
             return Ok(());
         }

@@ -33,12 +33,7 @@ pub struct Reducer {
 
 impl Reducer {
     /// For the buckets of all parameters, on a side stream. `layers` are those that are here.
-    pub fn new(
-        communicator: Rc<dyn Communicator>,
-        stream: Stream,
-        params: &Params,
-        layers: &StageLayers,
-    ) -> Reducer {
+    pub fn new(communicator: Rc<dyn Communicator>, stream: Stream, params: &Params, layers: &StageLayers) -> Reducer {
         let device = stream.device().clone();
         let (buckets, shard) = (params.buckets().collect(), params.shard());
         let layers = layers.chunks.iter().cloned().flatten().collect();

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use device::{Communicator, Device};
 use graph_manager::{GraphOptions, Mode};
-use parallel::{PipelineGroups, PipelineStage};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parallel::{PipelineGroups, PipelineStage};
 
 use crate::accelerator::peak_tflops;
 use crate::checkpoint::{Progress, SaveError, Session};
@@ -297,7 +297,8 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
         ("graphs", graphs),
     ];
     if plan.grid.pipeline > 1 {
-        rows.insert(3, ("pipeline", pipeline_row(plan, ranks.rank)));
+        let layers = plan.layers(ranks.rank).in_words();
+        rows.splice(3..3, [("pipeline", pipeline_row(plan, ranks.rank)), ("layers", layers)]);
     }
     if let Some(floor) = source.floor() {
         rows.push(("loss floor", format!("{floor:.4} nats, the data's own entropy")));
@@ -305,16 +306,12 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
     boxed("plan of a rank", &rows)
 }
 
-/// The pipeline in words: what of it is here, and how much of a step a stage waits for others.
+/// The pipeline in words, with the time that a stage waits for others while the pipeline fills and drains: `stages - 1` of
+/// `chunks * microbatches` parts (Narayanan et al., 2021).
 fn pipeline_row(plan: &RunPlan, rank: usize) -> String {
     let PipelineStage { stages, stage, chunks, .. } = plan.stage(rank);
     let idle = (stages - 1) as f64 / (chunks * plan.microbatches) as f64;
-    format!(
-        "stage {} of {stages}: {}; filling and draining takes {:.1} % of the time of work",
-        stage + 1,
-        plan.layers(rank).in_words(),
-        idle * 100.0
-    )
+    format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage + 1, idle * 100.0)
 }
 
 /// What a rank needs of its device's memory, and on a GPU what libraries took of it already.

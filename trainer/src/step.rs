@@ -527,13 +527,7 @@ impl Work<'_> {
     }
 
     /// Runs a chunk's layers backward. The last microbatch's regions also reduce the gradients completed before them.
-    fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        chunk: &Chunk,
-        microbatch: usize,
-        mut grad: Tensor,
-    ) -> Result<Tensor> {
+    fn backward(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize, mut grad: Tensor) -> Result<Tensor> {
         for (at, module) in chunk.layers.iter().enumerate().rev() {
             let layer = chunk.first + at;
             let _span = tracing::debug_span!("layer", layer).entered();

@@ -90,7 +90,8 @@ impl Case {
         };
         let shared = rank.split("tensor", &grid.tensor_group(rank.rank()));
         let batch = rank.split("data", &grid.data_group(rank.rank()));
-        let mut connect = |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
+        let mut connect =
+            |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
         let pipeline = PipelineGroups::connect(&grid, rank.rank(), self.chunks > 1, self.tied, &mut connect).unwrap();
         let blocks = match &self.blocks[..] {
             [] => even_blocks(self.layers, place.parts()),
@@ -199,7 +200,12 @@ fn with_a_tied_table_and_clipping_stages_have_the_losses_and_norms_of_one_rank()
     for (kind, tied) in [(Kind::Gpt, true), (Kind::Llama, true), (Kind::Gpt, false)] {
         for (stages, chunks, microbatches) in [(2, 1, 1), (2, 1, 4), (4, 1, 8), (2, 2, 4), (4, 2, 8)] {
             let layers = (stages * chunks).max(4);
-            assert_close_to_one_rank(&Case { tied, layers, clip: 0.5, ..Case::new(kind, stages, chunks, microbatches) });
+            assert_close_to_one_rank(&Case {
+                tied,
+                layers,
+                clip: 0.5,
+                ..Case::new(kind, stages, chunks, microbatches)
+            });
         }
     }
 }
@@ -213,7 +219,8 @@ fn in_bf16_the_boundary_rounds_as_the_norm_behind_it_does() {
 
 #[test]
 fn uneven_parts_odd_rings_and_large_groups_have_the_bits_of_one_rank() {
-    let untied = |stages, chunks, microbatches| Case { tied: false, ..Case::new(Kind::Gpt, stages, chunks, microbatches) };
+    let untied =
+        |stages, chunks, microbatches| Case { tied: false, ..Case::new(Kind::Gpt, stages, chunks, microbatches) };
     for case in [
         Case { blocks: vec![1, 2, 1, 3], layers: 7, ..untied(4, 1, 4) },
         Case { blocks: vec![2, 1, 1, 2], layers: 6, ..untied(2, 2, 4) },
@@ -365,7 +372,8 @@ fn a_chunk_has_a_slot_for_each_microbatch_it_has_in_flight_and_graphs_for_each_s
             let areas = stage.graphs().memory();
             let names = areas.iter().map(|area| area.area.as_str()).filter(|name| name.starts_with("slot"));
             let late = names.clone().filter(|name| name.ends_with("of chunk 1")).count();
-            let forwards = stage.graphs().report().graphs.iter().filter(|graph| graph.name.starts_with("forward")).count();
+            let forwards =
+                stage.graphs().report().graphs.iter().filter(|graph| graph.name.starts_with("forward")).count();
             (names.count() - late, late, forwards)
         })
     };

@@ -102,12 +102,7 @@ pub(super) fn damaged(folder: &Path, damage: &Damage) -> UserError {
 }
 
 /// Fails unless names and shapes are the same on both sides. Of the tensors of other stages only the names are known.
-fn check_fits(
-    folder: &Path,
-    manifest: &Manifest,
-    wanted: &[Stored],
-    elsewhere: &[String],
-) -> Result<(), UserError> {
+fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored], elsewhere: &[String]) -> Result<(), UserError> {
     let misfit = |problem: String| {
         Err(UserError::new(
             format!("checkpoint {} does not fit: {problem}", folder.display()),

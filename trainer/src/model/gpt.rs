@@ -226,13 +226,7 @@ pub(crate) struct LayerMaker<'m> {
     pub(crate) step: StepTensors,
 }
 
-fn build(
-    shape: &GptShape,
-    tensor: &TensorParallel,
-    layers: &StageLayers,
-    params: &Params,
-    step: StepTensors,
-) -> Model {
+fn build(shape: &GptShape, tensor: &TensorParallel, layers: &StageLayers, params: &Params, step: StepTensors) -> Model {
     let make = LayerMaker { shape, tensor, params, step };
     let layer = |number: usize| -> Box<dyn Layer<Hidden>> {
         match number {
