@@ -65,9 +65,14 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
     assert_close("activated product", out, &t.get(&activated), &truth);
 
     let through = t.empty(&[m, n], out);
-    t.run(gemm(through, false, Epilogue::GeluBackward { pre }));
+    t.run(gemm(through, false, Epilogue::GeluBackward { pre, activated: None }));
     let truth: Vec<f64> = product.iter().zip(t.get(&pre)).map(|(dy, x)| dy * slope(gelu, x)).collect();
     assert_close("product through GELU's gradient", out, &t.get(&through), &truth);
+
+    let (beside, again) = (t.empty(&[m, n], out), t.empty(&[m, n], out));
+    t.run(gemm(beside, false, Epilogue::GeluBackward { pre, activated: Some(again) }));
+    assert_eq!(t.get(&beside), t.get(&through), "the gradient, with the GELU beside it");
+    assert_eq!(t.get(&again), t.get(&activated), "the GELU beside its gradient");
 }
 
 proptest! {
@@ -255,10 +260,14 @@ fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {
     t.run(SwiGlu { input: wide_t, output: out });
     assert_close("SwiGLU", dtype, &t.get(&out), &wide.chunks(2 * width).flat_map(swiglu).collect::<Vec<_>>());
     let grad = t.empty(&[n, 2 * width], dtype);
-    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: grad });
+    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: grad, output: None });
     let rows = wide.chunks(2 * width).zip(b.chunks(width));
     let truth: Vec<f64> = rows.flat_map(|(row, dy)| finite_differences(row, dy, swiglu)).collect();
     assert_close("SwiGLU's gradient", dtype, &t.get(&grad), &truth);
+    let (beside, again) = (t.empty(&[n, 2 * width], dtype), t.empty(&shape, dtype));
+    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: beside, output: Some(again) });
+    assert_eq!(t.get(&beside), t.get(&grad), "the gradient, with SwiGLU beside it");
+    assert_eq!(t.get(&again), t.get(&out), "SwiGLU beside its gradient");
 
     let columns: Vec<f64> = (0..width).map(|c| (0..n).map(|r| a[r * width + c]).sum()).collect();
     let bias = t.put(&[width], F32, &vec![2.0; width]);

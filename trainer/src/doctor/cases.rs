@@ -114,13 +114,17 @@ fn products(s: Sizes, dtype: DType, add: Adder<'_>) {
             Ok(Gemm::dgrad(dy, w, b.output([m, k], dtype)?, Epilogue::None).into())
         }),
     );
-    add(
-        "gemm, dgrad through gelu",
-        Box::new(move |b| {
-            let (dy, w, pre) = (b.input([m, k], dtype)?, b.scaled([k, n], dtype, scale)?, b.input([m, n], dtype)?);
-            Ok(Gemm::dgrad(dy, w, b.output([m, n], dtype)?, Epilogue::GeluBackward { pre }).into())
-        }),
-    );
+    for again in [false, true] {
+        add(
+            if again { "gemm, dgrad through gelu, gelu again" } else { "gemm, dgrad through gelu" },
+            Box::new(move |b| {
+                let (dy, w, pre) = (b.input([m, k], dtype)?, b.scaled([k, n], dtype, scale)?, b.input([m, n], dtype)?);
+                let activated = if again { Some(b.output([m, n], dtype)?) } else { None };
+                let epilogue = Epilogue::GeluBackward { pre, activated };
+                Ok(Gemm::dgrad(dy, w, b.output([m, n], dtype)?, epilogue).into())
+            }),
+        );
+    }
     for accumulate in [false, true] {
         let name = if accumulate { "gemm, wgrad accumulated" } else { "gemm, wgrad" };
         add(
@@ -179,13 +183,16 @@ fn elementwise(s: Sizes, dtype: DType, add: Adder<'_>) {
         "swiglu",
         Box::new(move |b| Ok(SwiGlu { input: b.scaled(wide, dtype, 3.0)?, output: b.output(shape, dtype)? }.into())),
     );
-    add(
-        "swiglu backward",
-        Box::new(move |b| {
-            let (input, grad_output) = (b.scaled(wide, dtype, 3.0)?, b.input(shape, dtype)?);
-            Ok(SwiGluBackward { input, grad_output, grad_input: b.output(wide, dtype)? }.into())
-        }),
-    );
+    for again in [false, true] {
+        add(
+            if again { "swiglu backward, swiglu again" } else { "swiglu backward" },
+            Box::new(move |b| {
+                let (input, grad_output) = (b.scaled(wide, dtype, 3.0)?, b.input(shape, dtype)?);
+                let output = if again { Some(b.output(shape, dtype)?) } else { None };
+                Ok(SwiGluBackward { input, grad_output, grad_input: b.output(wide, dtype)?, output }.into())
+            }),
+        );
+    }
     add(
         "dropout",
         Box::new(move |b| {

@@ -208,37 +208,32 @@ impl FeedForwardHalf {
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedFeedForward) -> Result<Tensor> {
         let [batch, seq, hidden] = sizes(&grad);
         let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
-        let activated = self.activated(cx, saved)?;
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
+        // Where it was not kept, what reads `pre` anyway computes it again, to the same bits.
+        let (activated, again) = match saved.activated {
+            Some(kept) => (kept, None),
+            None => {
+                let width = self.down.weight.weight.shape.last();
+                let again = cx.tensor("activated", [batch, seq, width], grad.dtype)?;
+                (again, Some(again))
+            }
+        };
         match self.kind {
             FeedForward::Gelu => {
-                let through_gelu = Epilogue::GeluBackward { pre: saved.pre };
-                self.down.backward(cx, activated, grad_delta, Some((grad_pre, through_gelu)))?;
+                let through_gelu = Epilogue::GeluBackward { pre: saved.pre, activated: again };
+                self.down.backward_input(cx, grad_delta, grad_pre, through_gelu)?;
             }
             FeedForward::SwiGlu => {
                 let grad_output = cx.tensor("grad_activated", activated.shape, grad.dtype)?;
-                self.down.backward(cx, activated, grad_delta, Some((grad_output, Epilogue::None)))?;
-                cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre })?;
+                self.down.backward_input(cx, grad_delta, grad_output, Epilogue::None)?;
+                cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre, output: again })?;
             }
         }
+        self.down.backward_parameters(cx, activated, grad_delta)?;
         let grad_normed = cx.tensor("grad_normed_2", [batch, seq, hidden], grad.dtype)?;
         let normed = self.norm.output(cx, &saved.norm)?;
         self.up.backward(cx, normed, grad_pre, Some((grad_normed, Epilogue::None)))?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
-    }
-
-    /// The activation `(batch, seq, ffn)`, kept or computed again to the same bits.
-    fn activated(&self, cx: &mut StepContext<'_>, saved: &SavedFeedForward) -> Result<Tensor> {
-        if let Some(activated) = saved.activated {
-            return Ok(activated);
-        }
-        let [batch, seq, _] = sizes(&saved.pre);
-        let output = cx.tensor("activated", [batch, seq, self.down.weight.weight.shape.last()], saved.pre.dtype)?;
-        match self.kind {
-            FeedForward::Gelu => cx.run(Activation { kind: ActivationKind::Gelu, input: saved.pre, output })?,
-            FeedForward::SwiGlu => cx.run(SwiGlu { input: saved.pre, output })?,
-        }
-        Ok(output)
     }
 }
 
@@ -262,8 +257,24 @@ impl Linear {
         grad_input: Option<(Tensor, Epilogue)>,
     ) -> Result<()> {
         if let Some((grad_input, epilogue)) = grad_input {
-            cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))?;
+            self.backward_input(cx, grad_output, grad_input, epilogue)?;
         }
+        self.backward_parameters(cx, input, grad_output)
+    }
+
+    /// The input's gradient, through an epilogue.
+    fn backward_input(
+        &self,
+        cx: &StepContext<'_>,
+        grad_output: Tensor,
+        grad_input: Tensor,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))
+    }
+
+    /// The parameters' gradients.
+    fn backward_parameters(&self, cx: &StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
         cx.run(Gemm::wgrad(grad_output, input, self.weight.grad, cx.accumulate()))?;
         match self.bias {
             Some(bias) => cx.run(BiasGrad { grad_output, grad_bias: bias.grad, accumulate: cx.accumulate() }),
