@@ -107,7 +107,9 @@ impl Layer<Hidden> for Block {
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
         let (saved_attention, saved): (Option<SavedAttention>, SavedFeedForward) = cx.kept();
-        let grad = self.feed_forward.backward(cx, grad, &saved)?;
+        let summed =
+            self.attention.as_ref().zip(saved_attention.as_ref()).and_then(|(half, saved)| half.summed_bias(saved));
+        let grad = self.feed_forward.backward(cx, grad, &saved, summed)?;
         match (&self.attention, &saved_attention) {
             (Some(attention), Some(saved)) => attention.backward(cx, grad, saved),
             _ => Ok(grad),
@@ -148,7 +150,9 @@ impl AttentionHalf {
         let [batch, seq, hidden] = sizes(&grad);
         let grad_delta = undropped(cx, "grad_attention_out", grad, saved.output)?;
         let grad_context = cx.tensor("grad_context", [batch, seq, hidden], grad.dtype)?;
-        self.projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
+        let bias = self.projection.bias.filter(|_| self.summed_bias(saved).is_none());
+        let projection = Linear { bias, ..self.projection };
+        projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv: saved.qkv,
@@ -164,7 +168,15 @@ impl AttentionHalf {
         let grad_normed = cx.tensor("grad_normed_1", [batch, seq, hidden], grad.dtype)?;
         let normed = self.norm.output(cx, &saved.norm)?;
         self.qkv.backward(cx, normed, grad_qkv, Some((grad_normed, Epilogue::None)))?;
-        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
+        // What it added is another layer's output, whose bias has its gradient from that layer's own backward: a layer's
+        // bucket is reduced while the next one runs.
+        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), None)
+    }
+
+    /// The projection's bias, if the norm after it sums its gradient: without dropout in between, that is the gradient of
+    /// the residual stream, which the norm has just computed.
+    fn summed_bias(&self, saved: &SavedAttention) -> Option<Param> {
+        self.projection.bias.filter(|_| saved.output.is_none())
     }
 
     /// Turns queries and keys by their positions, in place; `inverse` turns their gradients back.
@@ -205,7 +217,14 @@ impl FeedForwardHalf {
         Ok((Hidden { x, delta: Some(delta), ..input }, saved))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedFeedForward) -> Result<Tensor> {
+    /// `delta_bias` is that of the layer whose output the norm added, where the norm is to sum its gradient.
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        saved: &SavedFeedForward,
+        delta_bias: Option<Param>,
+    ) -> Result<Tensor> {
         let [batch, seq, hidden] = sizes(&grad);
         let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
@@ -233,7 +252,7 @@ impl FeedForwardHalf {
         let grad_normed = cx.tensor("grad_normed_2", [batch, seq, hidden], grad.dtype)?;
         let normed = self.norm.output(cx, &saved.norm)?;
         self.up.backward(cx, normed, grad_pre, Some((grad_normed, Epilogue::None)))?;
-        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
+        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), delta_bias)
     }
 }
 
@@ -328,13 +347,15 @@ impl NormLayer {
         self.forward(cx, saved.input, None).map(|(_, normed, _)| normed)
     }
 
-    /// The residual stream's gradient: through the norm, plus what passes by it.
+    /// The residual stream's gradient: through the norm, plus what passes by it. Its sums over all tokens go to
+    /// `delta_bias`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,
         saved: &SavedNorm,
         grad_output: Tensor,
         grad_residual: Option<Tensor>,
+        delta_bias: Option<Param>,
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
         cx.run(NormBackward {
@@ -348,6 +369,7 @@ impl NormLayer {
             grad_input,
             grad_weight: self.weight.grad,
             grad_bias: self.bias.map(|bias| bias.grad),
+            grad_input_sums: delta_bias.map(|bias| bias.grad),
             accumulate: cx.accumulate(),
         })?;
         Ok(grad_input)

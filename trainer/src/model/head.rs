@@ -45,7 +45,7 @@ impl Layer<Hidden> for LanguageHead {
         let grad_normed = cx.tensor("grad_normed", saved.normed.shape, saved.normed.dtype)?;
         cx.run(Gemm::dgrad(saved.grad_logits, self.table.weight, grad_normed, Epilogue::None))?;
         cx.run(Gemm::wgrad(saved.grad_logits, saved.normed, self.table.grad, cx.accumulate()))?;
-        self.norm.backward(cx, &saved.norm, grad_normed, None)
+        self.norm.backward(cx, &saved.norm, grad_normed, None, None)
     }
 }
 
