@@ -1,6 +1,8 @@
 // Gradient of the normalisation. One pass over the rows, each in registers, gives `grad_input`; the column sums of the
 // parameter gradients, and with SUMS those of `grad_input`, stay in registers from row to row, and go to `partial`, (sums,
-// blocks, hidden) f32: weight, bias if it has one, `grad_input`. `add_partial_columns` adds them up.
+// blocks, hidden) f32: weight, bias if it has one, `grad_input`. `add_partial_columns` adds them up. Moves four tensors of
+// (rows, hidden), and the partial sums twice: 6 % more with two of them at (16384, 2048) bf16 in 528 blocks, most of it in
+// L2.
 #include "rows.cuh"
 
 struct NormBackward {

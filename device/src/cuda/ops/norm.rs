@@ -125,7 +125,7 @@ impl RowShape {
     /// Blocks of the backward, each with a row of partial sums: as many as there are registers for at once.
     fn backward_blocks(self, rows: usize, sums: bool, multiprocessors: usize) -> usize {
         let at_once = match self {
-            // 168 and 240 registers a thread for four packs, 168 for three with a third sum; else 128 at most.
+            // On an H200 four packs take a thread 168 registers and 240 with the sums, three 168 with them; all else 128.
             RowShape::Warp(4) => 3 - usize::from(sums),
             RowShape::Warp(3) if sums => 3,
             RowShape::Block(threads) => 512 / threads,
