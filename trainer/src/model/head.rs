@@ -64,7 +64,7 @@ impl Layer<Hidden> for LanguageHead {
     fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
         let saved: Saved = cx.kept();
         let grad_normed = self.share.parallel.sum(cx, "grad_normed_here", saved.grad_normed)?;
-        self.norm.backward(cx, &saved.norm, grad_normed, None)
+        self.norm.backward(cx, &saved.norm, grad_normed, None, None)
     }
 }
 

@@ -106,6 +106,11 @@ pub struct Run {
     pub clip: f32,
 }
 
+/// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
+pub fn on_gpu() -> bool {
+    std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda")
+}
+
 impl Run {
     pub fn new(kind: Kind, microbatches: usize, graphs: GraphOptions) -> Run {
         let dropout = 0.1;
@@ -132,7 +137,7 @@ impl Run {
 
     /// The host device, or with `TEST_DEVICE=cuda` the first GPU, computing the same bits in every run.
     pub fn device(&self) -> Device {
-        if std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+        if on_gpu() {
             let options = CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: self.check };
             return Device::cuda(options).unwrap();
         }
