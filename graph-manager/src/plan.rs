@@ -121,7 +121,6 @@ pub(crate) struct Plan {
     pub(crate) areas: BTreeMap<AreaKind, usize>,
     /// By chunk.
     pub(crate) slots: Vec<usize>,
-    by_slot: bool,
     options: GraphOptions,
 }
 
@@ -133,7 +132,6 @@ impl Plan {
             dead_after: HashMap::new(),
             areas: BTreeMap::new(),
             slots: recording.in_flight(options),
-            by_slot,
             options: options.clone(),
         };
         let uses = lifetimes(&recording.events, compute);
@@ -173,7 +171,7 @@ impl Plan {
     /// The region that stands for this one: that of its slot, or itself.
     pub(crate) fn canonical(&self, region: Region, microbatches: usize) -> Region {
         match (region.layer(), region.microbatch()) {
-            (Some(layer), Some(microbatch)) if self.by_slot => {
+            (Some(layer), Some(microbatch)) if self.options.slots() => {
                 let slots = self.slots[self.options.chunk_of(layer)];
                 region.with_microbatch((microbatches - 1 - microbatch) % slots)
             }
@@ -183,7 +181,7 @@ impl Plan {
 
     /// Whether any number of microbatches fits this plan.
     pub(crate) fn any_microbatches(&self) -> bool {
-        self.by_slot
+        self.options.slots()
     }
 
     pub(crate) fn placement(&self, region: Region, index: usize) -> Option<&Placement> {

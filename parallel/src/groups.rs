@@ -6,6 +6,9 @@ use device::{Communicator, Result};
 
 use crate::Grid;
 
+/// Makes a communicator of that name over a group of ranks.
+pub type Connect<'c> = dyn FnMut(&str, Vec<usize>) -> Result<Option<Rc<dyn Communicator>>> + 'c;
+
 /// How a rank talks to the stages before and after its own.
 ///
 /// Every edge of the ring of stages has two communicators of two ranks, the sender its rank 0, one for each direction:
@@ -39,7 +42,7 @@ impl PipelineGroups {
         rank: usize,
         ring: bool,
         shared: bool,
-        connect: &mut dyn FnMut(&str, Vec<usize>) -> Result<Option<Rc<dyn Communicator>>>,
+        connect: &mut Connect<'_>,
     ) -> Result<Option<PipelineGroups>> {
         let (stages, stage) = (grid.pipeline, grid.place(rank).pipeline);
         let ranks = grid.pipeline_group(rank);

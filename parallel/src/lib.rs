@@ -16,7 +16,7 @@ mod schedule;
 mod threads;
 
 pub use grid::{Grid, Place};
-pub use groups::PipelineGroups;
+pub use groups::{Connect, PipelineGroups};
 pub use mpi_world::MpiWorld;
 pub use nccl::{nccl_communicator, nccl_version, set_nccl_defaults};
 pub use pipeline::{Arrivals, Direction, PipelineStage};

@@ -14,6 +14,7 @@ pub mod cut;
 pub mod data;
 pub mod doctor;
 pub mod hf;
+pub mod inputs;
 pub mod layout;
 pub mod logs;
 pub mod metrics;

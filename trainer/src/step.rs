@@ -3,17 +3,19 @@
 use std::mem::offset_of;
 use std::rc::Rc;
 
-use device::ops::{Control, Copy, Fill, Status, WriteControl, WriteSampleRecord};
-use device::{Area, Communicator, DType, Device, HostArray, Readback, Staging, Stream, Tensor};
+use device::ops::{Control, Fill, Status, WriteControl};
+use device::{Area, Communicator, DType, Device, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, GraphOptions, Mode, Region, Result, StepContext};
 use parallel::{Direction, PipelineGroups, PipelineStage, Task};
 
 use crate::buckets::Shard;
+pub use crate::inputs::Batch;
+use crate::inputs::Inputs;
 use crate::model::{Architecture, Chunk, Hidden, Model, StepTensors};
 use crate::optimizer::{Optimizer, OptimizerKind, OtherRanks};
 use crate::params::Params;
 use crate::partial_grads::PartialGrads;
-use crate::pipeline::{Pipeline, Transfers};
+use crate::pipeline::Pipeline;
 use crate::reducer::Reducer;
 
 /// How a [`Stage`] is made.
@@ -40,39 +42,6 @@ pub struct StageOptions {
     pub pipeline: PipelineStage,
     /// How steps are captured.
     pub graphs: GraphOptions,
-}
-
-/// A step's inputs and targets on the host, `(microbatches, micro batch, ...)` each.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Batch {
-    /// Token ids; targets are the next tokens, negative where there is none.
-    Tokens {
-        /// `(microbatches, batch, seq)`.
-        inputs: HostArray<i32>,
-        /// `(microbatches, batch, seq)`.
-        targets: HostArray<i32>,
-    },
-    /// Rows of a regression.
-    Rows {
-        /// `(microbatches, batch, features)`.
-        inputs: HostArray<f32>,
-        /// `(microbatches, batch, outputs)`.
-        targets: HostArray<f32>,
-    },
-}
-
-impl Batch {
-    /// The same batch in page-locked memory, where some is free.
-    pub fn staged(self, staging: &Staging) -> Batch {
-        match self {
-            Batch::Tokens { inputs, targets } => {
-                Batch::Tokens { inputs: staging.array(inputs), targets: staging.array(targets) }
-            }
-            Batch::Rows { inputs, targets } => {
-                Batch::Rows { inputs: staging.array(inputs), targets: staging.array(targets) }
-            }
-        }
-    }
 }
 
 /// What the host decides for one step.
@@ -130,13 +99,9 @@ pub struct Stage {
     step: StepTensors,
     /// u8, [`StepNumbers`].
     numbers: Tensor,
-    /// `(microbatches, ...)`, on the stage that takes them.
-    inputs: Option<Tensor>,
-    /// `(microbatches, ...)`, on the stage that makes the losses.
-    targets: Option<Tensor>,
+    inputs: Inputs,
     /// Losses of a microbatch on all ranks.
     losses_per_microbatch: usize,
-    micro_batch_size: usize,
     _areas: Vec<Area>,
 }
 
@@ -186,17 +151,8 @@ impl Stage {
         let loss_sum = part(offset_of!(StepNumbers, loss_sum), 1, DType::F32);
         let step = StepTensors { control, loss_sum, rotary };
         let model = (architecture.build)(&params, step);
-        let stacked = |shape: device::Shape| {
-            let mut sizes = vec![options.microbatches];
-            sizes.extend(shape.sizes());
-            device::Shape::new(&sizes)
-        };
         let layers = &architecture.layers;
-        let mut stack = |name: &str, here: bool, (shape, dtype)| -> Result<Option<Tensor>> {
-            here.then(|| persistent(name, stacked(shape), on_host(dtype))).transpose()
-        };
-        let inputs = stack("inputs", layers.has_first(), model.inputs)?;
-        let targets = stack("targets", layers.has_last(), model.targets)?;
+        let inputs = Inputs::new(device, &model, layers, control, options.microbatches, options.micro_batch_size)?;
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
         let tensor = architecture.tensor.group.clone();
         let partial = PartialGrads::new(tensor.clone(), &params);
@@ -228,9 +184,7 @@ impl Stage {
             step,
             numbers: all_numbers,
             inputs,
-            targets,
             losses_per_microbatch: options.micro_batch_size * options.losses_per_sample * ranks,
-            micro_batch_size: options.micro_batch_size,
             _areas: areas,
         })
     }
@@ -288,13 +242,11 @@ impl Stage {
         let work = Work {
             model: &self.model,
             step: self.step,
-            inputs: self.inputs,
-            targets: self.targets,
+            inputs: &self.inputs,
             params: &self.params,
             partial: self.partial.as_ref(),
             reducer: self.reducer.as_ref(),
             pipeline: &self.pipeline,
-            micro_batch_size: self.micro_batch_size,
         };
         (&mut self.graphs, work, &self.optimizer)
     }
@@ -312,19 +264,7 @@ impl Stage {
             inverse_loss_scale: 1.0,
         };
         self.compute.submit(WriteControl { control: self.step.control, value })?;
-        let part = |all: Option<Tensor>| all.map(|all| all.narrow(0, settings.microbatches));
-        let (inputs, targets) = (part(self.inputs), part(self.targets));
-        match batch {
-            None => {}
-            Some(Batch::Tokens { inputs: tokens, targets: next }) => {
-                inputs.map_or(Ok(()), |inputs| self.compute.send(&inputs, tokens))?;
-                targets.map_or(Ok(()), |targets| self.compute.send(&targets, next))?;
-            }
-            Some(Batch::Rows { inputs: rows, targets: wanted }) => {
-                inputs.map_or(Ok(()), |inputs| self.compute.send(&inputs, rows))?;
-                targets.map_or(Ok(()), |targets| self.compute.send(&targets, wanted))?;
-            }
-        }
+        batch.map_or(Ok(()), |batch| self.inputs.fill(&self.compute, batch, settings.microbatches))?;
         Ok(losses)
     }
 
@@ -338,8 +278,7 @@ impl Stage {
     /// # Errors
     /// When the system cannot lock that much.
     pub fn staging(&self, batches: usize) -> Result<Staging> {
-        let bytes = [self.inputs, self.targets].into_iter().flatten().map(|tensor| tensor.bytes());
-        Ok(self.compute.device().staging((0..batches).flat_map(|_| bytes.clone()))?)
+        Ok(self.compute.device().staging((0..batches).flat_map(|_| self.inputs.bytes()))?)
     }
 
     /// The graphs, to report on.
@@ -370,22 +309,15 @@ impl PendingMetrics {
     }
 }
 
-/// The type data have on the host: rows come in f32, whatever the layers compute in.
-fn on_host(dtype: DType) -> DType {
-    if dtype == DType::Bf16 { DType::F32 } else { dtype }
-}
-
 /// What the regions of a step work on.
 struct Work<'s> {
     model: &'s Model,
     step: StepTensors,
-    inputs: Option<Tensor>,
-    targets: Option<Tensor>,
+    inputs: &'s Inputs,
     params: &'s Params,
     partial: Option<&'s PartialGrads>,
     reducer: Option<&'s Reducer>,
     pipeline: &'s Pipeline,
-    micro_batch_size: usize,
 }
 
 /// A training step as regions: this is what is recorded, captured and replayed.
@@ -445,60 +377,25 @@ impl Work<'_> {
         // What the last part of the model makes of a microbatch, for its backward.
         let mut losses = vec![None; cx.microbatches()];
         for (at, &task) in order.iter().enumerate() {
-            let microbatch = task.microbatch();
+            let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
             let _span = tracing::debug_span!("microbatch", microbatch).entered();
-            match task {
-                Task::Forward { chunk, .. } => {
-                    let Chunk { first, layers } = &self.model.chunks[chunk];
-                    let hidden = self.inputs(cx, &mut transfers, task, *first)?;
+            match task.direction() {
+                Direction::Forward => {
+                    let hidden = self.inputs.place(cx, &mut transfers, task, chunk.first)?;
                     transfers.receive_ahead(cx, at + 1)?;
-                    let hidden = self.forward(cx, &self.model.chunks[chunk], microbatch, hidden)?;
+                    let hidden = self.forward(cx, chunk, microbatch, hidden)?;
                     losses[microbatch] = Some(hidden.x);
-                    transfers.send_activations(cx, task, first + layers.len() - 1, &hidden)?;
+                    transfers.send_activations(cx, task, chunk.last(), &hidden)?;
                 }
-                Task::Backward { chunk, .. } => {
-                    let Chunk { first, layers } = &self.model.chunks[chunk];
-                    let grad = transfers.gradients(cx, task, first + layers.len() - 1, losses[microbatch])?;
+                Direction::Backward => {
+                    let grad = transfers.gradients(cx, task, chunk.last(), losses[microbatch])?;
                     transfers.receive_ahead(cx, at + 1)?;
-                    let grad = self.backward(cx, &self.model.chunks[chunk], microbatch, grad)?;
-                    transfers.send_gradients(cx, task, *first, grad)?;
+                    let grad = self.backward(cx, chunk, microbatch, grad)?;
+                    transfers.send_gradients(cx, task, chunk.first, grad)?;
                 }
             }
         }
         transfers.finish(cx)
-    }
-
-    /// Puts what a chunk's forward takes where the microbatch's slot has it: the step's inputs, or what the stage before
-    /// sent.
-    fn inputs(
-        &self,
-        cx: &mut StepContext<'_>,
-        transfers: &mut Transfers<'_>,
-        task: Task,
-        layer: usize,
-    ) -> Result<Hidden> {
-        let microbatch = task.microbatch();
-        cx.region(Region::Inputs { layer, microbatch }, (), |cx, ()| {
-            let Model { inputs, targets, .. } = self.model;
-            let (input, (shape, dtype)) = match (transfers.activations(cx, task)?, self.inputs) {
-                (Some(arrived), _) => (arrived, (arrived.shape, arrived.dtype)),
-                (None, Some(all)) => (all.at(microbatch), *inputs),
-                (None, None) => unreachable!("a forward begins with inputs or what came in"),
-            };
-            let x = cx.tensor("inputs", shape, dtype)?;
-            let targets = match self.targets.filter(|_| !transfers.sends(task)) {
-                Some(all) => Some((all.at(microbatch), cx.tensor("targets", targets.0, targets.1)?)),
-                None => None,
-            };
-            let record = cx.tensor("record", [size_of::<device::ops::SampleRecord>()], DType::U8)?;
-            cx.run(Copy { input, output: x })?;
-            if let Some((input, output)) = targets {
-                cx.run(Copy { input, output })?;
-            }
-            let offset = (microbatch * self.micro_batch_size) as u64;
-            cx.run(WriteSampleRecord { control: self.step.control, offset, record })?;
-            Ok(Hidden { x, delta: None, targets: targets.map(|(_, targets)| targets), record })
-        })
     }
 
     /// Runs a chunk's layers forward. The first microbatch's regions also gather the weights that the next ones need. After

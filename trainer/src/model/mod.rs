@@ -77,6 +77,13 @@ pub struct Chunk {
     pub layers: Vec<Box<dyn Layer<Hidden>>>,
 }
 
+impl Chunk {
+    /// Number of the last layer within the whole model.
+    pub fn last(&self) -> usize {
+        self.first + self.layers.len() - 1
+    }
+}
+
 /// A model, or what a stage of a pipeline has of it. The model's first layer takes inputs, its last gives losses.
 pub struct Model {
     /// The layers, in the order data pass them.
