@@ -122,6 +122,9 @@ section!(ParallelConfig {
     tensor: usize,
     sequence_parallel: bool,
     pipeline: usize,
+    virtual_pipeline: usize,
+    microbatch_group: Option<usize>,
+    pipeline_layers: Vec<usize>,
     distributed_optimizer: bool,
     bucket_mib: usize
 });

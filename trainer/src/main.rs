@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use device::{Communicator, Device};
 use launch::RankEnv;
-use parallel::{Grid, MpiWorld, nccl_communicator, set_nccl_defaults};
+use parallel::{Grid, MpiWorld, PipelineGroups, nccl_communicator, set_nccl_defaults};
 use tracing_subscriber::EnvFilter;
 use trainer::accelerator::{Accelerator, Precision};
 use trainer::batches::write_batches;
@@ -113,7 +113,9 @@ fn train(
         device.set_dry(request.dry_run);
         Ok(device)
     };
-    on_all_ranks(env, plan.grid, plan.config.train.threads, open, |ranks, device| {
+    let chunks = plan.config.parallel.virtual_pipeline;
+    let layout = Layout { grid: plan.grid, ring: chunks > 1, shares_table: plan.shares_table() };
+    on_all_ranks(env, layout, plan.config.train.threads, open, |ranks, device| {
         let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device, source).map(|_| 0) };
         let result = bench::run(plan, ranks, device, steps, began)?;
         if ranks.rank == 0 {
@@ -129,7 +131,7 @@ fn doctor(options: DoctorOptions, device: &str, env: &RankEnv) -> i32 {
         Accelerator::choose(device, env).unwrap_or_else(|error| fail(env.rank == 0, 2, &error.to_string()));
     let open = |threads| accelerator.open(Precision::default(), threads, false);
     let grid = Grid { tensor: 1, data: env.world_size, pipeline: 1 };
-    on_all_ranks(env, grid, None, open, |ranks, device| {
+    on_all_ranks(env, Layout { grid, ring: false, shares_table: false }, None, open, |ranks, device| {
         Ok(doctor::run(options, accelerator, device, ranks.group.as_ref()))
     })
 }
@@ -155,7 +157,7 @@ fn sample(request: &SampleRequest, env: &RankEnv) -> i32 {
 /// Starts MPI, opens the device, connects the ranks and does `work`; the exit code.
 fn on_all_ranks(
     env: &RankEnv,
-    grid: Grid,
+    layout: Layout,
     threads: Option<usize>,
     open: impl FnOnce(usize) -> device::Result<Device>,
     work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
@@ -179,14 +181,15 @@ fn on_all_ranks(
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     // What is declared later is dropped first: communicators before the device, MPI last.
     let opened = open(threads);
-    let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device, &grid));
+    let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device, layout));
     let done = match (&opened, connected) {
-        (Ok(device), Ok((tensor, group))) => {
+        (Ok(device), Ok(Groups { tensor, data: group, pipeline })) => {
             let (waiting, comparing, telling) = (world.clone(), world.clone(), world.clone());
             let ranks = Ranks {
                 rank: world.rank(),
                 group,
                 tensor,
+                pipeline,
                 threads,
                 barrier: Rc::new(move || waiting.barrier()),
                 max: Rc::new(move |value| if comparing.size() > 1 { comparing.max(value) } else { value }),
@@ -212,18 +215,37 @@ fn on_all_ranks(
     })
 }
 
-/// The ranks that share layers, and those that share the batch.
-type Groups = (Option<Rc<dyn Communicator>>, Option<Rc<dyn Communicator>>);
+/// Which ranks talk to each other.
+#[derive(Clone, Copy)]
+struct Layout {
+    grid: Grid,
+    /// The last stage feeds the first, which has more layers.
+    ring: bool,
+    /// The first and the last stage have a parameter in common.
+    shares_table: bool,
+}
 
-/// This rank's groups of more than itself, on the device's own data plane.
-fn connect(world: &MpiWorld, device: &Device, grid: &Grid) -> device::Result<Groups> {
-    let connect = |name: &str, group: Vec<usize>| match device.gpu() {
-        _ if group.len() == 1 => Ok(None), // on all ranks alike
-        Some(_) => nccl_communicator(world, name, &group).map(Some),
-        None => Ok(Some(world.split(name, &group))),
+/// This rank's groups of more than itself: the ranks that share layers, those that share the batch, and the stages.
+struct Groups {
+    tensor: Option<Rc<dyn Communicator>>,
+    data: Option<Rc<dyn Communicator>>,
+    pipeline: Option<PipelineGroups>,
+}
+
+/// Makes them on the device's own data plane.
+fn connect(world: &MpiWorld, device: &Device, layout: Layout) -> device::Result<Groups> {
+    let Layout { grid, ring, shares_table } = layout;
+    let rank = world.rank();
+    let mut connect = |name: &str, group: Vec<usize>| match device.gpu() {
+        Some(_) if group.len() > 1 => nccl_communicator(world, name, &group).map(Some),
+        // A rank that is alone takes part in cutting the world.
+        _ => Ok(Some(world.split(name, &group)).filter(|_| group.len() > 1)),
     };
-    let tensor = connect("tensor", grid.tensor_group(world.rank()))?;
-    Ok((tensor, connect("data", grid.data_group(world.rank()))?))
+    Ok(Groups {
+        tensor: connect("tensor", grid.tensor_group(rank))?,
+        data: connect("data", grid.data_group(rank))?,
+        pipeline: PipelineGroups::connect(&grid, rank, ring, shares_table, &mut connect)?,
+    })
 }
 
 /// Prints what was asked for; ends the process where that cannot be.
