@@ -123,7 +123,11 @@ section!(ParallelConfig {
     sequence_parallel: bool,
     pipeline: usize,
     distributed_optimizer: bool,
-    bucket_mib: usize
+    bucket_mib: usize,
+    heartbeat_seconds: f64,
+    distributed_timeout_seconds: f64,
+    setup_timeout_seconds: f64,
+    monitor_address: Option<String>,
 });
 section!(RecomputeConfig { granularity: String });
 section!(CudaGraphConfig {

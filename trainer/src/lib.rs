@@ -36,3 +36,4 @@ pub mod tensorboard;
 pub mod terminal;
 pub mod trace;
 pub mod wandb;
+pub mod watch;

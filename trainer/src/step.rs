@@ -308,6 +308,9 @@ impl Stage {
             grad_scale: (1.0 / losses) as f32,
             inverse_loss_scale: 1.0,
         };
+        if let Some(progress) = self.compute.device().progress() {
+            self.compute.submit(progress.step(settings.step))?;
+        }
         self.compute.submit(WriteControl { control: self.step.control, value })?;
         let inputs = self.inputs.narrow(0, settings.microbatches);
         let targets = self.targets.narrow(0, settings.microbatches);
