@@ -12,7 +12,9 @@ use crate::host::{Pool, view};
 use crate::lane::Backend;
 use crate::stream::{StreamId, StreamState};
 use crate::timeline::Recorder;
-use crate::{BufferId, CaptureRule, CheckError, DType, Element, Error, Progress, Result, Shape, Staging, Stream, Tensor};
+use crate::{
+    BufferId, CaptureRule, CheckError, DType, Element, Error, Progress, Result, Shape, Staging, Stream, Tensor,
+};
 
 /// Every buffer begins at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;

@@ -108,21 +108,25 @@ impl Progress {
         betweens.into_iter().filter_map(mark).collect()
     }
 
-    /// Marks, from the host, that it begins a transfer of `order` itself.
+    /// Marks, from the host, that it begins a transfer of `order` itself. It has no place among the device's.
     pub fn begin(&self, name: &str, order: Order) {
         let value = self.label(name);
         if let Some(lane) = self.lane(order) {
-            self.mark(lane, value);
+            self.count(lane, value);
         }
     }
 
     /// What the host device does with a [`Mark`].
     pub(crate) fn mark(&self, lane: usize, value: u32) {
-        let Shared { words, sequence, .. } = &*self.shared;
-        let at = lane * WORDS;
-        words[at + 1].store(value.into(), Ordering::Relaxed);
-        words[at + 2].fetch_add(1, Ordering::Relaxed);
-        words[at].store(sequence.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Release);
+        self.count(lane, value);
+        let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        self.shared.words[lane * WORDS].store(sequence, Ordering::Release);
+    }
+
+    fn count(&self, lane: usize, value: u32) {
+        let lane = &self.shared.words[lane * WORDS..];
+        lane[1].store(value.into(), Ordering::Relaxed);
+        lane[2].fetch_add(1, Ordering::Relaxed);
     }
 
     /// How far the work has come. A mark that is just being made may be read in part.

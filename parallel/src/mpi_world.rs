@@ -62,7 +62,9 @@ impl MpiWorld {
         self.broadcast(&mut length);
         let mut bytes = text.into_bytes();
         bytes.resize(u64::from_le_bytes(length) as usize, 0);
-        self.broadcast(&mut bytes);
+        if !bytes.is_empty() {
+            self.broadcast(&mut bytes); // MPI refuses the address of nothing
+        }
         String::from_utf8_lossy(&bytes).into_owned()
     }
 

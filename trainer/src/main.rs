@@ -178,12 +178,16 @@ fn on_all_ranks(
         Err(error) => fail(true, 3, &error.to_string()),
     };
     if first_of(&world, false) {
-        return 2; // another rank refuses, and says why
+        world.barrier(); // another rank refuses, and says why
+        return 2;
     }
     let watch = match Watch::start(env, settings, |text| world.text_of_rank_0(text)) {
-        Ok(_) if first_of(&world, false) => return 2,
+        Ok(_) if first_of(&world, false) => {
+            world.barrier();
+            return 2;
+        }
         Ok(watch) => watch.map(Rc::new),
-        Err(error) => fail(first_of(&world, true), 2, &error.to_string()),
+        Err(error) => return refused(world, &error.to_string()),
     };
     let threads = threads
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
@@ -241,11 +245,19 @@ fn refuse(env: &RankEnv, problem: &str) -> ! {
     if env.world_size == 1 {
         fail(true, 2, problem);
     }
-    let speaks = match MpiWorld::initialize() {
-        Ok(world) if world.size() == env.world_size => first_of(&world, true),
-        _ => env.rank == 0,
-    };
-    fail(speaks, 2, problem)
+    match MpiWorld::initialize() {
+        Ok(world) if world.size() == env.world_size => exit(refused(Rc::new(world), problem)),
+        _ => fail(env.rank == 0, 2, problem),
+    }
+}
+
+/// The first of the ranks that refuse says why, before any of them ends; the exit code.
+fn refused(world: Rc<MpiWorld>, problem: &str) -> i32 {
+    if first_of(&world, true) {
+        warn(&format!("error: {problem}"));
+    }
+    world.barrier();
+    2
 }
 
 /// What a panic said.

@@ -429,9 +429,7 @@ pub fn train(
         }
         if interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
             let done = under_way.take().map(|step| step.wait(&mut ended)).transpose()?;
-            let loss = ranks
-                .activity
-                .during(Doing::Evaluates, || evaluate(plan, &mut stage, &*source, ranks.rank))?;
+            let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, &mut stage, &*source, ranks.rank))?;
             if let Some(done) = done {
                 report.tell(&done, Some(loss), &mut log)?;
             }

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use device::{Probe, Progress};
+use device::{Order, Probe, Progress};
 
 use super::activity::Activity;
-use super::message::{Beat, Begun, Fault, Message, Receiver, Sender, Verdict};
+use super::message::{Beat, Begun, Fault, Message, Receiver, Reply, Sender, Verdict};
 use super::{PEER_FAILED, WatchSettings, end_process, note};
 use crate::terminal::warn;
 
@@ -27,11 +27,35 @@ pub(super) struct Heart {
     pub(super) left: AtomicBool,
 }
 
+impl Heart {
+    /// How far the rank has come, which was `quiet` for so long.
+    pub(super) fn beat(&self, quiet: Duration) -> Beat {
+        let reached = self.progress.reached();
+        let begun = |(order, count): (Order, u64)| Begun {
+            communicator: order.communicator,
+            ranks: order.ranks,
+            between: order.between,
+            count,
+        };
+        Beat {
+            doing: self.activity.now(),
+            quiet_ms: quiet.as_millis() as u64,
+            step: reached.step,
+            region: reached.region,
+            transfer: reached.transfer,
+            begun: reached.orders.into_iter().map(begun).collect(),
+        }
+    }
+}
+
 pub(super) struct Heartbeat {
     rank: usize,
     heart: Arc<Heart>,
     sender: Arc<Mutex<Sender>>,
     interval: Duration,
+    timeout: Duration,
+    /// Since the monitor was heard of.
+    unheard: Duration,
     /// Marks and changes of activity seen last, and for how long they have been the same.
     seen: (u64, u64),
     quiet: Duration,
@@ -52,14 +76,16 @@ impl Heartbeat {
         sender: Arc<Mutex<Sender>>,
         settings: &WatchSettings,
     ) -> Heartbeat {
-        Heartbeat { rank, heart, sender, interval: settings.heartbeat, seen: (0, 0), quiet: Duration::ZERO }
+        let WatchSettings { heartbeat: interval, timeout, .. } = *settings;
+        let (unheard, quiet) = (Duration::ZERO, Duration::ZERO);
+        Heartbeat { rank, heart, sender, interval, timeout, unheard, seen: (0, 0), quiet }
     }
 
     fn run(mut self, mut receiver: Receiver) {
         let mut looked = Instant::now();
         let mut told: Option<Instant> = None;
         loop {
-            let beat = self.look(looked.elapsed());
+            let beat = self.look(a_second_at_most(looked));
             looked = Instant::now();
             if told.is_none_or(|told| told.elapsed() >= self.interval) {
                 told = Some(looked);
@@ -68,45 +94,33 @@ impl Heartbeat {
                     self.send(&Message::Fault(Fault { code: 3, error, follows: true }));
                 }
             }
-            let (verdicts, closed) = receiver.receive::<Verdict>();
+            let (replies, closed) = receiver.receive::<Reply>();
             if self.rank == 0 {
                 // The monitor is in this process, and ends it.
                 std::thread::sleep(LOOK.saturating_sub(looked.elapsed()));
                 continue;
             }
-            if let Some(verdict) = verdicts.first() {
-                self.end(verdict);
+            self.unheard = if replies.is_empty() { self.unheard + a_second_at_most(looked) } else { Duration::ZERO };
+            for reply in replies {
+                if let Reply::Verdict(verdict) = reply {
+                    self.end(&verdict);
+                }
             }
             if closed && self.heart.left.load(Ordering::Acquire) {
                 return;
             }
-            if closed {
-                self.bereft();
+            if closed || self.unheard > self.timeout {
+                self.bereft(closed);
             }
         }
     }
 
     /// How far the rank has come, when `passed` is the time since the last look.
     fn look(&mut self, passed: Duration) -> Beat {
-        let reached = self.heart.progress.reached();
-        let now = (reached.marks, self.heart.activity.changes());
-        // Time in which the whole process was stopped is not the device's.
-        self.quiet = if now == self.seen { self.quiet + passed.min(Duration::from_secs(1)) } else { Duration::ZERO };
+        let now = (self.heart.progress.reached().marks, self.heart.activity.changes());
+        self.quiet = if now == self.seen { self.quiet + passed } else { Duration::ZERO };
         self.seen = now;
-        let begun = |(order, count): (device::Order, u64)| Begun {
-            communicator: order.communicator,
-            ranks: order.ranks,
-            between: order.between,
-            count,
-        };
-        Beat {
-            doing: self.heart.activity.now(),
-            quiet_ms: self.quiet.as_millis() as u64,
-            step: reached.step,
-            region: reached.region,
-            transfer: reached.transfer,
-            begun: reached.orders.into_iter().map(begun).collect(),
-        }
+        self.heart.beat(self.quiet)
     }
 
     fn failed_transfer(&self) -> Option<String> {
@@ -130,11 +144,23 @@ impl Heartbeat {
         end_process(PEER_FAILED)
     }
 
-    /// Rank 0 went away without a verdict.
-    fn bereft(&self) -> ! {
-        let line = format!("rank {} ends: rank 0, which watches over all, died or its node went down", self.rank);
+    /// Rank 0 went away without a verdict, or is not heard of.
+    fn bereft(&self, closed: bool) -> ! {
+        let what = match closed {
+            true => "died without a word (killed, out of memory, or its node went down)".into(),
+            false => format!(
+                "was not heard of for {} s: the process is stopped, or its node or the network is down",
+                self.unheard.as_secs()
+            ),
+        };
+        let line = format!("rank {} ends, for rank 0, which watches over all, {what}", self.rank);
         warn(&line);
         note(&line);
         end_process(PEER_FAILED)
     }
+}
+
+/// The time that passed. Time in which this process itself was stopped, or its machine asleep, counts against nobody.
+fn a_second_at_most(since: Instant) -> Duration {
+    since.elapsed().min(Duration::from_secs(1))
 }

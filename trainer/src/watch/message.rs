@@ -70,7 +70,16 @@ pub struct Fault {
     pub follows: bool,
 }
 
-/// From the monitor to all ranks: the run ends.
+/// From the monitor to a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// The monitor is there.
+    Beat,
+    /// The run ends.
+    Verdict(Verdict),
+}
+
+/// Why a run ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Whose fault it is.
@@ -135,9 +144,7 @@ impl Receiver {
                 self.rest.extend(&buffer[..count]);
                 self.rest.len() > LONGEST
             }
-            Err(error) => {
-                !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
-            }
+            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted),
         };
         let mut messages = Vec::new();
         while let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {

@@ -121,6 +121,7 @@ impl Watch {
     /// Tells of this rank's own error and ends the process with its exit code, or 4 if another rank failed before.
     /// `follows` says that it may have come from another rank's.
     pub fn fail(&self, code: i32, error: &str, follows: bool) -> ! {
+        let _ = self.send(&Message::Beat(self.heart.beat(Duration::ZERO)));
         let told = self.send(&Message::Fault(message::Fault { code, error: error.into(), follows }));
         if told.is_ok() {
             // The verdict ends this process meanwhile.

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::decide::{Cause, Kind, Limits, Row, decide};
-use super::message::{Message, Receiver, Sender, Verdict};
+use super::message::{Message, Receiver, Reply, Sender, Verdict};
 use super::{PEER_FAILED, WatchSettings, end_process, note};
 use crate::terminal::warn;
 
@@ -19,6 +19,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 struct Monitor {
     listener: TcpListener,
     token: u64,
+    heartbeat: Duration,
     limits: Limits,
     /// Connections whose hello has not come.
     strangers: Vec<(Receiver, Sender)>,
@@ -41,6 +42,7 @@ pub(super) fn start(
     let monitor = Monitor {
         listener,
         token,
+        heartbeat: settings.heartbeat,
         limits: Limits { step: settings.timeout, setup: settings.setup_timeout },
         strangers: Vec::new(),
         connections: (0..ranks).map(|_| None).collect(),
@@ -56,7 +58,7 @@ pub(super) fn start(
 impl Monitor {
     fn run(mut self) {
         let mut last = Instant::now();
-        let mut suspected = Duration::ZERO;
+        let (mut suspected, mut silent) = (Duration::ZERO, Duration::ZERO);
         while !self.rows.iter().all(|row| row.left) {
             std::thread::sleep(TICK);
             // Time in which this process itself was stopped, or its machine asleep, does not count against others.
@@ -64,6 +66,11 @@ impl Monitor {
             last = Instant::now();
             self.welcome();
             self.hear(passed);
+            silent += passed;
+            if silent >= self.heartbeat {
+                silent = Duration::ZERO;
+                self.tell(&Reply::Beat);
+            }
             let Some(cause) = decide(&self.rows, self.limits) else { continue };
             suspected += passed;
             if suspected >= GRACE || matches!(&cause.kind, Kind::Failed(fault) if !fault.follows) {
@@ -119,15 +126,18 @@ impl Monitor {
         }
     }
 
+    fn tell(&mut self, reply: &Reply) {
+        for (_, sender) in self.connections.iter_mut().flatten() {
+            let _ = sender.send(reply);
+        }
+    }
+
     /// Prints the root cause, tells all ranks, and ends this one.
     fn end(&mut self, cause: &Cause) -> ! {
         let line = cause.line(&self.rows, self.limits);
         warn(&line);
         let alive = matches!(cause.kind, Kind::Failed(_));
-        let verdict = Verdict { rank: cause.rank, code: cause.code(), line: line.clone(), alive };
-        for (_, sender) in self.connections.iter_mut().flatten() {
-            let _ = sender.send(&verdict);
-        }
+        self.tell(&Reply::Verdict(Verdict { rank: cause.rank, code: cause.code(), line: line.clone(), alive }));
         note(&line);
         if cause.rank == 0 {
             end_process(cause.code());
