@@ -36,14 +36,19 @@ pub trait Communicator: std::fmt::Debug {
         Err(Error::operation(kind.name(), problem))
     }
 
-    /// Fails if a transfer has failed since, without waiting for any.
-    ///
-    /// # Errors
-    /// [`Error::Communication`] with what the library said.
-    fn check(&self) -> Result<()> {
-        Ok(())
+    /// World ranks of the group, in its order. Ranks of one group agree.
+    fn members(&self) -> Vec<usize> {
+        (0..self.size()).collect()
+    }
+
+    /// What another thread can ask while this one waits; none where a failure ends the wait by itself.
+    fn probe(&self) -> Option<Probe> {
+        None
     }
 }
+
+/// Fails if a transfer has failed since, without waiting for any: with [`Error::Communication`] and what the library said.
+pub type Probe = Box<dyn Fn() -> Result<()> + Send>;
 
 /// A transfer under way.
 pub trait Request {

@@ -12,7 +12,9 @@ use crate::host::{Pool, view};
 use crate::lane::Backend;
 use crate::stream::{StreamId, StreamState};
 use crate::timeline::Recorder;
-use crate::{BufferId, CaptureRule, CheckError, DType, Element, Error, Result, Shape, Staging, Stream, Tensor};
+use crate::{
+    BufferId, CaptureRule, CheckError, DType, Element, Error, Progress, Result, Shape, Staging, Stream, Tensor,
+};
 
 /// Every buffer begins at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;
@@ -56,6 +58,7 @@ pub(crate) struct Core {
     /// Seed of the order in which graph nodes are replayed; `None` for the captured order.
     pub(crate) shuffle: Option<u64>,
     pub(crate) recorder: Recorder,
+    progress: Option<Progress>,
     /// Counts frees, so that a graph knows when to look at its addresses again.
     pub(crate) frees: u64,
     areas: BTreeMap<u64, AreaInfo>,
@@ -135,6 +138,7 @@ impl Device {
             scope: "".into(),
             shuffle: None,
             recorder: Recorder::default(),
+            progress: None,
             frees: 0,
             areas: BTreeMap::new(),
             buffers: vec!["nothing".into()],
@@ -406,6 +410,24 @@ impl Device {
             checker.synchronize_all();
         }
         Ok(())
+    }
+
+    /// From now on transfers leave marks in `progress`, and [`Device::progress`] has it for others that do.
+    ///
+    /// # Errors
+    /// When the GPU cannot write to its memory.
+    pub fn watch(&self, progress: Progress) -> Result<()> {
+        let mut core = self.core();
+        if let Backend::Cuda(cuda) = &mut core.backend {
+            cuda.watch(progress.clone())?;
+        }
+        core.progress = Some(progress);
+        Ok(())
+    }
+
+    /// Where marks are left, if somebody watches.
+    pub fn progress(&self) -> Option<Progress> {
+        self.peek().progress.clone()
     }
 
     /// Names the region that operations submitted from now on belong to, for messages and reports.

@@ -167,6 +167,10 @@ impl Stream {
     pub fn submit(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         op.check()?;
+        if let Op::Collective(collective) = &op {
+            let marks = self.device.progress().map_or(Vec::new(), |progress| progress.transfer(collective));
+            marks.into_iter().try_for_each(|mark| self.submit(mark))?;
+        }
         let mut core = self.device.core();
         if let Some(trace) = &mut core.trace {
             let accesses = op.accesses();

@@ -201,6 +201,7 @@ impl<'m> StepContext<'m> {
             recording.order.push(Visit { region, next: 0, start, end: start });
             let output = self.inside(region, visit, |cx| {
                 let input = cx.own_inputs(region, input)?;
+                cx.mark(region)?;
                 body(cx, input)
             })?;
             let end = self.manager.device.trace_position();
@@ -228,6 +229,7 @@ impl<'m> StepContext<'m> {
         self.manager.device.set_scope(&region.to_string());
         self.inside(region, visit, |cx| {
             let input = cx.own_inputs(region, input)?;
+            cx.mark(region)?;
             let output = body(cx, input)?;
             cx.poison(region)?;
             Ok(output)
@@ -272,7 +274,7 @@ impl<'m> StepContext<'m> {
             })?;
             compute.begin_capture().map_err(|source| cx.in_region(source))?;
             cx.capturing = true;
-            let output = body(cx, input).and_then(|output| {
+            let output = cx.mark(region).and_then(|()| body(cx, input)).and_then(|output| {
                 cx.poison(region)?;
                 Ok(output)
             });
@@ -341,6 +343,14 @@ impl<'m> StepContext<'m> {
             self.run(Copy { input: tensor, output: own })?;
             Ok(own)
         })
+    }
+
+    /// Leaves a mark, in the region's graph too, where somebody watches.
+    fn mark(&self, region: Region) -> Result<()> {
+        match (self.manager.device.progress(), region.mark()) {
+            (Some(progress), Some(name)) => self.run(progress.region(&name)),
+            _ => Ok(()),
+        }
     }
 
     /// Overwrites what is dead after this region.

@@ -98,6 +98,17 @@ impl Region {
         self.place().map(|(layer, _)| layer)
     }
 
+    /// What a watchdog calls it: a slot's graph serves several microbatches. None of what is made of regions.
+    pub(crate) fn mark(self) -> Option<String> {
+        match self {
+            Region::Step | Region::Iteration => None,
+            Region::Inputs { .. } => Some("inputs".into()),
+            Region::Forward { layer, .. } => Some(format!("forward of layer {layer}")),
+            Region::Backward { layer, .. } => Some(format!("backward of layer {layer}")),
+            other => Some(other.to_string()),
+        }
+    }
+
     /// The same region of another microbatch.
     pub(crate) fn with_microbatch(self, microbatch: usize) -> Region {
         match self {

@@ -17,15 +17,22 @@ use crate::mpi_world::{check, failed};
 pub(crate) struct MpiCommunicator {
     name: String,
     group: SimpleCommunicator,
+    /// World ranks.
+    members: Vec<usize>,
     /// Freeing `group` after MPI is finalized would be an error.
     _universe: Rc<Universe>,
 }
 
 impl MpiCommunicator {
-    pub(crate) fn new(name: &str, group: SimpleCommunicator, universe: Rc<Universe>) -> MpiCommunicator {
+    pub(crate) fn new(
+        name: &str,
+        group: SimpleCommunicator,
+        members: Vec<usize>,
+        universe: Rc<Universe>,
+    ) -> MpiCommunicator {
         // SAFETY: the communicator is valid and MPI is initialised. Errors become return codes instead of aborting.
         unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
-        MpiCommunicator { name: name.into(), group, _universe: universe }
+        MpiCommunicator { name: name.into(), group, members, _universe: universe }
     }
 }
 
@@ -46,6 +53,10 @@ impl Communicator for MpiCommunicator {
 
     fn size(&self) -> usize {
         self.group.size() as usize
+    }
+
+    fn members(&self) -> Vec<usize> {
+        self.members.clone()
     }
 
     fn start(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor) -> Result<Box<dyn Request>> {

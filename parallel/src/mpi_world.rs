@@ -62,7 +62,9 @@ impl MpiWorld {
         self.broadcast(&mut length);
         let mut bytes = text.into_bytes();
         bytes.resize(u64::from_le_bytes(length) as usize, 0);
-        self.broadcast(&mut bytes);
+        if !bytes.is_empty() {
+            self.broadcast(&mut bytes); // MPI refuses the address of nothing
+        }
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
@@ -87,13 +89,14 @@ impl MpiWorld {
 
     /// A communicator over all ranks, apart from all others. All ranks make theirs in the same order.
     pub fn communicator(&self, name: &str) -> Rc<dyn Communicator> {
-        Rc::new(MpiCommunicator::new(name, self.world.duplicate(), self.universe.clone()))
+        let members = (0..self.size()).collect();
+        Rc::new(MpiCommunicator::new(name, self.world.duplicate(), members, self.universe.clone()))
     }
 
     /// Cuts the world into groups with a communicator each, apart from all others; `group` is this rank's, as numbers in
     /// the world. All ranks do so in the same order.
     pub fn split(&self, name: &str, group: &[usize]) -> Rc<dyn Communicator> {
-        Rc::new(MpiCommunicator::new(name, self.group(group), self.universe.clone()))
+        Rc::new(MpiCommunicator::new(name, self.group(group), group.to_vec(), self.universe.clone()))
     }
 
     /// The same on MPI's own level, for other libraries to be set up through.

@@ -3,11 +3,12 @@
 
 use std::ffi::c_void;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::nccl::{result, sys};
 use device::cuda::StreamHandle;
 use device::ops::CollectiveKind;
-use device::{Communicator, DType, Error, Request, Result, Tensor};
+use device::{Communicator, DType, Error, Probe, Request, Result, Tensor};
 use mpi::traits::{Communicator as _, Root};
 
 use crate::MpiWorld;
@@ -61,6 +62,7 @@ pub fn nccl_communicator(world: &MpiWorld, name: &str, group: &[usize]) -> Resul
             ),
         });
     }
+    let members = group.to_vec();
     let group = world.group(group);
     let (rank, size) = (group.rank(), group.size());
     let mut id = [0u8; 128];
@@ -76,19 +78,28 @@ pub fn nccl_communicator(world: &MpiWorld, name: &str, group: &[usize]) -> Resul
     // SAFETY: the id came from the group's first rank, and every rank of the group makes this call.
     unsafe { result::comm_init_rank(&mut handle, size, unique, rank) }
         .map_err(|error| failed("ncclCommInitRank", name, error))?;
-    Ok(Rc::new(NcclCommunicator { name: name.into(), handle, rank: rank as usize, size: size as usize }))
+    let alive = Arc::new(Mutex::new(Some(Handle(handle))));
+    Ok(Rc::new(NcclCommunicator { name: name.into(), handle, alive, rank: rank as usize, members }))
 }
 
 struct NcclCommunicator {
     name: String,
     handle: sys::ncclComm_t,
+    /// The handle again, for other threads, until it is destroyed.
+    alive: Arc<Mutex<Option<Handle>>>,
     rank: usize,
-    size: usize,
+    members: Vec<usize>,
 }
+
+/// What [`NcclCommunicator::probe`] may ask from another thread.
+struct Handle(sys::ncclComm_t);
+
+// SAFETY: NCCL lets any thread ask for a communicator's asynchronous errors, whatever the one that uses it does.
+unsafe impl Send for Handle {}
 
 impl std::fmt::Debug for NcclCommunicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "NCCL communicator `{}`, rank {} of {}", self.name, self.rank, self.size)
+        write!(f, "NCCL communicator `{}`, rank {} of {}", self.name, self.rank, self.members.len())
     }
 }
 
@@ -102,7 +113,11 @@ impl Communicator for NcclCommunicator {
     }
 
     fn size(&self) -> usize {
-        self.size
+        self.members.len()
+    }
+
+    fn members(&self) -> Vec<usize> {
+        self.members.clone()
     }
 
     fn start(&self, kind: CollectiveKind, _input: &Tensor, _output: &Tensor) -> Result<Box<dyn Request>> {
@@ -144,18 +159,24 @@ impl Communicator for NcclCommunicator {
         done.map(drop).map_err(|error| failed(kind.name(), &self.name, error))
     }
 
-    fn check(&self) -> Result<()> {
-        let mut state = sys::ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator lives; NCCL writes one value.
-        unsafe { sys::ncclCommGetAsyncError(self.handle, &mut state) }
-            .result()
-            .map_err(|error| failed("ncclCommGetAsyncError", &self.name, error))?;
-        state.result().map(drop).map_err(|error| failed("a collective", &self.name, error))
+    fn probe(&self) -> Option<Probe> {
+        let (name, alive) = (self.name.clone(), self.alive.clone());
+        Some(Box::new(move || {
+            let alive = alive.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(Handle(handle)) = *alive else { return Ok(()) };
+            let mut state = sys::ncclResult_t::ncclSuccess;
+            // SAFETY: the communicator lives while the lock is held; NCCL writes one value.
+            unsafe { sys::ncclCommGetAsyncError(handle, &mut state) }
+                .result()
+                .map_err(|error| failed("ncclCommGetAsyncError", &name, error))?;
+            state.result().map(drop).map_err(|error| failed("a collective", &name, error))
+        }))
     }
 }
 
 impl Drop for NcclCommunicator {
     fn drop(&mut self) {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner).take();
         // SAFETY: made by `nccl_communicator`; nothing uses it any more. A failure has no cure here.
         let _ = unsafe { result::comm_destroy(self.handle) };
     }

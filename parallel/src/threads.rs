@@ -143,6 +143,10 @@ impl Communicator for ThreadCommunicator {
         self.group.len()
     }
 
+    fn members(&self) -> Vec<usize> {
+        self.group.clone()
+    }
+
     fn start(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor) -> Result<Box<dyn Request>> {
         let send = kind.receiver().map(|to| {
             let kind = CollectiveKind::Send { to };

@@ -157,6 +157,13 @@ fn with_run_flags(mut command: Command) -> Command {
                 .action(ArgAction::SetTrue)
                 .help_heading("cuda_graph")
                 .help("Same as --cuda-graph-mempool single"),
+        )
+        .arg(
+            Arg::new("distributed-timeout-minutes")
+                .long("distributed-timeout-minutes")
+                .value_name("VALUE")
+                .help_heading("parallel")
+                .help("Sets parallel.distributed_timeout_seconds, in minutes"),
         );
     for (flag, why) in NOT_NEEDED {
         command = command.arg(Arg::new(*flag).long(*flag).action(ArgAction::SetTrue).hide(true).help(*why));
@@ -368,6 +375,10 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
     }
     if matches.get_flag("cuda-graph-use-single-mempool") {
         layers.set("cuda_graph.mempool", "single", "--cuda-graph-use-single-mempool")?;
+    }
+    if let Some(minutes) = matches.get_one::<String>("distributed-timeout-minutes") {
+        let seconds = minutes.parse::<f64>().map_or(minutes.clone(), |minutes| (minutes * 60.0).to_string());
+        layers.set("parallel.distributed_timeout_seconds", &seconds, "--distributed-timeout-minutes")?;
     }
     for option in OPTIONS {
         let texts: Vec<&String> = matches.get_many(option.key).into_iter().flatten().collect();

@@ -126,7 +126,11 @@ section!(ParallelConfig {
     microbatch_group: Option<usize>,
     pipeline_layers: Vec<usize>,
     distributed_optimizer: bool,
-    bucket_mib: usize
+    bucket_mib: usize,
+    heartbeat_seconds: f64,
+    distributed_timeout_seconds: f64,
+    setup_timeout_seconds: f64,
+    monitor_address: Option<String>,
 });
 section!(RecomputeConfig { granularity: String });
 section!(CudaGraphConfig {

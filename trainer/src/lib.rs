@@ -39,3 +39,4 @@ pub mod tensorboard;
 pub mod terminal;
 pub mod trace;
 pub mod wandb;
+pub mod watch;

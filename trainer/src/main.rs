@@ -1,5 +1,7 @@
 //! The trainer: one process per rank.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::exit;
 use std::rc::Rc;
@@ -24,6 +26,8 @@ use trainer::run::{self, Ranks, RunError};
 use trainer::sample::{Loaded, SampleRequest};
 use trainer::signals;
 use trainer::terminal::{print, warn};
+use trainer::watch::activity::Activity;
+use trainer::watch::{Watch, WatchSettings};
 
 fn main() {
     let began = Instant::now();
@@ -77,23 +81,23 @@ fn main() {
             }
             return;
         }
-        Err(error) => fail(main, 2, &error.to_string()),
+        Err(error) => refuse(&ranks, &error.to_string()),
     };
-    // All validation comes before MPI and the device are touched; only rank 0 speaks.
+    // All validation comes before the device is touched; of the ranks that refuse, the first speaks.
     let (plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
         .and_then(|plan| run::source(&plan).map(|source| (plan, source)))
-        .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
+        .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
-        .unwrap_or_else(|error| fail(main, 2, &error.to_string()));
+        .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     if main {
         request.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
     }
     let filter = EnvFilter::try_new(&request.log).unwrap_or_else(|error| {
         let rule = "it is a level or target=level pairs";
-        fail(main, 2, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
+        refuse(&ranks, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
     });
     let folder = (!request.dry_run && bench.is_none()).then(|| Path::new(&request.config.logging.dir));
-    logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| fail(main, 2, &error.to_string()));
+    logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     exit(train(&plan, &request, &ranks, accelerator, source, bench.map(|steps| (steps, began))));
 }
 
@@ -115,7 +119,7 @@ fn train(
     };
     let chunks = plan.config.parallel.virtual_pipeline;
     let layout = Layout { grid: plan.grid, ring: chunks > 1, shares_table: plan.shares_table() };
-    on_all_ranks(env, layout, plan.config.train.threads, open, |ranks, device| {
+    on_all_ranks(env, layout, plan.config.train.threads, &plan.watch, open, |ranks, device| {
         let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device, source).map(|_| 0) };
         let result = bench::run(plan, ranks, device, steps, began)?;
         if ranks.rank == 0 {
@@ -127,11 +131,11 @@ fn train(
 
 /// Examines the machine; the exit code.
 fn doctor(options: DoctorOptions, device: &str, env: &RankEnv) -> i32 {
-    let accelerator =
-        Accelerator::choose(device, env).unwrap_or_else(|error| fail(env.rank == 0, 2, &error.to_string()));
+    let accelerator = Accelerator::choose(device, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
     let open = |threads| accelerator.open(Precision::default(), threads, false);
     let grid = Grid { tensor: 1, data: env.world_size, pipeline: 1 };
-    on_all_ranks(env, Layout { grid, ring: false, shares_table: false }, None, open, |ranks, device| {
+    let layout = Layout { grid, ring: false, shares_table: false };
+    on_all_ranks(env, layout, None, &WatchSettings::default(), open, |ranks, device| {
         Ok(doctor::run(options, accelerator, device, ranks.group.as_ref()))
     })
 }
@@ -154,11 +158,12 @@ fn sample(request: &SampleRequest, env: &RankEnv) -> i32 {
     }
 }
 
-/// Starts MPI, opens the device, connects the ranks and does `work`; the exit code.
+/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code.
 fn on_all_ranks(
     env: &RankEnv,
     layout: Layout,
     threads: Option<usize>,
+    settings: &WatchSettings,
     open: impl FnOnce(usize) -> device::Result<Device>,
     work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
 ) -> i32 {
@@ -175,44 +180,129 @@ fn on_all_ranks(
         }
         Err(error) => fail(true, 3, &error.to_string()),
     };
+    if first_of(&world, false) {
+        world.barrier(); // another rank refuses, and says why
+        return 2;
+    }
+    let watch = match Watch::start(env, settings, |text| world.text_of_rank_0(text)) {
+        Ok(_) if first_of(&world, false) => {
+            world.barrier();
+            return 2;
+        }
+        Ok(watch) => watch.map(Rc::new),
+        Err(error) => return refused(world, &error.to_string()),
+    };
     let threads = threads
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
     // For set-up work outside of the device, such as first weights; it is there already only where tests made it.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     // What is declared later is dropped first: communicators before the device, MPI last.
-    let opened = open(threads);
+    let opened = open(threads).and_then(|device| {
+        watch.as_ref().map_or(Ok(()), |watch| device.watch(watch.progress()))?;
+        Ok(device)
+    });
     let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device, layout));
     let done = match (&opened, connected) {
-        (Ok(device), Ok(Groups { tensor, data: group, pipeline })) => {
-            let (waiting, comparing, telling) = (world.clone(), world.clone(), world.clone());
-            let ranks = Ranks {
-                rank: world.rank(),
-                group,
-                tensor,
-                pipeline,
-                threads,
-                barrier: Rc::new(move || waiting.barrier()),
-                max: Rc::new(move |value| if comparing.size() > 1 { comparing.max(value) } else { value }),
-                of_rank_0: Rc::new(move |text| telling.text_of_rank_0(text)),
-                stop: signals::stop_flag()
-                    .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
-            };
-            let done = work(&ranks, device);
-            if done.is_err() {
+        (Ok(device), Ok(groups)) => {
+            let ranks = team(&world, groups, threads, watch.as_ref());
+            let done = catch_unwind(AssertUnwindSafe(|| work(&ranks, device)));
+            if !matches!(done, Ok(Ok(_))) {
                 std::mem::forget(ranks); // on a fault nothing is torn down
             }
-            done
+            done.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))
         }
         (Err(error), _) => Err(error.clone().into()),
         (_, Err(error)) => Err(error.into()),
     };
-    done.unwrap_or_else(|error| {
+    let code = done.unwrap_or_else(|error| {
+        if let Some(watch) = &watch {
+            watch.fail(error.exit_code(), &error.to_string(), error.follows());
+        }
         warn(&format!("error on rank {}: {error}", env.rank));
         if world.size() > 1 {
             world.abort(error.exit_code());
         }
         exit(error.exit_code())
-    })
+    });
+    drop(opened);
+    drop(world);
+    if let Some(watch) = &watch {
+        watch.goodbye(); // after all that ranks do together, so that this too is watched
+    }
+    code
+}
+
+/// Whether some ranks cannot go on, and, if `here` says so of this one, whether it is the first of them. All ranks call
+/// it together.
+fn first_of(world: &MpiWorld, here: bool) -> bool {
+    if world.size() == 1 {
+        return here;
+    }
+    let first = world.min(if here { world.rank() as u64 } else { u64::MAX });
+    if here { first == world.rank() as u64 } else { first < u64::MAX }
+}
+
+/// Ends this rank because its input is wrong, and with it all others, for which it may be right; the first to refuse
+/// says why.
+fn refuse(env: &RankEnv, problem: &str) -> ! {
+    if env.world_size == 1 {
+        fail(true, 2, problem);
+    }
+    match MpiWorld::initialize() {
+        Ok(world) if world.size() == env.world_size => exit(refused(Rc::new(world), problem)),
+        _ => fail(env.rank == 0, 2, problem),
+    }
+}
+
+/// The first of the ranks that refuse says why, before any of them ends; the exit code.
+fn refused(world: Rc<MpiWorld>, problem: &str) -> i32 {
+    if first_of(&world, true) {
+        warn(&format!("error: {problem}"));
+    }
+    world.barrier();
+    2
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word").into()
+}
+
+/// This process among the ranks; while it waits for them by MPI's means, that is seen by who watches.
+fn team(world: &Rc<MpiWorld>, groups: Groups, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
+    let Groups { tensor, data: group, pipeline } = groups;
+    if let Some(watch) = watch {
+        let stages = pipeline.iter().flat_map(PipelineGroups::communicators);
+        let probes = tensor.iter().chain(&group).chain(stages).filter_map(|communicator| communicator.probe());
+        probes.for_each(|probe| watch.ask(probe));
+    }
+    let shared = || (world.clone(), watch.cloned());
+    let (waiting, comparing, telling) = (shared(), shared(), shared());
+    Ranks {
+        rank: world.rank(),
+        group,
+        tensor,
+        pipeline,
+        threads,
+        barrier: Rc::new(move || together(&waiting.1, "barrier", || waiting.0.barrier())),
+        max: Rc::new(move |value| match comparing.0.size() {
+            1 => value,
+            _ => together(&comparing.1, "all_reduce_max", || comparing.0.max(value)),
+        }),
+        of_rank_0: Rc::new(move |text| together(&telling.1, "broadcast", || telling.0.text_of_rank_0(text))),
+        stop: signals::stop_flag()
+            .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
+        activity: watch.map_or_else(Activity::default, |watch| watch.activity()),
+    }
+}
+
+/// Waits for all ranks, and lets that be seen.
+fn together<T>(watch: &Option<Rc<Watch>>, name: &str, wait: impl FnOnce() -> T) -> T {
+    match watch {
+        Some(watch) => watch.waiting(&format!("{name} on world"), wait),
+        None => wait(),
+    }
 }
 
 /// Which ranks talk to each other.

@@ -25,6 +25,7 @@ use crate::run_log::RunLog;
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
 use crate::terminal::say;
 use crate::trace::StepTrace;
+use crate::watch::activity::{Activity, Doing};
 
 /// What ends a run early.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,9 @@ pub enum RunError {
     /// Data cannot be read any more, or written: exit code 3.
     #[error("{0}")]
     Data(#[from] DataError),
+    /// The trainer has a bug: exit code 3.
+    #[error("the trainer panicked: {0}. Fix: report it")]
+    Panic(String),
     /// A file could not be written: exit code 3.
     #[error("{what}: {error}. Fix: check the folder's permissions and space, or set another")]
     File {
@@ -71,6 +75,15 @@ impl RunError {
             _ => 3,
         }
     }
+
+    /// Whether it may have come of another rank's fault: a transfer that failed.
+    pub fn follows(&self) -> bool {
+        let device = match self {
+            RunError::Device(error) | RunError::Step(graph_manager::Error::Device { source: error, .. }) => error,
+            _ => return false,
+        };
+        matches!(device, device::Error::Communication { .. })
+    }
 }
 
 /// This process's place among the ranks, and how it talks to them.
@@ -93,6 +106,8 @@ pub struct Ranks {
     pub of_rank_0: Rc<dyn Fn(String) -> String>,
     /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
     pub stop: Arc<AtomicBool>,
+    /// What this rank does, for who watches.
+    pub activity: Activity,
 }
 
 impl Ranks {
@@ -108,6 +123,7 @@ impl Ranks {
             max: Rc::new(|value| value),
             of_rank_0: Rc::new(|text| text),
             stop: Arc::default(),
+            activity: Activity::default(),
         }
     }
 }
@@ -413,15 +429,17 @@ pub fn train(
         let _span = tracing::info_span!("step", step).entered();
         let started = Instant::now();
         let settings = settings(plan, ranks.rank, step, consumed);
-        let (batch, data_wait) = batches.next_batch()?;
+        let (batch, data_wait) = ranks.activity.during(Doing::WaitsForBatch, || batches.next_batch())?;
         trace.before_step(device)?;
+        let warm = !plan.graphs.enable || step > start.step + plan.graphs.warmup_steps;
+        ranks.activity.set(if warm && step > start.step { Doing::Steps } else { Doing::Starts });
         let metrics = stage.train_step(settings, Some(&batch))?;
         trace.after_step(device)?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
         let submitted = StepUnderWay { step, metrics, started, host: started.elapsed(), data_wait };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
         if let Some(before) = under_way.replace(submitted) {
-            let before = before.wait(&mut ended)?;
+            let before = ranks.activity.during(Doing::WaitsForDevice, || before.wait(&mut ended))?;
             report.tell(&before, None, &mut log)?;
         }
         if plan.graphs.enable && step == start.step + plan.graphs.warmup_steps {
@@ -429,7 +447,7 @@ pub fn train(
         }
         if interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
             let done = under_way.take().map(|step| step.wait(&mut ended)).transpose()?;
-            let loss = evaluate(plan, &mut stage, &*source, ranks.rank)?;
+            let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, &mut stage, &*source, ranks.rank))?;
             if let Some(done) = done {
                 report.tell(&done, Some(loss), &mut log)?;
             }
@@ -444,7 +462,7 @@ pub fn train(
             }
             // A checkpoint is never ahead of the metrics.
             log.as_mut().map_or(Ok(()), RunLog::sync).map_err(file("metrics.jsonl"))?;
-            session.save(device, &stage, progress, last)?;
+            ranks.activity.during(Doing::Saves, || session.save(device, &stage, progress, last))?;
         }
         if stop && progress.step < steps {
             let kept =
@@ -453,6 +471,7 @@ pub fn train(
             break;
         }
     }
+    ranks.activity.set(Doing::Ends);
     if let Some(last) = under_way.take() {
         let last = last.wait(&mut ended)?;
         report.tell(&last, None, &mut log)?;

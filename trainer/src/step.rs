@@ -263,6 +263,9 @@ impl Stage {
             grad_scale: (1.0 / losses) as f32,
             inverse_loss_scale: 1.0,
         };
+        if let Some(progress) = self.compute.device().progress() {
+            self.compute.submit(progress.step(settings.step))?;
+        }
         self.compute.submit(WriteControl { control: self.step.control, value })?;
         batch.map_or(Ok(()), |batch| self.inputs.fill(&self.compute, batch, settings.microbatches))?;
         Ok(losses)

@@ -8,6 +8,7 @@ mod error;
 mod gpu;
 mod kernels;
 mod lane;
+mod marks;
 mod memory;
 mod ops;
 mod queue;
@@ -22,6 +23,7 @@ pub(crate) use gpu::Gpu;
 pub use gpu::{GpuProperties, gpu_count};
 pub(crate) use kernels::{Arg, Grid, Kernels};
 pub(crate) use lane::CudaLane;
+pub(crate) use marks::Marks;
 pub(crate) use memory::{DeviceBlock, PinnedBlock};
 pub(crate) use queue::{Arriving, RawEvent, RawGraph, RawStream};
 pub use versions::library_versions;
@@ -29,7 +31,7 @@ pub use versions::library_versions;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::{Element, Error, Op, Result, Tensor};
+use crate::{Element, Error, Op, Progress, Result, Tensor};
 
 /// Choices about a CUDA device.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +70,7 @@ pub(crate) struct Cuda {
     pub(crate) cudnn: Cudnn,
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
+    marks: Option<Marks>,
     pub(crate) gpu: Gpu,
     pub(crate) counters: Rc<RefCell<Counters>>,
 }
@@ -83,7 +86,16 @@ impl Cuda {
         // In this order: cuDNN ends the process where it cannot find cuBLASLt.
         let cublaslt = CublasLt::open(&options, &gpu.properties)?;
         let cudnn = Cudnn::open(&options)?;
-        Ok(Cuda { cudnn, cublaslt, kernels, gpu, counters: Rc::default() })
+        Ok(Cuda { cudnn, cublaslt, kernels, marks: None, gpu, counters: Rc::default() })
+    }
+
+    /// Has kernels leave marks where `progress` is read.
+    ///
+    /// # Errors
+    /// When the driver cannot map its memory.
+    pub(crate) fn watch(&mut self, progress: Progress) -> Result<()> {
+        self.marks = Some(Marks::new(progress)?);
+        Ok(())
     }
 
     /// Has libraries choose how to do an operation, before memory is planned.

@@ -42,7 +42,10 @@ impl HostLane {
             self.started += 1;
             self.pending.push_back(Pending { number: self.started, request, accesses, note });
         } else {
-            self.finish()?;
+            // A mark says what has begun: transfers go on meanwhile.
+            if !matches!(op, Op::Mark(_)) {
+                self.finish()?;
+            }
             run(op, pool);
         }
         Ok(())

@@ -62,6 +62,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) {
         Op::Sgd(op) => optimizer::sgd(op, pool),
         Op::WriteControl(op) => write_control(op),
         Op::WriteSampleRecord(op) => write_sample_record(op),
+        Op::Mark(mark) => mark.leave(),
         Op::Collective(_) => unreachable!("streams start collectives"),
     }
 }

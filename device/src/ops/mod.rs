@@ -16,6 +16,7 @@ mod embedding;
 mod gemm;
 mod loss;
 mod loss_parallel;
+mod mark;
 mod norm;
 mod optimizer;
 mod rotary;
@@ -31,6 +32,7 @@ pub use embedding::{Embedding, EmbeddingBackward};
 pub use gemm::{Epilogue, Gemm};
 pub use loss::{CrossEntropy, Mse, SumInto};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
+pub use mark::Mark;
 pub use norm::{Norm, NormBackward, NormKind};
 pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
 pub use rotary::Rotary;
@@ -193,6 +195,8 @@ operations! {
     WriteSampleRecord,
     /// Communication between ranks.
     Collective,
+    /// How far the work has come.
+    Mark,
 }
 
 /// Fails with `problem` unless `ok`.

@@ -11,6 +11,7 @@ mod embedding;
 pub(super) mod gemm_epilogue;
 mod loss;
 mod loss_parallel;
+mod mark;
 mod norm;
 mod optimizer;
 mod reduce;
@@ -58,6 +59,7 @@ pub(crate) fn run(op: &Op, queue: &Queue<'_>) -> Result<()> {
         Op::Sgd(op) => optimizer::sgd(op, queue),
         Op::WriteControl(op) => control::write_control(op, queue),
         Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),
+        Op::Mark(op) => mark::mark(op, queue),
         Op::Collective(op) => {
             let stream = StreamHandle(queue.stream.handle().cast());
             op.communicator.enqueue(op.kind, &op.input, &op.output, stream)

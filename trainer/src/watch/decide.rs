@@ -1,0 +1,314 @@
+//! Whose fault it is: a function of what ranks have said, and for how long they have not.
+
+use std::time::Duration;
+
+use super::message::{Beat, Fault};
+
+/// What the monitor knows of a rank.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// The name of its host, once it has connected.
+    pub host: Option<String>,
+    /// It said that it is done.
+    pub left: bool,
+    /// Its connection is gone.
+    pub closed: bool,
+    /// Since it was last heard of, or since the monitor began.
+    pub silent: Duration,
+    /// Its own error.
+    pub fault: Option<Fault>,
+    /// How far it said it has come.
+    pub beat: Option<Beat>,
+}
+
+/// For how long nothing is too long.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// In a step.
+    pub step: Duration,
+    /// Where minutes are normal.
+    pub setup: Duration,
+}
+
+/// Why a run ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cause {
+    /// Whose fault it is.
+    pub rank: usize,
+    /// What is wrong with it.
+    pub kind: Kind,
+}
+
+/// What is wrong with a rank.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// It said so.
+    Failed(Fault),
+    /// Its connection broke without goodbye: the process is gone.
+    Died,
+    /// Nothing is heard of it.
+    Silent,
+    /// It makes no progress; the ranks that wait for it.
+    Hangs(Vec<usize>),
+}
+
+/// The root cause, if there is one: an error that a rank had of its own, then a rank that died, then an error that may
+/// have come of another rank's, then one that is not heard of, and last one that others wait for.
+pub fn decide(rows: &[Row], limits: Limits) -> Option<Cause> {
+    let ranks = || rows.iter().enumerate().filter(|(_, row)| !row.left);
+    let fault = |follows: bool| {
+        ranks().find_map(|(rank, row)| {
+            let fault = row.fault.clone().filter(|fault| fault.follows == follows)?;
+            Some(Cause { rank, kind: Kind::Failed(fault) })
+        })
+    };
+    let died = || {
+        let (rank, _) = ranks().find(|(_, row)| row.closed && row.fault.is_none())?;
+        Some(Cause { rank, kind: Kind::Died })
+    };
+    let silent = || {
+        let longest = ranks().filter(|(_, row)| row.silent > limits.step).max_by_key(|(_, row)| row.silent)?;
+        Some(Cause { rank: longest.0, kind: Kind::Silent })
+    };
+    fault(false).or_else(died).or_else(|| fault(true)).or_else(silent).or_else(|| hanging(rows, limits))
+}
+
+/// A rank that makes no progress and waits for none that is behind it. One that waits for a rank with reason to take its
+/// time, such as for a checkpoint, is not at fault, nor is the other.
+fn hanging(rows: &[Row], limits: Limits) -> Option<Cause> {
+    let quiet = |row: &Row| {
+        let beat = row.beat.as_ref().filter(|_| !row.left)?;
+        let limit = if beat.doing.is_slow() { limits.setup } else { limits.step };
+        let quiet = Duration::from_millis(beat.quiet_ms) + row.silent;
+        (quiet > limit).then_some(quiet)
+    };
+    let waits_for = |rank: usize| (0..rows.len()).filter(move |&other| is_behind(rows, other, rank));
+    let stuck: Vec<(usize, Duration)> =
+        rows.iter().enumerate().filter_map(|(rank, row)| Some((rank, quiet(row)?))).collect();
+    let first = stuck.iter().filter(|(rank, _)| waits_for(*rank).next().is_none()).max_by_key(|(_, quiet)| *quiet);
+    // Where all wait in a circle, the one that has waited longest began it.
+    let everyone = || {
+        let all = stuck.len() == rows.iter().filter(|row| !row.left).count();
+        stuck.iter().filter(|_| all).max_by_key(|(_, quiet)| *quiet)
+    };
+    let (rank, _) = *first.or_else(everyone)?;
+    let waiting = (0..rows.len()).filter(|&other| is_behind(rows, rank, other)).collect();
+    Some(Cause { rank, kind: Kind::Hangs(waiting) })
+}
+
+/// Whether `rank` has begun fewer transfers than `than` of an order that they keep together, so that `than` waits, or
+/// will, until it comes.
+fn is_behind(rows: &[Row], rank: usize, than: usize) -> bool {
+    let (Some(mine), Some(theirs)) = (&rows[rank].beat, &rows[than].beat) else { return false };
+    if rank == than || rows[rank].left {
+        return false;
+    }
+    theirs.begun.iter().filter(|order| order.ranks.contains(&rank)).any(|order| {
+        let takes_part = order.between.is_none_or(|(from, to)| [order.ranks[from], order.ranks[to]].contains(&rank));
+        let same = mine.begun.iter().find(|mine| {
+            (&mine.communicator, &mine.ranks, mine.between) == (&order.communicator, &order.ranks, order.between)
+        });
+        takes_part && same.map_or(0, |mine| mine.count) < order.count
+    })
+}
+
+impl Cause {
+    /// The exit code of the rank at fault.
+    pub fn code(&self) -> i32 {
+        match &self.kind {
+            Kind::Failed(fault) => fault.code,
+            _ => 3,
+        }
+    }
+
+    /// The line that says all of it.
+    pub fn line(&self, rows: &[Row], limits: Limits) -> String {
+        let row = &rows[self.rank];
+        let seconds = |time: Duration| time.as_secs();
+        let what = match &self.kind {
+            Kind::Failed(fault) => fault.error.replace('\n', " "),
+            Kind::Died => "the process died without a word (killed, out of memory, or its node went down)".into(),
+            Kind::Silent if row.host.is_none() => {
+                format!("did not join the others within {} s", seconds(row.silent))
+            }
+            Kind::Silent => format!(
+                "not heard of for {} s: the process is stopped, or its node or the network is down",
+                seconds(row.silent)
+            ),
+            Kind::Hangs(waiting) => {
+                let quiet = row.beat.as_ref().map_or(0, |beat| beat.quiet_ms / 1000) + seconds(row.silent);
+                let ranks: Vec<String> = waiting.iter().map(usize::to_string).collect();
+                let waiting = match ranks.len() {
+                    0 => String::new(),
+                    1 => format!("; rank {} waits for it", ranks[0]),
+                    _ => format!("; ranks {} wait for it", ranks.join(", ")),
+                };
+                let slow = row.beat.as_ref().is_some_and(|beat| beat.doing.is_slow());
+                let (key, limit) = match slow {
+                    true => ("setup_timeout_seconds", limits.setup),
+                    false => ("distributed_timeout_seconds", limits.step),
+                };
+                format!("no progress for {quiet} s{waiting} (parallel.{key} = {})", seconds(limit))
+            }
+        };
+        format!("error on rank {}: {what} [{}]", self.rank, place(row))
+    }
+}
+
+/// Where a rank was when it was last heard of.
+fn place(row: &Row) -> String {
+    let mut parts = vec![format!("host {}", row.host.as_deref().unwrap_or("unknown"))];
+    if let Some(beat) = &row.beat {
+        parts.push(beat.doing.to_string());
+        parts.extend(beat.step.map(|step| format!("step {}", step + 1)));
+        parts.extend(beat.region.clone());
+        parts.push(match &beat.transfer {
+            Some((name, number)) => format!("last collective {name}, number {number}"),
+            None => "no collective so far".into(),
+        });
+    }
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::activity::Doing;
+    use super::super::message::Begun;
+    use super::*;
+
+    const LIMITS: Limits = Limits { step: Duration::from_secs(45), setup: Duration::from_secs(600) };
+
+    fn begun(communicator: &str, ranks: &[usize], between: Option<(usize, usize)>, count: u64) -> Begun {
+        Begun { communicator: communicator.into(), ranks: ranks.to_vec(), between, count }
+    }
+
+    /// A rank that has made no progress for so many seconds.
+    fn row(quiet: u64, doing: Doing, begun: Vec<Begun>) -> Row {
+        let beat = Beat {
+            doing,
+            quiet_ms: quiet * 1000,
+            step: Some(11),
+            region: Some("backward of layer 3".into()),
+            transfer: begun.last().map(|order| (format!("all_reduce on {}", order.communicator), order.count)),
+            begun,
+        };
+        Row { host: Some("node1".into()), beat: Some(beat), ..Row::default() }
+    }
+
+    /// Ranks of one data-parallel group, each quiet for so long, that have begun so many collectives.
+    fn group(ranks: &[(u64, u64)]) -> Vec<Row> {
+        let all: Vec<usize> = (0..ranks.len()).collect();
+        let row = |&(quiet, count): &(u64, u64)| row(quiet, Doing::Steps, vec![begun("data", &all, None, count)]);
+        ranks.iter().map(row).collect()
+    }
+
+    fn fault(error: &str, follows: bool) -> Option<Fault> {
+        Some(Fault { code: 3, error: error.into(), follows })
+    }
+
+    fn culprit(rows: &[Row]) -> Option<usize> {
+        decide(rows, LIMITS).map(|cause| cause.rank)
+    }
+
+    #[test]
+    fn ranks_that_make_progress_are_left_alone() {
+        assert_eq!(decide(&group(&[(0, 7), (44, 7), (3, 6)]), LIMITS), None);
+        assert_eq!(decide(&[Row::default(), Row::default()], LIMITS), None, "nobody has connected yet");
+    }
+
+    #[test]
+    fn the_rank_behind_hangs_and_not_those_that_wait_for_it_longer() {
+        let rows = group(&[(60, 8), (50, 7), (55, 8)]);
+        let cause = decide(&rows, LIMITS).unwrap();
+        assert_eq!(cause, Cause { rank: 1, kind: Kind::Hangs(vec![0, 2]) });
+        let line = cause.line(&rows, LIMITS);
+        assert_eq!(
+            line,
+            "error on rank 1: no progress for 50 s; ranks 0, 2 wait for it (parallel.distributed_timeout_seconds = 45) \
+             [host node1, submitting a step, step 12, backward of layer 3, last collective all_reduce on data, number 7]"
+        );
+    }
+
+    #[test]
+    fn ranks_that_wait_for_one_still_within_its_time_are_not_at_fault() {
+        assert_eq!(culprit(&group(&[(60, 8), (20, 7)])), None);
+        // A checkpoint takes its time, and the others wait for its end.
+        let waiting = row(100, Doing::WaitsForRanks, vec![begun("world", &[0, 1], None, 5)]);
+        let mut rows = vec![row(100, Doing::Saves, vec![begun("world", &[0, 1], None, 4)]), waiting];
+        assert_eq!(culprit(&rows), None);
+        rows[0].silent = Duration::from_secs(30); // it counts, but 130 s are fine too
+        assert_eq!(culprit(&rows), None);
+        rows[0].beat.as_mut().unwrap().quiet_ms = 601_000;
+        assert_eq!(culprit(&rows), Some(0));
+    }
+
+    #[test]
+    fn a_chain_of_waiting_ranks_is_followed_to_its_end() {
+        // Two groups of tensor parallelism, two of data parallelism; rank 3 hangs, 2 waits for it, and so 0 for 2.
+        let rows = [
+            vec![begun("tensor", &[0, 1], None, 20), begun("data", &[0, 2], None, 6)],
+            vec![begun("tensor", &[0, 1], None, 20), begun("data", &[1, 3], None, 6)],
+            vec![begun("tensor", &[2, 3], None, 20), begun("data", &[0, 2], None, 5)],
+            vec![begun("tensor", &[2, 3], None, 19), begun("data", &[1, 3], None, 5)],
+        ];
+        let rows: Vec<Row> = rows.into_iter().map(|begun| row(50, Doing::Steps, begun)).collect();
+        assert_eq!(culprit(&rows), Some(3));
+    }
+
+    #[test]
+    fn a_stage_that_others_expect_a_message_from_is_at_fault_though_it_counts_by_other_neighbours() {
+        let all = [0, 1, 2];
+        let message = |from, to, count| begun("pipeline", &all, Some((from, to)), count);
+        let rows = vec![
+            row(50, Doing::Steps, vec![message(0, 1, 9)]),
+            row(50, Doing::Steps, vec![message(0, 1, 9), message(1, 2, 8)]),
+            row(50, Doing::Steps, vec![message(1, 2, 9)]),
+        ];
+        assert_eq!(culprit(&rows), Some(1), "rank 2 has asked for a ninth message that rank 1 has not sent");
+    }
+
+    #[test]
+    fn where_all_wait_in_a_circle_the_one_that_waited_longest_is_named() {
+        let rows = vec![
+            row(51, Doing::Steps, vec![begun("a", &[0, 1], None, 2), begun("b", &[0, 1], None, 1)]),
+            row(52, Doing::Steps, vec![begun("a", &[0, 1], None, 1), begun("b", &[0, 1], None, 2)]),
+        ];
+        assert_eq!(culprit(&rows), Some(1));
+    }
+
+    #[test]
+    fn an_error_of_a_rank_comes_before_death_and_death_before_an_error_that_follows_from_it() {
+        let mut rows = group(&[(60, 8), (50, 7), (0, 8), (0, 8)]);
+        assert_eq!(culprit(&rows), Some(1));
+        rows[0].silent = Duration::from_secs(46);
+        assert_eq!(decide(&rows, LIMITS).unwrap(), Cause { rank: 0, kind: Kind::Silent });
+        rows[3].fault = fault("all_reduce on data: remote error", true);
+        assert_eq!(culprit(&rows), Some(3));
+        rows[2].closed = true;
+        assert_eq!(decide(&rows, LIMITS).unwrap(), Cause { rank: 2, kind: Kind::Died });
+        rows[1].fault = fault("the metrics in log: No space left", false);
+        let cause = decide(&rows, LIMITS).unwrap();
+        assert_eq!((cause.rank, cause.code()), (1, 3));
+        let line = cause.line(&rows, LIMITS);
+        assert!(line.starts_with("error on rank 1: the metrics in log: No space left [host node1, "), "{line}");
+        rows[1].closed = true; // it has ended, as it said
+        assert_eq!(culprit(&rows), Some(1));
+    }
+
+    #[test]
+    fn a_rank_that_is_done_is_neither_dead_nor_late() {
+        let mut rows = group(&[(0, 8), (0, 8)]);
+        rows[1] = Row { left: true, closed: true, silent: Duration::from_secs(100), ..rows[1].clone() };
+        assert_eq!(culprit(&rows), None);
+        rows[0].beat.as_mut().unwrap().quiet_ms = 46_000;
+        assert_eq!(culprit(&rows), Some(0), "who is left behind can still hang");
+    }
+
+    #[test]
+    fn a_rank_that_never_connects_is_named() {
+        let mut rows = group(&[(0, 0), (0, 0)]);
+        rows[1] = Row { silent: Duration::from_secs(46), ..Row::default() };
+        let cause = decide(&rows, LIMITS).unwrap();
+        assert_eq!(cause.line(&rows, LIMITS), "error on rank 1: did not join the others within 46 s [host unknown]");
+    }
+}

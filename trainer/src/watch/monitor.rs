@@ -1,0 +1,165 @@
+//! The monitor: a thread on rank 0 that hears all ranks and ends the run when one is at fault.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::decide::{Cause, Kind, Limits, Row, decide};
+use super::message::{Message, Receiver, Reply, Sender, Verdict};
+use super::{PEER_FAILED, WatchSettings, end_process, note};
+use crate::terminal::warn;
+
+/// Between two looks at all connections.
+const TICK: Duration = Duration::from_millis(50);
+/// From the first sign of a fault to the verdict: an error that caused it may be on its way.
+const GRACE: Duration = Duration::from_millis(150);
+/// For ranks to take the verdict and go.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+struct Monitor {
+    listener: TcpListener,
+    token: u64,
+    heartbeat: Duration,
+    limits: Limits,
+    /// Connections whose hello has not come.
+    strangers: Vec<(Receiver, Sender)>,
+    connections: Vec<Option<(Receiver, Sender)>>,
+    rows: Vec<Row>,
+}
+
+/// Hears `ranks` ranks on `listener` until all have said goodbye; `alive` is dropped then.
+///
+/// # Errors
+/// No thread can be started.
+pub(super) fn start(
+    listener: TcpListener,
+    token: u64,
+    ranks: usize,
+    settings: &WatchSettings,
+    alive: mpsc::Sender<()>,
+) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let monitor = Monitor {
+        listener,
+        token,
+        heartbeat: settings.heartbeat,
+        limits: Limits { step: settings.timeout, setup: settings.setup_timeout },
+        strangers: Vec::new(),
+        connections: (0..ranks).map(|_| None).collect(),
+        rows: vec![Row::default(); ranks],
+    };
+    std::thread::Builder::new().name("monitor".into()).spawn(move || {
+        monitor.run();
+        drop(alive);
+    })?;
+    Ok(())
+}
+
+impl Monitor {
+    fn run(mut self) {
+        let mut last = Instant::now();
+        let (mut suspected, mut silent) = (Duration::ZERO, Duration::ZERO);
+        while !self.rows.iter().all(|row| row.left) {
+            std::thread::sleep(TICK);
+            // Time in which this process itself was stopped, or its machine asleep, does not count against others.
+            let passed = last.elapsed().min(Duration::from_secs(1));
+            last = Instant::now();
+            self.welcome();
+            self.hear(passed);
+            silent += passed;
+            if silent >= self.heartbeat {
+                silent = Duration::ZERO;
+                self.tell(&Reply::Beat);
+            }
+            let Some(cause) = decide(&self.rows, self.limits) else { continue };
+            suspected += passed;
+            if suspected >= GRACE || matches!(&cause.kind, Kind::Failed(fault) if !fault.follows) {
+                self.end(&cause);
+            }
+        }
+    }
+
+    /// Takes new connections, and those that have said who they are.
+    fn welcome(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            self.strangers.extend(open(stream));
+        }
+        let mut strangers = Vec::new();
+        for (mut receiver, sender) in std::mem::take(&mut self.strangers) {
+            let (messages, closed) = receiver.receive();
+            let mut messages = messages.into_iter();
+            match messages.next() {
+                Some(Message::Hello { token, rank, host }) if token == self.token && rank < self.rows.len() => {
+                    self.rows[rank].host = Some(host);
+                    self.rows[rank].closed = closed;
+                    self.connections[rank] = Some((receiver, sender));
+                    messages.for_each(|message| self.take(rank, message));
+                }
+                None if !closed => strangers.push((receiver, sender)),
+                _ => {}
+            }
+        }
+        self.strangers = strangers;
+    }
+
+    /// Takes what ranks have said in the time that passed.
+    fn hear(&mut self, passed: Duration) {
+        for rank in 0..self.rows.len() {
+            self.rows[rank].silent += passed;
+            let Some((receiver, _)) = self.connections[rank].as_mut().filter(|_| !self.rows[rank].closed) else {
+                continue;
+            };
+            let (messages, closed) = receiver.receive();
+            messages.into_iter().for_each(|message| self.take(rank, message));
+            self.rows[rank].closed = closed;
+        }
+    }
+
+    fn take(&mut self, rank: usize, message: Message) {
+        let row = &mut self.rows[rank];
+        row.silent = Duration::ZERO;
+        match message {
+            Message::Beat(beat) => row.beat = Some(beat),
+            Message::Fault(fault) => row.fault = Some(fault),
+            Message::Goodbye => row.left = true,
+            Message::Hello { .. } => {}
+        }
+    }
+
+    fn tell(&mut self, reply: &Reply) {
+        for (_, sender) in self.connections.iter_mut().flatten() {
+            let _ = sender.send(reply);
+        }
+    }
+
+    /// Prints the root cause, tells all ranks, and ends this one.
+    fn end(&mut self, cause: &Cause) -> ! {
+        let line = cause.line(&self.rows, self.limits);
+        warn(&line);
+        let alive = matches!(cause.kind, Kind::Failed(_));
+        self.tell(&Reply::Verdict(Verdict { rank: cause.rank, code: cause.code(), line: line.clone(), alive }));
+        note(&line);
+        if cause.rank == 0 {
+            end_process(cause.code());
+        }
+        // The connections stay until the others have gone: who has not read the verdict could take rank 0 for dead.
+        let mut left = FAREWELL;
+        while !left.is_zero() && (1..self.rows.len()).any(|rank| !self.gone(rank)) {
+            std::thread::sleep(TICK);
+            left = left.saturating_sub(TICK);
+            self.hear(TICK);
+        }
+        end_process(PEER_FAILED)
+    }
+
+    fn gone(&self, rank: usize) -> bool {
+        self.rows[rank].closed || self.connections[rank].is_none()
+    }
+}
+
+/// A connection that does not block.
+fn open(stream: TcpStream) -> Option<(Receiver, Sender)> {
+    stream.set_nonblocking(true).ok()?;
+    let sender = Sender::new(stream.try_clone().ok()?).ok()?;
+    Some((Receiver::new(stream), sender))
+}
