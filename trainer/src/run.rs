@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use device::{Communicator, Device};
 use graph_manager::{GraphOptions, Mode};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use parallel::{PipelineGroups, PipelineStage};
+use parallel::{PipelineGroups, PipelineStage, Place};
 
 use crate::accelerator::peak_tflops;
 use crate::checkpoint::{Progress, SaveError, Session};
@@ -102,8 +102,8 @@ pub struct Ranks {
     pub barrier: Rc<dyn Fn()>,
     /// The largest value of all ranks.
     pub max: Rc<dyn Fn(u64) -> u64>,
-    /// The text of rank 0.
-    pub of_rank_0: Rc<dyn Fn(String) -> String>,
+    /// The text of one rank, on all.
+    pub text_of: Rc<dyn Fn(usize, String) -> String>,
     /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
     pub stop: Arc<AtomicBool>,
     /// What this rank does, for who watches.
@@ -121,7 +121,7 @@ impl Ranks {
             threads,
             barrier: Rc::new(|| {}),
             max: Rc::new(|value| value),
-            of_rank_0: Rc::new(|text| text),
+            text_of: Rc::new(|_, text| text),
             stop: Arc::default(),
             activity: Activity::default(),
         }
@@ -190,24 +190,21 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
     Ok(stage)
 }
 
-/// Goes through set-up without taking memory. Rank 0 times how matrix products are best done on this GPU, and all ranks
-/// do as it found; what does not fit the GPU is refused before anything is allocated.
+/// Goes through set-up without taking memory. The first rank of each stage in turn times how those matrix products that no
+/// stage before has are best done on this GPU, and all ranks do as it found; what does not fit the GPU is refused before
+/// anything is allocated.
 fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<(), RunError> {
-    if ranks.rank > 0 {
-        device.import_choices(&(ranks.of_rank_0)(String::new()))?;
+    let mut needed = None;
+    for pipeline in 0..plan.grid.pipeline {
+        let first = plan.grid.rank(Place { pipeline, tensor: 0, data: 0 });
+        if ranks.rank == first {
+            needed = Some(bytes_needed(plan, device, ranks, poison));
+            (ranks.text_of)(first, device.export_choices().unwrap_or_default());
+        } else {
+            device.import_choices(&(ranks.text_of)(first, String::new()))?;
+        }
     }
-    let dry = device.is_dry();
-    device.set_dry(true);
-    let recorded = recorded_stage(plan, device, ranks, poison).map(|stage| {
-        let needed = device.allocated_bytes();
-        drop(stage);
-        needed
-    });
-    device.set_dry(dry);
-    if ranks.rank == 0 {
-        (ranks.of_rank_0)(device.export_choices().unwrap_or_default());
-    }
-    let needed = recorded?;
+    let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, ranks, poison))?;
     match device.gpu_memory()? {
         Some((free, total)) if needed > free => Err(UserError::new(
             format!(
@@ -222,6 +219,19 @@ fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Res
         .into()),
         _ => Ok(()),
     }
+}
+
+/// What a stage takes of the device's memory, found without taking it.
+fn bytes_needed(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<usize, RunError> {
+    let dry = device.is_dry();
+    device.set_dry(true);
+    let needed = recorded_stage(plan, device, ranks, poison).map(|stage| {
+        let needed = device.allocated_bytes();
+        drop(stage);
+        needed
+    });
+    device.set_dry(dry);
+    needed
 }
 
 fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
