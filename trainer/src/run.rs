@@ -411,7 +411,9 @@ pub fn train(
         let _span = tracing::info_span!("step", step).entered();
         let started = Instant::now();
         let settings = settings(plan, ranks.rank, step, consumed);
-        let (batch, data_wait) = ranks.activity.during(Doing::WaitsForBatch, || batches.next_batch())?;
+        let (batch, data_wait) = ranks
+            .activity
+            .during(if step > start.step { Doing::WaitsForBatch } else { Doing::Starts }, || batches.next_batch())?;
         trace.before_step(device)?;
         let warm = !plan.graphs.enable || step > start.step + plan.graphs.warmup_steps;
         ranks.activity.set(if warm && step > start.step { Doing::Steps } else { Doing::Starts });
