@@ -61,25 +61,27 @@ template <class T, int N> void swiglu(const T* input, T* output, u32 rows, u32 w
     }
 }
 
-// Its gradient, [grad gate | grad up].
+// Its gradient, [grad gate | grad up], and with `output` the forward's result again.
 template <class T, int N>
-void swiglu_backward(const T* input, const T* grad_output, T* grad_input, u32 rows, u32 width) {
+void swiglu_backward(const T* input, const T* grad_output, T* grad_input, T* output, u32 rows, u32 width) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= width) return;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
         u64 at = row * 2 * width + column;
-        float g[N], u[N], dy[N];
+        float g[N], u[N], dy[N], y[N];
         load<N>(input + at, g);
         load<N>(input + at + width, u);
         load<N>(grad_output + row * width + column, dy);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float s = sigmoid<T>(g[i]), gate = g[i];
+            y[i] = gate * s * u[i];
             g[i] = dy[i] * u[i] * s * (1.0f + gate * (1.0f - s));
             u[i] = dy[i] * gate * s;
         }
         store<N>(grad_input + at, g);
         store<N>(grad_input + at + width, u);
+        if (output) store<N>(output + row * width + column, y);
     }
 }
 
@@ -87,7 +89,8 @@ void swiglu_backward(const T* input, const T* grad_output, T* grad_input, u32 ro
     KERNEL(swiglu_##suffix)(const T* input, T* output, u32 rows, u32 width) {                                       \
         swiglu<T, N>(input, output, rows, width);                                                                   \
     }                                                                                                               \
-    KERNEL(swiglu_backward_##suffix)(const T* input, const T* grad_output, T* grad_input, u32 rows, u32 width) {    \
-        swiglu_backward<T, N>(input, grad_output, grad_input, rows, width);                                         \
+    KERNEL(swiglu_backward_##suffix)                                                                                \
+    (const T* input, const T* grad_output, T* grad_input, T* output, u32 rows, u32 width) {                         \
+        swiglu_backward<T, N>(input, grad_output, grad_input, output, rows, width);                                 \
     }
 FOR_EACH_FLOAT(SWIGLU)

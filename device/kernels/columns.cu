@@ -46,9 +46,13 @@ template <class T, int N> void column_sums(const T* input, float* partial, u32 r
     }
 FOR_EACH_FLOAT(COLUMN_SUMS)
 
-// output[c] (+)= sum of partial[chunk, c] over the chunks. A block is 32 columns by 32 threads of chunks.
-KERNEL(add_partial_columns)(const float* partial, float* output, u32 chunks, u32 columns, u32 accumulate) {
+// output[c] (+)= sum of partial[output, chunk, c] over the chunks, for each of as many outputs as the grid has rows. A block
+// is 32 columns by 32 threads of chunks.
+KERNEL(add_partial_columns)
+(const float* partial, float* first, float* second, float* third, u32 chunks, u32 columns, u32 accumulate) {
     __shared__ float sums[32][32];
+    float* output = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
+    partial += (u64)blockIdx.y * chunks * columns;
     u32 lane = threadIdx.x % 32, part = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
     float total = 0.0f;
     if (column < columns) {

@@ -115,6 +115,23 @@ template <int N> void store_f32(float* to, const float (&x)[N]) {
     }
 }
 
+// ---- Copies from global to shared memory that go on while the thread does other things ----------------------------
+
+// 16 bytes. The thread sees them once it has waited for them, others after a barrier as well.
+inline void copy_ahead(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(global)
+                 : "memory");
+}
+// The copies since the last call are a group.
+inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until no more than the last `groups` are under way, 3 at most; a constant.
+inline void wait_for_copies(int groups) {
+    if (groups == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    else if (groups == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else if (groups == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
+    else asm volatile("cp.async.wait_group 3;" ::: "memory");
+}
+
 inline float value(const float* from) { return *from; }
 inline float value(const bf16* from) { return low_bf16(from->bits); }
 inline void set(float* to, float x) { *to = x; }
@@ -125,15 +142,20 @@ inline void set(bf16* to, float x) { to->bits = (u16)pack_bf16x2(x, 0.0f); }
 // Not a literal: the macro is in a header we do not include.
 inline float infinity() { return __int_as_float(0x7f800000); }
 
-// e^x for results of type T: to the last bits for f32, within 1e-5 for bf16, which rounds at 4e-3.
+// e^x for results of type T: to the last bits for f32, within 1e-5 for bf16, which rounds at 4e-3. There 0 stands for
+// what is below the smallest normal number: to round that, too, takes three more instructions.
 template <class T> float exponential(float x);
 template <> inline float exponential<float>(float x) { return expf(x); }
-template <> inline float exponential<bf16>(float x) { return __expf(x); }
+template <> inline float exponential<bf16>(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950409f));
+    return y;
+}
 
 // 1 / (1 + e^-x), likewise.
 template <class T> float sigmoid(float x);
 template <> inline float sigmoid<float>(float x) { return 1.0f / (1.0f + expf(-x)); }
-template <> inline float sigmoid<bf16>(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+template <> inline float sigmoid<bf16>(float x) { return __fdividef(1.0f, 1.0f + exponential<bf16>(-x)); }
 
 // ---- Sums over threads, always in the same order ------------------------------------------------------------------
 

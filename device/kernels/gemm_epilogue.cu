@@ -1,22 +1,22 @@
-// What a matrix product could not do to its own result: bias, bias and GELU, the gradient of GELU.
+// What a matrix product could not do to its own result: bias, bias and GELU, the gradient of GELU and with it the GELU.
 //
 // In place on `out`, (rows, columns) row-major. Reads and writes every tensor once; the bias stays in cache.
 #include "gelu.cuh"
 
 struct Epilogue {
     void* out;         // (rows, columns)
-    void* pre;         // (rows, columns), of out's type, written by bias_gelu alone
+    void* also;        // (rows, columns), of out's type: what a kind writes beside it, or null
     const void* other; // the bias, (columns), or the kept input of the GELU, (rows, columns)
     u64 count;         // rows * columns
     u64 columns;
     int other_is_bf16;
-    int vector; // columns are a multiple of 4 and all addresses of 16
+    int vector; // 16 bytes of `out` at a time
 };
 
 // N values of a tensor whose type is in the arguments.
 template <int N> void load_any(const void* from, int is_bf16, u64 at, float (&x)[N]) {
     if (is_bf16) load<N>((const bf16*)from + at, x);
-    else load<N>((const float*)from + at, x);
+    else load_f32<N>((const float*)from + at, x);
 }
 
 // out += bias
@@ -26,7 +26,7 @@ struct AddBias {
     template <class T> static float apply(float product, float bias, float&) { return product + bias; }
 };
 
-// pre = out + bias, out = gelu(pre), with pre as it was rounded
+// also = out + bias, out = gelu(also), with `also` as it was rounded
 struct BiasGelu {
     static constexpr bool per_column = true;
     static constexpr bool keeps = true;
@@ -47,9 +47,19 @@ struct GeluBackward {
     }
 };
 
+// out *= gelu'(kept input), also = gelu(kept input)
+struct GeluBackwardActivated {
+    static constexpr bool per_column = false;
+    static constexpr bool keeps = true;
+    template <class T> static float apply(float product, float input, float& activated) {
+        activated = gelu<T>(input);
+        return product * gelu_derivative<T>(input);
+    }
+};
+
 // N values at a time.
 template <class T, class Kind, int N> void over_packs(const Epilogue& e) {
-    T *out = (T*)e.out, *pre = (T*)e.pre;
+    T *out = (T*)e.out, *also = (T*)e.also;
     u64 stride = (u64)gridDim.x * blockDim.x;
     for (u64 pack = (u64)blockIdx.x * blockDim.x + threadIdx.x; pack < e.count / N; pack += stride) {
         u64 at = pack * N;
@@ -58,13 +68,13 @@ template <class T, class Kind, int N> void over_packs(const Epilogue& e) {
         load_any<N>(e.other, e.other_is_bf16, Kind::per_column ? at % e.columns : at, y);
 #pragma unroll
         for (int i = 0; i < N; i++) x[i] = Kind::template apply<T>(x[i], y[i], kept[i]);
-        if constexpr (Kind::keeps) store<N>(pre + at, kept);
+        if constexpr (Kind::keeps) store<N>(also + at, kept);
         store<N>(out + at, x);
     }
 }
 
 template <class T, class Kind> void epilogue(const Epilogue& e) {
-    if (e.vector) over_packs<T, Kind, 4>(e);
+    if (e.vector) over_packs<T, Kind, 16 / sizeof(T)>(e);
     else over_packs<T, Kind, 1>(e);
 }
 
@@ -74,3 +84,5 @@ KERNEL(epilogue_bias_gelu_f32)(Epilogue e) { epilogue<float, BiasGelu>(e); }
 KERNEL(epilogue_bias_gelu_bf16)(Epilogue e) { epilogue<bf16, BiasGelu>(e); }
 KERNEL(epilogue_gelu_backward_f32)(Epilogue e) { epilogue<float, GeluBackward>(e); }
 KERNEL(epilogue_gelu_backward_bf16)(Epilogue e) { epilogue<bf16, GeluBackward>(e); }
+KERNEL(epilogue_gelu_backward_activated_f32)(Epilogue e) { epilogue<float, GeluBackwardActivated>(e); }
+KERNEL(epilogue_gelu_backward_activated_bf16)(Epilogue e) { epilogue<bf16, GeluBackwardActivated>(e); }

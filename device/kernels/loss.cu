@@ -19,25 +19,80 @@ template <class T, int N> void add(Online& state, const float (&x)[N]) {
     state = {highest, sum};
 }
 
+// Over a block of whole warps, on every thread, with one barrier. A block calls it once.
+template <class T> Online block_online(Online state) {
+    __shared__ Online parts[32];
+    float highest = warp_max(state.highest);
+    float sum = warp_sum(state.sum * exponential<T>(state.highest - highest));
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = {highest, sum};
+    __syncthreads();
+    Online part = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : Online{LOWEST, 0.0f};
+    highest = warp_max(part.highest);
+    return {highest, warp_sum(part.sum * exponential<T>(part.highest - highest))};
+}
+
+// A pack of logits that starts at `column`; what is beyond `vocab` does not count.
+template <class T, int N> void add_pack(Online& state, const Raw<T, N>& raw, u32 column, u32 vocab) {
+    float x[N];
+    unpack(raw, x);
+    if (column + N > vocab) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (column + i >= vocab) x[i] = __int_as_float(0xff800000);
+        }
+    }
+    add<T, N>(state, x);
+}
+
+// The gradient of a pack, in its place: (softmax - one at the target) * scale.
+template <class T, int N>
+void to_gradient(Raw<T, N>& raw, u32 column, u32 vocab, u32 target, float at_target, float lse, float scale) {
+    float x[N];
+    unpack(raw, x);
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = exponential<T>(x[i] - lse) * scale;
+    if (target - column < N) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (column + i == target) x[i] = (exponential<T>(at_target - lse) - 1.0f) * scale;
+        }
+    }
+    if (column + N > vocab) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (column + i >= vocab) x[i] = 0.0f;
+        }
+    }
+    ::pack(raw, x);
+}
+
+// Softmax and cross-entropy, a block a row, in the online form (Milakov and Gimelshein, 2018). Without `control` nothing is
+// written but the loss. Columns from `vocab` on are padding.
+struct CrossEntropy {
+    void* logits; // (rows, columns), then their gradient
+    const int* targets;
+    float* losses;
+    const Control* control; // or null
+    u32 columns;
+    u32 vocab;
+};
+
+// A row whose target is not in the vocabulary counts for nothing.
+template <class T, int N> void ignore(const CrossEntropy& op, T* logits) {
+    if (threadIdx.x == 0) op.losses[blockIdx.x] = 0.0f;
+    if (!op.control) return;
+    for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) put(logits + pack * N, Raw<T, N>{});
+}
+
 // Packs of a row that a thread has in flight.
 const int UNROLL = 4;
 
-// Softmax and cross-entropy, a block a row, in the online form (Milakov and Gimelshein, 2018). With CACHED the row lies in
-// shared memory meanwhile: it is read once and its gradient written once. Without `control` nothing is written but the
-// loss. Columns from `vocab` on are padding.
-template <class T, int N, bool CACHED>
-void cross_entropy(T* logits, const int* targets, float* losses, const Control* control, u32 columns, u32 vocab) {
-    extern __shared__ uint4 shared[];
-    Raw<T, N>* cache = reinterpret_cast<Raw<T, N>*>(shared);
+// Any row: read once more for its gradient.
+template <class T, int N> void cross_entropy(const CrossEntropy& op) {
     const u64 row = blockIdx.x;
-    logits += row * columns;
-    u32 target = targets[row], packs = columns / N;
-    if (target >= vocab) {
-        if (threadIdx.x == 0) losses[row] = 0.0f;
-        if (!control) return;
-        for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) put(logits + pack * N, Raw<T, N>{});
-        return;
-    }
+    T* logits = (T*)op.logits + row * op.columns;
+    u32 vocab = op.vocab, target = op.targets[row];
+    if (target >= vocab) return ignore<T, N>(op, logits);
     // Read before any thread overwrites it.
     float at_target = value(logits + target);
     Online state = {LOWEST, 0.0f};
@@ -51,63 +106,80 @@ void cross_entropy(T* logits, const int* targets, float* losses, const Control* 
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             u32 pack = base + u * blockDim.x;
-            if (pack * N >= vocab) break;
-            if constexpr (CACHED) cache[pack] = raw[u];
-            float x[N];
-            unpack(raw[u], x);
-            if ((pack + 1) * N > vocab) {
-#pragma unroll
-                for (int i = 0; i < N; i++) {
-                    if (pack * N + i >= vocab) x[i] = __int_as_float(0xff800000);
-                }
-            }
-            add<T, N>(state, x);
+            if (pack * N < vocab) add_pack<T, N>(state, raw[u], pack * N, vocab);
         }
     }
-    float highest = block_max(state.highest);
-    float sum = block_sum(state.sum * exponential<T>(state.highest - highest));
-    float lse = highest + logf(sum);
-    if (threadIdx.x == 0) losses[row] = lse - at_target;
-    if (!control) return;
-    float scale = control->grad_scale;
-    for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) {
+    state = block_online<T>(state);
+    float lse = state.highest + logf(state.sum);
+    if (threadIdx.x == 0) op.losses[row] = lse - at_target;
+    if (!op.control) return;
+    float scale = op.control->grad_scale;
+    for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
         u32 column = pack * N;
         Raw<T, N> raw = {};
         if (column < vocab) {
-            // Each thread takes the packs that it read above itself.
-            if constexpr (CACHED) raw = cache[pack];
-            else raw = fetch<N>(logits + column);
-            float x[N];
-            unpack(raw, x);
-#pragma unroll
-            for (int i = 0; i < N; i++) x[i] = exponential<T>(x[i] - lse) * scale;
-            if (target - column < N) {
-#pragma unroll
-                for (int i = 0; i < N; i++) {
-                    if (column + i == target) x[i] = (exponential<T>(at_target - lse) - 1.0f) * scale;
-                }
-            }
-            if (column + N > vocab) {
-#pragma unroll
-                for (int i = 0; i < N; i++) {
-                    if (column + i >= vocab) x[i] = 0.0f;
-                }
-            }
-            ::pack(raw, x);
+            raw = fetch<N>(logits + column);
+            to_gradient<T, N>(raw, column, vocab, target, at_target, lse, scale);
         }
         put(logits + column, raw);
     }
 }
-#define CROSS_ENTROPY(T, N, suffix)                                                                                    \
-    KERNEL(cross_entropy_##suffix)                                                                                     \
-    (T* logits, const int* targets, float* losses, const Control* control, u32 columns, u32 vocab) {                   \
-        cross_entropy<T, N, false>(logits, targets, losses, control, columns, vocab);                                  \
-    }                                                                                                                  \
-    KERNEL(cross_entropy_cached_##suffix)                                                                              \
-    (T* logits, const int* targets, float* losses, const Control* control, u32 columns, u32 vocab) {                   \
-        cross_entropy<T, N, true>(logits, targets, losses, control, columns, vocab);                                   \
+
+// Parts of a row that are waited for one by one.
+const int STAGES = 4;
+
+// With a gradient, and rows that fit into shared memory: read once and written once. A thread asks for all its packs at
+// once, with copies that need no registers, and takes them up as they come: the whole row is in flight, while another block
+// of the multiprocessor computes. No thread takes up another's packs, so that there is one barrier in all.
+template <class T, int N> void cross_entropy_cached(const CrossEntropy& op) {
+    extern __shared__ uint4 shared[];
+    Raw<T, N>* cache = reinterpret_cast<Raw<T, N>*>(shared);
+    const u64 row = blockIdx.x;
+    T* logits = (T*)op.logits + row * op.columns;
+    u32 vocab = op.vocab, packs = (vocab + N - 1) / N;
+    u32 span = (packs + STAGES * blockDim.x - 1) / (STAGES * blockDim.x) * blockDim.x;
+#pragma unroll
+    for (int stage = 0; stage < STAGES; stage++) {
+        u32 end = min(packs, (stage + 1) * span);
+        for (u32 pack = stage * span + threadIdx.x; pack < end; pack += blockDim.x) {
+            copy_ahead(cache + pack, logits + pack * N);
+        }
+        end_copies();
     }
+    u32 target = op.targets[row];
+    if (target >= vocab) {
+        wait_for_copies(0);
+        return ignore<T, N>(op, logits);
+    }
+    // Read before any thread overwrites it.
+    float at_target = value(logits + target), scale = op.control->grad_scale;
+    Online state = {LOWEST, 0.0f};
+#pragma unroll
+    for (int stage = 0; stage < STAGES; stage++) {
+        wait_for_copies(STAGES - 1 - stage);
+        u32 end = min(packs, (stage + 1) * span);
+        for (u32 pack = stage * span + threadIdx.x; pack < end; pack += blockDim.x) {
+            add_pack<T, N>(state, cache[pack], pack * N, vocab);
+        }
+    }
+    state = block_online<T>(state);
+    float lse = state.highest + logf(state.sum);
+    if (threadIdx.x == 0) op.losses[row] = lse - at_target;
+    for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
+        Raw<T, N> raw = {};
+        if (pack < packs) {
+            raw = cache[pack];
+            to_gradient<T, N>(raw, pack * N, vocab, target, at_target, lse, scale);
+        }
+        put(logits + pack * N, raw);
+    }
+}
+
+#define CROSS_ENTROPY(T, N, suffix) \
+    KERNEL(cross_entropy_##suffix)(const CrossEntropy op) { cross_entropy<T, N>(op); }
 FOR_EACH_FLOAT(CROSS_ENTROPY)
+KERNEL(cross_entropy_cached_f32)(const CrossEntropy op) { cross_entropy_cached<float, 4>(op); }
+KERNEL(cross_entropy_cached_bf16)(const CrossEntropy op) { cross_entropy_cached<bf16, 8>(op); }
 
 // What a rank's columns of a row come to, for cross-entropy over a vocabulary that is cut over ranks: the largest logit,
 // the sum of exponentials below it, and the target's logit if it is here; stats (3, rows). Columns from `real` on are

@@ -1,6 +1,8 @@
 // Gradient of the normalisation. One pass over the rows, each in registers, gives `grad_input`; the column sums of the
-// parameter gradients stay in registers from row to row, and go to `partial`, (2, blocks, hidden) f32: weight, then bias.
-// `add_partial_columns` adds them up.
+// parameter gradients, and with SUMS those of `grad_input`, stay in registers from row to row, and go to `partial`, (sums,
+// blocks, hidden) f32: weight, bias if it has one, `grad_input`. `add_partial_columns` adds them up. Moves four tensors of
+// (rows, hidden), and the partial sums twice: 6 % more with two of them at (16384, 2048) bf16 in 528 blocks, most of it in
+// L2.
 #include "rows.cuh"
 
 struct NormBackward {
@@ -18,31 +20,79 @@ struct NormBackward {
     u32 reserved;
 };
 
-template <class T, int N, int PACKS, bool WARP> void norm_backward(const NormBackward& op) {
+// What a thread has of a row.
+template <class T, int N, int PACKS> struct Part {
+    Raw<T, N> x[PACKS], dy[PACKS], past[PACKS];
+    float mean, rstd;
+};
+
+template <bool WARP, class T, int N, int PACKS> void fetch_part(Part<T, N, PACKS>& part, const NormBackward& op, u64 row) {
     typedef RowThreads<WARP> Threads;
-    const T *input = (const T*)op.input, *grad_output = (const T*)op.grad_output;
-    const T *residual = (const T*)op.grad_residual, *weight = (const T*)op.weight;
-    T* grad_input = (T*)op.grad_input;
-    float grad_weight[PACKS][N] = {}, grad_bias[PACKS][N] = {};
-    for (u64 row = (u64)blockIdx.x * Threads::rows() + Threads::row(); row < op.rows; row += (u64)gridDim.x * Threads::rows()) {
-        u64 start = row * op.hidden;
-        Raw<T, N> x_raw[PACKS], dy_raw[PACKS], past_raw[PACKS];
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        u32 column = (Threads::lane() + p * Threads::lanes()) * N;
+        bool inside = column < op.hidden;
+        u64 at = row * op.hidden + column;
+        part.x[p] = inside ? fetch<N>((const T*)op.input + at) : Raw<T, N>{};
+        part.dy[p] = inside ? fetch<N>((const T*)op.grad_output + at) : Raw<T, N>{};
+        part.past[p] = op.grad_residual && inside ? fetch<N>((const T*)op.grad_residual + at) : Raw<T, N>{};
+    }
+    part.mean = op.mean ? op.mean[row] : 0.0f;
+    part.rstd = op.rstd[row];
+}
+
+// This block's row of partial sums: what its threads have, and where a warp has a row the warps added in order.
+template <bool WARP, int N, int PACKS> void put_partial(float* partial, const float (&sums)[PACKS][N], u32 hidden) {
+    typedef RowThreads<WARP> Threads;
+    partial += (u64)blockIdx.x * hidden;
+    if constexpr (!WARP) {
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             u32 column = (Threads::lane() + p * Threads::lanes()) * N;
-            bool inside = column < op.hidden;
-            x_raw[p] = inside ? fetch<N>(input + start + column) : Raw<T, N>{};
-            dy_raw[p] = inside ? fetch<N>(grad_output + start + column) : Raw<T, N>{};
-            past_raw[p] = residual && inside ? fetch<N>(residual + start + column) : Raw<T, N>{};
+            if (column < hidden) store_f32<N>(partial + column, sums[p]);
         }
-        float mean = op.mean ? op.mean[row] : 0.0f, rstd = op.rstd[row];
-        float sum = 0.0f, product = 0.0f;
+        return;
+    }
+    __shared__ float combined[WARP ? 32 * PACKS * N : 1];
+    for (u32 warp = 0; warp < Threads::rows(); warp++) {
+        if (warp == Threads::row()) {
+#pragma unroll
+            for (int p = 0; p < PACKS; p++) {
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    float* at = combined + (Threads::lane() + p * 32) * N + i;
+                    at[0] = (warp ? at[0] : 0.0f) + sums[p][i];
+                }
+            }
+        }
+        __syncthreads();
+    }
+    for (u32 c = threadIdx.x; c < hidden; c += blockDim.x) partial[c] = combined[c];
+    __syncthreads();
+}
+
+template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(const NormBackward& op) {
+    typedef RowThreads<WARP> Threads;
+    const T* weight = (const T*)op.weight;
+    T* grad_input = (T*)op.grad_input;
+    float grad_weight[PACKS][N] = {}, grad_bias[PACKS][N] = {}, sums[SUMS ? PACKS : 1][N] = {};
+    const u64 step = (u64)gridDim.x * Threads::rows();
+    u64 row = (u64)blockIdx.x * Threads::rows() + Threads::row();
+    // Warps hide each other's loads. A block waits for all its warps twice a row, so it loads the next row meanwhile.
+    constexpr bool AHEAD = !WARP;
+    Part<T, N, PACKS> next = {};
+    if (AHEAD && row < op.rows) fetch_part<WARP>(next, op, row);
+    for (; row < op.rows; row += step) {
+        Part<T, N, PACKS> part = next;
+        if (!AHEAD) fetch_part<WARP>(part, op, row);
+        else if (row + step < op.rows) fetch_part<WARP>(next, op, row + step);
+        float mean = part.mean, rstd = part.rstd, sum = 0.0f, product = 0.0f;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             u32 column = (Threads::lane() + p * Threads::lanes()) * N;
             float x[N], dy[N], w[N] = {};
-            unpack(x_raw[p], x);
-            unpack(dy_raw[p], dy);
+            unpack(part.x[p], x);
+            unpack(part.dy[p], dy);
             // Outside the row dy is 0, so nothing below counts.
             if (column < op.hidden) load<N>(weight + column, w);
 #pragma unroll
@@ -54,60 +104,50 @@ template <class T, int N, int PACKS, bool WARP> void norm_backward(const NormBac
                 grad_bias[p][i] += dy[i];
             }
         }
-        sum = op.mean ? Threads::sum(sum) / op.hidden : 0.0f;
-        product = Threads::sum(product) / op.hidden;
+        Threads::sums(sum, product);
+        sum = op.mean ? sum / op.hidden : 0.0f;
+        product /= op.hidden;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             u32 column = (Threads::lane() + p * Threads::lanes()) * N;
             if (column >= op.hidden) continue;
             float x[N], dy[N], past[N], w[N];
-            unpack(x_raw[p], x);
-            unpack(dy_raw[p], dy);
-            unpack(past_raw[p], past);
+            unpack(part.x[p], x);
+            unpack(part.dy[p], dy);
+            unpack(part.past[p], past);
             load<N>(weight + column, w);
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 float normed = (x[i] - mean) * rstd;
                 x[i] = (dy[i] * w[i] - sum - normed * product) * rstd + past[i];
             }
-            store<N>(grad_input + start + column, x);
-        }
-    }
-    // The rows of the block's warps, added in order.
-    __shared__ float combined[WARP ? 2 * 32 * PACKS * N : 1];
-    if constexpr (WARP) {
-        for (u32 warp = 0; warp < Threads::rows(); warp++) {
-            if (warp == Threads::row()) {
+            Raw<T, N> raw;
+            pack(raw, x);
+            put(grad_input + row * op.hidden + column, raw);
+            if constexpr (SUMS) {
+                // Of the values as stored.
+                unpack(raw, x);
 #pragma unroll
-                for (int p = 0; p < PACKS; p++) {
-#pragma unroll
-                    for (int i = 0; i < N; i++) {
-                        float* at = combined + (Threads::lane() + p * 32) * N + i;
-                        at[0] = (warp ? at[0] : 0.0f) + grad_weight[p][i];
-                        at[32 * PACKS * N] = (warp ? at[32 * PACKS * N] : 0.0f) + grad_bias[p][i];
-                    }
-                }
+                for (int i = 0; i < N; i++) sums[p][i] += x[i];
             }
-            __syncthreads();
-        }
-        float* partial = op.partial + (u64)blockIdx.x * op.hidden;
-        for (u32 c = threadIdx.x; c < op.hidden; c += blockDim.x) {
-            partial[c] = combined[c];
-            if (op.with_bias) partial[(u64)gridDim.x * op.hidden + c] = combined[32 * PACKS * N + c];
-        }
-    } else {
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            u32 column = (Threads::lane() + p * Threads::lanes()) * N;
-            if (column >= op.hidden) continue;
-            float* partial = op.partial + (u64)blockIdx.x * op.hidden + column;
-            store_f32<N>(partial, grad_weight[p]);
-            if (op.with_bias) store_f32<N>(partial + (u64)gridDim.x * op.hidden, grad_bias[p]);
         }
     }
+    float* partial = op.partial;
+    put_partial<WARP>(partial, grad_weight, op.hidden);
+    if (op.with_bias) put_partial<WARP>(partial += (u64)gridDim.x * op.hidden, grad_bias, op.hidden);
+    if constexpr (SUMS) put_partial<WARP>(partial += (u64)gridDim.x * op.hidden, sums, op.hidden);
 }
-#define NORM_BACKWARD(T, N, PACKS, WARP, suffix) \
-    KERNEL(norm_backward_##suffix)(const NormBackward op) { norm_backward<T, N, PACKS, WARP>(op); }
+// A block with a row may have 512 threads, for which there are 128 registers each. With a row a warp, blocks are small, and
+// the compiler finds fewer registers where it is told nothing.
+#define BOUNDS_true
+#define BOUNDS_false __launch_bounds__(512)
+#define NORM_BACKWARD(T, N, PACKS, WARP, suffix)                                                                       \
+    KERNEL(BOUNDS_##WARP norm_backward_##suffix)(const NormBackward op) {                                              \
+        norm_backward<T, N, PACKS, WARP, false>(op);                                                                   \
+    }                                                                                                                  \
+    KERNEL(BOUNDS_##WARP norm_backward_sums_##suffix)(const NormBackward op) {                                         \
+        norm_backward<T, N, PACKS, WARP, true>(op);                                                                    \
+    }
 FOR_EACH_ROW_SHAPE(NORM_BACKWARD)
 
 // Any size and address: the columns' sums first, as `grad_input` may take the place of something.

@@ -12,6 +12,17 @@ template <bool WARP> struct RowThreads {
         if constexpr (WARP) return warp_sum(x);
         return block_sum(x);
     }
+    // Two at once: as many barriers as for one.
+    static void sums(float& x, float& y) {
+        x = warp_sum(x), y = warp_sum(y);
+        if (WARP || blockDim.x == 32) return;
+        __shared__ float2 parts[WARP ? 1 : 32];
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = make_float2(x, y);
+        __syncthreads();
+        float2 part = threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : make_float2(0.0f, 0.0f);
+        x = warp_sum(part.x), y = warp_sum(part.y);
+    }
 };
 
 // A kernel for each number of 16-byte packs a thread keeps: INSTANCE(type, values a pack, packs, warp a row?, suffix).

@@ -98,26 +98,26 @@ impl Graph {
         }
     }
 
-    /// Runs the nodes in `order`. A collective goes on until a node that depends on it, or the end.
+    /// Runs the nodes in `order`. A transfer goes on until a node that depends on it, or the end; as on a stream, transfers
+    /// of unrelated memory go on side by side.
     fn run(&self, core: &Core, order: impl Iterator<Item = usize>) -> Result<()> {
         let Backend::Host(pool) = &core.backend else { unreachable!("on CUDA the driver runs graphs") };
-        let mut under_way: Vec<(usize, Box<dyn Request>, Note)> = Vec::new();
+        let mut under_way = UnderWay::default();
         let timed = core.recorder.is_running();
         for index in order {
             let node = &self.nodes[index];
-            for dependency in &node.dependencies {
-                if let Some(at) = under_way.iter().position(|(node, ..)| node == dependency) {
-                    under_way.remove(at).1.wait()?;
-                }
+            match &node.op {
+                Op::Collective(_) => under_way.finish_conflicts(&self.nodes, node)?,
+                _ => node.dependencies.iter().try_for_each(|&before| under_way.finish(&self.nodes, before))?,
             }
             let note = if timed { self.note(core, node) } else { Note::Nothing };
             if let Op::Collective(collective) = &node.op {
-                under_way.push((index, collective.start()?, note));
+                under_way.transfers.push((index, collective.start()?, note));
             } else {
                 host::run(&node.op, pool);
             }
         }
-        for (_, request, _note) in under_way {
+        for (_, request, _note) in under_way.transfers {
             request.wait()?;
         }
         Ok(())
@@ -155,7 +155,17 @@ impl Graph {
         let mut state = seed;
         while !ready.is_empty() {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let index = ready.swap_remove((state >> 33) as usize % ready.len());
+            let draw = (state >> 33) as usize;
+            let mut at = draw % ready.len();
+            // A node that waits for a transfer would hold up this one thread, on a GPU only its own stream: what other
+            // ranks may need to send theirs goes first.
+            let transfer = |index: usize| matches!(self.nodes[index].op, Op::Collective(_));
+            let waits = self.nodes[ready[at]].dependencies.iter().any(|&before| transfer(before));
+            if waits && !transfer(ready[at]) {
+                let transfers: Vec<usize> = (0..ready.len()).filter(|&at| transfer(ready[at])).collect();
+                at = transfers.get(draw % transfers.len().max(1)).copied().unwrap_or(at);
+            }
+            let index = ready.swap_remove(at);
             order.push(index);
             for &follower in &followers[index] {
                 waits_for[follower] -= 1;
@@ -165,5 +175,46 @@ impl Graph {
             }
         }
         order
+    }
+}
+
+/// Transfers that were started and not yet waited for.
+#[derive(Default)]
+struct UnderWay {
+    /// With the number of their nodes.
+    transfers: Vec<(usize, Box<dyn Request>, Note)>,
+}
+
+impl UnderWay {
+    fn has(&self, node: usize) -> bool {
+        self.transfers.iter().any(|(index, ..)| *index == node)
+    }
+
+    /// Waits for a node, if it is one of these, and for those it depends on.
+    fn finish(&mut self, nodes: &[Node], node: usize) -> Result<()> {
+        if !self.has(node) {
+            return Ok(());
+        }
+        nodes[node].dependencies.iter().try_for_each(|&before| self.finish(nodes, before))?;
+        match self.transfers.iter().position(|(index, ..)| *index == node) {
+            Some(at) => self.transfers.remove(at).1.wait(),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for those that a transfer depends on and that touch its memory.
+    fn finish_conflicts(&mut self, nodes: &[Node], transfer: &Node) -> Result<()> {
+        let mut before = transfer.dependencies.clone();
+        while let Some(node) = before.pop().filter(|_| !self.transfers.is_empty()) {
+            if !self.has(node) {
+                continue;
+            }
+            if nodes[node].accesses.conflicts(&transfer.accesses) {
+                self.finish(nodes, node)?;
+            } else {
+                before.extend(&nodes[node].dependencies);
+            }
+        }
+        Ok(())
     }
 }

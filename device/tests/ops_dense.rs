@@ -65,9 +65,14 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
     assert_close("activated product", out, &t.get(&activated), &truth);
 
     let through = t.empty(&[m, n], out);
-    t.run(gemm(through, false, Epilogue::GeluBackward { pre }));
+    t.run(gemm(through, false, Epilogue::GeluBackward { pre, activated: None }));
     let truth: Vec<f64> = product.iter().zip(t.get(&pre)).map(|(dy, x)| dy * slope(gelu, x)).collect();
     assert_close("product through GELU's gradient", out, &t.get(&through), &truth);
+
+    let (beside, again) = (t.empty(&[m, n], out), t.empty(&[m, n], out));
+    t.run(gemm(beside, false, Epilogue::GeluBackward { pre, activated: Some(again) }));
+    assert_eq!(t.get(&beside), t.get(&through), "the gradient, with the GELU beside it");
+    assert_eq!(t.get(&again), t.get(&activated), "the GELU beside its gradient");
 }
 
 proptest! {
@@ -159,7 +164,8 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual:
     for (accumulate, in_place) in [(false, false), (true, true)] {
         let past_t = t.put(&shape, dtype, &past);
         let grad_input = if in_place { past_t } else { t.empty(&shape, dtype) };
-        let (grad_weight, grad_bias) = (t.put(&[hidden], F32, &before), t.put(&[hidden], F32, &before));
+        let parameter = || t.put(&[hidden], F32, &before);
+        let (grad_weight, grad_bias, sums) = (parameter(), parameter(), parameter());
         t.run(NormBackward {
             kind,
             input: sum.unwrap_or(input_t),
@@ -171,6 +177,7 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual:
             grad_input,
             grad_weight,
             grad_bias: layer.then_some(grad_bias),
+            grad_input_sums: Some(sums),
             accumulate,
         });
         let offset = |gradient: Vec<f64>| -> Vec<f64> {
@@ -182,7 +189,10 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual:
             .flat_map(|(x, dy)| finite_differences(x, dy, |x| norm(x, &weight, &bias, layer)))
             .collect();
         let truth: Vec<f64> = through.iter().zip(&past).map(|(a, b)| a + b).collect();
-        assert_close("input gradient", dtype, &t.get(&grad_input), &truth);
+        let stored = t.get(&grad_input);
+        assert_close("input gradient", dtype, &stored, &truth);
+        let columns = (0..hidden).map(|c| stored.iter().skip(c).step_by(hidden).sum());
+        assert_close("sums of the input gradient", F32, &t.get(&sums), &offset(columns.collect()));
         let truth = offset(finite_differences(&weight, &dy, |weight| norm(&x, weight, &bias, layer)));
         assert_close("weight gradient", dtype, &t.get(&grad_weight), &truth);
         if layer {
@@ -255,10 +265,14 @@ fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {
     t.run(SwiGlu { input: wide_t, output: out });
     assert_close("SwiGLU", dtype, &t.get(&out), &wide.chunks(2 * width).flat_map(swiglu).collect::<Vec<_>>());
     let grad = t.empty(&[n, 2 * width], dtype);
-    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: grad });
+    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: grad, output: None });
     let rows = wide.chunks(2 * width).zip(b.chunks(width));
     let truth: Vec<f64> = rows.flat_map(|(row, dy)| finite_differences(row, dy, swiglu)).collect();
     assert_close("SwiGLU's gradient", dtype, &t.get(&grad), &truth);
+    let (beside, again) = (t.empty(&[n, 2 * width], dtype), t.empty(&shape, dtype));
+    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: beside, output: Some(again) });
+    assert_eq!(t.get(&beside), t.get(&grad), "the gradient, with SwiGLU beside it");
+    assert_eq!(t.get(&again), t.get(&out), "SwiGLU beside its gradient");
 
     let columns: Vec<f64> = (0..width).map(|c| (0..n).map(|r| a[r * width + c]).sum()).collect();
     let bias = t.put(&[width], F32, &vec![2.0; width]);
@@ -351,6 +365,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             grad_input: grad,
             grad_weight,
             grad_bias: None,
+            grad_input_sums: None,
             accumulate: false,
         });
         let targets = t.ints(&[rows], &vec![3; rows]);

@@ -125,7 +125,7 @@ impl CudaGraphManager {
                 self.modes.insert(mode, state);
             }
             Some(state) => {
-                state.accept(&recording)?;
+                state.accept(&recording, &self.options)?;
                 state.recordings.insert(microbatches, recording);
             }
         }
@@ -278,7 +278,7 @@ impl ModeState {
     }
 
     /// Whether a step with another number of microbatches fits the plan.
-    fn accept(&self, recording: &Recording) -> Result<()> {
+    fn accept(&self, recording: &Recording, options: &GraphOptions) -> Result<()> {
         if !self.plan.any_microbatches() {
             let known: Vec<String> = self.recordings.keys().map(usize::to_string).collect();
             return Err(Error::Usage {
@@ -291,15 +291,13 @@ impl ModeState {
                 fix: "use mempool = \"per_microbatch\" with scope = \"per_layer\", or one number of microbatches",
             });
         }
-        if recording.in_flight() > self.plan.slots {
-            return Err(Error::Usage {
-                problem: format!(
-                    "{} microbatches are in flight at once, the plan has {} slots",
-                    recording.in_flight(),
-                    self.plan.slots
-                ),
-                fix: "record the largest number of microbatches first",
-            });
+        for (in_flight, slots) in recording.in_flight(options).iter().zip(&self.plan.slots) {
+            if in_flight > slots {
+                return Err(Error::Usage {
+                    problem: format!("{in_flight} microbatches are in flight at once, the plan has {slots} slots"),
+                    fix: "record the largest number of microbatches first",
+                });
+            }
         }
         for buffer in &recording.buffers {
             let region = recording.order[buffer.visit].region;

@@ -47,17 +47,23 @@ pub(crate) struct RecordedBuffer {
 }
 
 impl Recording {
-    /// Most microbatches between their first region and their last at any time: the number of slots.
-    pub(crate) fn in_flight(&self) -> usize {
-        let mut spans: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    /// By chunk, most microbatches between their first region and their last at any time: the number of slots.
+    pub(crate) fn in_flight(&self, options: &GraphOptions) -> Vec<usize> {
+        let mut spans: Vec<BTreeMap<usize, (usize, usize)>> = vec![BTreeMap::new(); options.chunk_count()];
         for (at, visit) in self.order.iter().enumerate() {
-            if let Some(microbatch) = visit.region.microbatch() {
-                spans.entry(microbatch).or_insert((at, at)).1 = at;
+            if let (Some(layer), Some(microbatch)) = (visit.region.layer(), visit.region.microbatch()) {
+                spans[options.chunk_of(layer)].entry(microbatch).or_insert((at, at)).1 = at;
             }
         }
-        let alive = |at: usize| spans.values().filter(|(first, last)| (*first..=*last).contains(&at)).count();
-        (0..self.order.len()).map(alive).max().unwrap_or(1).max(1)
+        spans.iter().map(most_at_once).collect()
     }
+}
+
+/// How many of these spans, ends included, hold one position at most; at least 1.
+fn most_at_once(spans: &BTreeMap<usize, (usize, usize)>) -> usize {
+    let alive = |at: usize| spans.values().filter(|(first, last)| (*first..=*last).contains(&at)).count();
+    // Only where a span begins can there be more than before.
+    spans.values().map(|(first, _)| alive(*first)).max().unwrap_or(1)
 }
 
 /// The areas a plan is made of.
@@ -65,8 +71,13 @@ impl Recording {
 pub(crate) enum AreaKind {
     /// What does not outlive its region, on one stream.
     Scratch(StreamId),
-    /// What a microbatch keeps, by slot.
-    Slot(usize),
+    /// What a microbatch keeps of a chunk, by slot.
+    Slot {
+        /// The chunk.
+        chunk: usize,
+        /// The slot.
+        slot: usize,
+    },
     /// What lives longer than a region, planned over the whole step.
     Step,
 }
@@ -75,7 +86,8 @@ impl std::fmt::Display for AreaKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             AreaKind::Scratch(stream) => write!(f, "scratch of stream {}", stream.0),
-            AreaKind::Slot(slot) => write!(f, "slot {slot}"),
+            AreaKind::Slot { chunk: 0, slot } => write!(f, "slot {slot}"),
+            AreaKind::Slot { chunk, slot } => write!(f, "slot {slot} of chunk {chunk}"),
             AreaKind::Step => write!(f, "step"),
         }
     }
@@ -107,16 +119,21 @@ pub(crate) struct Plan {
     /// Buffers whose memory is free once a region is over.
     dead_after: HashMap<Region, Vec<Placement>>,
     pub(crate) areas: BTreeMap<AreaKind, usize>,
-    pub(crate) slots: usize,
-    by_slot: bool,
+    /// By chunk.
+    pub(crate) slots: Vec<usize>,
+    options: GraphOptions,
 }
 
 impl Plan {
     pub(crate) fn new(recording: &Recording, options: &GraphOptions, compute: StreamId) -> Plan {
         let by_slot = options.slots();
-        let slots = if by_slot { recording.in_flight() } else { 1 };
-        let mut plan =
-            Plan { placements: HashMap::new(), dead_after: HashMap::new(), areas: BTreeMap::new(), slots, by_slot };
+        let mut plan = Plan {
+            placements: HashMap::new(),
+            dead_after: HashMap::new(),
+            areas: BTreeMap::new(),
+            slots: recording.in_flight(options),
+            options: options.clone(),
+        };
         let uses = lifetimes(&recording.events, compute);
         // One microbatch stands for all of its slot: they repeat each other, shifted in time.
         let mut stands_for: HashMap<Region, usize> = HashMap::new();
@@ -134,8 +151,8 @@ impl Plan {
             match used.stream {
                 Some(stream) if inside => scratch.entry((buffer.visit, stream)).or_default().push((buffer, used)),
                 _ => {
-                    let area = match key.microbatch() {
-                        Some(slot) if by_slot => AreaKind::Slot(slot),
+                    let area = match (key.layer(), key.microbatch()) {
+                        (Some(layer), Some(slot)) if by_slot => AreaKind::Slot { chunk: options.chunk_of(layer), slot },
                         _ => AreaKind::Step,
                     };
                     lasting.entry(area).or_default().push((buffer, used));
@@ -153,15 +170,18 @@ impl Plan {
 
     /// The region that stands for this one: that of its slot, or itself.
     pub(crate) fn canonical(&self, region: Region, microbatches: usize) -> Region {
-        match region.microbatch() {
-            Some(microbatch) if self.by_slot => region.with_microbatch((microbatches - 1 - microbatch) % self.slots),
+        match (region.layer(), region.microbatch()) {
+            (Some(layer), Some(microbatch)) if self.options.slots() => {
+                let slots = self.slots[self.options.chunk_of(layer)];
+                region.with_microbatch((microbatches - 1 - microbatch) % slots)
+            }
             _ => region,
         }
     }
 
     /// Whether any number of microbatches fits this plan.
     pub(crate) fn any_microbatches(&self) -> bool {
-        self.by_slot
+        self.options.slots()
     }
 
     pub(crate) fn placement(&self, region: Region, index: usize) -> Option<&Placement> {

@@ -24,8 +24,10 @@ pub enum Region {
     Iteration,
     /// What comes before the first microbatch: gradients are zeroed.
     Begin,
-    /// A microbatch's inputs are put in place.
+    /// What a microbatch's forward takes is put in place: the step's inputs, or what another stage sent.
     Inputs {
+        /// The layer that takes them.
+        layer: usize,
         /// The microbatch.
         microbatch: usize,
     },
@@ -43,6 +45,27 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
+    /// What a layer's forward made goes to the next stage.
+    Outputs {
+        /// The layer that made it.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// The gradient that the next stage sent of what a layer's forward made is put in place.
+    OutputGradients {
+        /// The layer whose backward takes it.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// The gradient of what a layer's forward took goes to the stage before.
+    InputGradients {
+        /// The layer whose backward made it.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
     /// The reduction of the last gradient bucket, which no backward is left to hide.
     Reduce,
     /// Norm, clip and update.
@@ -52,14 +75,27 @@ pub enum Region {
 }
 
 impl Region {
+    /// The layer and the microbatch it belongs to.
+    fn place(self) -> Option<(usize, usize)> {
+        match self {
+            Region::Inputs { layer, microbatch }
+            | Region::Forward { layer, microbatch }
+            | Region::Outputs { layer, microbatch }
+            | Region::OutputGradients { layer, microbatch }
+            | Region::Backward { layer, microbatch }
+            | Region::InputGradients { layer, microbatch } => Some((layer, microbatch)),
+            Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer | Region::End => None,
+        }
+    }
+
     /// The microbatch it belongs to.
     pub fn microbatch(self) -> Option<usize> {
-        match self {
-            Region::Inputs { microbatch }
-            | Region::Forward { microbatch, .. }
-            | Region::Backward { microbatch, .. } => Some(microbatch),
-            _ => None,
-        }
+        self.place().map(|(_, microbatch)| microbatch)
+    }
+
+    /// The layer it belongs to.
+    pub fn layer(self) -> Option<usize> {
+        self.place().map(|(layer, _)| layer)
     }
 
     /// What a watchdog calls it: a slot's graph serves several microbatches. None of what is made of regions.
@@ -76,9 +112,12 @@ impl Region {
     /// The same region of another microbatch.
     pub(crate) fn with_microbatch(self, microbatch: usize) -> Region {
         match self {
-            Region::Inputs { .. } => Region::Inputs { microbatch },
+            Region::Inputs { layer, .. } => Region::Inputs { layer, microbatch },
             Region::Forward { layer, .. } => Region::Forward { layer, microbatch },
+            Region::Outputs { layer, .. } => Region::Outputs { layer, microbatch },
+            Region::OutputGradients { layer, .. } => Region::OutputGradients { layer, microbatch },
             Region::Backward { layer, .. } => Region::Backward { layer, microbatch },
+            Region::InputGradients { layer, .. } => Region::InputGradients { layer, microbatch },
             other => other,
         }
     }
@@ -98,6 +137,9 @@ impl Region {
             Region::Step | Region::Iteration => Err("it is made of regions"),
             Region::Inputs { .. } => Err("it reads another address for each microbatch"),
             Region::Begin => Err("it is a fill or two"),
+            Region::Outputs { .. } | Region::OutputGradients { .. } | Region::InputGradients { .. } => {
+                Err("it meets transfers between stages")
+            }
             _ => Err("it is eager by nature"),
         }
     }
@@ -109,9 +151,16 @@ impl std::fmt::Display for Region {
             Region::Step => write!(f, "step"),
             Region::Iteration => write!(f, "iteration"),
             Region::Begin => write!(f, "begin"),
-            Region::Inputs { microbatch } => write!(f, "inputs of microbatch {microbatch}"),
+            Region::Inputs { layer, microbatch } => write!(f, "inputs of layer {layer}, microbatch {microbatch}"),
             Region::Forward { layer, microbatch } => write!(f, "forward of layer {layer}, microbatch {microbatch}"),
+            Region::Outputs { layer, microbatch } => write!(f, "outputs of layer {layer}, microbatch {microbatch}"),
+            Region::OutputGradients { layer, microbatch } => {
+                write!(f, "output gradients of layer {layer}, microbatch {microbatch}")
+            }
             Region::Backward { layer, microbatch } => write!(f, "backward of layer {layer}, microbatch {microbatch}"),
+            Region::InputGradients { layer, microbatch } => {
+                write!(f, "input gradients of layer {layer}, microbatch {microbatch}")
+            }
             Region::Reduce => write!(f, "reduce"),
             Region::Optimizer => write!(f, "optimizer"),
             Region::End => write!(f, "end"),

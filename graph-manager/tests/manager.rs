@@ -31,7 +31,7 @@ fn toy() -> Toy {
 
 impl Toy {
     fn forward(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Tensor> {
-        let mut x = cx.region(Region::Inputs { microbatch }, (), |cx, ()| {
+        let mut x = cx.region(Region::Inputs { layer: 0, microbatch }, (), |cx, ()| {
             let x = cx.tensor("x", [WIDTH], DType::F32)?;
             cx.run(Copy { input: self.inputs.at(microbatch), output: x })?;
             Ok(x)

@@ -6,15 +6,19 @@
 
 mod board;
 mod grid;
+mod groups;
 mod host_memory;
 mod mpi_communicator;
 mod mpi_world;
 mod nccl;
+mod pipeline;
 mod schedule;
 mod threads;
 
 pub use grid::{Grid, Place};
+pub use groups::{Connect, PipelineGroups};
 pub use mpi_world::MpiWorld;
 pub use nccl::{nccl_communicator, nccl_version, set_nccl_defaults};
+pub use pipeline::{Arrivals, Direction, PipelineStage};
 pub use schedule::{Task, in_flight, interleaved, one_f_one_b};
 pub use threads::{ThreadRank, ThreadWorld};

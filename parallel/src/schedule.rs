@@ -3,6 +3,8 @@
 //! A stage holds one or more chunks of layers; with P stages and V chunks each, the model's part number `c * P + r` is
 //! chunk c of stage r. The orders are pure functions of the sizes, so a stage knows its whole step beforehand.
 
+use crate::Direction;
+
 /// One piece of a stage's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
@@ -20,6 +22,28 @@ pub enum Task {
         /// Which of the step's microbatches.
         microbatch: usize,
     },
+}
+
+impl Task {
+    /// Which of the stage's chunks.
+    pub fn chunk(self) -> usize {
+        let (Task::Forward { chunk, .. } | Task::Backward { chunk, .. }) = self;
+        chunk
+    }
+
+    /// Which of the step's microbatches.
+    pub fn microbatch(self) -> usize {
+        let (Task::Forward { microbatch, .. } | Task::Backward { microbatch, .. }) = self;
+        microbatch
+    }
+
+    /// Which way what it makes goes.
+    pub fn direction(self) -> Direction {
+        match self {
+            Task::Forward { .. } => Direction::Forward,
+            Task::Backward { .. } => Direction::Backward,
+        }
+    }
 }
 
 /// 1F1B for stages of one chunk: a stage runs ahead by as many forwards as stages follow it, then alternates.

@@ -62,9 +62,11 @@ pub struct BenchResult {
     pub mfu: Option<f64>,
     /// Median time to submit a step to an idle device, inputs in place: control block and graphs, microseconds.
     pub launch_us: f64,
-    /// The same with the read-back of the step's numbers.
+    /// The same with the copies of new inputs.
+    pub launch_with_inputs_us: f64,
+    /// All of a step on the old inputs: with the read-back of its numbers.
     pub issue_us: f64,
-    /// And with the copies of new inputs.
+    /// All of a step on new inputs.
     pub issue_with_inputs_us: f64,
     /// Bytes of device memory in use.
     pub memory_bytes: usize,
@@ -155,7 +157,7 @@ pub fn run(
         Ok((median(launches), median(times)))
     };
     let (launch_us, issue_us) = issue(None)?;
-    let (_, issue_with_inputs_us) = issue(Some(&batch))?;
+    let (launch_with_inputs_us, issue_with_inputs_us) = issue(Some(&batch))?;
     let mut next = |batch: Option<&Batch>| timed(batch).map(|(pending, _)| pending);
 
     (ranks.barrier)();
@@ -187,6 +189,7 @@ pub fn run(
         tflops,
         mfu: peak.map(|peak| tflops / peak),
         launch_us,
+        launch_with_inputs_us,
         issue_us,
         issue_with_inputs_us,
         memory_bytes,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use device::Tensor;
 
-use crate::params::ParamSpec;
+use crate::params::{ParamSpec, Twin};
 
 /// Elements between two parameters' beginnings are a multiple of this: 256 bytes of f32, 128 of bf16.
 const ALIGNMENT: usize = 64;
@@ -46,6 +46,8 @@ pub struct Bucket {
     pub start: usize,
     /// Its elements, with what is added so that shards are equal and aligned.
     pub elements: usize,
+    /// It has one parameter, which another stage has too.
+    pub twin: Option<Twin>,
 }
 
 impl Bucket {
@@ -85,16 +87,21 @@ pub struct FlatLayout {
 
 impl FlatLayout {
     /// Lays out parameters declared in layer order, in buckets of at least `bucket_bytes` of f32. Layer 0 has a bucket
-    /// of its own: with tied embeddings its backward is the last to write the table.
+    /// of its own: with tied embeddings its backward is the last to write the table. So has a parameter that another stage
+    /// has too, and no bucket has layers between which other stages' lie: their backwards are far apart.
     pub fn new(specs: &[ParamSpec], bucket_bytes: usize, shard: Shard) -> FlatLayout {
         // Numbers of the parameters that begin a bucket, from the last bucket to the first.
         let mut firsts = Vec::new();
         let mut bytes = 0;
         for (index, spec) in specs.iter().enumerate().rev() {
             bytes += spec.shape.elements().next_multiple_of(ALIGNMENT) * 4;
-            let begins_layer = index == 0 || specs[index - 1].layer != spec.layer;
-            let ends = bytes >= bucket_bytes || index == 0 || specs[index - 1].layer == 0;
-            if begins_layer && ends {
+            let ends = match index.checked_sub(1).map(|before| &specs[before]) {
+                None => true,
+                Some(before) if before.twin != spec.twin => true,
+                Some(before) if before.layer == spec.layer => false,
+                Some(before) => bytes >= bucket_bytes || before.layer == 0 || before.layer + 1 < spec.layer,
+            };
+            if ends {
                 firsts.push(index);
                 bytes = 0;
             }
@@ -110,7 +117,8 @@ impl FlatLayout {
                 total += spec.shape.elements().next_multiple_of(ALIGNMENT);
             }
             total = start + (total - start).next_multiple_of(ALIGNMENT * shard.ranks);
-            buckets.push(Bucket { layer: specs[first].layer, start, elements: total - start });
+            let ParamSpec { layer, twin, .. } = specs[first];
+            buckets.push(Bucket { layer, start, elements: total - start, twin });
         }
         buckets.reverse();
         let held = specs.iter().zip(&offsets).map(|(spec, &offset)| held(offset, spec, &buckets, shard)).collect();

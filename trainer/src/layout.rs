@@ -2,38 +2,133 @@
 
 use parallel::Grid;
 
-use crate::config::{RunConfig, UserError};
+use crate::config::{ParallelConfig, RunConfig, UserError};
 use crate::model::GptShape;
+use crate::stages::even_blocks;
 
 /// The grid of a configuration on `ranks` ranks.
 ///
 /// # Errors
 /// A layer that cannot be shared, or ranks that cannot be divided.
 pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
-    let parallel = &config.parallel;
-    if parallel.pipeline != 1 {
-        return Err(UserError::new(
-            format!("parallel.pipeline = {}", parallel.pipeline),
-            "only tensor and data parallelism are there so far (see the README's status table)",
-            "set parallel.pipeline = 1; more ranks share the batch",
-        ));
+    let (tensor, pipeline) = (config.parallel.tensor, config.parallel.pipeline);
+    for (key, value) in [
+        ("parallel.tensor", tensor),
+        ("parallel.pipeline", pipeline),
+        ("parallel.virtual_pipeline", config.parallel.virtual_pipeline),
+    ] {
+        if value == 0 {
+            return Err(UserError::new(format!("{key} = 0"), "it is at least 1", format!("set {key} = 1")));
+        }
     }
-    let tensor = parallel.tensor;
-    if tensor > 1 && config.model.kind == "mlp" {
-        return Err(UserError::new(
-            format!("parallel.tensor = {tensor} with model.kind = \"mlp\""),
-            "only transformers have layers that ranks can share",
-            "set parallel.tensor = 1",
-        ));
+    for (key, value) in [("parallel.tensor", tensor), ("parallel.pipeline", pipeline)] {
+        if value > 1 && config.model.kind == "mlp" {
+            return Err(UserError::new(
+                format!("{key} = {value} with model.kind = \"mlp\""),
+                "only transformers have layers that ranks can share, or hand on to each other",
+                format!("set {key} = 1"),
+            ));
+        }
     }
-    Grid::new(ranks, tensor, 1).ok_or_else(|| {
-        let fitting = (1..=tensor.min(ranks)).rev().find(|&fewer| ranks.is_multiple_of(fewer)).unwrap_or(1);
+    Grid::new(ranks, tensor, pipeline).ok_or_else(|| {
+        let fitting = |most: usize, of: usize| (1..=most.min(of)).rev().find(|&fewer| of.is_multiple_of(fewer));
+        if pipeline == 1 {
+            let fitting = fitting(tensor, ranks).unwrap_or(1);
+            return UserError::new(
+                format!("parallel.tensor = {tensor} on {ranks} ranks"),
+                "the number of ranks is a multiple of parallel.tensor, which is at least 1",
+                format!("set parallel.tensor = {fitting}, or start another number of ranks"),
+            );
+        }
         UserError::new(
-            format!("parallel.tensor = {tensor} on {ranks} ranks"),
-            "the number of ranks is a multiple of parallel.tensor, which is at least 1",
-            format!("set parallel.tensor = {fitting}, or start another number of ranks"),
+            format!("parallel.tensor = {tensor} with parallel.pipeline = {pipeline} on {ranks} ranks"),
+            "the number of ranks is a multiple of parallel.tensor x parallel.pipeline",
+            format!("start a multiple of {} ranks, or set a smaller parallel.pipeline", tensor * pipeline),
         )
     })
+}
+
+/// Blocks of each part of a transformer of `layers` blocks.
+///
+/// # Errors
+/// A part without blocks, or a list that does not fit.
+pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError> {
+    let ParallelConfig { pipeline, virtual_pipeline, ref pipeline_layers, .. } = config.parallel;
+    let parts = pipeline * virtual_pipeline;
+    if virtual_pipeline > 1 && pipeline == 1 {
+        return Err(UserError::new(
+            format!("parallel.virtual_pipeline = {virtual_pipeline} with parallel.pipeline = 1"),
+            "chunks of one stage are interleaved with those of others",
+            "set parallel.virtual_pipeline = 1, or a parallel.pipeline of 2 or more",
+        ));
+    }
+    if parts > layers {
+        return Err(UserError::new(
+            format!("parallel.pipeline x virtual_pipeline = {parts} with model.layers = {layers}"),
+            "each part of the model has at least one block",
+            format!("set parallel.pipeline x virtual_pipeline to at most {layers}, or more layers"),
+        ));
+    }
+    if pipeline_layers.is_empty() {
+        return Ok(even_blocks(layers, parts));
+    }
+    let sum = pipeline_layers.iter().try_fold(0_usize, |sum, &blocks| sum.checked_add(blocks));
+    if pipeline_layers.len() != parts || sum != Some(layers) || pipeline_layers.contains(&0) {
+        return Err(UserError::new(
+            format!("parallel.pipeline_layers = {pipeline_layers:?}"),
+            format!(
+                "it has pipeline x virtual_pipeline = {parts} numbers, none 0, that add up to model.layers = {layers}"
+            ),
+            format!("set parallel.pipeline_layers = {:?}, or []", even_blocks(layers, parts)),
+        ));
+    }
+    Ok(pipeline_layers.clone())
+}
+
+/// Microbatches that go through one chunk of a stage before the next, as asked for or as many as stages.
+///
+/// # Errors
+/// A step whose microbatches the interleaved schedule does not take.
+pub fn microbatch_group(config: &RunConfig, microbatches: usize) -> Result<usize, UserError> {
+    let ParallelConfig { pipeline, virtual_pipeline, microbatch_group, .. } = config.parallel;
+    if virtual_pipeline == 1 {
+        return match microbatch_group {
+            None => Ok(pipeline),
+            Some(group) => Err(UserError::new(
+                format!("parallel.microbatch_group = {group} with parallel.virtual_pipeline = 1"),
+                "microbatches are grouped where stages have several chunks",
+                "leave it unset, or set a parallel.virtual_pipeline of 2 or more",
+            )),
+        };
+    }
+    let batch = |times: usize| {
+        let global = config.train.global_batch_size / microbatches.max(1) * times;
+        format!("train.global_batch_size = {global}")
+    };
+    if microbatches < pipeline {
+        return Err(UserError::new(
+            format!("{microbatches} microbatches of a step with parallel.pipeline = {pipeline}"),
+            "with parallel.virtual_pipeline a step has at least as many microbatches as stages",
+            format!("set {}, or a smaller train.micro_batch_size", batch(pipeline)),
+        ));
+    }
+    let group = microbatch_group.unwrap_or(pipeline);
+    if !(pipeline..=microbatches).contains(&group) {
+        return Err(UserError::new(
+            format!("parallel.microbatch_group = {group}"),
+            format!("it is from parallel.pipeline = {pipeline} to the step's microbatches = {microbatches}"),
+            format!("set parallel.microbatch_group = {pipeline}, or leave it unset"),
+        ));
+    }
+    let rest = microbatches % group;
+    if rest > 0 && rest < pipeline {
+        return Err(UserError::new(
+            format!("{microbatches} microbatches of a step in groups of {group} on {pipeline} stages"),
+            "the last group has as many microbatches as stages, or more",
+            format!("set {}, or another parallel.microbatch_group", batch(microbatches - rest)),
+        ));
+    }
+    Ok(group)
 }
 
 /// Fails unless what layers are cut into is the same for all ranks that share them.

@@ -4,6 +4,7 @@
 //! (the table) through [`config`] (raw) to [`plan`] (checked), and [`run`] does it.
 
 pub mod accelerator;
+pub mod all_ranks;
 pub mod batches;
 pub mod bench;
 pub mod buckets;
@@ -14,6 +15,7 @@ pub mod cut;
 pub mod data;
 pub mod doctor;
 pub mod hf;
+pub mod inputs;
 pub mod layout;
 pub mod logs;
 pub mod metrics;
@@ -22,6 +24,7 @@ pub mod optimizer;
 pub mod options;
 pub mod params;
 pub mod partial_grads;
+pub mod pipeline;
 pub mod plan;
 pub mod presets;
 pub mod recipes;
@@ -31,6 +34,7 @@ pub mod run_log;
 pub mod sample;
 pub mod schedule;
 pub mod signals;
+pub mod stages;
 pub mod step;
 pub mod tensorboard;
 pub mod terminal;

@@ -7,7 +7,7 @@ use device::ops::{AdamW, AdamWTensors, ClipScale, Collective, CollectiveKind, Sg
 use device::{Area, Communicator, DType, Device, Tensor};
 use graph_manager::{Result, StepContext};
 
-use crate::params::Params;
+use crate::params::{ParamSpec, Params, Twin};
 
 /// Which optimizer, and its constants; the learning rate comes with each step's control block.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +34,8 @@ pub struct OtherRanks {
     pub data_parallel: Option<Rc<dyn Communicator>>,
     /// Those that share layers.
     pub tensor_parallel: Option<Rc<dyn Communicator>>,
+    /// Those with other layers.
+    pub pipeline: Option<Rc<dyn Communicator>>,
 }
 
 /// The optimizer's state and operations.
@@ -67,7 +69,7 @@ impl Optimizer {
         status: Tensor,
         others: OtherRanks,
     ) -> Result<Optimizer> {
-        let OtherRanks { data_parallel, tensor_parallel } = others;
+        let OtherRanks { data_parallel, tensor_parallel, pipeline } = others;
         let total = params.held_elements();
         let mut areas = Vec::new();
         let mut moment = |name: &'static str| -> Result<(&'static str, Tensor)> {
@@ -108,16 +110,21 @@ impl Optimizer {
                 }),
             }
         }
-        // A parameter that every rank of a tensor-parallel group has whole counts on the first.
+        // A parameter that every rank of a tensor-parallel group has whole counts on the first, one that the first and the
+        // last stage both have on the first of them.
         let first = tensor_parallel.as_ref().is_none_or(|group| group.rank() == 0);
         let counted: Vec<Tensor> = match first {
-            true => params.buckets().map(|bucket| params.shard().of(bucket.grads)).collect(),
+            true => {
+                let counted = params.buckets().filter(|bucket| bucket.twin != Some(Twin::Replica));
+                counted.map(|bucket| params.shard().of(bucket.grads)).collect()
+            }
             false => {
-                let cut = params.iter().filter(|(spec, param)| spec.cut.is_some() && param.held.elements > 0);
+                let counted = |spec: &ParamSpec| spec.cut.is_some() && spec.twin != Some(Twin::Replica);
+                let cut = params.iter().filter(|(spec, param)| counted(spec) && param.held.elements > 0);
                 cut.map(|(_, param)| param.held_of(param.grad)).collect()
             }
         };
-        let others = data_parallel.into_iter().chain(tensor_parallel).collect();
+        let others = data_parallel.into_iter().chain(tensor_parallel).chain(pipeline).collect();
         Ok(Optimizer {
             kind,
             adamw: adamw.into(),

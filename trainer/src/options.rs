@@ -133,7 +133,10 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Ranks that share each layer: heads, feed-forward channels and the vocabulary are cut into as many parts"),
     option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also share the tokens between them: less memory for the same traffic"),
-    option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Stages; only 1 so far"),
+    option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Stages of a pipeline: each has some of the layers, and hands what it made to the next"),
+    option("parallel.virtual_pipeline", "virtual-pipeline-model-parallel-size", &["num-virtual-stages-per-pipeline-rank"], "1", Kind::Integer, "Chunks of layers that each stage has, interleaved with the other stages': less idle time for more transfers"),
+    option("parallel.microbatch_group", "microbatch-group-size-per-virtual-pipeline-stage", &[], "", Kind::Integer, "With virtual_pipeline: microbatches that go through one chunk before the next; as many as stages if unset"),
+    option("parallel.pipeline_layers", "pipeline-layers", &[], "[]", Kind::Integers, "Blocks of each part of the model, pipeline x virtual_pipeline numbers; as even as can be if empty"),
     option("parallel.distributed_optimizer", "use-distributed-optimizer", &["distributed-optimizer"], "false", Kind::Bool, "Data-parallel ranks divide master weights and moments between them (ZeRO stage 1): each updates its part of every bucket"),
     option("parallel.bucket_mib", "ddp-bucket-size", &["bucket-mib"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
     option("parallel.heartbeat_seconds", "heartbeat-seconds", &[], "1.0", Kind::Float, "Between two heartbeats of a rank to the monitor on rank 0; 0 for none, and a rank that fails may leave the others waiting for ever"),

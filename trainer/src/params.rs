@@ -18,6 +18,15 @@ pub enum Init {
     Normal(f32),
 }
 
+/// Which of the two copies of a parameter that the first and the last stage of a pipeline both have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twin {
+    /// The first stage's, which is counted in the norm and saved.
+    Original,
+    /// The last stage's.
+    Replica,
+}
+
 /// A parameter as a model declares it.
 #[derive(Clone, Debug)]
 pub struct ParamSpec {
@@ -39,6 +48,8 @@ pub struct ParamSpec {
     pub sparse: bool,
     /// Backward leaves the gradient of this rank's tokens alone, to be summed over the tensor-parallel group.
     pub partial: bool,
+    /// Another stage has it too. Gradients of both are summed, and both make the same update.
+    pub twin: Option<Twin>,
 }
 
 impl ParamSpec {
@@ -46,7 +57,8 @@ impl ParamSpec {
     pub fn new(name: impl Into<String>, shape: impl Into<Shape>, init: Init, layer: usize) -> ParamSpec {
         let shape = shape.into();
         let (rows, whole) = (shape.sizes()[0], shape.sizes().to_vec());
-        ParamSpec { name: name.into(), shape, rows, whole, cut: None, init, layer, sparse: false, partial: false }
+        let (name, cut, twin) = (name.into(), None, None);
+        ParamSpec { name, shape, rows, whole, cut, init, layer, sparse: false, partial: false, twin }
     }
 
     /// The same with only so many real rows.
@@ -111,12 +123,16 @@ pub struct BucketMemory {
     pub grads: Tensor,
     /// Its range of what layers compute with.
     pub weights: Tensor,
+    /// It has one parameter, which another stage has too.
+    pub twin: Option<Twin>,
 }
 
 /// All parameters, each kind of memory in one flat buffer in order of declaration.
 pub struct Params {
     /// What was declared.
     pub specs: Vec<ParamSpec>,
+    /// Names of the model's parameters that other stages have.
+    pub elsewhere: Vec<String>,
     params: Vec<Param>,
     by_name: HashMap<String, usize>,
     /// All of `main_grad`, f32, flat.
@@ -195,7 +211,7 @@ impl Params {
         device.zero(&weights)?;
         masters.map_or(Ok(()), |masters| device.zero(&masters))?;
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        Ok(Params { specs, params, by_name, grads, weights, layout, _areas: areas })
+        Ok(Params { specs, elsewhere: Vec::new(), params, by_name, grads, weights, layout, _areas: areas })
     }
 
     /// Overwrites a parameter, compute copy and what is held here of the master weights, with f32 values of its stored
@@ -238,6 +254,7 @@ impl Params {
             layer: bucket.layer,
             grads: self.grads.view(bucket.start, [bucket.elements]),
             weights: self.weights.view(bucket.start, [bucket.elements]),
+            twin: bucket.twin,
         })
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use device::DType;
 use device::ops::NormKind;
 use graph_manager::{GraphOptions, Mempool, Scope};
-use parallel::Grid;
+use parallel::{Grid, PipelineStage};
 
 use crate::config::{RunConfig, UserError};
 use crate::layout;
@@ -14,6 +14,7 @@ use crate::model::{
 };
 use crate::optimizer::OptimizerKind;
 use crate::schedule::{Decay, Schedule};
+use crate::stages::StageLayers;
 use crate::watch::WatchSettings;
 
 /// A run that can be done.
@@ -25,6 +26,10 @@ pub struct RunPlan {
     pub model: ModelPlan,
     /// Which ranks share layers, and which the batch.
     pub grid: Grid,
+    /// Blocks of each part of the model; none of a model that is not cut into stages.
+    pub blocks: Vec<usize>,
+    /// With several chunks a stage, microbatches that go through one before the next.
+    pub microbatch_group: usize,
     /// Microbatches of a step on each rank.
     pub microbatches: usize,
     /// Losses of a sample: its tokens, or 1.
@@ -55,10 +60,10 @@ pub enum ModelPlan {
 }
 
 impl ModelPlan {
-    /// What a rank of a tensor-parallel group has of the model.
-    pub fn part(&self, tensor: TensorParallel) -> Architecture {
+    /// What a rank has of the model: a part of each layer, of some of the layers.
+    pub fn part(&self, tensor: TensorParallel, layers: StageLayers) -> Architecture {
         match self {
-            ModelPlan::Gpt(shape) => gpt_part(shape.clone(), tensor),
+            ModelPlan::Gpt(shape) => gpt_part(shape.clone(), tensor, layers),
             ModelPlan::Mlp(_) => self.architecture(),
         }
     }
@@ -113,9 +118,12 @@ impl RunPlan {
         let grid = layout::grid(&config, world_size)?;
         let microbatches = batch_split(&config, grid.data)?;
         let model = model_plan(&config)?;
+        let mut blocks = Vec::new();
         if let ModelPlan::Gpt(shape) = &model {
             layout::check(&config, shape)?;
+            blocks = layout::blocks(&config, shape.layers)?;
         }
+        let microbatch_group = layout::microbatch_group(&config, microbatches)?;
         at_least("train.steps", config.train.steps, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
         at_least("logging.trace_steps", config.logging.trace_steps, 1)?;
@@ -153,6 +161,8 @@ impl RunPlan {
             config,
             model,
             grid,
+            blocks,
+            microbatch_group,
             microbatches,
             losses_per_sample,
             flops_per_token,
@@ -162,6 +172,31 @@ impl RunPlan {
             optimizer,
             watch,
         })
+    }
+}
+
+impl RunPlan {
+    /// The stage of the pipeline that a rank is.
+    pub fn stage(&self, rank: usize) -> PipelineStage {
+        PipelineStage {
+            stages: self.grid.pipeline,
+            stage: self.grid.place(rank).pipeline,
+            chunks: self.config.parallel.virtual_pipeline,
+            group: self.microbatch_group,
+        }
+    }
+
+    /// The layers that a rank has.
+    pub fn layers(&self, rank: usize) -> StageLayers {
+        match &self.model {
+            ModelPlan::Gpt(_) => StageLayers::of_stage(self.stage(rank), &self.blocks),
+            ModelPlan::Mlp(shape) => StageLayers::whole(shape.sizes.len()),
+        }
+    }
+
+    /// Whether the first and the last stage share the table of a tied head.
+    pub fn shares_table(&self) -> bool {
+        self.grid.pipeline > 1 && matches!(&self.model, ModelPlan::Gpt(shape) if shape.tied)
     }
 }
 
@@ -183,6 +218,8 @@ fn slips(config: &RunConfig) -> Result<(), UserError> {
         ("train.eval_steps", train.eval_steps, 1 << 31),
         ("train.threads", train.threads.unwrap_or(1), 1 << 12),
         ("parallel.tensor", config.parallel.tensor, 1 << 16),
+        ("parallel.pipeline", config.parallel.pipeline, 1 << 14),
+        ("parallel.virtual_pipeline", config.parallel.virtual_pipeline, 1 << 14),
         ("parallel.bucket_mib", config.parallel.bucket_mib, 1 << 20),
     ] {
         at_most(key, value, most)?;
@@ -380,6 +417,7 @@ fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {
         )
     })?;
     Ok(GraphOptions {
+        chunks: Vec::new(),
         enable: graph.enable,
         scope: if graph.scope == "full_iteration" { Scope::FullIteration } else { Scope::PerLayer },
         mempool: if graph.mempool == "single" { Mempool::Single } else { Mempool::PerMicrobatch },

@@ -17,6 +17,7 @@ use graph_manager::{Error, Result, StepContext};
 
 use crate::buckets::Shard;
 use crate::params::{BucketMemory, Params};
+use crate::stages::StageLayers;
 
 /// Reduces gradients over the data-parallel ranks, and gathers the weights that each has updated.
 pub struct Reducer {
@@ -26,14 +27,23 @@ pub struct Reducer {
     join: Event,
     buckets: Vec<BucketMemory>,
     shard: Shard,
+    /// Numbers of the layers that are here, in the order forward goes through them.
+    layers: Vec<usize>,
 }
 
 impl Reducer {
-    /// For the buckets of all parameters, on a side stream.
-    pub fn new(communicator: Rc<dyn Communicator>, stream: Stream, params: &Params) -> Reducer {
+    /// For the buckets of all parameters, on a side stream. `layers` are those that are here.
+    pub fn new(communicator: Rc<dyn Communicator>, stream: Stream, params: &Params, layers: &StageLayers) -> Reducer {
         let device = stream.device().clone();
         let (buckets, shard) = (params.buckets().collect(), params.shard());
-        Reducer { communicator, stream, fork: device.event(), join: device.event(), buckets, shard }
+        let layers = layers.chunks.iter().cloned().flatten().collect();
+        Reducer { communicator, stream, fork: device.event(), join: device.event(), buckets, shard, layers }
+    }
+
+    /// The layer here that forward goes through after this one, and backward before it.
+    fn after(&self, layer: usize) -> Option<usize> {
+        let at = self.layers.iter().position(|&here| here == layer)?;
+        self.layers.get(at + 1).copied()
     }
 
     /// Whether weights are gathered: other ranks update what this one does not.
@@ -47,7 +57,7 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn start(&self, cx: &StepContext<'_>, layer: usize) -> Result<bool> {
-        self.reduce(cx, Some(layer + 1), &[])
+        self.reduce(cx, self.after(layer), &[])
     }
 
     /// The tail: what the last backward completed, and other small sums such as the loss.
@@ -55,7 +65,7 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn finish(&self, cx: &StepContext<'_>, others: &[Tensor]) -> Result<()> {
-        if self.reduce(cx, Some(0), others)? {
+        if self.reduce(cx, self.layers.first().copied(), others)? {
             self.join(cx)?;
         }
         Ok(())
@@ -76,7 +86,7 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<bool> {
-        self.gather(cx, layer + 1)
+        self.gather(cx, self.after(layer))
     }
 
     /// After the update: gathers the bucket of the first layer, which no forward is left to hide.
@@ -84,14 +94,14 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn gather_first(&self, cx: &StepContext<'_>) -> Result<()> {
-        if self.gather(cx, 0)? {
+        if self.gather(cx, self.layers.first().copied())? {
             self.join(cx)?;
         }
         Ok(())
     }
 
-    fn gather(&self, cx: &StepContext<'_>, layer: usize) -> Result<bool> {
-        let of_layer = self.buckets.iter().filter(|bucket| self.gathers() && bucket.layer == layer);
+    fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<bool> {
+        let of_layer = self.buckets.iter().filter(|bucket| self.gathers() && Some(bucket.layer) == layer);
         let transfers = of_layer.map(|bucket| Collective {
             kind: CollectiveKind::AllGather,
             communicator: self.communicator.clone(),

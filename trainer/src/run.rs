@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use device::{Communicator, Device};
 use graph_manager::{GraphOptions, Mode};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parallel::{PipelineGroups, PipelineStage};
 
 use crate::accelerator::peak_tflops;
 use crate::checkpoint::{Progress, SaveError, Session};
@@ -93,6 +94,8 @@ pub struct Ranks {
     pub group: Option<Rc<dyn Communicator>>,
     /// The ranks that share layers; none where there are no others.
     pub tensor: Option<Rc<dyn Communicator>>,
+    /// The stages with other layers; none where there are no others.
+    pub pipeline: Option<PipelineGroups>,
     /// Threads of the host device.
     pub threads: usize,
     /// Waits for all ranks.
@@ -114,6 +117,7 @@ impl Ranks {
             rank: 0,
             group: None,
             tensor: None,
+            pipeline: None,
             threads,
             barrier: Rc::new(|| {}),
             max: Rc::new(|value| value),
@@ -236,9 +240,11 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
         weight_decay: plan.config.optimizer.weight_decay as f32,
         bucket_bytes: plan.config.parallel.bucket_mib << 20,
         distributed_optimizer: plan.config.parallel.distributed_optimizer,
+        pipeline: plan.stage(ranks.rank),
         graphs: GraphOptions { poison, ..plan.graphs.clone() },
     };
-    let mut stage = Stage::new(device, &plan.model.part(tensor), options, ranks.group.clone())?;
+    let architecture = plan.model.part(tensor, plan.layers(ranks.rank));
+    let mut stage = Stage::new(device, &architecture, options, ranks.group.clone(), ranks.pipeline.clone())?;
     stage.record(plan.microbatches, plan.config.train.eval_interval > 0)?;
     stage.graphs().allocate()?;
     let barrier = ranks.barrier.clone();
@@ -306,10 +312,22 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
         ("memory", memory(device)),
         ("graphs", graphs),
     ];
+    if plan.grid.pipeline > 1 {
+        let layers = plan.layers(ranks.rank).in_words();
+        rows.splice(3..3, [("pipeline", pipeline_row(plan, ranks.rank)), ("layers", layers)]);
+    }
     if let Some(floor) = source.floor() {
         rows.push(("loss floor", format!("{floor:.4} nats, the data's own entropy")));
     }
     boxed("plan of a rank", &rows)
+}
+
+/// The pipeline in words, with the time that a stage waits for others while the pipeline fills and drains: `stages - 1` of
+/// `chunks * microbatches` parts (Narayanan et al., 2021).
+fn pipeline_row(plan: &RunPlan, rank: usize) -> String {
+    let PipelineStage { stages, stage, chunks, .. } = plan.stage(rank);
+    let idle = (stages - 1) as f64 / (chunks * plan.microbatches) as f64;
+    format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage + 1, idle * 100.0)
 }
 
 /// What a rank needs of its device's memory, and on a GPU what libraries took of it already.

@@ -3,15 +3,19 @@
 use std::mem::offset_of;
 use std::rc::Rc;
 
-use device::ops::{Control, Copy, Fill, Status, WriteControl, WriteSampleRecord};
-use device::{Area, Communicator, DType, Device, HostArray, Readback, Staging, Stream, Tensor};
+use device::ops::{Control, Fill, Status, WriteControl};
+use device::{Area, Communicator, DType, Device, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, GraphOptions, Mode, Region, Result, StepContext};
+use parallel::{Direction, PipelineGroups, PipelineStage, Task};
 
 use crate::buckets::Shard;
-use crate::model::{Architecture, Hidden, Model, StepTensors};
+pub use crate::inputs::Batch;
+use crate::inputs::Inputs;
+use crate::model::{Architecture, Chunk, Hidden, Model, StepTensors};
 use crate::optimizer::{Optimizer, OptimizerKind, OtherRanks};
 use crate::params::Params;
 use crate::partial_grads::PartialGrads;
+use crate::pipeline::Pipeline;
 use crate::reducer::Reducer;
 
 /// How a [`Stage`] is made.
@@ -34,41 +38,10 @@ pub struct StageOptions {
     pub bucket_bytes: usize,
     /// Each data-parallel rank has the master weights and moments of its part of every bucket alone.
     pub distributed_optimizer: bool,
+    /// Which stage of a pipeline this is.
+    pub pipeline: PipelineStage,
     /// How steps are captured.
     pub graphs: GraphOptions,
-}
-
-/// A step's inputs and targets on the host, `(microbatches, micro batch, ...)` each.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Batch {
-    /// Token ids; targets are the next tokens, negative where there is none.
-    Tokens {
-        /// `(microbatches, batch, seq)`.
-        inputs: HostArray<i32>,
-        /// `(microbatches, batch, seq)`.
-        targets: HostArray<i32>,
-    },
-    /// Rows of a regression.
-    Rows {
-        /// `(microbatches, batch, features)`.
-        inputs: HostArray<f32>,
-        /// `(microbatches, batch, outputs)`.
-        targets: HostArray<f32>,
-    },
-}
-
-impl Batch {
-    /// The same batch in page-locked memory, where some is free.
-    pub fn staged(self, staging: &Staging) -> Batch {
-        match self {
-            Batch::Tokens { inputs, targets } => {
-                Batch::Tokens { inputs: staging.array(inputs), targets: staging.array(targets) }
-            }
-            Batch::Rows { inputs, targets } => {
-                Batch::Rows { inputs: staging.array(inputs), targets: staging.array(targets) }
-            }
-        }
-    }
 }
 
 /// What the host decides for one step.
@@ -118,6 +91,7 @@ pub struct Stage {
     graphs: CudaGraphManager,
     reducer: Option<Reducer>,
     partial: Option<PartialGrads>,
+    pipeline: Pipeline,
     compute: Stream,
     model: Model,
     optimizer: Optimizer,
@@ -125,18 +99,15 @@ pub struct Stage {
     step: StepTensors,
     /// u8, [`StepNumbers`].
     numbers: Tensor,
-    /// `(microbatches, ...)` each.
-    inputs: Tensor,
-    targets: Tensor,
+    inputs: Inputs,
     /// Losses of a microbatch on all ranks.
     losses_per_microbatch: usize,
-    micro_batch_size: usize,
     _areas: Vec<Area>,
 }
 
 impl Stage {
     /// Allocates weights, gradients, optimizer state and inputs; activations follow with the first step or
-    /// [`Stage::record`].
+    /// [`Stage::record`]. `data_parallel` are the ranks with other parts of the batch, `pipeline` the other stages.
     ///
     /// # Errors
     /// Out of memory, or graph settings that do not go together.
@@ -145,6 +116,7 @@ impl Stage {
         architecture: &Architecture,
         options: StageOptions,
         data_parallel: Option<Rc<dyn Communicator>>,
+        pipeline: Option<PipelineGroups>,
     ) -> Result<Stage> {
         let compute = device.stream("compute");
         let shard = match &data_parallel {
@@ -152,7 +124,8 @@ impl Stage {
             _ => Shard::whole(),
         };
         let specs = architecture.specs.clone();
-        let params = Params::new(device, specs, options.compute, options.seed, options.bucket_bytes, shard)?;
+        let mut params = Params::new(device, specs, options.compute, options.seed, options.bucket_bytes, shard)?;
+        params.elsewhere = architecture.elsewhere.clone();
         let mut areas = Vec::new();
         let mut persistent = |name: &str, shape: device::Shape, dtype: DType| -> Result<Tensor> {
             let area = device.allocate(name, shape.elements() * dtype.size())?;
@@ -178,31 +151,32 @@ impl Stage {
         let loss_sum = part(offset_of!(StepNumbers, loss_sum), 1, DType::F32);
         let step = StepTensors { control, loss_sum, rotary };
         let model = (architecture.build)(&params, step);
-        let stacked = |shape: device::Shape| {
-            let mut sizes = vec![options.microbatches];
-            sizes.extend(shape.sizes());
-            device::Shape::new(&sizes)
-        };
-        let inputs = persistent("inputs", stacked(model.inputs.0), on_host(model.inputs.1))?;
-        let targets = persistent("targets", stacked(model.targets.0), on_host(model.targets.1))?;
+        let layers = &architecture.layers;
+        let inputs = Inputs::new(device, &model, layers, control, options.microbatches, options.micro_batch_size)?;
+        let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
         let tensor = architecture.tensor.group.clone();
         let partial = PartialGrads::new(tensor.clone(), &params);
         let decay = options.weight_decay;
-        let others =
-            OtherRanks { data_parallel: data_parallel.clone().filter(|_| shard.is_part()), tensor_parallel: tensor };
+        let others = OtherRanks {
+            data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
+            tensor_parallel: tensor,
+            pipeline: pipeline.all().cloned(),
+        };
         let optimizer = Optimizer::new(device, &params, options.optimizer, decay, control, status, others)?;
         areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = data_parallel.map(|group| {
             let side = device.stream("data parallel");
-            Reducer::new(group, side, &params)
+            Reducer::new(group, side, &params, layers)
         });
         let reduces = reducer.is_some() || partial.is_some();
-        let graphs = GraphOptions { reduces, gathers: shard.is_part(), ..options.graphs };
+        let chunks = layers.chunks.iter().map(|chunk| chunk.start).collect();
+        let graphs = GraphOptions { chunks, reduces, gathers: shard.is_part(), ..options.graphs };
         Ok(Stage {
             graphs: CudaGraphManager::new(compute.clone(), graphs)?,
             reducer,
             partial,
+            pipeline,
             compute,
             model,
             optimizer,
@@ -210,14 +184,12 @@ impl Stage {
             step,
             numbers: all_numbers,
             inputs,
-            targets,
             losses_per_microbatch: options.micro_batch_size * options.losses_per_sample * ranks,
-            micro_batch_size: options.micro_batch_size,
             _areas: areas,
         })
     }
 
-    /// One optimizer step: every microbatch forward and backward, then the update.
+    /// One optimizer step: every microbatch forward and backward in this stage's order, then the update.
     ///
     /// Nothing here waits for the device; the returned numbers are read one step later. Without a batch the step works
     /// on the inputs of the one before.
@@ -236,19 +208,8 @@ impl Stage {
     /// As [`Stage::train_step`].
     pub(crate) fn submit(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<f64> {
         let losses = self.begin(settings, batch)?;
-        let Stage { graphs, model, optimizer, reducer, .. } = self;
-        let work = Work {
-            model,
-            step: self.step,
-            inputs: self.inputs,
-            targets: self.targets,
-            params: &self.params,
-            partial: self.partial.as_ref(),
-        };
-        graphs.step(Mode::Train, settings.microbatches, &mut |cx| {
-            let size = self.micro_batch_size;
-            train(cx, &work, optimizer, reducer.as_ref(), size)
-        })?;
+        let (graphs, work, optimizer) = self.parts();
+        graphs.step(Mode::Train, settings.microbatches, &mut |cx| train(cx, &work, optimizer))?;
         Ok(losses)
     }
 
@@ -258,19 +219,8 @@ impl Stage {
     /// As [`Stage::train_step`].
     pub fn evaluate(&mut self, settings: StepSettings, batch: &Batch) -> Result<PendingMetrics> {
         let losses = self.begin(settings, Some(batch))?;
-        let Stage { graphs, model, reducer, .. } = self;
-        let work = Work {
-            model,
-            step: self.step,
-            inputs: self.inputs,
-            targets: self.targets,
-            params: &self.params,
-            partial: self.partial.as_ref(),
-        };
-        graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| {
-            let size = self.micro_batch_size;
-            evaluate(cx, &work, reducer.as_ref(), size)
-        })?;
+        let (graphs, work, _) = self.parts();
+        graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| evaluate(cx, &work))?;
         self.metrics(losses)
     }
 
@@ -279,21 +229,26 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn record(&mut self, microbatches: usize, evaluates: bool) -> Result<()> {
-        let Stage { graphs, model, optimizer, reducer, .. } = self;
-        let work = Work {
-            model,
-            step: self.step,
-            inputs: self.inputs,
-            targets: self.targets,
-            params: &self.params,
-            partial: self.partial.as_ref(),
-        };
-        let size = self.micro_batch_size;
-        graphs.record(Mode::Train, microbatches, &mut |cx| train(cx, &work, optimizer, reducer.as_ref(), size))?;
+        let (graphs, work, optimizer) = self.parts();
+        graphs.record(Mode::Train, microbatches, &mut |cx| train(cx, &work, optimizer))?;
         if evaluates {
-            graphs.record(Mode::Evaluate, microbatches, &mut |cx| evaluate(cx, &work, reducer.as_ref(), size))?;
+            graphs.record(Mode::Evaluate, microbatches, &mut |cx| evaluate(cx, &work))?;
         }
         Ok(())
+    }
+
+    /// What runs a step's regions, and what they work on.
+    fn parts(&mut self) -> (&mut CudaGraphManager, Work<'_>, &Optimizer) {
+        let work = Work {
+            model: &self.model,
+            step: self.step,
+            inputs: &self.inputs,
+            params: &self.params,
+            partial: self.partial.as_ref(),
+            reducer: self.reducer.as_ref(),
+            pipeline: &self.pipeline,
+        };
+        (&mut self.graphs, work, &self.optimizer)
     }
 
     /// Writes the control block and the step's inputs; returns the number of losses the step's loss is a mean of.
@@ -312,19 +267,7 @@ impl Stage {
             self.compute.submit(progress.step(settings.step))?;
         }
         self.compute.submit(WriteControl { control: self.step.control, value })?;
-        let inputs = self.inputs.narrow(0, settings.microbatches);
-        let targets = self.targets.narrow(0, settings.microbatches);
-        match batch {
-            None => {}
-            Some(Batch::Tokens { inputs: tokens, targets: next }) => {
-                self.compute.send(&inputs, tokens)?;
-                self.compute.send(&targets, next)?;
-            }
-            Some(Batch::Rows { inputs: rows, targets: wanted }) => {
-                self.compute.send(&inputs, rows)?;
-                self.compute.send(&targets, wanted)?;
-            }
-        }
+        batch.map_or(Ok(()), |batch| self.inputs.fill(&self.compute, batch, settings.microbatches))?;
         Ok(losses)
     }
 
@@ -338,8 +281,7 @@ impl Stage {
     /// # Errors
     /// When the system cannot lock that much.
     pub fn staging(&self, batches: usize) -> Result<Staging> {
-        let bytes = [self.inputs.bytes(), self.targets.bytes()];
-        Ok(self.compute.device().staging((0..batches).flat_map(|_| bytes))?)
+        Ok(self.compute.device().staging((0..batches).flat_map(|_| self.inputs.bytes()))?)
     }
 
     /// The graphs, to report on.
@@ -370,64 +312,48 @@ impl PendingMetrics {
     }
 }
 
-/// The type data have on the host: rows come in f32, whatever the layers compute in.
-fn on_host(dtype: DType) -> DType {
-    if dtype == DType::Bf16 { DType::F32 } else { dtype }
-}
-
 /// What the regions of a step work on.
 struct Work<'s> {
     model: &'s Model,
     step: StepTensors,
-    inputs: Tensor,
-    targets: Tensor,
+    inputs: &'s Inputs,
     params: &'s Params,
     partial: Option<&'s PartialGrads>,
+    reducer: Option<&'s Reducer>,
+    pipeline: &'s Pipeline,
 }
 
 /// A training step as regions: this is what is recorded, captured and replayed.
-fn train(
-    cx: &mut StepContext<'_>,
-    work: &Work<'_>,
-    optimizer: &Optimizer,
-    reducer: Option<&Reducer>,
-    micro_batch_size: usize,
-) -> Result<()> {
+fn train(cx: &mut StepContext<'_>, work: &Work<'_>, optimizer: &Optimizer) -> Result<()> {
+    let order = work.pipeline.order(cx.microbatches())?;
     cx.region(Region::Step, (), |cx, ()| {
         cx.region(Region::Iteration, (), |cx, ()| {
             cx.region(Region::Begin, (), |cx, ()| work.zero(cx))?;
-            for microbatch in 0..cx.microbatches() {
-                let _span = tracing::debug_span!("microbatch", microbatch).entered();
-                let hidden = work.forward(cx, microbatch, micro_batch_size, reducer)?;
-                work.backward(cx, microbatch, hidden.x, reducer)?;
-            }
+            work.run(cx, &order)?;
             cx.region(Region::Reduce, (), |cx, ()| {
-                reducer.map_or(Ok(()), |reducer| reducer.finish(cx, &[work.step.loss_sum]))
+                work.reducer.map_or(Ok(()), |reducer| reducer.finish(cx, &[work.step.loss_sum]))?;
+                work.pipeline.sum_shared(cx)?;
+                work.pipeline.sum(cx, work.step.loss_sum)
             })
         })?;
         cx.region(Region::Optimizer, (), |cx, ()| {
             optimizer.update(cx)?;
-            reducer.map_or(Ok(()), |reducer| reducer.gather_first(cx))
+            work.reducer.map_or(Ok(()), |reducer| reducer.gather_first(cx))
         })
     })
 }
 
 /// An evaluation step as regions.
-fn evaluate(
-    cx: &mut StepContext<'_>,
-    work: &Work<'_>,
-    reducer: Option<&Reducer>,
-    micro_batch_size: usize,
-) -> Result<()> {
+fn evaluate(cx: &mut StepContext<'_>, work: &Work<'_>) -> Result<()> {
+    let mut order = work.pipeline.order(cx.microbatches())?;
+    order.retain(|task| task.direction() == Direction::Forward);
     cx.region(Region::Step, (), |cx, ()| {
         cx.region(Region::Iteration, (), |cx, ()| {
             cx.region(Region::Begin, (), |cx, ()| cx.run(Fill { output: work.step.loss_sum, value: 0.0 }))?;
-            for microbatch in 0..cx.microbatches() {
-                let _span = tracing::debug_span!("microbatch", microbatch).entered();
-                work.forward(cx, microbatch, micro_batch_size, reducer)?;
-            }
+            work.run(cx, &order)?;
             cx.region(Region::Reduce, (), |cx, ()| {
-                reducer.map_or(Ok(()), |reducer| reducer.sum(cx, work.step.loss_sum))
+                work.reducer.map_or(Ok(()), |reducer| reducer.sum(cx, work.step.loss_sum))?;
+                work.pipeline.sum(cx, work.step.loss_sum)
             })
         })
     })
@@ -447,30 +373,48 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Puts a microbatch's inputs where its slot has them, and runs all layers forward. The first microbatch's regions
-    /// also gather the weights that the next ones need. The result holds the losses.
+    /// All forwards and backwards in this stage's order. Receives for the next task go on beside each one.
+    fn run(&self, cx: &mut StepContext<'_>, order: &[Task]) -> Result<()> {
+        let mut transfers = self.pipeline.begin(order);
+        transfers.receive_ahead(cx, 0)?;
+        // What the last part of the model makes of a microbatch, for its backward.
+        let mut losses = vec![None; cx.microbatches()];
+        for (at, &task) in order.iter().enumerate() {
+            let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
+            let _span = tracing::debug_span!("microbatch", microbatch).entered();
+            match task.direction() {
+                Direction::Forward => {
+                    let hidden = self.inputs.place(cx, &mut transfers, task, chunk.first)?;
+                    transfers.receive_ahead(cx, at + 1)?;
+                    let hidden = self.forward(cx, chunk, microbatch, hidden)?;
+                    losses[microbatch] = Some(hidden.x);
+                    transfers.send_activations(cx, task, chunk.last(), &hidden)?;
+                }
+                Direction::Backward => {
+                    let grad = transfers.gradients(cx, task, chunk.last(), losses[microbatch])?;
+                    transfers.receive_ahead(cx, at + 1)?;
+                    let grad = self.backward(cx, chunk, microbatch, grad)?;
+                    transfers.send_gradients(cx, task, chunk.first, grad)?;
+                }
+            }
+        }
+        transfers.finish(cx)
+    }
+
+    /// Runs a chunk's layers forward. The first microbatch's regions also gather the weights that the next ones need. After
+    /// the last layer of the model the result holds the losses.
     fn forward(
         &self,
         cx: &mut StepContext<'_>,
+        chunk: &Chunk,
         microbatch: usize,
-        micro_batch_size: usize,
-        reducer: Option<&Reducer>,
+        mut hidden: Hidden,
     ) -> Result<Hidden> {
-        let mut hidden = cx.region(Region::Inputs { microbatch }, (), |cx, ()| {
-            let x = cx.tensor("inputs", self.model.inputs.0, self.model.inputs.1)?;
-            let targets = cx.tensor("targets", self.model.targets.0, self.model.targets.1)?;
-            let record = cx.tensor("record", [size_of::<device::ops::SampleRecord>()], DType::U8)?;
-            cx.run(Copy { input: self.inputs.at(microbatch), output: x })?;
-            cx.run(Copy { input: self.targets.at(microbatch), output: targets })?;
-            let offset = (microbatch * micro_batch_size) as u64;
-            cx.run(WriteSampleRecord { control: self.step.control, offset, record })?;
-            Ok(Hidden { x, delta: None, targets, record })
-        })?;
-        for (layer, module) in self.model.layers.iter().enumerate() {
+        for (layer, module) in (chunk.first..).zip(&chunk.layers) {
             let _span = tracing::debug_span!("layer", layer).entered();
             let region = Region::Forward { layer, microbatch };
             hidden = cx.region(region, hidden, |cx, hidden| {
-                let reducer = reducer.filter(|_| cx.is_first_microbatch());
+                let reducer = self.reducer.filter(|_| cx.is_first_microbatch());
                 let started = reducer.map_or(Ok(false), |reducer| reducer.gather_next(cx, layer))?;
                 let hidden = module.forward(cx, hidden)?;
                 if let Some(reducer) = reducer.filter(|_| started) {
@@ -482,19 +426,13 @@ impl Work<'_> {
         Ok(hidden)
     }
 
-    /// Runs all layers backward. The last microbatch's regions also reduce the gradients completed before them.
-    fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        microbatch: usize,
-        losses: Tensor,
-        reducer: Option<&Reducer>,
-    ) -> Result<()> {
-        let mut grad = losses;
-        for (layer, module) in self.model.layers.iter().enumerate().rev() {
+    /// Runs a chunk's layers backward. The last microbatch's regions also reduce the gradients completed before them.
+    fn backward(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize, mut grad: Tensor) -> Result<Tensor> {
+        for (at, module) in chunk.layers.iter().enumerate().rev() {
+            let layer = chunk.first + at;
             let _span = tracing::debug_span!("layer", layer).entered();
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
-                let reducer = reducer.filter(|_| cx.is_last_microbatch());
+                let reducer = self.reducer.filter(|_| cx.is_last_microbatch());
                 let started = reducer.map_or(Ok(false), |reducer| reducer.start(cx, layer))?;
                 let grad = module.backward(cx, grad)?;
                 if let Some(partial) = self.partial.filter(|_| cx.is_last_microbatch()) {
@@ -506,6 +444,6 @@ impl Work<'_> {
                 Ok(grad)
             })?;
         }
-        Ok(())
+        Ok(grad)
     }
 }

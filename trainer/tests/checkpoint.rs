@@ -68,9 +68,10 @@ impl Case {
             weight_decay: 0.1,
             bucket_bytes: 4096,
             distributed_optimizer: false,
+            pipeline: parallel::PipelineStage::alone(),
             graphs: GraphOptions { enable: false, ..GraphOptions::default() },
         };
-        Stage::new(device, &gpt(shape), options, None).unwrap()
+        Stage::new(device, &gpt(shape), options, None, None).unwrap()
     }
 
     fn step(&self, stage: &mut Stage, step: u32) {

@@ -103,6 +103,17 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--weight-decay -1", &["optimizer.weight_decay = -1", "negative"]),
     ("--optimizer sgd --momentum 1", &["optimizer.momentum = 1", "[0, 1)"]),
     ("--enable-cuda-graph --cuda-graph-warmup-steps 0", &["cuda_graph.warmup_steps = 0", "once before"]),
+    // Pipelines.
+    ("--pipeline-model-parallel-size 0", &["parallel.pipeline = 0", "at least 1", "set parallel.pipeline = 1"]),
+    ("--virtual-pipeline-model-parallel-size 0", &["parallel.virtual_pipeline = 0", "at least 1"]),
+    ("--pipeline-model-parallel-size 2", &["parallel.pipeline = 2 on 1 ranks", "a multiple of", "multiple of 2 ranks"]),
+    ("--pipeline-model-parallel-size 2 --kind mlp", &["parallel.pipeline = 2 with model.kind = \"mlp\""]),
+    ("--virtual-pipeline-model-parallel-size 2", &["virtual_pipeline = 2 with parallel.pipeline = 1", "interleaved"]),
+    (
+        "--microbatch-group-size-per-virtual-pipeline-stage 2",
+        &["parallel.microbatch_group = 2 with parallel.virtual_pipeline = 1", "several chunks"],
+    ),
+    ("--pipeline-layers [1,1]", &["parallel.pipeline_layers = [1, 1]", "= 1 numbers", "= [2], or []"]),
     // Configs and recipes.
     ("--config absent.toml", &["absent.toml cannot be read: No such file", "check the path"]),
     ("--config empty", &["empty cannot be read: Is a directory"]),
@@ -208,4 +219,63 @@ fn a_damaged_checkpoint_is_not_sampled_from_unless_an_older_one_is_whole() {
     expect(&sample("saved"), 0, &["step-00000001: 1 layers of 32, 256 tokens, context 16"]);
     std::fs::remove_dir_all(runs::checkpoint(&folder.0, 1)).unwrap();
     refused(&folder.0, "sample --checkpoint saved", &[], &["holds no whole checkpoint", damaged]);
+}
+
+/// A configuration that two ranks refuse; alone a rank refuses it for the number of ranks.
+fn on_two_ranks(text: &str) -> String {
+    let mut layers = trainer::config::Layers::default();
+    for pair in text.split_whitespace() {
+        let (key, value) = pair.split_once('=').unwrap();
+        layers.set(key, value, "test").unwrap();
+    }
+    match trainer::plan::RunPlan::new(layers.resolve(), 2) {
+        Ok(_) => panic!("{text} is taken"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
+    for (text, needles) in [
+        (
+            "parallel.pipeline=2 model.layers=1",
+            ["virtual_pipeline = 2 with model.layers = 1", "at least one block", "at most 1"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=3",
+            ["virtual_pipeline = 4 with model.layers = 3", "at least one block", "at most 3"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.tensor=2",
+            [
+                "parallel.tensor = 2 with parallel.pipeline = 2 on 2 ranks",
+                "tensor x parallel.pipeline",
+                "multiple of 4",
+            ],
+        ),
+        (
+            "parallel.pipeline=2 model.layers=5 parallel.pipeline_layers=[2,2]",
+            ["[2, 2]", "= 2 numbers, none 0, that add up to model.layers = 5", "[3, 2]"],
+        ),
+        ("parallel.pipeline=2 model.layers=5 parallel.pipeline_layers=[5,0]", ["[5, 0]", "none 0", "[3, 2]"]),
+        ("parallel.pipeline=2 model.layers=5 parallel.pipeline_layers=[2,2,1]", ["[2, 2, 1]", "= 2 numbers", "[3, 2]"]),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 train.global_batch_size=2",
+            ["1 microbatches", "as many microbatches as stages", "train.global_batch_size = 4"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.microbatch_group=9",
+            ["microbatch_group = 9", "from parallel.pipeline = 2 to the step's microbatches = 8", "= 2"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.microbatch_group=7",
+            ["8 microbatches of a step in groups of 7 on 2 stages", "as many microbatches as stages", "= 14"],
+        ),
+    ] {
+        let error = on_two_ranks(text);
+        let [value, rule, fix] = needles;
+        let (what, rest) = error.split_once(". Rule: ").unwrap();
+        let (rules, fixes) = rest.split_once(". Fix: ").unwrap();
+        assert!(what.contains(value) && rules.contains(rule) && fixes.contains(fix), "{text}: {error}");
+    }
 }

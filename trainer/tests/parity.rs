@@ -85,8 +85,8 @@ struct Tolerances {
 const F32: Tolerances = Tolerances { compute: DType::F32, loss: 1e-6, grads: 5e-6, norms: 5e-5, weights: 2e-4 };
 
 /// bf16 layers against the reference in f32: 8 bits of precision are 4e-3 a rounding, a gradient has met a few, and
-/// AdamW turns the sign of a small gradient into a whole step.
-const BF16: Tolerances = Tolerances { compute: DType::Bf16, loss: 2e-2, grads: 5e-2, norms: 5e-2, weights: 2e-1 };
+/// AdamW turns the sign of a small gradient into a whole step: most in the products of queries and keys.
+const BF16: Tolerances = Tolerances { compute: DType::Bf16, loss: 2e-2, grads: 5e-2, norms: 1e-1, weights: 3e-1 };
 
 /// Trains here in the type of `within` and there in f32, and compares.
 fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolerances, case: serde_json::Value) {
@@ -231,6 +231,11 @@ fn gpt_in_bf16_stays_beside_pytorch_in_f32() {
 #[test]
 fn llama_agrees_with_transformers_in_losses_gradients_and_final_weights() {
     transformer("llama", "llama", &F32, tiny_llama(0.0, DType::F32));
+}
+
+#[test]
+fn llama_in_bf16_stays_beside_transformers_in_f32() {
+    transformer("llama-bf16", "llama", &BF16, tiny_llama(0.0, DType::Bf16));
 }
 
 #[test]

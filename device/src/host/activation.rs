@@ -68,4 +68,7 @@ pub(super) fn swiglu_backward(op: &SwiGluBackward, pool: &Pool) {
             }
         });
     });
+    if let Some(output) = op.output {
+        swiglu(&SwiGlu { input: op.input, output }, pool);
+    }
 }

@@ -1,5 +1,6 @@
 //! Matrix product: tiles of fixed size over `out`, each a call into the GEMM library.
 
+use super::elementwise::map;
 use super::math::{gelu, gelu_derivative};
 use super::small_gemm::{Matrix, multiply};
 use super::{Pool, view};
@@ -57,7 +58,7 @@ fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {
         }
         _ => {
             let extra = match op.epilogue {
-                Epilogue::Bias(tensor) | Epilogue::GeluBackward { pre: tensor } => to_f32(&tensor),
+                Epilogue::Bias(tensor) | Epilogue::GeluBackward { pre: tensor, .. } => to_f32(&tensor),
                 _ => Vec::new().into(),
             };
             pool.for_each_chunk(out, TILE_ROWS * n, |tile, out| {
@@ -77,6 +78,9 @@ fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {
                     }
                 });
             });
+            if let Epilogue::GeluBackward { activated: Some(activated), .. } = op.epilogue {
+                map::<T>(&activated, pool, |i| gelu(extra[i]));
+            }
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Normalisation: one task per block of rows.
 
-use super::elementwise::{column_sums, store_sums, with_float};
+use super::elementwise::{bias_grad, column_sums, store_sums, with_float};
 use super::math::sum;
 use super::{Pool, view};
-use crate::ops::{Norm, NormBackward, NormKind};
+use crate::ops::{BiasGrad, Norm, NormBackward, NormKind};
 use crate::{Float, Tensor};
 
 /// Rows of one task.
@@ -108,6 +108,9 @@ fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
     store_sums(&partial, &op.grad_weight, op.accumulate);
     if let Some(grad_bias) = &op.grad_bias {
         bias::<T>(dy, hidden, grad_bias, op.accumulate, pool);
+    }
+    if let Some(grad_bias) = op.grad_input_sums {
+        bias_grad(&BiasGrad { grad_output: op.grad_input, grad_bias, accumulate: op.accumulate }, pool);
     }
 }
 

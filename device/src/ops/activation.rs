@@ -103,6 +103,8 @@ pub struct SwiGluBackward {
     pub grad_output: Tensor,
     /// `(rows, 2 f)`.
     pub grad_input: Tensor,
+    /// `(rows, f)`, written if there: the forward's output, where it was not kept.
+    pub output: Option<Tensor>,
 }
 
 impl Operation for SwiGluBackward {
@@ -114,10 +116,13 @@ impl Operation for SwiGluBackward {
             &[("input", self.input), ("grad_output", self.grad_output), ("grad_input", self.grad_input)],
         )?;
         check_halves(Self::NAME, &self.input, &self.grad_output)?;
-        check_halves(Self::NAME, &self.grad_input, &self.grad_output)
+        check_halves(Self::NAME, &self.grad_input, &self.grad_output)?;
+        let Some(output) = self.output else { return Ok(()) };
+        ensure_float(Self::NAME, &[("input", self.input), ("output", output)])?;
+        check_halves(Self::NAME, &self.input, &output)
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.grad_output], [self.grad_input])
+        Accesses::new([self.input, self.grad_output], [self.grad_input]).writes(self.output)
     }
 }

@@ -44,6 +44,8 @@ pub enum Epilogue {
     GeluBackward {
         /// `(m, n)`, as kept by the forward.
         pre: Tensor,
+        /// `(m, n)`, of `out`'s type, written if there: `gelu(pre)`, where the forward did not keep it.
+        activated: Option<Tensor>,
     },
 }
 
@@ -121,7 +123,12 @@ impl Operation for Gemm {
                 ensure_dtype(Self::NAME, "pre", &pre, self.out.dtype)?;
                 ensure_elements(Self::NAME, "pre", &pre, m * n)
             }
-            Epilogue::GeluBackward { pre } => ensure_elements(Self::NAME, "pre", &pre, m * n),
+            Epilogue::GeluBackward { pre, activated } => {
+                ensure_elements(Self::NAME, "pre", &pre, m * n)?;
+                let Some(activated) = activated else { return Ok(()) };
+                ensure_dtype(Self::NAME, "activated", &activated, self.out.dtype)?;
+                ensure_elements(Self::NAME, "activated", &activated, m * n)
+            }
         }
     }
 
@@ -131,7 +138,7 @@ impl Operation for Gemm {
             Epilogue::None => base,
             Epilogue::Bias(bias) => base.reads([bias]),
             Epilogue::BiasGelu { bias, pre } => base.reads([bias]).writes([pre]),
-            Epilogue::GeluBackward { pre } => base.reads([pre]),
+            Epilogue::GeluBackward { pre, activated } => base.reads([pre]).writes(activated),
         }
     }
 }

@@ -90,7 +90,8 @@ fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) -> Result<()>
 /// Gradient of [`Norm`]: `grad_input = d norm(input) + grad_residual`, and the parameter gradients.
 ///
 /// `input` is what was normalised (the forward's `sum` where it had a residual). Parameter gradients are summed over
-/// rows in fixed chunks, in f32. `grad_input` may be `grad_residual`.
+/// rows in fixed chunks, in f32. `grad_input` may be `grad_residual`. It is also the gradient of what the forward added to
+/// its residual: where that is a linear layer's output, the gradient of the layer's bias is `grad_input_sums`.
 #[derive(Clone, Debug)]
 pub struct NormBackward {
     /// LayerNorm or RMSNorm.
@@ -113,6 +114,8 @@ pub struct NormBackward {
     pub grad_weight: Tensor,
     /// `(hidden)`, f32; where the forward had a bias.
     pub grad_bias: Option<Tensor>,
+    /// `(hidden)`, f32: sums over the rows of `grad_input` as stored; a parameter gradient like the others.
+    pub grad_input_sums: Option<Tensor>,
     /// Add to the parameter gradients instead of overwriting them.
     pub accumulate: bool,
 }
@@ -147,9 +150,11 @@ impl Operation for NormBackward {
             ensure_float(Self::NAME, &[("input", self.input), ("grad_residual", residual)])?;
             ensure_elements(Self::NAME, "grad_residual", &residual, rows * hidden)?;
         }
-        if let Some(bias) = self.grad_bias {
-            ensure_elements(Self::NAME, "grad_bias", &bias, hidden)?;
-            ensure_dtype(Self::NAME, "grad_bias", &bias, DType::F32)?;
+        for (name, tensor) in [("grad_bias", self.grad_bias), ("grad_input_sums", self.grad_input_sums)] {
+            if let Some(tensor) = tensor {
+                ensure_elements(Self::NAME, name, &tensor, hidden)?;
+                ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
+            }
         }
         Ok(())
     }
@@ -159,7 +164,11 @@ impl Operation for NormBackward {
             Accesses::new([self.input, self.weight, self.rstd, self.grad_output], [self.grad_input, self.grad_weight])
                 .reads(self.mean)
                 .reads(self.grad_residual)
-                .writes(self.grad_bias);
-        if self.accumulate { base.reads([self.grad_weight]).reads(self.grad_bias) } else { base }
+                .writes(self.grad_bias)
+                .writes(self.grad_input_sums);
+        if !self.accumulate {
+            return base;
+        }
+        base.reads([self.grad_weight]).reads(self.grad_bias).reads(self.grad_input_sums)
     }
 }

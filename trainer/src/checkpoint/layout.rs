@@ -4,7 +4,7 @@ use device::Tensor;
 
 use crate::buckets::Held;
 use crate::cut::Piece;
-use crate::params::{Param, ParamSpec};
+use crate::params::{Param, ParamSpec, Twin};
 use crate::step::Stage;
 
 /// The file of the weights.
@@ -37,6 +37,8 @@ pub(super) struct Stored {
     pub(super) held: Vec<Piece>,
     /// Every rank of a tensor-parallel group has all of it.
     pub(super) everywhere: bool,
+    /// Another stage has it too, and writes it.
+    pub(super) replica: bool,
     /// What this rank updates of the parameter as it is stored, padding rows included: f32, flat, from this element on.
     pub(super) memory: Tensor,
     pub(super) first: usize,
@@ -51,6 +53,14 @@ impl Stored {
     }
 }
 
+/// Names of the tensors that other stages alone have.
+pub(super) fn elsewhere(stage: &Stage) -> impl Iterator<Item = String> {
+    stage.params().elsewhere.iter().flat_map(|name| {
+        let moments = stage.optimizer().state.iter().map(move |(moment, _)| format!("{name}.{moment}"));
+        std::iter::once(name.clone()).chain(moments)
+    })
+}
+
 /// All tensors of a stage, file by file, in the order of declaration.
 pub(super) fn stored(stage: &Stage) -> Vec<Stored> {
     let params = stage.params();
@@ -58,8 +68,8 @@ pub(super) fn stored(stage: &Stage) -> Vec<Stored> {
         let (shape, pieces, everywhere) = (spec.whole.clone(), spec.pieces(), spec.cut.is_none());
         let Held { first, elements, .. } = param.held;
         let held = pieces.iter().flat_map(|piece| piece.within(first..first + elements)).collect();
-        let elements = spec.shape.elements();
-        Stored { role, file, name, shape, pieces, held, everywhere, memory, first, elements }
+        let (elements, replica) = (spec.shape.elements(), spec.twin == Some(Twin::Replica));
+        Stored { role, file, name, shape, pieces, held, everywhere, replica, memory, first, elements }
     };
     let mut all = Vec::new();
     for (index, each) in params.iter().enumerate() {

@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use sha2::{Digest, Sha256};
 
-use super::layout::{CONFIG, Role, Stored, stored};
+use super::layout::{CONFIG, Role, Stored, elsewhere, stored};
 use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex};
 use crate::config::UserError;
 use crate::cut::Piece;
@@ -65,7 +65,7 @@ pub(super) fn config(folder: &Path) -> Result<String, Damage> {
 /// cannot be written.
 pub fn load(folder: &Path, manifest: &Manifest, device: &Device, stage: &Stage) -> Result<(), RunError> {
     let wanted = stored(stage);
-    check_fits(folder, manifest, &wanted)?;
+    check_fits(folder, manifest, &wanted, &elsewhere(stage).collect::<Vec<_>>())?;
     let damaged = |damage| RunError::from(damaged(folder, &damage));
     for tensor in &wanted {
         // Layers compute with all of a parameter, whoever updates it.
@@ -101,8 +101,8 @@ pub(super) fn damaged(folder: &Path, damage: &Damage) -> UserError {
     )
 }
 
-/// Fails unless names and shapes are the same on both sides.
-fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored]) -> Result<(), UserError> {
+/// Fails unless names and shapes are the same on both sides. Of the tensors of other stages only the names are known.
+fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored], elsewhere: &[String]) -> Result<(), UserError> {
     let misfit = |problem: String| {
         Err(UserError::new(
             format!("checkpoint {} does not fit: {problem}", folder.display()),
@@ -119,7 +119,8 @@ fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored]) -> Result<(
             return misfit(format!("its `{}` is {theirs}, this run's is {ours}", tensor.name));
         }
     }
-    let known: std::collections::HashSet<&str> = wanted.iter().map(|tensor| tensor.name.as_str()).collect();
+    let here = wanted.iter().map(|tensor| tensor.name.as_str());
+    let known: std::collections::HashSet<&str> = here.chain(elsewhere.iter().map(String::as_str)).collect();
     match manifest.tensors.iter().find(|part| !known.contains(part.name.as_str())) {
         Some(part) => misfit(format!("its `{}` of {} is not in this run", part.name, shape(&part.shape))),
         None => Ok(()),

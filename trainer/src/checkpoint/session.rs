@@ -49,8 +49,8 @@ impl<'p> Session<'p> {
         // With a distributed optimizer every rank has a part that no other has.
         let divided = plan.config.parallel.distributed_optimizer;
         let team = Team {
-            rank: if divided { place.data * plan.grid.tensor + place.tensor } else { place.tensor },
-            ranks: if divided { plan.grid.data * plan.grid.tensor } else { plan.grid.tensor },
+            rank: if divided { ranks.rank } else { place.pipeline * plan.grid.tensor + place.tensor },
+            ranks: if divided { plan.grid.ranks() } else { plan.grid.pipeline * plan.grid.tensor },
             writes: divided || place.data == 0,
             writes_shared: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),

@@ -65,8 +65,8 @@ pub enum SaveError {
 
 /// The ranks that write a checkpoint together, each what it alone has. A rank alone is a team of one.
 pub struct Team {
-    /// This rank's number among those that have parts of the state: the ranks that share layers, and with a distributed
-    /// optimizer all.
+    /// This rank's number among those that have parts of the state: the ranks that share layers, the stages, and with a
+    /// distributed optimizer all.
     pub rank: usize,
     /// How many they are.
     pub ranks: usize,
@@ -91,7 +91,7 @@ impl Team {
 
     /// Whether this rank writes what it updates of a tensor.
     fn owns(&self, tensor: &Stored) -> bool {
-        self.writes_shared || !tensor.everywhere
+        !tensor.replica && (self.writes_shared || !tensor.everywhere)
     }
 
     /// The result here, unless another rank's is an error.
@@ -163,7 +163,7 @@ pub fn save_together(
     let tensors = stored(stage);
     let files: Vec<TensorFile<'_>> =
         [MODEL, OPTIMIZER].into_iter().filter_map(|name| TensorFile::new(name, team, &tensors)).collect();
-    // Parts are alike.
+    // Parts are alike, but for the embedding's, which the leader has.
     let needed = team.ranks as u64 * files.iter().map(TensorFile::bytes).sum::<u64>() + config.len() as u64;
     let stopped = |stop| match stop {
         Stop::File(file, error) => SaveError::Write { path: file, needed, free: free_space(dir).ok(), error },

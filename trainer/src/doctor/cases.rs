@@ -68,11 +68,17 @@ pub(super) fn all() -> Vec<Case> {
             };
             products(sizes, dtype, &mut add);
             elementwise(sizes, dtype, &mut add);
-            norms(sizes, dtype, &mut add);
+            norms(sizes.rows(), sizes.hidden(), dtype, &mut add);
             attention(sizes, dtype, &mut add);
             ends(sizes, dtype, &mut add);
             if label.is_empty() {
                 generation::trials(dtype, &mut add);
+                // Rows are shared out to threads by their width.
+                for hidden in [768, 1024, 2048] {
+                    norms(50, hidden, dtype, &mut |name, make| add(&format!("{name}, hidden {hidden}"), make));
+                }
+                let wide = Sizes { batch: 1, seq: 16, vocab: 50257, padded_vocab: 50304, ..sizes };
+                cross_entropies(wide, dtype, &mut |name, make| add(&format!("{name}, vocab 50257"), make));
             }
             updates(sizes, dtype, &mut add);
         }
@@ -114,13 +120,17 @@ fn products(s: Sizes, dtype: DType, add: Adder<'_>) {
             Ok(Gemm::dgrad(dy, w, b.output([m, k], dtype)?, Epilogue::None).into())
         }),
     );
-    add(
-        "gemm, dgrad through gelu",
-        Box::new(move |b| {
-            let (dy, w, pre) = (b.input([m, k], dtype)?, b.scaled([k, n], dtype, scale)?, b.input([m, n], dtype)?);
-            Ok(Gemm::dgrad(dy, w, b.output([m, n], dtype)?, Epilogue::GeluBackward { pre }).into())
-        }),
-    );
+    for again in [false, true] {
+        add(
+            if again { "gemm, dgrad through gelu, gelu again" } else { "gemm, dgrad through gelu" },
+            Box::new(move |b| {
+                let (dy, w, pre) = (b.input([m, k], dtype)?, b.scaled([k, n], dtype, scale)?, b.input([m, n], dtype)?);
+                let activated = if again { Some(b.output([m, n], dtype)?) } else { None };
+                let epilogue = Epilogue::GeluBackward { pre, activated };
+                Ok(Gemm::dgrad(dy, w, b.output([m, n], dtype)?, epilogue).into())
+            }),
+        );
+    }
     for accumulate in [false, true] {
         let name = if accumulate { "gemm, wgrad accumulated" } else { "gemm, wgrad" };
         add(
@@ -179,13 +189,16 @@ fn elementwise(s: Sizes, dtype: DType, add: Adder<'_>) {
         "swiglu",
         Box::new(move |b| Ok(SwiGlu { input: b.scaled(wide, dtype, 3.0)?, output: b.output(shape, dtype)? }.into())),
     );
-    add(
-        "swiglu backward",
-        Box::new(move |b| {
-            let (input, grad_output) = (b.scaled(wide, dtype, 3.0)?, b.input(shape, dtype)?);
-            Ok(SwiGluBackward { input, grad_output, grad_input: b.output(wide, dtype)? }.into())
-        }),
-    );
+    for again in [false, true] {
+        add(
+            if again { "swiglu backward, swiglu again" } else { "swiglu backward" },
+            Box::new(move |b| {
+                let (input, grad_output) = (b.scaled(wide, dtype, 3.0)?, b.input(shape, dtype)?);
+                let output = if again { Some(b.output(shape, dtype)?) } else { None };
+                Ok(SwiGluBackward { input, grad_output, grad_input: b.output(wide, dtype)?, output }.into())
+            }),
+        );
+    }
     add(
         "dropout",
         Box::new(move |b| {
@@ -200,8 +213,7 @@ fn site(b: &mut Bench) -> Result<DropoutSite> {
     Ok(DropoutSite { rate: 0.1, seed: 99, layer: 3, site: 2, record, part: DropoutPart::default() })
 }
 
-fn norms(s: Sizes, dtype: DType, add: Adder<'_>) {
-    let (rows, hidden) = (s.rows(), s.hidden());
+fn norms(rows: usize, hidden: usize, dtype: DType, add: Adder<'_>) {
     for kind in [NormKind::Layer, NormKind::Rms] {
         let layer = kind == NormKind::Layer;
         let name = if layer { "layer_norm" } else { "rms_norm" };
@@ -249,6 +261,7 @@ fn norms(s: Sizes, dtype: DType, add: Adder<'_>) {
                     };
                     let grad_weight = parameter(b)?;
                     let grad_bias = if layer { Some(parameter(b)?) } else { None };
+                    let grad_input_sums = if with_residual { Some(parameter(b)?) } else { None };
                     Ok(NormBackward {
                         kind,
                         input,
@@ -260,6 +273,7 @@ fn norms(s: Sizes, dtype: DType, add: Adder<'_>) {
                         grad_input: b.output(shape, dtype)?,
                         grad_weight,
                         grad_bias,
+                        grad_input_sums,
                         accumulate: with_residual,
                     }
                     .into())
@@ -312,7 +326,7 @@ fn tokens(s: Sizes) -> Vec<i32> {
 }
 
 fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
-    let Sizes { batch, seq, vocab, padded_vocab, .. } = s;
+    let Sizes { batch, seq, padded_vocab, .. } = s;
     let hidden = s.hidden();
     add(
         "embedding",
@@ -333,19 +347,8 @@ fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
             Ok(EmbeddingBackward { tokens, grad_output, grad_table, first_token: 0, grad_positions }.into())
         }),
     );
+    cross_entropies(s, dtype, add);
     for train in [true, false] {
-        add(
-            if train { "cross_entropy and gradient" } else { "cross_entropy" },
-            Box::new(move |b| {
-                let rows = s.rows();
-                let logits = b.scaled([rows, padded_vocab], dtype, 6.0)?;
-                let mut wanted = tokens(s);
-                wanted[rows / 2] = -1;
-                let (targets, losses) = (b.integers([rows], &wanted)?, b.output([rows], DType::F32)?);
-                let control = if train { Some(b.block(&CONTROL)?) } else { None };
-                Ok(CrossEntropy { logits, targets, losses, vocab, control }.into())
-            }),
-        );
         add(
             if train { "mse and gradient" } else { "mse" },
             Box::new(move |b| {
@@ -354,6 +357,23 @@ fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
                 let losses = b.output([s.rows()], DType::F32)?;
                 let grad = if train { Some((b.output(shape, dtype)?, b.block(&CONTROL)?)) } else { None };
                 Ok(Mse { prediction, target, losses, grad }.into())
+            }),
+        );
+    }
+}
+
+fn cross_entropies(s: Sizes, dtype: DType, add: Adder<'_>) {
+    for train in [true, false] {
+        add(
+            if train { "cross_entropy and gradient" } else { "cross_entropy" },
+            Box::new(move |b| {
+                let rows = s.rows();
+                let logits = b.scaled([rows, s.padded_vocab], dtype, 6.0)?;
+                let mut wanted = tokens(s);
+                wanted[rows / 2] = -1;
+                let (targets, losses) = (b.integers([rows], &wanted)?, b.output([rows], DType::F32)?);
+                let control = if train { Some(b.block(&CONTROL)?) } else { None };
+                Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, control }.into())
             }),
         );
     }

@@ -135,7 +135,10 @@ impl Pretrained {
         let entries = entries(shape, self.family);
         let weights = WeightFolder::open(&self.folder)?;
         weights.all_taken(&entries)?;
-        for (index, entry) in entries.iter().enumerate() {
+        for entry in &entries {
+            let Some(index) = params.specs.iter().position(|spec| spec.name == entry.name) else {
+                continue; // another stage's
+            };
             let values = weights.parameter(entry)?;
             params.set(device, index, &params.specs[index].stored(|at| values[at]))?;
         }

@@ -137,7 +137,9 @@ impl Layer<Hidden> for Block {
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
         let (saved_attention, saved): (Option<SavedAttention>, SavedFeedForward) = cx.kept();
-        let grad = self.feed_forward.backward(cx, grad, &saved)?;
+        let summed =
+            self.attention.as_ref().zip(saved_attention.as_ref()).and_then(|(half, saved)| half.summed_bias(saved));
+        let grad = self.feed_forward.backward(cx, grad, &saved, summed)?;
         match (&self.attention, &saved_attention) {
             (Some(attention), Some(saved)) => attention.backward(cx, grad, saved),
             _ => Ok(grad),
@@ -179,7 +181,9 @@ impl AttentionHalf {
         let grad_delta = undropped(cx, "grad_attention_out", grad, saved.output)?;
         let grad_delta = self.share.all_rows(cx, "all_grad_attention_out", grad_delta)?;
         let grad_context = cx.tensor("grad_context", saved.context.shape, grad.dtype)?;
-        self.projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
+        let bias = self.projection.bias.filter(|_| self.summed_bias(saved).is_none());
+        let projection = Linear { bias, ..self.projection };
+        projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv: saved.qkv,
@@ -195,7 +199,15 @@ impl AttentionHalf {
         let names = ["all_normed_1", "grad_normed_1", "grad_normed_1_here"];
         let normed = self.norm.output(cx, &saved.norm)?;
         let grad_normed = self.qkv.backward_shared(cx, normed, grad_qkv, names, &self.share)?;
-        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
+        // What it added is another layer's output, whose bias has its gradient from that layer's own backward: a layer's
+        // bucket is reduced while the next one runs.
+        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), None)
+    }
+
+    /// The projection's bias, if the norm after it sums its gradient: without dropout in between, and with all rows here,
+    /// that is the gradient of the residual stream, which the norm has just computed.
+    fn summed_bias(&self, saved: &SavedAttention) -> Option<Param> {
+        self.projection.bias.filter(|_| saved.output.is_none() && !self.share.parallel.cuts_rows())
     }
 
     /// Turns queries and keys by their positions, in place; `inverse` turns their gradients back.
@@ -234,39 +246,41 @@ impl FeedForwardHalf {
         Ok((Hidden { x, delta: Some(delta), ..input }, saved))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedFeedForward) -> Result<Tensor> {
+    /// `delta_bias` is that of the layer whose output the norm added, where the norm is to sum its gradient.
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        saved: &SavedFeedForward,
+        delta_bias: Option<Param>,
+    ) -> Result<Tensor> {
         let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
         let grad_delta = self.share.all_rows(cx, "all_grad_ffn_out", grad_delta)?;
-        let activated = self.activated(cx, saved)?;
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
+        // Where it was not kept, what reads `pre` anyway computes it again, to the same bits.
+        let (activated, again) = match saved.activated {
+            Some(kept) => (kept, None),
+            None => {
+                let again = rows_of(cx, "activated", &saved.pre, self.down.input_width())?;
+                (again, Some(again))
+            }
+        };
         match self.kind {
             FeedForward::Gelu => {
-                let through_gelu = Epilogue::GeluBackward { pre: saved.pre };
-                self.down.backward(cx, activated, grad_delta, Some((grad_pre, through_gelu)))?;
+                let through_gelu = Epilogue::GeluBackward { pre: saved.pre, activated: again };
+                self.down.backward_input(cx, grad_delta, grad_pre, through_gelu)?;
             }
             FeedForward::SwiGlu => {
                 let grad_output = cx.tensor("grad_activated", activated.shape, grad.dtype)?;
-                self.down.backward(cx, activated, grad_delta, Some((grad_output, Epilogue::None)))?;
-                cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre })?;
+                self.down.backward_input(cx, grad_delta, grad_output, Epilogue::None)?;
+                cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre, output: again })?;
             }
         }
+        self.down.backward_parameters(cx, activated, grad_delta)?;
         let names = ["all_normed_2", "grad_normed_2", "grad_normed_2_here"];
         let normed = self.norm.output(cx, &saved.norm)?;
         let grad_normed = self.up.backward_shared(cx, normed, grad_pre, names, &self.share)?;
-        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad))
-    }
-
-    /// The activation `(batch, seq, ffn)`, kept or computed again to the same bits.
-    fn activated(&self, cx: &mut StepContext<'_>, saved: &SavedFeedForward) -> Result<Tensor> {
-        if let Some(activated) = saved.activated {
-            return Ok(activated);
-        }
-        let output = rows_of(cx, "activated", &saved.pre, self.down.input_width())?;
-        match self.kind {
-            FeedForward::Gelu => cx.run(Activation { kind: ActivationKind::Gelu, input: saved.pre, output })?,
-            FeedForward::SwiGlu => cx.run(SwiGlu { input: saved.pre, output })?,
-        }
-        Ok(output)
+        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), delta_bias)
     }
 }
 
@@ -328,8 +342,24 @@ impl Linear {
         grad_input: Option<(Tensor, Epilogue)>,
     ) -> Result<()> {
         if let Some((grad_input, epilogue)) = grad_input {
-            cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))?;
+            self.backward_input(cx, grad_output, grad_input, epilogue)?;
         }
+        self.backward_parameters(cx, input, grad_output)
+    }
+
+    /// The input's gradient, through an epilogue.
+    fn backward_input(
+        &self,
+        cx: &StepContext<'_>,
+        grad_output: Tensor,
+        grad_input: Tensor,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))
+    }
+
+    /// The parameters' gradients.
+    fn backward_parameters(&self, cx: &StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
         cx.run(Gemm::wgrad(grad_output, input, self.weight.grad, cx.accumulate()))?;
         match self.bias {
             Some(bias) => cx.run(BiasGrad { grad_output, grad_bias: bias.grad, accumulate: cx.accumulate() }),
@@ -383,13 +413,15 @@ impl NormLayer {
         self.forward(cx, saved.input, None).map(|(_, normed, _)| normed)
     }
 
-    /// The residual stream's gradient: through the norm, plus what passes by it.
+    /// The residual stream's gradient: through the norm, plus what passes by it. Its sums over all tokens go to
+    /// `delta_bias`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,
         saved: &SavedNorm,
         grad_output: Tensor,
         grad_residual: Option<Tensor>,
+        delta_bias: Option<Param>,
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
         cx.run(NormBackward {
@@ -403,6 +435,7 @@ impl NormLayer {
             grad_input,
             grad_weight: self.weight.grad,
             grad_bias: self.bias.map(|bias| bias.grad),
+            grad_input_sums: delta_bias.map(|bias| bias.grad),
             accumulate: cx.accumulate(),
         })?;
         Ok(grad_input)

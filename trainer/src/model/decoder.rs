@@ -4,8 +4,10 @@ use device::ops::{CachedAttention, Embedding, Epilogue, Gemm, Rotary, TakeRows};
 use device::{Area, DType, Device, Tensor};
 use graph_manager::{Result, StepContext};
 
-use super::block::AttentionHalf;
-use super::gpt::{Parts, parts};
+use super::block::{AttentionHalf, Block};
+use super::embedding::EmbeddingLayer;
+use super::gpt::LayerMaker;
+use super::head::LanguageHead;
 use super::{GptShape, Hidden, RotaryTable, StepTensors, TensorParallel, gpt};
 use crate::params::Params;
 
@@ -20,7 +22,9 @@ pub struct Cursor {
 
 /// The layers of a GPT over a cache for one text of up to `seq` tokens.
 pub struct Decoder {
-    parts: Parts,
+    embedding: EmbeddingLayer,
+    blocks: Vec<Block>,
+    head: LanguageHead,
     /// `(seq, head_dim / 2, 2)`, f32.
     rotary: Option<Tensor>,
     /// Of each block, `(1, seq, 2 * kv_heads * head_dim)`.
@@ -57,7 +61,10 @@ impl Decoder {
         // What training's layers read and add to beside their parameters; nothing here does.
         let unused = device.virtual_tensor("control", [1], DType::U8);
         let step = StepTensors { control: unused, loss_sum: unused, rotary };
-        Ok(Decoder { parts: parts(shape, &TensorParallel::alone(), params, step), rotary, caches, _areas: areas })
+        let tensor = TensorParallel::alone();
+        let make = LayerMaker { shape, tensor: &tensor, params, step };
+        let blocks = (0..shape.layers).map(|block| make.block(block)).collect();
+        Ok(Decoder { embedding: make.embedding(), blocks, head: make.head(), rotary, caches, _areas: areas })
     }
 
     /// Reads `tokens` `(1, rows)` at the cursor, and leaves the logits after the wanted one in `logits`
@@ -66,7 +73,7 @@ impl Decoder {
     /// # Errors
     /// What the device refused.
     pub fn forward(&self, cx: &mut StepContext<'_>, tokens: Tensor, cursor: Cursor, logits: Tensor) -> Result<()> {
-        let Parts { embedding, blocks, head } = &self.parts;
+        let Decoder { embedding, blocks, head, .. } = self;
         let (rows, hidden) = (tokens.shape.last(), embedding.table.weight.shape.last());
         let positions = match embedding.positions {
             Some(table) => Some(take(cx, "positions", table.weight, cursor.start, rows)?),
@@ -78,8 +85,8 @@ impl Decoder {
         };
         let x = cx.tensor("embedded", [1, rows, hidden], embedding.dtype)?;
         cx.run(Embedding { tokens, table: embedding.table.weight, positions, output: x, first_token: 0 })?;
-        // Targets and record are for losses and dropout, which a forward of this mode has not.
-        let mut flow = Hidden { x, delta: None, targets: tokens, record: tokens };
+        // The record is for dropout, which a forward of this mode has not.
+        let mut flow = Hidden { x, delta: None, targets: None, record: tokens };
         for (index, block) in blocks.iter().enumerate() {
             if let Some(attention) = &block.attention {
                 flow = attention.read_on(cx, flow, rotary, self.caches[index], cursor.start)?;

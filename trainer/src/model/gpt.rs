@@ -2,14 +2,18 @@
 //! biases and a tied head; Llama (Touvron et al., 2023) has rotary positions, RMSNorm, SwiGLU, grouped key and value
 //! heads and no biases. Every one of these is a choice of its own.
 
+use std::ops::Range;
+
 use device::DType;
 use device::ops::{DropoutPart, NormKind, VocabPart};
+use graph_manager::Layer;
 
 use super::block::{AttentionHalf, Block, FeedForwardHalf, Linear, NormLayer, Share};
 use super::embedding::EmbeddingLayer;
 use super::head::LanguageHead;
-use super::{Architecture, Dropouts, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
-use crate::params::{Init, ParamSpec, Params};
+use super::{Architecture, Chunk, Dropouts, Hidden, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
+use crate::params::{Init, ParamSpec, Params, Twin};
+use crate::stages::StageLayers;
 
 /// How a model knows the order of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,21 +120,42 @@ impl GptShape {
 
 /// A transformer of that shape. Layer 0 embeds, layers 1 to `layers` are blocks, the last is the head.
 pub fn gpt(shape: GptShape) -> Architecture {
-    gpt_part(shape, TensorParallel::alone())
+    let layers = StageLayers::whole(shape.layers + 2);
+    gpt_part(shape, TensorParallel::alone(), layers)
 }
 
-/// What a rank has of a transformer of that shape. Heads, key and value heads, the feed-forward width and the padded
-/// vocabulary are multiples of the ranks that share a layer, with sequence parallelism also a microbatch's tokens.
-pub fn gpt_part(shape: GptShape, tensor: TensorParallel) -> Architecture {
+/// What a rank has of a transformer of that shape: a part of each layer, of some of the layers. Heads, key and value heads,
+/// the feed-forward width and the padded vocabulary are multiples of the ranks that share a layer, with sequence
+/// parallelism also a microbatch's tokens.
+pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) -> Architecture {
     let rotary = match shape.position {
         Position::Rotary { base, scaling } if shape.attention => {
             Some(RotaryTable { seq: shape.seq, head_dim: shape.head_dim(), base, scaling })
         }
         _ => None,
     };
-    let specs = specs(&shape, &tensor);
-    let parallel = tensor.clone();
-    Architecture { specs, tensor, rotary, build: Box::new(move |params, step| build(&shape, &parallel, params, step)) }
+    let (specs, elsewhere) = of_stage(specs(&shape, &tensor), &layers, shape.tied);
+    let (parallel, here) = (tensor.clone(), layers.clone());
+    let build = move |params: &Params, step| build(&shape, &parallel, &here, params, step);
+    Architecture { specs, elsewhere, layers, tensor, rotary, build: Box::new(build) }
+}
+
+/// A stage's parameters, and the names of the others'. A tied table is on the first stage, which looks tokens up in it, and
+/// again on the last, whose head it is.
+fn of_stage(all: Vec<ParamSpec>, layers: &StageLayers, tied: bool) -> (Vec<ParamSpec>, Vec<String>) {
+    if !layers.is_part() {
+        return (all, Vec::new());
+    }
+    let table = all[0].clone();
+    let (mut here, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|spec| layers.has(spec.layer));
+    let mut elsewhere: Vec<String> = others.into_iter().map(|spec| spec.name).collect();
+    if tied && layers.has_first() {
+        here[0] = ParamSpec { sparse: true, twin: Some(Twin::Original), ..table };
+    } else if tied && layers.has_last() {
+        elsewhere.retain(|name| *name != table.name);
+        here.push(ParamSpec { layer: layers.total - 1, twin: Some(Twin::Replica), ..table });
+    }
+    (here, elsewhere)
 }
 
 fn specs(shape: &GptShape, tensor: &TensorParallel) -> Vec<ParamSpec> {
@@ -193,82 +218,123 @@ fn norm_specs(shape: &GptShape, tensor: &TensorParallel, name: &str, layer: usiz
     specs
 }
 
-/// The layers over their parameters.
-pub(crate) struct Parts {
-    pub(crate) embedding: EmbeddingLayer,
-    pub(crate) blocks: Vec<Block>,
-    pub(crate) head: LanguageHead,
+/// Makes layers over their parameters.
+pub(crate) struct LayerMaker<'m> {
+    pub(crate) shape: &'m GptShape,
+    pub(crate) tensor: &'m TensorParallel,
+    pub(crate) params: &'m Params,
+    pub(crate) step: StepTensors,
 }
 
-fn build(shape: &GptShape, tensor: &TensorParallel, params: &Params, step: StepTensors) -> Model {
-    let Parts { embedding, blocks, head } = parts(shape, tensor, params, step);
-    let mut layers: Vec<Box<dyn graph_manager::Layer<super::Hidden>>> = vec![Box::new(embedding)];
-    layers.extend(blocks.into_iter().map(|block| Box::new(block) as _));
-    layers.push(Box::new(head));
+fn build(shape: &GptShape, tensor: &TensorParallel, layers: &StageLayers, params: &Params, step: StepTensors) -> Model {
+    let make = LayerMaker { shape, tensor, params, step };
+    let layer = |number: usize| -> Box<dyn Layer<Hidden>> {
+        match number {
+            0 => Box::new(make.embedding()),
+            head if head == shape.layers + 1 => Box::new(make.head()),
+            block => Box::new(make.block(block - 1)),
+        }
+    };
+    let chunk = |range: &Range<usize>| Chunk { first: range.start, layers: range.clone().map(layer).collect() };
     let tokens = ([shape.batch, shape.seq].into(), DType::I32);
-    Model { layers, inputs: tokens, targets: tokens }
+    let rows = shape.batch * shape.seq;
+    let residual = match tensor.cuts_rows() {
+        true => [1, rows / tensor.size(), shape.hidden],
+        false => [shape.batch, shape.seq, shape.hidden],
+    };
+    Model {
+        chunks: layers.chunks.iter().map(chunk).collect(),
+        residual: Some((residual.into(), shape.dtype)),
+        inputs: tokens,
+        targets: tokens,
+    }
 }
 
-pub(crate) fn parts(shape: &GptShape, tensor: &TensorParallel, params: &Params, step: StepTensors) -> Parts {
-    let share = Share { parallel: tensor.clone(), tokens: (shape.batch, shape.seq) };
-    let (heads, kv_heads) = (shape.heads / tensor.size(), shape.kv_heads / tensor.size());
-    let first_token = tensor.rank() * (shape.padded_vocab / tensor.size());
-    let rows = tensor.rows(shape.batch, shape.seq);
-    let own_heads = DropoutPart { first_head: tensor.rank() * heads, ..DropoutPart::default() };
-    let linear = |name: String| Linear {
-        weight: params.get(&format!("{name}.weight")),
-        bias: shape.bias.then(|| params.get(&format!("{name}.bias"))),
-    };
-    let norm = |name: String| NormLayer {
-        kind: shape.norm,
-        weight: params.get(&format!("{name}.weight")),
-        bias: shape.norm_bias().then(|| params.get(&format!("{name}.bias"))),
-        eps: shape.norm_eps,
-        recompute: shape.recompute,
-    };
-    let dropouts =
-        |rate, layer: usize, site, part| Dropouts { rate, seed: shape.seed, layer: layer as u16, site, part };
-    let table = params.get("wte.weight");
-    let embedding = EmbeddingLayer {
-        table,
-        positions: (shape.position == Position::Learned).then(|| params.get("wpe.weight")),
-        dropout: dropouts(shape.hidden_dropout, 0, 0, rows),
-        first_token,
-        dtype: shape.dtype,
-        share: share.clone(),
-    };
-    let mut blocks = Vec::with_capacity(shape.layers);
-    for block in 0..shape.layers {
-        let layer = block + 1;
+impl LayerMaker<'_> {
+    fn share(&self) -> Share {
+        Share { parallel: self.tensor.clone(), tokens: (self.shape.batch, self.shape.seq) }
+    }
+
+    fn linear(&self, name: &str) -> Linear {
+        Linear {
+            weight: self.params.get(&format!("{name}.weight")),
+            bias: self.shape.bias.then(|| self.params.get(&format!("{name}.bias"))),
+        }
+    }
+
+    fn norm(&self, name: &str) -> NormLayer {
+        NormLayer {
+            kind: self.shape.norm,
+            weight: self.params.get(&format!("{name}.weight")),
+            bias: self.shape.norm_bias().then(|| self.params.get(&format!("{name}.bias"))),
+            eps: self.shape.norm_eps,
+            recompute: self.shape.recompute,
+        }
+    }
+
+    fn dropouts(&self, rate: f32, layer: usize, site: u16, part: DropoutPart) -> Dropouts {
+        Dropouts { rate, seed: self.shape.seed, layer: layer as u16, site, part }
+    }
+
+    /// Of what is computed on the residual stream's rows that are here.
+    fn hidden_dropout(&self, layer: usize, site: u16) -> Dropouts {
+        let rows = self.tensor.rows(self.shape.batch, self.shape.seq);
+        self.dropouts(self.shape.hidden_dropout, layer, site, rows)
+    }
+
+    fn first_token(&self) -> usize {
+        self.tensor.rank() * (self.shape.padded_vocab / self.tensor.size())
+    }
+
+    /// Layer 0.
+    pub(crate) fn embedding(&self) -> EmbeddingLayer {
+        EmbeddingLayer {
+            table: self.params.get("wte.weight"),
+            positions: (self.shape.position == Position::Learned).then(|| self.params.get("wpe.weight")),
+            dropout: self.hidden_dropout(0, 0),
+            first_token: self.first_token(),
+            dtype: self.shape.dtype,
+            share: self.share(),
+        }
+    }
+
+    /// Layer `block + 1`.
+    pub(crate) fn block(&self, block: usize) -> Block {
+        let (shape, layer) = (self.shape, block + 1);
+        let (heads, kv_heads) = (shape.heads / self.tensor.size(), shape.kv_heads / self.tensor.size());
+        let own_heads = DropoutPart { first_head: self.tensor.rank() * heads, ..DropoutPart::default() };
         let attention = shape.attention.then(|| AttentionHalf {
-            norm: norm(format!("h.{block}.ln_1")),
-            qkv: linear(format!("h.{block}.attn.c_attn")),
-            projection: linear(format!("h.{block}.attn.c_proj")),
+            norm: self.norm(&format!("h.{block}.ln_1")),
+            qkv: self.linear(&format!("h.{block}.attn.c_attn")),
+            projection: self.linear(&format!("h.{block}.attn.c_proj")),
             heads,
             kv_heads,
-            rotary: step.rotary,
-            probabilities: dropouts(shape.attention_dropout, layer, 0, own_heads),
-            output: dropouts(shape.hidden_dropout, layer, 1, rows),
-            share: share.clone(),
+            rotary: self.step.rotary,
+            probabilities: self.dropouts(shape.attention_dropout, layer, 0, own_heads),
+            output: self.hidden_dropout(layer, 1),
+            share: self.share(),
         });
         let feed_forward = FeedForwardHalf {
-            norm: norm(format!("h.{block}.ln_2")),
+            norm: self.norm(&format!("h.{block}.ln_2")),
             kind: shape.feed_forward,
-            up: linear(format!("h.{block}.mlp.c_fc")),
-            down: linear(format!("h.{block}.mlp.c_proj")),
-            output: dropouts(shape.hidden_dropout, layer, 2, rows),
-            share: share.clone(),
+            up: self.linear(&format!("h.{block}.mlp.c_fc")),
+            down: self.linear(&format!("h.{block}.mlp.c_proj")),
+            output: self.hidden_dropout(layer, 2),
+            share: self.share(),
             recompute: shape.recompute,
         };
-        blocks.push(Block { attention, feed_forward });
+        Block { attention, feed_forward }
     }
-    let head = LanguageHead {
-        norm: NormLayer { recompute: false, ..norm("ln_f".into()) },
-        table: if shape.tied { table } else { params.get("lm_head.weight") },
-        vocab: VocabPart { first_token, vocab: shape.vocab },
-        pieces: shape.loss_pieces,
-        share,
-        step,
-    };
-    Parts { embedding, blocks, head }
+
+    /// The last layer.
+    pub(crate) fn head(&self) -> LanguageHead {
+        LanguageHead {
+            norm: NormLayer { recompute: false, ..self.norm("ln_f") },
+            table: self.params.get(if self.shape.tied { "wte.weight" } else { "lm_head.weight" }),
+            vocab: VocabPart { first_token: self.first_token(), vocab: self.shape.vocab },
+            pieces: self.shape.loss_pieces,
+            share: self.share(),
+            step: self.step,
+        }
+    }
 }

@@ -36,7 +36,8 @@ impl Layer<Hidden> for LanguageHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let normed = self.share.all_rows(cx, "all_normed", normed)?;
-        let (rows, hidden, dtype) = (input.targets.elements(), normed.shape.last(), normed.dtype);
+        let targets = input.wanted();
+        let (rows, hidden, dtype) = (targets.elements(), normed.shape.last(), normed.dtype);
         let train = cx.mode() == Mode::Train;
         let losses = cx.tensor("losses", [rows], DType::F32)?;
         let grad_normed = if train { Some(cx.tensor("grad_normed", normed.shape, dtype)?) } else { None };
@@ -45,7 +46,7 @@ impl Layer<Hidden> for LanguageHead {
         for first in (0..rows).step_by(piece) {
             let part = |tensor: Tensor| tensor.view(first * hidden, [piece, hidden]);
             cx.run(Gemm::linear(part(normed), self.table.weight, logits, Epilogue::None))?;
-            self.losses(cx, logits, input.targets.view(first, [piece]), losses.view(first, [piece]))?;
+            self.losses(cx, logits, targets.view(first, [piece]), losses.view(first, [piece]))?;
             if let Some(grad_normed) = grad_normed {
                 // The logits' gradient lies where the logits were.
                 cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
@@ -63,7 +64,7 @@ impl Layer<Hidden> for LanguageHead {
     fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
         let saved: Saved = cx.kept();
         let grad_normed = self.share.parallel.sum(cx, "grad_normed_here", saved.grad_normed)?;
-        self.norm.backward(cx, &saved.norm, grad_normed, None)
+        self.norm.backward(cx, &saved.norm, grad_normed, None, None)
     }
 }
 
@@ -101,7 +102,7 @@ impl Layer<Hidden> for RegressionHead {
             cx.keep(tensor);
             grad = Some((tensor, self.step.control));
         }
-        cx.run(Mse { prediction: input.x, target: input.targets, losses, grad })?;
+        cx.run(Mse { prediction: input.x, target: input.wanted(), losses, grad })?;
         cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
         Ok(Hidden { x: losses, ..input })
     }

@@ -6,8 +6,9 @@ use graph_manager::{Layer, Result, StepContext};
 
 use super::block::{Linear, undropped};
 use super::head::RegressionHead;
-use super::{Architecture, Dropouts, Hidden, Model, StepTensors, TensorParallel};
+use super::{Architecture, Chunk, Dropouts, Hidden, Model, StepTensors, TensorParallel};
 use crate::params::{Init, ParamSpec, Params};
+use crate::stages::StageLayers;
 
 /// The sizes of an MLP.
 #[derive(Clone, Debug)]
@@ -32,8 +33,16 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         specs.push(ParamSpec::new(format!("layers.{layer}.weight"), [pair[1], pair[0]], init, layer));
         specs.push(ParamSpec::new(format!("layers.{layer}.bias"), [pair[1]], Init::Constant(0.0), layer));
     }
-    let tensor = TensorParallel::alone();
-    Architecture { specs, tensor, rotary: None, build: Box::new(move |params, step| build(&shape, params, step)) }
+    // The loss is a layer too.
+    let layers = StageLayers::whole(shape.sizes.len());
+    Architecture {
+        specs,
+        elsewhere: Vec::new(),
+        layers,
+        tensor: TensorParallel::alone(),
+        rotary: None,
+        build: Box::new(move |params, step| build(&shape, params, step)),
+    }
 }
 
 fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
@@ -53,7 +62,8 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
     }
     layers.push(Box::new(RegressionHead { step }));
     Model {
-        layers,
+        chunks: vec![Chunk { first: 0, layers }],
+        residual: None,
         inputs: ([shape.batch, shape.sizes[0]].into(), shape.dtype),
         targets: ([shape.batch, shape.sizes[last + 1]].into(), shape.dtype),
     }

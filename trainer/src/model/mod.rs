@@ -20,6 +20,7 @@ use device::{DType, Shape, Tensor};
 use graph_manager::{Flow, Layer, Mode, Result, StepContext};
 
 use crate::params::ParamSpec;
+use crate::stages::StageLayers;
 
 /// What passes from layer to layer in the forward pass. The gradient that passes back is that of `x`, which is also
 /// that of `delta`: the next layer only ever sees their sum.
@@ -30,8 +31,8 @@ pub struct Hidden {
     pub x: Tensor,
     /// What the next norm adds to the residual stream; of its shape.
     pub delta: Option<Tensor>,
-    /// The microbatch's targets.
-    pub targets: Tensor,
+    /// The microbatch's targets, on the way to the losses.
+    pub targets: Option<Tensor>,
     /// The microbatch's `SampleRecord`.
     pub record: Tensor,
 }
@@ -41,9 +42,19 @@ impl Flow for Hidden {
         Ok(Hidden {
             x: f("input", self.x)?,
             delta: self.delta.map(|delta| f("delta", delta)).transpose()?,
-            targets: f("targets", self.targets)?,
+            targets: self.targets.map(|targets| f("targets", targets)).transpose()?,
             record: f("record", self.record)?,
         })
+    }
+}
+
+impl Hidden {
+    /// The targets, in the layer that compares with them.
+    pub(crate) fn wanted(&self) -> Tensor {
+        match self.targets {
+            Some(targets) => targets,
+            None => unreachable!("the head's chunk has the targets"),
+        }
     }
 }
 
@@ -58,10 +69,27 @@ pub struct StepTensors {
     pub rotary: Option<Tensor>,
 }
 
-/// A model: its layers in order, the first of which takes inputs and the last of which gives losses.
-pub struct Model {
+/// Layers that data go through one after the other.
+pub struct Chunk {
+    /// Number of the first one within the whole model.
+    pub first: usize,
     /// The layers.
     pub layers: Vec<Box<dyn Layer<Hidden>>>,
+}
+
+impl Chunk {
+    /// Number of the last layer within the whole model.
+    pub fn last(&self) -> usize {
+        self.first + self.layers.len() - 1
+    }
+}
+
+/// A model, or what a stage of a pipeline has of it. The model's first layer takes inputs, its last gives losses.
+pub struct Model {
+    /// The layers, in the order data pass them.
+    pub chunks: Vec<Chunk>,
+    /// Shape and type of what passes from any layer to the next; none where it differs from layer to layer.
+    pub residual: Option<(Shape, DType)>,
     /// One microbatch's inputs: shape and type.
     pub inputs: (Shape, DType),
     /// One microbatch's targets: shape and type.
@@ -73,8 +101,12 @@ pub type Build = dyn Fn(&crate::params::Params, StepTensors) -> Model;
 
 /// What a model needs before it has memory: its parameters, then its layers over them.
 pub struct Architecture {
-    /// The parameters in layer order.
+    /// The parameters that are here, in layer order.
     pub specs: Vec<ParamSpec>,
+    /// Names of the parameters of other stages' layers.
+    pub elsewhere: Vec<String>,
+    /// The layers that are here.
+    pub layers: StageLayers,
     /// The ranks that share the layers.
     pub tensor: TensorParallel,
     /// Angles of rotary positions, which layers read as [`StepTensors::rotary`].

@@ -7,8 +7,10 @@ use device::cuda::CudaOptions;
 use device::ops::NormKind;
 use device::{Communicator, DType, Device, HostOptions};
 use graph_manager::GraphOptions;
+use parallel::{PipelineGroups, PipelineStage};
 use trainer::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
 use trainer::optimizer::OptimizerKind;
+use trainer::stages::StageLayers;
 use trainer::step::{Batch, Stage, StageOptions, StepResult, StepSettings};
 
 pub const VOCAB: usize = 97;
@@ -96,8 +98,17 @@ pub struct Run {
     /// The ranks that share layers.
     pub tensor: TensorParallel,
     pub distributed_optimizer: bool,
+    /// Which stage of a pipeline this is, the blocks of each part of the model, and the other stages.
+    pub place: PipelineStage,
+    pub blocks: Vec<usize>,
+    pub pipeline: Option<PipelineGroups>,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
+}
+
+/// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
+pub fn on_gpu() -> bool {
+    std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda")
 }
 
 impl Run {
@@ -117,13 +128,16 @@ impl Run {
             group: None,
             tensor: TensorParallel::alone(),
             distributed_optimizer: false,
+            place: PipelineStage::alone(),
+            blocks: Vec::new(),
+            pipeline: None,
             clip: 1.0,
         }
     }
 
     /// The host device, or with `TEST_DEVICE=cuda` the first GPU, computing the same bits in every run.
     pub fn device(&self) -> Device {
-        if std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+        if on_gpu() {
             let options = CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: self.check };
             return Device::cuda(options).unwrap();
         }
@@ -136,7 +150,11 @@ impl Run {
             Kind::Gpt | Kind::Llama => {
                 let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
                 let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.compute));
-                (gpt_part(shape, self.tensor.clone()), SEQ, adamw)
+                let layers = match &self.blocks[..] {
+                    [] => StageLayers::whole(shape.layers + 2),
+                    blocks => StageLayers::of_stage(self.place, blocks),
+                };
+                (gpt_part(shape, self.tensor.clone(), layers), SEQ, adamw)
             }
             Kind::Mlp => (tiny_mlp(self.dropout, self.compute), 1, OptimizerKind::Sgd { momentum: 0.9 }),
         };
@@ -150,9 +168,10 @@ impl Run {
             weight_decay: 0.1,
             bucket_bytes: 4096,
             distributed_optimizer: self.distributed_optimizer,
+            pipeline: self.place,
             graphs: self.graphs.clone(),
         };
-        Stage::new(device, &architecture, options, self.group.clone()).unwrap()
+        Stage::new(device, &architecture, options, self.group.clone(), self.pipeline.clone()).unwrap()
     }
 
     /// This rank's settings for a step.

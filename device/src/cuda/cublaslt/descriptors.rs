@@ -92,13 +92,13 @@ impl Descriptors {
             EpilogueKind::None => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
             EpilogueKind::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
             EpilogueKind::BiasGelu => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            EpilogueKind::GeluBackward => LtEpilogue::CUBLASLT_EPILOGUE_DGELU,
+            EpilogueKind::GeluBackward | EpilogueKind::GeluBackwardActivated => LtEpilogue::CUBLASLT_EPILOGUE_DGELU,
         };
         new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
         if matches!(problem.epilogue, EpilogueKind::Bias | EpilogueKind::BiasGelu) {
             new.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(problem.output)? as i32)?;
         }
-        if matches!(problem.epilogue, EpilogueKind::BiasGelu | EpilogueKind::GeluBackward) {
+        if problem.epilogue.has_auxiliary() {
             new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, n as i64)?;
         }
         let (input, output) = (data_type(problem.input)?, data_type(problem.output)?);
@@ -123,7 +123,7 @@ impl Descriptors {
             Epilogue::None => (None, None),
             Epilogue::Bias(bias) => (Some(bias), None),
             Epilogue::BiasGelu { bias, pre } => (Some(bias), Some(pre)),
-            Epilogue::GeluBackward { pre } => (None, Some(pre)),
+            Epilogue::GeluBackward { pre, .. } => (None, Some(pre)),
         };
         if let Some(bias) = bias {
             self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address)?;

@@ -123,7 +123,8 @@ impl CublasLt {
     fn multiply(&self, descriptors: &Descriptors, op: &Gemm, algorithm: &Algorithm, queue: &Queue<'_>) -> Result<()> {
         descriptors
             .multiply(&self.handle, op, algorithm, queue.stream, (queue.scratch, self.workspace))
-            .map_err(|error| refused(op, &error))
+            .map_err(|error| refused(op, &error))?;
+        gemm_epilogue::run_rest(op, queue)
     }
 
     fn multiply_apart(&self, plain: &Ready, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
@@ -264,7 +265,12 @@ fn on_bench(op: &Gemm, bench: &mut Bench, cuda: &Cuda, stream: &RawStream) -> Re
         Epilogue::BiasGelu { bias, pre } => {
             tensor(bias)?.zip(tensor(pre)?).map(|(bias, pre)| Epilogue::BiasGelu { bias, pre })
         }
-        Epilogue::GeluBackward { pre } => tensor(pre)?.map(|pre| Epilogue::GeluBackward { pre }),
+        Epilogue::GeluBackward { pre, activated: None } => {
+            tensor(pre)?.map(|pre| Epilogue::GeluBackward { pre, activated: None })
+        }
+        Epilogue::GeluBackward { pre, activated: Some(activated) } => tensor(pre)?
+            .zip(tensor(activated)?)
+            .map(|(pre, activated)| Epilogue::GeluBackward { pre, activated: Some(activated) }),
     };
     Ok(epilogue.map(|epilogue| Gemm { a, b, out, epilogue, ..op.clone() }))
 }

@@ -34,6 +34,14 @@ pub(super) enum EpilogueKind {
     Bias,
     BiasGelu,
     GeluBackward,
+    GeluBackwardActivated,
+}
+
+impl EpilogueKind {
+    /// Whether the library writes or reads a second matrix, `pre`.
+    pub(super) fn has_auxiliary(self) -> bool {
+        !matches!(self, EpilogueKind::None | EpilogueKind::Bias)
+    }
 }
 
 impl Problem {
@@ -43,7 +51,8 @@ impl Problem {
             Epilogue::None => (EpilogueKind::None, None, None),
             Epilogue::Bias(bias) => (EpilogueKind::Bias, Some(bias), None),
             Epilogue::BiasGelu { bias, pre } => (EpilogueKind::BiasGelu, Some(bias), Some(pre)),
-            Epilogue::GeluBackward { pre } => (EpilogueKind::GeluBackward, None, Some(pre)),
+            Epilogue::GeluBackward { pre, activated: None } => (EpilogueKind::GeluBackward, None, Some(pre)),
+            Epilogue::GeluBackward { pre, .. } => (EpilogueKind::GeluBackwardActivated, None, Some(pre)),
         };
         let aligned = |tensor: Option<Tensor>| tensor.map_or(ALIGNMENT, |tensor| alignment(tensor.address));
         Problem {
@@ -64,8 +73,7 @@ impl Problem {
 
     /// Whether cuBLASLt may be asked for the epilogue: its rules for bias and auxiliary matrices.
     pub(super) fn fusible(&self) -> bool {
-        let keeps = matches!(self.epilogue, EpilogueKind::BiasGelu | EpilogueKind::GeluBackward);
-        self.same_type && !(keeps && (!self.n.is_multiple_of(8) || self.alignment[3] < 16))
+        self.same_type && !(self.epilogue.has_auxiliary() && (!self.n.is_multiple_of(8) || self.alignment[3] < 16))
     }
 }
 

@@ -49,11 +49,18 @@ pub(super) fn swiglu(op: &SwiGlu, queue: &Queue<'_>) -> Result<()> {
 /// See [`SwiGluBackward`].
 pub(super) fn swiglu_backward(op: &SwiGluBackward, queue: &Queue<'_>) -> Result<()> {
     let (rows, width, dtype) = (op.grad_output.shape.rows(), op.grad_output.shape.last(), op.grad_output.dtype);
-    let path = Path::of(width, [op.input, op.grad_output, op.grad_input]);
+    let path = Path::of(width, [op.input, op.grad_output, op.grad_input].into_iter().chain(op.output));
     let grid = over_rows(rows, width / path.width(dtype), queue);
     queue.launch(
         &path.kernel("swiglu_backward", dtype),
         grid,
-        &[op.input.into(), op.grad_output.into(), op.grad_input.into(), Arg::U32(rows as u32), Arg::U32(width as u32)],
+        &[
+            op.input.into(),
+            op.grad_output.into(),
+            op.grad_input.into(),
+            op.output.into(),
+            Arg::U32(rows as u32),
+            Arg::U32(width as u32),
+        ],
     )
 }

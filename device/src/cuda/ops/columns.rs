@@ -30,7 +30,7 @@ pub(super) fn bias_grad(op: &BiasGrad, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(chunk_rows as u32),
         ],
     )?;
-    add_partial(queue.scratch, chunks, &op.grad_bias, op.accumulate, queue)
+    add_partial(chunks, [Some(op.grad_bias), None, None], op.accumulate, queue)
 }
 
 /// The partial sums of [`bias_grad`]; with vectors there are most chunks.
@@ -39,21 +39,26 @@ pub(super) fn scratch_bytes(op: &BiasGrad, multiprocessors: usize) -> usize {
     chunks(rows, columns, Path::Vector.width(op.grad_output.dtype), multiprocessors) * columns * DType::F32.size()
 }
 
-/// `output (+)= sum over chunks of partial`, `(chunks, columns)`.
+/// `output (+)= sum over chunks of partial`, for each of `outputs` that is there, all of one size; the partial sums are
+/// `(outputs, chunks, columns)`, in scratch.
 pub(super) fn add_partial(
-    partial: u64,
     chunks: usize,
-    output: &Tensor,
+    outputs: [Option<Tensor>; 3],
     accumulate: bool,
     queue: &Queue<'_>,
 ) -> Result<()> {
-    let columns = output.elements();
+    let mut present = outputs.into_iter().flatten();
+    let [first, second, third] = [present.next(), present.next(), present.next()];
+    let columns = first.map_or(0, |output| output.elements());
+    let count = [first, second, third].iter().flatten().count();
     queue.launch(
         "add_partial_columns",
-        Grid::line(columns.div_ceil(32), 1024),
+        Grid { blocks: (columns.div_ceil(32) as u32, count as u32, 1), threads: 1024, shared: 0 },
         &[
-            Arg::Pointer(partial),
-            (*output).into(),
+            Arg::Pointer(queue.scratch),
+            first.into(),
+            second.into(),
+            third.into(),
             Arg::U32(chunks as u32),
             Arg::U32(columns as u32),
             Arg::U32(accumulate.into()),

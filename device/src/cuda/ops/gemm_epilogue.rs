@@ -1,16 +1,17 @@
 //! What cuBLASLt could not do to its own product: `kernels/gemm_epilogue.cu`.
 
 use super::Queue;
+use super::shape::Path;
 use crate::cuda::Grid;
-use crate::ops::{Epilogue, Gemm};
-use crate::{DType, Result, Tensor};
+use crate::ops::{Activation, ActivationKind, Epilogue, Gemm};
+use crate::{DType, Result};
 
 /// The struct of the same name in `gemm_epilogue.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct EpilogueArguments {
     out: u64,
-    pre: u64,
+    also: u64,
     other: u64,
     count: u64,
     columns: u64,
@@ -23,25 +24,34 @@ struct EpilogueArguments {
 /// # Errors
 /// The driver's.
 pub(in crate::cuda) fn run(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
-    let (kernel, other, pre) = match op.epilogue {
+    let (kernel, other, also) = match op.epilogue {
         Epilogue::None => return Ok(()),
         Epilogue::Bias(bias) => ("epilogue_bias", bias, None),
         Epilogue::BiasGelu { bias, pre } => ("epilogue_bias_gelu", bias, Some(pre)),
-        Epilogue::GeluBackward { pre } => ("epilogue_gelu_backward", pre, None),
+        Epilogue::GeluBackward { pre, activated: None } => ("epilogue_gelu_backward", pre, None),
+        Epilogue::GeluBackward { pre, activated } => ("epilogue_gelu_backward_activated", pre, activated),
     };
     let (count, columns) = (op.out.elements(), op.out.shape.last());
-    let aligned = |tensor: &Tensor| tensor.address.is_multiple_of(16);
-    let vector = columns.is_multiple_of(4) && [Some(op.out), Some(other), pre].iter().flatten().all(aligned);
+    let path = Path::of(columns, [op.out, other].into_iter().chain(also));
     let arguments = EpilogueArguments {
         out: op.out.address,
-        pre: pre.map_or(0, |pre| pre.address),
+        also: also.map_or(0, |also| also.address),
         other: other.address,
         count: count as u64,
         columns: columns as u64,
         other_is_bf16: i32::from(other.dtype == DType::Bf16),
-        vector: i32::from(vector),
+        vector: i32::from(path == Path::Vector),
     };
-    let chunks = if vector { count / 4 } else { count };
-    let grid = Grid::line(chunks.div_ceil(256).min(queue.multiprocessors() * 32), 256);
+    let packs = count / path.width(op.out.dtype);
+    let grid = Grid::line(packs.div_ceil(256).min(queue.multiprocessors() * 32), 256);
     queue.launch_block(&format!("{kernel}_{}", op.out.dtype), grid, &arguments)
+}
+
+/// The part of an epilogue that cuBLASLt has no epilogue for: `gelu(pre)` beside its own GELU gradient.
+///
+/// # Errors
+/// The driver's.
+pub(in crate::cuda) fn run_rest(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
+    let Epilogue::GeluBackward { pre, activated: Some(output) } = op.epilogue else { return Ok(()) };
+    super::activation::activation(&Activation { kind: ActivationKind::Gelu, input: pre, output }, queue)
 }

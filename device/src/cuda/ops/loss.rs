@@ -9,6 +9,18 @@ use crate::ops::{CrossEntropy, Mse};
 /// Shared memory a kernel of losses declares itself, rounded up.
 const DECLARED: usize = 1024;
 
+/// The struct of the same name in `kernels/loss.cu`; 0 is the null pointer.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct CrossEntropyBlock {
+    logits: u64,
+    targets: u64,
+    losses: u64,
+    control: u64,
+    columns: u32,
+    vocab: u32,
+}
+
 /// See [`CrossEntropy`]: the row in shared memory where it fits.
 pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> {
     let (rows, columns, dtype) = (op.logits.shape.rows(), op.logits.shape.last(), op.logits.dtype);
@@ -16,23 +28,20 @@ pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> 
     let row_bytes = columns * dtype.size();
     // Without a gradient the row is needed once only.
     let fits = row_bytes + DECLARED <= queue.cuda.gpu.properties.shared_bytes as usize;
-    let cached = op.control.is_some() && fits;
+    let cached = op.control.is_some() && fits && path == Path::Vector;
     let name = if cached { "cross_entropy_cached" } else { "cross_entropy" };
     // More than one warp: the kernel relies on barriers.
     let threads = (columns / path.width(dtype)).next_multiple_of(32).clamp(64, 512);
     let shared = if cached { row_bytes as u32 } else { 0 };
-    queue.launch(
-        &path.kernel(name, dtype),
-        Grid { shared, ..Grid::line(rows, threads as u32) },
-        &[
-            op.logits.into(),
-            op.targets.into(),
-            op.losses.into(),
-            op.control.into(),
-            Arg::U32(columns as u32),
-            Arg::U32(op.vocab as u32),
-        ],
-    )
+    let block = CrossEntropyBlock {
+        logits: op.logits.address,
+        targets: op.targets.address,
+        losses: op.losses.address,
+        control: op.control.map_or(0, |control| control.address),
+        columns: columns as u32,
+        vocab: op.vocab as u32,
+    };
+    queue.launch_block(&path.kernel(name, dtype), Grid { shared, ..Grid::line(rows, threads as u32) }, &block)
 }
 
 /// See [`Mse`].

@@ -1,10 +1,10 @@
 //! Normalisation.
 
 use super::Queue;
-use super::columns::add_partial;
+use super::columns::{self, add_partial, bias_grad};
 use super::shape::Path;
 use crate::cuda::Grid;
-use crate::ops::{Norm, NormBackward};
+use crate::ops::{BiasGrad, Norm, NormBackward};
 use crate::{DType, Result, Tensor};
 
 /// How a row is shared out to threads; the suffix of the kernel's name is in `rows.cuh`.
@@ -121,11 +121,18 @@ struct NormBackwardBlock {
     reserved: u32,
 }
 
-/// Blocks of the backward, each with one row of partial sums. The same for every shape of a row, so that scratch does not
-/// depend on addresses.
-fn backward_blocks(rows: usize, hidden: usize, multiprocessors: usize) -> usize {
-    let per_multiprocessor = if hidden <= 2048 { 4 } else { 2 };
-    rows.div_ceil(WARP_THREADS / 32).min(multiprocessors * per_multiprocessor)
+impl RowShape {
+    /// Blocks of the backward, each with a row of partial sums: as many as there are registers for at once.
+    fn backward_blocks(self, rows: usize, sums: bool, multiprocessors: usize) -> usize {
+        let at_once = match self {
+            // On an H200 four packs take a thread 168 registers and 240 with the sums, three 168 with them; all else 128.
+            RowShape::Warp(4) => 3 - usize::from(sums),
+            RowShape::Warp(3) if sums => 3,
+            RowShape::Block(threads) => 512 / threads,
+            _ => 4,
+        };
+        rows.div_ceil(self.rows()).min(multiprocessors * at_once)
+    }
 }
 
 /// See [`NormBackward`]: the rows with partial sums of the parameters' gradients, then those sums in order.
@@ -133,7 +140,7 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let vectors = [op.input, op.weight, op.grad_output, op.grad_input].into_iter().chain(op.grad_residual);
     let shape = RowShape::of(hidden, dtype, vectors);
-    let blocks = backward_blocks(rows, hidden, queue.multiprocessors());
+    let blocks = shape.backward_blocks(rows, op.grad_input_sums.is_some(), queue.multiprocessors());
     let block = NormBackwardBlock {
         input: op.input.address,
         weight: op.weight.address,
@@ -148,21 +155,32 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
         with_bias: op.grad_bias.is_some().into(),
         reserved: 0,
     };
-    let mut grid = Grid::line(blocks, shape.threads() as u32);
-    if matches!(shape, RowShape::Any) {
+    if let RowShape::Any = shape {
         let columns = Grid { blocks: (hidden.div_ceil(256) as u32, blocks as u32, 1), threads: 256, shared: 0 };
         queue.launch_block(&format!("norm_backward_columns_{dtype}"), columns, &block)?;
-        grid = Grid::line(rows.min(queue.multiprocessors() * 8), 256);
+        let grid = Grid::line(rows.min(queue.multiprocessors() * 8), 256);
+        queue.launch_block(&shape.kernel("norm_backward", dtype), grid, &block)?;
+        add_partial(blocks, [Some(op.grad_weight), op.grad_bias, None], op.accumulate, queue)?;
+        return input_sums(op).map_or(Ok(()), |sums| bias_grad(&sums, queue));
     }
-    queue.launch_block(&shape.kernel("norm_backward", dtype), grid, &block)?;
-    add_partial(queue.scratch, blocks, &op.grad_weight, op.accumulate, queue)?;
-    let Some(grad_bias) = &op.grad_bias else { return Ok(()) };
-    let partial = queue.scratch + (blocks * hidden * DType::F32.size()) as u64;
-    add_partial(partial, blocks, grad_bias, op.accumulate, queue)
+    let name = if op.grad_input_sums.is_some() { "norm_backward_sums" } else { "norm_backward" };
+    queue.launch_block(&shape.kernel(name, dtype), Grid::line(blocks, shape.threads() as u32), &block)?;
+    add_partial(blocks, [Some(op.grad_weight), op.grad_bias, op.grad_input_sums], op.accumulate, queue)
 }
 
-/// The partial sums of [`norm_backward`].
+/// The sums of `grad_input` as an operation of its own.
+fn input_sums(op: &NormBackward) -> Option<BiasGrad> {
+    let sums = |grad_bias| BiasGrad { grad_output: op.grad_input, grad_bias, accumulate: op.accumulate };
+    op.grad_input_sums.map(sums)
+}
+
+/// The partial sums of [`norm_backward`], whatever shape its rows turn out to have.
 pub(super) fn scratch_bytes(op: &NormBackward, multiprocessors: usize) -> usize {
-    let (rows, hidden) = (op.input.shape.rows(), op.input.shape.last());
-    2 * backward_blocks(rows, hidden, multiprocessors) * hidden * DType::F32.size()
+    let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
+    let with_sums = op.grad_input_sums.is_some();
+    let blocks = |shape: RowShape| shape.backward_blocks(rows, with_sums, multiprocessors);
+    let sums = 1 + usize::from(op.grad_bias.is_some()) + usize::from(with_sums);
+    let most = blocks(RowShape::of(hidden, dtype, [])).max(blocks(RowShape::Any));
+    let apart = input_sums(op).map_or(0, |sums| columns::scratch_bytes(&sums, multiprocessors));
+    (sums * most * hidden * DType::F32.size()).max(apart)
 }

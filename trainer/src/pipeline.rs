@@ -1,0 +1,314 @@
+//! Transfers between the stages of a pipeline.
+//!
+//! What crosses a boundary forward is the residual stream, backward its gradient, in the type layers compute in. Each of a
+//! stage's four ways (forward in and out, backward in and out) has a communicator, a side stream and buffers of its own,
+//! at fixed addresses for the whole run. A receive is begun about a task ahead, and what arrived is copied into the
+//! microbatch's slot, so that the next receive can begin before the work: a slot itself is still in use by the microbatch
+//! before at that time. A send is begun after the work that made its values and goes on beside the next task; only the
+//! next one in its direction, and the end of the step, wait for it.
+
+use std::rc::Rc;
+
+use device::ops::{Add, Collective, CollectiveKind, Copy};
+use device::{Area, Communicator, DType, Device, Event, Shape, Stream, Tensor};
+use graph_manager::{Error, Region, Result, StepContext};
+use parallel::{Arrivals, Direction, PipelineGroups, PipelineStage, Task};
+
+use crate::model::Hidden;
+use crate::params::Params;
+
+/// A stage's connections to the others; one stage has none.
+pub struct Pipeline {
+    place: PipelineStage,
+    forward: Way,
+    backward: Way,
+    all: Option<Rc<dyn Communicator>>,
+    /// What this rank updates of the gradients of a parameter that first and last stage both have, and the two.
+    shared: Option<(Rc<dyn Communicator>, Tensor)>,
+    _areas: Vec<Area>,
+}
+
+/// One direction: what comes in and what goes out.
+#[derive(Default)]
+struct Way {
+    inbox: Option<Inbox>,
+    outbox: Option<Outbox>,
+}
+
+struct Inbox {
+    communicator: Rc<dyn Communicator>,
+    stream: Stream,
+    landing: Vec<Tensor>,
+    /// The compute stream is done with what lay in a buffer.
+    free: Event,
+    /// By buffer.
+    arrived: Vec<Event>,
+}
+
+struct Outbox {
+    communicator: Rc<dyn Communicator>,
+    stream: Stream,
+    departure: Tensor,
+    ready: Event,
+    sent: Event,
+}
+
+impl Pipeline {
+    /// Allocates the buffers of all transfers, each of the shape and type of `residual`.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(
+        device: &Device,
+        place: PipelineStage,
+        groups: Option<PipelineGroups>,
+        residual: Option<(Shape, DType)>,
+        params: &Params,
+    ) -> Result<Pipeline> {
+        let mut pipeline = Pipeline {
+            place,
+            forward: Way::default(),
+            backward: Way::default(),
+            all: None,
+            shared: None,
+            _areas: vec![],
+        };
+        let (Some(groups), Some((shape, dtype))) = (groups, residual) else { return Ok(pipeline) };
+        let mut buffer = |name: &str| -> Result<Tensor> {
+            let area = device.allocate(name, shape.elements() * dtype.size())?;
+            let tensor = area.tensor(name, 0, shape, dtype);
+            pipeline._areas.push(area);
+            Ok(tensor)
+        };
+        let mut way = |name: &str, direction, from: Option<Rc<dyn Communicator>>, to| -> Result<Way> {
+            let mut way = Way::default();
+            if let Some(communicator) = from {
+                let count = place.landing_buffers(direction);
+                let landing = (0..count).map(|_| buffer(&format!("{name} landing"))).collect::<Result<_>>()?;
+                let arrived = (0..count).map(|_| device.event()).collect();
+                let stream = device.stream(&format!("{name} in"));
+                way.inbox = Some(Inbox { communicator, stream, landing, free: device.event(), arrived });
+            }
+            if let Some(communicator) = to {
+                let departure = buffer(&format!("{name} departure"))?;
+                let stream = device.stream(&format!("{name} out"));
+                way.outbox =
+                    Some(Outbox { communicator, stream, departure, ready: device.event(), sent: device.event() });
+            }
+            Ok(way)
+        };
+        let PipelineGroups { all, ends, forward_in, forward_out, backward_in, backward_out } = groups;
+        let forward = way("forward", Direction::Forward, forward_in, forward_out)?;
+        let backward = way("backward", Direction::Backward, backward_in, backward_out)?;
+        (pipeline.forward, pipeline.backward, pipeline.all) = (forward, backward, Some(all));
+        let twin = params.buckets().find(|bucket| bucket.twin.is_some());
+        pipeline.shared = ends.zip(twin.map(|bucket| params.shard().of(bucket.grads)));
+        Ok(pipeline)
+    }
+
+    /// The stage's tasks of a step.
+    ///
+    /// # Errors
+    /// A number of microbatches that the schedule does not take.
+    pub fn order(&self, microbatches: usize) -> Result<Vec<Task>> {
+        self.place.order(microbatches).ok_or_else(|| Error::Usage {
+            problem: format!("a step of {microbatches} microbatches came to {:?}", self.place),
+            fix: "have at least as many as a group, in whole groups or with a rest of as many as there are stages",
+        })
+    }
+
+    /// All stages, where there are others.
+    pub fn all(&self) -> Option<&Rc<dyn Communicator>> {
+        self.all.as_ref()
+    }
+
+    /// The transfers of a step.
+    pub fn begin(&self, order: &[Task]) -> Transfers<'_> {
+        let arrivals = |direction| self.place.arrivals(direction, order);
+        let lane = |way, direction| Lane { way, arrivals: arrivals(direction), sends: false };
+        Transfers {
+            place: self.place,
+            forward: lane(&self.forward, Direction::Forward),
+            backward: lane(&self.backward, Direction::Backward),
+        }
+    }
+
+    /// After all backwards and the reduction over data-parallel ranks: first and last stage sum the gradients of what they
+    /// share. The sum of two has the same bits in either order, so both make the same update.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn sum_shared(&self, cx: &StepContext<'_>) -> Result<()> {
+        let Some((ends, grads)) = &self.shared else { return Ok(()) };
+        cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ends.clone(), *grads))
+    }
+
+    /// Sums a small tensor over the stages, such as the loss, which only the last one has.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn sum(&self, cx: &StepContext<'_>, tensor: Tensor) -> Result<()> {
+        let Some(all) = &self.all else { return Ok(()) };
+        cx.run(Collective::in_place(CollectiveKind::AllReduceSum, all.clone(), tensor))
+    }
+}
+
+/// The transfers of a step under way.
+pub struct Transfers<'p> {
+    place: PipelineStage,
+    forward: Lane<'p>,
+    backward: Lane<'p>,
+}
+
+struct Lane<'p> {
+    way: &'p Way,
+    arrivals: Arrivals,
+    /// A send is under way that nothing has waited for.
+    sends: bool,
+}
+
+impl Transfers<'_> {
+    /// Whether what a task makes goes to another stage.
+    pub fn sends(&self, task: Task) -> bool {
+        self.place.sends(task)
+    }
+
+    /// Begins the receives that can go on beside the work before the task at `next`.
+    ///
+    /// # Errors
+    /// A failed transfer.
+    pub fn receive_ahead(&mut self, cx: &StepContext<'_>, next: usize) -> Result<()> {
+        self.forward.receive_ahead(cx, next)?;
+        self.backward.receive_ahead(cx, next)
+    }
+
+    /// What the stage before sent for a forward, to be copied before the next receive is begun; none where a forward
+    /// begins with the step's inputs.
+    ///
+    /// # Errors
+    /// A failed transfer.
+    pub fn activations(&mut self, cx: &StepContext<'_>, task: Task) -> Result<Option<Tensor>> {
+        if !self.place.receives(task) {
+            return Ok(None);
+        }
+        self.forward.arrived(cx)
+    }
+
+    /// Hands what a forward's last layer made to the next stage: the residual stream with all that is to be added to it,
+    /// rounded as the next norm would.
+    ///
+    /// # Errors
+    /// A failed transfer.
+    pub fn send_activations(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        task: Task,
+        layer: usize,
+        hidden: &Hidden,
+    ) -> Result<()> {
+        if !self.place.sends(task) {
+            return Ok(());
+        }
+        cx.region(Region::Outputs { layer, microbatch: task.microbatch() }, (), |cx, ()| {
+            self.forward.send(cx, |cx, output| match hidden.delta {
+                Some(delta) => cx.run(Add { a: delta, b: hidden.x, output }),
+                None => cx.run(Copy { input: hidden.x, output }),
+            })
+        })
+    }
+
+    /// The gradient of what a forward's last layer made: what the next stage sent, or the losses of the last part.
+    ///
+    /// # Errors
+    /// A failed transfer.
+    pub fn gradients(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        task: Task,
+        layer: usize,
+        losses: Option<Tensor>,
+    ) -> Result<Tensor> {
+        if let (false, Some(losses)) = (self.place.receives(task), losses) {
+            return Ok(losses);
+        }
+        cx.region(Region::OutputGradients { layer, microbatch: task.microbatch() }, (), |cx, ()| {
+            let Some(input) = self.backward.arrived(cx)? else {
+                unreachable!("a backward begins with losses or what came in");
+            };
+            let output = cx.tensor("grad_output", input.shape, input.dtype)?;
+            cx.run(Copy { input, output })?;
+            Ok(output)
+        })
+    }
+
+    /// Hands the gradient of what a forward's first layer took to the stage before.
+    ///
+    /// # Errors
+    /// A failed transfer.
+    pub fn send_gradients(&mut self, cx: &mut StepContext<'_>, task: Task, layer: usize, grad: Tensor) -> Result<()> {
+        if !self.place.sends(task) {
+            return Ok(());
+        }
+        cx.region(Region::InputGradients { layer, microbatch: task.microbatch() }, (), |cx, ()| {
+            self.backward.send(cx, |cx, output| cx.run(Copy { input: grad, output }))
+        })
+    }
+
+    /// Has the compute stream wait for the last sends, so that none outlives the step.
+    ///
+    /// # Errors
+    /// A failed transfer.
+    pub fn finish(&mut self, cx: &StepContext<'_>) -> Result<()> {
+        self.forward.wait_for_send(cx)?;
+        self.backward.wait_for_send(cx)
+    }
+}
+
+impl Lane<'_> {
+    fn receive_ahead(&mut self, cx: &StepContext<'_>, next: usize) -> Result<()> {
+        let Some(inbox) = &self.way.inbox else { return Ok(()) };
+        for number in self.arrivals.begin(next) {
+            let buffer = self.arrivals.buffer(number);
+            cx.compute().record(&inbox.free)?;
+            inbox.stream.wait(&inbox.free)?;
+            let kind = CollectiveKind::Receive { from: 0 };
+            inbox.stream.submit(Collective::in_place(kind, inbox.communicator.clone(), inbox.landing[buffer]))?;
+            inbox.stream.record(&inbox.arrived[buffer])?;
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, cx: &StepContext<'_>) -> Result<Option<Tensor>> {
+        let Some(inbox) = &self.way.inbox else { return Ok(None) };
+        let number = self.arrivals.take();
+        let buffer = self.arrivals.buffer(number);
+        cx.compute().wait(&inbox.arrived[buffer])?;
+        Ok(Some(inbox.landing[buffer]))
+    }
+
+    /// Sends what `fill` puts into the departure buffer, once the send before has left it.
+    fn send(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        fill: impl FnOnce(&mut StepContext<'_>, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        self.wait_for_send(cx)?;
+        let Some(outbox) = &self.way.outbox else { return Ok(()) };
+        fill(cx, outbox.departure)?;
+        cx.compute().record(&outbox.ready)?;
+        outbox.stream.wait(&outbox.ready)?;
+        let kind = CollectiveKind::Send { to: 1 };
+        outbox.stream.submit(Collective::in_place(kind, outbox.communicator.clone(), outbox.departure))?;
+        outbox.stream.record(&outbox.sent)?;
+        self.sends = true;
+        Ok(())
+    }
+
+    fn wait_for_send(&mut self, cx: &StepContext<'_>) -> Result<()> {
+        if let (true, Some(outbox)) = (self.sends, &self.way.outbox) {
+            cx.compute().wait(&outbox.sent)?;
+            self.sends = false;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,118 @@
+//! Which layers each stage of a pipeline has.
+
+use std::ops::Range;
+
+use parallel::PipelineStage;
+
+/// The layers of one stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageLayers {
+    /// Numbers of the layers of each chunk, in the order data pass them; embedding and head are layers too.
+    pub chunks: Vec<Range<usize>>,
+    /// Layers of the whole model.
+    pub total: usize,
+}
+
+impl StageLayers {
+    /// All layers of a model of `total`, in one chunk.
+    pub fn whole(total: usize) -> StageLayers {
+        StageLayers { chunks: vec![Range { start: 0, end: total }], total }
+    }
+
+    /// What a stage has of a model whose parts have these numbers of blocks, of which the first part also has the
+    /// embedding and the last the head.
+    pub fn of_stage(place: PipelineStage, blocks: &[usize]) -> StageLayers {
+        let total = blocks.iter().sum::<usize>() + 2;
+        let chunk = |chunk| {
+            let part = place.part(chunk);
+            let before: usize = blocks[..part].iter().sum();
+            let start = if part == 0 { 0 } else { before + 1 };
+            let end = if part + 1 == blocks.len() { total } else { before + blocks[part] + 1 };
+            start..end
+        };
+        StageLayers { chunks: (0..place.chunks).map(chunk).collect(), total }
+    }
+
+    /// Whether the layer of that number is here.
+    pub fn has(&self, layer: usize) -> bool {
+        self.chunks.iter().any(|chunk| chunk.contains(&layer))
+    }
+
+    /// Whether the model's inputs are taken here.
+    pub fn has_first(&self) -> bool {
+        self.has(0)
+    }
+
+    /// Whether the losses are made here.
+    pub fn has_last(&self) -> bool {
+        self.has(self.total - 1)
+    }
+
+    /// Whether other stages have other layers.
+    pub fn is_part(&self) -> bool {
+        self.chunks.iter().map(Range::len).sum::<usize>() < self.total
+    }
+
+    /// The layers in words, such as `embedding, blocks 1 to 3`.
+    pub fn in_words(&self) -> String {
+        let chunk = |chunk: &Range<usize>| {
+            let (first, last) = (chunk.start.max(1), (chunk.end - 1).min(self.total - 2));
+            let blocks = if first == last { format!("block {first}") } else { format!("blocks {first} to {last}") };
+            let embedding = (chunk.start == 0).then(|| "embedding".to_string());
+            let head = (chunk.end == self.total).then(|| "head".to_string());
+            embedding.into_iter().chain([blocks]).chain(head).collect::<Vec<_>>().join(", ")
+        };
+        self.chunks.iter().map(chunk).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// Blocks of each of `parts` parts, as even as can be. What is left over goes to the parts in the middle, for the first has
+/// the embedding too and the last the head, which is the heavier.
+pub fn even_blocks(blocks: usize, parts: usize) -> Vec<usize> {
+    let mut all = vec![blocks / parts; parts];
+    let (first, last) = (0, parts - 1);
+    let by_preference = (1..last).chain([first, last]);
+    by_preference.take(blocks % parts).for_each(|part| all[part] += 1);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(stages: usize, stage: usize, chunks: usize) -> PipelineStage {
+        PipelineStage { stages, stage, chunks, group: stages }
+    }
+
+    #[test]
+    fn every_layer_is_on_one_stage_in_the_order_data_pass_them() {
+        for (stages, chunks) in [(1, 1), (2, 1), (2, 2), (3, 2), (4, 1), (4, 3)] {
+            for blocks in stages * chunks..20 {
+                let split = even_blocks(blocks, stages * chunks);
+                assert_eq!(split.iter().sum::<usize>(), blocks);
+                let most = split.iter().max().unwrap() - split.iter().min().unwrap();
+                assert!(most <= 1 && split[0] <= split[split.len() / 2], "{split:?}");
+                let stage = |stage| StageLayers::of_stage(place(stages, stage, chunks), &split);
+                let by_stage: Vec<StageLayers> = (0..stages).map(stage).collect();
+                let mut next = 0;
+                for part in 0..stages * chunks {
+                    let chunk = &by_stage[part % stages].chunks[part / stages];
+                    assert_eq!(chunk.start, next, "part {part} of {split:?}");
+                    next = chunk.end;
+                }
+                assert_eq!(next, blocks + 2);
+                assert_eq!(by_stage[0].is_part(), stages > 1);
+                assert!(by_stage[0].has_first() && by_stage[stages - 1].has_last());
+            }
+        }
+    }
+
+    #[test]
+    fn an_uneven_split_is_told_in_words() {
+        let words = |stage| StageLayers::of_stage(place(2, stage, 2), &[1, 2, 3, 1]).in_words();
+        assert_eq!(words(0), "embedding, block 1; blocks 4 to 6");
+        assert_eq!(words(1), "blocks 2 to 3; block 7, head");
+        assert_eq!(even_blocks(7, 4), [2, 2, 2, 1]);
+        assert_eq!(even_blocks(5, 4), [1, 2, 1, 1]);
+    }
+}
