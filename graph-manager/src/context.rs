@@ -30,12 +30,17 @@ pub(crate) enum Phase {
     Run { graphs: bool, position: usize },
 }
 
+/// Whose forward kept something: its region, and the part of its layer.
+pub(crate) type KeptKey = (Region, Option<usize>);
+
 #[derive(Clone, Copy)]
 struct Current {
     region: Region,
     /// Index in the recorded order.
     visit: usize,
     taken: usize,
+    /// Which part of the region's layer keeps things now.
+    part: Option<usize>,
 }
 
 impl<'m> StepContext<'m> {
@@ -141,42 +146,59 @@ impl<'m> StepContext<'m> {
         }
     }
 
-    /// Hands something from a layer's forward to its backward: the tensors it saved.
+    /// Does the work of one of the parts of this region's layer: what parts keep is kept apart.
+    ///
+    /// # Errors
+    /// What `work` returns.
+    pub fn part<T>(&mut self, part: usize, work: impl FnOnce(&mut StepContext<'m>) -> Result<T>) -> Result<T> {
+        let set = |cx: &mut StepContext<'m>, part| {
+            cx.current.as_mut().and_then(|current| std::mem::replace(&mut current.part, part))
+        };
+        let outer = set(self, Some(part));
+        let result = work(self);
+        set(self, outer);
+        result
+    }
+
+    /// Hands something from a layer's forward to its backward: the tensors it saved. A backward that computes its forward
+    /// again hands it to itself.
     ///
     /// # Panics
-    /// Outside of a forward region: layers call it, users never.
+    /// Outside of a forward or backward region: layers call it, users never.
     pub fn keep<T: 'static>(&mut self, kept: T) {
-        let Some(Current { region: region @ Region::Forward { .. }, .. }) = self.current else {
-            panic!("keep() outside of a forward region, in {}", self.region_name());
-        };
-        let key = self.kept_key(region);
+        let key = self.kept_key("keep()");
         self.kept_map().insert(key, Box::new(kept));
     }
 
     /// What this layer's forward kept for this microbatch.
     ///
     /// # Panics
-    /// Outside of a backward region, or if forward kept nothing of this type: layers call it, users never.
+    /// Outside of a forward or backward region, or if forward kept nothing of this type: layers call it, users never.
     pub fn kept<T: Clone + 'static>(&mut self) -> T {
-        let Some(Current { region: Region::Backward { layer, microbatch }, .. }) = self.current else {
-            panic!("kept() outside of a backward region, in {}", self.region_name());
-        };
-        let key = self.kept_key(Region::Forward { layer, microbatch });
+        let key = self.kept_key("kept()");
         match self.kept_map().get(&key).and_then(|kept| kept.downcast_ref::<T>()) {
             Some(kept) => kept.clone(),
-            None => panic!("the forward of layer {layer} kept no {}", std::any::type_name::<T>()),
+            None => panic!("in {} no {} was kept", self.region_name(), std::any::type_name::<T>()),
         }
     }
 
     /// While recording every microbatch has its own tensors; later those of a slot are the same.
-    fn kept_key(&self, forward: Region) -> Region {
+    fn kept_key(&self, what: &str) -> KeptKey {
+        let (layer, microbatch, part) = match self.current {
+            Some(Current { region: Region::Forward { layer, microbatch }, part, .. })
+            | Some(Current { region: Region::Backward { layer, microbatch }, part, .. }) => (layer, microbatch, part),
+            _ => panic!("{what} outside of a layer's regions, in {}", self.region_name()),
+        };
+        let forward = Region::Forward { layer, microbatch };
         match self.manager.states.get(&self.state) {
-            Some(state) if !matches!(self.phase, Phase::Record(_)) => state.plan.canonical(forward, self.microbatches),
-            _ => forward,
+            Some(state) if !matches!(self.phase, Phase::Record(_)) => {
+                (state.plan.canonical(forward, self.microbatches), part)
+            }
+            _ => (forward, part),
         }
     }
 
-    fn kept_map(&mut self) -> &mut std::collections::HashMap<Region, Box<dyn Any>> {
+    fn kept_map(&mut self) -> &mut std::collections::HashMap<KeptKey, Box<dyn Any>> {
         match &mut self.phase {
             Phase::Record(recording) => &mut recording.kept,
             Phase::Run { .. } => match self.manager.states.get_mut(&self.state) {
@@ -246,7 +268,7 @@ impl<'m> StepContext<'m> {
         visit: usize,
         work: impl FnOnce(&mut StepContext<'m>) -> Result<O>,
     ) -> Result<O> {
-        let outer = self.current.replace(Current { region, visit, taken: 0 });
+        let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
         let result = work(self);
         self.current = outer;
         result

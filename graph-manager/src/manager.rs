@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use device::{Area, Device, Graph, Stream, Tensor};
 
-use crate::context::Phase;
+use crate::context::{KeptKey, Phase};
 use crate::plan::{AreaKind, Plan, Recording};
 use crate::{EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, StepContext};
 
@@ -34,7 +34,7 @@ pub(crate) struct State {
     pub(crate) recordings: BTreeMap<usize, Recording>,
     pub(crate) plan: Plan,
     /// What each forward keeps for its backward.
-    pub(crate) kept: HashMap<Region, Box<dyn Any>>,
+    pub(crate) kept: HashMap<KeptKey, Box<dyn Any>>,
     pub(crate) graphs: HashMap<GraphKey, Captured>,
     /// Keys in order of capture.
     pub(crate) captured: Vec<GraphKey>,

@@ -133,7 +133,7 @@ section!(ParallelConfig {
     setup_timeout_seconds: f64,
     monitor_address: Option<String>,
 });
-section!(RecomputeConfig { granularity: String });
+section!(RecomputeConfig { granularity: String, method: String, layers: usize });
 section!(CudaGraphConfig {
     enable: bool,
     scope: String,

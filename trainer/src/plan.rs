@@ -133,6 +133,7 @@ impl RunPlan {
         let microbatch_group = layout::microbatch_group(&config, microbatches)?;
         counts.iter().try_for_each(|&fewer| layout::microbatch_group(&config, fewer).map(|_| ()))?;
         at_least("train.steps", config.train.steps, 1)?;
+        at_least("recompute.layers", config.recompute.layers, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
         at_least("logging.trace_steps", config.logging.trace_steps, 1)?;
         within(
@@ -198,7 +199,7 @@ impl RunPlan {
     /// The layers that a rank has.
     pub fn layers(&self, rank: usize) -> StageLayers {
         match &self.model {
-            ModelPlan::Gpt(_) => StageLayers::of_stage(self.stage(rank), &self.blocks),
+            ModelPlan::Gpt(_) => StageLayers::of_stage(self.stage(rank), &self.blocks, recompute(&self.config)),
             ModelPlan::Mlp(shape) => StageLayers::whole(shape.sizes.len()),
         }
     }
@@ -209,11 +210,17 @@ impl RunPlan {
     }
 }
 
+/// Blocks that backward computes again together, where it does so with all of them.
+fn recompute(config: &RunConfig) -> Option<usize> {
+    (config.recompute.granularity == "full").then_some(config.recompute.layers)
+}
+
 /// Fails on single numbers so large that they can only be slips.
 fn slips(config: &RunConfig) -> Result<(), UserError> {
     let (model, train) = (&config.model, &config.train);
     for (key, value, most) in [
         ("model.layers", model.layers, 1 << 14),
+        ("recompute.layers", config.recompute.layers, 1 << 14),
         ("model.hidden", model.hidden, 1 << 30),
         ("model.heads", model.heads, 1 << 30),
         ("model.kv_heads", model.kv_heads.unwrap_or(1), 1 << 30),
@@ -247,6 +254,13 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         within(key, value, (0.0..1.0).contains(&value), "a dropout rate is in [0, 1)", "set it to 0 for none")
     };
     if model.kind == "mlp" {
+        require(config.recompute.granularity != "full", || {
+            UserError::new(
+                "recompute.granularity = \"full\" with model.kind = \"mlp\"",
+                "it is a transformer's blocks that are computed again",
+                "set recompute.granularity = \"none\"",
+            )
+        })?;
         require(model.layer_sizes.len() >= 2 && !model.layer_sizes.contains(&0), || {
             UserError::new(
                 format!("model.layer_sizes = {:?}", model.layer_sizes),

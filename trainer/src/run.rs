@@ -443,7 +443,8 @@ pub fn train(
         let started = Instant::now();
         let samples = plan.batch_size.after(consumed);
         let settings = training_settings(plan, ranks.rank, step, consumed);
-        let (batch, data_wait) = ranks.activity.during(Doing::WaitsForBatch, || batches.next_batch())?;
+        let waits = if step > start.step { Doing::WaitsForBatch } else { Doing::Starts };
+        let (batch, data_wait) = ranks.activity.during(waits, || batches.next_batch())?;
         trace.before_step(device)?;
         let warm = !plan.graphs.enable || step > start.step + plan.graphs.warmup_steps;
         ranks.activity.set(if warm && step > start.step { Doing::Steps } else { Doing::Starts });
