@@ -5,7 +5,7 @@ use std::any::Any;
 use device::ops::{Copy, Poison};
 use device::{CheckError, DType, Op, Shape, Stream, Tensor};
 
-use crate::manager::Captured;
+use crate::manager::{Captured, StateKey};
 use crate::plan::{RecordedBuffer, Recording, Visit};
 use crate::{CudaGraphManager, Error, Flow, Mode, Region, Result};
 
@@ -14,6 +14,8 @@ pub struct StepContext<'m> {
     manager: &'m mut CudaGraphManager,
     mode: Mode,
     microbatches: usize,
+    /// Which of the manager's states it goes by.
+    state: StateKey,
     phase: Phase,
     /// The innermost region, and how many buffers it has taken.
     current: Option<Current>,
@@ -48,7 +50,8 @@ impl<'m> StepContext<'m> {
         microbatches: usize,
         phase: Phase,
     ) -> StepContext<'m> {
-        StepContext { manager, mode, microbatches, phase, current: None, capturing: false }
+        let state = manager.state_key(mode, microbatches);
+        StepContext { manager, mode, microbatches, state, phase, current: None, capturing: false }
     }
 
     pub(crate) fn into_recording(self) -> Recording {
@@ -127,7 +130,7 @@ impl<'m> StepContext<'m> {
             recording.buffers.push(RecordedBuffer { visit, index, name, bytes, buffer: tensor.buffer, taken_at });
             return Ok(tensor);
         }
-        let plan = &self.manager.modes[&self.mode].plan;
+        let plan = &self.manager.states[&self.state].plan;
         match plan.placement(plan.canonical(region, self.microbatches), index) {
             Some(at) if at.bytes == bytes && at.name == name => {
                 Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype))
@@ -187,7 +190,7 @@ impl<'m> StepContext<'m> {
             _ => panic!("{what} outside of a layer's regions, in {}", self.region_name()),
         };
         let forward = Region::Forward { layer, microbatch };
-        match self.manager.modes.get(&self.mode) {
+        match self.manager.states.get(&self.state) {
             Some(state) if !matches!(self.phase, Phase::Record(_)) => {
                 (state.plan.canonical(forward, self.microbatches), part)
             }
@@ -198,7 +201,7 @@ impl<'m> StepContext<'m> {
     fn kept_map(&mut self) -> &mut std::collections::HashMap<KeptKey, Box<dyn Any>> {
         match &mut self.phase {
             Phase::Record(recording) => &mut recording.kept,
-            Phase::Run { .. } => match self.manager.modes.get_mut(&self.mode) {
+            Phase::Run { .. } => match self.manager.states.get_mut(&self.state) {
                 Some(state) => &mut state.kept,
                 None => unreachable!("a mode runs after it was recorded"),
             },
@@ -237,7 +240,7 @@ impl<'m> StepContext<'m> {
         let visit = self.expect(region)?;
         let graphs = matches!(self.phase, Phase::Run { graphs: true, .. });
         if graphs && !self.capturing && region.captured(&self.manager.options).is_ok() {
-            let state = &self.manager.modes[&self.mode];
+            let state = &self.manager.states[&self.state];
             let key = state.key(&self.manager.options, self.mode, region, self.microbatches);
             if state.graphs.contains_key(&key) {
                 let next = state.recordings[&self.microbatches].order[visit].next;
@@ -309,7 +312,7 @@ impl<'m> StepContext<'m> {
         let graph = compute.end_capture(&name).map_err(|source| Error::Device { region: name.clone(), source })?;
         tracing::debug!(graph = %graph.name(), nodes = graph.nodes().len(), "captured");
         graph.launch(&compute).map_err(|source| Error::Device { region: name, source })?;
-        if let Some(state) = self.manager.modes.get_mut(&self.mode) {
+        if let Some(state) = self.manager.states.get_mut(&self.state) {
             state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });
             state.captured.push(key);
         }
@@ -320,7 +323,7 @@ impl<'m> StepContext<'m> {
         if self.manager.device.is_timed() {
             self.manager.device.set_scope(&region.to_string());
         }
-        let captured = &self.manager.modes[&self.mode].graphs[&key];
+        let captured = &self.manager.states[&self.state].graphs[&key];
         let copies = !self.manager.options.share_io_buffers;
         let mut at = 0;
         input.map(&mut |name, tensor| {
@@ -380,7 +383,7 @@ impl<'m> StepContext<'m> {
         if !self.manager.options.poison {
             return Ok(());
         }
-        let plan = &self.manager.modes[&self.mode].plan;
+        let plan = &self.manager.states[&self.state].plan;
         for dead in plan.dead_after(plan.canonical(region, self.microbatches)) {
             let output = self.manager.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
             self.run(Poison { output })?;
@@ -391,7 +394,7 @@ impl<'m> StepContext<'m> {
     /// Checks that the recorded order has this region next, and moves on.
     fn expect(&mut self, region: Region) -> Result<usize> {
         let Phase::Run { position, .. } = &mut self.phase else { return Ok(0) };
-        let order = &self.manager.modes[&self.mode].recordings[&self.microbatches].order;
+        let order = &self.manager.states[&self.state].recordings[&self.microbatches].order;
         let visit = *position;
         match order.get(visit) {
             Some(expected) if expected.region == region => {
@@ -405,7 +408,7 @@ impl<'m> StepContext<'m> {
     /// Checks that the step has gone through all of the recorded order.
     pub(crate) fn check_complete(&self) -> Result<()> {
         let Phase::Run { position, .. } = &self.phase else { return Ok(()) };
-        let order = &self.manager.modes[&self.mode].recordings[&self.microbatches].order;
+        let order = &self.manager.states[&self.state].recordings[&self.microbatches].order;
         match order.get(*position) {
             None => Ok(()),
             expected => Err(out_of_order(*position, expected, "the end of the step")),

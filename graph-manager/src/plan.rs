@@ -180,11 +180,6 @@ impl Plan {
         }
     }
 
-    /// Whether any number of microbatches fits this plan.
-    pub(crate) fn any_microbatches(&self) -> bool {
-        self.options.slots()
-    }
-
     pub(crate) fn placement(&self, region: Region, index: usize) -> Option<&Placement> {
         self.placements.get(&(region, index))
     }

@@ -84,6 +84,15 @@ impl PipelineGroups {
     }
 }
 
+impl PipelineGroups {
+    /// All of them.
+    pub fn communicators(&self) -> impl Iterator<Item = &Rc<dyn Communicator>> {
+        let PipelineGroups { all, ends, forward_in, forward_out, backward_in, backward_out } = self;
+        let others = [ends, forward_in, forward_out, backward_in, backward_out];
+        std::iter::once(all).chain(others.into_iter().flatten())
+    }
+}
+
 /// Neighbouring edges of the ring are in different rounds.
 fn round_of(edge: usize, stages: usize) -> usize {
     if edge + 1 == stages && stages % 2 == 1 { 2 } else { edge % 2 }

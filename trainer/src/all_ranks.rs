@@ -41,7 +41,7 @@ pub fn on_all_ranks(
         world.barrier(); // another rank refuses, and says why
         return 2;
     }
-    let watch = match Watch::start(env, settings, |text| world.text_of_rank_0(text)) {
+    let watch = match Watch::start(env, settings, |text| world.text_of(0, text)) {
         Ok(_) if first_of(&world, false) => {
             world.barrier();
             return 2;
@@ -143,7 +143,7 @@ fn team(world: &Rc<MpiWorld>, groups: Groups, threads: usize, watch: Option<&Rc<
             1 => value,
             _ => together(&comparing.1, "all_reduce_max", || comparing.0.max(value)),
         }),
-        of_rank_0: Rc::new(move |text| together(&telling.1, "broadcast", || telling.0.text_of_rank_0(text))),
+        text_of: Rc::new(move |rank, text| together(&telling.1, "broadcast", || telling.0.text_of(rank, text))),
         stop: signals::stop_flag()
             .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
         activity: watch.map_or_else(Activity::default, |watch| watch.activity()),

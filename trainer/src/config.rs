@@ -98,6 +98,7 @@ section!(TrainConfig {
     steps: usize,
     seed: u64,
     global_batch_size: usize,
+    rampup_batch_size: Vec<usize>,
     micro_batch_size: usize,
     deterministic: bool,
     eval_interval: usize,

@@ -5,6 +5,7 @@
 
 pub mod accelerator;
 pub mod all_ranks;
+pub mod batch_size;
 pub mod batches;
 pub mod bench;
 pub mod buckets;

@@ -111,6 +111,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
     option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
     option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples of a step, over all ranks"),
+    option("train.rampup_batch_size", "rampup-batch-size", &[], "[]", Kind::Integers, "Size to start from, increment, and number of samples until the global batch is reached; the same batch in every step if empty"),
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples of a microbatch"),
     option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits from run to run; nothing is timed, backward attention is slower"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for none"),

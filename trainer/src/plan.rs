@@ -7,6 +7,7 @@ use device::ops::NormKind;
 use graph_manager::{GraphOptions, Mempool, Scope};
 use parallel::{Grid, PipelineStage};
 
+use crate::batch_size::BatchSize;
 use crate::config::{RunConfig, UserError};
 use crate::layout;
 use crate::model::{
@@ -30,11 +31,13 @@ pub struct RunPlan {
     pub blocks: Vec<usize>,
     /// With several chunks a stage, microbatches that go through one before the next.
     pub microbatch_group: usize,
-    /// Microbatches of a step on each rank.
+    /// Samples of each step.
+    pub batch_size: BatchSize,
+    /// Microbatches of a step of the global batch on each rank.
     pub microbatches: usize,
     /// Losses of a sample: its tokens, or 1.
     pub losses_per_sample: usize,
-    /// Tokens (or rows) of a step over all ranks.
+    /// Tokens (or rows) of a step of the global batch over all ranks.
     pub tokens_per_step: usize,
     /// Training FLOPs per token: 6 per parameter the token meets, and causal attention.
     pub flops_per_token: f64,
@@ -116,14 +119,19 @@ impl RunPlan {
     pub fn new(config: RunConfig, world_size: usize) -> Result<RunPlan, UserError> {
         slips(&config)?;
         let grid = layout::grid(&config, world_size)?;
-        let microbatches = batch_split(&config, grid.data)?;
+        at_least("train.micro_batch_size", config.train.micro_batch_size, 1)?;
+        at_least("train.global_batch_size", config.train.global_batch_size, 1)?;
+        let batch_size = BatchSize::new(&config.train, grid.data)?;
         let model = model_plan(&config)?;
         let mut blocks = Vec::new();
         if let ModelPlan::Gpt(shape) = &model {
             layout::check(&config, shape)?;
             blocks = layout::blocks(&config, shape.layers)?;
         }
+        let counts = batch_size.microbatches();
+        let microbatches = counts[0];
         let microbatch_group = layout::microbatch_group(&config, microbatches)?;
+        counts.iter().try_for_each(|&fewer| layout::microbatch_group(&config, fewer).map(|_| ()))?;
         at_least("train.steps", config.train.steps, 1)?;
         at_least("recompute.layers", config.recompute.layers, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
@@ -165,6 +173,7 @@ impl RunPlan {
             blocks,
             microbatch_group,
             microbatches,
+            batch_size,
             losses_per_sample,
             flops_per_token,
             parameters,
@@ -232,24 +241,6 @@ fn slips(config: &RunConfig) -> Result<(), UserError> {
         at_most(key, value, most)?;
     }
     Ok(())
-}
-
-/// Microbatches of a step on each rank.
-fn batch_split(config: &RunConfig, ranks: usize) -> Result<usize, UserError> {
-    let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
-    at_least("train.micro_batch_size", micro, 1)?;
-    at_least("train.global_batch_size", global, 1)?;
-    let unit = micro * ranks;
-    require(global.is_multiple_of(unit), || {
-        let (below, above) = (global / unit * unit, global.next_multiple_of(unit));
-        let near = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
-        UserError::new(
-            format!("train.global_batch_size = {global} with micro_batch_size = {micro} on {ranks} ranks"),
-            format!("the global batch is a multiple of micro_batch_size x data-parallel ranks = {unit}"),
-            format!("set train.global_batch_size = {near}, or another micro_batch_size"),
-        )
-    })?;
-    Ok(global / unit)
 }
 
 /// The model of a configuration, checked.
