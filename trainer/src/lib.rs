@@ -29,6 +29,7 @@ pub mod presets;
 pub mod recipes;
 pub mod reducer;
 pub mod run;
+pub mod run_folder;
 pub mod run_log;
 pub mod sample;
 pub mod schedule;

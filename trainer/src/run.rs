@@ -21,6 +21,7 @@ use crate::logs::PRINTED;
 use crate::metrics::{StepMetrics, boxed, bytes, count};
 use crate::model::TensorParallel;
 use crate::plan::{ModelPlan, RunPlan};
+use crate::run_folder;
 use crate::run_log::RunLog;
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
 use crate::terminal::say;
@@ -404,7 +405,9 @@ pub fn train(
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
     if main {
-        std::fs::create_dir_all(folder).map_err(file("the run's folder"))?;
+        if let Some(aside) = run_folder::take(folder, session.run(), start.step).map_err(file("the run's folder"))? {
+            say(&format!("metrics of another run are now in {}", aside.display()));
+        }
         let resolved = toml::to_string(&plan.config).unwrap_or_default();
         std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
         log = Some(RunLog::open(&plan.config.logging, start.step).map_err(file("metrics.jsonl"))?);

@@ -162,3 +162,52 @@ fn a_checkpoint_that_the_disk_cannot_hold_is_not_begun() {
     assert_eq!(bits(&folder.0, 2), bits(&whole.0, 2), "the earlier checkpoint is whole");
     assert!(!folder.path("saved.after/step-00000004.tmp").exists() && metrics(&folder.0).len() == 6);
 }
+
+#[test]
+fn nothing_in_the_folder_of_checkpoints_is_removed_but_checkpoints() {
+    let folder = Folder::new("foreign");
+    let (dir, flags) = (folder.path("saved"), "--steps 6 --save-interval 1 --checkpoint-keep 1");
+    let theirs = ["step-1/best.txt", "step-3/notes.txt", "step-best.tmp/notes.txt", "step-2.tmp", "step-000000001/x"];
+    for name in theirs {
+        let path = dir.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "keep me").unwrap();
+    }
+    expect(&run(1, &folder.0, flags), 0, &["done: loss"]);
+    for name in theirs {
+        assert_eq!(std::fs::read_to_string(dir.join(name)).unwrap(), "keep me", "{name}");
+    }
+    assert!(checkpoint(&folder.0, 6).exists() && !checkpoint(&folder.0, 5).exists(), "its own are pruned");
+}
+
+#[test]
+fn a_folder_or_file_with_a_checkpoints_name_that_is_none_is_refused_and_stays() {
+    for name in ["step-00000003/my-notes.txt", "step-00000003.tmp/my-notes.txt", "step-00000003", "step-00000003.tmp"] {
+        let folder = Folder::new("named");
+        let path = folder.path("saved").join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "keep me").unwrap();
+        let parts = ["step-00000003", " is there and is not a checkpoint. Rule: ", "Fix: "];
+        expect(&run(1, &folder.0, "--steps 1"), 2, &parts);
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "keep me", "{name}");
+    }
+}
+
+#[test]
+fn damaged_lines_of_metrics_are_left_out_and_told_of_and_all_others_stay() {
+    let folder = Folder::new("lines");
+    expect(&run(1, &folder.0, "--steps 4"), 0, &[]);
+    let path = folder.path("log/metrics.jsonl");
+    let content = std::fs::read(&path).unwrap();
+    let mut lines: Vec<Vec<u8>> = content.split_inclusive(|byte| *byte == b'\n').map(Vec::from).collect();
+    let last = lines[1].len() - 1;
+    lines[1][..last].fill(0);
+    lines[2][5] = 0xff;
+    std::fs::write(&path, lines.concat()).unwrap();
+    let warning = format!("WARNING: {} is damaged: line 2, and 1 more, left out", path.display());
+    expect(&run(1, &folder.0, "--steps 6"), 0, &[&warning, "at step 4"]);
+    let text = std::fs::read_to_string(path).unwrap();
+    let steps = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64());
+    assert_eq!(steps.collect::<Vec<_>>(), [0, 3, 4, 5].map(Some));
+    assert!(text.as_bytes().starts_with(&lines[0]));
+}
