@@ -204,7 +204,7 @@ fn on_all_ranks(
     let connected = opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device, layout));
     let done = match (&opened, connected) {
         (Ok(device), Ok(groups)) => {
-            let ranks = team(&world, groups, threads, watch.as_ref());
+            let ranks = team(&world, groups, env.local_size, threads, watch.as_ref());
             let done = catch_unwind(AssertUnwindSafe(|| work(&ranks, device)));
             if !matches!(done, Ok(Ok(_))) {
                 std::mem::forget(ranks); // on a fault nothing is torn down
@@ -270,7 +270,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 /// This process among the ranks; while it waits for them by MPI's means, that is seen by who watches.
-fn team(world: &Rc<MpiWorld>, groups: Groups, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
+fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
     let Groups { tensor, data: group, pipeline } = groups;
     if let Some(watch) = watch {
         let stages = pipeline.iter().flat_map(PipelineGroups::communicators);
@@ -284,6 +284,7 @@ fn team(world: &Rc<MpiWorld>, groups: Groups, threads: usize, watch: Option<&Rc<
         group,
         tensor,
         pipeline,
+        local,
         threads,
         barrier: Rc::new(move || together(&waiting.1, "barrier", || waiting.0.barrier())),
         max: Rc::new(move |value| match comparing.0.size() {

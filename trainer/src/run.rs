@@ -97,6 +97,8 @@ pub struct Ranks {
     pub tensor: Option<Rc<dyn Communicator>>,
     /// The stages with other layers; none where there are no others.
     pub pipeline: Option<PipelineGroups>,
+    /// Ranks on this machine, this one among them.
+    pub local: usize,
     /// Threads of the host device.
     pub threads: usize,
     /// Waits for all ranks.
@@ -119,6 +121,7 @@ impl Ranks {
             group: None,
             tensor: None,
             pipeline: None,
+            local: 1,
             threads,
             barrier: Rc::new(|| {}),
             max: Rc::new(|value| value),
@@ -179,7 +182,8 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
 /// # Errors
 /// Out of memory, or settings that do not go together.
 pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
-    if device.gpu().is_some() {
+    // A dry host device plans for another machine.
+    if device.gpu().is_some() || !device.is_dry() {
         rehearse(plan, device, ranks, poison)?;
     }
     let stage = recorded_stage(plan, device, ranks, poison)?;
@@ -191,8 +195,37 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
     Ok(stage)
 }
 
-/// Goes through set-up without taking memory. Rank 0 times how matrix products are best done on this GPU, and all ranks
-/// do as it found; what does not fit the GPU is refused before anything is allocated.
+/// What a rank takes of the machine's memory beside its device's: program, libraries, data under way.
+const HEADROOM: usize = 64 << 20;
+
+/// Fails where this machine's ranks need more memory than it has: its kernel would end one of them without a word.
+fn fits_host(needed: usize, device: &Device, ranks: &Ranks) -> Result<(), UserError> {
+    let scratch = device.host_scratch_bytes();
+    let most = (ranks.max)((needed + scratch + HEADROOM) as u64) as usize;
+    let free = device.free_host_memory();
+    (ranks.barrier)(); // what another rank takes from here on is counted already
+    match free {
+        Some(free) if most.saturating_mul(ranks.local) > free => Err(UserError::new(
+            format!(
+                "{} ranks on this machine need {} of memory each ({} planned, {} while an operation runs, {} for all else), \
+                 {} are free",
+                ranks.local,
+                bytes(most),
+                bytes(needed),
+                bytes(scratch),
+                bytes(HEADROOM),
+                bytes(free)
+            ),
+            "weights, optimizer state, activations and what operations need fit the machine's memory",
+            "set a smaller train.micro_batch_size, recompute.granularity, fewer train.threads or ranks, or a smaller model; \
+             `--dry-run` shows what takes how much",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Goes through set-up without taking memory. Rank 0 times how matrix products are best done on a GPU, and all ranks
+/// do as it found; what does not fit its memory, or the host's, is refused before anything is allocated.
 fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<(), RunError> {
     if ranks.rank > 0 {
         device.import_choices(&(ranks.of_rank_0)(String::new()))?;
@@ -209,6 +242,9 @@ fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Res
         (ranks.of_rank_0)(device.export_choices().unwrap_or_default());
     }
     let needed = recorded?;
+    if device.gpu().is_none() {
+        return Ok(fits_host(needed, device, ranks)?);
+    }
     match device.gpu_memory()? {
         Some((free, total)) if needed > free => Err(UserError::new(
             format!(

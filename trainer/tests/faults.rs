@@ -58,10 +58,12 @@ fn a_graph_report_that_cannot_be_written_is_refused_before_training() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_named_with_its_bytes() {
+fn more_memory_than_there_is_is_refused_with_the_numbers_before_any_is_taken() {
     let folder = Folder::new("fault-memory");
     let output = run(1, &folder.0, "--vocab 33554432 --hidden 32768");
-    expect(&output, 3, &["error on rank 0: ", "out of memory: weights needs 44", " are free. Fix: "]);
+    let numbers = ["error on rank 0: 1 ranks on this machine need 20.", " TiB of memory each (", " planned, ", " are free. Rule: "];
+    expect(&output, 2, &numbers);
+    expect(&output, 2, &[". Fix: set a smaller train.micro_batch_size"]);
 }
 
 /// Runs `trainer FLAGS` with standard output to a full disk.
