@@ -24,7 +24,7 @@ use crate::plan::{ModelPlan, RunPlan};
 use crate::run_folder;
 use crate::run_log::RunLog;
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
-use crate::terminal::say;
+use crate::terminal::{say, warn};
 use crate::trace::StepTrace;
 use crate::watch::activity::{Activity, Doing};
 
@@ -137,6 +137,8 @@ impl Ranks {
 pub struct Outcome {
     /// Loss of the last step.
     pub loss: f64,
+    /// Whether that is a number on every rank: else what was trained is worth nothing.
+    pub finite: bool,
     /// Loss of the last evaluation, if there was one.
     pub validation_loss: Option<f64>,
     /// The source's floor, where it is known.
@@ -149,6 +151,7 @@ pub struct Outcome {
 /// What is wrong with the data, or a vocabulary that is too small for them.
 pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
     let data = &plan.config.data;
+    used(plan)?;
     let shape = match &plan.model {
         ModelPlan::Mlp(shape) => {
             let (first, last) = (shape.sizes[0], shape.sizes[shape.sizes.len() - 1]);
@@ -175,6 +178,29 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
         ));
     }
     Ok(Arc::new(source))
+}
+
+/// Fails on options of data that would say nothing about what is trained on.
+fn used(plan: &RunPlan) -> Result<(), UserError> {
+    let data = &plan.config.data;
+    let mlp = matches!(plan.model, ModelPlan::Mlp(_));
+    let about_files = [
+        ("data.path", mlp && data.path.is_some()),
+        ("data.validation_path", data.validation_path.is_some()),
+        ("data.tokenizer", data.tokenizer != "byte"),
+        ("data.end_of_text", data.end_of_text.is_some()),
+        ("data.raw_tokens", data.raw_tokens != "none"),
+    ];
+    let (rule, fix) = match (mlp, &data.path) {
+        (true, _) => ("an MLP trains on rows that the trainer makes", "leave it out, or set model.kind = \"gpt\""),
+        (_, None) => ("it says how the files of data.path are taken", "set data.path (--data-path), or leave it out"),
+        _ => return Ok(()),
+    };
+    match about_files.iter().find(|(_, given)| *given) {
+        Some((key, _)) if mlp => Err(UserError::new(format!("{key} with model.kind = \"mlp\""), rule, fix)),
+        Some((key, _)) => Err(UserError::new(format!("{key} without data.path"), rule, fix)),
+        None => Ok(()),
+    }
 }
 
 /// Makes this rank's stage and records its steps, so that its memory is known.
@@ -522,7 +548,8 @@ pub fn train(
     if let Some(told) = trace.finish(device)? {
         report.say(&told);
     }
-    let outcome = Outcome { loss: report.last_loss, validation_loss: report.last_validation, floor: source.floor() };
+    let finite = (ranks.max)((!report.last_loss.is_finite()).into()) == 0;
+    let outcome = Outcome { loss: report.last_loss, finite, validation_loss: report.last_validation, floor: source.floor() };
     report.finish(&outcome);
     Ok(Some(outcome))
 }
@@ -705,6 +732,15 @@ impl<'p> Reporter<'p> {
     fn finish(&self, outcome: &Outcome) {
         let Some(bar) = &self.bar else { return };
         bar.finish_and_clear();
+        if !outcome.finite {
+            let kept = if self.plan.config.checkpoint.dir.is_some() { " Checkpoints are kept." } else { "" };
+            warn(&format!(
+                "error: the loss of the last step is {}: training diverged.{kept} Fix: go on from a checkpoint before \
+                 that, or begin anew, with a smaller optimizer.lr",
+                outcome.loss
+            ));
+            return;
+        }
         let mut line = format!("done: loss {:.4}", outcome.loss);
         if let Some(loss) = outcome.validation_loss {
             line += &format!(", validation loss {loss:.4}");
