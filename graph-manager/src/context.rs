@@ -5,7 +5,7 @@ use std::any::Any;
 use device::ops::{Copy, Poison};
 use device::{CheckError, DType, Op, Shape, Stream, Tensor};
 
-use crate::manager::Captured;
+use crate::manager::{Captured, StateKey};
 use crate::plan::{RecordedBuffer, Recording, Visit};
 use crate::{CudaGraphManager, Error, Flow, Mode, Region, Result};
 
@@ -14,6 +14,8 @@ pub struct StepContext<'m> {
     manager: &'m mut CudaGraphManager,
     mode: Mode,
     microbatches: usize,
+    /// Which of the manager's states it goes by.
+    state: StateKey,
     phase: Phase,
     /// The innermost region, and how many buffers it has taken.
     current: Option<Current>,
@@ -28,12 +30,17 @@ pub(crate) enum Phase {
     Run { graphs: bool, position: usize },
 }
 
+/// Whose forward kept something: its region, and the part of its layer.
+pub(crate) type KeptKey = (Region, Option<usize>);
+
 #[derive(Clone, Copy)]
 struct Current {
     region: Region,
     /// Index in the recorded order.
     visit: usize,
     taken: usize,
+    /// Which part of the region's layer keeps things now.
+    part: Option<usize>,
 }
 
 impl<'m> StepContext<'m> {
@@ -43,7 +50,8 @@ impl<'m> StepContext<'m> {
         microbatches: usize,
         phase: Phase,
     ) -> StepContext<'m> {
-        StepContext { manager, mode, microbatches, phase, current: None, capturing: false }
+        let state = manager.state_key(mode, microbatches);
+        StepContext { manager, mode, microbatches, state, phase, current: None, capturing: false }
     }
 
     pub(crate) fn into_recording(self) -> Recording {
@@ -122,7 +130,7 @@ impl<'m> StepContext<'m> {
             recording.buffers.push(RecordedBuffer { visit, index, name, bytes, buffer: tensor.buffer, taken_at });
             return Ok(tensor);
         }
-        let plan = &self.manager.modes[&self.mode].plan;
+        let plan = &self.manager.states[&self.state].plan;
         match plan.placement(plan.canonical(region, self.microbatches), index) {
             Some(at) if at.bytes == bytes && at.name == name => {
                 Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype))
@@ -138,45 +146,62 @@ impl<'m> StepContext<'m> {
         }
     }
 
-    /// Hands something from a layer's forward to its backward: the tensors it saved.
+    /// Does the work of one of the parts of this region's layer: what parts keep is kept apart.
+    ///
+    /// # Errors
+    /// What `work` returns.
+    pub fn part<T>(&mut self, part: usize, work: impl FnOnce(&mut StepContext<'m>) -> Result<T>) -> Result<T> {
+        let set = |cx: &mut StepContext<'m>, part| {
+            cx.current.as_mut().and_then(|current| std::mem::replace(&mut current.part, part))
+        };
+        let outer = set(self, Some(part));
+        let result = work(self);
+        set(self, outer);
+        result
+    }
+
+    /// Hands something from a layer's forward to its backward: the tensors it saved. A backward that computes its forward
+    /// again hands it to itself.
     ///
     /// # Panics
-    /// Outside of a forward region: layers call it, users never.
+    /// Outside of a forward or backward region: layers call it, users never.
     pub fn keep<T: 'static>(&mut self, kept: T) {
-        let Some(Current { region: region @ Region::Forward { .. }, .. }) = self.current else {
-            panic!("keep() outside of a forward region, in {}", self.region_name());
-        };
-        let key = self.kept_key(region);
+        let key = self.kept_key("keep()");
         self.kept_map().insert(key, Box::new(kept));
     }
 
     /// What this layer's forward kept for this microbatch.
     ///
     /// # Panics
-    /// Outside of a backward region, or if forward kept nothing of this type: layers call it, users never.
+    /// Outside of a forward or backward region, or if forward kept nothing of this type: layers call it, users never.
     pub fn kept<T: Clone + 'static>(&mut self) -> T {
-        let Some(Current { region: Region::Backward { layer, microbatch }, .. }) = self.current else {
-            panic!("kept() outside of a backward region, in {}", self.region_name());
-        };
-        let key = self.kept_key(Region::Forward { layer, microbatch });
+        let key = self.kept_key("kept()");
         match self.kept_map().get(&key).and_then(|kept| kept.downcast_ref::<T>()) {
             Some(kept) => kept.clone(),
-            None => panic!("the forward of layer {layer} kept no {}", std::any::type_name::<T>()),
+            None => panic!("in {} no {} was kept", self.region_name(), std::any::type_name::<T>()),
         }
     }
 
     /// While recording every microbatch has its own tensors; later those of a slot are the same.
-    fn kept_key(&self, forward: Region) -> Region {
-        match self.manager.modes.get(&self.mode) {
-            Some(state) if !matches!(self.phase, Phase::Record(_)) => state.plan.canonical(forward, self.microbatches),
-            _ => forward,
+    fn kept_key(&self, what: &str) -> KeptKey {
+        let (layer, microbatch, part) = match self.current {
+            Some(Current { region: Region::Forward { layer, microbatch }, part, .. })
+            | Some(Current { region: Region::Backward { layer, microbatch }, part, .. }) => (layer, microbatch, part),
+            _ => panic!("{what} outside of a layer's regions, in {}", self.region_name()),
+        };
+        let forward = Region::Forward { layer, microbatch };
+        match self.manager.states.get(&self.state) {
+            Some(state) if !matches!(self.phase, Phase::Record(_)) => {
+                (state.plan.canonical(forward, self.microbatches), part)
+            }
+            _ => (forward, part),
         }
     }
 
-    fn kept_map(&mut self) -> &mut std::collections::HashMap<Region, Box<dyn Any>> {
+    fn kept_map(&mut self) -> &mut std::collections::HashMap<KeptKey, Box<dyn Any>> {
         match &mut self.phase {
             Phase::Record(recording) => &mut recording.kept,
-            Phase::Run { .. } => match self.manager.modes.get_mut(&self.mode) {
+            Phase::Run { .. } => match self.manager.states.get_mut(&self.state) {
                 Some(state) => &mut state.kept,
                 None => unreachable!("a mode runs after it was recorded"),
             },
@@ -215,7 +240,7 @@ impl<'m> StepContext<'m> {
         let visit = self.expect(region)?;
         let graphs = matches!(self.phase, Phase::Run { graphs: true, .. });
         if graphs && !self.capturing && region.captured(&self.manager.options).is_ok() {
-            let state = &self.manager.modes[&self.mode];
+            let state = &self.manager.states[&self.state];
             let key = state.key(&self.manager.options, self.mode, region, self.microbatches);
             if state.graphs.contains_key(&key) {
                 let next = state.recordings[&self.microbatches].order[visit].next;
@@ -243,7 +268,7 @@ impl<'m> StepContext<'m> {
         visit: usize,
         work: impl FnOnce(&mut StepContext<'m>) -> Result<O>,
     ) -> Result<O> {
-        let outer = self.current.replace(Current { region, visit, taken: 0 });
+        let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
         let result = work(self);
         self.current = outer;
         result
@@ -287,7 +312,7 @@ impl<'m> StepContext<'m> {
         let graph = compute.end_capture(&name).map_err(|source| Error::Device { region: name.clone(), source })?;
         tracing::debug!(graph = %graph.name(), nodes = graph.nodes().len(), "captured");
         graph.launch(&compute).map_err(|source| Error::Device { region: name, source })?;
-        if let Some(state) = self.manager.modes.get_mut(&self.mode) {
+        if let Some(state) = self.manager.states.get_mut(&self.state) {
             state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });
             state.captured.push(key);
         }
@@ -298,7 +323,7 @@ impl<'m> StepContext<'m> {
         if self.manager.device.is_timed() {
             self.manager.device.set_scope(&region.to_string());
         }
-        let captured = &self.manager.modes[&self.mode].graphs[&key];
+        let captured = &self.manager.states[&self.state].graphs[&key];
         let copies = !self.manager.options.share_io_buffers;
         let mut at = 0;
         input.map(&mut |name, tensor| {
@@ -358,7 +383,7 @@ impl<'m> StepContext<'m> {
         if !self.manager.options.poison {
             return Ok(());
         }
-        let plan = &self.manager.modes[&self.mode].plan;
+        let plan = &self.manager.states[&self.state].plan;
         for dead in plan.dead_after(plan.canonical(region, self.microbatches)) {
             let output = self.manager.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
             self.run(Poison { output })?;
@@ -369,7 +394,7 @@ impl<'m> StepContext<'m> {
     /// Checks that the recorded order has this region next, and moves on.
     fn expect(&mut self, region: Region) -> Result<usize> {
         let Phase::Run { position, .. } = &mut self.phase else { return Ok(0) };
-        let order = &self.manager.modes[&self.mode].recordings[&self.microbatches].order;
+        let order = &self.manager.states[&self.state].recordings[&self.microbatches].order;
         let visit = *position;
         match order.get(visit) {
             Some(expected) if expected.region == region => {
@@ -383,7 +408,7 @@ impl<'m> StepContext<'m> {
     /// Checks that the step has gone through all of the recorded order.
     pub(crate) fn check_complete(&self) -> Result<()> {
         let Phase::Run { position, .. } = &self.phase else { return Ok(()) };
-        let order = &self.manager.modes[&self.mode].recordings[&self.microbatches].order;
+        let order = &self.manager.states[&self.state].recordings[&self.microbatches].order;
         match order.get(*position) {
             None => Ok(()),
             expected => Err(out_of_order(*position, expected, "the end of the step")),

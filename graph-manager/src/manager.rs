@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use device::{Area, Device, Graph, Stream, Tensor};
 
-use crate::context::Phase;
+use crate::context::{KeptKey, Phase};
 use crate::plan::{AreaKind, Plan, Recording};
 use crate::{EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, StepContext};
 
@@ -15,22 +15,26 @@ use crate::{EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Regi
 ///
 /// Fields drop in order: graphs before the memory they point into.
 pub struct CudaGraphManager {
-    pub(crate) modes: BTreeMap<Mode, ModeState>,
+    pub(crate) states: BTreeMap<StateKey, State>,
     pub(crate) areas: BTreeMap<AreaKind, Area>,
     pub(crate) device: Device,
     pub(crate) compute: Stream,
     pub(crate) options: GraphOptions,
-    /// Called once per mode before its first capture.
+    /// Called once per mode and plan before its first capture.
     before_capture: Option<Box<dyn Fn() -> Result<()>>>,
 }
 
-/// What is known of one mode.
-pub(crate) struct ModeState {
+/// What has a plan and graphs of its own: a mode, and where memory is planned over the whole step each number of its
+/// microbatches.
+pub(crate) type StateKey = (Mode, Option<usize>);
+
+/// What is known of steps of one kind.
+pub(crate) struct State {
     /// By number of microbatches.
     pub(crate) recordings: BTreeMap<usize, Recording>,
     pub(crate) plan: Plan,
     /// What each forward keeps for its backward.
-    pub(crate) kept: HashMap<Region, Box<dyn Any>>,
+    pub(crate) kept: HashMap<KeptKey, Box<dyn Any>>,
     pub(crate) graphs: HashMap<GraphKey, Captured>,
     /// Keys in order of capture.
     pub(crate) captured: Vec<GraphKey>,
@@ -72,7 +76,7 @@ impl CudaGraphManager {
         }
         let device = compute.device().clone();
         Ok(CudaGraphManager {
-            modes: BTreeMap::new(),
+            states: BTreeMap::new(),
             areas: BTreeMap::new(),
             device,
             compute,
@@ -81,7 +85,7 @@ impl CudaGraphManager {
         })
     }
 
-    /// Has `barrier` called before the first capture of each mode, so that all ranks begin it together.
+    /// Has `barrier` called before the first capture of each mode and plan, so that all ranks begin it together.
     pub fn before_capture(&mut self, barrier: impl Fn() -> Result<()> + 'static) {
         self.before_capture = Some(Box::new(barrier));
     }
@@ -91,8 +95,13 @@ impl CudaGraphManager {
         &self.options
     }
 
-    /// Goes through a step without running it, and plans its memory. Record every mode, each with its largest number
-    /// of microbatches, before the first [`CudaGraphManager::step`], which allocates.
+    /// A plan over the whole step is for one number of microbatches; slots hold any.
+    pub(crate) fn state_key(&self, mode: Mode, microbatches: usize) -> StateKey {
+        (mode, (!self.options.slots()).then_some(microbatches))
+    }
+
+    /// Goes through a step without running it, and plans its memory. Record every mode, each with every number of
+    /// microbatches that will come, the largest first, before the first [`CudaGraphManager::step`], which allocates.
     ///
     /// # Errors
     /// What `body` returns; [`Error::Usage`] when the step does not fit an earlier recording of the mode.
@@ -110,11 +119,12 @@ impl CudaGraphManager {
         let events = self.device.end_trace();
         result?;
         let recording = Recording { events, ..recording };
-        match self.modes.get_mut(&mode) {
+        let key = self.state_key(mode, microbatches);
+        match self.states.get_mut(&key) {
             None => {
                 let plan = Plan::new(&recording, &self.options, self.compute.id());
                 let recordings = BTreeMap::from([(microbatches, recording)]);
-                let state = ModeState {
+                let state = State {
                     recordings,
                     plan,
                     kept: HashMap::new(),
@@ -122,7 +132,7 @@ impl CudaGraphManager {
                     captured: Vec::new(),
                     steps: 0,
                 };
-                self.modes.insert(mode, state);
+                self.states.insert(key, state);
             }
             Some(state) => {
                 state.accept(&recording, &self.options)?;
@@ -145,20 +155,20 @@ impl CudaGraphManager {
     }
 
     /// Fails when a mode was recorded after memory was taken and needs more.
-    fn check_room(&self, mode: Mode) -> Result<()> {
+    fn check_room(&self, state: StateKey) -> Result<()> {
         let fits = |(kind, bytes): (&AreaKind, &usize)| self.areas.get(kind).is_some_and(|area| area.bytes() >= *bytes);
-        if self.modes[&mode].plan.areas.iter().all(fits) {
+        if self.states[&state].plan.areas.iter().all(fits) {
             return Ok(());
         }
         Err(Error::Usage {
-            problem: format!("a {mode:?} step came after memory was allocated, and needs more than there is"),
-            fix: "record every mode that will run before the first step",
+            problem: format!("a {:?} step came after memory was allocated, and needs more than there is", state.0),
+            fix: "record every mode, and every number of microbatches, that will run before the first step",
         })
     }
 
     fn planned(&self) -> BTreeMap<AreaKind, usize> {
         let mut sizes: BTreeMap<AreaKind, usize> = BTreeMap::new();
-        for state in self.modes.values() {
+        for state in self.states.values() {
             for (kind, bytes) in &state.plan.areas {
                 let size = sizes.entry(*kind).or_default();
                 *size = (*bytes).max(*size);
@@ -174,14 +184,16 @@ impl CudaGraphManager {
 
     /// Graphs the recorded training step will have: each region that is captured, by slot and variant.
     pub fn expected_graphs(&self, mode: Mode) -> usize {
-        let Some(state) = self.modes.get(&mode) else { return 0 };
         let mut keys = std::collections::BTreeSet::new();
-        for recording in state.recordings.values() {
-            let mut next = 0;
-            for (at, visit) in recording.order.iter().enumerate() {
-                if at >= next && visit.region.captured(&self.options).is_ok() {
-                    keys.insert(state.key(&self.options, mode, visit.region, recording.microbatches));
-                    next = visit.next;
+        for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
+            for recording in state.recordings.values() {
+                let mut next = 0;
+                for (at, visit) in recording.order.iter().enumerate() {
+                    if at >= next && visit.region.captured(&self.options).is_ok() {
+                        let key = state.key(&self.options, mode, visit.region, recording.microbatches);
+                        keys.insert((kind, key));
+                        next = visit.next;
+                    }
                 }
             }
         }
@@ -199,14 +211,15 @@ impl CudaGraphManager {
         microbatches: usize,
         body: &mut dyn FnMut(&mut StepContext<'_>) -> Result<()>,
     ) -> Result<()> {
-        if !self.modes.get(&mode).is_some_and(|state| state.recordings.contains_key(&microbatches)) {
+        let key = self.state_key(mode, microbatches);
+        if !self.states.get(&key).is_some_and(|state| state.recordings.contains_key(&microbatches)) {
             self.record(mode, microbatches, body)?;
         }
         if self.areas.is_empty() {
             self.allocate()?;
         }
-        self.check_room(mode)?;
-        let steps = self.modes[&mode].steps;
+        self.check_room(key)?;
+        let steps = self.states[&key].steps;
         let graphs = self.options.enable && steps >= self.options.warmup_steps;
         if let Some(barrier) = &self.before_capture
             && graphs
@@ -218,7 +231,7 @@ impl CudaGraphManager {
         let result = body(&mut cx).and_then(|()| cx.check_complete());
         self.compute.abandon_capture();
         self.device.set_scope("");
-        if let Some(state) = self.modes.get_mut(&mode) {
+        if let Some(state) = self.states.get_mut(&key) {
             state.steps += 1;
         }
         result
@@ -226,7 +239,7 @@ impl CudaGraphManager {
 
     /// Forgets all graphs of all modes; the next steps warm up and capture again.
     pub fn reset(&mut self) {
-        for state in self.modes.values_mut() {
+        for state in self.states.values_mut() {
             state.graphs.clear();
             state.captured.clear();
             state.steps = 0;
@@ -237,7 +250,7 @@ impl CudaGraphManager {
     pub fn report(&self) -> Report {
         let mut graphs = Vec::new();
         let mut eager: Vec<EagerReport> = Vec::new();
-        for state in self.modes.values() {
+        for state in self.states.values() {
             graphs.extend(state.captured.iter().map(|key| GraphReport::new(&state.graphs[key].graph)));
             for recording in state.recordings.values() {
                 let mut next = 0;
@@ -262,7 +275,7 @@ impl CudaGraphManager {
     }
 }
 
-impl ModeState {
+impl State {
     /// The key of a region's graph.
     pub(crate) fn key(&self, options: &GraphOptions, mode: Mode, region: Region, microbatches: usize) -> GraphKey {
         let backward = matches!(region, Region::Backward { .. });
@@ -279,18 +292,6 @@ impl ModeState {
 
     /// Whether a step with another number of microbatches fits the plan.
     fn accept(&self, recording: &Recording, options: &GraphOptions) -> Result<()> {
-        if !self.plan.any_microbatches() {
-            let known: Vec<String> = self.recordings.keys().map(usize::to_string).collect();
-            return Err(Error::Usage {
-                problem: format!(
-                    "a step of {} microbatches came, but the plan is for {}: the `single` pool and `full_iteration` \
-                     hold a fixed number",
-                    recording.microbatches,
-                    known.join(", ")
-                ),
-                fix: "use mempool = \"per_microbatch\" with scope = \"per_layer\", or one number of microbatches",
-            });
-        }
         for (in_flight, slots) in recording.in_flight(options).iter().zip(&self.plan.slots) {
             if in_flight > slots {
                 return Err(Error::Usage {

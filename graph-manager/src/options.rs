@@ -12,7 +12,7 @@ pub enum Scope {
 /// How memory is shared between microbatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mempool {
-    /// One plan over the whole step: least memory, a graph per microbatch, a fixed number of microbatches.
+    /// One plan over the whole step: least memory, a graph per microbatch, anew for each number of microbatches.
     Single,
     /// What a microbatch keeps lies in its slot: a graph per slot, any number of microbatches.
     PerMicrobatch,

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use device::{BufferId, StreamId, TraceEvent};
 
+use crate::context::KeptKey;
 use crate::placement::{Interval, place};
 use crate::{GraphOptions, Region};
 
@@ -14,7 +15,7 @@ use crate::{GraphOptions, Region};
 #[derive(Default)]
 pub(crate) struct Recording {
     /// What forwards kept while recording.
-    pub(crate) kept: HashMap<Region, Box<dyn std::any::Any>>,
+    pub(crate) kept: HashMap<KeptKey, Box<dyn std::any::Any>>,
     pub(crate) microbatches: usize,
     pub(crate) order: Vec<Visit>,
     pub(crate) buffers: Vec<RecordedBuffer>,
@@ -177,11 +178,6 @@ impl Plan {
             }
             _ => region,
         }
-    }
-
-    /// Whether any number of microbatches fits this plan.
-    pub(crate) fn any_microbatches(&self) -> bool {
-        self.options.slots()
     }
 
     pub(crate) fn placement(&self, region: Region, index: usize) -> Option<&Placement> {

@@ -151,6 +151,7 @@ impl std::fmt::Display for Region {
             Region::Step => write!(f, "step"),
             Region::Iteration => write!(f, "iteration"),
             Region::Begin => write!(f, "begin"),
+            Region::Inputs { layer: 0, microbatch } => write!(f, "inputs of microbatch {microbatch}"),
             Region::Inputs { layer, microbatch } => write!(f, "inputs of layer {layer}, microbatch {microbatch}"),
             Region::Forward { layer, microbatch } => write!(f, "forward of layer {layer}, microbatch {microbatch}"),
             Region::Outputs { layer, microbatch } => write!(f, "outputs of layer {layer}, microbatch {microbatch}"),

@@ -51,19 +51,19 @@ impl MpiWorld {
         self.world.barrier();
     }
 
-    /// Gives all ranks the bytes of rank 0; they must have as many.
-    pub fn broadcast(&self, bytes: &mut [u8]) {
-        self.world.process_at_rank(0).broadcast_into(bytes);
+    /// Gives all ranks the bytes of one; they must have as many.
+    pub fn broadcast(&self, rank: usize, bytes: &mut [u8]) {
+        self.world.process_at_rank(rank as i32).broadcast_into(bytes);
     }
 
-    /// The text of rank 0, on all ranks.
-    pub fn text_of_rank_0(&self, text: String) -> String {
+    /// The text of one rank, on all ranks.
+    pub fn text_of(&self, rank: usize, text: String) -> String {
         let mut length = (text.len() as u64).to_le_bytes();
-        self.broadcast(&mut length);
+        self.broadcast(rank, &mut length);
         let mut bytes = text.into_bytes();
         bytes.resize(u64::from_le_bytes(length) as usize, 0);
         if !bytes.is_empty() {
-            self.broadcast(&mut bytes); // MPI refuses the address of nothing
+            self.broadcast(rank, &mut bytes); // MPI refuses the address of nothing
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }

@@ -27,8 +27,10 @@ fn every_kind_of_transfer_is_right_in_this_world_and_in_groups_of_it() {
     }
 
     let mut bytes = if world.rank() == 0 { *b"of rank 0" } else { [0; 9] };
-    world.broadcast(&mut bytes);
+    world.broadcast(0, &mut bytes);
     assert_eq!(&bytes, b"of rank 0");
+    let texts = (0..world.size()).map(|rank| world.text_of(rank, format!("of {}", world.rank())));
+    assert!(texts.enumerate().all(|(rank, text)| text == format!("of {rank}")));
     let mine = world.rank() as u64 + 10;
     assert_eq!((world.min(mine), world.max(mine)), (10, 9 + world.size() as u64));
     world.barrier();

@@ -71,8 +71,12 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
     let kind = TokenType::for_vocab(shape.vocab);
     let mut told = Vec::new();
     for (partial, split, steps) in begun {
-        let samples = Samples { source: &*source, split, batch: train.global_batch_size, seq: shape.seq, kind };
-        told.push(samples.write(steps, partial, &stop)?);
+        let samples = match split {
+            Split::Train => plan.batch_size.samples_of(steps),
+            Split::Validation => (steps * train.global_batch_size) as u64,
+        };
+        let batches = Samples { source: &*source, split, batch: train.global_batch_size, seq: shape.seq, kind };
+        told.push(batches.write(steps, samples, partial, &stop)?);
     }
     Ok(told.join("\n"))
 }
@@ -81,15 +85,15 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
 struct Samples<'s> {
     source: &'s dyn Source,
     split: Split,
-    /// Samples of a step.
+    /// Samples that are read at once.
     batch: usize,
     seq: usize,
     kind: TokenType,
 }
 
 impl Samples<'_> {
-    /// Writes the batches of so many steps to a file, which gets its name when all are on disk.
-    fn write(&self, steps: usize, partial: Partial, stop: &AtomicBool) -> Result<String, DataError> {
+    /// Writes the samples of so many steps to a file, which gets its name when all are on disk.
+    fn write(&self, steps: usize, samples: u64, partial: Partial, stop: &AtomicBool) -> Result<String, DataError> {
         let started = Instant::now();
         let path = &partial.path;
         let failed = |error: std::io::Error| DataError {
@@ -97,36 +101,36 @@ impl Samples<'_> {
             fix: "check the folder's permissions and space, or name another".into(),
         };
         let mut file = BufWriter::with_capacity(1 << 20, &partial.file);
-        let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} batches  {per_sec}  {eta} left") {
+        let bar = ProgressBar::with_draw_target(Some(samples), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} samples  {per_sec}  {eta} left") {
             bar.set_style(style);
         }
         let mut encoded = Vec::new();
-        for step in 0..steps {
+        for first in (0..samples).step_by(self.batch) {
             go_on(stop, path)?;
             encoded.clear();
-            self.encode(step, &mut encoded)?;
+            let count = self.batch.min((samples - first) as usize);
+            self.encode(first, count, &mut encoded)?;
             file.write_all(&encoded).map_err(failed)?;
-            bar.inc(1);
+            bar.inc(count as u64);
         }
         let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
         file.sync_all().and_then(|()| std::fs::rename(&partial.temporary, path)).map_err(failed)?;
         bar.finish_and_clear();
-        let samples = steps * self.batch;
         Ok(format!(
             "{steps} batches, {} samples of {} {}-bit tokens, {}, {}; {:.2} s",
             count(samples as f64),
             self.seq + 1,
             8 * self.kind.size(),
-            bytes(samples * (self.seq + 1) * self.kind.size()),
+            bytes(samples as usize * (self.seq + 1) * self.kind.size()),
             path.display(),
             started.elapsed().as_secs_f64(),
         ))
     }
 
-    /// Appends a step's samples to `encoded`.
-    fn encode(&self, step: usize, encoded: &mut Vec<u8>) -> Result<(), DataError> {
-        let batch = self.source.batch(self.split, (step * self.batch) as u64, self.batch)?;
+    /// Appends samples to `encoded`.
+    fn encode(&self, first: u64, count: usize, encoded: &mut Vec<u8>) -> Result<(), DataError> {
+        let batch = self.source.batch(self.split, first, count)?;
         let Batch::Tokens { inputs, targets } = &batch else { return Ok(()) };
         for (inputs, targets) in inputs.chunks(self.seq).zip(targets.chunks(self.seq)) {
             // A sample's last target is the only token of it that is not an input. Ids are checked when they are read.

@@ -131,7 +131,7 @@ pub fn run(
     // A step on its way, and when its work was submitted.
     let mut timed = |batch: Option<&Batch>| -> Result<(PendingMetrics, Instant), RunError> {
         let first = (step * plan.config.train.global_batch_size) as u64;
-        let losses = stage.submit(settings(plan, ranks.rank, step, first), batch)?;
+        let losses = stage.submit(settings(plan, ranks.rank, step, first, plan.microbatches), batch)?;
         let launched = Instant::now();
         step += 1;
         Ok((stage.metrics(losses)?, launched))

@@ -77,37 +77,36 @@ fn command() -> Command {
     let bench = Command::new("bench")
         .about("Measures steps on fixed random data; takes the flags of a training run")
         .arg(Arg::new("case").value_name("CASE").value_parser(PRESETS.to_vec()).help("A case to measure"));
-    let command = Command::new("trainer")
-        .about("Trains GPT-class models; without a subcommand it trains")
-        .version(env!("CARGO_PKG_VERSION"))
-        .args_conflicts_with_subcommands(true)
-        .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
-        .subcommand(tokenize_command())
-        .subcommand(configs_command())
-        .subcommand(convert_command())
-        .subcommand(sample_command())
-        .subcommand(with_run_flags(bench))
-        .subcommand(with_run_flags(batches_command()))
-        .subcommand(
-            Command::new("doctor")
-                .about("Examines the machine: libraries, every operation against the host device, rates")
-                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Prints JSON"))
-                .arg(Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("Leaves out the rates"))
-                .arg(
-                    Arg::new("device")
-                        .long("device")
-                        .value_parser(["auto", "host", "cuda"])
-                        .default_value("auto")
-                        .help("What to examine"),
+    let command =
+        Command::new("trainer")
+            .about("Trains GPT-class models; without a subcommand it trains")
+            .version(env!("CARGO_PKG_VERSION"))
+            .args_conflicts_with_subcommands(true)
+            .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
+            .subcommand(tokenize_command())
+            .subcommand(configs_command())
+            .subcommand(convert_command())
+            .subcommand(sample_command())
+            .subcommand(with_run_flags(bench))
+            .subcommand(with_run_flags(batches_command()))
+            .subcommand(
+                Command::new("doctor")
+                    .about("Examines the machine: libraries, every operation against the host device, rates")
+                    .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Prints JSON"))
+                    .arg(Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("Leaves out the rates"))
+                    .arg(
+                        Arg::new("device")
+                            .long("device")
+                            .value_parser(["auto", "host", "cuda"])
+                            .default_value("auto")
+                            .help("What to examine"),
+                    ),
+            )
+            .subcommand(Command::new("checkpoint").about("Looks at checkpoints").subcommand_required(true).subcommand(
+                Command::new("list").about("Lists the checkpoints in a folder, every byte checked").arg(
+                    Arg::new("dir").value_name("DIR").value_parser(NonEmptyStringValueParser::new()).required(true),
                 ),
-        )
-        .subcommand(
-            Command::new("checkpoint").about("Looks at checkpoints").subcommand_required(true).subcommand(
-                Command::new("list")
-                    .about("Lists the checkpoints in a folder, every byte checked")
-                    .arg(Arg::new("dir").value_name("DIR").value_parser(NonEmptyStringValueParser::new()).required(true)),
-            ),
-        );
+            ));
     with_run_flags(command)
 }
 

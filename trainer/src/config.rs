@@ -98,6 +98,7 @@ section!(TrainConfig {
     steps: usize,
     seed: u64,
     global_batch_size: usize,
+    rampup_batch_size: Vec<usize>,
     micro_batch_size: usize,
     deterministic: bool,
     eval_interval: usize,
@@ -132,7 +133,7 @@ section!(ParallelConfig {
     setup_timeout_seconds: f64,
     monitor_address: Option<String>,
 });
-section!(RecomputeConfig { granularity: String });
+section!(RecomputeConfig { granularity: String, method: String, layers: usize });
 section!(CudaGraphConfig {
     enable: bool,
     scope: String,

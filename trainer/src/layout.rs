@@ -40,10 +40,15 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
                 format!("set parallel.tensor = {fitting}, or start another number of ranks"),
             );
         }
+        let multiple = format!("start a multiple of {} ranks", tensor * pipeline);
+        let fix = match ranks.is_multiple_of(tensor).then(|| fitting(pipeline, ranks / tensor)).flatten() {
+            Some(fitting) => format!("set parallel.pipeline = {fitting}, or {multiple}"),
+            None => format!("{multiple}, or set another parallel.tensor"),
+        };
         UserError::new(
             format!("parallel.tensor = {tensor} with parallel.pipeline = {pipeline} on {ranks} ranks"),
             "the number of ranks is a multiple of parallel.tensor x parallel.pipeline",
-            format!("start a multiple of {} ranks, or set a smaller parallel.pipeline", tensor * pipeline),
+            fix,
         )
     })
 }

@@ -4,6 +4,8 @@
 //! (the table) through [`config`] (raw) to [`plan`] (checked), and [`run`] does it.
 
 pub mod accelerator;
+pub mod all_ranks;
+pub mod batch_size;
 pub mod batches;
 pub mod bench;
 pub mod buckets;
@@ -14,6 +16,7 @@ pub mod cut;
 pub mod data;
 pub mod doctor;
 pub mod hf;
+mod host_memory;
 pub mod inputs;
 pub mod layout;
 pub mod logs;

@@ -111,6 +111,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
     option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
     option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples of a step, over all ranks"),
+    option("train.rampup_batch_size", "rampup-batch-size", &[], "[]", Kind::Integers, "Size to start from, increment, and number of samples until the global batch is reached; the same batch in every step if empty"),
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples of a microbatch"),
     option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits from run to run; nothing is timed, backward attention is slower"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for none"),
@@ -144,7 +145,9 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("parallel.setup_timeout_seconds", "setup-timeout-seconds", &[], "600.0", Kind::Float, "The same for progress at the start, in the steps that warm up and capture, and while a checkpoint is written"),
     option("parallel.monitor_address", "monitor-address", &[], "", Kind::Text, "Where rank 0 listens for heartbeats, host or host:port; if unset the loopback on one node, else the address of rank 0's host name"),
 
-    option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective"]), "selective: backward computes norms and activations (GELU, SwiGLU) again, for about a third less activation memory"),
+    option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective", "full"]), "selective: backward computes norms and activations (GELU, SwiGLU) again, for about a third less activation memory; full: it computes whole blocks again from the input of the first, for the memory of one group of blocks and a third more work"),
+    option("recompute.method", "recompute-method", &[], "\"uniform\"", Kind::Choice(&["uniform"]), "full: all blocks of a stage, in groups of recompute.layers"),
+    option("recompute.layers", "recompute-num-layers", &["recompute-layers"], "1", Kind::Integer, "full: blocks that are computed again together, and captured as one layer; more keep fewer inputs, and need more memory while they are computed again"),
 
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
     option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(&["per_layer", "full_iteration"]), "A graph per layer and direction, or one for all microbatches"),

@@ -7,6 +7,7 @@ use device::ops::NormKind;
 use graph_manager::{GraphOptions, Mempool, Scope};
 use parallel::{Grid, PipelineStage};
 
+use crate::batch_size::BatchSize;
 use crate::config::{RunConfig, UserError};
 use crate::layout;
 use crate::model::{
@@ -30,11 +31,13 @@ pub struct RunPlan {
     pub blocks: Vec<usize>,
     /// With several chunks a stage, microbatches that go through one before the next.
     pub microbatch_group: usize,
-    /// Microbatches of a step on each rank.
+    /// Samples of each step.
+    pub batch_size: BatchSize,
+    /// Microbatches of a step of the global batch on each rank.
     pub microbatches: usize,
     /// Losses of a sample: its tokens, or 1.
     pub losses_per_sample: usize,
-    /// Tokens (or rows) of a step over all ranks.
+    /// Tokens (or rows) of a step of the global batch over all ranks.
     pub tokens_per_step: usize,
     /// Training FLOPs per token: 6 per parameter the token meets, and causal attention.
     pub flops_per_token: f64,
@@ -116,15 +119,21 @@ impl RunPlan {
     pub fn new(config: RunConfig, world_size: usize) -> Result<RunPlan, UserError> {
         slips(&config)?;
         let grid = layout::grid(&config, world_size)?;
-        let microbatches = batch_split(&config, grid.data)?;
+        at_least("train.micro_batch_size", config.train.micro_batch_size, 1)?;
+        at_least("train.global_batch_size", config.train.global_batch_size, 1)?;
+        let batch_size = BatchSize::new(&config.train, grid.data)?;
         let model = model_plan(&config)?;
         let mut blocks = Vec::new();
         if let ModelPlan::Gpt(shape) = &model {
             layout::check(&config, shape)?;
             blocks = layout::blocks(&config, shape.layers)?;
         }
+        let counts = batch_size.microbatches();
+        let microbatches = counts[0];
         let microbatch_group = layout::microbatch_group(&config, microbatches)?;
+        counts.iter().try_for_each(|&fewer| layout::microbatch_group(&config, fewer).map(|_| ()))?;
         at_least("train.steps", config.train.steps, 1)?;
+        at_least("recompute.layers", config.recompute.layers, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
         at_least("logging.trace_steps", config.logging.trace_steps, 1)?;
         within(
@@ -164,6 +173,7 @@ impl RunPlan {
             blocks,
             microbatch_group,
             microbatches,
+            batch_size,
             losses_per_sample,
             flops_per_token,
             parameters,
@@ -189,7 +199,7 @@ impl RunPlan {
     /// The layers that a rank has.
     pub fn layers(&self, rank: usize) -> StageLayers {
         match &self.model {
-            ModelPlan::Gpt(_) => StageLayers::of_stage(self.stage(rank), &self.blocks),
+            ModelPlan::Gpt(_) => StageLayers::of_stage(self.stage(rank), &self.blocks, recompute(&self.config)),
             ModelPlan::Mlp(shape) => StageLayers::whole(shape.sizes.len()),
         }
     }
@@ -200,11 +210,17 @@ impl RunPlan {
     }
 }
 
+/// Blocks that backward computes again together, where it does so with all of them.
+fn recompute(config: &RunConfig) -> Option<usize> {
+    (config.recompute.granularity == "full").then_some(config.recompute.layers)
+}
+
 /// Fails on single numbers so large that they can only be slips.
 fn slips(config: &RunConfig) -> Result<(), UserError> {
     let (model, train) = (&config.model, &config.train);
     for (key, value, most) in [
         ("model.layers", model.layers, 1 << 14),
+        ("recompute.layers", config.recompute.layers, 1 << 14),
         ("model.hidden", model.hidden, 1 << 30),
         ("model.heads", model.heads, 1 << 30),
         ("model.kv_heads", model.kv_heads.unwrap_or(1), 1 << 30),
@@ -227,24 +243,6 @@ fn slips(config: &RunConfig) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Microbatches of a step on each rank.
-fn batch_split(config: &RunConfig, ranks: usize) -> Result<usize, UserError> {
-    let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
-    at_least("train.micro_batch_size", micro, 1)?;
-    at_least("train.global_batch_size", global, 1)?;
-    let unit = micro * ranks;
-    require(global.is_multiple_of(unit), || {
-        let (below, above) = (global / unit * unit, global.next_multiple_of(unit));
-        let near = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
-        UserError::new(
-            format!("train.global_batch_size = {global} with micro_batch_size = {micro} on {ranks} ranks"),
-            format!("the global batch is a multiple of micro_batch_size x data-parallel ranks = {unit}"),
-            format!("set train.global_batch_size = {near}, or another micro_batch_size"),
-        )
-    })?;
-    Ok(global / unit)
-}
-
 /// The model of a configuration, checked.
 ///
 /// # Errors
@@ -256,6 +254,13 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         within(key, value, (0.0..1.0).contains(&value), "a dropout rate is in [0, 1)", "set it to 0 for none")
     };
     if model.kind == "mlp" {
+        require(config.recompute.granularity != "full", || {
+            UserError::new(
+                "recompute.granularity = \"full\" with model.kind = \"mlp\"",
+                "it is a transformer's blocks that are computed again",
+                "set recompute.granularity = \"none\"",
+            )
+        })?;
         require(model.layer_sizes.len() >= 2 && !model.layer_sizes.contains(&0), || {
             UserError::new(
                 format!("model.layer_sizes = {:?}", model.layer_sizes),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use device::{Communicator, Device};
 use graph_manager::{GraphOptions, Mode};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use parallel::{PipelineGroups, PipelineStage};
+use parallel::{PipelineGroups, PipelineStage, Place};
 
 use crate::accelerator::peak_tflops;
 use crate::checkpoint::{Progress, SaveError, Session};
@@ -17,6 +17,7 @@ use crate::cli::TrainRequest;
 use crate::config::UserError;
 use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Prefetch, Regression, Source, Split};
 use crate::hf::{LoadError, Pretrained};
+use crate::host_memory::fits_host;
 use crate::logs::PRINTED;
 use crate::metrics::{StepMetrics, boxed, bytes, count};
 use crate::model::TensorParallel;
@@ -105,8 +106,8 @@ pub struct Ranks {
     pub barrier: Rc<dyn Fn()>,
     /// The largest value of all ranks.
     pub max: Rc<dyn Fn(u64) -> u64>,
-    /// The text of rank 0.
-    pub of_rank_0: Rc<dyn Fn(String) -> String>,
+    /// The text of one rank, on all.
+    pub text_of: Rc<dyn Fn(usize, String) -> String>,
     /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
     pub stop: Arc<AtomicBool>,
     /// What this rank does, for who watches.
@@ -125,7 +126,7 @@ impl Ranks {
             threads,
             barrier: Rc::new(|| {}),
             max: Rc::new(|value| value),
-            of_rank_0: Rc::new(|text| text),
+            text_of: Rc::new(|_, text| text),
             stop: Arc::default(),
             activity: Activity::default(),
         }
@@ -221,53 +222,21 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
     Ok(stage)
 }
 
-/// What a rank takes of the machine's memory beside its device's: program, libraries, data under way.
-const HEADROOM: usize = 64 << 20;
-
-/// Fails where this machine's ranks need more memory than it has: its kernel would end one of them without a word.
-fn fits_host(needed: usize, device: &Device, ranks: &Ranks) -> Result<(), UserError> {
-    let scratch = device.host_scratch_bytes();
-    let most = (ranks.max)((needed + scratch + HEADROOM) as u64) as usize;
-    let free = device.free_host_memory();
-    (ranks.barrier)(); // what another rank takes from here on is counted already
-    match free {
-        Some(free) if most.saturating_mul(ranks.local) > free => Err(UserError::new(
-            format!(
-                "{} ranks on this machine need {} of memory each ({} planned, {} while an operation runs, {} for all else), \
-                 {} are free",
-                ranks.local,
-                bytes(most),
-                bytes(needed),
-                bytes(scratch),
-                bytes(HEADROOM),
-                bytes(free)
-            ),
-            "weights, optimizer state, activations and what operations need fit the machine's memory",
-            "set a smaller train.micro_batch_size, recompute.granularity, fewer train.threads or ranks, or a smaller model; \
-             `--dry-run` shows what takes how much",
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Goes through set-up without taking memory. Rank 0 times how matrix products are best done on a GPU, and all ranks
-/// do as it found; what does not fit its memory, or the host's, is refused before anything is allocated.
+/// Goes through set-up without taking memory. The first rank of each stage in turn times how those matrix products that no
+/// stage before has are best done on this GPU, and all ranks do as it found; what does not fit its memory, or the host's,
+/// is refused before anything is allocated.
 fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<(), RunError> {
-    if ranks.rank > 0 {
-        device.import_choices(&(ranks.of_rank_0)(String::new()))?;
+    let mut needed = None;
+    for pipeline in 0..plan.grid.pipeline {
+        let first = plan.grid.rank(Place { pipeline, tensor: 0, data: 0 });
+        if ranks.rank == first {
+            needed = Some(bytes_needed(plan, device, ranks, poison));
+            (ranks.text_of)(first, device.export_choices().unwrap_or_default());
+        } else {
+            device.import_choices(&(ranks.text_of)(first, String::new()))?;
+        }
     }
-    let dry = device.is_dry();
-    device.set_dry(true);
-    let recorded = recorded_stage(plan, device, ranks, poison).map(|stage| {
-        let needed = device.allocated_bytes();
-        drop(stage);
-        needed
-    });
-    device.set_dry(dry);
-    if ranks.rank == 0 {
-        (ranks.of_rank_0)(device.export_choices().unwrap_or_default());
-    }
-    let needed = recorded?;
+    let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, ranks, poison))?;
     if device.gpu().is_none() {
         return Ok(fits_host(needed, device, ranks)?);
     }
@@ -285,6 +254,19 @@ fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Res
         .into()),
         _ => Ok(()),
     }
+}
+
+/// What a stage takes of the device's memory, found without taking it.
+fn bytes_needed(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<usize, RunError> {
+    let dry = device.is_dry();
+    device.set_dry(true);
+    let needed = recorded_stage(plan, device, ranks, poison).map(|stage| {
+        let needed = device.allocated_bytes();
+        drop(stage);
+        needed
+    });
+    device.set_dry(dry);
+    needed
 }
 
 fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
@@ -308,7 +290,9 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
     };
     let architecture = plan.model.part(tensor, plan.layers(ranks.rank));
     let mut stage = Stage::new(device, &architecture, options, ranks.group.clone(), ranks.pipeline.clone())?;
-    stage.record(plan.microbatches, plan.config.train.eval_interval > 0)?;
+    for (at, microbatches) in plan.batch_size.microbatches().into_iter().enumerate() {
+        stage.record(microbatches, at == 0 && plan.config.train.eval_interval > 0)?;
+    }
     stage.graphs().allocate()?;
     let barrier = ranks.barrier.clone();
     stage.graphs().before_capture(move || {
@@ -348,13 +332,14 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
         (tensor, false) => format!("; {tensor} ranks share each layer"),
         (tensor, true) => format!("; {tensor} ranks share each layer and its tokens"),
     };
+    let ramp = plan.batch_size.ramp_in_words().map_or(String::new(), |ramp| format!("; {ramp}"));
     let mut rows = vec![
         ("model", format!("{}, {} parameters", plan.config.model.preset, count(plan.parameters as f64))),
         ("data", source.describe()),
         (
             "batch",
             format!(
-                "{} samples = {} ranks x {} microbatches x {}, {} tokens a step{shared}",
+                "{} samples = {} ranks x {} microbatches x {}, {} tokens a step{shared}{ramp}",
                 plan.config.train.global_batch_size,
                 plan.grid.data,
                 plan.microbatches,
@@ -365,7 +350,7 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
         (
             "steps",
             format!("{}, {} tokens", plan.config.train.steps, {
-                count((plan.config.train.steps * plan.tokens_per_step) as f64)
+                count(plan.batch_size.samples_of(plan.config.train.steps) as f64 * plan.losses_per_sample as f64)
             }),
         ),
         ("device", format!("{}, {}", place(device, ranks), plan.config.precision.compute)),
@@ -479,29 +464,31 @@ pub fn train(
     let interval = plan.config.train.eval_interval;
     let mut batches = {
         let (plan, rank) = (plan.clone(), ranks.rank);
-        let global = plan.config.train.global_batch_size as u64;
+        let mut consumed = start.samples;
         Prefetch::start(source.clone(), start.step..steps, stage.staging(IN_MEMORY)?, move |step| {
-            let first = start.samples + (step - start.step) as u64 * global;
-            (settings(&plan, rank, step, first).first_sample, samples(&plan))
+            let settings = training_settings(&plan, rank, step, consumed);
+            consumed += plan.batch_size.after(consumed) as u64;
+            (settings.first_sample, settings.microbatches * plan.config.train.micro_batch_size)
         })?
     };
     let mut under_way: Option<StepUnderWay> = None;
     let mut ended = None;
-    let global = plan.config.train.global_batch_size as u64;
     let mut progress = start;
     while progress.step < steps {
         let Progress { step, samples: consumed } = progress;
         let _span = tracing::info_span!("step", step).entered();
         let started = Instant::now();
-        let settings = settings(plan, ranks.rank, step, consumed);
-        let (batch, data_wait) = ranks.activity.during(Doing::WaitsForBatch, || batches.next_batch())?;
+        let samples = plan.batch_size.after(consumed);
+        let settings = training_settings(plan, ranks.rank, step, consumed);
+        let waits = if step > start.step { Doing::WaitsForBatch } else { Doing::Starts };
+        let (batch, data_wait) = ranks.activity.during(waits, || batches.next_batch())?;
         trace.before_step(device)?;
         let warm = !plan.graphs.enable || step > start.step + plan.graphs.warmup_steps;
         ranks.activity.set(if warm && step > start.step { Doing::Steps } else { Doing::Starts });
         let metrics = stage.train_step(settings, Some(&batch))?;
         trace.after_step(device)?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
-        let submitted = StepUnderWay { step, metrics, started, host: started.elapsed(), data_wait };
+        let submitted = StepUnderWay { step, samples, metrics, started, host: started.elapsed(), data_wait };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
         if let Some(before) = under_way.replace(submitted) {
             let before = ranks.activity.during(Doing::WaitsForDevice, || before.wait(&mut ended))?;
@@ -517,7 +504,7 @@ pub fn train(
                 report.tell(&done, Some(loss), &mut log)?;
             }
         }
-        progress = Progress { step: step + 1, samples: consumed + global };
+        progress = Progress { step: step + 1, samples: consumed + samples as u64 };
         // All ranks end together, whichever was asked to.
         let stop = (ranks.max)(ranks.stop.load(Ordering::Relaxed).into()) > 0;
         let last = stop || progress.step == steps;
@@ -549,7 +536,8 @@ pub fn train(
         report.say(&told);
     }
     let finite = (ranks.max)((!report.last_loss.is_finite()).into()) == 0;
-    let outcome = Outcome { loss: report.last_loss, finite, validation_loss: report.last_validation, floor: source.floor() };
+    let outcome =
+        Outcome { loss: report.last_loss, finite, validation_loss: report.last_validation, floor: source.floor() };
     report.finish(&outcome);
     Ok(Some(outcome))
 }
@@ -561,6 +549,8 @@ fn file_error(what: String) -> impl FnOnce(std::io::Error) -> RunError {
 /// A step that was submitted.
 struct StepUnderWay {
     step: usize,
+    /// Over all ranks.
+    samples: usize,
     metrics: PendingMetrics,
     started: Instant,
     /// What the host took to submit it.
@@ -578,6 +568,7 @@ impl StepUnderWay {
         let began = before_ended.replace(ended).map_or(self.started, |before| before.max(self.started));
         Ok(StepDone {
             step: self.step,
+            samples: self.samples,
             result,
             seconds: ended.duration_since(began).max(self.host).as_secs_f64().max(1e-9),
             host: self.host,
@@ -589,23 +580,25 @@ impl StepUnderWay {
 /// A step that is done.
 struct StepDone {
     step: usize,
+    samples: usize,
     result: StepResult,
     seconds: f64,
     host: Duration,
     data_wait: Duration,
 }
 
-/// Samples of a step on one rank.
-fn samples(plan: &RunPlan) -> usize {
-    plan.microbatches * plan.config.train.micro_batch_size
+/// What the host decides for a training step that comes after so many samples.
+fn training_settings(plan: &RunPlan, rank: usize, step: usize, consumed: u64) -> StepSettings {
+    settings(plan, rank, step, consumed, plan.batch_size.microbatches_after(consumed))
 }
 
-/// What the host decides for a step that begins with sample `first` of all ranks.
-pub(crate) fn settings(plan: &RunPlan, rank: usize, step: usize, first: u64) -> StepSettings {
+/// What the host decides for a step of so many microbatches a rank that begins with sample `first` of all ranks.
+pub(crate) fn settings(plan: &RunPlan, rank: usize, step: usize, first: u64, microbatches: usize) -> StepSettings {
+    let samples = microbatches * plan.config.train.micro_batch_size;
     StepSettings {
         step: step as u32,
-        microbatches: plan.microbatches,
-        first_sample: first + (plan.grid.place(rank).data * samples(plan)) as u64,
+        microbatches,
+        first_sample: first + (plan.grid.place(rank).data * samples) as u64,
         learning_rate: plan.schedule.at(step) as f32,
         clip: plan.config.optimizer.clip as f32,
     }
@@ -616,8 +609,10 @@ fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize)
     let batches = plan.config.train.eval_steps.max(1);
     let mut total = 0.0;
     for index in 0..batches {
-        let settings = settings(plan, rank, index, (index * plan.config.train.global_batch_size) as u64);
-        let batch = source.batch(Split::Validation, settings.first_sample, samples(plan))?;
+        let first = (index * plan.config.train.global_batch_size) as u64;
+        let settings = settings(plan, rank, index, first, plan.microbatches);
+        let samples = plan.microbatches * plan.config.train.micro_batch_size;
+        let batch = source.batch(Split::Validation, settings.first_sample, samples)?;
         total += stage.evaluate(settings, &batch)?.wait()?.loss;
     }
     Ok(total / batches as f64)
@@ -683,10 +678,10 @@ impl<'p> Reporter<'p> {
         validation_loss: Option<f64>,
         log: &mut Option<RunLog>,
     ) -> Result<(), RunError> {
-        let StepDone { step, ref result, seconds, host, data_wait } = *done;
+        let StepDone { step, samples, ref result, seconds, host, data_wait } = *done;
         self.last_loss = result.loss;
         self.last_validation = validation_loss.or(self.last_validation);
-        let tokens_per_s = self.plan.tokens_per_step as f64 / seconds;
+        let tokens_per_s = (samples * self.plan.losses_per_sample) as f64 / seconds;
         let metrics = StepMetrics {
             step,
             loss: result.loss,

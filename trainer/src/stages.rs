@@ -4,33 +4,48 @@ use std::ops::Range;
 
 use parallel::PipelineStage;
 
-/// The layers of one stage.
+/// The layers of one stage. Layer 0 is the embedding and the last the head; those between are of one block each, or of a
+/// few that are computed again together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageLayers {
-    /// Numbers of the layers of each chunk, in the order data pass them; embedding and head are layers too.
+    /// Numbers of the layers of each chunk, in the order data pass them.
     pub chunks: Vec<Range<usize>>,
     /// Layers of the whole model.
     pub total: usize,
+    /// The blocks of each layer between embedding and head, counted from 0, of the whole model.
+    pub blocks: Vec<Range<usize>>,
+    /// These layers keep their input alone, and backward computes the rest again.
+    pub recomputed: bool,
 }
 
 impl StageLayers {
     /// All layers of a model of `total`, in one chunk.
     pub fn whole(total: usize) -> StageLayers {
-        StageLayers { chunks: vec![Range { start: 0, end: total }], total }
+        let blocks = (0..total.saturating_sub(2)).map(|block| block..block + 1).collect();
+        StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed: false }
     }
 
     /// What a stage has of a model whose parts have these numbers of blocks, of which the first part also has the
-    /// embedding and the last the head.
-    pub fn of_stage(place: PipelineStage, blocks: &[usize]) -> StageLayers {
-        let total = blocks.iter().sum::<usize>() + 2;
-        let chunk = |chunk| {
-            let part = place.part(chunk);
-            let before: usize = blocks[..part].iter().sum();
-            let start = if part == 0 { 0 } else { before + 1 };
-            let end = if part + 1 == blocks.len() { total } else { before + blocks[part] + 1 };
-            start..end
-        };
-        StageLayers { chunks: (0..place.chunks).map(chunk).collect(), total }
+    /// embedding and the last the head. With `recompute` a layer has as many blocks, or what is left of its part.
+    pub fn of_stage(place: PipelineStage, parts: &[usize], recompute: Option<usize>) -> StageLayers {
+        let size = recompute.unwrap_or(1);
+        let mut blocks: Vec<Range<usize>> = Vec::new();
+        // Numbers of each part's layers.
+        let mut layers = Vec::new();
+        let mut first = 0;
+        for (part, count) in parts.iter().enumerate() {
+            let start = if part == 0 { 0 } else { blocks.len() + 1 };
+            blocks.extend((first..first + count).step_by(size).map(|block| block..(block + size).min(first + count)));
+            first += count;
+            layers.push(start..blocks.len() + if part + 1 == parts.len() { 2 } else { 1 });
+        }
+        let chunks = (0..place.chunks).map(|chunk| layers[place.part(chunk)].clone()).collect();
+        StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed: recompute.is_some() }
+    }
+
+    /// The layer that has a block.
+    pub fn of_block(&self, block: usize) -> usize {
+        1 + self.blocks.iter().position(|blocks| blocks.contains(&block)).unwrap_or(self.blocks.len())
     }
 
     /// Whether the layer of that number is here.
@@ -57,6 +72,7 @@ impl StageLayers {
     pub fn in_words(&self) -> String {
         let chunk = |chunk: &Range<usize>| {
             let (first, last) = (chunk.start.max(1), (chunk.end - 1).min(self.total - 2));
+            let (first, last) = (self.blocks[first - 1].start + 1, self.blocks[last - 1].end);
             let blocks = if first == last { format!("block {first}") } else { format!("blocks {first} to {last}") };
             let embedding = (chunk.start == 0).then(|| "embedding".to_string());
             let head = (chunk.end == self.total).then(|| "head".to_string());
@@ -91,8 +107,9 @@ mod tests {
                 let split = even_blocks(blocks, stages * chunks);
                 assert_eq!(split.iter().sum::<usize>(), blocks);
                 let most = split.iter().max().unwrap() - split.iter().min().unwrap();
-                assert!(most <= 1 && split[0] <= split[split.len() / 2], "{split:?}");
-                let stage = |stage| StageLayers::of_stage(place(stages, stage, chunks), &split);
+                let middle = split[split.len() / 2];
+                assert!(most <= 1 && (split.len() < 3 || split[0] <= middle), "{split:?}");
+                let stage = |stage| StageLayers::of_stage(place(stages, stage, chunks), &split, None);
                 let by_stage: Vec<StageLayers> = (0..stages).map(stage).collect();
                 let mut next = 0;
                 for part in 0..stages * chunks {
@@ -108,8 +125,18 @@ mod tests {
     }
 
     #[test]
+    fn blocks_that_are_computed_again_together_never_cross_stages() {
+        let layers = |stage| StageLayers::of_stage(place(2, stage, 2), &[1, 5, 3, 2], Some(2));
+        assert_eq!(layers(0).blocks, [0..1, 1..3, 3..5, 5..6, 6..8, 8..9, 9..11]);
+        assert_eq!((layers(0).total, layers(0).chunks, layers(1).chunks), (9, vec![0..2, 5..7], vec![2..5, 7..9]));
+        assert_eq!([0, 2, 5, 10].map(|block| layers(0).of_block(block)), [1, 2, 4, 7]);
+        assert_eq!(layers(0).in_words(), "embedding, block 1; blocks 7 to 9");
+        assert_eq!(layers(1).in_words(), "blocks 2 to 6; blocks 10 to 11, head");
+    }
+
+    #[test]
     fn an_uneven_split_is_told_in_words() {
-        let words = |stage| StageLayers::of_stage(place(2, stage, 2), &[1, 2, 3, 1]).in_words();
+        let words = |stage| StageLayers::of_stage(place(2, stage, 2), &[1, 2, 3, 1], None).in_words();
         assert_eq!(words(0), "embedding, block 1; blocks 4 to 6");
         assert_eq!(words(1), "blocks 2 to 3; block 7, head");
         assert_eq!(even_blocks(7, 4), [2, 2, 2, 1]);

@@ -61,7 +61,12 @@ fn a_graph_report_that_cannot_be_written_is_refused_before_training() {
 fn more_memory_than_there_is_is_refused_with_the_numbers_before_any_is_taken() {
     let folder = Folder::new("fault-memory");
     let output = run(1, &folder.0, "--vocab 33554432 --hidden 32768");
-    let numbers = ["error on rank 0: 1 ranks on this machine need 16.1", " TiB of memory each (", " planned, ", " are free. Rule: "];
+    let numbers = [
+        "error on rank 0: 1 ranks on this machine need 16.1",
+        " TiB of memory each (",
+        " planned, ",
+        " are free. Rule: ",
+    ];
     expect(&output, 2, &numbers);
     expect(&output, 2, &[". Fix: set a smaller train.micro_batch_size"]);
 }

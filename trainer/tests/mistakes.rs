@@ -88,6 +88,10 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--init-from empty", &["empty has neither config.json nor config.toml"]),
     // Batches, steps and optimizers.
     ("--global-batch-size 15", &["= 15 with micro_batch_size = 2 on 1 ranks", "multiple", "14 or 16"]),
+    ("--rampup-batch-size [4,4]", &["rampup_batch_size = [4, 4]", "an increment and a number of samples"]),
+    ("--rampup-batch-size [4,0,100]", &["rampup_batch_size = [4, 0, 100]", "above 0"]),
+    ("--rampup-batch-size [3,2,100]", &["rampup_batch_size = [3, 2, 100]", "multiples of micro_batch_size", "= 2"]),
+    ("--rampup-batch-size [4,8,100]", &["rampup_batch_size = [4, 8, 100]", "global_batch_size = 16"]),
     ("--micro-batch-size 32", &["= 16 with micro_batch_size = 32", "= 32"]),
     ("--micro-batch-size 0", &["train.micro_batch_size = 0", "at least 1"]),
     ("--steps 0", &["train.steps = 0", "at least 1"]),

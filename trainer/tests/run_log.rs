@@ -197,7 +197,8 @@ fn metrics_of_two_runs_never_mix_and_none_are_lost() {
         let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap();
         text("").lines().map(step).collect()
     };
-    let moved = |number: usize| format!("metrics of another run are now in {}/earlier-{number}", folder.path("log").display());
+    let moved =
+        |number: usize| format!("metrics of another run are now in {}/earlier-{number}", folder.path("log").display());
     let other = |name: &str, steps: usize| format!("--steps {steps} --wandb --save {}", folder.path(name).display());
     expect(&run(1, &folder.0, "--steps 4 --wandb"), 0, &[]);
     let first = text("");

@@ -7,7 +7,7 @@ use common::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
 use device::DType;
 use graph_manager::GraphOptions;
 use trainer::model::GptShape;
-use trainer::step::StepResult;
+use trainer::step::{StepResult, StepSettings};
 
 fn assert_same_bits_in_all_settings(kind: Kind, microbatches: usize) {
     let settings = all_settings();
@@ -177,15 +177,24 @@ fn slots_take_another_number_of_microbatches_without_a_new_plan() {
 }
 
 #[test]
-fn the_single_pool_refuses_another_number_of_microbatches_and_says_what_to_change() {
-    let options = GraphOptions { mempool: graph_manager::Mempool::Single, ..GraphOptions::default() };
-    let run = Run::new(Kind::Gpt, 4, options);
-    let device = run.device();
-    let mut stage = run.stage(&device);
-    stage.train_step(run.settings(0), Some(&common::batch(Kind::Gpt, 0, 4))).unwrap();
-    let settings = trainer::step::StepSettings { microbatches: 2, ..run.settings(1) };
-    let error = stage.train_step(settings, Some(&common::batch(Kind::Gpt, 0, 2))).err().unwrap().to_string();
-    for word in ["a step of 2 microbatches", "the plan is for 4", "mempool = \"per_microbatch\""] {
-        assert!(error.contains(word), "`{word}` is missing from: {error}");
+fn a_plan_over_the_whole_step_is_made_for_each_number_of_microbatches_and_none_outgrows_its_memory() {
+    for (name, options) in all_settings() {
+        let run = Run::new(Kind::Gpt, 4, options);
+        let train = |numbers: &[usize]| -> graph_manager::Result<()> {
+            let device = run.device();
+            let mut stage = run.stage(&device);
+            for (step, &microbatches) in numbers.iter().enumerate() {
+                let settings = StepSettings { microbatches, ..run.settings(step) };
+                let batch = common::batch(Kind::Gpt, settings.first_sample, microbatches);
+                stage.train_step(settings, Some(&batch))?.wait()?;
+            }
+            Ok(())
+        };
+        train(&[4, 2, 4, 2, 4, 2]).unwrap();
+        if let Err(error) = train(&[1, 4]) {
+            assert!(!name.starts_with("PerLayer PerMicrobatch"), "{name}: {error}");
+            let words = "record every mode, and every number of microbatches";
+            assert!(error.to_string().contains(words), "{name}: {error}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 mod runs;
 
+use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -90,20 +91,30 @@ fn a_stopped_rank_ends_all_once_it_is_not_heard_of() {
 }
 
 #[test]
-fn a_rank_whose_log_cannot_be_written_on_hangs_and_is_named_though_its_heart_beats() {
-    let folder = Folder::new("watch-hang");
-    std::fs::create_dir_all(folder.path("log")).unwrap();
-    let pipe = folder.path("log/rank-1.jsonl");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    // Nobody reads what is written there: once the pipe is full, the rank waits for ever, as on a dead file server.
-    let _reader = std::fs::File::options().read(true).custom_flags(NONBLOCK).open(&pipe).unwrap();
-    let flags = format!("--steps 1000000 --log debug --enable-cuda-graph {IMPATIENT}");
-    let mut command = command(2, &folder.0, &flags);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let output = ended(child, &[]);
-    let line = root_cause(&output, &[3, 4], &["rank 0 waits for it", "distributed_timeout_seconds = 3"]);
-    assert_places(&line);
-    assert!(line.starts_with("error on rank 1: no progress for "), "{line}");
+fn a_rank_whose_log_cannot_be_written_on_hangs_and_is_named_though_all_hearts_beat() {
+    for (ranks, hangs, waits, layout) in [
+        (2, 1, "; rank 0 waits for it", "--enable-cuda-graph"),
+        (4, 3, "", "--tensor-model-parallel-size 2 --enable-cuda-graph --cuda-graph-scope full_iteration"),
+        (4, 2, "", "--pipeline-model-parallel-size 4 --layers 4 --enable-cuda-graph"),
+    ] {
+        let folder = Folder::new("watch-hang");
+        std::fs::create_dir_all(folder.path("log")).unwrap();
+        let pipe = folder.path("log").join(format!("rank-{hangs}.jsonl"));
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        // Nobody reads what is written there: once the pipe is full, the rank waits for ever, as on a dead file server.
+        let _reader = std::fs::File::options().read(true).custom_flags(NONBLOCK).open(&pipe).unwrap();
+        // A pipe takes 64 KiB; what is left is for the lines of the first steps.
+        std::fs::File::options().write(true).open(&pipe).unwrap().write_all(&[b' '; 48 << 10]).unwrap();
+        let flags = format!("--steps 1000000 --log debug {layout} {IMPATIENT}");
+        let mut command = command(ranks, &folder.0, &flags);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = ended(child, &[]);
+        let line = root_cause(&output, &[3, 4], &[waits, "distributed_timeout_seconds = 3"]);
+        assert!(line.starts_with(&format!("error on rank {hangs}: no progress for ")), "{layout}: {line}");
+        for part in ["[host ", " step ", "last collective "] {
+            assert!(line.contains(part), "{part:?} is not in {line:?}");
+        }
+    }
 }
 
 #[test]

@@ -32,10 +32,7 @@ fn free_of_group() -> Option<usize> {
         let (controllers, path) = line.split_once(':').and_then(|(_, rest)| rest.split_once(':')).unwrap_or_default();
         let (root, files) = match controllers {
             "" => ("/sys/fs/cgroup", ["memory.max", "memory.current", "inactive_file "]),
-            _ => (
-                "/sys/fs/cgroup/memory",
-                ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "],
-            ),
+            _ => ("/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "]),
         };
         let counts = ["", "memory"].iter().any(|name| controllers.split(',').any(|controller| controller == *name));
         // A group lives within those above it. In a container the path may be seen from outside: the top is its own then.

@@ -25,7 +25,7 @@ pub struct Prefetch {
 
 impl Prefetch {
     /// Starts making the batches of `steps`, in memory from `staging`. `samples` gives the first sample of a step and how
-    /// many there are.
+    /// many there are; it is asked step by step.
     ///
     /// # Errors
     /// No thread can be started.
@@ -33,7 +33,7 @@ impl Prefetch {
         source: Arc<dyn Source>,
         steps: Range<usize>,
         staging: Staging,
-        samples: impl Fn(usize) -> (u64, usize) + Send + 'static,
+        mut samples: impl FnMut(usize) -> (u64, usize) + Send + 'static,
     ) -> Result<Prefetch, DataError> {
         let (send, batches) = sync_channel(AHEAD);
         let thread = std::thread::Builder::new().name("data".into()).spawn(move || {

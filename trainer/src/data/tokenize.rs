@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::interrupt::{go_on, interruption};
 use super::documents::{encode_files, text_files};
+use super::interrupt::{go_on, interruption};
 use super::shards::ShardWriter;
 use super::tokenizer::Tokenizer;
 use super::tokens::TokenType;

@@ -11,6 +11,7 @@ use graph_manager::Layer;
 use super::block::{AttentionHalf, Block, FeedForwardHalf, Linear, NormLayer, Share};
 use super::embedding::EmbeddingLayer;
 use super::head::LanguageHead;
+use super::recompute::Recomputed;
 use super::{Architecture, Chunk, Dropouts, Hidden, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
 use crate::params::{Init, ParamSpec, Params, Twin};
 use crate::stages::StageLayers;
@@ -118,7 +119,7 @@ impl GptShape {
     }
 }
 
-/// A transformer of that shape. Layer 0 embeds, layers 1 to `layers` are blocks, the last is the head.
+/// A transformer of that shape. Layer 0 embeds, the last is the head, and those between are blocks.
 pub fn gpt(shape: GptShape) -> Architecture {
     let layers = StageLayers::whole(shape.layers + 2);
     gpt_part(shape, TensorParallel::alone(), layers)
@@ -134,7 +135,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
         }
         _ => None,
     };
-    let (specs, elsewhere) = of_stage(specs(&shape, &tensor), &layers, shape.tied);
+    let (specs, elsewhere) = of_stage(specs(&shape, &tensor, &layers), &layers, shape.tied);
     let (parallel, here) = (tensor.clone(), layers.clone());
     let build = move |params: &Params, step| build(&shape, &parallel, &here, params, step);
     Architecture { specs, elsewhere, layers, tensor, rotary, build: Box::new(build) }
@@ -158,7 +159,7 @@ fn of_stage(all: Vec<ParamSpec>, layers: &StageLayers, tied: bool) -> (Vec<Param
     (here, elsewhere)
 }
 
-fn specs(shape: &GptShape, tensor: &TensorParallel) -> Vec<ParamSpec> {
+fn specs(shape: &GptShape, tensor: &TensorParallel, stage: &StageLayers) -> Vec<ParamSpec> {
     let GptShape { layers, hidden, ffn, init_std, .. } = *shape;
     let normal = Init::Normal(init_std);
     let additions = 2.0 * layers as f32;
@@ -180,7 +181,7 @@ fn specs(shape: &GptShape, tensor: &TensorParallel) -> Vec<ParamSpec> {
         specs.push(ParamSpec { sparse: true, ..ParamSpec::new("wpe.weight", [shape.seq, hidden], normal, 0) });
     }
     for block in 0..layers {
-        let layer = block + 1;
+        let layer = stage.of_block(block);
         // By its outputs a layer is cut in groups, bias and all; by its inputs it has one group, and a bias whole.
         let mut linear = |name: &str, [out, input]: [usize; 2], init: Init, axis: usize, groups: &[usize]| {
             let weight = ParamSpec::new(format!("h.{block}.{name}.weight"), [out, input], init, layer);
@@ -202,9 +203,9 @@ fn specs(shape: &GptShape, tensor: &TensorParallel) -> Vec<ParamSpec> {
             }
         }
     }
-    specs.extend(norm_specs(shape, tensor, "ln_f", layers + 1));
+    specs.extend(norm_specs(shape, tensor, "ln_f", stage.total - 1));
     if !shape.tied {
-        specs.push(table("lm_head.weight", layers + 1));
+        specs.push(table("lm_head.weight", stage.total - 1));
     }
     specs
 }
@@ -231,8 +232,14 @@ fn build(shape: &GptShape, tensor: &TensorParallel, layers: &StageLayers, params
     let layer = |number: usize| -> Box<dyn Layer<Hidden>> {
         match number {
             0 => Box::new(make.embedding()),
-            head if head == shape.layers + 1 => Box::new(make.head()),
-            block => Box::new(make.block(block - 1)),
+            head if head + 1 == layers.total => Box::new(make.head()),
+            others => {
+                let mut blocks = layers.blocks[others - 1].clone().map(|block| make.block(block));
+                match blocks.next() {
+                    Some(block) if !layers.recomputed => Box::new(block),
+                    first => Box::new(Recomputed { blocks: first.into_iter().chain(blocks).collect() }),
+                }
+            }
         }
     };
     let chunk = |range: &Range<usize>| Chunk { first: range.start, layers: range.clone().map(layer).collect() };
@@ -298,7 +305,7 @@ impl LayerMaker<'_> {
         }
     }
 
-    /// Layer `block + 1`.
+    /// One of the layers between embedding and head, or a part of one.
     pub(crate) fn block(&self, block: usize) -> Block {
         let (shape, layer) = (self.shape, block + 1);
         let (heads, kv_heads) = (shape.heads / self.tensor.size(), shape.kv_heads / self.tensor.size());

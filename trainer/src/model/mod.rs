@@ -6,6 +6,7 @@ mod embedding;
 mod gpt;
 mod head;
 mod mlp;
+mod recompute;
 mod rotary;
 mod tensor_parallel;
 

@@ -102,6 +102,8 @@ pub struct Run {
     pub place: PipelineStage,
     pub blocks: Vec<usize>,
     pub pipeline: Option<PipelineGroups>,
+    /// Blocks that backward computes again together.
+    pub recompute: Option<usize>,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
 }
@@ -131,6 +133,7 @@ impl Run {
             place: PipelineStage::alone(),
             blocks: Vec::new(),
             pipeline: None,
+            recompute: None,
             clip: 1.0,
         }
     }
@@ -150,10 +153,8 @@ impl Run {
             Kind::Gpt | Kind::Llama => {
                 let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
                 let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.compute));
-                let layers = match &self.blocks[..] {
-                    [] => StageLayers::whole(shape.layers + 2),
-                    blocks => StageLayers::of_stage(self.place, blocks),
-                };
+                let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
+                let layers = StageLayers::of_stage(self.place, &blocks, self.recompute);
                 (gpt_part(shape, self.tensor.clone(), layers), SEQ, adamw)
             }
             Kind::Mlp => (tiny_mlp(self.dropout, self.compute), 1, OptimizerKind::Sgd { momentum: 0.9 }),

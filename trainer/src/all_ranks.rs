@@ -1,0 +1,208 @@
+//! What is around the work of all ranks: MPI, the watch, the device, communicators, and an end together.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::exit;
+use std::rc::Rc;
+
+use device::{Communicator, Device};
+use launch::RankEnv;
+use parallel::{Grid, MpiWorld, PipelineGroups, nccl_communicator};
+
+use crate::run::{Ranks, RunError};
+use crate::signals;
+use crate::terminal::warn;
+use crate::watch::activity::Activity;
+use crate::watch::{Watch, WatchSettings};
+
+/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code.
+pub fn on_all_ranks(
+    env: &RankEnv,
+    layout: Layout,
+    threads: Option<usize>,
+    settings: &WatchSettings,
+    open: impl FnOnce(usize) -> device::Result<Device>,
+    work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
+) -> i32 {
+    let world = match MpiWorld::initialize() {
+        Ok(world) if world.size() == env.world_size => Rc::new(world),
+        Ok(world) => {
+            let problem = format!(
+                "MPI sees {} ranks, the launcher's environment {}. Rule: both are started together. \
+                 Fix: use the mpirun that belongs to the MPI library this binary is linked with",
+                world.size(),
+                env.world_size
+            );
+            fail(true, 2, &problem)
+        }
+        Err(error) => fail(true, 3, &error.to_string()),
+    };
+    if first_of(&world, false) {
+        world.barrier(); // another rank refuses, and says why
+        return 2;
+    }
+    let watch = match Watch::start(env, settings, |text| world.text_of(0, text)) {
+        Ok(_) if first_of(&world, false) => {
+            world.barrier();
+            return 2;
+        }
+        Ok(watch) => watch.map(Rc::new),
+        Err(error) => return refused(world, &error.to_string()),
+    };
+    let threads = threads
+        .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
+    // For set-up work outside of the device, such as first weights; it is there already only where tests made it.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    // What is declared later is dropped first: communicators before the device, MPI last.
+    let opened = open(threads).and_then(|device| {
+        watch.as_ref().map_or(Ok(()), |watch| device.watch(watch.progress()))?;
+        Ok(device)
+    });
+    let connected =
+        opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device, layout, watch.as_ref()));
+    let done = match (&opened, connected) {
+        (Ok(device), Ok(groups)) => {
+            let ranks = team(&world, groups, env.local_size, threads, watch.as_ref());
+            let done = catch_unwind(AssertUnwindSafe(|| work(&ranks, device)));
+            if !matches!(done, Ok(Ok(_))) {
+                std::mem::forget(ranks); // on a fault nothing is torn down
+            }
+            done.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))
+        }
+        (Err(error), _) => Err(error.clone().into()),
+        (_, Err(error)) => Err(error.into()),
+    };
+    let code = done.unwrap_or_else(|error| {
+        if let Some(watch) = &watch {
+            watch.fail(error.exit_code(), &error.to_string(), error.follows());
+        }
+        warn(&format!("error on rank {}: {error}", env.rank));
+        if world.size() > 1 {
+            world.abort(error.exit_code());
+        }
+        exit(error.exit_code())
+    });
+    drop(opened);
+    drop(world);
+    if let Some(watch) = &watch {
+        watch.goodbye(); // after all that ranks do together, so that this too is watched
+    }
+    code
+}
+
+/// Whether some ranks cannot go on, and, if `here` says so of this one, whether it is the first of them. All ranks call
+/// it together.
+fn first_of(world: &MpiWorld, here: bool) -> bool {
+    if world.size() == 1 {
+        return here;
+    }
+    let first = world.min(if here { world.rank() as u64 } else { u64::MAX });
+    if here { first == world.rank() as u64 } else { first < u64::MAX }
+}
+
+/// Ends this rank because its input is wrong, and with it all others, for which it may be right; the first to refuse
+/// says why.
+pub fn refuse(env: &RankEnv, problem: &str) -> ! {
+    if env.world_size == 1 {
+        fail(true, 2, problem);
+    }
+    match MpiWorld::initialize() {
+        Ok(world) if world.size() == env.world_size => exit(refused(Rc::new(world), problem)),
+        _ => fail(env.rank == 0, 2, problem),
+    }
+}
+
+/// The first of the ranks that refuse says why, before any of them ends; the exit code.
+fn refused(world: Rc<MpiWorld>, problem: &str) -> i32 {
+    if first_of(&world, true) {
+        warn(&format!("error: {problem}"));
+    }
+    world.barrier();
+    2
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word").into()
+}
+
+/// This process among the ranks; while it waits for them by MPI's means, that is seen by who watches.
+fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
+    let Groups { tensor, data: group, pipeline } = groups;
+    let shared = || (world.clone(), watch.cloned());
+    let (waiting, comparing, telling) = (shared(), shared(), shared());
+    Ranks {
+        rank: world.rank(),
+        group,
+        tensor,
+        pipeline,
+        local,
+        threads,
+        barrier: Rc::new(move || together(&waiting.1, "barrier", || waiting.0.barrier())),
+        max: Rc::new(move |value| match comparing.0.size() {
+            1 => value,
+            _ => together(&comparing.1, "all_reduce_max", || comparing.0.max(value)),
+        }),
+        text_of: Rc::new(move |rank, text| together(&telling.1, "broadcast", || telling.0.text_of(rank, text))),
+        stop: signals::stop_flag()
+            .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
+        activity: watch.map_or_else(Activity::default, |watch| watch.activity()),
+    }
+}
+
+/// Waits for all ranks, and lets that be seen.
+fn together<T>(watch: &Option<Rc<Watch>>, name: &str, wait: impl FnOnce() -> T) -> T {
+    match watch {
+        Some(watch) => watch.waiting(&format!("{name} on world"), wait),
+        None => wait(),
+    }
+}
+
+/// Which ranks talk to each other.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    /// The ranks by what they share.
+    pub grid: Grid,
+    /// The last stage feeds the first, which has more layers.
+    pub ring: bool,
+    /// The first and the last stage have a parameter in common.
+    pub shares_table: bool,
+}
+
+/// This rank's groups of more than itself: the ranks that share layers, those that share the batch, and the stages.
+struct Groups {
+    tensor: Option<Rc<dyn Communicator>>,
+    data: Option<Rc<dyn Communicator>>,
+    pipeline: Option<PipelineGroups>,
+}
+
+/// Makes them on the device's own data plane.
+fn connect(world: &MpiWorld, device: &Device, layout: Layout, watch: Option<&Rc<Watch>>) -> device::Result<Groups> {
+    let Layout { grid, ring, shares_table } = layout;
+    let rank = world.rank();
+    let mut connect = |name: &str, group: Vec<usize>| {
+        let made = match device.gpu() {
+            Some(_) if group.len() > 1 => Some(nccl_communicator(world, name, &group)?),
+            // A rank that is alone takes part in cutting the world.
+            _ => Some(world.split(name, &group)).filter(|_| group.len() > 1),
+        };
+        if let (Some(watch), Some(probe)) = (watch, made.as_ref().and_then(|made| made.probe())) {
+            watch.ask(probe);
+        }
+        Ok(made)
+    };
+    Ok(Groups {
+        tensor: connect("tensor", grid.tensor_group(rank))?,
+        data: connect("data", grid.data_group(rank))?,
+        pipeline: PipelineGroups::connect(&grid, rank, ring, shares_table, &mut connect)?,
+    })
+}
+
+/// Ends this process with what is wrong, if it is the one to speak.
+pub fn fail(speak: bool, code: i32, message: &str) -> ! {
+    if speak {
+        warn(&format!("error: {message}"));
+    }
+    exit(code)
+}

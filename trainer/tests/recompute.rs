@@ -1,0 +1,211 @@
+//! Full recompute changes when activations are computed, never a bit, and needs less memory.
+
+mod common;
+
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
+use device::DType;
+use graph_manager::{GraphOptions, Mempool, Scope};
+use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
+use trainer::model::{GptShape, TensorParallel};
+use trainer::stages::even_blocks;
+use trainer::step::StepResult;
+
+const LAYERS: usize = 5;
+
+fn shape(kind: Kind, dtype: DType) -> GptShape {
+    let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
+    GptShape { layers: LAYERS, heads: 8, kv_heads: 4, ..own(0.1, dtype) }
+}
+
+fn run(kind: Kind, recompute: Option<usize>, graphs: GraphOptions) -> Run {
+    let shape = Some(shape(kind, DType::F32));
+    Run { shape, recompute, steps: 6, ..Run::new(kind, 3, graphs) }
+}
+
+/// Bytes of activations.
+fn memory(run: &Run) -> usize {
+    let mut stage = run.stage(&run.device());
+    stage.record(run.microbatches, false).unwrap();
+    stage.graphs().memory().iter().map(|area| area.bytes).sum()
+}
+
+/// As decimals, which are shortest for their bits.
+fn numbers(results: &[StepResult]) -> Vec<String> {
+    results.iter().map(|step| format!("{} {}", step.loss, step.grad_norm)).collect()
+}
+
+fn assert_same_weights(a: &[f32], b: &[f32], what: &str) {
+    assert!(a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}: final weights");
+}
+
+#[test]
+fn blocks_computed_again_alone_or_together_give_the_same_bits_in_every_setting() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        let (_, off) = all_settings().swap_remove(0);
+        let (kept, weights) = run(kind, None, off).train();
+        assert!(kept.iter().all(|step| step.applied && step.loss.is_finite()));
+        for (name, graphs) in all_settings() {
+            for together in [1, 2, LAYERS] {
+                let what = format!("{kind:?}, {together} blocks, {name}");
+                let (again, others) = run(kind, Some(together), graphs.clone()).train();
+                assert_eq!(numbers(&kept), numbers(&again), "{what}");
+                assert_same_weights(&weights, &others, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_has_the_same_bits_too_with_graphs_replayed_in_random_orders() {
+    let of = |recompute, shuffle| {
+        let shape = Some(shape(Kind::Llama, DType::Bf16));
+        let run = run(Kind::Llama, recompute, GraphOptions { poison: true, ..GraphOptions::default() });
+        Run { shape, compute: DType::Bf16, shuffle, ..run }.train()
+    };
+    let (kept, weights) = of(None, None);
+    for (together, shuffle) in [(1, None), (2, Some(7)), (3, Some(8))] {
+        let (again, others) = of(Some(together), shuffle);
+        assert_eq!(numbers(&kept), numbers(&again), "{together} blocks");
+        assert_same_weights(&weights, &others, &format!("{together} blocks"));
+    }
+}
+
+#[test]
+fn less_is_kept_in_every_scope_and_pool() {
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+            let bytes = |layers, recompute| {
+                let shape = Some(GptShape { layers, ..shape(Kind::Gpt, DType::F32) });
+                let graphs = GraphOptions { scope, mempool, ..GraphOptions::default() };
+                memory(&Run { shape, ..run(Kind::Gpt, recompute, graphs) })
+            };
+            let (few, many) = (4, 12);
+            let each = |recompute| (bytes(many, recompute) - bytes(few, recompute)) / (many - few);
+            let (kept, again, pairs) = (each(None), each(Some(1)), each(Some(2)));
+            // A block has its residual stream and what is added to it, of some thirty tensors of that size.
+            let input = 2 * shape(Kind::Gpt, DType::F32).batch * common::SEQ * 32 * 4;
+            assert!(again <= input + input / 4, "{scope:?} {mempool:?}: {again} bytes a block, its input has {input}");
+            assert!(pairs * 2 <= input + input / 4, "{scope:?} {mempool:?}: {pairs} bytes a block of two");
+            assert!(kept > 5 * again, "{scope:?} {mempool:?}: {kept} bytes a block kept, {again} computed again");
+            assert!(bytes(many, Some(2)) < bytes(many, None) / 2, "{scope:?} {mempool:?}");
+        }
+    }
+}
+
+#[test]
+fn the_graphs_are_as_many_as_there_are_groups() {
+    // Embedding and head beside the groups; forward and backward of each; the reduction and the optimizer.
+    for (together, groups) in [(1, 5), (2, 3), (3, 2), (9, 1)] {
+        let run = run(Kind::Gpt, Some(together), GraphOptions::default());
+        let mut stage = run.stage(&run.device());
+        stage.record(run.microbatches, false).unwrap();
+        assert_eq!(stage.graphs().expected_graphs(graph_manager::Mode::Train), 2 * (groups + 2) + 2, "{together}");
+    }
+}
+
+/// How ranks divide the work.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    stages: usize,
+    tensor: usize,
+    data: usize,
+    divided: bool,
+    chunks: usize,
+}
+
+impl Layout {
+    fn grid(self) -> Grid {
+        Grid::new(self.stages * self.tensor * self.data, self.tensor, self.stages).unwrap()
+    }
+
+    fn run(self, rank: &ThreadRank, recompute: Option<usize>) -> Run {
+        let grid = self.grid();
+        let number = rank.rank();
+        let stage = grid.place(number).pipeline;
+        let place = PipelineStage { stages: self.stages, stage, chunks: self.chunks, group: self.stages };
+        let tensor = rank.split("tensor", &grid.tensor_group(number));
+        let data = rank.split("data", &grid.data_group(number));
+        let mut connect =
+            |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
+        let pipeline = PipelineGroups::connect(&grid, number, self.chunks > 1, true, &mut connect).unwrap();
+        Run {
+            group: (self.data > 1).then_some(data),
+            tensor: TensorParallel { group: (self.tensor > 1).then_some(tensor), sequence: self.tensor > 1 },
+            distributed_optimizer: self.divided,
+            place,
+            blocks: even_blocks(LAYERS, place.parts()),
+            pipeline,
+            microbatches: 4,
+            // Other buckets divide the state otherwise, and so the sum of the norm.
+            clip: if self.divided { 0.0 } else { 1.0 },
+            ..run(Kind::Gpt, recompute, GraphOptions::default())
+        }
+    }
+
+    /// Losses of each rank.
+    fn losses(self, recompute: Option<usize>) -> Vec<Vec<String>> {
+        std::thread::scope(|scope| {
+            let ranks = ThreadWorld::ranks(self.grid().ranks(), Duration::from_secs(60)).into_iter();
+            let losses = move |rank: ThreadRank| {
+                let (results, _) = self.run(&rank, recompute).train();
+                results.iter().map(|step| format!("{}", step.loss)).collect()
+            };
+            let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || losses(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+}
+
+#[test]
+fn ranks_that_share_layers_batch_state_and_stages_have_the_same_bits() {
+    let one = Layout { stages: 1, tensor: 1, data: 1, divided: false, chunks: 1 };
+    for layout in [
+        Layout { data: 2, ..one },
+        Layout { data: 2, divided: true, ..one },
+        Layout { tensor: 2, ..one },
+        Layout { tensor: 2, data: 2, divided: true, ..one },
+        Layout { stages: 2, ..one },
+        Layout { stages: 2, chunks: 2, data: 2, ..one },
+    ] {
+        let kept = layout.losses(None);
+        for together in [1, 2] {
+            assert_eq!(kept, layout.losses(Some(together)), "{layout:?}, {together} blocks");
+        }
+    }
+}
+
+/// Bytes of activations as the plan tells them, or the error.
+fn planned(flags: &str) -> Result<f64, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    let output =
+        command.args(["--dry-run", "--layers", "8", "--threads", "1"]).args(flags.split(' ')).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let Some(row) = text.lines().find_map(|line| line.split_once("activations")) else {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    };
+    let mut words = row.1.split_whitespace();
+    let number: f64 = words.next().unwrap().parse().unwrap();
+    Ok(number * if words.next().unwrap().starts_with("MiB") { 1024.0 } else { 1.0 })
+}
+
+#[test]
+fn a_dry_run_tells_the_memory_and_mistakes_are_refused() {
+    let kept = planned("--recompute-granularity none").unwrap();
+    let selective = planned("--recompute-granularity selective").unwrap();
+    let megatron = "--recompute-granularity full --recompute-method uniform --recompute-num-layers";
+    let (full, fours) = (planned(&format!("{megatron} 1")).unwrap(), planned(&format!("{megatron} 4")).unwrap());
+    assert!(full < selective && selective < kept && fours < kept, "{kept}, {selective}, {full}, {fours} KiB");
+    for (flags, parts) in [
+        (format!("{megatron} 0"), ["recompute.layers = 0", "at least 1", "set recompute.layers = 1"]),
+        (
+            "--kind mlp --recompute-granularity full".into(),
+            ["recompute.granularity = \"full\"", "blocks", "set recompute.granularity = \"none\""],
+        ),
+    ] {
+        let error = planned(&flags).unwrap_err();
+        assert!(parts.iter().all(|part| error.contains(part)), "{flags}: {error}");
+    }
+}
