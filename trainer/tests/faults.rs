@@ -114,3 +114,16 @@ fn a_reader_that_has_seen_enough_ends_a_command_quietly_and_a_run_not_at_all() {
     }
     assert_eq!(metrics(&folder.0).len(), 40);
 }
+
+#[test]
+fn a_run_whose_loss_ends_as_no_number_says_so_with_exit_code_3_and_keeps_its_checkpoints() {
+    for ranks in [1, 2] {
+        let folder = Folder::new("fault-diverged");
+        let output = run(ranks, &folder.0, "--steps 6 --save-interval 2 --lr 1e30 --clip-grad 0");
+        let told = ["error: the loss of the last step is ", ": training diverged. Checkpoints are kept. Fix: "];
+        expect(&output, 3, &told);
+        let text = printed(&output);
+        assert!(text.matches("diverged").count() == 1 && !text.contains("done: loss"), "{text}");
+        assert_eq!((metrics(&folder.0).len(), runs::saved(&folder.0)), (6, vec![2, 4, 6]));
+    }
+}
