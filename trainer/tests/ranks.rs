@@ -84,13 +84,21 @@ fn replayed(divided: bool, graphs: &GraphOptions, shuffle: Option<u64>) -> Vec<(
         let run =
             Run { shuffle, group, steps: 4, distributed_optimizer: divided, ..Run::new(Kind::Gpt, 2, graphs.clone()) };
         let device = run.device();
-        let (results, mut stage) = run.train_on(&device);
-        let trained = device.reordered_launches();
-        let losses = (0..4).map(|step| {
+        device.shuffle_replays(shuffle);
+        let mut stage = run.stage(&device);
+        stage.record(run.microbatches, true).unwrap();
+        let of = |step| {
             let settings = run.settings(step);
-            let batch = common::batch(run.kind, settings.first_sample, run.microbatches);
-            stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss.to_bits()
-        });
+            (settings, common::batch(run.kind, settings.first_sample, run.microbatches))
+        };
+        let results = (0..run.steps)
+            .map(of)
+            .map(|(settings, batch)| stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap());
+        let results = results.collect();
+        let trained = device.reordered_launches();
+        let losses = (0..4)
+            .map(of)
+            .map(|(settings, batch)| stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss.to_bits());
         let losses = losses.collect();
         let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
         ((results, losses, weights.map(f32::to_bits).collect()), [trained, device.reordered_launches() - trained])

@@ -22,3 +22,27 @@ pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::Gemm;
+    use crate::{Device, HostOptions};
+
+    #[test]
+    fn a_product_of_halves_needs_its_factors_in_f32_and_tiles_of_its_result() {
+        let device = Device::host(HostOptions { dry: true, ..HostOptions::default() }).unwrap();
+        let (rows, input, output) = (1000, 32, 64);
+        let needed = |dtype, threads| {
+            let tensor = |name, shape| device.virtual_tensor(name, shape, dtype);
+            let (x, weight) = (tensor("x", [rows, input]), tensor("weight", [output, input]));
+            let op = Gemm::linear(x, weight, tensor("out", [rows, output]), Epilogue::None);
+            scratch_bytes(&op.into(), &Pool::new(threads).unwrap())
+        };
+        assert_eq!(needed(DType::F32, 2), 0);
+        let factors = 4 * (rows * input + output * input);
+        assert_eq!(needed(DType::Bf16, 1), factors + 4 * TILE_ROWS * output);
+        assert_eq!(needed(DType::Bf16, 2), factors + 8 * TILE_ROWS * output);
+        assert_eq!(needed(DType::Bf16, 64), factors + 4 * rows * output, "there are no more rows");
+    }
+}
