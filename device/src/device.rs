@@ -65,6 +65,10 @@ pub(crate) struct Core {
     pub(crate) buffers: Vec<Rc<str>>,
     next_virtual: u64,
     allocations: u64,
+    /// The most that an operation noted so far takes from the system while it runs, on the host.
+    pub(crate) host_scratch: usize,
+    /// Launches of graphs whose nodes did not run in the order of capture.
+    pub(crate) reordered: u64,
     pub(crate) backend: Backend,
 }
 
@@ -144,6 +148,8 @@ impl Device {
             buffers: vec!["nothing".into()],
             next_virtual: VIRTUAL,
             allocations: 0,
+            host_scratch: 0,
+            reordered: 0,
             backend,
         };
         Device { core: Rc::new(RefCell::new(core)) }
@@ -176,6 +182,17 @@ impl Device {
             Backend::Host(_) => Ok(None),
             Backend::Cuda(cuda) => cuda.gpu.memory().map(Some),
         }
+    }
+
+    /// Bytes of the machine's memory that this process can still take, where the device computes in them and the system
+    /// tells.
+    pub fn free_host_memory(&self) -> Option<usize> {
+        matches!(self.peek().backend, Backend::Host(_)).then(available).flatten()
+    }
+
+    /// The most bytes that one of the operations traced so far takes from the system while it runs; 0 on a GPU.
+    pub fn host_scratch_bytes(&self) -> usize {
+        self.peek().host_scratch
     }
 
     /// Whether the graph checker is on.
@@ -442,6 +459,11 @@ impl Device {
     /// of capture. Collectives of one communicator keep their order.
     pub fn shuffle_replays(&self, seed: Option<u64>) {
         self.core().shuffle = seed;
+    }
+
+    /// Launches so far whose nodes ran in another order than that of capture.
+    pub fn reordered_launches(&self) -> u64 {
+        self.peek().reordered
     }
 
     /// From now on submissions are noted instead of run.

@@ -93,7 +93,9 @@ impl Graph {
             None => self.run(core, 0..self.nodes.len()),
             Some(seed) => {
                 core.shuffle = Some(seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407));
-                self.run(core, self.random_order(seed).into_iter())
+                let order = self.random_order(seed);
+                core.reordered += u64::from(!order.is_sorted());
+                self.run(core, order.into_iter())
             }
         }
     }

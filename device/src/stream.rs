@@ -7,6 +7,7 @@ use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::cuda::{Arriving, Counters};
 use crate::device::Core;
+use crate::host;
 use crate::lane::{Backend, Lane, Mark};
 use crate::{Accesses, CaptureRule, Device, Element, Error, Graph, HostArray, Op, Result, Tensor, TraceEvent};
 
@@ -177,6 +178,9 @@ impl Stream {
             let buffers = accesses.reads.iter().chain(&accesses.writes).map(|tensor| tensor.buffer).collect();
             trace.push(TraceEvent::Operation { stream: self.id, buffers });
             let core = &mut *core;
+            if let Backend::Host(pool) = &core.backend {
+                core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, pool));
+            }
             return core.streams[self.id.index()].lane.prepare(&op, &core.backend);
         }
         if core.dry {

@@ -62,7 +62,7 @@ pub fn on_all_ranks(
         opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device, layout, watch.as_ref()));
     let done = match (&opened, connected) {
         (Ok(device), Ok(groups)) => {
-            let ranks = team(&world, groups, threads, watch.as_ref());
+            let ranks = team(&world, groups, env.local_size, threads, watch.as_ref());
             let done = catch_unwind(AssertUnwindSafe(|| work(&ranks, device)));
             if !matches!(done, Ok(Ok(_))) {
                 std::mem::forget(ranks); // on a fault nothing is torn down
@@ -128,7 +128,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 /// This process among the ranks; while it waits for them by MPI's means, that is seen by who watches.
-fn team(world: &Rc<MpiWorld>, groups: Groups, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
+fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
     let Groups { tensor, data: group, pipeline } = groups;
     let shared = || (world.clone(), watch.cloned());
     let (waiting, comparing, telling) = (shared(), shared(), shared());
@@ -137,6 +137,7 @@ fn team(world: &Rc<MpiWorld>, groups: Groups, threads: usize, watch: Option<&Rc<
         group,
         tensor,
         pipeline,
+        local,
         threads,
         barrier: Rc::new(move || together(&waiting.1, "barrier", || waiting.0.barrier())),
         max: Rc::new(move |value| match comparing.0.size() {

@@ -9,12 +9,13 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::config::{RunConfig, UserError};
-use crate::data::{DataError, Source, Split, TokenType};
+use crate::data::{DataError, Source, Split, TokenType, go_on, interruption};
 use crate::metrics::{bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
 use crate::run::{RunError, source};
@@ -56,6 +57,11 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
             return Err(UserError::new(what, "nothing is overwritten", "name another, or remove it").into());
         }
     }
+    let mut begun = Vec::new();
+    for (flag, path, split, steps) in files.into_iter().flatten() {
+        begun.push((Partial::beside(flag, path)?, split, steps));
+    }
+    let stop = interruption()?;
     let source = source(&plan)?;
     if request.validation.is_some() && !source.validates() {
         let what = format!("--validation with data.split = {}", plan.config.data.split);
@@ -64,13 +70,13 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
     }
     let kind = TokenType::for_vocab(shape.vocab);
     let mut told = Vec::new();
-    for (_, path, split, steps) in files.into_iter().flatten() {
+    for (partial, split, steps) in begun {
         let samples = match split {
             Split::Train => plan.batch_size.samples_of(steps),
             Split::Validation => (steps * train.global_batch_size) as u64,
         };
         let batches = Samples { source: &*source, split, batch: train.global_batch_size, seq: shape.seq, kind };
-        told.push(batches.write(steps, samples, path)?);
+        told.push(batches.write(steps, samples, partial, &stop)?);
     }
     Ok(told.join("\n"))
 }
@@ -86,21 +92,22 @@ struct Samples<'s> {
 }
 
 impl Samples<'_> {
-    /// Writes the samples of so many steps to `path`, which they get when all are on disk.
-    fn write(&self, steps: usize, samples: u64, path: &Path) -> Result<String, DataError> {
+    /// Writes the samples of so many steps to a file, which gets its name when all are on disk.
+    fn write(&self, steps: usize, samples: u64, partial: Partial, stop: &AtomicBool) -> Result<String, DataError> {
         let started = Instant::now();
-        let partial = Partial::beside(path);
+        let path = &partial.path;
         let failed = |error: std::io::Error| DataError {
             what: format!("{} cannot be written: {error}", path.display()),
             fix: "check the folder's permissions and space, or name another".into(),
         };
-        let mut file = BufWriter::with_capacity(1 << 20, File::create(&partial.0).map_err(failed)?);
+        let mut file = BufWriter::with_capacity(1 << 20, &partial.file);
         let bar = ProgressBar::with_draw_target(Some(samples), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} samples  {per_sec}  {eta} left") {
             bar.set_style(style);
         }
         let mut encoded = Vec::new();
         for first in (0..samples).step_by(self.batch) {
+            go_on(stop, path)?;
             encoded.clear();
             let count = self.batch.min((samples - first) as usize);
             self.encode(first, count, &mut encoded)?;
@@ -108,7 +115,7 @@ impl Samples<'_> {
             bar.inc(count as u64);
         }
         let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
-        file.sync_all().and_then(|()| std::fs::rename(&partial.0, path)).map_err(failed)?;
+        file.sync_all().and_then(|()| std::fs::rename(&partial.temporary, path)).map_err(failed)?;
         bar.finish_and_clear();
         Ok(format!(
             "{steps} batches, {} samples of {} {}-bit tokens, {}, {}; {:.2} s",
@@ -135,18 +142,29 @@ impl Samples<'_> {
 }
 
 /// A file that is not complete; it goes if it is not renamed.
-struct Partial(PathBuf);
+struct Partial {
+    /// The name it will have.
+    path: PathBuf,
+    temporary: PathBuf,
+    file: File,
+}
 
 impl Partial {
-    fn beside(path: &Path) -> Partial {
+    /// Begins the file that `flag` names.
+    fn beside(flag: &str, path: &Path) -> Result<Partial, UserError> {
         let name = path.file_name().map(|name| name.display().to_string()).unwrap_or_default();
-        Partial(path.with_file_name(format!(".{name}.partial-{}", std::process::id())))
+        let temporary = path.with_file_name(format!(".{name}.partial-{}", std::process::id()));
+        let file = File::create(&temporary).map_err(|error| {
+            let rule = "it names a file that can be written";
+            UserError::new(format!("{flag} {}: {error}", path.display()), rule, "name one in a folder that exists")
+        })?;
+        Ok(Partial { path: path.into(), temporary, file })
     }
 }
 
 impl Drop for Partial {
     fn drop(&mut self) {
         // After it was renamed there is nothing here.
-        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_file(&self.temporary);
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -76,42 +77,43 @@ fn command() -> Command {
     let bench = Command::new("bench")
         .about("Measures steps on fixed random data; takes the flags of a training run")
         .arg(Arg::new("case").value_name("CASE").value_parser(PRESETS.to_vec()).help("A case to measure"));
-    let command = Command::new("trainer")
-        .about("Trains GPT-class models; without a subcommand it trains")
-        .version(env!("CARGO_PKG_VERSION"))
-        .args_conflicts_with_subcommands(true)
-        .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
-        .subcommand(tokenize_command())
-        .subcommand(configs_command())
-        .subcommand(convert_command())
-        .subcommand(sample_command())
-        .subcommand(with_run_flags(bench))
-        .subcommand(with_run_flags(batches_command()))
-        .subcommand(
-            Command::new("doctor")
-                .about("Examines the machine: libraries, every operation against the host device, rates")
-                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Prints JSON"))
-                .arg(Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("Leaves out the rates"))
-                .arg(
-                    Arg::new("device")
-                        .long("device")
-                        .value_parser(["auto", "host", "cuda"])
-                        .default_value("auto")
-                        .help("What to examine"),
+    let command =
+        Command::new("trainer")
+            .about("Trains GPT-class models; without a subcommand it trains")
+            .version(env!("CARGO_PKG_VERSION"))
+            .args_conflicts_with_subcommands(true)
+            .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
+            .subcommand(tokenize_command())
+            .subcommand(configs_command())
+            .subcommand(convert_command())
+            .subcommand(sample_command())
+            .subcommand(with_run_flags(bench))
+            .subcommand(with_run_flags(batches_command()))
+            .subcommand(
+                Command::new("doctor")
+                    .about("Examines the machine: libraries, every operation against the host device, rates")
+                    .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Prints JSON"))
+                    .arg(Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("Leaves out the rates"))
+                    .arg(
+                        Arg::new("device")
+                            .long("device")
+                            .value_parser(["auto", "host", "cuda"])
+                            .default_value("auto")
+                            .help("What to examine"),
+                    ),
+            )
+            .subcommand(Command::new("checkpoint").about("Looks at checkpoints").subcommand_required(true).subcommand(
+                Command::new("list").about("Lists the checkpoints in a folder, every byte checked").arg(
+                    Arg::new("dir").value_name("DIR").value_parser(NonEmptyStringValueParser::new()).required(true),
                 ),
-        )
-        .subcommand(
-            Command::new("checkpoint").about("Looks at checkpoints").subcommand_required(true).subcommand(
-                Command::new("list")
-                    .about("Lists the checkpoints in a folder, every byte checked")
-                    .arg(Arg::new("dir").value_name("DIR").required(true)),
-            ),
-        );
+            ));
     with_run_flags(command)
 }
 
 fn batches_command() -> Command {
-    let file = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("FILE").help(help);
+    let file = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name("FILE").value_parser(NonEmptyStringValueParser::new()).help(help)
+    };
     Command::new("batches")
         .about("Writes the samples that a run with these flags would take, in its order, for other frameworks")
         .arg(
@@ -128,6 +130,7 @@ fn with_run_flags(mut command: Command) -> Command {
             Arg::new("config")
                 .long("config")
                 .value_name("FILE")
+                .value_parser(NonEmptyStringValueParser::new())
                 .help("TOML file, or a recipe of `trainer configs list`; flags override it"),
         )
         .arg(
@@ -148,7 +151,8 @@ fn with_run_flags(mut command: Command) -> Command {
             Arg::new("graph-report")
                 .long("graph-report")
                 .value_name("FILE")
-                .help("Writes all graphs to FILE as JSON, and beside it as Graphviz"),
+                .value_parser(NonEmptyStringValueParser::new())
+                .help("Writes all graphs to FILE as JSON, and beside it, ending in .dot, as Graphviz"),
         )
         .arg(Arg::new("log").long("log").value_name("FILTER").default_value("warn").help("Log messages to show"))
         .arg(
@@ -190,7 +194,7 @@ fn with_run_flags(mut command: Command) -> Command {
 
 fn tokenize_command() -> Command {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
+        Arg::new(name).long(name).value_name(value).value_parser(NonEmptyStringValueParser::new()).help(help)
     };
     Command::new("tokenize")
         .about("Makes token files of text, in llm.c's format, for data.path")
@@ -209,6 +213,7 @@ fn tokenize_command() -> Command {
         .arg(
             Arg::new("files")
                 .value_name("FILES")
+                .value_parser(NonEmptyStringValueParser::new())
                 .num_args(1..)
                 .required(true)
                 .help("Text: a file is a document, of a .jsonl file each line is one, of a folder all files are taken"),
@@ -243,7 +248,9 @@ fn convert_command() -> Command {
     let choice = |name: &'static str, words: &[&'static str], help: &'static str| {
         Arg::new(name).long(name).value_parser(words.to_vec()).help(help)
     };
-    let folder = |name: &'static str, help: &'static str| Arg::new(name).required(true).help(help);
+    let folder = |name: &'static str, help: &'static str| {
+        Arg::new(name).value_parser(NonEmptyStringValueParser::new()).required(true).help(help)
+    };
     Command::new("convert")
         .about("Converts weights to and from Hugging Face")
         .arg(choice("to", &["hf"], "Write a model that transformers loads").conflicts_with("from"))
@@ -342,6 +349,14 @@ fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
         layers.start_from(pretrained.options());
     }
     let config = layers.resolve();
+    let graph_report = matches.get_one::<String>("graph-report").map(PathBuf::from);
+    if let Some(path) = graph_report.as_ref().filter(|path| path.extension().is_some_and(|end| end == "dot")) {
+        return Err(UserError::new(
+            format!("--graph-report {}", path.display()),
+            "the file is JSON; Graphviz goes to one of the same name that ends in .dot",
+            format!("--graph-report {}", path.with_extension("json").display()),
+        ));
+    }
     let notices = NOT_NEEDED
         .iter()
         .filter(|(flag, _)| matches.get_flag(flag))
@@ -351,7 +366,7 @@ fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
         config,
         dry_run: matches.get_flag("dry-run"),
         check_graphs: matches.get_flag("check-graphs"),
-        graph_report: matches.get_one::<String>("graph-report").map(PathBuf::from),
+        graph_report,
         log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
         notices,
     })

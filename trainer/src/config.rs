@@ -304,19 +304,23 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
         Kind::Bool => value.is_bool(),
         Kind::Integer => natural(&value),
         Kind::Float => value.as_float().is_some_and(f64::is_finite),
-        Kind::Text => value.is_str(),
+        Kind::Text => value.as_str().is_some_and(|text| !text.trim().is_empty()),
         Kind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
         Kind::Integers => value.as_array().is_some_and(|items| items.iter().all(natural)),
         Kind::Floats => value.as_array().is_some_and(|items| items.iter().all(Value::is_float)),
         Kind::Paths => {
-            let item = |item: &Value| item.is_str() || item.is_float() || item.is_integer();
-            value.is_str() || value.as_array().is_some_and(|items| items.iter().all(item))
+            let path = |item: &Value| item.as_str().is_some_and(|path| !path.trim().is_empty());
+            let item = |item: &Value| path(item) || item.is_float() || item.is_integer();
+            path(&value) || value.as_array().is_some_and(|items| items.iter().all(item))
         }
     };
     if fits {
         return Ok(value);
     }
     let mut fix = format!("set {} to {}", option.key, option.kind.expected());
+    if value.as_str().is_some_and(|text| text.trim().is_empty()) {
+        fix = format!("give {} a value, or leave it out", option.key);
+    }
     if let (Kind::Choice(words), Some(word)) = (option.kind, value.as_str())
         && let Some(near) = nearest(word, words.iter().copied())
     {

@@ -33,6 +33,13 @@ fn main() {
         Ok(Request::Train(request)) => (request, None),
         Ok(Request::Bench(request, steps)) => (request, Some(steps)),
         Ok(Request::Doctor { options, device }) => exit(doctor(options, &device, &ranks)),
+        Ok(Request::Tokenize(_)) if ranks.world_size > 1 => {
+            let rule = "one process tokenises, with all cores that it may use";
+            refuse(
+                &ranks,
+                &format!("tokenize on {} ranks. Rule: {rule}. Fix: start it without mpirun", ranks.world_size),
+            )
+        }
         Ok(Request::Tokenize(request)) => match trainer::data::tokenize(&request) {
             Ok(report) => return print_or_fail(&report),
             Err(error) => fail(main, error.exit_code(), &error.to_string()),
@@ -115,13 +122,20 @@ fn train(
     let chunks = plan.config.parallel.virtual_pipeline;
     let layout = Layout { grid: plan.grid, ring: chunks > 1, shares_table: plan.shares_table() };
     on_all_ranks(env, layout, plan.config.train.threads, &plan.watch, open, |ranks, device| {
-        let Some((steps, began)) = bench else { return run::train(plan, request, ranks, device, source).map(|_| 0) };
+        let Some((steps, began)) = bench else {
+            return run::train(plan, request, ranks, device, source).map(exit_code);
+        };
         let result = bench::run(plan, ranks, device, steps, began)?;
         if ranks.rank == 0 {
             print(&serde_json::to_string_pretty(&result).unwrap_or_default())?;
         }
         Ok(0)
     })
+}
+
+/// Of a run that came to its end.
+fn exit_code(outcome: Option<run::Outcome>) -> i32 {
+    if outcome.is_none_or(|outcome| outcome.finite) { 0 } else { 3 }
 }
 
 /// Examines the machine; the exit code.

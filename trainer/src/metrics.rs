@@ -1,11 +1,14 @@
 //! What a run tells: a box with its plan, a line for people, a JSON object for every step.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::terminal::warn;
 
 /// One step's numbers, as written to `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -60,7 +63,8 @@ impl StepMetrics {
     }
 }
 
-const NAME: &str = "metrics.jsonl";
+/// The file of a run's steps.
+pub(crate) const METRICS: &str = "metrics.jsonl";
 
 /// Appends to `metrics.jsonl`, an object a line, each flushed.
 pub struct MetricsFile {
@@ -73,7 +77,7 @@ impl MetricsFile {
     /// # Errors
     /// What the operating system said.
     pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
-        Ok(MetricsFile { file: BufWriter::new(File::create(folder.join(NAME))?) })
+        Ok(MetricsFile { file: BufWriter::new(File::create(folder.join(METRICS))?) })
     }
 
     /// Continues the file of a run in `folder` at `step`: lines of that step and later ones, and one that was cut off,
@@ -82,7 +86,7 @@ impl MetricsFile {
     /// # Errors
     /// What the operating system said.
     pub fn resume(folder: &Path, step: usize) -> std::io::Result<MetricsFile> {
-        let (file, _) = continued(&folder.join(NAME), "step", step)?;
+        let (file, _) = continued(&folder.join(METRICS), "step", step)?;
         Ok(MetricsFile { file: BufWriter::new(file) })
     }
 
@@ -107,23 +111,71 @@ impl MetricsFile {
 }
 
 /// Opens a file of a JSON object a line to go on at `step`: lines whose `key` is that step or a later one, and one that
-/// was cut off, are removed. Also returns the last line that is kept.
+/// was cut off, are removed. So are lines that are no such objects, which is told. Also returns the last line that is kept.
 pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-    let mut reader = BufReader::new(&file);
-    let (mut kept, mut last, mut line) = (0, None, String::new());
-    loop {
-        line.clear();
-        let length = reader.read_line(&mut line)?;
-        let parsed = serde_json::from_str(&line).ok().filter(|_| line.ends_with('\n'));
-        let earlier = |value: &Value| value[key].as_u64().is_some_and(|of| of < step as u64);
-        let Some(value) = parsed.filter(earlier) else { break };
-        last = Some(value);
-        kept += length as u64;
+    let Kept { ranges, last, broken } = kept(&file, key, step)?;
+    if let [first, more @ ..] = &broken[..] {
+        let more = if more.is_empty() { String::new() } else { format!(", and {} more", more.len()) };
+        warn(&format!("WARNING: {} is damaged: line {first}{more}, left out", path.display()));
     }
-    file.set_len(kept)?;
+    match &ranges[..] {
+        [] => file.set_len(0)?,
+        [start] if start.start == 0 => file.set_len(start.end)?,
+        parts => file = copied(path, &mut file, parts)?,
+    }
     file.seek(SeekFrom::End(0))?;
     Ok((file, last))
+}
+
+/// What a continued file keeps.
+#[derive(Default)]
+struct Kept {
+    /// Bytes of the file; no range begins where another ends.
+    ranges: Vec<Range<u64>>,
+    /// The last line in them.
+    last: Option<Value>,
+    /// Numbers of lines that are no objects of a step, from 1.
+    broken: Vec<usize>,
+}
+
+fn kept(file: &File, key: &str, step: usize) -> std::io::Result<Kept> {
+    let (mut reader, mut line) = (BufReader::new(file), Vec::new());
+    let (mut kept, mut at, mut next) = (Kept::default(), 0, 0);
+    for number in 1.. {
+        line.clear();
+        let end = at + reader.read_until(b'\n', &mut line)? as u64;
+        if line.last() != Some(&b'\n') {
+            break; // the end, or a line cut off by it
+        }
+        let value: Option<Value> = serde_json::from_slice(&line).ok();
+        match value.as_ref().and_then(|value| value[key].as_u64()) {
+            Some(of) if of >= next && of < step as u64 => {
+                match kept.ranges.last_mut().filter(|range| range.end == at) {
+                    Some(range) => range.end = end,
+                    None => kept.ranges.push(at..end),
+                }
+                (kept.last, next) = (value, of + 1);
+            }
+            Some(_) => {}
+            None => kept.broken.push(number),
+        }
+        at = end;
+    }
+    Ok(kept)
+}
+
+/// Puts a file of these parts in the place of the one at `path`.
+fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result<File> {
+    let temporary = path.with_extension("jsonl.tmp");
+    let mut copy = File::options().read(true).write(true).create(true).truncate(true).open(&temporary)?;
+    for part in parts {
+        file.seek(SeekFrom::Start(part.start))?;
+        std::io::copy(&mut file.take(part.end - part.start), &mut copy)?;
+    }
+    copy.sync_all()?;
+    std::fs::rename(temporary, path)?;
+    Ok(copy)
 }
 
 /// A box of labels and values.
@@ -176,7 +228,7 @@ mod tests {
     #[test]
     fn a_continued_file_keeps_whole_lines_of_earlier_steps_only() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(NAME);
+        let path = folder.path().join(METRICS);
         let lines: Vec<String> = (0..5).map(|step| format!("{{\"step\":{step}}}\n")).collect();
         for (text, step, kept) in
             [(lines.concat(), 3, 3), (lines.concat() + "{\"ste", 9, 5), (lines.concat(), 0, 0), (String::new(), 2, 0)]
@@ -184,6 +236,25 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             MetricsFile::resume(folder.path(), step).unwrap().sync().unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), lines[..kept].concat(), "continued at {step}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_line_costs_a_continued_file_that_line_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS);
+        let line = |step: usize| format!("{{\"step\":{step}}}\n").into_bytes();
+        for damaged in [vec![0, 0, 0, b'\n'], vec![b'{', 0xff, b'\n'], b"[]\n".into(), b"{\"step\":1}\n".into()] {
+            for at in [0, 3, 11] {
+                let mut lines: Vec<Vec<u8>> = (0..14).map(line).collect();
+                lines[at] = damaged.clone();
+                std::fs::write(&path, lines.concat()).unwrap();
+                let (mut file, last) = continued(&path, "step", 12).unwrap();
+                file.write_all(&line(12)).unwrap();
+                let expected: Vec<u8> = (0..=12).filter(|step| *step != at).flat_map(line).collect();
+                assert_eq!(std::fs::read(&path).unwrap(), expected, "line {at} is {damaged:?}");
+                assert_eq!(last.unwrap()["step"], if at == 11 { 10 } else { 11 });
+            }
         }
     }
 

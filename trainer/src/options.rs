@@ -13,7 +13,7 @@ pub enum Kind {
     Integer,
     /// A number.
     Float,
-    /// Any text.
+    /// Any text but none.
     Text,
     /// One of these words.
     Choice(&'static [&'static str]),
@@ -30,9 +30,9 @@ impl Kind {
     pub fn expected(self) -> String {
         match self {
             Kind::Bool => "true or false".into(),
-            Kind::Integer => "a whole number, 0 or more".into(),
+            Kind::Integer => "a whole number, 0 or more and below 2^63".into(),
             Kind::Float => "a number".into(),
-            Kind::Text => "text".into(),
+            Kind::Text => "text, not empty".into(),
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
             Kind::Integers => "a list of whole numbers".into(),
             Kind::Floats => "a list of numbers".into(),

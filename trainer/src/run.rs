@@ -17,13 +17,15 @@ use crate::cli::TrainRequest;
 use crate::config::UserError;
 use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Prefetch, Regression, Source, Split};
 use crate::hf::{LoadError, Pretrained};
+use crate::host_memory::fits_host;
 use crate::logs::PRINTED;
 use crate::metrics::{StepMetrics, boxed, bytes, count};
 use crate::model::TensorParallel;
 use crate::plan::{ModelPlan, RunPlan};
+use crate::run_folder;
 use crate::run_log::RunLog;
 use crate::step::{PendingMetrics, Stage, StageOptions, StepResult, StepSettings};
-use crate::terminal::say;
+use crate::terminal::{say, warn};
 use crate::trace::StepTrace;
 use crate::watch::activity::{Activity, Doing};
 
@@ -97,6 +99,8 @@ pub struct Ranks {
     pub tensor: Option<Rc<dyn Communicator>>,
     /// The stages with other layers; none where there are no others.
     pub pipeline: Option<PipelineGroups>,
+    /// Ranks on this machine, this one among them.
+    pub local: usize,
     /// Threads of the host device.
     pub threads: usize,
     /// Waits for all ranks.
@@ -119,6 +123,7 @@ impl Ranks {
             group: None,
             tensor: None,
             pipeline: None,
+            local: 1,
             threads,
             barrier: Rc::new(|| {}),
             max: Rc::new(|value| value),
@@ -134,6 +139,8 @@ impl Ranks {
 pub struct Outcome {
     /// Loss of the last step.
     pub loss: f64,
+    /// Whether that is a number on every rank: else what was trained is worth nothing.
+    pub finite: bool,
     /// Loss of the last evaluation, if there was one.
     pub validation_loss: Option<f64>,
     /// The source's floor, where it is known.
@@ -146,6 +153,7 @@ pub struct Outcome {
 /// What is wrong with the data, or a vocabulary that is too small for them.
 pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
     let data = &plan.config.data;
+    used(plan)?;
     let shape = match &plan.model {
         ModelPlan::Mlp(shape) => {
             let (first, last) = (shape.sizes[0], shape.sizes[shape.sizes.len() - 1]);
@@ -174,12 +182,36 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
     Ok(Arc::new(source))
 }
 
+/// Fails on options of data that would say nothing about what is trained on.
+fn used(plan: &RunPlan) -> Result<(), UserError> {
+    let data = &plan.config.data;
+    let mlp = matches!(plan.model, ModelPlan::Mlp(_));
+    let about_files = [
+        ("data.path", mlp && data.path.is_some()),
+        ("data.validation_path", data.validation_path.is_some()),
+        ("data.tokenizer", data.tokenizer != "byte"),
+        ("data.end_of_text", data.end_of_text.is_some()),
+        ("data.raw_tokens", data.raw_tokens != "none"),
+    ];
+    let (rule, fix) = match (mlp, &data.path) {
+        (true, _) => ("an MLP trains on rows that the trainer makes", "leave it out, or set model.kind = \"gpt\""),
+        (_, None) => ("it says how the files of data.path are taken", "set data.path (--data-path), or leave it out"),
+        _ => return Ok(()),
+    };
+    match about_files.iter().find(|(_, given)| *given) {
+        Some((key, _)) if mlp => Err(UserError::new(format!("{key} with model.kind = \"mlp\""), rule, fix)),
+        Some((key, _)) => Err(UserError::new(format!("{key} without data.path"), rule, fix)),
+        None => Ok(()),
+    }
+}
+
 /// Makes this rank's stage and records its steps, so that its memory is known.
 ///
 /// # Errors
 /// Out of memory, or settings that do not go together.
 pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
-    if device.gpu().is_some() {
+    // A dry host device plans for another machine.
+    if device.gpu().is_some() || !device.is_dry() {
         rehearse(plan, device, ranks, poison)?;
     }
     let stage = recorded_stage(plan, device, ranks, poison)?;
@@ -192,8 +224,8 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
 }
 
 /// Goes through set-up without taking memory. The first rank of each stage in turn times how those matrix products that no
-/// stage before has are best done on this GPU, and all ranks do as it found; what does not fit the GPU is refused before
-/// anything is allocated.
+/// stage before has are best done on this GPU, and all ranks do as it found; what does not fit its memory, or the host's,
+/// is refused before anything is allocated.
 fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<(), RunError> {
     let mut needed = None;
     for pipeline in 0..plan.grid.pipeline {
@@ -206,6 +238,9 @@ fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Res
         }
     }
     let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, ranks, poison))?;
+    if device.gpu().is_none() {
+        return Ok(fits_host(needed, device, ranks)?);
+    }
     match device.gpu_memory()? {
         Some((free, total)) if needed > free => Err(UserError::new(
             format!(
@@ -418,7 +453,9 @@ pub fn train(
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
     if main {
-        std::fs::create_dir_all(folder).map_err(file("the run's folder"))?;
+        if let Some(aside) = run_folder::take(folder, session.run(), start.step).map_err(file("the run's folder"))? {
+            say(&format!("metrics of another run are now in {}", aside.display()));
+        }
         let resolved = toml::to_string(&plan.config).unwrap_or_default();
         std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
         log = Some(RunLog::open(&plan.config.logging, start.step).map_err(file("metrics.jsonl"))?);
@@ -499,7 +536,9 @@ pub fn train(
     if let Some(told) = trace.finish(device)? {
         report.say(&told);
     }
-    let outcome = Outcome { loss: report.last_loss, validation_loss: report.last_validation, floor: source.floor() };
+    let finite = (ranks.max)((!report.last_loss.is_finite()).into()) == 0;
+    let outcome =
+        Outcome { loss: report.last_loss, finite, validation_loss: report.last_validation, floor: source.floor() };
     report.finish(&outcome);
     Ok(Some(outcome))
 }
@@ -689,6 +728,15 @@ impl<'p> Reporter<'p> {
     fn finish(&self, outcome: &Outcome) {
         let Some(bar) = &self.bar else { return };
         bar.finish_and_clear();
+        if !outcome.finite {
+            let kept = if self.plan.config.checkpoint.dir.is_some() { " Checkpoints are kept." } else { "" };
+            warn(&format!(
+                "error: the loss of the last step is {}: training diverged.{kept} Fix: go on from a checkpoint before \
+                 that, or begin anew, with a smaller optimizer.lr",
+                outcome.loss
+            ));
+            return;
+        }
         let mut line = format!("done: loss {:.4}", outcome.loss);
         if let Some(loss) = outcome.validation_loss {
             line += &format!(", validation loss {loss:.4}");

@@ -2,6 +2,8 @@
 
 mod data_files;
 
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use data_files::{Folder, llmc, megatron_index, packed, small_tokenizer};
@@ -35,6 +37,10 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
     let path = folder.file("good.bin", &good);
     let text = folder.file("text.txt", "text ".repeat(100));
     std::fs::create_dir(folder.path("nothing")).unwrap();
+    let pipe = |name: &str| {
+        assert!(Command::new("mkfifo").arg(folder.path(name)).status().unwrap().success());
+        folder.path(name)
+    };
     let blend = |weights: [&str; 2]| format!("[{}, {path:?}, {}, {path:?}]", weights[0], weights[1]);
 
     let paths: Vec<(&str, String, &[&str])> = vec![
@@ -68,6 +74,20 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
             folder.file("x.parquet", [b"PAR1".as_slice(), &[0xff; 99]].concat()),
             &[".parquet, is unknown"],
         ),
+        (
+            "JSON that is no text",
+            folder.file("b.jsonl", [0xff; 9]),
+            &["b.jsonl is not UTF-8 text (byte 0). Rule: a .jsonl"],
+        ),
+        (
+            "JSON of empty texts",
+            folder.file("e.jsonl", "{\"text\": \"\"}\n".repeat(200)),
+            &["e.jsonl", "holds no UTF-8 text"],
+        ),
+        ("pipe", pipe("pipe"), &["pipe cannot be read: it is no regular file"]),
+        ("pipe of tokens", pipe("pipe.bin"), &["pipe.bin cannot be read: it is no regular file"]),
+        ("weight of no number", blend(["0.5", "nan"]), &["weight NaN", "finite"]),
+        ("weights without a finite sum", blend(["1e308", "1e308"]), &["the sum of all weights is finite"]),
         ("broken JSON", folder.file("x.jsonl", "{\"text\": \"a\"}\n{"), &["line 2 is not JSON"]),
         ("JSON without text", folder.file("y.jsonl", "{\"content\": \"a\"}"), &["line 1 has no such text", "`text`"]),
         ("weight 0", blend(["0", "1"]), &["weight 0", "above 0"]),
@@ -89,6 +109,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
     small_tokenizer(json.as_ref(), "some text");
     let raw = folder.file("odd.bin", [1u8; 301]);
     let blank = folder.file("blank.txt", "");
+    let (piped, empty) = (folder.path("pipe"), folder.path("e.jsonl"));
     let high = folder.file("high.txt", "text ".repeat(100));
     let cases: Vec<(&str, Vec<&str>, &[&str])> = vec![
         (
@@ -133,10 +154,30 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
             &["absent.txt", "No such file"],
         ),
         ("tokenize: no text", vec!["tokenize", "--output", "never", &blank], &["1 files hold no UTF-8 text"]),
+        ("weight of no number as a flag", vec!["--data-path", "0.5", &path, "nan", &path], &["weight NaN", "finite"]),
+        ("tokenize: a pipe", vec!["tokenize", "--output", "never", &piped], &["it is no regular file"]),
+        ("tokenize: empty texts", vec!["tokenize", "--output", "never", &empty], &["1 files hold no UTF-8 text"]),
         ("tokenize: not text", vec!["tokenize", "--output", "never", TRAINER], &["not UTF-8 text (byte "]),
     ];
     for (name, arguments, needles) in &cases {
         refused(name, arguments, needles);
     }
     assert!(!std::path::Path::new("never").exists());
+}
+
+#[test]
+fn a_folder_within_the_data_that_cannot_be_read_is_named() {
+    let folder = Folder::new("bad-folder");
+    let inner = folder.path("inner");
+    std::fs::create_dir(&inner).unwrap();
+    std::fs::set_permissions(&inner, std::fs::Permissions::from_mode(0)).unwrap();
+    let mut command = Command::new(TRAINER);
+    if std::fs::read_dir(&inner).is_ok() {
+        command.uid(65534); // root may read anything
+    }
+    let output = command.args(["--data-path", folder.0.to_str().unwrap()]).output().unwrap();
+    std::fs::set_permissions(&inner, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains(&format!("cannot be read: {inner}: Permission denied")), "{text}");
 }

@@ -77,14 +77,15 @@ fn files_hold_the_batches_of_the_source_step_by_step() {
 fn what_exists_is_not_overwritten_and_a_failure_leaves_nothing() {
     let folder = Folder::new("batches-refused");
     let (old, new) = (folder.file("old", "precious"), folder.path("new"));
-    let nowhere = folder.path("missing/new");
+    let (other, nowhere) = (folder.path("other"), folder.path("missing/new"));
     for (flags, code, needle) in [
         (vec!["--output", &old], 2, "exists"),
         (vec!["--output", &new, "--validation", &old], 2, "exists"),
         (vec!["--output", &new, "--validation", &new], 2, "both"),
         (vec!["--output", &new, "--preset", "mlp"], 2, "model.kind"),
-        (vec!["--output", &new, "--validation", &nowhere, "--data-path", LICENSES, "--split", "1"], 2, "data.split"),
-        (vec!["--output", &nowhere], 3, "cannot be written"),
+        (vec!["--output", &new, "--validation", &other, "--data-path", LICENSES, "--split", "1"], 2, "data.split"),
+        (vec!["--output", &nowhere], 2, "can be written"),
+        (vec!["--output", &new, "--validation", &nowhere], 2, "can be written"),
         (vec!["--validation", &new], 2, "--output <FILE>"),
     ] {
         let output = batches(&[&flags[..], &["--steps", "2", "--eval-interval", "0"]].concat());

@@ -58,10 +58,17 @@ fn a_graph_report_that_cannot_be_written_is_refused_before_training() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_named_with_its_bytes() {
+fn more_memory_than_there_is_is_refused_with_the_numbers_before_any_is_taken() {
     let folder = Folder::new("fault-memory");
     let output = run(1, &folder.0, "--vocab 33554432 --hidden 32768");
-    expect(&output, 3, &["error on rank 0: ", "out of memory: weights needs 44", " are free. Fix: "]);
+    let numbers = [
+        "error on rank 0: 1 ranks on this machine need 16.1",
+        " TiB of memory each (",
+        " planned, ",
+        " are free. Rule: ",
+    ];
+    expect(&output, 2, &numbers);
+    expect(&output, 2, &[". Fix: set a smaller train.micro_batch_size"]);
 }
 
 /// Runs `trainer FLAGS` with standard output to a full disk.
@@ -106,4 +113,17 @@ fn a_reader_that_has_seen_enough_ends_a_command_quietly_and_a_run_not_at_all() {
         assert!(!printed(&output).contains("error"), "{flags:?}: {}", printed(&output));
     }
     assert_eq!(metrics(&folder.0).len(), 40);
+}
+
+#[test]
+fn a_run_whose_loss_ends_as_no_number_says_so_with_exit_code_3_and_keeps_its_checkpoints() {
+    for ranks in [1, 2] {
+        let folder = Folder::new("fault-diverged");
+        let output = run(ranks, &folder.0, "--steps 6 --save-interval 2 --lr 1e30 --clip-grad 0");
+        let told = ["error: the loss of the last step is ", ": training diverged. Checkpoints are kept. Fix: "];
+        expect(&output, 3, &told);
+        let text = printed(&output);
+        assert!(text.matches("diverged").count() == 1 && !text.contains("done: loss"), "{text}");
+        assert_eq!((metrics(&folder.0).len(), runs::saved(&folder.0)), (6, vec![2, 4, 6]));
+    }
 }

@@ -66,6 +66,24 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--preset gpt2-125m", &["model.preset = \"gpt2-125m\"", "did you mean `gpt2-124m`?"]),
     ("--compute fp16", &["precision.compute = \"fp16\"", "did you mean `bf16`?"]),
     ("--device tpu", &["train.device = \"tpu\"", "auto, host, cuda"]),
+    // Values that are empty, or that nothing would take.
+    ("--save=", &["checkpoint.dir = \"\" (--checkpoint-dir)", "not empty", "or leave it out"]),
+    ("--log-dir=", &["logging.dir = \"\"", "not empty"]),
+    ("--trace=", &["logging.trace = \"\"", "not empty"]),
+    ("--init-from=", &["model.init_from = \"\"", "not empty"]),
+    ("--data-path=", &["data.path = \"\"", "a path"]),
+    ("--set data.validation_path=[\"\"]", &["data.validation_path = [\"\"]", "a list of paths"]),
+    ("--config=", &["'--config <FILE>'", "none was supplied"]),
+    ("--graph-report=", &["'--graph-report <FILE>'", "none was supplied"]),
+    ("tokenize --output= file", &["'--output <DIR>'", "none was supplied"]),
+    ("batches --output=", &["'--output <FILE>'", "none was supplied"]),
+    ("--seed 18446744073709551615", &["train.seed = \"18446744073709551615\"", "below 2^63"]),
+    ("--graph-report g.dot", &["--graph-report g.dot", "the file is JSON", "--graph-report g.json"]),
+    ("--tokenizer absent.json", &["data.tokenizer without data.path", "--data-path"]),
+    ("--end-of-text x", &["data.end_of_text without data.path", "leave it out"]),
+    ("--validation-path file", &["data.validation_path without data.path"]),
+    ("--raw-tokens u16", &["data.raw_tokens without data.path"]),
+    ("--kind mlp --data-path file", &["data.path with model.kind = \"mlp\"", "rows that the trainer makes"]),
     // Models.
     ("--hidden 65", &["model.hidden = 65 with model.heads = 4", "set model.hidden = 68"]),
     ("--heads 0", &["model.heads = 0", "at least 1"]),
@@ -138,6 +156,9 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("checkpoint list absent", &["absent does not exist"]),
     ("checkpoint list empty", &["empty holds no checkpoint"]),
     ("convert --to hf absent out", &["absent does not exist"]),
+    ("batches --output nowhere/out", &["--output nowhere/out: No such file", "a file that can be written"]),
+    ("batches --output out --validation file/v", &["--validation file/v: Not a directory", "that exists"]),
+    ("tokenize --output file/out value.toml", &["cannot be written: Not a directory", "a folder that can be made"]),
     // Sampling.
     ("sample", &["not provided: --checkpoint <DIR>"]),
     ("sample --checkpoint absent", &["absent cannot be read: No such file"]),
@@ -201,6 +222,31 @@ fn ranks_that_cannot_be_are_refused() {
         ("-1", "2", "0", &["OMPI_COMM_WORLD_RANK is `-1`, not a number"]),
     ] {
         refused(&folder.0, "--steps 1", &launched(rank, size, local), needles);
+    }
+}
+
+#[test]
+fn tokenize_is_the_work_of_one_process() {
+    let folder = Folder::new("mistakes-tokenize");
+    std::fs::write(folder.path("file"), "some text").unwrap();
+    let output = runs::mpirun(2, &folder.0, &["tokenize", "--output", "out", "file"]);
+    expect(&output, 2, &["error: tokenize on 2 ranks. Rule: one process", "Fix: start it without mpirun"]);
+    assert_eq!(runs::printed(&output).matches("error: ").count(), 1);
+    assert!(!folder.path("out").exists());
+}
+
+#[test]
+fn weights_that_the_options_do_not_fit_are_not_called_broken() {
+    let folder = Folder::new("mistakes-weights");
+    expect(&run(1, &folder.0, "--steps 1 --layers 2"), 0, &[]);
+    std::fs::rename(runs::checkpoint(&folder.0, 1), folder.path("two")).unwrap();
+    for (flags, needle) in [
+        ("--init-from two --layers 3", "two has no tensor `h.2."),
+        ("--init-from two --layers 1", "two has a tensor `h.1."),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        let output = command.current_dir(&folder.0).args(flags.split(' ')).output().unwrap();
+        expect(&output, 2, &[needle, "weights fit the model's options", "leave out the model options that differ"]);
     }
 }
 

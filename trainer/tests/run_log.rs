@@ -188,3 +188,33 @@ fn neither_is_written_unless_it_is_wanted() {
     expect(&run(1, &folder.0, "--steps 1"), 0, &[]);
     assert!(event_files(&folder.0).is_empty() && !folder.path("log/wandb-history.jsonl").exists());
 }
+
+#[test]
+fn metrics_of_two_runs_never_mix_and_none_are_lost() {
+    let folder = Folder::new("run-log-two");
+    let text = |name: &str| std::fs::read_to_string(folder.path("log").join(name).join("metrics.jsonl")).unwrap();
+    let steps = || -> Vec<u64> {
+        let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap();
+        text("").lines().map(step).collect()
+    };
+    let moved =
+        |number: usize| format!("metrics of another run are now in {}/earlier-{number}", folder.path("log").display());
+    let other = |name: &str, steps: usize| format!("--steps {steps} --wandb --save {}", folder.path(name).display());
+    expect(&run(1, &folder.0, "--steps 4 --wandb"), 0, &[]);
+    let first = text("");
+    expect(&run(1, &folder.0, &other("b", 2)), 0, &[&moved(1)]);
+    assert_eq!((text("earlier-1"), steps()), (first, vec![0, 1]));
+    let second = text("");
+    expect(&run(1, &folder.0, "--steps 6 --wandb"), 0, &["at step 4", &moved(2)]);
+    assert_eq!((text("earlier-2"), steps()), (second, vec![4, 5]));
+    assert_eq!(rows(&folder.0).len(), 2, "the history of Weights & Biases goes with the metrics");
+    // Going on with its own, also where the name of the run is not known.
+    expect(&run(1, &folder.0, "--steps 7"), 0, &["at step 6"]);
+    std::fs::remove_file(folder.path("log/run.id")).unwrap();
+    expect(&run(1, &folder.0, "--steps 8"), 0, &["at step 7"]);
+    assert_eq!(steps(), [4, 5, 6, 7]);
+    // Another run's that have more steps than the checkpoint.
+    expect(&run(1, &folder.0, &other("c", 10)), 0, &[&moved(3)]);
+    expect(&run(1, &folder.0, "--steps 9"), 0, &["at step 8", &moved(4)]);
+    assert_eq!((steps(), text("earlier-4").lines().count()), (vec![8], 10));
+}

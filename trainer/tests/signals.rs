@@ -88,3 +88,25 @@ fn a_second_run_in_a_folder_in_use_is_refused_until_the_first_is_gone() {
     expect(&run(1, &folder.0, "--steps 2"), 0, &["done: loss"]);
     assert!(checkpoint(&folder.0, 2).exists());
 }
+
+#[test]
+fn an_interrupted_tokenize_or_batches_leaves_nothing_behind() {
+    let folder = Folder::new("signal-files");
+    std::fs::write(folder.path("text.txt"), "a line of text\n".repeat(300_000)).unwrap();
+    let tokenize = "tokenize --output out --shard-tokens 500 text.txt"; // many small files, each synced
+    let batches = "batches --output out --steps 2000000 --seq-length 64";
+    for (flags, name) in [(tokenize, "TERM"), (batches, "INT")] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.current_dir(&folder.0).args(flags.split(' ')).stderr(std::process::Stdio::piped());
+        let child = command.spawn().unwrap();
+        let there = || std::fs::read_dir(&folder.0).unwrap().count();
+        let begun = std::time::Instant::now();
+        while there() < 2 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "nothing is written");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        signal(child.id(), name);
+        expect(&child.wait_with_output().unwrap(), 3, &["error: interrupted: out was not written. Fix: start again"]);
+        assert_eq!(there(), 1, "{flags}: only the text is left");
+    }
+}

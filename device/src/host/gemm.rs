@@ -8,7 +8,7 @@ use crate::ops::{Epilogue, Gemm};
 use crate::{DType, Float, Tensor, bf16};
 
 /// Rows of `out` that one task computes. Fixed, so that bits do not depend on the threads.
-const TILE_ROWS: usize = 128;
+pub(super) const TILE_ROWS: usize = 128;
 
 /// See [`Gemm`].
 pub(super) fn gemm(op: &Gemm, pool: &Pool) {

@@ -1,13 +1,45 @@
 //! Memory of the host device.
 
+use std::path::Path;
+
 /// Blocks up to this many bytes are asked for without a look at what is free.
 const SMALL: usize = 1 << 20;
 
-/// Bytes that processes can still take, by the system's own estimate; `None` where it makes none.
+/// Bytes that this process can still take, by the system's own estimates; `None` where it makes none.
 pub(crate) fn available() -> Option<usize> {
+    free_of_machine().into_iter().chain(free_of_group()).min()
+}
+
+fn free_of_machine() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
+}
+
+/// What the limits of this process's control groups leave, a container's among them: beyond them the kernel ends a process
+/// whatever the machine has. Cached files give way, so they do not count.
+fn free_of_group() -> Option<usize> {
+    let free_in = |folder: &str, [most, used, cached]: [&str; 3]| -> Option<usize> {
+        let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).ok();
+        let number = |text: &str| text.trim().parse::<usize>().ok();
+        let stat = read("memory.stat").unwrap_or_default();
+        let cached = stat.lines().find_map(|line| number(line.strip_prefix(cached)?)).unwrap_or(0);
+        let used = number(&read(used)?)?.saturating_sub(cached);
+        Some(number(&read(most)?)?.saturating_sub(used)) // a group without a limit has no number
+    };
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let free = groups.lines().flat_map(|line| {
+        let (controllers, path) = line.split_once(':').and_then(|(_, rest)| rest.split_once(':')).unwrap_or_default();
+        let (root, files) = match controllers {
+            "" => ("/sys/fs/cgroup", ["memory.max", "memory.current", "inactive_file "]),
+            _ => ("/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "]),
+        };
+        let counts = ["", "memory"].iter().any(|name| controllers.split(',').any(|controller| controller == *name));
+        // A group lives within those above it. In a container the path may be seen from outside: the top is its own then.
+        let folders = Path::new(path).ancestors().filter(move |_| counts);
+        folders.filter_map(move |path| free_in(&format!("{root}{}", path.display()), files)).collect::<Vec<_>>()
+    });
+    free.min()
 }
 
 /// 64 bytes, the alignment every buffer has.

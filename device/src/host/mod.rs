@@ -17,11 +17,13 @@ mod optimizer;
 pub mod philox;
 mod pool;
 mod rotary;
+mod scratch;
 mod small_gemm;
 pub(crate) mod view;
 
 pub(crate) use lane::HostLane;
 pub use pool::Pool;
+pub(crate) use scratch::scratch_bytes;
 
 use crate::Op;
 use crate::ops::{WriteControl, WriteSampleRecord};

@@ -3,7 +3,8 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{Damage, Manifest};
+use super::layout::is_file_name;
+use super::manifest::{Damage, MANIFEST, Manifest};
 use super::read::{glance, verify};
 use crate::config::UserError;
 use crate::metrics::bytes;
@@ -20,22 +21,63 @@ pub(super) fn temporary(path: &Path) -> PathBuf {
 
 /// Removes a checkpoint. It loses its name first, so that none is ever seen half removed.
 pub(super) fn remove(path: &Path) -> std::io::Result<()> {
+    if !is_ours(path)? {
+        return Err(std::io::Error::new(ErrorKind::AlreadyExists, "it holds what no checkpoint has"));
+    }
     let doomed = path.with_extension("old.tmp");
     std::fs::rename(path, &doomed)?;
     std::fs::remove_dir_all(doomed)
+}
+
+/// A name of [`step_name`], or of what such a folder is called while it is written or removed.
+enum Named {
+    Checkpoint(usize),
+    Temporary,
+}
+
+/// What a path's last part says; none where it is not exactly a name that we give.
+fn named(path: &Path) -> Option<Named> {
+    let name = path.file_name()?.to_str()?;
+    let digits = |text: &str| text.parse().ok().filter(|step| step_name(*step).strip_prefix("step-") == Some(text));
+    let rest = name.strip_prefix("step-")?;
+    match rest.strip_suffix(".old.tmp").or(rest.strip_suffix(".tmp")) {
+        Some(rest) => digits(rest).map(|_| Named::Temporary),
+        None => digits(rest).map(Named::Checkpoint),
+    }
+}
+
+/// Whether a folder of such a name was written by a run: it has a manifest, or nothing that a checkpoint has not.
+fn is_ours(path: &Path) -> std::io::Result<bool> {
+    if !path.is_dir() {
+        return Ok(false);
+    }
+    let all = entries(path)?;
+    let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_string();
+    Ok(all.iter().any(|file| name(file) == MANIFEST) || all.iter().all(|file| is_file_name(&name(file))))
 }
 
 /// All checkpoints of a folder, complete or not, by steps. A folder that is not there has none.
 pub(super) fn steps(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
     let mut found = Vec::new();
     for path in entries(dir)? {
-        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("step-"));
-        if let Some(step) = name.and_then(|digits| digits.parse().ok()) {
+        if let Some(Named::Checkpoint(step)) = named(&path)
+            && is_ours(&path)?
+        {
             found.push((step, path));
         }
     }
     found.sort();
     Ok(found)
+}
+
+/// What has a checkpoint's name in a folder and is none. It would be in the way of one.
+pub(super) fn foreign(dir: &Path) -> std::io::Result<Option<PathBuf>> {
+    for path in entries(dir)? {
+        if named(&path).is_some() && !is_ours(&path)? {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
 }
 
 fn entries(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
@@ -46,11 +88,10 @@ fn entries(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Removes what a process that died left half written or half removed.
+/// Removes what a process that died left half written or half removed, and nothing else.
 pub(super) fn clean(dir: &Path) -> std::io::Result<()> {
     for path in entries(dir)? {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if name.starts_with("step-") && name.ends_with(".tmp") {
+        if matches!(named(&path), Some(Named::Temporary)) && is_ours(&path)? {
             std::fs::remove_dir_all(path)?;
         }
     }
@@ -82,7 +123,7 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     let wrong =
         |error: std::io::Error| UserError::new(format!("{shown} cannot be read: {error}"), rule, "check the path");
     std::fs::read_dir(path).map_err(wrong)?;
-    if path.join(super::manifest::MANIFEST).exists() {
+    if path.join(MANIFEST).exists() {
         let other = "name another (`trainer checkpoint list DIR` checks them all)";
         verify(path).map_err(|damage| {
             UserError::new(format!("checkpoint {shown} is damaged: {damage}"), "every byte is as it was written", other)
@@ -127,7 +168,7 @@ pub fn list(dir: &Path) -> Result<String, UserError> {
         return Err(wrong("does not exist".into()));
     }
     let mut found = steps(dir).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    if found.is_empty() && dir.join(super::manifest::MANIFEST).exists() {
+    if found.is_empty() && dir.join(MANIFEST).exists() {
         found.push((0, dir.into()));
     }
     if found.is_empty() {

@@ -2,6 +2,7 @@
 
 use device::Tensor;
 
+use super::manifest::MANIFEST;
 use crate::buckets::Held;
 use crate::cut::Piece;
 use crate::params::{Param, ParamSpec, Twin};
@@ -13,6 +14,15 @@ pub(super) const MODEL: &str = "model.safetensors";
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 /// The file of the configuration.
 pub(super) const CONFIG: &str = "config.toml";
+
+/// Whether a file in a checkpoint's folder may have that name, while it is written too.
+pub(super) fn is_file_name(name: &str) -> bool {
+    let between = |start: &str, end: &str| name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end));
+    [CONFIG, MANIFEST].contains(&name)
+        || between("model", ".safetensors")
+        || between("optimizer", ".safetensors")
+        || between("rank-", ".json")
+}
 
 /// What a tensor is to the stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

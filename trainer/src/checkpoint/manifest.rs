@@ -38,6 +38,9 @@ pub struct Manifest {
     /// How a GPU's library did matrix products, so that a run that goes on computes the same bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub products: Option<String>,
+    /// The name of the run, by which it knows its metrics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
     /// Every file but this one.
     pub files: Vec<FileEntry>,
     /// Every part of every tensor.

@@ -2,9 +2,10 @@
 //!
 //! `checkpoint.dir` holds a folder for each, `step-00001000` after 1000 steps:
 //!
-//! - `model.safetensors`: the f32 master weights. Tensors have their parameters' names, which are those of the GPT-2
-//!   files on Hugging Face without the prefix `transformer.`; linear weights are `(out features, in features)`, the
-//!   transpose of GPT-2's `Conv1D`. Rows that only pad the vocabulary are absent.
+//! - `model.safetensors`: the f32 master weights. Tensors have their parameters' names, for every model in GPT-2's
+//!   manner (`h.0.attn.c_attn.weight`). They are not Hugging Face's files, which `trainer convert --to hf` makes: linear
+//!   weights are `(out features, in features)`, the transpose of GPT-2's `Conv1D`, and a Llama's queries, keys and values
+//!   are one tensor, as gate and up are. Rows that only pad the vocabulary are absent.
 //! - `optimizer.safetensors`: the moments, named `<parameter>.exp_avg`, `.exp_avg_sq` or `.momentum`.
 //! - `config.toml`: the resolved configuration.
 //! - Where several ranks have parts of the state (those that share layers, all with a distributed optimizer) each writes

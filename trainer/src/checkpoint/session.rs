@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use device::Device;
 
-use super::folder::{clean, newest, prune, step_name, steps};
+use super::folder::{clean, foreign, newest, prune, step_name, steps};
 use super::lock::FolderLock;
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::read::{config, damaged, glance, load, verify};
@@ -14,6 +14,7 @@ use super::write::{SaveError, Team, save_together};
 use crate::config::{CheckpointConfig, UserError};
 use crate::plan::RunPlan;
 use crate::run::{Ranks, RunError};
+use crate::run_folder::new_run;
 use crate::step::Stage;
 use crate::terminal::{say, warn};
 
@@ -54,16 +55,27 @@ impl<'p> Session<'p> {
             writes: divided || place.data == 0,
             writes_shared: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
+            run: None,
         };
         let mut session = Session { settings, dir, resolved, main, team, found: None, _locks: Vec::new() };
         if main {
             session._locks.push(FolderLock::take(Path::new(&plan.config.logging.dir), "run.lock", "logging.dir")?);
             if let Some(dir) = dir {
                 session._locks.push(FolderLock::take(dir, "checkpoints.lock", "checkpoint.dir")?);
+                if let Some(path) = foreign(dir).map_err(unreadable(dir))? {
+                    return Err(UserError::new(
+                        format!("{} is there and is not a checkpoint", path.display()),
+                        "in checkpoint.dir names such as step-00001000 are those of checkpoints",
+                        "give it another name, or set another checkpoint.dir",
+                    )
+                    .into());
+                }
                 clean(dir).map_err(unreadable(dir))?;
             }
             session.found = session.find()?;
             session.tell();
+            let before = session.found.as_ref().and_then(|(_, manifest)| manifest.run.clone());
+            session.team.run = Some(before.unwrap_or_else(new_run)); // rank 0 writes the manifest
         }
         // Rank 0 has read every byte; the others take the same one.
         let step = session.found.as_ref().map_or(0, |(_, manifest)| manifest.step as u64 + 1);
@@ -77,6 +89,11 @@ impl<'p> Session<'p> {
             session.found = Some((path, manifest));
         }
         Ok(session)
+    }
+
+    /// The name of the run, on rank 0 alone.
+    pub fn run(&self) -> &str {
+        self.team.run.as_deref().unwrap_or_default()
     }
 
     /// Where the run starts: at 0, or where its checkpoint ends.

@@ -76,12 +76,14 @@ pub struct Team {
     pub writes_shared: bool,
     /// Whether it is so on any rank of the run.
     pub any: Rc<dyn Fn(bool) -> bool>,
+    /// The name of the run, for the manifest.
+    pub run: Option<String>,
 }
 
 impl Team {
     /// One rank that has everything.
     pub fn alone() -> Team {
-        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any: Rc::new(|here| here) }
+        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any: Rc::new(|here| here), run: None }
     }
 
     /// The one that makes the folder and gives it its name.
@@ -200,6 +202,7 @@ pub fn save_together(
         let mut manifest = Manifest::new(progress, status.applied, status.skipped);
         (manifest.files, manifest.tensors) = (files, tensors);
         manifest.products = device.export_choices();
+        manifest.run = team.run.clone();
         team.agree(&path, if team.leads() { end(manifest).map_err(stopped) } else { Ok(()) })
     };
     let result = saved();

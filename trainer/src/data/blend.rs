@@ -23,8 +23,14 @@ impl Blend {
         let total: f64 = weights.iter().sum();
         for weight in weights {
             let wrong = |rule: &str, fix: &str| Err(UserError::new(format!("{key}: weight {weight}"), rule, fix));
-            if weight.is_nan() || *weight <= 0.0 || !total.is_finite() {
+            if !weight.is_finite() || *weight <= 0.0 {
                 return wrong("weights are above 0 and finite", "leave out what has no share");
+            }
+        }
+        for weight in weights {
+            let wrong = |rule: &str, fix: &str| Err(UserError::new(format!("{key}: weight {weight}"), rule, fix));
+            if !total.is_finite() {
+                return wrong("the sum of all weights is finite", "give smaller ones");
             }
             if weight / total * (PERIOD as f64) < 1.0 {
                 return wrong("a share is at least 1 in 65536", "leave it out, or give it more");

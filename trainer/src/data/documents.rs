@@ -31,6 +31,13 @@ pub struct Totals {
     pub skipped: u64,
 }
 
+impl Totals {
+    /// Whether there was no text: the only tokens, if any, are those that end documents.
+    pub fn is_empty(&self) -> bool {
+        self.tokens <= self.documents
+    }
+}
+
 /// A file of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFile {
@@ -43,24 +50,32 @@ pub struct TextFile {
 /// The file at `path`, or all files of that folder and its folders, sorted.
 ///
 /// # Errors
-/// What the operating system said.
+/// What the operating system said, and of which folder within.
 pub fn text_files(path: &Path) -> std::io::Result<Vec<TextFile>> {
     if !path.is_dir() {
         std::fs::metadata(path)?;
         return Ok(vec![TextFile { path: path.into(), found: false }]);
     }
+    files_within(path, path)
+}
+
+/// The files of a folder that was found within `top`.
+fn files_within(top: &Path, path: &Path) -> std::io::Result<Vec<TextFile>> {
     let mut files = Vec::new();
-    let mut entries = std::fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?;
+    let entries = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let mut entries = entries.map_err(|error| match path == top {
+        true => error,
+        false => std::io::Error::new(error.kind(), format!("{}: {error}", path.display())),
+    })?;
     entries.sort_by_key(|entry| entry.file_name());
     for entry in entries {
         let path = entry.path();
         if path.is_dir() && !entry.file_type()?.is_symlink() {
-            files.extend(text_files(&path)?);
+            files.extend(files_within(top, &path)?);
         } else if path.is_file() {
             files.push(TextFile { path, found: true });
         }
     }
-    files.iter_mut().for_each(|file| file.found = true);
     Ok(files)
 }
 
@@ -158,23 +173,29 @@ impl Text {
             UserError::new(format!("{name} cannot be read: {error}"), "data stay as they are", "start again")
         })?;
         std::str::from_utf8(bytes).map_err(|error| {
+            let what = format!("{name} is not UTF-8 text (byte {})", error.valid_up_to());
+            if self.is_json_lines() {
+                let fix = "write it anew, or convert it with iconv";
+                return UserError::new(what, "a .jsonl file is UTF-8 text, a JSON object a line", fix);
+            }
             let extension = self.path.extension().map_or("none".into(), |text| format!(".{}", text.display()));
             UserError::new(
-                format!(
-                    "{name} is not UTF-8 text (byte {}) and its extension, {extension}, is unknown",
-                    error.valid_up_to()
-                ),
+                format!("{what} and its extension, {extension}, is unknown"),
                 "data are UTF-8 text, .jsonl, token files .bin, or Megatron's .bin with .idx",
                 "unpack it, convert it with iconv, or write its text to .jsonl",
             )
         })
     }
 
+    fn is_json_lines(&self) -> bool {
+        self.path.extension().is_some_and(|extension| extension == "jsonl")
+    }
+
     fn pieces(&self, tokenizer: &Tokenizer) -> Result<Vec<Piece<'_>>, UserError> {
         let text = self.text()?;
         let path = &self.path;
         let piece = |text, line, ends_document| Piece { path, text, line, ends_document };
-        if path.extension().is_some_and(|extension| extension == "jsonl") {
+        if self.is_json_lines() {
             let lines = text.split_inclusive('\n').enumerate().filter(|(_, line)| !line.trim().is_empty());
             return Ok(lines.map(|(number, line)| piece(line, Some(number + 1), true)).collect());
         }

@@ -16,8 +16,11 @@ impl MappedFile {
     /// Maps the whole file.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// What the operating system said, or that it is no file. Opening a pipe would wait for a writer.
     pub fn open(path: &Path) -> std::io::Result<MappedFile> {
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"));
+        }
         let file = File::open(path)?;
         // SAFETY: the map is only ever read, as bytes, for which every value is valid. Writers may change what is read but
         // not what is sound; a file that shrinks under the map is looked for before each use, in `bytes`.

@@ -6,6 +6,7 @@
 mod blend;
 mod corpus;
 mod documents;
+mod interrupt;
 pub mod llmc;
 mod mapped;
 mod markov;
@@ -22,6 +23,7 @@ mod tokenize;
 mod tokenizer;
 mod tokens;
 
+pub(crate) use interrupt::{go_on, interruption};
 pub use markov::MarkovSource;
 pub use open::{JSON_KEY, open};
 pub use paths::{PathItem, Paths};

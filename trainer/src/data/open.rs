@@ -117,7 +117,7 @@ impl Reader<'_> {
             kind.encode(tokens, &mut bytes);
             Ok::<(), UserError>(())
         })?;
-        if totals.tokens == 0 {
+        if totals.is_empty() {
             return Err(UserError::new(
                 format!("`{path}` holds no UTF-8 text"),
                 "data hold tokens",

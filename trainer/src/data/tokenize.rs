@@ -6,6 +6,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::documents::{encode_files, text_files};
+use super::interrupt::{go_on, interruption};
 use super::shards::ShardWriter;
 use super::tokenizer::Tokenizer;
 use super::tokens::TokenType;
@@ -55,13 +56,17 @@ pub fn tokenize(request: &TokenizeRequest) -> Result<String, RunError> {
         bar.set_style(style);
     }
     let started = Instant::now();
-    let mut writer =
-        ShardWriter::create(&request.output, TokenType::for_vocab(tokenizer.vocab()), request.shard_tokens)?;
+    let stop = interruption()?;
+    let kind = TokenType::for_vocab(tokenizer.vocab());
+    let mut writer = ShardWriter::create(&request.output, kind, request.shard_tokens).map_err(|error| {
+        UserError::new(error.what, "--output names a folder that can be made", "name another, or mend permissions")
+    })?;
     let totals = encode_files(&files, &tokenizer, &request.json_key, |tokens, so_far| {
         bar.set_position(so_far.bytes);
+        go_on(&stop, &request.output)?;
         writer.push(tokens).map_err(RunError::from)
     })?;
-    if totals.tokens == 0 {
+    if totals.is_empty() {
         let what = format!("{} files hold no UTF-8 text", files.len());
         return Err(UserError::new(what, "there is something to tokenise", "name files with text").into());
     }

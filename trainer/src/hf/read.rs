@@ -53,6 +53,15 @@ fn broken(path: &Path, problem: impl std::fmt::Display) -> UserError {
     )
 }
 
+/// A folder's files are as they must be, and not of the model that the options describe.
+fn unfit(folder: &Path, problem: impl std::fmt::Display) -> UserError {
+    UserError::new(
+        format!("{} {problem}", folder.display()),
+        "weights fit the model's options",
+        "leave out the model options that differ from the folder's own, or get its files again",
+    )
+}
+
 impl WeightFolder {
     /// Reads the headers of a folder's files.
     ///
@@ -148,7 +157,7 @@ impl WeightFolder {
         let mut parts = Vec::with_capacity(entry.parts.len());
         for part in &entry.parts {
             let wanted = entry.part_shape(part);
-            let missing = || broken(&self.folder, format!("has no tensor `{}`", part.name));
+            let missing = || unfit(&self.folder, format!("has no tensor `{}`", part.name));
             let (name, tensor) = self.find(&part.name).ok_or_else(missing)?;
             let found = &tensor.shape;
             let longer =
@@ -214,7 +223,7 @@ impl WeightFolder {
         };
         match self.tensors.keys().find(|name| !taken.contains(name.as_str()) && !known(name)) {
             Some(name) => {
-                Err(broken(&self.folder, format!("has a tensor `{name}` that no parameter of the model takes")))
+                Err(unfit(&self.folder, format!("has a tensor `{name}` that no parameter of the model takes")))
             }
             None => Ok(()),
         }

@@ -78,6 +78,14 @@ pub fn run(ranks: usize, folder: &Path, flags: &str) -> Output {
     command(ranks, folder, flags).output().unwrap()
 }
 
+/// Runs `trainer ARGUMENTS` in `folder` on ranks of mpirun.
+pub fn mpirun(ranks: usize, folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new("mpirun");
+    command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", &ranks.to_string()]);
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").current_dir(folder);
+    command.arg(env!("CARGO_BIN_EXE_trainer")).args(arguments).output().unwrap()
+}
+
 /// What was printed.
 pub fn printed(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))

@@ -1,0 +1,48 @@
+//! What operations need beside their tensors while they run: none of it is planned, so it is told beforehand.
+
+use super::Pool;
+use super::gemm::TILE_ROWS;
+use crate::ops::Epilogue;
+use crate::{DType, Op, Tensor};
+
+/// Bytes an operation takes from the system while it runs, but for small change: matrix products and attention compute in
+/// f32, with a copy of factors that are not, and attention collects its heads before it stores them.
+pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
+    let in_f32 = |tensor: &Tensor| tensor.shape.elements() * 4;
+    let accesses = op.accesses();
+    let halves = accesses.reads.iter().filter(|tensor| tensor.dtype == DType::Bf16);
+    let copies: usize = halves.map(in_f32).sum();
+    match op {
+        Op::Gemm(op) => {
+            let (m, n, _) = op.dimensions();
+            let tiled = op.out.dtype != DType::F32 || matches!(op.epilogue, Epilogue::BiasGelu { .. });
+            copies + if tiled { 4 * n * m.min(pool.threads() * TILE_ROWS) } else { 0 }
+        }
+        Op::Attention(_) | Op::AttentionBackward(_) => copies + accesses.writes.iter().map(in_f32).sum::<usize>(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::Gemm;
+    use crate::{Device, HostOptions};
+
+    #[test]
+    fn a_product_of_halves_needs_its_factors_in_f32_and_tiles_of_its_result() {
+        let device = Device::host(HostOptions { dry: true, ..HostOptions::default() }).unwrap();
+        let (rows, input, output) = (1000, 32, 64);
+        let needed = |dtype, threads| {
+            let tensor = |name, shape| device.virtual_tensor(name, shape, dtype);
+            let (x, weight) = (tensor("x", [rows, input]), tensor("weight", [output, input]));
+            let op = Gemm::linear(x, weight, tensor("out", [rows, output]), Epilogue::None);
+            scratch_bytes(&op.into(), &Pool::new(threads).unwrap())
+        };
+        assert_eq!(needed(DType::F32, 2), 0);
+        let factors = 4 * (rows * input + output * input);
+        assert_eq!(needed(DType::Bf16, 1), factors + 4 * TILE_ROWS * output);
+        assert_eq!(needed(DType::Bf16, 2), factors + 8 * TILE_ROWS * output);
+        assert_eq!(needed(DType::Bf16, 64), factors + 4 * rows * output, "there are no more rows");
+    }
+}
