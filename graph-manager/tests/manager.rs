@@ -156,7 +156,7 @@ fn a_replay_out_of_order_names_what_was_expected_and_what_came() {
         manager.step(Mode::Train, 2, &mut |cx| toy.step(cx, 0)).unwrap();
     }
     let error = manager.step(Mode::Train, 2, &mut |cx| toy.step(cx, 1)).unwrap_err().to_string();
-    let expected = "expects `backward of layer 2, microbatch 0`, got `inputs of layer 0, microbatch 1`";
+    let expected = "expects `backward of layer 2, microbatch 0`, got `inputs of microbatch 1`";
     assert!(error.contains("replay out of order") && error.contains(expected), "{error}");
 }
 

@@ -190,4 +190,19 @@ mod tests {
         }
         assert_eq!(end, 0);
     }
+
+    #[test]
+    fn a_parameter_of_two_stages_is_alone_in_its_bucket_and_no_bucket_reaches_over_other_stages_layers() {
+        let mut first = specs(&[(0, &[100, 30]), (1, &[100]), (2, &[100]), (5, &[100]), (6, &[100])]);
+        first[0].twin = Some(Twin::Original);
+        let mut last = specs(&[(3, &[100]), (4, &[100]), (7, &[100]), (8, &[10, 100])]);
+        last[4].twin = Some(Twin::Replica);
+        let buckets = |specs: &[ParamSpec]| {
+            let layout = FlatLayout::new(specs, usize::MAX, Shard { rank: 0, ranks: 2 });
+            layout.buckets.iter().map(|b| (b.layer, b.elements, b.twin)).collect::<Vec<_>>()
+        };
+        let (original, replica) = (Some(Twin::Original), Some(Twin::Replica));
+        assert_eq!(buckets(&first), [(5, 256, None), (1, 256, None), (0, 128, None), (0, 128, original)]);
+        assert_eq!(buckets(&last), [(8, 128, replica), (7, 256, None), (3, 256, None)]);
+    }
 }

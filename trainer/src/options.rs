@@ -145,7 +145,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("parallel.setup_timeout_seconds", "setup-timeout-seconds", &[], "600.0", Kind::Float, "The same for progress at the start, in the steps that warm up and capture, and while a checkpoint is written"),
     option("parallel.monitor_address", "monitor-address", &[], "", Kind::Text, "Where rank 0 listens for heartbeats, host or host:port; if unset the loopback on one node, else the address of rank 0's host name"),
 
-    option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective", "full"]), "selective: backward computes norms and activations (GELU, SwiGLU) again, for about a third less activation memory; full: it computes whole blocks again from the input of the first, for the memory of one group of blocks and a third more work"),
+    option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective", "full"]), "selective: backward computes norms and activations (GELU, SwiGLU) again, for about a third less activation memory; full: it computes whole blocks again from the input of the first, for the memory of one group of blocks and up to a third more work"),
     option("recompute.method", "recompute-method", &[], "\"uniform\"", Kind::Choice(&["uniform"]), "full: all blocks of a stage, in groups of recompute.layers"),
     option("recompute.layers", "recompute-num-layers", &["recompute-layers"], "1", Kind::Integer, "full: blocks that are computed again together, and captured as one layer; more keep fewer inputs, and need more memory while they are computed again"),
 

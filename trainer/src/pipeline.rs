@@ -36,6 +36,8 @@ struct Way {
 }
 
 struct Inbox {
+    /// The direction in words.
+    name: &'static str,
     communicator: Rc<dyn Communicator>,
     stream: Stream,
     landing: Vec<Tensor>,
@@ -80,14 +82,14 @@ impl Pipeline {
             pipeline._areas.push(area);
             Ok(tensor)
         };
-        let mut way = |name: &str, direction, from: Option<Rc<dyn Communicator>>, to| -> Result<Way> {
+        let mut way = |name: &'static str, direction, from: Option<Rc<dyn Communicator>>, to| -> Result<Way> {
             let mut way = Way::default();
             if let Some(communicator) = from {
                 let count = place.landing_buffers(direction);
                 let landing = (0..count).map(|_| buffer(&format!("{name} landing"))).collect::<Result<_>>()?;
                 let arrived = (0..count).map(|_| device.event()).collect();
                 let stream = device.stream(&format!("{name} in"));
-                way.inbox = Some(Inbox { communicator, stream, landing, free: device.event(), arrived });
+                way.inbox = Some(Inbox { name, communicator, stream, landing, free: device.event(), arrived });
             }
             if let Some(communicator) = to {
                 let departure = buffer(&format!("{name} departure"))?;
@@ -269,6 +271,8 @@ impl Lane<'_> {
         let Some(inbox) = &self.way.inbox else { return Ok(()) };
         for number in self.arrivals.begin(next) {
             let buffer = self.arrivals.buffer(number);
+            // It belongs to a later task than the one at hand.
+            inbox.stream.device().set_scope(&format!("{} arrival {number}", inbox.name));
             cx.compute().record(&inbox.free)?;
             inbox.stream.wait(&inbox.free)?;
             let kind = CollectiveKind::Receive { from: 0 };

@@ -78,9 +78,10 @@ impl RunError {
         }
     }
 
-    /// Whether it may have come of another rank's fault: a transfer that failed.
+    /// Whether it may have come of another rank's fault: a transfer that failed, a checkpoint that others could not write.
     pub fn follows(&self) -> bool {
         let device = match self {
+            RunError::Checkpoint(error) => return matches!(error, SaveError::Peer { .. }),
             RunError::Device(error) | RunError::Step(graph_manager::Error::Device { source: error, .. }) => error,
             _ => return false,
         };

@@ -11,7 +11,7 @@ use serde_json::Value;
 const GRAPHS: [&str; 3] = ["", "--enable-cuda-graph", "--enable-cuda-graph --cuda-graph-scope full_iteration"];
 
 /// Ranks and how they are laid out, all with graphs of one kind or another.
-const LAYOUTS: [(usize, &str); 4] = [
+const LAYOUTS: [(usize, &str); 5] = [
     (1, ""),
     (2, "--pipeline-model-parallel-size 2 --enable-cuda-graph"),
     (2, "--pipeline-model-parallel-size 2 --virtual-pipeline-model-parallel-size 2"),
@@ -20,6 +20,7 @@ const LAYOUTS: [(usize, &str); 4] = [
         "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel --enable-cuda-graph \
          --cuda-graph-scope full_iteration",
     ),
+    (4, "--pipeline-model-parallel-size 2 --use-distributed-optimizer"),
 ];
 
 /// Six steps of a tied model of four blocks, with a checkpoint after every third.
@@ -57,7 +58,7 @@ fn a_checkpoint_of_any_layout_goes_on_under_any_other() {
         // A rank writes what no other has, weights and moments: a table that two stages have is in one file.
         assert_eq!(bits(&folder.0, 6).len(), 2 * ranks, "{layout}");
     }
-    for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 3), (3, 0), (1, 1), (2, 2), (3, 3)] {
+    for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 3), (3, 4), (4, 2), (4, 0), (1, 1), (2, 2), (3, 3)] {
         let resumed = Folder::new(&format!("pipeline-{from}-{to}"));
         copy_run(&unbroken[from].0, &resumed.0, 3);
         let (ranks, layout) = LAYOUTS[to];

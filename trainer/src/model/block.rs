@@ -121,15 +121,27 @@ pub(crate) struct SavedFeedForward {
     output: Option<DropoutSite>,
 }
 
+impl Block {
+    /// What lies before the feed-forward layer, and what that keeps.
+    fn attend(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, Option<SavedAttention>)> {
+        match &self.attention {
+            Some(attention) => attention.forward(cx, input).map(|(hidden, saved)| (hidden, Some(saved))),
+            None => Ok((input, None)),
+        }
+    }
+
+    /// As forward for what backward needs: the output is left out, and with it a third of the products.
+    pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
+        let (hidden, saved_attention) = self.attend(cx, input)?;
+        let (_, _, saved) = self.feed_forward.activate(cx, hidden)?;
+        cx.keep((saved_attention, saved));
+        Ok(())
+    }
+}
+
 impl Layer<Hidden> for Block {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let mut hidden = input;
-        let mut saved_attention = None;
-        if let Some(attention) = &self.attention {
-            let saved;
-            (hidden, saved) = attention.forward(cx, hidden)?;
-            saved_attention = Some(saved);
-        }
+        let (hidden, saved_attention) = self.attend(cx, input)?;
         let (output, saved) = self.feed_forward.forward(cx, hidden)?;
         cx.keep((saved_attention, saved));
         Ok(output)
@@ -219,6 +231,16 @@ impl AttentionHalf {
 
 impl FeedForwardHalf {
     pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedFeedForward)> {
+        let (x, activated, saved) = self.activate(cx, input)?;
+        let delta = self.down.forward_shared(cx, activated, ["ffn_out", "ffn_out_here"], &self.share)?;
+        if let Some(site) = saved.output {
+            cx.run(Dropout { input: delta, output: delta, site })?;
+        }
+        Ok((Hidden { x, delta: Some(delta), ..input }, saved))
+    }
+
+    /// What comes before the second product: the residual stream, the activated values, and what backward needs.
+    fn activate(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Tensor, Tensor, SavedFeedForward)> {
         let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let all_normed = self.share.all_rows(cx, "all_normed", normed)?;
         let pre = rows_of(cx, "pre_activation", &all_normed, self.up.width())?;
@@ -237,13 +259,9 @@ impl FeedForwardHalf {
                 cx.run(SwiGlu { input: pre, output: activated })?;
             }
         }
-        let delta = self.down.forward_shared(cx, activated, ["ffn_out", "ffn_out_here"], &self.share)?;
         let output = self.output.site(cx, input.record);
-        if let Some(site) = output {
-            cx.run(Dropout { input: delta, output: delta, site })?;
-        }
         let saved = SavedFeedForward { norm, pre, activated: (!self.recompute).then_some(activated), output };
-        Ok((Hidden { x, delta: Some(delta), ..input }, saved))
+        Ok((x, activated, saved))
     }
 
     /// `delta_bias` is that of the layer whose output the norm added, where the norm is to sum its gradient.

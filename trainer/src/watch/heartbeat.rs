@@ -9,8 +9,7 @@ use device::{Order, Probe, Progress};
 
 use super::activity::Activity;
 use super::message::{Beat, Begun, Fault, Message, Receiver, Reply, Sender, Verdict};
-use super::{PEER_FAILED, WatchSettings, end_process, note};
-use crate::terminal::warn;
+use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// Between two looks at what the rank does.
 const LOOK: Duration = Duration::from_millis(100);
@@ -134,7 +133,7 @@ impl Heartbeat {
     }
 
     fn end(&self, verdict: &Verdict) -> ! {
-        note(&verdict.line);
+        last_words(&verdict.line, false);
         if verdict.rank == self.rank {
             end_process(verdict.code);
         }
@@ -154,8 +153,7 @@ impl Heartbeat {
             ),
         };
         let line = format!("rank {} ends, for rank 0, which watches over all, {what}", self.rank);
-        warn(&line);
-        note(&line);
+        last_words(&line, true);
         end_process(PEER_FAILED)
     }
 }

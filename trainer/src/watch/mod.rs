@@ -151,16 +151,20 @@ impl Watch {
 /// The longest that a verdict takes to come back.
 const VERDICT: Duration = Duration::from_secs(5);
 
-/// Writes a line to the run's logs, for as long as that takes at most: what they are written to may be what hangs.
-fn note(line: &str) {
+/// Writes a last line to the run's logs and, if wanted, on standard error, for as long as that takes at most: what they
+/// are written to may be what hangs.
+fn last_words(line: &str, printed: bool) {
     let (done, wait) = channel();
-    let line = line.to_string();
-    let logs = move || {
-        tracing::error!(target: PRINTED, "{line}");
-        let _ = done.send(());
-    };
-    if std::thread::Builder::new().spawn(logs).is_ok() {
-        let _ = wait.recv_timeout(Duration::from_millis(300));
+    let words = [printed.then_some(warn as fn(&str)), Some(|line| tracing::error!(target: PRINTED, "{line}"))];
+    for say in words.into_iter().flatten() {
+        let (line, done) = (line.to_string(), done.clone());
+        let write = move || {
+            say(&line);
+            let _ = done.send(());
+        };
+        if std::thread::Builder::new().spawn(write).is_ok() {
+            let _ = wait.recv_timeout(Duration::from_millis(300));
+        }
     }
 }
 

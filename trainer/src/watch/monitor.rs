@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::decide::{Cause, Kind, Limits, Row, decide};
 use super::message::{Message, Receiver, Reply, Sender, Verdict};
-use super::{PEER_FAILED, WatchSettings, end_process, note};
-use crate::terminal::warn;
+use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// Between two looks at all connections.
 const TICK: Duration = Duration::from_millis(50);
@@ -135,10 +134,9 @@ impl Monitor {
     /// Prints the root cause, tells all ranks, and ends this one.
     fn end(&mut self, cause: &Cause) -> ! {
         let line = cause.line(&self.rows, self.limits);
-        warn(&line);
+        last_words(&line, true);
         let alive = matches!(cause.kind, Kind::Failed(_));
         self.tell(&Reply::Verdict(Verdict { rank: cause.rank, code: cause.code(), line: line.clone(), alive }));
-        note(&line);
         if cause.rank == 0 {
             end_process(cause.code());
         }
