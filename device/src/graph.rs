@@ -154,7 +154,8 @@ impl Graph {
         }
         let mut ready: Vec<usize> = (0..self.nodes.len()).filter(|&index| waits_for[index] == 0).collect();
         let mut order = Vec::with_capacity(self.nodes.len());
-        let mut state = seed;
+        // Mixed, or the draws of a launch would be those of the one before but for the first.
+        let mut state = (seed ^ (seed >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
         while !ready.is_empty() {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let draw = (state >> 33) as usize;

@@ -18,14 +18,13 @@ pub(crate) fn fits_host(needed: usize, device: &Device, ranks: &Ranks) -> Result
     match free {
         Some(free) if most.saturating_mul(ranks.local) > free => Err(UserError::new(
             format!(
-                "{} ranks on this machine need {} of memory each ({} planned, {} while an operation runs, {} for all else), \
-                 {} are free",
-                ranks.local,
+                "a rank needs {} of memory ({} planned, {} while an operation runs, {} for all else), {} are free{}",
                 bytes(most),
                 bytes(needed),
                 bytes(scratch),
                 bytes(HEADROOM),
-                bytes(free)
+                bytes(free),
+                if ranks.local > 1 { format!(" for {} ranks", ranks.local) } else { String::new() }
             ),
             "weights, optimizer state, activations and what operations need fit the machine's memory",
             "set a smaller train.micro_batch_size, recompute.granularity, fewer train.threads or ranks, or a smaller model; \

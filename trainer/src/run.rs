@@ -153,7 +153,7 @@ pub struct Outcome {
 /// What is wrong with the data, or a vocabulary that is too small for them.
 pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
     let data = &plan.config.data;
-    used(plan)?;
+    data::refuse_unused(data, matches!(plan.model, ModelPlan::Mlp(_)))?;
     let shape = match &plan.model {
         ModelPlan::Mlp(shape) => {
             let (first, last) = (shape.sizes[0], shape.sizes[shape.sizes.len() - 1]);
@@ -180,29 +180,6 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
         ));
     }
     Ok(Arc::new(source))
-}
-
-/// Fails on options of data that would say nothing about what is trained on.
-fn used(plan: &RunPlan) -> Result<(), UserError> {
-    let data = &plan.config.data;
-    let mlp = matches!(plan.model, ModelPlan::Mlp(_));
-    let about_files = [
-        ("data.path", mlp && data.path.is_some()),
-        ("data.validation_path", data.validation_path.is_some()),
-        ("data.tokenizer", data.tokenizer != "byte"),
-        ("data.end_of_text", data.end_of_text.is_some()),
-        ("data.raw_tokens", data.raw_tokens != "none"),
-    ];
-    let (rule, fix) = match (mlp, &data.path) {
-        (true, _) => ("an MLP trains on rows that the trainer makes", "leave it out, or set model.kind = \"gpt\""),
-        (_, None) => ("it says how the files of data.path are taken", "set data.path (--data-path), or leave it out"),
-        _ => return Ok(()),
-    };
-    match about_files.iter().find(|(_, given)| *given) {
-        Some((key, _)) if mlp => Err(UserError::new(format!("{key} with model.kind = \"mlp\""), rule, fix)),
-        Some((key, _)) => Err(UserError::new(format!("{key} without data.path"), rule, fix)),
-        None => Ok(()),
-    }
 }
 
 /// Makes this rank's stage and records its steps, so that its memory is known.

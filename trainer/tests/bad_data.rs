@@ -170,7 +170,7 @@ fn a_folder_within_the_data_that_cannot_be_read_is_named() {
     let folder = Folder::new("bad-folder");
     let inner = folder.path("inner");
     std::fs::create_dir(&inner).unwrap();
-    std::fs::set_permissions(&inner, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&inner, std::fs::Permissions::from_mode(0o000)).unwrap();
     let mut command = Command::new(TRAINER);
     if std::fs::read_dir(&inner).is_ok() {
         command.uid(65534); // root may read anything

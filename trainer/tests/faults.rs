@@ -60,15 +60,13 @@ fn a_graph_report_that_cannot_be_written_is_refused_before_training() {
 #[test]
 fn more_memory_than_there_is_is_refused_with_the_numbers_before_any_is_taken() {
     let folder = Folder::new("fault-memory");
-    let output = run(1, &folder.0, "--vocab 33554432 --hidden 32768");
-    let numbers = [
-        "error on rank 0: 1 ranks on this machine need 16.1",
-        " TiB of memory each (",
-        " planned, ",
-        " are free. Rule: ",
-    ];
-    expect(&output, 2, &numbers);
-    expect(&output, 2, &[". Fix: set a smaller train.micro_batch_size"]);
+    for (ranks, whose) in [(1, ". Rule: "), (2, " for 2 ranks. Rule: ")] {
+        let output = run(ranks, &folder.0, "--vocab 33554432 --hidden 32768");
+        let numbers = ["error on rank 0: a rank needs 16.", " TiB of memory (16.", " TiB planned, ", " are free"];
+        expect(&output, 2, &numbers);
+        expect(&output, 2, &[whose, ". Fix: set a smaller train.micro_batch_size"]);
+    }
+    assert!(!folder.path("log/metrics.jsonl").exists());
 }
 
 /// Runs `trainer FLAGS` with standard output to a full disk.

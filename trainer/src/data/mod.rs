@@ -22,6 +22,7 @@ mod token_source;
 mod tokenize;
 mod tokenizer;
 mod tokens;
+mod unused;
 
 pub(crate) use interrupt::{go_on, interruption};
 pub use markov::MarkovSource;
@@ -34,6 +35,7 @@ pub use token_source::TokenSource;
 pub use tokenize::{TokenizeRequest, tokenize};
 pub use tokenizer::Tokenizer;
 pub use tokens::TokenType;
+pub use unused::refuse_unused;
 
 use crate::step::Batch;
 
