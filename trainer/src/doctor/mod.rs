@@ -182,7 +182,8 @@ fn rates(device: &Device) -> Vec<Finding> {
             .map(|rate| {
                 let share = peak.filter(|_| rate.unit == "TFLOP/s").map(|peak| rate.value / peak * 100.0);
                 let share = share.map_or(String::new(), |share| format!(", {share:.0} % of the data sheet's"));
-                let value = format!("{:.0} {}{share}", rate.value, rate.unit);
+                let digits = usize::from(rate.unit == "us");
+                let value = format!("{:.digits$} {}{share}", rate.value, rate.unit);
                 Finding { about: "rate", name: rate.name, value, ok: true }
             })
             .collect(),

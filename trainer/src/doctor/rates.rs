@@ -1,9 +1,9 @@
-//! How fast the device multiplies, copies and attends, against its data sheet.
+//! How fast the device multiplies, copies and attends, against its data sheet, and what a launch costs the host.
 
 use std::time::Instant;
 
-use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Gemm};
-use device::{DType, Op, Result};
+use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Fill, Gemm};
+use device::{DType, Graph, Op, Result};
 
 use super::bench::Bench;
 
@@ -47,18 +47,45 @@ pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Rate>> {
         AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads: heads, dropout: None };
     let seconds = self::seconds(bench, &backward.into())?;
     rates.push(Rate { name: name("backward"), value: 2.5 * flops / seconds / 1e12, unit: "TFLOP/s" });
+
+    let small: Op = Fill { output: bench.output([1], DType::F32)?, value: 1.0 }.into();
+    let value = host_us(bench, || bench.stream.submit(small.clone()))?;
+    rates.push(Rate { name: "host time to launch a kernel".into(), value, unit: "us" });
+    for kernels in [1, REPEATS] {
+        let graph = graph_of(bench, &small, kernels)?;
+        let value = host_us(bench, || graph.launch(&bench.stream))?;
+        rates.push(Rate { name: format!("host time to launch a graph of {kernels}"), value, unit: "us" });
+    }
     Ok(rates)
+}
+
+/// Microseconds of the host to submit to an idle GPU: the median of many times.
+fn host_us(bench: &Bench, submit: impl Fn() -> Result<()>) -> Result<f64> {
+    let mut times = Vec::new();
+    for _ in 0..50 {
+        bench.device.synchronize()?;
+        let started = Instant::now();
+        submit()?;
+        times.push(started.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+/// The operation so many times, one after the other.
+fn graph_of(bench: &Bench, op: &Op, times: usize) -> Result<Graph> {
+    bench.prepare(op)?;
+    bench.stream.submit(op.clone())?;
+    bench.stream.begin_capture()?;
+    for _ in 0..times {
+        bench.stream.submit(op.clone())?;
+    }
+    bench.stream.end_capture("timed")
 }
 
 /// Seconds an operation takes: the median of five graphs of [`REPEATS`] each.
 fn seconds(bench: &Bench, op: &Op) -> Result<f64> {
-    bench.prepare(op)?;
-    bench.stream.submit(op.clone())?;
-    bench.stream.begin_capture()?;
-    for _ in 0..REPEATS {
-        bench.stream.submit(op.clone())?;
-    }
-    let graph = bench.stream.end_capture("timed")?;
+    let graph = graph_of(bench, op, REPEATS)?;
     let mut times = Vec::new();
     for _ in 0..6 {
         bench.device.synchronize()?;
