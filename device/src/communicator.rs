@@ -18,6 +18,15 @@ pub trait Communicator: std::fmt::Debug {
     /// Ranks in the group.
     fn size(&self) -> usize;
 
+    /// Makes the connection from each rank to the next, all ranks of the group together. Where it is left to the first
+    /// transfer, the host waits there for the other rank's.
+    ///
+    /// # Errors
+    /// [`Error::Communication`] with what the library said.
+    fn open(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts a transfer between tensors in host memory, f32 or bf16; bf16 is summed in f32 and rounded once.
     ///
     /// What `input` holds is taken at once. Neither tensor's memory may be touched before the returned request has been

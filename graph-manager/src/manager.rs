@@ -7,7 +7,9 @@ use device::{Area, Device, Graph, Stream, Tensor};
 
 use crate::context::{KeptKey, Phase};
 use crate::plan::{AreaKind, Plan, Recording};
-use crate::{EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, StepContext};
+use crate::{
+    EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, Scope, StepContext,
+};
 
 /// Runs steps: the first pass over a step is a recording that runs nothing, from which memory is planned; then come
 /// eager warm-up steps, then each region is captured and launched where the step first meets it, and from then on
@@ -200,6 +202,52 @@ impl CudaGraphManager {
         keys.len()
     }
 
+    /// Records a step unless it was, and sees to it that there is memory for it.
+    fn prepare(
+        &mut self,
+        mode: Mode,
+        microbatches: usize,
+        body: &mut dyn FnMut(&mut StepContext<'_>) -> Result<()>,
+    ) -> Result<StateKey> {
+        let key = self.state_key(mode, microbatches);
+        if !self.states.get(&key).is_some_and(|state| state.recordings.contains_key(&microbatches)) {
+            self.record(mode, microbatches, body)?;
+        }
+        if self.areas.is_empty() {
+            self.allocate()?;
+        }
+        self.check_room(key)?;
+        Ok(key)
+    }
+
+    /// Goes through the beginning of a step before the first real one: eagerly, and where each region is a graph once
+    /// more, in which they are captured. A driver may load a kernel, or instantiate a graph, only once everything on the
+    /// GPU is done; where that includes transfers that wait for other ranks, which wait in turn, a first step might never
+    /// end. `body` leaves out such transfers, and ends before what must not be done twice: it is captured in its real step.
+    ///
+    /// # Errors
+    /// As [`CudaGraphManager::step`].
+    pub fn rehearse(
+        &mut self,
+        mode: Mode,
+        microbatches: usize,
+        body: &mut dyn FnMut(&mut StepContext<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.prepare(mode, microbatches, body)?;
+        let by_region = self.options.enable && self.options.scope == Scope::PerLayer;
+        for graphs in [Some(false), by_region.then_some(true)].into_iter().flatten() {
+            if let (true, Some(barrier)) = (graphs, &self.before_capture) {
+                barrier()?;
+            }
+            let mut cx = StepContext::new(self, mode, microbatches, Phase::Run { graphs, position: 0 });
+            let result = body(&mut cx);
+            self.compute.abandon_capture();
+            self.device.set_scope("");
+            result?;
+        }
+        Ok(())
+    }
+
     /// Runs one step.
     ///
     /// # Errors
@@ -211,14 +259,7 @@ impl CudaGraphManager {
         microbatches: usize,
         body: &mut dyn FnMut(&mut StepContext<'_>) -> Result<()>,
     ) -> Result<()> {
-        let key = self.state_key(mode, microbatches);
-        if !self.states.get(&key).is_some_and(|state| state.recordings.contains_key(&microbatches)) {
-            self.record(mode, microbatches, body)?;
-        }
-        if self.areas.is_empty() {
-            self.allocate()?;
-        }
-        self.check_room(key)?;
+        let key = self.prepare(mode, microbatches, body)?;
         let steps = self.states[&key].steps;
         let graphs = self.options.enable && steps >= self.options.warmup_steps;
         if let Some(barrier) = &self.before_capture

@@ -70,6 +70,8 @@ impl PipelineGroups {
             };
             let forward = connect("forward", forward)?;
             let backward = connect("backward", backward)?;
+            // Here, where both sides are at the same point: in the middle of a step they would be at different ones.
+            [&forward, &backward].into_iter().flatten().try_for_each(|pair| pair.open())?;
             match edge {
                 Some((from, _)) if from == stage => (groups.forward_out, groups.backward_in) = (forward, backward),
                 Some(_) => (groups.forward_in, groups.backward_out) = (forward, backward),

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cudarc::driver::result as driver;
 use cudarc::nccl::{result, sys};
 use device::cuda::StreamHandle;
 use device::ops::CollectiveKind;
@@ -16,8 +17,10 @@ use crate::MpiWorld;
 /// What NCCL is set to before it starts, unless the user has set it.
 ///
 /// Graph registration of user buffers (`NCCL_GRAPH_REGISTER`) keeps state per captured address and has cost users
-/// memory and hangs at teardown; one connection queue per stream lets side streams run beside the compute stream.
-const DEFAULTS: [(&str, &str); 2] = [("NCCL_GRAPH_REGISTER", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
+/// memory and hangs at teardown; one connection queue per stream lets side streams run beside the compute stream; and what
+/// goes from stage to stage beside the work takes a few of a GPU's multiprocessors, not up to 32 for each transfer.
+const DEFAULTS: [(&str, &str); 3] =
+    [("NCCL_GRAPH_REGISTER", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("NCCL_MAX_P2P_NCHANNELS", "8")];
 
 /// Sets the environment's defaults. Call first thing in `main`, before any thread is started.
 pub fn set_nccl_defaults() {
@@ -118,6 +121,33 @@ impl Communicator for NcclCommunicator {
 
     fn members(&self) -> Vec<usize> {
         self.members.clone()
+    }
+
+    fn open(&self) -> Result<()> {
+        let driver_failed = |error: driver::DriverError| Error::Driver {
+            call: "the first transfer",
+            problem: format!("{:?}", error.0),
+        };
+        let (rank, last) = (self.rank as i32, self.members.len() as i32 - 1);
+        let dtype = sys::ncclDataType_t::ncclFloat32;
+        // SAFETY: memory and stream live until the stream has done all that uses them. A group that was started is ended
+        // whatever happens in it.
+        unsafe {
+            let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(driver_failed)?;
+            let memory = driver::malloc_sync(8).map_err(driver_failed)?;
+            let (from, to) = (memory as *const c_void, (memory + 4) as *mut c_void);
+            let (group, queue) = (self.handle, stream.cast());
+            let done = result::group_start().and_then(|_| {
+                let sent = (rank < last).then(|| result::send(from, 1, dtype, rank + 1, group, queue));
+                let received = (rank > 0).then(|| result::recv(to, 1, dtype, rank - 1, group, queue));
+                let ended = result::group_end();
+                [sent, received, Some(ended)].into_iter().flatten().try_for_each(|done| done.map(drop))
+            });
+            driver::stream::synchronize(stream).map_err(driver_failed)?;
+            driver::free_sync(memory).map_err(driver_failed)?;
+            driver::stream::destroy(stream).map_err(driver_failed)?;
+            done.map_err(|error| failed("the first transfer", &self.name, error))
+        }
     }
 
     fn start(&self, kind: CollectiveKind, _input: &Tensor, _output: &Tensor) -> Result<Box<dyn Request>> {

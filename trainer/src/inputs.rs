@@ -90,6 +90,14 @@ impl Inputs {
         })
     }
 
+    /// Zeros all of them.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn clear(&self, device: &Device) -> Result<()> {
+        [self.inputs, self.targets].iter().flatten().try_for_each(|tensor| Ok(device.zero(tensor)?))
+    }
+
     /// Bytes of each buffer.
     pub(crate) fn bytes(&self) -> impl Iterator<Item = usize> {
         [self.inputs, self.targets].into_iter().flatten().map(|tensor| tensor.bytes())

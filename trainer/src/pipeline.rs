@@ -79,6 +79,7 @@ impl Pipeline {
         let mut buffer = |name: &str| -> Result<Tensor> {
             let area = device.allocate(name, shape.elements() * dtype.size())?;
             let tensor = area.tensor(name, 0, shape, dtype);
+            device.zero(&tensor)?;
             pipeline._areas.push(area);
             Ok(tensor)
         };
@@ -124,10 +125,10 @@ impl Pipeline {
         self.all.as_ref()
     }
 
-    /// The transfers of a step.
-    pub fn begin(&self, order: &[Task]) -> Transfers<'_> {
+    /// The transfers of a step; of one that is only rehearsed nothing is sent, and what lies in the buffers has arrived.
+    pub fn begin(&self, order: &[Task], rehearses: bool) -> Transfers<'_> {
         let arrivals = |direction| self.place.arrivals(direction, order);
-        let lane = |way, direction| Lane { way, arrivals: arrivals(direction), sends: false };
+        let lane = |way, direction| Lane { way, arrivals: arrivals(direction), sends: false, rehearses };
         Transfers {
             place: self.place,
             forward: lane(&self.forward, Direction::Forward),
@@ -167,6 +168,7 @@ struct Lane<'p> {
     arrivals: Arrivals,
     /// A send is under way that nothing has waited for.
     sends: bool,
+    rehearses: bool,
 }
 
 impl Transfers<'_> {
@@ -275,8 +277,10 @@ impl Lane<'_> {
             inbox.stream.device().set_scope(&format!("{} arrival {number}", inbox.name));
             cx.compute().record(&inbox.free)?;
             inbox.stream.wait(&inbox.free)?;
-            let kind = CollectiveKind::Receive { from: 0 };
-            inbox.stream.submit(Collective::in_place(kind, inbox.communicator.clone(), inbox.landing[buffer]))?;
+            if !self.rehearses {
+                let kind = CollectiveKind::Receive { from: 0 };
+                inbox.stream.submit(Collective::in_place(kind, inbox.communicator.clone(), inbox.landing[buffer]))?;
+            }
             inbox.stream.record(&inbox.arrived[buffer])?;
         }
         Ok(())
@@ -301,8 +305,10 @@ impl Lane<'_> {
         fill(cx, outbox.departure)?;
         cx.compute().record(&outbox.ready)?;
         outbox.stream.wait(&outbox.ready)?;
-        let kind = CollectiveKind::Send { to: 1 };
-        outbox.stream.submit(Collective::in_place(kind, outbox.communicator.clone(), outbox.departure))?;
+        if !self.rehearses {
+            let kind = CollectiveKind::Send { to: 1 };
+            outbox.stream.submit(Collective::in_place(kind, outbox.communicator.clone(), outbox.departure))?;
+        }
         outbox.stream.record(&outbox.sent)?;
         self.sends = true;
         Ok(())

@@ -191,7 +191,11 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
     if device.gpu().is_some() || !device.is_dry() {
         rehearse(plan, device, ranks, poison)?;
     }
-    let stage = recorded_stage(plan, device, ranks, poison)?;
+    let mut stage = recorded_stage(plan, device, ranks, poison)?;
+    if device.gpu().is_some() && !device.is_dry() && plan.grid.pipeline > 1 {
+        stage.rehearse(&plan.batch_size.microbatches(), plan.config.train.eval_interval > 0)?;
+        device.synchronize()?;
+    }
     if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
         && !device.is_dry()
     {

@@ -237,6 +237,27 @@ impl Stage {
         Ok(())
     }
 
+    /// Goes through a step without its update and without transfers between stages, for each of these numbers of
+    /// microbatches, so that stages have nothing left to load or capture while they wait for each other; see
+    /// [`CudaGraphManager::rehearse`]. Inputs and what would come from other stages are zeros.
+    ///
+    /// # Errors
+    /// As [`Stage::train_step`].
+    pub fn rehearse(&mut self, microbatches: &[usize], evaluates: bool) -> Result<()> {
+        self.inputs.clear(self.compute.device())?;
+        for &microbatches in microbatches {
+            let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
+            self.begin(settings, None)?;
+            let (graphs, work, optimizer) = self.parts();
+            let work = Work { rehearses: true, ..work };
+            graphs.rehearse(Mode::Train, microbatches, &mut |cx| train(cx, &work, optimizer))?;
+            if evaluates {
+                graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| evaluate(cx, &work))?;
+            }
+        }
+        Ok(())
+    }
+
     /// What runs a step's regions, and what they work on.
     fn parts(&mut self) -> (&mut CudaGraphManager, Work<'_>, &Optimizer) {
         let work = Work {
@@ -247,6 +268,7 @@ impl Stage {
             partial: self.partial.as_ref(),
             reducer: self.reducer.as_ref(),
             pipeline: &self.pipeline,
+            rehearses: false,
         };
         (&mut self.graphs, work, &self.optimizer)
     }
@@ -321,6 +343,8 @@ struct Work<'s> {
     partial: Option<&'s PartialGrads>,
     reducer: Option<&'s Reducer>,
     pipeline: &'s Pipeline,
+    /// Nothing goes to other stages, and nothing is updated.
+    rehearses: bool,
 }
 
 /// A training step as regions: this is what is recorded, captured and replayed.
@@ -336,6 +360,9 @@ fn train(cx: &mut StepContext<'_>, work: &Work<'_>, optimizer: &Optimizer) -> Re
                 work.pipeline.sum(cx, work.step.loss_sum)
             })
         })?;
+        if work.rehearses {
+            return Ok(());
+        }
         cx.region(Region::Optimizer, (), |cx, ()| {
             optimizer.update(cx)?;
             work.reducer.map_or(Ok(()), |reducer| reducer.gather_first(cx))
@@ -375,7 +402,7 @@ impl Work<'_> {
 
     /// All forwards and backwards in this stage's order. Receives for the next task go on beside each one.
     fn run(&self, cx: &mut StepContext<'_>, order: &[Task]) -> Result<()> {
-        let mut transfers = self.pipeline.begin(order);
+        let mut transfers = self.pipeline.begin(order, self.rehearses);
         transfers.receive_ahead(cx, 0)?;
         // What the last part of the model makes of a microbatch, for its backward.
         let mut losses = vec![None; cx.microbatches()];

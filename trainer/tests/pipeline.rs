@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Kind, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 use device::DType;
-use graph_manager::{GraphOptions, Mempool, Scope};
+use graph_manager::{GraphOptions, Mempool, Mode, Scope};
 use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
 use trainer::model::{GptShape, TensorParallel};
 use trainer::stages::even_blocks;
@@ -36,6 +36,7 @@ struct Case {
     divided: bool,
     graphs: GraphOptions,
     shuffle: Option<u64>,
+    rehearses: bool,
 }
 
 impl Case {
@@ -58,6 +59,7 @@ impl Case {
             divided: false,
             graphs,
             shuffle: None,
+            rehearses: false,
         }
     }
 
@@ -102,6 +104,7 @@ impl Case {
             compute: self.compute,
             steps: STEPS,
             shuffle: self.shuffle,
+            rehearses: self.rehearses,
             group: (self.data > 1).then_some(batch),
             tensor: TensorParallel { group: (self.tensor > 1).then_some(shared), sequence: self.tensor > 1 },
             distributed_optimizer: self.divided,
@@ -272,6 +275,28 @@ fn graphs_change_no_bit_of_a_pipeline_in_any_setting() {
         ] {
             let graphs = GraphOptions { scope, mempool, poison: true, ..GraphOptions::default() };
             assert!(Case { graphs, ..case.clone() }.train() == eager, "{case:?} {scope:?} {mempool:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rehearsal_transfers_and_updates_nothing_and_captures_every_layer() {
+    for case in mixed().into_iter().chain([Case::new(Kind::Gpt, 4, 1, 1), Case::new(Kind::Gpt, 2, 2, 4)]) {
+        let eager = case.train();
+        for (enable, scope) in [(false, Scope::PerLayer), (true, Scope::PerLayer), (true, Scope::FullIteration)] {
+            let graphs = GraphOptions { enable, scope, ..GraphOptions::default() };
+            let case = Case { graphs, rehearses: true, ..case.clone() };
+            assert!(case.train() == eager, "{case:?}");
+            let left = case.on_ranks(|run| {
+                let device = run.device();
+                let mut stage = run.stage(&device);
+                stage.record(run.microbatches, false).unwrap();
+                // No stage waits for another: each goes through its part whenever it likes.
+                stage.rehearse(&[run.microbatches], false).unwrap();
+                stage.graphs().expected_graphs(Mode::Train) - stage.graphs().report().graphs.len()
+            });
+            let update = usize::from(enable);
+            assert!(left.iter().all(|left| *left == update), "{case:?}: {left:?} graphs are left to capture");
         }
     }
 }

@@ -102,6 +102,8 @@ pub struct Run {
     pub place: PipelineStage,
     pub blocks: Vec<usize>,
     pub pipeline: Option<PipelineGroups>,
+    /// Go through the step before the first one, as stages on GPUs do.
+    pub rehearses: bool,
     /// Blocks that backward computes again together.
     pub recompute: Option<usize>,
     /// Largest gradient norm; 0 = no clipping.
@@ -133,6 +135,7 @@ impl Run {
             place: PipelineStage::alone(),
             blocks: Vec::new(),
             pipeline: None,
+            rehearses: false,
             recompute: None,
             clip: 1.0,
         }
@@ -200,6 +203,10 @@ impl Run {
     pub fn train_on(&self, device: &Device) -> (Vec<StepResult>, Stage) {
         device.shuffle_replays(self.shuffle);
         let mut stage = self.stage(device);
+        if self.rehearses {
+            stage.record(self.microbatches, true).unwrap();
+            stage.rehearse(&[self.microbatches], true).unwrap();
+        }
         let results = (0..self.steps)
             .map(|step| {
                 let settings = self.settings(step);
