@@ -9,7 +9,8 @@ use serde::Serialize;
 use crate::accelerator::peak_tflops;
 use crate::params::uniform;
 use crate::plan::{ModelPlan, RunPlan};
-use crate::run::{Ranks, RunError, settings, stage};
+use crate::run::{Ranks, RunError, settings};
+use crate::set_up::stage;
 use crate::step::{Batch, PendingMetrics};
 
 /// What a preset sets, over the defaults and under flags: the cases of the tables in `bench/results`.

@@ -8,7 +8,8 @@ use parallel::ThreadWorld;
 use trainer::config::Layers;
 use trainer::plan::RunPlan;
 use trainer::recipes::RECIPES;
-use trainer::run::{Ranks, stage};
+use trainer::run::Ranks;
+use trainer::set_up::stage;
 
 /// What an H200 has, bytes, less a GiB for the driver and libraries.
 const H200: usize = 138 << 30;

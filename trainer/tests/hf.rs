@@ -12,8 +12,9 @@ use trainer::hf::{DataType, Direction, Pretrained, convert};
 use trainer::model::{GptShape, gpt};
 use trainer::params::Params;
 use trainer::plan::{ModelPlan, RunPlan};
-use trainer::run::{Ranks, RunError, stage};
+use trainer::run::{Ranks, RunError};
 use trainer::sample::Generator;
+use trainer::set_up::stage;
 use trainer::step::{Batch, Stage, StepSettings};
 
 /// Plans a run from a command line.

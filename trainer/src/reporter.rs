@@ -1,0 +1,174 @@
+//! What people are told of steps.
+
+use std::time::{Duration, Instant};
+
+use device::Device;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::accelerator::peak_tflops;
+use crate::logs::PRINTED;
+use crate::metrics::StepMetrics;
+use crate::plan::{ModelPlan, RunPlan};
+use crate::run::{Outcome, RunError, file_error};
+use crate::run_log::RunLog;
+use crate::step::{PendingMetrics, StepResult};
+use crate::terminal::{say, warn};
+
+/// A step that was submitted.
+pub(crate) struct StepUnderWay {
+    pub(crate) step: usize,
+    /// Over all ranks.
+    pub(crate) samples: usize,
+    pub(crate) metrics: PendingMetrics,
+    pub(crate) started: Instant,
+    /// What the host took to submit it.
+    pub(crate) host: Duration,
+    /// What it waited for its batch.
+    pub(crate) data_wait: Duration,
+}
+
+impl StepUnderWay {
+    /// Waits for its numbers. It took from when it was submitted, or the step before it ended, until now; on the host
+    /// device, which ends a step before it is waited for, as long as its submission.
+    pub(crate) fn wait(self, before_ended: &mut Option<Instant>) -> Result<StepDone, RunError> {
+        let result = self.metrics.wait()?;
+        let ended = Instant::now();
+        let began = before_ended.replace(ended).map_or(self.started, |before| before.max(self.started));
+        Ok(StepDone {
+            step: self.step,
+            samples: self.samples,
+            result,
+            seconds: ended.duration_since(began).max(self.host).as_secs_f64().max(1e-9),
+            host: self.host,
+            data_wait: self.data_wait,
+        })
+    }
+}
+
+/// A step that is done.
+pub(crate) struct StepDone {
+    pub(crate) step: usize,
+    pub(crate) samples: usize,
+    result: StepResult,
+    seconds: f64,
+    pub(crate) host: Duration,
+    pub(crate) data_wait: Duration,
+}
+
+/// Peak FLOP/s of all ranks' GPUs, where it is known.
+pub(crate) fn peak_flops(plan: &RunPlan, device: &Device) -> Option<f64> {
+    let peak = peak_tflops(&device.gpu()?.name, &plan.config.precision.compute)?;
+    Some(peak * 1e12 * plan.grid.ranks() as f64)
+}
+
+/// Tells people of steps.
+pub(crate) struct Reporter<'p> {
+    plan: &'p RunPlan,
+    /// A progress bar on a terminal, lines elsewhere; nothing but on rank 0.
+    bar: Option<ProgressBar>,
+    memory: usize,
+    /// Peak FLOP/s, where it is known.
+    peak: Option<f64>,
+    pub(crate) last_loss: f64,
+    pub(crate) last_validation: Option<f64>,
+}
+
+impl<'p> Reporter<'p> {
+    pub(crate) fn new(plan: &'p RunPlan, main: bool, memory: usize, peak: Option<f64>, start: usize) -> Reporter<'p> {
+        let bar = main.then(|| {
+            let bar = ProgressBar::with_draw_target(Some(plan.config.train.steps as u64), ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} of {eta} left  {msg}") {
+                bar.set_style(style);
+            }
+            bar.set_position(start as u64);
+            bar
+        });
+        Reporter { plan, bar, memory, peak, last_loss: f64::NAN, last_validation: None }
+    }
+
+    pub(crate) fn say(&self, text: &str) {
+        if let Some(bar) = &self.bar {
+            bar.suspend(|| say(text));
+            tracing::info!(target: PRINTED, "{text}");
+        }
+    }
+
+    /// Tells a step's numbers and writes them down.
+    pub(crate) fn tell(
+        &mut self,
+        done: &StepDone,
+        validation_loss: Option<f64>,
+        log: &mut Option<RunLog>,
+    ) -> Result<(), RunError> {
+        let StepDone { step, samples, ref result, seconds, host, data_wait } = *done;
+        self.last_loss = result.loss;
+        self.last_validation = validation_loss.or(self.last_validation);
+        let tokens_per_s = (samples * self.plan.losses_per_sample) as f64 / seconds;
+        let metrics = StepMetrics {
+            step,
+            loss: result.loss,
+            grad_norm: result.grad_norm,
+            lr: self.plan.schedule.at(step),
+            tokens_per_s,
+            tflops: tokens_per_s * self.plan.flops_per_token / 1e12,
+            mfu: self.peak.map(|peak| tokens_per_s * self.plan.flops_per_token / peak),
+            step_ms: seconds * 1e3,
+            host_ms: host.as_secs_f64() * 1e3,
+            data_wait_ms: data_wait.as_secs_f64() * 1e3,
+            memory_bytes: self.memory,
+            validation_loss,
+            validation_perplexity: validation_loss.and_then(|loss| self.perplexity(loss)),
+        };
+        let steps = self.plan.config.train.steps;
+        let line = metrics.line(steps);
+        let due = (step + 1) % self.plan.config.logging.interval == 0 || step == 0 || step + 1 == steps;
+        if due || validation_loss.is_some() || !result.applied {
+            self.say(&line);
+        }
+        if !result.applied {
+            self.say(&format!("step {}: the gradient is not finite, the update was skipped", step + 1));
+        }
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+            bar.set_message(format!("loss {:.4}", result.loss));
+        }
+        match log {
+            Some(log) => {
+                let file = format!("the metrics in {}", self.plan.config.logging.dir);
+                log.write(&metrics).map_err(file_error(file))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Of a loss in nats a token; a model of rows has none.
+    fn perplexity(&self, loss: f64) -> Option<f64> {
+        matches!(self.plan.model, ModelPlan::Gpt(_)).then(|| loss.exp())
+    }
+
+    pub(crate) fn finish(&self, outcome: &Outcome) {
+        let Some(bar) = &self.bar else { return };
+        bar.finish_and_clear();
+        if !outcome.finite {
+            let kept = if self.plan.config.checkpoint.dir.is_some() { " Checkpoints are kept." } else { "" };
+            warn(&format!(
+                "error: the loss of the last step is {}: training diverged.{kept} Fix: go on from a checkpoint before \
+                 that, or begin anew, with a smaller optimizer.lr",
+                outcome.loss
+            ));
+            return;
+        }
+        let mut line = format!("done: loss {:.4}", outcome.loss);
+        if let Some(loss) = outcome.validation_loss {
+            line += &format!(", validation loss {loss:.4}");
+            if let Some(perplexity) = self.perplexity(loss) {
+                line += &format!(", perplexity {perplexity:.2}");
+            }
+            if let Some(floor) = outcome.floor {
+                line += &format!(", {:.1} % above the floor of {floor:.4}", (loss / floor - 1.0) * 100.0);
+            }
+        }
+        say(&line);
+        tracing::info!(target: PRINTED, "{line}");
+    }
+}

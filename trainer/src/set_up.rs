@@ -1,0 +1,116 @@
+//! From a plan to a stage that is ready to train.
+
+use device::Device;
+use graph_manager::GraphOptions;
+use parallel::Place;
+
+use crate::config::UserError;
+use crate::hf::Pretrained;
+use crate::host_memory::fits_host;
+use crate::metrics::bytes;
+use crate::model::TensorParallel;
+use crate::plan::{ModelPlan, RunPlan};
+use crate::run::{Ranks, RunError};
+use crate::step::{Stage, StageOptions};
+
+/// Makes this rank's stage and records its steps, so that its memory is known.
+///
+/// # Errors
+/// Out of memory, or settings that do not go together.
+pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
+    // A dry host device plans for another machine.
+    if device.gpu().is_some() || !device.is_dry() {
+        rehearse(plan, device, ranks, poison)?;
+    }
+    let mut stage = recorded_stage(plan, device, ranks, poison)?;
+    if device.gpu().is_some() && !device.is_dry() && plan.grid.pipeline > 1 {
+        stage.rehearse(&plan.batch_size.microbatches(), plan.config.train.eval_interval > 0)?;
+        device.synchronize()?;
+    }
+    if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
+        && !device.is_dry()
+    {
+        Pretrained::open(folder.as_ref())?.load(shape, stage.params(), device)?;
+    }
+    Ok(stage)
+}
+
+/// Goes through set-up without taking memory. The first rank of each stage in turn times how those matrix products that no
+/// stage before has are best done on this GPU, and all ranks do as it found; what does not fit its memory, or the host's,
+/// is refused before anything is allocated.
+fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<(), RunError> {
+    let mut needed = None;
+    for pipeline in 0..plan.grid.pipeline {
+        let first = plan.grid.rank(Place { pipeline, tensor: 0, data: 0 });
+        if ranks.rank == first {
+            needed = Some(bytes_needed(plan, device, ranks, poison));
+            (ranks.text_of)(first, device.export_choices().unwrap_or_default());
+        } else {
+            device.import_choices(&(ranks.text_of)(first, String::new()))?;
+        }
+    }
+    let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, ranks, poison))?;
+    if device.gpu().is_none() {
+        return Ok(fits_host(needed, device, ranks)?);
+    }
+    match device.gpu_memory()? {
+        Some((free, total)) if needed > free => Err(UserError::new(
+            format!(
+                "a rank needs {} of GPU memory, {} of {} are free",
+                bytes(needed),
+                bytes(free),
+                bytes(total)
+            ),
+            "weights, optimizer state and activations fit a rank's GPU",
+            "set a smaller train.micro_batch_size, recompute.granularity, or a smaller model; `--dry-run` shows what takes how much",
+        )
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// What a stage takes of the device's memory, found without taking it.
+fn bytes_needed(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<usize, RunError> {
+    let dry = device.is_dry();
+    device.set_dry(true);
+    let needed = recorded_stage(plan, device, ranks, poison).map(|stage| {
+        let needed = device.allocated_bytes();
+        drop(stage);
+        needed
+    });
+    device.set_dry(dry);
+    needed
+}
+
+fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
+    let sequence = plan.config.parallel.sequence_parallel;
+    let tensor = TensorParallel { group: ranks.tensor.clone(), sequence };
+    let options = StageOptions {
+        compute: match &plan.model {
+            ModelPlan::Gpt(shape) => shape.dtype,
+            ModelPlan::Mlp(shape) => shape.dtype,
+        },
+        seed: plan.config.train.seed,
+        microbatches: plan.microbatches,
+        micro_batch_size: plan.config.train.micro_batch_size,
+        losses_per_sample: plan.losses_per_sample,
+        optimizer: plan.optimizer,
+        weight_decay: plan.config.optimizer.weight_decay as f32,
+        bucket_bytes: plan.config.parallel.bucket_mib << 20,
+        distributed_optimizer: plan.config.parallel.distributed_optimizer,
+        pipeline: plan.stage(ranks.rank),
+        graphs: GraphOptions { poison, ..plan.graphs.clone() },
+    };
+    let architecture = plan.model.part(tensor, plan.layers(ranks.rank));
+    let mut stage = Stage::new(device, &architecture, options, ranks.group.clone(), ranks.pipeline.clone())?;
+    for (at, microbatches) in plan.batch_size.microbatches().into_iter().enumerate() {
+        stage.record(microbatches, at == 0 && plan.config.train.eval_interval > 0)?;
+    }
+    stage.graphs().allocate()?;
+    let barrier = ranks.barrier.clone();
+    stage.graphs().before_capture(move || {
+        barrier();
+        Ok(())
+    });
+    Ok(stage)
+}
