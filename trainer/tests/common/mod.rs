@@ -1,6 +1,8 @@
 //! Small models and runs shared by the tests.
 #![allow(dead_code)]
 
+mod layout;
+
 use std::rc::Rc;
 
 use device::cuda::CudaOptions;
@@ -12,6 +14,9 @@ use trainer::model::{Architecture, FeedForward, GptShape, MlpShape, Position, Te
 use trainer::optimizer::OptimizerKind;
 use trainer::stages::StageLayers;
 use trainer::step::{Batch, Stage, StageOptions, StepResult, StepSettings};
+
+#[allow(unused_imports)]
+pub use layout::Layout;
 
 pub const VOCAB: usize = 97;
 pub const SEQ: usize = 12;
