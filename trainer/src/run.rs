@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use device::{Communicator, Device};
+use device::{Communicator, DType, Device};
 use graph_manager::{GraphOptions, Mode};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parallel::{PipelineGroups, PipelineStage, Place};
@@ -290,6 +290,7 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
         weight_decay: plan.config.optimizer.weight_decay as f32,
         bucket_bytes: plan.config.parallel.bucket_mib << 20,
         distributed_optimizer: plan.config.parallel.distributed_optimizer,
+        grad_reduce: if plan.config.parallel.grad_reduce == "bf16" { DType::Bf16 } else { DType::F32 },
         pipeline: plan.stage(ranks.rank),
         graphs: GraphOptions { poison, ..plan.graphs.clone() },
     };

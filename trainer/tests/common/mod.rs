@@ -103,6 +103,8 @@ pub struct Run {
     /// The ranks that share layers.
     pub tensor: TensorParallel,
     pub distributed_optimizer: bool,
+    /// Type in which gradients are summed over data-parallel ranks.
+    pub grad_reduce: DType,
     /// Which stage of a pipeline this is, the blocks of each part of the model, and the other stages.
     pub place: PipelineStage,
     pub blocks: Vec<usize>,
@@ -137,6 +139,7 @@ impl Run {
             group: None,
             tensor: TensorParallel::alone(),
             distributed_optimizer: false,
+            grad_reduce: DType::F32,
             place: PipelineStage::alone(),
             blocks: Vec::new(),
             pipeline: None,
@@ -177,6 +180,7 @@ impl Run {
             weight_decay: 0.1,
             bucket_bytes: 4096,
             distributed_optimizer: self.distributed_optimizer,
+            grad_reduce: self.grad_reduce,
             pipeline: self.place,
             graphs: self.graphs.clone(),
         };
