@@ -36,8 +36,8 @@ impl Layout {
         self.stages * self.chunks
     }
 
-    /// `run` as this rank's part of it, connected to the others. Blocks are divided as evenly as can be, unless the run
-    /// has them divided.
+    /// `run` as this rank's part of it, connected to the others. Blocks of its shape are divided as evenly as can be,
+    /// unless the run has them divided.
     pub fn part_of(&self, rank: &ThreadRank, run: Run) -> Run {
         let (grid, number) = (self.grid(), rank.rank());
         let stage = grid.place(number).pipeline;
@@ -46,9 +46,12 @@ impl Layout {
         let batch = rank.split("data", &grid.data_group(number));
         let mut connect =
             |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
-        let shape = run.shape.as_ref().expect("a transformer");
-        let pipeline = PipelineGroups::connect(&grid, number, self.chunks > 1, shape.tied, &mut connect).unwrap();
-        let blocks = if run.blocks.is_empty() { even_blocks(shape.layers, place.parts()) } else { run.blocks.clone() };
+        let tied = run.shape.as_ref().is_some_and(|shape| shape.tied);
+        let pipeline = PipelineGroups::connect(&grid, number, self.chunks > 1, tied, &mut connect).unwrap();
+        let blocks = match &run.shape {
+            Some(shape) if run.blocks.is_empty() => even_blocks(shape.layers, place.parts()),
+            _ => run.blocks.clone(),
+        };
         Run {
             group: (self.data > 1).then_some(batch),
             tensor: TensorParallel { group: (self.tensor > 1).then_some(shared), sequence: self.sequence },
