@@ -20,6 +20,9 @@ use trainer::step::StepResult;
 const STEPS: usize = 10;
 const RANKS: usize = 8;
 const CLIP: f32 = 0.5;
+/// So small that ten steps do not stretch the rounding of the first: at 1e-2 one rank whose first weights are changed by
+/// their last bit is 1e-5 to 1e-4 away in its tenth loss, and a mistake of that size would hide.
+const LEARNING_RATE: f32 = 1e-3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Recompute {
@@ -59,6 +62,7 @@ impl Model {
             recompute: (recompute == Recompute::Full).then_some(2),
             steps: STEPS,
             clip: if self.clipped { CLIP } else { 0.0 },
+            learning_rate: LEARNING_RATE,
             check: true,
             ..Run::new(kind, self.microbatches / data, graphs)
         }
@@ -103,15 +107,13 @@ impl Case {
         tensor * data == 1 && (stages == 1 || !self.model.tied && !self.model.clipped)
     }
 
-    /// How far a step's loss and gradient norm may be from one rank's, relative to it. f32 sums in another order differ
-    /// by about 1e-7 in the first step; ten updates of AdamW, which divides small gradients by their size, stretch that
-    /// to 1e-5. A norm is of differences of numbers alike, so it is less exact than a loss.
-    fn allowed(&self, step: usize) -> Difference {
-        match (self.has_the_bits_of_one_rank(), self.layout.stages, step) {
-            (true, 1, _) => Difference { loss: 0.0, norm: 0.0 },
-            (true, _, _) => Difference { loss: 0.0, norm: 1e-6 },
-            (false, _, 0) => Difference { loss: 1e-6, norm: 2e-5 },
-            (false, _, _) => Difference { loss: 2e-5, norm: 4e-4 },
+    /// How far every loss and gradient norm may be from one rank's, relative to it. f32 sums in another order differ by
+    /// about 1e-7, and a norm is of differences of numbers alike, so it is less exact than a loss.
+    fn allowed(&self) -> Difference {
+        match (self.has_the_bits_of_one_rank(), self.layout.stages) {
+            (true, 1) => Difference { loss: 0.0, norm: 0.0 },
+            (true, _) => Difference { loss: 0.0, norm: 1e-6 },
+            (false, _) => Difference { loss: 1e-6, norm: 1e-5 },
         }
     }
 
@@ -265,25 +267,21 @@ fn on_all_cores<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) ->
     done.into_inner().unwrap().into_values().collect()
 }
 
-/// What every case differs by in the first step and in the worst of all, and the faults of those that differ by more than
-/// they may.
-fn compare(cases: &[Case]) -> (Vec<(Difference, Difference)>, Vec<String>) {
+/// The largest difference of each case, and the faults of those with a step that differs by more than it may.
+fn compare(cases: &[Case]) -> (Vec<Difference>, Vec<String>) {
     let models: Vec<Model> = cases.iter().map(|case| case.model).collect::<BTreeSet<_>>().into_iter().collect();
     let alone: BTreeMap<Model, Vec<StepResult>> =
         models.iter().copied().zip(on_all_cores(&models, Model::alone)).collect();
     let compared = on_all_cores(cases, |case| {
         let (ours, theirs) = (case.train(), &alone[&case.model]);
         assert_eq!((ours.len(), theirs.len()), (STEPS, STEPS));
+        assert!(!case.model.clipped || theirs.iter().any(|step| step.grad_norm > CLIP), "nothing is clipped");
         let differences: Vec<Difference> = ours.iter().zip(theirs).map(|(a, b)| Difference::of(a, b)).collect();
-        let largest = differences.iter().fold(Difference::default(), |largest, other| largest.larger(other));
-        let steps = differences.iter().enumerate();
-        let wrong: Vec<usize> =
-            steps.filter(|(step, found)| !found.within(&case.allowed(*step))).map(|(step, _)| step).collect();
-        let fault = wrong.first().map(|step| {
-            let (a, b) = (&ours[*step], &theirs[*step]);
-            format!("{case:?}\n  step {step}: {a:?}, alone {b:?}; allowed {:?}", case.allowed(*step))
+        let fault = differences.iter().position(|found| !found.within(&case.allowed())).map(|step| {
+            let (a, b) = (&ours[step], &theirs[step]);
+            format!("{case:?}\n  step {step}: {a:?}, alone {b:?}; allowed {:?}", case.allowed())
         });
-        ((differences[0], largest), fault)
+        (differences.iter().fold(Difference::default(), |largest, other| largest.larger(other)), fault)
     });
     let (differences, faults): (Vec<_>, Vec<_>) = compared.into_iter().unzip();
     (differences, faults.into_iter().flatten().collect())
@@ -318,24 +316,20 @@ fn every_layout_of_several_stages_has_the_losses_and_norms_of_one_rank() {
 fn every_layout_with_every_combination_of_options_has_the_losses_and_norms_of_one_rank() {
     let every = std::env::var("LAYOUTS_EVERY").map_or(1, |every| every.parse::<u64>().unwrap());
     let mut all_faults = Vec::new();
-    println!(
-        "| tensor | stages | chunks | data | cases | of one rank's bits | faults | loss, first step | loss | norm |"
-    );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!("| tensor | stages | chunks | data | cases | of one rank's bits | faults | loss | norm |");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for (number, layout) in layouts().into_iter().enumerate() {
         let drawn = |at: u64| common::noise(number as u64, at).is_multiple_of(every);
         let all = combinations(layout).into_iter().zip(0..);
         let cases: Vec<Case> = all.filter(|(_, at)| drawn(*at)).map(|(case, _)| case).collect();
         let (differences, faults) = compare(&cases);
         let same = cases.iter().filter(|case| case.has_the_bits_of_one_rank()).count();
-        let [first, largest]: [Difference; 2] =
-            differences.iter().fold(Default::default(), |[first, all], (a, b)| [first.larger(a), all.larger(b)]);
+        let largest = differences.iter().fold(Difference::default(), |largest, other| largest.larger(other));
         let Layout { tensor, stages, chunks, data, .. } = layout;
         println!(
-            "| {tensor} | {stages} | {chunks} | {data} | {} | {same} | {} | {:.1e} | {:.1e} | {:.1e} |",
+            "| {tensor} | {stages} | {chunks} | {data} | {} | {same} | {} | {:.1e} | {:.1e} |",
             cases.len(),
             faults.len(),
-            first.loss,
             largest.loss,
             largest.norm
         );

@@ -115,6 +115,7 @@ pub struct Run {
     pub recompute: Option<usize>,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
+    pub learning_rate: f32,
 }
 
 /// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
@@ -146,6 +147,7 @@ impl Run {
             rehearses: false,
             recompute: None,
             clip: 1.0,
+            learning_rate: 1e-2,
         }
     }
 
@@ -195,7 +197,7 @@ impl Run {
             step: step as u32,
             microbatches: self.microbatches,
             first_sample: ((step * ranks + rank) * per_rank) as u64,
-            learning_rate: 1e-2,
+            learning_rate: self.learning_rate,
             clip: self.clip,
         }
     }
