@@ -21,7 +21,7 @@ const STEPS: usize = 10;
 const RANKS: usize = 8;
 const CLIP: f32 = 0.5;
 /// So small that ten steps do not stretch the rounding of the first: at 1e-2 one rank whose first weights are changed by
-/// their last bit is 1e-5 to 1e-4 away in its tenth loss, and a mistake of that size would hide.
+/// their last bit can be 1e-4 away in its tenth loss, and a mistake of that size would hide.
 const LEARNING_RATE: f32 = 1e-3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
