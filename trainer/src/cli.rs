@@ -163,6 +163,13 @@ fn with_run_flags(mut command: Command) -> Command {
                 .help("Same as --cuda-graph-mempool single"),
         )
         .arg(
+            Arg::new("grad-reduce-in-bf16")
+                .long("grad-reduce-in-bf16")
+                .action(ArgAction::SetTrue)
+                .help_heading("parallel")
+                .help("Same as --grad-reduce bf16"),
+        )
+        .arg(
             Arg::new("distributed-timeout-minutes")
                 .long("distributed-timeout-minutes")
                 .value_name("VALUE")
@@ -390,6 +397,9 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
     }
     if matches.get_flag("cuda-graph-use-single-mempool") {
         layers.set("cuda_graph.mempool", "single", "--cuda-graph-use-single-mempool")?;
+    }
+    if matches.get_flag("grad-reduce-in-bf16") {
+        layers.set("parallel.grad_reduce", "bf16", "--grad-reduce-in-bf16")?;
     }
     if let Some(minutes) = matches.get_one::<String>("distributed-timeout-minutes") {
         let seconds = minutes.parse::<f64>().map_or(minutes.clone(), |minutes| (minutes * 60.0).to_string());

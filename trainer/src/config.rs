@@ -127,6 +127,7 @@ section!(ParallelConfig {
     microbatch_group: Option<usize>,
     pipeline_layers: Vec<usize>,
     distributed_optimizer: bool,
+    grad_reduce: String,
     bucket_mib: usize,
     heartbeat_seconds: f64,
     distributed_timeout_seconds: f64,

@@ -4,6 +4,9 @@
 //! side stream at its start, reduces the bucket there, and joins at its end; what the last backward completes is reduced
 //! in a region of its own.
 //!
+//! Gradients travel as they are, in f32, or rounded to bf16 for half the traffic: a bucket is copied to a buffer, summed
+//! there, and copied back, all on the side stream.
+//!
 //! With a distributed optimizer each rank gets the sum of its part of the bucket alone (reduce-scatter), and after the
 //! update the parts of the new weights go to all (all-gather). The step's first forwards mirror its last backwards: each
 //! forks at its start, gathers the bucket that the layer after it begins, and joins at its end; the bucket of the first
@@ -11,8 +14,8 @@
 
 use std::rc::Rc;
 
-use device::ops::{Collective, CollectiveKind};
-use device::{Communicator, Event, Stream, Tensor};
+use device::ops::{Collective, CollectiveKind, Copy};
+use device::{Area, Communicator, DType, Event, Op, Stream, Tensor};
 use graph_manager::{Error, Result, StepContext};
 
 use crate::buckets::Shard;
@@ -27,17 +30,40 @@ pub struct Reducer {
     join: Event,
     buckets: Vec<BucketMemory>,
     shard: Shard,
+    /// Where gradients that travel in another type are summed, with room for the largest bucket; flat. The side stream
+    /// uses it for one bucket after the other.
+    rounded: Option<Tensor>,
+    _area: Option<Area>,
     /// Numbers of the layers that are here, in the order forward goes through them.
     layers: Vec<usize>,
 }
 
 impl Reducer {
-    /// For the buckets of all parameters, on a side stream. `layers` are those that are here.
-    pub fn new(communicator: Rc<dyn Communicator>, stream: Stream, params: &Params, layers: &StageLayers) -> Reducer {
+    /// For the buckets of all parameters, on a side stream. `layers` are those that are here; gradients travel as
+    /// `travels`, f32 or bf16.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(
+        communicator: Rc<dyn Communicator>,
+        stream: Stream,
+        params: &Params,
+        layers: &StageLayers,
+        travels: DType,
+    ) -> Result<Reducer> {
         let device = stream.device().clone();
-        let (buckets, shard) = (params.buckets().collect(), params.shard());
+        let (buckets, shard): (Vec<BucketMemory>, _) = (params.buckets().collect(), params.shard());
         let layers = layers.chunks.iter().cloned().flatten().collect();
-        Reducer { communicator, stream, fork: device.event(), join: device.event(), buckets, shard, layers }
+        let (mut rounded, mut _area) = (None, None);
+        if travels != DType::F32 {
+            let name = "rounded gradients";
+            let largest = buckets.iter().map(|bucket| bucket.grads.elements()).max().unwrap_or(0);
+            let area = device.allocate(name, largest * travels.size())?;
+            rounded = Some(area.tensor(name, 0, [largest], travels));
+            _area = Some(area);
+        }
+        let (fork, join) = (device.event(), device.event());
+        Ok(Reducer { communicator, stream, fork, join, buckets, shard, rounded, _area, layers })
     }
 
     /// The layer here that forward goes through after this one, and backward before it.
@@ -102,39 +128,51 @@ impl Reducer {
 
     fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<bool> {
         let of_layer = self.buckets.iter().filter(|bucket| self.gathers() && Some(bucket.layer) == layer);
-        let transfers = of_layer.map(|bucket| Collective {
-            kind: CollectiveKind::AllGather,
-            communicator: self.communicator.clone(),
-            input: self.shard.of(bucket.weights),
-            output: bucket.weights,
-        });
-        self.submit(cx, transfers.collect())
+        let transfer = |bucket: &BucketMemory| {
+            Op::from(Collective {
+                kind: CollectiveKind::AllGather,
+                communicator: self.communicator.clone(),
+                input: self.shard.of(bucket.weights),
+                output: bucket.weights,
+            })
+        };
+        self.submit(cx, of_layer.map(transfer).collect())
     }
 
     fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<bool> {
-        let sum = |tensor| Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor);
-        let reduced =
-            self.buckets.iter().filter(|bucket| Some(bucket.layer) == layer).map(|bucket| match self.gathers() {
-                false => sum(bucket.grads),
-                true => Collective {
-                    kind: CollectiveKind::ReduceScatterSum,
-                    communicator: self.communicator.clone(),
-                    input: bucket.grads,
-                    output: self.shard.of(bucket.grads),
-                },
-            });
-        self.submit(cx, reduced.chain(others.iter().copied().map(sum)).collect())
+        let buckets = self.buckets.iter().filter(|bucket| Some(bucket.layer) == layer);
+        let sum = |&tensor: &Tensor| {
+            Op::from(Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor))
+        };
+        self.submit(cx, buckets.flat_map(|bucket| self.reduction(bucket)).chain(others.iter().map(sum)).collect())
+    }
+
+    /// The sum of a bucket over the ranks, or of this rank's part of it.
+    fn reduction(&self, bucket: &BucketMemory) -> Vec<Op> {
+        let grads = bucket.grads;
+        let input = self.rounded.map_or(grads, |rounded| rounded.view(0, [grads.elements()]));
+        let output = self.shard.of(input);
+        let kind = if self.gathers() { CollectiveKind::ReduceScatterSum } else { CollectiveKind::AllReduceSum };
+        let sum = Collective { kind, communicator: self.communicator.clone(), input, output }.into();
+        match self.rounded {
+            None => vec![sum],
+            Some(_) => vec![
+                Copy { input: grads, output: input }.into(),
+                sum,
+                Copy { input: output, output: self.shard.of(grads) }.into(),
+            ],
+        }
     }
 
     /// Forks the side stream and submits there; whether there was anything.
-    fn submit(&self, cx: &StepContext<'_>, transfers: Vec<Collective>) -> Result<bool> {
-        if transfers.is_empty() {
+    fn submit(&self, cx: &StepContext<'_>, work: Vec<Op>) -> Result<bool> {
+        if work.is_empty() {
             return Ok(false);
         }
         cx.compute().record(&self.fork).map_err(Error::from)?;
         self.stream.wait(&self.fork)?;
-        for transfer in transfers {
-            self.stream.submit(transfer)?;
+        for op in work {
+            self.stream.submit(op)?;
         }
         Ok(true)
     }

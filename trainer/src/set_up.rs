@@ -1,6 +1,6 @@
 //! From a plan to a stage that is ready to train.
 
-use device::Device;
+use device::{DType, Device};
 use graph_manager::GraphOptions;
 use parallel::Place;
 
@@ -98,6 +98,7 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
         weight_decay: plan.config.optimizer.weight_decay as f32,
         bucket_bytes: plan.config.parallel.bucket_mib << 20,
         distributed_optimizer: plan.config.parallel.distributed_optimizer,
+        grad_reduce: if plan.config.parallel.grad_reduce == "bf16" { DType::Bf16 } else { DType::F32 },
         pipeline: plan.stage(ranks.rank),
         graphs: GraphOptions { poison, ..plan.graphs.clone() },
     };

@@ -38,6 +38,8 @@ pub struct StageOptions {
     pub bucket_bytes: usize,
     /// Each data-parallel rank has the master weights and moments of its part of every bucket alone.
     pub distributed_optimizer: bool,
+    /// Type in which gradients are summed over data-parallel ranks: f32 or bf16.
+    pub grad_reduce: DType,
     /// Which stage of a pipeline this is.
     pub pipeline: PipelineStage,
     /// How steps are captured.
@@ -165,10 +167,13 @@ impl Stage {
         let optimizer = Optimizer::new(device, &params, options.optimizer, decay, control, status, others)?;
         areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
-        let reducer = data_parallel.map(|group| {
-            let side = device.stream("data parallel");
-            Reducer::new(group, side, &params, layers)
-        });
+        let reducer = match data_parallel {
+            Some(group) => {
+                let side = device.stream("data parallel");
+                Some(Reducer::new(group, side, &params, layers, options.grad_reduce)?)
+            }
+            None => None,
+        };
         let reduces = reducer.is_some() || partial.is_some();
         let chunks = layers.chunks.iter().map(|chunk| chunk.start).collect();
         let graphs = GraphOptions { chunks, reduces, gathers: shard.is_part(), ..options.graphs };

@@ -68,6 +68,7 @@ impl Case {
             weight_decay: 0.1,
             bucket_bytes: 4096,
             distributed_optimizer: false,
+            grad_reduce: DType::F32,
             pipeline: parallel::PipelineStage::alone(),
             graphs: GraphOptions { enable: false, ..GraphOptions::default() },
         };

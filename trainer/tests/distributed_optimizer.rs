@@ -3,13 +3,9 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
+use common::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 use device::{DType, Device};
 use graph_manager::{GraphOptions, Mempool, Scope};
-use parallel::{Grid, ThreadWorld};
-use trainer::model::TensorParallel;
 use trainer::step::{Stage, StepResult};
 
 const STEPS: usize = 10;
@@ -42,10 +38,7 @@ impl Case {
         Case { divided: false, ..self.clone() }
     }
 
-    fn run(&self, place: &parallel::ThreadRank) -> Run {
-        let grid = Grid::new(self.tensor * self.data, self.tensor, 1).unwrap();
-        let shared = place.split("tensor", &grid.tensor_group(place.rank()));
-        let batch = place.split("data", &grid.data_group(place.rank()));
+    fn run(&self) -> Run {
         let shape = match self.kind {
             // Enough key and value heads for two ranks.
             Kind::Llama => Some(tiny_llama(0.1, self.compute)),
@@ -57,8 +50,6 @@ impl Case {
             compute: self.compute,
             steps: STEPS,
             shuffle: self.shuffle,
-            group: Some(batch),
-            tensor: TensorParallel { group: (self.tensor > 1).then_some(shared), sequence: self.tensor > 1 },
             distributed_optimizer: self.divided,
             clip: self.clip,
             ..Run::new(self.kind, self.microbatches, self.graphs.clone())
@@ -67,16 +58,7 @@ impl Case {
 
     /// Does `work` on a thread for each rank; what it returns, by rank.
     fn on_ranks<T: Send>(&self, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = ThreadWorld::ranks(self.tensor * self.data, Duration::from_secs(60))
-                .into_iter()
-                .map(|place| {
-                    let work = &work;
-                    scope.spawn(move || work(self.run(&place)))
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
+        Layout::new(self.tensor, 1, 1, self.data).on_ranks(|| self.run(), work)
     }
 
     /// The numbers of all steps, which all ranks must agree on, and the final weights and moments put together from the

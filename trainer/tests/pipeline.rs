@@ -4,14 +4,11 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use common::{Kind, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
+use common::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 use device::DType;
 use graph_manager::{GraphOptions, Mempool, Mode, Scope};
-use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
-use trainer::model::{GptShape, TensorParallel};
-use trainer::stages::even_blocks;
+use trainer::model::GptShape;
 use trainer::step::{StepResult, StepSettings};
 
 const STEPS: usize = 10;
@@ -63,10 +60,6 @@ impl Case {
         }
     }
 
-    fn grid(&self) -> Grid {
-        Grid::new(self.stages * self.tensor * self.data, self.tensor, self.stages).unwrap()
-    }
-
     /// The same samples on one rank.
     fn alone(&self) -> Case {
         let microbatches = self.microbatches * self.data;
@@ -82,35 +75,20 @@ impl Case {
         }
     }
 
-    fn run(&self, rank: &ThreadRank) -> Run {
-        let grid = self.grid();
-        let place = PipelineStage {
-            stages: self.stages,
-            stage: grid.place(rank.rank()).pipeline,
-            chunks: self.chunks,
-            group: self.group.unwrap_or(self.stages),
-        };
-        let shared = rank.split("tensor", &grid.tensor_group(rank.rank()));
-        let batch = rank.split("data", &grid.data_group(rank.rank()));
-        let mut connect =
-            |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
-        let pipeline = PipelineGroups::connect(&grid, rank.rank(), self.chunks > 1, self.tied, &mut connect).unwrap();
-        let blocks = match &self.blocks[..] {
-            [] => even_blocks(self.layers, place.parts()),
-            given => given.to_vec(),
-        };
+    fn layout(&self) -> Layout {
+        let layout = Layout::new(self.tensor, self.stages, self.chunks, self.data);
+        Layout { group: self.group.unwrap_or(self.stages), ..layout }
+    }
+
+    fn run(&self) -> Run {
         Run {
             shape: Some(self.shape()),
             compute: self.compute,
             steps: STEPS,
             shuffle: self.shuffle,
             rehearses: self.rehearses,
-            group: (self.data > 1).then_some(batch),
-            tensor: TensorParallel { group: (self.tensor > 1).then_some(shared), sequence: self.tensor > 1 },
             distributed_optimizer: self.divided,
-            place,
-            blocks,
-            pipeline,
+            blocks: self.blocks.clone(),
             clip: self.clip,
             ..Run::new(self.kind, self.microbatches, self.graphs.clone())
         }
@@ -118,16 +96,7 @@ impl Case {
 
     /// Does `work` on a thread for each rank; what it returns, by rank.
     fn on_ranks<T: Send>(&self, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = ThreadWorld::ranks(self.grid().ranks(), Duration::from_secs(60))
-                .into_iter()
-                .map(|rank| {
-                    let work = &work;
-                    scope.spawn(move || work(self.run(&rank)))
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
+        self.layout().on_ranks(|| self.run(), work)
     }
 
     /// The results, which all ranks must agree on, and the bits of every parameter's parts by name and rank. Stages that
@@ -141,7 +110,7 @@ impl Case {
             let weights = held.map(|(spec, param)| (spec.name.clone(), bits(&param.master))).collect();
             (results, weights)
         });
-        let grid = self.grid();
+        let grid = self.layout().grid();
         let mut all: BTreeMap<String, Vec<Vec<u32>>> = BTreeMap::new();
         let mut tables: BTreeMap<(usize, usize), Vec<u32>> = BTreeMap::new();
         for (rank, (results, weights)) in ranks.iter().enumerate() {

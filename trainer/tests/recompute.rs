@@ -3,14 +3,11 @@
 mod common;
 
 use std::process::Command;
-use std::time::Duration;
 
-use common::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
+use common::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 use device::DType;
 use graph_manager::{GraphOptions, Mempool, Scope};
-use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
-use trainer::model::{GptShape, TensorParallel};
-use trainer::stages::even_blocks;
+use trainer::model::GptShape;
 use trainer::step::StepResult;
 
 const LAYERS: usize = 5;
@@ -106,73 +103,32 @@ fn the_graphs_are_as_many_as_there_are_groups() {
     }
 }
 
-/// How ranks divide the work.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    stages: usize,
-    tensor: usize,
-    data: usize,
-    divided: bool,
-    chunks: usize,
-}
-
-impl Layout {
-    fn grid(self) -> Grid {
-        Grid::new(self.stages * self.tensor * self.data, self.tensor, self.stages).unwrap()
-    }
-
-    fn run(self, rank: &ThreadRank, recompute: Option<usize>) -> Run {
-        let grid = self.grid();
-        let number = rank.rank();
-        let stage = grid.place(number).pipeline;
-        let place = PipelineStage { stages: self.stages, stage, chunks: self.chunks, group: self.stages };
-        let tensor = rank.split("tensor", &grid.tensor_group(number));
-        let data = rank.split("data", &grid.data_group(number));
-        let mut connect =
-            |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
-        let pipeline = PipelineGroups::connect(&grid, number, self.chunks > 1, true, &mut connect).unwrap();
-        Run {
-            group: (self.data > 1).then_some(data),
-            tensor: TensorParallel { group: (self.tensor > 1).then_some(tensor), sequence: self.tensor > 1 },
-            distributed_optimizer: self.divided,
-            place,
-            blocks: even_blocks(LAYERS, place.parts()),
-            pipeline,
-            microbatches: 4,
-            // Other buckets divide the state otherwise, and so the sum of the norm.
-            clip: if self.divided { 0.0 } else { 1.0 },
-            ..run(Kind::Gpt, recompute, GraphOptions::default())
-        }
-    }
-
-    /// Losses of each rank.
-    fn losses(self, recompute: Option<usize>) -> Vec<Vec<String>> {
-        std::thread::scope(|scope| {
-            let ranks = ThreadWorld::ranks(self.grid().ranks(), Duration::from_secs(60)).into_iter();
-            let losses = move |rank: ThreadRank| {
-                let (results, _) = self.run(&rank, recompute).train();
-                results.iter().map(|step| format!("{}", step.loss)).collect()
-            };
-            let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || losses(rank))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
-    }
+/// Losses of each rank.
+fn losses(layout: Layout, divided: bool, recompute: Option<usize>) -> Vec<Vec<String>> {
+    let own = || Run {
+        distributed_optimizer: divided,
+        microbatches: 4,
+        // Other buckets divide the state otherwise, and so the sum of the norm.
+        clip: if divided { 0.0 } else { 1.0 },
+        ..run(Kind::Gpt, recompute, GraphOptions::default())
+    };
+    layout.on_ranks(own, |run| run.train().0.iter().map(|step| format!("{}", step.loss)).collect())
 }
 
 #[test]
 fn ranks_that_share_layers_batch_state_and_stages_have_the_same_bits() {
-    let one = Layout { stages: 1, tensor: 1, data: 1, divided: false, chunks: 1 };
-    for layout in [
-        Layout { data: 2, ..one },
-        Layout { data: 2, divided: true, ..one },
-        Layout { tensor: 2, ..one },
-        Layout { tensor: 2, data: 2, divided: true, ..one },
-        Layout { stages: 2, ..one },
-        Layout { stages: 2, chunks: 2, data: 2, ..one },
+    for (layout, divided) in [
+        (Layout::new(1, 1, 1, 2), false),
+        (Layout::new(1, 1, 1, 2), true),
+        (Layout::new(2, 1, 1, 1), false),
+        (Layout::new(2, 1, 1, 2), true),
+        (Layout::new(1, 2, 1, 1), false),
+        (Layout::new(1, 2, 2, 2), false),
     ] {
-        let kept = layout.losses(None);
+        let kept = losses(layout, divided, None);
         for together in [1, 2] {
-            assert_eq!(kept, layout.losses(Some(together)), "{layout:?}, {together} blocks");
+            let again = losses(layout, divided, Some(together));
+            assert_eq!(kept, again, "{layout:?}, divided {divided}, {together} blocks");
         }
     }
 }

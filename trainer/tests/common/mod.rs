@@ -1,6 +1,8 @@
 //! Small models and runs shared by the tests.
 #![allow(dead_code)]
 
+mod layout;
+
 use std::rc::Rc;
 
 use device::cuda::CudaOptions;
@@ -12,6 +14,9 @@ use trainer::model::{Architecture, FeedForward, GptShape, MlpShape, Position, Te
 use trainer::optimizer::OptimizerKind;
 use trainer::stages::StageLayers;
 use trainer::step::{Batch, Stage, StageOptions, StepResult, StepSettings};
+
+#[allow(unused_imports)]
+pub use layout::Layout;
 
 pub const VOCAB: usize = 97;
 pub const SEQ: usize = 12;
@@ -98,6 +103,8 @@ pub struct Run {
     /// The ranks that share layers.
     pub tensor: TensorParallel,
     pub distributed_optimizer: bool,
+    /// Type in which gradients are summed over data-parallel ranks.
+    pub grad_reduce: DType,
     /// Which stage of a pipeline this is, the blocks of each part of the model, and the other stages.
     pub place: PipelineStage,
     pub blocks: Vec<usize>,
@@ -108,6 +115,7 @@ pub struct Run {
     pub recompute: Option<usize>,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
+    pub learning_rate: f32,
 }
 
 /// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
@@ -132,12 +140,14 @@ impl Run {
             group: None,
             tensor: TensorParallel::alone(),
             distributed_optimizer: false,
+            grad_reduce: DType::F32,
             place: PipelineStage::alone(),
             blocks: Vec::new(),
             pipeline: None,
             rehearses: false,
             recompute: None,
             clip: 1.0,
+            learning_rate: 1e-2,
         }
     }
 
@@ -172,6 +182,7 @@ impl Run {
             weight_decay: 0.1,
             bucket_bytes: 4096,
             distributed_optimizer: self.distributed_optimizer,
+            grad_reduce: self.grad_reduce,
             pipeline: self.place,
             graphs: self.graphs.clone(),
         };
@@ -186,7 +197,7 @@ impl Run {
             step: step as u32,
             microbatches: self.microbatches,
             first_sample: ((step * ranks + rank) * per_rank) as u64,
-            learning_rate: 1e-2,
+            learning_rate: self.learning_rate,
             clip: self.clip,
         }
     }

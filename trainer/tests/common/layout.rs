@@ -1,0 +1,76 @@
+//! How ranks of one process, a thread each, divide a model and its batch.
+
+use std::time::Duration;
+
+use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
+use trainer::model::TensorParallel;
+use trainer::stages::even_blocks;
+
+use super::Run;
+
+/// Ranks that share layers, stages, chunks of layers of each stage, and ranks that share the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub tensor: usize,
+    pub stages: usize,
+    pub chunks: usize,
+    pub data: usize,
+    /// Microbatches that pass a chunk before the next one's turn.
+    pub group: usize,
+    /// Ranks that share layers also share the rows between them.
+    pub sequence: bool,
+}
+
+impl Layout {
+    /// Groups of as many microbatches as there are stages, and rows shared where layers are.
+    pub fn new(tensor: usize, stages: usize, chunks: usize, data: usize) -> Layout {
+        Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1 }
+    }
+
+    pub fn grid(&self) -> Grid {
+        Grid::new(self.tensor * self.stages * self.data, self.tensor, self.stages).unwrap()
+    }
+
+    /// Parts that the model is cut into.
+    pub fn parts(&self) -> usize {
+        self.stages * self.chunks
+    }
+
+    /// `run` as this rank's part of it, connected to the others. Blocks of its shape are divided as evenly as can be,
+    /// unless the run has them divided.
+    pub fn part_of(&self, rank: &ThreadRank, run: Run) -> Run {
+        let (grid, number) = (self.grid(), rank.rank());
+        let stage = grid.place(number).pipeline;
+        let place = PipelineStage { stages: self.stages, stage, chunks: self.chunks, group: self.group };
+        let shared = rank.split("tensor", &grid.tensor_group(number));
+        let batch = rank.split("data", &grid.data_group(number));
+        let mut connect =
+            |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
+        let tied = run.shape.as_ref().is_some_and(|shape| shape.tied);
+        let pipeline = PipelineGroups::connect(&grid, number, self.chunks > 1, tied, &mut connect).unwrap();
+        let blocks = match &run.shape {
+            Some(shape) if run.blocks.is_empty() => even_blocks(shape.layers, place.parts()),
+            _ => run.blocks.clone(),
+        };
+        Run {
+            group: (self.data > 1).then_some(batch),
+            tensor: TensorParallel { group: (self.tensor > 1).then_some(shared), sequence: self.sequence },
+            place,
+            blocks,
+            pipeline,
+            ..run
+        }
+    }
+
+    /// Does `work` on a thread for each rank, with its part of `run()`; what it returns, by rank.
+    pub fn on_ranks<T: Send>(&self, run: impl Fn() -> Run + Sync, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
+        let (run, work) = (&run, &work);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = ThreadWorld::ranks(self.grid().ranks(), Duration::from_secs(60))
+                .into_iter()
+                .map(|rank| scope.spawn(move || work(self.part_of(&rank, run()))))
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+}
