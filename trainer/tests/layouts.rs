@@ -113,7 +113,7 @@ impl Case {
         match (self.has_the_bits_of_one_rank(), self.layout.stages) {
             (true, 1) => Difference { loss: 0.0, norm: 0.0 },
             (true, _) => Difference { loss: 0.0, norm: 1e-6 },
-            (false, _) => Difference { loss: 1e-6, norm: 1e-5 },
+            (false, _) => Difference { loss: 1e-6, norm: 5e-6 },
         }
     }
 
