@@ -8,7 +8,7 @@ use device::{Communicator, DType, Request, Result, Tensor};
 use mpi::environment::Universe;
 use mpi::ffi;
 use mpi::topology::SimpleCommunicator;
-use mpi::traits::{AsRaw, Communicator as _};
+use mpi::traits::{AsRaw, Communicator as _, CommunicatorCollectives as _};
 
 use crate::host_memory;
 use crate::mpi_world::{check, failed};
@@ -33,6 +33,16 @@ impl MpiCommunicator {
         // SAFETY: the communicator is valid and MPI is initialised. Errors become return codes instead of aborting.
         unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
         MpiCommunicator { name: name.into(), group, members, _universe: universe }
+    }
+}
+
+impl Drop for MpiCommunicator {
+    /// MPI has the ranks of a group free it together, and lets them off without waiting; NCCL does not. Waiting here shows
+    /// on any machine that two ranks let go of their groups in different orders.
+    fn drop(&mut self) {
+        if self.group.size() > 1 && !std::thread::panicking() {
+            self.group.barrier();
+        }
     }
 }
 

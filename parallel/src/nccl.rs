@@ -49,7 +49,8 @@ fn failed(call: &'static str, name: &str, error: result::NcclError) -> Error {
 /// A communicator of NCCL's over this rank's `group`, as numbers in the world, each rank with a GPU of its own.
 ///
 /// All ranks of the world make theirs together, each with its device open on this thread. It is destroyed when dropped,
-/// which its ranks do together on a clean end; on a fault the process exits without dropping it.
+/// which waits for its other ranks to do so: with several, all ranks drop theirs in one order. On a fault the process exits
+/// without dropping it.
 ///
 /// # Errors
 /// No library, or what it said.

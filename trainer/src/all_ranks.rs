@@ -53,20 +53,19 @@ pub fn on_all_ranks(
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
     // For set-up work outside of the device, such as first weights; it is there already only where tests made it.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
-    // What is declared later is dropped first: communicators before the device, MPI last.
     let opened = open(threads).and_then(|device| {
         watch.as_ref().map_or(Ok(()), |watch| device.watch(watch.progress()))?;
         Ok(device)
     });
-    let connected =
-        opened.as_ref().map_err(Clone::clone).and_then(|device| connect(&world, device, layout, watch.as_ref()));
+    let mut made = Vec::new();
+    let connected = opened
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(|device| connect(&world, device, layout, watch.as_ref(), &mut made));
     let done = match (&opened, connected) {
         (Ok(device), Ok(groups)) => {
             let ranks = team(&world, groups, env.local_size, threads, watch.as_ref());
             let done = catch_unwind(AssertUnwindSafe(|| work(&ranks, device)));
-            if !matches!(done, Ok(Ok(_))) {
-                std::mem::forget(ranks); // on a fault nothing is torn down
-            }
             done.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))
         }
         (Err(error), _) => Err(error.clone().into()),
@@ -82,6 +81,9 @@ pub fn on_all_ranks(
         }
         exit(error.exit_code())
     });
+    // On a fault nothing is torn down. Else the ranks of a communicator destroy it together, so all destroy theirs in the
+    // order of making, which they share; then the device, and MPI last.
+    made.into_iter().for_each(drop);
     drop(opened);
     drop(world);
     if let Some(watch) = &watch {
@@ -177,20 +179,27 @@ struct Groups {
     pipeline: Option<PipelineGroups>,
 }
 
-/// Makes them on the device's own data plane.
-fn connect(world: &MpiWorld, device: &Device, layout: Layout, watch: Option<&Rc<Watch>>) -> device::Result<Groups> {
+/// Makes them on the device's own data plane, and keeps each in `made`, in order.
+fn connect(
+    world: &MpiWorld,
+    device: &Device,
+    layout: Layout,
+    watch: Option<&Rc<Watch>>,
+    made: &mut Vec<Rc<dyn Communicator>>,
+) -> device::Result<Groups> {
     let Layout { grid, ring, shares_table } = layout;
     let rank = world.rank();
     let mut connect = |name: &str, group: Vec<usize>| {
-        let made = match device.gpu() {
+        let communicator = match device.gpu() {
             Some(_) if group.len() > 1 => Some(nccl_communicator(world, name, &group)?),
             // A rank that is alone takes part in cutting the world.
             _ => Some(world.split(name, &group)).filter(|_| group.len() > 1),
         };
-        if let (Some(watch), Some(probe)) = (watch, made.as_ref().and_then(|made| made.probe())) {
+        if let (Some(watch), Some(probe)) = (watch, communicator.as_ref().and_then(|made| made.probe())) {
             watch.ask(probe);
         }
-        Ok(made)
+        made.extend(communicator.clone());
+        Ok(communicator)
     };
     Ok(Groups {
         tensor: connect("tensor", grid.tensor_group(rank))?,
