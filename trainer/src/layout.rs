@@ -4,7 +4,7 @@ use parallel::Grid;
 
 use crate::config::{ParallelConfig, RunConfig, UserError};
 use crate::model::GptShape;
-use crate::stages::even_blocks;
+use crate::stages::balanced_blocks;
 
 /// The grid of a configuration on `ranks` ranks.
 ///
@@ -57,7 +57,8 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
 ///
 /// # Errors
 /// A part without blocks, or a list that does not fit.
-pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError> {
+pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserError> {
+    let layers = shape.layers;
     let ParallelConfig { pipeline, virtual_pipeline, ref pipeline_layers, .. } = config.parallel;
     let parts = pipeline * virtual_pipeline;
     if virtual_pipeline > 1 && pipeline == 1 {
@@ -74,8 +75,9 @@ pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError
             format!("set parallel.pipeline x virtual_pipeline to at most {layers}, or more layers"),
         ));
     }
+    let balanced = balanced_blocks(layers, parts, shape.head_in_blocks());
     if pipeline_layers.is_empty() {
-        return Ok(even_blocks(layers, parts));
+        return Ok(balanced);
     }
     let sum = pipeline_layers.iter().try_fold(0_usize, |sum, &blocks| sum.checked_add(blocks));
     if pipeline_layers.len() != parts || sum != Some(layers) || pipeline_layers.contains(&0) {
@@ -84,7 +86,7 @@ pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError
             format!(
                 "it has pipeline x virtual_pipeline = {parts} numbers, none 0, that add up to model.layers = {layers}"
             ),
-            format!("set parallel.pipeline_layers = {:?}, or []", even_blocks(layers, parts)),
+            format!("set parallel.pipeline_layers = {balanced:?}, or []"),
         ));
     }
     Ok(pipeline_layers.clone())

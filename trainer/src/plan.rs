@@ -126,7 +126,7 @@ impl RunPlan {
         let mut blocks = Vec::new();
         if let ModelPlan::Gpt(shape) = &model {
             layout::check(&config, shape)?;
-            blocks = layout::blocks(&config, shape.layers)?;
+            blocks = layout::blocks(&config, shape)?;
         }
         let counts = batch_size.microbatches();
         let microbatches = counts[0];

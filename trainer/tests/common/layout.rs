@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
 use trainer::model::TensorParallel;
-use trainer::stages::even_blocks;
+use trainer::stages::balanced_blocks;
 
 use super::Run;
 
@@ -49,7 +49,7 @@ impl Layout {
         let tied = run.shape.as_ref().is_some_and(|shape| shape.tied);
         let pipeline = PipelineGroups::connect(&grid, number, self.chunks > 1, tied, &mut connect).unwrap();
         let blocks = match &run.shape {
-            Some(shape) if run.blocks.is_empty() => even_blocks(shape.layers, place.parts()),
+            Some(shape) if run.blocks.is_empty() => balanced_blocks(shape.layers, place.parts(), 0.0),
             _ => run.blocks.clone(),
         };
         Run {
