@@ -10,6 +10,7 @@ mod kernels;
 mod lane;
 mod marks;
 mod memory;
+mod memory_sets;
 mod ops;
 mod queue;
 mod timing;

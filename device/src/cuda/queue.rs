@@ -9,6 +9,7 @@ use cudarc::driver::{result, sys};
 
 use super::error::Driver;
 use super::memory::PinnedBlock;
+use super::{Kernels, memory_sets};
 use crate::{Element, Result};
 
 /// A named stream of the driver's, not synchronising with the legacy default stream.
@@ -72,12 +73,14 @@ impl RawStream {
     }
 
     /// Ends the capture and makes the graph ready to launch.
-    pub(crate) fn end_capture(&self) -> Result<RawGraph> {
+    pub(crate) fn end_capture(&self, kernels: &Kernels) -> Result<RawGraph> {
         // SAFETY: the stream lives; the graph is destroyed below or with the returned value.
         unsafe {
             let graph = result::stream::end_capture(self.handle).driver("cuStreamEndCapture")?;
-            let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
-            let raw = exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec });
+            let raw = memory_sets::replace(graph, kernels).and_then(|()| {
+                let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+                exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec })
+            });
             if raw.is_err() {
                 let _ = result::graph::destroy(graph);
             }
