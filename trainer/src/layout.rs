@@ -90,6 +90,30 @@ pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError
     Ok(pipeline_layers.clone())
 }
 
+/// Fails on a pipeline schedule that has nothing to order, or that other settings of the pipeline do not go with.
+///
+/// # Errors
+/// Zero bubble with one stage, or with several chunks a stage.
+pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
+    let ParallelConfig { pipeline, virtual_pipeline, ref pipeline_schedule, .. } = config.parallel;
+    if pipeline_schedule != "zero_bubble" || (pipeline > 1 && virtual_pipeline == 1) {
+        return Ok(());
+    }
+    let schedule = "parallel.pipeline_schedule = \"zero_bubble\"";
+    Err(match virtual_pipeline {
+        1 => UserError::new(
+            format!("{schedule} with parallel.pipeline = {pipeline}"),
+            "it fills the time in which stages wait for each other",
+            "set parallel.pipeline_schedule = \"1f1b\", or a parallel.pipeline of 2 or more",
+        ),
+        chunks => UserError::new(
+            format!("{schedule} with parallel.virtual_pipeline = {chunks}"),
+            "backwards are split where each stage has one chunk of layers",
+            "set parallel.virtual_pipeline = 1, or parallel.pipeline_schedule = \"1f1b\"",
+        ),
+    })
+}
+
 /// Microbatches that go through one chunk of a stage before the next, as asked for or as many as stages.
 ///
 /// # Errors
