@@ -81,9 +81,13 @@ impl<'m> StepContext<'m> {
         self.current.and_then(|current| current.region.microbatch()) == Some(0)
     }
 
-    /// Whether the current region belongs to the last microbatch, whose backward reduces.
-    pub fn is_last_microbatch(&self) -> bool {
-        self.current.and_then(|current| current.region.microbatch()) == Some(self.microbatches - 1)
+    /// Whether the current region is the last to add to its layer's gradients, and so reduces: the last microbatch's
+    /// backward, or its weights where backwards are split.
+    pub fn completes_gradients(&self) -> bool {
+        let region = self.current.map(|current| current.region);
+        region.is_some_and(|region| {
+            region.microbatch() == Some(self.microbatches - 1) && region.completes_gradients(&self.manager.options)
+        })
     }
 
     /// The stream regions run on.

@@ -15,11 +15,6 @@ use crate::{Region, Result, StepContext};
 pub(crate) type DeferredKey = (Region, bool);
 
 impl StepContext<'_> {
-    /// Whether backwards put off the gradients of weights, and regions of their own make them.
-    pub fn splits_backward(&self) -> bool {
-        self.manager.options.splits_backward
-    }
-
     /// In a backward region: an operation that makes gradients of parameters and nothing that the layer hands on. Where
     /// backwards are split it runs in the layer's [`Region::Weights`] for the microbatch, else at once.
     ///
@@ -60,7 +55,7 @@ impl StepContext<'_> {
     fn deferred_key(&self) -> Option<DeferredKey> {
         let region = self.current?.region;
         let (layer, microbatch) = region.layer().zip(region.microbatch())?;
-        if !self.splits_backward() {
+        if !self.manager.options.splits_backward {
             return None;
         }
         let backward = Region::Backward { layer, microbatch };

@@ -323,11 +323,7 @@ impl CudaGraphManager {
 impl State {
     /// The key of a region's graph.
     pub(crate) fn key(&self, options: &GraphOptions, mode: Mode, region: Region, microbatches: usize) -> GraphKey {
-        let completes = match region {
-            Region::Backward { .. } => !options.splits_backward,
-            Region::Weights { .. } => true,
-            _ => false,
-        };
+        let completes = region.completes_gradients(options);
         let forward = matches!(region, Region::Forward { .. });
         let first = region.microbatch() == Some(0);
         let last = region.microbatch() == Some(microbatches - 1);

@@ -132,6 +132,15 @@ impl Region {
         }
     }
 
+    /// Whether a layer has all gradients of the microbatch once it is done.
+    pub(crate) fn completes_gradients(self, options: &GraphOptions) -> bool {
+        match self {
+            Region::Backward { .. } => !options.splits_backward,
+            Region::Weights { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Whether these settings make a graph of it, or the reason why not.
     pub(crate) fn captured(self, options: &GraphOptions) -> Result<(), &'static str> {
         if !options.enable {

@@ -70,11 +70,12 @@ pub fn one_f_one_b(stages: usize, rank: usize, microbatches: usize) -> Vec<Task>
 /// Zero bubble: [`one_f_one_b`] with backwards split, and the gradients of weights put off where a stage would wait for
 /// others (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 ///
-/// A stage's first backward comes the earlier the later the stage is. Each stage puts off the weights of as many
-/// microbatches as stages come before it, so that all have as much work after their first backward, and the earliest
-/// possible backward is never behind the gradients of weights. With forwards, backwards and weights of the same time a
-/// step of at least as many microbatches as stages is idle for `stages - 1` of these times, where 1F1B is for three times
-/// as many. At most `stages` microbatches are in flight until their weights' gradients are made, as on 1F1B's first stage.
+/// A backward reaches the stages one after the other, from the last to the first. Each stage puts off the weights of as
+/// many microbatches as there are stages before it: what those wait for then never stands behind gradients of weights, and
+/// what was put off is done at the end, while they have backwards left. If forwards, backwards and weights take F, B and W,
+/// with W the shortest, a step of at least as many microbatches as stages is idle for `(stages - 1) (F + B - W)`, where
+/// 1F1B is for `(stages - 1) (F + B + W)`. At most `stages` microbatches are in flight until their weights' gradients are
+/// made, as on 1F1B's first stage.
 ///
 /// # Panics
 /// If `rank` is not below `stages`.

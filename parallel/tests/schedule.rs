@@ -189,7 +189,8 @@ fn a_zero_bubble_step_is_idle_for_as_long_as_the_paper_says_and_less_than_1f1b()
             // The second: attention is part of a backward, but makes no gradients of weights.
             for times in [ALIKE, Times { forward: 4, backward: 5, weights: 3 }] {
                 let Times { forward, backward, weights } = times;
-                let what = format!("{stages} stages, {microbatches} microbatches, F {forward} B {backward} W {weights}");
+                let what =
+                    format!("{stages} stages, {microbatches} microbatches, F {forward} B {backward} W {weights}");
                 let (plain, split) = (idle(&plain, times), idle(&split, times));
                 assert_eq!(plain, others * (forward + backward + weights), "{what}");
                 assert!(split < plain, "{what}: {split} and {plain}");

@@ -464,15 +464,13 @@ impl Work<'_> {
         Ok(hidden)
     }
 
-    /// Runs a chunk's layers backward. Where that is not split, the last microbatch's regions also reduce.
+    /// Runs a chunk's layers backward.
     fn backward(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize, mut grad: Tensor) -> Result<Tensor> {
-        let split = cx.splits_backward();
         for (at, module) in chunk.layers.iter().enumerate().rev() {
             let layer = chunk.first + at;
             let _span = tracing::debug_span!("layer", layer).entered();
-            grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| match split {
-                true => module.backward(cx, grad),
-                false => self.reducing(cx, layer, |cx| module.backward(cx, grad)),
+            grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
+                self.reducing(cx, layer, |cx| module.backward(cx, grad))
             })?;
         }
         Ok(grad)
@@ -489,21 +487,20 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Does the work that completes a layer's gradients of a microbatch. After the last microbatch it sums those of a part
-    /// of the tokens, and beside it the gradients completed before are reduced.
+    /// Does work on a layer's gradients. Where it completes them, the gradients completed before are reduced beside it.
     fn reducing<T>(
         &self,
         cx: &mut StepContext<'_>,
         layer: usize,
         work: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
     ) -> Result<T> {
-        let reducer = self.reducer.filter(|_| cx.is_last_microbatch());
-        let started = reducer.map_or(Ok(false), |reducer| reducer.start(cx, layer))?;
-        let output = work(cx)?;
-        if let Some(partial) = self.partial.filter(|_| cx.is_last_microbatch()) {
-            partial.sum(cx, layer)?;
+        if !cx.completes_gradients() {
+            return work(cx);
         }
-        if let Some(reducer) = reducer.filter(|_| started) {
+        let started = self.reducer.map_or(Ok(false), |reducer| reducer.start(cx, layer))?;
+        let output = work(cx)?;
+        self.partial.map_or(Ok(()), |partial| partial.sum(cx, layer))?;
+        if let Some(reducer) = self.reducer.filter(|_| started) {
             reducer.join(cx)?;
         }
         Ok(output)
