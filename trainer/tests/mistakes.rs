@@ -330,6 +330,10 @@ fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
             "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.pipeline_schedule=\"zero_bubble\"",
             ["zero_bubble\" with parallel.virtual_pipeline = 2", "one chunk", "set parallel.virtual_pipeline = 1"],
         ),
+        (
+            "parallel.pipeline=2 model.layers=4 parallel.pipeline_schedule=\"zero_bubble\" recompute.granularity=\"full\"",
+            ["with recompute.granularity = \"full\"", "every slot would have room", "cuda_graph.mempool = \"single\""],
+        ),
     ] {
         let error = on_two_ranks(text);
         let [value, rule, fix] = needles;

@@ -146,7 +146,9 @@ fn the_plan_tells_what_a_stage_has_and_how_long_it_waits_and_counts_the_whole_mo
     expect(&output, 0, &[layers, idle, "16 samples = 1 ranks x 8 microbatches"]);
     let layout = "--pipeline-model-parallel-size 2 --pipeline-schedule zero_bubble";
     let idle = "stage 1 of 2, idle for 4.2 % of the time of its work";
-    expect(&run(2, &folder.0, &format!("{preset} {layout}")), 0, &[idle]);
+    for memory in ["", "--recompute-granularity full --cuda-graph-mempool single"] {
+        expect(&run(2, &folder.0, &format!("{preset} {layout} {memory}")), 0, &[idle]);
+    }
     let row = |text: &str, word: &str| {
         let line = text.lines().find(|line| line.contains(word)).map(|line| line.trim_matches('│').trim().to_string());
         line.unwrap_or_else(|| panic!("no {word} in {text}"))
