@@ -407,7 +407,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// All forwards and backwards, whole or in two parts, in this stage's order. Receives for the next task go on beside each one.
+    /// All forwards and backwards, whole or in two parts, in this stage's order. Receives for the next task go on beside
+    /// each one.
     fn run(&self, cx: &mut StepContext<'_>, order: &[Task]) -> Result<()> {
         let mut transfers = self.pipeline.begin(order, self.rehearses);
         transfers.receive_ahead(cx, 0)?;
