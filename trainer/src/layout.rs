@@ -92,6 +92,46 @@ pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserEr
     Ok(pipeline_layers.clone())
 }
 
+/// Fails on a pipeline schedule that has nothing to order, or that other settings do not go with.
+///
+/// # Errors
+/// Zero bubble with one stage, with several chunks a stage, or with full recompute where every slot would hold what is
+/// computed again.
+pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
+    let ParallelConfig { pipeline, virtual_pipeline, ref pipeline_schedule, .. } = config.parallel;
+    if pipeline_schedule != "zero_bubble" {
+        return Ok(());
+    }
+    let refuse = |with: String, rule: &str, fix: &str| {
+        Err(UserError::new(format!("parallel.pipeline_schedule = \"zero_bubble\" with {with}"), rule, fix))
+    };
+    if virtual_pipeline > 1 {
+        return refuse(
+            format!("parallel.virtual_pipeline = {virtual_pipeline}"),
+            "backwards are split where each stage has one chunk of layers",
+            "set parallel.virtual_pipeline = 1, or parallel.pipeline_schedule = \"1f1b\"",
+        );
+    }
+    if pipeline == 1 {
+        return refuse(
+            format!("parallel.pipeline = {pipeline}"),
+            "it fills the time in which stages wait for each other",
+            "set parallel.pipeline_schedule = \"1f1b\", or a parallel.pipeline of 2 or more",
+        );
+    }
+    let graph = &config.cuda_graph;
+    let slots = graph.mempool == "per_microbatch" && !(graph.enable && graph.scope == "full_iteration");
+    if slots && config.recompute.granularity == "full" {
+        return refuse(
+            "recompute.granularity = \"full\" and cuda_graph.mempool = \"per_microbatch\"".into(),
+            "what is computed again stays until the gradients of weights are made: every slot would have room for all of it",
+            "set recompute.granularity = \"selective\", cuda_graph.mempool = \"single\", or \
+             parallel.pipeline_schedule = \"1f1b\"",
+        );
+    }
+    Ok(())
+}
+
 /// Microbatches that go through one chunk of a stage before the next, as asked for or as many as stages.
 ///
 /// # Errors

@@ -128,6 +128,7 @@ impl RunPlan {
             layout::check(&config, shape)?;
             blocks = layout::blocks(&config, shape)?;
         }
+        layout::check_schedule(&config)?;
         let counts = batch_size.microbatches();
         let microbatches = counts[0];
         let microbatch_group = layout::microbatch_group(&config, microbatches)?;
@@ -193,6 +194,7 @@ impl RunPlan {
             stage: self.grid.place(rank).pipeline,
             chunks: self.config.parallel.virtual_pipeline,
             group: self.microbatch_group,
+            zero_bubble: self.config.parallel.pipeline_schedule == "zero_bubble",
         }
     }
 
@@ -429,6 +431,7 @@ fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {
         share_io_buffers: graph.share_io_buffers,
         capture_optimizer: graph.capture_optimizer,
         warmup_steps: graph.warmup_steps,
+        splits_backward: false,
         reduces: false,
         gathers: false,
         poison: false,

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     fn place(stages: usize, stage: usize, chunks: usize) -> PipelineStage {
-        PipelineStage { stages, stage, chunks, group: stages }
+        PipelineStage { stages, stage, chunks, group: stages, zero_bubble: false }
     }
 
     #[test]

@@ -19,12 +19,14 @@ pub struct Layout {
     pub group: usize,
     /// Ranks that share layers also share the rows between them.
     pub sequence: bool,
+    /// Backwards are split, and the gradients of weights come later.
+    pub zero_bubble: bool,
 }
 
 impl Layout {
     /// Groups of as many microbatches as there are stages, and rows shared where layers are.
     pub fn new(tensor: usize, stages: usize, chunks: usize, data: usize) -> Layout {
-        Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1 }
+        Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1, zero_bubble: false }
     }
 
     pub fn grid(&self) -> Grid {
@@ -41,7 +43,8 @@ impl Layout {
     pub fn part_of(&self, rank: &ThreadRank, run: Run) -> Run {
         let (grid, number) = (self.grid(), rank.rank());
         let stage = grid.place(number).pipeline;
-        let place = PipelineStage { stages: self.stages, stage, chunks: self.chunks, group: self.group };
+        let Layout { stages, chunks, group, zero_bubble, .. } = *self;
+        let place = PipelineStage { stages, stage, chunks, group, zero_bubble };
         let shared = rank.split("tensor", &grid.tensor_group(number));
         let batch = rank.split("data", &grid.data_group(number));
         let mut connect =
