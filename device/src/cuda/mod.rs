@@ -10,9 +10,9 @@ mod kernels;
 mod lane;
 mod marks;
 mod memory;
-mod memory_sets;
 mod ops;
 mod queue;
+mod rewrite;
 mod timing;
 mod versions;
 

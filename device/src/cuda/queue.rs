@@ -9,7 +9,7 @@ use cudarc::driver::{result, sys};
 
 use super::error::Driver;
 use super::memory::PinnedBlock;
-use super::{Kernels, memory_sets};
+use super::{Kernels, rewrite};
 use crate::{Element, Result};
 
 /// A named stream of the driver's, not synchronising with the legacy default stream.
@@ -77,7 +77,7 @@ impl RawStream {
         // SAFETY: the stream lives; the graph is destroyed below or with the returned value.
         unsafe {
             let graph = result::stream::end_capture(self.handle).driver("cuStreamEndCapture")?;
-            let raw = memory_sets::replace(graph, kernels).and_then(|()| {
+            let raw = rewrite::rewrite(graph, kernels).and_then(|()| {
                 let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
                 exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec })
             });
