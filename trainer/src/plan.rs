@@ -130,8 +130,7 @@ impl RunPlan {
         }
         let counts = batch_size.microbatches();
         let microbatches = counts[0];
-        let microbatch_group = layout::microbatch_group(&config, microbatches)?;
-        counts.iter().try_for_each(|&fewer| layout::microbatch_group(&config, fewer).map(|_| ()))?;
+        let microbatch_group = layout::microbatch_group(&config, &counts)?;
         at_least("train.steps", config.train.steps, 1)?;
         at_least("recompute.layers", config.recompute.layers, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
