@@ -1,7 +1,5 @@
 //! The checked plan of a run: every derived size, and all validation, in one place.
 
-use std::time::Duration;
-
 use device::DType;
 use device::ops::NormKind;
 use graph_manager::{GraphOptions, Mempool, Scope};
@@ -146,7 +144,7 @@ impl RunPlan {
             at_least("train.threads", threads, 1)?;
         }
         let graphs = graph_options(&config)?;
-        let watch = watch_settings(&config)?;
+        let watch = WatchSettings::new(&config.parallel)?;
         let optimizer = optimizer_kind(&config)?;
         let schedule = schedule(&config)?;
         let architecture = model.architecture();
@@ -431,30 +429,6 @@ fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {
         reduces: false,
         gathers: false,
         poison: false,
-    })
-}
-
-fn watch_settings(config: &RunConfig) -> Result<WatchSettings, UserError> {
-    let parallel = &config.parallel;
-    let (beat, timeout, setup) =
-        (parallel.heartbeat_seconds, parallel.distributed_timeout_seconds, parallel.setup_timeout_seconds);
-    let day = 86_400.0;
-    let fix = "set parallel.heartbeat_seconds = 1, or 0 for none";
-    within("parallel.heartbeat_seconds", beat, (0.0..=day).contains(&beat), "it is at least 0 and at most a day", fix)?;
-    for (key, value, least, fix) in [
-        ("distributed_timeout_seconds", timeout, 2.0 * beat, "set parallel.distributed_timeout_seconds = 45"),
-        ("setup_timeout_seconds", setup, timeout, "set parallel.setup_timeout_seconds = 600"),
-    ] {
-        let rule = "two heartbeats fit distributed_timeout_seconds, which fits setup_timeout_seconds, at most 365 days";
-        let fits = value > 0.0 && value >= least && value <= 365.0 * day;
-        within(&format!("parallel.{key}"), value, beat == 0.0 || fits, rule, fix)?;
-    }
-    let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or_default();
-    Ok(WatchSettings {
-        heartbeat: seconds(beat),
-        timeout: seconds(timeout),
-        setup_timeout: seconds(setup),
-        address: parallel.monitor_address.clone(),
     })
 }
 
