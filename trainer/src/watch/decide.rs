@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(culprit(&group(&[(60, 8), (20, 7)])), None);
         // A checkpoint takes its time, and the others wait for its end.
         let waiting = row(100, Doing::WaitsForRanks, vec![begun("world", &[0, 1], None, 5)]);
-        let mut rows = vec![row(100, Doing::Saves, vec![begun("world", &[0, 1], None, 4)]), waiting];
+        let mut rows = vec![row(100, Doing::Writes, vec![begun("world", &[0, 1], None, 4)]), waiting];
         assert_eq!(culprit(&rows), None);
         rows[0].silent = Duration::from_secs(30); // it counts, but 130 s are fine too
         assert_eq!(culprit(&rows), None);
