@@ -8,8 +8,9 @@ use launch::RankEnv;
 
 use super::{WatchSettings, end_process, last_words};
 
-/// By how much later the other ranks give up than rank 0, whose word is then the only one.
-const PRECEDENCE: Duration = Duration::from_millis(500);
+/// By how much later rank 1 gives up than rank 0, and the others than rank 1: the launcher ends all once the first of them
+/// has spoken, and that should be one, not all at once.
+const PRECEDENCE: Duration = Duration::from_secs(5);
 
 /// The wait for the other ranks; it is over when this is dropped.
 pub struct Joining {
@@ -27,7 +28,7 @@ impl Joining {
             return Ok(None);
         }
         let (rank, limit) = (env.rank, settings.setup_timeout);
-        let patience = if rank == 0 { limit } else { limit + PRECEDENCE };
+        let patience = limit + PRECEDENCE * rank.min(2) as u32;
         let (_over, over) = channel();
         std::thread::Builder::new().name("joining".into()).spawn(move || {
             if over.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
