@@ -58,6 +58,8 @@ pub(crate) struct Core {
     /// Seed of the order in which graph nodes are replayed; `None` for the captured order.
     pub(crate) shuffle: Option<u64>,
     pub(crate) recorder: Recorder,
+    /// Nanoseconds since 1970.
+    pub(crate) timeline_began_ns: u64,
     progress: Option<Progress>,
     /// Counts frees, so that a graph knows when to look at its addresses again.
     pub(crate) frees: u64,
@@ -142,6 +144,7 @@ impl Device {
             scope: "".into(),
             shuffle: None,
             recorder: Recorder::default(),
+            timeline_began_ns: 0,
             progress: None,
             frees: 0,
             areas: BTreeMap::new(),

@@ -11,14 +11,14 @@ use crate::{CudaGraphManager, Error, Flow, Mode, Region, Result};
 
 /// A step under way.
 pub struct StepContext<'m> {
-    manager: &'m mut CudaGraphManager,
+    pub(crate) manager: &'m mut CudaGraphManager,
     mode: Mode,
     microbatches: usize,
     /// Which of the manager's states it goes by.
-    state: StateKey,
-    phase: Phase,
+    pub(crate) state: StateKey,
+    pub(crate) phase: Phase,
     /// The innermost region, and how many buffers it has taken.
-    current: Option<Current>,
+    pub(crate) current: Option<Current>,
     /// Inside a region that is being captured.
     capturing: bool,
 }
@@ -34,8 +34,8 @@ pub(crate) enum Phase {
 pub(crate) type KeptKey = (Region, Option<usize>);
 
 #[derive(Clone, Copy)]
-struct Current {
-    region: Region,
+pub(crate) struct Current {
+    pub(crate) region: Region,
     /// Index in the recorded order.
     visit: usize,
     taken: usize,
@@ -81,9 +81,13 @@ impl<'m> StepContext<'m> {
         self.current.and_then(|current| current.region.microbatch()) == Some(0)
     }
 
-    /// Whether the current region belongs to the last microbatch, whose backward reduces.
-    pub fn is_last_microbatch(&self) -> bool {
-        self.current.and_then(|current| current.region.microbatch()) == Some(self.microbatches - 1)
+    /// Whether the current region is the last to add to its layer's gradients, and so reduces: the last microbatch's
+    /// backward, or its weights where backwards are split.
+    pub fn completes_gradients(&self) -> bool {
+        let region = self.current.map(|current| current.region);
+        region.is_some_and(|region| {
+            region.microbatch() == Some(self.microbatches - 1) && region.completes_gradients(&self.manager.options)
+        })
     }
 
     /// The stream regions run on.
@@ -269,6 +273,7 @@ impl<'m> StepContext<'m> {
         work: impl FnOnce(&mut StepContext<'m>) -> Result<O>,
     ) -> Result<O> {
         let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
+        self.forget_deferred();
         let result = work(self);
         self.current = outer;
         result

@@ -34,7 +34,8 @@ impl<F: Flow> Flow for Option<F> {
 /// A layer: an explicit forward and an explicit backward, nothing else.
 ///
 /// Both submit operations to `cx` and take their buffers from it. What backward needs, forward hands over with
-/// [`StepContext::keep`]. Activations flow forward as `F`, gradients backward as one tensor.
+/// [`StepContext::keep`]. Gradients of weights alone backward hands to [`StepContext::defer`]. Activations flow forward as
+/// `F`, gradients backward as one tensor.
 pub trait Layer<F: Flow> {
     /// Computes the output from the input.
     ///

@@ -4,6 +4,7 @@
 //! memory plan. This crate knows layers only through [`Layer`]; it knows no model, no NCCL and no MPI.
 
 mod context;
+mod deferred;
 mod error;
 mod layer;
 mod manager;

@@ -3,9 +3,10 @@
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 
-use device::{Area, Device, Graph, Stream, Tensor};
+use device::{Area, Device, Graph, Op, Stream, Tensor};
 
 use crate::context::{KeptKey, Phase};
+use crate::deferred::DeferredKey;
 use crate::plan::{AreaKind, Plan, Recording};
 use crate::{
     EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, Scope, StepContext,
@@ -37,6 +38,8 @@ pub(crate) struct State {
     pub(crate) plan: Plan,
     /// What each forward keeps for its backward.
     pub(crate) kept: HashMap<KeptKey, Box<dyn Any>>,
+    /// What each backward puts off, as its code was last run.
+    pub(crate) deferred: HashMap<DeferredKey, Vec<Op>>,
     pub(crate) graphs: HashMap<GraphKey, Captured>,
     /// Keys in order of capture.
     pub(crate) captured: Vec<GraphKey>,
@@ -51,9 +54,9 @@ pub(crate) struct GraphKey {
     pub(crate) region: Region,
     /// The first microbatch's forward, which gathers.
     pub(crate) gathering: bool,
-    /// The last microbatch's backward, which reduces.
+    /// The last microbatch's region that completes gradients, which reduces.
     pub(crate) reducing: bool,
-    /// The only microbatch's backward, which overwrites gradients instead of adding.
+    /// The only microbatch's region, which overwrites gradients instead of adding.
     pub(crate) overwriting: bool,
 }
 
@@ -130,6 +133,7 @@ impl CudaGraphManager {
                     recordings,
                     plan,
                     kept: HashMap::new(),
+                    deferred: HashMap::new(),
                     graphs: HashMap::new(),
                     captured: Vec::new(),
                     steps: 0,
@@ -319,14 +323,14 @@ impl CudaGraphManager {
 impl State {
     /// The key of a region's graph.
     pub(crate) fn key(&self, options: &GraphOptions, mode: Mode, region: Region, microbatches: usize) -> GraphKey {
-        let backward = matches!(region, Region::Backward { .. });
+        let completes = region.completes_gradients(options);
         let forward = matches!(region, Region::Forward { .. });
         let first = region.microbatch() == Some(0);
         let last = region.microbatch() == Some(microbatches - 1);
         GraphKey {
             region: self.plan.canonical(region, microbatches),
             gathering: forward && first && options.gathers,
-            reducing: backward && last && options.reduces && mode == Mode::Train,
+            reducing: completes && last && options.reduces && mode == Mode::Train,
             overwriting: mode == Mode::Train && microbatches == 1,
         }
     }

@@ -37,7 +37,10 @@ pub struct GraphOptions {
     /// The first layer of each chunk of layers that a microbatch goes through at once: microbatches are in flight, and
     /// have slots, by chunk. Empty where there is only one.
     pub chunks: Vec<usize>,
-    /// The last microbatch's backward regions reduce gradients, so they have graphs of their own.
+    /// Backwards put off the gradients of weights to regions of their own, [`crate::Region::Weights`]; these then complete
+    /// a layer's gradients.
+    pub splits_backward: bool,
+    /// The last microbatch's regions that complete gradients reduce them, so they have graphs of their own.
     pub reduces: bool,
     /// The first microbatch's forward regions gather weights, so they have graphs of their own.
     pub gathers: bool,
@@ -55,6 +58,7 @@ impl Default for GraphOptions {
             capture_optimizer: true,
             warmup_steps: 1,
             chunks: Vec::new(),
+            splits_backward: false,
             reduces: false,
             gathers: false,
             poison: false,

@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use device::{BufferId, StreamId, TraceEvent};
+use device::{BufferId, Op, StreamId, TraceEvent};
 
 use crate::context::KeptKey;
+use crate::deferred::DeferredKey;
 use crate::placement::{Interval, place};
 use crate::{GraphOptions, Region};
 
@@ -16,6 +17,8 @@ use crate::{GraphOptions, Region};
 pub(crate) struct Recording {
     /// What forwards kept while recording.
     pub(crate) kept: HashMap<KeptKey, Box<dyn std::any::Any>>,
+    /// What backwards put off while recording.
+    pub(crate) deferred: HashMap<DeferredKey, Vec<Op>>,
     pub(crate) microbatches: usize,
     pub(crate) order: Vec<Visit>,
     pub(crate) buffers: Vec<RecordedBuffer>,

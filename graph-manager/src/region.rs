@@ -45,6 +45,13 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
+    /// What a layer's backward put off: the gradients of its weights.
+    Weights {
+        /// The layer.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
     /// What a layer's forward made goes to the next stage.
     Outputs {
         /// The layer that made it.
@@ -83,6 +90,7 @@ impl Region {
             | Region::Outputs { layer, microbatch }
             | Region::OutputGradients { layer, microbatch }
             | Region::Backward { layer, microbatch }
+            | Region::Weights { layer, microbatch }
             | Region::InputGradients { layer, microbatch } => Some((layer, microbatch)),
             Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer | Region::End => None,
         }
@@ -105,6 +113,7 @@ impl Region {
             Region::Inputs { .. } => Some("inputs".into()),
             Region::Forward { layer, .. } => Some(format!("forward of layer {layer}")),
             Region::Backward { layer, .. } => Some(format!("backward of layer {layer}")),
+            Region::Weights { layer, .. } => Some(format!("weights of layer {layer}")),
             other => Some(other.to_string()),
         }
     }
@@ -117,8 +126,18 @@ impl Region {
             Region::Outputs { layer, .. } => Region::Outputs { layer, microbatch },
             Region::OutputGradients { layer, .. } => Region::OutputGradients { layer, microbatch },
             Region::Backward { layer, .. } => Region::Backward { layer, microbatch },
+            Region::Weights { layer, .. } => Region::Weights { layer, microbatch },
             Region::InputGradients { layer, .. } => Region::InputGradients { layer, microbatch },
             other => other,
+        }
+    }
+
+    /// Whether a layer has all gradients of the microbatch once it is done.
+    pub(crate) fn completes_gradients(self, options: &GraphOptions) -> bool {
+        match self {
+            Region::Backward { .. } => !options.splits_backward,
+            Region::Weights { .. } => true,
+            _ => false,
         }
     }
 
@@ -131,7 +150,9 @@ impl Region {
         match self {
             Region::Step if !per_layer && options.capture_optimizer => Ok(()),
             Region::Iteration if !per_layer && !options.capture_optimizer => Ok(()),
-            Region::Forward { .. } | Region::Backward { .. } | Region::Reduce if per_layer => Ok(()),
+            Region::Forward { .. } | Region::Backward { .. } | Region::Weights { .. } | Region::Reduce if per_layer => {
+                Ok(())
+            }
             Region::Optimizer if per_layer && options.capture_optimizer => Ok(()),
             Region::Optimizer => Err("capture_optimizer is off"),
             Region::Step | Region::Iteration => Err("it is made of regions"),
@@ -159,6 +180,7 @@ impl std::fmt::Display for Region {
                 write!(f, "output gradients of layer {layer}, microbatch {microbatch}")
             }
             Region::Backward { layer, microbatch } => write!(f, "backward of layer {layer}, microbatch {microbatch}"),
+            Region::Weights { layer, microbatch } => write!(f, "weights of layer {layer}, microbatch {microbatch}"),
             Region::InputGradients { layer, microbatch } => {
                 write!(f, "input gradients of layer {layer}, microbatch {microbatch}")
             }

@@ -20,5 +20,5 @@ pub use groups::{Connect, PipelineGroups};
 pub use mpi_world::MpiWorld;
 pub use nccl::{nccl_communicator, nccl_version, set_nccl_defaults};
 pub use pipeline::{Arrivals, Direction, PipelineStage};
-pub use schedule::{Task, in_flight, interleaved, one_f_one_b};
+pub use schedule::{Task, in_flight, interleaved, one_f_one_b, zero_bubble};
 pub use threads::{ThreadRank, ThreadWorld};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::schedule::{Task, interleaved, one_f_one_b};
+use crate::schedule::{Task, interleaved, one_f_one_b, zero_bubble};
 
 /// Which way a transfer between stages goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,12 +24,14 @@ pub struct PipelineStage {
     pub chunks: usize,
     /// With several chunks, microbatches that go through one chunk before the next; at least `stages`.
     pub group: usize,
+    /// With one chunk: backwards are split, see [`zero_bubble`].
+    pub zero_bubble: bool,
 }
 
 impl PipelineStage {
     /// The only stage, with all layers.
     pub fn alone() -> PipelineStage {
-        PipelineStage { stages: 1, stage: 0, chunks: 1, group: 1 }
+        PipelineStage { stages: 1, stage: 0, chunks: 1, group: 1, zero_bubble: false }
     }
 
     /// Parts that the model is cut into.
@@ -43,16 +45,20 @@ impl PipelineStage {
     }
 
     /// Whether a step can have so many microbatches. With several chunks a group, and the rest after the last whole one,
-    /// is at least as many as there are stages.
+    /// is at least as many as there are stages, and no schedule splits backwards.
     pub fn takes(self, microbatches: usize) -> bool {
+        if self.zero_bubble && self.chunks > 1 {
+            return false;
+        }
         let rest = microbatches.checked_rem(self.group).unwrap_or(1);
         self.chunks == 1 || (self.stages..=microbatches).contains(&self.group) && (rest == 0 || rest >= self.stages)
     }
 
     /// The tasks of a step in order; none where it cannot have so many microbatches.
     pub fn order(self, microbatches: usize) -> Option<Vec<Task>> {
-        let PipelineStage { stages, stage, chunks, group } = self;
+        let PipelineStage { stages, stage, chunks, group, zero_bubble: split } = self;
         self.takes(microbatches).then(|| match chunks {
+            1 if split => zero_bubble(stages, stage, microbatches),
             1 => one_f_one_b(stages, stage, microbatches),
             _ => interleaved(stages, stage, chunks, microbatches, group),
         })
@@ -61,16 +67,18 @@ impl PipelineStage {
     /// Whether a task begins with what another stage sends.
     pub fn receives(self, task: Task) -> bool {
         match task.direction() {
-            Direction::Forward => self.part(task.chunk()) > 0,
-            Direction::Backward => self.part(task.chunk()) + 1 < self.parts(),
+            Some(Direction::Forward) => self.part(task.chunk()) > 0,
+            Some(Direction::Backward) => self.part(task.chunk()) + 1 < self.parts(),
+            None => false,
         }
     }
 
     /// Whether what a task makes goes to another stage.
     pub fn sends(self, task: Task) -> bool {
         match task.direction() {
-            Direction::Forward => self.part(task.chunk()) + 1 < self.parts(),
-            Direction::Backward => self.part(task.chunk()) > 0,
+            Some(Direction::Forward) => self.part(task.chunk()) + 1 < self.parts(),
+            Some(Direction::Backward) => self.part(task.chunk()) > 0,
+            None => false,
         }
     }
 
@@ -86,7 +94,7 @@ impl PipelineStage {
 
     /// The receives of one direction over a step.
     pub fn arrivals(self, direction: Direction, order: &[Task]) -> Arrivals {
-        let due = |(_, task): &(usize, &Task)| task.direction() == direction && self.receives(**task);
+        let due = |(_, task): &(usize, &Task)| task.direction() == Some(direction) && self.receives(**task);
         let tasks = order.iter().enumerate().filter(due).map(|(at, _)| at).collect();
         Arrivals { tasks, buffers: self.landing_buffers(direction), begun: 0, taken: 0 }
     }

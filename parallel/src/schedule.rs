@@ -15,8 +15,15 @@ pub enum Task {
         /// Which of the step's microbatches.
         microbatch: usize,
     },
-    /// The backward of a microbatch through a chunk.
+    /// The backward of a microbatch through a chunk; where backwards are split, only what other stages wait for.
     Backward {
+        /// Which of the stage's chunks.
+        chunk: usize,
+        /// Which of the step's microbatches.
+        microbatch: usize,
+    },
+    /// Where backwards are split, the rest of one: the gradients of weights, which no other stage waits for.
+    Weights {
         /// Which of the stage's chunks.
         chunk: usize,
         /// Which of the step's microbatches.
@@ -27,21 +34,23 @@ pub enum Task {
 impl Task {
     /// Which of the stage's chunks.
     pub fn chunk(self) -> usize {
-        let (Task::Forward { chunk, .. } | Task::Backward { chunk, .. }) = self;
+        let (Task::Forward { chunk, .. } | Task::Backward { chunk, .. } | Task::Weights { chunk, .. }) = self;
         chunk
     }
 
     /// Which of the step's microbatches.
     pub fn microbatch(self) -> usize {
-        let (Task::Forward { microbatch, .. } | Task::Backward { microbatch, .. }) = self;
+        let (Task::Forward { microbatch, .. } | Task::Backward { microbatch, .. } | Task::Weights { microbatch, .. }) =
+            self;
         microbatch
     }
 
-    /// Which way what it makes goes.
-    pub fn direction(self) -> Direction {
+    /// Which way what it makes goes; the gradients of weights stay.
+    pub fn direction(self) -> Option<Direction> {
         match self {
-            Task::Forward { .. } => Direction::Forward,
-            Task::Backward { .. } => Direction::Backward,
+            Task::Forward { .. } => Some(Direction::Forward),
+            Task::Backward { .. } => Some(Direction::Backward),
+            Task::Weights { .. } => None,
         }
     }
 }
@@ -56,6 +65,28 @@ pub fn one_f_one_b(stages: usize, rank: usize, microbatches: usize) -> Vec<Task>
     assert!(rank < stages, "stage {rank} of {stages}");
     let all = (0..microbatches).map(|microbatch| (0, microbatch));
     alternate(all, 1, stages - rank - 1)
+}
+
+/// Zero bubble: [`one_f_one_b`] with backwards split, and the gradients of weights put off where a stage would wait for
+/// others (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+///
+/// A backward reaches the stages one after the other, from the last to the first. Each stage puts off the weights of as
+/// many microbatches as there are stages before it: what those wait for then never stands behind gradients of weights, and
+/// what was put off is done at the end, while they have backwards left. If forwards, backwards and weights take F, B and W,
+/// with W the shortest, a step of at least as many microbatches as stages is idle for `(stages - 1) (F + B - W)`, where
+/// 1F1B is for `(stages - 1) (F + B + W)`. At most `stages` microbatches are in flight until their weights' gradients are
+/// made, as on 1F1B's first stage.
+///
+/// # Panics
+/// If `rank` is not below `stages`.
+pub fn zero_bubble(stages: usize, rank: usize, microbatches: usize) -> Vec<Task> {
+    let weights = |microbatch| Task::Weights { chunk: 0, microbatch };
+    let with_weights = |task| match task {
+        Task::Backward { microbatch, .. } => [Some(task), microbatch.checked_sub(rank).map(weights)],
+        _ => [Some(task), None],
+    };
+    let tasks = one_f_one_b(stages, rank, microbatches).into_iter().flat_map(with_weights).flatten();
+    tasks.chain((microbatches.saturating_sub(rank)..microbatches).map(weights)).collect()
 }
 
 /// Interleaved 1F1B: each stage holds `chunks` chunks, and runs `group` microbatches through one before the next.
@@ -95,12 +126,13 @@ fn alternate(all: impl Iterator<Item = (usize, usize)>, chunks: usize, warmup: u
     ahead.iter().map(forward).chain(pairs).chain(left).collect()
 }
 
-/// The most microbatches each of `chunks` chunks has in flight, between forward and backward, at any time: the number
-/// of slots it needs.
+/// The most microbatches each of `chunks` chunks has in flight at any time, between forward and backward, or the weights'
+/// gradients where backwards are split: the number of slots it needs.
 ///
 /// # Panics
 /// If a backward comes before its forward.
 pub fn in_flight(order: &[Task], chunks: usize) -> Vec<usize> {
+    let split = order.iter().any(|task| matches!(task, Task::Weights { .. }));
     let (mut now, mut most) = (vec![0_usize; chunks], vec![0; chunks]);
     for task in order {
         match *task {
@@ -108,7 +140,8 @@ pub fn in_flight(order: &[Task], chunks: usize) -> Vec<usize> {
                 now[chunk] += 1;
                 most[chunk] = most[chunk].max(now[chunk]);
             }
-            Task::Backward { chunk, microbatch } => {
+            Task::Backward { .. } if split => {}
+            Task::Backward { chunk, microbatch } | Task::Weights { chunk, microbatch } => {
                 assert!(now[chunk] > 0, "backward of microbatch {microbatch} in chunk {chunk} without a forward");
                 now[chunk] -= 1;
             }

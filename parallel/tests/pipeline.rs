@@ -30,17 +30,19 @@ fn moves(place: PipelineStage, order: &[Task]) -> Vec<Move> {
     for next in 0..=order.len() {
         if let Some(&task) = next.checked_sub(1).map(|at| &order[at])
             && place.receives(task)
+            && let Some(direction) = task.direction()
         {
-            let number = arrivals[task.direction() as usize].take();
-            moves.push(Move::Arrived(task.direction(), number));
+            let number = arrivals[direction as usize].take();
+            moves.push(Move::Arrived(direction, number));
         }
         for (direction, arrivals) in ways.iter().zip(&mut arrivals) {
             moves.extend(arrivals.begin(next).map(|_| Move::Begin(*direction)));
         }
         if let Some(&task) = next.checked_sub(1).map(|at| &order[at])
             && place.sends(task)
+            && let Some(direction) = task.direction()
         {
-            let (direction, number) = (task.direction(), sent[task.direction() as usize]);
+            let number = sent[direction as usize];
             moves.extend(number.checked_sub(1).map(|before| Move::Sent(direction, before)));
             moves.push(Move::Send(task));
             sent[direction as usize] += 1;
@@ -58,7 +60,7 @@ fn assert_all_finish(places: &[PipelineStage], orders: &[Vec<Task>]) {
     // What each stage's tasks receive, in order: the part and the microbatch that made it.
     let expected = |stage: usize, direction: Direction, number: usize| {
         let place: PipelineStage = places[stage];
-        let due = |task: &&Task| task.direction() == direction && place.receives(**task);
+        let due = |task: &&Task| task.direction() == Some(direction) && place.receives(**task);
         let task = orders[stage].iter().filter(due).nth(number).unwrap();
         let part = place.part(task.chunk());
         (if direction == Direction::Forward { part - 1 } else { part + 1 }, task.microbatch())
@@ -82,8 +84,8 @@ fn assert_all_finish(places: &[PipelineStage], orders: &[Vec<Task>]) {
                     }
                     Move::Send(task) => {
                         let message = (places[stage].part(task.chunk()), task.microbatch());
-                        let to = neighbour(stage, task.direction());
-                        sends.entry((to, task.direction())).or_default().push(message);
+                        let direction = task.direction().unwrap();
+                        sends.entry((neighbour(stage, direction), direction)).or_default().push(message);
                         true
                     }
                     Move::Arrived(direction, number) => {
@@ -116,17 +118,19 @@ fn no_stage_waits_for_ever_in_any_schedule_of_training_or_evaluation() {
     for (stages, chunks) in (1..=7).flat_map(|stages| (1..=4).map(move |chunks| (stages, chunks))) {
         for microbatches in 1..=18 {
             for group in stages..=if chunks == 1 { stages } else { microbatches } {
-                let place = |stage| PipelineStage { stages, stage, chunks, group };
-                if !place(0).takes(microbatches) || (stages == 1 && chunks > 1) {
-                    continue;
+                for zero_bubble in [false, true] {
+                    let place = |stage| PipelineStage { stages, stage, chunks, group, zero_bubble };
+                    if !place(0).takes(microbatches) || (stages == 1 && chunks > 1) {
+                        continue;
+                    }
+                    let places: Vec<PipelineStage> = (0..stages).map(place).collect();
+                    let mut orders: Vec<Vec<Task>> =
+                        places.iter().map(|place| place.order(microbatches).unwrap()).collect();
+                    assert_all_finish(&places, &orders);
+                    orders.iter_mut().for_each(|order| order.retain(|task| matches!(task, Task::Forward { .. })));
+                    assert_all_finish(&places, &orders);
+                    schedules += 1;
                 }
-                let places: Vec<PipelineStage> = (0..stages).map(place).collect();
-                let mut orders: Vec<Vec<Task>> =
-                    places.iter().map(|place| place.order(microbatches).unwrap()).collect();
-                assert_all_finish(&places, &orders);
-                orders.iter_mut().for_each(|order| order.retain(|task| task.direction() == Direction::Forward));
-                assert_all_finish(&places, &orders);
-                schedules += 1;
             }
         }
     }
@@ -135,13 +139,16 @@ fn no_stage_waits_for_ever_in_any_schedule_of_training_or_evaluation() {
 
 #[test]
 fn a_number_of_microbatches_that_would_have_stages_wait_for_ever_has_no_order() {
-    let place = |group| PipelineStage { stages: 3, stage: 1, chunks: 2, group };
+    let place = |group| PipelineStage { stages: 3, stage: 1, chunks: 2, group, zero_bubble: false };
     let taken = |group| (1..=10).filter(|&microbatches| place(group).order(microbatches).is_some()).collect::<Vec<_>>();
     assert_eq!(taken(3), [3, 6, 9]);
     assert_eq!(taken(4), [4, 7, 8]);
     assert_eq!(taken(2), [] as [usize; 0], "a group smaller than the stages");
     let plain = PipelineStage { chunks: 1, ..place(3) };
     assert!((0..=10).all(|microbatches| plain.order(microbatches).is_some()));
+    let split = |place: PipelineStage| PipelineStage { zero_bubble: true, ..place };
+    assert!((0..=10).all(|microbatches| split(plain).order(microbatches).is_some()));
+    assert_eq!(split(place(3)).order(6), None, "several chunks with their backwards split");
 }
 
 /// Every stage sends its number along every edge it has; what each hears, as (from before, from after).

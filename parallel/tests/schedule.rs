@@ -1,22 +1,21 @@
 //! Pipeline schedules: known orders, and for all small sizes that every stage does its work and none waits for ever.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use parallel::{Task, in_flight, interleaved, one_f_one_b};
+use parallel::{Task, in_flight, interleaved, one_f_one_b, zero_bubble};
 
 /// A task as the number Megatron writes: its chunk, counted from 1, negative for a backward.
 fn number(task: &Task) -> i32 {
-    match *task {
-        Task::Forward { chunk, .. } => chunk as i32 + 1,
-        Task::Backward { chunk, .. } => -(chunk as i32 + 1),
-    }
+    let chunk = task.chunk() as i32 + 1;
+    if matches!(task, Task::Forward { .. }) { chunk } else { -chunk }
 }
 
-/// A task as `F3` or `B3`.
+/// A task as `F3`, `B3` or `W3`.
 fn letters(order: &[Task]) -> String {
     let words = order.iter().map(|task| match *task {
         Task::Forward { microbatch, .. } => format!("F{microbatch}"),
         Task::Backward { microbatch, .. } => format!("B{microbatch}"),
+        Task::Weights { microbatch, .. } => format!("W{microbatch}"),
     });
     words.collect::<Vec<_>>().join(" ")
 }
@@ -37,11 +36,19 @@ fn interleaving_two_chunks_on_two_stages_has_the_known_order() {
     let order = interleaved(2, 0, 2, 5, 3);
     let numbers: Vec<i32> = order.iter().map(number).collect();
     assert_eq!(numbers, [1, 1, 1, 2, 2, 2, -2, 1, -2, 1, -2, 2, -1, 2, -1, -1, -2, -2, -1, -1]);
-    let microbatch = |task: &Task| match *task {
-        Task::Forward { microbatch, .. } | Task::Backward { microbatch, .. } => microbatch,
-    };
     let forwards = order.iter().filter(|task| matches!(task, Task::Forward { .. }));
-    assert_eq!(forwards.map(microbatch).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]);
+    assert_eq!(forwards.map(|task| task.microbatch()).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]);
+}
+
+#[test]
+fn zero_bubble_of_four_stages_has_the_order_worked_out_by_hand() {
+    let order = |rank| letters(&zero_bubble(4, rank, 8));
+    assert_eq!(order(0), "F0 F1 F2 F3 B0 W0 F4 B1 W1 F5 B2 W2 F6 B3 W3 F7 B4 W4 B5 W5 B6 W6 B7 W7");
+    assert_eq!(order(1), "F0 F1 F2 B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 F6 B4 W3 F7 B5 W4 B6 W5 B7 W6 W7");
+    assert_eq!(order(2), "F0 F1 B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 B4 W2 F6 B5 W3 F7 B6 W4 B7 W5 W6 W7");
+    assert_eq!(order(3), "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7");
+    assert_eq!(letters(&zero_bubble(4, 3, 2)), "F0 B0 F1 B1 W0 W1", "fewer microbatches than stages");
+    assert_eq!(letters(&zero_bubble(1, 0, 2)), "F0 B0 W0 F1 B1 W1", "one stage");
 }
 
 #[test]
@@ -53,6 +60,12 @@ fn microbatches_in_flight_are_those_of_the_known_tables() {
         assert_eq!(in_flight(&one_f_one_b(4, rank, 64), 1), [most], "stage {rank}");
         assert_eq!(in_flight(&one_f_one_b(4, rank, 2), 1), [most.min(2)], "stage {rank}, two microbatches");
     }
+    for (stages, microbatches) in [(1, 4), (2, 8), (4, 3), (4, 8), (16, 64)] {
+        for rank in 0..stages {
+            let most = in_flight(&zero_bubble(stages, rank, microbatches), 1);
+            assert_eq!(most, [stages.min(microbatches)], "stage {rank} of {stages}, {microbatches} microbatches");
+        }
+    }
 }
 
 /// Runs all stages side by side, each task as soon as what it needs is done. Fails if a stage has a task twice or lacks
@@ -60,7 +73,8 @@ fn microbatches_in_flight_are_those_of_the_known_tables() {
 fn assert_all_finish(orders: &[Vec<Task>], chunks: usize, microbatches: usize, what: &str) {
     let stages = orders.len();
     let parts = stages * chunks;
-    let (mut forwards, mut backwards) = (HashSet::new(), HashSet::new());
+    let (mut forwards, mut backwards, mut weights) = (HashSet::new(), HashSet::new(), HashSet::new());
+    let split = orders.iter().flatten().any(|task| matches!(task, Task::Weights { .. }));
     let mut next = vec![0; stages];
     loop {
         let mut progress = false;
@@ -82,6 +96,13 @@ fn assert_all_finish(orders: &[Vec<Task>], chunks: usize, microbatches: usize, w
                         }
                         assert!(backwards.insert((part, microbatch)), "{what}: {task:?} twice on stage {stage}");
                     }
+                    Task::Weights { chunk, microbatch } => {
+                        let part = chunk * stages + stage;
+                        assert!(backwards.contains(&(part, microbatch)), "{what}: {task:?} before backward on {stage}");
+                        let earlier = (0..microbatch).all(|earlier| weights.contains(&(part, earlier)));
+                        assert!(earlier, "{what}: {task:?} on {stage} would change the order of sums");
+                        assert!(weights.insert((part, microbatch)), "{what}: {task:?} twice on stage {stage}");
+                    }
                 }
                 next[stage] += 1;
                 progress = true;
@@ -93,11 +114,49 @@ fn assert_all_finish(orders: &[Vec<Task>], chunks: usize, microbatches: usize, w
     }
     let lengths: Vec<usize> = orders.iter().map(Vec::len).collect();
     assert_eq!(next, lengths, "{what}: stages wait for each other for ever");
-    assert_eq!(
-        (forwards.len(), backwards.len()),
-        (parts * microbatches, parts * microbatches),
-        "{what}: tasks missing"
-    );
+    let all = parts * microbatches;
+    let done = (forwards.len(), backwards.len(), weights.len());
+    assert_eq!(done, (all, all, if split { all } else { 0 }), "{what}: tasks missing");
+}
+
+/// Times of a chunk's forward, of a backward's part that other stages wait for, and of the rest of it.
+#[derive(Clone, Copy)]
+struct Times {
+    forward: u64,
+    backward: u64,
+    weights: u64,
+}
+
+const ALIKE: Times = Times { forward: 1, backward: 1, weights: 1 };
+
+/// How much longer a step takes than a stage's own work: each stage goes through its order, a task begins when what it
+/// needs is done, and transfers take no time. One chunk a stage.
+fn idle(orders: &[Vec<Task>], times: Times) -> u64 {
+    let split = orders.iter().flatten().any(|task| matches!(task, Task::Weights { .. }));
+    let mut done: HashMap<(usize, Task), u64> = HashMap::new();
+    let (mut next, mut now) = (vec![0; orders.len()], vec![0; orders.len()]);
+    while next.iter().zip(orders).any(|(next, order)| *next < order.len()) {
+        for (stage, order) in orders.iter().enumerate() {
+            while let Some(&task) = order.get(next[stage]) {
+                let (time, needs) = match task {
+                    Task::Forward { .. } => (times.forward, stage.checked_sub(1)),
+                    Task::Backward { .. } if split => (times.backward, Some(stage + 1)),
+                    Task::Backward { .. } => (times.backward + times.weights, Some(stage + 1)),
+                    Task::Weights { .. } => (times.weights, None),
+                };
+                let ready = match needs.filter(|stage| *stage < orders.len()) {
+                    Some(other) => done.get(&(other, task)).copied(),
+                    None => Some(0),
+                };
+                let Some(ready) = ready else { break };
+                now[stage] = now[stage].max(ready) + time;
+                done.insert((stage, task), now[stage]);
+                next[stage] += 1;
+            }
+        }
+    }
+    let microbatches = orders[0].iter().filter(|task| matches!(task, Task::Forward { .. })).count() as u64;
+    now.iter().max().unwrap() - microbatches * (times.forward + times.backward + times.weights)
 }
 
 #[test]
@@ -106,6 +165,39 @@ fn every_one_f_one_b_schedule_runs_all_tasks_once_and_finishes() {
         for microbatches in 0..=64 {
             let orders: Vec<_> = (0..stages).map(|rank| one_f_one_b(stages, rank, microbatches)).collect();
             assert_all_finish(&orders, 1, microbatches, &format!("{stages} stages, {microbatches} microbatches"));
+        }
+    }
+}
+
+#[test]
+fn every_zero_bubble_schedule_runs_all_tasks_once_in_the_order_of_sums_and_finishes() {
+    for stages in 1..=16 {
+        for microbatches in 0..=64 {
+            let orders: Vec<_> = (0..stages).map(|rank| zero_bubble(stages, rank, microbatches)).collect();
+            assert_all_finish(&orders, 1, microbatches, &format!("{stages} stages, {microbatches} microbatches"));
+        }
+    }
+}
+
+#[test]
+fn a_zero_bubble_step_is_idle_for_as_long_as_the_paper_says_and_less_than_1f1b() {
+    for stages in 2..=16 {
+        for microbatches in 1..=64 {
+            let plain: Vec<_> = (0..stages).map(|rank| one_f_one_b(stages, rank, microbatches)).collect();
+            let split: Vec<_> = (0..stages).map(|rank| zero_bubble(stages, rank, microbatches)).collect();
+            let others = stages as u64 - 1;
+            // The second: attention is part of a backward, but makes no gradients of weights.
+            for times in [ALIKE, Times { forward: 4, backward: 5, weights: 3 }] {
+                let Times { forward, backward, weights } = times;
+                let what =
+                    format!("{stages} stages, {microbatches} microbatches, F {forward} B {backward} W {weights}");
+                let (plain, split) = (idle(&plain, times), idle(&split, times));
+                assert_eq!(plain, others * (forward + backward + weights), "{what}");
+                assert!(split < plain, "{what}: {split} and {plain}");
+                if microbatches >= stages {
+                    assert_eq!(split, others * (forward + backward - weights), "{what}");
+                }
+            }
         }
     }
 }

@@ -123,6 +123,7 @@ section!(ParallelConfig {
     tensor: usize,
     sequence_parallel: bool,
     pipeline: usize,
+    pipeline_schedule: String,
     virtual_pipeline: usize,
     microbatch_group: Option<usize>,
     pipeline_layers: Vec<usize>,

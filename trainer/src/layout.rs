@@ -4,7 +4,7 @@ use parallel::Grid;
 
 use crate::config::{ParallelConfig, RunConfig, UserError};
 use crate::model::GptShape;
-use crate::stages::even_blocks;
+use crate::stages::balanced_blocks;
 
 /// The grid of a configuration on `ranks` ranks.
 ///
@@ -57,7 +57,8 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
 ///
 /// # Errors
 /// A part without blocks, or a list that does not fit.
-pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError> {
+pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserError> {
+    let layers = shape.layers;
     let ParallelConfig { pipeline, virtual_pipeline, ref pipeline_layers, .. } = config.parallel;
     let parts = pipeline * virtual_pipeline;
     if virtual_pipeline > 1 && pipeline == 1 {
@@ -74,8 +75,9 @@ pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError
             format!("set parallel.pipeline x virtual_pipeline to at most {layers}, or more layers"),
         ));
     }
+    let balanced = balanced_blocks(layers, parts, shape.head_in_blocks());
     if pipeline_layers.is_empty() {
-        return Ok(even_blocks(layers, parts));
+        return Ok(balanced);
     }
     let sum = pipeline_layers.iter().try_fold(0_usize, |sum, &blocks| sum.checked_add(blocks));
     if pipeline_layers.len() != parts || sum != Some(layers) || pipeline_layers.contains(&0) {
@@ -84,10 +86,50 @@ pub fn blocks(config: &RunConfig, layers: usize) -> Result<Vec<usize>, UserError
             format!(
                 "it has pipeline x virtual_pipeline = {parts} numbers, none 0, that add up to model.layers = {layers}"
             ),
-            format!("set parallel.pipeline_layers = {:?}, or []", even_blocks(layers, parts)),
+            format!("set parallel.pipeline_layers = {balanced:?}, or []"),
         ));
     }
     Ok(pipeline_layers.clone())
+}
+
+/// Fails on a pipeline schedule that has nothing to order, or that other settings do not go with.
+///
+/// # Errors
+/// Zero bubble with one stage, with several chunks a stage, or with full recompute where every slot would hold what is
+/// computed again.
+pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
+    let ParallelConfig { pipeline, virtual_pipeline, ref pipeline_schedule, .. } = config.parallel;
+    if pipeline_schedule != "zero_bubble" {
+        return Ok(());
+    }
+    let refuse = |with: String, rule: &str, fix: &str| {
+        Err(UserError::new(format!("parallel.pipeline_schedule = \"zero_bubble\" with {with}"), rule, fix))
+    };
+    if virtual_pipeline > 1 {
+        return refuse(
+            format!("parallel.virtual_pipeline = {virtual_pipeline}"),
+            "backwards are split where each stage has one chunk of layers",
+            "set parallel.virtual_pipeline = 1, or parallel.pipeline_schedule = \"1f1b\"",
+        );
+    }
+    if pipeline == 1 {
+        return refuse(
+            format!("parallel.pipeline = {pipeline}"),
+            "it fills the time in which stages wait for each other",
+            "set parallel.pipeline_schedule = \"1f1b\", or a parallel.pipeline of 2 or more",
+        );
+    }
+    let graph = &config.cuda_graph;
+    let slots = graph.mempool == "per_microbatch" && !(graph.enable && graph.scope == "full_iteration");
+    if slots && config.recompute.granularity == "full" {
+        return refuse(
+            "recompute.granularity = \"full\" and cuda_graph.mempool = \"per_microbatch\"".into(),
+            "what is computed again stays until the gradients of weights are made: every slot would have room for all of it",
+            "set recompute.granularity = \"selective\", cuda_graph.mempool = \"single\", or \
+             parallel.pipeline_schedule = \"1f1b\"",
+        );
+    }
+    Ok(())
 }
 
 /// Microbatches that go through one chunk of a stage before the next, as asked for or as many as stages. `counts` are the

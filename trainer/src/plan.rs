@@ -124,8 +124,9 @@ impl RunPlan {
         let mut blocks = Vec::new();
         if let ModelPlan::Gpt(shape) = &model {
             layout::check(&config, shape)?;
-            blocks = layout::blocks(&config, shape.layers)?;
+            blocks = layout::blocks(&config, shape)?;
         }
+        layout::check_schedule(&config)?;
         let counts = batch_size.microbatches();
         let microbatches = counts[0];
         let microbatch_group = layout::microbatch_group(&config, &counts)?;
@@ -190,6 +191,7 @@ impl RunPlan {
             stage: self.grid.place(rank).pipeline,
             chunks: self.config.parallel.virtual_pipeline,
             group: self.microbatch_group,
+            zero_bubble: self.config.parallel.pipeline_schedule == "zero_bubble",
         }
     }
 
@@ -426,6 +428,7 @@ fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {
         share_io_buffers: graph.share_io_buffers,
         capture_optimizer: graph.capture_optimizer,
         warmup_steps: graph.warmup_steps,
+        splits_backward: false,
         reduces: false,
         gathers: false,
         poison: false,

@@ -79,10 +79,12 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
 }
 
 /// The pipeline in words, with the time that a stage waits for others while the pipeline fills and drains: `stages - 1` of
-/// `chunks * microbatches` parts (Narayanan et al., 2021).
+/// `chunks * microbatches` parts (Narayanan et al., 2021), and a third of that where the gradients of weights are put off
+/// and take as long as a forward does (Qi et al., 2023).
 fn pipeline_row(plan: &RunPlan, rank: usize) -> String {
-    let PipelineStage { stages, stage, chunks, .. } = plan.stage(rank);
-    let idle = (stages - 1) as f64 / (chunks * plan.microbatches) as f64;
+    let PipelineStage { stages, stage, chunks, zero_bubble, .. } = plan.stage(rank);
+    let filled = if zero_bubble { 3 } else { 1 };
+    let idle = (stages - 1) as f64 / (filled * chunks * plan.microbatches) as f64;
     format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage + 1, idle * 100.0)
 }
 

@@ -82,13 +82,20 @@ impl StageLayers {
     }
 }
 
-/// Blocks of each of `parts` parts, as even as can be. What is left over goes to the parts in the middle, for the first has
-/// the embedding too and the last the head, which is the heavier.
-pub fn even_blocks(blocks: usize, parts: usize) -> Vec<usize> {
-    let mut all = vec![blocks / parts; parts];
-    let (first, last) = (0, parts - 1);
-    let by_preference = (1..last).chain([first, last]);
-    by_preference.take(blocks % parts).for_each(|part| all[part] += 1);
+/// Blocks of each of `parts` parts such that the heaviest is as light as can be: the last part also has the head, which
+/// weighs as much as `head` blocks. What cannot be shared evenly goes to the parts in the middle, for the first has the
+/// embedding too.
+pub fn balanced_blocks(blocks: usize, parts: usize, head: f64) -> Vec<usize> {
+    if parts == 1 {
+        return vec![blocks];
+    }
+    let before = parts - 1;
+    let heaviest = |last: usize| (last as f64 + head).max((blocks - last).div_ceil(before) as f64);
+    let by_weight = |a: &usize, b: &usize| heaviest(*a).total_cmp(&heaviest(*b));
+    let last = (1..=blocks / parts).rev().min_by(by_weight).unwrap_or(1);
+    let mut all = vec![(blocks - last) / before; before];
+    (1..before).chain([0]).take((blocks - last) % before).for_each(|part| all[part] += 1);
+    all.push(last);
     all
 }
 
@@ -97,14 +104,14 @@ mod tests {
     use super::*;
 
     fn place(stages: usize, stage: usize, chunks: usize) -> PipelineStage {
-        PipelineStage { stages, stage, chunks, group: stages }
+        PipelineStage { stages, stage, chunks, group: stages, zero_bubble: false }
     }
 
     #[test]
     fn every_layer_is_on_one_stage_in_the_order_data_pass_them() {
         for (stages, chunks) in [(1, 1), (2, 1), (2, 2), (3, 2), (4, 1), (4, 3)] {
             for blocks in stages * chunks..20 {
-                let split = even_blocks(blocks, stages * chunks);
+                let split = balanced_blocks(blocks, stages * chunks, 0.0);
                 assert_eq!(split.iter().sum::<usize>(), blocks);
                 let most = split.iter().max().unwrap() - split.iter().min().unwrap();
                 let middle = split[split.len() / 2];
@@ -139,7 +146,16 @@ mod tests {
         let words = |stage| StageLayers::of_stage(place(2, stage, 2), &[1, 2, 3, 1], None).in_words();
         assert_eq!(words(0), "embedding, block 1; blocks 4 to 6");
         assert_eq!(words(1), "blocks 2 to 3; block 7, head");
-        assert_eq!(even_blocks(7, 4), [2, 2, 2, 1]);
-        assert_eq!(even_blocks(5, 4), [1, 2, 1, 1]);
+    }
+
+    #[test]
+    fn the_last_part_has_fewer_blocks_where_the_head_weighs_as_much_as_some() {
+        assert_eq!(balanced_blocks(7, 4, 0.0), [2, 2, 2, 1]);
+        assert_eq!(balanced_blocks(5, 4, 0.3), [1, 2, 1, 1]);
+        assert_eq!(balanced_blocks(24, 1, 4.1), [24]);
+        assert_eq!(balanced_blocks(24, 2, 4.1), [14, 10]);
+        assert_eq!(balanced_blocks(24, 4, 4.1), [7, 7, 7, 3]);
+        assert_eq!(balanced_blocks(12, 4, 5.5), [3, 4, 4, 1]);
+        assert_eq!(balanced_blocks(32, 8, 2.3), [4, 5, 5, 4, 4, 4, 4, 2]);
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use device::ops::{Control, Fill, Status, WriteControl};
 use device::{Area, Communicator, DType, Device, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, GraphOptions, Mode, Region, Result, StepContext};
-use parallel::{Direction, PipelineGroups, PipelineStage, Task};
+use parallel::{PipelineGroups, PipelineStage, Task};
 
 use crate::buckets::Shard;
 pub use crate::inputs::Batch;
@@ -176,7 +176,9 @@ impl Stage {
         };
         let reduces = reducer.is_some() || partial.is_some();
         let chunks = layers.chunks.iter().map(|chunk| chunk.start).collect();
-        let graphs = GraphOptions { chunks, reduces, gathers: shard.is_part(), ..options.graphs };
+        let splits_backward = options.pipeline.zero_bubble;
+        let gathers = shard.is_part();
+        let graphs = GraphOptions { chunks, splits_backward, reduces, gathers, ..options.graphs };
         Ok(Stage {
             graphs: CudaGraphManager::new(compute.clone(), graphs)?,
             reducer,
@@ -378,7 +380,7 @@ fn train(cx: &mut StepContext<'_>, work: &Work<'_>, optimizer: &Optimizer) -> Re
 /// An evaluation step as regions.
 fn evaluate(cx: &mut StepContext<'_>, work: &Work<'_>) -> Result<()> {
     let mut order = work.pipeline.order(cx.microbatches())?;
-    order.retain(|task| task.direction() == Direction::Forward);
+    order.retain(|task| matches!(task, Task::Forward { .. }));
     cx.region(Region::Step, (), |cx, ()| {
         cx.region(Region::Iteration, (), |cx, ()| {
             cx.region(Region::Begin, (), |cx, ()| cx.run(Fill { output: work.step.loss_sum, value: 0.0 }))?;
@@ -405,7 +407,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// All forwards and backwards in this stage's order. Receives for the next task go on beside each one.
+    /// All forwards and backwards, whole or in two parts, in this stage's order. Receives for the next task go on beside
+    /// each one.
     fn run(&self, cx: &mut StepContext<'_>, order: &[Task]) -> Result<()> {
         let mut transfers = self.pipeline.begin(order, self.rehearses);
         transfers.receive_ahead(cx, 0)?;
@@ -414,19 +417,23 @@ impl Work<'_> {
         for (at, &task) in order.iter().enumerate() {
             let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
             let _span = tracing::debug_span!("microbatch", microbatch).entered();
-            match task.direction() {
-                Direction::Forward => {
+            match task {
+                Task::Forward { .. } => {
                     let hidden = self.inputs.place(cx, &mut transfers, task, chunk.first)?;
                     transfers.receive_ahead(cx, at + 1)?;
                     let hidden = self.forward(cx, chunk, microbatch, hidden)?;
                     losses[microbatch] = Some(hidden.x);
                     transfers.send_activations(cx, task, chunk.last(), &hidden)?;
                 }
-                Direction::Backward => {
+                Task::Backward { .. } => {
                     let grad = transfers.gradients(cx, task, chunk.last(), losses[microbatch])?;
                     transfers.receive_ahead(cx, at + 1)?;
                     let grad = self.backward(cx, chunk, microbatch, grad)?;
                     transfers.send_gradients(cx, task, chunk.first, grad)?;
+                }
+                Task::Weights { .. } => {
+                    transfers.receive_ahead(cx, at + 1)?;
+                    self.weights(cx, chunk, microbatch)?;
                 }
             }
         }
@@ -458,24 +465,45 @@ impl Work<'_> {
         Ok(hidden)
     }
 
-    /// Runs a chunk's layers backward. The last microbatch's regions also reduce the gradients completed before them.
+    /// Runs a chunk's layers backward.
     fn backward(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize, mut grad: Tensor) -> Result<Tensor> {
         for (at, module) in chunk.layers.iter().enumerate().rev() {
             let layer = chunk.first + at;
             let _span = tracing::debug_span!("layer", layer).entered();
             grad = cx.region(Region::Backward { layer, microbatch }, grad, |cx, grad| {
-                let reducer = self.reducer.filter(|_| cx.is_last_microbatch());
-                let started = reducer.map_or(Ok(false), |reducer| reducer.start(cx, layer))?;
-                let grad = module.backward(cx, grad)?;
-                if let Some(partial) = self.partial.filter(|_| cx.is_last_microbatch()) {
-                    partial.sum(cx, layer)?;
-                }
-                if let Some(reducer) = reducer.filter(|_| started) {
-                    reducer.join(cx)?;
-                }
-                Ok(grad)
+                self.reducing(cx, layer, |cx| module.backward(cx, grad))
             })?;
         }
         Ok(grad)
+    }
+
+    /// Makes the gradients of weights that a chunk's layers put off in their backward, in the order of these.
+    fn weights(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize) -> Result<()> {
+        for layer in (chunk.first..=chunk.last()).rev() {
+            let _span = tracing::debug_span!("layer", layer).entered();
+            cx.region(Region::Weights { layer, microbatch }, (), |cx, ()| {
+                self.reducing(cx, layer, |cx| cx.run_deferred())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Does work on a layer's gradients. Where it completes them, the gradients completed before are reduced beside it.
+    fn reducing<T>(
+        &self,
+        cx: &mut StepContext<'_>,
+        layer: usize,
+        work: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if !cx.completes_gradients() {
+            return work(cx);
+        }
+        let started = self.reducer.map_or(Ok(false), |reducer| reducer.start(cx, layer))?;
+        let output = work(cx)?;
+        self.partial.map_or(Ok(()), |partial| partial.sum(cx, layer))?;
+        if let Some(reducer) = self.reducer.filter(|_| started) {
+            reducer.join(cx)?;
+        }
+        Ok(output)
     }
 }

@@ -1,8 +1,9 @@
 //! Every layout of up to eight ranks trains as one rank does, whichever options meet in it.
 //!
-//! A layout is how many ranks share a layer, how many stages a pipeline has, of how many chunks, and how many ranks share
-//! the batch. Here each layout is run once, and options are dealt out so that every pair of them meets somewhere. The
-//! ignored test runs every layout with every combination, and prints how far its numbers are from one rank's.
+//! A layout is how many ranks share a layer, how many stages a pipeline has, of how many chunks, whether they split their
+//! backwards, and how many ranks share the batch. Here each layout is run once, and options are dealt out so that every
+//! pair of them meets somewhere. The ignored test runs every layout with every combination, and prints how far its numbers
+//! are from one rank's.
 
 mod common;
 
@@ -119,12 +120,13 @@ impl Case {
 
     /// The value of every option, and of what the layout is. Where an option means nothing it has none.
     fn values(&self) -> Vec<&'static str> {
-        let Layout { tensor, stages, chunks, data, sequence, .. } = self.layout;
+        let Layout { tensor, stages, chunks, data, sequence, zero_bubble, .. } = self.layout;
         let either = |yes: bool, word: &'static str, other: &'static str| if yes { word } else { other };
         let mut values = vec![
             either(tensor > 1, "tensor", "tensor alone"),
             match (stages, chunks) {
                 (1, _) => "one stage",
+                (_, 1) if zero_bubble => "zero bubble",
                 (_, 1) => "1f1b",
                 _ => "interleaved",
             },
@@ -185,14 +187,17 @@ impl Difference {
     }
 }
 
-/// Every layout of up to eight ranks that divides four heads and as many blocks as there are parts.
+/// Every layout of up to eight ranks that divides four heads and as many blocks as there are parts, in every schedule.
 fn layouts() -> Vec<Layout> {
     let mut all = Vec::new();
     for tensor in [1, 2, 4] {
         for stages in [1, 2, 4, 8] {
             for chunks in [1, 2] {
                 let most = if chunks > 1 && stages == 1 { 0 } else { RANKS / (tensor * stages) };
-                all.extend((1..=most).map(|data| Layout::new(tensor, stages, chunks, data)));
+                let of_data = |data| Layout::new(tensor, stages, chunks, data);
+                all.extend((1..=most).map(of_data));
+                let split = if stages > 1 && chunks == 1 { most } else { 0 };
+                all.extend((1..=split).map(|data| Layout { zero_bubble: true, ..of_data(data) }));
             }
         }
     }
@@ -316,8 +321,8 @@ fn every_layout_of_several_stages_has_the_losses_and_norms_of_one_rank() {
 fn every_layout_with_every_combination_of_options_has_the_losses_and_norms_of_one_rank() {
     let every = std::env::var("LAYOUTS_EVERY").map_or(1, |every| every.parse::<u64>().unwrap());
     let mut all_faults = Vec::new();
-    println!("| tensor | stages | chunks | data | cases | of one rank's bits | faults | loss | norm |");
-    println!("|---|---|---|---|---|---|---|---|---|");
+    println!("| tensor | stages | chunks | zero bubble | data | cases | of one rank's bits | faults | loss | norm |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     for (number, layout) in layouts().into_iter().enumerate() {
         let drawn = |at: u64| common::noise(number as u64, at).is_multiple_of(every);
         let all = combinations(layout).into_iter().zip(0..);
@@ -325,9 +330,9 @@ fn every_layout_with_every_combination_of_options_has_the_losses_and_norms_of_on
         let (differences, faults) = compare(&cases);
         let same = cases.iter().filter(|case| case.has_the_bits_of_one_rank()).count();
         let largest = differences.iter().fold(Difference::default(), |largest, other| largest.larger(other));
-        let Layout { tensor, stages, chunks, data, .. } = layout;
+        let Layout { tensor, stages, chunks, zero_bubble, data, .. } = layout;
         println!(
-            "| {tensor} | {stages} | {chunks} | {data} | {} | {same} | {} | {:.1e} | {:.1e} |",
+            "| {tensor} | {stages} | {chunks} | {zero_bubble} | {data} | {} | {same} | {} | {:.1e} | {:.1e} |",
             cases.len(),
             faults.len(),
             largest.loss,

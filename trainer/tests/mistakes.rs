@@ -137,6 +137,11 @@ const FLAGS: &[(&str, &[&str])] = &[
         "--microbatch-group-size-per-virtual-pipeline-stage 2",
         &["parallel.microbatch_group = 2 with parallel.virtual_pipeline = 1", "several chunks"],
     ),
+    (
+        "--pipeline-schedule zero_bubble",
+        &["pipeline_schedule = \"zero_bubble\" with parallel.pipeline = 1", "wait for each other", "of 2 or more"],
+    ),
+    ("--pipeline-schedule gpipe", &["pipeline_schedule = \"gpipe\"", "1f1b, zero_bubble"]),
     ("--pipeline-layers [1,1]", &["parallel.pipeline_layers = [1, 1]", "= 1 numbers", "= [2], or []"]),
     // Configs and recipes.
     ("--config absent.toml", &["absent.toml cannot be read: No such file", "check the path"]),
@@ -327,6 +332,14 @@ fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
         (
             "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 train.rampup_batch_size=[4,2,100]",
             ["7 microbatches of a step", "as many microbatches as stages", "train.rampup_batch_size begin with"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.pipeline_schedule=\"zero_bubble\"",
+            ["zero_bubble\" with parallel.virtual_pipeline = 2", "one chunk", "set parallel.virtual_pipeline = 1"],
+        ),
+        (
+            "parallel.pipeline=2 model.layers=4 parallel.pipeline_schedule=\"zero_bubble\" recompute.granularity=\"full\"",
+            ["with recompute.granularity = \"full\"", "every slot would have room", "cuda_graph.mempool = \"single\""],
         ),
     ] {
         let error = on_two_ranks(text);

@@ -89,6 +89,22 @@ fn four_stages_have_the_losses_of_one_rank_and_graphs_change_no_bit() {
 }
 
 #[test]
+fn zero_bubble_has_every_number_and_every_weight_of_1f1b_and_goes_on_from_its_checkpoint() {
+    let model = "--steps 6 --layers 4 --save-interval 3 --micro-batch-size 1 --pipeline-model-parallel-size 2 \
+                 --use-distributed-optimizer --check-graphs";
+    let plain = done("zero-bubble-off", 4, model);
+    let split = |graphs: &str| format!("{model} --pipeline-schedule zero_bubble {graphs}");
+    for graphs in GRAPHS {
+        let folder = done(&format!("zero-bubble-{}", graphs.len()), 4, &split(graphs));
+        assert_eq!((metrics(&folder.0), bits(&folder.0, 6)), (metrics(&plain.0), bits(&plain.0, 6)), "{graphs:?}");
+    }
+    let resumed = Folder::new("zero-bubble-resumed");
+    copy_run(&plain.0, &resumed.0, 3);
+    expect(&run(4, &resumed.0, &split(GRAPHS[1])), 0, &["at step 3", "done: loss"]);
+    assert_eq!((metrics(&resumed.0), bits(&resumed.0, 6)), (metrics(&plain.0), bits(&plain.0, 6)));
+}
+
+#[test]
 fn stages_that_divide_state_with_others_resume_to_the_same_bits_and_write_a_file_each() {
     let layout = "--pipeline-model-parallel-size 2 --use-distributed-optimizer --compute bf16 --enable-cuda-graph";
     let whole = done("pipeline-divided", 4, &flags(layout));
@@ -125,9 +141,15 @@ fn the_plan_tells_what_a_stage_has_and_how_long_it_waits_and_counts_the_whole_mo
     let preset = "--dry-run --preset gpt2-124m --seq-length 64 --layers 12 --global-batch-size 16 --micro-batch-size 2";
     let layout = "--pipeline-model-parallel-size 2 --virtual-pipeline-model-parallel-size 2";
     let output = run(2, &folder.0, &format!("{preset} {layout}"));
-    let layers = "embedding, blocks 1 to 3; blocks 7 to 9";
+    // The last of the four parts has one block, and the head.
+    let layers = "embedding, blocks 1 to 3; blocks 8 to 11";
     let idle = "stage 1 of 2, idle for 6.2 % of the time of its work";
     expect(&output, 0, &[layers, idle, "16 samples = 1 ranks x 8 microbatches"]);
+    let layout = "--pipeline-model-parallel-size 2 --pipeline-schedule zero_bubble";
+    let idle = "stage 1 of 2, idle for 4.2 % of the time of its work";
+    for memory in ["", "--recompute-granularity full --cuda-graph-mempool single"] {
+        expect(&run(2, &folder.0, &format!("{preset} {layout} {memory}")), 0, &[idle]);
+    }
     let row = |text: &str, word: &str| {
         let line = text.lines().find(|line| line.contains(word)).map(|line| line.trim_matches('│').trim().to_string());
         line.unwrap_or_else(|| panic!("no {word} in {text}"))

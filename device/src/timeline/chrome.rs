@@ -1,6 +1,7 @@
 //! A timeline as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 //!
-//! The format: Google, "Trace Event Format". Times are in microseconds.
+//! The format: Google, "Trace Event Format". Times are in microseconds, from `baseTimeNanoseconds` since 1970, which is
+//! Perfetto's addition.
 
 use std::io::{self, Write};
 
@@ -18,7 +19,8 @@ impl Timeline {
         let rows = self.rows();
         let named = |kind: &str, row: usize, name: &str| json!({"ph": "M", "name": kind, "pid": rank, "tid": row, "args": {"name": name}});
         let mut first = named("process_name", 0, process).to_string();
-        to.write_all(b"{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n")?;
+        let began = self.began_ns;
+        writeln!(to, "{{\"displayTimeUnit\": \"ms\", \"baseTimeNanoseconds\": {began}, \"traceEvents\": [")?;
         for (at, row) in rows.iter().enumerate() {
             let order =
                 json!({"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": at, "args": {"sort_index": at}});

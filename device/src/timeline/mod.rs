@@ -7,6 +7,7 @@ mod chrome;
 mod host;
 
 use std::rc::Rc;
+use std::time::SystemTime;
 
 pub(crate) use host::{HostClock, OpenSpan};
 
@@ -34,6 +35,8 @@ pub struct Span {
 /// What happened between [`Device::begin_timeline`] and [`Device::end_timeline`], by time of start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
+    /// When it began, in nanoseconds since 1970 by this machine's clock: what tells ranks' timelines together.
+    pub began_ns: u64,
     /// The spans.
     pub spans: Vec<Span>,
 }
@@ -121,14 +124,17 @@ impl Device {
     /// [`Device::prepare_timeline`] was not called; as [`Device::synchronize`]; CUPTI's.
     pub fn begin_timeline(&self) -> Result<()> {
         self.synchronize()?;
-        match &self.core().recorder {
-            Recorder::Off => Err(Error::operation("timeline", "prepare_timeline() comes before begin_timeline()")),
-            Recorder::Host(clock) => {
-                clock.begin();
-                Ok(())
+        let mut core = self.core();
+        match &core.recorder {
+            Recorder::Off => {
+                return Err(Error::operation("timeline", "prepare_timeline() comes before begin_timeline()"));
             }
-            Recorder::Cuda(cupti) => cupti.begin(),
+            Recorder::Host(clock) => clock.begin(),
+            Recorder::Cuda(cupti) => cupti.begin()?,
         }
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        core.timeline_began_ns = since_1970.as_nanos() as u64;
+        Ok(())
     }
 
     /// Whether a timeline is being made.
@@ -152,7 +158,7 @@ impl Device {
             }
         };
         spans.sort_by_key(|span| (span.start_ns, std::cmp::Reverse(span.duration_ns)));
-        Ok(Timeline { spans })
+        Ok(Timeline { began_ns: core.timeline_began_ns, spans })
     }
 }
 

@@ -354,7 +354,7 @@ impl Linear {
     /// Parameter gradients, and the input's if it is wanted, through an epilogue.
     pub(crate) fn backward(
         &self,
-        cx: &StepContext<'_>,
+        cx: &mut StepContext<'_>,
         input: Tensor,
         grad_output: Tensor,
         grad_input: Option<(Tensor, Epilogue)>,
@@ -376,11 +376,12 @@ impl Linear {
         cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))
     }
 
-    /// The parameters' gradients.
-    fn backward_parameters(&self, cx: &StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
-        cx.run(Gemm::wgrad(grad_output, input, self.weight.grad, cx.accumulate()))?;
+    /// The parameters' gradients. They may be put off: nothing in the layer may write to what they are made from.
+    fn backward_parameters(&self, cx: &mut StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
+        let accumulate = cx.accumulate();
+        cx.defer(Gemm::wgrad(grad_output, input, self.weight.grad, accumulate))?;
         match self.bias {
-            Some(bias) => cx.run(BiasGrad { grad_output, grad_bias: bias.grad, accumulate: cx.accumulate() }),
+            Some(bias) => cx.defer(BiasGrad { grad_output, grad_bias: bias.grad, accumulate }),
             None => Ok(()),
         }
     }

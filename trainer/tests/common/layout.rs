@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
 use trainer::model::TensorParallel;
-use trainer::stages::even_blocks;
+use trainer::stages::balanced_blocks;
 
 use super::Run;
 
@@ -19,12 +19,14 @@ pub struct Layout {
     pub group: usize,
     /// Ranks that share layers also share the rows between them.
     pub sequence: bool,
+    /// Backwards are split, and the gradients of weights come later.
+    pub zero_bubble: bool,
 }
 
 impl Layout {
     /// Groups of as many microbatches as there are stages, and rows shared where layers are.
     pub fn new(tensor: usize, stages: usize, chunks: usize, data: usize) -> Layout {
-        Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1 }
+        Layout { tensor, stages, chunks, data, group: stages, sequence: tensor > 1, zero_bubble: false }
     }
 
     pub fn grid(&self) -> Grid {
@@ -41,7 +43,8 @@ impl Layout {
     pub fn part_of(&self, rank: &ThreadRank, run: Run) -> Run {
         let (grid, number) = (self.grid(), rank.rank());
         let stage = grid.place(number).pipeline;
-        let place = PipelineStage { stages: self.stages, stage, chunks: self.chunks, group: self.group };
+        let Layout { stages, chunks, group, zero_bubble, .. } = *self;
+        let place = PipelineStage { stages, stage, chunks, group, zero_bubble };
         let shared = rank.split("tensor", &grid.tensor_group(number));
         let batch = rank.split("data", &grid.data_group(number));
         let mut connect =
@@ -49,7 +52,7 @@ impl Layout {
         let tied = run.shape.as_ref().is_some_and(|shape| shape.tied);
         let pipeline = PipelineGroups::connect(&grid, number, self.chunks > 1, tied, &mut connect).unwrap();
         let blocks = match &run.shape {
-            Some(shape) if run.blocks.is_empty() => even_blocks(shape.layers, place.parts()),
+            Some(shape) if run.blocks.is_empty() => balanced_blocks(shape.layers, place.parts(), 0.0),
             _ => run.blocks.clone(),
         };
         Run {
