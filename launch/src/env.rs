@@ -166,13 +166,13 @@ impl RankEnv {
 
 /// Tasks of a node, from Slurm's `2(x3),1`: three nodes with two tasks, then one with one.
 fn tasks_per_node(list: &str, node: usize) -> Option<usize> {
-    let mut first = 0;
+    let mut first: usize = 0;
     for part in list.trim().split(',') {
         let (tasks, nodes) = match part.split_once("(x") {
             Some((tasks, nodes)) => (tasks.parse().ok()?, nodes.strip_suffix(')')?.parse().ok()?),
             None => (part.parse().ok()?, 1),
         };
-        first += nodes;
+        first = first.saturating_add(nodes);
         if node < first {
             return Some(tasks);
         }
@@ -240,6 +240,7 @@ mod tests {
     fn tasks_are_counted_by_node() {
         let on_node = |node| tasks_per_node("2(x3),1,4", node);
         assert_eq!([0, 2, 3, 4, 5].map(on_node), [Some(2), Some(2), Some(1), Some(4), None]);
+        assert_eq!(tasks_per_node("2(x3),1(x18446744073709551615)", 5), Some(1), "more nodes than can be counted");
         assert_eq!(["", "2(x3", "2x3", "a(x2)", "2(xb)"].map(|list| tasks_per_node(list, 0)), [None; 5]);
     }
 

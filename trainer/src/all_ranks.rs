@@ -13,6 +13,7 @@ use crate::run::{Ranks, RunError};
 use crate::signals;
 use crate::terminal::warn;
 use crate::watch::activity::Activity;
+use crate::watch::joining::Joining;
 use crate::watch::{Watch, WatchSettings};
 
 /// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code.
@@ -24,6 +25,8 @@ pub fn on_all_ranks(
     open: impl FnOnce(usize) -> device::Result<Device>,
     work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
 ) -> i32 {
+    let joining = Joining::begin(env, settings)
+        .unwrap_or_else(|error| fail(true, 3, &format!("the watch over ranks cannot start: {error}")));
     let world = match MpiWorld::initialize() {
         Ok(world) if world.size() == env.world_size => Rc::new(world),
         Ok(world) => {
@@ -49,6 +52,7 @@ pub fn on_all_ranks(
         Ok(watch) => watch.map(Rc::new),
         Err(error) => return refused(world, &error.to_string()),
     };
+    drop(joining);
     let threads = threads
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
     // For set-up work outside of the device, such as first weights; it is there already only where tests made it.

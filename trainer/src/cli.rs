@@ -290,16 +290,26 @@ fn refusal(error: &clap::Error) -> UserError {
             ("only what `trainer --help` lists is known", "see `trainer --help`; without a subcommand it trains")
         }
         ErrorKind::MissingRequiredArgument => {
-            let missing: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
-            what = format!("{} {}", what, missing.join(", "));
+            what = format!("{what} {}", listed(lines));
             ("it cannot do without", "give them")
         }
         ErrorKind::MissingSubcommand => ("it does one of several things", "say which"),
         ErrorKind::ArgumentConflict if what.contains("multiple times") => ("a flag is given once", "leave one out"),
+        ErrorKind::ArgumentConflict if what.contains("subcommand") => {
+            // One is named in the line, several below it.
+            what = format!("{what} {}", listed(lines)).trim_end().into();
+            ("a subcommand comes first, and its flags after it", "move or leave out what is before it")
+        }
         ErrorKind::ArgumentConflict => ("one excludes the other", "leave one out"),
         _ => ("a flag has a value as `trainer --help` shows for it", "see `trainer --help`"),
     };
     UserError::new(what, known.unwrap_or_else(|| rule.into()), tip.unwrap_or_else(|| fix.into()))
+}
+
+/// What clap lists below the first line of an error, up to an empty line.
+fn listed<'t>(lines: impl Iterator<Item = &'t str>) -> String {
+    let listed: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
+    listed.join(", ")
 }
 
 /// Reads the command line.

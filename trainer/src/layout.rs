@@ -132,34 +132,45 @@ pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Microbatches that go through one chunk of a stage before the next, as asked for or as many as stages.
+/// Microbatches that go through one chunk of a stage before the next, as asked for or as many as stages. `counts` are the
+/// numbers of microbatches that steps have, the global batch's first.
 ///
 /// # Errors
 /// A step whose microbatches the interleaved schedule does not take.
-pub fn microbatch_group(config: &RunConfig, microbatches: usize) -> Result<usize, UserError> {
+pub fn microbatch_group(config: &RunConfig, counts: &[usize]) -> Result<usize, UserError> {
     let ParallelConfig { pipeline, virtual_pipeline, microbatch_group, .. } = config.parallel;
-    if virtual_pipeline == 1 {
-        return match microbatch_group {
-            None => Ok(pipeline),
-            Some(group) => Err(UserError::new(
-                format!("parallel.microbatch_group = {group} with parallel.virtual_pipeline = 1"),
-                "microbatches are grouped where stages have several chunks",
-                "leave it unset, or set a parallel.virtual_pipeline of 2 or more",
-            )),
-        };
+    if virtual_pipeline > 1 {
+        let group = microbatch_group.unwrap_or(pipeline);
+        counts.iter().try_for_each(|&microbatches| interleaves(config, group, microbatches, counts[0]))?;
+        return Ok(group);
     }
-    let batch = |times: usize| {
-        let global = config.train.global_batch_size / microbatches.max(1) * times;
-        format!("train.global_batch_size = {global}")
+    match microbatch_group {
+        None => Ok(pipeline),
+        Some(group) => Err(UserError::new(
+            format!("parallel.microbatch_group = {group} with parallel.virtual_pipeline = 1"),
+            "microbatches are grouped where stages have several chunks",
+            "leave it unset, or set a parallel.virtual_pipeline of 2 or more",
+        )),
+    }
+}
+
+/// Fails unless stages with several chunks can take so many microbatches, in such groups, in one step; the global batch has
+/// `most`.
+fn interleaves(config: &RunConfig, group: usize, microbatches: usize, most: usize) -> Result<(), UserError> {
+    let pipeline = config.parallel.pipeline;
+    let samples = config.train.global_batch_size / most;
+    // A number that only steps of a ramp have is not the global batch's to mend.
+    let enough = |count: usize| match microbatches < most {
+        true => format!("let train.rampup_batch_size begin with and grow by multiples of {}", samples * group),
+        false => format!("set train.global_batch_size = {}", samples * count),
     };
     if microbatches < pipeline {
         return Err(UserError::new(
             format!("{microbatches} microbatches of a step with parallel.pipeline = {pipeline}"),
             "with parallel.virtual_pipeline a step has at least as many microbatches as stages",
-            format!("set {}, or a smaller train.micro_batch_size", batch(pipeline)),
+            format!("{}, or a smaller train.micro_batch_size", enough(pipeline)),
         ));
     }
-    let group = microbatch_group.unwrap_or(pipeline);
     if !(pipeline..=microbatches).contains(&group) {
         return Err(UserError::new(
             format!("parallel.microbatch_group = {group}"),
@@ -172,10 +183,10 @@ pub fn microbatch_group(config: &RunConfig, microbatches: usize) -> Result<usize
         return Err(UserError::new(
             format!("{microbatches} microbatches of a step in groups of {group} on {pipeline} stages"),
             "the last group has as many microbatches as stages, or more",
-            format!("set {}, or another parallel.microbatch_group", batch(microbatches - rest)),
+            format!("{}, or another parallel.microbatch_group", enough(microbatches - rest)),
         ));
     }
-    Ok(group)
+    Ok(())
 }
 
 /// Fails unless what layers are cut into is the same for all ranks that share them.

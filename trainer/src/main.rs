@@ -31,6 +31,8 @@ fn main() {
     let main = ranks.rank == 0;
     let (request, bench) = match parse(std::env::args_os()) {
         Ok(Request::Train(request)) => (request, None),
+        // A dry run has nothing to measure, and prints the plan of what would be.
+        Ok(Request::Bench(request, _)) if request.dry_run => (request, None),
         Ok(Request::Bench(request, steps)) => (request, Some(steps)),
         Ok(Request::Doctor { options, device }) => exit(doctor(options, &device, &ranks)),
         Ok(Request::Tokenize(_)) if ranks.world_size > 1 => {

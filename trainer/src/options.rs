@@ -144,8 +144,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("parallel.bucket_mib", "ddp-bucket-size", &["bucket-mib"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
     option("parallel.heartbeat_seconds", "heartbeat-seconds", &[], "1.0", Kind::Float, "Between two heartbeats of a rank to the monitor on rank 0; 0 for none, and a rank that fails may leave the others waiting for ever"),
     option("parallel.distributed_timeout_seconds", "distributed-timeout-seconds", &[], "45.0", Kind::Float, "A rank that is not heard of, or makes no progress in a step while others wait, for this long ends the run; --distributed-timeout-minutes sets it too"),
-    option("parallel.setup_timeout_seconds", "setup-timeout-seconds", &[], "600.0", Kind::Float, "The same for progress at the start, in the steps that warm up and capture, and while a checkpoint is written"),
-    option("parallel.monitor_address", "monitor-address", &[], "", Kind::Text, "Where rank 0 listens for heartbeats, host or host:port; if unset the loopback on one node, else the address of rank 0's host name"),
+    option("parallel.setup_timeout_seconds", "setup-timeout-seconds", &[], "600.0", Kind::Float, "The same for progress at the start, in the steps that warm up and capture, and while a checkpoint or another file is written; never less than distributed_timeout_seconds"),
+    option("parallel.monitor_address", "monitor-address", &[], "", Kind::Text, "Where rank 0 listens for heartbeats, host or host:port; if unset the loopback on one node, else the addresses of rank 0's host name and of its default route"),
 
     option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective", "full"]), "selective: backward computes norms and activations (GELU, SwiGLU) again, for about a third less activation memory; full: it computes whole blocks again from the input of the first, for the memory of one group of blocks and up to a third more work"),
     option("recompute.method", "recompute-method", &[], "\"uniform\"", Kind::Choice(&["uniform"]), "full: all blocks of a stage, in groups of recompute.layers"),

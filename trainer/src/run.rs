@@ -16,7 +16,7 @@ use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Prefetch, Regression
 use crate::hf::LoadError;
 use crate::logs::PRINTED;
 use crate::plan::{ModelPlan, RunPlan};
-use crate::plan_box::{place, plan_box};
+use crate::plan_box::plan_box;
 use crate::reporter::{Reporter, StepUnderWay, peak_flops};
 use crate::run_folder;
 use crate::run_log::RunLog;
@@ -211,7 +211,7 @@ pub fn train(
         return Ok(None);
     }
     session.restore(device, &stage)?;
-    let mut trace = StepTrace::prepare(plan, ranks.rank, &place(device, ranks), device)?;
+    let mut trace = StepTrace::prepare(plan, ranks, device)?;
     if let (true, Some(path)) = (main, &request.graph_report) {
         writable("--graph-report", path)?;
     }
@@ -279,9 +279,11 @@ pub fn train(
             if let Some(done) = under_way.take() {
                 report.tell(&done.wait(&mut ended)?, None, &mut log)?;
             }
-            // A checkpoint is never ahead of the metrics.
-            log.as_mut().map_or(Ok(()), RunLog::sync).map_err(file("metrics.jsonl"))?;
-            ranks.activity.during(Doing::Saves, || session.save(device, &stage, progress, last))?;
+            ranks.activity.during(Doing::Writes, || {
+                // A checkpoint is never ahead of the metrics.
+                log.as_mut().map_or(Ok(()), RunLog::sync).map_err(file("metrics.jsonl"))?;
+                session.save(device, &stage, progress, last)
+            })?;
         }
         if stop && progress.step < steps {
             let kept =
@@ -295,10 +297,15 @@ pub fn train(
         let last = last.wait(&mut ended)?;
         report.tell(&last, None, &mut log)?;
     }
-    log.as_mut().map_or(Ok(()), RunLog::finish).map_err(file("wandb-summary.json"))?;
-    if let (true, Some(path)) = (main, &request.graph_report) {
-        write_report(&mut stage, path).map_err(file_error(format!("the graph report, {}", path.display())))?;
-    }
+    ranks.activity.during(Doing::Writes, || {
+        log.as_mut().map_or(Ok(()), RunLog::finish).map_err(file("wandb-summary.json"))?;
+        match &request.graph_report {
+            Some(path) if main => {
+                write_report(&mut stage, path).map_err(file_error(format!("the graph report, {}", path.display())))
+            }
+            _ => Ok(()),
+        }
+    })?;
     if let Some(told) = trace.finish(device)? {
         report.say(&told);
     }

@@ -8,7 +8,9 @@ use device::Device;
 
 use crate::config::UserError;
 use crate::plan::RunPlan;
-use crate::run::RunError;
+use crate::plan_box::place;
+use crate::run::{Ranks, RunError};
+use crate::watch::activity::{Activity, Doing};
 
 /// The timeline of a run, asked for or not.
 pub struct StepTrace {
@@ -23,6 +25,8 @@ struct Target {
     /// Where it comes from, in words.
     process: String,
     steps: usize,
+    /// Told when it is written, for that may take its time.
+    activity: Activity,
 }
 
 enum State {
@@ -34,15 +38,14 @@ enum State {
 }
 
 impl StepTrace {
-    /// Looks whether a timeline is asked for and can be made and written, before the first step. `place` is the device
-    /// in words.
+    /// Looks whether a timeline is asked for and can be made and written, before the first step.
     ///
     /// # Errors
     /// A file that cannot be written; on a GPU, no CUPTI.
-    pub fn prepare(plan: &RunPlan, rank: usize, place: &str, device: &Device) -> Result<StepTrace, UserError> {
+    pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device) -> Result<StepTrace, UserError> {
         let logging = &plan.config.logging;
         let Some(file) = &logging.trace else { return Ok(StepTrace { target: None, state: State::Written }) };
-        let path = of_rank(Path::new(file), rank);
+        let path = of_rank(Path::new(file), ranks.rank);
         File::create(&path).map_err(|error| {
             UserError::new(
                 format!("logging.trace = {}: {error}", path.display()),
@@ -57,8 +60,13 @@ impl StepTrace {
         })?;
         let first_replay = if plan.graphs.enable { plan.graphs.warmup_steps + 1 } else { 1 };
         let after = logging.trace_after.unwrap_or(first_replay);
-        let process = format!("rank {rank}, {place}");
-        let target = Target { path, rank, process, steps: logging.trace_steps };
+        let target = Target {
+            path,
+            rank: ranks.rank,
+            process: format!("rank {}, {}", ranks.rank, place(device, ranks)),
+            steps: logging.trace_steps,
+            activity: ranks.activity.clone(),
+        };
         Ok(StepTrace { target: Some(target), state: State::Waiting(after) })
     }
 
@@ -109,8 +117,10 @@ impl StepTrace {
         self.state = State::Written;
         let Some(target) = &self.target else { return Ok(()) };
         let timeline = device.end_timeline()?;
-        let written = File::create(&target.path)
-            .and_then(|file| timeline.write_chrome(target.rank, &target.process, BufWriter::new(file)));
+        let written = target.activity.during(Doing::Writes, || {
+            let file = File::create(&target.path)?;
+            timeline.write_chrome(target.rank, &target.process, BufWriter::new(file))
+        });
         written.map_err(|error| RunError::File { what: format!("the timeline, {}", target.path.display()), error })
     }
 }

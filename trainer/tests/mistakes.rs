@@ -46,6 +46,8 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("tokenize file", &["not provided: --output <DIR>"]),
     ("convert a b", &["not provided: --from <from>"]),
     ("convert --to hf --from hf a b", &["--from", "one excludes the other"]),
+    ("--layers 4 --steps 3 bench", &["'bench' cannot be used with: --layers <VALUE>, --steps <VALUE>", "comes first"]),
+    ("--dry-run checkpoint list saved", &["'checkpoint' cannot be used with '--dry-run'", "comes first"]),
     ("checkpoint", &["requires a subcommand", "subcommands: list"]),
     ("doctor --device tpu", &["'tpu'", "possible values: auto, host, cuda"]),
     ("bench gpt3", &["'gpt3'", "gpt-1.3b"]),
@@ -325,6 +327,11 @@ fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
         (
             "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.microbatch_group=7",
             ["8 microbatches of a step in groups of 7 on 2 stages", "as many microbatches as stages", "= 14"],
+        ),
+        // The step that does not fit is one of the ramp; the global batch is right as it is.
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 train.rampup_batch_size=[4,2,100]",
+            ["7 microbatches of a step", "as many microbatches as stages", "train.rampup_batch_size begin with"],
         ),
         (
             "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.pipeline_schedule=\"zero_bubble\"",

@@ -256,3 +256,14 @@ fn files_that_are_missing_or_wrong_are_refused_with_path_rule_and_fix() {
         assert_refused(&arguments, expected);
     }
 }
+
+#[test]
+fn a_dry_run_of_a_benchmark_prints_its_plan_and_measures_nothing() {
+    let folder = Folder::new("dry-bench");
+    let flags = ["bench", "--dry-run", "--device", "host", "--layers", "3", "--steps", "3"];
+    let output = Command::new(TRAINER).args(flags).current_dir(&folder.0).output().unwrap();
+    let text = printed(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("plan of a rank") && !text.contains("tokens_per_s"), "{text}");
+    assert!(folder.0.read_dir().unwrap().next().is_none(), "it left files");
+}

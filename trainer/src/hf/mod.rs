@@ -19,8 +19,8 @@ use self::read::WeightFolder;
 use self::write::unwritable;
 use crate::config::{Layers, ModelConfig, ModelOptions, RunConfig, UserError};
 use crate::model::GptShape;
+use crate::model_plan::{ModelPlan, model_plan};
 use crate::params::Params;
-use crate::plan::{ModelPlan, model_plan};
 
 /// Bytes of a file before the next one is begun, as `transformers` has it.
 const SHARD_BYTES: usize = 5_000_000_000;

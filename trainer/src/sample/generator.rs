@@ -1,4 +1,4 @@
-//! A model that goes on with a text: a graph that reads a prompt, and one that reads a token.
+//! A model that goes on with a text: it reads a prompt, and then token after token through a graph.
 
 use std::rc::Rc;
 
@@ -12,7 +12,9 @@ use crate::params::Params;
 /// Reads a text of any length, keeping in its cache what fits the model's context, and tells what may follow.
 ///
 /// Reading a prompt and reading a token are steps of a [`CudaGraphManager`] of their own mode: recorded, run once eagerly,
-/// then captured whole and replayed. Fields drop in order: graphs, then memory.
+/// then captured whole and replayed. The first prompt is thus never a graph, and is not worth one: what a capture needs
+/// (kernels that are loaded, products that are chosen) comes of running once without, so the prompt would be read twice,
+/// and most texts read one. Fields drop in order: graphs, then memory.
 pub struct Generator {
     graphs: CudaGraphManager,
     compute: Stream,

@@ -11,8 +11,8 @@ use crate::config::{Layers, RunConfig, UserError};
 use crate::data::Tokenizer;
 use crate::hf::Pretrained;
 use crate::model::{GptShape, gpt};
+use crate::model_plan::{ModelPlan, model_plan};
 use crate::params::Params;
-use crate::plan::{ModelPlan, model_plan};
 use crate::run::RunError;
 
 /// A model that can be asked to go on with a text.

@@ -18,8 +18,8 @@ pub enum Doing {
     WaitsForDevice,
     /// It evaluates.
     Evaluates,
-    /// It writes a checkpoint.
-    Saves,
+    /// It writes a checkpoint, a timeline, or what else is written once.
+    Writes,
     /// It waits for the other ranks.
     WaitsForRanks,
     /// It ends.
@@ -32,7 +32,7 @@ const ALL: [Doing; 8] = [
     Doing::WaitsForBatch,
     Doing::WaitsForDevice,
     Doing::Evaluates,
-    Doing::Saves,
+    Doing::Writes,
     Doing::WaitsForRanks,
     Doing::Ends,
 ];
@@ -40,7 +40,7 @@ const ALL: [Doing; 8] = [
 impl Doing {
     /// Whether it may take minutes without any sign of progress.
     pub fn is_slow(self) -> bool {
-        matches!(self, Doing::Starts | Doing::Saves)
+        matches!(self, Doing::Starts | Doing::Writes)
     }
 }
 
@@ -52,7 +52,7 @@ impl std::fmt::Display for Doing {
             Doing::WaitsForBatch => "waiting for a batch",
             Doing::WaitsForDevice => "waiting for the device",
             Doing::Evaluates => "evaluating",
-            Doing::Saves => "writing a checkpoint",
+            Doing::Writes => "writing files",
             Doing::WaitsForRanks => "waiting for all ranks",
             Doing::Ends => "ending",
         })

@@ -1,7 +1,7 @@
 //! Where the monitor listens, and how ranks reach it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
 use super::message::{Message, Sender};
@@ -73,7 +73,7 @@ pub fn listen(address: Option<&str>, one_node: bool) -> Result<(TcpListener, Ann
     let addresses = match address {
         Some(_) => vec![format!("{}:{port}", wanted.rsplit_once(':').map_or("", |(host, _)| host))],
         None if one_node => vec![format!("127.0.0.1:{port}")],
-        None => reachable(&host_name(), port),
+        None => reachable(&host_name(), outward(), port),
     };
     let token = RandomState::new().build_hasher().finish();
     Ok((listener, Announced { token, addresses }))
@@ -89,16 +89,30 @@ fn with_port(address: &str) -> String {
     }
 }
 
-/// What other nodes may reach this one by: the addresses its name stands for here, and its name, which may stand for
-/// better ones there.
-fn reachable(host: &str, port: u16) -> Vec<String> {
+/// What other nodes may reach this one by: the addresses its name stands for here, the one that it has `outward`, and its
+/// name, which may stand for better ones there.
+fn reachable(host: &str, outward: Option<IpAddr>, port: u16) -> Vec<String> {
     let name = format!("{host}:{port}");
-    let here = name.to_socket_addrs().into_iter().flatten();
-    let outside = here.filter(|address| match address.ip() {
-        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_unspecified(),
-        IpAddr::V6(_) => false, // the monitor listens on IPv4
-    });
-    outside.map(|address| address.to_string()).chain([name.clone()]).collect()
+    let here = name.to_socket_addrs().into_iter().flatten().map(|address| address.ip());
+    let mut all: Vec<String> = Vec::new();
+    for ip in here.chain(outward) {
+        // The monitor listens on IPv4.
+        let outside = ip.is_ipv4() && !ip.is_loopback() && !ip.is_unspecified();
+        let address = SocketAddr::new(ip, port).to_string();
+        if outside && !all.contains(&address) {
+            all.push(address);
+        }
+    }
+    all.push(name);
+    all
+}
+
+/// This node's address where its default route begins, for nodes whose name means nothing to others. Nothing is sent: a
+/// datagram socket that is connected knows its own address.
+fn outward() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?; // of the block kept for documentation
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// This node's name.
@@ -145,6 +159,15 @@ mod tests {
         assert_eq!(with_port("node7:4000"), "node7:4000");
         assert_eq!(with_port("fe80::1"), "[fe80::1]:0");
         assert_eq!(with_port("[fe80::1]:4000"), "[fe80::1]:4000");
+    }
+
+    #[test]
+    fn a_node_whose_name_means_nothing_is_reached_by_its_address() {
+        let outward = Some(IpAddr::from([10, 1, 2, 3]));
+        assert_eq!(reachable("node7.invalid", outward, 40), ["10.1.2.3:40", "node7.invalid:40"]);
+        // A name that stands for the loopback, as Debian sets it up, is of no use to others.
+        assert_eq!(reachable("127.0.1.1", outward, 40), ["10.1.2.3:40", "127.0.1.1:40"]);
+        assert_eq!(reachable("10.9.9.9", outward, 40)[..2], ["10.9.9.9:40", "10.1.2.3:40"]);
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub struct Row {
     pub left: bool,
     /// Its connection is gone.
     pub closed: bool,
+    /// It ended because rank 0 was not heard of.
+    pub forsaken: bool,
     /// Since it was last heard of, or since the monitor began.
     pub silent: Duration,
     /// Its own error.
@@ -48,12 +50,14 @@ pub enum Kind {
     Died,
     /// Nothing is heard of it.
     Silent,
+    /// Rank 0, which watches over all, was not there for so long that others have ended.
+    Absent,
     /// It makes no progress; the ranks that wait for it.
     Hangs(Vec<usize>),
 }
 
-/// The root cause, if there is one: an error that a rank had of its own, then a rank that died, then an error that may
-/// have come of another rank's, then one that is not heard of, and last one that others wait for.
+/// The root cause, if there is one: an error that a rank had of its own, then rank 0's absence, then a rank that died, then
+/// an error that may have come of another rank's, then one that is not heard of, and last one that others wait for.
 pub fn decide(rows: &[Row], limits: Limits) -> Option<Cause> {
     let ranks = || rows.iter().enumerate().filter(|(_, row)| !row.left);
     let fault = |follows: bool| {
@@ -62,6 +66,7 @@ pub fn decide(rows: &[Row], limits: Limits) -> Option<Cause> {
             Some(Cause { rank, kind: Kind::Failed(fault) })
         })
     };
+    let absent = || ranks().any(|(_, row)| row.forsaken).then_some(Cause { rank: 0, kind: Kind::Absent });
     let died = || {
         let (rank, _) = ranks().find(|(_, row)| row.closed && row.fault.is_none())?;
         Some(Cause { rank, kind: Kind::Died })
@@ -70,7 +75,7 @@ pub fn decide(rows: &[Row], limits: Limits) -> Option<Cause> {
         let longest = ranks().filter(|(_, row)| row.silent > limits.step).max_by_key(|(_, row)| row.silent)?;
         Some(Cause { rank: longest.0, kind: Kind::Silent })
     };
-    fault(false).or_else(died).or_else(|| fault(true)).or_else(silent).or_else(|| hanging(rows, limits))
+    fault(false).or_else(absent).or_else(died).or_else(|| fault(true)).or_else(silent).or_else(|| hanging(rows, limits))
 }
 
 /// A rank that makes no progress and waits for none that is behind it. One that waits for a rank with reason to take its
@@ -134,6 +139,11 @@ impl Cause {
             Kind::Silent => format!(
                 "not heard of for {} s: the process is stopped, or its node or the network is down",
                 seconds(row.silent)
+            ),
+            Kind::Absent => format!(
+                "not heard of for {} s by other ranks, which have ended: the process was stopped, or its node or the \
+                 network was down",
+                seconds(limits.step)
             ),
             Kind::Hangs(waiting) => {
                 let quiet = row.beat.as_ref().map_or(0, |beat| beat.quiet_ms / 1000) + seconds(row.silent);
@@ -234,7 +244,7 @@ mod tests {
         assert_eq!(culprit(&group(&[(60, 8), (20, 7)])), None);
         // A checkpoint takes its time, and the others wait for its end.
         let waiting = row(100, Doing::WaitsForRanks, vec![begun("world", &[0, 1], None, 5)]);
-        let mut rows = vec![row(100, Doing::Saves, vec![begun("world", &[0, 1], None, 4)]), waiting];
+        let mut rows = vec![row(100, Doing::Writes, vec![begun("world", &[0, 1], None, 4)]), waiting];
         assert_eq!(culprit(&rows), None);
         rows[0].silent = Duration::from_secs(30); // it counts, but 130 s are fine too
         assert_eq!(culprit(&rows), None);
@@ -302,6 +312,17 @@ mod tests {
         assert_eq!(culprit(&rows), None);
         rows[0].beat.as_mut().unwrap().quiet_ms = 46_000;
         assert_eq!(culprit(&rows), Some(0), "who is left behind can still hang");
+    }
+
+    #[test]
+    fn rank_0_that_goes_on_after_others_have_ended_for_it_names_itself() {
+        let mut rows = group(&[(0, 8), (0, 8), (0, 8)]);
+        (rows[1].forsaken, rows[1].closed) = (true, true);
+        rows[2].closed = true; // the launcher has ended it
+        let cause = decide(&rows, LIMITS).unwrap();
+        assert_eq!((cause.rank, cause.code()), (0, 3));
+        let line = cause.line(&rows, LIMITS);
+        assert!(line.starts_with("error on rank 0: not heard of for 45 s by other ranks, which have ended"), "{line}");
     }
 
     #[test]

@@ -145,6 +145,10 @@ impl Heartbeat {
 
     /// Rank 0 went away without a verdict, or is not heard of.
     fn bereft(&self, closed: bool) -> ! {
+        if !closed {
+            // Should rank 0 go on after all, it is not to take this one for the first that failed.
+            self.send(&Message::Forsaken);
+        }
         let what = match closed {
             true => "died without a word (killed, out of memory, or its node went down)".into(),
             false => format!(

@@ -25,6 +25,8 @@ pub enum Message {
     Beat(Beat),
     /// It cannot go on.
     Fault(Fault),
+    /// It has not heard of the monitor for too long, and ends.
+    Forsaken,
     /// It is done.
     Goodbye,
 }

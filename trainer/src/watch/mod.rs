@@ -3,14 +3,17 @@
 //! Every rank has a thread that tells a **monitor** on rank 0, over TCP, how far the rank has come ([`heartbeat`]). The
 //! monitor ([`monitor`]) decides who is at fault ([`decide`]): a rank that says so, one whose connection breaks, one that
 //! is not heard of, or one that makes no progress while others wait for it. It prints the line and tells all; each rank
-//! then ends its process as it is: on a fault nothing is torn down, for that could wait for ever.
+//! then ends its process as it is: on a fault nothing is torn down, for that could wait for ever. Until all ranks are
+//! connected there is a limit of time ([`joining`]).
 
 pub mod activity;
 pub mod address;
 pub mod decide;
 mod heartbeat;
+pub mod joining;
 pub mod message;
 mod monitor;
+pub mod settings;
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -26,29 +29,10 @@ use activity::{Activity, Doing};
 use address::{Announced, WatchError};
 use heartbeat::{Heart, Heartbeat};
 use message::{Message, Sender};
+pub use settings::WatchSettings;
 
 /// Exit code of a rank that ended because another failed.
 pub const PEER_FAILED: i32 = 4;
-
-/// When a rank is taken to have failed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct WatchSettings {
-    /// Between two heartbeats; zero for no watch at all.
-    pub heartbeat: Duration,
-    /// A rank that is not heard of, or makes no progress in a step, for this long is at fault.
-    pub timeout: Duration,
-    /// The same for progress at the start, in warm-up, and while a checkpoint is written.
-    pub setup_timeout: Duration,
-    /// Where the monitor listens, `host` or `host:port`; found out if none.
-    pub address: Option<String>,
-}
-
-impl Default for WatchSettings {
-    fn default() -> WatchSettings {
-        let seconds = Duration::from_secs;
-        WatchSettings { heartbeat: seconds(1), timeout: seconds(45), setup_timeout: seconds(600), address: None }
-    }
-}
 
 /// This rank's part in the watch.
 pub struct Watch {

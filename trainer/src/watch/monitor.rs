@@ -120,6 +120,7 @@ impl Monitor {
         match message {
             Message::Beat(beat) => row.beat = Some(beat),
             Message::Fault(fault) => row.fault = Some(fault),
+            Message::Forsaken => row.forsaken = true,
             Message::Goodbye => row.left = true,
             Message::Hello { .. } => {}
         }
