@@ -15,14 +15,22 @@ from pathlib import Path
 
 TRANSFERS = {"all_reduce", "all_reduce_max", "all_gather", "reduce_scatter", "broadcast", "send", "receive", "send_receive"}
 WORK = {"kernel", "copy", "set", "operation"}
-COLOURS = {"forward": "#4c78a8", "backward": "#f58518", "update": "#54a24b", "transfer": "#b0b0b0", "other": "#d8c9a3"}
+COLOURS = {
+    "forward": "#4c78a8",
+    "backward": "#f58518",
+    "weights": "#e45756",  # what zero bubble puts off of a backward
+    "update": "#54a24b",
+    "transfer": "#b0b0b0",
+    "other": "#d8c9a3",
+}
 
 
 def kind(event):
+    """Which of COLOURS an event is."""
     name = event["name"]
     if name.rsplit("/", 1)[-1] in TRANSFERS or "nccl" in event["args"].get("kernel", "").lower():
         return "transfer"
-    for start in ("forward", "backward"):
+    for start in ("forward", "backward", "weights"):
         if name.startswith(start):
             return start
     return "update" if name.startswith("optimizer") else "other"
@@ -49,10 +57,13 @@ def union(spans, gap=0.0):
 
 
 def length(spans):
+    """Milliseconds of spans without overlaps."""
     return sum(end - start for start, end in spans)
 
 
 def shares(work, steps):
+    """Of one rank's work: milliseconds a step; the shares of computing, of transfers alone and of nothing; and how much of
+    the transfers is hidden, None without any."""
     start, end = work[0][0], max(end for _, end, _ in work)
     transfers = union((a, b) for a, b, what in work if what == "transfer")
     computing = union((a, b) for a, b, what in work if what != "transfer")
@@ -105,7 +116,8 @@ def main():
     ranks = sorted(map(rank_of, options.traces))
     print("| rank | ms a step | computing | only transfers | nothing | of transfers hidden |\n|---|---|---|---|---|---|")
     rows = [shares(work, options.steps) for _, work in ranks]
-    mean = [sum(filter(None, column)) / len(rows) for column in zip(*rows)]
+    known = [[value for value in column if value is not None] for column in zip(*rows)]
+    mean = [sum(column) / len(column) if column else None for column in known]
     for name, row in [*zip((rank for rank, _ in ranks), rows), ("mean", mean)]:
         hidden = "" if row[4] is None else f"{row[4]:.0%}"
         print(f"| {name} | {row[0]:.2f} | {row[1]:.1%} | {row[2]:.1%} | {row[3]:.1%} | {hidden} |")
