@@ -35,6 +35,10 @@ unsafe fn nodes(graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode>> {
     unsafe {
         sys::cuGraphGetNodes(graph, null_mut(), &mut count).result().driver("cuGraphGetNodes")?;
         let mut nodes = vec![null_mut(); count];
+        // The driver refuses a buffer for no nodes.
+        if count == 0 {
+            return Ok(nodes);
+        }
         sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count).result().driver("cuGraphGetNodes")?;
         Ok(nodes)
     }
