@@ -16,6 +16,14 @@ template <int N, class Body> void for_each(u64 count, Body body) {
     }
 FOR_EACH_FLOAT(FILL)
 
+// Repeats the bytes of a word, the lowest first, from an address that is a multiple of 16 on: a memory set in a graph.
+KERNEL(set_bytes)(u8* to, u32 word, u64 bytes) {
+    u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 16;
+    if (at + 16 <= bytes) *(uint4*)(to + at) = make_uint4(word, word, word, word);
+    else
+        for (; at < bytes; at++) to[at] = (u8)(word >> (8 * (at % 4)));
+}
+
 // output[i] = a[i] + b[i]; `output` may be either.
 template <class T, int N> void add(const T* a, const T* b, T* output, u64 count) {
     for_each<N>(count, [&](u64 at) {

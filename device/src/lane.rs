@@ -145,10 +145,10 @@ impl Lane {
     }
 
     /// The driver's graph of what was recorded.
-    pub(crate) fn end_capture(&self) -> Result<Option<RawGraph>> {
-        match self {
-            Lane::Host(_) => Ok(None),
-            Lane::Cuda(lane) => lane.raw()?.end_capture().map(Some),
+    pub(crate) fn end_capture(&self, backend: &Backend) -> Result<Option<RawGraph>> {
+        match (self, backend) {
+            (Lane::Cuda(lane), Backend::Cuda(cuda)) => lane.raw()?.end_capture(&cuda.kernels).map(Some),
+            _ => Ok(None),
         }
     }
 

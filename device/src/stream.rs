@@ -421,7 +421,7 @@ impl Stream {
             lane.abandon_capture();
         }
         let (nodes, effects) = checked?;
-        let raw = lane.end_capture()?;
+        let raw = lane.end_capture(&core.backend)?;
         Ok(Graph::new(self.device.clone(), name, nodes, effects, raw, core.frees))
     }
 

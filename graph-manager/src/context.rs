@@ -107,7 +107,7 @@ impl<'m> StepContext<'m> {
         Error::Device { region: self.region_name(), source }
     }
 
-    fn region_name(&self) -> String {
+    pub(crate) fn region_name(&self) -> String {
         self.current.map_or("step".into(), |current| current.region.to_string())
     }
 

@@ -3,6 +3,7 @@
 //! Start with [`Region`] (what a step is made of) and [`CudaGraphManager::step`] (what happens to it), then read the
 //! memory plan. This crate knows layers only through [`Layer`]; it knows no model, no NCCL and no MPI.
 
+mod beside;
 mod context;
 mod deferred;
 mod error;
@@ -14,6 +15,7 @@ mod plan;
 mod region;
 mod report;
 
+pub use beside::Fork;
 pub use context::StepContext;
 pub use error::{Error, Result};
 pub use layer::{Flow, Layer};

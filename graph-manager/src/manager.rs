@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use device::{Area, Device, Graph, Op, Stream, Tensor};
 
+use crate::beside::SideStream;
 use crate::context::{KeptKey, Phase};
 use crate::deferred::DeferredKey;
 use crate::plan::{AreaKind, Plan, Recording};
@@ -22,6 +23,7 @@ pub struct CudaGraphManager {
     pub(crate) areas: BTreeMap<AreaKind, Area>,
     pub(crate) device: Device,
     pub(crate) compute: Stream,
+    pub(crate) beside: SideStream,
     pub(crate) options: GraphOptions,
     /// Called once per mode and plan before its first capture.
     before_capture: Option<Box<dyn Fn() -> Result<()>>>,
@@ -84,6 +86,7 @@ impl CudaGraphManager {
             states: BTreeMap::new(),
             areas: BTreeMap::new(),
             device,
+            beside: SideStream::new(&compute),
             compute,
             options,
             before_capture: None,

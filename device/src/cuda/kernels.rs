@@ -85,8 +85,7 @@ impl Kernels {
     /// # Errors
     /// An unknown name; the driver's refusal of the grid.
     pub(crate) fn launch(&self, stream: &RawStream, kernel: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
-        let function =
-            *self.functions.get(kernel).ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))?;
+        let function = self.function(kernel)?;
         let mut pointers: Vec<*mut c_void> = arguments
             .iter()
             .map(|argument| match argument {
@@ -109,9 +108,17 @@ impl Kernels {
         grid: Grid,
         block: &T,
     ) -> Result<()> {
-        let function =
-            *self.functions.get(kernel).ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))?;
+        let function = self.function(kernel)?;
         self.launch_raw(stream, kernel, function, grid, &mut [std::ptr::from_ref(block) as *mut c_void])
+    }
+
+    /// A kernel by its name.
+    ///
+    /// # Errors
+    /// An unknown name.
+    pub(crate) fn function(&self, kernel: &str) -> Result<sys::CUfunction> {
+        let function = self.functions.get(kernel).copied();
+        function.ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))
     }
 
     fn launch_raw(

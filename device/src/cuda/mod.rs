@@ -12,6 +12,7 @@ mod marks;
 mod memory;
 mod ops;
 mod queue;
+mod rewrite;
 mod timing;
 mod versions;
 

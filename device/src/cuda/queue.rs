@@ -9,6 +9,7 @@ use cudarc::driver::{result, sys};
 
 use super::error::Driver;
 use super::memory::PinnedBlock;
+use super::{Kernels, rewrite};
 use crate::{Element, Result};
 
 /// A named stream of the driver's, not synchronising with the legacy default stream.
@@ -65,6 +66,29 @@ impl RawStream {
         unsafe { result::memset_d8_async(address, value, bytes, self.handle) }.driver("cuMemsetD8Async")
     }
 
+    /// Writes 64-bit words from `address` on, in stream order: the stream does it itself, without a kernel.
+    pub(crate) fn write_words(&self, address: u64, words: &[u64]) -> Result<()> {
+        let mut writes: Vec<sys::CUstreamBatchMemOpParams> = Vec::with_capacity(words.len());
+        for (at, &word) in words.iter().enumerate() {
+            // SAFETY: plain numbers, of which zeros are a value. Written as a member, the rest stays zero.
+            let mut write: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
+            write.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+                operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+                address: address + 8 * at as u64,
+                __bindgen_anon_1: sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 {
+                    value64: word,
+                },
+                flags: 0,
+                alias: 0,
+            };
+            writes.push(write);
+        }
+        // SAFETY: as `copy`; the list is copied during the call.
+        unsafe { sys::cuStreamBatchMemOp_v2(self.handle, writes.len() as u32, writes.as_mut_ptr(), 0) }
+            .result()
+            .driver("cuStreamBatchMemOp")
+    }
+
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.
@@ -72,12 +96,14 @@ impl RawStream {
     }
 
     /// Ends the capture and makes the graph ready to launch.
-    pub(crate) fn end_capture(&self) -> Result<RawGraph> {
+    pub(crate) fn end_capture(&self, kernels: &Kernels) -> Result<RawGraph> {
         // SAFETY: the stream lives; the graph is destroyed below or with the returned value.
         unsafe {
             let graph = result::stream::end_capture(self.handle).driver("cuStreamEndCapture")?;
-            let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
-            let raw = exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec });
+            let raw = rewrite::rewrite(graph, kernels).and_then(|()| {
+                let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+                exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec })
+            });
             if raw.is_err() {
                 let _ = result::graph::destroy(graph);
             }

@@ -345,10 +345,13 @@ impl Linear {
         [all_input, all_grads, here]: [&'static str; 3],
         share: &Share,
     ) -> Result<Tensor> {
-        let input = share.all_rows(cx, all_input, input)?;
+        let all_rows = share.parallel.all_rows_beside(cx, all_input, input, share.tokens)?;
         let grad_input = share.tensor(cx, all_grads, self.input_width(), grad_output.dtype)?;
-        self.backward(cx, input, grad_output, Some((grad_input, Epilogue::None)))?;
-        share.parallel.sum(cx, here, grad_input)
+        self.backward_input(cx, grad_output, grad_input, Epilogue::None)?;
+        let input = all_rows.join(cx)?;
+        let sum = share.parallel.sum_beside(cx, here, grad_input)?;
+        self.backward_parameters(cx, input, grad_output)?;
+        sum.join(cx)
     }
 
     /// Parameter gradients, and the input's if it is wanted, through an epilogue.

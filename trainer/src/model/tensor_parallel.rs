@@ -5,6 +5,9 @@
 //! are summed. Between layers every rank has all rows of the residual stream, or with sequence parallelism its own part:
 //! the sum is then a reduce-scatter, and an all-gather comes before the next first matrix.
 //!
+//! In backward the first matrix's transfers go on beside its products: the input is gathered while its gradient is computed,
+//! and that is summed while the gradients of the weights are.
+//!
 //! A part is a run of consecutive rows `(sample, token)` of the microbatch, whatever samples they belong to: norms, dropout
 //! and residual adds go row by row, and rows of one rank lie together, so no transfer needs a copy.
 
@@ -12,7 +15,7 @@ use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, DropoutPart};
 use device::{Communicator, Shape, Tensor};
-use graph_manager::{Result, StepContext};
+use graph_manager::{Fork, Result, StepContext};
 
 use crate::cut::Cut;
 
@@ -73,13 +76,39 @@ impl TensorParallel {
         cx: &mut StepContext<'_>,
         name: &'static str,
         here: Tensor,
-        (batch, seq): (usize, usize),
+        tokens: (usize, usize),
     ) -> Result<Tensor> {
-        let Some(group) = self.group.as_ref().filter(|_| self.cuts_rows()) else { return Ok(here) };
+        let (all, gather) = self.gather(cx, name, here, tokens)?;
+        gather.map_or(Ok(()), |gather| cx.run(gather))?;
+        Ok(all)
+    }
+
+    /// As [`TensorParallel::all_rows`], beside what follows until it is joined.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn all_rows_beside(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        here: Tensor,
+        tokens: (usize, usize),
+    ) -> Result<Coming> {
+        let (tensor, gather) = self.gather(cx, name, here, tokens)?;
+        Ok(Coming { tensor, fork: gather.map(|gather| cx.fork(gather)).transpose()? })
+    }
+
+    fn gather(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        here: Tensor,
+        (batch, seq): (usize, usize),
+    ) -> Result<(Tensor, Option<Collective>)> {
+        let Some(group) = self.group.as_ref().filter(|_| self.cuts_rows()) else { return Ok((here, None)) };
         let all = cx.tensor(name, [batch, seq, here.shape.last()], here.dtype)?;
         let kind = CollectiveKind::AllGather;
-        cx.run(Collective { kind, communicator: group.clone(), input: here, output: all })?;
-        Ok(all)
+        Ok((all, Some(Collective { kind, communicator: group.clone(), input: here, output: all })))
     }
 
     /// The sum over ranks of `(batch, seq, width)`: in its place, or only the rows that are here.
@@ -87,15 +116,52 @@ impl TensorParallel {
     /// # Errors
     /// What the device refused.
     pub(crate) fn sum(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Tensor> {
-        let Some(group) = self.group.clone().filter(|_| self.size() > 1) else { return Ok(partial) };
+        let (sum, reduce) = self.reduce(cx, name, partial)?;
+        reduce.map_or(Ok(()), |reduce| cx.run(reduce))?;
+        Ok(sum)
+    }
+
+    /// As [`TensorParallel::sum`], beside what follows until it is joined.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn sum_beside(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Coming> {
+        let (tensor, reduce) = self.reduce(cx, name, partial)?;
+        Ok(Coming { tensor, fork: reduce.map(|reduce| cx.fork(reduce)).transpose()? })
+    }
+
+    fn reduce(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        partial: Tensor,
+    ) -> Result<(Tensor, Option<Collective>)> {
+        let Some(group) = self.group.clone().filter(|_| self.size() > 1) else { return Ok((partial, None)) };
         if !self.sequence {
-            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group, partial))?;
-            return Ok(partial);
+            return Ok((partial, Some(Collective::in_place(CollectiveKind::AllReduceSum, group, partial))));
         }
         let rows = partial.shape.rows() / self.size();
         let here = cx.tensor(name, Shape::new(&[1, rows, partial.shape.last()]), partial.dtype)?;
         let kind = CollectiveKind::ReduceScatterSum;
-        cx.run(Collective { kind, communicator: group, input: partial, output: here })?;
-        Ok(here)
+        Ok((here, Some(Collective { kind, communicator: group, input: partial, output: here })))
+    }
+}
+
+/// What a transfer under way writes.
+#[must_use]
+pub(crate) struct Coming {
+    tensor: Tensor,
+    /// None where there is nothing to transfer.
+    fork: Option<Fork>,
+}
+
+impl Coming {
+    /// Makes what follows wait for it.
+    ///
+    /// # Errors
+    /// A failed transfer.
+    pub(crate) fn join(self, cx: &mut StepContext<'_>) -> Result<Tensor> {
+        self.fork.map_or(Ok(()), |fork| cx.join(fork))?;
+        Ok(self.tensor)
     }
 }

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use library::{call, sys};
+pub(super) use nodes::name_nodes_like;
 use records::Record;
 
 use super::RawStream;

@@ -10,6 +10,8 @@ use std::ptr::addr_of;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cudarc::driver::sys::CUgraphNode;
+
 use super::library::{node_id, sys};
 
 /// Id of the operation being captured; 0 for none.
@@ -21,6 +23,24 @@ static NODES: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
 /// From now on nodes are of this operation; 0 for none.
 pub(super) fn set_current(id: u64) {
     CURRENT.store(id, Ordering::Relaxed);
+}
+
+/// Adds nodes, which belong to the operation that another node is of.
+///
+/// # Safety
+/// The other node exists.
+pub(crate) unsafe fn name_nodes_like<T>(other: CUgraphNode, add: impl FnOnce() -> T) -> T {
+    let mut known = NODES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // Without CUPTI no node is known, and it must not be asked.
+    let operation = known.as_mut().and_then(|nodes| {
+        // SAFETY: the caller's promise.
+        nodes.get(&unsafe { node_id(other) }?).copied()
+    });
+    drop(known);
+    set_current(operation.unwrap_or(0));
+    let added = add();
+    set_current(0);
+    added
 }
 
 /// The operations of all nodes so far.

@@ -1,0 +1,161 @@
+//! Memory sets inside graphs, done by a kernel of ours.
+//!
+//! Libraries record them: cuBLASLt for products cut along their inner dimension, cuDNN for attention. On an H200 such a node
+//! waits some 10 us for the work before it and keeps the work after it waiting for 3 more; a kernel takes 2 in all.
+
+use std::ffi::c_void;
+use std::ptr::{from_ref, null, null_mut};
+
+use cudarc::driver::sys;
+
+use super::nodes;
+use crate::Result;
+use crate::cuda::Kernels;
+use crate::cuda::cupti::name_nodes_like;
+use crate::cuda::error::Driver;
+
+/// Threads of a block, of 16 bytes each.
+const THREADS: u32 = 256;
+
+/// What the kernel `set_bytes` is asked for.
+#[derive(Debug, PartialEq)]
+struct MemorySet {
+    address: u64,
+    /// The bytes to repeat, the lowest first.
+    word: u32,
+    bytes: u64,
+}
+
+impl MemorySet {
+    /// What a node does; nothing for one the kernel cannot do: of several rows apart, or at an odd address.
+    fn of(node: &sys::CUDA_MEMSET_NODE_PARAMS) -> Option<MemorySet> {
+        let row = node.width * node.elementSize as usize;
+        let word = match node.elementSize {
+            1 => (node.value & 0xff) * 0x0101_0101,
+            2 => (node.value & 0xffff) * 0x0001_0001,
+            _ => node.value,
+        };
+        let whole = node.height <= 1 || node.pitch == row;
+        let bytes = (row * node.height.max(1)) as u64;
+        (whole && bytes > 0 && node.dst.is_multiple_of(16)).then_some(MemorySet { address: node.dst, word, bytes })
+    }
+}
+
+/// Edges from or to a node: the nodes at their other ends, and what the driver keeps with each.
+type Edges = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
+
+/// Puts a kernel in the place of every memory set of a graph that is not instantiated yet.
+///
+/// # Safety
+/// The graph is the caller's, and nothing uses it meanwhile.
+///
+/// # Errors
+/// The driver's.
+pub(super) unsafe fn replace(graph: sys::CUgraph, kernels: &Kernels) -> Result<()> {
+    let set_bytes = kernels.function("set_bytes")?;
+    // SAFETY: nodes are the graph's until they are destroyed; every buffer has the size the driver said; the arguments of a
+    // kernel node are copied while it is added.
+    unsafe {
+        for node in nodes(graph)? {
+            if !is_memory_set(node)? {
+                continue;
+            }
+            let mut parameters = std::mem::zeroed();
+            sys::cuGraphMemsetNodeGetParams(node, &mut parameters).result().driver("cuGraphMemsetNodeGetParams")?;
+            let Some(set) = MemorySet::of(&parameters) else { continue };
+            let (before, after) = (edges(node, true)?, edges(node, false)?);
+            let mut arguments = [
+                from_ref(&set.address) as *mut c_void,
+                from_ref(&set.word) as *mut c_void,
+                from_ref(&set.bytes) as *mut c_void,
+            ];
+            let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
+                func: set_bytes,
+                gridDimX: set.bytes.div_ceil(16 * u64::from(THREADS)) as u32,
+                gridDimY: 1,
+                gridDimZ: 1,
+                blockDimX: THREADS,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: 0,
+                kernelParams: arguments.as_mut_ptr(),
+                extra: null_mut(),
+                kern: null_mut(),
+                ctx: null_mut(),
+            };
+            let mut new = null_mut();
+            name_nodes_like(node, || {
+                sys::cuGraphAddKernelNode_v2(&mut new, graph, null(), 0, &kernel)
+                    .result()
+                    .driver("cuGraphAddKernelNode")
+            })?;
+            connect(graph, &before.0, &vec![new; before.0.len()], &before.1)?;
+            connect(graph, &vec![new; after.0.len()], &after.0, &after.1)?;
+            sys::cuGraphDestroyNode(node).result().driver("cuGraphDestroyNode")?;
+        }
+    }
+    Ok(())
+}
+
+unsafe fn is_memory_set(node: sys::CUgraphNode) -> Result<bool> {
+    // As a number: newer drivers know types that our bindings do not.
+    let mut kind = 0_u32;
+    // SAFETY: the caller's node; the type is as large as a number.
+    unsafe { sys::cuGraphNodeGetType(node, (&raw mut kind).cast()) }.result().driver("cuGraphNodeGetType")?;
+    Ok(kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET as u32)
+}
+
+/// The edges that end in a node, or begin in it.
+unsafe fn edges(node: sys::CUgraphNode, before: bool) -> Result<Edges> {
+    let get = if before { sys::cuGraphNodeGetDependencies_v2 } else { sys::cuGraphNodeGetDependentNodes_v2 };
+    let mut count = 0;
+    // SAFETY: the caller's node; the buffers have the size asked for.
+    unsafe {
+        get(node, null_mut(), null_mut(), &mut count).result().driver("cuGraphNodeGetDependencies")?;
+        let (mut nodes, mut data) = (vec![null_mut(); count], vec![std::mem::zeroed(); count]);
+        if count > 0 {
+            get(node, nodes.as_mut_ptr(), data.as_mut_ptr(), &mut count)
+                .result()
+                .driver("cuGraphNodeGetDependencies")?;
+        }
+        Ok((nodes, data))
+    }
+}
+
+/// Adds an edge from each of some nodes to the one beside it.
+unsafe fn connect(
+    graph: sys::CUgraph,
+    from: &[sys::CUgraphNode],
+    to: &[sys::CUgraphNode],
+    data: &[sys::CUgraphEdgeData],
+) -> Result<()> {
+    if data.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: all nodes are the graph's, and the three are of one length.
+    unsafe { sys::cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), data.as_ptr(), data.len()) }
+        .result()
+        .driver("cuGraphAddDependencies")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(dst: u64, value: u32, elements: (u32, usize), rows: (usize, usize)) -> sys::CUDA_MEMSET_NODE_PARAMS {
+        let ((element_size, width), (height, pitch)) = (elements, rows);
+        sys::CUDA_MEMSET_NODE_PARAMS { dst, pitch, value, elementSize: element_size, width, height }
+    }
+
+    #[test]
+    fn a_memory_set_of_any_element_is_a_repeated_word_and_one_with_gaps_or_at_an_odd_address_is_left_alone() {
+        let set = |address, word, bytes| Some(MemorySet { address, word, bytes });
+        assert_eq!(MemorySet::of(&node(32, 0, (1, 7), (1, 0))), set(32, 0, 7));
+        assert_eq!(MemorySet::of(&node(32, 0x1ab, (1, 16), (1, 0))), set(32, 0xabab_abab, 16));
+        assert_eq!(MemorySet::of(&node(32, 0xabcd, (2, 8), (1, 0))), set(32, 0xabcd_abcd, 16));
+        assert_eq!(MemorySet::of(&node(32, 0x89ab_cdef, (4, 4), (3, 16))), set(32, 0x89ab_cdef, 48));
+        assert_eq!(MemorySet::of(&node(32, 0, (4, 4), (3, 64))), None);
+        assert_eq!(MemorySet::of(&node(8, 0, (1, 16), (1, 0))), None);
+        assert_eq!(MemorySet::of(&node(32, 0, (1, 0), (1, 0))), None);
+    }
+}
