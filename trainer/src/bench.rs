@@ -147,7 +147,7 @@ pub fn run(
     }
     let mut issue = |batch: Option<&Batch>| -> Result<(f64, f64), RunError> {
         let (mut launches, mut times) = (Vec::new(), Vec::new());
-        for _ in 0..steps.min(20) {
+        for _ in 0..steps.min(200) {
             device.synchronize()?;
             let started = Instant::now();
             let (pending, launched) = timed(batch)?;

@@ -1,15 +1,13 @@
 //! Dependencies that follow from others.
 //!
-//! NCCL has each transfer depend on the one before it on the same communicator, beside what the stream depends on, which
-//! mostly comes after that anyway. The driver takes a node that two others wait for as a fork, and what is on two branches
-//! of its own waits some 10 us at every join.
-
-use std::collections::HashMap;
-use std::ptr::null_mut;
+//! NCCL has each of its kernels wait for the one before it on the same communicator, beside what the stream waits for, which
+//! mostly comes after that anyway. The driver takes a node that two others wait for as a fork, and the GPU waits some 10 us at
+//! each join.
 
 use cudarc::driver::sys;
 
-use super::nodes;
+use super::nodes::{Whole, plain, whole};
+use super::order::places;
 use crate::Result;
 use crate::cuda::error::Driver;
 
@@ -21,32 +19,18 @@ use crate::cuda::error::Driver;
 /// # Errors
 /// The driver's.
 pub(super) unsafe fn reduce(graph: sys::CUgraph) -> Result<()> {
-    // SAFETY: the caller's graph; buffers have the size the driver said.
+    // SAFETY: the caller's graph, and edges that the driver said are in it.
     unsafe {
-        let nodes = nodes(graph)?;
-        let mut count = 0;
-        sys::cuGraphGetEdges_v2(graph, null_mut(), null_mut(), null_mut(), &mut count)
-            .result()
-            .driver("cuGraphGetEdges")?;
-        let (mut from, mut to) = (vec![null_mut(); count], vec![null_mut(); count]);
-        let mut data: Vec<sys::CUgraphEdgeData> = vec![std::mem::zeroed(); count];
-        if count == 0 {
-            return Ok(());
-        }
-        sys::cuGraphGetEdges_v2(graph, from.as_mut_ptr(), to.as_mut_ptr(), data.as_mut_ptr(), &mut count)
-            .result()
-            .driver("cuGraphGetEdges")?;
-        let numbers: HashMap<sys::CUgraphNode, usize> =
-            nodes.iter().enumerate().map(|(at, &node)| (node, at)).collect();
-        // An edge with data lets its end begin before its start is done: nothing follows from it.
-        let whole: Vec<usize> = (0..count).filter(|&edge| data[edge] == std::mem::zeroed()).collect();
-        let edges: Vec<(usize, usize)> = whole.iter().map(|&edge| (numbers[&from[edge]], numbers[&to[edge]])).collect();
-        let removed: Vec<usize> = implied(nodes.len(), &edges).into_iter().map(|edge| whole[edge]).collect();
+        let Whole { nodes, edges, data } = whole(graph)?;
+        // Nothing follows from an edge that is not plain.
+        let strict: Vec<usize> = (0..edges.len()).filter(|&edge| plain(&data[edge])).collect();
+        let between: Vec<(usize, usize)> = strict.iter().map(|&edge| edges[edge]).collect();
+        let removed: Vec<usize> = implied(nodes.len(), &between).into_iter().map(|edge| strict[edge]).collect();
         if removed.is_empty() {
             return Ok(());
         }
-        let pick = |all: &[sys::CUgraphNode]| removed.iter().map(|&edge| all[edge]).collect::<Vec<_>>();
-        let (from, to) = (pick(&from), pick(&to));
+        let from: Vec<sys::CUgraphNode> = removed.iter().map(|&edge| nodes[edges[edge].0]).collect();
+        let to: Vec<sys::CUgraphNode> = removed.iter().map(|&edge| nodes[edges[edge].1]).collect();
         let data: Vec<sys::CUgraphEdgeData> = removed.iter().map(|&edge| data[edge]).collect();
         sys::cuGraphRemoveDependencies_v2(graph, from.as_ptr(), to.as_ptr(), data.as_ptr(), data.len())
             .result()
@@ -57,26 +41,8 @@ pub(super) unsafe fn reduce(graph: sys::CUgraph) -> Result<()> {
 /// The edges `(from, to)` between whose ends other edges make a path, in a graph without cycles.
 fn implied(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut before = vec![Vec::new(); nodes];
-    let mut after = vec![Vec::new(); nodes];
-    for &(from, to) in edges {
-        before[to].push(from);
-        after[from].push(to);
-    }
-    // Places in an order in which every edge goes forward.
-    let mut place = vec![0; nodes];
-    let mut missing: Vec<usize> = before.iter().map(Vec::len).collect();
-    let mut ready: Vec<usize> = (0..nodes).filter(|&node| missing[node] == 0).collect();
-    let mut next = 0;
-    while let Some(node) = ready.pop() {
-        place[node] = next;
-        next += 1;
-        for &end in &after[node] {
-            missing[end] -= 1;
-            if missing[end] == 0 {
-                ready.push(end);
-            }
-        }
-    }
+    edges.iter().for_each(|&(from, to)| before[to].push(from));
+    let place = places(nodes, edges);
     // For each node with several before it: which of these are before another of them.
     let mut reached_for = vec![usize::MAX; nodes];
     let mut is_implied = |from: usize, to: usize| {
@@ -107,6 +73,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cuda::rewrite::order::tests::{graphs, reaches};
 
     #[test]
     fn a_chain_loses_its_shortcuts_and_a_fork_that_joins_keeps_both_sides() {
@@ -116,33 +83,9 @@ mod tests {
         assert_eq!(implied(1, &[]), Vec::<usize>::new());
     }
 
-    fn reaches(nodes: usize, edges: &[(usize, usize)]) -> Vec<Vec<bool>> {
-        let mut reaches = vec![vec![false; nodes]; nodes];
-        edges.iter().for_each(|&(from, to)| reaches[from][to] = true);
-        for middle in 0..nodes {
-            for from in 0..nodes {
-                for to in 0..nodes {
-                    reaches[from][to] |= reaches[from][middle] && reaches[middle][to];
-                }
-            }
-        }
-        reaches
-    }
-
     proptest! {
         #[test]
-        fn what_is_removed_follows_from_what_stays_and_nothing_that_stays_follows(
-            nodes in 2_usize..12,
-            picks in prop::collection::vec((0_usize..144, 0_usize..144), 0..40),
-            names in Just((0..12_usize).collect::<Vec<_>>()).prop_shuffle(),
-        ) {
-            // Any numbering: edges go up in a hidden order. Each pair once, as the driver has it.
-            let names: Vec<usize> = names.into_iter().filter(|&name| name < nodes).collect();
-            let mut edges: Vec<(usize, usize)> =
-                picks.iter().map(|(a, b)| (a % nodes, b % nodes)).filter(|(a, b)| a < b).collect();
-            edges.sort_unstable();
-            edges.dedup();
-            let edges: Vec<(usize, usize)> = edges.into_iter().map(|(a, b)| (names[a], names[b])).collect();
+        fn what_is_removed_follows_from_what_stays_and_nothing_that_stays_follows((nodes, edges) in graphs()) {
             let removed = implied(nodes, &edges);
             let kept: Vec<(usize, usize)> =
                 (0..edges.len()).filter(|edge| !removed.contains(edge)).map(|edge| edges[edge]).collect();

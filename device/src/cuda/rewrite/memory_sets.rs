@@ -8,7 +8,7 @@ use std::ptr::{from_ref, null, null_mut};
 
 use cudarc::driver::sys;
 
-use super::nodes;
+use super::nodes::{connect, is_of, neighbours, nodes};
 use crate::Result;
 use crate::cuda::Kernels;
 use crate::cuda::cupti::name_nodes_like;
@@ -41,9 +41,6 @@ impl MemorySet {
     }
 }
 
-/// Edges from or to a node: the nodes at their other ends, and what the driver keeps with each.
-type Edges = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
-
 /// Puts a kernel in the place of every memory set of a graph that is not instantiated yet.
 ///
 /// # Safety
@@ -57,13 +54,13 @@ pub(super) unsafe fn replace(graph: sys::CUgraph, kernels: &Kernels) -> Result<(
     // kernel node are copied while it is added.
     unsafe {
         for node in nodes(graph)? {
-            if !is_memory_set(node)? {
+            if !is_of(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET)? {
                 continue;
             }
             let mut parameters = std::mem::zeroed();
             sys::cuGraphMemsetNodeGetParams(node, &mut parameters).result().driver("cuGraphMemsetNodeGetParams")?;
             let Some(set) = MemorySet::of(&parameters) else { continue };
-            let (before, after) = (edges(node, true)?, edges(node, false)?);
+            let (before, after) = (neighbours(node, true)?, neighbours(node, false)?);
             let mut arguments = [
                 from_ref(&set.address) as *mut c_void,
                 from_ref(&set.word) as *mut c_void,
@@ -95,47 +92,6 @@ pub(super) unsafe fn replace(graph: sys::CUgraph, kernels: &Kernels) -> Result<(
         }
     }
     Ok(())
-}
-
-unsafe fn is_memory_set(node: sys::CUgraphNode) -> Result<bool> {
-    // As a number: newer drivers know types that our bindings do not.
-    let mut kind = 0_u32;
-    // SAFETY: the caller's node; the type is as large as a number.
-    unsafe { sys::cuGraphNodeGetType(node, (&raw mut kind).cast()) }.result().driver("cuGraphNodeGetType")?;
-    Ok(kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET as u32)
-}
-
-/// The edges that end in a node, or begin in it.
-unsafe fn edges(node: sys::CUgraphNode, before: bool) -> Result<Edges> {
-    let get = if before { sys::cuGraphNodeGetDependencies_v2 } else { sys::cuGraphNodeGetDependentNodes_v2 };
-    let mut count = 0;
-    // SAFETY: the caller's node; the buffers have the size asked for.
-    unsafe {
-        get(node, null_mut(), null_mut(), &mut count).result().driver("cuGraphNodeGetDependencies")?;
-        let (mut nodes, mut data) = (vec![null_mut(); count], vec![std::mem::zeroed(); count]);
-        if count > 0 {
-            get(node, nodes.as_mut_ptr(), data.as_mut_ptr(), &mut count)
-                .result()
-                .driver("cuGraphNodeGetDependencies")?;
-        }
-        Ok((nodes, data))
-    }
-}
-
-/// Adds an edge from each of some nodes to the one beside it.
-unsafe fn connect(
-    graph: sys::CUgraph,
-    from: &[sys::CUgraphNode],
-    to: &[sys::CUgraphNode],
-    data: &[sys::CUgraphEdgeData],
-) -> Result<()> {
-    if data.is_empty() {
-        return Ok(());
-    }
-    // SAFETY: all nodes are the graph's, and the three are of one length.
-    unsafe { sys::cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), data.as_ptr(), data.len()) }
-        .result()
-        .driver("cuGraphAddDependencies")
 }
 
 #[cfg(test)]
