@@ -26,6 +26,7 @@ pub mod model;
 pub mod model_plan;
 pub mod optimizer;
 pub mod options;
+pub mod outputs;
 pub mod params;
 pub mod partial_grads;
 pub mod pipeline;

@@ -18,6 +18,7 @@ use trainer::data::Source;
 use trainer::doctor::{self, DoctorOptions};
 use trainer::hf::convert;
 use trainer::logs;
+use trainer::outputs;
 use trainer::plan::RunPlan;
 use trainer::run::{self, RunError};
 use trainer::sample::{Loaded, SampleRequest};
@@ -100,6 +101,9 @@ fn main() {
         let rule = "it is a level or target=level pairs";
         refuse(&ranks, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
     });
+    if !request.dry_run && bench.is_none() {
+        outputs::check(&plan, &request, ranks.rank).unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
+    }
     let folder = (!request.dry_run && bench.is_none()).then(|| Path::new(&request.config.logging.dir));
     logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     exit(train(&plan, &request, &ranks, accelerator, source, bench.map(|steps| (steps, began))));

@@ -195,13 +195,15 @@ pub fn train(
     if let Some(session) = &session {
         session.compute_alike(device);
     }
+    // Of what a timeline needs nothing may be missing once work has begun; no graph is made before.
+    let trace = session.is_some().then(|| StepTrace::prepare(plan, ranks, device)).transpose()?;
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
     if main {
         let text = plan_box(plan, &mut stage, &*source, device, ranks);
         say(&text);
         tracing::info!(target: PRINTED, "{text}");
     }
-    let Some(session) = session else { return Ok(None) };
+    let (Some(session), Some(mut trace)) = (session, trace) else { return Ok(None) };
     let start = session.progress();
     let steps = plan.config.train.steps;
     if start.step >= steps {
@@ -211,10 +213,6 @@ pub fn train(
         return Ok(None);
     }
     session.restore(device, &stage)?;
-    let mut trace = StepTrace::prepare(plan, ranks, device)?;
-    if let (true, Some(path)) = (main, &request.graph_report) {
-        writable("--graph-report", path)?;
-    }
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
@@ -349,14 +347,6 @@ fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize)
         total += stage.evaluate(settings, &batch)?.wait()?.loss;
     }
     Ok(total / batches as f64)
-}
-
-/// Refuses a file that will be written at the end of a run and cannot be.
-fn writable(flag: &str, path: &Path) -> Result<(), UserError> {
-    std::fs::File::create(path).map(|_| ()).map_err(|error| {
-        let rule = "it names a file that can be written";
-        UserError::new(format!("{flag} {}: {error}", path.display()), rule, "name one in a folder that exists")
-    })
 }
 
 /// Writes all graphs as JSON to `path`, and as Graphviz beside it.

@@ -166,6 +166,11 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("batches --output nowhere/out", &["--output nowhere/out: No such file", "a file that can be written"]),
     ("batches --output out --validation file/v", &["--validation file/v: Not a directory", "that exists"]),
     ("tokenize --output file/out value.toml", &["cannot be written: Not a directory", "a folder that can be made"]),
+    // Files that are written after the steps.
+    ("--trace nowhere/t.json", &["logging.trace = nowhere/t.json: No such file", "a folder that exists"]),
+    ("--trace empty", &["logging.trace = empty: Is a directory", "a file that can be written"]),
+    ("--graph-report file/g.json", &["--graph-report file/g.json: Not a directory", "a folder that exists"]),
+    ("--graph-report taken.json", &["--graph-report taken.dot: Is a directory", "a file that can be written"]),
     // Sampling.
     ("sample", &["not provided: --checkpoint <DIR>"]),
     ("sample --checkpoint absent", &["absent cannot be read: No such file"]),
@@ -186,6 +191,7 @@ const FLAGS: &[(&str, &[&str])] = &[
 fn every_mistake_is_one_line_with_the_value_the_rule_and_the_fix() {
     let folder = Folder::new("mistakes");
     std::fs::create_dir(folder.path("empty")).unwrap();
+    std::fs::create_dir(folder.path("taken.dot")).unwrap();
     for (name, text) in [
         ("file", ""),
         ("value.toml", "[train]\nsteps = \n"),
