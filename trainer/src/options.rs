@@ -115,7 +115,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples of a microbatch"),
     option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits from run to run; nothing is timed, backward attention is slower"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for none"),
-    option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches of an evaluation"),
+    option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches of an evaluation; 0 for no evaluations"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank; its share of the cores if unset"),
 
     option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(&["adamw", "sgd"]), "Which optimizer"),

@@ -169,9 +169,9 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
         return Ok(Arc::new(MarkovSource::new(data.seed, shape.seq)));
     };
     let source = data::open(path, data, shape.seq, shape.vocab)?;
-    if !source.validates() && plan.config.train.eval_interval > 0 {
+    if let (false, Some(interval)) = (source.validates(), plan.eval_interval()) {
         return Err(UserError::new(
-            format!("data.split = {} with train.eval_interval = {}", data.split, plan.config.train.eval_interval),
+            format!("data.split = {} with train.eval_interval = {interval}", data.split),
             "evaluation needs data that are not trained on",
             "set data.split = 0.9, data.validation_path, or train.eval_interval = 0",
         ));
@@ -226,7 +226,6 @@ pub fn train(
     }
     let mut report = Reporter::new(plan, main, device.allocated_bytes(), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
-    let interval = plan.config.train.eval_interval;
     let mut batches = {
         let (plan, rank) = (plan.clone(), ranks.rank);
         let mut consumed = start.samples;
@@ -262,7 +261,7 @@ pub fn train(
         if plan.graphs.enable && step == start.step + plan.graphs.warmup_steps {
             report.say(&format!("graphs: {}", stage.graphs().report()));
         }
-        if interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
+        if plan.eval_interval().is_some_and(|interval| (step + 1) % interval == 0 || step + 1 == steps) {
             let done = under_way.take().map(|step| step.wait(&mut ended)).transpose()?;
             let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, &mut stage, &*source, ranks.rank))?;
             if let Some(done) = done {
@@ -337,7 +336,7 @@ pub(crate) fn settings(plan: &RunPlan, rank: usize, step: usize, first: u64, mic
 
 /// Mean loss over the first validation batches, the same ones each time.
 fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize) -> Result<f64, RunError> {
-    let batches = plan.config.train.eval_steps.max(1);
+    let batches = plan.config.train.eval_steps;
     let mut total = 0.0;
     for index in 0..batches {
         let first = (index * plan.config.train.global_batch_size) as u64;

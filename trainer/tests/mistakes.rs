@@ -164,6 +164,10 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("checkpoint list empty", &["empty holds no checkpoint"]),
     ("convert --to hf absent out", &["absent does not exist"]),
     ("batches --output nowhere/out", &["--output nowhere/out: No such file", "a file that can be written"]),
+    (
+        "batches --output out --validation v --eval-iters 0",
+        &["--validation with train.eval_steps = 0", "leave --validation"],
+    ),
     ("batches --output out --validation file/v", &["--validation file/v: Not a directory", "that exists"]),
     ("tokenize --output file/out value.toml", &["cannot be written: Not a directory", "a folder that can be made"]),
     // Files that are written after the steps.
