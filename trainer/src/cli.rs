@@ -17,6 +17,9 @@ use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
 use crate::recipes;
 use crate::sample::{SampleRequest, sample_command, sample_request};
 
+/// The most steps that `trainer bench` measures unasked.
+const BENCH_STEPS: usize = 100;
+
 /// What the user asked for.
 #[derive(Clone, Debug)]
 pub enum Request {
@@ -75,7 +78,9 @@ pub struct TrainRequest {
 
 fn command() -> Command {
     let bench = Command::new("bench")
-        .about("Measures steps on fixed random data; takes the flags of a training run")
+        .about(format!(
+            "Measures steps on fixed random data: {BENCH_STEPS} of them, or what --steps says; takes the flags of a training run"
+        ))
         .arg(Arg::new("case").value_name("CASE").value_parser(PRESETS.to_vec()).help("A case to measure"));
     let command =
         Command::new("trainer")
@@ -346,7 +351,9 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     }
     if let Some(("bench", given)) = matches.subcommand() {
         let mut request = train_request(given)?;
-        let steps = request.config.train.steps.min(100);
+        // What a config says is for training; what the command line says is for this.
+        let asked = given.contains_id("train.steps") || sets(given).any(|(key, _)| key == "train.steps");
+        let steps = request.config.train.steps.min(if asked { usize::MAX } else { BENCH_STEPS });
         request.config.train.steps = steps;
         return Ok(Request::Bench(Box::new(request), steps));
     }
@@ -424,14 +431,48 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
         }
     }
     for pair in matches.get_many::<String>("set").into_iter().flatten() {
-        let Some((key, value)) = pair.split_once('=') else {
+        if !pair.contains('=') {
             return Err(UserError::new(
                 format!("--set {pair}"),
                 "it is a key, an equals sign and a value",
                 "for example --set train.steps=100",
             ));
-        };
-        layers.set(key.trim(), value.trim(), "--set")?;
+        }
+    }
+    for (key, value) in sets(matches) {
+        layers.set(key, value, "--set")?;
     }
     Ok(layers)
+}
+
+/// Keys and values of `--set`.
+fn sets(matches: &ArgMatches) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = matches.get_many::<String>("set").into_iter().flatten();
+    pairs.filter_map(|pair| pair.split_once('=')).map(|(key, value)| (key.trim(), value.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Request {
+        parse(line.split_whitespace().map(OsString::from)).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    #[test]
+    fn a_benchmark_measures_as_many_steps_as_are_asked_for_and_100_of_a_training_run() {
+        for (line, expected) in [
+            ("trainer bench mlp", 100),
+            ("trainer bench --config tiny-laptop", 100),
+            ("trainer bench mlp --steps 7", 7),
+            ("trainer bench mlp --steps 150", 150),
+            ("trainer bench mlp --train-iters 1500", 1500),
+            ("trainer bench --config tiny-laptop --set train.steps=150", 150),
+        ] {
+            match parsed(line) {
+                Request::Bench(request, steps) => assert_eq!((steps, request.config.train.steps), (expected, expected)),
+                other => panic!("{line} is {other:?}"),
+            }
+        }
+    }
 }
