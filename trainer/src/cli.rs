@@ -1,11 +1,13 @@
 //! The command line, made from the option table.
 
+mod refusal;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use refusal::refusal;
 
 use crate::batches::BatchesRequest;
 use crate::bench::{PRESETS, preset};
@@ -13,7 +15,8 @@ use crate::config::{Layers, RunConfig, UserError};
 use crate::data::{JSON_KEY, TokenizeRequest, llmc};
 use crate::doctor::DoctorOptions;
 use crate::hf::{DataType, Direction, Pretrained};
-use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
+use crate::megatron;
+use crate::options::{Kind, OPTIONS, reference};
 use crate::recipes;
 use crate::sample::{SampleRequest, sample_command, sample_request};
 
@@ -161,29 +164,13 @@ fn with_run_flags(mut command: Command) -> Command {
         )
         .arg(Arg::new("log").long("log").value_name("FILTER").default_value("warn").help("Log messages to show"))
         .arg(
-            Arg::new("cuda-graph-use-single-mempool")
-                .long("cuda-graph-use-single-mempool")
-                .action(ArgAction::SetTrue)
-                .help_heading("cuda_graph")
-                .help("Same as --cuda-graph-mempool single"),
-        )
-        .arg(
-            Arg::new("grad-reduce-in-bf16")
-                .long("grad-reduce-in-bf16")
-                .action(ArgAction::SetTrue)
-                .help_heading("parallel")
-                .help("Same as --grad-reduce bf16"),
-        )
-        .arg(
             Arg::new("distributed-timeout-minutes")
                 .long("distributed-timeout-minutes")
                 .value_name("VALUE")
                 .help_heading("parallel")
                 .help("Sets parallel.distributed_timeout_seconds, in minutes"),
         );
-    for (flag, why) in NOT_NEEDED {
-        command = command.arg(Arg::new(*flag).long(*flag).action(ArgAction::SetTrue).hide(true).help(*why));
-    }
+    command = megatron::with_flags(command);
     for option in OPTIONS {
         let section = option.key.split('.').next().unwrap_or_default();
         let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
@@ -196,6 +183,8 @@ fn with_run_flags(mut command: Command) -> Command {
             Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
             // Megatron's form: --data-path 0.3 A 0.7 B.
             Kind::Paths => arg.num_args(1..).value_name("PATHS"),
+            // And --rampup-batch-size 16 16 100000.
+            Kind::Integers | Kind::Floats => arg.num_args(1..).value_name("VALUES").allow_negative_numbers(true),
             Kind::Choice(words) => arg.value_name(words.join("|")).allow_hyphen_values(true),
             _ => arg.value_name("VALUE").allow_hyphen_values(true),
         };
@@ -282,50 +271,16 @@ fn convert(matches: &ArgMatches) -> ConvertRequest {
     ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }
 }
 
-/// What is wrong with the command line, in our form.
-fn refusal(error: &clap::Error) -> UserError {
-    let text = error.render().to_string();
-    let mut lines = text.trim_start_matches("error: ").lines();
-    let mut what = lines.next().unwrap_or_default().to_string();
-    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_string);
-    let known = text.lines().find_map(|line| line.trim().strip_prefix("[")?.strip_suffix("]")).map(str::to_string);
-    let (rule, fix) = match error.kind() {
-        ErrorKind::UnknownArgument => ("only what `trainer --help` lists is known", "see `trainer --help`"),
-        ErrorKind::InvalidSubcommand => {
-            ("only what `trainer --help` lists is known", "see `trainer --help`; without a subcommand it trains")
-        }
-        ErrorKind::MissingRequiredArgument => {
-            what = format!("{what} {}", listed(lines));
-            ("it cannot do without", "give them")
-        }
-        ErrorKind::MissingSubcommand => ("it does one of several things", "say which"),
-        ErrorKind::ArgumentConflict if what.contains("multiple times") => ("a flag is given once", "leave one out"),
-        ErrorKind::ArgumentConflict if what.contains("subcommand") => {
-            // One is named in the line, several below it.
-            what = format!("{what} {}", listed(lines)).trim_end().into();
-            ("a subcommand comes first, and its flags after it", "move or leave out what is before it")
-        }
-        ErrorKind::ArgumentConflict => ("one excludes the other", "leave one out"),
-        _ => ("a flag has a value as `trainer --help` shows for it", "see `trainer --help`"),
-    };
-    UserError::new(what, known.unwrap_or_else(|| rule.into()), tip.unwrap_or_else(|| fix.into()))
-}
-
-/// What clap lists below the first line of an error, up to an empty line.
-fn listed<'t>(lines: impl Iterator<Item = &'t str>) -> String {
-    let listed: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
-    listed.join(", ")
-}
-
 /// Reads the command line.
 ///
 /// # Errors
 /// Anything the user got wrong; `--help` and `--version` come back as [`Request::Print`].
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, UserError> {
-    let matches = match command().try_get_matches_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let matches = match command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,
         Err(error) if !error.use_stderr() => return Ok(Request::Print(error.render().to_string())),
-        Err(error) => return Err(refusal(&error)),
+        Err(error) => return Err(refusal(&error, &arguments)),
     };
     match matches.subcommand() {
         Some(("options", _)) => return Ok(Request::Print(reference())),
@@ -373,6 +328,7 @@ fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
         layers.start_from(pretrained.options());
     }
     let config = layers.resolve();
+    megatron::compare(matches, &config)?;
     let graph_report = matches.get_one::<String>("graph-report").map(PathBuf::from);
     if let Some(path) = graph_report.as_ref().filter(|path| path.extension().is_some_and(|end| end == "dot")) {
         return Err(UserError::new(
@@ -381,18 +337,13 @@ fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
             format!("--graph-report {}", path.with_extension("json").display()),
         ));
     }
-    let notices = NOT_NEEDED
-        .iter()
-        .filter(|(flag, _)| matches.get_flag(flag))
-        .map(|(flag, why)| format!("--{flag} is not needed: {why}"))
-        .collect();
     Ok(TrainRequest {
         config,
         dry_run: matches.get_flag("dry-run"),
         check_graphs: matches.get_flag("check-graphs"),
         graph_report,
         log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
-        notices,
+        notices: megatron::notices(matches),
     })
 }
 
@@ -412,12 +363,7 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
             None => layers.read_file(path.as_ref())?,
         }
     }
-    if matches.get_flag("cuda-graph-use-single-mempool") {
-        layers.set("cuda_graph.mempool", "single", "--cuda-graph-use-single-mempool")?;
-    }
-    if matches.get_flag("grad-reduce-in-bf16") {
-        layers.set("parallel.grad_reduce", "bf16", "--grad-reduce-in-bf16")?;
-    }
+    megatron::set(matches, &mut layers)?;
     if let Some(minutes) = matches.get_one::<String>("distributed-timeout-minutes") {
         let seconds = minutes.parse::<f64>().map_or(minutes.clone(), |minutes| (minutes * 60.0).to_string());
         layers.set("parallel.distributed_timeout_seconds", &seconds, "--distributed-timeout-minutes")?;
@@ -427,6 +373,10 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
         match texts[..] {
             [] => {}
             [text] => layers.set(option.key, text, &format!("--{}", option.flag))?,
+            _ if option.kind != Kind::Paths => {
+                let list = texts.iter().map(|text| text.as_str()).collect::<Vec<_>>().join(", ");
+                layers.set(option.key, &format!("[{list}]"), &format!("--{}", option.flag))?;
+            }
             _ => layers.set(option.key, &format!("{texts:?}"), &format!("--{}", option.flag))?,
         }
     }
@@ -474,5 +424,24 @@ mod tests {
                 other => panic!("{line} is {other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn flags_of_a_megatron_script_that_mean_the_same_here_set_the_same() {
+        let line = "trainer --num-layers 4 --seq-length 32 --max-position-embeddings 32 --position-embedding-type rope \
+                    --normalization RMSNorm --swiglu --untie-embeddings-and-output-weights --group-query-attention \
+                    --num-query-groups 2 --bf16 --rampup-batch-size 4 4 1000 --betas 0.8 0.9 --train-iters 7 \
+                    --attention-softmax-in-fp32 --cuda-graph-use-single-mempool --recompute-activations";
+        let Request::Train(request) = parsed(line) else { panic!("{line} does not train") };
+        let model = &request.config.model;
+        assert_eq!((&*model.position, &*model.norm, &*model.activation), ("rotary", "rmsnorm", "swiglu"));
+        assert_eq!((model.tie_embeddings, model.seq_length, model.kv_heads), (false, 32, Some(2)));
+        let train = &request.config.train;
+        assert_eq!((train.steps, &train.rampup_batch_size[..]), (7, &[4, 4, 1000][..]));
+        assert_eq!(request.config.optimizer.betas, [0.8, 0.9]);
+        let config = &request.config;
+        assert_eq!((&*config.precision.compute, &*config.cuda_graph.mempool), ("bf16", "single"));
+        assert_eq!(config.recompute.granularity, "selective");
+        assert_eq!(request.notices.len(), 2, "{:?}", request.notices);
     }
 }

@@ -21,6 +21,7 @@ mod host_memory;
 pub mod inputs;
 pub mod layout;
 pub mod logs;
+pub mod megatron;
 pub mod metrics;
 pub mod model;
 pub mod model_plan;

@@ -1,6 +1,7 @@
 //! Every option, once: its key, flag, default and meaning. Help, reference, parsing and defaults are made from this
 //! table.
 
+use crate::megatron;
 pub use crate::presets::preset;
 use crate::presets::{PRESETS, reference as preset_reference};
 
@@ -172,14 +173,6 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("logging.trace_steps", "trace-steps", &[], "2", Kind::Integer, "Steps of the timeline"),
 ];
 
-/// Flags of other systems that need nothing here, and what to tell who gives them.
-pub const NOT_NEEDED: &[(&str, &str)] = &[
-    ("te-rng-tracker", "randomness here is a function of step, sample and place, always safe to capture"),
-    ("overlap-grad-reduce", "gradients are always reduced while backward goes on"),
-    ("overlap-param-gather", "the weights of a distributed optimizer are always gathered while forward goes on"),
-    ("no-check-for-nan-in-loss-and-grad", "the check runs on the device, inside the graph"),
-];
-
 /// The option of that key.
 pub fn find(key: &str) -> Option<&'static OptionSpec> {
     OPTIONS.iter().find(|option| option.key == key)
@@ -208,7 +201,7 @@ pub fn reference() -> String {
         };
         let _ = writeln!(text, "| `{}` | {} | {default} | {}{values} |", option.key, flags.join(" "), option.doc);
     }
-    text + &preset_reference()
+    text + &megatron::reference() + &preset_reference()
 }
 
 #[cfg(test)]

@@ -53,6 +53,17 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("bench gpt3", &["'gpt3'", "gpt-1.3b"]),
     ("--set train.steps", &["--set train.steps", "an equals sign"]),
     ("--log =x=", &["--log =x=", "level"]),
+    // Megatron's flags and words that are others here.
+    ("--steps 1 --fp16", &["--fp16 is not taken", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
+    ("bench --fp8-format hybrid", &["--fp8-format is not taken", "Fix: --bf16"]),
+    ("--disable-bias-linear", &["--disable-bias-linear", "LayerNorms", "Fix: --bias=false"]),
+    ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
+    ("--adam-beta1 0.9", &["--adam-beta1", "Fix: for example --betas [0.9,0.95]"]),
+    ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),
+    ("--split 949,50,1", &["data.split = \"949,50,1\"", "set data.split = 0.949"]),
+    ("--cuda-graph-scope attn", &["cuda_graph.scope = \"attn\"", "set cuda_graph.scope = \"per_layer\""]),
+    ("--cuda-graph-scope all", &["cuda_graph.scope = \"all\"", "for example, set cuda_graph.scope = \"per_layer\""]),
+    ("--lr-decay-style linear", &["optimizer.schedule = \"linear\"", "set optimizer.schedule = \"wsd\""]),
     // Keys and the kinds of their values.
     ("--set train.stpes=5", &["`train.stpes`", "did you mean `train.steps`?"]),
     ("--set steps=5", &["`steps`", "did you mean `train.steps`?"]),
