@@ -53,6 +53,12 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("bench gpt3", &["'gpt3'", "gpt-1.3b"]),
     ("--set train.steps", &["--set train.steps", "an equals sign"]),
     ("--log =x=", &["--log =x=", "level"]),
+    (
+        "--cuda-graph-share-io-buffers false",
+        &["--cuda-graph-share-io-buffers false", "write --cuda-graph-share-io-buffers=false"],
+    ),
+    ("bench --data-path x --attention true", &["--attention true", "equals sign", "write --attention=true"]),
+    ("--bf16 false --steps 1", &["--bf16 false", "leave --bf16 out"]),
     // Megatron's flags and words that are others here.
     ("--steps 1 --fp16", &["--fp16 is not taken", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
     ("bench --fp8-format hybrid", &["--fp8-format is not taken", "Fix: --bf16"]),

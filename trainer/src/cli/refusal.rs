@@ -6,10 +6,11 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::config::UserError;
 use crate::megatron;
+use crate::options::{Kind, OPTIONS};
 
 /// What is wrong with the command line, in our form.
 pub(super) fn refusal(error: &clap::Error, arguments: &[OsString]) -> UserError {
-    if let Some(error) = of_megatron(error, arguments) {
+    if let Some(error) = of_megatron(error, arguments).or_else(|| apart(error, arguments)) {
         return error;
     }
     let text = error.render().to_string();
@@ -52,4 +53,23 @@ fn of_megatron(error: &clap::Error, arguments: &[OsString]) -> Option<UserError>
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg).filter(|_| training) else { return None };
     let (rule, fix) = megatron::instead(flag.strip_prefix("--")?)?;
     Some(UserError::new(format!("{flag} is not taken"), rule, fix))
+}
+
+/// A switch and its value with a space between them, where the value is taken for something else.
+fn apart(error: &clap::Error, arguments: &[OsString]) -> Option<UserError> {
+    let text = error.render().to_string();
+    let mut pairs =
+        arguments.windows(2).filter_map(|pair| Some((pair[0].to_str()?.strip_prefix("--")?, pair[1].to_str()?)));
+    let (flag, word) = pairs.find(|(flag, word)| {
+        let option = OPTIONS.iter().find(|option| option.flag == *flag || option.aliases.contains(flag));
+        let switch = option.is_none_or(|option| option.kind == Kind::Bool) && !flag.contains('=');
+        switch && ["true", "false"].contains(word) && text.contains(&format!("'{word}'"))
+    })?;
+    let option = OPTIONS.iter().any(|option| option.flag == flag || option.aliases.contains(&flag));
+    let fix = match (option, word) {
+        (true, _) => format!("write --{flag}={word}"),
+        (false, "true") => format!("write --{flag}"),
+        (false, _) => format!("leave --{flag} out"),
+    };
+    Some(UserError::new(format!("--{flag} {word}"), "a switch has its value, if any, after an equals sign", fix))
 }
