@@ -51,3 +51,4 @@ pub mod terminal;
 pub mod trace;
 pub mod wandb;
 pub mod watch;
+pub mod without_effect;

@@ -24,6 +24,7 @@ use trainer::run::{self, RunError};
 use trainer::sample::{Loaded, SampleRequest};
 use trainer::terminal::{print, warn};
 use trainer::watch::WatchSettings;
+use trainer::without_effect;
 
 fn main() {
     let began = Instant::now();
@@ -95,7 +96,8 @@ fn main() {
     let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
         .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     if main {
-        request.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
+        let without_effect = without_effect::notices(&plan, bench.is_some());
+        request.notices.iter().chain(&without_effect).for_each(|notice| warn(&format!("notice: {notice}")));
     }
     let filter = EnvFilter::try_new(&request.log).unwrap_or_else(|error| {
         let rule = "it is a level or target=level pairs";

@@ -232,3 +232,14 @@ fn an_evaluation_of_no_batches_is_none() {
     assert!(log.lines().count() == 4 && !log.contains("validation"), "{log}");
     assert!(!runs::printed(&output).contains("validation loss"));
 }
+
+#[test]
+fn a_run_tells_of_settings_without_effect_once_and_goes_on() {
+    let folder = Folder::new("log-notices");
+    let text = runs::printed(&run(2, &folder.0, "--steps 2 --sequence-parallel --cuda-graph-scope full_iteration"));
+    for setting in ["parallel.sequence_parallel = true", "cuda_graph.scope = \"full_iteration\""] {
+        let notice = format!("notice: {setting} has no effect: ");
+        assert_eq!(text.matches(&notice).count(), 1, "{notice:?} in {text}");
+    }
+    assert!(text.contains("done: loss"), "{text}");
+}
