@@ -90,8 +90,9 @@ fn main() {
         Err(error) => refuse(&ranks, &error.to_string()),
     };
     // All validation comes before the device is touched; of the ranks that refuse, the first speaks.
+    let open = if request.dry_run { run::source_to_plan } else { run::source };
     let (plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
-        .and_then(|plan| run::source(&plan).map(|source| (plan, source)))
+        .and_then(|plan| open(&plan).map(|source| (plan, source)))
         .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
         .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));

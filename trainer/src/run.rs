@@ -12,7 +12,7 @@ use parallel::PipelineGroups;
 use crate::checkpoint::{Progress, SaveError, Session};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
-use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Prefetch, Regression, Source, Split};
+use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Missing, Prefetch, Regression, Source, Split};
 use crate::hf::LoadError;
 use crate::logs::PRINTED;
 use crate::plan::{ModelPlan, RunPlan};
@@ -177,6 +177,19 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
         ));
     }
     Ok(Arc::new(source))
+}
+
+/// As [`source()`], for a plan alone: files that are not there do not keep it from being made.
+///
+/// # Errors
+/// As [`source()`], but for files that are missing.
+pub fn source_to_plan(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
+    let data = &plan.config.data;
+    data::refuse_unused(data, matches!(plan.model, ModelPlan::Mlp(_)))?;
+    match Missing::of(data) {
+        Some(missing) => Ok(Arc::new(missing)),
+        None => source(plan),
+    }
 }
 
 /// Trains as planned on `source`, which [`source()`] opened.
