@@ -103,11 +103,11 @@ impl<'m> StepContext<'m> {
         self.manager.compute.submit(op).map_err(|source| self.in_region(source))
     }
 
-    fn in_region(&self, source: device::Error) -> Error {
+    pub(crate) fn in_region(&self, source: device::Error) -> Error {
         Error::Device { region: self.region_name(), source }
     }
 
-    pub(crate) fn region_name(&self) -> String {
+    fn region_name(&self) -> String {
         self.current.map_or("step".into(), |current| current.region.to_string())
     }
 

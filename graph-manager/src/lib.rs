@@ -15,7 +15,7 @@ mod plan;
 mod region;
 mod report;
 
-pub use beside::Fork;
+pub use beside::{Fork, SideStream};
 pub use context::StepContext;
 pub use error::{Error, Result};
 pub use layer::{Flow, Layer};

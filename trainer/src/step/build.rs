@@ -107,10 +107,7 @@ impl Stage {
         areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = match data_parallel {
-            Some(group) => {
-                let side = device.stream("data parallel");
-                Some(Reducer::new(group, side, &params, layers, options.grad_reduce)?)
-            }
+            Some(group) => Some(Reducer::new(device, group, &params, layers, options.grad_reduce)?),
             None => None,
         };
         let reduces = reducer.is_some() || partial.is_some();
