@@ -300,6 +300,25 @@ impl Device {
         Ok(Area { device: self.clone(), start, bytes })
     }
 
+    /// Allocates a tensor in an area of its own, a buffer of that name. The area joins `areas`: the tensor's memory lasts
+    /// as long as they do.
+    ///
+    /// # Errors
+    /// As [`Device::allocate`].
+    pub fn allocate_tensor(
+        &self,
+        areas: &mut Vec<Area>,
+        name: &str,
+        shape: impl Into<Shape>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        let area = self.allocate(name, shape.elements() * dtype.size())?;
+        let tensor = area.tensor(name, 0, shape, dtype);
+        areas.push(area);
+        Ok(tensor)
+    }
+
     /// Names a buffer that memory will be planned for.
     pub fn name_buffer(&self, name: &str) -> BufferId {
         let mut core = self.core();
