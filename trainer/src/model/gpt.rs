@@ -8,10 +8,13 @@ use device::DType;
 use device::ops::{DropoutPart, NormKind, VocabPart};
 use graph_manager::Layer;
 
-use super::block::{AttentionHalf, Block, FeedForwardHalf, Linear, NormLayer, Share};
+use super::block::{AttentionHalf, Block, FeedForwardHalf};
 use super::embedding::EmbeddingLayer;
 use super::head::LanguageHead;
+use super::linear::Linear;
+use super::norm::NormLayer;
 use super::recompute::Recomputed;
+use super::tensor_parallel::Share;
 use super::{Architecture, Chunk, Dropouts, Hidden, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
 use crate::params::{Init, ParamSpec, Params, Twin};
 use crate::stages::StageLayers;

@@ -5,7 +5,9 @@ mod decoder;
 mod embedding;
 mod gpt;
 mod head;
+mod linear;
 mod mlp;
+mod norm;
 mod recompute;
 mod rotary;
 mod tensor_parallel;
@@ -16,7 +18,7 @@ pub use mlp::{MlpShape, mlp};
 pub use rotary::{RotaryTable, Scaling};
 pub use tensor_parallel::TensorParallel;
 
-use device::ops::{DropoutPart, DropoutSite};
+use device::ops::{Dropout, DropoutPart, DropoutSite};
 use device::{DType, Shape, Tensor};
 use graph_manager::{Flow, Layer, Mode, Result, StepContext};
 
@@ -132,4 +134,17 @@ impl Dropouts {
         let Dropouts { rate, seed, layer, site, part } = *self;
         on.then_some(DropoutSite { rate, seed, layer, site, record, part })
     }
+}
+
+/// A gradient taken back through a dropout, if there was one.
+pub(crate) fn undropped(
+    cx: &mut StepContext<'_>,
+    name: &'static str,
+    grad: Tensor,
+    site: Option<DropoutSite>,
+) -> Result<Tensor> {
+    let Some(site) = site else { return Ok(grad) };
+    let output = cx.tensor(name, grad.shape, grad.dtype)?;
+    cx.run(Dropout { input: grad, output, site })?;
+    Ok(output)
 }
