@@ -223,6 +223,18 @@ fn listed<'t>(lines: impl Iterator<Item = &'t str>) -> String {
     listed.join(", ")
 }
 
+/// Fails where a benchmark was asked for a file that a training run writes.
+fn refuse_files(request: &TrainRequest) -> Result<(), UserError> {
+    let report = request.graph_report.as_ref().map(|path| format!("--graph-report {}", path.display()));
+    let trace = request.config.logging.trace.as_ref().map(|path| format!("logging.trace = {path}"));
+    let Some(asked) = report.or(trace) else { return Ok(()) };
+    Err(UserError::new(
+        format!("bench with {asked}"),
+        "a benchmark prints what it measures and writes no files",
+        "leave it out, or train a few steps with it, without bench",
+    ))
+}
+
 /// Reads the command line.
 ///
 /// # Errors
@@ -257,6 +269,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     }
     if let Some(("bench", given)) = matches.subcommand() {
         let mut request = train_request(given)?;
+        refuse_files(&request)?;
         let steps = request.config.train.steps.min(100);
         request.config.train.steps = steps;
         return Ok(Request::Bench(Box::new(request), steps));
