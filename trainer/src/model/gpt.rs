@@ -116,13 +116,6 @@ impl GptShape {
         }
     }
 
-    /// How many blocks' work the head is, by multiplications for a token.
-    pub fn head_in_blocks(&self) -> f64 {
-        let feed_forward = self.up_width() + self.ffn;
-        let attention = if self.attention { self.qkv_width() + self.hidden + self.seq } else { 0 };
-        self.padded_vocab as f64 / (attention + feed_forward) as f64
-    }
-
     /// Whether norms have biases.
     pub fn norm_bias(&self) -> bool {
         self.bias && self.norm == NormKind::Layer

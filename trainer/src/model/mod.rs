@@ -1,6 +1,7 @@
 //! Models: what layers they have and what passes between them.
 
 mod block;
+mod cost;
 mod decoder;
 mod embedding;
 mod gpt;
