@@ -7,6 +7,7 @@ mod beside;
 mod context;
 mod deferred;
 mod error;
+mod kept;
 mod layer;
 mod manager;
 mod options;

@@ -7,8 +7,9 @@ use std::rc::Rc;
 use device::{Area, Device, Graph, Op, Stream, Tensor};
 
 use crate::beside::SideStream;
-use crate::context::{KeptKey, Phase};
+use crate::context::Phase;
 use crate::deferred::DeferredKey;
+use crate::kept::KeptKey;
 use crate::plan::{AreaKind, Plan, Recording};
 use crate::{
     EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, Scope, StepContext,

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use device::{BufferId, Op, StreamId, TraceEvent};
 
-use crate::context::KeptKey;
 use crate::deferred::DeferredKey;
+use crate::kept::KeptKey;
 use crate::placement::{Interval, place};
 use crate::{GraphOptions, Region};
 

@@ -31,7 +31,7 @@ pub struct Reducer {
     /// Where gradients that travel in another type are summed, with room for the largest bucket; flat. The side stream
     /// uses it for one bucket after the other.
     rounded: Option<Tensor>,
-    _area: Option<Area>,
+    _areas: Vec<Area>,
     /// Numbers of the layers that are here, in the order forward goes through them.
     layers: Vec<usize>,
 }
@@ -51,16 +51,14 @@ impl Reducer {
     ) -> Result<Reducer> {
         let (buckets, shard): (Vec<BucketMemory>, _) = (params.buckets().collect(), params.shard());
         let layers = layers.chunks.iter().cloned().flatten().collect();
-        let (mut rounded, mut _area) = (None, None);
+        let mut areas = Vec::new();
+        let mut rounded = None;
         if travels != DType::F32 {
-            let name = "rounded gradients";
             let largest = buckets.iter().map(|bucket| bucket.grads.elements()).max().unwrap_or(0);
-            let area = device.allocate(name, largest * travels.size())?;
-            rounded = Some(area.tensor(name, 0, [largest], travels));
-            _area = Some(area);
+            rounded = Some(device.allocate_tensor(&mut areas, "rounded gradients", [largest], travels)?);
         }
         let side = SideStream::new(device, "data parallel");
-        Ok(Reducer { communicator, side, buckets, shard, rounded, _area, layers })
+        Ok(Reducer { communicator, side, buckets, shard, rounded, _areas: areas, layers })
     }
 
     /// The layer here that forward goes through after this one, and backward before it.

@@ -14,7 +14,7 @@
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, DropoutPart};
-use device::{Communicator, Op, Shape, Tensor};
+use device::{Communicator, DType, Op, Shape, Tensor};
 use graph_manager::{Fork, Result, StepContext};
 
 use crate::cut::Cut;
@@ -162,5 +162,32 @@ impl Coming {
     pub(crate) fn join(self, cx: &StepContext<'_>) -> Result<Tensor> {
         cx.join(self.fork)?;
         Ok(self.tensor)
+    }
+}
+
+/// What a layer knows of the ranks it is shared with.
+#[derive(Clone)]
+pub(crate) struct Share {
+    pub(crate) parallel: TensorParallel,
+    /// Samples of a microbatch and tokens of a sample, whatever part of the rows is here.
+    pub(crate) tokens: (usize, usize),
+}
+
+impl Share {
+    /// See [`TensorParallel::all_rows`].
+    pub(crate) fn all_rows(&self, cx: &mut StepContext<'_>, name: &'static str, here: Tensor) -> Result<Tensor> {
+        self.parallel.all_rows(cx, name, here, self.tokens)
+    }
+
+    /// A buffer over all rows of the microbatch.
+    pub(crate) fn tensor(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        width: usize,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let (batch, seq) = self.tokens;
+        cx.tensor(name, [batch, seq, width], dtype)
     }
 }
