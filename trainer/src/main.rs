@@ -90,7 +90,8 @@ fn main() {
         Err(error) => refuse(&ranks, &error.to_string()),
     };
     // All validation comes before the device is touched; of the ranks that refuse, the first speaks.
-    let open = if request.dry_run { run::source_to_plan } else { run::source };
+    // A benchmark makes its own data.
+    let open = if request.dry_run || bench.is_some() { run::source_to_plan } else { run::source };
     let (plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
         .and_then(|plan| open(&plan).map(|source| (plan, source)))
         .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));

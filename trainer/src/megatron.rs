@@ -80,6 +80,7 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("use-rope-scaling", Instead("its numbers are given", "--rope-scaling [8,1,4,8192]")),
     ("kv-channels", Instead("a head has model.hidden / model.heads channels", "leave it out, or set another --heads")),
     ("num-experts", Instead("models are dense", "leave it out")),
+    ("ddp-bucket-size", Instead("buckets are counted in MiB of gradients, not in parameters", "--bucket-mib 153 for 40 million parameters in f32")),
     ("context-parallel-size", Instead(GRID, "--tensor-model-parallel-size with --sequence-parallel")),
     ("expert-model-parallel-size", Instead(GRID, "leave it out")),
     ("num-layers-per-virtual-pipeline-stage", Instead("chunks of a stage are counted, not their layers", "--virtual-pipeline-model-parallel-size")),
