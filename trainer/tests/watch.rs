@@ -60,10 +60,14 @@ fn assert_places(line: &str) {
 }
 
 #[test]
-fn a_killed_rank_ends_all_with_its_last_region_and_collective() {
-    for (ranks, killed, flags) in
-        [(2, 1, "--enable-cuda-graph"), (4, 3, "--enable-cuda-graph --cuda-graph-scope full_iteration")]
-    {
+fn each_rank_that_is_killed_ends_all_with_its_last_region_and_collective() {
+    // Rank 0 has a test of its own.
+    for (ranks, killed, flags) in [
+        (2, 1, "--enable-cuda-graph"),
+        (4, 1, ""),
+        (4, 2, "--enable-cuda-graph"),
+        (4, 3, "--enable-cuda-graph --cuda-graph-scope full_iteration"),
+    ] {
         let folder = Folder::new("watch-kill");
         let child = start(ranks, &folder.0, flags);
         std::thread::sleep(Duration::from_millis(1200)); // a heartbeat says where it is
@@ -79,15 +83,17 @@ fn a_killed_rank_ends_all_with_its_last_region_and_collective() {
 }
 
 #[test]
-fn a_stopped_rank_ends_all_once_it_is_not_heard_of() {
-    let folder = Folder::new("watch-stop");
-    let child = start(4, &folder.0, &format!("--enable-cuda-graph {IMPATIENT}"));
-    std::thread::sleep(Duration::from_millis(1200));
-    let ids = rank_ids(&child);
-    signal(ids[2], "STOP");
-    let line = root_cause(&ended(child, &ids), &[4], &[]);
-    assert_places(&line);
-    assert!(line.starts_with("error on rank 2: not heard of for 3 s"), "{line}");
+fn each_rank_that_is_stopped_ends_all_once_it_is_not_heard_of() {
+    for stopped in 1..4 {
+        let folder = Folder::new("watch-stop");
+        let child = start(4, &folder.0, &format!("--enable-cuda-graph {IMPATIENT}"));
+        std::thread::sleep(Duration::from_millis(1200));
+        let ids = rank_ids(&child);
+        signal(ids[stopped], "STOP");
+        let line = root_cause(&ended(child, &ids), &[4], &[]);
+        assert_places(&line);
+        assert!(line.starts_with(&format!("error on rank {stopped}: not heard of for 3 s")), "{line}");
+    }
 }
 
 #[test]

@@ -64,7 +64,8 @@ impl Stream {
     /// Runs `op` after everything submitted to this stream before, or records it while the stream captures.
     ///
     /// # Errors
-    /// [`Error::Operation`](crate::Error::Operation) when the tensors do not fit, a capture rule, a checker's finding, a failed collective.
+    /// [`Error::Operation`](crate::Error::Operation) when the tensors do not fit, a capture rule, a checker's finding, a
+    /// failed collective.
     pub fn submit(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         op.check()?;

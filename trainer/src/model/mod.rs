@@ -31,8 +31,7 @@ use crate::stages::StageLayers;
 #[derive(Clone, Copy, Debug)]
 pub struct Hidden {
     /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`; before the
-    /// first layer the microbatch's inputs, after the last the
-    /// losses `(batch * seq)`.
+    /// first layer the microbatch's inputs, after the last the losses `(batch * seq)`.
     pub x: Tensor,
     /// What the next norm adds to the residual stream; of its shape.
     pub delta: Option<Tensor>,
