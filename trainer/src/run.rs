@@ -179,7 +179,7 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
     Ok(Arc::new(source))
 }
 
-/// As [`source()`], for a plan alone: files that are not there do not keep it from being made.
+/// As [`source()`], for a plan or a benchmark, which read none: files that are not there do not keep it from being made.
 ///
 /// # Errors
 /// As [`source()`], but for files that are missing.
