@@ -38,8 +38,8 @@ pub(crate) struct StreamState {
 }
 
 impl StreamState {
-    pub(crate) fn new(name: &str, backend: &Backend) -> StreamState {
-        StreamState { name: name.into(), capture: None, lane: Lane::new(backend) }
+    pub(crate) fn new(name: &str, backend: &Backend, urgent: bool) -> StreamState {
+        StreamState { name: name.into(), capture: None, lane: Lane::new(backend, urgent) }
     }
 }
 

@@ -21,7 +21,7 @@ pub struct Fork {
 impl SideStream {
     pub(crate) fn new(compute: &Stream) -> SideStream {
         let device = compute.device();
-        SideStream { stream: device.stream("beside"), forked: device.event(), free: Vec::new() }
+        SideStream { stream: device.transfer_stream("beside"), forked: device.event(), free: Vec::new() }
     }
 }
 

@@ -108,7 +108,7 @@ impl Stage {
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = match data_parallel {
             Some(group) => {
-                let side = device.stream("data parallel");
+                let side = device.transfer_stream("data parallel");
                 Some(Reducer::new(group, side, &params, layers, options.grad_reduce)?)
             }
             None => None,
