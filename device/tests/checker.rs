@@ -163,6 +163,21 @@ fn a_graph_whose_input_was_freed_before_replay_is_refused_even_without_the_check
 }
 
 #[test]
+fn a_tensor_allocated_alone_is_there_until_its_areas_are_dropped() {
+    let t = bench();
+    let mut areas = Vec::new();
+    let first = t.device.allocate_tensor(&mut areas, "first", [64], DType::F32).unwrap();
+    let second = t.device.allocate_tensor(&mut areas, "second", [3, 5], DType::I32).unwrap();
+    t.device.upload(&first, &[1.0f32; 64]).unwrap();
+    t.device.upload(&second, &[7i32; 15]).unwrap();
+    assert_eq!(t.device.download::<f32>(&first).unwrap(), [1.0; 64]);
+    drop(areas);
+    for tensor in [first, second] {
+        assert!(matches!(hazard(t.device.zero(&tensor)), CheckError::Freed { .. }));
+    }
+}
+
+#[test]
 fn poison_shows_as_nan() {
     let t = bench();
     t.main.submit(Poison { output: t.a }).unwrap();

@@ -1,7 +1,5 @@
 //! What a step's code sees: the stream to submit to, buffers from the plan, and regions.
 
-use std::any::Any;
-
 use device::ops::{Copy, Poison};
 use device::{CheckError, DType, Op, Shape, Stream, Tensor};
 
@@ -30,9 +28,6 @@ pub(crate) enum Phase {
     Run { graphs: bool, position: usize },
 }
 
-/// Whose forward kept something: its region, and the part of its layer.
-pub(crate) type KeptKey = (Region, Option<usize>);
-
 #[derive(Clone, Copy)]
 pub(crate) struct Current {
     pub(crate) region: Region,
@@ -40,7 +35,7 @@ pub(crate) struct Current {
     visit: usize,
     taken: usize,
     /// Which part of the region's layer keeps things now.
-    part: Option<usize>,
+    pub(crate) part: Option<usize>,
 }
 
 impl<'m> StepContext<'m> {
@@ -103,7 +98,7 @@ impl<'m> StepContext<'m> {
         self.manager.compute.submit(op).map_err(|source| self.in_region(source))
     }
 
-    fn in_region(&self, source: device::Error) -> Error {
+    pub(crate) fn in_region(&self, source: device::Error) -> Error {
         Error::Device { region: self.region_name(), source }
     }
 
@@ -147,68 +142,6 @@ impl<'m> StepContext<'m> {
                 ),
                 fix: "keep buffers the same from step to step, or make a new manager",
             }),
-        }
-    }
-
-    /// Does the work of one of the parts of this region's layer: what parts keep is kept apart.
-    ///
-    /// # Errors
-    /// What `work` returns.
-    pub fn part<T>(&mut self, part: usize, work: impl FnOnce(&mut StepContext<'m>) -> Result<T>) -> Result<T> {
-        let set = |cx: &mut StepContext<'m>, part| {
-            cx.current.as_mut().and_then(|current| std::mem::replace(&mut current.part, part))
-        };
-        let outer = set(self, Some(part));
-        let result = work(self);
-        set(self, outer);
-        result
-    }
-
-    /// Hands something from a layer's forward to its backward: the tensors it saved. A backward that computes its forward
-    /// again hands it to itself.
-    ///
-    /// # Panics
-    /// Outside of a forward or backward region: layers call it, users never.
-    pub fn keep<T: 'static>(&mut self, kept: T) {
-        let key = self.kept_key("keep()");
-        self.kept_map().insert(key, Box::new(kept));
-    }
-
-    /// What this layer's forward kept for this microbatch.
-    ///
-    /// # Panics
-    /// Outside of a forward or backward region, or if forward kept nothing of this type: layers call it, users never.
-    pub fn kept<T: Clone + 'static>(&mut self) -> T {
-        let key = self.kept_key("kept()");
-        match self.kept_map().get(&key).and_then(|kept| kept.downcast_ref::<T>()) {
-            Some(kept) => kept.clone(),
-            None => panic!("in {} no {} was kept", self.region_name(), std::any::type_name::<T>()),
-        }
-    }
-
-    /// While recording every microbatch has its own tensors; later those of a slot are the same.
-    fn kept_key(&self, what: &str) -> KeptKey {
-        let (layer, microbatch, part) = match self.current {
-            Some(Current { region: Region::Forward { layer, microbatch }, part, .. })
-            | Some(Current { region: Region::Backward { layer, microbatch }, part, .. }) => (layer, microbatch, part),
-            _ => panic!("{what} outside of a layer's regions, in {}", self.region_name()),
-        };
-        let forward = Region::Forward { layer, microbatch };
-        match self.manager.states.get(&self.state) {
-            Some(state) if !matches!(self.phase, Phase::Record(_)) => {
-                (state.plan.canonical(forward, self.microbatches), part)
-            }
-            _ => (forward, part),
-        }
-    }
-
-    fn kept_map(&mut self) -> &mut std::collections::HashMap<KeptKey, Box<dyn Any>> {
-        match &mut self.phase {
-            Phase::Record(recording) => &mut recording.kept,
-            Phase::Run { .. } => match self.manager.states.get_mut(&self.state) {
-                Some(state) => &mut state.kept,
-                None => unreachable!("a mode runs after it was recorded"),
-            },
         }
     }
 

@@ -7,6 +7,7 @@ mod beside;
 mod context;
 mod deferred;
 mod error;
+mod kept;
 mod layer;
 mod manager;
 mod options;
@@ -15,7 +16,7 @@ mod plan;
 mod region;
 mod report;
 
-pub use beside::Fork;
+pub use beside::{Fork, SideStream};
 pub use context::StepContext;
 pub use error::{Error, Result};
 pub use layer::{Flow, Layer};

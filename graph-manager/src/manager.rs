@@ -2,12 +2,14 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
 use device::{Area, Device, Graph, Op, Stream, Tensor};
 
 use crate::beside::SideStream;
-use crate::context::{KeptKey, Phase};
+use crate::context::Phase;
 use crate::deferred::DeferredKey;
+use crate::kept::KeptKey;
 use crate::plan::{AreaKind, Plan, Recording};
 use crate::{
     EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, Scope, StepContext,
@@ -23,7 +25,7 @@ pub struct CudaGraphManager {
     pub(crate) areas: BTreeMap<AreaKind, Area>,
     pub(crate) device: Device,
     pub(crate) compute: Stream,
-    pub(crate) beside: SideStream,
+    pub(crate) beside: Rc<SideStream>,
     pub(crate) options: GraphOptions,
     /// Called once per mode and plan before its first capture.
     before_capture: Option<Box<dyn Fn() -> Result<()>>>,
@@ -85,8 +87,8 @@ impl CudaGraphManager {
         Ok(CudaGraphManager {
             states: BTreeMap::new(),
             areas: BTreeMap::new(),
+            beside: SideStream::new(&device, "beside"),
             device,
-            beside: SideStream::new(&compute),
             compute,
             options,
             before_capture: None,
@@ -196,13 +198,8 @@ impl CudaGraphManager {
         let mut keys = std::collections::BTreeSet::new();
         for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
             for recording in state.recordings.values() {
-                let mut next = 0;
-                for (at, visit) in recording.order.iter().enumerate() {
-                    if at >= next && visit.region.captured(&self.options).is_ok() {
-                        let key = state.key(&self.options, mode, visit.region, recording.microbatches);
-                        keys.insert((kind, key));
-                        next = visit.next;
-                    }
+                for (region, _) in recording.submitted(&self.options).filter(|(_, captured)| captured.is_ok()) {
+                    keys.insert((kind, state.key(&self.options, mode, region, recording.microbatches)));
                 }
             }
         }
@@ -285,15 +282,6 @@ impl CudaGraphManager {
         result
     }
 
-    /// Forgets all graphs of all modes; the next steps warm up and capture again.
-    pub fn reset(&mut self) {
-        for state in self.states.values_mut() {
-            state.graphs.clear();
-            state.captured.clear();
-            state.steps = 0;
-        }
-    }
-
     /// What has been captured so far.
     pub fn report(&self) -> Report {
         let mut graphs = Vec::new();
@@ -301,20 +289,15 @@ impl CudaGraphManager {
         for state in self.states.values() {
             graphs.extend(state.captured.iter().map(|key| GraphReport::new(&state.graphs[key].graph)));
             for recording in state.recordings.values() {
-                let mut next = 0;
-                for (at, visit) in recording.order.iter().enumerate() {
-                    match visit.region.captured(&self.options) {
-                        _ if at < next => {}
-                        Ok(()) => next = visit.next,
-                        Err(_) if matches!(visit.region, Region::Step | Region::Iteration) => {}
-                        Err(reason) => {
-                            let region = visit.region.to_string();
-                            let region = region.split(" of ").next().unwrap_or_default().to_string();
-                            let entry = EagerReport { region, reason: reason.into() };
-                            if !eager.contains(&entry) {
-                                eager.push(entry);
-                            }
-                        }
+                for (region, captured) in recording.submitted(&self.options) {
+                    let Err(reason) = captured else { continue };
+                    if matches!(region, Region::Step | Region::Iteration) {
+                        continue;
+                    }
+                    let region = region.to_string().split(" of ").next().unwrap_or_default().to_string();
+                    let entry = EagerReport { region, reason: reason.into() };
+                    if !eager.contains(&entry) {
+                        eager.push(entry);
                     }
                 }
             }

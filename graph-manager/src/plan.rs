@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use device::{BufferId, Op, StreamId, TraceEvent};
 
-use crate::context::KeptKey;
 use crate::deferred::DeferredKey;
+use crate::kept::KeptKey;
 use crate::placement::{Interval, place};
 use crate::{GraphOptions, Region};
 
@@ -51,6 +51,24 @@ pub(crate) struct RecordedBuffer {
 }
 
 impl Recording {
+    /// The regions that are submitted as such, not as a part of a captured one; each with why it is not captured, if so.
+    pub(crate) fn submitted<'r>(
+        &'r self,
+        options: &'r GraphOptions,
+    ) -> impl Iterator<Item = (Region, std::result::Result<(), &'static str>)> + 'r {
+        let mut next = 0;
+        self.order.iter().enumerate().filter_map(move |(at, visit)| {
+            if at < next {
+                return None;
+            }
+            let captured = visit.region.captured(options);
+            if captured.is_ok() {
+                next = visit.next;
+            }
+            Some((visit.region, captured))
+        })
+    }
+
     /// By chunk, most microbatches between their first region and their last at any time: the number of slots.
     pub(crate) fn in_flight(&self, options: &GraphOptions) -> Vec<usize> {
         let mut spans: Vec<BTreeMap<usize, (usize, usize)>> = vec![BTreeMap::new(); options.chunk_count()];
@@ -152,16 +170,17 @@ impl Plan {
             let taken = Use { first: buffer.taken_at, last: buffer.taken_at, stream: Some(compute) };
             let used = uses.get(&buffer.buffer).copied().unwrap_or(taken);
             let inside = used.first >= visit.start && used.last < visit.end.max(visit.start + 1);
-            match used.stream {
-                Some(stream) if inside => scratch.entry((buffer.visit, stream)).or_default().push((buffer, used)),
-                _ => {
-                    let area = match (key.layer(), key.microbatch()) {
-                        (Some(layer), Some(slot)) if by_slot => AreaKind::Slot { chunk: options.chunk_of(layer), slot },
-                        _ => AreaKind::Step,
-                    };
-                    lasting.entry(area).or_default().push((buffer, used));
-                }
+            if inside {
+                // What several streams use lives from the fork to the join, and so between works of the compute stream.
+                let stream = used.stream.unwrap_or(compute);
+                scratch.entry((buffer.visit, stream)).or_default().push((buffer, used));
+                continue;
             }
+            let area = match (key.layer(), key.microbatch()) {
+                (Some(layer), Some(slot)) if by_slot => AreaKind::Slot { chunk: options.chunk_of(layer), slot },
+                _ => AreaKind::Step,
+            };
+            lasting.entry(area).or_default().push((buffer, used));
         }
         for ((_, stream), buffers) in &scratch {
             plan.fill(recording, AreaKind::Scratch(*stream), buffers, compute);

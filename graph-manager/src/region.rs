@@ -77,8 +77,6 @@ pub enum Region {
     Reduce,
     /// Norm, clip and update.
     Optimizer,
-    /// What comes after the update: metrics are handed to the host.
-    End,
 }
 
 impl Region {
@@ -92,7 +90,7 @@ impl Region {
             | Region::Backward { layer, microbatch }
             | Region::Weights { layer, microbatch }
             | Region::InputGradients { layer, microbatch } => Some((layer, microbatch)),
-            Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer | Region::End => None,
+            Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => None,
         }
     }
 
@@ -186,7 +184,6 @@ impl std::fmt::Display for Region {
             }
             Region::Reduce => write!(f, "reduce"),
             Region::Optimizer => write!(f, "optimizer"),
-            Region::End => write!(f, "end"),
         }
     }
 }

@@ -1,8 +1,12 @@
-//! The manager on a toy model: order, slots, boundaries, and the mistakes it refuses.
+//! The manager on a toy model: order, slots, boundaries, side streams, and the mistakes it refuses.
+
+use std::rc::Rc;
 
 use device::ops::{Add, Copy, Fill};
 use device::{Area, DType, Device, HostOptions, Stream, Tensor};
-use graph_manager::{CudaGraphManager, Error, GraphOptions, Mempool, Mode, Region, Result, Scope, StepContext};
+use graph_manager::{
+    CudaGraphManager, Error, Fork, GraphOptions, Mempool, Mode, Region, Result, Scope, SideStream, StepContext,
+};
 
 const LAYERS: usize = 3;
 const WIDTH: usize = 64;
@@ -11,7 +15,7 @@ const WIDTH: usize = 64;
 struct Toy {
     device: Device,
     compute: Stream,
-    side: Stream,
+    side: Rc<SideStream>,
     /// `(microbatches, WIDTH)`.
     inputs: Tensor,
     sum: Tensor,
@@ -25,7 +29,7 @@ fn toy() -> Toy {
     let sum = area.tensor("sum", 16 * WIDTH * 4, [WIDTH], DType::F32);
     let values: Vec<f32> = (0..16 * WIDTH).map(|i| (i as f32).sin()).collect();
     device.upload(&inputs, &values).unwrap();
-    let (compute, side) = (device.stream("compute"), device.stream("side"));
+    let (compute, side) = (device.stream("compute"), SideStream::new(&device, "side"));
     Toy { device, compute, side, inputs, sum, _areas: vec![area] }
 }
 
@@ -209,13 +213,10 @@ fn an_input_that_moved_after_capture_is_refused_unless_boundaries_are_copied() {
 #[test]
 fn a_side_stream_left_open_in_a_region_is_error_904_with_the_region() {
     let toy = toy();
-    let fork = toy.device.event();
     let mut manager = toy.manager(GraphOptions::default());
     let mut step = |cx: &mut StepContext<'_>| {
         cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
-            cx.compute().record(&fork)?;
-            toy.side.wait(&fork)?;
-            toy.side.submit(Fill { output: toy.sum, value: 1.0 })?;
+            let _never_joined = cx.fork(&toy.side, [Fill { output: toy.sum, value: 1.0 }.into()])?;
             Ok(())
         })
     };
@@ -290,21 +291,19 @@ fn the_report_tells_graphs_nodes_eager_regions_and_bytes() {
 #[test]
 fn memory_a_side_stream_works_on_is_not_reused_before_the_join() {
     let toy = toy();
-    let (fork, join) = (toy.device.event(), toy.device.event());
     for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
         let mut manager = toy.manager(GraphOptions { mempool, poison: true, ..GraphOptions::default() });
         let mut step = |cx: &mut StepContext<'_>| {
             let kept = cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
                 let sent = cx.tensor("sent", [WIDTH], DType::F32)?;
                 cx.run(Fill { output: sent, value: 3.0 })?;
-                cx.compute().record(&fork)?;
-                toy.side.wait(&fork)?;
-                toy.side.submit(Copy { input: sent, output: toy.sum })?;
-                toy.side.record(&join)?;
-                // Were `sent` thought dead after its submission, this would take its memory and race with the copy.
+                let fork = cx.fork(&toy.side, [Copy { input: sent, output: toy.sum }.into()])?;
+                // Were `sent` thought dead after its submission, these would take its memory and race with the copy.
+                let scratch = cx.tensor("scratch", [WIDTH], DType::F32)?;
                 let kept = cx.tensor("kept", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: scratch, value: 5.0 })?;
                 cx.run(Fill { output: kept, value: 4.0 })?;
-                cx.compute().wait(&join)?;
+                cx.join(fork)?;
                 Ok(kept)
             })?;
             cx.region(Region::Forward { layer: 1, microbatch: 0 }, kept, |cx, kept| {
@@ -317,4 +316,68 @@ fn memory_a_side_stream_works_on_is_not_reused_before_the_join() {
             assert_eq!(toy.device.download::<f32>(&toy.sum).unwrap(), vec![3.0; WIDTH]);
         }
     }
+}
+
+#[test]
+fn two_forks_joined_in_any_order_write_what_the_compute_stream_reads_eager_captured_and_replayed() {
+    let toy = toy();
+    let other = SideStream::new(&toy.device, "other");
+    for swap in [false, true] {
+        let mut manager = toy.manager(GraphOptions { poison: true, ..GraphOptions::default() });
+        let mut step = |cx: &mut StepContext<'_>| {
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                let (a, b) = (cx.tensor("a", [WIDTH], DType::F32)?, cx.tensor("b", [WIDTH], DType::F32)?);
+                let mut forks: Vec<Fork> = vec![
+                    cx.fork(&toy.side, [Fill { output: a, value: 1.0 }.into()])?,
+                    cx.fork(&other, [Fill { output: b, value: 2.0 }.into()])?,
+                ];
+                if swap {
+                    forks.reverse();
+                }
+                forks.into_iter().try_for_each(|fork| cx.join(fork))?;
+                cx.run(Add { a, b, output: toy.sum })
+            })
+        };
+        for seed in 0..4 {
+            toy.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut step).unwrap();
+            assert_eq!(toy.device.download::<f32>(&toy.sum).unwrap(), vec![3.0; WIDTH]);
+        }
+    }
+}
+
+#[test]
+fn a_fork_of_nothing_captures_nothing() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            let fork = cx.fork(&toy.side, [])?;
+            cx.run(Fill { output: toy.sum, value: 1.0 })?;
+            cx.join(fork)
+        })
+    };
+    (0..3).for_each(|_| manager.step(Mode::Train, 1, &mut step).unwrap());
+    assert!(manager.report().to_string().contains("1 graphs, 1 nodes"), "{}", manager.report());
+}
+
+#[test]
+fn what_a_side_stream_shares_with_the_compute_stream_within_a_region_is_scratch() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        for layer in 0..LAYERS {
+            cx.region(Region::Forward { layer, microbatch: 0 }, (), |cx, ()| {
+                let shared = cx.tensor("shared", [WIDTH], DType::F32)?;
+                let fork = cx.fork(&toy.side, [Fill { output: shared, value: 1.0 }.into()])?;
+                cx.join(fork)?;
+                cx.run(Copy { input: shared, output: toy.sum })
+            })?;
+        }
+        Ok(())
+    };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
+    let memory = manager.memory();
+    assert_eq!(memory.len(), 1, "{memory:?}");
+    assert!(memory[0].area.contains("scratch"), "{memory:?}");
 }

@@ -1,19 +1,23 @@
 //! The command line, made from the option table.
 
+mod run_flags;
+
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+pub use run_flags::TrainRequest;
+use run_flags::{train_request, with_run_flags};
 
 use crate::batches::BatchesRequest;
-use crate::bench::{PRESETS, preset};
-use crate::config::{Layers, RunConfig, UserError};
+use crate::bench::PRESETS;
+use crate::config::UserError;
 use crate::data::{JSON_KEY, TokenizeRequest, llmc};
 use crate::doctor::DoctorOptions;
-use crate::hf::{DataType, Direction, Pretrained};
-use crate::options::{Kind, NOT_NEEDED, OPTIONS, reference};
+use crate::hf::{DataType, Direction};
+use crate::options::reference;
 use crate::recipes;
 use crate::sample::{SampleRequest, sample_command, sample_request};
 
@@ -54,23 +58,6 @@ pub struct ConvertRequest {
     pub target: PathBuf,
     /// From what to what.
     pub direction: Direction,
-}
-
-/// A training run as asked for.
-#[derive(Clone, Debug)]
-pub struct TrainRequest {
-    /// The raw configuration.
-    pub config: RunConfig,
-    /// Print the plan and stop.
-    pub dry_run: bool,
-    /// Check every operation and launch, and poison dead memory.
-    pub check_graphs: bool,
-    /// Where to write the graphs, as JSON and Graphviz.
-    pub graph_report: Option<PathBuf>,
-    /// Filter of log messages.
-    pub log: String,
-    /// Things to tell the user.
-    pub notices: Vec<String>,
 }
 
 fn command() -> Command {
@@ -121,82 +108,6 @@ fn batches_command() -> Command {
                 .required(true),
         )
         .arg(file("validation", "File for the batches of an evaluation"))
-}
-
-/// Adds the flags of a training run.
-fn with_run_flags(mut command: Command) -> Command {
-    command = command
-        .arg(
-            Arg::new("config")
-                .long("config")
-                .value_name("FILE")
-                .value_parser(NonEmptyStringValueParser::new())
-                .help("TOML file, or a recipe of `trainer configs list`; flags override it"),
-        )
-        .arg(
-            Arg::new("set")
-                .long("set")
-                .value_name("KEY=VALUE")
-                .action(ArgAction::Append)
-                .help("Sets any option by its key, over everything else"),
-        )
-        .arg(Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Prints the plan and stops"))
-        .arg(
-            Arg::new("check-graphs")
-                .long("check-graphs")
-                .action(ArgAction::SetTrue)
-                .help("Proves of every operation and launch that it races with none and reads what it means to"),
-        )
-        .arg(
-            Arg::new("graph-report")
-                .long("graph-report")
-                .value_name("FILE")
-                .value_parser(NonEmptyStringValueParser::new())
-                .help("Writes all graphs to FILE as JSON, and beside it, ending in .dot, as Graphviz"),
-        )
-        .arg(Arg::new("log").long("log").value_name("FILTER").default_value("warn").help("Log messages to show"))
-        .arg(
-            Arg::new("cuda-graph-use-single-mempool")
-                .long("cuda-graph-use-single-mempool")
-                .action(ArgAction::SetTrue)
-                .help_heading("cuda_graph")
-                .help("Same as --cuda-graph-mempool single"),
-        )
-        .arg(
-            Arg::new("grad-reduce-in-bf16")
-                .long("grad-reduce-in-bf16")
-                .action(ArgAction::SetTrue)
-                .help_heading("parallel")
-                .help("Same as --grad-reduce bf16"),
-        )
-        .arg(
-            Arg::new("distributed-timeout-minutes")
-                .long("distributed-timeout-minutes")
-                .value_name("VALUE")
-                .help_heading("parallel")
-                .help("Sets parallel.distributed_timeout_seconds, in minutes"),
-        );
-    for (flag, why) in NOT_NEEDED {
-        command = command.arg(Arg::new(*flag).long(*flag).action(ArgAction::SetTrue).hide(true).help(*why));
-    }
-    for option in OPTIONS {
-        let section = option.key.split('.').next().unwrap_or_default();
-        let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
-        let mut arg = Arg::new(option.key)
-            .long(option.flag)
-            .visible_aliases(option.aliases.to_vec())
-            .help_heading(section)
-            .help(format!("{}{default}", option.doc));
-        arg = match option.kind {
-            Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
-            // Megatron's form: --data-path 0.3 A 0.7 B.
-            Kind::Paths => arg.num_args(1..).value_name("PATHS"),
-            Kind::Choice(words) => arg.value_name(words.join("|")).allow_hyphen_values(true),
-            _ => arg.value_name("VALUE").allow_hyphen_values(true),
-        };
-        command = command.arg(arg);
-    }
-    command
 }
 
 fn tokenize_command() -> Command {
@@ -312,6 +223,18 @@ fn listed<'t>(lines: impl Iterator<Item = &'t str>) -> String {
     listed.join(", ")
 }
 
+/// Fails where a benchmark was asked for a file that a training run writes.
+fn refuse_files(request: &TrainRequest) -> Result<(), UserError> {
+    let report = request.graph_report.as_ref().map(|path| format!("--graph-report {}", path.display()));
+    let trace = request.config.logging.trace.as_ref().map(|path| format!("logging.trace = {path}"));
+    let Some(asked) = report.or(trace) else { return Ok(()) };
+    Err(UserError::new(
+        format!("bench with {asked}"),
+        "a benchmark prints what it measures and writes no files",
+        "leave it out, or train a few steps with it, without bench",
+    ))
+}
+
 /// Reads the command line.
 ///
 /// # Errors
@@ -346,6 +269,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     }
     if let Some(("bench", given)) = matches.subcommand() {
         let mut request = train_request(given)?;
+        refuse_files(&request)?;
         let steps = request.config.train.steps.min(100);
         request.config.train.steps = steps;
         return Ok(Request::Bench(Box::new(request), steps));
@@ -357,81 +281,4 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         return Ok(Request::Batches(Box::new(BatchesRequest { config, output, validation: file("validation") })));
     }
     Ok(Request::Train(Box::new(train_request(&matches)?)))
-}
-
-fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
-    let mut layers = layers(matches)?;
-    if let Some(folder) = layers.init_from() {
-        let pretrained = Pretrained::open(folder.as_ref())?;
-        layers.start_from(pretrained.options());
-    }
-    let config = layers.resolve();
-    let graph_report = matches.get_one::<String>("graph-report").map(PathBuf::from);
-    if let Some(path) = graph_report.as_ref().filter(|path| path.extension().is_some_and(|end| end == "dot")) {
-        return Err(UserError::new(
-            format!("--graph-report {}", path.display()),
-            "the file is JSON; Graphviz goes to one of the same name that ends in .dot",
-            format!("--graph-report {}", path.with_extension("json").display()),
-        ));
-    }
-    let notices = NOT_NEEDED
-        .iter()
-        .filter(|(flag, _)| matches.get_flag(flag))
-        .map(|(flag, why)| format!("--{flag} is not needed: {why}"))
-        .collect();
-    Ok(TrainRequest {
-        config,
-        dry_run: matches.get_flag("dry-run"),
-        check_graphs: matches.get_flag("check-graphs"),
-        graph_report,
-        log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
-        notices,
-    })
-}
-
-fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
-    let mut layers = Layers::default();
-    let case = matches.try_get_one::<String>("case").ok().flatten();
-    for (key, value) in case.and_then(|case| preset(case)).into_iter().flatten() {
-        layers.set(key, value, "bench")?;
-    }
-    if let Some(path) = matches.get_one::<String>("config") {
-        match recipes::recipe(path).filter(|_| !Path::new(path).exists()) {
-            Some(text) => layers.read_text(text, &format!("recipe {path}"))?,
-            // A name without a path's marks was meant for a recipe's.
-            None if !Path::new(path).exists() && !path.contains(['/', '\\']) && !path.ends_with(".toml") => {
-                recipes::show(path)?;
-            }
-            None => layers.read_file(path.as_ref())?,
-        }
-    }
-    if matches.get_flag("cuda-graph-use-single-mempool") {
-        layers.set("cuda_graph.mempool", "single", "--cuda-graph-use-single-mempool")?;
-    }
-    if matches.get_flag("grad-reduce-in-bf16") {
-        layers.set("parallel.grad_reduce", "bf16", "--grad-reduce-in-bf16")?;
-    }
-    if let Some(minutes) = matches.get_one::<String>("distributed-timeout-minutes") {
-        let seconds = minutes.parse::<f64>().map_or(minutes.clone(), |minutes| (minutes * 60.0).to_string());
-        layers.set("parallel.distributed_timeout_seconds", &seconds, "--distributed-timeout-minutes")?;
-    }
-    for option in OPTIONS {
-        let texts: Vec<&String> = matches.get_many(option.key).into_iter().flatten().collect();
-        match texts[..] {
-            [] => {}
-            [text] => layers.set(option.key, text, &format!("--{}", option.flag))?,
-            _ => layers.set(option.key, &format!("{texts:?}"), &format!("--{}", option.flag))?,
-        }
-    }
-    for pair in matches.get_many::<String>("set").into_iter().flatten() {
-        let Some((key, value)) = pair.split_once('=') else {
-            return Err(UserError::new(
-                format!("--set {pair}"),
-                "it is a key, an equals sign and a value",
-                "for example --set train.steps=100",
-            ));
-        };
-        layers.set(key.trim(), value.trim(), "--set")?;
-    }
-    Ok(layers)
 }

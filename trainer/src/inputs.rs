@@ -75,10 +75,7 @@ impl Inputs {
                 return Ok(None);
             }
             let (sizes, dtype) = ([&[microbatches], shape.sizes()].concat(), on_host(dtype));
-            let area = device.allocate(name, microbatches * shape.elements() * dtype.size())?;
-            let tensor = area.tensor(name, 0, Shape::new(&sizes), dtype);
-            areas.push(area);
-            Ok(Some(tensor))
+            Ok(Some(device.allocate_tensor(&mut areas, name, Shape::new(&sizes), dtype)?))
         };
         Ok(Inputs {
             inputs: stack("inputs", layers.has_first(), model.inputs)?,

@@ -73,10 +73,8 @@ impl Optimizer {
         let total = params.held_elements();
         let mut areas = Vec::new();
         let mut moment = |name: &'static str| -> Result<(&'static str, Tensor)> {
-            let area = device.allocate(name, total * 4)?;
-            let tensor = area.tensor(name, 0, [total], DType::F32);
+            let tensor = device.allocate_tensor(&mut areas, name, [total], DType::F32)?;
             device.zero(&tensor)?;
-            areas.push(area);
             Ok((name, tensor))
         };
         let state = match kind {

@@ -186,12 +186,7 @@ impl Params {
     ) -> Result<Params> {
         let total = layout.total;
         let mut areas = Vec::new();
-        let mut flat = |name: &str, elements: usize, dtype: DType| -> Result<Tensor> {
-            let area = device.allocate(name, elements * dtype.size())?;
-            let tensor = area.tensor(name, 0, [elements], dtype);
-            areas.push(area);
-            Ok(tensor)
-        };
+        let mut flat = |name, elements, dtype| device.allocate_tensor(&mut areas, name, [elements], dtype);
         let weights = flat("weights", total, compute)?;
         let masters = match compute {
             DType::F32 => None, // the weights themselves

@@ -77,10 +77,8 @@ impl Pipeline {
         };
         let (Some(groups), Some((shape, dtype))) = (groups, residual) else { return Ok(pipeline) };
         let mut buffer = |name: &str| -> Result<Tensor> {
-            let area = device.allocate(name, shape.elements() * dtype.size())?;
-            let tensor = area.tensor(name, 0, shape, dtype);
+            let tensor = device.allocate_tensor(&mut pipeline._areas, name, shape, dtype)?;
             device.zero(&tensor)?;
-            pipeline._areas.push(area);
             Ok(tensor)
         };
         let mut way = |name: &'static str, direction, from: Option<Rc<dyn Communicator>>, to| -> Result<Way> {

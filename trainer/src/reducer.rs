@@ -15,8 +15,8 @@
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Copy};
-use device::{Area, Communicator, DType, Event, Op, Stream, Tensor};
-use graph_manager::{Error, Result, StepContext};
+use device::{Area, Communicator, DType, Device, Op, Tensor};
+use graph_manager::{Fork, Result, SideStream, StepContext};
 
 use crate::buckets::Shard;
 use crate::params::{BucketMemory, Params};
@@ -25,45 +25,40 @@ use crate::stages::StageLayers;
 /// Reduces gradients over the data-parallel ranks, and gathers the weights that each has updated.
 pub struct Reducer {
     communicator: Rc<dyn Communicator>,
-    stream: Stream,
-    fork: Event,
-    join: Event,
+    side: Rc<SideStream>,
     buckets: Vec<BucketMemory>,
     shard: Shard,
     /// Where gradients that travel in another type are summed, with room for the largest bucket; flat. The side stream
     /// uses it for one bucket after the other.
     rounded: Option<Tensor>,
-    _area: Option<Area>,
+    _areas: Vec<Area>,
     /// Numbers of the layers that are here, in the order forward goes through them.
     layers: Vec<usize>,
 }
 
 impl Reducer {
-    /// For the buckets of all parameters, on a side stream. `layers` are those that are here; gradients travel as
+    /// For the buckets of all parameters, on a side stream of its own. `layers` are those that are here; gradients travel as
     /// `travels`, f32 or bf16.
     ///
     /// # Errors
     /// Out of memory.
     pub fn new(
+        device: &Device,
         communicator: Rc<dyn Communicator>,
-        stream: Stream,
         params: &Params,
         layers: &StageLayers,
         travels: DType,
     ) -> Result<Reducer> {
-        let device = stream.device().clone();
         let (buckets, shard): (Vec<BucketMemory>, _) = (params.buckets().collect(), params.shard());
         let layers = layers.chunks.iter().cloned().flatten().collect();
-        let (mut rounded, mut _area) = (None, None);
+        let mut areas = Vec::new();
+        let mut rounded = None;
         if travels != DType::F32 {
-            let name = "rounded gradients";
             let largest = buckets.iter().map(|bucket| bucket.grads.elements()).max().unwrap_or(0);
-            let area = device.allocate(name, largest * travels.size())?;
-            rounded = Some(area.tensor(name, 0, [largest], travels));
-            _area = Some(area);
+            rounded = Some(device.allocate_tensor(&mut areas, "rounded gradients", [largest], travels)?);
         }
-        let (fork, join) = (device.event(), device.event());
-        Ok(Reducer { communicator, stream, fork, join, buckets, shard, rounded, _area, layers })
+        let side = SideStream::new(device, "data parallel");
+        Ok(Reducer { communicator, side, buckets, shard, rounded, _areas: areas, layers })
     }
 
     /// The layer here that forward goes through after this one, and backward before it.
@@ -77,12 +72,12 @@ impl Reducer {
         self.shard.is_part()
     }
 
-    /// Inside the backward region of `layer`: starts the buckets that the region before completed. Returns whether there
-    /// are any, to be joined at the region's end.
+    /// Inside the backward region of `layer`: starts the buckets that the region before completed, to be joined at
+    /// the region's end.
     ///
     /// # Errors
     /// A failed collective.
-    pub fn start(&self, cx: &StepContext<'_>, layer: usize) -> Result<bool> {
+    pub fn start(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
         self.reduce(cx, self.after(layer), &[])
     }
 
@@ -91,10 +86,7 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn finish(&self, cx: &StepContext<'_>, others: &[Tensor]) -> Result<()> {
-        if self.reduce(cx, self.layers.first().copied(), others)? {
-            self.join(cx)?;
-        }
-        Ok(())
+        cx.join(self.reduce(cx, self.layers.first().copied(), others)?)
     }
 
     /// Sums one tensor over the ranks and joins.
@@ -102,16 +94,15 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn sum(&self, cx: &StepContext<'_>, tensor: Tensor) -> Result<()> {
-        self.reduce(cx, None, &[tensor])?;
-        self.join(cx)
+        cx.join(self.reduce(cx, None, &[tensor])?)
     }
 
     /// Inside the first microbatch's forward region of `layer`: starts to gather the bucket that the layer after it is the
-    /// first to read. Returns whether there is one, to be joined at the region's end.
+    /// first to read, to be joined at the region's end.
     ///
     /// # Errors
     /// A failed collective.
-    pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<bool> {
+    pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
         self.gather(cx, self.after(layer))
     }
 
@@ -120,13 +111,10 @@ impl Reducer {
     /// # Errors
     /// A failed collective.
     pub fn gather_first(&self, cx: &StepContext<'_>) -> Result<()> {
-        if self.gather(cx, self.layers.first().copied())? {
-            self.join(cx)?;
-        }
-        Ok(())
+        cx.join(self.gather(cx, self.layers.first().copied())?)
     }
 
-    fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<bool> {
+    fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
         let of_layer = self.buckets.iter().filter(|bucket| self.gathers() && Some(bucket.layer) == layer);
         let transfer = |bucket: &BucketMemory| {
             Op::from(Collective {
@@ -136,15 +124,15 @@ impl Reducer {
                 output: bucket.weights,
             })
         };
-        self.submit(cx, of_layer.map(transfer).collect())
+        cx.fork(&self.side, of_layer.map(transfer))
     }
 
-    fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<bool> {
+    fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<Fork> {
         let buckets = self.buckets.iter().filter(|bucket| Some(bucket.layer) == layer);
         let sum = |&tensor: &Tensor| {
             Op::from(Collective::in_place(CollectiveKind::AllReduceSum, self.communicator.clone(), tensor))
         };
-        self.submit(cx, buckets.flat_map(|bucket| self.reduction(bucket)).chain(others.iter().map(sum)).collect())
+        cx.fork(&self.side, buckets.flat_map(|bucket| self.reduction(bucket)).chain(others.iter().map(sum)))
     }
 
     /// The sum of a bucket over the ranks, or of this rank's part of it.
@@ -162,27 +150,5 @@ impl Reducer {
                 Copy { input: output, output: self.shard.of(grads) }.into(),
             ],
         }
-    }
-
-    /// Forks the side stream and submits there; whether there was anything.
-    fn submit(&self, cx: &StepContext<'_>, work: Vec<Op>) -> Result<bool> {
-        if work.is_empty() {
-            return Ok(false);
-        }
-        cx.compute().record(&self.fork).map_err(Error::from)?;
-        self.stream.wait(&self.fork)?;
-        for op in work {
-            self.stream.submit(op)?;
-        }
-        Ok(true)
-    }
-
-    /// Makes the compute stream wait for what was started.
-    ///
-    /// # Errors
-    /// A failed collective.
-    pub fn join(&self, cx: &StepContext<'_>) -> Result<()> {
-        self.stream.record(&self.join)?;
-        Ok(cx.compute().wait(&self.join)?)
     }
 }

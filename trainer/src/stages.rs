@@ -84,14 +84,16 @@ impl StageLayers {
 
 /// Blocks of each of `parts` parts such that the heaviest is as light as can be: the last part also has the head, which
 /// weighs as much as `head` blocks. What cannot be shared evenly goes to the parts in the middle, for the first has the
-/// embedding too.
+/// embedding too. The head's weight is an estimate: of splits that are as good, the one is taken that bears a head a quarter
+/// heavier best.
 pub fn balanced_blocks(blocks: usize, parts: usize, head: f64) -> Vec<usize> {
     if parts == 1 {
         return vec![blocks];
     }
     let before = parts - 1;
-    let heaviest = |last: usize| (last as f64 + head).max((blocks - last).div_ceil(before) as f64);
-    let by_weight = |a: &usize, b: &usize| heaviest(*a).total_cmp(&heaviest(*b));
+    let heaviest = |last: usize, head: f64| (last as f64 + head).max((blocks - last).div_ceil(before) as f64);
+    let compare = |a: usize, b: usize, head: f64| heaviest(a, head).total_cmp(&heaviest(b, head));
+    let by_weight = |&a: &usize, &b: &usize| compare(a, b, head).then(compare(a, b, 1.25 * head));
     let last = (1..=blocks / parts).rev().min_by(by_weight).unwrap_or(1);
     let mut all = vec![(blocks - last) / before; before];
     (1..before).chain([0]).take((blocks - last) % before).for_each(|part| all[part] += 1);
@@ -155,6 +157,7 @@ mod tests {
         assert_eq!(balanced_blocks(24, 1, 4.1), [24]);
         assert_eq!(balanced_blocks(24, 2, 4.1), [14, 10]);
         assert_eq!(balanced_blocks(24, 4, 4.1), [7, 7, 7, 3]);
+        assert_eq!(balanced_blocks(24, 4, 2.7), [7, 7, 7, 3], "6, 7, 7 and 4 would not suit a head of 3.1");
         assert_eq!(balanced_blocks(12, 4, 5.5), [3, 4, 4, 1]);
         assert_eq!(balanced_blocks(32, 8, 2.3), [4, 5, 5, 4, 4, 4, 4, 2]);
     }

@@ -97,6 +97,9 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub(crate) fn submit(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<f64> {
+        if let Some(progress) = self.compute.device().progress() {
+            self.compute.submit(progress.step(settings.step))?;
+        }
         let losses = self.begin(settings, batch)?;
         let (graphs, work, optimizer) = self.parts();
         graphs.step(Mode::Train, settings.microbatches, &mut |cx| train(cx, &work, optimizer))?;
@@ -175,9 +178,6 @@ impl Stage {
             grad_scale: (1.0 / losses) as f32,
             inverse_loss_scale: 1.0,
         };
-        if let Some(progress) = self.compute.device().progress() {
-            self.compute.submit(progress.step(settings.step))?;
-        }
         self.compute.submit(WriteControl { control: self.step.control, value })?;
         batch.map_or(Ok(()), |batch| self.inputs.fill(&self.compute, batch, settings.microbatches))?;
         Ok(losses)
@@ -337,11 +337,9 @@ impl Work<'_> {
             let region = Region::Forward { layer, microbatch };
             hidden = cx.region(region, hidden, |cx, hidden| {
                 let reducer = self.reducer.filter(|_| cx.is_first_microbatch());
-                let started = reducer.map_or(Ok(false), |reducer| reducer.gather_next(cx, layer))?;
+                let gathers = reducer.map(|reducer| reducer.gather_next(cx, layer)).transpose()?;
                 let hidden = module.forward(cx, hidden)?;
-                if let Some(reducer) = reducer.filter(|_| started) {
-                    reducer.join(cx)?;
-                }
+                gathers.map_or(Ok(()), |fork| cx.join(fork))?;
                 Ok(hidden)
             })?;
         }
@@ -381,12 +379,10 @@ impl Work<'_> {
         if !cx.completes_gradients() {
             return work(cx);
         }
-        let started = self.reducer.map_or(Ok(false), |reducer| reducer.start(cx, layer))?;
+        let reduces = self.reducer.map(|reducer| reducer.start(cx, layer)).transpose()?;
         let output = work(cx)?;
         self.partial.map_or(Ok(()), |partial| partial.sum(cx, layer))?;
-        if let Some(reducer) = self.reducer.filter(|_| started) {
-            reducer.join(cx)?;
-        }
+        reduces.map_or(Ok(()), |fork| cx.join(fork))?;
         Ok(output)
     }
 }

@@ -51,6 +51,9 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("checkpoint", &["requires a subcommand", "subcommands: list"]),
     ("doctor --device tpu", &["'tpu'", "possible values: auto, host, cuda"]),
     ("bench gpt3", &["'gpt3'", "gpt-1.3b"]),
+    ("bench --graph-report g.json", &["bench with --graph-report g.json", "writes no files", "leave it out"]),
+    ("bench --trace t.json", &["bench with logging.trace = t.json", "writes no files", "leave it out"]),
+    ("bench mlp --config traced.toml", &["bench with logging.trace = t.json"]),
     ("--set train.steps", &["--set train.steps", "an equals sign"]),
     ("--log =x=", &["--log =x=", "level"]),
     // Keys and the kinds of their values.
@@ -194,6 +197,7 @@ fn every_mistake_is_one_line_with_the_value_the_rule_and_the_fix() {
         ("key.toml", "[train]\nstpes = 1\n"),
         ("type.toml", "[train]\nsteps = \"many\"\n"),
         ("flat.toml", "train = 5\n"),
+        ("traced.toml", "[logging]\ntrace = \"t.json\"\n"),
         ("mlp/config.toml", "[model]\nkind = \"mlp\"\n"),
         ("words/config.toml", "[model]\nvocab = 400\n"),
         ("bytes/config.toml", "[model]\nseq_length = 8\n"),

@@ -46,12 +46,13 @@ impl Gpu {
     /// Opens a GPU and makes its primary context current on this thread.
     ///
     /// # Errors
-    /// No driver, no such GPU, or compute capability below 8.0.
+    /// No driver or an old one, no such GPU, or compute capability below 8.0.
     pub(crate) fn open(ordinal: usize) -> Result<Gpu> {
         // SAFETY: only looks whether the driver library can be loaded.
         if !unsafe { sys::is_culib_present() } {
             return Err(missing_library("cuda", "libcuda.so.1", "install NVIDIA's driver, or use --device host"));
         }
+        refuse_old_driver(driver_version()?)?;
         result::init().driver("cuInit")?;
         let count = result::device::get_count().driver("cuDeviceGetCount")?.max(0) as usize;
         if ordinal >= count {
@@ -96,14 +97,35 @@ impl Drop for Gpu {
     }
 }
 
+/// The newest CUDA the driver knows, as 1000 * major + 10 * minor.
+fn driver_version() -> Result<i32> {
+    let mut version = 0;
+    // SAFETY: writes one integer.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().driver("cuDriverGetVersion")?;
+    Ok(version)
+}
+
+/// The oldest CUDA whose driver has every function that is called: `cuEventElapsedTime_v2` came last.
+const OLDEST_DRIVER: i32 = 12080;
+
+fn refuse_old_driver(version: i32) -> Result<()> {
+    if version >= OLDEST_DRIVER {
+        return Ok(());
+    }
+    let cuda = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    let problem = format!(
+        "the driver is for CUDA {}, and {} is the oldest that will do. Fix: NVIDIA's driver 570 or newer, or --device host",
+        cuda(version),
+        cuda(OLDEST_DRIVER)
+    );
+    Err(Error::operation("device", problem))
+}
+
 impl GpuProperties {
     fn read(ordinal: usize, device: sys::CUdevice) -> Result<GpuProperties> {
         use sys::CUdevice_attribute::*;
         // SAFETY: the device exists.
         let attribute = |which| unsafe { result::device::get_attribute(device, which) }.driver("cuDeviceGetAttribute");
-        let mut driver_version = 0;
-        // SAFETY: writes one integer.
-        unsafe { sys::cuDriverGetVersion(&mut driver_version) }.result().driver("cuDriverGetVersion")?;
         Ok(GpuProperties {
             ordinal,
             name: result::device::get_name(device).driver("cuDeviceGetName")?,
@@ -115,7 +137,7 @@ impl GpuProperties {
             // SAFETY: the device exists.
             memory_bytes: unsafe { result::device::total_mem(device) }.driver("cuDeviceTotalMem")?,
             shared_bytes: attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
-            driver_version,
+            driver_version: driver_version()?,
         })
     }
 
@@ -123,5 +145,19 @@ impl GpuProperties {
     pub fn architecture(&self) -> String {
         let (major, minor) = self.capability;
         format!("sm_{major}{minor}{}", if self.capability == (9, 0) { "a" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_older_than_what_is_called_is_refused_with_both_versions_and_the_fix() {
+        assert!(refuse_old_driver(12080).is_ok() && refuse_old_driver(13000).is_ok());
+        let error = refuse_old_driver(12040).unwrap_err().to_string();
+        for words in ["CUDA 12.4", "12.8 is the oldest", "Fix: NVIDIA's driver 570"] {
+            assert!(error.contains(words), "{error}");
+        }
     }
 }

@@ -17,7 +17,7 @@ pub struct Control {
     pub learning_rate: f32,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
-    /// What a loss gradient is multiplied by: loss scale / global number of targets.
+    /// What a loss gradient is multiplied by: 1 / global number of targets, times a loss scale if there is one.
     pub grad_scale: f32,
     /// 1 / loss scale, applied before norm, clip and update.
     pub inverse_loss_scale: f32,

@@ -27,11 +27,7 @@ pub fn rounded(x: f64, dtype: DType) -> f64 {
 
 impl Bench {
     fn place(&self, name: &str, shape: &[usize], dtype: DType) -> Tensor {
-        let bytes = shape.iter().product::<usize>() * dtype.size();
-        let area = self.device.allocate(name, bytes).unwrap();
-        let tensor = area.tensor(name, 0, device::Shape::new(shape), dtype);
-        self.areas.borrow_mut().push(area);
-        tensor
+        self.device.allocate_tensor(&mut self.areas.borrow_mut(), name, device::Shape::new(shape), dtype).unwrap()
     }
 
     /// A tensor that holds these values, rounded to its type.

@@ -21,10 +21,7 @@ impl Bench {
 
     fn allocate(&mut self, shape: Shape, dtype: DType) -> device::Result<Tensor> {
         let name = format!("tensor {}", self.areas.len());
-        let area = self.device.allocate(&name, shape.elements() * dtype.size())?;
-        let tensor = area.tensor(&name, 0, shape, dtype);
-        self.areas.push(area);
-        Ok(tensor)
+        self.device.allocate_tensor(&mut self.areas, &name, shape, dtype)
     }
 
     /// A floating tensor with values uniform in `[-1, 1)`, a function of how many tensors came before.

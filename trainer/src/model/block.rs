@@ -2,32 +2,17 @@
 //! on the residual stream and what is still to be added to it.
 
 use device::ops::{
-    Activation, ActivationKind, Attention, AttentionBackward, BiasGrad, Dropout, DropoutSite, Epilogue, Gemm, Norm,
-    NormBackward, NormKind, Rotary, SwiGlu, SwiGluBackward,
+    Activation, ActivationKind, Attention, AttentionBackward, Dropout, DropoutSite, Epilogue, Gemm, Rotary, SwiGlu,
+    SwiGluBackward,
 };
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
-use super::{Dropouts, FeedForward, Hidden, TensorParallel};
+use super::linear::{Linear, rows_of};
+use super::norm::{NormLayer, SavedNorm};
+use super::tensor_parallel::Share;
+use super::{Dropouts, FeedForward, Hidden, undropped};
 use crate::params::Param;
-
-/// A linear layer's parameters, or this rank's part of them: weight `(out, in)` and, where there is one, bias `(out)`.
-#[derive(Clone, Copy)]
-pub(crate) struct Linear {
-    pub(crate) weight: Param,
-    pub(crate) bias: Option<Param>,
-}
-
-/// A LayerNorm's or RMSNorm's parameters, `(hidden)` each; an RMSNorm has no bias.
-#[derive(Clone, Copy)]
-pub(crate) struct NormLayer {
-    pub(crate) kind: NormKind,
-    pub(crate) weight: Param,
-    pub(crate) bias: Option<Param>,
-    pub(crate) eps: f32,
-    /// Backward computes the normed values again instead of keeping them.
-    pub(crate) recompute: bool,
-}
 
 pub(crate) struct Block {
     /// Absent in the model that proves the data need attention.
@@ -51,33 +36,6 @@ pub(crate) struct AttentionHalf {
     pub(crate) share: Share,
 }
 
-/// What a half of a block knows of the ranks it is shared with.
-#[derive(Clone)]
-pub(crate) struct Share {
-    pub(crate) parallel: TensorParallel,
-    /// Samples of a microbatch and tokens of a sample, whatever part of the rows is here.
-    pub(crate) tokens: (usize, usize),
-}
-
-impl Share {
-    /// See [`TensorParallel::all_rows`].
-    pub(crate) fn all_rows(&self, cx: &mut StepContext<'_>, name: &'static str, here: Tensor) -> Result<Tensor> {
-        self.parallel.all_rows(cx, name, here, self.tokens)
-    }
-
-    /// A buffer over all rows of the microbatch.
-    pub(crate) fn tensor(
-        &self,
-        cx: &mut StepContext<'_>,
-        name: &'static str,
-        width: usize,
-        dtype: DType,
-    ) -> Result<Tensor> {
-        let (batch, seq) = self.tokens;
-        cx.tensor(name, [batch, seq, width], dtype)
-    }
-}
-
 pub(crate) struct FeedForwardHalf {
     pub(crate) norm: NormLayer,
     pub(crate) kind: FeedForward,
@@ -89,17 +47,6 @@ pub(crate) struct FeedForwardHalf {
     pub(crate) share: Share,
     /// Backward computes the activation again instead of keeping it.
     pub(crate) recompute: bool,
-}
-
-/// What a norm keeps for its backward: its input `(batch, seq, hidden)`, statistics `(batch * seq)`, and its output
-/// unless that is computed again.
-#[derive(Clone, Copy)]
-pub(crate) struct SavedNorm {
-    input: Tensor,
-    /// LayerNorm only.
-    mean: Option<Tensor>,
-    rstd: Tensor,
-    output: Option<Tensor>,
 }
 
 #[derive(Clone, Copy)]
@@ -300,185 +247,4 @@ impl FeedForwardHalf {
         let grad_normed = self.up.backward_shared(cx, normed, grad_pre, names, &self.share)?;
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), delta_bias)
     }
-}
-
-impl Linear {
-    /// Width of its output.
-    pub(crate) fn width(&self) -> usize {
-        self.weight.weight.shape.rows()
-    }
-
-    /// Width of its input.
-    pub(crate) fn input_width(&self) -> usize {
-        self.weight.weight.shape.last()
-    }
-
-    pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
-        self.product(cx, input, output, self.bias)
-    }
-
-    fn product(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor, bias: Option<Param>) -> Result<()> {
-        let epilogue = bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
-        cx.run(Gemm::linear(input, self.weight.weight, output, epilogue))
-    }
-
-    /// Of a layer cut by its inputs: the sum of all ranks' products, in the rows that are here. One rank adds the bias.
-    pub(crate) fn forward_shared(
-        &self,
-        cx: &mut StepContext<'_>,
-        input: Tensor,
-        [all, here]: [&'static str; 2],
-        share: &Share,
-    ) -> Result<Tensor> {
-        let output = rows_of(cx, all, &input, self.width())?;
-        self.product(cx, input, output, share.parallel.once(self.bias))?;
-        share.parallel.sum(cx, here, output)
-    }
-
-    /// Of a layer cut by its outputs: parameter gradients from the rows of `input` that are here, and the input's gradient
-    /// in the same rows.
-    pub(crate) fn backward_shared(
-        &self,
-        cx: &mut StepContext<'_>,
-        input: Tensor,
-        grad_output: Tensor,
-        [all_input, all_grads, here]: [&'static str; 3],
-        share: &Share,
-    ) -> Result<Tensor> {
-        let all_rows = share.parallel.all_rows_beside(cx, all_input, input, share.tokens)?;
-        let grad_input = share.tensor(cx, all_grads, self.input_width(), grad_output.dtype)?;
-        self.backward_input(cx, grad_output, grad_input, Epilogue::None)?;
-        let input = all_rows.join(cx)?;
-        let sum = share.parallel.sum_beside(cx, here, grad_input)?;
-        self.backward_parameters(cx, input, grad_output)?;
-        sum.join(cx)
-    }
-
-    /// Parameter gradients, and the input's if it is wanted, through an epilogue.
-    pub(crate) fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        input: Tensor,
-        grad_output: Tensor,
-        grad_input: Option<(Tensor, Epilogue)>,
-    ) -> Result<()> {
-        if let Some((grad_input, epilogue)) = grad_input {
-            self.backward_input(cx, grad_output, grad_input, epilogue)?;
-        }
-        self.backward_parameters(cx, input, grad_output)
-    }
-
-    /// The input's gradient, through an epilogue.
-    fn backward_input(
-        &self,
-        cx: &StepContext<'_>,
-        grad_output: Tensor,
-        grad_input: Tensor,
-        epilogue: Epilogue,
-    ) -> Result<()> {
-        cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))
-    }
-
-    /// The parameters' gradients. They may be put off: nothing in the layer may write to what they are made from.
-    fn backward_parameters(&self, cx: &mut StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
-        let accumulate = cx.accumulate();
-        cx.defer(Gemm::wgrad(grad_output, input, self.weight.grad, accumulate))?;
-        match self.bias {
-            Some(bias) => cx.defer(BiasGrad { grad_output, grad_bias: bias.grad, accumulate }),
-            None => Ok(()),
-        }
-    }
-}
-
-impl NormLayer {
-    /// Adds what is to be added to the residual stream and normalises it: the new stream, the normed values, and what
-    /// backward needs.
-    pub(crate) fn forward(
-        &self,
-        cx: &mut StepContext<'_>,
-        x: Tensor,
-        delta: Option<Tensor>,
-    ) -> Result<(Tensor, Tensor, SavedNorm)> {
-        let shape = x.shape;
-        let normed = cx.tensor("normed", shape, x.dtype)?;
-        let mean = match self.kind {
-            NormKind::Layer => Some(cx.tensor("mean", [shape.rows()], DType::F32)?),
-            NormKind::Rms => None,
-        };
-        let rstd = cx.tensor("rstd", [shape.rows()], DType::F32)?;
-        let sum = match delta {
-            Some(_) => Some(cx.tensor("residual", shape, x.dtype)?),
-            None => None,
-        };
-        cx.run(Norm {
-            kind: self.kind,
-            input: delta.unwrap_or(x),
-            residual: delta.map(|_| x),
-            sum,
-            weight: self.weight.weight,
-            bias: self.bias.map(|bias| bias.weight),
-            output: normed,
-            mean,
-            rstd,
-            eps: self.eps,
-        })?;
-        let x = sum.unwrap_or(x);
-        let output = (!self.recompute).then_some(normed);
-        Ok((x, normed, SavedNorm { input: x, mean, rstd, output }))
-    }
-
-    /// The normed values, kept or computed again to the same bits.
-    fn output(&self, cx: &mut StepContext<'_>, saved: &SavedNorm) -> Result<Tensor> {
-        if let Some(output) = saved.output {
-            return Ok(output);
-        }
-        self.forward(cx, saved.input, None).map(|(_, normed, _)| normed)
-    }
-
-    /// The residual stream's gradient: through the norm, plus what passes by it. Its sums over all tokens go to
-    /// `delta_bias`.
-    pub(crate) fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        saved: &SavedNorm,
-        grad_output: Tensor,
-        grad_residual: Option<Tensor>,
-        delta_bias: Option<Param>,
-    ) -> Result<Tensor> {
-        let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
-        cx.run(NormBackward {
-            kind: self.kind,
-            input: saved.input,
-            weight: self.weight.weight,
-            mean: saved.mean,
-            rstd: saved.rstd,
-            grad_output,
-            grad_residual,
-            grad_input,
-            grad_weight: self.weight.grad,
-            grad_bias: self.bias.map(|bias| bias.grad),
-            grad_input_sums: delta_bias.map(|bias| bias.grad),
-            accumulate: cx.accumulate(),
-        })?;
-        Ok(grad_input)
-    }
-}
-
-/// A gradient taken back through a dropout, if there was one.
-pub(crate) fn undropped(
-    cx: &mut StepContext<'_>,
-    name: &'static str,
-    grad: Tensor,
-    site: Option<DropoutSite>,
-) -> Result<Tensor> {
-    let Some(site) = site else { return Ok(grad) };
-    let output = cx.tensor(name, grad.shape, grad.dtype)?;
-    cx.run(Dropout { input: grad, output, site })?;
-    Ok(output)
-}
-
-/// A tensor with the rows of another, `(batch, seq, width)`.
-fn rows_of(cx: &mut StepContext<'_>, name: &'static str, like: &Tensor, width: usize) -> Result<Tensor> {
-    let [batch, seq, _] = like.shape.sizes()[..] else { unreachable!("hidden states are (batch, seq, width)") };
-    cx.tensor(name, [batch, seq, width], like.dtype)
 }

@@ -8,7 +8,7 @@ use super::block::{AttentionHalf, Block};
 use super::embedding::EmbeddingLayer;
 use super::gpt::LayerMaker;
 use super::head::LanguageHead;
-use super::{GptShape, Hidden, RotaryTable, StepTensors, TensorParallel, gpt};
+use super::{GptShape, Hidden, StepTensors, TensorParallel, gpt};
 use crate::params::Params;
 
 /// Where in a text a forward stands, in device memory, so that one graph serves every position.
@@ -39,20 +39,19 @@ impl Decoder {
     /// Out of memory.
     pub fn new(device: &Device, shape: &GptShape, params: &Params) -> Result<Decoder> {
         let mut areas = Vec::new();
-        let mut persistent = |name: &str, shape: device::Shape, dtype: DType| -> Result<Tensor> {
-            let area = device.allocate(name, shape.elements() * dtype.size())?;
-            let tensor = area.tensor(name, 0, shape, dtype);
-            areas.push(area);
-            Ok(tensor)
-        };
         let rotary = match gpt(shape.clone()).rotary {
-            Some(table) => Some(place_rotary(device, &table, &mut persistent)?),
+            Some(table) => {
+                let tensor = device.allocate_tensor(&mut areas, "rotary_table", table.shape(), DType::F32)?;
+                device.upload(&tensor, &table.values())?;
+                Some(tensor)
+            }
             None => None,
         };
         let width = 2 * shape.kv_heads * shape.head_dim();
         let mut caches = Vec::new();
         for block in 0..if shape.attention { shape.layers } else { 0 } {
-            caches.push(persistent(&format!("cache of block {block}"), [1, shape.seq, width].into(), shape.dtype)?);
+            let name = format!("cache of block {block}");
+            caches.push(device.allocate_tensor(&mut areas, &name, [1, shape.seq, width], shape.dtype)?);
         }
         // Rows not yet written are not read, but a cache is one buffer: it has values from the start.
         for cache in &caches {
@@ -124,17 +123,6 @@ impl AttentionHalf {
         self.projection.forward(cx, context, delta)?;
         Ok(Hidden { x, delta: Some(delta), ..input })
     }
-}
-
-/// The table of angles on the device.
-fn place_rotary(
-    device: &Device,
-    table: &RotaryTable,
-    persistent: &mut impl FnMut(&str, device::Shape, DType) -> Result<Tensor>,
-) -> Result<Tensor> {
-    let tensor = persistent("rotary_table", table.shape(), DType::F32)?;
-    device.upload(&tensor, &table.values())?;
-    Ok(tensor)
 }
 
 /// `rows` rows of a table from the one that `start` says.

@@ -4,7 +4,7 @@ use device::ops::{Dropout, DropoutSite, Embedding, EmbeddingBackward};
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
-use super::block::Share;
+use super::tensor_parallel::Share;
 use super::{Dropouts, Hidden};
 use crate::params::Param;
 

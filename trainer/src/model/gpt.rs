@@ -8,10 +8,13 @@ use device::DType;
 use device::ops::{DropoutPart, NormKind, VocabPart};
 use graph_manager::Layer;
 
-use super::block::{AttentionHalf, Block, FeedForwardHalf, Linear, NormLayer, Share};
+use super::block::{AttentionHalf, Block, FeedForwardHalf};
 use super::embedding::EmbeddingLayer;
 use super::head::LanguageHead;
+use super::linear::Linear;
+use super::norm::NormLayer;
 use super::recompute::Recomputed;
+use super::tensor_parallel::Share;
 use super::{Architecture, Chunk, Dropouts, Hidden, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
 use crate::params::{Init, ParamSpec, Params, Twin};
 use crate::stages::StageLayers;
@@ -111,13 +114,6 @@ impl GptShape {
             FeedForward::Gelu => self.ffn,
             FeedForward::SwiGlu => 2 * self.ffn,
         }
-    }
-
-    /// How many blocks' work the head is, by multiplications for a token.
-    pub fn head_in_blocks(&self) -> f64 {
-        let feed_forward = self.up_width() + self.ffn;
-        let attention = if self.attention { self.qkv_width() + self.hidden + self.seq } else { 0 };
-        self.padded_vocab as f64 / (attention + feed_forward) as f64
     }
 
     /// Whether norms have biases.

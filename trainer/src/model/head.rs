@@ -7,7 +7,8 @@ use device::ops::{
 use device::{DType, Tensor};
 use graph_manager::{Layer, Mode, Result, StepContext};
 
-use super::block::{NormLayer, SavedNorm, Share};
+use super::norm::{NormLayer, SavedNorm};
+use super::tensor_parallel::Share;
 use super::{Hidden, StepTensors};
 use crate::params::Param;
 

@@ -4,9 +4,9 @@ use device::ops::{Activation, ActivationBackward, ActivationKind, Dropout, Dropo
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
-use super::block::{Linear, undropped};
 use super::head::RegressionHead;
-use super::{Architecture, Chunk, Dropouts, Hidden, Model, StepTensors, TensorParallel};
+use super::linear::Linear;
+use super::{Architecture, Chunk, Dropouts, Hidden, Model, StepTensors, TensorParallel, undropped};
 use crate::params::{Init, ParamSpec, Params};
 use crate::stages::StageLayers;
 

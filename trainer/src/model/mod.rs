@@ -1,11 +1,14 @@
 //! Models: what layers they have and what passes between them.
 
 mod block;
+mod cost;
 mod decoder;
 mod embedding;
 mod gpt;
 mod head;
+mod linear;
 mod mlp;
+mod norm;
 mod recompute;
 mod rotary;
 mod tensor_parallel;
@@ -16,7 +19,7 @@ pub use mlp::{MlpShape, mlp};
 pub use rotary::{RotaryTable, Scaling};
 pub use tensor_parallel::TensorParallel;
 
-use device::ops::{DropoutPart, DropoutSite};
+use device::ops::{Dropout, DropoutPart, DropoutSite};
 use device::{DType, Shape, Tensor};
 use graph_manager::{Flow, Layer, Mode, Result, StepContext};
 
@@ -27,7 +30,8 @@ use crate::stages::StageLayers;
 /// that of `delta`: the next layer only ever sees their sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Hidden {
-    /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`; before the first layer the microbatch's inputs, after the last the
+    /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`; before the
+    /// first layer the microbatch's inputs, after the last the
     /// losses `(batch * seq)`.
     pub x: Tensor,
     /// What the next norm adds to the residual stream; of its shape.
@@ -132,4 +136,17 @@ impl Dropouts {
         let Dropouts { rate, seed, layer, site, part } = *self;
         on.then_some(DropoutSite { rate, seed, layer, site, record, part })
     }
+}
+
+/// A gradient taken back through a dropout, if there was one.
+pub(crate) fn undropped(
+    cx: &mut StepContext<'_>,
+    name: &'static str,
+    grad: Tensor,
+    site: Option<DropoutSite>,
+) -> Result<Tensor> {
+    let Some(site) = site else { return Ok(grad) };
+    let output = cx.tensor(name, grad.shape, grad.dtype)?;
+    cx.run(Dropout { input: grad, output, site })?;
+    Ok(output)
 }

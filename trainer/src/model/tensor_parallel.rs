@@ -14,7 +14,7 @@
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, DropoutPart};
-use device::{Communicator, Shape, Tensor};
+use device::{Communicator, DType, Op, Shape, Tensor};
 use graph_manager::{Fork, Result, StepContext};
 
 use crate::cut::Cut;
@@ -95,7 +95,7 @@ impl TensorParallel {
         tokens: (usize, usize),
     ) -> Result<Coming> {
         let (tensor, gather) = self.gather(cx, name, here, tokens)?;
-        Ok(Coming { tensor, fork: gather.map(|gather| cx.fork(gather)).transpose()? })
+        Ok(Coming { tensor, fork: cx.fork(cx.side(), gather.map(Op::from))? })
     }
 
     fn gather(
@@ -127,7 +127,7 @@ impl TensorParallel {
     /// What the device refused.
     pub(crate) fn sum_beside(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Coming> {
         let (tensor, reduce) = self.reduce(cx, name, partial)?;
-        Ok(Coming { tensor, fork: reduce.map(|reduce| cx.fork(reduce)).transpose()? })
+        Ok(Coming { tensor, fork: cx.fork(cx.side(), reduce.map(Op::from))? })
     }
 
     fn reduce(
@@ -151,8 +151,7 @@ impl TensorParallel {
 #[must_use]
 pub(crate) struct Coming {
     tensor: Tensor,
-    /// None where there is nothing to transfer.
-    fork: Option<Fork>,
+    fork: Fork,
 }
 
 impl Coming {
@@ -160,8 +159,35 @@ impl Coming {
     ///
     /// # Errors
     /// A failed transfer.
-    pub(crate) fn join(self, cx: &mut StepContext<'_>) -> Result<Tensor> {
-        self.fork.map_or(Ok(()), |fork| cx.join(fork))?;
+    pub(crate) fn join(self, cx: &StepContext<'_>) -> Result<Tensor> {
+        cx.join(self.fork)?;
         Ok(self.tensor)
+    }
+}
+
+/// What a layer knows of the ranks it is shared with.
+#[derive(Clone)]
+pub(crate) struct Share {
+    pub(crate) parallel: TensorParallel,
+    /// Samples of a microbatch and tokens of a sample, whatever part of the rows is here.
+    pub(crate) tokens: (usize, usize),
+}
+
+impl Share {
+    /// See [`TensorParallel::all_rows`].
+    pub(crate) fn all_rows(&self, cx: &mut StepContext<'_>, name: &'static str, here: Tensor) -> Result<Tensor> {
+        self.parallel.all_rows(cx, name, here, self.tokens)
+    }
+
+    /// A buffer over all rows of the microbatch.
+    pub(crate) fn tensor(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        width: usize,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let (batch, seq) = self.tokens;
+        cx.tensor(name, [batch, seq, width], dtype)
     }
 }

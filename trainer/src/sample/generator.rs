@@ -43,18 +43,12 @@ impl Generator {
     /// Out of memory.
     pub fn new(device: &Device, shape: &GptShape, params: Params, longest: usize) -> Result<Generator> {
         let mut areas = Vec::new();
-        let mut persistent = |name: &str, shape: device::Shape, dtype: DType| -> Result<Tensor> {
-            let area = device.allocate(name, shape.elements() * dtype.size())?;
-            let tensor = area.tensor(name, 0, shape, dtype);
-            areas.push(area);
-            Ok(tensor)
-        };
         let compute = device.stream("compute");
-        let start = persistent("start", [1].into(), DType::I32)?;
-        let wanted = persistent("wanted", [1].into(), DType::I32)?;
-        let prompt = persistent("prompt", [1, longest].into(), DType::I32)?;
-        let token = persistent("token", [1, 1].into(), DType::I32)?;
-        let logits = persistent("logits", [1, shape.padded_vocab].into(), shape.dtype)?;
+        let start = device.allocate_tensor(&mut areas, "start", [1], DType::I32)?;
+        let wanted = device.allocate_tensor(&mut areas, "wanted", [1], DType::I32)?;
+        let prompt = device.allocate_tensor(&mut areas, "prompt", [1, longest], DType::I32)?;
+        let token = device.allocate_tensor(&mut areas, "token", [1, 1], DType::I32)?;
+        let logits = device.allocate_tensor(&mut areas, "logits", [1, shape.padded_vocab], shape.dtype)?;
         let options = GraphOptions { scope: Scope::FullIteration, mempool: Mempool::Single, ..GraphOptions::default() };
         let mut generator = Generator {
             graphs: CudaGraphManager::new(compute.clone(), options)?,

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::rc::Rc;
 
 use device::ops::{Control, Status};
-use device::{Communicator, DType, Device, Tensor};
+use device::{Communicator, DType, Device};
 use graph_manager::{CudaGraphManager, GraphOptions, Result};
 use parallel::{PipelineGroups, PipelineStage};
 
@@ -68,16 +68,10 @@ impl Stage {
         let mut params = Params::new(device, specs, options.compute, options.seed, options.bucket_bytes, shard)?;
         params.elsewhere = architecture.elsewhere.clone();
         let mut areas = Vec::new();
-        let mut persistent = |name: &str, shape: device::Shape, dtype: DType| -> Result<Tensor> {
-            let area = device.allocate(name, shape.elements() * dtype.size())?;
-            let tensor = area.tensor(name, 0, shape, dtype);
-            areas.push(area);
-            Ok(tensor)
-        };
-        let control = persistent("control", [size_of::<Control>()].into(), DType::U8)?;
+        let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
         let rotary = match &architecture.rotary {
             Some(table) => {
-                let tensor = persistent("rotary_table", table.shape(), DType::F32)?;
+                let tensor = device.allocate_tensor(&mut areas, "rotary_table", table.shape(), DType::F32)?;
                 if !device.is_dry() {
                     device.upload(&tensor, &table.values())?;
                 }
@@ -107,10 +101,7 @@ impl Stage {
         areas.push(numbers);
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let reducer = match data_parallel {
-            Some(group) => {
-                let side = device.transfer_stream("data parallel");
-                Some(Reducer::new(group, side, &params, layers, options.grad_reduce)?)
-            }
+            Some(group) => Some(Reducer::new(device, group, &params, layers, options.grad_reduce)?),
             None => None,
         };
         let reduces = reducer.is_some() || partial.is_some();

@@ -56,6 +56,21 @@ pub enum Kind {
     Hangs(Vec<usize>),
 }
 
+impl Kind {
+    /// For how long it must have been so before it is believed, where ranks are heard of once a heartbeat.
+    pub fn grace(&self, heartbeat: Duration) -> Duration {
+        // An error that caused what is seen may be on its way.
+        let on_its_way = Duration::from_millis(150);
+        match self {
+            Kind::Failed(fault) if !fault.follows => Duration::ZERO,
+            // What ranks said is up to a heartbeat old: one may be ahead by now that, from what it said last, seems to be
+            // waited for by a rank that was heard of later.
+            Kind::Hangs(_) => 2 * heartbeat + on_its_way,
+            _ => on_its_way,
+        }
+    }
+}
+
 /// The root cause, if there is one: an error that a rank had of its own, then rank 0's absence, then a rank that died, then
 /// an error that may have come of another rank's, then one that is not heard of, and last one that others wait for.
 pub fn decide(rows: &[Row], limits: Limits) -> Option<Cause> {
@@ -331,5 +346,17 @@ mod tests {
         rows[1] = Row { silent: Duration::from_secs(46), ..Row::default() };
         let cause = decide(&rows, LIMITS).unwrap();
         assert_eq!(cause.line(&rows, LIMITS), "error on rank 1: did not join the others within 46 s [host unknown]");
+    }
+
+    /// Rank 1 wrote a file for longer than a step may take, and both have gone on; only rank 1 was heard of since.
+    #[test]
+    fn a_rank_that_was_heard_of_before_another_went_on_is_given_time_to_be_heard_of_again() {
+        let rows = group(&[(46, 100), (0, 102)]);
+        let cause = decide(&rows, LIMITS).unwrap();
+        assert_eq!((cause.rank, &cause.kind), (0, &Kind::Hangs(vec![1])));
+        let heartbeat = Duration::from_secs(1);
+        assert!(cause.kind.grace(heartbeat) > 2 * heartbeat);
+        assert_eq!(decide(&group(&[(0, 103), (0, 102)]), LIMITS), None);
+        assert!(Kind::Died.grace(heartbeat) < heartbeat);
     }
 }

@@ -143,7 +143,8 @@ impl Heartbeat {
         end_process(PEER_FAILED)
     }
 
-    /// Rank 0 went away without a verdict, or is not heard of.
+    /// Rank 0 went away without a verdict, or is not heard of. Every rank that is left says so: none knows which others are,
+    /// and one that were to speak for all may be gone too, as when rank 0's node goes down.
     fn bereft(&self, closed: bool) -> ! {
         if !closed {
             // Should rank 0 go on after all, it is not to take this one for the first that failed.

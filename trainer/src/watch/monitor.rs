@@ -10,8 +10,6 @@ use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// Between two looks at all connections.
 const TICK: Duration = Duration::from_millis(50);
-/// From the first sign of a fault to the verdict: an error that caused it may be on its way.
-const GRACE: Duration = Duration::from_millis(150);
 /// For ranks to take the verdict and go.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -70,9 +68,12 @@ impl Monitor {
                 silent = Duration::ZERO;
                 self.tell(&Reply::Beat);
             }
-            let Some(cause) = decide(&self.rows, self.limits) else { continue };
+            let Some(cause) = decide(&self.rows, self.limits) else {
+                suspected = Duration::ZERO;
+                continue;
+            };
             suspected += passed;
-            if suspected >= GRACE || matches!(&cause.kind, Kind::Failed(fault) if !fault.follows) {
+            if suspected >= cause.kind.grace(self.heartbeat) {
                 self.end(&cause);
             }
         }

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::cuda::{Arg, Grid};
 use crate::ops::{WriteControl, WriteSampleRecord};
 
-/// See [`WriteControl`]. Half the host's time of a kernel launch.
+/// See [`WriteControl`]. The stream does it itself, which takes the host less time than the launch of a kernel.
 pub(super) fn write_control(op: &WriteControl, queue: &Queue<'_>) -> Result<()> {
     queue.stream.write_words(op.control.address, bytemuck::cast_slice(&[op.value]))
 }

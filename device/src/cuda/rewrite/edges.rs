@@ -4,6 +4,8 @@
 //! mostly comes after that anyway. The driver takes a node that two others wait for as a fork, and the GPU waits some 10 us at
 //! each join.
 
+#![allow(unsafe_code)]
+
 use cudarc::driver::sys;
 
 use super::nodes::{Whole, plain, whole};

@@ -3,6 +3,8 @@
 //! Libraries record them: cuBLASLt for products cut along their inner dimension, cuDNN for attention. On an H200 such a node
 //! waits some 10 us for the work before it and keeps the work after it waiting for 3 more; a kernel takes 2 in all.
 
+#![allow(unsafe_code)]
+
 use std::ffi::c_void;
 use std::ptr::{from_ref, null, null_mut};
 

@@ -1,5 +1,7 @@
 //! The nodes of a graph that is not instantiated yet, and the edges between them, as the driver gives them.
 
+#![allow(unsafe_code)]
+
 use std::collections::HashMap;
 use std::ptr::null_mut;
 

@@ -1,0 +1,188 @@
+//! Memory at fixed addresses, and the names of the buffers in it.
+
+use std::rc::Rc;
+
+use super::{Core, Device};
+use crate::cuda::DeviceBlock;
+use crate::host::memory::{Block, available};
+use crate::lane::Backend;
+use crate::{BufferId, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
+
+/// Every buffer begins at a multiple of this many bytes.
+pub const ALIGNMENT: usize = 256;
+
+/// Virtual addresses, given while nothing is allocated, begin here: far above any real one.
+pub(super) const VIRTUAL: u64 = 1 << 60;
+
+/// Memory at a fixed address, given back when dropped.
+pub struct Area {
+    device: Device,
+    start: u64,
+    bytes: usize,
+}
+
+pub(super) struct AreaInfo {
+    end: u64,
+    _memory: Memory,
+}
+
+/// What an area's addresses stand for.
+#[allow(dead_code, reason = "held until the area is freed")]
+enum Memory {
+    /// Nothing: a dry device.
+    None,
+    Host(Block),
+    Cuda(DeviceBlock),
+}
+
+impl Device {
+    /// Allocates `bytes` of memory at an address that stays fixed until the area is dropped.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], or [`CaptureRule::Allocation`] while a stream captures.
+    pub fn allocate(&self, name: &str, bytes: usize) -> Result<Area> {
+        let mut core = self.core();
+        core.refuse_during_capture(CaptureRule::Allocation, || format!("`{name}` of {bytes} bytes was allocated"))?;
+        let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
+        let (start, memory) = match &core.backend {
+            _ if core.dry => (core.virtual_range(size), Memory::None),
+            Backend::Host(_) => {
+                let available =
+                    available().map_or_else(|| "the host has less".into(), |free| format!("{free} are free"));
+                let mut block =
+                    Block::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
+                (block.address(), Memory::Host(block))
+            }
+            Backend::Cuda(cuda) => {
+                let block = cuda.allocate(name, size)?;
+                (block.address(), Memory::Cuda(block))
+            }
+        };
+        core.areas.insert(start, AreaInfo { end: start + size as u64, _memory: memory });
+        core.allocations += 1;
+        if let Some(checker) = &mut core.checker {
+            checker.allocate(start..start + size as u64);
+        }
+        Ok(Area { device: self.clone(), start, bytes })
+    }
+
+    /// Allocates a tensor in an area of its own, a buffer of that name. The area joins `areas`: the tensor's memory lasts
+    /// as long as they do.
+    ///
+    /// # Errors
+    /// As [`Device::allocate`].
+    pub fn allocate_tensor(
+        &self,
+        areas: &mut Vec<Area>,
+        name: &str,
+        shape: impl Into<Shape>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        let area = self.allocate(name, shape.elements() * dtype.size())?;
+        let tensor = area.tensor(name, 0, shape, dtype);
+        areas.push(area);
+        Ok(tensor)
+    }
+
+    /// Names a buffer that memory will be planned for.
+    pub fn name_buffer(&self, name: &str) -> BufferId {
+        let mut core = self.core();
+        core.buffers.push(name.into());
+        BufferId(core.buffers.len() as u32 - 1)
+    }
+
+    /// The name a buffer was given.
+    pub fn buffer_name(&self, buffer: BufferId) -> Rc<str> {
+        self.peek().buffer_name(buffer)
+    }
+
+    /// A tensor with an address but no memory, for tracing.
+    pub fn virtual_tensor(&self, name: &str, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+        let shape = shape.into();
+        let buffer = self.name_buffer(name);
+        let address = self.core().virtual_range((shape.elements() * dtype.size()).next_multiple_of(ALIGNMENT));
+        Tensor { address, shape, dtype, buffer }
+    }
+
+    /// How often memory has been allocated so far.
+    pub fn allocations(&self) -> u64 {
+        self.peek().allocations
+    }
+
+    /// Bytes of all areas, and of the scratch memory that operations recorded so far need.
+    pub fn allocated_bytes(&self) -> usize {
+        let core = self.peek();
+        let areas: u64 = core.areas.iter().map(|(start, area)| area.end - start).sum();
+        areas as usize + core.streams.iter().map(|stream| stream.lane.scratch_bytes()).sum::<usize>()
+    }
+}
+
+impl Core {
+    pub(crate) fn buffer_name(&self, buffer: BufferId) -> Rc<str> {
+        self.buffers[buffer.0 as usize].clone()
+    }
+
+    fn virtual_range(&mut self, bytes: usize) -> u64 {
+        let start = self.next_virtual;
+        self.next_virtual += bytes.max(ALIGNMENT) as u64;
+        start
+    }
+
+    /// Fails unless the tensor lies in memory that is allocated.
+    pub(crate) fn check_live(&self, user: &str, tensor: &Tensor) -> Result<()> {
+        let range = tensor.range();
+        let area = self.areas.range(..=range.start).next_back();
+        if area.is_some_and(|(_, area)| range.end <= area.end) {
+            return Ok(());
+        }
+        Err(CheckError::Freed { user: user.into(), buffer: self.buffer_name(tensor.buffer).to_string() }.into())
+    }
+
+    fn free(&mut self, start: u64) {
+        if let Some(area) = self.areas.remove(&start) {
+            self.frees += 1;
+            if let Some(checker) = &mut self.checker {
+                checker.free(start..area.end);
+            }
+        }
+    }
+}
+
+impl Area {
+    /// The address of its first byte.
+    pub fn address(&self) -> u64 {
+        self.start
+    }
+
+    /// Its size as asked for.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A tensor at `offset` bytes, as a new buffer of that name.
+    ///
+    /// # Panics
+    /// If it does not fit: offsets come from plans.
+    pub fn tensor(&self, name: &str, offset: usize, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+        let buffer = self.device.name_buffer(name);
+        self.place(buffer, offset, shape, dtype)
+    }
+
+    /// A tensor at `offset` bytes that is a view of a buffer named before.
+    ///
+    /// # Panics
+    /// If it does not fit: offsets come from plans.
+    pub fn place(&self, buffer: BufferId, offset: usize, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+        let shape = shape.into();
+        let end = offset + shape.elements() * dtype.size();
+        assert!(end <= self.bytes, "tensor ends at {end} in an area of {} bytes", self.bytes);
+        Tensor { address: self.start + offset as u64, shape, dtype, buffer }
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        self.device.core().free(self.start);
+    }
+}

@@ -1,0 +1,97 @@
+//! Copies between host and device that wait: for set-up, not for steps.
+
+use super::Device;
+use crate::cuda::PinnedBlock;
+use crate::host::view;
+use crate::lane::Backend;
+use crate::{Element, Error, Result, Staging, Tensor};
+
+impl Device {
+    /// Writes host data to a tensor, waiting for everything submitted before: for set-up, not for steps.
+    ///
+    /// # Errors
+    /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type or size that differs.
+    pub fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
+        self.check_image::<T>("upload", tensor, data.len())?;
+        self.synchronize()?;
+        let mut core = self.core();
+        if core.dry {
+            return Ok(());
+        }
+        core.check_live("upload", tensor)?;
+        if let Some(checker) = &mut core.checker {
+            checker.host_write(tensor);
+        }
+        match &core.backend {
+            Backend::Host(_) => view::write::<T>(tensor).copy_from_slice(data),
+            Backend::Cuda(cuda) => cuda.upload(tensor, data)?,
+        }
+        Ok(())
+    }
+
+    /// Sets every byte of a tensor to 0, waiting for everything submitted before: for set-up, not for steps.
+    ///
+    /// # Errors
+    /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; freed memory.
+    pub fn zero(&self, tensor: &Tensor) -> Result<()> {
+        self.synchronize()?;
+        let mut core = self.core();
+        if core.dry {
+            return Ok(());
+        }
+        core.check_live("zero", tensor)?;
+        if let Some(checker) = &mut core.checker {
+            checker.host_write(tensor);
+        }
+        match &core.backend {
+            Backend::Host(_) => view::zero(tensor),
+            Backend::Cuda(cuda) => cuda.zero(tensor)?,
+        }
+        Ok(())
+    }
+
+    /// Reads a tensor back, waiting for everything submitted before: for set-up, tests and checkpoints, not for steps.
+    ///
+    /// # Errors
+    /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type that differs; freed memory.
+    pub fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
+        self.check_image::<T>("download", tensor, tensor.elements())?;
+        self.synchronize()?;
+        let mut core = self.core();
+        if core.dry {
+            return Ok(vec![T::zeroed(); tensor.elements()]);
+        }
+        core.check_live("download", tensor)?;
+        let core = &mut *core;
+        if let Some(checker) = &mut core.checker {
+            checker.host_read(tensor, &core.buffers)?;
+        }
+        match &core.backend {
+            Backend::Host(_) => Ok(view::read::<T>(tensor).to_vec()),
+            Backend::Cuda(cuda) => cuda.download(tensor),
+        }
+    }
+
+    /// Page-locked memory for host arrays of these sizes in bytes; nothing on the host device.
+    ///
+    /// # Errors
+    /// When the system cannot lock that much.
+    pub fn staging(&self, bytes: impl IntoIterator<Item = usize>) -> Result<Staging> {
+        match &self.peek().backend {
+            Backend::Host(_) => Ok(Staging::default()),
+            Backend::Cuda(cuda) => {
+                let blocks: Vec<PinnedBlock> = bytes.into_iter().map(PinnedBlock::new).collect::<Result<_>>()?;
+                cuda.counters.borrow_mut().allocations += blocks.len() as u64;
+                Ok(Staging::new(blocks))
+            }
+        }
+    }
+
+    pub(crate) fn check_image<T: Element>(&self, what: &'static str, tensor: &Tensor, elements: usize) -> Result<()> {
+        if tensor.dtype != T::DTYPE || tensor.elements() != elements {
+            let problem = format!("{} {} for a tensor {:?} of {}", elements, T::DTYPE, tensor.shape, tensor.dtype);
+            return Err(Error::operation(what, problem));
+        }
+        Ok(())
+    }
+}

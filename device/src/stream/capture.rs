@@ -1,0 +1,98 @@
+//! A capture from its beginning to its end: of what a stream is given, a graph.
+
+use super::{Stream, StreamId};
+use crate::capture::Capture;
+use crate::checker::Checker;
+use crate::device::Core;
+use crate::{CaptureRule, Error, Graph, Result};
+
+impl Stream {
+    /// From now on what is submitted to this stream, and to streams that fork from it by an event, is recorded.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Implicit`] on the default stream; [`CaptureRule::Invalidated`] if it captures already.
+    pub fn begin_capture(&self) -> Result<()> {
+        let mut core = self.device.core();
+        if self.id == StreamId::DEFAULT {
+            return Err(Error::capture(CaptureRule::Implicit, "a capture was begun on the default stream"));
+        }
+        if core.streams[self.id.index()].capture.is_some() {
+            let detail =
+                format!("a capture was begun on stream `{}`, which captures", core.streams[self.id.index()].name);
+            return Err(Error::capture(CaptureRule::Invalidated, detail));
+        }
+        let core = &mut *core;
+        core.streams[self.id.index()].lane.begin_capture(&core.backend)?;
+        core.next_id += 1;
+        let id = core.next_id;
+        core.captures.insert(id, Capture::new(self.id));
+        core.streams[self.id.index()].capture = Some(id);
+        Ok(())
+    }
+
+    /// Ends the capture begun on this stream and returns what was recorded, ready to launch.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Invalidated`] if a call failed during it, [`CaptureRule::Unjoined`], or with the checker on a race
+    /// or a read of an overwritten buffer inside the graph. The capture is over in any case.
+    pub fn end_capture(&self, name: &str) -> Result<Graph> {
+        let mut core = self.device.core();
+        let core = &mut *core;
+        let id = core.streams[self.id.index()].capture;
+        let begun_here = id.is_some_and(|id| core.captures[&id].origin() == self.id);
+        let Some(capture) = id.filter(|_| begun_here).and_then(|id| core.captures.remove(&id)) else {
+            let detail = format!("no capture was begun on stream `{}`", core.streams[self.id.index()].name);
+            return Err(Error::capture(CaptureRule::Invalidated, detail));
+        };
+        for stream in &mut core.streams {
+            if stream.capture == id {
+                stream.capture = None;
+            }
+        }
+        let lane = &core.streams[self.id.index()].lane;
+        let checked = capture.finish(|stream| core.streams[stream.index()].name.to_string()).and_then(|nodes| {
+            let check = |_: &Checker| crate::checker::graph_effects(&nodes, &core.buffers);
+            let effects = core.checker.as_ref().map(check).transpose()?;
+            Ok((nodes, effects))
+        });
+        if checked.is_err() {
+            lane.abandon_capture();
+        }
+        let (nodes, effects) = checked?;
+        let raw = lane.end_capture(&core.backend)?;
+        Ok(Graph::new(self.device.clone(), name, nodes, effects, raw, core.frees))
+    }
+
+    /// Gives up the capture begun on this stream, if any.
+    pub fn abandon_capture(&self) {
+        let mut core = self.device.core();
+        if let Some(id) = core.streams[self.id.index()].capture {
+            core.captures.remove(&id);
+            for stream in &mut core.streams {
+                if stream.capture == Some(id) {
+                    stream.capture = None;
+                }
+            }
+            core.streams[self.id.index()].lane.abandon_capture();
+        }
+    }
+}
+
+impl Core {
+    /// Does something to a capture; a failure spoils it.
+    pub(super) fn with_capture(
+        &mut self,
+        id: u64,
+        work: impl FnOnce(&mut Core, &mut Capture) -> Result<()>,
+    ) -> Result<()> {
+        let Some(mut capture) = self.captures.remove(&id) else {
+            return Err(Error::capture(CaptureRule::Invalidated, "the capture is over"));
+        };
+        let result = work(self, &mut capture);
+        if let Err(error) = &result {
+            capture.spoil(error);
+        }
+        self.captures.insert(id, capture);
+        result
+    }
+}

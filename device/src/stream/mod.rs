@@ -1,0 +1,142 @@
+//! Streams and events: what is submitted to a stream happens in order; events order streams.
+
+mod capture;
+mod copies;
+mod event;
+
+use std::rc::Rc;
+
+pub use copies::Readback;
+pub use event::Event;
+
+use crate::device::Core;
+use crate::host;
+use crate::lane::{Backend, Lane};
+use crate::{CaptureRule, Device, Op, Result, TraceEvent};
+
+/// Names a stream of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u32);
+
+impl StreamId {
+    pub(crate) const DEFAULT: StreamId = StreamId(0);
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// An ordered queue of work. On the host work runs where it is submitted; only collectives go on meanwhile.
+#[derive(Clone)]
+pub struct Stream {
+    device: Device,
+    id: StreamId,
+}
+
+pub(crate) struct StreamState {
+    pub(crate) name: Rc<str>,
+    /// The capture this stream is part of.
+    pub(crate) capture: Option<u64>,
+    pub(crate) lane: Lane,
+}
+
+impl StreamState {
+    pub(crate) fn new(name: &str, backend: &Backend, urgent: bool) -> StreamState {
+        StreamState { name: name.into(), capture: None, lane: Lane::new(backend, urgent) }
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(device: Device, id: StreamId) -> Stream {
+        Stream { device, id }
+    }
+
+    /// Its number on the device.
+    pub fn id(&self) -> StreamId {
+        self.id
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Runs `op` after everything submitted to this stream before, or records it while the stream captures.
+    ///
+    /// # Errors
+    /// [`Error::Operation`](crate::Error::Operation) when the tensors do not fit, a capture rule, a checker's finding, a failed collective.
+    pub fn submit(&self, op: impl Into<Op>) -> Result<()> {
+        let op = op.into();
+        op.check()?;
+        if let Op::Collective(collective) = &op {
+            let marks = self.device.progress().map_or(Vec::new(), |progress| progress.transfer(collective));
+            marks.into_iter().try_for_each(|mark| self.submit(mark))?;
+        }
+        let mut core = self.device.core();
+        if let Some(trace) = &mut core.trace {
+            let accesses = op.accesses();
+            let buffers = accesses.reads.iter().chain(&accesses.writes).map(|tensor| tensor.buffer).collect();
+            trace.push(TraceEvent::Operation { stream: self.id, buffers });
+            let core = &mut *core;
+            if let Backend::Host(pool) = &core.backend {
+                core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, pool));
+            }
+            return core.streams[self.id.index()].lane.prepare(&op, &core.backend);
+        }
+        if core.dry {
+            return Ok(());
+        }
+        self.refuse_default(&mut core, op.name())?;
+        let label = core.label(op.name());
+        if let Some(id) = core.streams[self.id.index()].capture {
+            return core.with_capture(id, |core, capture| {
+                let accesses = op.accesses();
+                for tensor in accesses.reads.iter().chain(&accesses.writes) {
+                    core.check_live(&label, tensor)?;
+                }
+                let stream = &mut core.streams[self.id.index()];
+                let note = core.recorder.operation(&stream.name, &label, true);
+                capture.add(self.id, op.clone(), accesses, label)?;
+                stream.lane.run(&op, &core.backend, true, note)
+            });
+        }
+        let accesses = op.accesses();
+        for tensor in accesses.reads.iter().chain(&accesses.writes) {
+            core.check_live(&label, tensor)?;
+        }
+        let core = &mut *core;
+        if let Some(checker) = &mut core.checker {
+            checker.operation(self.id, &label, &accesses, &core.buffers)?;
+        }
+        let stream = &mut core.streams[self.id.index()];
+        let note = core.recorder.operation(&stream.name, &label, false);
+        stream.lane.run(&op, &core.backend, false, note)
+    }
+
+    /// Blocks the host until this stream's work is done.
+    ///
+    /// # Errors
+    /// [`CaptureRule::Synchronization`] while any stream captures; a failed collective.
+    pub fn synchronize(&self) -> Result<()> {
+        let mut core = self.device.core();
+        if core.trace.is_some() || core.dry {
+            return Ok(());
+        }
+        let name = core.streams[self.id.index()].name.clone();
+        core.refuse_during_capture(CaptureRule::Synchronization, || format!("stream `{name}` was synchronized"))?;
+        core.streams[self.id.index()].lane.finish()?;
+        if let Some(checker) = &mut core.checker {
+            checker.synchronize(self.id);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn refuse_default(&self, core: &mut Core, what: &str) -> Result<()> {
+        if self.id == StreamId::DEFAULT {
+            core.refuse_during_capture(CaptureRule::Implicit, || {
+                format!("`{what}` was submitted to the default stream")
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! A linear layer: a product with a weight, and what backward makes of it; whole here, or shared with other ranks.
+
+use device::Tensor;
+use device::ops::{BiasGrad, Epilogue, Gemm};
+use graph_manager::{Result, StepContext};
+
+use super::tensor_parallel::Share;
+use crate::params::Param;
+
+/// A linear layer's parameters, or this rank's part of them: weight `(out, in)` and, where there is one, bias `(out)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Linear {
+    pub(crate) weight: Param,
+    pub(crate) bias: Option<Param>,
+}
+
+impl Linear {
+    /// Width of its output.
+    pub(crate) fn width(&self) -> usize {
+        self.weight.weight.shape.rows()
+    }
+
+    /// Width of its input.
+    pub(crate) fn input_width(&self) -> usize {
+        self.weight.weight.shape.last()
+    }
+
+    pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
+        self.product(cx, input, output, self.bias)
+    }
+
+    fn product(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor, bias: Option<Param>) -> Result<()> {
+        let epilogue = bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
+        cx.run(Gemm::linear(input, self.weight.weight, output, epilogue))
+    }
+
+    /// Of a layer cut by its inputs: the sum of all ranks' products, in the rows that are here. One rank adds the bias.
+    pub(crate) fn forward_shared(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        [all, here]: [&'static str; 2],
+        share: &Share,
+    ) -> Result<Tensor> {
+        let output = rows_of(cx, all, &input, self.width())?;
+        self.product(cx, input, output, share.parallel.once(self.bias))?;
+        share.parallel.sum(cx, here, output)
+    }
+
+    /// Of a layer cut by its outputs: parameter gradients from the rows of `input` that are here, and the input's gradient
+    /// in the same rows.
+    pub(crate) fn backward_shared(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        grad_output: Tensor,
+        [all_input, all_grads, here]: [&'static str; 3],
+        share: &Share,
+    ) -> Result<Tensor> {
+        let all_rows = share.parallel.all_rows_beside(cx, all_input, input, share.tokens)?;
+        let grad_input = share.tensor(cx, all_grads, self.input_width(), grad_output.dtype)?;
+        self.backward_input(cx, grad_output, grad_input, Epilogue::None)?;
+        let input = all_rows.join(cx)?;
+        let sum = share.parallel.sum_beside(cx, here, grad_input)?;
+        self.backward_parameters(cx, input, grad_output)?;
+        sum.join(cx)
+    }
+
+    /// Parameter gradients, and the input's if it is wanted, through an epilogue.
+    pub(crate) fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        grad_output: Tensor,
+        grad_input: Option<(Tensor, Epilogue)>,
+    ) -> Result<()> {
+        if let Some((grad_input, epilogue)) = grad_input {
+            self.backward_input(cx, grad_output, grad_input, epilogue)?;
+        }
+        self.backward_parameters(cx, input, grad_output)
+    }
+
+    /// The input's gradient, through an epilogue.
+    pub(crate) fn backward_input(
+        &self,
+        cx: &StepContext<'_>,
+        grad_output: Tensor,
+        grad_input: Tensor,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))
+    }
+
+    /// The parameters' gradients. They may be put off: nothing in the layer may write to what they are made from.
+    pub(crate) fn backward_parameters(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        grad_output: Tensor,
+    ) -> Result<()> {
+        let accumulate = cx.accumulate();
+        cx.defer(Gemm::wgrad(grad_output, input, self.weight.grad, accumulate))?;
+        match self.bias {
+            Some(bias) => cx.defer(BiasGrad { grad_output, grad_bias: bias.grad, accumulate }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A tensor with the rows of another, `(batch, seq, width)`.
+pub(super) fn rows_of(cx: &mut StepContext<'_>, name: &'static str, like: &Tensor, width: usize) -> Result<Tensor> {
+    let [batch, seq, _] = like.shape.sizes()[..] else { unreachable!("hidden states are (batch, seq, width)") };
+    cx.tensor(name, [batch, seq, width], like.dtype)
+}
