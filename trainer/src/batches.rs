@@ -45,8 +45,17 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
     let train = &plan.config.train;
     let files = [
         Some(("--output", &request.output, Split::Train, train.steps)),
-        request.validation.as_ref().map(|path| ("--validation", path, Split::Validation, train.eval_steps.max(1))),
+        request.validation.as_ref().map(|path| ("--validation", path, Split::Validation, train.eval_steps)),
     ];
+    if request.validation.is_some() && train.eval_steps == 0 {
+        let fix = "set train.eval_steps = 8, or leave --validation out";
+        return Err(UserError::new(
+            "--validation with train.eval_steps = 0",
+            "it has the batches of an evaluation",
+            fix,
+        )
+        .into());
+    }
     if request.validation.as_ref() == Some(&request.output) {
         let what = format!("--output and --validation are both {}", request.output.display());
         return Err(UserError::new(what, "each is a file of its own", "name another").into());

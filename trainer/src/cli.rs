@@ -1,15 +1,16 @@
 //! The command line, made from the option table.
 
+mod refusal;
 mod run_flags;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use refusal::refusal;
 pub use run_flags::TrainRequest;
-use run_flags::{train_request, with_run_flags};
+use run_flags::{sets, train_request, with_run_flags};
 
 use crate::batches::BatchesRequest;
 use crate::bench::PRESETS;
@@ -20,6 +21,9 @@ use crate::hf::{DataType, Direction};
 use crate::options::reference;
 use crate::recipes;
 use crate::sample::{SampleRequest, sample_command, sample_request};
+
+/// The most steps that `trainer bench` measures unasked.
+const BENCH_STEPS: usize = 100;
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
@@ -62,7 +66,9 @@ pub struct ConvertRequest {
 
 fn command() -> Command {
     let bench = Command::new("bench")
-        .about("Measures steps on fixed random data; takes the flags of a training run")
+        .about(format!(
+            "Measures steps on fixed random data: {BENCH_STEPS} of them, or what --steps says; takes the flags of a training run"
+        ))
         .arg(Arg::new("case").value_name("CASE").value_parser(PRESETS.to_vec()).help("A case to measure"));
     let command =
         Command::new("trainer")
@@ -188,41 +194,6 @@ fn convert(matches: &ArgMatches) -> ConvertRequest {
     ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }
 }
 
-/// What is wrong with the command line, in our form.
-fn refusal(error: &clap::Error) -> UserError {
-    let text = error.render().to_string();
-    let mut lines = text.trim_start_matches("error: ").lines();
-    let mut what = lines.next().unwrap_or_default().to_string();
-    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).map(str::to_string);
-    let known = text.lines().find_map(|line| line.trim().strip_prefix("[")?.strip_suffix("]")).map(str::to_string);
-    let (rule, fix) = match error.kind() {
-        ErrorKind::UnknownArgument => ("only what `trainer --help` lists is known", "see `trainer --help`"),
-        ErrorKind::InvalidSubcommand => {
-            ("only what `trainer --help` lists is known", "see `trainer --help`; without a subcommand it trains")
-        }
-        ErrorKind::MissingRequiredArgument => {
-            what = format!("{what} {}", listed(lines));
-            ("it cannot do without", "give them")
-        }
-        ErrorKind::MissingSubcommand => ("it does one of several things", "say which"),
-        ErrorKind::ArgumentConflict if what.contains("multiple times") => ("a flag is given once", "leave one out"),
-        ErrorKind::ArgumentConflict if what.contains("subcommand") => {
-            // One is named in the line, several below it.
-            what = format!("{what} {}", listed(lines)).trim_end().into();
-            ("a subcommand comes first, and its flags after it", "move or leave out what is before it")
-        }
-        ErrorKind::ArgumentConflict => ("one excludes the other", "leave one out"),
-        _ => ("a flag has a value as `trainer --help` shows for it", "see `trainer --help`"),
-    };
-    UserError::new(what, known.unwrap_or_else(|| rule.into()), tip.unwrap_or_else(|| fix.into()))
-}
-
-/// What clap lists below the first line of an error, up to an empty line.
-fn listed<'t>(lines: impl Iterator<Item = &'t str>) -> String {
-    let listed: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
-    listed.join(", ")
-}
-
 /// Fails where a benchmark was asked for a file that a training run writes.
 fn refuse_files(request: &TrainRequest) -> Result<(), UserError> {
     let report = request.graph_report.as_ref().map(|path| format!("--graph-report {}", path.display()));
@@ -240,10 +211,11 @@ fn refuse_files(request: &TrainRequest) -> Result<(), UserError> {
 /// # Errors
 /// Anything the user got wrong; `--help` and `--version` come back as [`Request::Print`].
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, UserError> {
-    let matches = match command().try_get_matches_from(arguments) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let matches = match command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,
         Err(error) if !error.use_stderr() => return Ok(Request::Print(error.render().to_string())),
-        Err(error) => return Err(refusal(&error)),
+        Err(error) => return Err(refusal(&error, &arguments)),
     };
     match matches.subcommand() {
         Some(("options", _)) => return Ok(Request::Print(reference())),
@@ -270,7 +242,9 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     if let Some(("bench", given)) = matches.subcommand() {
         let mut request = train_request(given)?;
         refuse_files(&request)?;
-        let steps = request.config.train.steps.min(100);
+        // What a config says is for training; what the command line says is for this.
+        let asked = given.contains_id("train.steps") || sets(given).any(|(key, _)| key == "train.steps");
+        let steps = request.config.train.steps.min(if asked { usize::MAX } else { BENCH_STEPS });
         request.config.train.steps = steps;
         return Ok(Request::Bench(Box::new(request), steps));
     }
@@ -281,4 +255,49 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         return Ok(Request::Batches(Box::new(BatchesRequest { config, output, validation: file("validation") })));
     }
     Ok(Request::Train(Box::new(train_request(&matches)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Request {
+        parse(line.split_whitespace().map(OsString::from)).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    #[test]
+    fn a_benchmark_measures_as_many_steps_as_are_asked_for_and_100_of_a_training_run() {
+        for (line, expected) in [
+            ("trainer bench mlp", 100),
+            ("trainer bench --config tiny-laptop", 100),
+            ("trainer bench mlp --steps 7", 7),
+            ("trainer bench mlp --steps 150", 150),
+            ("trainer bench mlp --train-iters 1500", 1500),
+            ("trainer bench --config tiny-laptop --set train.steps=150", 150),
+        ] {
+            match parsed(line) {
+                Request::Bench(request, steps) => assert_eq!((steps, request.config.train.steps), (expected, expected)),
+                other => panic!("{line} is {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn flags_of_a_megatron_script_that_mean_the_same_here_set_the_same() {
+        let line = "trainer --num-layers 4 --seq-length 32 --max-position-embeddings 32 --position-embedding-type rope \
+                    --normalization RMSNorm --swiglu --untie-embeddings-and-output-weights --group-query-attention \
+                    --num-query-groups 2 --bf16 --rampup-batch-size 4 4 1000 --betas 0.8 0.9 --train-iters 7 \
+                    --attention-softmax-in-fp32 --cuda-graph-use-single-mempool --recompute-activations";
+        let Request::Train(request) = parsed(line) else { panic!("{line} does not train") };
+        let model = &request.config.model;
+        assert_eq!((&*model.position, &*model.norm, &*model.activation), ("rotary", "rmsnorm", "swiglu"));
+        assert_eq!((model.tie_embeddings, model.seq_length, model.kv_heads), (false, 32, Some(2)));
+        let train = &request.config.train;
+        assert_eq!((train.steps, &train.rampup_batch_size[..]), (7, &[4, 4, 1000][..]));
+        assert_eq!(request.config.optimizer.betas, [0.8, 0.9]);
+        let config = &request.config;
+        assert_eq!((&*config.precision.compute, &*config.cuda_graph.mempool), ("bf16", "single"));
+        assert_eq!(config.recompute.granularity, "selective");
+        assert_eq!(request.notices.len(), 2, "{:?}", request.notices);
+    }
 }

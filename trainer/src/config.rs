@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use crate::data::Paths;
+use crate::megatron;
 use crate::options::{Kind, OPTIONS, OptionSpec, find, preset};
 
 /// The user's input is wrong: what was given, the rule, and the fix. Exit code 2.
@@ -215,6 +216,7 @@ impl Layers {
     /// An unknown key, a value of the wrong type.
     pub fn set(&mut self, key: &str, text: &str, origin: &str) -> Result<(), UserError> {
         let option = find(key).ok_or_else(|| unknown(key, origin))?;
+        let text = megatron::word(option.key, text);
         let bare = || Value::String(text.into());
         let value = match option.kind {
             Kind::Text | Kind::Choice(_) if !text.starts_with('"') => bare(),
@@ -319,7 +321,10 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
     if fits {
         return Ok(value);
     }
-    let mut fix = format!("set {} to {}", option.key, option.kind.expected());
+    let mut fix = match option.default {
+        "" => format!("set {} to {}", option.key, option.kind.expected()),
+        default => format!("for example, set {} = {default}", option.key),
+    };
     if value.as_str().is_some_and(|text| text.trim().is_empty()) {
         fix = format!("give {} a value, or leave it out", option.key);
     }
@@ -327,6 +332,9 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
         && let Some(near) = nearest(word, words.iter().copied())
     {
         fix = format!("did you mean `{near}`?");
+    }
+    if let Some(known) = value.as_str().and_then(|text| megatron::fix(option.key, text)) {
+        fix = known;
     }
     Err(UserError::new(
         format!("{} = {value} ({origin})", option.key),

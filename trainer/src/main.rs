@@ -18,11 +18,13 @@ use trainer::data::Source;
 use trainer::doctor::{self, DoctorOptions};
 use trainer::hf::convert;
 use trainer::logs;
+use trainer::outputs;
 use trainer::plan::RunPlan;
 use trainer::run::{self, RunError};
 use trainer::sample::{Loaded, SampleRequest};
 use trainer::terminal::{print, warn};
 use trainer::watch::WatchSettings;
+use trainer::without_effect;
 
 fn main() {
     let began = Instant::now();
@@ -88,18 +90,24 @@ fn main() {
         Err(error) => refuse(&ranks, &error.to_string()),
     };
     // All validation comes before the device is touched; of the ranks that refuse, the first speaks.
+    // A benchmark makes its own data.
+    let open = if request.dry_run || bench.is_some() { run::source_to_plan } else { run::source };
     let (plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
-        .and_then(|plan| run::source(&plan).map(|source| (plan, source)))
+        .and_then(|plan| open(&plan).map(|source| (plan, source)))
         .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
         .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     if main {
-        request.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
+        let without_effect = without_effect::notices(&plan, bench.is_some());
+        request.notices.iter().chain(&without_effect).for_each(|notice| warn(&format!("notice: {notice}")));
     }
     let filter = EnvFilter::try_new(&request.log).unwrap_or_else(|error| {
         let rule = "it is a level or target=level pairs";
         refuse(&ranks, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
     });
+    if !request.dry_run && bench.is_none() {
+        outputs::check(&plan, &request, ranks.rank).unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
+    }
     let folder = (!request.dry_run && bench.is_none()).then(|| Path::new(&request.config.logging.dir));
     logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     exit(train(&plan, &request, &ranks, accelerator, source, bench.map(|steps| (steps, began))));

@@ -1,6 +1,7 @@
 //! Every option, once: its key, flag, default and meaning. Help, reference, parsing and defaults are made from this
 //! table.
 
+use crate::megatron;
 pub use crate::presets::preset;
 use crate::presets::{PRESETS, reference as preset_reference};
 
@@ -115,7 +116,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples of a microbatch"),
     option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits from run to run; nothing is timed, backward attention is slower"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for none"),
-    option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches of an evaluation"),
+    option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches of an evaluation; 0 for no evaluations"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank; its share of the cores if unset"),
 
     option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(&["adamw", "sgd"]), "Which optimizer"),
@@ -141,7 +142,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("parallel.pipeline_layers", "pipeline-layers", &[], "[]", Kind::Integers, "Blocks of each part of the model, pipeline x virtual_pipeline numbers; if empty, as balanced as can be, the head counted as the blocks it weighs"),
     option("parallel.distributed_optimizer", "use-distributed-optimizer", &["distributed-optimizer"], "false", Kind::Bool, "Data-parallel ranks divide master weights and moments between them (ZeRO stage 1): each updates its part of every bucket"),
     option("parallel.grad_reduce", "grad-reduce", &[], "\"f32\"", Kind::Choice(&["f32", "bf16"]), "Type in which gradients are summed over data-parallel ranks; bf16 halves the traffic between GPUs and rounds each rank's gradient and the sum. They accumulate in f32 either way; --grad-reduce-in-bf16 sets it too"),
-    option("parallel.bucket_mib", "ddp-bucket-size", &["bucket-mib"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
+    option("parallel.bucket_mib", "bucket-mib", &["bucket-cap-mb"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
     option("parallel.heartbeat_seconds", "heartbeat-seconds", &[], "1.0", Kind::Float, "Between two heartbeats of a rank to the monitor on rank 0; 0 for none, and a rank that fails may leave the others waiting for ever"),
     option("parallel.distributed_timeout_seconds", "distributed-timeout-seconds", &[], "45.0", Kind::Float, "A rank that is not heard of, or makes no progress in a step while others wait, for this long ends the run; --distributed-timeout-minutes sets it too"),
     option("parallel.setup_timeout_seconds", "setup-timeout-seconds", &[], "600.0", Kind::Float, "The same for progress at the start, in the steps that warm up and capture, and while a checkpoint or another file is written; never less than distributed_timeout_seconds"),
@@ -172,14 +173,6 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("logging.trace_steps", "trace-steps", &[], "2", Kind::Integer, "Steps of the timeline"),
 ];
 
-/// Flags of other systems that need nothing here, and what to tell who gives them.
-pub const NOT_NEEDED: &[(&str, &str)] = &[
-    ("te-rng-tracker", "randomness here is a function of step, sample and place, always safe to capture"),
-    ("overlap-grad-reduce", "gradients are always reduced while backward goes on"),
-    ("overlap-param-gather", "the weights of a distributed optimizer are always gathered while forward goes on"),
-    ("no-check-for-nan-in-loss-and-grad", "the check runs on the device, inside the graph"),
-];
-
 /// The option of that key.
 pub fn find(key: &str) -> Option<&'static OptionSpec> {
     OPTIONS.iter().find(|option| option.key == key)
@@ -208,7 +201,7 @@ pub fn reference() -> String {
         };
         let _ = writeln!(text, "| `{}` | {} | {default} | {}{values} |", option.key, flags.join(" "), option.doc);
     }
-    text + &preset_reference()
+    text + &megatron::reference() + &preset_reference()
 }
 
 #[cfg(test)]

@@ -143,6 +143,12 @@ impl RunPlan {
         }
     }
 
+    /// Steps between evaluations; none where there are to be none.
+    pub fn eval_interval(&self) -> Option<usize> {
+        let train = &self.config.train;
+        Some(train.eval_interval).filter(|&interval| interval > 0 && train.eval_steps > 0)
+    }
+
     /// Whether the first and the last stage share the table of a tied head.
     pub fn shares_table(&self) -> bool {
         self.grid.pipeline > 1 && matches!(&self.model, ModelPlan::Gpt(shape) if shape.tied)

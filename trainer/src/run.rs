@@ -12,7 +12,7 @@ use parallel::PipelineGroups;
 use crate::checkpoint::{Progress, SaveError, Session};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
-use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Prefetch, Regression, Source, Split};
+use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Missing, Prefetch, Regression, Source, Split};
 use crate::hf::LoadError;
 use crate::logs::PRINTED;
 use crate::plan::{ModelPlan, RunPlan};
@@ -169,14 +169,27 @@ pub fn source(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
         return Ok(Arc::new(MarkovSource::new(data.seed, shape.seq)));
     };
     let source = data::open(path, data, shape.seq, shape.vocab)?;
-    if !source.validates() && plan.config.train.eval_interval > 0 {
+    if let (false, Some(interval)) = (source.validates(), plan.eval_interval()) {
         return Err(UserError::new(
-            format!("data.split = {} with train.eval_interval = {}", data.split, plan.config.train.eval_interval),
+            format!("data.split = {} with train.eval_interval = {interval}", data.split),
             "evaluation needs data that are not trained on",
             "set data.split = 0.9, data.validation_path, or train.eval_interval = 0",
         ));
     }
     Ok(Arc::new(source))
+}
+
+/// As [`source()`], for a plan alone: files that are not there do not keep it from being made.
+///
+/// # Errors
+/// As [`source()`], but for files that are missing.
+pub fn source_to_plan(plan: &RunPlan) -> Result<Arc<dyn Source>, UserError> {
+    let data = &plan.config.data;
+    data::refuse_unused(data, matches!(plan.model, ModelPlan::Mlp(_)))?;
+    match Missing::of(data) {
+        Some(missing) => Ok(Arc::new(missing)),
+        None => source(plan),
+    }
 }
 
 /// Trains as planned on `source`, which [`source()`] opened.
@@ -195,13 +208,15 @@ pub fn train(
     if let Some(session) = &session {
         session.compute_alike(device);
     }
+    // Of what a timeline needs nothing may be missing once work has begun; no graph is made before.
+    let trace = session.is_some().then(|| StepTrace::prepare(plan, ranks, device)).transpose()?;
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
     if main {
         let text = plan_box(plan, &mut stage, &*source, device, ranks);
         say(&text);
         tracing::info!(target: PRINTED, "{text}");
     }
-    let Some(session) = session else { return Ok(None) };
+    let (Some(session), Some(mut trace)) = (session, trace) else { return Ok(None) };
     let start = session.progress();
     let steps = plan.config.train.steps;
     if start.step >= steps {
@@ -211,10 +226,6 @@ pub fn train(
         return Ok(None);
     }
     session.restore(device, &stage)?;
-    let mut trace = StepTrace::prepare(plan, ranks, device)?;
-    if let (true, Some(path)) = (main, &request.graph_report) {
-        writable("--graph-report", path)?;
-    }
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
@@ -228,7 +239,6 @@ pub fn train(
     }
     let mut report = Reporter::new(plan, main, device.allocated_bytes(), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
-    let interval = plan.config.train.eval_interval;
     let mut batches = {
         let (plan, rank) = (plan.clone(), ranks.rank);
         let mut consumed = start.samples;
@@ -264,7 +274,7 @@ pub fn train(
         if plan.graphs.enable && step == start.step + plan.graphs.warmup_steps {
             report.say(&format!("graphs: {}", stage.graphs().report()));
         }
-        if interval > 0 && ((step + 1) % interval == 0 || step + 1 == steps) {
+        if plan.eval_interval().is_some_and(|interval| (step + 1) % interval == 0 || step + 1 == steps) {
             let done = under_way.take().map(|step| step.wait(&mut ended)).transpose()?;
             let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, &mut stage, &*source, ranks.rank))?;
             if let Some(done) = done {
@@ -339,7 +349,7 @@ pub(crate) fn settings(plan: &RunPlan, rank: usize, step: usize, first: u64, mic
 
 /// Mean loss over the first validation batches, the same ones each time.
 fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize) -> Result<f64, RunError> {
-    let batches = plan.config.train.eval_steps.max(1);
+    let batches = plan.config.train.eval_steps;
     let mut total = 0.0;
     for index in 0..batches {
         let first = (index * plan.config.train.global_batch_size) as u64;
@@ -349,14 +359,6 @@ fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize)
         total += stage.evaluate(settings, &batch)?.wait()?.loss;
     }
     Ok(total / batches as f64)
-}
-
-/// Refuses a file that will be written at the end of a run and cannot be.
-fn writable(flag: &str, path: &Path) -> Result<(), UserError> {
-    std::fs::File::create(path).map(|_| ()).map_err(|error| {
-        let rule = "it names a file that can be written";
-        UserError::new(format!("{flag} {}: {error}", path.display()), rule, "name one in a folder that exists")
-    })
 }
 
 /// Writes all graphs as JSON to `path`, and as Graphviz beside it.

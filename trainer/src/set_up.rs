@@ -24,7 +24,7 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
     }
     let mut stage = recorded_stage(plan, device, ranks, poison)?;
     if device.gpu().is_some() && !device.is_dry() && plan.grid.pipeline > 1 {
-        stage.rehearse(&plan.batch_size.microbatches(), plan.config.train.eval_interval > 0)?;
+        stage.rehearse(&plan.batch_size.microbatches(), plan.eval_interval().is_some())?;
         device.synchronize()?;
     }
     if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
@@ -105,7 +105,7 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
     let architecture = plan.model.part(tensor, plan.layers(ranks.rank));
     let mut stage = Stage::new(device, &architecture, options, ranks.group.clone(), ranks.pipeline.clone())?;
     for (at, microbatches) in plan.batch_size.microbatches().into_iter().enumerate() {
-        stage.record(microbatches, at == 0 && plan.config.train.eval_interval > 0)?;
+        stage.record(microbatches, at == 0 && plan.eval_interval().is_some())?;
     }
     stage.graphs().allocate()?;
     let barrier = ranks.barrier.clone();

@@ -38,21 +38,15 @@ enum State {
 }
 
 impl StepTrace {
-    /// Looks whether a timeline is asked for and can be made and written, before the first step.
+    /// Looks whether a timeline is asked for and can be made, before the first graph. Whether its file can be written was
+    /// seen before ([`crate::outputs`]).
     ///
     /// # Errors
-    /// A file that cannot be written; on a GPU, no CUPTI.
+    /// On a GPU, no CUPTI.
     pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device) -> Result<StepTrace, UserError> {
         let logging = &plan.config.logging;
         let Some(file) = &logging.trace else { return Ok(StepTrace { target: None, state: State::Written }) };
         let path = of_rank(Path::new(file), ranks.rank);
-        File::create(&path).map_err(|error| {
-            UserError::new(
-                format!("logging.trace = {}: {error}", path.display()),
-                "it names a file that can be written",
-                "name one in a folder that exists",
-            )
-        })?;
         device.prepare_timeline().map_err(|error| {
             let text = error.to_string();
             let (what, fix) = text.split_once(". Fix: ").unwrap_or((&text, "leave out --trace"));
@@ -126,7 +120,7 @@ impl StepTrace {
 }
 
 /// The file of a rank: `trace.json` of the first, `trace-rank1.json` of the next.
-fn of_rank(path: &Path, rank: usize) -> PathBuf {
+pub(crate) fn of_rank(path: &Path, rank: usize) -> PathBuf {
     if rank == 0 {
         return path.into();
     }

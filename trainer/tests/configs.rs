@@ -106,3 +106,26 @@ fn later_layers_override_earlier_ones_and_a_preset_only_defaults() {
     let config = layers.resolve();
     assert_eq!((config.model.layers, config.model.hidden, config.train.steps), (3, 768, 7));
 }
+
+#[test]
+fn a_dry_run_tells_of_data_that_are_missing_and_a_run_refuses_them() {
+    let recipe = ["--config", "gpt2-124m-1xh200", "--device", "host"];
+    let missing = "data.path = data/fineweb-gpt2 is missing; a run needs it";
+    let (code, text) = trainer(&[&recipe[..], &["--dry-run"]].concat());
+    assert!(code == Some(0) && text.contains("plan of a rank") && text.contains(missing), "{text}");
+    let (code, text) = trainer(&recipe);
+    assert!(code == Some(2) && text.contains("`data/fineweb-gpt2` cannot be read"), "{text}");
+    // What is there is looked at, and the rest named, with or without weights.
+    let there = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let plan = |paths: &[&str]| trainer(&[&["--dry-run", "--device", "host"], paths].concat());
+    for paths in [&["--data-path", "0.5", there, "0.5", "absent"][..], &["--data-path", there, "absent"]] {
+        let (code, text) = plan(paths);
+        assert!(code == Some(0) && text.contains("data.path = absent is missing"), "{text}");
+    }
+    let (code, text) = plan(&["--data-path", there, "--validation-path", "absent"]);
+    assert!(code == Some(0) && text.contains("data.validation_path = absent is missing"), "{text}");
+    let (code, text) = plan(&["--data-path", there]);
+    assert!(code == Some(0) && text.contains("samples an epoch"), "{text}");
+    let (code, _) = plan(&["--data-path", there, "--seq-length", "90000"]);
+    assert_eq!(code, Some(2), "what is there and too short is refused");
+}

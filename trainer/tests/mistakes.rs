@@ -56,6 +56,23 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("bench mlp --config traced.toml", &["bench with logging.trace = t.json"]),
     ("--set train.steps", &["--set train.steps", "an equals sign"]),
     ("--log =x=", &["--log =x=", "level"]),
+    (
+        "--cuda-graph-share-io-buffers false",
+        &["--cuda-graph-share-io-buffers false", "write --cuda-graph-share-io-buffers=false"],
+    ),
+    ("bench --data-path x --attention true", &["--attention true", "equals sign", "write --attention=true"]),
+    ("--bf16 false --steps 1", &["--bf16 false", "leave --bf16 out"]),
+    // Megatron's flags and words that are others here.
+    ("--steps 1 --fp16", &["--fp16 is not taken", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
+    ("bench --fp8-format hybrid", &["--fp8-format is not taken", "Fix: --bf16"]),
+    ("--disable-bias-linear", &["--disable-bias-linear", "LayerNorms", "Fix: --bias=false"]),
+    ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
+    ("--adam-beta1 0.9", &["--adam-beta1", "Fix: for example --betas [0.9,0.95]"]),
+    ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),
+    ("--split 949,50,1", &["data.split = \"949,50,1\"", "set data.split = 0.949"]),
+    ("--cuda-graph-scope attn", &["cuda_graph.scope = \"attn\"", "set cuda_graph.scope = \"per_layer\""]),
+    ("--cuda-graph-scope all", &["cuda_graph.scope = \"all\"", "for example, set cuda_graph.scope = \"per_layer\""]),
+    ("--lr-decay-style linear", &["optimizer.schedule = \"linear\"", "set optimizer.schedule = \"wsd\""]),
     // Keys and the kinds of their values.
     ("--set train.stpes=5", &["`train.stpes`", "did you mean `train.steps`?"]),
     ("--set steps=5", &["`steps`", "did you mean `train.steps`?"]),
@@ -167,8 +184,17 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("checkpoint list empty", &["empty holds no checkpoint"]),
     ("convert --to hf absent out", &["absent does not exist"]),
     ("batches --output nowhere/out", &["--output nowhere/out: No such file", "a file that can be written"]),
+    (
+        "batches --output out --validation v --eval-iters 0",
+        &["--validation with train.eval_steps = 0", "leave --validation"],
+    ),
     ("batches --output out --validation file/v", &["--validation file/v: Not a directory", "that exists"]),
     ("tokenize --output file/out value.toml", &["cannot be written: Not a directory", "a folder that can be made"]),
+    // Files that are written after the steps.
+    ("--trace nowhere/t.json", &["logging.trace = nowhere/t.json: No such file", "a folder that exists"]),
+    ("--trace empty", &["logging.trace = empty: Is a directory", "a file that can be written"]),
+    ("--graph-report file/g.json", &["--graph-report file/g.json: Not a directory", "a folder that exists"]),
+    ("--graph-report taken.json", &["--graph-report taken.dot: Is a directory", "a file that can be written"]),
     // Sampling.
     ("sample", &["not provided: --checkpoint <DIR>"]),
     ("sample --checkpoint absent", &["absent cannot be read: No such file"]),
@@ -189,6 +215,7 @@ const FLAGS: &[(&str, &[&str])] = &[
 fn every_mistake_is_one_line_with_the_value_the_rule_and_the_fix() {
     let folder = Folder::new("mistakes");
     std::fs::create_dir(folder.path("empty")).unwrap();
+    std::fs::create_dir(folder.path("taken.dot")).unwrap();
     for (name, text) in [
         ("file", ""),
         ("value.toml", "[train]\nsteps = \n"),

@@ -223,7 +223,7 @@ fn absurd_sizes_are_refused_before_anything_overflows() {
         ("--global-batch-size", "train.global_batch_size"),
         ("--micro-batch-size", "train.micro_batch_size"),
         ("--threads", "train.threads"),
-        ("--ddp-bucket-size", "parallel.bucket_mib"),
+        ("--bucket-mib", "parallel.bucket_mib"),
     ] {
         assert_refused(&[flag, &huge], [&format!("{key} = {huge}"), "at most", key]);
     }
@@ -266,4 +266,15 @@ fn a_dry_run_of_a_benchmark_prints_its_plan_and_measures_nothing() {
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("plan of a rank") && !text.contains("tokens_per_s"), "{text}");
     assert!(folder.0.read_dir().unwrap().next().is_none(), "it left files");
+}
+
+#[test]
+fn a_benchmark_makes_its_own_data_and_does_not_miss_those_of_the_configuration() {
+    let folder = Folder::new("bench-data");
+    let flags = ["bench", "--device", "host", "--layers", "1", "--hidden", "32", "--heads", "2", "--seq-length", "32"];
+    let data = ["--data-path", "nowhere", "--vocab", "64", "--steps", "2"];
+    let output = Command::new(TRAINER).args(flags).args(data).current_dir(&folder.0).output().unwrap();
+    let text = printed(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("tokens_per_s"), "{text}");
 }

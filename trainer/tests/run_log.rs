@@ -218,3 +218,28 @@ fn metrics_of_two_runs_never_mix_and_none_are_lost() {
     expect(&run(1, &folder.0, "--steps 9"), 0, &["at step 8", &moved(4)]);
     assert_eq!((steps(), text("earlier-4").lines().count()), (vec![8], 10));
 }
+
+#[test]
+fn an_evaluation_of_no_batches_is_none() {
+    let folder = Folder::new("log-no-evaluation");
+    let text = folder.path("text.txt");
+    std::fs::write(&text, "all of it is trained on. ".repeat(40)).unwrap();
+    let flags = format!("--steps 4 --eval-interval 2 --data-path {} --split 1 --eval-iters", text.display());
+    expect(&run(1, &folder.0, &format!("{flags} 1")), 2, &["data.split = 1 with train.eval_interval = 2"]);
+    let output = run(1, &folder.0, &format!("{flags} 0 --enable-cuda-graph"));
+    expect(&output, 0, &["done: loss", "0 for evaluation"]);
+    let log = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
+    assert!(log.lines().count() == 4 && !log.contains("validation"), "{log}");
+    assert!(!runs::printed(&output).contains("validation loss"));
+}
+
+#[test]
+fn a_run_tells_of_settings_without_effect_once_and_goes_on() {
+    let folder = Folder::new("log-notices");
+    let text = runs::printed(&run(2, &folder.0, "--steps 2 --sequence-parallel --cuda-graph-scope full_iteration"));
+    for setting in ["parallel.sequence_parallel = true", "cuda_graph.scope = \"full_iteration\""] {
+        let notice = format!("notice: {setting} has no effect: ");
+        assert_eq!(text.matches(&notice).count(), 1, "{notice:?} in {text}");
+    }
+    assert!(text.contains("done: loss"), "{text}");
+}

@@ -139,3 +139,16 @@ fn a_trace_that_cannot_be_is_refused_before_training_and_one_that_comes_too_late
     expect(&run(1, &folder.0, &cut), 0, &["timeline: "]);
     assert!(names(&events(&path), "operation").contains(&"optimizer/adamw"));
 }
+
+#[test]
+fn a_run_that_never_comes_to_write_its_trace_and_report_leaves_those_that_are_there() {
+    let folder = Folder::new("trace-kept");
+    // Where the resolved configuration goes is a folder, so that the run fails at its first step.
+    std::fs::create_dir_all(folder.path("log/config.toml")).unwrap();
+    let path = folder.path("kept.json");
+    std::fs::write(&path, "of an earlier run").unwrap();
+    for flag in ["--trace", "--graph-report"] {
+        expect(&run(1, &folder.0, &format!("{flag} {}", path.display())), 3, &["config.toml in"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "of an earlier run", "{flag}");
+    }
+}

@@ -8,7 +8,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use crate::bench::preset;
 use crate::config::{Layers, RunConfig, UserError};
 use crate::hf::Pretrained;
-use crate::options::{Kind, NOT_NEEDED, OPTIONS};
+use crate::megatron;
+use crate::options::{Kind, OPTIONS};
 use crate::recipes;
 
 /// A training run as asked for.
@@ -61,29 +62,13 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
         )
         .arg(Arg::new("log").long("log").value_name("FILTER").default_value("warn").help("Log messages to show"))
         .arg(
-            Arg::new("cuda-graph-use-single-mempool")
-                .long("cuda-graph-use-single-mempool")
-                .action(ArgAction::SetTrue)
-                .help_heading("cuda_graph")
-                .help("Same as --cuda-graph-mempool single"),
-        )
-        .arg(
-            Arg::new("grad-reduce-in-bf16")
-                .long("grad-reduce-in-bf16")
-                .action(ArgAction::SetTrue)
-                .help_heading("parallel")
-                .help("Same as --grad-reduce bf16"),
-        )
-        .arg(
             Arg::new("distributed-timeout-minutes")
                 .long("distributed-timeout-minutes")
                 .value_name("VALUE")
                 .help_heading("parallel")
                 .help("Sets parallel.distributed_timeout_seconds, in minutes"),
         );
-    for (flag, why) in NOT_NEEDED {
-        command = command.arg(Arg::new(*flag).long(*flag).action(ArgAction::SetTrue).hide(true).help(*why));
-    }
+    command = megatron::with_flags(command);
     for option in OPTIONS {
         let section = option.key.split('.').next().unwrap_or_default();
         let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
@@ -96,6 +81,8 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
             Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
             // Megatron's form: --data-path 0.3 A 0.7 B.
             Kind::Paths => arg.num_args(1..).value_name("PATHS"),
+            // And --rampup-batch-size 16 16 100000.
+            Kind::Integers | Kind::Floats => arg.num_args(1..).value_name("VALUES").allow_negative_numbers(true),
             Kind::Choice(words) => arg.value_name(words.join("|")).allow_hyphen_values(true),
             _ => arg.value_name("VALUE").allow_hyphen_values(true),
         };
@@ -111,6 +98,7 @@ pub(super) fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserEr
         layers.start_from(pretrained.options());
     }
     let config = layers.resolve();
+    megatron::compare(matches, &config)?;
     let graph_report = matches.get_one::<String>("graph-report").map(PathBuf::from);
     if let Some(path) = graph_report.as_ref().filter(|path| path.extension().is_some_and(|end| end == "dot")) {
         return Err(UserError::new(
@@ -119,18 +107,13 @@ pub(super) fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserEr
             format!("--graph-report {}", path.with_extension("json").display()),
         ));
     }
-    let notices = NOT_NEEDED
-        .iter()
-        .filter(|(flag, _)| matches.get_flag(flag))
-        .map(|(flag, why)| format!("--{flag} is not needed: {why}"))
-        .collect();
     Ok(TrainRequest {
         config,
         dry_run: matches.get_flag("dry-run"),
         check_graphs: matches.get_flag("check-graphs"),
         graph_report,
         log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
-        notices,
+        notices: megatron::notices(matches),
     })
 }
 
@@ -150,12 +133,7 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
             None => layers.read_file(path.as_ref())?,
         }
     }
-    if matches.get_flag("cuda-graph-use-single-mempool") {
-        layers.set("cuda_graph.mempool", "single", "--cuda-graph-use-single-mempool")?;
-    }
-    if matches.get_flag("grad-reduce-in-bf16") {
-        layers.set("parallel.grad_reduce", "bf16", "--grad-reduce-in-bf16")?;
-    }
+    megatron::set(matches, &mut layers)?;
     if let Some(minutes) = matches.get_one::<String>("distributed-timeout-minutes") {
         let seconds = minutes.parse::<f64>().map_or(minutes.clone(), |minutes| (minutes * 60.0).to_string());
         layers.set("parallel.distributed_timeout_seconds", &seconds, "--distributed-timeout-minutes")?;
@@ -165,18 +143,30 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
         match texts[..] {
             [] => {}
             [text] => layers.set(option.key, text, &format!("--{}", option.flag))?,
+            _ if option.kind != Kind::Paths => {
+                let list = texts.iter().map(|text| text.as_str()).collect::<Vec<_>>().join(", ");
+                layers.set(option.key, &format!("[{list}]"), &format!("--{}", option.flag))?;
+            }
             _ => layers.set(option.key, &format!("{texts:?}"), &format!("--{}", option.flag))?,
         }
     }
     for pair in matches.get_many::<String>("set").into_iter().flatten() {
-        let Some((key, value)) = pair.split_once('=') else {
+        if !pair.contains('=') {
             return Err(UserError::new(
                 format!("--set {pair}"),
                 "it is a key, an equals sign and a value",
                 "for example --set train.steps=100",
             ));
-        };
-        layers.set(key.trim(), value.trim(), "--set")?;
+        }
+    }
+    for (key, value) in sets(matches) {
+        layers.set(key, value, "--set")?;
     }
     Ok(layers)
+}
+
+/// Keys and values of `--set`.
+pub(super) fn sets(matches: &ArgMatches) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = matches.get_many::<String>("set").into_iter().flatten();
+    pairs.filter_map(|pair| pair.split_once('=')).map(|(key, value)| (key.trim(), value.trim()))
 }

@@ -11,6 +11,7 @@ pub mod llmc;
 mod mapped;
 mod markov;
 mod megatron;
+mod missing;
 mod open;
 mod paths;
 mod permutation;
@@ -26,6 +27,7 @@ mod unused;
 
 pub(crate) use interrupt::{go_on, interruption};
 pub use markov::MarkovSource;
+pub use missing::Missing;
 pub use open::{JSON_KEY, open};
 pub use paths::{PathItem, Paths};
 pub use prefetch::{IN_MEMORY, Prefetch};

@@ -44,6 +44,15 @@ impl PathItem {
 pub type Weighted<'p> = (f64, Vec<&'p str>);
 
 impl Paths {
+    /// All paths, without weights.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let (one, several) = match self {
+            Paths::One(path) => (Some(&**path), &[][..]),
+            Paths::Several(items) => (None, &items[..]),
+        };
+        one.into_iter().chain(several.iter().filter_map(PathItem::path))
+    }
+
     /// The datasets it asks for. Paths without weights are one dataset together.
     ///
     /// # Errors

@@ -10,6 +10,8 @@ use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// Between two looks at all connections.
 const TICK: Duration = Duration::from_millis(50);
+/// For who connects to say hello, which a rank does at once: who scans ports, or knocks by mistake, is shown out.
+const HELLO: Duration = Duration::from_secs(30);
 /// For ranks to take the verdict and go.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -19,9 +21,16 @@ struct Monitor {
     heartbeat: Duration,
     limits: Limits,
     /// Connections whose hello has not come.
-    strangers: Vec<(Receiver, Sender)>,
+    strangers: Vec<Stranger>,
     connections: Vec<Option<(Receiver, Sender)>>,
     rows: Vec<Row>,
+}
+
+/// A connection, and how long it has been there.
+struct Stranger {
+    receiver: Receiver,
+    sender: Sender,
+    waited: Duration,
 }
 
 /// Hears `ranks` ranks on `listener` until all have said goodbye; `alive` is dropped then.
@@ -61,7 +70,7 @@ impl Monitor {
             // Time in which this process itself was stopped, or its machine asleep, does not count against others.
             let passed = last.elapsed().min(Duration::from_secs(1));
             last = Instant::now();
-            self.welcome();
+            self.welcome(passed);
             self.hear(passed);
             silent += passed;
             if silent >= self.heartbeat {
@@ -79,13 +88,14 @@ impl Monitor {
         }
     }
 
-    /// Takes new connections, and those that have said who they are.
-    fn welcome(&mut self) {
+    /// Takes new connections, and those that have said who they are; drops those that have not in all the time there is.
+    fn welcome(&mut self, passed: Duration) {
         while let Ok((stream, _)) = self.listener.accept() {
             self.strangers.extend(open(stream));
         }
         let mut strangers = Vec::new();
-        for (mut receiver, sender) in std::mem::take(&mut self.strangers) {
+        for Stranger { mut receiver, sender, waited } in std::mem::take(&mut self.strangers) {
+            let waited = waited + passed;
             let (messages, closed) = receiver.receive();
             let mut messages = messages.into_iter();
             match messages.next() {
@@ -95,7 +105,7 @@ impl Monitor {
                     self.connections[rank] = Some((receiver, sender));
                     messages.for_each(|message| self.take(rank, message));
                 }
-                None if !closed => strangers.push((receiver, sender)),
+                None if !closed && waited < HELLO => strangers.push(Stranger { receiver, sender, waited }),
                 _ => {}
             }
         }
@@ -158,8 +168,47 @@ impl Monitor {
 }
 
 /// A connection that does not block.
-fn open(stream: TcpStream) -> Option<(Receiver, Sender)> {
+fn open(stream: TcpStream) -> Option<Stranger> {
     stream.set_nonblocking(true).ok()?;
     let sender = Sender::new(stream.try_clone().ok()?).ok()?;
-    Some((Receiver::new(stream), sender))
+    Some(Stranger { receiver: Receiver::new(stream), sender, waited: Duration::ZERO })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn who_does_not_say_hello_in_time_is_shown_out_and_ranks_that_do_stay() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut monitor = Monitor {
+            listener,
+            token: 7,
+            heartbeat: Duration::from_secs(1),
+            limits: Limits { step: Duration::from_secs(45), setup: Duration::from_secs(600) },
+            strangers: Vec::new(),
+            connections: vec![None],
+            rows: vec![Row::default()],
+        };
+        let mut silent = TcpStream::connect(address).unwrap();
+        let mut rank = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
+        while monitor.strangers.len() < 2 {
+            monitor.welcome(Duration::ZERO);
+        }
+        rank.send(&Message::Hello { token: 7, rank: 0, host: "node".into() }).unwrap();
+        while monitor.connections[0].is_none() {
+            monitor.welcome(Duration::ZERO);
+        }
+        monitor.welcome(HELLO - TICK);
+        assert_eq!(monitor.strangers.len(), 1, "there is time left");
+        monitor.welcome(TICK);
+        assert!(monitor.strangers.is_empty() && monitor.connections[0].is_some());
+        // Its descriptor is closed: the other side reads the end.
+        silent.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+    }
 }
