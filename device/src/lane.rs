@@ -30,10 +30,11 @@ pub(crate) enum Mark {
 }
 
 impl Lane {
-    pub(crate) fn new(backend: &Backend) -> Lane {
+    /// `urgent`: a GPU begins its work before that of other lanes.
+    pub(crate) fn new(backend: &Backend, urgent: bool) -> Lane {
         match backend {
             Backend::Host(_) => Lane::Host(HostLane::default()),
-            Backend::Cuda(_) => Lane::Cuda(Box::default()),
+            Backend::Cuda(_) => Lane::Cuda(Box::new(CudaLane::new(urgent))),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Operations that go on beside the compute stream within a region, such as a transfer behind a product.
+//! Transfers, and what belongs to them, that go on beside the compute stream within a region.
 
 use std::rc::Rc;
 
@@ -21,9 +21,9 @@ pub struct Fork {
 }
 
 impl SideStream {
-    /// A stream of that name.
+    /// A stream of that name, whose work begins before the compute stream's where both are ready.
     pub fn new(device: &Device, name: &str) -> Rc<SideStream> {
-        Rc::new(SideStream { stream: device.stream(name), forked: device.event(), joined: device.event() })
+        Rc::new(SideStream { stream: device.transfer_stream(name), forked: device.event(), joined: device.event() })
     }
 }
 
@@ -38,16 +38,20 @@ impl StepContext<'_> {
     /// # Errors
     /// What the device refused, with the region.
     pub fn fork(&self, side: &Rc<SideStream>, work: impl IntoIterator<Item = Op>) -> Result<Fork> {
-        let mut work = work.into_iter().peekable();
-        if work.peek().is_none() {
+        let work: Vec<Op> = work.into_iter().collect();
+        if work.is_empty() {
             return Ok(Fork { side: None });
         }
-        self.compute().record(&side.forked).map_err(|source| self.in_region(source))?;
-        side.stream.wait(&side.forked).map_err(|source| self.in_region(source))?;
-        for op in work {
-            side.stream.submit(op).map_err(|source| self.in_region(source))?;
-        }
+        self.start(side, work).map_err(|source| self.in_region(source))?;
         Ok(Fork { side: Some(side.clone()) })
+    }
+
+    fn start(&self, side: &SideStream, work: Vec<Op>) -> device::Result<()> {
+        self.compute().record(&side.forked)?;
+        side.stream.wait(&side.forked)?;
+        // By the compute stream: a transfer that came after its own mark would find the card taken by the product beside it.
+        work.iter().try_for_each(|op| self.compute().announce(op))?;
+        work.into_iter().try_for_each(|op| side.stream.submit_announced(op))
     }
 
     /// Makes what follows wait for the operations under way, and for all that was started on their stream meanwhile.

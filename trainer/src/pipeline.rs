@@ -87,12 +87,12 @@ impl Pipeline {
                 let count = place.landing_buffers(direction);
                 let landing = (0..count).map(|_| buffer(&format!("{name} landing"))).collect::<Result<_>>()?;
                 let arrived = (0..count).map(|_| device.event()).collect();
-                let stream = device.stream(&format!("{name} in"));
+                let stream = device.transfer_stream(&format!("{name} in"));
                 way.inbox = Some(Inbox { name, communicator, stream, landing, free: device.event(), arrived });
             }
             if let Some(communicator) = to {
                 let departure = buffer(&format!("{name} departure"))?;
-                let stream = device.stream(&format!("{name} out"));
+                let stream = device.transfer_stream(&format!("{name} out"));
                 way.outbox =
                     Some(Outbox { communicator, stream, departure, ready: device.event(), sent: device.event() });
             }

@@ -13,6 +13,8 @@ use crate::{Element, Error, HostArray, Op, Result, Tensor};
 
 #[derive(Default)]
 pub(crate) struct CudaLane {
+    /// Begins its kernels before other streams.
+    urgent: bool,
     /// Made at first use.
     raw: OnceCell<Rc<RawStream>>,
     /// Bytes of scratch that prepared operations need.
@@ -35,11 +37,15 @@ pub(crate) struct CudaLane {
 const COPIES: usize = 2;
 
 impl CudaLane {
+    pub(crate) fn new(urgent: bool) -> CudaLane {
+        CudaLane { urgent, ..CudaLane::default() }
+    }
+
     pub(crate) fn raw(&self) -> Result<Rc<RawStream>> {
         if let Some(raw) = self.raw.get() {
             return Ok(raw.clone());
         }
-        let raw = Rc::new(RawStream::new()?);
+        let raw = Rc::new(RawStream::new(self.urgent)?);
         Ok(self.raw.get_or_init(|| raw).clone())
     }
 

@@ -18,8 +18,12 @@ pub(crate) struct RawStream {
 }
 
 impl RawStream {
-    pub(crate) fn new() -> Result<RawStream> {
-        let handle = result::stream::create(result::stream::StreamKind::NonBlocking).driver("cuStreamCreate")?;
+    /// One whose kernels the GPU begins before those of other streams, or one of these others. Captured kernels keep it.
+    pub(crate) fn new(urgent: bool) -> Result<RawStream> {
+        let (least, greatest) = result::stream::get_priority_range().driver("cuCtxGetStreamPriorityRange")?;
+        let priority = if urgent { greatest } else { least };
+        let kind = result::stream::StreamKind::NonBlocking;
+        let handle = result::stream::create_with_priority(kind, priority).driver("cuStreamCreateWithPriority")?;
         Ok(RawStream { handle })
     }
 

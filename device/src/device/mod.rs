@@ -95,7 +95,7 @@ impl Device {
 
     fn new(backend: Backend, check: bool, dry: bool) -> Device {
         let core = Core {
-            streams: vec![StreamState::new("default", &backend)],
+            streams: vec![StreamState::new("default", &backend, false)],
             captures: BTreeMap::new(),
             next_id: 1,
             checker: check.then(Checker::new),
@@ -143,8 +143,18 @@ impl Device {
 
     /// A new stream, independent of the others.
     pub fn stream(&self, name: &str) -> Stream {
+        self.add_stream(name, false)
+    }
+
+    /// A new stream for transfers between ranks. Where its work and another stream's are both ready, the GPU begins with
+    /// its: a transfer needs little of the card and has other ranks wait, while a product that begins first takes it whole.
+    pub fn transfer_stream(&self, name: &str) -> Stream {
+        self.add_stream(name, true)
+    }
+
+    fn add_stream(&self, name: &str, urgent: bool) -> Stream {
         let mut core = self.core();
-        let state = StreamState::new(name, &core.backend);
+        let state = StreamState::new(name, &core.backend, urgent);
         core.streams.push(state);
         Stream::new(self.clone(), StreamId(core.streams.len() as u32 - 1))
     }

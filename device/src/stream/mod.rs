@@ -41,8 +41,8 @@ pub(crate) struct StreamState {
 }
 
 impl StreamState {
-    pub(crate) fn new(name: &str, backend: &Backend) -> StreamState {
-        StreamState { name: name.into(), capture: None, lane: Lane::new(backend) }
+    pub(crate) fn new(name: &str, backend: &Backend, urgent: bool) -> StreamState {
+        StreamState { name: name.into(), capture: None, lane: Lane::new(backend, urgent) }
     }
 }
 
@@ -69,10 +69,29 @@ impl Stream {
     pub fn submit(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         op.check()?;
-        if let Op::Collective(collective) = &op {
-            let marks = self.device.progress().map_or(Vec::new(), |progress| progress.transfer(collective));
-            marks.into_iter().try_for_each(|mark| self.submit(mark))?;
-        }
+        self.announce(&op)?;
+        self.place(op)
+    }
+
+    /// Tells a watch here that a transfer begins, on this stream or another; nothing of other operations.
+    ///
+    /// # Errors
+    /// As [`Stream::submit`].
+    pub fn announce(&self, op: &Op) -> Result<()> {
+        let (Op::Collective(collective), Some(progress)) = (op, self.device.progress()) else { return Ok(()) };
+        progress.transfer(collective).into_iter().try_for_each(|mark| self.place(mark.into()))
+    }
+
+    /// As [`Stream::submit`], of what another stream has announced.
+    ///
+    /// # Errors
+    /// As [`Stream::submit`].
+    pub fn submit_announced(&self, op: Op) -> Result<()> {
+        op.check()?;
+        self.place(op)
+    }
+
+    fn place(&self, op: Op) -> Result<()> {
         let mut core = self.device.core();
         if let Some(trace) = &mut core.trace {
             let accesses = op.accesses();
