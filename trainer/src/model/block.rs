@@ -8,7 +8,7 @@ use device::ops::{
 use device::{DType, Tensor};
 use graph_manager::{Layer, Result, StepContext};
 
-use super::linear::{Linear, rows_of};
+use super::linear::{Linear, PendingGrads, rows_of};
 use super::norm::{NormLayer, SavedNorm};
 use super::tensor_parallel::Share;
 use super::{Dropouts, FeedForward, Hidden, undropped};
@@ -98,10 +98,10 @@ impl Layer<Hidden> for Block {
         let (saved_attention, saved): (Option<SavedAttention>, SavedFeedForward) = cx.kept();
         let summed =
             self.attention.as_ref().zip(saved_attention.as_ref()).and_then(|(half, saved)| half.summed_bias(saved));
-        let grad = self.feed_forward.backward(cx, grad, &saved, summed)?;
+        let (grad, pending) = self.feed_forward.backward(cx, grad, &saved, summed)?;
         match (&self.attention, &saved_attention) {
-            (Some(attention), Some(saved)) => attention.backward(cx, grad, saved),
-            _ => Ok(grad),
+            (Some(attention), Some(saved)) => attention.backward(cx, grad, saved, pending),
+            _ => pending.compute(cx).map(|()| grad),
         }
     }
 }
@@ -136,13 +136,27 @@ impl AttentionHalf {
         Ok((Hidden { x, delta: Some(delta), ..input }, saved))
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor, saved: &SavedAttention) -> Result<Tensor> {
+    /// `pending` is of the feed-forward layer.
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        saved: &SavedAttention,
+        pending: PendingGrads,
+    ) -> Result<Tensor> {
         let grad_delta = undropped(cx, "grad_attention_out", grad, saved.output)?;
-        let grad_delta = self.share.all_rows(cx, "all_grad_attention_out", grad_delta)?;
+        let grad_delta = self.share.all_rows_beside(cx, "all_grad_attention_out", grad_delta)?;
+        pending.compute(cx)?;
+        let grad_delta = grad_delta.join(cx)?;
+
+        let normed = self.norm.output(cx, &saved.norm)?;
+        let normed = self.share.all_rows_beside(cx, "all_normed_1", normed)?;
         let grad_context = cx.tensor("grad_context", saved.context.shape, grad.dtype)?;
+        self.projection.backward_input(cx, grad_delta, grad_context, Epilogue::None)?;
         let bias = self.projection.bias.filter(|_| self.summed_bias(saved).is_none());
         let projection = Linear { bias, ..self.projection };
-        projection.backward(cx, saved.context, grad_delta, Some((grad_context, Epilogue::None)))?;
+        let projection =
+            projection.backward_parameters_beside(cx, saved.context, grad_delta, self.share.is_shared())?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv: saved.qkv,
@@ -155,9 +169,11 @@ impl AttentionHalf {
             dropout: saved.probabilities,
         })?;
         self.rotate(cx, grad_qkv, true)?;
-        let names = ["all_normed_1", "grad_normed_1", "grad_normed_1_here"];
-        let normed = self.norm.output(cx, &saved.norm)?;
-        let grad_normed = self.qkv.backward_shared(cx, normed, grad_qkv, names, &self.share)?;
+        let names = ["grad_normed_1", "grad_normed_1_here"];
+        let (normed, grad_normed) = self.qkv.backward_input_shared(cx, normed, grad_qkv, names, &self.share)?;
+        projection.compute(cx)?;
+        self.qkv.backward_parameters(cx, normed, grad_qkv)?;
+        let grad_normed = grad_normed.join(cx)?;
         // What it added is another layer's output, whose bias has its gradient from that layer's own backward: a layer's
         // bucket is reduced while the next one runs.
         self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), None)
@@ -211,16 +227,19 @@ impl FeedForwardHalf {
         Ok((x, activated, saved))
     }
 
-    /// `delta_bias` is that of the layer whose output the norm added, where the norm is to sum its gradient.
+    /// The gradient of the residual stream before, and what is left to compute beside a gather that follows. `delta_bias`
+    /// is that of the layer whose output the norm added, where the norm is to sum its gradient.
     fn backward(
         &self,
         cx: &mut StepContext<'_>,
         grad: Tensor,
         saved: &SavedFeedForward,
         delta_bias: Option<Param>,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, PendingGrads)> {
         let grad_delta = undropped(cx, "grad_ffn_out", grad, saved.output)?;
         let grad_delta = self.share.all_rows(cx, "all_grad_ffn_out", grad_delta)?;
+        let normed = self.norm.output(cx, &saved.norm)?;
+        let normed = self.share.all_rows_beside(cx, "all_normed_2", normed)?;
         let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
         // Where it was not kept, what reads `pre` anyway computes it again, to the same bits.
         let (activated, again) = match saved.activated {
@@ -241,10 +260,14 @@ impl FeedForwardHalf {
                 cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre, output: again })?;
             }
         }
-        self.down.backward_parameters(cx, activated, grad_delta)?;
-        let names = ["all_normed_2", "grad_normed_2", "grad_normed_2_here"];
-        let normed = self.norm.output(cx, &saved.norm)?;
-        let grad_normed = self.up.backward_shared(cx, normed, grad_pre, names, &self.share)?;
-        self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), delta_bias)
+        let down = self.down.backward_parameters_beside(cx, activated, grad_delta, self.share.is_shared())?;
+        let names = ["grad_normed_2", "grad_normed_2_here"];
+        let (normed, grad_normed) = self.up.backward_input_shared(cx, normed, grad_pre, names, &self.share)?;
+        down.compute(cx)?;
+        // A gather comes next where rows are cut; elsewhere the sum under way is the last transfer.
+        let pending = self.up.backward_parameters_beside(cx, normed, grad_pre, self.share.parallel.cuts_rows())?;
+        let grad_normed = grad_normed.join(cx)?;
+        let grad = self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), delta_bias)?;
+        Ok((grad, pending))
     }
 }

@@ -4,7 +4,7 @@ use device::Tensor;
 use device::ops::{BiasGrad, Epilogue, Gemm};
 use graph_manager::{Result, StepContext};
 
-use super::tensor_parallel::Share;
+use super::tensor_parallel::{Coming, Share};
 use crate::params::Param;
 
 /// A linear layer's parameters, or this rank's part of them: weight `(out, in)` and, where there is one, bias `(out)`.
@@ -47,23 +47,21 @@ impl Linear {
         share.parallel.sum(cx, here, output)
     }
 
-    /// Of a layer cut by its outputs: parameter gradients from the rows of `input` that are here, and the input's gradient
-    /// in the same rows.
-    pub(crate) fn backward_shared(
+    /// Of a layer cut by its outputs: its input, whose rows were on their way, and the input's gradient, whose sum over
+    /// ranks is on its way to the rows that are here.
+    pub(crate) fn backward_input_shared(
         &self,
         cx: &mut StepContext<'_>,
-        input: Tensor,
+        input: Coming,
         grad_output: Tensor,
-        [all_input, all_grads, here]: [&'static str; 3],
+        [all, here]: [&'static str; 2],
         share: &Share,
-    ) -> Result<Tensor> {
-        let all_rows = share.parallel.all_rows_beside(cx, all_input, input, share.tokens)?;
-        let grad_input = share.tensor(cx, all_grads, self.input_width(), grad_output.dtype)?;
+    ) -> Result<(Tensor, Coming)> {
+        let grad_input = share.tensor(cx, all, self.input_width(), grad_output.dtype)?;
         self.backward_input(cx, grad_output, grad_input, Epilogue::None)?;
-        let input = all_rows.join(cx)?;
-        let sum = share.parallel.sum_beside(cx, here, grad_input)?;
-        self.backward_parameters(cx, input, grad_output)?;
-        sum.join(cx)
+        // Before the next transfer starts, for which it would wait too.
+        let input = input.join(cx)?;
+        Ok((input, share.parallel.sum_beside(cx, here, grad_input)?))
     }
 
     /// Parameter gradients, and the input's if it is wanted, through an epilogue.
@@ -104,6 +102,33 @@ impl Linear {
             Some(bias) => cx.defer(BiasGrad { grad_output, grad_bias: bias.grad, accumulate }),
             None => Ok(()),
         }
+    }
+
+    /// The parameters' gradients, to be computed beside a transfer that comes next; at once if none does, so that what they
+    /// are made from need not be kept.
+    pub(crate) fn backward_parameters_beside(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        grad_output: Tensor,
+        transfer: bool,
+    ) -> Result<PendingGrads> {
+        if transfer {
+            return Ok(PendingGrads(Some((*self, input, grad_output))));
+        }
+        self.backward_parameters(cx, input, grad_output)?;
+        Ok(PendingGrads(None))
+    }
+}
+
+/// Gradients of a linear layer's parameters that wait for a transfer to be computed beside; nothing if they are computed.
+#[must_use]
+pub(crate) struct PendingGrads(Option<(Linear, Tensor, Tensor)>);
+
+impl PendingGrads {
+    pub(crate) fn compute(self, cx: &mut StepContext<'_>) -> Result<()> {
+        let Some((linear, input, grad_output)) = self.0 else { return Ok(()) };
+        linear.backward_parameters(cx, input, grad_output)
     }
 }
 

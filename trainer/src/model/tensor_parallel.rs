@@ -5,8 +5,9 @@
 //! are summed. Between layers every rank has all rows of the residual stream, or with sequence parallelism its own part:
 //! the sum is then a reduce-scatter, and an all-gather comes before the next first matrix.
 //!
-//! In backward the first matrix's transfers go on beside its products: the input is gathered while its gradient is computed,
-//! and that is summed while the gradients of the weights are.
+//! In backward most transfers go on beside products that do not wait for them. The first matrix's input is gathered while
+//! what lies between it and the second matrix is computed. Its gradient is summed, and the gradient that the other half of
+//! the block begins with is gathered, while gradients of weights are computed, which nothing waits for.
 //!
 //! A part is a run of consecutive rows `(sample, token)` of the microbatch, whatever samples they belong to: norms, dropout
 //! and residual adds go row by row, and rows of one rank lie together, so no transfer needs a copy.
@@ -174,9 +175,19 @@ pub(crate) struct Share {
 }
 
 impl Share {
+    /// Whether there are other ranks.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.parallel.size() > 1
+    }
+
     /// See [`TensorParallel::all_rows`].
     pub(crate) fn all_rows(&self, cx: &mut StepContext<'_>, name: &'static str, here: Tensor) -> Result<Tensor> {
         self.parallel.all_rows(cx, name, here, self.tokens)
+    }
+
+    /// See [`TensorParallel::all_rows_beside`].
+    pub(crate) fn all_rows_beside(&self, cx: &mut StepContext<'_>, name: &'static str, here: Tensor) -> Result<Coming> {
+        self.parallel.all_rows_beside(cx, name, here, self.tokens)
     }
 
     /// A buffer over all rows of the microbatch.
