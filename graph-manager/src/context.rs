@@ -265,7 +265,10 @@ impl<'m> StepContext<'m> {
         let copies = !self.manager.options.share_io_buffers;
         let mut at = 0;
         input.map(&mut |name, tensor| {
-            let expected = captured.inputs[at];
+            let same = |was: &&Tensor| (was.shape, was.dtype) == (tensor.shape, tensor.dtype);
+            let Some(&expected) = captured.inputs.get(at).filter(same) else {
+                return Err(other_inputs(region, format!("input `{name}` has another number, shape or type")));
+            };
             at += 1;
             if tensor.address == expected.address {
                 return Ok(tensor);
@@ -281,6 +284,9 @@ impl<'m> StepContext<'m> {
                 fix: "hand over the buffer the region was captured with, or set share_io_buffers = false",
             })
         })?;
+        if at < captured.inputs.len() {
+            return Err(other_inputs(region, format!("it has {at} inputs of {}", captured.inputs.len())));
+        }
         captured
             .graph
             .launch(&self.manager.compute)
@@ -358,4 +364,12 @@ fn out_of_order(position: usize, expected: Option<&Visit>, actual: &str) -> Erro
     let expected = expected.map_or("the end of the step".into(), |visit| visit.region.to_string());
     let hazard = CheckError::OutOfOrder { position, expected, actual: actual.into() };
     Error::Device { region: "step".into(), source: hazard.into() }
+}
+
+fn other_inputs(region: Region, problem: String) -> Error {
+    Error::Changed {
+        region: region.to_string(),
+        problem: format!("{problem} than at capture"),
+        fix: "hand over the same buffers each step",
+    }
 }

@@ -170,7 +170,10 @@ impl Plan {
             let taken = Use { first: buffer.taken_at, last: buffer.taken_at, stream: Some(compute) };
             let used = uses.get(&buffer.buffer).copied().unwrap_or(taken);
             let inside = used.first >= visit.start && used.last < visit.end.max(visit.start + 1);
-            if inside {
+            // Scratch of all regions shares its bytes: what a region keeps while another runs inside it is none.
+            let mut inner = recording.order[buffer.visit + 1..visit.next].iter();
+            let spans = inner.any(|inner| used.first < inner.end && inner.start <= used.last);
+            if inside && !spans {
                 // What several streams use lives from the fork to the join, and so between works of the compute stream.
                 let stream = used.stream.unwrap_or(compute);
                 scratch.entry((buffer.visit, stream)).or_default().push((buffer, used));
@@ -286,7 +289,9 @@ fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<BufferId, Use>
             TraceEvent::Wait { stream, event } => {
                 let Some(&(from, at)) = recorded.get(event) else { continue };
                 if *stream != compute {
-                    forked_at.insert(*stream, at.min(position));
+                    // What another side stream has done may be as early as that stream's own fork.
+                    let since = if from == compute { at } else { forked_at.get(&from).copied().unwrap_or(0) };
+                    forked_at.insert(*stream, since.min(position));
                     continue;
                 }
                 open.retain(|&(side, submitted, buffer)| {

@@ -381,3 +381,45 @@ fn what_a_side_stream_shares_with_the_compute_stream_within_a_region_is_scratch(
     assert_eq!(memory.len(), 1, "{memory:?}");
     assert!(memory[0].area.contains("scratch"), "{memory:?}");
 }
+
+#[test]
+fn what_a_region_keeps_while_others_run_inside_it_is_not_their_scratch() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions { poison: true, ..GraphOptions::default() });
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Step, (), |cx, ()| {
+            let outer = cx.tensor("outer", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: outer, value: 1.0 })?;
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                let inner = cx.tensor("inner", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: inner, value: 2.0 })?;
+                cx.run(Copy { input: inner, output: toy.inputs.at(0) })
+            })?;
+            cx.run(Copy { input: outer, output: toy.sum })
+        })
+    };
+    for _ in 0..4 {
+        manager.step(Mode::Train, 1, &mut step).unwrap();
+        assert_eq!(toy.device.download::<f32>(&toy.sum).unwrap(), vec![1.0; WIDTH]);
+    }
+}
+
+#[test]
+fn a_replay_with_more_fewer_or_other_inputs_than_at_capture_is_refused() {
+    let toy = toy();
+    let whole = Some(toy.inputs.at(0));
+    let part = Some(toy.inputs.at(0).view(0, [WIDTH / 2]));
+    for (at_capture, then) in [(None, whole), (whole, None), (whole, part)] {
+        let mut manager = toy.manager(GraphOptions::default());
+        let mut step = |input: Option<Tensor>| {
+            manager.step(Mode::Train, 1, &mut |cx: &mut StepContext<'_>| {
+                cx.region(Region::Forward { layer: 0, microbatch: 0 }, input, |cx, _| {
+                    cx.run(Fill { output: toy.sum, value: 1.0 })
+                })
+            })
+        };
+        (0..3).for_each(|_| step(at_capture).unwrap());
+        let error = step(then).unwrap_err();
+        assert!(matches!(error, Error::Changed { .. }) && error.to_string().contains("than at capture"), "{error}");
+    }
+}

@@ -11,25 +11,17 @@ pub struct RankEnv {
     pub local_rank: usize,
     /// Ranks on this node.
     pub local_size: usize,
-    /// Number of this node; Slurm alone tells it.
-    pub node: Option<usize>,
-    /// Nodes in all; Slurm alone tells it.
-    pub nodes: Option<usize>,
-    /// Who started the process.
-    pub launcher: Launcher,
 }
 
 /// What starts ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Launcher {
+enum Launcher {
     /// Open MPI's mpirun.
     OpenMpi,
     /// MPICH's, or Intel MPI's, mpiexec.
     Hydra,
     /// Slurm's srun.
     Slurm,
-    /// Nothing: a process alone.
-    Single,
 }
 
 /// A launcher's variables that make no sense.
@@ -121,15 +113,7 @@ impl RankEnv {
     /// As [`RankEnv::detect`].
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<RankEnv, LaunchError> {
         let Some(names) = launcher(&lookup) else {
-            return Ok(RankEnv {
-                rank: 0,
-                world_size: 1,
-                local_rank: 0,
-                local_size: 1,
-                node: None,
-                nodes: None,
-                launcher: Launcher::Single,
-            });
+            return Ok(RankEnv { rank: 0, world_size: 1, local_rank: 0, local_size: 1 });
         };
         let failed = |variable: &str, problem: String| LaunchError { variable: variable.into(), problem };
         let text = |name: &str| {
@@ -144,11 +128,9 @@ impl RankEnv {
             false => Err(failed(variable, format!("is {value}, which is not below {size_variable} = {size}"))),
         };
         let (rank, world_size, local_rank) = (number(names.rank)?, number(names.size)?, number(names.local_rank)?);
-        let (mut node, mut nodes) = (None, None);
         let local_size = if names.launcher == Launcher::Slurm {
             let [this, all] = [number(SLURM_NODE[0])?, number(SLURM_NODE[1])?];
             below(SLURM_NODE[0], SLURM_NODE[1], this, all)?;
-            (node, nodes) = (Some(this), Some(all));
             let list = text(names.local_size)?;
             tasks_per_node(&list, this)
                 .ok_or_else(|| failed(names.local_size, format!("is `{list}`, not like `2(x3),1` for {all} nodes")))?
@@ -160,7 +142,7 @@ impl RankEnv {
         if local_size > world_size {
             return Err(failed(names.local_size, format!("is {local_size}, more than {} = {world_size}", names.size)));
         }
-        Ok(RankEnv { rank, world_size, local_rank, local_size, node, nodes, launcher: names.launcher })
+        Ok(RankEnv { rank, world_size, local_rank, local_size })
     }
 }
 
@@ -199,14 +181,13 @@ mod tests {
     #[test]
     fn nothing_set_is_a_process_alone() {
         let env = detect(&[]).unwrap();
-        assert_eq!((env.rank, env.world_size, env.local_size, env.launcher), (0, 1, 1, Launcher::Single));
+        assert_eq!((env.rank, env.world_size, env.local_size), (0, 1, 1));
     }
 
     #[test]
     fn open_mpi_is_found() {
         let env = detect(&OPEN_MPI).unwrap();
         assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), (5, 8, 1, 4));
-        assert_eq!(env.launcher, Launcher::OpenMpi);
     }
 
     const MPICH: [(&str, &str); 4] =
@@ -216,7 +197,6 @@ mod tests {
     fn mpich_is_found() {
         let env = detect(&MPICH).unwrap();
         assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), (1, 2, 1, 2));
-        assert_eq!(env.launcher, Launcher::Hydra);
     }
 
     /// The last of seven tasks on four nodes.
@@ -233,7 +213,6 @@ mod tests {
     fn slurm_is_found_with_nodes_of_different_sizes() {
         let env = detect(&SLURM_STEP).unwrap();
         assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), (6, 7, 0, 1));
-        assert_eq!((env.node, env.nodes, env.launcher), (Some(3), Some(4), Launcher::Slurm));
     }
 
     #[test]
@@ -247,23 +226,23 @@ mod tests {
     #[test]
     fn a_shell_inside_a_slurm_allocation_is_a_process_alone() {
         let shell = [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NODEID", "0"), ("SLURM_NTASKS", "8")];
-        assert_eq!(detect(&shell).unwrap().launcher, Launcher::Single);
+        assert_eq!(detect(&shell).unwrap(), detect(&[]).unwrap());
     }
 
     #[test]
     fn mpirun_and_mpiexec_inside_a_slurm_step_win_over_slurm() {
         let with_slurm = |pairs: &[(&'static str, &'static str)]| [&SLURM_STEP, pairs].concat();
         let env = detect(&with_slurm(&OPEN_MPI)).unwrap();
-        assert_eq!((env.rank, env.node, env.launcher), (5, None, Launcher::OpenMpi));
+        assert_eq!(env, detect(&OPEN_MPI).unwrap());
         let env = detect(&with_slurm(&MPICH)).unwrap();
-        assert_eq!((env.rank, env.node, env.launcher), (1, None, Launcher::Hydra));
+        assert_eq!(env, detect(&MPICH).unwrap());
     }
 
     #[test]
     fn srun_that_serves_mpich_is_slurm() {
         let served = [&SLURM_STEP[..], &[("PMI_RANK", "6"), ("PMI_SIZE", "7")]].concat();
         let env = detect(&served).unwrap();
-        assert_eq!((env.rank, env.local_size, env.launcher), (6, 1, Launcher::Slurm));
+        assert_eq!(env, detect(&SLURM_STEP).unwrap());
     }
 
     /// `pairs` with one variable set to another value.

@@ -6,4 +6,4 @@ mod cores;
 mod env;
 
 pub use cores::{allowed_cores, host_threads, online_cores};
-pub use env::{LaunchError, Launcher, RankEnv};
+pub use env::{LaunchError, RankEnv};

@@ -78,7 +78,10 @@ pub fn peak_tflops(gpu: &str, compute: &str) -> Option<f64> {
         ("RTX 4090", 165.2),
         ("A10", 125.0),
     ];
-    let bf16 = BF16.iter().find(|(name, _)| gpu.contains(name)).map(|(_, peak)| *peak)?;
+    // Whole words: an A10G is no A10, and an RTX A1000 no A100.
+    let words = |text: &str| format!(" {} ", text.replace(|c: char| !c.is_ascii_alphanumeric(), " "));
+    let gpu = words(gpu);
+    let bf16 = BF16.iter().find(|(name, _)| gpu.contains(&words(name))).map(|(_, peak)| *peak)?;
     match compute {
         "bf16" => Some(bf16),
         "tf32" => Some(bf16 / 2.0),
@@ -91,11 +94,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_name_of_a_gpu_decides_its_peak() {
+    fn the_whole_name_of_a_gpu_decides_its_peak() {
         assert_eq!(peak_tflops("NVIDIA H100 PCIe", "bf16"), Some(756.0));
         assert_eq!(peak_tflops("NVIDIA H100 80GB HBM3", "bf16"), Some(989.4));
         assert_eq!(peak_tflops("NVIDIA H200", "tf32"), Some(494.7));
         assert_eq!(peak_tflops("NVIDIA A100-SXM4-80GB", "bf16"), Some(311.9));
-        assert_eq!(peak_tflops("Tesla T4", "bf16"), None);
+        for other in ["Tesla T4", "NVIDIA RTX A1000", "NVIDIA A10G", "NVIDIA GB200"] {
+            assert_eq!(peak_tflops(other, "bf16"), None, "{other}");
+        }
     }
 }

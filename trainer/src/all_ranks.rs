@@ -9,6 +9,7 @@ use device::{Communicator, Device};
 use launch::RankEnv;
 use parallel::{Grid, MpiWorld, PipelineGroups, nccl_communicator};
 
+use crate::config::UserError;
 use crate::run::{Ranks, RunError};
 use crate::signals;
 use crate::terminal::warn;
@@ -62,18 +63,17 @@ pub fn on_all_ranks(
         Ok(device)
     });
     let mut made = Vec::new();
-    let connected = opened
-        .as_ref()
-        .map_err(Clone::clone)
-        .and_then(|device| connect(&world, device, layout, watch.as_ref(), &mut made));
-    let done = match (&opened, connected) {
-        (Ok(device), Ok(groups)) => {
+    let connected = opened.as_ref().map_err(|error| RunError::from(error.clone())).and_then(|device| {
+        one_gpu_each(&world, device)?;
+        Ok((device, connect(&world, device, layout, watch.as_ref(), &mut made)?))
+    });
+    let done = match connected {
+        Ok((device, groups)) => {
             let ranks = team(&world, groups, env.local_size, threads, watch.as_ref());
             let done = catch_unwind(AssertUnwindSafe(|| work(&ranks, device)));
             done.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))
         }
-        (Err(error), _) => Err(error.clone().into()),
-        (_, Err(error)) => Err(error.into()),
+        Err(error) => Err(error),
     };
     let code = done.unwrap_or_else(|error| {
         if let Some(watch) = &watch {
@@ -165,6 +165,23 @@ fn together<T>(watch: &Option<Rc<Watch>>, name: &str, wait: impl FnOnce() -> T) 
     }
 }
 
+/// Fails on all ranks where two of them have the same GPU, as a launcher that shows each rank but one leaves open.
+fn one_gpu_each(world: &MpiWorld, device: &Device) -> Result<(), UserError> {
+    let Some(gpu) = device.gpu() else { return Ok(()) };
+    let uuids: Vec<String> = (0..world.size()).map(|rank| world.text_of(rank, gpu.uuid.clone())).collect();
+    let Some((first, second)) = first_twice(&uuids) else { return Ok(()) };
+    Err(UserError::new(
+        format!("ranks {first} and {second} have the same GPU, {}", uuids[first]),
+        "each rank has a GPU of its own",
+        "show all ranks of a node all of its GPUs, or each another one: CUDA_VISIBLE_DEVICES",
+    ))
+}
+
+/// The first two places with the same text.
+fn first_twice(texts: &[String]) -> Option<(usize, usize)> {
+    (0..texts.len()).find_map(|at| texts[..at].iter().position(|text| *text == texts[at]).map(|first| (first, at)))
+}
+
 /// Which ranks talk to each other.
 #[derive(Clone, Copy)]
 pub struct Layout {
@@ -218,4 +235,16 @@ pub fn fail(speak: bool, code: i32, message: &str) -> ! {
         warn(&format!("error: {message}"));
     }
     exit(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_twice;
+
+    #[test]
+    fn two_ranks_that_were_shown_the_same_gpu_are_found() {
+        let texts = |ids: &[&str]| ids.iter().map(|id| id.to_string()).collect::<Vec<_>>();
+        assert_eq!(first_twice(&texts(&["a", "b", "c"])), None);
+        assert_eq!(first_twice(&texts(&["a", "b", "c", "b", "a"])), Some((1, 3)));
+    }
 }

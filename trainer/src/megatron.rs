@@ -13,13 +13,15 @@ pub enum Meaning {
     Sets(&'static str, &'static str),
     /// Its value is that of this key, or it is refused.
     Is(&'static str),
+    /// It says that this key is unset, or it is refused; why.
+    Without(&'static str, &'static str),
     /// Nothing is to be done for it, which is said with the reason.
     NotNeeded(&'static str),
     /// It is not taken: the rule, and what to give instead.
     Instead(&'static str, &'static str),
 }
 
-use Meaning::{Instead, Is, NotNeeded, Sets};
+use Meaning::{Instead, Is, NotNeeded, Sets, Without};
 
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
 const OWN_GRAPHS: &str = "the trainer captures its graphs itself, one way";
@@ -42,6 +44,8 @@ pub const FLAGS: &[(&str, Meaning)] = &[
 
     ("max-position-embeddings", Is("model.seq_length")),
 
+    ("mock-data", Without("data.path", "without it the trainer makes its own data")),
+
     ("te-rng-tracker", NotNeeded("randomness here is a function of step, sample and place, always safe to capture")),
     ("overlap-grad-reduce", NotNeeded("gradients are always reduced while backward goes on")),
     ("overlap-param-gather", NotNeeded("the weights of a distributed optimizer are always gathered while forward goes on")),
@@ -51,7 +55,6 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("group-query-attention", NotNeeded("--num-query-groups alone says so")),
     ("use-flash-attn", NotNeeded("attention is always one operation")),
     ("use-mcore-models", NotNeeded("there is one kind of transformer")),
-    ("mock-data", NotNeeded("without data.path the trainer makes its own data")),
     ("exit-signal-handler", NotNeeded("signals always end a run after a step, with a checkpoint")),
     ("log-throughput", NotNeeded("every step is logged with it")),
 
@@ -169,7 +172,7 @@ pub fn with_flags(mut command: Command) -> Command {
                 command.arg(arg.action(ArgAction::SetTrue).help_heading(section(key)).help(help))
             }
             Is(_) => command.arg(arg.value_name("VALUE").hide(true)),
-            NotNeeded(why) => command.arg(arg.action(ArgAction::SetTrue).hide(true).help(*why)),
+            NotNeeded(why) | Without(_, why) => command.arg(arg.action(ArgAction::SetTrue).hide(true).help(*why)),
             Instead(..) => command,
         };
     }
@@ -191,24 +194,34 @@ pub fn set(matches: &ArgMatches, layers: &mut Layers) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Fails on a flag whose value must be another option's, and is not.
+/// Fails on a flag that goes against another option.
 ///
 /// # Errors
 /// The first.
 pub fn compare(matches: &ArgMatches, config: &RunConfig) -> Result<(), UserError> {
     let table = toml::Table::try_from(config).unwrap_or_default();
+    let value_of = |key: &str| {
+        let (section, name) = key.split_once('.')?;
+        table.get(section)?.get(name)
+    };
     for (flag, meaning) in FLAGS {
-        if let Is(key) = meaning
-            && let Some(given) = matches.get_one::<String>(flag)
-            && let Some((section, name)) = key.split_once('.')
-            && let Some(value) = table.get(section).and_then(|section| section.get(name))
-            && value.to_string() != *given
-        {
-            return Err(UserError::new(
-                format!("--{flag} {given} with {key} = {value}"),
-                format!("{key} is both"),
-                format!("leave it out, or set {key} = {given}"),
-            ));
+        let against = match meaning {
+            Is(key) => value_of(key).zip(matches.get_one::<String>(flag)).and_then(|(value, given)| {
+                let fix = format!("leave it out, or set {key} = {given}");
+                (value.to_string() != *given).then(|| (format!("--{flag} {given} with {key} = {value}"), fix))
+            }),
+            // Its own option, on the same command line, says otherwise.
+            Sets(key, means) if matches.get_flag(flag) => value_of(key)
+                .map(|value| value.as_str().map_or(value.to_string(), str::to_string))
+                .filter(|value| value != means)
+                .map(|value| (format!("--{flag} with {key} = {value}"), "give one of them".to_string())),
+            Without(key, _) if matches.get_flag(flag) => {
+                value_of(key).map(|value| (format!("--{flag} with {key} = {value}"), "give one of them".to_string()))
+            }
+            _ => None,
+        };
+        if let Some((what, fix)) = against {
+            return Err(UserError::new(what, "a flag and the option that it stands for agree", fix));
         }
     }
     Ok(())
@@ -230,6 +243,7 @@ pub fn reference() -> String {
         let here = match meaning {
             Sets(key, value) => format!("`{}`", same(key, value)),
             Is(key) => format!("taken if it is `{key}`"),
+            Without(key, why) => format!("taken without `{key}`: {why}"),
             NotNeeded(why) => format!("not needed: {why}"),
             Instead(rule, fix) => format!("not taken: {rule}. Instead: {fix}"),
         };
@@ -252,6 +266,7 @@ mod tests {
             match meaning {
                 Sets(key, value) => Layers::default().set(key, value, flag).unwrap(),
                 Is(key) => assert!(find(key).is_some(), "{key}"),
+                Without(key, why) => assert!(find(key).is_some() && !why.is_empty(), "{key}"),
                 NotNeeded(why) => assert!(!why.is_empty()),
                 Instead(_, fix) => {
                     let named = fix.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');

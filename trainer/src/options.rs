@@ -81,7 +81,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.heads", "heads", &["num-attention-heads"], "4", Kind::Integer, "Attention heads; divides hidden"),
     option("model.kv_heads", "kv-heads", &["num-query-groups"], "", Kind::Integer, "Key and value heads, shared by groups of attention heads; as many as heads if unset"),
     option("model.ffn", "ffn", &["ffn-hidden-size"], "", Kind::Integer, "Width of the feed-forward layer; if unset 4 x hidden, or for swiglu 8/3 x hidden rounded up to a multiple of 256"),
-    option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Tokens; padded to a multiple of 128 in memory"),
+    option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Tokens; padded to a multiple of 128 x parallel.tensor in memory"),
     option("model.seq_length", "seq-length", &[], "64", Kind::Integer, "Tokens of a sequence"),
     option("model.attention", "attention", &[], "true", Kind::Bool, "Blocks have attention; without it a model sees one token at a time"),
     option("model.norm", "norm", &["normalization"], "\"layernorm\"", Kind::Choice(&["layernorm", "rmsnorm"]), "Normalisation before attention, feed-forward and head"),

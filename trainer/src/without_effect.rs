@@ -14,6 +14,7 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
     };
     let (parallel, graph) = (&plan.config.parallel, &plan.config.cuda_graph);
     let (optimizer, recompute) = (&plan.config.optimizer, &plan.config.recompute);
+    let (model, checkpoint, logging) = (&plan.config.model, &plan.config.checkpoint, &plan.config.logging);
     let steps = plan.config.train.steps;
     tell(
         parallel.sequence_parallel && parallel.tensor == 1,
@@ -46,10 +47,37 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
         format!("recompute.layers = {}", recompute.layers),
         "it is for recompute.granularity = \"full\"",
     );
+    tell(
+        optimizer.schedule == "constant" && !is_default_number("optimizer.min_lr", optimizer.min_lr),
+        format!("optimizer.min_lr = {}", optimizer.min_lr),
+        "with optimizer.schedule = \"constant\" nothing decays",
+    );
+    tell(
+        model.position != "rotary" && !is_default_number("model.rope_base", model.rope_base),
+        format!("model.rope_base = {}", model.rope_base),
+        "it is for model.position = \"rotary\"",
+    );
+    let alone = "with one data-parallel rank there is nothing to divide or sum";
+    tell(parallel.distributed_optimizer && plan.grid.data == 1, "parallel.distributed_optimizer = true".into(), alone);
+    tell(parallel.grad_reduce != "f32" && plan.grid.data == 1, "parallel.grad_reduce = \"bf16\"".into(), alone);
+    let unsaved = "without checkpoint.dir (--save) no checkpoint is written";
+    for (key, value) in [("checkpoint.interval", checkpoint.interval), ("checkpoint.keep", checkpoint.keep)] {
+        let unused = checkpoint.dir.is_none() && !measured && !is_default(key, &value.to_string());
+        tell(unused, format!("{key} = {value}"), unsaved);
+    }
+    if let (None, Some(after)) = (&logging.trace, logging.trace_after) {
+        tell(true, format!("logging.trace_after = {after}"), "without logging.trace (--trace) there is no timeline");
+    }
     let left = steps.saturating_sub(optimizer.warmup_steps);
     if wsd && !measured && optimizer.decay_steps > left {
         notices.push(format!(
             "{decay} is cut to the {left} steps that optimizer.warmup_steps = {} leaves of train.steps = {steps}",
+            optimizer.warmup_steps
+        ));
+    }
+    if !measured && optimizer.warmup_steps > steps {
+        notices.push(format!(
+            "the learning rate never reaches optimizer.lr: train.steps = {steps} of optimizer.warmup_steps = {}",
             optimizer.warmup_steps
         ));
     }
@@ -65,6 +93,10 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
 /// Whether an option has the value that it has unset.
 fn is_default(key: &str, value: &str) -> bool {
     find(key).is_some_and(|option| option.default == value)
+}
+
+fn is_default_number(key: &str, value: f64) -> bool {
+    find(key).is_some_and(|option| option.default.parse() == Ok(value))
 }
 
 #[cfg(test)]
@@ -92,8 +124,8 @@ mod tests {
             ("cuda_graph.share_io_buffers=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.capture_optimizer=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
             (
-                "cuda_graph.enable=true cuda_graph.warmup_steps=5 train.steps=5",
-                "train.steps=6",
+                "cuda_graph.enable=true cuda_graph.warmup_steps=60 train.steps=60",
+                "train.steps=61",
                 "no training step is captured",
             ),
             ("optimizer.decay_steps=900", "optimizer.schedule=wsd", "optimizer.schedule = \"wsd\""),
@@ -104,6 +136,14 @@ mod tests {
                 "train.steps=950",
                 "is cut to the 10 steps",
             ),
+            ("optimizer.schedule=constant optimizer.min_lr=1e-5", "optimizer.schedule=cosine", "nothing decays"),
+            ("model.rope_base=500000.0", "model.position=rotary", "model.position = \"rotary\""),
+            ("parallel.distributed_optimizer=true", "", "one data-parallel rank"),
+            ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
+            ("checkpoint.interval=500", "checkpoint.dir=kept", "--save"),
+            ("checkpoint.keep=2", "checkpoint.dir=kept", "--save"),
+            ("logging.trace_after=3", "logging.trace=trace.json", "--trace"),
+            ("train.steps=20", "optimizer.warmup_steps=20", "never reaches optimizer.lr"),
         ] {
             let lines = told(setting);
             assert!(lines.len() == 1 && lines[0].contains(says), "{setting}: {lines:?}");
@@ -123,6 +163,7 @@ mod tests {
         for (name, text) in RECIPES {
             let mut layers = Layers::default();
             layers.read_text(text, name).unwrap();
+            layers.set("checkpoint.dir", "checkpoints", "their first lines").unwrap();
             assert_eq!(notices(&RunPlan::new(layers.resolve(), 1).unwrap(), false), [""; 0], "{name}");
         }
     }

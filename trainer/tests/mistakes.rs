@@ -69,6 +69,8 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
     ("--adam-beta1 0.9", &["--adam-beta1", "Fix: for example --betas [0.9,0.95]"]),
     ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),
+    ("--mock-data --data-path tokens", &["--mock-data with data.path = ", "agree", "Fix: give one of them"]),
+    ("--bf16 --compute f32", &["--bf16 with precision.compute = f32", "Fix: give one of them"]),
     ("--split 949,50,1", &["data.split = \"949,50,1\"", "set data.split = 0.949"]),
     ("--cuda-graph-scope attn", &["cuda_graph.scope = \"attn\"", "set cuda_graph.scope = \"per_layer\""]),
     ("--cuda-graph-scope all", &["cuda_graph.scope = \"all\"", "for example, set cuda_graph.scope = \"per_layer\""]),

@@ -21,6 +21,8 @@ pub struct GpuProperties {
     pub ordinal: usize,
     /// Its product name.
     pub name: String,
+    /// Its identity, in hexadecimal: no other GPU has it, on any machine.
+    pub uuid: String,
     /// Compute capability, such as `(9, 0)`.
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
@@ -126,9 +128,11 @@ impl GpuProperties {
         use sys::CUdevice_attribute::*;
         // SAFETY: the device exists.
         let attribute = |which| unsafe { result::device::get_attribute(device, which) }.driver("cuDeviceGetAttribute");
+        let uuid = result::device::get_uuid(device).driver("cuDeviceGetUuid")?;
         Ok(GpuProperties {
             ordinal,
             name: result::device::get_name(device).driver("cuDeviceGetName")?,
+            uuid: uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect(),
             capability: (
                 attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
                 attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,

@@ -105,7 +105,9 @@ impl RawStream {
         unsafe {
             let graph = result::stream::end_capture(self.handle).driver("cuStreamEndCapture")?;
             let raw = rewrite::rewrite(graph, kernels).and_then(|()| {
-                let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
+                // Without this all of a graph has the priority of the stream that it is launched on.
+                let flag = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+                let exec = result::graph::instantiate(graph, flag);
                 exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec })
             });
             if raw.is_err() {

@@ -136,11 +136,6 @@ impl Device {
         self.core().dry = dry;
     }
 
-    /// Whether the graph checker is on.
-    pub fn is_checked(&self) -> bool {
-        self.peek().checker.is_some()
-    }
-
     /// A new stream, independent of the others.
     pub fn stream(&self, name: &str) -> Stream {
         self.add_stream(name, false)

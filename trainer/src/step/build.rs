@@ -32,7 +32,7 @@ pub struct StageOptions {
     pub losses_per_sample: usize,
     /// Which optimizer.
     pub optimizer: OptimizerKind,
-    /// Decoupled weight decay of matrices.
+    /// Weight decay of matrices: decoupled with AdamW, added to the gradient with SGD.
     pub weight_decay: f32,
     /// Smallest gradient bucket, in bytes.
     pub bucket_bytes: usize,
