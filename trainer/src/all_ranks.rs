@@ -15,7 +15,7 @@ use crate::signals;
 use crate::terminal::warn;
 use crate::watch::activity::Activity;
 use crate::watch::joining::Joining;
-use crate::watch::{Watch, WatchSettings};
+use crate::watch::{Watch, WatchSettings, last_words};
 
 /// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code.
 pub fn on_all_ranks(
@@ -79,7 +79,9 @@ pub fn on_all_ranks(
         if let Some(watch) = &watch {
             watch.fail(error.exit_code(), &error.to_string(), error.follows());
         }
-        warn(&format!("error on rank {}: {error}", env.rank));
+        let line = format!("error on rank {}: {error}", env.rank);
+        warn(&line);
+        last_words(&line, false);
         if world.size() > 1 {
             world.abort(error.exit_code());
         }

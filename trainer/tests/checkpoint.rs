@@ -4,11 +4,12 @@ use device::ops::{NormKind, Status};
 use device::{DType, Device, HostOptions};
 use graph_manager::GraphOptions;
 use safetensors::SafeTensors;
-use trainer::checkpoint::{Progress, load, save, verify};
+use trainer::checkpoint::{Progress, Team, load, save, save_together, verify};
 use trainer::data::{MarkovSource, Source, Split};
 use trainer::model::{FeedForward, GptShape, Position, gpt};
 use trainer::optimizer::OptimizerKind;
 use trainer::step::{Stage, StageOptions, StepSettings};
+use trainer::watch::activity::Activity;
 
 const ADAMW: OptimizerKind = OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 
@@ -137,13 +138,13 @@ fn models_of_many_shapes_come_back_with_every_bit() {
         let other = Case { padded_vocab: 384, ..case.clone() };
         let mut loaded = other.stage(&others, 2);
         assert_ne!(bits(&others, &loaded), bits(&device, &stage), "{case:?}");
-        let manifest = verify(&path).unwrap();
-        load(&path, &manifest, &others, &loaded).unwrap();
+        let manifest = verify(&path, &Activity::default()).unwrap();
+        load(&path, &manifest, &others, &loaded, &Activity::default()).unwrap();
         assert_eq!(bits(&others, &loaded), bits(&device, &stage), "{case:?}");
         assert_eq!(manifest.progress(), Progress { step: 3, samples: 6 });
         // The seed decides dropout masks too, so the next step is compared with the seed of the first.
         loaded = case.stage(&others, 1);
-        load(&path, &manifest, &others, &loaded).unwrap();
+        load(&path, &manifest, &others, &loaded, &Activity::default()).unwrap();
         case.step(&mut stage, 3);
         case.step(&mut loaded, 3);
         assert_eq!(bits(&others, &loaded), bits(&device, &stage), "{case:?}, a step later");
@@ -184,4 +185,31 @@ fn files_are_safetensors_with_the_names_of_gpt_2_and_no_padding() {
     let file = SafeTensors::deserialize(&content).unwrap();
     assert_eq!(file.names().len(), 2 * names.len());
     assert_eq!(file.tensor("ln_f.weight.exp_avg_sq").unwrap().shape(), [8]);
+}
+
+#[test]
+fn writing_checking_and_loading_a_checkpoint_are_seen_to_go_on_mib_by_mib() {
+    let case = Case {
+        layers: 1,
+        hidden: 256,
+        vocab: 40_000,
+        padded_vocab: 40_064,
+        seq: 5,
+        tied: true,
+        dtype: DType::F32,
+        optimizer: ADAMW,
+    };
+    let (device, dir) = (device(), tempfile::tempdir().unwrap());
+    let stage = case.stage(&device, 1);
+    let team = Team::alone();
+    let path = save_together(dir.path(), &device, &stage, Progress { step: 1, samples: 2 }, "", &team).unwrap();
+    let (checked, loaded) = (Activity::default(), Activity::default());
+    let manifest = verify(&path, &checked).unwrap();
+    load(&path, &manifest, &device, &stage, &loaded).unwrap();
+    let mib = manifest.bytes() >> 20;
+    // There are fewer tensors than that: one that is large is seen to go on too.
+    assert!(mib >= 120, "{mib} MiB show nothing");
+    for (what, activity) in [("written", team.activity), ("checked", checked), ("loaded", loaded)] {
+        assert!(activity.changes() >= mib, "{what}: {} of {mib}", activity.changes());
+    }
 }

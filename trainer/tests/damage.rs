@@ -7,6 +7,7 @@ use std::process::Command;
 
 use runs::{Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, printed, run, saved};
 use trainer::checkpoint::verify;
+use trainer::watch::activity::Activity;
 
 const FILES: [&str; 4] = ["model.safetensors", "optimizer.safetensors", "config.toml", "manifest.json"];
 const FLAGS: &str = "--steps 6 --save-interval 2";
@@ -38,7 +39,7 @@ fn a_damaged_checkpoint_is_named_with_its_file_and_the_one_before_is_continued()
             copy_run(&whole.0, &folder.0, 4);
             let newest = checkpoint(&folder.0, 4);
             damage(&newest.join(file));
-            assert_eq!(verify(&newest).unwrap_err().file, file, "{file} {what}");
+            assert_eq!(verify(&newest, &Activity::default()).unwrap_err().file, file, "{file} {what}");
             let named = format!("{} is damaged and skipped: {file} ", newest.display());
             expect(&run(1, &folder.0, FLAGS), 0, &[&named, "step-00000002 at step 2"]);
             assert_eq!(metrics(&folder.0), metrics(&whole.0), "{file} {what}");
@@ -53,14 +54,14 @@ fn every_flipped_bit_of_a_manifest_that_still_parses_is_noticed_or_means_nothing
     let whole = Folder::new("manifest-whole");
     expect(&run(1, &whole.0, "--steps 1"), 0, &[]);
     let folder = checkpoint(&whole.0, 1);
-    let manifest = verify(&folder).unwrap();
+    let manifest = verify(&folder, &Activity::default()).unwrap();
     let file = folder.join("manifest.json");
     let content = std::fs::read(&file).unwrap();
     for at in (0..content.len()).step_by(13) {
         let mut changed = content.clone();
         changed[at] ^= 1;
         std::fs::write(&file, &changed).unwrap();
-        if let Ok(read) = verify(&folder) {
+        if let Ok(read) = verify(&folder, &Activity::default()) {
             assert_eq!(read, manifest, "byte {at} of the manifest changed it unnoticed");
         }
     }

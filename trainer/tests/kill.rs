@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use runs::{Folder, bits, checkpoint, command, expect, metrics, named, rank_ids, run, saved, signal, start};
 use trainer::checkpoint::verify;
+use trainer::watch::activity::Activity;
 
 const KILLS: usize = 5;
 const FLAGS: &str = "--steps 60 --save-interval 2 --checkpoint-keep 2";
@@ -46,7 +47,8 @@ fn a_run_killed_five_times_at_random_ends_with_the_bits_of_one_that_was_not() {
         let status = child.wait().unwrap();
         kills += usize::from(status.signal() == Some(9));
         for step in named(&folder.0) {
-            verify(&checkpoint(&folder.0, step)).unwrap_or_else(|damage| panic!("step {step}: {damage}"));
+            verify(&checkpoint(&folder.0, step), &Activity::default())
+                .unwrap_or_else(|damage| panic!("step {step}: {damage}"));
         }
         if status.success() {
             assert_same(&folder, &unbroken);

@@ -3,6 +3,7 @@
 mod runs;
 
 use runs::{Folder, bits, copy_run, expect, metrics, run, saved};
+use trainer::watch::activity::Activity;
 
 const OFF: &str = "";
 const PER_LAYER: &str = "--enable-cuda-graph";
@@ -82,7 +83,7 @@ fn another_global_batch_goes_on_at_the_next_sample_and_is_told_of() {
     let output = run(1, &folder.0, "--steps 6 --global-batch-size 4");
     let changed = "train.global_batch_size = 4 (was 8), train.steps = 6 (was 4)";
     expect(&output, 0, &["at step 4, sample 32", changed]);
-    let manifest = trainer::checkpoint::verify(&runs::checkpoint(&folder.0, 6)).unwrap();
+    let manifest = trainer::checkpoint::verify(&runs::checkpoint(&folder.0, 6), &Activity::default()).unwrap();
     assert_eq!((manifest.step, manifest.samples, manifest.applied, manifest.skipped), (6, 40, 6, 0));
 }
 

@@ -243,3 +243,43 @@ fn a_run_tells_of_settings_without_effect_once_and_goes_on() {
     }
     assert!(text.contains("done: loss"), "{text}");
 }
+
+#[test]
+fn a_log_keeps_what_it_has_when_a_second_run_is_refused_and_when_a_run_goes_on_after_a_fault() {
+    let folder = Folder::new("run-log-kept");
+    let logs =
+        || ["run.log", "rank-0.jsonl"].map(|name| std::fs::read_to_string(folder.path("log").join(name)).unwrap());
+    let mut before: [String; 2] = Default::default();
+    let mut keeps = |when: &str| {
+        let now = logs();
+        for (before, now) in before.iter().zip(&now) {
+            assert!(now.starts_with(before.as_str()) && now.len() > before.len(), "{when}: {before:?} became {now:?}");
+            assert!(!now.contains('\0'), "{when}: {now:?}");
+        }
+        before = now.clone();
+        now[0].clone()
+    };
+    let child = runs::start(1, &folder.0, "");
+    keeps("it trains");
+    expect(&run(1, &folder.0, "--steps 3"), 2, &["logging.dir"]);
+    keeps("a second one is refused");
+    runs::signal(child.id(), "TERM");
+    expect(&child.wait_with_output().unwrap(), 0, &["asked to end"]);
+    assert!(keeps("it ends").contains("asked to end"));
+    let metrics = folder.path("log/metrics.jsonl");
+    std::fs::remove_file(&metrics).unwrap();
+    std::fs::create_dir(&metrics).unwrap();
+    let output = run(1, &folder.0, "--steps 1000000");
+    expect(&output, 3, &["error on rank 0: ", "metrics.jsonl"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    let cause = text.lines().find(|line| line.starts_with("error on rank 0: ")).unwrap();
+    keeps("it fails");
+    std::fs::remove_dir(&metrics).unwrap();
+    expect(&run(1, &folder.0, "--steps 3"), 0, &["done before"]);
+    let log = keeps("it starts again");
+    assert!(log.contains(cause), "{cause:?} is not in {log}");
+    let starts: Vec<&str> = log.lines().filter(|line| line.contains(" starts as process ")).collect();
+    assert_eq!(starts.len(), 4, "{log}");
+    let version = format!("trainer {} starts", env!("CARGO_PKG_VERSION"));
+    assert!(starts[0].contains(&version) && starts[0].contains("\"--steps\", \"1000000\""), "{log}");
+}

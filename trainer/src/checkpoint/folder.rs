@@ -8,6 +8,7 @@ use super::manifest::{Damage, MANIFEST, Manifest};
 use super::read::{glance, verify};
 use crate::config::UserError;
 use crate::metrics::bytes;
+use crate::watch::activity::Activity;
 
 /// The name of the checkpoint after so many steps.
 pub(super) fn step_name(step: usize) -> String {
@@ -101,10 +102,10 @@ pub(super) fn clean(dir: &Path) -> std::io::Result<()> {
 /// The newest checkpoint that passes [`verify`], and what is wrong with each newer one.
 pub(super) type Newest = (Option<(PathBuf, Manifest)>, Vec<(PathBuf, Damage)>);
 
-pub(super) fn newest(dir: &Path) -> std::io::Result<Newest> {
+pub(super) fn newest(dir: &Path, activity: &Activity) -> std::io::Result<Newest> {
     let mut damaged = Vec::new();
     for (_, path) in steps(dir)?.into_iter().rev() {
-        match verify(&path) {
+        match verify(&path, activity) {
             Ok(manifest) => return Ok((Some((path, manifest)), damaged)),
             Err(damage) => damaged.push((path, damage)),
         }
@@ -125,12 +126,12 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     std::fs::read_dir(path).map_err(wrong)?;
     if path.join(MANIFEST).exists() {
         let other = "name another (`trainer checkpoint list DIR` checks them all)";
-        verify(path).map_err(|damage| {
+        verify(path, &Activity::default()).map_err(|damage| {
             UserError::new(format!("checkpoint {shown} is damaged: {damage}"), "every byte is as it was written", other)
         })?;
         return Ok(path.into());
     }
-    let (found, damaged) = newest(path).map_err(wrong)?;
+    let (found, damaged) = newest(path, &Activity::default()).map_err(wrong)?;
     match (found, damaged.first()) {
         (Some((newest, _)), _) => Ok(newest),
         (None, Some((newest, damage))) => {
@@ -174,7 +175,7 @@ pub fn list(dir: &Path) -> Result<String, UserError> {
     if found.is_empty() {
         return Err(wrong("holds no checkpoint".into()));
     }
-    let line = |path: &Path| match verify(path) {
+    let line = |path: &Path| match verify(path, &Activity::default()) {
         Ok(manifest) => format!(
             "complete, {} steps, {} samples, {}, {} updates applied, {} skipped",
             manifest.step,

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use device::Device;
 use device::ops::Status;
+use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use sha2::{Digest, Sha256};
@@ -16,6 +17,10 @@ use crate::config::UserError;
 use crate::cut::Piece;
 use crate::run::RunError;
 use crate::step::Stage;
+use crate::watch::activity::Activity;
+
+/// Bytes that are read or written before that counts as progress.
+pub(super) const PIECE: usize = 1 << 20;
 
 /// Fails unless the folder holds every file of its manifest, of the right size.
 pub(super) fn glance(folder: &Path) -> Result<Manifest, Damage> {
@@ -29,28 +34,37 @@ pub(super) fn glance(folder: &Path) -> Result<Manifest, Damage> {
     Ok(manifest)
 }
 
-/// Reads every byte of a checkpoint and compares it with its manifest.
+/// Reads every byte of a checkpoint, its files side by side, and compares it with its manifest. `activity` is told of each
+/// MiB, so that who watches sees that it goes on.
 ///
 /// # Errors
 /// The first file that is missing, has another size or another content.
-pub fn verify(folder: &Path) -> Result<Manifest, Damage> {
+pub fn verify(folder: &Path, activity: &Activity) -> Result<Manifest, Damage> {
     let manifest = glance(folder)?;
-    for FileEntry { name, sha256, .. } in &manifest.files {
-        let unreadable = |error| Damage::unreadable(name, &error);
-        let mut file = File::open(folder.join(name)).map_err(unreadable)?;
-        let mut hash = Sha256::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer).map_err(unreadable)? {
-                0 => break,
-                n => hash.update(&buffer[..n]),
-            }
-        }
-        if hex(&hash.finalize()) != *sha256 {
-            return Err(Damage::new(name, "differs from its SHA-256 in the manifest"));
-        }
+    match manifest.files.par_iter().find_map_first(|file| compare(folder, file, activity).err()) {
+        Some(damage) => Err(damage),
+        None => Ok(manifest),
     }
-    Ok(manifest)
+}
+
+/// Fails unless a file has the content that the manifest says.
+fn compare(folder: &Path, entry: &FileEntry, activity: &Activity) -> Result<(), Damage> {
+    let FileEntry { name, sha256, .. } = entry;
+    let unreadable = |error| Damage::unreadable(name, &error);
+    let mut file = File::open(folder.join(name)).map_err(unreadable)?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; PIECE];
+    loop {
+        match file.read(&mut buffer).map_err(unreadable)? {
+            0 => break,
+            n => hash.update(&buffer[..n]),
+        }
+        activity.advance();
+    }
+    match hex(&hash.finalize()) == *sha256 {
+        true => Ok(()),
+        false => Err(Damage::new(name, "differs from its SHA-256 in the manifest")),
+    }
 }
 
 /// The configuration a checkpoint was written under, as TOML.
@@ -58,12 +72,19 @@ pub(super) fn config(folder: &Path) -> Result<String, Damage> {
     std::fs::read_to_string(folder.join(CONFIG)).map_err(|error| Damage::unreadable(CONFIG, &error))
 }
 
-/// Puts weights, moments and counters of a checkpoint into a stage, tensor by tensor.
+/// Puts weights, moments and counters of a checkpoint into a stage, tensor by tensor. `activity` is told of each MiB and
+/// each tensor.
 ///
 /// # Errors
 /// A model or optimizer that the checkpoint does not fit, by name and shapes; a file that cannot be read; a device that
 /// cannot be written.
-pub fn load(folder: &Path, manifest: &Manifest, device: &Device, stage: &Stage) -> Result<(), RunError> {
+pub fn load(
+    folder: &Path,
+    manifest: &Manifest,
+    device: &Device,
+    stage: &Stage,
+    activity: &Activity,
+) -> Result<(), RunError> {
     let wanted = stored(stage);
     check_fits(folder, manifest, &wanted, &elsewhere(stage).collect::<Vec<_>>())?;
     let damaged = |damage| RunError::from(damaged(folder, &damage));
@@ -75,7 +96,7 @@ pub fn load(folder: &Path, manifest: &Manifest, device: &Device, stage: &Stage) 
             if !wanted.iter().any(|piece| meet(part, piece)) {
                 continue;
             }
-            let stored = read_part(folder, part).map_err(damaged)?;
+            let stored = read_part(folder, part, activity).map_err(damaged)?;
             for piece in wanted {
                 let here = &mut values[piece.start..piece.start + piece.elements()];
                 copy_overlap((&stored, &part.offset, &part.sizes), (here, &piece.offset, &piece.sizes));
@@ -86,6 +107,7 @@ pub fn load(folder: &Path, manifest: &Manifest, device: &Device, stage: &Stage) 
             Role::Moment if tensor.held.is_empty() => {}
             Role::Moment => device.upload(&tensor.memory, &values[tensor.first..][..tensor.memory.elements()])?,
         }
+        activity.advance();
     }
     let status = Status { applied: manifest.applied, skipped: manifest.skipped, ..Status::default() };
     device.upload(&stage.optimizer().status, bytemuck::bytes_of(&status))?;
@@ -132,7 +154,7 @@ fn shape(sizes: &[usize]) -> String {
 }
 
 /// The values of one part, from its file.
-fn read_part(folder: &Path, part: &TensorEntry) -> Result<Vec<f32>, Damage> {
+fn read_part(folder: &Path, part: &TensorEntry, activity: &Activity) -> Result<Vec<f32>, Damage> {
     let name = &part.file;
     let unreadable = |error| Damage::unreadable(name, &error);
     let mut file = File::open(folder.join(name)).map_err(unreadable)?;
@@ -152,7 +174,10 @@ fn read_part(folder: &Path, part: &TensorEntry) -> Result<Vec<f32>, Damage> {
     };
     file.seek(SeekFrom::Start(8 + length + info.data_offsets.0 as u64)).map_err(unreadable)?;
     let mut values = vec![0.0f32; part.sizes.iter().product()];
-    file.read_exact(bytemuck::cast_slice_mut(&mut values)).map_err(unreadable)?;
+    for piece in bytemuck::cast_slice_mut(&mut values).chunks_mut(PIECE) {
+        file.read_exact(piece).map_err(unreadable)?;
+        activity.advance();
+    }
     Ok(values)
 }
 

@@ -56,6 +56,7 @@ impl<'p> Session<'p> {
             writes_shared: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
             run: None,
+            activity: ranks.activity.clone(),
         };
         let mut session = Session { settings, dir, resolved, main, team, found: None, _locks: Vec::new() };
         if main {
@@ -116,7 +117,7 @@ impl<'p> Session<'p> {
     /// See [`load`].
     pub fn restore(&self, device: &Device, stage: &Stage) -> Result<(), RunError> {
         match &self.found {
-            Some((path, manifest)) => load(path, manifest, device, stage),
+            Some((path, manifest)) => load(path, manifest, device, stage, &self.team.activity),
             None => Ok(()),
         }
     }
@@ -174,7 +175,7 @@ impl<'p> Session<'p> {
             (path, dir) => {
                 let path = Path::new(path);
                 let found = if path.join(MANIFEST).exists() {
-                    let manifest = verify(path).map_err(|damage| damaged(path, &damage))?;
+                    let manifest = verify(path, &self.team.activity).map_err(|damage| damaged(path, &damage))?;
                     Some((path.to_path_buf(), manifest))
                 } else {
                     self.newest(path)?
@@ -195,7 +196,7 @@ impl<'p> Session<'p> {
 
     /// The newest complete checkpoint; damaged ones are named and passed over, unless there is no other.
     fn newest(&self, dir: &Path) -> Result<Option<Found>, RunError> {
-        let (found, damaged) = newest(dir).map_err(unreadable(dir))?;
+        let (found, damaged) = newest(dir, &self.team.activity).map_err(unreadable(dir))?;
         for (path, damage) in &damaged {
             warn(&format!("notice: checkpoint {} is damaged and skipped: {damage}", path.display()));
         }

@@ -15,9 +15,14 @@ use sha2::{Digest, Sha256};
 use super::folder::{remove, step_name, temporary};
 use super::layout::{CONFIG, MODEL, OPTIMIZER, Stored, stored};
 use super::manifest::{FileEntry, MANIFEST, Manifest, Progress, TensorEntry, hex};
+use super::read::PIECE;
 use crate::cut::Piece;
 use crate::metrics::bytes;
 use crate::step::Stage;
+use crate::watch::activity::Activity;
+
+/// Bytes of a file that may wait for the disk, so that the last wait for it is short too.
+const UNSYNCED: u64 = 256 << 20;
 
 /// Why a checkpoint was not written. Earlier ones are as they were.
 #[derive(Debug, thiserror::Error)]
@@ -78,12 +83,15 @@ pub struct Team {
     pub any: Rc<dyn Fn(bool) -> bool>,
     /// The name of the run, for the manifest.
     pub run: Option<String>,
+    /// Told of each MiB written, so that who watches sees that it goes on.
+    pub activity: Activity,
 }
 
 impl Team {
     /// One rank that has everything.
     pub fn alone() -> Team {
-        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any: Rc::new(|here| here), run: None }
+        let (any, activity) = (Rc::new(|here| here), Activity::default());
+        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any, run: None, activity }
     }
 
     /// The one that makes the folder and gives it its name.
@@ -186,12 +194,12 @@ pub fn save_together(
             manifest.files.extend(files);
             manifest.tensors.extend(tensors);
         }
-        write_manifest(&folder, config, manifest)?;
+        write_manifest(&folder, config, manifest, &team.activity)?;
         publish(&folder, &path)
     };
     let saved = || {
         team.agree(&path, if team.leads() { begin() } else { Ok(()) })?;
-        let written = if team.writes { write_files(&folder, &files, device) } else { Ok(Vec::new()) };
+        let written = if team.writes { write_files(&folder, &files, device, &team.activity) } else { Ok(Vec::new()) };
         let noted = written.and_then(|files| {
             let tensors = tensor_entries(team, &tensors);
             let written = Written { files, tensors };
@@ -244,8 +252,13 @@ fn empty_folder(folder: &Path) -> std::io::Result<()> {
 }
 
 /// Writes this rank's files, each synced.
-fn write_files(folder: &Path, files: &[TensorFile<'_>], device: &Device) -> Result<Vec<FileEntry>, Stop> {
-    files.iter().map(|file| file.write(folder, device)).collect()
+fn write_files(
+    folder: &Path,
+    files: &[TensorFile<'_>],
+    device: &Device,
+    activity: &Activity,
+) -> Result<Vec<FileEntry>, Stop> {
+    files.iter().map(|file| file.write(folder, device, activity)).collect()
 }
 
 fn leave_note(folder: &Path, rank: usize, written: Written) -> Result<Written, Stop> {
@@ -263,11 +276,11 @@ fn take_note(path: &Path) -> Result<Written, Stop> {
 }
 
 /// Writes the configuration and, last, the manifest, and syncs the folder.
-fn write_manifest(folder: &Path, config: &str, mut manifest: Manifest) -> Result<(), Stop> {
-    let mut output = Output::create(folder, CONFIG)?;
+fn write_manifest(folder: &Path, config: &str, mut manifest: Manifest, activity: &Activity) -> Result<(), Stop> {
+    let mut output = Output::create(folder, CONFIG, activity)?;
     output.write(config.as_bytes())?;
     manifest.files.push(output.finish()?);
-    let mut output = Output::create(folder, MANIFEST)?;
+    let mut output = Output::create(folder, MANIFEST, activity)?;
     output.write(&manifest.seal())?;
     output.finish()?;
     sync_folder(folder).map_err(|error| Stop::File(folder.into(), error))
@@ -330,8 +343,8 @@ impl<'t> TensorFile<'t> {
         (self.header.len() + data) as u64
     }
 
-    fn write(&self, folder: &Path, device: &Device) -> Result<FileEntry, Stop> {
-        let mut output = Output::create(folder, &self.name)?;
+    fn write(&self, folder: &Path, device: &Device, activity: &Activity) -> Result<FileEntry, Stop> {
+        let mut output = Output::create(folder, &self.name, activity)?;
         output.write(&self.header)?;
         for (tensor, piece) in &self.parts {
             let values = device.download::<f32>(&tensor.values(piece)).map_err(Stop::Device)?;
@@ -342,25 +355,32 @@ impl<'t> TensorFile<'t> {
 }
 
 /// A file being written, and what the manifest will say of it.
-struct Output {
+struct Output<'a> {
     path: PathBuf,
     file: File,
     hash: Sha256,
     entry: FileEntry,
+    activity: &'a Activity,
 }
 
-impl Output {
-    fn create(folder: &Path, name: &str) -> Result<Output, Stop> {
+impl<'a> Output<'a> {
+    fn create(folder: &Path, name: &str, activity: &'a Activity) -> Result<Output<'a>, Stop> {
         let path = folder.join(name);
         let file = File::create_new(&path).map_err(|error| Stop::File(path.clone(), error))?;
         let entry = FileEntry { name: name.into(), bytes: 0, sha256: String::new() };
-        Ok(Output { path, file, hash: Sha256::new(), entry })
+        Ok(Output { path, file, hash: Sha256::new(), entry, activity })
     }
 
     fn write(&mut self, content: &[u8]) -> Result<(), Stop> {
-        self.file.write_all(content).map_err(|error| Stop::File(self.path.clone(), error))?;
-        self.hash.update(content);
-        self.entry.bytes += content.len() as u64;
+        for piece in content.chunks(PIECE) {
+            let before = self.entry.bytes / UNSYNCED;
+            self.entry.bytes += piece.len() as u64;
+            let due = self.entry.bytes / UNSYNCED > before;
+            let written = self.file.write_all(piece).and_then(|()| if due { self.file.sync_data() } else { Ok(()) });
+            written.map_err(|error| Stop::File(self.path.clone(), error))?;
+            self.hash.update(piece);
+            self.activity.advance();
+        }
         Ok(())
     }
 

@@ -50,7 +50,8 @@ pub enum Split {
     Validation,
 }
 
-/// Data that were right at the start cannot be read any more, or cannot be written: exit code 3.
+/// Data that were right at the start, as far as it looked, cannot be read any more or hold what they may not, or data
+/// cannot be written: exit code 3.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}. Fix: {fix}")]
 pub struct DataError {

@@ -1,8 +1,8 @@
 //! Batches made ahead of the step that needs them, by a thread of their own.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,9 +18,14 @@ const AHEAD: usize = 2;
 pub const IN_MEMORY: usize = AHEAD + 4;
 
 /// The batches of a run's steps, in order.
+///
+/// When this is dropped the thread is not waited for, since what it reads may hang, as files of a dead server do. It ends
+/// after the read it is in, or with the process.
 pub struct Prefetch {
     batches: Option<Receiver<Result<Batch, DataError>>>,
     thread: Option<JoinHandle<()>>,
+    /// Memory that goes with the device, which the thread may outlive: taken from it first.
+    staging: Arc<Mutex<Option<Staging>>>,
 }
 
 impl Prefetch {
@@ -36,10 +41,16 @@ impl Prefetch {
         mut samples: impl FnMut(usize) -> (u64, usize) + Send + 'static,
     ) -> Result<Prefetch, DataError> {
         let (send, batches) = sync_channel(AHEAD);
+        let staging = Arc::new(Mutex::new(Some(staging)));
+        let lent = staging.clone();
         let thread = std::thread::Builder::new().name("data".into()).spawn(move || {
             for step in steps {
                 let (first, count) = samples(step);
-                let batch = source.batch(Split::Train, first, count).map(|batch| batch.staged(&staging));
+                let batch = source.batch(Split::Train, first, count);
+                let lent = lent.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(staging) = &*lent else { return };
+                let batch = batch.map(|batch| batch.staged(staging));
+                drop(lent);
                 let failed = batch.is_err();
                 if send.send(batch).is_err() || failed {
                     return;
@@ -50,7 +61,7 @@ impl Prefetch {
             what: format!("the thread that reads data does not start: {error}"),
             fix: "allow this process more threads (ulimit -u)".into(),
         })?;
-        Ok(Prefetch { batches: Some(batches), thread: Some(thread) })
+        Ok(Prefetch { batches: Some(batches), thread: Some(thread), staging })
     }
 
     /// The next step's batch, and how long it was waited for. What is ready is not waited for.
@@ -86,14 +97,15 @@ impl Drop for Prefetch {
     fn drop(&mut self) {
         // Without a receiver the thread's next send fails, and it ends.
         self.batches = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        // Waits for a copy in memory at most.
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::super::MarkovSource;
     use super::*;
 
@@ -147,6 +159,37 @@ mod tests {
             Prefetch::start(source.clone(), 0..1_000_000, Staging::default(), |step| (step as u64, 1)).unwrap();
         prefetch.next_batch().unwrap();
         drop(prefetch);
-        assert_eq!(Arc::strong_count(&source), 1, "the thread still holds the source");
+        while Arc::strong_count(&source) > 1 {
+            std::thread::yield_now(); // for ever, if the thread goes on
+        }
+    }
+
+    /// Reads for ever, until the sender is gone.
+    struct Hangs(Mutex<Receiver<()>>);
+
+    impl Source for Hangs {
+        fn batch(&self, _: Split, _: u64, _: usize) -> Result<Batch, DataError> {
+            let _ = self.0.lock().unwrap().recv();
+            Err(DataError { what: "the server is gone".into(), fix: "mount it".into() })
+        }
+
+        fn describe(&self) -> String {
+            String::new()
+        }
+    }
+
+    #[test]
+    fn a_read_that_hangs_does_not_keep_a_run_from_its_end() {
+        let (server, reads) = channel();
+        let source: Arc<dyn Source> = Arc::new(Hangs(Mutex::new(reads)));
+        let prefetch = Prefetch::start(source.clone(), 0..9, Staging::default(), |step| (step as u64, 1)).unwrap();
+        let (dropped, end) = channel();
+        std::thread::spawn(move || {
+            drop(prefetch);
+            dropped.send(()).unwrap();
+        });
+        assert!(end.recv_timeout(Duration::from_secs(30)).is_ok(), "the end waits for the read");
+        assert_eq!(Arc::strong_count(&source), 2, "the thread still reads");
+        drop(server);
     }
 }

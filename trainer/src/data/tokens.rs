@@ -6,6 +6,10 @@ use super::DataError;
 use super::mapped::MappedFile;
 use crate::config::UserError;
 
+/// Bytes of a dataset's files that are looked at before a run begins, half of them at the files' beginnings and half at
+/// their ends. Reading all of a large one would hold up every start, for minutes where its disks are far.
+pub const CHECKED: usize = 128 << 20;
+
 /// Type of a token on disk, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -84,66 +88,101 @@ impl Tokens {
     /// Writes tokens `start..start + row.len()`, which must exist, into `row`.
     ///
     /// # Errors
-    /// The file cannot be read any more, or a token is not below `vocab`: it changed since it was opened.
+    /// The file cannot be read any more: it changed since it was opened. Or a token is not below `vocab`, where
+    /// [`Tokens::check`] did not look or that changed since.
     pub fn read(&self, start: u64, row: &mut [i32], vocab: usize) -> Result<(), DataError> {
         let size = self.kind.size();
         let first = self.offset + start as usize * size;
         let bytes = &self.bytes().map_err(|error| self.changed(&error.to_string()))?[first..first + row.len() * size];
-        let mut outside = None;
+        let (mut outside, mut position) = (None, start);
         let mut places = row.iter_mut();
         self.kind.decode(bytes, |id| {
             if let Some(place) = places.next() {
                 // Vocabularies are far below 2^31, so what is inside fits.
                 *place = id as i32;
             }
-            if id < 0 || id >= vocab as i64 {
-                outside = Some(id);
+            if outside.is_none() && (id < 0 || id >= vocab as i64) {
+                outside = Some((id, position));
             }
+            position += 1;
         });
         match outside {
-            Some(id) => Err(self.changed(&format!("it now holds token {id}, and model.vocab = {vocab}"))),
+            Some((id, position)) => {
+                let UserError { what, rule, fix } = self.outside(id, Some(position), vocab);
+                Err(DataError { what: format!("{what}. Rule: {rule}"), fix })
+            }
             None => Ok(()),
         }
     }
 
-    /// Checks that every token is below `vocab`, reading all of them unless the file notes its largest.
+    /// Checks that tokens are below `vocab`, before a run begins: all of them where they are in memory or their file notes
+    /// its largest, else those in the first and in the last `part` bytes. The others are checked as they are read, in
+    /// [`Tokens::read`].
     ///
     /// # Errors
     /// One is not.
-    pub fn check(&self, vocab: usize) -> Result<(), UserError> {
-        let outside = |id: i64| {
-            let fix = match id {
-                0.. => format!("set model.vocab = {} or more, or use data of another tokenizer", id + 1),
-                _ => "write the file anew: ids are not negative".into(),
-            };
-            UserError::new(
-                format!("{} holds token {id}", self.name),
-                format!("tokens are 0 to model.vocab - 1 = {}", vocab - 1),
-                fix,
-            )
-        };
-        let (smallest, largest) = match self.largest {
-            Some(largest) => (0, i64::from(largest)),
-            None => self.range()?,
-        };
-        if smallest < 0 {
-            return Err(outside(smallest));
+    pub fn check(&self, part: usize, vocab: usize) -> Result<(), UserError> {
+        if let Some(largest) = self.largest {
+            let fits = i64::from(largest) < vocab as i64;
+            return if fits { Ok(()) } else { Err(self.outside(largest.into(), None, vocab)) };
         }
-        if largest >= vocab as i64 { Err(outside(largest)) } else { Ok(()) }
-    }
-
-    /// Smallest and largest token.
-    fn range(&self) -> Result<(i64, i64), UserError> {
         let bytes = self.bytes().map_err(|error| {
             UserError::new(format!("{} cannot be read: {error}", self.name), "data stay as they are", "start again")
         })?;
-        let bytes = &bytes[self.offset..self.offset + self.len as usize * self.kind.size()];
+        let size = self.kind.size();
+        let bytes = &bytes[self.offset..self.offset + self.len as usize * size];
+        let part = match self.storage {
+            Storage::Memory(_) => bytes.len(),
+            Storage::Mapped(_) => part.next_multiple_of(size).min(bytes.len()),
+        };
+        // Where the two overlap, a token is looked at twice.
+        let ends = [0, bytes.len() - part];
+        let ends = if part == bytes.len() { &ends[..1] } else { &ends };
+        let parts = || ends.iter().map(|&first| (first, &bytes[first..first + part]));
+        let (smallest, largest) =
+            parts().map(|(_, part)| self.range(part)).fold((0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
+        let id = if smallest < 0 { smallest } else { largest };
+        if (0..vocab as i64).contains(&id) {
+            return Ok(());
+        }
+        let position = parts().find_map(|(first, part)| Some((first / size + self.find(part, id)?) as u64));
+        Err(self.outside(id, position, vocab))
+    }
+
+    /// Smallest and largest token, or 0.
+    fn range(&self, bytes: &[u8]) -> (i64, i64) {
         let of_chunk = |chunk: &[u8]| {
             let (mut smallest, mut largest) = (0, 0);
             self.kind.decode(chunk, |id| (smallest, largest) = (id.min(smallest), id.max(largest)));
             (smallest, largest)
         };
-        Ok(bytes.par_chunks(1 << 20).map(of_chunk).reduce(|| (0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1))))
+        bytes.par_chunks(1 << 20).map(of_chunk).reduce(|| (0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)))
+    }
+
+    /// Where a token is for the first time.
+    fn find(&self, bytes: &[u8], wanted: i64) -> Option<usize> {
+        let (mut found, mut position) = (None, 0);
+        self.kind.decode(bytes, |id| {
+            if id == wanted && found.is_none() {
+                found = Some(position);
+            }
+            position += 1;
+        });
+        found
+    }
+
+    /// A token that the model has not.
+    fn outside(&self, id: i64, position: Option<u64>, vocab: usize) -> UserError {
+        let fix = match id {
+            0.. => format!("set model.vocab = {} or more, or use data of another tokenizer", id + 1),
+            _ => "write the file anew: ids are not negative".into(),
+        };
+        let place = position.map_or(String::new(), |position| format!(" at position {position}"));
+        UserError::new(
+            format!("{} holds token {id}{place}", self.name),
+            format!("tokens are 0 to model.vocab - 1 = {}", vocab - 1),
+            fix,
+        )
     }
 
     fn bytes(&self) -> std::io::Result<&[u8]> {
@@ -191,9 +230,43 @@ mod tests {
 
     #[test]
     fn a_negative_token_and_one_past_the_vocabulary_are_refused() {
-        assert!(tokens(TokenType::I16, vec![255, 255]).check(10).is_err());
-        assert!(tokens(TokenType::U8, vec![3, 10]).check(10).is_err());
-        assert!(tokens(TokenType::U8, vec![3, 9]).check(10).is_ok());
+        let check = |kind, bytes| tokens(kind, bytes).check(1 << 20, 10).map_err(|error| error.what);
+        assert_eq!(check(TokenType::I16, vec![0, 0, 255, 255]), Err("x holds token -1 at position 1".into()));
+        assert_eq!(check(TokenType::U8, vec![3, 10]), Err("x holds token 10 at position 1".into()));
+        assert_eq!(check(TokenType::U8, vec![3, 9]), Ok(()));
         assert!(tokens(TokenType::U8, vec![3, 10]).read(0, &mut [0, 0], 10).is_err());
+    }
+
+    /// Of 100 tokens in a file the one at `position` is past the vocabulary; 10 bytes at each end are looked at.
+    fn one_wrong(position: usize) -> Tokens {
+        let mut bytes = vec![0; 200];
+        bytes[2 * position..2 * position + 2].copy_from_slice(&300u16.to_le_bytes());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let storage = Storage::Mapped(MappedFile::open(file.path()).unwrap());
+        Tokens { storage, ..tokens(TokenType::U16, bytes) }
+    }
+
+    #[test]
+    fn a_start_looks_at_both_ends_of_a_file_and_not_at_all_of_it() {
+        for position in [0, 4, 95, 99] {
+            let error = one_wrong(position).check(10, 256).unwrap_err();
+            assert_eq!(error.what, format!("x holds token 300 at position {position}"));
+        }
+        for position in [5, 50, 94] {
+            assert_eq!(one_wrong(position).check(10, 256), Ok(()), "{position}");
+            assert!(one_wrong(position).check(100, 256).is_err(), "{position}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_token_that_the_start_did_not_look_at_is_named_with_its_place_when_it_is_read() {
+        let tokens = one_wrong(50);
+        assert!(tokens.read(40, &mut [0; 10], 256).is_ok() && tokens.read(51, &mut [0; 10], 256).is_ok());
+        assert_eq!(
+            tokens.read(45, &mut [0; 10], 256).unwrap_err().to_string(),
+            "x holds token 300 at position 50. Rule: tokens are 0 to model.vocab - 1 = 255. \
+             Fix: set model.vocab = 301 or more, or use data of another tokenizer"
+        );
     }
 }

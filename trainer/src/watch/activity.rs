@@ -73,6 +73,11 @@ impl Activity {
         self.state.store(changes << 8 | doing as u64, Ordering::Relaxed);
     }
 
+    /// It has come further in what it does. Any thread may say so.
+    pub fn advance(&self) {
+        self.state.fetch_add(1 << 8, Ordering::Relaxed);
+    }
+
     /// Does `work` as `doing`, and then goes on with what it did before.
     pub fn during<T>(&self, doing: Doing, work: impl FnOnce() -> T) -> T {
         let before = self.now();
@@ -87,7 +92,7 @@ impl Activity {
         ALL[(self.state.load(Ordering::Relaxed) & 0xff) as usize]
     }
 
-    /// How often it has begun something.
+    /// How often it has begun something, or come further in it.
     pub fn changes(&self) -> u64 {
         self.state.load(Ordering::Relaxed) >> 8
     }
@@ -107,5 +112,7 @@ mod tests {
         }
         assert_eq!(activity.during(Doing::WaitsForRanks, || activity.now()), Doing::WaitsForRanks);
         assert_eq!((activity.now(), activity.changes()), (Doing::Ends, 10));
+        activity.advance();
+        assert_eq!((activity.now(), activity.changes()), (Doing::Ends, 11));
     }
 }

@@ -137,7 +137,7 @@ const VERDICT: Duration = Duration::from_secs(5);
 
 /// Writes a last line to the run's logs and, if wanted, on standard error, for as long as that takes at most: what they
 /// are written to may be what hangs.
-fn last_words(line: &str, printed: bool) {
+pub(crate) fn last_words(line: &str, printed: bool) {
     let (done, wait) = channel();
     let words = [printed.then_some(warn as fn(&str)), Some(|line| tracing::error!(target: PRINTED, "{line}"))];
     for say in words.into_iter().flatten() {

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use trainer::watch::activity::Activity;
 
 /// A model of few parameters. Dropout is on and validation falls between checkpoints, so that a resumed run that lost
 /// its place in either would show. The learning rate does not depend on the number of steps.
@@ -165,7 +166,7 @@ pub fn checkpoint(folder: &Path, step: usize) -> PathBuf {
 
 /// Hashes of weights and moments after `step` steps; every byte is checked.
 pub fn bits(folder: &Path, step: usize) -> Vec<String> {
-    let manifest = trainer::checkpoint::verify(&checkpoint(folder, step)).unwrap();
+    let manifest = trainer::checkpoint::verify(&checkpoint(folder, step), &Activity::default()).unwrap();
     let tensors = manifest.files.into_iter().filter(|file| file.name.ends_with(".safetensors"));
     tensors.map(|file| format!("{} {}", file.name, file.sha256)).collect()
 }
