@@ -230,7 +230,8 @@ pub fn train(
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
     if main {
-        if let Some(aside) = run_folder::take(folder, session.run(), start.step).map_err(file("the run's folder"))? {
+        let taken = run_folder::take(folder, session.run(), session.continues_at());
+        if let Some(aside) = taken.map_err(file("the run's folder"))? {
             say(&format!("metrics of another run are now in {}", aside.display()));
         }
         let resolved = toml::to_string(&plan.config).unwrap_or_default();

@@ -74,7 +74,7 @@ impl<'p> Session<'p> {
             }
             session.found = session.find()?;
             session.tell();
-            let before = session.found.as_ref().and_then(|(_, manifest)| manifest.run.clone());
+            let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
             session.team.run = Some(before.unwrap_or_else(new_run)); // rank 0 writes the manifest
         }
         // Rank 0 has read every byte; the others take the same one.
@@ -99,6 +99,18 @@ impl<'p> Session<'p> {
     /// Where the run starts: at 0, or where its checkpoint ends.
     pub fn progress(&self) -> Progress {
         self.found.as_ref().map_or(Progress::default(), |(_, manifest)| manifest.progress())
+    }
+
+    /// The step at which the run goes on with what it did before; none where it begins, anew or from another run's
+    /// checkpoint.
+    pub fn continues_at(&self) -> Option<usize> {
+        self.continued().map(|(_, manifest)| manifest.step)
+    }
+
+    /// The checkpoint to start from, if it is this run's own: one of its folder.
+    fn continued(&self) -> Option<&Found> {
+        let own = self.dir?.canonicalize().ok()?;
+        self.found.as_ref().filter(|(path, _)| path.canonicalize().is_ok_and(|path| path.parent() == Some(&own)))
     }
 
     /// Has the device compute as the run that wrote the checkpoint did; before anything is planned. On another GPU or with
