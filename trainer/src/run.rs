@@ -104,6 +104,8 @@ pub struct Ranks {
     pub barrier: Rc<dyn Fn()>,
     /// The largest value of all ranks.
     pub max: Rc<dyn Fn(u64) -> u64>,
+    /// The sum over all ranks.
+    pub sum: Rc<dyn Fn(u64) -> u64>,
     /// The text of one rank, on all.
     pub text_of: Rc<dyn Fn(usize, String) -> String>,
     /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
@@ -124,6 +126,7 @@ impl Ranks {
             threads,
             barrier: Rc::new(|| {}),
             max: Rc::new(|value| value),
+            sum: Rc::new(|value| value),
             text_of: Rc::new(|_, text| text),
             stop: Arc::default(),
             activity: Activity::default(),

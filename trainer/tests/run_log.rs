@@ -240,7 +240,11 @@ fn a_fork_leaves_its_parents_metrics_whole_and_has_its_own_name() {
     assert!(steps() == [4, 5] && name != parent[2]);
     // Going on from its own folder, named or found, it keeps name and file.
     expect(&run(1, &folder.0, &format!("--steps 7 {fork} auto")), 0, &["at step 6"]);
-    expect(&run(1, &folder.0, &format!("--steps 8 {fork} {}", folder.path("log/../other").display())), 0, &["at step 7"]);
+    expect(
+        &run(1, &folder.0, &format!("--steps 8 {fork} {}", folder.path("log/../other").display())),
+        0,
+        &["at step 7"],
+    );
     assert_eq!((steps(), log("run.id")), ([4, 5, 6, 7].map(Value::from).to_vec(), name));
     // Also where an older build wrote the parent's metrics, and no name.
     expect(&run(1, &folder.0, "--steps 9"), 0, &["at step 8", "earlier-2"]);

@@ -55,6 +55,7 @@ impl<'p> Session<'p> {
             writes: divided || place.data == 0,
             writes_shared: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
+            sum: ranks.sum.clone(),
             run: None,
         };
         let mut session = Session { settings, dir, resolved, main, team, found: None, _locks: Vec::new() };
@@ -146,7 +147,7 @@ impl<'p> Session<'p> {
     /// See [`SaveError`]; a device that cannot be read.
     pub fn save(&self, device: &Device, stage: &Stage, progress: Progress, last: bool) -> Result<(), RunError> {
         let Some(dir) = self.dir else { return Ok(()) };
-        match save_together(dir, device, stage, progress, &self.resolved, &self.team) {
+        match save_together(dir, device, stage, progress, &self.resolved, &self.team, last) {
             Ok(_) => {}
             Err(SaveError::Device(error)) => return Err(error.into()),
             Err(error) if last => return Err(error.into()),
