@@ -161,7 +161,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints; none are written if unset"),
     option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints; 0 for only one at the end or when a signal ends the run"),
-    option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Checkpoints to keep, the newest; 0 for all"),
+    option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Checkpoints of the run to keep, the newest; 0 for all"),
     option("checkpoint.resume", "resume", &["load"], "\"auto\"", Kind::Text, "auto: continue the newest in checkpoint.dir, if any; never; or a checkpoint, or a folder whose newest is taken"),
 
     option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),

@@ -97,6 +97,20 @@ fn the_newest_are_kept_and_a_finished_run_does_nothing_more() {
 }
 
 #[test]
+fn checkpoints_of_another_run_in_the_folder_are_neither_counted_nor_removed() {
+    let (folder, other) = (Folder::new("keep-theirs"), Folder::new("keep-from"));
+    expect(&run(1, &folder.0, "--steps 6 --save-interval 2"), 0, &[]);
+    expect(&run(1, &other.0, "--steps 8"), 0, &[]);
+    let from = runs::checkpoint(&other.0, 8);
+    let flags = format!("--steps 14 --save-interval 2 --checkpoint-keep 2 --resume {}", from.display());
+    expect(&run(1, &folder.0, &flags), 0, &["at step 8"]);
+    assert_eq!(saved(&folder.0), [2, 4, 6, 12, 14]);
+    // One that goes on with its own counts those that it wrote before.
+    expect(&run(1, &folder.0, "--steps 16 --save-interval 2 --checkpoint-keep 2"), 0, &["at step 14"]);
+    assert_eq!(saved(&folder.0), [2, 4, 6, 14, 16]);
+}
+
+#[test]
 fn a_start_that_would_mix_two_runs_is_refused_and_one_from_elsewhere_is_not() {
     let folder = Folder::new("mix");
     expect(&run(1, &folder.0, "--steps 4 --save-interval 2"), 0, &[]);

@@ -160,7 +160,7 @@ impl<'p> Session<'p> {
         if !self.main {
             return Ok(());
         }
-        if let Err(error) = prune(dir, progress.step, self.settings.keep) {
+        if let Err(error) = prune(dir, progress.step, self.settings.keep, self.team.run.as_deref()) {
             warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
         Ok(())
