@@ -207,7 +207,7 @@ pub fn train(
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
     let main = ranks.rank == 0;
-    let session = (!request.dry_run).then(|| Session::open(plan, ranks)).transpose()?;
+    let session = (!request.dry_run).then(|| Session::open(plan, ranks, &*source)).transpose()?;
     if let Some(session) = &session {
         session.compute_alike(device);
     }

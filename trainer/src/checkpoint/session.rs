@@ -12,6 +12,7 @@ use super::manifest::{MANIFEST, Manifest, Progress};
 use super::read::{config, damaged, glance, load, verify};
 use super::write::{SaveError, Team, save_together};
 use crate::config::{CheckpointConfig, UserError};
+use crate::data::{self, Source};
 use crate::plan::RunPlan;
 use crate::run::{Ranks, RunError};
 use crate::run_folder::new_run;
@@ -39,8 +40,9 @@ impl<'p> Session<'p> {
     /// ranks call it together.
     ///
     /// # Errors
-    /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints.
-    pub fn open(plan: &'p RunPlan, ranks: &Ranks) -> Result<Session<'p>, RunError> {
+    /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints;
+    /// data that cannot be read any more.
+    pub fn open(plan: &'p RunPlan, ranks: &Ranks, source: &dyn Source) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
         let main = ranks.rank == 0;
@@ -57,6 +59,7 @@ impl<'p> Session<'p> {
             any: Rc::new(move |here| max(here.into()) > 0),
             sum: ranks.sum.clone(),
             run: None,
+            data: None,
         };
         let mut session = Session { settings, dir, resolved, main, team, found: None, _locks: Vec::new() };
         if main {
@@ -73,6 +76,7 @@ impl<'p> Session<'p> {
                 }
                 clean(dir).map_err(unreadable(dir))?;
             }
+            session.team.data = Some(source.identities()?);
             session.found = session.find()?;
             session.tell();
             let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
@@ -237,11 +241,14 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// Says what is continued, and which settings differ.
+    /// Says what is continued, and which settings and data differ.
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
         say(&format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples));
-        let changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
+        let mut changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
+        if let (Some(before), Some(now)) = (&manifest.data, &self.team.data) {
+            changed.extend(data::changed(before, now));
+        }
         if !changed.is_empty() {
             warn(&format!("notice: not as before, so the numbers may differ: {}", changed.join(", ")));
         }

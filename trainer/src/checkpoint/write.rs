@@ -16,6 +16,7 @@ use super::folder::{remove, step_name, temporary};
 use super::layout::{CONFIG, MODEL, OPTIMIZER, Stored, stored};
 use super::manifest::{FileEntry, MANIFEST, Manifest, Progress, TensorEntry, hex};
 use crate::cut::Piece;
+use crate::data::Identities;
 use crate::metrics::bytes;
 use crate::step::Stage;
 use crate::terminal::warn;
@@ -81,13 +82,15 @@ pub struct Team {
     pub sum: Rc<dyn Fn(u64) -> u64>,
     /// The name of the run, for the manifest.
     pub run: Option<String>,
+    /// By what its data are known again, for the manifest.
+    pub data: Option<Identities>,
 }
 
 impl Team {
     /// One rank that has everything.
     pub fn alone() -> Team {
         let (any, sum) = (Rc::new(|here| here), Rc::new(|here| here));
-        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any, sum, run: None }
+        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any, sum, run: None, data: None }
     }
 
     /// The one that makes the folder and gives it its name.
@@ -216,7 +219,7 @@ pub fn save_together(
         let mut manifest = Manifest::new(progress, status.applied, status.skipped);
         (manifest.files, manifest.tensors) = (files, tensors);
         manifest.products = device.export_choices();
-        manifest.run = team.run.clone();
+        (manifest.run, manifest.data) = (team.run.clone(), team.data.clone());
         team.agree(&path, if team.leads() { end(manifest).map_err(stopped) } else { Ok(()) })
     };
     let result = saved();
