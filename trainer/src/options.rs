@@ -74,7 +74,7 @@ const fn option(
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec] = &[
     option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(PRESETS), "Sizes to start from; every other model option overrides them"),
-    option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from: a Hugging Face model, a checkpoint or what `trainer convert` wrote; it also sets the model's options, which others override"),
+    option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from where it goes on from no checkpoint: a Hugging Face model, a checkpoint or what `trainer convert` wrote; it also sets the model's options, which others override"),
     option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(&["gpt", "mlp"]), "Decoder-only transformer (GPT-2, Llama), or the multi-layer perceptron of the benchmarks"),
     option("model.layers", "layers", &["num-layers"], "2", Kind::Integer, "Transformer blocks"),
     option("model.hidden", "hidden", &["hidden-size"], "64", Kind::Integer, "Width of the residual stream"),

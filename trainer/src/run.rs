@@ -20,7 +20,7 @@ use crate::plan_box::plan_box;
 use crate::reporter::{Reporter, StepUnderWay, peak_flops};
 use crate::run_folder;
 use crate::run_log::RunLog;
-use crate::set_up::stage;
+use crate::set_up::{load_start, stage};
 use crate::step::{Stage, StepSettings};
 use crate::terminal::say;
 use crate::trace::StepTrace;
@@ -214,6 +214,9 @@ pub fn train(
     // Of what a timeline needs nothing may be missing once work has begun; no graph is made before.
     let trace = session.is_some().then(|| StepTrace::prepare(plan, ranks, device)).transpose()?;
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
+    if session.as_ref().is_none_or(Session::begins_anew) {
+        load_start(plan, device, &stage)?;
+    }
     if main {
         let text = plan_box(plan, &mut stage, &*source, device, ranks);
         say(&text);

@@ -160,6 +160,23 @@ fn data_that_changed_are_told_of_and_the_run_goes_on() {
 }
 
 #[test]
+fn the_weights_that_a_run_began_with_may_be_gone_when_it_goes_on() {
+    let (folder, whole) = (Folder::new("init-gone"), Folder::new("init-whole"));
+    let start = folder.path("start");
+    expect(&run(1, &folder.0, "--steps 1 --ffn 80 --resume never"), 0, &[]);
+    std::fs::rename(folder.path("saved"), &start).unwrap();
+    // The width of the MLP is the start's, which no flag says.
+    let flags = format!("--eval-interval 0 --init-from {}/step-00000001 --steps", start.display());
+    expect(&run(1, &whole.0, &format!("{flags} 4")), 0, &[]);
+    expect(&run(1, &folder.0, &format!("{flags} 2")), 0, &[]);
+    std::fs::remove_dir_all(&start).unwrap();
+    expect(&run(1, &folder.0, &format!("{flags} 4")), 0, &["at step 2", "done: loss"]);
+    assert_eq!((metrics(&folder.0), bits(&folder.0, 4)), (metrics(&whole.0), bits(&whole.0, 4)));
+    let elsewhere = Folder::new("init-elsewhere");
+    expect(&run(1, &elsewhere.0, &format!("{flags} 4")), 2, &["start/step-00000001 does not exist", "check the path"]);
+}
+
+#[test]
 fn a_start_that_would_mix_two_runs_is_refused_and_one_from_elsewhere_is_not() {
     let folder = Folder::new("mix");
     expect(&run(1, &folder.0, "--steps 4 --save-interval 2"), 0, &[]);

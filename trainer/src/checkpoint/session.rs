@@ -106,6 +106,11 @@ impl<'p> Session<'p> {
         self.found.as_ref().map_or(Progress::default(), |(_, manifest)| manifest.progress())
     }
 
+    /// Whether there is no checkpoint to start from.
+    pub fn begins_anew(&self) -> bool {
+        self.found.is_none()
+    }
+
     /// The step at which the run goes on with what it did before; none where it begins, anew or from another run's
     /// checkpoint.
     pub fn continues_at(&self) -> Option<usize> {
@@ -172,10 +177,7 @@ impl<'p> Session<'p> {
 
     /// The path of the checkpoint of that many steps.
     fn path_of(&self, step: usize) -> PathBuf {
-        let from = match self.settings.resume.as_str() {
-            "auto" | "never" => self.dir.unwrap_or(Path::new("")),
-            path => Path::new(path),
-        };
+        let from = looked_in(self.settings).unwrap_or(Path::new(""));
         if from.join(MANIFEST).exists() { from.into() } else { from.join(step_name(step)) }
     }
 
@@ -253,6 +255,25 @@ impl<'p> Session<'p> {
             warn(&format!("notice: not as before, so the numbers may differ: {}", changed.join(", ")));
         }
     }
+}
+
+/// Where a run looks for a checkpoint to start from.
+fn looked_in(settings: &CheckpointConfig) -> Option<&Path> {
+    match settings.resume.as_str() {
+        "never" => None,
+        "auto" => settings.dir.as_deref().map(Path::new),
+        path => Some(Path::new(path)),
+    }
+}
+
+/// The checkpoint that a run with these settings starts from, as far as can be told without reading all of it; for what
+/// is needed before a [`Session`]. None where there is none.
+pub fn at_a_glance(settings: &CheckpointConfig) -> Option<PathBuf> {
+    let from = looked_in(settings)?;
+    if from.join(MANIFEST).exists() {
+        return Some(from.into());
+    }
+    steps(from).ok()?.into_iter().rev().map(|(_, path)| path).find(|path| glance(path).is_ok())
 }
 
 fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {
