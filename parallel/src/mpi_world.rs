@@ -82,6 +82,13 @@ impl MpiWorld {
         result
     }
 
+    /// The sum over all ranks.
+    pub fn sum(&self, value: u64) -> u64 {
+        let mut result = 0;
+        self.world.all_reduce_into(&value, &mut result, SystemOperation::sum());
+        result
+    }
+
     /// Ends all ranks at once with this exit code; nothing is torn down.
     pub fn abort(&self, code: i32) -> ! {
         self.world.abort(code)

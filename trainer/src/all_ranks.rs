@@ -139,7 +139,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
     let Groups { tensor, data: group, pipeline } = groups;
     let shared = || (world.clone(), watch.cloned());
-    let (waiting, comparing, telling) = (shared(), shared(), shared());
+    let (waiting, comparing, adding, telling) = (shared(), shared(), shared(), shared());
     Ranks {
         rank: world.rank(),
         group,
@@ -152,6 +152,7 @@ fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watc
             1 => value,
             _ => together(&comparing.1, "all_reduce_max", || comparing.0.max(value)),
         }),
+        sum: Rc::new(move |value| together(&adding.1, "all_reduce_sum", || adding.0.sum(value))),
         text_of: Rc::new(move |rank, text| together(&telling.1, "broadcast", || telling.0.text_of(rank, text))),
         stop: signals::stop_flag()
             .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),

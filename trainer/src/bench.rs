@@ -10,7 +10,7 @@ use crate::accelerator::peak_tflops;
 use crate::params::uniform;
 use crate::plan::{ModelPlan, RunPlan};
 use crate::run::{Ranks, RunError, settings};
-use crate::set_up::stage;
+use crate::set_up::{load_start, stage};
 use crate::step::{Batch, PendingMetrics};
 
 /// What a preset sets, over the defaults and under flags: the cases of the tables in `bench/results`.
@@ -127,6 +127,7 @@ pub fn run(
     began: Instant,
 ) -> Result<BenchResult, RunError> {
     let mut stage = stage(plan, device, ranks, false)?;
+    load_start(plan, device, &stage)?;
     let batch = random_batch(plan).staged(&stage.staging(1)?);
     let mut step = 0;
     // A step on its way, and when its work was submitted.

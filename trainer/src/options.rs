@@ -74,7 +74,7 @@ const fn option(
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec] = &[
     option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(PRESETS), "Sizes to start from; every other model option overrides them"),
-    option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from: a Hugging Face model, a checkpoint or what `trainer convert` wrote; it also sets the model's options, which others override"),
+    option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from where it goes on from no checkpoint: a Hugging Face model, a checkpoint or what `trainer convert` wrote; it also sets the model's options, which others override"),
     option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(&["gpt", "mlp"]), "Decoder-only transformer (GPT-2, Llama), or the multi-layer perceptron of the benchmarks"),
     option("model.layers", "layers", &["num-layers"], "2", Kind::Integer, "Transformer blocks"),
     option("model.hidden", "hidden", &["hidden-size"], "64", Kind::Integer, "Width of the residual stream"),
@@ -161,7 +161,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints; none are written if unset"),
     option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints; 0 for only one at the end or when a signal ends the run"),
-    option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Checkpoints to keep, the newest; 0 for all"),
+    option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Checkpoints of the run to keep, the newest; 0 for all"),
     option("checkpoint.resume", "resume", &["load"], "\"auto\"", Kind::Text, "auto: continue the newest in checkpoint.dir, if any; never; or a checkpoint, or a folder whose newest is taken"),
 
     option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),

@@ -20,7 +20,7 @@ use crate::plan_box::plan_box;
 use crate::reporter::{Reporter, StepUnderWay, peak_flops};
 use crate::run_folder;
 use crate::run_log::RunLog;
-use crate::set_up::stage;
+use crate::set_up::{load_start, stage};
 use crate::step::{Stage, StepSettings};
 use crate::terminal::say;
 use crate::trace::StepTrace;
@@ -104,6 +104,8 @@ pub struct Ranks {
     pub barrier: Rc<dyn Fn()>,
     /// The largest value of all ranks.
     pub max: Rc<dyn Fn(u64) -> u64>,
+    /// The sum over all ranks.
+    pub sum: Rc<dyn Fn(u64) -> u64>,
     /// The text of one rank, on all.
     pub text_of: Rc<dyn Fn(usize, String) -> String>,
     /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
@@ -124,6 +126,7 @@ impl Ranks {
             threads,
             barrier: Rc::new(|| {}),
             max: Rc::new(|value| value),
+            sum: Rc::new(|value| value),
             text_of: Rc::new(|_, text| text),
             stop: Arc::default(),
             activity: Activity::default(),
@@ -204,13 +207,16 @@ pub fn train(
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
     let main = ranks.rank == 0;
-    let session = (!request.dry_run).then(|| Session::open(plan, ranks)).transpose()?;
+    let session = (!request.dry_run).then(|| Session::open(plan, ranks, &*source)).transpose()?;
     if let Some(session) = &session {
         session.compute_alike(device);
     }
     // Of what a timeline needs nothing may be missing once work has begun; no graph is made before.
     let trace = session.is_some().then(|| StepTrace::prepare(plan, ranks, device)).transpose()?;
     let mut stage = stage(plan, device, ranks, request.check_graphs)?;
+    if session.as_ref().is_none_or(Session::begins_anew) {
+        load_start(plan, device, &stage)?;
+    }
     if main {
         let text = plan_box(plan, &mut stage, &*source, device, ranks);
         say(&text);
@@ -230,7 +236,8 @@ pub fn train(
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
     if main {
-        if let Some(aside) = run_folder::take(folder, session.run(), start.step).map_err(file("the run's folder"))? {
+        let taken = run_folder::take(folder, session.run(), session.continues_at());
+        if let Some(aside) = taken.map_err(file("the run's folder"))? {
             say(&format!("metrics of another run are now in {}", aside.display()));
         }
         let resolved = toml::to_string(&plan.config).unwrap_or_default();

@@ -16,23 +16,24 @@ pub fn new_run() -> String {
     format!("{:016x}", RandomState::new().build_hasher().finish()) // seeded by the system
 }
 
-/// Makes `folder` the one of `run`, which begins at `step`. If it has metrics of another run, they go to a folder within,
-/// which is returned: `earlier-1`, or the next that is free.
+/// Makes `folder` the one of `run`, which goes on with what it did before at step `continues`; none where it begins,
+/// anew or from another run's checkpoint. If the folder has metrics of another run, they go to a folder within, which is
+/// returned: `earlier-1`, or the next that is free.
 ///
 /// Metrics are another run's if that has another name or, where it has none because an older build wrote them, if they
-/// end before `step`. At step 0 all are.
+/// end before that step. For a run that begins all are.
 ///
 /// # Errors
 /// What the operating system said.
-pub fn take(folder: &Path, run: &str, step: usize) -> Result<Option<PathBuf>> {
+pub fn take(folder: &Path, run: &str, continues: Option<usize>) -> Result<Option<PathBuf>> {
     std::fs::create_dir_all(folder)?;
     let owner = std::fs::read_to_string(folder.join(OWNER)).ok();
     let metrics = folder.join(METRICS);
     let there = std::fs::metadata(&metrics).is_ok_and(|file| file.is_file() && file.len() > 0);
-    let ours = match owner {
-        _ if step == 0 => false,
-        Some(owner) => owner.trim() == run,
-        None => there && steps_of(&metrics)? >= step,
+    let ours = match (continues, owner) {
+        (None, _) => false,
+        (Some(_), Some(owner)) => owner.trim() == run,
+        (Some(step), None) => there && steps_of(&metrics)? >= step,
     };
     let aside = if there && !ours { Some(move_aside(folder)?) } else { None };
     std::fs::write(folder.join(OWNER), format!("{run}\n"))?;

@@ -13,7 +13,7 @@ use crate::plan::{ModelPlan, RunPlan};
 use crate::run::{Ranks, RunError};
 use crate::step::{Stage, StageOptions};
 
-/// Makes this rank's stage and records its steps, so that its memory is known.
+/// Makes this rank's stage, with its first weights, and records its steps, so that its memory is known.
 ///
 /// # Errors
 /// Out of memory, or settings that do not go together.
@@ -27,12 +27,20 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Re
         stage.rehearse(&plan.batch_size.microbatches(), plan.eval_interval().is_some())?;
         device.synchronize()?;
     }
+    Ok(stage)
+}
+
+/// Puts the weights that `model.init_from` names into a stage, if it is set; for a run that no checkpoint goes on with.
+///
+/// # Errors
+/// Weights that are missing, broken, or do not fit.
+pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), RunError> {
     if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
         && !device.is_dry()
     {
         Pretrained::open(folder.as_ref())?.load(shape, stage.params(), device)?;
     }
-    Ok(stage)
+    Ok(())
 }
 
 /// Goes through set-up without taking memory. The first rank of each stage in turn times how those matrix products that no

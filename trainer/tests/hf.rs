@@ -14,7 +14,7 @@ use trainer::params::Params;
 use trainer::plan::{ModelPlan, RunPlan};
 use trainer::run::{Ranks, RunError};
 use trainer::sample::Generator;
-use trainer::set_up::stage;
+use trainer::set_up::{load_start, stage};
 use trainer::step::{Batch, Stage, StepSettings};
 
 /// Plans a run from a command line.
@@ -28,6 +28,7 @@ fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
     let ranks = Ranks::alone(1);
     let stage = stage(plan, &device, &ranks, false)?;
+    load_start(plan, &device, &stage)?;
     Ok((device, stage))
 }
 

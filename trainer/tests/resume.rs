@@ -3,6 +3,7 @@
 mod runs;
 
 use runs::{Folder, bits, copy_run, expect, metrics, run, saved};
+use sha2::{Digest, Sha256};
 use trainer::watch::activity::Activity;
 
 const OFF: &str = "";
@@ -95,6 +96,85 @@ fn the_newest_are_kept_and_a_finished_run_does_nothing_more() {
     let before = (metrics(&folder.0), bits(&folder.0, 9));
     expect(&run(1, &folder.0, "--steps 9 --save-interval 2"), 0, &["done before: 9 of 9 steps", "train.steps"]);
     assert_eq!(before, (metrics(&folder.0), bits(&folder.0, 9)));
+}
+
+#[test]
+fn checkpoints_of_another_run_in_the_folder_are_neither_counted_nor_removed() {
+    let (folder, other) = (Folder::new("keep-theirs"), Folder::new("keep-from"));
+    expect(&run(1, &folder.0, "--steps 6 --save-interval 2"), 0, &[]);
+    expect(&run(1, &other.0, "--steps 8"), 0, &[]);
+    let from = runs::checkpoint(&other.0, 8);
+    let flags = format!("--steps 14 --save-interval 2 --checkpoint-keep 2 --resume {}", from.display());
+    expect(&run(1, &folder.0, &flags), 0, &["at step 8"]);
+    assert_eq!(saved(&folder.0), [2, 4, 6, 12, 14]);
+    // One that goes on with its own counts those that it wrote before.
+    expect(&run(1, &folder.0, "--steps 16 --save-interval 2 --checkpoint-keep 2"), 0, &["at step 14"]);
+    assert_eq!(saved(&folder.0), [2, 4, 6, 14, 16]);
+}
+
+#[test]
+fn data_that_changed_are_told_of_and_the_run_goes_on() {
+    let folder = Folder::new("resume-data");
+    let [shards, text] = ["shards", "text"].map(|name| folder.path(name));
+    std::fs::create_dir(&shards).unwrap();
+    std::fs::create_dir(&text).unwrap();
+    let shard = |name: &str| shards.join(name);
+    let tokens = |first: u16| (0..600).flat_map(|i| ((first + i * 7) % 256).to_le_bytes()).collect::<Vec<u8>>();
+    std::fs::write(shard("a.bin"), tokens(0)).unwrap();
+    std::fs::write(shard("b.bin"), tokens(100)).unwrap();
+    std::fs::write(text.join("a.txt"), "one document. ".repeat(50)).unwrap();
+    std::fs::write(text.join("b.txt"), "and the other ".repeat(50)).unwrap();
+    let data = format!("--raw-tokens u16 --data-path 0.5 {} 0.5 {}", shards.display(), text.display());
+    let steps = std::cell::Cell::new(1);
+    let told = || {
+        steps.set(steps.get() + 1);
+        // Flags of several values come last.
+        let output = run(1, &folder.0, &format!("--steps {} {data}", steps.get()));
+        expect(&output, 0, &["done: loss", &format!("at step {}", steps.get() - 1)]);
+        let text = runs::printed(&output);
+        let notice = text.lines().find(|line| line.contains("not as before, so the numbers may differ: "));
+        notice.and_then(|line| Some(line[line.find("data of ")?..].to_string()))
+    };
+    expect(&run(1, &folder.0, &format!("--steps 1 {data}")), 0, &[]);
+    assert_eq!(told(), None, "nothing changed");
+    // The same number of tokens in another order.
+    std::fs::rename(shard("a.bin"), shard("c.bin")).unwrap();
+    let order =
+        |number: usize| format!("data of data.path, dataset {number} = other tokens, or their files in another order");
+    assert_eq!(told(), Some(order(1)));
+    std::fs::rename(text.join("a.txt"), text.join("c.txt")).unwrap();
+    assert_eq!(told(), Some(order(2)));
+    std::fs::write(shard("d.bin"), tokens(200)).unwrap();
+    assert_eq!(told().unwrap(), "data of data.path, dataset 1 = 1800 tokens (was 1200)");
+    std::fs::remove_file(shard("b.bin")).unwrap();
+    assert_eq!(told().unwrap(), "data of data.path, dataset 1 = 1200 tokens (was 1800)");
+    assert_eq!(told(), None, "the new checkpoint knows the new data");
+    // A checkpoint of an older build, which has no such field, is gone on from.
+    let path = runs::checkpoint(&folder.0, steps.get()).join("manifest.json");
+    let mut manifest = trainer::checkpoint::Manifest::read(path.parent().unwrap()).unwrap();
+    assert_eq!(manifest.data.take().unwrap().len(), 2);
+    manifest.sha256 = String::new();
+    manifest.sha256 = format!("{:x}", Sha256::digest(serde_json::to_vec(&manifest).unwrap()));
+    std::fs::write(path, serde_json::to_vec(&manifest).unwrap()).unwrap();
+    std::fs::remove_file(shard("d.bin")).unwrap();
+    assert_eq!(told(), None);
+}
+
+#[test]
+fn the_weights_that_a_run_began_with_may_be_gone_when_it_goes_on() {
+    let (folder, whole) = (Folder::new("init-gone"), Folder::new("init-whole"));
+    let start = folder.path("start");
+    expect(&run(1, &folder.0, "--steps 1 --ffn 80 --resume never"), 0, &[]);
+    std::fs::rename(folder.path("saved"), &start).unwrap();
+    // The width of the MLP is the start's, which no flag says.
+    let flags = format!("--eval-interval 0 --init-from {}/step-00000001 --steps", start.display());
+    expect(&run(1, &whole.0, &format!("{flags} 4")), 0, &[]);
+    expect(&run(1, &folder.0, &format!("{flags} 2")), 0, &[]);
+    std::fs::remove_dir_all(&start).unwrap();
+    expect(&run(1, &folder.0, &format!("{flags} 4")), 0, &["at step 2", "done: loss"]);
+    assert_eq!((metrics(&folder.0), bits(&folder.0, 4)), (metrics(&whole.0), bits(&whole.0, 4)));
+    let elsewhere = Folder::new("init-elsewhere");
+    expect(&run(1, &elsewhere.0, &format!("{flags} 4")), 2, &["start/step-00000001 does not exist", "check the path"]);
 }
 
 #[test]

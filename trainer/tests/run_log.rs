@@ -220,6 +220,42 @@ fn metrics_of_two_runs_never_mix_and_none_are_lost() {
 }
 
 #[test]
+fn a_fork_leaves_its_parents_metrics_whole_and_has_its_own_name() {
+    let folder = Folder::new("run-log-fork");
+    let log = |name: &str| std::fs::read_to_string(folder.path("log").join(name)).unwrap();
+    expect(&run(1, &folder.0, "--steps 8 --save-interval 4 --wandb"), 0, &[]);
+    let parent = ["metrics.jsonl", "wandb-history.jsonl", "run.id"].map(log);
+    let fork = format!("--wandb --lr 1e-2 --save {} --resume", folder.path("other").display());
+    let from = format!("{fork} {}", runs::checkpoint(&folder.0, 4).display());
+    let aside = format!("metrics of another run are now in {}/earlier-1", folder.path("log").display());
+    expect(&run(1, &folder.0, &format!("--steps 6 {from}")), 0, &["at step 4", &aside]);
+    for (before, name) in parent.iter().zip(["metrics.jsonl", "wandb-history.jsonl", "run.id"]) {
+        assert_eq!(&log(&format!("earlier-1/{name}")), before, "{name}");
+    }
+    let steps = || -> Vec<Value> {
+        let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["step"].clone();
+        log("metrics.jsonl").lines().map(step).collect()
+    };
+    let name = log("run.id");
+    assert!(steps() == [4, 5] && name != parent[2]);
+    // Going on from its own folder, named or found, it keeps name and file.
+    expect(&run(1, &folder.0, &format!("--steps 7 {fork} auto")), 0, &["at step 6"]);
+    expect(
+        &run(1, &folder.0, &format!("--steps 8 {fork} {}", folder.path("log/../other").display())),
+        0,
+        &["at step 7"],
+    );
+    assert_eq!((steps(), log("run.id")), ([4, 5, 6, 7].map(Value::from).to_vec(), name));
+    // Also where an older build wrote the parent's metrics, and no name.
+    expect(&run(1, &folder.0, "--steps 9"), 0, &["at step 8", "earlier-2"]);
+    std::fs::remove_file(folder.path("log/run.id")).unwrap();
+    let before = log("metrics.jsonl");
+    let unsaved = format!("--steps 6 --save {} --resume", folder.path("third").display());
+    expect(&run(1, &folder.0, &format!("{unsaved} {}", runs::checkpoint(&folder.0, 4).display())), 0, &["earlier-3"]);
+    assert_eq!(log("earlier-3/metrics.jsonl"), before);
+}
+
+#[test]
 fn an_evaluation_of_no_batches_is_none() {
     let folder = Folder::new("log-no-evaluation");
     let text = folder.path("text.txt");

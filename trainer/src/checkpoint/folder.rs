@@ -142,11 +142,14 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     }
 }
 
-/// After the checkpoint of `step` was written: keeps it and the newest before it, `keep` in all, and removes older
-/// ones. `keep = 0` keeps all.
-pub(super) fn prune(dir: &Path, step: usize, keep: usize) -> std::io::Result<()> {
+/// After the checkpoint of `step` was written: keeps it and the newest before it, `keep` of this run in all, and removes
+/// its older ones. `keep = 0` keeps all. Those of other runs, or of nobody knows which, stay.
+pub(super) fn prune(dir: &Path, step: usize, keep: usize, run: Option<&str>) -> std::io::Result<()> {
     let mut kept = 0;
     for (_, path) in steps(dir)?.into_iter().rev().filter(|(of, _)| *of <= step) {
+        if !Manifest::read(&path).is_ok_and(|manifest| manifest.run.as_deref() == run) {
+            continue;
+        }
         if keep > 0 && kept >= keep {
             remove(&path)?;
         } else if glance(&path).is_ok() {

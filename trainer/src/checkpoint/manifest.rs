@@ -6,6 +6,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::data::Identities;
+
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 
@@ -41,6 +43,9 @@ pub struct Manifest {
     /// The name of the run, by which it knows its metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
+    /// By what the data are known again, so that a run that goes on can tell that they changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Identities>,
     /// Every file but this one.
     pub files: Vec<FileEntry>,
     /// Every part of every tensor.

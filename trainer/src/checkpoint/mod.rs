@@ -30,5 +30,5 @@ pub use folder::{list, newest_in};
 pub use manifest::{Damage, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
 pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
-pub use session::Session;
+pub use session::{Session, at_a_glance};
 pub use write::{SaveError, Team, save, save_together};

@@ -12,6 +12,7 @@ use super::manifest::{MANIFEST, Manifest, Progress};
 use super::read::{config, damaged, glance, load, verify};
 use super::write::{SaveError, Team, save_together};
 use crate::config::{CheckpointConfig, UserError};
+use crate::data::{self, Source};
 use crate::plan::RunPlan;
 use crate::run::{Ranks, RunError};
 use crate::run_folder::new_run;
@@ -39,8 +40,9 @@ impl<'p> Session<'p> {
     /// ranks call it together.
     ///
     /// # Errors
-    /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints.
-    pub fn open(plan: &'p RunPlan, ranks: &Ranks) -> Result<Session<'p>, RunError> {
+    /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints;
+    /// data that cannot be read any more.
+    pub fn open(plan: &'p RunPlan, ranks: &Ranks, source: &dyn Source) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
         let main = ranks.rank == 0;
@@ -55,8 +57,10 @@ impl<'p> Session<'p> {
             writes: divided || place.data == 0,
             writes_shared: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
+            sum: ranks.sum.clone(),
             run: None,
             activity: ranks.activity.clone(),
+            data: None,
         };
         let mut session = Session { settings, dir, resolved, main, team, found: None, _locks: Vec::new() };
         if main {
@@ -73,9 +77,10 @@ impl<'p> Session<'p> {
                 }
                 clean(dir).map_err(unreadable(dir))?;
             }
+            session.team.data = Some(source.identities()?);
             session.found = session.find()?;
             session.tell();
-            let before = session.found.as_ref().and_then(|(_, manifest)| manifest.run.clone());
+            let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
             session.team.run = Some(before.unwrap_or_else(new_run)); // rank 0 writes the manifest
         }
         // Rank 0 has read every byte; the others take the same one.
@@ -100,6 +105,23 @@ impl<'p> Session<'p> {
     /// Where the run starts: at 0, or where its checkpoint ends.
     pub fn progress(&self) -> Progress {
         self.found.as_ref().map_or(Progress::default(), |(_, manifest)| manifest.progress())
+    }
+
+    /// Whether there is no checkpoint to start from.
+    pub fn begins_anew(&self) -> bool {
+        self.found.is_none()
+    }
+
+    /// The step at which the run goes on with what it did before; none where it begins, anew or from another run's
+    /// checkpoint.
+    pub fn continues_at(&self) -> Option<usize> {
+        self.continued().map(|(_, manifest)| manifest.step)
+    }
+
+    /// The checkpoint to start from, if it is this run's own: one of its folder.
+    fn continued(&self) -> Option<&Found> {
+        let own = self.dir?.canonicalize().ok()?;
+        self.found.as_ref().filter(|(path, _)| path.canonicalize().is_ok_and(|path| path.parent() == Some(&own)))
     }
 
     /// Has the device compute as the run that wrote the checkpoint did; before anything is planned. On another GPU or with
@@ -135,7 +157,7 @@ impl<'p> Session<'p> {
     /// See [`SaveError`]; a device that cannot be read.
     pub fn save(&self, device: &Device, stage: &Stage, progress: Progress, last: bool) -> Result<(), RunError> {
         let Some(dir) = self.dir else { return Ok(()) };
-        match save_together(dir, device, stage, progress, &self.resolved, &self.team) {
+        match save_together(dir, device, stage, progress, &self.resolved, &self.team, last) {
             Ok(_) => {}
             Err(SaveError::Device(error)) => return Err(error.into()),
             Err(error) if last => return Err(error.into()),
@@ -148,7 +170,7 @@ impl<'p> Session<'p> {
         if !self.main {
             return Ok(());
         }
-        if let Err(error) = prune(dir, progress.step, self.settings.keep) {
+        if let Err(error) = prune(dir, progress.step, self.settings.keep, self.team.run.as_deref()) {
             warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
         Ok(())
@@ -156,10 +178,7 @@ impl<'p> Session<'p> {
 
     /// The path of the checkpoint of that many steps.
     fn path_of(&self, step: usize) -> PathBuf {
-        let from = match self.settings.resume.as_str() {
-            "auto" | "never" => self.dir.unwrap_or(Path::new("")),
-            path => Path::new(path),
-        };
+        let from = looked_in(self.settings).unwrap_or(Path::new(""));
         if from.join(MANIFEST).exists() { from.into() } else { from.join(step_name(step)) }
     }
 
@@ -225,15 +244,37 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// Says what is continued, and which settings differ.
+    /// Says what is continued, and which settings and data differ.
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
         say(&format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples));
-        let changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
+        let mut changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
+        if let (Some(before), Some(now)) = (&manifest.data, &self.team.data) {
+            changed.extend(data::changed(before, now));
+        }
         if !changed.is_empty() {
             warn(&format!("notice: not as before, so the numbers may differ: {}", changed.join(", ")));
         }
     }
+}
+
+/// Where a run looks for a checkpoint to start from.
+fn looked_in(settings: &CheckpointConfig) -> Option<&Path> {
+    match settings.resume.as_str() {
+        "never" => None,
+        "auto" => settings.dir.as_deref().map(Path::new),
+        path => Some(Path::new(path)),
+    }
+}
+
+/// The checkpoint that a run with these settings starts from, as far as can be told without reading all of it; for what
+/// is needed before a [`Session`]. None where there is none.
+pub fn at_a_glance(settings: &CheckpointConfig) -> Option<PathBuf> {
+    let from = looked_in(settings)?;
+    if from.join(MANIFEST).exists() {
+        return Some(from.into());
+    }
+    steps(from).ok()?.into_iter().rev().map(|(_, path)| path).find(|path| glance(path).is_ok())
 }
 
 fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {

@@ -17,8 +17,10 @@ use super::layout::{CONFIG, MODEL, OPTIMIZER, Stored, stored};
 use super::manifest::{FileEntry, MANIFEST, Manifest, Progress, TensorEntry, hex};
 use super::read::PIECE;
 use crate::cut::Piece;
+use crate::data::Identities;
 use crate::metrics::bytes;
 use crate::step::Stage;
+use crate::terminal::warn;
 use crate::watch::activity::Activity;
 
 /// Bytes of a file that may wait for the disk, so that the last wait for it is short too.
@@ -81,17 +83,22 @@ pub struct Team {
     pub writes_shared: bool,
     /// Whether it is so on any rank of the run.
     pub any: Rc<dyn Fn(bool) -> bool>,
+    /// The sum over all ranks of the run.
+    pub sum: Rc<dyn Fn(u64) -> u64>,
     /// The name of the run, for the manifest.
     pub run: Option<String>,
     /// Told of each MiB written, so that who watches sees that it goes on.
     pub activity: Activity,
+    /// By what its data are known again, for the manifest.
+    pub data: Option<Identities>,
 }
 
 impl Team {
     /// One rank that has everything.
     pub fn alone() -> Team {
-        let (any, activity) = (Rc::new(|here| here), Activity::default());
-        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any, run: None, activity }
+        let (any, sum) = (Rc::new(|here| here), Rc::new(|here| here));
+        let activity = Activity::default();
+        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any, sum, run: None, activity, data: None }
     }
 
     /// The one that makes the folder and gives it its name.
@@ -150,7 +157,7 @@ pub fn save(
     progress: Progress,
     config: &str,
 ) -> Result<PathBuf, SaveError> {
-    save_together(dir, device, stage, progress, config, &Team::alone())
+    save_together(dir, device, stage, progress, config, &Team::alone(), false)
 }
 
 /// Writes a stage between two steps to `dir/step-<steps>` and returns that path. All ranks of the run call it together.
@@ -158,6 +165,9 @@ pub fn save(
 /// All files go to a temporary folder and reach the disk, the manifest last; then the folder gets its name, at once. A
 /// folder of that name that was there before (one found to be damaged) is replaced. Tensors are read from the device
 /// and written one by one, by ranks that share layers side by side.
+///
+/// Where there seems to be too little space nothing is begun; only the `last` of a run is tried nevertheless, for what
+/// it holds is lost otherwise.
 ///
 /// # Errors
 /// See [`SaveError`].
@@ -168,13 +178,14 @@ pub fn save_together(
     progress: Progress,
     config: &str,
     team: &Team,
+    last: bool,
 ) -> Result<PathBuf, SaveError> {
     let path = dir.join(step_name(progress.step));
     let tensors = stored(stage);
     let files: Vec<TensorFile<'_>> =
         [MODEL, OPTIMIZER].into_iter().filter_map(|name| TensorFile::new(name, team, &tensors)).collect();
-    // Parts are alike, but for the embedding's, which the leader has.
-    let needed = team.ranks as u64 * files.iter().map(TensorFile::bytes).sum::<u64>() + config.len() as u64;
+    let here = if team.writes { files.iter().map(TensorFile::bytes).sum() } else { 0 };
+    let needed = (team.sum)(here) + config.len() as u64;
     let stopped = |stop| match stop {
         Stop::File(file, error) => SaveError::Write { path: file, needed, free: free_space(dir).ok(), error },
         Stop::Device(error) => error.into(),
@@ -183,10 +194,16 @@ pub fn save_together(
     let begin = || {
         std::fs::create_dir_all(dir).map_err(|error| stopped(Stop::File(dir.into(), error)))?;
         match free_space(dir) {
-            Ok(free) if free < needed => Err(SaveError::Space { path: path.clone(), needed, free }),
-            // A file system that does not tell is tried.
-            _ => empty_folder(&folder).map_err(|error| stopped(Stop::File(folder.clone(), error))),
+            Ok(free) if free < needed && !last => return Err(SaveError::Space { path: path.clone(), needed, free }),
+            Ok(free) if free < needed => warn(&format!(
+                "WARNING: checkpoint {} needs {}, {} are free there. It is the last, so it is tried.",
+                path.display(),
+                bytes(needed as usize),
+                bytes(free as usize)
+            )),
+            _ => {} // a file system that does not tell is tried
         }
+        empty_folder(&folder).map_err(|error| stopped(Stop::File(folder.clone(), error)))
     };
     let end = |mut manifest: Manifest| -> Result<(), Stop> {
         for rank in 1..team.ranks {
@@ -210,7 +227,7 @@ pub fn save_together(
         let mut manifest = Manifest::new(progress, status.applied, status.skipped);
         (manifest.files, manifest.tensors) = (files, tensors);
         manifest.products = device.export_choices();
-        manifest.run = team.run.clone();
+        (manifest.run, manifest.data) = (team.run.clone(), team.data.clone());
         team.agree(&path, if team.leads() { end(manifest).map_err(stopped) } else { Ok(()) })
     };
     let result = saved();

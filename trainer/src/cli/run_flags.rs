@@ -6,6 +6,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::bench::preset;
+use crate::checkpoint::at_a_glance;
 use crate::config::{Layers, RunConfig, UserError};
 use crate::hf::Pretrained;
 use crate::megatron;
@@ -94,7 +95,9 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
 pub(super) fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
     let mut layers = layers(matches)?;
     if let Some(folder) = layers.init_from() {
-        let pretrained = Pretrained::open(folder.as_ref())?;
+        // A run that goes on has the model in its checkpoint: what it began with may be gone.
+        let folder = at_a_glance(&layers.resolve().checkpoint).unwrap_or_else(|| folder.into());
+        let pretrained = Pretrained::open(&folder)?;
         layers.start_from(pretrained.options());
     }
     let config = layers.resolve();

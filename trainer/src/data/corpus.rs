@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::DataError;
+use sha2::{Digest, Sha256};
+
 use super::tokens::{CHECKED, Tokens};
+use super::{DataError, Identity};
 use crate::config::UserError;
 
 /// Files read end to end: a document may begin in one and end in the next.
@@ -38,6 +40,16 @@ impl Corpus {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// By what it is known again.
+    ///
+    /// # Errors
+    /// A file cannot be read any more.
+    fn identity(&self) -> Result<Identity, DataError> {
+        let mut hash = Sha256::new();
+        self.files.iter().try_for_each(|file| file.identify(&mut hash))?;
+        Ok(Identity { tokens: self.len(), sha256: format!("{:x}", hash.finalize()) })
     }
 
     /// How many files.
@@ -82,6 +94,14 @@ impl Windows {
         let count = (self.count as f64 * share).floor() as u64;
         let rest = Windows { first: self.first + count, count: self.count - count, ..self.clone() };
         (Windows { count, ..self }, rest)
+    }
+
+    /// By what their corpus is known again; none for the rest of a [`Windows::split`], whose first part tells.
+    ///
+    /// # Errors
+    /// A file cannot be read any more.
+    pub fn identity(&self) -> Result<Option<Identity>, DataError> {
+        if self.first == 0 { self.corpus.identity().map(Some) } else { Ok(None) }
     }
 
     /// Writes the `seq + 1` tokens of one of them into `row`.

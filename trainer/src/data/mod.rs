@@ -6,6 +6,7 @@
 mod blend;
 mod corpus;
 mod documents;
+mod identity;
 mod interrupt;
 pub mod llmc;
 mod mapped;
@@ -25,6 +26,7 @@ mod tokenizer;
 mod tokens;
 mod unused;
 
+pub use identity::{Identities, Identity, changed};
 pub(crate) use interrupt::{go_on, interruption};
 pub use markov::MarkovSource;
 pub use missing::Missing;
@@ -77,6 +79,14 @@ pub trait Source: Send + Sync {
     /// The lowest mean loss any model can reach, in nats, and how it is known; where it is known at all.
     fn floor(&self) -> Option<f64> {
         None
+    }
+
+    /// By what its datasets are known again; none where the configuration says it all.
+    ///
+    /// # Errors
+    /// The data changed, or cannot be read any more.
+    fn identities(&self) -> Result<Identities, DataError> {
+        Ok(Identities::new())
     }
 
     /// What it is, for the plan box.

@@ -7,7 +7,7 @@
 use super::blend::Blend;
 use super::corpus::Windows;
 use super::permutation::permuted;
-use super::{DataError, Source, Split, token_batch, word};
+use super::{DataError, Identities, Source, Split, token_batch, word};
 use crate::step::Batch;
 
 /// Datasets that are read in the shares of a blend.
@@ -38,6 +38,17 @@ impl Mixture {
         let (dataset, number) = self.blend.at(number);
         let count = self.datasets[dataset].count;
         (dataset, number / count, number % count)
+    }
+
+    /// Adds by what its datasets, which option `key` names, are known again.
+    fn identify(&self, key: &str, all: &mut Identities) -> Result<(), DataError> {
+        for (number, windows) in self.datasets.iter().enumerate() {
+            let name = if self.datasets.len() == 1 { key.into() } else { format!("{key}, dataset {}", number + 1) };
+            if let Some(identity) = windows.identity()? {
+                all.insert(name, identity);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -74,6 +85,13 @@ impl Source for TokenSource {
 
     fn validates(&self) -> bool {
         self.validation.is_some()
+    }
+
+    fn identities(&self) -> Result<Identities, DataError> {
+        let mut all = Identities::new();
+        self.training.identify("data.path", &mut all)?;
+        self.validation.iter().try_for_each(|mixture| mixture.identify("data.validation_path", &mut all))?;
+        Ok(all)
     }
 
     fn describe(&self) -> String {

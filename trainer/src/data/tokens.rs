@@ -1,6 +1,7 @@
 //! A run of tokens, in a mapped file or in memory, whatever their type on disk.
 
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 
 use super::DataError;
 use super::mapped::MappedFile;
@@ -59,6 +60,9 @@ impl TokenType {
         }
     }
 }
+
+/// Bytes at a file's begin, and as many at its end, by which it is known again.
+const KNOWN_BY: usize = 4096;
 
 /// Where the bytes of tokens are.
 pub enum Storage {
@@ -147,6 +151,25 @@ impl Tokens {
         }
         let position = parts().find_map(|(first, part)| Some((first / size + self.find(part, id)?) as u64));
         Err(self.outside(id, position, vocab))
+    }
+
+    /// Adds to a hash what tells these tokens from others: how many there are and what they are; of a file, which may be
+    /// larger than memory, the first and the last few.
+    ///
+    /// # Errors
+    /// The file cannot be read any more.
+    pub fn identify(&self, hash: &mut Sha256) -> Result<(), DataError> {
+        let bytes = self.bytes().map_err(|error| self.changed(&error.to_string()))?;
+        let bytes = &bytes[self.offset..self.offset + self.len as usize * self.kind.size()];
+        hash.update(self.len.to_le_bytes());
+        match &self.storage {
+            Storage::Mapped(_) => {
+                hash.update(&bytes[..bytes.len().min(KNOWN_BY)]);
+                hash.update(&bytes[bytes.len().saturating_sub(KNOWN_BY)..]);
+            }
+            Storage::Memory(_) => hash.update(bytes),
+        }
+        Ok(())
     }
 
     /// Smallest and largest token, or 0.
