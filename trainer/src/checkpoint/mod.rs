@@ -10,8 +10,8 @@
 //! - `config.toml`: the resolved configuration.
 //! - Where several ranks have parts of the state (those that share layers, all with a distributed optimizer) each writes
 //!   files of its own, `model-00001-of-00004.safetensors` and so on. Of a divided tensor a file has dense blocks.
-//! - `manifest.json`: a [`Manifest`]: counters, the data position, every file's size and SHA-256, and for every tensor
-//!   its global shape and which part of it each file has.
+//! - `manifest.json`: a [`Manifest`]: counters, the data position and by what the data are known again, every file's size
+//!   and SHA-256, and for every tensor its global shape and which part of it each file has.
 //!
 //! Whatever moment a process dies at, a folder of that name is complete: see [`write::save`]. Randomness and data are
 //! functions of step and sample, so there is no generator state to keep.
