@@ -13,6 +13,7 @@ mod memory;
 mod ops;
 mod queue;
 mod rewrite;
+mod stored;
 mod timing;
 mod versions;
 
