@@ -69,7 +69,8 @@ pub struct Counters {
 
 /// A GPU and everything that operations are launched with. Fields drop in order: the context last.
 pub(crate) struct Cuda {
-    pub(crate) cudnn: Cudnn,
+    /// Nothing where it is missing or refuses: then attention runs on our own kernels.
+    pub(crate) cudnn: Option<Cudnn>,
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
     marks: Option<Marks>,
@@ -81,13 +82,15 @@ impl Cuda {
     /// Opens a GPU and loads the kernels.
     ///
     /// # Errors
-    /// No such GPU, or one that is too old; a missing library.
+    /// No such GPU, or one that is too old; a missing library, unless it is cuDNN.
     pub(crate) fn open(options: CudaOptions) -> Result<Cuda> {
         let gpu = Gpu::open(options.ordinal)?;
         let kernels = Kernels::load(&gpu.properties)?;
         // In this order: cuDNN ends the process where it cannot find cuBLASLt.
         let cublaslt = CublasLt::open(&options, &gpu.properties)?;
-        let cudnn = Cudnn::open(&options)?;
+        let cudnn = Cudnn::open(&options)
+            .inspect_err(|error| tracing::warn!("without cuDNN attention runs on our own, slower kernels: {error}"))
+            .ok();
         Ok(Cuda { cudnn, cublaslt, kernels, marks: None, gpu, counters: Rc::default() })
     }
 
