@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use cudarc::driver::result;
+use cudarc::driver::{DriverError, result, sys};
 
 use super::error::Driver;
 use crate::{Element, Result};
@@ -14,9 +14,15 @@ pub(crate) struct DeviceBlock {
 
 impl DeviceBlock {
     /// `None` when the GPU has not that much.
-    pub(crate) fn new(bytes: usize) -> Option<DeviceBlock> {
+    ///
+    /// # Errors
+    /// Any other of the driver's: that of work submitted earlier may come out here.
+    pub(crate) fn new(bytes: usize) -> Result<Option<DeviceBlock>> {
         // SAFETY: freed once, when dropped.
-        unsafe { result::malloc_sync(bytes) }.ok().map(|address| DeviceBlock { address })
+        match unsafe { result::malloc_sync(bytes) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+            allocated => Ok(Some(DeviceBlock { address: allocated.driver("cuMemAlloc")? })),
+        }
     }
 
     /// The address of its first byte.

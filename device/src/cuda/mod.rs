@@ -122,7 +122,7 @@ impl Cuda {
     /// Memory for an area.
     pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceBlock> {
         self.counters.borrow_mut().allocations += 1;
-        DeviceBlock::new(bytes).ok_or_else(|| self.out_of_memory(name, bytes))
+        DeviceBlock::new(bytes)?.ok_or_else(|| self.out_of_memory(name, bytes))
     }
 
     fn out_of_memory(&self, name: &str, bytes: usize) -> Error {

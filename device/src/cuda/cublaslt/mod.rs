@@ -204,7 +204,7 @@ impl CublasLt {
     /// Which of `ways` is the fastest, and its milliseconds; nothing when there is no memory to time in.
     fn time(&self, op: &Gemm, descriptors: &Descriptors, ways: &[Way], cuda: &Cuda) -> Result<Option<(usize, f32)>> {
         let (mut bench, stream) = (Bench::default(), RawStream::new(false)?);
-        let Some(scratch) = bench.scratch(self.workspace) else { return Ok(None) };
+        let Some(scratch) = bench.scratch(self.workspace)? else { return Ok(None) };
         let Some(trial) = on_bench(op, &mut bench, cuda, &stream)? else {
             tracing::info!("no memory to time {}: taking the first algorithm", Problem::of(op, self.tf32));
             return Ok(None);
