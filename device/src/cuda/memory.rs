@@ -41,13 +41,22 @@ impl Drop for DeviceBlock {
 /// Copies host data to device memory and waits.
 pub(super) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()> {
     // SAFETY: the caller checked that the memory is alive and as large.
-    unsafe { result::memcpy_htod_sync(address, data) }.driver("cuMemcpyHtoD")
+    unsafe { result::memcpy_htod_sync(address, data) }.driver("cuMemcpyHtoD")?;
+    synchronize()
 }
 
-/// Sets bytes of device memory to 0.
+/// Sets bytes of device memory to 0 and waits.
 pub(super) fn zero(address: u64, bytes: usize) -> Result<()> {
     // SAFETY: the caller checked that the memory is alive and as large.
-    unsafe { result::memset_d8_sync(address, 0, bytes) }.driver("cuMemsetD8")
+    unsafe { result::memset_d8_sync(address, 0, bytes) }.driver("cuMemsetD8")?;
+    synchronize()
+}
+
+/// Waits for what the calls above began on the default stream: they return once a small copy is staged, or a memory set
+/// submitted, and no stream of ours is ordered after that one.
+fn synchronize() -> Result<()> {
+    // SAFETY: the null pointer is the default stream.
+    unsafe { result::stream::synchronize(std::ptr::null_mut()) }.driver("cuStreamSynchronize")
 }
 
 /// Copies device memory to the host and waits.

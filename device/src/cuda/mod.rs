@@ -147,8 +147,7 @@ impl Cuda {
 
     /// Sets every byte of a tensor to 0 and waits.
     pub(crate) fn zero(&self, tensor: &Tensor) -> Result<()> {
-        memory::zero(tensor.address, tensor.bytes())?;
-        self.gpu.synchronize()
+        memory::zero(tensor.address, tensor.bytes())
     }
 
     /// Copies a tensor to the host and waits.
