@@ -62,7 +62,8 @@ pub fn nccl_communicator(world: &MpiWorld, name: &str, group: &[usize]) -> Resul
             call: "nccl",
             problem: format!(
                 "libnccl.so was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). \
-                 Fix: install NCCL (Debian: libnccl2 and libnccl-dev; PyPI: nvidia-nccl-cu13, with a link libnccl.so)"
+                 Fix: install NCCL (Debian: libnccl2 and libnccl-dev; PyPI: nvidia-nccl-cu13, \
+                 or nvidia-nccl-cu12 for drivers before 580, with a link libnccl.so)"
             ),
         });
     }

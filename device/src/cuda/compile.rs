@@ -7,7 +7,7 @@ use std::path::Path;
 
 use cudarc::nvrtc::{result, sys};
 
-use super::error::missing_library;
+use super::libraries::Library;
 use super::stored;
 use crate::{Error, Result};
 
@@ -62,11 +62,7 @@ const OPTIONS: &[&str] = &["--std=c++17", "-default-device", "--extra-device-vec
 pub(super) fn version() -> Result<String> {
     // SAFETY: only looks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
-        return Err(missing_library(
-            "nvrtc",
-            "libnvrtc.so.13",
-            "install CUDA 13's NVRTC (Debian: libnvrtc13, PyPI: nvidia-cuda-nvrtc)",
-        ));
+        return Err(Library::Nvrtc.missing());
     }
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library can be loaded; writes two integers.

@@ -8,6 +8,7 @@ mod error;
 mod gpu;
 mod kernels;
 mod lane;
+mod libraries;
 mod marks;
 mod memory;
 mod ops;
