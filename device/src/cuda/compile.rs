@@ -77,7 +77,7 @@ pub(super) fn version() -> Result<String> {
 /// # Errors
 /// NVRTC missing, an architecture it does not know, or an error in the source, with the log.
 pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>, String)> {
-    version()?;
+    let version = version()?;
     let text =
         |text: &str| CString::new(text).map_err(|_| Error::operation("nvrtc", format!("{name} holds a zero byte")));
     let (source, file) = (text(source)?, text(name)?);
@@ -101,13 +101,19 @@ pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>,
         )
         .result()
         .map_err(failed("nvrtcCreateProgram"))?;
-        let architecture = format!("--gpu-architecture={architecture}");
-        let options: Vec<&str> = OPTIONS.iter().copied().chain([architecture.as_str()]).collect();
+        let target = format!("--gpu-architecture={architecture}");
+        let options: Vec<&str> = OPTIONS.iter().copied().chain([target.as_str()]).collect();
         let compiled = result::compile_program(program.0, &options);
         let log = result::get_program_log(program.0).map_err(failed("nvrtcGetProgramLog"))?;
         let log = CStr::from_ptr(log.as_ptr()).to_string_lossy().into_owned();
         if let Err(error) = compiled {
-            return Err(Error::Driver { call: "nvrtcCompileProgram", problem: format!("{name}: {error}\n{log}") });
+            let problem = if log.contains("invalid value for --gpu-architecture") {
+                let install = Library::Nvrtc.install();
+                format!("NVRTC {version} does not know {architecture}. Fix: a newer one: {install}")
+            } else {
+                format!("{name}: {error}\n{log}")
+            };
+            return Err(Error::Driver { call: "nvrtcCompileProgram", problem });
         }
         let mut size = 0;
         sys::nvrtcGetCUBINSize(program.0, &mut size).result().map_err(failed("nvrtcGetCUBINSize"))?;

@@ -1,5 +1,6 @@
 //! The CUDA device: the same operations on a GPU, through cuBLASLt, cuDNN and kernels of our own.
 
+mod causes;
 mod compile;
 mod cublaslt;
 mod cudnn;
