@@ -29,7 +29,9 @@ pub(super) fn cause_and_fix(code: u32) -> &'static str {
             ". The driver's library does not fit the kernel's module, as after an update. Fix: reboot the node or load the \
              module anew; in a container, leave out its own libcuda.so"
         }
-        999 => ". The driver does not say what. Fix: look for `Xid` in the kernel's log (`dmesg`); reset the GPU or the node",
+        999 => {
+            ". The driver does not say what. Fix: look for `Xid` in the kernel's log (`dmesg`); reset the GPU or the node"
+        }
         _ => "",
     }
 }
@@ -51,7 +53,9 @@ mod tests {
     fn a_fault_of_earlier_work_is_not_blamed_on_the_call_that_met_it() {
         for code in [700, 719] {
             assert!(cause_and_fix(code).contains("earlier work on the GPU"));
-            assert!(cause_and_fix(code).contains("--check-graphs") && cause_and_fix(code).contains("compute-sanitizer"));
+            assert!(
+                cause_and_fix(code).contains("--check-graphs") && cause_and_fix(code).contains("compute-sanitizer")
+            );
         }
         assert!(!cause_and_fix(2).contains("earlier"));
     }
