@@ -92,7 +92,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: retained in `open`; everything that used the context is dropped before. A failure has no cure here.
+        // SAFETY: retained in `open`. What holds the device (areas, streams, graphs) is dropped before. Events, copies to
+        // the host and page-locked memory do not hold it: who owns them drops them first. A failure has no cure here.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
