@@ -136,10 +136,13 @@ pub(super) fn load_or_compile<T>(
 ) -> Result<T> {
     let version = version()?;
     let file = stored::folder().map(|folder| folder.join(file_name(name, source, architecture, &version)));
-    kept_or_made(file.as_deref(), || Ok(compile(name, source, architecture)?.0), load).map_err(|error| {
-        let place = file.map_or_else(String::new, |file| format!(", to be kept as {}", file.display()));
-        Error::operation("cuda", format!("{name}, compiled by NVRTC {version}{place}: {error}"))
-    })
+    let load = |cubin: &[u8]| {
+        load(cubin).map_err(|error| {
+            let place = file.as_ref().map_or_else(String::new, |file| format!(" for {}", file.display()));
+            Error::operation("cuda", format!("{name}, compiled by NVRTC {version}{place}: {error}"))
+        })
+    };
+    kept_or_made(file.as_deref(), || Ok(compile(name, source, architecture)?.0), load)
 }
 
 /// What `load` makes of the file or, where there is none or `load` refuses it, of what `make` gives, which is then kept.
