@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-TRANSFERS = {"all_reduce", "all_reduce_max", "all_gather", "reduce_scatter", "broadcast", "send", "receive", "send_receive"}
+TRANSFERS = {"all_reduce", "all_gather", "reduce_scatter", "send", "receive"}
 WORK = {"kernel", "copy", "set", "operation"}
 COLOURS = {
     "forward": "#4c78a8",

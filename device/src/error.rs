@@ -40,7 +40,7 @@ pub enum Error {
     Driver {
         /// The call.
         call: &'static str,
-        /// The code's name, its number and its meaning.
+        /// The code's name, its number, its meaning, and what to do where the user can do something.
         problem: String,
     },
     /// A communicator failed.

@@ -90,22 +90,14 @@ impl Progress {
         Mark { progress: self.clone(), lane: REGIONS, value: self.label(name) }
     }
 
-    /// The marks of a transfer's beginning: one, or two of a message each way.
-    pub(crate) fn transfer(&self, collective: &Collective) -> Vec<Mark> {
+    /// The mark of a transfer's beginning; none where there are too many orders.
+    pub(crate) fn transfer(&self, collective: &Collective) -> Option<Mark> {
         let (kind, group) = (collective.kind, &collective.communicator);
-        let betweens = match (kind.receiver(), kind.sender()) {
-            (None, None) => vec![None],
-            (to, from) => {
-                let sent = to.map(|to| Some((group.rank(), to)));
-                sent.into_iter().chain(from.map(|from| Some((from, group.rank())))).collect()
-            }
-        };
+        let sent = kind.receiver().map(|to| (group.rank(), to));
+        let between = sent.or(kind.sender().map(|from| (from, group.rank())));
         let value = self.label(&format!("{} on {}", kind.name(), group.name()));
-        let mark = |between| {
-            let order = Order { communicator: group.name().into(), ranks: group.members(), between };
-            self.lane(order).map(|lane| Mark { progress: self.clone(), lane, value })
-        };
-        betweens.into_iter().filter_map(mark).collect()
+        let order = Order { communicator: group.name().into(), ranks: group.members(), between };
+        self.lane(order).map(|lane| Mark { progress: self.clone(), lane, value })
     }
 
     /// Marks, from the host, that it begins a transfer of `order` itself. It has no place among the device's.

@@ -95,3 +95,9 @@ fn a_kernel_that_spills_is_named_with_its_target_and_bytes() {
     assert!(problems[0].starts_with("kernel `greedy` of greedy.cu for sm_80 keeps "), "{problems:?}");
     assert!(!problems[0].contains(" 0 bytes of spill stores"), "{problems:?}");
 }
+
+#[test]
+fn a_gpu_that_the_compiler_is_too_old_for_is_named_with_its_version_and_the_fix() {
+    let error = compile("nothing.cu", "extern \"C\" __global__ void nothing() {}", "sm_999").unwrap_err().to_string();
+    assert!(error.contains(" does not know sm_999. Fix: a newer one: install "), "{error}");
+}

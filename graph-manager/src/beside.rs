@@ -6,11 +6,12 @@ use device::{Device, Event, Op, Stream};
 
 use crate::{Result, StepContext};
 
-/// A stream beside the compute stream, with the events that order the two.
+/// A stream beside the compute stream, with the events that order the two. Fields drop in order: the stream, which holds
+/// the device, last.
 pub struct SideStream {
-    stream: Stream,
     forked: Event,
     joined: Event,
+    stream: Stream,
 }
 
 /// Operations under way on a side stream. [`StepContext::join`] them before the region ends.

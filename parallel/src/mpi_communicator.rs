@@ -84,51 +84,34 @@ impl Communicator for MpiCommunicator {
         let to = if direct { output.address as *mut f32 } else { landing.as_mut_ptr() };
         let group = self.group.as_raw();
         // SAFETY: statics of the library, set since MPI was initialised.
-        let (float, sum, max) = unsafe { (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, ffi::RSMPI_MAX) };
-        // SAFETY: all-zero requests are valid places for MPI to write some to.
-        let mut requests: [ffi::MPI_Request; 2] = unsafe { [std::mem::zeroed(), std::mem::zeroed()] };
-        let [first, second] = &mut requests;
+        let (float, sum) = unsafe { (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM) };
+        // SAFETY: an all-zero request is a valid place for MPI to write one to.
+        let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
         // SAFETY: `sent` and `landing` move into the request below, their heap memory stays where it is and outlives the
         // transfer. The device checked that the tensors lie in live host memory and have the elements that the kind
         // demands; they are not touched before the request has been waited for, as the trait demands.
-        let codes = unsafe {
+        let code = unsafe {
             match kind {
                 CollectiveKind::AllReduceSum => {
-                    [ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, sum, group, first), 0]
-                }
-                CollectiveKind::AllReduceMax => {
-                    [ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, max, group, first), 0]
+                    ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, sum, group, &mut request)
                 }
                 CollectiveKind::AllGather => {
-                    [ffi::MPI_Iallgather(from.cast(), inputs, float, to.cast(), inputs, float, group, first), 0]
+                    ffi::MPI_Iallgather(from.cast(), inputs, float, to.cast(), inputs, float, group, &mut request)
                 }
                 CollectiveKind::ReduceScatterSum => {
-                    [ffi::MPI_Ireduce_scatter_block(from.cast(), to.cast(), outputs, float, sum, group, first), 0]
-                }
-                CollectiveKind::Broadcast { root } if root == self.rank() => {
-                    host_memory::write(output, sent.iter().copied());
-                    landing.clear();
-                    [ffi::MPI_Ibcast(from.cast(), inputs, float, root as i32, group, first), 0]
-                }
-                CollectiveKind::Broadcast { root } => {
-                    [ffi::MPI_Ibcast(to.cast(), outputs, float, root as i32, group, first), 0]
+                    ffi::MPI_Ireduce_scatter_block(from.cast(), to.cast(), outputs, float, sum, group, &mut request)
                 }
                 CollectiveKind::Send { to } => {
                     landing.clear();
-                    [ffi::MPI_Issend(from.cast(), inputs, float, to as i32, TAG, group, first), 0]
+                    ffi::MPI_Issend(from.cast(), inputs, float, to as i32, TAG, group, &mut request)
                 }
                 CollectiveKind::Receive { from } => {
-                    [ffi::MPI_Irecv(to.cast(), outputs, float, from as i32, TAG, group, first), 0]
+                    ffi::MPI_Irecv(to.cast(), outputs, float, from as i32, TAG, group, &mut request)
                 }
-                CollectiveKind::SendReceive { to: receiver, from: sender } => [
-                    ffi::MPI_Issend(from.cast(), inputs, float, receiver as i32, TAG, group, first),
-                    ffi::MPI_Irecv(to.cast(), outputs, float, sender as i32, TAG, group, second),
-                ],
             }
         };
-        let count = if matches!(kind, CollectiveKind::SendReceive { .. }) { 2 } else { 1 };
-        let request = MpiRequest { requests, count, sent, landing, output: *output, kind, name: self.name.clone() };
-        codes.into_iter().try_for_each(|code| check(code, kind.name(), &self.name))?;
+        let request = MpiRequest { request, sent, landing, output: *output, kind, name: self.name.clone() };
+        check(code, kind.name(), &self.name)?;
         Ok(Box::new(request))
     }
 }
@@ -137,10 +120,8 @@ impl Communicator for MpiCommunicator {
 const TAG: i32 = 0;
 
 struct MpiRequest {
-    requests: [ffi::MPI_Request; 2],
-    /// How many of them are in use.
-    count: i32,
-    /// What MPI reads from until the requests are done; emptied then.
+    request: ffi::MPI_Request,
+    /// What MPI reads from until the request is done; emptied then.
     sent: Vec<f32>,
     /// What MPI writes to where the output is not f32; rounded into it then.
     landing: Vec<f32>,
@@ -151,8 +132,8 @@ struct MpiRequest {
 
 impl Request for MpiRequest {
     fn wait(mut self: Box<Self>) -> Result<()> {
-        // SAFETY: the requests were started by `start` and are waited for once.
-        let code = unsafe { ffi::MPI_Waitall(self.count, self.requests.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE) };
+        // SAFETY: the request was started by `start` and is waited for once.
+        let code = unsafe { ffi::MPI_Wait(&mut self.request, ffi::RSMPI_STATUS_IGNORE) };
         check(code, self.kind.name(), &self.name)?;
         self.sent = Vec::new();
         let landing = std::mem::take(&mut self.landing);

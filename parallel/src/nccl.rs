@@ -62,7 +62,8 @@ pub fn nccl_communicator(world: &MpiWorld, name: &str, group: &[usize]) -> Resul
             call: "nccl",
             problem: format!(
                 "libnccl.so was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). \
-                 Fix: install NCCL (Debian: libnccl2 and libnccl-dev; PyPI: nvidia-nccl-cu13, with a link libnccl.so)"
+                 Fix: install NCCL (Debian: libnccl2 and libnccl-dev; PyPI: nvidia-nccl-cu13, \
+                 or nvidia-nccl-cu12 for drivers before 580, with a link libnccl.so)"
             ),
         });
     }
@@ -161,30 +162,21 @@ impl Communicator for NcclCommunicator {
             DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
             other => return Err(Error::operation(kind.name(), format!("{other} cannot be transferred"))),
         };
-        let (sum, max) = (sys::ncclRedOp_t::ncclSum, sys::ncclRedOp_t::ncclMax);
+        let sum = sys::ncclRedOp_t::ncclSum;
         let (inputs, outputs) = (input.elements(), output.elements());
         let (from, to) = (input.address as *const c_void, output.address as *mut c_void);
         let (group, stream) = (self.handle, stream.0.cast());
         // SAFETY: the device checked that the tensors lie in its live memory and have the elements that the kind demands;
-        // the stream is the device's. A group that was started is ended whatever happens in it.
+        // the stream is the device's.
         let done = unsafe {
             match kind {
                 CollectiveKind::AllReduceSum => result::all_reduce(from, to, inputs, dtype, sum, group, stream),
-                CollectiveKind::AllReduceMax => result::all_reduce(from, to, inputs, dtype, max, group, stream),
                 CollectiveKind::AllGather => result::all_gather(from, to, inputs, dtype, group, stream),
                 CollectiveKind::ReduceScatterSum => {
                     result::reduce_scatter(from, to, outputs, dtype, sum, group, stream)
                 }
-                CollectiveKind::Broadcast { root } => {
-                    result::broadcast(from, to, inputs, dtype, root as i32, group, stream)
-                }
                 CollectiveKind::Send { to } => result::send(from, inputs, dtype, to as i32, group, stream),
                 CollectiveKind::Receive { from } => result::recv(to, outputs, dtype, from as i32, group, stream),
-                CollectiveKind::SendReceive { to: receiver, from: sender } => result::group_start().and_then(|_| {
-                    let sent = result::send(from, inputs, dtype, receiver as i32, group, stream);
-                    let received = result::recv(to, outputs, dtype, sender as i32, group, stream);
-                    result::group_end().and(sent).and(received)
-                }),
             }
         };
         done.map(drop).map_err(|error| failed(kind.name(), &self.name, error))

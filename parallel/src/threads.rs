@@ -148,32 +148,16 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn start(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor) -> Result<Box<dyn Request>> {
-        let send = kind.receiver().map(|to| {
-            let kind = CollectiveKind::Send { to };
-            self.begin(kind, Some((self.rank, to)), next(&self.messages[to].0), input)
-        });
-        let receive = kind.sender().map(|from| {
-            let kind = CollectiveKind::Receive { from };
-            let request = self.begin(kind, Some((from, self.rank)), next(&self.messages[from].1), output);
-            ThreadRequest { output: Some(*output), ..request }
-        });
-        let parts: Vec<ThreadRequest> = match (send, receive) {
-            (None, None) => {
-                let request = self.begin(kind, None, next(&self.collectives), input);
-                vec![ThreadRequest { output: Some(*output), ..request }]
+        let (request, output) = match kind {
+            CollectiveKind::Send { to } => {
+                (self.begin(kind, Some((self.rank, to)), next(&self.messages[to].0), input), None)
             }
-            (send, receive) => send.into_iter().chain(receive).collect(),
+            CollectiveKind::Receive { from } => {
+                (self.begin(kind, Some((from, self.rank)), next(&self.messages[from].1), output), Some(*output))
+            }
+            _ => (self.begin(kind, None, next(&self.collectives), input), Some(*output)),
         };
-        Ok(Box::new(ThreadRequests(parts)))
-    }
-}
-
-/// What one submission waits for.
-struct ThreadRequests(Vec<ThreadRequest>);
-
-impl Request for ThreadRequests {
-    fn wait(self: Box<Self>) -> Result<()> {
-        self.0.into_iter().try_for_each(ThreadRequest::wait)
+        Ok(Box::new(ThreadRequest { output, ..request }))
     }
 }
 
@@ -188,8 +172,8 @@ struct ThreadRequest {
     output: Option<Tensor>,
 }
 
-impl ThreadRequest {
-    fn wait(self) -> Result<()> {
+impl Request for ThreadRequest {
+    fn wait(self: Box<Self>) -> Result<()> {
         let Place { rank, timeout, ref board } = *self.place;
         let what = format!("{} number {} on {}", self.kind.name(), self.key.number, self.name);
         let taken = board.take(&self.key, rank, &what, timeout, |deposits| {
@@ -225,25 +209,23 @@ fn agree(kind: CollectiveKind, me: usize, deposits: &[Arc<Deposit>]) -> std::res
 
 /// Writes this rank's result. Sums are taken in rank order on every rank: f32 sums in one order have the same bits.
 fn result(kind: CollectiveKind, me: usize, deposits: &[Arc<Deposit>], output: &Tensor) {
-    let reduce = |range: std::ops::Range<usize>, f: fn(f32, f32) -> f32| {
+    let sum = |range: std::ops::Range<usize>| {
         let mut values = deposits[0].values[range.clone()].to_vec();
         for other in &deposits[1..] {
-            values.iter_mut().zip(&other.values[range.clone()]).for_each(|(value, x)| *value = f(*value, *x));
+            values.iter_mut().zip(&other.values[range.clone()]).for_each(|(value, x)| *value += *x);
         }
         host_memory::write(output, values.into_iter());
     };
     let elements = deposits[me].elements;
     match kind {
-        CollectiveKind::AllReduceSum => reduce(0..elements, |a, b| a + b),
-        CollectiveKind::AllReduceMax => reduce(0..elements, f32::max),
+        CollectiveKind::AllReduceSum => sum(0..elements),
         CollectiveKind::ReduceScatterSum => {
             let part = output.elements();
-            reduce(me * part..(me + 1) * part, |a, b| a + b);
+            sum(me * part..(me + 1) * part);
         }
         CollectiveKind::AllGather => {
             host_memory::write(output, deposits.iter().flat_map(|deposit| deposit.values.iter().copied()));
         }
-        CollectiveKind::Broadcast { root } => host_memory::write(output, deposits[root].values.iter().copied()),
         // The sender is the first of the two.
         _ => host_memory::write(output, deposits[0].values.iter().copied()),
     }

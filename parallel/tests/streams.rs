@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use device::ops::CollectiveKind::{AllGather, AllReduceSum, Receive, ReduceScatterSum, Send, SendReceive};
+use device::ops::CollectiveKind::{AllGather, AllReduceSum, Receive, ReduceScatterSum, Send};
 use device::ops::{Add, Collective, Copy, Fill};
 use device::{Communicator, DType, Device, Error, HostOptions, Tensor};
 use parallel::ThreadWorld;
@@ -58,7 +58,12 @@ fn captured_transfers_give_the_same_bits_in_every_order_their_graph_allows() {
             let collective = |kind, input, output| Collective { kind, communicator: group.clone(), input, output };
             stream.record(&fork)?;
             side.wait(&fork)?;
-            side.submit(collective(SendReceive { to: other, from: other }, input, received))?;
+            let send = Collective::in_place(Send { to: other }, group.clone(), input);
+            let receive = Collective::in_place(Receive { from: other }, group.clone(), received);
+            // One after the other on a stream: if both sent first, both would wait.
+            let [first, second] = if rank == 0 { [send, receive] } else { [receive, send] };
+            side.submit(first)?;
+            side.submit(second)?;
             side.record(&join)?;
             stream.submit(Copy { input, output: sum })?;
             stream.submit(Collective::in_place(AllReduceSum, group.clone(), sum))?;

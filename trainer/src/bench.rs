@@ -96,7 +96,7 @@ pub struct SteadyCounts {
     pub staging_waits: u64,
     /// Graphs launched.
     pub graph_launches: u64,
-    /// Operations submitted outside of graphs.
+    /// Operations submitted one by one, to run or to be captured; none of a graph's launch.
     pub eager_operations: u64,
 }
 

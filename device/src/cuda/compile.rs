@@ -3,11 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cudarc::nvrtc::{result, sys};
 
-use super::error::missing_library;
+use super::libraries::Library;
+use super::stored;
 use crate::{Error, Result};
 
 /// A kernel file by its name.
@@ -54,19 +55,29 @@ const HEADERS: &[(&str, &str)] = &[
 /// `-v` puts registers and spills of every kernel into the log.
 const OPTIONS: &[&str] = &["--std=c++17", "-default-device", "--extra-device-vectorization", "--ptxas-options=-v"];
 
+/// NVRTC's version, such as `13.0`.
+///
+/// # Errors
+/// NVRTC missing.
+pub(super) fn version() -> Result<String> {
+    // SAFETY: only looks whether the library can be loaded.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Library::Nvrtc.missing());
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library can be loaded; writes two integers.
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+        .result()
+        .map_err(|error| Error::Driver { call: "nvrtcVersion", problem: error.to_string() })?;
+    Ok(format!("{major}.{minor}"))
+}
+
 /// Compiles one of [`SOURCES`] to a cubin for `architecture`, such as `sm_90a`; also returns the compiler's log.
 ///
 /// # Errors
 /// NVRTC missing, an architecture it does not know, or an error in the source, with the log.
 pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>, String)> {
-    // SAFETY: only looks whether the library can be loaded.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(missing_library(
-            "nvrtc",
-            "libnvrtc.so.13",
-            "install CUDA 13's NVRTC (Debian: libnvrtc13, PyPI: nvidia-cuda-nvrtc)",
-        ));
-    }
+    let version = version()?;
     let text =
         |text: &str| CString::new(text).map_err(|_| Error::operation("nvrtc", format!("{name} holds a zero byte")));
     let (source, file) = (text(source)?, text(name)?);
@@ -90,13 +101,19 @@ pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>,
         )
         .result()
         .map_err(failed("nvrtcCreateProgram"))?;
-        let architecture = format!("--gpu-architecture={architecture}");
-        let options: Vec<&str> = OPTIONS.iter().copied().chain([architecture.as_str()]).collect();
+        let target = format!("--gpu-architecture={architecture}");
+        let options: Vec<&str> = OPTIONS.iter().copied().chain([target.as_str()]).collect();
         let compiled = result::compile_program(program.0, &options);
         let log = result::get_program_log(program.0).map_err(failed("nvrtcGetProgramLog"))?;
         let log = CStr::from_ptr(log.as_ptr()).to_string_lossy().into_owned();
         if let Err(error) = compiled {
-            return Err(Error::Driver { call: "nvrtcCompileProgram", problem: format!("{name}: {error}\n{log}") });
+            let problem = if log.contains("invalid value for --gpu-architecture") {
+                let install = Library::Nvrtc.install();
+                format!("NVRTC {version} does not know {architecture}. Fix: a newer one: {install}")
+            } else {
+                format!("{name}: {error}\n{log}")
+            };
+            return Err(Error::Driver { call: "nvrtcCompileProgram", problem });
         }
         let mut size = 0;
         sys::nvrtcGetCUBINSize(program.0, &mut size).result().map_err(failed("nvrtcGetCUBINSize"))?;
@@ -106,49 +123,64 @@ pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>,
     }
 }
 
-/// The cubin of a source, from the cache on disk if it was compiled before.
+/// Loads the machine code of a source with `load`: what an earlier run kept, or what is compiled now, and then kept.
 ///
 /// # Errors
-/// As [`compile`]. A cache that cannot be read or written costs time, nothing else.
-pub(super) fn cached(name: &str, source: &str, architecture: &str) -> Result<Vec<u8>> {
-    let path = cache_folder().map(|folder| folder.join(format!("{name}-{:016x}-{architecture}.cubin", key(source))));
-    if let Some(cubin) = path.as_deref().and_then(|path| std::fs::read(path).ok()) {
-        return Ok(cubin);
-    }
-    let (cubin, _) = compile(name, source, architecture)?;
-    if let Some(path) = path
-        && let Err(error) = store(&path, &cubin)
+/// As [`compile`]; that `load` refuses what was just compiled. Files that cannot be read or written cost time, nothing
+/// else.
+pub(super) fn load_or_compile<T>(
+    name: &str,
+    source: &str,
+    architecture: &str,
+    load: impl Fn(&[u8]) -> Result<T>,
+) -> Result<T> {
+    let version = version()?;
+    let file = stored::folder().map(|folder| folder.join(file_name(name, source, architecture, &version)));
+    let load = |cubin: &[u8]| {
+        load(cubin).map_err(|error| {
+            let place = file.as_ref().map_or_else(String::new, |file| format!(" for {}", file.display()));
+            Error::operation("cuda", format!("{name}, compiled by NVRTC {version}{place}: {error}"))
+        })
+    };
+    kept_or_made(file.as_deref(), || Ok(compile(name, source, architecture)?.0), load)
+}
+
+/// What `load` makes of the file or, where there is none or `load` refuses it, of what `make` gives, which is then kept.
+/// A file that is refused goes: it would be refused at every start, such as one that a newer compiler wrote on a node with
+/// a newer driver.
+fn kept_or_made<T>(
+    file: Option<&Path>,
+    make: impl FnOnce() -> Result<Vec<u8>>,
+    load: impl Fn(&[u8]) -> Result<T>,
+) -> Result<T> {
+    if let Some(file) = file
+        && let Some(bytes) = stored::load(file)
     {
-        tracing::debug!("the kernel cache {} was not written: {error}", path.display());
+        match load(&bytes) {
+            Ok(loaded) => return Ok(loaded),
+            Err(error) => tracing::debug!("{} is removed and made anew: {error}", file.display()),
+        }
+        if let Err(error) = std::fs::remove_file(file) {
+            tracing::debug!("{} was not removed: {error}", file.display());
+        }
     }
-    Ok(cubin)
+    let bytes = make()?;
+    let loaded = load(&bytes)?;
+    if let Some(file) = file
+        && let Err(error) = stored::store(file, &bytes)
+    {
+        tracing::debug!("the kernel cache {} was not written: {error}", file.display());
+    }
+    Ok(loaded)
 }
 
-/// Several ranks may write the same file at once: each writes its own and renames it.
-pub(super) fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    std::fs::write(&temporary, bytes)?;
-    std::fs::rename(&temporary, path)
-}
-
-/// Where compiled kernels and timed choices are kept between runs: `$XDG_CACHE_HOME` or `~/.cache`.
-pub(super) fn cache_folder() -> Option<PathBuf> {
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute()).or_else(home)?;
-    Some(base.join("cuda-graph-trainer"))
-}
-
-/// FNV-1a over everything that decides the machine code.
-fn key(source: &str) -> u64 {
-    let parts = HEADERS.iter().map(|(_, body)| *body).chain(OPTIONS.iter().copied()).chain([source]);
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for byte in parts.flat_map(str::bytes) {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    hash
+/// A name that differs with everything that decides the machine code.
+fn file_name(name: &str, source: &str, architecture: &str, version: &str) -> String {
+    let headers = HEADERS.iter().flat_map(|(name, body)| [*name, *body]);
+    let parts = headers.chain(OPTIONS.iter().copied()).chain([source]);
+    // A zero byte after each: where one ends and the next begins counts too.
+    let hash = stored::hash(parts.flat_map(|part| part.bytes().chain([0])));
+    format!("{name}-{hash:016x}-nvrtc-{version}-{architecture}.cubin")
 }
 
 /// An NVRTC program, destroyed when dropped.
@@ -160,5 +192,68 @@ impl Drop for Program {
             // SAFETY: created in `compile`. A failure has no cure here.
             let _ = unsafe { result::destroy_program(self.0) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::stored::tests::Folder;
+    use super::*;
+
+    /// A driver that takes machine code of one kind alone.
+    fn takes(kind: &'static [u8]) -> impl Fn(&[u8]) -> Result<Vec<u8>> {
+        move |bytes| {
+            if bytes == kind { Ok(bytes.to_vec()) } else { Err(Error::operation("cuModuleLoadData", "refused")) }
+        }
+    }
+
+    #[test]
+    fn a_source_is_compiled_once_and_from_then_on_its_file_is_loaded() {
+        let folder = Folder::new();
+        let (file, compiled) = (folder.0.join("a.cubin"), Cell::new(0));
+        let make = || {
+            compiled.set(compiled.get() + 1);
+            Ok(b"new".to_vec())
+        };
+        for _ in 0..3 {
+            assert_eq!(kept_or_made(Some(&file), make, takes(b"new")).unwrap(), b"new");
+        }
+        assert_eq!(compiled.get(), 1);
+        assert_eq!(kept_or_made(None, make, takes(b"new")).unwrap(), b"new");
+        assert_eq!(compiled.get(), 2);
+    }
+
+    #[test]
+    fn a_file_that_the_driver_refuses_is_compiled_anew_and_replaced() {
+        let folder = Folder::new();
+        let file = folder.0.join("a.cubin");
+        stored::store(&file, b"of a newer compiler").unwrap();
+        assert_eq!(kept_or_made(Some(&file), || Ok(b"new".to_vec()), takes(b"new")).unwrap(), b"new");
+        assert_eq!(stored::load(&file).as_deref(), Some(b"new".as_slice()));
+    }
+
+    #[test]
+    fn machine_code_that_the_driver_refuses_is_not_kept() {
+        let folder = Folder::new();
+        let file = folder.0.join("a.cubin");
+        stored::store(&file, b"of a newer compiler").unwrap();
+        let error = kept_or_made(Some(&file), || Ok(b"of the same compiler".to_vec()), takes(b"new")).unwrap_err();
+        assert!(error.to_string().contains("refused"), "{error}");
+        assert_eq!(folder.names(), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_s_name_differs_with_source_architecture_and_compiler() {
+        let names = [
+            file_name("a.cu", "source", "sm_90a", "13.0"),
+            file_name("b.cu", "source", "sm_90a", "13.0"),
+            file_name("a.cu", "another source", "sm_90a", "13.0"),
+            file_name("a.cu", "source", "sm_100", "13.0"),
+            file_name("a.cu", "source", "sm_90a", "12.8"),
+        ];
+        let distinct: std::collections::HashSet<&String> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
     }
 }

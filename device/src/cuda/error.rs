@@ -2,12 +2,13 @@
 
 use cudarc::driver::DriverError;
 
+use super::causes::cause_and_fix;
 use crate::{Error, Result};
 
 /// Adds to a driver's result what was being done.
 pub(super) trait Driver<T> {
     /// # Errors
-    /// The driver's, with its name and meaning.
+    /// The driver's, with its name, its meaning, and what to do.
     fn driver(self, call: &'static str) -> Result<T>;
 }
 
@@ -17,7 +18,8 @@ impl<T> Driver<T> for std::result::Result<T, DriverError> {
             let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
                 text.map_or_else(|_| "unknown".into(), |text| text.to_string_lossy().into_owned())
             };
-            let problem = format!("{} ({}): {}", text(error.error_name()), error.0 as u32, text(error.error_string()));
+            let (code, name, meaning) = (error.0 as u32, text(error.error_name()), text(error.error_string()));
+            let problem = format!("{name} ({code}): {meaning}{}", cause_and_fix(code));
             Error::Driver { call, problem }
         })
     }

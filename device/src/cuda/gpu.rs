@@ -94,13 +94,14 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: retained in `open`; everything that used the context is dropped before. A failure has no cure here.
+        // SAFETY: retained in `open`. What holds the device (areas, streams, graphs) is dropped before. Events, copies to
+        // the host and page-locked memory do not hold it: who owns them drops them first. A failure has no cure here.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
 /// The newest CUDA the driver knows, as 1000 * major + 10 * minor.
-fn driver_version() -> Result<i32> {
+pub(super) fn driver_version() -> Result<i32> {
     let mut version = 0;
     // SAFETY: writes one integer.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().driver("cuDriverGetVersion")?;

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 
 use cudarc::driver::{result, sys};
 
-use super::compile::{SOURCES, cached};
+use super::compile::{SOURCES, load_or_compile};
 use super::error::Driver;
 use super::gpu::GpuProperties;
 use super::queue::RawStream;
@@ -67,9 +67,10 @@ impl Kernels {
     pub(crate) fn load(gpu: &GpuProperties) -> Result<Kernels> {
         let mut kernels = Kernels { modules: Vec::new(), functions: HashMap::new() };
         for (name, source) in SOURCES {
-            let cubin = cached(name, source, &gpu.architecture())?;
-            // SAFETY: a complete cubin for this GPU; unloaded when dropped.
-            let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }.driver("cuModuleLoadData")?;
+            let module = load_or_compile(name, source, &gpu.architecture(), |cubin| {
+                // SAFETY: whole, as it came from the compiler; unloaded when dropped.
+                unsafe { result::module::load_data(cubin.as_ptr().cast()) }.driver("cuModuleLoadData")
+            })?;
             kernels.modules.push(module);
             for (kernel, function) in functions(module)? {
                 kernels.functions.insert(kernel, function);

@@ -70,7 +70,7 @@ impl CudaLane {
         let needed = self.scratch_bytes;
         if needed > self.scratch.last().map_or(0, |(bytes, _)| *bytes) {
             let out_of_memory = || cuda.out_of_memory("scratch of a stream", needed);
-            self.scratch.push((needed, DeviceBlock::new(needed).ok_or_else(out_of_memory)?));
+            self.scratch.push((needed, DeviceBlock::new(needed)?.ok_or_else(out_of_memory)?));
             cuda.counters.borrow_mut().allocations += 1;
         }
         Ok(())

@@ -25,7 +25,7 @@ impl Marks {
     pub(crate) fn new(progress: Progress) -> Result<Marks> {
         let bytes = (1 + LANES) * size_of::<u64>();
         let none = || Error::operation("mark", format!("{bytes} bytes of GPU memory cannot be had"));
-        let counts = DeviceBlock::new(bytes).ok_or_else(none)?;
+        let counts = DeviceBlock::new(bytes)?.ok_or_else(none)?;
         memory::zero(counts.address(), bytes)?;
         let host = progress.words().as_ptr() as *mut std::ffi::c_void;
         let mut words = 0;

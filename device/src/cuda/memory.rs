@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use cudarc::driver::result;
+use cudarc::driver::{DriverError, result, sys};
 
 use super::error::Driver;
 use crate::{Element, Result};
@@ -14,9 +14,15 @@ pub(crate) struct DeviceBlock {
 
 impl DeviceBlock {
     /// `None` when the GPU has not that much.
-    pub(crate) fn new(bytes: usize) -> Option<DeviceBlock> {
+    ///
+    /// # Errors
+    /// Any other of the driver's: that of work submitted earlier may come out here.
+    pub(crate) fn new(bytes: usize) -> Result<Option<DeviceBlock>> {
         // SAFETY: freed once, when dropped.
-        unsafe { result::malloc_sync(bytes) }.ok().map(|address| DeviceBlock { address })
+        match unsafe { result::malloc_sync(bytes) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+            allocated => Ok(Some(DeviceBlock { address: allocated.driver("cuMemAlloc")? })),
+        }
     }
 
     /// The address of its first byte.
@@ -35,13 +41,22 @@ impl Drop for DeviceBlock {
 /// Copies host data to device memory and waits.
 pub(super) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()> {
     // SAFETY: the caller checked that the memory is alive and as large.
-    unsafe { result::memcpy_htod_sync(address, data) }.driver("cuMemcpyHtoD")
+    unsafe { result::memcpy_htod_sync(address, data) }.driver("cuMemcpyHtoD")?;
+    synchronize()
 }
 
-/// Sets bytes of device memory to 0.
+/// Sets bytes of device memory to 0 and waits.
 pub(super) fn zero(address: u64, bytes: usize) -> Result<()> {
     // SAFETY: the caller checked that the memory is alive and as large.
-    unsafe { result::memset_d8_sync(address, 0, bytes) }.driver("cuMemsetD8")
+    unsafe { result::memset_d8_sync(address, 0, bytes) }.driver("cuMemsetD8")?;
+    synchronize()
+}
+
+/// Waits for what the calls above began on the default stream: they return once a small copy is staged, or a memory set
+/// submitted, and no stream of ours is ordered after that one.
+fn synchronize() -> Result<()> {
+    // SAFETY: the null pointer is the default stream.
+    unsafe { result::stream::synchronize(std::ptr::null_mut()) }.driver("cuStreamSynchronize")
 }
 
 /// Copies device memory to the host and waits.

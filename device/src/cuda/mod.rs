@@ -1,5 +1,6 @@
 //! The CUDA device: the same operations on a GPU, through cuBLASLt, cuDNN and kernels of our own.
 
+mod causes;
 mod compile;
 mod cublaslt;
 mod cudnn;
@@ -8,11 +9,13 @@ mod error;
 mod gpu;
 mod kernels;
 mod lane;
+mod libraries;
 mod marks;
 mod memory;
 mod ops;
 mod queue;
 mod rewrite;
+mod stored;
 mod timing;
 mod versions;
 
@@ -62,13 +65,14 @@ pub struct Counters {
     pub staging_waits: u64,
     /// Graphs launched.
     pub graph_launches: u64,
-    /// Operations submitted outside of graphs.
+    /// Operations submitted one by one, to run or to be captured; none of a graph's launch.
     pub eager_operations: u64,
 }
 
 /// A GPU and everything that operations are launched with. Fields drop in order: the context last.
 pub(crate) struct Cuda {
-    pub(crate) cudnn: Cudnn,
+    /// Nothing where it is missing or refuses: then attention runs on our own kernels.
+    pub(crate) cudnn: Option<Cudnn>,
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
     marks: Option<Marks>,
@@ -80,13 +84,15 @@ impl Cuda {
     /// Opens a GPU and loads the kernels.
     ///
     /// # Errors
-    /// No such GPU, or one that is too old; a missing library.
+    /// No such GPU, or one that is too old; a missing library, unless it is cuDNN.
     pub(crate) fn open(options: CudaOptions) -> Result<Cuda> {
         let gpu = Gpu::open(options.ordinal)?;
         let kernels = Kernels::load(&gpu.properties)?;
         // In this order: cuDNN ends the process where it cannot find cuBLASLt.
         let cublaslt = CublasLt::open(&options, &gpu.properties)?;
-        let cudnn = Cudnn::open(&options)?;
+        let cudnn = Cudnn::open(&options)
+            .inspect_err(|error| tracing::warn!("without cuDNN attention runs on our own, slower kernels: {error}"))
+            .ok();
         Ok(Cuda { cudnn, cublaslt, kernels, marks: None, gpu, counters: Rc::default() })
     }
 
@@ -118,7 +124,7 @@ impl Cuda {
     /// Memory for an area.
     pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceBlock> {
         self.counters.borrow_mut().allocations += 1;
-        DeviceBlock::new(bytes).ok_or_else(|| self.out_of_memory(name, bytes))
+        DeviceBlock::new(bytes)?.ok_or_else(|| self.out_of_memory(name, bytes))
     }
 
     fn out_of_memory(&self, name: &str, bytes: usize) -> Error {
@@ -143,8 +149,7 @@ impl Cuda {
 
     /// Sets every byte of a tensor to 0 and waits.
     pub(crate) fn zero(&self, tensor: &Tensor) -> Result<()> {
-        memory::zero(tensor.address, tensor.bytes())?;
-        self.gpu.synchronize()
+        memory::zero(tensor.address, tensor.bytes())
     }
 
     /// Copies a tensor to the host and waits.

@@ -68,7 +68,7 @@ impl Bench {
         stream: &RawStream,
     ) -> Result<Option<Tensor>> {
         let count = shape.elements();
-        let Some(address) = self.scratch(count * dtype.size()) else { return Ok(None) };
+        let Some(address) = self.scratch(count * dtype.size())? else { return Ok(None) };
         let kernel = if dtype == DType::Bf16 { "random_bf16" } else { "random_f32" };
         let grid = Grid::line(count.div_ceil(1024).clamp(1, 4096), 256);
         let seed = self.blocks.len() as u32;
@@ -77,11 +77,14 @@ impl Bench {
     }
 
     /// The address of memory whose values do not matter; nothing when the GPU has not that much.
-    pub(super) fn scratch(&mut self, bytes: usize) -> Option<u64> {
-        let block = DeviceBlock::new(bytes.max(1))?;
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn scratch(&mut self, bytes: usize) -> Result<Option<u64>> {
+        let Some(block) = DeviceBlock::new(bytes.max(1))? else { return Ok(None) };
         let address = block.address();
         self.blocks.push(block);
-        Some(address)
+        Ok(Some(address))
     }
 }
 

@@ -2,14 +2,14 @@
 
 #![allow(unsafe_code)]
 
-use cudarc::{cublaslt, cudnn, nvrtc};
+use cudarc::{cublaslt, cudnn};
 
 /// Name and version of each library the device uses; none for one that was not found.
 pub fn library_versions() -> Vec<(&'static str, Option<String>)> {
     // SAFETY: each library is asked for its version only after a look whether it can be loaded.
     unsafe {
         vec![
-            ("NVRTC", nvrtc::sys::is_culib_present().then(|| nvrtc_version()).flatten()),
+            ("NVRTC", super::compile::version().ok()),
             (
                 "cuBLASLt",
                 cublaslt::sys::is_culib_present().then(|| {
@@ -26,13 +26,4 @@ pub fn library_versions() -> Vec<(&'static str, Option<String>)> {
             ),
         ]
     }
-}
-
-/// # Safety
-/// NVRTC can be loaded.
-unsafe fn nvrtc_version() -> Option<String> {
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: NVRTC writes two integers.
-    unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
-    Some(format!("{major}.{minor}"))
 }

@@ -10,17 +10,10 @@ use crate::{Communicator, Request, Result, Tensor};
 pub enum CollectiveKind {
     /// Every rank ends with the sum over ranks, elementwise.
     AllReduceSum,
-    /// Every rank ends with the largest value of all ranks, elementwise.
-    AllReduceMax,
     /// Every rank ends with all ranks' inputs, one after the other in rank order.
     AllGather,
     /// The sum over ranks is cut into as many equal parts as ranks, and each ends with its own.
     ReduceScatterSum,
-    /// Every rank ends with what `root` has.
-    Broadcast {
-        /// Whose.
-        root: usize,
-    },
     /// To another rank, which receives it.
     Send {
         /// To whom.
@@ -31,13 +24,6 @@ pub enum CollectiveKind {
         /// From whom.
         from: usize,
     },
-    /// Both at once, so that two ranks that do so with each other do not wait in turn.
-    SendReceive {
-        /// To whom the input goes.
-        to: usize,
-        /// From whom the output comes.
-        from: usize,
-    },
 }
 
 impl CollectiveKind {
@@ -45,20 +31,17 @@ impl CollectiveKind {
     pub fn name(self) -> &'static str {
         match self {
             CollectiveKind::AllReduceSum => "all_reduce",
-            CollectiveKind::AllReduceMax => "all_reduce_max",
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::ReduceScatterSum => "reduce_scatter",
-            CollectiveKind::Broadcast { .. } => "broadcast",
             CollectiveKind::Send { .. } => "send",
             CollectiveKind::Receive { .. } => "receive",
-            CollectiveKind::SendReceive { .. } => "send_receive",
         }
     }
 
     /// The rank it is sent to.
     pub fn receiver(self) -> Option<usize> {
         match self {
-            CollectiveKind::Send { to } | CollectiveKind::SendReceive { to, .. } => Some(to),
+            CollectiveKind::Send { to } => Some(to),
             _ => None,
         }
     }
@@ -66,7 +49,7 @@ impl CollectiveKind {
     /// The rank it comes from.
     pub fn sender(self) -> Option<usize> {
         match self {
-            CollectiveKind::Receive { from } | CollectiveKind::SendReceive { from, .. } => Some(from),
+            CollectiveKind::Receive { from } => Some(from),
             _ => None,
         }
     }
@@ -104,10 +87,6 @@ impl Collective {
     /// Whether this rank's input matters, and whether it gets an output.
     fn takes_and_gives(&self) -> (bool, bool) {
         match self.kind {
-            CollectiveKind::Broadcast { root } => {
-                let is_root = root == self.communicator.rank();
-                (is_root, !is_root || self.input != self.output)
-            }
             CollectiveKind::Send { .. } => (true, false),
             CollectiveKind::Receive { .. } => (false, true),
             _ => (true, true),
@@ -133,15 +112,10 @@ impl Operation for Collective {
                 })?;
                 self.input.elements() / ranks
             }
-            // What goes and what comes need not be of one size.
-            CollectiveKind::SendReceive { .. } => self.output.elements(),
             _ => self.input.elements(),
         };
         ensure_elements(name, "output", &self.output, expected)?;
-        if let CollectiveKind::Broadcast { root } = self.kind {
-            ensure(name, root < ranks, || format!("the root is rank {root} of {ranks}"))?;
-        }
-        for peer in [self.kind.sender(), self.kind.receiver()].into_iter().flatten() {
+        if let Some(peer) = self.kind.sender().or(self.kind.receiver()) {
             ensure(name, peer < ranks && peer != self.communicator.rank(), || {
                 format!("rank {} of {ranks} cannot exchange with rank {peer}", self.communicator.rank())
             })?;

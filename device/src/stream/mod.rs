@@ -79,7 +79,7 @@ impl Stream {
     /// As [`Stream::submit`].
     pub fn announce(&self, op: &Op) -> Result<()> {
         let (Op::Collective(collective), Some(progress)) = (op, self.device.progress()) else { return Ok(()) };
-        progress.transfer(collective).into_iter().try_for_each(|mark| self.place(mark.into()))
+        progress.transfer(collective).map_or(Ok(()), |mark| self.place(mark.into()))
     }
 
     /// As [`Stream::submit`], of what another stream has announced.

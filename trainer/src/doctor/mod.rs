@@ -95,11 +95,9 @@ fn machine(device: &Device) -> Vec<Finding> {
     libraries.push(("NCCL", parallel::nccl_version().map(|v| format!("{}.{}.{}", v / 10000, v / 100 % 100, v % 100))));
     for (name, version) in libraries {
         let ok = version.is_some();
-        facts.push(fact(
-            name,
-            version.unwrap_or_else(|| "not found on LD_LIBRARY_PATH or in the system's folders".into()),
-            ok,
-        ));
+        let cost = if name == "cuDNN" { "; attention runs on our own, slower kernels" } else { "" };
+        let missing = || format!("not found on LD_LIBRARY_PATH or in the system's folders{cost}");
+        facts.push(fact(name, version.unwrap_or_else(missing), ok));
     }
     facts
 }

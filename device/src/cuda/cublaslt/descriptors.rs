@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, c
 use cudarc::cublaslt::sys::{cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cudaDataType_t};
 
 use super::problem::{EpilogueKind, Problem};
-use crate::cuda::error::missing_library;
+use crate::cuda::libraries::Library;
 use crate::cuda::queue::RawStream;
 use crate::ops::{Epilogue, Gemm};
 use crate::{DType, Error, Result};
@@ -42,8 +42,7 @@ impl Handle {
     pub(super) fn open() -> Result<Handle> {
         // SAFETY: only looks whether the library can be loaded.
         if !unsafe { sys::is_culib_present() } {
-            let fix = "install CUDA 13's cuBLAS (Debian: libcublas-13-0, PyPI: nvidia-cublas)";
-            return Err(missing_library("cublaslt", "libcublasLt.so.13", fix));
+            return Err(Library::CublasLt.missing());
         }
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer, destroyed when dropped; the context is current.

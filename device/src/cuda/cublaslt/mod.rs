@@ -14,8 +14,8 @@ use descriptors::{Algorithm, Descriptors, Handle};
 use problem::{EpilogueKind, Problem};
 use table::{Chosen, Entry, Table};
 
-use super::compile::{cache_folder, store};
 use super::ops::gemm_epilogue;
+use super::stored;
 use super::timing::{Bench, fastest, medians};
 use super::{Cuda, CudaOptions, GpuProperties, Queue, RawStream};
 use crate::ops::{Epilogue, Gemm};
@@ -55,8 +55,8 @@ impl CublasLt {
         let version = handle.version();
         let mut table = Table::new(version, &gpu.name);
         let name = format!("cublaslt-{version}-{}.txt", gpu.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
-        let file = cache_folder().filter(|_| !options.deterministic).map(|folder| folder.join(name));
-        if let Some(text) = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok())
+        let file = stored::folder().filter(|_| !options.deterministic).map(|folder| folder.join(name));
+        if let Some(text) = file.as_deref().and_then(stored::load).and_then(|bytes| String::from_utf8(bytes).ok())
             && let Err(problem) = table.merge(&text)
         {
             tracing::debug!("the timed choices on disk were not used: {problem}");
@@ -204,7 +204,7 @@ impl CublasLt {
     /// Which of `ways` is the fastest, and its milliseconds; nothing when there is no memory to time in.
     fn time(&self, op: &Gemm, descriptors: &Descriptors, ways: &[Way], cuda: &Cuda) -> Result<Option<(usize, f32)>> {
         let (mut bench, stream) = (Bench::default(), RawStream::new(false)?);
-        let Some(scratch) = bench.scratch(self.workspace) else { return Ok(None) };
+        let Some(scratch) = bench.scratch(self.workspace)? else { return Ok(None) };
         let Some(trial) = on_bench(op, &mut bench, cuda, &stream)? else {
             tracing::info!("no memory to time {}: taking the first algorithm", Problem::of(op, self.tf32));
             return Ok(None);
@@ -224,7 +224,7 @@ impl CublasLt {
         let mut table = self.table.borrow_mut();
         table.entries.insert(problem.to_string(), entry);
         if let Some(file) = &self.file
-            && let Err(error) = store(file, table.to_text().as_bytes())
+            && let Err(error) = stored::store(file, table.to_text().as_bytes())
         {
             tracing::debug!("the timed choices {} were not written: {error}", file.display());
         }

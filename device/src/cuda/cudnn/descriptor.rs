@@ -9,7 +9,7 @@ use cudarc::cudnn::sys::{
     cudnnBackendDescriptorType_t as Kind,
 };
 
-use crate::cuda::error::missing_library;
+use crate::cuda::libraries::Library;
 use crate::cuda::queue::RawStream;
 use crate::{Error, Result};
 
@@ -35,14 +35,14 @@ impl Handle {
     /// # Errors
     /// The library is missing or too old, or refuses the GPU.
     pub(super) fn open() -> Result<Handle> {
-        let fix = "install cuDNN 9 for CUDA 13 (Debian: libcudnn9-cuda-13, PyPI: nvidia-cudnn-cu13)";
         // SAFETY: only looks whether the library can be loaded.
         if !unsafe { sys::is_culib_present() } {
-            return Err(missing_library("cudnn", "libcudnn.so.9", fix));
+            return Err(Library::Cudnn.missing());
         }
         // SAFETY: the library can be loaded.
         let version = unsafe { sys::cudnnGetVersion() };
         if version < OLDEST {
+            let fix = Library::Cudnn.install();
             let problem = format!("the cuDNN found is version {version}, needed is {OLDEST} or newer. Fix: {fix}");
             return Err(Error::Driver { call: "cudnn", problem });
         }

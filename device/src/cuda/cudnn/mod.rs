@@ -177,7 +177,7 @@ impl Cudnn {
             return Ok(None);
         };
         let most = (0..plan.plans.plans.len()).map(|candidate| plan.layout(candidate).bytes).max();
-        let Some(scratch) = bench.scratch(most.unwrap_or(0)) else { return Ok(None) };
+        let Some(scratch) = bench.scratch(most.unwrap_or(0))? else { return Ok(None) };
         let tensors = Tensors { qkv, output, stats, grad_output, grad_qkv };
         let times =
             medians(&stream, plan.plans.plans.len(), |candidate| self.run(plan, candidate, tensors, &stream, scratch))?;

@@ -12,7 +12,7 @@ use cudarc::driver;
 
 use super::failed;
 use crate::cuda::RawStream;
-use crate::cuda::error::missing_library;
+use crate::cuda::libraries::Library;
 use crate::{Error, Result};
 
 const CORRELATION: sys::CUpti_ExternalCorrelationKind =
@@ -40,8 +40,7 @@ pub(super) fn load() -> Result<()> {
             }
         }
     }
-    let fix = "install CUDA 13's CUPTI (Debian: cuda-cupti-13-0, PyPI: nvidia-cuda-cupti), or set CUDA_HOME";
-    Err(missing_library("cupti", "libcupti.so.13", fix))
+    Err(Library::Cupti.missing())
 }
 
 /// What it is called, the newest first.

@@ -113,8 +113,10 @@ const BACKWARD: ([usize; 3], usize) = ([64, 32, 16], 4);
 
 /// See [`Attention`].
 pub(super) fn forward(op: &Attention, queue: &Queue<'_>) -> Result<()> {
-    if let Some(plan) = queue.cuda.cudnn.forward(op, queue.cuda) {
-        return queue.cuda.cudnn.run_forward(&plan, op, queue.stream, queue.scratch);
+    if let Some(cudnn) = &queue.cuda.cudnn
+        && let Some(plan) = cudnn.forward(op, queue.cuda)
+    {
+        return cudnn.run_forward(&plan, op, queue.stream, queue.scratch);
     }
     let sizes = Sizes::new(&op.qkv, op.heads, op.kv_heads);
     if sizes.is_empty() {
@@ -126,8 +128,10 @@ pub(super) fn forward(op: &Attention, queue: &Queue<'_>) -> Result<()> {
 
 /// See [`AttentionBackward`].
 pub(super) fn backward(op: &AttentionBackward, queue: &Queue<'_>) -> Result<()> {
-    if let Some(plan) = queue.cuda.cudnn.backward(op, queue.cuda) {
-        return queue.cuda.cudnn.run_backward(&plan, op, queue.stream, queue.scratch);
+    if let Some(cudnn) = &queue.cuda.cudnn
+        && let Some(plan) = cudnn.backward(op, queue.cuda)
+    {
+        return cudnn.run_backward(&plan, op, queue.stream, queue.scratch);
     }
     let sizes = Sizes::new(&op.qkv, op.heads, op.kv_heads);
     if sizes.is_empty() {
@@ -142,10 +146,12 @@ pub(super) fn backward(op: &AttentionBackward, queue: &Queue<'_>) -> Result<()> 
 
 /// Scratch of the forward, in bytes.
 pub(super) fn forward_scratch(op: &Attention, cuda: &Cuda) -> usize {
-    cuda.cudnn.forward(op, cuda).map_or(0, |plan| plan.scratch_bytes())
+    let plan = cuda.cudnn.as_ref().and_then(|cudnn| cudnn.forward(op, cuda));
+    plan.map_or(0, |plan| plan.scratch_bytes())
 }
 
 /// Scratch of the backward, in bytes: our own kernels keep a number for each row of scores.
 pub(super) fn backward_scratch(op: &AttentionBackward, cuda: &Cuda) -> usize {
-    cuda.cudnn.backward(op, cuda).map_or(op.stats.bytes(), |plan| plan.scratch_bytes())
+    let plan = cuda.cudnn.as_ref().and_then(|cudnn| cudnn.backward(op, cuda));
+    plan.map_or(op.stats.bytes(), |plan| plan.scratch_bytes())
 }

@@ -1,0 +1,62 @@
+//! What a driver's error code means to who runs a training, and what to do.
+
+/// Cause and fix, to follow the driver's own words; nothing for codes that only a mistake in this program can raise.
+pub(super) fn cause_and_fix(code: u32) -> &'static str {
+    match code {
+        2 => {
+            ". The GPU's memory is full or, where page-locked memory was asked for, the host's. Fix: a smaller \
+             micro-batch, more ranks, or fewer other processes"
+        }
+        46 => ". Another process has the GPU for itself. Fix: end it, or `nvidia-smi -c DEFAULT`",
+        // No such image, no binary for the GPU, invalid PTX, PTX of a newer version.
+        200 | 209 | 218 | 222 => {
+            ". The driver does not take the machine code, which its compiler made for another GPU or for a newer driver. \
+             Fix: NVRTC of the driver's CUDA (`trainer doctor` prints both versions), or a newer driver"
+        }
+        214 => {
+            ". The GPU's memory had an error that could not be corrected. Fix: go on from the last checkpoint on another \
+             GPU; `nvidia-smi -q -d ECC` counts them, and resetting the GPU takes bad pages out of use"
+        }
+        700 | 702 | 710 | 714..=719 => {
+            ". It comes from earlier work on the GPU, not from this call. Fix: find which by running the same settings \
+             with `--device host --check-graphs`, or on the GPU under `compute-sanitizer`"
+        }
+        802 => {
+            ". The driver is still starting. Fix: where GPUs are connected by NVSwitch, start nvidia-fabricmanager; else \
+             wait and try again"
+        }
+        803 | 804 => {
+            ". The driver's library does not fit the kernel's module, as after an update. Fix: reboot the node or load the \
+             module anew; in a container, leave out its own libcuda.so"
+        }
+        999 => {
+            ". The driver does not say what. Fix: look for `Xid` in the kernel's log (`dmesg`); reset the GPU or the node"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_that_is_no_mistake_of_ours_has_a_cause_and_a_fix() {
+        for code in [2, 46, 200, 209, 214, 218, 222, 700, 702, 719, 802, 803, 999] {
+            let text = cause_and_fix(code);
+            assert!(text.starts_with(". ") && text.contains(" Fix: ") && !text.contains("  "), "{code}: {text}");
+        }
+        assert_eq!(cause_and_fix(1), "", "an invalid value is what this program passed");
+    }
+
+    #[test]
+    fn a_fault_of_earlier_work_is_not_blamed_on_the_call_that_met_it() {
+        for code in [700, 719] {
+            assert!(cause_and_fix(code).contains("earlier work on the GPU"));
+            assert!(
+                cause_and_fix(code).contains("--check-graphs") && cause_and_fix(code).contains("compute-sanitizer")
+            );
+        }
+        assert!(!cause_and_fix(2).contains("earlier"));
+    }
+}

@@ -1,0 +1,89 @@
+//! The libraries that are loaded at run time, and the packages that have them.
+
+#![allow(unsafe_code)]
+
+use cudarc::driver::sys;
+
+use super::error::missing_library;
+use super::gpu::driver_version;
+use crate::Error;
+
+/// A library that belongs to a CUDA version, which the driver must know.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Library {
+    Nvrtc,
+    CublasLt,
+    Cudnn,
+    Cupti,
+}
+
+impl Library {
+    /// The error of one that cannot be loaded, with the packages for this machine's driver.
+    pub(super) fn missing(self) -> Error {
+        let name = match self {
+            Library::Nvrtc => "nvrtc",
+            Library::CublasLt => "cublaslt",
+            Library::Cudnn => "cudnn",
+            Library::Cupti => "cupti",
+        };
+        missing_library(name, self.file(driver_major()), &self.install())
+    }
+
+    /// What to do to have it, for this machine's driver.
+    pub(super) fn install(self) -> String {
+        self.install_for(driver_major())
+    }
+
+    fn file(self, cuda: i32) -> &'static str {
+        match (self, cuda) {
+            (Library::Nvrtc, 12) => "libnvrtc.so.12",
+            (Library::Nvrtc, _) => "libnvrtc.so.13",
+            (Library::CublasLt, 12) => "libcublasLt.so.12",
+            (Library::CublasLt, _) => "libcublasLt.so.13",
+            (Library::Cudnn, _) => "libcudnn.so.9",
+            (Library::Cupti, 12) => "libcupti.so.12",
+            (Library::Cupti, _) => "libcupti.so.13",
+        }
+    }
+
+    fn install_for(self, cuda: i32) -> String {
+        let (what, debian, pypi) = match (self, cuda) {
+            (Library::Nvrtc, 12) => ("CUDA 12's NVRTC", "libnvrtc12", "nvidia-cuda-nvrtc-cu12"),
+            (Library::Nvrtc, _) => ("CUDA 13's NVRTC", "libnvrtc13", "nvidia-cuda-nvrtc"),
+            (Library::CublasLt, 12) => ("CUDA 12's cuBLAS", "libcublas-12-8", "nvidia-cublas-cu12"),
+            (Library::CublasLt, _) => ("CUDA 13's cuBLAS", "libcublas-13-0", "nvidia-cublas"),
+            (Library::Cudnn, 12) => ("cuDNN 9 for CUDA 12", "libcudnn9-cuda-12", "nvidia-cudnn-cu12"),
+            (Library::Cudnn, _) => ("cuDNN 9 for CUDA 13", "libcudnn9-cuda-13", "nvidia-cudnn-cu13"),
+            (Library::Cupti, 12) => ("CUDA 12's CUPTI", "cuda-cupti-12-8", "nvidia-cuda-cupti-cu12"),
+            (Library::Cupti, _) => ("CUDA 13's CUPTI", "cuda-cupti-13-0", "nvidia-cuda-cupti"),
+        };
+        let or = if matches!(self, Library::Cupti) { ", or set CUDA_HOME" } else { "" };
+        format!("install {what} (Debian: {debian}, PyPI: {pypi}){or}")
+    }
+}
+
+/// The newest CUDA that the driver knows, its major version alone; the newest that we know where there is no driver.
+fn driver_major() -> i32 {
+    const NEWEST: i32 = 13;
+    // SAFETY: only looks whether the driver library can be loaded.
+    if !unsafe { sys::is_culib_present() } {
+        return NEWEST;
+    }
+    driver_version().map_or(NEWEST, |version| version / 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_asked_for_in_the_version_that_the_driver_knows() {
+        for library in [Library::Nvrtc, Library::CublasLt, Library::Cudnn, Library::Cupti] {
+            let (twelve, thirteen) = (library.install_for(12), library.install_for(13));
+            assert!(twelve.contains("CUDA 12") && twelve.contains("-cu12") && !twelve.contains("13"), "{twelve}");
+            assert!(thirteen.contains("CUDA 13") && !thirteen.contains("12"), "{thirteen}");
+            assert_eq!(library.install_for(14), thirteen, "the newest there is");
+        }
+        assert_eq!((Library::Nvrtc.file(12), Library::Nvrtc.file(13)), ("libnvrtc.so.12", "libnvrtc.so.13"));
+    }
+}

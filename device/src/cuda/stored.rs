@@ -1,0 +1,158 @@
+//! Files that are kept between runs: machine code of kernels, timed choices.
+//!
+//! Ranks of several nodes may have one home, so a file may be written by several at once, and read meanwhile. Each writes
+//! a file of its own and renames it. A file ends with the length and a hash of what comes before: what a full disk, a
+//! power cut or a file server left of it is taken for no file.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Where they are: `$XDG_CACHE_HOME` or `~/.cache`.
+pub(super) fn folder() -> Option<PathBuf> {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute()).or_else(home)?;
+    Some(base.join("cuda-graph-trainer"))
+}
+
+/// What was stored; nothing where there is no file, or a damaged one.
+pub(super) fn load(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = std::fs::read(path).ok()?;
+    let length = bytes.len().checked_sub(seal(&[]).len())?;
+    if bytes[length..] != *seal(&bytes[..length]).as_bytes() {
+        tracing::debug!("{} is damaged, and made anew", path.display());
+        return None;
+    }
+    bytes.truncate(length);
+    Some(bytes)
+}
+
+/// Stores `bytes`, in place of what is there.
+///
+/// # Errors
+/// The system's; what was there stays.
+pub(super) fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let temporary = temporary(path);
+    let stored = write_new(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path));
+    if stored.is_err() {
+        // What is left of it has a name that nobody reads; the error that matters is the first.
+        let _ = std::fs::remove_file(&temporary);
+    }
+    stored
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = std::fs::File::create_new(path)?;
+    file.write_all(bytes)?;
+    file.write_all(seal(bytes).as_bytes())?;
+    // Errors of a delayed write come here, and not when the file is closed.
+    file.sync_all()
+}
+
+/// A name that no other process writes to, on whatever node: containers have equal process ids, and even equal hosts.
+fn temporary(path: &Path) -> PathBuf {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String = host.chars().filter(char::is_ascii_alphanumeric).collect();
+    let random = RandomState::new().hash_one(path);
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{host}-{}-{random:016x}.tmp", std::process::id()));
+    name.into()
+}
+
+/// The end of a file: text of one length, so that a file of text stays one.
+fn seal(bytes: &[u8]) -> String {
+    format!("\n{:016x} {:016x}\n", bytes.len(), hash(bytes.iter().copied()))
+}
+
+/// FNV-1a.
+pub(super) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A folder of a test's own, removed when dropped.
+    pub(in crate::cuda) struct Folder(pub(in crate::cuda) PathBuf);
+
+    impl Folder {
+        pub(in crate::cuda) fn new() -> Folder {
+            Folder(temporary(&std::env::temp_dir().join("stored")))
+        }
+
+        /// Names of the files in it, sorted.
+        pub(in crate::cuda) fn names(&self) -> Vec<String> {
+            let Ok(entries) = std::fs::read_dir(&self.0) else { return Vec::new() };
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_is_stored_is_loaded_and_replaced_and_nothing_else_stays_in_the_folder() {
+        let folder = Folder::new();
+        let file = folder.0.join("a.cubin");
+        assert_eq!(load(&file), None);
+        for bytes in [b"first".as_slice(), b"", b"\x7fELF\0\xff"] {
+            store(&file, bytes).unwrap();
+            assert_eq!(load(&file).as_deref(), Some(bytes));
+        }
+        assert_eq!(folder.names(), ["a.cubin"]);
+    }
+
+    #[test]
+    fn a_file_that_lacks_bytes_has_other_bytes_or_has_more_is_no_file() {
+        let folder = Folder::new();
+        let file = folder.0.join("a.cubin");
+        store(&file, b"machine code").unwrap();
+        let whole = std::fs::read(&file).unwrap();
+        let damaged = |bytes: &[u8]| {
+            std::fs::write(&file, bytes).unwrap();
+            load(&file).is_none()
+        };
+        assert!((0..whole.len()).all(|length| damaged(&whole[..length])));
+        assert!((0..whole.len()).all(|at| {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            damaged(&bytes)
+        }));
+        assert!(damaged(&[whole.as_slice(), b"x"].concat()) && damaged(&vec![0; whole.len()]));
+        assert!(!damaged(&whole));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind() {
+        let folder = Folder::new();
+        let file = folder.0.join("a.cubin");
+        std::fs::create_dir_all(file.join("in the way")).unwrap();
+        assert!(store(&file, b"machine code").is_err());
+        assert_eq!(folder.names(), ["a.cubin"]);
+    }
+
+    #[test]
+    fn threads_that_store_one_file_at_once_leave_one_whole_file() {
+        let folder = Folder::new();
+        let file = folder.0.join("a.cubin");
+        std::thread::scope(|scope| {
+            for byte in 0..8u8 {
+                let file = &file;
+                scope.spawn(move || store(file, &vec![byte; 1 << 16]).unwrap());
+            }
+        });
+        let bytes = load(&file).unwrap();
+        assert!(bytes.len() == 1 << 16 && bytes.iter().all(|byte| *byte == bytes[0]));
+        assert_eq!(folder.names(), ["a.cubin"]);
+    }
+}
