@@ -202,7 +202,7 @@ fn writing_checking_and_loading_a_checkpoint_are_seen_to_go_on_mib_by_mib() {
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
     let stage = case.stage(&device, 1);
     let team = Team::alone();
-    let path = save_together(dir.path(), &device, &stage, Progress { step: 1, samples: 2 }, "", &team).unwrap();
+    let path = save_together(dir.path(), &device, &stage, Progress { step: 1, samples: 2 }, "", &team, false).unwrap();
     let (checked, loaded) = (Activity::default(), Activity::default());
     let manifest = verify(&path, &checked).unwrap();
     load(&path, &manifest, &device, &stage, &loaded).unwrap();
