@@ -29,12 +29,21 @@ pub(crate) enum Mark {
     Cuda(Rc<RawEvent>),
 }
 
+/// With which of two streams a GPU begins where both have work that is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Priority {
+    /// The other, if that has transfers.
+    #[default]
+    Compute,
+    /// This one.
+    Transfer,
+}
+
 impl Lane {
-    /// `urgent`: a GPU begins its work before that of other lanes.
-    pub(crate) fn new(backend: &Backend, urgent: bool) -> Lane {
+    pub(crate) fn new(backend: &Backend, priority: Priority) -> Lane {
         match backend {
             Backend::Host(_) => Lane::Host(HostLane::default()),
-            Backend::Cuda(_) => Lane::Cuda(Box::new(CudaLane::new(urgent))),
+            Backend::Cuda(_) => Lane::Cuda(Box::new(CudaLane::new(priority))),
         }
     }
 

@@ -199,7 +199,8 @@ impl Drop for Program {
 mod tests {
     use std::cell::Cell;
 
-    use super::stored::tests::Folder;
+    use tempfile::tempdir;
+
     use super::*;
 
     /// A driver that takes machine code of one kind alone.
@@ -211,8 +212,8 @@ mod tests {
 
     #[test]
     fn a_source_is_compiled_once_and_from_then_on_its_file_is_loaded() {
-        let folder = Folder::new();
-        let (file, compiled) = (folder.0.join("a.cubin"), Cell::new(0));
+        let folder = tempdir().unwrap();
+        let (file, compiled) = (folder.path().join("a.cubin"), Cell::new(0));
         let make = || {
             compiled.set(compiled.get() + 1);
             Ok(b"new".to_vec())
@@ -227,8 +228,8 @@ mod tests {
 
     #[test]
     fn a_file_that_the_driver_refuses_is_compiled_anew_and_replaced() {
-        let folder = Folder::new();
-        let file = folder.0.join("a.cubin");
+        let folder = tempdir().unwrap();
+        let file = folder.path().join("a.cubin");
         stored::store(&file, b"of a newer compiler").unwrap();
         assert_eq!(kept_or_made(Some(&file), || Ok(b"new".to_vec()), takes(b"new")).unwrap(), b"new");
         assert_eq!(stored::load(&file).as_deref(), Some(b"new".as_slice()));
@@ -236,12 +237,12 @@ mod tests {
 
     #[test]
     fn machine_code_that_the_driver_refuses_is_not_kept() {
-        let folder = Folder::new();
-        let file = folder.0.join("a.cubin");
+        let folder = tempdir().unwrap();
+        let file = folder.path().join("a.cubin");
         stored::store(&file, b"of a newer compiler").unwrap();
         let error = kept_or_made(Some(&file), || Ok(b"of the same compiler".to_vec()), takes(b"new")).unwrap_err();
         assert!(error.to_string().contains("refused"), "{error}");
-        assert_eq!(folder.names(), [""; 0]);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

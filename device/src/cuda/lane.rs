@@ -7,14 +7,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::{Arriving, Cuda, DeviceBlock, PinnedBlock, Queue, RawEvent, RawStream};
-use crate::lane::Mark;
+use crate::lane::{Mark, Priority};
 use crate::stream::Readback;
 use crate::{Element, Error, HostArray, Op, Result, Tensor};
 
 #[derive(Default)]
 pub(crate) struct CudaLane {
-    /// Begins its kernels before other streams.
-    urgent: bool,
+    priority: Priority,
     /// Made at first use.
     raw: OnceCell<Rc<RawStream>>,
     /// Bytes of scratch that prepared operations need.
@@ -37,15 +36,15 @@ pub(crate) struct CudaLane {
 const COPIES: usize = 2;
 
 impl CudaLane {
-    pub(crate) fn new(urgent: bool) -> CudaLane {
-        CudaLane { urgent, ..CudaLane::default() }
+    pub(crate) fn new(priority: Priority) -> CudaLane {
+        CudaLane { priority, ..CudaLane::default() }
     }
 
     pub(crate) fn raw(&self) -> Result<Rc<RawStream>> {
         if let Some(raw) = self.raw.get() {
             return Ok(raw.clone());
         }
-        let raw = Rc::new(RawStream::new(self.urgent)?);
+        let raw = Rc::new(RawStream::new(self.priority)?);
         Ok(self.raw.get_or_init(|| raw).clone())
     }
 

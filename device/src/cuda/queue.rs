@@ -10,6 +10,7 @@ use cudarc::driver::{result, sys};
 use super::error::Driver;
 use super::memory::PinnedBlock;
 use super::{Kernels, rewrite};
+use crate::lane::Priority;
 use crate::{Element, Result};
 
 /// A named stream of the driver's, not synchronising with the legacy default stream.
@@ -18,10 +19,10 @@ pub(crate) struct RawStream {
 }
 
 impl RawStream {
-    /// One whose kernels the GPU begins before those of other streams, or one of these others. Captured kernels keep it.
-    pub(crate) fn new(urgent: bool) -> Result<RawStream> {
+    /// A stream that waits for no other by itself. Its kernels keep its priority in graphs.
+    pub(crate) fn new(priority: Priority) -> Result<RawStream> {
         let (least, greatest) = result::stream::get_priority_range().driver("cuCtxGetStreamPriorityRange")?;
-        let priority = if urgent { greatest } else { least };
+        let priority = if priority == Priority::Transfer { greatest } else { least };
         let kind = result::stream::StreamKind::NonBlocking;
         let handle = result::stream::create_with_priority(kind, priority).driver("cuStreamCreateWithPriority")?;
         Ok(RawStream { handle })

@@ -73,49 +73,35 @@ pub(super) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
+    use tempfile::{TempDir, tempdir};
+
     use super::*;
 
-    /// A folder of a test's own, removed when dropped.
-    pub(in crate::cuda) struct Folder(pub(in crate::cuda) PathBuf);
-
-    impl Folder {
-        pub(in crate::cuda) fn new() -> Folder {
-            Folder(temporary(&std::env::temp_dir().join("stored")))
-        }
-
-        /// Names of the files in it, sorted.
-        pub(in crate::cuda) fn names(&self) -> Vec<String> {
-            let Ok(entries) = std::fs::read_dir(&self.0) else { return Vec::new() };
-            let mut names: Vec<String> =
-                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-            names.sort();
-            names
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
+    /// Names of the files in a folder, sorted.
+    fn names(folder: &TempDir) -> Vec<String> {
+        let entries = std::fs::read_dir(folder.path()).unwrap();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
     }
 
     #[test]
     fn what_is_stored_is_loaded_and_replaced_and_nothing_else_stays_in_the_folder() {
-        let folder = Folder::new();
-        let file = folder.0.join("a.cubin");
+        let folder = tempdir().unwrap();
+        let file = folder.path().join("a.cubin");
         assert_eq!(load(&file), None);
         for bytes in [b"first".as_slice(), b"", b"\x7fELF\0\xff"] {
             store(&file, bytes).unwrap();
             assert_eq!(load(&file).as_deref(), Some(bytes));
         }
-        assert_eq!(folder.names(), ["a.cubin"]);
+        assert_eq!(names(&folder), ["a.cubin"]);
     }
 
     #[test]
     fn a_file_that_lacks_bytes_has_other_bytes_or_has_more_is_no_file() {
-        let folder = Folder::new();
-        let file = folder.0.join("a.cubin");
+        let folder = tempdir().unwrap();
+        let file = folder.path().join("a.cubin");
         store(&file, b"machine code").unwrap();
         let whole = std::fs::read(&file).unwrap();
         let damaged = |bytes: &[u8]| {
@@ -134,17 +120,17 @@ pub(super) mod tests {
 
     #[test]
     fn a_file_that_cannot_be_put_in_its_place_leaves_nothing_behind() {
-        let folder = Folder::new();
-        let file = folder.0.join("a.cubin");
+        let folder = tempdir().unwrap();
+        let file = folder.path().join("a.cubin");
         std::fs::create_dir_all(file.join("in the way")).unwrap();
         assert!(store(&file, b"machine code").is_err());
-        assert_eq!(folder.names(), ["a.cubin"]);
+        assert_eq!(names(&folder), ["a.cubin"]);
     }
 
     #[test]
     fn threads_that_store_one_file_at_once_leave_one_whole_file() {
-        let folder = Folder::new();
-        let file = folder.0.join("a.cubin");
+        let folder = tempdir().unwrap();
+        let file = folder.path().join("a.cubin");
         std::thread::scope(|scope| {
             for byte in 0..8u8 {
                 let file = &file;
@@ -153,6 +139,6 @@ pub(super) mod tests {
         });
         let bytes = load(&file).unwrap();
         assert!(bytes.len() == 1 << 16 && bytes.iter().all(|byte| *byte == bytes[0]));
-        assert_eq!(folder.names(), ["a.cubin"]);
+        assert_eq!(names(&folder), ["a.cubin"]);
     }
 }

@@ -17,7 +17,7 @@ use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::cuda::{Cuda, CudaOptions};
 use crate::host::Pool;
-use crate::lane::Backend;
+use crate::lane::{Backend, Priority};
 use crate::stream::{StreamId, StreamState};
 use crate::timeline::Recorder;
 use crate::{CaptureRule, Error, Progress, Result, Stream};
@@ -95,7 +95,7 @@ impl Device {
 
     fn new(backend: Backend, check: bool, dry: bool) -> Device {
         let core = Core {
-            streams: vec![StreamState::new("default", &backend, false)],
+            streams: vec![StreamState::new("default", &backend, Priority::Compute)],
             captures: BTreeMap::new(),
             next_id: 1,
             checker: check.then(Checker::new),
@@ -138,18 +138,18 @@ impl Device {
 
     /// A new stream, independent of the others.
     pub fn stream(&self, name: &str) -> Stream {
-        self.add_stream(name, false)
+        self.add_stream(name, Priority::Compute)
     }
 
     /// A new stream for transfers between ranks. Where its work and another stream's are both ready, the GPU begins with
     /// its: a transfer needs little of the card and has other ranks wait, while a product that begins first takes it whole.
     pub fn transfer_stream(&self, name: &str) -> Stream {
-        self.add_stream(name, true)
+        self.add_stream(name, Priority::Transfer)
     }
 
-    fn add_stream(&self, name: &str, urgent: bool) -> Stream {
+    fn add_stream(&self, name: &str, priority: Priority) -> Stream {
         let mut core = self.core();
-        let state = StreamState::new(name, &core.backend, urgent);
+        let state = StreamState::new(name, &core.backend, priority);
         core.streams.push(state);
         Stream::new(self.clone(), StreamId(core.streams.len() as u32 - 1))
     }

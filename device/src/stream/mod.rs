@@ -11,7 +11,7 @@ pub use event::Event;
 
 use crate::device::Core;
 use crate::host;
-use crate::lane::{Backend, Lane};
+use crate::lane::{Backend, Lane, Priority};
 use crate::{CaptureRule, Device, Op, Result, TraceEvent};
 
 /// Names a stream of a device.
@@ -41,8 +41,8 @@ pub(crate) struct StreamState {
 }
 
 impl StreamState {
-    pub(crate) fn new(name: &str, backend: &Backend, urgent: bool) -> StreamState {
-        StreamState { name: name.into(), capture: None, lane: Lane::new(backend, urgent) }
+    pub(crate) fn new(name: &str, backend: &Backend, priority: Priority) -> StreamState {
+        StreamState { name: name.into(), capture: None, lane: Lane::new(backend, priority) }
     }
 }
 

@@ -18,6 +18,7 @@ use super::ops::gemm_epilogue;
 use super::stored;
 use super::timing::{Bench, fastest, medians};
 use super::{Cuda, CudaOptions, GpuProperties, Queue, RawStream};
+use crate::lane::Priority;
 use crate::ops::{Epilogue, Gemm};
 use crate::{Error, Result, Tensor};
 
@@ -203,7 +204,7 @@ impl CublasLt {
 
     /// Which of `ways` is the fastest, and its milliseconds; nothing when there is no memory to time in.
     fn time(&self, op: &Gemm, descriptors: &Descriptors, ways: &[Way], cuda: &Cuda) -> Result<Option<(usize, f32)>> {
-        let (mut bench, stream) = (Bench::default(), RawStream::new(false)?);
+        let (mut bench, stream) = (Bench::default(), RawStream::new(Priority::Compute)?);
         let Some(scratch) = bench.scratch(self.workspace)? else { return Ok(None) };
         let Some(trial) = on_bench(op, &mut bench, cuda, &stream)? else {
             tracing::info!("no memory to time {}: taking the first algorithm", Problem::of(op, self.tf32));

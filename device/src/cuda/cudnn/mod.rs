@@ -15,6 +15,7 @@ use plan::Plans;
 
 use super::timing::{Bench, fastest, medians};
 use super::{Cuda, CudaOptions, RawStream};
+use crate::lane::Priority;
 use crate::ops::{Attention, AttentionBackward};
 use crate::{DType, Result, Shape, Tensor};
 
@@ -159,7 +160,7 @@ impl Cudnn {
 
     /// Which of the plans is the fastest; nothing when there is no memory to time in.
     fn time(&self, plan: &AttentionPlan, cuda: &Cuda) -> Result<Option<usize>> {
-        let (mut bench, stream) = (Bench::default(), RawStream::new(false)?);
+        let (mut bench, stream) = (Bench::default(), RawStream::new(Priority::Compute)?);
         let Sizes { batch, seq, heads, kv_heads, dim } = plan.problem.sizes;
         let mut tensor = |elements: i64, dtype| {
             let tensor = bench.tensor(Shape::new(&[elements as usize]), dtype, cuda, &stream);
