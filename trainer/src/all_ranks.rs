@@ -79,9 +79,7 @@ pub fn on_all_ranks(
         if let Some(watch) = &watch {
             watch.fail(error.exit_code(), &error.to_string(), error.follows());
         }
-        let line = format!("error on rank {}: {error}", env.rank);
-        warn(&line);
-        last_words(&line, false);
+        last_words(&format!("error on rank {}: {error}", env.rank), true);
         if world.size() > 1 {
             world.abort(error.exit_code());
         }

@@ -98,10 +98,10 @@ impl Layer<Hidden> for Block {
         let (saved_attention, saved): (Option<SavedAttention>, SavedFeedForward) = cx.kept();
         let summed =
             self.attention.as_ref().zip(saved_attention.as_ref()).and_then(|(half, saved)| half.summed_bias(saved));
-        let (grad, pending) = self.feed_forward.backward(cx, grad, &saved, summed)?;
+        let (grad, up_grads) = self.feed_forward.backward(cx, grad, &saved, summed)?;
         match (&self.attention, &saved_attention) {
-            (Some(attention), Some(saved)) => attention.backward(cx, grad, saved, pending),
-            _ => pending.compute(cx).map(|()| grad),
+            (Some(attention), Some(saved)) => attention.backward(cx, grad, saved, up_grads),
+            _ => up_grads.compute(cx).map(|()| grad),
         }
     }
 }
@@ -136,17 +136,17 @@ impl AttentionHalf {
         Ok((Hidden { x, delta: Some(delta), ..input }, saved))
     }
 
-    /// `pending` is of the feed-forward layer.
+    /// `up_grads` are of the feed-forward layer's first matrix.
     fn backward(
         &self,
         cx: &mut StepContext<'_>,
         grad: Tensor,
         saved: &SavedAttention,
-        pending: PendingGrads,
+        up_grads: PendingGrads,
     ) -> Result<Tensor> {
         let grad_delta = undropped(cx, "grad_attention_out", grad, saved.output)?;
         let grad_delta = self.share.all_rows_beside(cx, "all_grad_attention_out", grad_delta)?;
-        pending.compute(cx)?;
+        up_grads.compute(cx)?;
         let grad_delta = grad_delta.join(cx)?;
 
         let normed = self.norm.output(cx, &saved.norm)?;
@@ -155,7 +155,7 @@ impl AttentionHalf {
         self.projection.backward_input(cx, grad_delta, grad_context, Epilogue::None)?;
         let bias = self.projection.bias.filter(|_| self.summed_bias(saved).is_none());
         let projection = Linear { bias, ..self.projection };
-        let projection =
+        let projection_grads =
             projection.backward_parameters_beside(cx, saved.context, grad_delta, self.share.is_shared())?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
@@ -171,7 +171,7 @@ impl AttentionHalf {
         self.rotate(cx, grad_qkv, true)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let (normed, grad_normed) = self.qkv.backward_input_shared(cx, normed, grad_qkv, names, &self.share)?;
-        projection.compute(cx)?;
+        projection_grads.compute(cx)?;
         self.qkv.backward_parameters(cx, normed, grad_qkv)?;
         let grad_normed = grad_normed.join(cx)?;
         // What it added is another layer's output, whose bias has its gradient from that layer's own backward: a layer's
@@ -260,14 +260,14 @@ impl FeedForwardHalf {
                 cx.run(SwiGluBackward { input: saved.pre, grad_output, grad_input: grad_pre, output: again })?;
             }
         }
-        let down = self.down.backward_parameters_beside(cx, activated, grad_delta, self.share.is_shared())?;
+        let down_grads = self.down.backward_parameters_beside(cx, activated, grad_delta, self.share.is_shared())?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
         let (normed, grad_normed) = self.up.backward_input_shared(cx, normed, grad_pre, names, &self.share)?;
-        down.compute(cx)?;
+        down_grads.compute(cx)?;
         // A gather comes next where rows are cut; elsewhere the sum under way is the last transfer.
-        let pending = self.up.backward_parameters_beside(cx, normed, grad_pre, self.share.parallel.cuts_rows())?;
+        let up_grads = self.up.backward_parameters_beside(cx, normed, grad_pre, self.share.parallel.cuts_rows())?;
         let grad_normed = grad_normed.join(cx)?;
         let grad = self.norm.backward(cx, &saved.norm, grad_normed, Some(grad), delta_bias)?;
-        Ok((grad, pending))
+        Ok((grad, up_grads))
     }
 }
