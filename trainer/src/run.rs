@@ -231,7 +231,7 @@ pub fn train(
         }
         return Ok(None);
     }
-    session.restore(device, &stage)?;
+    session.restore(&stage)?;
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
@@ -299,7 +299,7 @@ pub fn train(
             ranks.activity.during(Doing::Writes, || {
                 // A checkpoint is never ahead of the metrics.
                 log.as_mut().map_or(Ok(()), RunLog::sync).map_err(file("metrics.jsonl"))?;
-                session.save(device, &stage, progress, last)
+                session.save(&stage, progress, last)
             })?;
         }
         if stop && progress.step < steps {

@@ -4,7 +4,7 @@ mod build;
 
 pub use build::StageOptions;
 use device::ops::{Control, Fill, Status, WriteControl};
-use device::{Area, Readback, Staging, Stream, Tensor};
+use device::{Area, Device, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, Mode, Region, Result, StepContext};
 use parallel::Task;
 
@@ -97,7 +97,7 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub(crate) fn submit(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<f64> {
-        if let Some(progress) = self.compute.device().progress() {
+        if let Some(progress) = self.device().progress() {
             self.compute.submit(progress.step(settings.step))?;
         }
         let losses = self.begin(settings, batch)?;
@@ -193,12 +193,17 @@ impl Stage {
     /// # Errors
     /// When the system cannot lock that much.
     pub fn staging(&self, batches: usize) -> Result<Staging> {
-        Ok(self.compute.device().staging((0..batches).flat_map(|_| self.inputs.bytes()))?)
+        Ok(self.device().staging((0..batches).flat_map(|_| self.inputs.bytes()))?)
     }
 
     /// The graphs, to report on.
     pub fn graphs(&mut self) -> &mut CudaGraphManager {
         &mut self.graphs
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> &Device {
+        self.compute.device()
     }
 
     /// The parameters.

@@ -1,10 +1,12 @@
 //! What is written is what is read, to the bit, and other programs can read it.
 
+use std::path::{Path, PathBuf};
+
 use device::ops::{NormKind, Status};
 use device::{DType, Device, HostOptions};
 use graph_manager::GraphOptions;
 use safetensors::SafeTensors;
-use trainer::checkpoint::{Progress, Team, load, save, save_together, verify};
+use trainer::checkpoint::{Origin, Progress, Team, Tight, load, save, verify};
 use trainer::data::{MarkovSource, Source, Split};
 use trainer::model::{FeedForward, GptShape, Position, gpt};
 use trainer::optimizer::OptimizerKind;
@@ -84,9 +86,14 @@ impl Case {
     }
 }
 
+/// Writes the stage of a rank that has everything.
+fn save_alone(dir: &Path, stage: &Stage, progress: Progress) -> PathBuf {
+    save(dir, stage, progress, &Origin::default(), &Team::alone(), Tight::Refuse).unwrap()
+}
+
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.
-fn bits(device: &Device, stage: &Stage) -> Vec<(String, Vec<u32>)> {
-    let params = stage.params();
+fn bits(stage: &Stage) -> Vec<(String, Vec<u32>)> {
+    let (device, params) = (stage.device(), stage.params());
     let mut all = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate() {
         let real = spec.shape.elements() / spec.shape.sizes()[0] * spec.rows;
@@ -133,21 +140,21 @@ fn models_of_many_shapes_come_back_with_every_bit() {
         let (device, others) = (device(), self::device());
         let mut stage = case.stage(&device, 1);
         (0..3).for_each(|step| case.step(&mut stage, step));
-        let path = save(dir.path(), &device, &stage, Progress { step: 3, samples: 6 }, "seed = 1").unwrap();
+        let path = save_alone(dir.path(), &stage, Progress { step: 3, samples: 6 });
         // Another seed, so that what is not loaded differs, and more padding, as with more tensor-parallel ranks.
         let other = Case { padded_vocab: 384, ..case.clone() };
         let mut loaded = other.stage(&others, 2);
-        assert_ne!(bits(&others, &loaded), bits(&device, &stage), "{case:?}");
+        assert_ne!(bits(&loaded), bits(&stage), "{case:?}");
         let manifest = verify(&path, &Activity::default()).unwrap();
-        load(&path, &manifest, &others, &loaded, &Activity::default()).unwrap();
-        assert_eq!(bits(&others, &loaded), bits(&device, &stage), "{case:?}");
+        load(&path, &manifest, &loaded, &Activity::default()).unwrap();
+        assert_eq!(bits(&loaded), bits(&stage), "{case:?}");
         assert_eq!(manifest.progress(), Progress { step: 3, samples: 6 });
         // The seed decides dropout masks too, so the next step is compared with the seed of the first.
         loaded = case.stage(&others, 1);
-        load(&path, &manifest, &others, &loaded, &Activity::default()).unwrap();
+        load(&path, &manifest, &loaded, &Activity::default()).unwrap();
         case.step(&mut stage, 3);
         case.step(&mut loaded, 3);
-        assert_eq!(bits(&others, &loaded), bits(&device, &stage), "{case:?}, a step later");
+        assert_eq!(bits(&loaded), bits(&stage), "{case:?}, a step later");
     }
 }
 
@@ -165,7 +172,7 @@ fn files_are_safetensors_with_the_names_of_gpt_2_and_no_padding() {
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
     let stage = case.stage(&device, 1);
-    let path = save(dir.path(), &device, &stage, Progress { step: 7, samples: 14 }, "").unwrap();
+    let path = save_alone(dir.path(), &stage, Progress { step: 7, samples: 14 });
     assert!(path.ends_with("step-00000007"));
     let content = std::fs::read(path.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&content).unwrap();
@@ -201,11 +208,11 @@ fn writing_checking_and_loading_a_checkpoint_are_seen_to_go_on_mib_by_mib() {
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
     let stage = case.stage(&device, 1);
-    let team = Team::alone();
-    let path = save_together(dir.path(), &device, &stage, Progress { step: 1, samples: 2 }, "", &team, false).unwrap();
+    let (team, progress) = (Team::alone(), Progress { step: 1, samples: 2 });
+    let path = save(dir.path(), &stage, progress, &Origin::default(), &team, Tight::Refuse).unwrap();
     let (checked, loaded) = (Activity::default(), Activity::default());
     let manifest = verify(&path, &checked).unwrap();
-    load(&path, &manifest, &device, &stage, &loaded).unwrap();
+    load(&path, &manifest, &stage, &loaded).unwrap();
     let mib = manifest.bytes() >> 20;
     // There are fewer tensors than that: one that is large is seen to go on too.
     assert!(mib >= 120, "{mib} MiB show nothing");

@@ -13,7 +13,7 @@
 //! - `manifest.json`: a [`Manifest`]: counters, the data position and by what the data are known again, every file's size
 //!   and SHA-256, and for every tensor its global shape and which part of it each file has.
 //!
-//! Whatever moment a process dies at, a folder of that name is complete: see [`write::save`]. Randomness and data are
+//! Whatever moment a process dies at, a folder of that name is complete: see [`save`]. Randomness and data are
 //! functions of step and sample, so there is no generator state to keep.
 //!
 //! Start with [`Session`], which is all a run sees.
@@ -24,11 +24,13 @@ mod lock;
 mod manifest;
 mod read;
 mod session;
-pub mod write;
+mod team;
+mod write;
 
 pub use folder::{list, newest_in};
 pub use manifest::{Damage, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
 pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
 pub use session::{Session, at_a_glance};
-pub use write::{SaveError, Team, save, save_together};
+pub use team::Team;
+pub use write::{Origin, SaveError, Tight, save};

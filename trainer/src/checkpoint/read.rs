@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use device::Device;
 use device::ops::Status;
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -78,13 +77,8 @@ pub(super) fn config(folder: &Path) -> Result<String, Damage> {
 /// # Errors
 /// A model or optimizer that the checkpoint does not fit, by name and shapes; a file that cannot be read; a device that
 /// cannot be written.
-pub fn load(
-    folder: &Path,
-    manifest: &Manifest,
-    device: &Device,
-    stage: &Stage,
-    activity: &Activity,
-) -> Result<(), RunError> {
+pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activity) -> Result<(), RunError> {
+    let device = stage.device();
     let wanted = stored(stage);
     check_fits(folder, manifest, &wanted, &elsewhere(stage).collect::<Vec<_>>())?;
     let damaged = |damage| RunError::from(damaged(folder, &damage));

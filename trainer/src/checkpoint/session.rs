@@ -10,7 +10,8 @@ use super::folder::{clean, foreign, newest, prune, step_name, steps};
 use super::lock::FolderLock;
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::read::{config, damaged, glance, load, verify};
-use super::write::{SaveError, Team, save_together};
+use super::team::Team;
+use super::write::{Origin, SaveError, Tight, save};
 use crate::config::{CheckpointConfig, UserError};
 use crate::data::{self, Source};
 use crate::plan::RunPlan;
@@ -27,8 +28,8 @@ type Found = (PathBuf, Manifest);
 pub struct Session<'p> {
     settings: &'p CheckpointConfig,
     dir: Option<&'p Path>,
-    /// The configuration, as each checkpoint holds it.
-    resolved: String,
+    /// What each checkpoint says of its run.
+    origin: Origin,
     main: bool,
     team: Team,
     found: Option<Found>,
@@ -46,7 +47,7 @@ impl<'p> Session<'p> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
         let main = ranks.rank == 0;
-        let resolved = toml::to_string(&plan.config).unwrap_or_default();
+        let origin = Origin { config: toml::to_string(&plan.config).unwrap_or_default(), ..Origin::default() };
         let place = plan.grid.place(ranks.rank);
         let max = ranks.max.clone();
         // With a distributed optimizer every rank has a part that no other has.
@@ -58,11 +59,9 @@ impl<'p> Session<'p> {
             writes_shared: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
             sum: ranks.sum.clone(),
-            run: None,
             activity: ranks.activity.clone(),
-            data: None,
         };
-        let mut session = Session { settings, dir, resolved, main, team, found: None, _locks: Vec::new() };
+        let mut session = Session { settings, dir, origin, main, team, found: None, _locks: Vec::new() };
         if main {
             session._locks.push(FolderLock::take(Path::new(&plan.config.logging.dir), "run.lock", "logging.dir")?);
             if let Some(dir) = dir {
@@ -77,11 +76,11 @@ impl<'p> Session<'p> {
                 }
                 clean(dir).map_err(unreadable(dir))?;
             }
-            session.team.data = Some(source.identities()?);
+            session.origin.data = Some(source.identities()?);
             session.found = session.find()?;
             session.tell();
             let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
-            session.team.run = Some(before.unwrap_or_else(new_run)); // rank 0 writes the manifest
+            session.origin.run = Some(before.unwrap_or_else(new_run));
         }
         // Rank 0 has read every byte; the others take the same one.
         let step = session.found.as_ref().map_or(0, |(_, manifest)| manifest.step as u64 + 1);
@@ -99,7 +98,7 @@ impl<'p> Session<'p> {
 
     /// The name of the run, on rank 0 alone.
     pub fn run(&self) -> &str {
-        self.team.run.as_deref().unwrap_or_default()
+        self.origin.run.as_deref().unwrap_or_default()
     }
 
     /// Where the run starts: at 0, or where its checkpoint ends.
@@ -137,9 +136,9 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// See [`load`].
-    pub fn restore(&self, device: &Device, stage: &Stage) -> Result<(), RunError> {
+    pub fn restore(&self, stage: &Stage) -> Result<(), RunError> {
         match &self.found {
-            Some((path, manifest)) => load(path, manifest, device, stage, &self.team.activity),
+            Some((path, manifest)) => load(path, manifest, stage, &self.team.activity),
             None => Ok(()),
         }
     }
@@ -150,14 +149,16 @@ impl<'p> Session<'p> {
         self.dir.is_some() && (last || (interval > 0 && step.is_multiple_of(interval)))
     }
 
-    /// Writes a checkpoint, all ranks together, and removes those beyond `checkpoint.keep` once it is on disk. One at an interval that cannot
-    /// be written is told of and passed over: the run is worth more than the checkpoint. The last one must succeed.
+    /// Writes a checkpoint, all ranks together, and removes those beyond `checkpoint.keep` once it is on disk. One at an
+    /// interval that cannot be written is told of and passed over: the run is worth more than the checkpoint. The last
+    /// one must succeed.
     ///
     /// # Errors
     /// See [`SaveError`]; a device that cannot be read.
-    pub fn save(&self, device: &Device, stage: &Stage, progress: Progress, last: bool) -> Result<(), RunError> {
+    pub fn save(&self, stage: &Stage, progress: Progress, last: bool) -> Result<(), RunError> {
         let Some(dir) = self.dir else { return Ok(()) };
-        match save_together(dir, device, stage, progress, &self.resolved, &self.team, last) {
+        let tight = if last { Tight::Try } else { Tight::Refuse };
+        match save(dir, stage, progress, &self.origin, &self.team, tight) {
             Ok(_) => {}
             Err(SaveError::Device(error)) => return Err(error.into()),
             Err(error) if last => return Err(error.into()),
@@ -170,7 +171,7 @@ impl<'p> Session<'p> {
         if !self.main {
             return Ok(());
         }
-        if let Err(error) = prune(dir, progress.step, self.settings.keep, self.team.run.as_deref()) {
+        if let Err(error) = prune(dir, progress.step, self.settings.keep, self.origin.run.as_deref()) {
             warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
         Ok(())
@@ -248,8 +249,8 @@ impl<'p> Session<'p> {
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
         say(&format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples));
-        let mut changed = config(path).map(|theirs| changes(&theirs, &self.resolved)).unwrap_or_default();
-        if let (Some(before), Some(now)) = (&manifest.data, &self.team.data) {
+        let mut changed = config(path).map(|theirs| changes(&theirs, &self.origin.config)).unwrap_or_default();
+        if let (Some(before), Some(now)) = (&manifest.data, &self.origin.data) {
             changed.extend(data::changed(before, now));
         }
         if !changed.is_empty() {

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::{Error as IoError, Write};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 use device::Device;
 use device::ops::Status;
@@ -16,6 +15,7 @@ use super::folder::{remove, step_name, temporary};
 use super::layout::{CONFIG, MODEL, OPTIMIZER, Stored, stored};
 use super::manifest::{FileEntry, MANIFEST, Manifest, Progress, TensorEntry, hex};
 use super::read::PIECE;
+use super::team::Team;
 use crate::cut::Piece;
 use crate::data::Identities;
 use crate::metrics::bytes;
@@ -70,62 +70,24 @@ pub enum SaveError {
     Device(#[from] device::Error),
 }
 
-/// The ranks that write a checkpoint together, each what it alone has. A rank alone is a team of one.
-pub struct Team {
-    /// This rank's number among those that have parts of the state: the ranks that share layers, the stages, and with a
-    /// distributed optimizer all.
-    pub rank: usize,
-    /// How many they are.
-    pub ranks: usize,
-    /// Others with the same state do not write, but go through the same steps.
-    pub writes: bool,
-    /// It writes what every rank that shares layers with it has.
-    pub writes_shared: bool,
-    /// Whether it is so on any rank of the run.
-    pub any: Rc<dyn Fn(bool) -> bool>,
-    /// The sum over all ranks of the run.
-    pub sum: Rc<dyn Fn(u64) -> u64>,
-    /// The name of the run, for the manifest.
+/// Which run a checkpoint is of; rank 0 says it.
+#[derive(Default)]
+pub struct Origin {
+    /// The resolved configuration.
+    pub config: String,
+    /// The name of the run.
     pub run: Option<String>,
-    /// Told of each MiB written, so that who watches sees that it goes on.
-    pub activity: Activity,
-    /// By what its data are known again, for the manifest.
+    /// By what its data are known again.
     pub data: Option<Identities>,
 }
 
-impl Team {
-    /// One rank that has everything.
-    pub fn alone() -> Team {
-        let (any, sum) = (Rc::new(|here| here), Rc::new(|here| here));
-        let activity = Activity::default();
-        Team { rank: 0, ranks: 1, writes: true, writes_shared: true, any, sum, run: None, activity, data: None }
-    }
-
-    /// The one that makes the folder and gives it its name.
-    fn leads(&self) -> bool {
-        self.writes && self.rank == 0
-    }
-
-    /// Whether this rank writes what it updates of a tensor.
-    fn owns(&self, tensor: &Stored) -> bool {
-        !tensor.replica && (self.writes_shared || !tensor.everywhere)
-    }
-
-    /// The result here, unless another rank's is an error.
-    fn agree<T>(&self, path: &Path, result: Result<T, SaveError>) -> Result<T, SaveError> {
-        match ((self.any)(result.is_err()), result) {
-            (true, Ok(_)) => Err(SaveError::Peer { path: path.into() }),
-            (_, result) => result,
-        }
-    }
-
-    /// The name of this rank's file.
-    fn file(&self, name: &str) -> String {
-        match (self.ranks, name.split_once('.')) {
-            (1, _) | (_, None) => name.into(),
-            (ranks, Some((stem, extension))) => format!("{stem}-{:05}-of-{ranks:05}.{extension}", self.rank + 1),
-        }
-    }
+/// What to do where there seems to be too little space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tight {
+    /// Begin nothing: another checkpoint will follow.
+    Refuse,
+    /// Try nevertheless, for what this one holds is lost otherwise.
+    Try,
 }
 
 /// What a rank has written, for the one that writes the manifest.
@@ -146,46 +108,29 @@ enum Stop {
     Device(device::Error),
 }
 
-/// Writes a stage of one rank; see [`save_together`].
-///
-/// # Errors
-/// See [`SaveError`].
-pub fn save(
-    dir: &Path,
-    device: &Device,
-    stage: &Stage,
-    progress: Progress,
-    config: &str,
-) -> Result<PathBuf, SaveError> {
-    save_together(dir, device, stage, progress, config, &Team::alone(), false)
-}
-
 /// Writes a stage between two steps to `dir/step-<steps>` and returns that path. All ranks of the run call it together.
 ///
 /// All files go to a temporary folder and reach the disk, the manifest last; then the folder gets its name, at once. A
 /// folder of that name that was there before (one found to be damaged) is replaced. Tensors are read from the device
 /// and written one by one, by ranks that share layers side by side.
 ///
-/// Where there seems to be too little space nothing is begun; only the `last` of a run is tried nevertheless, for what
-/// it holds is lost otherwise.
-///
 /// # Errors
 /// See [`SaveError`].
-pub fn save_together(
+pub fn save(
     dir: &Path,
-    device: &Device,
     stage: &Stage,
     progress: Progress,
-    config: &str,
+    origin: &Origin,
     team: &Team,
-    last: bool,
+    tight: Tight,
 ) -> Result<PathBuf, SaveError> {
+    let device = stage.device();
     let path = dir.join(step_name(progress.step));
     let tensors = stored(stage);
     let files: Vec<TensorFile<'_>> =
         [MODEL, OPTIMIZER].into_iter().filter_map(|name| TensorFile::new(name, team, &tensors)).collect();
     let here = if team.writes { files.iter().map(TensorFile::bytes).sum() } else { 0 };
-    let needed = (team.sum)(here) + config.len() as u64;
+    let needed = (team.sum)(here) + origin.config.len() as u64;
     let stopped = |stop| match stop {
         Stop::File(file, error) => SaveError::Write { path: file, needed, free: free_space(dir).ok(), error },
         Stop::Device(error) => error.into(),
@@ -194,7 +139,9 @@ pub fn save_together(
     let begin = || {
         std::fs::create_dir_all(dir).map_err(|error| stopped(Stop::File(dir.into(), error)))?;
         match free_space(dir) {
-            Ok(free) if free < needed && !last => return Err(SaveError::Space { path: path.clone(), needed, free }),
+            Ok(free) if free < needed && tight == Tight::Refuse => {
+                return Err(SaveError::Space { path: path.clone(), needed, free });
+            }
             Ok(free) if free < needed => warn(&format!(
                 "WARNING: checkpoint {} needs {}, {} are free there. It is the last, so it is tried.",
                 path.display(),
@@ -211,7 +158,7 @@ pub fn save_together(
             manifest.files.extend(files);
             manifest.tensors.extend(tensors);
         }
-        write_manifest(&folder, config, manifest, &team.activity)?;
+        write_manifest(&folder, &origin.config, manifest, &team.activity)?;
         publish(&folder, &path)
     };
     let saved = || {
@@ -227,7 +174,7 @@ pub fn save_together(
         let mut manifest = Manifest::new(progress, status.applied, status.skipped);
         (manifest.files, manifest.tensors) = (files, tensors);
         manifest.products = device.export_choices();
-        (manifest.run, manifest.data) = (team.run.clone(), team.data.clone());
+        (manifest.run, manifest.data) = (origin.run.clone(), origin.data.clone());
         team.agree(&path, if team.leads() { end(manifest).map_err(stopped) } else { Ok(()) })
     };
     let result = saved();
