@@ -82,7 +82,8 @@ impl Report {
 /// The coverage line.
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} graphs, {} nodes", self.graphs.len(), self.nodes())?;
+        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        write!(f, "{}, {}", counted(self.graphs.len(), "graph"), counted(self.nodes(), "node"))?;
         if !self.eager.is_empty() {
             let eager: Vec<String> = self.eager.iter().map(|e| format!("{} ({})", e.region, e.reason)).collect();
             write!(f, "; eager: {}", eager.join(", "))?;

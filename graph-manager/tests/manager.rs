@@ -358,7 +358,7 @@ fn a_fork_of_nothing_captures_nothing() {
         })
     };
     (0..3).for_each(|_| manager.step(Mode::Train, 1, &mut step).unwrap());
-    assert!(manager.report().to_string().contains("1 graphs, 1 nodes"), "{}", manager.report());
+    assert!(manager.report().to_string().contains("1 graph, 1 node"), "{}", manager.report());
 }
 
 #[test]

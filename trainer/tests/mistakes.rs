@@ -64,6 +64,14 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--bf16 false --steps 1", &["--bf16 false", "leave --bf16 out"]),
     // Megatron's flags and words that are others here.
     ("--steps 1 --fp16", &["--fp16 is not taken", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
+    (
+        "--fp16 --num-experts 8 --transformer-impl=local",
+        &[
+            "--fp16, --num-experts, --transformer-impl are not taken",
+            "--num-experts: models are dense; ",
+            "for --fp16: --bf16",
+        ],
+    ),
     ("bench --fp8-format hybrid", &["--fp8-format is not taken", "Fix: --bf16"]),
     ("--disable-bias-linear", &["--disable-bias-linear", "LayerNorms", "Fix: --bias=false"]),
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),

@@ -46,13 +46,30 @@ fn listed<'t>(lines: impl Iterator<Item = &'t str>) -> String {
     listed.join(", ")
 }
 
-/// A flag of Megatron's that a training run does not take.
+/// Flags of Megatron's that a training run does not take: all of them, for scripts have several.
 fn of_megatron(error: &clap::Error, arguments: &[OsString]) -> Option<UserError> {
     let first = arguments.get(1)?.to_str()?;
     let training = first.starts_with('-') || ["bench", "batches"].contains(&first);
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg).filter(|_| training) else { return None };
     let (rule, fix) = megatron::instead(flag.strip_prefix("--")?)?;
-    Some(UserError::new(format!("{flag} is not taken"), rule, fix))
+    let given = arguments.iter().filter_map(|argument| argument.to_str()?.split('=').next()?.strip_prefix("--"));
+    let mut all: Vec<(&str, (&str, &str))> = Vec::new();
+    for name in given {
+        match megatron::instead(name) {
+            Some(instead) if all.iter().all(|(before, _)| *before != name) => all.push((name, instead)),
+            _ => {}
+        }
+    }
+    if all.len() < 2 {
+        return Some(UserError::new(format!("{flag} is not taken"), rule, fix));
+    }
+    let joined =
+        |each: &dyn Fn(&(&str, (&str, &str))) -> String, by: &str| all.iter().map(each).collect::<Vec<_>>().join(by);
+    Some(UserError::new(
+        format!("{} are not taken", joined(&|(name, _)| format!("--{name}"), ", ")),
+        joined(&|(name, (rule, _))| format!("--{name}: {rule}"), "; "),
+        joined(&|(name, (_, fix))| format!("for --{name}: {fix}"), "; "),
+    ))
 }
 
 /// A switch and its value with a space between them, where the value is taken for something else.
