@@ -53,23 +53,21 @@ fn of_megatron(error: &clap::Error, arguments: &[OsString]) -> Option<UserError>
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg).filter(|_| training) else { return None };
     let (rule, fix) = megatron::instead(flag.strip_prefix("--")?)?;
     let given = arguments.iter().filter_map(|argument| argument.to_str()?.split('=').next()?.strip_prefix("--"));
-    let mut all: Vec<(&str, (&str, &str))> = Vec::new();
-    for name in given {
-        match megatron::instead(name) {
-            Some(instead) if all.iter().all(|(before, _)| *before != name) => all.push((name, instead)),
+    let (mut flags, mut rules, mut fixes) = (Vec::new(), Vec::new(), Vec::new());
+    for flag in given.map(|name| format!("--{name}")) {
+        match megatron::instead(&flag[2..]) {
+            Some((rule, fix)) if !flags.contains(&flag) => {
+                rules.push(format!("{flag}: {rule}"));
+                fixes.push(format!("for {flag}: {fix}"));
+                flags.push(flag);
+            }
             _ => {}
         }
     }
-    if all.len() < 2 {
+    if flags.len() < 2 {
         return Some(UserError::new(format!("{flag} is not taken"), rule, fix));
     }
-    let joined =
-        |each: &dyn Fn(&(&str, (&str, &str))) -> String, by: &str| all.iter().map(each).collect::<Vec<_>>().join(by);
-    Some(UserError::new(
-        format!("{} are not taken", joined(&|(name, _)| format!("--{name}"), ", ")),
-        joined(&|(name, (rule, _))| format!("--{name}: {rule}"), "; "),
-        joined(&|(name, (_, fix))| format!("for --{name}: {fix}"), "; "),
-    ))
+    Some(UserError::new(format!("{} are not taken", flags.join(", ")), rules.join("; "), fixes.join("; ")))
 }
 
 /// A switch and its value with a space between them, where the value is taken for something else.

@@ -34,8 +34,26 @@ pub struct Finding {
     pub name: String,
     /// What was found.
     pub value: String,
-    /// Whether it is as it should be.
-    pub ok: bool,
+    /// What it means for training.
+    pub verdict: Verdict,
+}
+
+/// What a finding means for training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Training works without it, but slower or on one GPU alone.
+    Lacks,
+    /// Wrong, or training is not possible.
+    Fail,
+}
+
+impl Verdict {
+    fn of(ok: bool) -> Verdict {
+        if ok { Verdict::Ok } else { Verdict::Fail }
+    }
 }
 
 /// Relative L2 distance two devices may be apart: they add in another order, and bf16 rounds to 8 bits after it.
@@ -63,7 +81,7 @@ pub fn run(
     if !options.quick && device.gpu().is_some() {
         findings.extend(rates(device));
     }
-    let failed = findings.iter().filter(|finding| !finding.ok).count();
+    let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
     if group.is_none_or(|group| group.rank() == 0) {
         match serde_json::to_string_pretty(&findings) {
             Ok(text) if options.json => say(&text),
@@ -76,28 +94,37 @@ pub fn run(
 fn print(findings: &[Finding], failed: usize) {
     let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
     for finding in findings {
-        let mark = if finding.ok { "ok  " } else { "FAIL" };
-        say(&format!("{mark}  {:<9}  {:<width$}  {}", finding.about, finding.name, finding.value));
+        let mark = match finding.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Lacks => "lacks",
+            Verdict::Fail => "FAIL",
+        };
+        say(&format!("{mark:<5}  {:<9}  {:<width$}  {}", finding.about, finding.name, finding.value));
     }
     say(&format!("{} of {} checks passed", findings.len() - failed, findings.len()));
 }
 
 fn machine(device: &Device) -> Vec<Finding> {
-    let fact = |name: &str, value: String, ok: bool| Finding { about: "machine", name: name.into(), value, ok };
-    let Some(gpu) = device.gpu() else { return vec![fact("device", "host".into(), true)] };
+    let fact = |name: &str, value: String, verdict| Finding { about: "machine", name: name.into(), value, verdict };
+    let Some(gpu) = device.gpu() else { return vec![fact("device", "host".into(), Verdict::Ok)] };
+    let (capability, driver) = (gpu.capability, gpu.driver_version);
     let mut facts = vec![
-        fact("GPU", gpu.name.clone(), true),
-        fact("compute capability", format!("{}.{}", gpu.capability.0, gpu.capability.1), gpu.capability.0 >= 8),
-        fact("memory", format!("{:.1} GiB", gpu.memory_bytes as f64 / (1u64 << 30) as f64), true),
-        fact("driver's CUDA", format!("{}.{}", gpu.driver_version / 1000, gpu.driver_version % 1000 / 10), true),
+        fact("GPU", gpu.name.clone(), Verdict::Ok),
+        fact("compute capability", format!("{}.{}", capability.0, capability.1), Verdict::of(capability.0 >= 8)),
+        fact("memory", format!("{:.1} GiB", gpu.memory_bytes as f64 / (1u64 << 30) as f64), Verdict::Ok),
+        fact("driver's CUDA", format!("{}.{}", driver / 1000, driver % 1000 / 10), Verdict::Ok),
     ];
     let mut libraries = library_versions();
     libraries.push(("NCCL", parallel::nccl_version().map(|v| format!("{}.{}.{}", v / 10000, v / 100 % 100, v % 100))));
     for (name, version) in libraries {
-        let ok = version.is_some();
-        let cost = if name == "cuDNN" { "; attention runs on our own, slower kernels" } else { "" };
+        let (without, cost) = match name {
+            "cuDNN" => (Verdict::Lacks, "; attention runs on our own, slower kernels"),
+            "NCCL" => (Verdict::Lacks, "; there can be one rank"),
+            _ => (Verdict::Fail, ""),
+        };
         let missing = || format!("not found on LD_LIBRARY_PATH or in the system's folders{cost}");
-        facts.push(fact(name, version.unwrap_or_else(missing), ok));
+        let verdict = if version.is_some() { Verdict::Ok } else { without };
+        facts.push(fact(name, version.unwrap_or_else(missing), verdict));
     }
     facts
 }
@@ -117,9 +144,9 @@ fn operation(case: &Case, accelerator: Accelerator, device: &Device) -> Finding 
         Ok((error, same)) => {
             let ok = error <= tolerance(case.dtype) && (same || repeats_loosely(case, accelerator));
             let replay = if same { "replay the same bits" } else { "replay other bits" };
-            Finding { about, name, value: format!("relative error {error:.1e}, {replay}"), ok }
+            Finding { about, name, value: format!("relative error {error:.1e}, {replay}"), verdict: Verdict::of(ok) }
         }
-        Err(error) => Finding { about, name, value: error.to_string(), ok: false },
+        Err(error) => Finding { about, name, value: error.to_string(), verdict: Verdict::Fail },
     }
 }
 
@@ -167,8 +194,10 @@ fn all_reduce(device: &Device, group: &Rc<dyn Communicator>) -> Finding {
     };
     let name = format!("all-reduce over {} ranks", group.size());
     match sum() {
-        Ok(ok) => Finding { about: "ranks", name, value: if ok { "right" } else { "wrong" }.into(), ok },
-        Err(error) => Finding { about: "ranks", name, value: error.to_string(), ok: false },
+        Ok(ok) => {
+            Finding { about: "ranks", name, value: if ok { "right" } else { "wrong" }.into(), verdict: Verdict::of(ok) }
+        }
+        Err(error) => Finding { about: "ranks", name, value: error.to_string(), verdict: Verdict::Fail },
     }
 }
 
@@ -182,9 +211,11 @@ fn rates(device: &Device) -> Vec<Finding> {
                 let share = share.map_or(String::new(), |share| format!(", {share:.0} % of the data sheet's"));
                 let digits = usize::from(rate.unit == "us");
                 let value = format!("{:.digits$} {}{share}", rate.value, rate.unit);
-                Finding { about: "rate", name: rate.name, value, ok: true }
+                Finding { about: "rate", name: rate.name, value, verdict: Verdict::Ok }
             })
             .collect(),
-        Err(error) => vec![Finding { about: "rate", name: "rates".into(), value: error.to_string(), ok: false }],
+        Err(error) => {
+            vec![Finding { about: "rate", name: "rates".into(), value: error.to_string(), verdict: Verdict::Fail }]
+        }
     }
 }
