@@ -168,10 +168,12 @@ fn together<T>(watch: &Option<Rc<Watch>>, name: &str, wait: impl FnOnce() -> T) 
 
 /// Fails on all ranks where two of one host have the same GPU, as a launcher that shows each rank but one leaves open.
 ///
-/// NCCL refuses that within what it takes for a host, which `NCCL_HOSTID` names; ranks with other names may share a GPU,
-/// so that any layout can be tried, slowly, on a small machine.
+/// NCCL refuses that within what it takes for a host, which `NCCL_HOSTID` names, unless it is told not to (from 2.30 on).
+/// So any layout can be tried, slowly, on a small machine.
 fn one_gpu_each(world: &MpiWorld, device: &Device) -> Result<(), UserError> {
-    let Some(gpu) = device.gpu() else { return Ok(()) };
+    let Some(gpu) = device.gpu().filter(|_| std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() != Ok("1")) else {
+        return Ok(());
+    };
     let here = format!("{} {}", std::env::var("NCCL_HOSTID").unwrap_or_default(), gpu.uuid);
     let all: Vec<String> = (0..world.size()).map(|rank| world.text_of(rank, here.clone())).collect();
     let Some((first, second)) = first_twice(&all) else { return Ok(()) };
@@ -179,7 +181,7 @@ fn one_gpu_each(world: &MpiWorld, device: &Device) -> Result<(), UserError> {
         format!("ranks {first} and {second} have the same GPU, {}", all[first].trim_start()),
         "each rank has a GPU of its own",
         "show all ranks of a node all of its GPUs, or each another one: CUDA_VISIBLE_DEVICES; \
-         to try a layout on fewer, give each rank another NCCL_HOSTID",
+         to try a layout on fewer GPUs, give each of these ranks another NCCL_HOSTID",
     ))
 }
 
