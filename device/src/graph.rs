@@ -110,6 +110,8 @@ impl Graph {
             let node = &self.nodes[index];
             match &node.op {
                 Op::Collective(_) => under_way.finish_conflicts(&self.nodes, node)?,
+                // A mark says what has begun: transfers go on meanwhile.
+                Op::Mark(_) => {}
                 _ => node.dependencies.iter().try_for_each(|&before| under_way.finish(&self.nodes, before))?,
             }
             let note = if timed { self.note(core, node) } else { Note::Nothing };
@@ -152,6 +154,13 @@ impl Graph {
                 }
             }
         }
+        let transfer = |index: usize| matches!(self.nodes[index].op, Op::Collective(_));
+        let mark = |index: usize| matches!(self.nodes[index].op, Op::Mark(_));
+        // Whose followers wait for a transfer: marks pass that on.
+        let mut leads = vec![false; self.nodes.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            leads[index] = transfer(index) || (mark(index) && node.dependencies.iter().any(|&before| leads[before]));
+        }
         let mut ready: Vec<usize> = (0..self.nodes.len()).filter(|&index| waits_for[index] == 0).collect();
         let mut order = Vec::with_capacity(self.nodes.len());
         // Mixed, or the draws of a launch would be those of the one before but for the first.
@@ -162,11 +171,11 @@ impl Graph {
             let mut at = draw % ready.len();
             // A node that waits for a transfer would hold up this one thread, on a GPU only its own stream: what other
             // ranks may need to send theirs goes first.
-            let transfer = |index: usize| matches!(self.nodes[index].op, Op::Collective(_));
-            let waits = self.nodes[ready[at]].dependencies.iter().any(|&before| transfer(before));
-            if waits && !transfer(ready[at]) {
-                let transfers: Vec<usize> = (0..ready.len()).filter(|&at| transfer(ready[at])).collect();
-                at = transfers.get(draw % transfers.len().max(1)).copied().unwrap_or(at);
+            let free = |index: usize| transfer(index) || mark(index);
+            let waits = self.nodes[ready[at]].dependencies.iter().any(|&before| leads[before]);
+            if waits && !free(ready[at]) {
+                let first: Vec<usize> = (0..ready.len()).filter(|&at| free(ready[at])).collect();
+                at = first.get(draw % first.len().max(1)).copied().unwrap_or(at);
             }
             let index = ready.swap_remove(at);
             order.push(index);
@@ -193,9 +202,14 @@ impl UnderWay {
         self.transfers.iter().any(|(index, ..)| *index == node)
     }
 
+    /// Whether others may wait for transfers through this node: it is one, or it did not wait itself.
+    fn passes(&self, nodes: &[Node], node: usize) -> bool {
+        self.has(node) || matches!(nodes[node].op, Op::Mark(_))
+    }
+
     /// Waits for a node, if it is one of these, and for those it depends on.
     fn finish(&mut self, nodes: &[Node], node: usize) -> Result<()> {
-        if !self.has(node) {
+        if self.transfers.is_empty() || !self.passes(nodes, node) {
             return Ok(());
         }
         nodes[node].dependencies.iter().try_for_each(|&before| self.finish(nodes, before))?;
@@ -209,7 +223,7 @@ impl UnderWay {
     fn finish_conflicts(&mut self, nodes: &[Node], transfer: &Node) -> Result<()> {
         let mut before = transfer.dependencies.clone();
         while let Some(node) = before.pop().filter(|_| !self.transfers.is_empty()) {
-            if !self.has(node) {
+            if !self.passes(nodes, node) {
                 continue;
             }
             if nodes[node].accesses.conflicts(&transfer.accesses) {

@@ -34,6 +34,7 @@ struct Case {
     graphs: GraphOptions,
     shuffle: Option<u64>,
     rehearses: bool,
+    watched: bool,
 }
 
 impl Case {
@@ -57,6 +58,7 @@ impl Case {
             graphs,
             shuffle: None,
             rehearses: false,
+            watched: false,
         }
     }
 
@@ -87,6 +89,7 @@ impl Case {
             steps: STEPS,
             shuffle: self.shuffle,
             rehearses: self.rehearses,
+            watched: self.watched,
             distributed_optimizer: self.divided,
             blocks: self.blocks.clone(),
             clip: self.clip,
@@ -204,6 +207,29 @@ fn uneven_parts_odd_rings_and_large_groups_have_the_bits_of_one_rank() {
         assert_bits_of_one_rank(&case);
         let graphs = GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() };
         assert!(Case { graphs, ..case.clone() }.train() == case.train(), "{case:?}: graphs change numbers");
+    }
+}
+
+#[test]
+fn marks_of_receives_that_wait_hold_up_no_rank_in_groups_larger_than_the_stages() {
+    let untied =
+        |stages, microbatches| Case { tied: false, watched: true, ..Case::new(Kind::Gpt, stages, 2, microbatches) };
+    for case in [
+        Case { group: Some(3), ..untied(2, 5) },
+        Case { group: Some(3), ..untied(2, 6) },
+        Case { group: Some(4), layers: 6, ..untied(3, 8) },
+        Case { group: Some(5), layers: 6, ..untied(3, 8) },
+    ] {
+        let bits = Case { watched: false, ..case.clone() }.train();
+        for scope in [Scope::FullIteration, Scope::PerLayer] {
+            let graphs = GraphOptions { scope, ..GraphOptions::default() };
+            for shuffle in [None, Some(3)] {
+                assert!(
+                    Case { graphs: graphs.clone(), shuffle, ..case.clone() }.train() == bits,
+                    "{case:?}, {scope:?}"
+                );
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use device::cuda::CudaOptions;
 use device::ops::NormKind;
-use device::{Communicator, DType, Device, HostOptions};
+use device::{Communicator, DType, Device, HostOptions, Progress};
 use graph_manager::GraphOptions;
 use parallel::{PipelineGroups, PipelineStage};
 use trainer::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
@@ -111,6 +111,8 @@ pub struct Run {
     pub pipeline: Option<PipelineGroups>,
     /// Go through the step before the first one, as stages on GPUs do.
     pub rehearses: bool,
+    /// Work leaves marks, as where ranks watch each other.
+    pub watched: bool,
     /// Blocks that backward computes again together.
     pub recompute: Option<usize>,
     /// Largest gradient norm; 0 = no clipping.
@@ -145,6 +147,7 @@ impl Run {
             blocks: Vec::new(),
             pipeline: None,
             rehearses: false,
+            watched: false,
             recompute: None,
             clip: 1.0,
             learning_rate: 1e-2,
@@ -157,7 +160,11 @@ impl Run {
             let options = CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: self.check };
             return Device::cuda(options).unwrap();
         }
-        Device::host(HostOptions { threads: self.threads, check: self.check, dry: false }).unwrap()
+        let device = Device::host(HostOptions { threads: self.threads, check: self.check, dry: false }).unwrap();
+        if self.watched {
+            device.watch(Progress::default()).unwrap();
+        }
+        device
     }
 
     pub fn stage(&self, device: &Device) -> Stage {
