@@ -81,7 +81,7 @@ impl<'m> StepContext<'m> {
     pub fn completes_gradients(&self) -> bool {
         let region = self.current.map(|current| current.region);
         region.is_some_and(|region| {
-            region.microbatch() == Some(self.microbatches - 1) && region.completes_gradients(&self.manager.options)
+            region.microbatch() == Some(self.microbatches - 1) && region.completes_gradients(&self.manager.shape)
         })
     }
 
@@ -178,7 +178,7 @@ impl<'m> StepContext<'m> {
         let graphs = matches!(self.phase, Phase::Run { graphs: true, .. });
         if graphs && !self.capturing && region.captured(&self.manager.options).is_ok() {
             let state = &self.manager.states[&self.state];
-            let key = state.key(&self.manager.options, self.mode, region, self.microbatches);
+            let key = state.key(&self.manager.shape, self.mode, region, self.microbatches);
             if state.graphs.contains_key(&key) {
                 let next = state.recordings[&self.microbatches].order[visit].next;
                 if let Phase::Run { position, .. } = &mut self.phase {

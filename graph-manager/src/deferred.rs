@@ -55,7 +55,7 @@ impl StepContext<'_> {
     fn deferred_key(&self) -> Option<DeferredKey> {
         let region = self.current?.region;
         let (layer, microbatch) = region.layer().zip(region.microbatch())?;
-        if !self.manager.options.splits_backward {
+        if !self.manager.shape.splits_backward {
             return None;
         }
         let backward = Region::Backward { layer, microbatch };

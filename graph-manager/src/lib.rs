@@ -15,6 +15,7 @@ mod placement;
 mod plan;
 mod region;
 mod report;
+mod step_shape;
 
 pub use beside::{Fork, SideStream};
 pub use context::StepContext;
@@ -25,3 +26,4 @@ pub use options::{GraphOptions, Mempool, Scope};
 pub use plan::MemoryUse;
 pub use region::{Mode, Region};
 pub use report::{EagerReport, GraphReport, Report};
+pub use step_shape::StepShape;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use device::{Area, Device, Graph, Op, Stream, Tensor};
+use device::{Area, Device, Graph, Op, Stream, StreamId, Tensor};
 
 use crate::beside::SideStream;
 use crate::context::Phase;
@@ -13,6 +13,7 @@ use crate::kept::KeptKey;
 use crate::plan::{AreaKind, Plan, Recording};
 use crate::{
     EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, Scope, StepContext,
+    StepShape,
 };
 
 /// Runs steps: the first pass over a step is a recording that runs nothing, from which memory is planned; then come
@@ -27,6 +28,7 @@ pub struct CudaGraphManager {
     pub(crate) compute: Stream,
     pub(crate) beside: Rc<SideStream>,
     pub(crate) options: GraphOptions,
+    pub(crate) shape: StepShape,
     /// Called once per mode and plan before its first capture.
     before_capture: Option<Box<dyn Fn() -> Result<()>>>,
 }
@@ -72,11 +74,11 @@ pub(crate) struct Captured {
 }
 
 impl CudaGraphManager {
-    /// A manager whose regions run on `compute`.
+    /// A manager of steps of that shape, whose regions run on `compute`.
     ///
     /// # Errors
     /// [`Error::Usage`] when graphs are on without a warm-up step.
-    pub fn new(compute: Stream, options: GraphOptions) -> Result<CudaGraphManager> {
+    pub fn new(compute: Stream, options: GraphOptions, shape: StepShape) -> Result<CudaGraphManager> {
         if options.enable && options.warmup_steps == 0 {
             return Err(Error::Usage {
                 problem: "warmup_steps is 0, but every collective must have run once before it is captured".into(),
@@ -91,6 +93,7 @@ impl CudaGraphManager {
             device,
             compute,
             options,
+            shape,
             before_capture: None,
         })
     }
@@ -111,7 +114,7 @@ impl CudaGraphManager {
     }
 
     /// Goes through a step without running it, and plans its memory. Record every mode, each with every number of
-    /// microbatches that will come, the largest first, before the first [`CudaGraphManager::step`], which allocates.
+    /// microbatches that will come, before the first [`CudaGraphManager::step`], which allocates.
     ///
     /// # Errors
     /// What `body` returns; [`Error::Usage`] when the step does not fit an earlier recording of the mode.
@@ -132,7 +135,8 @@ impl CudaGraphManager {
         let key = self.state_key(mode, microbatches);
         match self.states.get_mut(&key) {
             None => {
-                let plan = Plan::new(&recording, &self.options, self.compute.id());
+                let slots = recording.in_flight(&self.shape);
+                let plan = Plan::new(&recording, slots, &self.options, &self.shape, self.compute.id());
                 let recordings = BTreeMap::from([(microbatches, recording)]);
                 let state = State {
                     recordings,
@@ -146,7 +150,10 @@ impl CudaGraphManager {
                 self.states.insert(key, state);
             }
             Some(state) => {
-                state.accept(&recording, &self.options)?;
+                if self.areas.is_empty() {
+                    state.make_room(&recording, &self.options, &self.shape, self.compute.id());
+                }
+                state.accept(&recording, &self.shape)?;
                 state.recordings.insert(microbatches, recording);
             }
         }
@@ -193,13 +200,13 @@ impl CudaGraphManager {
         self.planned().into_iter().map(|(kind, bytes)| MemoryUse { area: kind.to_string(), bytes }).collect()
     }
 
-    /// Graphs the recorded training step will have: each region that is captured, by slot and variant.
+    /// Graphs that recorded steps of the mode will have: each region that is captured, by slot and variant.
     pub fn expected_graphs(&self, mode: Mode) -> usize {
         let mut keys = std::collections::BTreeSet::new();
         for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
             for recording in state.recordings.values() {
                 for (region, _) in recording.submitted(&self.options).filter(|(_, captured)| captured.is_ok()) {
-                    keys.insert((kind, state.key(&self.options, mode, region, recording.microbatches)));
+                    keys.insert((kind, state.key(&self.shape, mode, region, recording.microbatches)));
                 }
             }
         }
@@ -282,6 +289,12 @@ impl CudaGraphManager {
         result
     }
 
+    /// Whether steps of that kind no longer warm up or capture.
+    pub fn is_settled(&self, mode: Mode, microbatches: usize) -> bool {
+        let warm_up = if self.options.enable { self.options.warmup_steps } else { 0 };
+        self.states.get(&self.state_key(mode, microbatches)).is_some_and(|state| state.steps > warm_up)
+    }
+
     /// What has been captured so far.
     pub fn report(&self) -> Report {
         let mut graphs = Vec::new();
@@ -308,26 +321,37 @@ impl CudaGraphManager {
 
 impl State {
     /// The key of a region's graph.
-    pub(crate) fn key(&self, options: &GraphOptions, mode: Mode, region: Region, microbatches: usize) -> GraphKey {
-        let completes = region.completes_gradients(options);
+    pub(crate) fn key(&self, shape: &StepShape, mode: Mode, region: Region, microbatches: usize) -> GraphKey {
+        let completes = region.completes_gradients(shape);
         let forward = matches!(region, Region::Forward { .. });
         let first = region.microbatch() == Some(0);
         let last = region.microbatch() == Some(microbatches - 1);
         GraphKey {
             region: self.plan.canonical(region, microbatches),
-            gathering: forward && first && options.gathers,
-            reducing: completes && last && options.reduces && mode == Mode::Train,
+            gathering: forward && first && shape.gathers,
+            reducing: completes && last && shape.reduces && mode == Mode::Train,
             overwriting: mode == Mode::Train && microbatches == 1,
         }
     }
 
+    /// Plans anew where a step with another number of microbatches needs more slots. It may with fewer of them: of an
+    /// interleaved pipeline's last group, if it is not whole, more can be in flight.
+    fn make_room(&mut self, recording: &Recording, options: &GraphOptions, shape: &StepShape, compute: StreamId) {
+        let needed = recording.in_flight(shape);
+        let slots: Vec<usize> = needed.iter().zip(&self.plan.slots).map(|(a, b)| *a.max(b)).collect();
+        let largest = self.recordings.values().next_back().filter(|known| known.microbatches > recording.microbatches);
+        if slots != self.plan.slots {
+            self.plan = Plan::new(largest.unwrap_or(recording), slots, options, shape, compute);
+        }
+    }
+
     /// Whether a step with another number of microbatches fits the plan.
-    fn accept(&self, recording: &Recording, options: &GraphOptions) -> Result<()> {
-        for (in_flight, slots) in recording.in_flight(options).iter().zip(&self.plan.slots) {
+    fn accept(&self, recording: &Recording, shape: &StepShape) -> Result<()> {
+        for (in_flight, slots) in recording.in_flight(shape).iter().zip(&self.plan.slots) {
             if in_flight > slots {
                 return Err(Error::Usage {
                     problem: format!("{in_flight} microbatches are in flight at once, the plan has {slots} slots"),
-                    fix: "record the largest number of microbatches first",
+                    fix: "record every number of microbatches that will come before the first step",
                 });
             }
         }

@@ -34,16 +34,6 @@ pub struct GraphOptions {
     pub capture_optimizer: bool,
     /// Eager steps before the first capture; at least 1.
     pub warmup_steps: usize,
-    /// The first layer of each chunk of layers that a microbatch goes through at once: microbatches are in flight, and
-    /// have slots, by chunk. Empty where there is only one.
-    pub chunks: Vec<usize>,
-    /// Backwards put off the gradients of weights to regions of their own, [`crate::Region::Weights`]; these then complete
-    /// a layer's gradients.
-    pub splits_backward: bool,
-    /// The last microbatch's regions that complete gradients reduce them, so they have graphs of their own.
-    pub reduces: bool,
-    /// The first microbatch's forward regions gather weights, so they have graphs of their own.
-    pub gathers: bool,
     /// Overwrite buffers with poison after their last use, so that a stray read shows in the numbers.
     pub poison: bool,
 }
@@ -57,26 +47,12 @@ impl Default for GraphOptions {
             share_io_buffers: true,
             capture_optimizer: true,
             warmup_steps: 1,
-            chunks: Vec::new(),
-            splits_backward: false,
-            reduces: false,
-            gathers: false,
             poison: false,
         }
     }
 }
 
 impl GraphOptions {
-    /// The chunk a layer belongs to.
-    pub(crate) fn chunk_of(&self, layer: usize) -> usize {
-        self.chunks.iter().rposition(|first| *first <= layer).unwrap_or(0)
-    }
-
-    /// Chunks of layers.
-    pub(crate) fn chunk_count(&self) -> usize {
-        self.chunks.len().max(1)
-    }
-
     /// Whether buffers that live beyond a region lie in slots rather than in one plan over the step.
     pub(crate) fn slots(&self) -> bool {
         self.mempool == Mempool::PerMicrobatch && (self.scope == Scope::PerLayer || !self.enable)

@@ -10,7 +10,7 @@ use device::{BufferId, Op, StreamId, TraceEvent};
 use crate::deferred::DeferredKey;
 use crate::kept::KeptKey;
 use crate::placement::{Interval, place};
-use crate::{GraphOptions, Region};
+use crate::{GraphOptions, Region, StepShape};
 
 /// One pass over a step with nothing run: its regions in order, the buffers they take, and what was submitted.
 #[derive(Default)]
@@ -70,11 +70,11 @@ impl Recording {
     }
 
     /// By chunk, most microbatches between their first region and their last at any time: the number of slots.
-    pub(crate) fn in_flight(&self, options: &GraphOptions) -> Vec<usize> {
-        let mut spans: Vec<BTreeMap<usize, (usize, usize)>> = vec![BTreeMap::new(); options.chunk_count()];
+    pub(crate) fn in_flight(&self, shape: &StepShape) -> Vec<usize> {
+        let mut spans: Vec<BTreeMap<usize, (usize, usize)>> = vec![BTreeMap::new(); shape.chunk_count()];
         for (at, visit) in self.order.iter().enumerate() {
             if let (Some(layer), Some(microbatch)) = (visit.region.layer(), visit.region.microbatch()) {
-                spans[options.chunk_of(layer)].entry(microbatch).or_insert((at, at)).1 = at;
+                spans[shape.chunk_of(layer)].entry(microbatch).or_insert((at, at)).1 = at;
             }
         }
         spans.iter().map(most_at_once).collect()
@@ -143,18 +143,28 @@ pub(crate) struct Plan {
     pub(crate) areas: BTreeMap<AreaKind, usize>,
     /// By chunk.
     pub(crate) slots: Vec<usize>,
-    options: GraphOptions,
+    /// Whether what outlives a region lies in slots.
+    by_slot: bool,
+    shape: StepShape,
 }
 
 impl Plan {
-    pub(crate) fn new(recording: &Recording, options: &GraphOptions, compute: StreamId) -> Plan {
+    /// For a step as recorded, with this many slots for each chunk, as many as its microbatches in flight or more.
+    pub(crate) fn new(
+        recording: &Recording,
+        slots: Vec<usize>,
+        options: &GraphOptions,
+        shape: &StepShape,
+        compute: StreamId,
+    ) -> Plan {
         let by_slot = options.slots();
         let mut plan = Plan {
             placements: HashMap::new(),
             dead_after: HashMap::new(),
             areas: BTreeMap::new(),
-            slots: recording.in_flight(options),
-            options: options.clone(),
+            slots,
+            by_slot,
+            shape: shape.clone(),
         };
         let uses = lifetimes(&recording.events, compute);
         // One microbatch stands for all of its slot: they repeat each other, shifted in time.
@@ -180,7 +190,7 @@ impl Plan {
                 continue;
             }
             let area = match (key.layer(), key.microbatch()) {
-                (Some(layer), Some(slot)) if by_slot => AreaKind::Slot { chunk: options.chunk_of(layer), slot },
+                (Some(layer), Some(slot)) if by_slot => AreaKind::Slot { chunk: shape.chunk_of(layer), slot },
                 _ => AreaKind::Step,
             };
             lasting.entry(area).or_default().push((buffer, used));
@@ -197,8 +207,8 @@ impl Plan {
     /// The region that stands for this one: that of its slot, or itself.
     pub(crate) fn canonical(&self, region: Region, microbatches: usize) -> Region {
         match (region.layer(), region.microbatch()) {
-            (Some(layer), Some(microbatch)) if self.options.slots() => {
-                let slots = self.slots[self.options.chunk_of(layer)];
+            (Some(layer), Some(microbatch)) if self.by_slot => {
+                let slots = self.slots[self.shape.chunk_of(layer)];
                 region.with_microbatch((microbatches - 1 - microbatch) % slots)
             }
             _ => region,

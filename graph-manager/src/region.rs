@@ -1,6 +1,6 @@
 //! The pieces a step is made of.
 
-use crate::{GraphOptions, Scope};
+use crate::{GraphOptions, Scope, StepShape};
 
 /// What a step is for. Each mode has its own recording, plan and graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,9 +131,9 @@ impl Region {
     }
 
     /// Whether a layer has all gradients of the microbatch once it is done.
-    pub(crate) fn completes_gradients(self, options: &GraphOptions) -> bool {
+    pub(crate) fn completes_gradients(self, shape: &StepShape) -> bool {
         match self {
-            Region::Backward { .. } => !options.splits_backward,
+            Region::Backward { .. } => !shape.splits_backward,
             Region::Weights { .. } => true,
             _ => false,
         }
@@ -159,7 +159,7 @@ impl Region {
             Region::Outputs { .. } | Region::OutputGradients { .. } | Region::InputGradients { .. } => {
                 Err("it meets transfers between stages")
             }
-            _ => Err("it is eager by nature"),
+            _ => Err("it is part of a larger region's graph"),
         }
     }
 }

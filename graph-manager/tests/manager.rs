@@ -6,6 +6,7 @@ use device::ops::{Add, Copy, Fill};
 use device::{Area, DType, Device, HostOptions, Stream, Tensor};
 use graph_manager::{
     CudaGraphManager, Error, Fork, GraphOptions, Mempool, Mode, Region, Result, Scope, SideStream, StepContext,
+    StepShape,
 };
 
 const LAYERS: usize = 3;
@@ -89,7 +90,7 @@ impl Toy {
     }
 
     fn manager(&self, options: GraphOptions) -> CudaGraphManager {
-        CudaGraphManager::new(self.compute.clone(), options).unwrap()
+        CudaGraphManager::new(self.compute.clone(), options, StepShape::default()).unwrap()
     }
 
     /// The sum after each of six steps.
@@ -268,7 +269,7 @@ fn a_buffer_that_changes_size_is_named() {
 fn graphs_without_a_warm_up_step_are_refused() {
     let toy = toy();
     let options = GraphOptions { warmup_steps: 0, ..GraphOptions::default() };
-    let error = CudaGraphManager::new(toy.compute.clone(), options).err().unwrap().to_string();
+    let error = CudaGraphManager::new(toy.compute.clone(), options, StepShape::default()).err().unwrap().to_string();
     assert!(error.contains("warmup_steps is 0") && error.contains("Fix:"), "{error}");
 }
 

@@ -126,7 +126,7 @@ pub fn run(
     steps: usize,
     began: Instant,
 ) -> Result<BenchResult, RunError> {
-    let mut stage = stage(plan, device, ranks, false)?;
+    let mut stage = stage(plan, device, ranks)?;
     load_start(plan, device, &stage)?;
     let batch = random_batch(plan).staged(&stage.staging(1)?);
     let mut step = 0;

@@ -92,9 +92,10 @@ fn main() {
     // All validation comes before the device is touched; of the ranks that refuse, the first speaks.
     // A benchmark makes its own data.
     let open = if request.dry_run || bench.is_some() { run::source_to_plan } else { run::source };
-    let (plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
+    let (mut plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
         .and_then(|plan| open(&plan).map(|source| (plan, source)))
         .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
+    plan.graphs.poison = request.check_graphs;
     let accelerator = Accelerator::choose(&plan.config.train.device, &ranks)
         .unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     if main {

@@ -198,16 +198,12 @@ fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {
         )
     })?;
     Ok(GraphOptions {
-        chunks: Vec::new(),
         enable: graph.enable,
         scope: if graph.scope == "full_iteration" { Scope::FullIteration } else { Scope::PerLayer },
         mempool: if graph.mempool == "single" { Mempool::Single } else { Mempool::PerMicrobatch },
         share_io_buffers: graph.share_io_buffers,
         capture_optimizer: graph.capture_optimizer,
         warmup_steps: graph.warmup_steps,
-        splits_backward: false,
-        reduces: false,
-        gathers: false,
         poison: false,
     })
 }

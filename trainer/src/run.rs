@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use device::{Communicator, Device};
+use graph_manager::Mode;
 use parallel::PipelineGroups;
 
 use crate::checkpoint::{Progress, SaveError, Session};
@@ -213,7 +214,7 @@ pub fn train(
     }
     // Of what a timeline needs nothing may be missing once work has begun; no graph is made before.
     let trace = session.is_some().then(|| StepTrace::prepare(plan, ranks, device)).transpose()?;
-    let mut stage = stage(plan, device, ranks, request.check_graphs)?;
+    let mut stage = stage(plan, device, ranks)?;
     if session.as_ref().is_none_or(Session::begins_anew) {
         load_start(plan, device, &stage)?;
     }
@@ -267,8 +268,8 @@ pub fn train(
         let waits = if step > start.step { Doing::WaitsForBatch } else { Doing::Starts };
         let (batch, data_wait) = ranks.activity.during(waits, || batches.next_batch())?;
         trace.before_step(device)?;
-        let warm = !plan.graphs.enable || step > start.step + plan.graphs.warmup_steps;
-        ranks.activity.set(if warm && step > start.step { Doing::Steps } else { Doing::Starts });
+        let settled = stage.graphs().is_settled(Mode::Train, settings.microbatches);
+        ranks.activity.set(if settled { Doing::Steps } else { Doing::Starts });
         let metrics = stage.train_step(settings, Some(&batch))?;
         trace.after_step(device)?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");

@@ -1,7 +1,6 @@
 //! From a plan to a stage that is ready to train.
 
 use device::{DType, Device};
-use graph_manager::GraphOptions;
 use parallel::Place;
 
 use crate::config::UserError;
@@ -17,12 +16,12 @@ use crate::step::{Stage, StageOptions};
 ///
 /// # Errors
 /// Out of memory, or settings that do not go together.
-pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
+pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<Stage, RunError> {
     // A dry host device plans for another machine.
     if device.gpu().is_some() || !device.is_dry() {
-        rehearse(plan, device, ranks, poison)?;
+        check_fits(plan, device, ranks)?;
     }
-    let mut stage = recorded_stage(plan, device, ranks, poison)?;
+    let mut stage = recorded_stage(plan, device, ranks)?;
     if device.gpu().is_some() && !device.is_dry() && plan.grid.pipeline > 1 {
         stage.rehearse(&plan.batch_size.microbatches(), plan.eval_interval().is_some())?;
         device.synchronize()?;
@@ -43,21 +42,21 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
     Ok(())
 }
 
-/// Goes through set-up without taking memory. The first rank of each stage in turn times how those matrix products that no
+/// Fails where the run does not fit, before anything is allocated: goes through set-up without taking memory. The first rank of each stage in turn times how those matrix products that no
 /// stage before has are best done on this GPU, and all ranks do as it found; what does not fit its memory, or the host's,
 /// is refused before anything is allocated.
-fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<(), RunError> {
+fn check_fits(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<(), RunError> {
     let mut needed = None;
     for pipeline in 0..plan.grid.pipeline {
         let first = plan.grid.rank(Place { pipeline, tensor: 0, data: 0 });
         if ranks.rank == first {
-            needed = Some(bytes_needed(plan, device, ranks, poison));
+            needed = Some(bytes_needed(plan, device, ranks));
             (ranks.text_of)(first, device.export_choices().unwrap_or_default());
         } else {
             device.import_choices(&(ranks.text_of)(first, String::new()))?;
         }
     }
-    let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, ranks, poison))?;
+    let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, ranks))?;
     if device.gpu().is_none() {
         return Ok(fits_host(needed, device, ranks)?);
     }
@@ -78,10 +77,10 @@ fn rehearse(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Res
 }
 
 /// What a stage takes of the device's memory, found without taking it.
-fn bytes_needed(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<usize, RunError> {
+fn bytes_needed(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<usize, RunError> {
     let dry = device.is_dry();
     device.set_dry(true);
-    let needed = recorded_stage(plan, device, ranks, poison).map(|stage| {
+    let needed = recorded_stage(plan, device, ranks).map(|stage| {
         let needed = device.allocated_bytes();
         drop(stage);
         needed
@@ -90,7 +89,7 @@ fn bytes_needed(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) ->
     needed
 }
 
-fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) -> Result<Stage, RunError> {
+fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<Stage, RunError> {
     let sequence = plan.config.parallel.sequence_parallel;
     let tensor = TensorParallel { group: ranks.tensor.clone(), sequence };
     let options = StageOptions {
@@ -108,7 +107,7 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks, poison: bool) 
         distributed_optimizer: plan.config.parallel.distributed_optimizer,
         grad_reduce: if plan.config.parallel.grad_reduce == "bf16" { DType::Bf16 } else { DType::F32 },
         pipeline: plan.stage(ranks.rank),
-        graphs: GraphOptions { poison, ..plan.graphs.clone() },
+        graphs: plan.graphs.clone(),
     };
     let architecture = plan.model.part(tensor, plan.layers(ranks.rank));
     let mut stage = Stage::new(device, &architecture, options, ranks.group.clone(), ranks.pipeline.clone())?;

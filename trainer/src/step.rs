@@ -132,19 +132,20 @@ impl Stage {
 
     /// Goes through a step without its update and without transfers between stages, for each of these numbers of
     /// microbatches, so that stages have nothing left to load or capture while they wait for each other; see
-    /// [`CudaGraphManager::rehearse`]. Inputs and what would come from other stages are zeros.
+    /// [`CudaGraphManager::rehearse`]. Evaluation has the first of these numbers. Inputs and what would come from other
+    /// stages are zeros.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn rehearse(&mut self, microbatches: &[usize], evaluates: bool) -> Result<()> {
         self.inputs.clear(self.compute.device())?;
-        for &microbatches in microbatches {
+        for (at, &microbatches) in microbatches.iter().enumerate() {
             let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
             self.begin(settings, None)?;
             let (graphs, work, optimizer) = self.parts();
             let work = Work { rehearses: true, ..work };
             graphs.rehearse(Mode::Train, microbatches, &mut |cx| train(cx, &work, optimizer))?;
-            if evaluates {
+            if evaluates && at == 0 {
                 graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| evaluate(cx, &work))?;
             }
         }

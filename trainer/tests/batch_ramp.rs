@@ -4,6 +4,12 @@ mod runs;
 
 use runs::{Folder, bits, copy_run, expect, metrics, run};
 
+/// Chunks whose groups of microbatches are larger than the stages: of 5 microbatches, 4 are in flight on the first chunk of
+/// the last stage and 2 on its second; of 6, 4 and 1.
+const LARGE_GROUPS: &str = "--layers 4 --pipeline-model-parallel-size 2 --virtual-pipeline-model-parallel-size 2 \
+    --microbatch-group-size-per-virtual-pipeline-stage 3 --steps 6 --micro-batch-size 1 --global-batch-size 6 \
+    --rampup-batch-size [5,1,20] --eval-interval 0";
+
 /// Batches of 2, 4, 6 and then 8 samples, 12 samples of each but the last: 6 steps of 2, 3 of 4, 2 of 6, 1 of 8.
 const RAMP: &str = "--steps 12 --save-interval 7 --micro-batch-size 1 --rampup-batch-size [2,2,36]";
 
@@ -48,4 +54,15 @@ fn two_ranks_and_a_pipeline_of_two_share_a_growing_batch() {
             }
         }
     }
+}
+
+#[test]
+fn a_ramp_whose_smaller_step_has_more_in_flight_is_planned_for() {
+    let mut all = Vec::new();
+    for graphs in ["", GRAPHS[0], GRAPHS[2]] {
+        let folder = Folder::new("ramp-groups");
+        expect(&run(2, &folder.0, &format!("{LARGE_GROUPS} {graphs}")), 0, &["done: loss"]);
+        all.push(metrics(&folder.0));
+    }
+    assert!(all.iter().all(|one| *one == all[0]), "graphs change numbers");
 }

@@ -27,7 +27,7 @@ fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {
 fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
     let ranks = Ranks::alone(1);
-    let stage = stage(plan, &device, &ranks, false)?;
+    let stage = stage(plan, &device, &ranks)?;
     load_start(plan, &device, &stage)?;
     Ok((device, stage))
 }

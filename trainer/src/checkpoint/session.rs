@@ -298,11 +298,12 @@ fn flat(config: &str) -> BTreeMap<String, String> {
     let table: toml::Table = config.parse().unwrap_or_default();
     let mut values = BTreeMap::new();
     for (section, content) in table {
-        if ["checkpoint", "logging", "cuda_graph", "parallel"].contains(&section.as_str()) {
-            continue;
-        }
         for (name, value) in content.as_table().into_iter().flatten() {
-            values.insert(format!("{section}.{name}"), value.to_string());
+            let key = format!("{section}.{name}");
+            let alike = ["checkpoint", "logging", "cuda_graph", "parallel", "recompute"].contains(&section.as_str());
+            if !alike || key == "parallel.grad_reduce" {
+                values.insert(key, value.to_string());
+            }
         }
     }
     for key in ["train.device", "train.threads", "train.eval_interval", "train.eval_steps"] {
@@ -317,9 +318,18 @@ mod tests {
 
     #[test]
     fn only_settings_that_numbers_depend_on_count_as_changes() {
-        let before = "[train]\nseed = 1\nthreads = 2\n[optimizer]\nlr = 0.1\n[logging]\ndir = \"a\"\n";
-        let now = "[train]\nseed = 1\nthreads = 4\n[optimizer]\nlr = 0.2\nclip = 1.0\n[logging]\ndir = \"b\"\n";
-        assert_eq!(changes(before, now), ["optimizer.clip = 1.0 (was unset)", "optimizer.lr = 0.2 (was 0.1)"]);
+        let before = "[train]\nseed = 1\nthreads = 2\n[optimizer]\nlr = 0.1\n[logging]\ndir = \"a\"\n\
+                      [recompute]\ngranularity = \"none\"\n[parallel]\ntensor = 1\ngrad_reduce = \"f32\"\n";
+        let now = "[train]\nseed = 1\nthreads = 4\n[optimizer]\nlr = 0.2\nclip = 1.0\n[logging]\ndir = \"b\"\n\
+                   [recompute]\ngranularity = \"full\"\n[parallel]\ntensor = 2\ngrad_reduce = \"bf16\"\n";
+        assert_eq!(
+            changes(before, now),
+            [
+                "optimizer.clip = 1.0 (was unset)",
+                "optimizer.lr = 0.2 (was 0.1)",
+                "parallel.grad_reduce = \"bf16\" (was \"f32\")",
+            ]
+        );
         assert!(changes(now, now).is_empty());
     }
 }

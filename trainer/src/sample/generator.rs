@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use device::{Area, DType, Device, Stream, Tensor, bf16};
-use graph_manager::{CudaGraphManager, GraphOptions, Mempool, Mode, Region, Report, Result, Scope};
+use graph_manager::{CudaGraphManager, GraphOptions, Mempool, Mode, Region, Report, Result, Scope, StepShape};
 
 use super::Sampler;
 use crate::model::{Cursor, Decoder, GptShape};
@@ -51,7 +51,7 @@ impl Generator {
         let logits = device.allocate_tensor(&mut areas, "logits", [1, shape.padded_vocab], shape.dtype)?;
         let options = GraphOptions { scope: Scope::FullIteration, mempool: Mempool::Single, ..GraphOptions::default() };
         let mut generator = Generator {
-            graphs: CudaGraphManager::new(compute.clone(), options)?,
+            graphs: CudaGraphManager::new(compute.clone(), options, StepShape::default())?,
             decoder: Rc::new(Decoder::new(device, shape, &params)?),
             compute,
             _params: params,

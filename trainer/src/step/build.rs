@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use device::ops::{Control, Status};
 use device::{Communicator, DType, Device};
-use graph_manager::{CudaGraphManager, GraphOptions, Result};
+use graph_manager::{CudaGraphManager, GraphOptions, Result, StepShape};
 use parallel::{PipelineGroups, PipelineStage};
 
 use super::{Stage, StepNumbers};
@@ -108,9 +108,9 @@ impl Stage {
         let chunks = layers.chunks.iter().map(|chunk| chunk.start).collect();
         let splits_backward = options.pipeline.zero_bubble;
         let gathers = shard.is_part();
-        let graphs = GraphOptions { chunks, splits_backward, reduces, gathers, ..options.graphs };
+        let shape = StepShape { chunks, splits_backward, reduces, gathers };
         Ok(Stage {
-            graphs: CudaGraphManager::new(compute.clone(), graphs)?,
+            graphs: CudaGraphManager::new(compute.clone(), options.graphs, shape)?,
             reducer,
             partial,
             pipeline,
