@@ -1,7 +1,8 @@
 //! Records one training step, plans its memory, captures its regions into graphs and replays them.
 //!
 //! Start with [`Region`] (what a step is made of) and [`CudaGraphManager::step`] (what happens to it), then read the
-//! memory plan. This crate knows layers only through [`Layer`]; it knows no model, no NCCL and no MPI.
+//! memory plan. Regions are closures: this crate knows no model, no NCCL and no MPI. [`Layer`] is what it asks of the code
+//! of a layer.
 
 mod beside;
 mod context;

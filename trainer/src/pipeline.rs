@@ -126,7 +126,7 @@ impl Pipeline {
     /// The transfers of a step; of one that is only rehearsed nothing is sent, and what lies in the buffers has arrived.
     pub fn begin(&self, order: &[Task], rehearses: bool) -> Transfers<'_> {
         let arrivals = |direction| self.place.arrivals(direction, order);
-        let lane = |way, direction| Lane { way, arrivals: arrivals(direction), sends: false, rehearses };
+        let lane = |way, direction| Lane { way, arrivals: arrivals(direction), sending: false, rehearses };
         Transfers {
             place: self.place,
             forward: lane(&self.forward, Direction::Forward),
@@ -165,7 +165,7 @@ struct Lane<'p> {
     way: &'p Way,
     arrivals: Arrivals,
     /// A send is under way that nothing has waited for.
-    sends: bool,
+    sending: bool,
     rehearses: bool,
 }
 
@@ -308,14 +308,14 @@ impl Lane<'_> {
             outbox.stream.submit(Collective::in_place(kind, outbox.communicator.clone(), outbox.departure))?;
         }
         outbox.stream.record(&outbox.sent)?;
-        self.sends = true;
+        self.sending = true;
         Ok(())
     }
 
     fn wait_for_send(&mut self, cx: &StepContext<'_>) -> Result<()> {
-        if let (true, Some(outbox)) = (self.sends, &self.way.outbox) {
+        if let (true, Some(outbox)) = (self.sending, &self.way.outbox) {
             cx.compute().wait(&outbox.sent)?;
-            self.sends = false;
+            self.sending = false;
         }
         Ok(())
     }

@@ -59,7 +59,7 @@ pub struct StepResult {
 
 /// One rank's share of a training run: a model, its optimizer and the graphs that run them.
 ///
-/// Fields drop in order: graphs, then what communicates, then memory.
+/// Fields drop in order: graphs before the memory they point into. Communicators outlive all of it.
 pub struct Stage {
     graphs: CudaGraphManager,
     reducer: Option<Reducer>,
