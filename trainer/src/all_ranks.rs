@@ -11,16 +11,19 @@ use parallel::{Grid, MpiWorld, PipelineGroups, nccl_communicator};
 
 use crate::config::UserError;
 use crate::run::{Ranks, RunError};
+use crate::same_settings;
 use crate::signals;
 use crate::terminal::warn;
 use crate::watch::activity::Activity;
 use crate::watch::joining::Joining;
 use crate::watch::{Watch, WatchSettings, last_words};
 
-/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code.
+/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code. What all ranks
+/// must have been told alike is `told`.
 pub fn on_all_ranks(
     env: &RankEnv,
     layout: Layout,
+    told: &str,
     threads: Option<usize>,
     settings: &WatchSettings,
     open: impl FnOnce(usize) -> device::Result<Device>,
@@ -44,6 +47,14 @@ pub fn on_all_ranks(
     if first_of(&world, false) {
         world.barrier(); // another rank refuses, and says why
         return 2;
+    }
+    match same_settings::compare(env.rank, told, &world.text_of(0, told.into())) {
+        Ok(()) if first_of(&world, false) => {
+            world.barrier();
+            return 2;
+        }
+        Ok(()) => {}
+        Err(error) => return refused(world, &error.to_string()),
     }
     let watch = match Watch::start(env, settings, |text| world.text_of(0, text)) {
         Ok(_) if first_of(&world, false) => {
@@ -152,8 +163,7 @@ fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watc
         }),
         sum: Rc::new(move |value| together(&adding.1, "all_reduce_sum", || adding.0.sum(value))),
         text_of: Rc::new(move |rank, text| together(&telling.1, "broadcast", || telling.0.text_of(rank, text))),
-        stop: signals::stop_flag()
-            .unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
+        stop: signals::listen().unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
         activity: watch.map_or_else(Activity::default, |watch| watch.activity()),
     }
 }

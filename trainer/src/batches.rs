@@ -9,7 +9,6 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -19,6 +18,7 @@ use crate::data::{DataError, Source, Split, TokenType, go_on, interruption};
 use crate::metrics::{bytes, count};
 use crate::plan::{ModelPlan, RunPlan};
 use crate::run::{RunError, source};
+use crate::signals::Stop;
 use crate::step::Batch;
 
 /// Which batches to write, and where to.
@@ -102,7 +102,7 @@ struct Samples<'s> {
 
 impl Samples<'_> {
     /// Writes the samples of so many steps to a file, which gets its name when all are on disk.
-    fn write(&self, steps: usize, samples: u64, partial: Partial, stop: &AtomicBool) -> Result<String, DataError> {
+    fn write(&self, steps: usize, samples: u64, partial: Partial, stop: &Stop) -> Result<String, DataError> {
         let started = Instant::now();
         let path = &partial.path;
         let failed = |error: std::io::Error| DataError {

@@ -40,6 +40,7 @@ mod reporter;
 pub mod run;
 pub mod run_folder;
 pub mod run_log;
+pub mod same_settings;
 pub mod sample;
 pub mod schedule;
 pub mod set_up;

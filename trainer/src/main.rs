@@ -21,6 +21,7 @@ use trainer::logs;
 use trainer::outputs;
 use trainer::plan::RunPlan;
 use trainer::run::{self, RunError};
+use trainer::same_settings::settings;
 use trainer::sample::{Loaded, SampleRequest};
 use trainer::terminal::{print, warn};
 use trainer::watch::WatchSettings;
@@ -132,7 +133,9 @@ fn train(
     };
     let chunks = plan.config.parallel.virtual_pipeline;
     let layout = Layout { grid: plan.grid, ring: chunks > 1, shares_table: plan.shares_table() };
-    on_all_ranks(env, layout, plan.config.train.threads, &plan.watch, open, |ranks, device| {
+    let steps = bench.map_or(String::new(), |(steps, _)| steps.to_string());
+    let told = settings(&plan.config, &[("bench", steps), ("dry-run", request.dry_run.to_string())]);
+    on_all_ranks(env, layout, &told, plan.config.train.threads, &plan.watch, open, |ranks, device| {
         let Some((steps, began)) = bench else {
             return run::train(plan, request, ranks, device, source).map(exit_code);
         };
@@ -155,7 +158,7 @@ fn doctor(options: DoctorOptions, device: &str, env: &RankEnv) -> i32 {
     let open = |threads| accelerator.open(Precision::default(), threads, false);
     let grid = Grid { tensor: 1, data: env.world_size, pipeline: 1 };
     let layout = Layout { grid, ring: false, shares_table: false };
-    on_all_ranks(env, layout, None, &WatchSettings::default(), open, |ranks, device| {
+    on_all_ranks(env, layout, "", None, &WatchSettings::default(), open, |ranks, device| {
         Ok(doctor::run(options, accelerator, device, ranks.group.as_ref()))
     })
 }

@@ -61,9 +61,19 @@ pub(crate) fn peak_flops(plan: &RunPlan, device: &Device) -> Option<f64> {
     Some(peak * 1e12 * plan.grid.ranks() as f64)
 }
 
-/// Tells people of steps.
+/// So many updates skipped one after another, for their gradients were not finite, and training has diverged. One may come
+/// of a batch; after more the next ones, with the same weights, are no better.
+const MOST_SKIPPED: usize = 10;
+
+/// Tells people of steps, and writes them down.
 pub(crate) struct Reporter<'p> {
     plan: &'p RunPlan,
+    /// Where steps are written, on rank 0.
+    log: Option<RunLog>,
+    /// Why they are not any more. The run ends with it, once it has saved what it has.
+    trouble: Option<RunError>,
+    /// Updates skipped since the last that was applied.
+    skipped: usize,
     /// A progress bar on a terminal, lines elsewhere; nothing but on rank 0.
     bar: Option<ProgressBar>,
     memory: usize,
@@ -74,8 +84,15 @@ pub(crate) struct Reporter<'p> {
 }
 
 impl<'p> Reporter<'p> {
-    pub(crate) fn new(plan: &'p RunPlan, main: bool, memory: usize, peak: Option<f64>, start: usize) -> Reporter<'p> {
-        let bar = main.then(|| {
+    /// Of a run that begins at step `start`; with a log on rank 0 alone.
+    pub(crate) fn new(
+        plan: &'p RunPlan,
+        log: Option<RunLog>,
+        memory: usize,
+        peak: Option<f64>,
+        start: usize,
+    ) -> Reporter<'p> {
+        let bar = log.is_some().then(|| {
             let bar = ProgressBar::with_draw_target(Some(plan.config.train.steps as u64), ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} of {eta} left  {msg}") {
                 bar.set_style(style);
@@ -83,7 +100,8 @@ impl<'p> Reporter<'p> {
             bar.set_position(start as u64);
             bar
         });
-        Reporter { plan, bar, memory, peak, last_loss: f64::NAN, last_validation: None }
+        let (trouble, skipped) = (None, 0);
+        Reporter { plan, log, trouble, skipped, bar, memory, peak, last_loss: f64::NAN, last_validation: None }
     }
 
     pub(crate) fn say(&self, text: &str) {
@@ -94,14 +112,10 @@ impl<'p> Reporter<'p> {
     }
 
     /// Tells a step's numbers and writes them down.
-    pub(crate) fn tell(
-        &mut self,
-        done: &StepDone,
-        validation_loss: Option<f64>,
-        log: &mut Option<RunLog>,
-    ) -> Result<(), RunError> {
+    pub(crate) fn tell(&mut self, done: &StepDone, validation_loss: Option<f64>) {
         let StepDone { step, samples, ref result, seconds, host, data_wait } = *done;
         self.last_loss = result.loss;
+        self.skipped = if result.applied { 0 } else { self.skipped + 1 };
         self.last_validation = validation_loss.or(self.last_validation);
         let tokens_per_s = (samples * self.plan.losses_per_sample) as f64 / seconds;
         let metrics = StepMetrics {
@@ -132,13 +146,43 @@ impl<'p> Reporter<'p> {
             bar.inc(1);
             bar.set_message(format!("loss {:.4}", result.loss));
         }
-        match log {
-            Some(log) => {
-                let file = format!("the metrics in {}", self.plan.config.logging.dir);
-                log.write(&metrics).map_err(file_error(file))
-            }
-            None => Ok(()),
-        }
+        self.write("the metrics", |log| log.write(&metrics));
+    }
+
+    /// Sees to it that the disk has the steps told so far.
+    pub(crate) fn sync(&mut self) {
+        self.write("the metrics", RunLog::sync);
+    }
+
+    /// Does it with the log; after a failure nothing more is written.
+    fn write(&mut self, what: &str, write: impl FnOnce(&mut RunLog) -> std::io::Result<()>) {
+        let Some(Err(error)) = self.log.as_mut().map(write) else { return };
+        self.log = None;
+        self.trouble = Some(file_error(format!("{what} in {}", self.plan.config.logging.dir))(error));
+    }
+
+    /// Whether going on is of no use, the same on all ranks.
+    pub(crate) fn has_diverged(&self) -> bool {
+        self.skipped >= MOST_SKIPPED
+    }
+
+    /// Whether the state is worth as much as that of steps before.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.skipped == 0 && self.last_loss.is_finite()
+    }
+
+    /// Whether this rank must end the run.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.trouble.is_some() || self.has_diverged()
+    }
+
+    /// Writes what is written once, at the end.
+    ///
+    /// # Errors
+    /// What could not be written, then or before.
+    pub(crate) fn close(&mut self) -> Result<(), RunError> {
+        self.write("wandb-summary.json", RunLog::finish);
+        self.trouble.take().map_or(Ok(()), Err)
     }
 
     /// Of a loss in nats a token; a model of rows has none.
@@ -151,10 +195,12 @@ impl<'p> Reporter<'p> {
         bar.finish_and_clear();
         if !outcome.finite {
             let kept = if self.plan.config.checkpoint.dir.is_some() { " Checkpoints are kept." } else { "" };
+            let skipped = format!("{} updates in turn were skipped, for their gradients were not finite", self.skipped);
+            let what =
+                if self.has_diverged() { skipped } else { format!("the loss of the last step is {}", outcome.loss) };
             warn(&format!(
-                "error: the loss of the last step is {}: training diverged.{kept} Fix: go on from a checkpoint before \
-                 that, or begin anew, with a smaller optimizer.lr",
-                outcome.loss
+                "error: {what}: training diverged.{kept} Fix: go on from a checkpoint before that, or begin anew, with a \
+                 smaller optimizer.lr"
             ));
             return;
         }

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use device::{Communicator, Device};
@@ -22,6 +21,7 @@ use crate::reporter::{Reporter, StepUnderWay, peak_flops};
 use crate::run_folder;
 use crate::run_log::RunLog;
 use crate::set_up::{load_start, stage};
+use crate::signals::Stop;
 use crate::step::{Stage, StepSettings};
 use crate::terminal::say;
 use crate::trace::StepTrace;
@@ -109,8 +109,8 @@ pub struct Ranks {
     pub sum: Rc<dyn Fn(u64) -> u64>,
     /// The text of one rank, on all.
     pub text_of: Rc<dyn Fn(usize, String) -> String>,
-    /// Raised when this process was asked to end. The run then ends on all ranks after the step under way.
-    pub stop: Arc<AtomicBool>,
+    /// Whether this process was asked to end. The run then ends on all ranks after the step under way.
+    pub stop: Stop,
     /// What this rank does, for who watches.
     pub activity: Activity,
 }
@@ -129,7 +129,7 @@ impl Ranks {
             max: Rc::new(|value| value),
             sum: Rc::new(|value| value),
             text_of: Rc::new(|_, text| text),
-            stop: Arc::default(),
+            stop: Stop::default(),
             activity: Activity::default(),
         }
     }
@@ -208,6 +208,9 @@ pub fn train(
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
     let main = ranks.rank == 0;
+    if !request.dry_run {
+        same_data(ranks, &*source)?;
+    }
     let session = (!request.dry_run).then(|| Session::open(plan, ranks, &*source)).transpose()?;
     if let Some(session) = &session {
         session.compute_alike(device);
@@ -245,7 +248,7 @@ pub fn train(
         std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
         log = Some(RunLog::open(&plan.config.logging, start.step).map_err(file("metrics.jsonl"))?);
     }
-    let mut report = Reporter::new(plan, main, device.allocated_bytes(), peak_flops(plan, device), start.step);
+    let mut report = Reporter::new(plan, log, device.allocated_bytes(), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
     let mut batches = {
         let (plan, rank) = (plan.clone(), ranks.rank);
@@ -256,6 +259,7 @@ pub fn train(
             (settings.first_sample, settings.microbatches * plan.config.train.micro_batch_size)
         })?
     };
+    ranks.stop.heed();
     let mut under_way: Option<StepUnderWay> = None;
     let mut ended = None;
     let mut progress = start;
@@ -277,7 +281,7 @@ pub fn train(
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
         if let Some(before) = under_way.replace(submitted) {
             let before = ranks.activity.during(Doing::WaitsForDevice, || before.wait(&mut ended))?;
-            report.tell(&before, None, &mut log)?;
+            report.tell(&before, None);
         }
         if plan.graphs.enable && step == start.step + plan.graphs.warmup_steps {
             report.say(&format!("graphs: {}", stage.graphs().report()));
@@ -286,37 +290,43 @@ pub fn train(
             let done = under_way.take().map(|step| step.wait(&mut ended)).transpose()?;
             let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, &mut stage, &*source, ranks.rank))?;
             if let Some(done) = done {
-                report.tell(&done, Some(loss), &mut log)?;
+                report.tell(&done, Some(loss));
             }
         }
         progress = Progress { step: step + 1, samples: consumed + samples as u64 };
-        // All ranks end together, whichever was asked to.
-        let stop = (ranks.max)(ranks.stop.load(Ordering::Relaxed).into()) > 0;
+        // All ranks end together, whichever was asked to or has to.
+        let stop = (ranks.max)((ranks.stop.is_asked() || report.is_stuck()).into()) > 0;
         let last = stop || progress.step == steps;
-        if session.due(progress.step, last) {
+        let saves = session.due(progress.step, last) && !report.has_diverged();
+        if saves {
             if let Some(done) = under_way.take() {
-                report.tell(&done.wait(&mut ended)?, None, &mut log)?;
+                report.tell(&done.wait(&mut ended)?, None);
             }
             ranks.activity.during(Doing::Writes, || {
-                // A checkpoint is never ahead of the metrics.
-                log.as_mut().map_or(Ok(()), RunLog::sync).map_err(file("metrics.jsonl"))?;
-                session.save(&stage, progress, last)
+                report.sync(); // a checkpoint is not ahead of the metrics
+                if session.save(&stage, progress, last)? && report.is_sound() {
+                    session.prune(progress.step);
+                }
+                Ok::<(), RunError>(())
             })?;
         }
         if stop && progress.step < steps {
-            let kept =
-                if session.due(progress.step, last) { "saved" } else { "not saved, for checkpoint.dir is unset" };
-            report.say(&format!("asked to end: stops after step {} of {steps}, {kept}", progress.step));
+            let why = if report.is_stuck() { "" } else { "asked to end: " };
+            let kept = match (saves, report.has_diverged()) {
+                (true, _) => "saved",
+                (_, true) => "not saved",
+                _ => "not saved, for checkpoint.dir is unset",
+            };
+            report.say(&format!("{why}stops after step {} of {steps}, {kept}", progress.step));
             break;
         }
     }
     ranks.activity.set(Doing::Ends);
     if let Some(last) = under_way.take() {
-        let last = last.wait(&mut ended)?;
-        report.tell(&last, None, &mut log)?;
+        report.tell(&last.wait(&mut ended)?, None);
     }
     ranks.activity.during(Doing::Writes, || {
-        log.as_mut().map_or(Ok(()), RunLog::finish).map_err(file("wandb-summary.json"))?;
+        report.close()?;
         match &request.graph_report {
             Some(path) if main => {
                 write_report(&mut stage, path).map_err(file_error(format!("the graph report, {}", path.display())))
@@ -327,11 +337,26 @@ pub fn train(
     if let Some(told) = trace.finish(device)? {
         report.say(&told);
     }
-    let finite = (ranks.max)((!report.last_loss.is_finite()).into()) == 0;
+    let finite = (ranks.max)((!report.last_loss.is_finite() || report.has_diverged()).into()) == 0;
     let outcome =
         Outcome { loss: report.last_loss, finite, validation_loss: report.last_validation, floor: source.floor() };
     report.finish(&outcome);
     Ok(Some(outcome))
+}
+
+/// Fails on ranks whose data are not those of rank 0.
+fn same_data(ranks: &Ranks, source: &dyn Source) -> Result<(), RunError> {
+    let here = source.identities()?;
+    let first = (ranks.text_of)(0, serde_json::to_string(&here).unwrap_or_default());
+    match serde_json::from_str(&first).map(|first| data::changed(&first, &here)) {
+        Ok(changed) if !changed.is_empty() => Err(UserError::new(
+            format!("rank {} has other data: {}", ranks.rank, changed.join(", ").replace("(was ", "(rank 0: ")),
+            "all ranks see the same data",
+            "put them on a file system all nodes share, or the same files on each node",
+        )
+        .into()),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn file_error(what: String) -> impl FnOnce(std::io::Error) -> RunError {

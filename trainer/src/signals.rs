@@ -1,26 +1,58 @@
 //! Signals that ask a run to end.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
-use signal_hook::flag;
+use signal_hook::iterator::Signals;
+use signal_hook::{flag, low_level};
 
-/// From now on SIGTERM, SIGINT and SIGUSR1 raise the returned flag, and a second one ends the process at once with
-/// 128 + its number. SIGUSR1 is there because mpirun passes it on, where it answers SIGTERM by ending all ranks itself.
+/// A signal that comes again sooner is the same request: `timeout`, launchers and terminals send to a process and then to
+/// its group.
+const ONE_REQUEST: Duration = Duration::from_secs(1);
+
+/// Whether this process was asked to end.
+#[derive(Clone, Default)]
+pub struct Stop {
+    asked: Arc<AtomicBool>,
+    heeded: Arc<AtomicBool>,
+}
+
+impl Stop {
+    /// From now on somebody looks whether it is asked for. Before, a signal ends the process at once.
+    pub fn heed(&self) {
+        self.heeded.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether this process was asked to end.
+    pub fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+/// From now on SIGTERM, SIGINT and SIGUSR1 are requests to end, and a second one ends the process at once with 128 + its
+/// number. SIGUSR1 is there because mpirun passes it on, where it answers SIGTERM by ending all ranks itself.
 ///
 /// A file beyond the limit on file sizes is from now on an error of the write, as a full disk is, and not the end of the
 /// process.
 ///
 /// # Errors
 /// What the operating system said.
-pub fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT, SIGUSR1] {
-        // In this order the first signal finds the flag down and only raises it.
-        flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())?;
-        flag::register(signal, stop.clone())?;
-    }
+pub fn listen() -> std::io::Result<Stop> {
+    let (stop, mut signals) = (Stop::default(), Signals::new([SIGTERM, SIGINT, SIGUSR1])?);
+    let theirs = stop.clone();
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let mut before: Option<(i32, Instant)> = None;
+        for signal in signals.forever() {
+            let another = before.is_some_and(|(first, at)| first != signal || at.elapsed() >= ONE_REQUEST);
+            if another || !theirs.heeded.load(Ordering::Relaxed) {
+                low_level::exit(128 + signal);
+            }
+            before.get_or_insert((signal, Instant::now()));
+            theirs.asked.store(true, Ordering::Relaxed);
+        }
+    })?;
     flag::register(SIGXFSZ, Arc::default())?;
     Ok(stop)
 }

@@ -10,12 +10,15 @@ use crate::config::UserError;
 use crate::plan::RunPlan;
 use crate::plan_box::place;
 use crate::run::{Ranks, RunError};
+use crate::terminal::warn;
 use crate::watch::activity::{Activity, Doing};
 
 /// The timeline of a run, asked for or not.
 pub struct StepTrace {
     target: Option<Target>,
     state: State,
+    /// Why its file was not written.
+    trouble: Option<RunError>,
 }
 
 /// Where the timeline goes.
@@ -45,7 +48,9 @@ impl StepTrace {
     /// On a GPU, no CUPTI.
     pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device) -> Result<StepTrace, UserError> {
         let logging = &plan.config.logging;
-        let Some(file) = &logging.trace else { return Ok(StepTrace { target: None, state: State::Written }) };
+        let Some(file) = &logging.trace else {
+            return Ok(StepTrace { target: None, state: State::Written, trouble: None });
+        };
         let path = of_rank(Path::new(file), ranks.rank);
         device.prepare_timeline().map_err(|error| {
             let text = error.to_string();
@@ -61,7 +66,7 @@ impl StepTrace {
             steps: logging.trace_steps,
             activity: ranks.activity.clone(),
         };
-        Ok(StepTrace { target: Some(target), state: State::Waiting(after) })
+        Ok(StepTrace { target: Some(target), state: State::Waiting(after), trouble: None })
     }
 
     /// Begins the timeline if the next step is its first.
@@ -80,10 +85,11 @@ impl StepTrace {
         Ok(())
     }
 
-    /// Ends and writes the timeline if that step was its last.
+    /// Ends and writes the timeline if that step was its last. That its file cannot be written is told, and an error only
+    /// when the run ends: it is worth more.
     ///
     /// # Errors
-    /// The device's; the file cannot be written.
+    /// The device's.
     pub fn after_step(&mut self, device: &Device) -> Result<(), RunError> {
         let State::Running(steps) = &mut self.state else { return Ok(()) };
         *steps -= 1;
@@ -93,11 +99,12 @@ impl StepTrace {
     /// Writes a timeline under way when the run ends, and says what became of the timeline; nothing if none was asked for.
     ///
     /// # Errors
-    /// As [`StepTrace::after_step`].
+    /// As [`StepTrace::after_step`]; a file that could not be written.
     pub fn finish(mut self, device: &Device) -> Result<Option<String>, RunError> {
         if matches!(self.state, State::Running(_)) {
             self.write(device)?;
         }
+        self.trouble.take().map_or(Ok(()), Err)?;
         let Some(target) = &self.target else { return Ok(None) };
         Ok(Some(match self.state {
             State::Waiting(steps) => {
@@ -115,7 +122,12 @@ impl StepTrace {
             let file = File::create(&target.path)?;
             timeline.write_chrome(target.rank, &target.process, BufWriter::new(file))
         });
-        written.map_err(|error| RunError::File { what: format!("the timeline, {}", target.path.display()), error })
+        if let Err(error) = written {
+            let what = format!("the timeline, {}", target.path.display());
+            warn(&format!("WARNING: {what}, was not written: {error}. The run goes on."));
+            self.trouble = Some(RunError::File { what, error });
+        }
+        Ok(())
     }
 }
 

@@ -50,6 +50,37 @@ fn a_file_that_cannot_be_written_ends_a_run_with_exit_code_3_and_its_name() {
 }
 
 #[test]
+fn a_full_disk_under_metrics_or_a_timeline_costs_no_step_that_was_done() {
+    for (file, flags, done) in [("metrics.jsonl", "", 2..6), ("trace.json", "--trace log/trace.json", 8..9)] {
+        let folder = Folder::new("fault-saved");
+        std::fs::create_dir_all(folder.path("log")).unwrap();
+        full(&folder.path("log").join(file));
+        let flags = arguments(&folder.0, &format!("--steps 8 --save-interval 0 {flags}"));
+        let output = Command::new(TRAINER).current_dir(&folder.0).args(flags).output().unwrap();
+        expect(&output, 3, &["No space left", "Fix: "]);
+        let saved = runs::saved(&folder.0);
+        assert!(saved.len() == 1 && done.contains(&saved[0]), "{file}: {saved:?}, {}", printed(&output));
+    }
+}
+
+#[test]
+fn a_run_that_has_diverged_ends_soon_and_keeps_the_checkpoints_from_before() {
+    let folder = Folder::new("fault-skips");
+    let flags = "--optimizer sgd --lr-warmup-steps 0 --lr-schedule constant --save-interval 2 --checkpoint-keep 2";
+    expect(&run(1, &folder.0, &format!("--steps 4 --lr 1e-3 --min-lr 1e-4 {flags}")), 0, &[]);
+    assert_eq!(runs::saved(&folder.0), [2, 4]);
+    for ranks in [1, 2] {
+        let worse = Folder::new("fault-skips-on");
+        runs::copy_run(&folder.0, &worse.0, 4);
+        let output = run(ranks, &worse.0, &format!("--steps 400 --lr 1e30 --min-lr 1e-4 --clip-grad 0 {flags}"));
+        let told = ["10 updates in turn were skipped", ": training diverged. Checkpoints are kept. Fix: "];
+        expect(&output, 3, &told);
+        let (steps, saved) = (metrics(&worse.0).len(), runs::saved(&worse.0));
+        assert!(steps < 20 && saved.starts_with(&[4]), "{steps} steps, {saved:?}");
+    }
+}
+
+#[test]
 fn a_graph_report_that_cannot_be_written_is_refused_before_training() {
     let folder = Folder::new("fault-report");
     let refused = "--graph-report /nowhere/graphs.json: No such file";

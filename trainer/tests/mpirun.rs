@@ -57,6 +57,38 @@ fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
     }
 }
 
+/// Runs the trainer on two ranks, each with arguments of its own.
+fn unlike(first: &[&str], second: &[&str]) -> Output {
+    let mut command = Command::new("mpirun");
+    command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", "1", TRAINER]).args(first);
+    command.args([":", "-n", "1", TRAINER]).args(second);
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").output().unwrap()
+}
+
+#[test]
+fn ranks_that_were_told_different_things_do_not_train() {
+    let folder = Folder::new("unlike");
+    let (log, whole) = (folder.path("log"), folder.file("whole.txt", &b"to be or not to be ".repeat(200)));
+    let short = folder.file("short.txt", &b"to be or not to be ".repeat(150));
+    let common = ["--steps", "2", "--log-dir", &log];
+    for (own, said) in [
+        (["--layers", "3"], "rank 1 has model.layers = 3, rank 0 has model.layers = "),
+        (["--lr", "0.5"], "rank 1 has optimizer.lr = 0.5, rank 0 has optimizer.lr = "),
+        (["--eval-interval", "1"], "rank 1 has train.eval_interval = 1, "),
+        (["--global-batch-size", "32"], "rank 1 has train.global_batch_size = 32, "),
+    ] {
+        let output = unlike(&common, &[&common[..], &own].concat());
+        let text = printed(&output);
+        assert!(output.status.code() == Some(2) && text.contains(said) && text.contains("Fix: "), "{own:?}: {text}");
+    }
+    let on = |data: &'static str| [&common[..], &["--data-path", data]].concat();
+    let (whole, short): (&'static str, &'static str) = (whole.leak(), short.leak());
+    let output = unlike(&on(whole), &on(short));
+    let text = printed(&output);
+    let said = "error on rank 1: rank 1 has other data: data of data.path = ";
+    assert!(output.status.code() == Some(2) && text.contains(said) && text.contains("(rank 0: "), "{text}");
+}
+
 /// Loss and gradient norm of each step.
 fn train(ranks: usize, graphs: bool) -> Vec<(f64, f64)> {
     let folder = Folder::new(&format!("train-{ranks}-{graphs}"));

@@ -63,6 +63,31 @@ fn a_second_signal_ends_the_process_at_once() {
 }
 
 #[test]
+fn the_same_signal_twice_at_once_as_timeout_sends_it_is_one_request() {
+    let folder = Folder::new("signal-repeated");
+    let child = start(1, &folder.0, "--save-interval 0 --global-batch-size 256 --eval-interval 0");
+    signal(child.id(), "TERM");
+    signal(child.id(), "TERM");
+    expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
+    assert_eq!(saved(&folder.0), [metrics(&folder.0).len()]);
+}
+
+#[test]
+fn a_signal_before_the_first_step_ends_the_process_at_once() {
+    let folder = Folder::new("signal-early");
+    // A plan of so many microbatches takes long.
+    let flags = "--micro-batch-size 1 --global-batch-size 65536 --enable-cuda-graph --cuda-graph-scope full_iteration";
+    let mut command = runs::command(1, &folder.0, flags);
+    let mut child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    // The folder is taken after signals are listened to.
+    while !folder.path("log/run.lock").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    signal(child.id(), "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
 fn a_run_without_checkpoints_says_on_a_signal_that_nothing_is_kept() {
     let folder = Folder::new("signal-unsaved");
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));

@@ -174,11 +174,11 @@ fn writing_that_takes_longer_than_a_step_may_is_no_fault() {
 fn an_error_of_one_rank_is_the_root_cause_and_its_code_the_one_that_is_seen() {
     let folder = Folder::new("watch-error");
     std::fs::create_dir_all(folder.path("log")).unwrap();
-    // Each rank writes its own timeline after the steps in it; the others go on, and wait for this one.
+    // Each rank writes its own timeline; that it could not is an error when the run ends.
     symlink("/dev/full", folder.path("log/trace-rank1.json")).unwrap();
     let flags = format!("--steps 8 --trace {}", folder.path("log/trace.json").display());
     let output = run(2, &folder.0, &flags);
-    let line = root_cause(&output, &[3], &["trace-rank1.json", "No space left", "Fix: ", "[host ", " step 3"]);
+    let line = root_cause(&output, &[3], &["trace-rank1.json", "No space left", "Fix: ", "[host ", " step 8"]);
     assert!(line.starts_with("error on rank 1: the timeline"), "{line}");
 }
 

@@ -149,32 +149,32 @@ impl<'p> Session<'p> {
         self.dir.is_some() && (last || (interval > 0 && step.is_multiple_of(interval)))
     }
 
-    /// Writes a checkpoint, all ranks together, and removes those beyond `checkpoint.keep` once it is on disk. One at an
-    /// interval that cannot be written is told of and passed over: the run is worth more than the checkpoint. The last
-    /// one must succeed.
+    /// Writes a checkpoint, all ranks together; whether it is on disk now. One at an interval that cannot be written is
+    /// told of and passed over: the run is worth more than the checkpoint. The last one must succeed.
     ///
     /// # Errors
     /// See [`SaveError`]; a device that cannot be read.
-    pub fn save(&self, stage: &Stage, progress: Progress, last: bool) -> Result<(), RunError> {
-        let Some(dir) = self.dir else { return Ok(()) };
+    pub fn save(&self, stage: &Stage, progress: Progress, last: bool) -> Result<bool, RunError> {
+        let Some(dir) = self.dir else { return Ok(false) };
         let tight = if last { Tight::Try } else { Tight::Refuse };
         match save(dir, stage, progress, &self.origin, &self.team, tight) {
-            Ok(_) => {}
-            Err(SaveError::Device(error)) => return Err(error.into()),
-            Err(error) if last => return Err(error.into()),
-            Err(SaveError::Peer { .. }) => return Ok(()),
+            Ok(_) => Ok(true),
+            Err(SaveError::Device(error)) => Err(error.into()),
+            Err(error) if last => Err(error.into()),
+            Err(SaveError::Peer { .. }) => Ok(false),
             Err(error) => {
                 warn(&format!("WARNING: {error}. The run goes on without it."));
-                return Ok(());
+                Ok(false)
             }
         }
-        if !self.main {
-            return Ok(());
-        }
-        if let Err(error) = prune(dir, progress.step, self.settings.keep, self.origin.run.as_deref()) {
+    }
+
+    /// Removes this run's checkpoints beyond `checkpoint.keep`, once that of `step` is on disk and worth as much as they are.
+    pub fn prune(&self, step: usize) {
+        let Some(dir) = self.dir.filter(|_| self.main) else { return };
+        if let Err(error) = prune(dir, step, self.settings.keep, self.origin.run.as_deref()) {
             warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
-        Ok(())
     }
 
     /// The path of the checkpoint of that many steps.

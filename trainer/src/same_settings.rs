@@ -1,0 +1,69 @@
+//! Ranks train one model together: what each was told must be the same, or their numbers mean nothing.
+
+use std::collections::BTreeMap;
+
+use crate::config::{RunConfig, UserError};
+
+/// Keys that may differ from rank to rank: nothing is computed by them, or what they name is compared itself.
+const OWN: &[&str] = &["train.threads", "data.path", "data.validation_path"];
+
+/// What all ranks must have been told alike, as text: settings, and what else of the command line says what is done.
+pub fn settings(config: &RunConfig, command: &[(&str, String)]) -> String {
+    let table = toml::Table::try_from(config).unwrap_or_default();
+    let mut values: BTreeMap<String, String> = BTreeMap::new();
+    for (section, content) in table.iter().filter(|(section, _)| *section != "logging") {
+        for (name, value) in content.as_table().into_iter().flatten() {
+            values.insert(format!("{section}.{name}"), value.to_string());
+        }
+    }
+    values.retain(|key, _| !OWN.contains(&key.as_str()));
+    values.extend(command.iter().map(|(name, value)| (name.to_string(), value.clone())));
+    values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
+}
+
+/// Fails where this rank's settings are not those of rank 0.
+///
+/// # Errors
+/// The first that differs.
+pub fn compare(rank: usize, here: &str, first: &str) -> Result<(), UserError> {
+    let lines = |text: &str| -> Vec<String> { text.lines().map(str::to_string).collect() };
+    let (here, first) = (lines(here), lines(first));
+    let only = |of: &[String], other: &[String]| of.iter().find(|line| !other.contains(line)).cloned();
+    let (mine, theirs) = (only(&here, &first), only(&first, &here));
+    if mine.is_none() && theirs.is_none() {
+        return Ok(());
+    }
+    let said = |line: Option<String>| line.unwrap_or_else(|| "it not".into());
+    Err(UserError::new(
+        format!("rank {rank} has {}, rank 0 has {}", said(mine), said(theirs)),
+        "all ranks have the same settings",
+        "give all ranks the same flags, and nodes the same configuration file",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+
+    fn told(key: &str, value: &str, bench: &str) -> String {
+        let mut layers = Layers::default();
+        layers.set(key, value, "test").unwrap();
+        settings(&layers.resolve(), &[("bench", bench.into())])
+    }
+
+    #[test]
+    fn ranks_may_differ_in_what_no_number_depends_on_and_in_nothing_else() {
+        let first = told("train.seed", "42", "3");
+        let differs = |here: &str| compare(2, here, &first).unwrap_err().what;
+        assert_eq!(differs(&told("train.seed", "5", "3")), "rank 2 has train.seed = 5, rank 0 has train.seed = 42");
+        assert_eq!(differs(&told("train.seed", "42", "4")), "rank 2 has bench = 4, rank 0 has bench = 3");
+        let unset = "rank 2 has checkpoint.dir = \"ck\", rank 0 has it not";
+        let saves = told("train.seed", "42", "3") + "checkpoint.dir = \"ck\"\n";
+        assert_eq!(differs(&saves), unset);
+        let seeded = |key: &str, value: &str| told(key, value, "3").replace("train.seed = 1\n", "train.seed = 42\n");
+        for (key, value) in [("train.threads", "3"), ("data.path", "/node/local"), ("logging.dir", "own")] {
+            assert!(compare(1, &seeded(key, value), &first).is_ok(), "{key}");
+        }
+    }
+}
