@@ -183,3 +183,72 @@ fn poison_shows_as_nan() {
     t.main.submit(Poison { output: t.a }).unwrap();
     assert!(t.device.download::<f32>(&t.a).unwrap().iter().all(|x| x.is_nan()));
 }
+
+#[test]
+fn two_streams_that_write_a_buffer_without_an_event_race() {
+    let t = bench();
+    t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    let found = hazard(t.main.submit(Fill { output: t.a, value: 4.0 }));
+    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}
+
+#[test]
+fn a_branch_of_a_graph_that_overwrites_what_another_reads_from_outside_races() {
+    let t = bench();
+    let (fork, join) = (t.device.event(), t.device.event());
+    t.main.begin_capture().unwrap();
+    t.main.record(&fork).unwrap();
+    t.side.wait(&fork).unwrap();
+    t.side.submit(Copy { input: t.a, output: t.b }).unwrap();
+    t.main.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    t.side.record(&join).unwrap();
+    t.main.wait(&join).unwrap();
+    let found = hazard(t.main.end_capture("racing").map(|_| ()));
+    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}
+
+#[test]
+fn a_writer_that_waits_for_one_of_two_readers_races_with_the_other() {
+    let t = bench();
+    let (third, c, event) = (t.device.stream("third"), t.area.tensor("c", 2048, [64], DType::F32), t.device.event());
+    t.side.submit(Copy { input: t.a, output: t.b }).unwrap();
+    third.submit(Copy { input: t.a, output: c }).unwrap();
+    third.record(&event).unwrap();
+    t.main.wait(&event).unwrap();
+    let found = hazard(t.main.submit(Fill { output: t.a, value: 3.0 }));
+    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}
+
+#[test]
+fn a_stream_does_not_come_after_what_an_event_was_recorded_before() {
+    let t = bench();
+    let event = t.device.event();
+    t.side.record(&event).unwrap();
+    t.main.wait(&event).unwrap();
+    t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    let found = hazard(t.main.submit(Copy { input: t.a, output: t.b }));
+    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}
+
+#[test]
+fn a_node_that_joins_one_branch_does_not_come_after_another() {
+    let t = bench();
+    let (third, c) = (t.device.stream("third"), t.area.tensor("c", 2048, [64], DType::F32));
+    t.device.upload(&c, &[3.0f32; 64]).unwrap();
+    let [fork, join, other] = [(); 3].map(|()| t.device.event());
+    t.main.begin_capture().unwrap();
+    t.main.submit(Fill { output: t.b, value: 0.0 }).unwrap();
+    t.main.record(&fork).unwrap();
+    t.side.wait(&fork).unwrap();
+    third.wait(&fork).unwrap();
+    t.side.submit(Fill { output: t.a, value: 3.0 }).unwrap();
+    third.submit(Fill { output: c, value: 3.0 }).unwrap();
+    t.main.submit(Fill { output: t.b, value: 1.0 }).unwrap();
+    t.side.record(&join).unwrap();
+    t.main.wait(&join).unwrap();
+    t.main.submit(Add { a: t.a, b: c, output: t.b }).unwrap();
+    third.record(&other).unwrap();
+    t.main.wait(&other).unwrap();
+    let found = hazard(t.main.end_capture("racing").map(|_| ()));
+    assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}

@@ -424,3 +424,116 @@ fn a_replay_with_more_fewer_or_other_inputs_than_at_capture_is_refused() {
         assert!(matches!(error, Error::Changed { .. }) && error.to_string().contains("than at capture"), "{error}");
     }
 }
+
+#[test]
+fn a_join_of_one_side_stream_frees_nothing_that_another_reads() {
+    let toy = toy();
+    let other = SideStream::new(&toy.device, "other");
+    let mut manager = toy.manager(GraphOptions { poison: true, ..GraphOptions::default() });
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            let sent = cx.tensor("sent", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: sent, value: 3.0 })?;
+            let first = cx.fork(&toy.side, [Copy { input: sent, output: toy.sum }.into()])?;
+            let second = cx.fork(&other, [Fill { output: toy.inputs.at(1), value: 2.0 }.into()])?;
+            cx.join(second)?;
+            let scratch = cx.tensor("scratch", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: scratch, value: 5.0 })?;
+            cx.join(first)
+        })
+    };
+    for seed in 0..8 {
+        toy.device.shuffle_replays(Some(seed));
+        manager.step(Mode::Train, 1, &mut step).unwrap();
+        assert_eq!(toy.device.download::<f32>(&toy.sum).unwrap(), vec![3.0; WIDTH]);
+    }
+}
+
+#[test]
+fn a_buffer_of_a_side_stream_lives_from_the_fork() {
+    for through in [false, true] {
+        let toy = toy();
+        let (one, two) = (toy.device.stream("one"), toy.device.stream("two"));
+        let [fork, middle, join, join_one] = [(); 4].map(|()| toy.device.event());
+        let mut manager = toy.manager(GraphOptions { poison: true, ..GraphOptions::default() });
+        let mut step = |cx: &mut StepContext<'_>| {
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                let read = cx.tensor("read", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: read, value: 3.0 })?;
+                let of = |source| Error::Device { region: "test".into(), source };
+                cx.compute().record(&fork).map_err(of)?;
+                one.wait(&fork).map_err(of)?;
+                cx.run(Copy { input: read, output: toy.sum })?;
+                let writer = if through {
+                    one.record(&middle).map_err(of)?;
+                    two.wait(&middle).map_err(of)?;
+                    &two
+                } else {
+                    &one
+                };
+                let written = cx.tensor("written", [WIDTH], DType::F32)?;
+                writer.submit(Fill { output: written, value: 5.0 }).map_err(of)?;
+                writer.record(&join).map_err(of)?;
+                one.record(&join_one).map_err(of)?;
+                cx.compute().wait(&join).map_err(of)?;
+                cx.compute().wait(&join_one).map_err(of)?;
+                cx.run(Copy { input: written, output: toy.inputs.at(1) })
+            })
+        };
+        for seed in 0..8 {
+            toy.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut step).unwrap();
+            assert_eq!(toy.device.download::<f32>(&toy.sum).unwrap(), vec![3.0; WIDTH]);
+        }
+    }
+}
+
+#[test]
+fn more_microbatches_in_flight_than_slots_are_refused() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    manager.step(Mode::Train, 1, &mut |cx| toy.step(cx, 0)).unwrap();
+    let error = manager.step(Mode::Train, 4, &mut |cx| toy.step(cx, 3)).unwrap_err().to_string();
+    assert!(error.contains("4 microbatches are in flight at once"), "{error}");
+}
+
+#[test]
+fn the_barrier_comes_once_before_the_first_capture() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    let count = Rc::new(std::cell::Cell::new(0));
+    let counted = count.clone();
+    manager.before_capture(move || {
+        counted.set(counted.get() + 1);
+        Ok(())
+    });
+    let mut counts = Vec::new();
+    for _ in 0..4 {
+        manager.step(Mode::Train, 2, &mut |cx| toy.step(cx, 0)).unwrap();
+        counts.push(count.get());
+    }
+    assert_eq!(counts, [0, 1, 1, 1]);
+}
+
+#[test]
+fn a_region_that_fails_while_it_is_captured_leaves_the_stream_free() {
+    let toy = toy();
+    let mut manager = toy.manager(GraphOptions::default());
+    let mut fails = false;
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            cx.run(Fill { output: toy.sum, value: 1.0 })?;
+            if fails { Err(Error::Usage { problem: "made to fail".into(), fix: "none" }) } else { Ok(()) }
+        })
+    };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
+    fails = true;
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            cx.run(Fill { output: toy.sum, value: 1.0 })?;
+            if fails { Err(Error::Usage { problem: "made to fail".into(), fix: "none" }) } else { Ok(()) }
+        })
+    };
+    assert!(manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string().contains("made to fail"));
+    assert_eq!(toy.device.download::<f32>(&toy.sum).unwrap(), vec![1.0; WIDTH]);
+}
