@@ -175,6 +175,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--steps 0", &["train.steps = 0", "at least 1"]),
     ("--steps 9999999999", &["train.steps = 9999999999", "at most"]),
     ("--threads 0", &["train.threads = 0", "at least 1"]),
+    ("--bucket-mib 0", &["parallel.bucket_mib = 0", "at least 1"]),
     ("--log-interval 0", &["logging.interval = 0", "at least 1"]),
     ("--split 0", &["data.split = 0", "above 0"]),
     ("--lr 0", &["optimizer.lr = 0", "above 0"]),
