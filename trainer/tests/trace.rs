@@ -46,7 +46,8 @@ fn names<'a>(events: &'a [Event], category: &str) -> Vec<&'a str> {
 /// The events of a run with these flags, of three steps after the fourth.
 fn traced(name: &str, flags: &str) -> Vec<Event> {
     let folder = Folder::new(name);
-    let path = folder.path("trace.json");
+    // In the run's own folder, which is not there before.
+    let path = folder.path("log/trace.json");
     let flags = format!(
         "--steps 8 --eval-interval 0 --trace {} --trace-after 4 --trace-steps 3 {flags}",
         path.to_str().unwrap()
