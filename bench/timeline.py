@@ -10,7 +10,9 @@ computing. A transfer's time includes its wait for the other side. --svg draws t
 """
 
 import argparse
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
 TRANSFERS = {"all_reduce", "all_gather", "reduce_scatter", "send", "receive"}
@@ -113,6 +115,9 @@ def main():
     parser.add_argument("--svg")
     parser.add_argument("--merged")
     options = parser.parse_args()
+    if options.svg and importlib.util.find_spec("matplotlib") is None:
+        print("error: --svg needs matplotlib. Fix: pip install matplotlib, or leave --svg out", file=sys.stderr)
+        sys.exit(2)
     ranks = sorted(map(rank_of, options.traces))
     print("| rank | ms a step | computing | only transfers | nothing | of transfers hidden |\n|---|---|---|---|---|---|")
     rows = [shares(work, options.steps) for _, work in ranks]

@@ -8,7 +8,7 @@ use crate::cuda::RawGraph;
 use crate::device::Core;
 use crate::lane::Backend;
 use crate::timeline::{Note, launched_label};
-use crate::{Accesses, CaptureRule, Device, Error, Op, Request, Result, Stream, StreamId, host};
+use crate::{Accesses, CaptureRule, Device, Error, Op, Progress, Request, Result, Stream, StreamId, host};
 
 /// One captured operation.
 #[derive(Clone, Debug)]
@@ -119,6 +119,7 @@ impl Graph {
                 under_way.transfers.push((index, collective.start()?, note));
             } else {
                 host::run(&node.op, pool);
+                core.progress.iter().for_each(Progress::advance);
             }
         }
         for (_, request, _note) in under_way.transfers {

@@ -29,6 +29,8 @@ struct Shared {
     /// `(LANES, WORDS)`. On a GPU its kernels write here too.
     words: [AtomicU64; LANES * WORDS],
     sequence: AtomicU64,
+    /// Operations that the host device has run; a GPU has none.
+    operations: AtomicU64,
     names: Mutex<Names>,
 }
 
@@ -54,7 +56,7 @@ pub struct Order {
 /// How far a device has come.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reached {
-    /// Changes with every mark.
+    /// Changes with every mark, and on the host device with every operation.
     pub marks: u64,
     /// The step under way.
     pub step: Option<u64>,
@@ -69,7 +71,14 @@ pub struct Reached {
 impl Default for Progress {
     fn default() -> Progress {
         let words = [const { AtomicU64::new(0) }; LANES * WORDS];
-        Progress { shared: Arc::new(Shared { words, sequence: AtomicU64::new(0), names: Mutex::default() }) }
+        Progress {
+            shared: Arc::new(Shared {
+                words,
+                sequence: AtomicU64::new(0),
+                operations: AtomicU64::new(0),
+                names: Mutex::default(),
+            }),
+        }
     }
 }
 
@@ -115,6 +124,11 @@ impl Progress {
         self.shared.words[lane * WORDS].store(sequence, Ordering::Release);
     }
 
+    /// The host device has run an operation: a region of many takes its time there.
+    pub(crate) fn advance(&self) {
+        self.shared.operations.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn count(&self, lane: usize, value: u32) {
         let lane = &self.shared.words[lane * WORDS..];
         lane[1].store(value.into(), Ordering::Relaxed);
@@ -130,7 +144,7 @@ impl Progress {
         let newest = others.clone().map(|(_, lane)| lane).max_by_key(|&lane| word(lane, 0));
         let begun = |lane: &usize| word(*lane, 2) > 0;
         Reached {
-            marks: (0..LANES).map(|lane| word(lane, 2)).sum(),
+            marks: (0..LANES).map(|lane| word(lane, 2)).sum::<u64>() + self.shared.operations.load(Ordering::Relaxed),
             step: Some(STEPS).filter(begun).map(|lane| word(lane, 1)),
             region: Some(REGIONS).filter(begun).and_then(label),
             transfer: newest.filter(begun).and_then(|lane| Some((label(lane)?, word(lane, 2)))),

@@ -24,21 +24,17 @@ enum Launcher {
     Slurm,
 }
 
-/// A launcher's variables that make no sense.
+/// A launcher's variables that make no sense, or are of one that ranks cannot be started by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchError {
-    variable: String,
     problem: String,
+    rule: &'static str,
+    fix: &'static str,
 }
 
 impl std::fmt::Display for LaunchError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "environment variable {} {}. Rule: a launcher sets rank, size and their local counterparts together. \
-             Fix: start with mpirun or srun, or unset the variable",
-            self.variable, self.problem
-        )
+        write!(f, "environment variable {}. Rule: {}. Fix: {}", self.problem, self.rule, self.fix)
     }
 }
 
@@ -77,6 +73,9 @@ const SLURM: Names = Names {
     local_size: "SLURM_STEP_TASKS_PER_NODE",
 };
 
+/// What torchrun sets on every rank. Some containers set the first two, but not the third.
+const TORCHRUN: [&str; 3] = ["RANK", "WORLD_SIZE", "LOCAL_RANK"];
+
 /// Slurm's names of a node's number and of how many there are.
 const SLURM_NODE: [&str; 2] = ["SLURM_NODEID", "SLURM_STEP_NUM_NODES"];
 
@@ -102,7 +101,8 @@ impl RankEnv {
     /// Reads this process's environment.
     ///
     /// # Errors
-    /// A variable that is missing beside its fellows, is not a number, or a rank that is not below its size.
+    /// A variable that is missing beside its fellows, is not a number, or a rank that is not below its size; several
+    /// ranks of torchrun's.
     pub fn detect() -> Result<RankEnv, LaunchError> {
         RankEnv::from_lookup(|name| std::env::var(name).ok())
     }
@@ -113,9 +113,14 @@ impl RankEnv {
     /// As [`RankEnv::detect`].
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<RankEnv, LaunchError> {
         let Some(names) = launcher(&lookup) else {
+            refuse_torchrun(&lookup)?;
             return Ok(RankEnv { rank: 0, world_size: 1, local_rank: 0, local_size: 1 });
         };
-        let failed = |variable: &str, problem: String| LaunchError { variable: variable.into(), problem };
+        let failed = |variable: &str, problem: String| LaunchError {
+            problem: format!("{variable} {problem}"),
+            rule: "a launcher sets rank, size and their local counterparts together",
+            fix: "start with mpirun or srun, or unset the variable",
+        };
         let text = |name: &str| {
             lookup(name).ok_or_else(|| failed(name, format!("is not set, but others of {:?} are", names.launcher)))
         };
@@ -144,6 +149,19 @@ impl RankEnv {
         }
         Ok(RankEnv { rank, world_size, local_rank, local_size })
     }
+}
+
+/// Fails on a rank of several that torchrun started: each would take itself to be alone.
+fn refuse_torchrun(lookup: &impl Fn(&str) -> Option<String>) -> Result<(), LaunchError> {
+    let [Some(rank), Some(size), Some(_)] = TORCHRUN.map(lookup) else { return Ok(()) };
+    if size.trim().parse::<usize>().is_ok_and(|size| size > 1) {
+        return Err(LaunchError {
+            problem: format!("WORLD_SIZE is {size} with RANK = {rank} and LOCAL_RANK, as torchrun sets them"),
+            rule: "ranks find each other by MPI, which torchrun does not start",
+            fix: "start with mpirun or srun, or unset LOCAL_RANK for a process alone",
+        });
+    }
+    Ok(())
 }
 
 /// Tasks of a node, from Slurm's `2(x3),1`: three nodes with two tasks, then one with one.
@@ -243,6 +261,23 @@ mod tests {
         let served = [&SLURM_STEP[..], &[("PMI_RANK", "6"), ("PMI_SIZE", "7")]].concat();
         let env = detect(&served).unwrap();
         assert_eq!(env, detect(&SLURM_STEP).unwrap());
+    }
+
+    const TORCHRUN: [(&str, &str); 3] = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
+
+    #[test]
+    fn ranks_of_torchrun_are_refused_and_no_others_with_some_of_its_variables() {
+        let message = detect(&TORCHRUN).unwrap_err();
+        for part in
+            ["WORLD_SIZE is 2 with RANK = 1", "torchrun", ". Rule: ", "by MPI", ". Fix: start with mpirun or srun"]
+        {
+            assert!(message.contains(part), "{message}");
+        }
+        let alone = detect(&[]).unwrap();
+        assert_eq!(detect(&TORCHRUN[..2]).unwrap(), alone, "a container that sets no LOCAL_RANK");
+        assert_eq!(detect(&with(&TORCHRUN, "WORLD_SIZE", "1")).unwrap(), alone);
+        assert_eq!(detect(&with(&TORCHRUN, "WORLD_SIZE", "")).unwrap(), alone);
+        assert_eq!(detect(&[&TORCHRUN[..], &OPEN_MPI].concat()).unwrap(), detect(&OPEN_MPI).unwrap());
     }
 
     /// `pairs` with one variable set to another value.

@@ -2,6 +2,7 @@
 
 mod refusal;
 mod run_flags;
+mod untaken;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use refusal::refusal;
 pub use run_flags::TrainRequest;
 use run_flags::{sets, train_request, with_run_flags};
+use untaken::untaken;
 
 use crate::batches::BatchesRequest;
 use crate::bench::PRESETS;
@@ -215,8 +217,11 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     let matches = match command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,
         Err(error) if !error.use_stderr() => return Ok(Request::Print(error.render().to_string())),
-        Err(error) => return Err(refusal(&error, &arguments)),
+        Err(error) => return Err(untaken(command(), &arguments).unwrap_or_else(|| refusal(&error, &arguments))),
     };
+    if let Some(error) = untaken(command(), &arguments) {
+        return Err(error);
+    }
     match matches.subcommand() {
         Some(("options", _)) => return Ok(Request::Print(reference())),
         Some(("tokenize", matches)) => return Ok(Request::Tokenize(tokenize_request(matches))),
@@ -287,7 +292,9 @@ mod tests {
         let line = "trainer --num-layers 4 --seq-length 32 --max-position-embeddings 32 --position-embedding-type rope \
                     --normalization RMSNorm --swiglu --untie-embeddings-and-output-weights --group-query-attention \
                     --num-query-groups 2 --bf16 --rampup-batch-size 4 4 1000 --betas 0.8 0.9 --train-iters 7 \
-                    --attention-softmax-in-fp32 --cuda-graph-use-single-mempool --recompute-activations";
+                    --attention-softmax-in-fp32 --cuda-graph-use-single-mempool --recompute-activations \
+                    --context-parallel-size 1 --expert-model-parallel-size 1 --rotary-percent 1.0 --kv-channels 16 \
+                    --split 99,1,0";
         let Request::Train(request) = parsed(line) else { panic!("{line} does not train") };
         let model = &request.config.model;
         assert_eq!((&*model.position, &*model.norm, &*model.activation), ("rotary", "rmsnorm", "swiglu"));
@@ -298,6 +305,7 @@ mod tests {
         let config = &request.config;
         assert_eq!((&*config.precision.compute, &*config.cuda_graph.mempool), ("bf16", "single"));
         assert_eq!(config.recompute.granularity, "selective");
+        assert_eq!(config.data.split, 0.99);
         assert_eq!(request.notices.len(), 2, "{:?}", request.notices);
     }
 }

@@ -216,7 +216,7 @@ impl Layers {
     /// An unknown key, a value of the wrong type.
     pub fn set(&mut self, key: &str, text: &str, origin: &str) -> Result<(), UserError> {
         let option = find(key).ok_or_else(|| unknown(key, origin))?;
-        let text = megatron::word(option.key, text);
+        let text = &*megatron::word(option.key, text);
         let bare = || Value::String(text.into());
         let value = match option.kind {
             Kind::Text | Kind::Choice(_) if !text.starts_with('"') => bare(),

@@ -122,7 +122,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(&["adamw", "sgd"]), "Which optimizer"),
     option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate"),
     option("optimizer.min_lr", "min-lr", &[], "3e-4", Kind::Float, "Learning rate at the end of a decay"),
-    option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up"),
+    option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up: step i, counted from 0, has (i + 1) / (warmup_steps + 1) of the rate, as in nanoGPT; in Megatron step i has i / warmup_steps, and the first one rate 0"),
     option("optimizer.decay_steps", "lr-decay-steps", &["lr-wsd-decay-iters"], "100", Kind::Integer, "wsd: steps of decay at the end"),
     option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(&["constant", "cosine", "wsd"]), "After warm-up: constant, cosine decay, or stable then decay"),
     option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw: decay of the two moments"),

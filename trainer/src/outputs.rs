@@ -16,14 +16,26 @@ use crate::trace;
 pub fn check(plan: &RunPlan, request: &TrainRequest, rank: usize) -> Result<(), UserError> {
     if let Some(path) = &plan.config.logging.trace {
         let path = trace::of_rank(Path::new(path), rank);
+        make_run_folder(plan, &path);
         writable(&format!("logging.trace = {}", path.display()), &path)?;
     }
     if let (0, Some(path)) = (rank, &request.graph_report) {
         for path in [path, &path.with_extension("dot")] {
+            make_run_folder(plan, path);
             writable(&format!("--graph-report {}", path.display()), path)?;
         }
     }
     Ok(())
+}
+
+/// Makes the run's own folder where a file is to be in it: the run is about to. What fails is told of the file.
+fn make_run_folder(plan: &RunPlan, path: &Path) {
+    let parent = path.parent().map(std::path::absolute);
+    if let (Some(Ok(parent)), Ok(folder)) = (parent, std::path::absolute(&plan.config.logging.dir))
+        && parent == folder
+    {
+        let _ = std::fs::create_dir_all(folder);
+    }
 }
 
 fn writable(what: &str, path: &Path) -> Result<(), UserError> {

@@ -72,6 +72,7 @@ impl RunPlan {
         let microbatch_group = layout::microbatch_group(&config, &counts)?;
         at_least("train.steps", config.train.steps, 1)?;
         at_least("recompute.layers", config.recompute.layers, 1)?;
+        at_least("parallel.bucket_mib", config.parallel.bucket_mib, 1)?;
         at_least("logging.interval", config.logging.interval, 1)?;
         at_least("logging.trace_steps", config.logging.trace_steps, 1)?;
         within(

@@ -211,10 +211,28 @@ impl<'p> Reporter<'p> {
                 line += &format!(", perplexity {perplexity:.2}");
             }
             if let Some(floor) = outcome.floor {
-                line += &format!(", {:.1} % above the floor of {floor:.4}", (loss / floor - 1.0) * 100.0);
+                line += &format!(", {}", beside_floor(loss, floor));
             }
         }
         say(&line);
         tracing::info!(target: PRINTED, "{line}");
+    }
+}
+
+/// Where a loss lies; on few samples it may fall below what is possible on all.
+fn beside_floor(loss: f64, floor: f64) -> String {
+    let above = (loss / floor - 1.0) * 100.0;
+    let side = if above < 0.0 { "below" } else { "above" };
+    format!("{:.1} % {side} the floor of {floor:.4}", above.abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_above_or_below_its_floor_by_a_share_without_a_sign() {
+        assert_eq!(beside_floor(2.1, 2.0), "5.0 % above the floor of 2.0000");
+        assert_eq!(beside_floor(1.972, 2.0), "1.4 % below the floor of 2.0000");
     }
 }

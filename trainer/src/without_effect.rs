@@ -1,6 +1,8 @@
 //! Settings that mean nothing beside others: told of, not refused, for they do no harm and may stand in a file that other
 //! runs share.
 
+use crate::config::{Layers, ModelConfig};
+use crate::data;
 use crate::options::find;
 use crate::plan::RunPlan;
 
@@ -68,6 +70,42 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
     if let (None, Some(after)) = (&logging.trace, logging.trace_after) {
         tell(true, format!("logging.trace_after = {after}"), "without logging.trace (--trace) there is no timeline");
     }
+    let data = &plan.config.data;
+    let split = format!("data.split = {}", data.split);
+    let changed = !is_default_number("data.split", data.split) && !measured;
+    tell(changed && data.path.is_none(), split.clone(), "without data.path the trainer makes its own data");
+    tell(
+        changed && data.validation_path.is_some(),
+        split,
+        "with data.validation_path all of data.path is trained on, and that validates",
+    );
+    if !measured && (data.raw_tokens != "none" || data.end_of_text.is_some()) {
+        let (text, tokens) = data::forms(data);
+        tell(
+            data.raw_tokens != "none" && text && !tokens,
+            format!("data.raw_tokens = {:?}", data.raw_tokens),
+            "it is for token files, and the data are text",
+        );
+        if let Some(token) = data.end_of_text.as_ref().filter(|_| tokens && !text) {
+            let why = "token files say themselves where documents end; only `trainer sample` goes by it";
+            tell(true, format!("data.end_of_text = {token:?}"), why);
+        }
+    }
+    let sgd = optimizer.kind == "sgd";
+    for (key, given, value) in [
+        (
+            "optimizer.betas",
+            !is_default("optimizer.betas", &format!("{:?}", optimizer.betas)),
+            format!("{:?}", optimizer.betas),
+        ),
+        ("optimizer.eps", !is_default_number("optimizer.eps", optimizer.eps), optimizer.eps.to_string()),
+    ] {
+        tell(sgd && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
+    }
+    for (name, value) in of_other_kind(model) {
+        let other = if model.kind == "mlp" { "gpt" } else { "mlp" };
+        tell(true, format!("model.{name} = {value}"), &format!("it is for model.kind = {other:?}"));
+    }
     let left = steps.saturating_sub(optimizer.warmup_steps);
     if wsd && !measured && optimizer.decay_steps > left {
         notices.push(format!(
@@ -90,6 +128,22 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
     notices
 }
 
+/// The settings of the other kind of model that are not as they would be unset.
+fn of_other_kind(model: &ModelConfig) -> Vec<(String, toml::Value)> {
+    let mut unset = Layers::default();
+    if unset.set("model.preset", &model.preset, "preset").is_err() {
+        return Vec::new();
+    }
+    let table = |model: &ModelConfig| toml::Table::try_from(model).unwrap_or_default();
+    let unset = table(&unset.resolve().model);
+    let other = |name: &str| match name {
+        "preset" | "kind" | "init_from" => false,
+        "layer_sizes" | "dropouts" => model.kind == "gpt",
+        _ => model.kind == "mlp",
+    };
+    table(model).into_iter().filter(|(name, value)| other(name) && unset.get(name) != Some(value)).collect()
+}
+
 /// Whether an option has the value that it has unset.
 fn is_default(key: &str, value: &str) -> bool {
     find(key).is_some_and(|option| option.default == value)
@@ -102,7 +156,6 @@ fn is_default_number(key: &str, value: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
     use crate::presets::PRESETS;
     use crate::recipes::RECIPES;
 
@@ -143,6 +196,13 @@ mod tests {
             ("checkpoint.interval=500", "checkpoint.dir=kept", "--save"),
             ("checkpoint.keep=2", "checkpoint.dir=kept", "--save"),
             ("logging.trace_after=3", "logging.trace=trace.json", "--trace"),
+            ("data.split=0.99", "data.path=text", "without data.path"),
+            ("data.path=text data.split=0.99 data.validation_path=text", "data.split=0.9", "data.validation_path"),
+            ("model.kind=mlp model.layers=4", "model.kind=gpt", "model.kind = \"gpt\""),
+            ("model.kind=mlp model.kv_heads=2", "model.kind=gpt", "model.kind = \"gpt\""),
+            ("model.layer_sizes=[4,2]", "model.kind=mlp", "model.kind = \"mlp\""),
+            ("optimizer.kind=sgd optimizer.betas=[0.8,0.9]", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
+            ("optimizer.kind=sgd optimizer.eps=1e-6", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
             ("train.steps=20", "optimizer.warmup_steps=20", "never reaches optimizer.lr"),
         ] {
             let lines = told(setting);
@@ -151,6 +211,29 @@ mod tests {
                 assert_eq!(told(&format!("{setting} {beside}")), [""; 0], "{setting} {beside}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_said_of_text_beside_token_files_alone_has_no_effect_nor_the_other_way_round() {
+        let folder = std::env::temp_dir().join(format!("without-effect-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let [text, tokens] = ["a.txt", "a.bin"].map(|name| folder.join(name));
+        [&text, &tokens].into_iter().for_each(|path| std::fs::write(path, "text").unwrap());
+        let [text, tokens] = [text, tokens].map(|path| path.display().to_string());
+        let (raw, end) = ("data.raw_tokens=u16", "data.end_of_text=<|end|>");
+        for (path, setting, says) in [
+            (format!("{text:?}"), raw, "the data are text"),
+            (format!("{tokens:?}"), raw, ""),
+            (format!("{text:?}"), end, ""),
+            (format!("{tokens:?}"), end, "where documents end"),
+            (format!("[{text:?},{tokens:?}]"), raw, ""),
+            (format!("[{text:?},{tokens:?}]"), end, ""),
+        ] {
+            let lines = told(&format!("data.path={path} {setting}"));
+            assert_eq!(lines.len(), usize::from(!says.is_empty()), "{path} {setting}: {lines:?}");
+            assert!(lines.iter().all(|line| line.contains(says)), "{lines:?}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -74,6 +74,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
             folder.file("x.parquet", [b"PAR1".as_slice(), &[0xff; 99]].concat()),
             &[".parquet, is unknown"],
         ),
+        ("text that is none", folder.file("x.txt", [0xff; 99]), &["x.txt is not UTF-8 text (byte 0). Rule: data are"]),
         (
             "JSON that is no text",
             folder.file("b.jsonl", [0xff; 9]),
@@ -88,8 +89,16 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         ("pipe of tokens", pipe("pipe.bin"), &["pipe.bin cannot be read: it is no regular file"]),
         ("weight of no number", blend(["0.5", "nan"]), &["weight NaN", "finite"]),
         ("weights without a finite sum", blend(["1e308", "1e308"]), &["the sum of all weights is finite"]),
-        ("broken JSON", folder.file("x.jsonl", "{\"text\": \"a\"}\n{"), &["line 2 is not JSON"]),
-        ("JSON without text", folder.file("y.jsonl", "{\"content\": \"a\"}"), &["line 1 has no such text", "`text`"]),
+        (
+            "broken JSON",
+            folder.file("x.jsonl", "{\"text\": \"a\"}\n{"),
+            &["line 2 is not JSON", "Fix: mend that line\n"],
+        ),
+        (
+            "JSON without text",
+            folder.file("y.jsonl", "{\"content\": \"a\"}"),
+            &["line 1 has no such text", "`text`", "`trainer tokenize --json-key KEY`"],
+        ),
         ("weight 0", blend(["0", "1"]), &["weight 0", "above 0"]),
         ("negative weight", blend(["1", "-0.5"]), &["weight -0.5", "above 0"]),
         ("tiny weight", blend(["1", "1e-9"]), &["weight 0.000000001", "1 in 65536"]),

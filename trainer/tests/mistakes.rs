@@ -38,7 +38,24 @@ fn refused(folder: &Path, flags: &str, variables: &[(&str, &str)], needles: &[&s
 
 const FLAGS: &[(&str, &[&str])] = &[
     // The command line itself.
-    ("--stpes 5", &["'--stpes'", "'--steps'"]),
+    ("--stpes 5", &["--stpes is unknown", "Fix: did you mean --steps?"]),
+    ("--no-such-flag", &["--no-such-flag is unknown", "Fix: see `trainer --help`"]),
+    ("tokenize --outputt out file", &["--outputt is unknown", "`trainer tokenize --help`", "did you mean --output?"]),
+    (
+        "--steps 1 --wombat 3 --stpes=2 --fp16",
+        &[
+            "error: --fp16 is not taken; --wombat, --stpes are unknown. Rule: ",
+            "for --fp16: --bf16",
+            "for --wombat: see `trainer --help`; for --stpes: did you mean --steps?",
+        ],
+    ),
+    (
+        "--save --enable-cuda-graph",
+        &["--save has --enable-cuda-graph for its value", "does not begin with --", "(is a variable empty?)"],
+    ),
+    ("--log-dir --dry-run", &["--log-dir has --dry-run for its value"]),
+    ("--lr --steps --dry-run", &["--lr has --steps for its value"]),
+    ("--log-dir=--dry-run", &["--log-dir has --dry-run for its value"]),
     ("--steps", &["--steps <VALUE>", "no", "supplied"]),
     ("--steps 1 --steps 2", &["--steps <VALUE>", "a flag is given once"]),
     ("train", &["'train'", "without a subcommand it trains"]),
@@ -77,6 +94,17 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
     ("--adam-beta1 0.9", &["--adam-beta1", "Fix: for example --betas [0.9,0.95]"]),
     ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),
+    ("--kv-channels 32", &["--kv-channels 32 with model.hidden / model.heads = 64 / 4", "another model.heads"]),
+    (
+        "--context-parallel-size 2 --rotary-percent=0.5 --fp16",
+        &[
+            "--context-parallel-size 2, --rotary-percent 0.5, --fp16 are not taken",
+            "--rotary-percent 0.5: all channels of a head are turned; ",
+        ],
+    ),
+    ("bench --expert-model-parallel-size 4", &["--expert-model-parallel-size 4 is not taken", "Fix: leave it out"]),
+    ("--exit-interval 100", &["--exit-interval is not taken", "with a checkpoint", "send SIGUSR1", "end the decay"]),
+    ("--reset-attention-mask", &["--reset-attention-mask is not taken", "Fix: leave it out"]),
     ("--mock-data --data-path tokens", &["--mock-data with data.path = ", "agree", "Fix: give one of them"]),
     ("--bf16 --compute f32", &["--bf16 with precision.compute = f32", "Fix: give one of them"]),
     ("--split 949,50,1", &["data.split = \"949,50,1\"", "set data.split = 0.949"]),
@@ -147,6 +175,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--steps 0", &["train.steps = 0", "at least 1"]),
     ("--steps 9999999999", &["train.steps = 9999999999", "at most"]),
     ("--threads 0", &["train.threads = 0", "at least 1"]),
+    ("--bucket-mib 0", &["parallel.bucket_mib = 0", "at least 1"]),
     ("--log-interval 0", &["logging.interval = 0", "at least 1"]),
     ("--split 0", &["data.split = 0", "above 0"]),
     ("--lr 0", &["optimizer.lr = 0", "above 0"]),
@@ -271,6 +300,8 @@ fn ranks_that_cannot_be_are_refused() {
     ] {
         refused(&folder.0, "--steps 1", &launched(rank, size, local), needles);
     }
+    let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
+    refused(&folder.0, "--steps 1", &torchrun, &["WORLD_SIZE is 2", "torchrun", "start with mpirun or srun"]);
 }
 
 #[test]

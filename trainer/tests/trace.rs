@@ -2,7 +2,8 @@
 
 mod runs;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use runs::{Folder, expect, run};
 use serde_json::Value;
@@ -46,7 +47,8 @@ fn names<'a>(events: &'a [Event], category: &str) -> Vec<&'a str> {
 /// The events of a run with these flags, of three steps after the fourth.
 fn traced(name: &str, flags: &str) -> Vec<Event> {
     let folder = Folder::new(name);
-    let path = folder.path("trace.json");
+    // In the run's own folder, which is not there before.
+    let path = folder.path("log/trace.json");
     let flags = format!(
         "--steps 8 --eval-interval 0 --trace {} --trace-after 4 --trace-steps 3 {flags}",
         path.to_str().unwrap()
@@ -151,4 +153,17 @@ fn a_run_that_never_comes_to_write_its_trace_and_report_leaves_those_that_are_th
         expect(&run(1, &folder.0, &format!("{flag} {}", path.display())), 3, &["config.toml in"]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of an earlier run", "{flag}");
     }
+}
+
+#[test]
+fn a_drawing_of_a_timeline_without_matplotlib_is_refused_in_one_line() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let python = std::env::var_os("PARITY_PYTHON").map_or_else(|| root.join(".venv/bin/python"), PathBuf::from);
+    // Without what is installed beside Python.
+    let mut command = Command::new(&python);
+    let output =
+        command.args(["-I", "-S"]).arg(root.join("bench/timeline.py")).args(["t.json", "--svg", "t.svg"]).output();
+    let output = output.unwrap_or_else(|e| panic!("{} cannot be started ({e}): run `./x test`", python.display()));
+    expect(&output, 2, &["error: --svg needs matplotlib. Fix: "]);
+    assert_eq!(runs::printed(&output).lines().count(), 1);
 }

@@ -130,7 +130,11 @@ impl Stream {
         }
         let stream = &mut core.streams[self.id.index()];
         let note = core.recorder.operation(&stream.name, &label, false);
-        stream.lane.run(&op, &core.backend, false, note)
+        stream.lane.run(&op, &core.backend, false, note)?;
+        if let (Backend::Host(_), Some(progress)) = (&core.backend, &core.progress) {
+            progress.advance();
+        }
+        Ok(())
     }
 
     /// Blocks the host until this stream's work is done.

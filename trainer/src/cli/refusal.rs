@@ -2,15 +2,14 @@
 
 use std::ffi::OsString;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 
 use crate::config::UserError;
-use crate::megatron;
 use crate::options::{Kind, OPTIONS};
 
 /// What is wrong with the command line, in our form.
 pub(super) fn refusal(error: &clap::Error, arguments: &[OsString]) -> UserError {
-    if let Some(error) = of_megatron(error, arguments).or_else(|| apart(error, arguments)) {
+    if let Some(error) = apart(error, arguments) {
         return error;
     }
     let text = error.render().to_string();
@@ -44,30 +43,6 @@ pub(super) fn refusal(error: &clap::Error, arguments: &[OsString]) -> UserError 
 fn listed<'t>(lines: impl Iterator<Item = &'t str>) -> String {
     let listed: Vec<&str> = lines.map(str::trim).take_while(|line| !line.is_empty()).collect();
     listed.join(", ")
-}
-
-/// Flags of Megatron's that a training run does not take: all of them, for scripts have several.
-fn of_megatron(error: &clap::Error, arguments: &[OsString]) -> Option<UserError> {
-    let first = arguments.get(1)?.to_str()?;
-    let training = first.starts_with('-') || ["bench", "batches"].contains(&first);
-    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg).filter(|_| training) else { return None };
-    let (rule, fix) = megatron::instead(flag.strip_prefix("--")?)?;
-    let given = arguments.iter().filter_map(|argument| argument.to_str()?.split('=').next()?.strip_prefix("--"));
-    let (mut flags, mut rules, mut fixes) = (Vec::new(), Vec::new(), Vec::new());
-    for flag in given.map(|name| format!("--{name}")) {
-        match megatron::instead(&flag[2..]) {
-            Some((rule, fix)) if !flags.contains(&flag) => {
-                rules.push(format!("{flag}: {rule}"));
-                fixes.push(format!("for {flag}: {fix}"));
-                flags.push(flag);
-            }
-            _ => {}
-        }
-    }
-    if flags.len() < 2 {
-        return Some(UserError::new(format!("{flag} is not taken"), rule, fix));
-    }
-    Some(UserError::new(format!("{} are not taken", flags.join(", ")), rules.join("; "), fixes.join("; ")))
 }
 
 /// A switch and its value with a space between them, where the value is taken for something else.

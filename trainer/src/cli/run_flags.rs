@@ -1,5 +1,6 @@
 //! The flags of a training run, which other subcommands take too, and what they come to.
 
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
@@ -10,7 +11,7 @@ use crate::checkpoint::at_a_glance;
 use crate::config::{Layers, RunConfig, UserError};
 use crate::hf::Pretrained;
 use crate::megatron;
-use crate::options::{Kind, OPTIONS};
+use crate::options::{Kind, OPTIONS, OptionSpec};
 use crate::recipes;
 
 /// A training run as asked for.
@@ -143,6 +144,7 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
     }
     for option in OPTIONS {
         let texts: Vec<&String> = matches.get_many(option.key).into_iter().flatten().collect();
+        refuse_flag_as_value(option, &texts)?;
         match texts[..] {
             [] => {}
             [text] => layers.set(option.key, text, &format!("--{}", option.flag))?,
@@ -166,6 +168,18 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
         layers.set(key, value, "--set")?;
     }
     Ok(layers)
+}
+
+/// Fails where a flag was taken for the value of the one before it, as where a script's variable is empty.
+fn refuse_flag_as_value(option: &OptionSpec, texts: &[&String]) -> Result<(), UserError> {
+    let Some(text) = texts.iter().find(|text| text.starts_with("--")) else { return Ok(()) };
+    let names: Vec<String> = iter::once(&option.flag).chain(option.aliases).map(|flag| format!("--{flag}")).collect();
+    let name = names.join(" or ");
+    Err(UserError::new(
+        format!("{name} has {text} for its value"),
+        "a value does not begin with --",
+        format!("give {name} a value before {text} (is a variable empty?), or leave it out"),
+    ))
 }
 
 /// Keys and values of `--set`.

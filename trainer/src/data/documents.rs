@@ -179,8 +179,12 @@ impl Text {
                 return UserError::new(what, "a .jsonl file is UTF-8 text, a JSON object a line", fix);
             }
             let extension = self.path.extension().map_or("none".into(), |text| format!(".{}", text.display()));
+            let unknown = match &*extension {
+                ".txt" | ".text" | ".md" => String::new(),
+                other => format!(" and its extension, {other}, is unknown"),
+            };
             UserError::new(
-                format!("{what} and its extension, {extension}, is unknown"),
+                format!("{what}{unknown}"),
                 "data are UTF-8 text, .jsonl, token files .bin, or Megatron's .bin with .idx",
                 "unpack it, convert it with iconv, or write its text to .jsonl",
             )
@@ -249,18 +253,17 @@ impl Piece<'_> {
         let encoded = match self.line {
             None => tokenizer.encode(self.text),
             Some(line) => {
-                let wrong = |what: String| {
+                let wrong = |what: String, fix: &str| {
                     let rule = format!("each line is a JSON object with text under `{json_key}`");
-                    UserError::new(
-                        format!("{name} line {line} {what}"),
-                        rule,
-                        "mend that line, or name the key (--json-key)",
-                    )
+                    UserError::new(format!("{name} line {line} {what}"), rule, fix)
                 };
-                let value: serde_json::Value =
-                    serde_json::from_str(self.text).map_err(|error| wrong(format!("is not JSON: {error}")))?;
-                let text = value.get(json_key).and_then(serde_json::Value::as_str);
-                tokenizer.encode(text.ok_or_else(|| wrong("has no such text".into()))?)
+                let value: serde_json::Value = serde_json::from_str(self.text)
+                    .map_err(|error| wrong(format!("is not JSON: {error}"), "mend that line"))?;
+                let text = value.get(json_key).and_then(serde_json::Value::as_str).ok_or_else(|| {
+                    let fix = "mend that line, or make token files with `trainer tokenize --json-key KEY`";
+                    wrong("has no such text".into(), fix)
+                })?;
+                tokenizer.encode(text)
             }
         };
         encoded.map_err(|error| {

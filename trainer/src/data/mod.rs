@@ -30,7 +30,7 @@ pub use identity::{Identities, Identity, changed};
 pub(crate) use interrupt::{go_on, interruption};
 pub use markov::MarkovSource;
 pub use missing::Missing;
-pub use open::{JSON_KEY, open};
+pub use open::{JSON_KEY, forms, open};
 pub use paths::{PathItem, Paths};
 pub use prefetch::{IN_MEMORY, Prefetch};
 pub use regression::Regression;

@@ -58,6 +58,22 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
     Ok(TokenSource { training, validation, seq, seed: data.seed, name })
 }
 
+/// Whether any of the data that are named is text, and whether any is token files; what cannot be looked at is neither.
+pub fn forms(data: &DataConfig) -> (bool, bool) {
+    let (mut text, mut tokens) = (false, false);
+    for paths in [&data.path, &data.validation_path].into_iter().flatten() {
+        let datasets = paths.datasets("data").unwrap_or_default();
+        for path in datasets.iter().flat_map(|(_, paths)| paths) {
+            match found("data", path) {
+                Ok(Found::Text(_)) => text = true,
+                Ok(Found::Tokens(_)) => tokens = true,
+                Err(_) => {}
+            }
+        }
+    }
+    (text, tokens)
+}
+
 struct Reader<'d> {
     data: &'d DataConfig,
     seq: usize,

@@ -73,7 +73,9 @@ impl Kind {
 
 /// The root cause, if there is one: an error that a rank had of its own, then rank 0's absence, then a rank that died, then
 /// an error that may have come of another rank's, then one that is not heard of, and last one that others wait for.
-pub fn decide(rows: &[Row], limits: Limits) -> Option<Cause> {
+///
+/// Of ranks that hang alike it stays with the one that was suspected before.
+pub fn decide(rows: &[Row], limits: Limits, suspect: Option<usize>) -> Option<Cause> {
     let ranks = || rows.iter().enumerate().filter(|(_, row)| !row.left);
     let fault = |follows: bool| {
         ranks().find_map(|(rank, row)| {
@@ -90,12 +92,17 @@ pub fn decide(rows: &[Row], limits: Limits) -> Option<Cause> {
         let longest = ranks().filter(|(_, row)| row.silent > limits.step).max_by_key(|(_, row)| row.silent)?;
         Some(Cause { rank: longest.0, kind: Kind::Silent })
     };
-    fault(false).or_else(absent).or_else(died).or_else(|| fault(true)).or_else(silent).or_else(|| hanging(rows, limits))
+    fault(false)
+        .or_else(absent)
+        .or_else(died)
+        .or_else(|| fault(true))
+        .or_else(silent)
+        .or_else(|| hanging(rows, limits, suspect))
 }
 
 /// A rank that makes no progress and waits for none that is behind it. One that waits for a rank with reason to take its
 /// time, such as for a checkpoint, is not at fault, nor is the other.
-fn hanging(rows: &[Row], limits: Limits) -> Option<Cause> {
+fn hanging(rows: &[Row], limits: Limits, suspect: Option<usize>) -> Option<Cause> {
     let quiet = |row: &Row| {
         let beat = row.beat.as_ref().filter(|_| !row.left)?;
         let limit = if beat.doing.is_slow() { limits.setup } else { limits.step };
@@ -105,11 +112,12 @@ fn hanging(rows: &[Row], limits: Limits) -> Option<Cause> {
     let waits_for = |rank: usize| (0..rows.len()).filter(move |&other| is_behind(rows, other, rank));
     let stuck: Vec<(usize, Duration)> =
         rows.iter().enumerate().filter_map(|(rank, row)| Some((rank, quiet(row)?))).collect();
-    let first = stuck.iter().filter(|(rank, _)| waits_for(*rank).next().is_none()).max_by_key(|(_, quiet)| *quiet);
+    let most = |(rank, quiet): &&(usize, Duration)| (suspect == Some(*rank), *quiet);
+    let first = stuck.iter().filter(|(rank, _)| waits_for(*rank).next().is_none()).max_by_key(most);
     // Where all wait in a circle, the one that has waited longest began it.
     let everyone = || {
         let all = stuck.len() == rows.iter().filter(|row| !row.left).count();
-        stuck.iter().filter(|_| all).max_by_key(|(_, quiet)| *quiet)
+        stuck.iter().filter(|_| all).max_by_key(most)
     };
     let (rank, _) = *first.or_else(everyone)?;
     let waiting = (0..rows.len()).filter(|&other| is_behind(rows, rank, other)).collect();
@@ -232,19 +240,19 @@ mod tests {
     }
 
     fn culprit(rows: &[Row]) -> Option<usize> {
-        decide(rows, LIMITS).map(|cause| cause.rank)
+        decide(rows, LIMITS, None).map(|cause| cause.rank)
     }
 
     #[test]
     fn ranks_that_make_progress_are_left_alone() {
-        assert_eq!(decide(&group(&[(0, 7), (44, 7), (3, 6)]), LIMITS), None);
-        assert_eq!(decide(&[Row::default(), Row::default()], LIMITS), None, "nobody has connected yet");
+        assert_eq!(decide(&group(&[(0, 7), (44, 7), (3, 6)]), LIMITS, None), None);
+        assert_eq!(decide(&[Row::default(), Row::default()], LIMITS, None), None, "nobody has connected yet");
     }
 
     #[test]
     fn the_rank_behind_hangs_and_not_those_that_wait_for_it_longer() {
         let rows = group(&[(60, 8), (50, 7), (55, 8)]);
-        let cause = decide(&rows, LIMITS).unwrap();
+        let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!(cause, Cause { rank: 1, kind: Kind::Hangs(vec![0, 2]) });
         let line = cause.line(&rows, LIMITS);
         assert_eq!(
@@ -306,13 +314,13 @@ mod tests {
         let mut rows = group(&[(60, 8), (50, 7), (0, 8), (0, 8)]);
         assert_eq!(culprit(&rows), Some(1));
         rows[0].silent = Duration::from_secs(46);
-        assert_eq!(decide(&rows, LIMITS).unwrap(), Cause { rank: 0, kind: Kind::Silent });
+        assert_eq!(decide(&rows, LIMITS, None).unwrap(), Cause { rank: 0, kind: Kind::Silent });
         rows[3].fault = fault("all_reduce on data: remote error", true);
         assert_eq!(culprit(&rows), Some(3));
         rows[2].closed = true;
-        assert_eq!(decide(&rows, LIMITS).unwrap(), Cause { rank: 2, kind: Kind::Died });
+        assert_eq!(decide(&rows, LIMITS, None).unwrap(), Cause { rank: 2, kind: Kind::Died });
         rows[1].fault = fault("the metrics in log: No space left", false);
-        let cause = decide(&rows, LIMITS).unwrap();
+        let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!((cause.rank, cause.code()), (1, 3));
         let line = cause.line(&rows, LIMITS);
         assert!(line.starts_with("error on rank 1: the metrics in log: No space left [host node1, "), "{line}");
@@ -334,7 +342,7 @@ mod tests {
         let mut rows = group(&[(0, 8), (0, 8), (0, 8)]);
         (rows[1].forsaken, rows[1].closed) = (true, true);
         rows[2].closed = true; // the launcher has ended it
-        let cause = decide(&rows, LIMITS).unwrap();
+        let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!((cause.rank, cause.code()), (0, 3));
         let line = cause.line(&rows, LIMITS);
         assert!(line.starts_with("error on rank 0: not heard of for 45 s by other ranks, which have ended"), "{line}");
@@ -344,7 +352,7 @@ mod tests {
     fn a_rank_that_never_connects_is_named() {
         let mut rows = group(&[(0, 0), (0, 0)]);
         rows[1] = Row { silent: Duration::from_secs(46), ..Row::default() };
-        let cause = decide(&rows, LIMITS).unwrap();
+        let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!(cause.line(&rows, LIMITS), "error on rank 1: did not join the others within 46 s [host unknown]");
     }
 
@@ -352,11 +360,19 @@ mod tests {
     #[test]
     fn a_rank_that_was_heard_of_before_another_went_on_is_given_time_to_be_heard_of_again() {
         let rows = group(&[(46, 100), (0, 102)]);
-        let cause = decide(&rows, LIMITS).unwrap();
+        let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!((cause.rank, &cause.kind), (0, &Kind::Hangs(vec![1])));
         let heartbeat = Duration::from_secs(1);
         assert!(cause.kind.grace(heartbeat) > 2 * heartbeat);
-        assert_eq!(decide(&group(&[(0, 103), (0, 102)]), LIMITS), None);
+        assert_eq!(decide(&group(&[(0, 103), (0, 102)]), LIMITS, None), None);
         assert!(Kind::Died.grace(heartbeat) < heartbeat);
+    }
+
+    #[test]
+    fn of_ranks_that_hang_alike_the_suspected_one_stays_so() {
+        let rows = [row(60, Doing::Steps, vec![]), row(61, Doing::Steps, vec![])];
+        for (suspect, culprit) in [(None, 1), (Some(0), 0), (Some(1), 1)] {
+            assert_eq!(decide(&rows, LIMITS, suspect).map(|cause| cause.rank), Some(culprit));
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The monitor: a thread on rank 0 that hears all ranks and ends the run when one is at fault.
 
+use std::mem::{Discriminant, discriminant};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -33,6 +34,30 @@ struct Stranger {
     waited: Duration,
 }
 
+/// A cause that is not believed yet.
+#[derive(Default)]
+struct Suspicion {
+    of: Option<(usize, Discriminant<Kind>)>,
+    held: Duration,
+}
+
+impl Suspicion {
+    fn rank(&self) -> Option<usize> {
+        self.of.map(|(rank, _)| rank)
+    }
+
+    /// For how long it has been this cause, a look after the last one that long ago; of another rank, or another of its
+    /// kind, it begins anew.
+    fn held(&mut self, cause: Option<&Cause>, passed: Duration) -> Duration {
+        let of = cause.map(|cause| (cause.rank, discriminant(&cause.kind)));
+        if of != self.of {
+            *self = Suspicion { of, held: Duration::ZERO };
+        }
+        self.held += passed;
+        self.held
+    }
+}
+
 /// Hears `ranks` ranks on `listener` until all have said goodbye; `alive` is dropped then.
 ///
 /// # Errors
@@ -64,7 +89,7 @@ pub(super) fn start(
 impl Monitor {
     fn run(mut self) {
         let mut last = Instant::now();
-        let (mut suspected, mut silent) = (Duration::ZERO, Duration::ZERO);
+        let (mut suspicion, mut silent) = (Suspicion::default(), Duration::ZERO);
         while !self.rows.iter().all(|row| row.left) {
             std::thread::sleep(TICK);
             // Time in which this process itself was stopped, or its machine asleep, does not count against others.
@@ -77,12 +102,9 @@ impl Monitor {
                 silent = Duration::ZERO;
                 self.tell(&Reply::Beat);
             }
-            let Some(cause) = decide(&self.rows, self.limits) else {
-                suspected = Duration::ZERO;
-                continue;
-            };
-            suspected += passed;
-            if suspected >= cause.kind.grace(self.heartbeat) {
+            let cause = decide(&self.rows, self.limits, suspicion.rank());
+            let held = suspicion.held(cause.as_ref(), passed);
+            if let Some(cause) = cause.filter(|cause| held >= cause.kind.grace(self.heartbeat)) {
                 self.end(&cause);
             }
         }
@@ -179,6 +201,18 @@ mod tests {
     use std::io::Read;
 
     use super::*;
+
+    #[test]
+    fn time_in_which_one_rank_was_suspected_does_not_count_against_another() {
+        let cause = |rank, kind| Cause { rank, kind };
+        let (second, mut suspicion) = (Duration::from_secs(1), Suspicion::default());
+        let mut held = |cause: Option<Cause>| suspicion.held(cause.as_ref(), second).as_secs();
+        let hangs = |rank| Some(cause(rank, Kind::Hangs(vec![])));
+        assert_eq!((held(hangs(1)), held(hangs(1))), (1, 2));
+        assert_eq!(held(Some(cause(1, Kind::Hangs(vec![0])))), 3, "whoever waits for it");
+        assert_eq!((held(hangs(0)), held(Some(cause(0, Kind::Died)))), (1, 1));
+        assert_eq!((held(hangs(0)), held(None), held(hangs(0))), (1, 1, 1));
+    }
 
     #[test]
     fn who_does_not_say_hello_in_time_is_shown_out_and_ranks_that_do_stay() {

@@ -1,0 +1,205 @@
+//! The table of Megatron's flags.
+
+/// What a flag of Megatron's is here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// The same as an option's key with this value.
+    Sets(&'static str, &'static str),
+    /// Its value is that of this key, or it is refused.
+    Is(&'static str),
+    /// Its value is that of the first key over that of the second, or it is refused.
+    IsShare(&'static str, &'static str),
+    /// Nothing is to be done for this value; the rule for others, and what to give instead.
+    Only(&'static str, &'static str, &'static str),
+    /// It says that this key is unset, or it is refused; why.
+    Without(&'static str, &'static str),
+    /// Nothing is to be done for it, which is said with the reason.
+    NotNeeded(&'static str),
+    /// It is not taken: the rule, and what to give instead.
+    Instead(&'static str, &'static str),
+}
+
+use Meaning::{Instead, Is, IsShare, NotNeeded, Only, Sets, Without};
+
+const PRECISION: &str = "layers compute in bf16, tf32 or f32";
+const OWN_GRAPHS: &str = "the trainer captures its graphs itself, one way";
+const IN_STEPS: &str = "the length of a run and of what happens in it is counted in steps";
+const TOKENIZERS: &str = "a tokenizer is the word byte, a Hugging Face tokenizer.json, or a folder with one";
+const GRID: &str = "ranks are divided for tensor, pipeline and data parallelism";
+const WEIGHTS_TOGETHER: &str = "a checkpoint goes on with all of its state; a new run may begin with weights alone";
+const ONE_WAY: &str = "there is one way to do it here";
+const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
+const LOSS_SCALE: &str = "losses are scaled for fp16 alone, which is not taken";
+const COLLECTOR: &str = "there is no garbage collector";
+const CAUSAL: &str =
+    "tokens see those before them in their sample, whatever documents they are of, and each has a loss";
+const STOP: &str = "a run ends after train.steps steps, or after the one in which it gets a signal, with a checkpoint";
+const BY_SIGNAL: &str = "leave it out and send SIGUSR1, as schedulers do before a time limit; a smaller --steps would end the decay of the learning rate there too";
+const LOGS: &str = "metrics.jsonl has a line for every step, and logging.dir TensorBoard's files beside it";
+const NOTHING_SENT: &str = "nothing is sent; files for Weights & Biases go into logging.dir";
+const WITHIN_CHECKPOINT: &str = "a checkpoint always has weights, optimizer and place in the data";
+const ONE_RATE: &str = "all weights have one learning rate";
+const ONE_DECAY: &str = "weight decay stays the same";
+const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
+
+/// The flags, without dashes in front.
+#[rustfmt::skip]
+pub const FLAGS: &[(&str, Meaning)] = &[
+    ("bf16", Sets("precision.compute", "bf16")),
+    ("openai-gelu", Sets("model.activation", "gelu")),
+    ("swiglu", Sets("model.activation", "swiglu")),
+    ("untie-embeddings-and-output-weights", Sets("model.tie_embeddings", "false")),
+    ("use-rotary-position-embeddings", Sets("model.position", "rotary")),
+    ("recompute-activations", Sets("recompute.granularity", "selective")),
+    ("cuda-graph-use-single-mempool", Sets("cuda_graph.mempool", "single")),
+    ("grad-reduce-in-bf16", Sets("parallel.grad_reduce", "bf16")),
+
+    ("max-position-embeddings", Is("model.seq_length")),
+    ("kv-channels", IsShare("model.hidden", "model.heads")),
+
+    ("context-parallel-size", Only("1", GRID, TOGETHER)),
+    ("expert-model-parallel-size", Only("1", GRID, "leave it out")),
+    ("expert-tensor-parallel-size", Only("1", GRID, "leave it out")),
+    ("rotary-percent", Only("1", "all channels of a head are turned", "leave it out")),
+    ("attention-backend", Only("auto", KERNELS, "leave it out")),
+    ("distributed-backend", Only("nccl", "ranks talk over NCCL on GPUs and over MPI on the host", "leave it out")),
+    ("empty-unused-memory-level", Only("0", "memory is planned once, before the first step", "leave it out")),
+    ("manual-gc-interval", Only("0", COLLECTOR, "leave it out")),
+    ("lr-warmup-init", Only("0", "warm-up begins at the first of its equal steps, above 0", "leave it out")),
+    ("weight-decay-incr-style", Only("constant", ONE_DECAY, "--weight-decay")),
+    ("lr-wsd-decay-style", Only("linear", "wsd's decay is linear", "leave it out")),
+
+    ("mock-data", Without("data.path", "without it the trainer makes its own data")),
+
+    ("te-rng-tracker", NotNeeded("randomness here is a function of step, sample and place, always safe to capture")),
+    ("overlap-grad-reduce", NotNeeded("gradients are always reduced while backward goes on")),
+    ("overlap-param-gather", NotNeeded("the weights of a distributed optimizer are always gathered while forward goes on")),
+    ("no-check-for-nan-in-loss-and-grad", NotNeeded("the check runs on the device, inside the graph")),
+    ("accumulate-allreduce-grads-in-fp32", NotNeeded("gradients always accumulate in f32")),
+    ("attention-softmax-in-fp32", NotNeeded("softmax is always in f32")),
+    ("group-query-attention", NotNeeded("--num-query-groups alone says so")),
+    ("use-flash-attn", NotNeeded("attention is always one operation")),
+    ("use-mcore-models", NotNeeded("there is one kind of transformer")),
+    ("exit-signal-handler", NotNeeded("signals always end a run after a step, with a checkpoint")),
+    ("log-throughput", NotNeeded("every step is logged with it")),
+    ("log-validation-ppl-to-tensorboard", NotNeeded("perplexity is always logged beside the loss")),
+    ("log-memory-to-tensorboard", NotNeeded("memory is always logged")),
+    ("no-bias-gelu-fusion", NotNeeded(KERNELS)),
+    ("no-bias-swiglu-fusion", NotNeeded(KERNELS)),
+    ("no-bias-dropout-fusion", NotNeeded(KERNELS)),
+    ("no-masked-softmax-fusion", NotNeeded(KERNELS)),
+    ("no-rope-fusion", NotNeeded(KERNELS)),
+    ("no-persist-layer-norm", NotNeeded(KERNELS)),
+    ("no-gradient-accumulation-fusion", NotNeeded(KERNELS)),
+    ("cross-entropy-loss-fusion", NotNeeded("the loss is always one operation")),
+    ("calculate-per-token-loss", NotNeeded("all samples have as many tokens, and a loss is always their mean")),
+    ("apply-layernorm-1p", NotNeeded("norms have no weight decay, without which they train alike")),
+    ("manual-gc", NotNeeded(COLLECTOR)),
+    ("no-manual-gc-eval", NotNeeded(COLLECTOR)),
+    ("no-create-attention-mask-in-dataloader", NotNeeded("attention is causal without a mask in memory")),
+    ("no-async-tensor-model-parallel-allreduce", NotNeeded("transfers of backward run beside products wherever they can")),
+    ("tp-comm-overlap", NotNeeded("transfers of backward run beside products wherever they can")),
+    ("disable-gloo-process-groups", NotNeeded("there are none")),
+    ("ckpt-fully-parallel-save", NotNeeded("ranks that divide weights or optimizer always write their parts")),
+    ("use-dist-ckpt", NotNeeded("any layout goes on from a checkpoint of any other")),
+    ("auto-detect-ckpt-format", NotNeeded("there is one format")),
+    ("exit-on-missing-checkpoint", NotNeeded("a checkpoint that is asked for and is not there is always an error")),
+    ("no-one-logger", NotNeeded("nothing is sent anywhere")),
+
+    ("fp16", Instead(PRECISION, "--bf16, or leave it out for f32")),
+    ("fp8-format", Instead(PRECISION, "--bf16")),
+    ("fp8-hybrid", Instead(PRECISION, "--bf16")),
+    ("fp8-recipe", Instead(PRECISION, "--bf16")),
+    ("fp8-margin", Instead(PRECISION, "--bf16")),
+    ("fp8-interval", Instead(PRECISION, "--bf16")),
+    ("fp8-amax-history-len", Instead(PRECISION, "--bf16")),
+    ("fp8-amax-compute-algo", Instead(PRECISION, "--bf16")),
+    ("fp8-param-gather", Instead(PRECISION, "--bf16")),
+    ("first-last-layers-bf16", Instead(PRECISION, "--bf16")),
+    ("loss-scale", Instead(LOSS_SCALE, "leave it out")),
+    ("initial-loss-scale", Instead(LOSS_SCALE, "leave it out")),
+    ("min-loss-scale", Instead(LOSS_SCALE, "leave it out")),
+    ("loss-scale-window", Instead(LOSS_SCALE, "leave it out")),
+    ("hysteresis", Instead(LOSS_SCALE, "leave it out")),
+    ("fp16-lm-cross-entropy", Instead("the loss is computed in f32", "leave it out")),
+    ("fp32-residual-connection", Instead(PRECISION, "leave it out, or leave out --bf16 for f32 everywhere")),
+    ("apply-query-key-layer-scaling", Instead("softmax is in f32, which needs no such scaling", "leave it out")),
+    ("squared-relu", Instead("feed-forward layers have GELU or SwiGLU", "--activation gelu or swiglu")),
+    ("qk-layernorm", Instead("queries and keys are not normalised", "leave it out")),
+    ("add-qkv-bias", Instead("linear layers and LayerNorms have biases together or not at all", "--bias=true or --bias=false")),
+    ("disable-bias-linear", Instead("linear layers and LayerNorms have biases together or not at all", "--bias=false")),
+    ("external-cuda-graph", Instead(OWN_GRAPHS, "--enable-cuda-graph")),
+    ("cuda-graph-impl", Instead(OWN_GRAPHS, "--enable-cuda-graph, or leave it out for none")),
+    ("adam-beta1", Instead("the two are one option", "for example --betas [0.9,0.95]")),
+    ("adam-beta2", Instead("the two are one option", "for example --betas [0.9,0.95]")),
+    ("train-samples", Instead(IN_STEPS, "--steps")),
+    ("exit-interval", Instead(STOP, BY_SIGNAL)),
+    ("exit-duration-in-mins", Instead(STOP, BY_SIGNAL)),
+    ("lr-warmup-fraction", Instead(IN_STEPS, "--lr-warmup-steps")),
+    ("lr-warmup-samples", Instead(IN_STEPS, "--lr-warmup-steps")),
+    ("lr-decay-iters", Instead("a decay ends with the run", "--steps; --lr-decay-steps is how long wsd's decay takes")),
+    ("lr-decay-samples", Instead("a decay ends with the run", "--steps; --lr-decay-steps is how long wsd's decay takes")),
+    ("decoupled-lr", Instead(ONE_RATE, "leave it out")),
+    ("decoupled-min-lr", Instead(ONE_RATE, "leave it out")),
+    ("start-weight-decay", Instead(ONE_DECAY, "--weight-decay")),
+    ("end-weight-decay", Instead(ONE_DECAY, "--weight-decay")),
+    ("override-opt_param-scheduler", Instead("a run that goes on has the schedule of its options, and tells what changed", "leave it out")),
+    ("use-checkpoint-opt_param-scheduler", Instead("a run that goes on has the schedule of its options, and tells what changed", "leave it out, and give the options as before")),
+    ("embedding-init-method-std", Instead("embeddings start like other matrices", "--init-std for all")),
+    ("init-method-xavier-uniform", Instead("matrices start from a normal distribution", "--init-std")),
+    ("use-cpu-initialization", Instead("weights start the same on every layout", "leave it out")),
+    ("reset-position-ids", Instead(CAUSAL, "leave it out")),
+    ("reset-attention-mask", Instead(CAUSAL, "leave it out")),
+    ("eod-mask-loss", Instead(CAUSAL, "leave it out")),
+    ("data-cache-path", Instead("the order of samples is computed, nothing is cached", "leave it out")),
+    ("no-mmap-bin-files", Instead("token files are mapped into memory", "leave it out")),
+    ("dataloader-type", Instead("every sample comes once an epoch, in an order that data.seed decides", "leave it out")),
+    ("vocab-file", Instead(TOKENIZERS, "--tokenizer; token files need none")),
+    ("merge-file", Instead(TOKENIZERS, "--tokenizer; token files need none")),
+    ("tokenizer-type", Instead(TOKENIZERS, "--tokenizer; token files need none")),
+    ("tiktoken-pattern", Instead(TOKENIZERS, "--tokenizer; token files need none")),
+    ("make-vocab-size-divisible-by", Instead("the vocabulary is padded to a multiple of 128 x parallel.tensor", "leave it out")),
+    ("train-data-path", Instead("data that are trained on have one option", "--data-path")),
+    ("test-data-path", Instead("there are data to train on and data to validate on", "--validation-path, or leave it out")),
+    ("no-position-embedding", Instead("positions are learned, rotary or none", "leave it out beside --position rotary, or --position none")),
+    ("use-rope-scaling", Instead("its numbers are given", "--rope-scaling [8,1,4,8192]")),
+    ("num-experts", Instead("models are dense", "leave it out")),
+    ("ddp-bucket-size", Instead("buckets are counted in MiB of gradients, not in parameters", "--bucket-mib 153 for 40 million parameters in f32")),
+    ("num-layers-per-virtual-pipeline-stage", Instead("chunks of a stage are counted, not their layers", "--virtual-pipeline-model-parallel-size")),
+    ("use-torch-fsdp2", Instead(GRID, "--use-distributed-optimizer")),
+    ("finetune", Instead(WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
+    ("no-load-optim", Instead(WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
+    ("no-load-rng", Instead("randomness is no state that is loaded", "leave it out, or set another --seed")),
+    ("no-save-optim", Instead(WITHIN_CHECKPOINT, "leave it out")),
+    ("no-save-rng", Instead(WITHIN_CHECKPOINT, "leave it out")),
+    ("use-checkpoint-args", Instead("a run has the options that it is given", "--config with the checkpoint's config.toml")),
+    ("dist-ckpt-format", Instead("checkpoints are safetensors", "leave it out")),
+    ("ckpt-step", Instead("a checkpoint is named by its folder", "--resume with the step's folder")),
+    ("ckpt-format", Instead("checkpoints are safetensors", "leave it out")),
+    ("async-save", Instead("a run goes on when its checkpoint is on disk", "leave it out")),
+    ("tensorboard-log-interval", Instead(LOGS, "--tensorboard with --log-dir")),
+    ("tensorboard-queue-size", Instead(LOGS, "--tensorboard with --log-dir")),
+    ("log-timers-to-tensorboard", Instead("a timeline has every operation's time", "--trace")),
+    ("timing-log-level", Instead("a timeline has every operation's time", "--trace")),
+    ("timing-log-option", Instead("a timeline has every operation's time", "--trace")),
+    ("log-params-norm", Instead("the norm of gradients is logged, not that of weights", "leave it out")),
+    ("log-num-zeros-in-grad", Instead("the norm of gradients is logged, not their zeros", "leave it out")),
+    ("log-progress", Instead(LOGS, "leave it out")),
+    ("tensorboard-dir", Instead("TensorBoard's files go into logging.dir", "--tensorboard with --log-dir")),
+    ("wandb-project", Instead(NOTHING_SENT, "--wandb with --log-dir")),
+    ("wandb-exp-name", Instead(NOTHING_SENT, "--wandb with --log-dir")),
+    ("wandb-entity", Instead(NOTHING_SENT, "--wandb with --log-dir")),
+    ("wandb-save-dir", Instead(NOTHING_SENT, "--wandb with --log-dir")),
+    ("profile", Instead("a timeline is a file", "--trace")),
+    ("use-pytorch-profiler", Instead("a timeline is a file", "--trace")),
+    ("profile-ranks", Instead("every rank has a timeline", "--trace")),
+    ("profile-step-end", Instead("a timeline has a number of steps", "--trace-steps")),
+    ("checkpoint-activations", Instead("what is computed again has a granularity", "--recompute-granularity full")),
+    ("recompute-modules", Instead("selective computes norms and activations again", "--recompute-granularity selective")),
+    ("DDP-impl", Instead(ONE_WAY, "leave it out")),
+    ("use-legacy-models", Instead(ONE_WAY, "leave it out")),
+    ("moe-grouped-gemm", Instead("models are dense", "leave it out")),
+    ("moe-router-topk", Instead("models are dense", "leave it out")),
+    ("transformer-impl", Instead(ONE_WAY, "leave it out")),
+    ("num-workers", Instead("one thread makes the next batches", "leave it out")),
+];
