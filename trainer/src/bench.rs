@@ -1,5 +1,6 @@
 //! `trainer bench`: how fast a step is, apart from data and files, and what the host does meanwhile.
 
+use std::mem::ManuallyDrop;
 use std::time::Instant;
 
 use device::Device;
@@ -126,7 +127,8 @@ pub fn run(
     steps: usize,
     began: Instant,
 ) -> Result<BenchResult, RunError> {
-    let mut stage = stage(plan, device, ranks)?;
+    // As in training, on a fault nothing is torn down.
+    let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
     load_start(plan, device, &stage)?;
     let batch = random_batch(plan).staged(&stage.staging(1)?);
     let mut step = 0;
@@ -182,7 +184,7 @@ pub fn run(
     let gpu = device.gpu();
     let peak = gpu.as_ref().and_then(|gpu| peak_tflops(&gpu.name, &plan.config.precision.compute));
     let memory_bytes = device.memory_in_use()?;
-    Ok(BenchResult {
+    let result = BenchResult {
         device: gpu.map_or("host".into(), |gpu| gpu.name),
         graphs: if plan.graphs.enable { plan.config.cuda_graph.scope.clone() } else { "off".into() },
         ranks: plan.grid.ranks(),
@@ -198,7 +200,9 @@ pub fn run(
         first_step_s,
         loss,
         steady: SteadyCounts::between(steps, before, after),
-    })
+    };
+    drop(ManuallyDrop::into_inner(stage));
+    Ok(result)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -1,5 +1,6 @@
 //! A run: the loop over steps, evaluation, and what ends it.
 
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -207,7 +208,6 @@ pub fn train(
     device: &Device,
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
-    let main = ranks.rank == 0;
     if !request.dry_run {
         same_data(ranks, &*source)?;
     }
@@ -217,12 +217,30 @@ pub fn train(
     }
     // Of what a timeline needs nothing may be missing once work has begun; no graph is made before.
     let trace = session.is_some().then(|| StepTrace::prepare(plan, ranks, device)).transpose()?;
-    let mut stage = stage(plan, device, ranks)?;
+    // On a fault nothing is torn down: freeing what the device still uses would wait for it, and for the ranks that it waits
+    // for, before anybody is told.
+    let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
+    let outcome = train_stage(plan, request, ranks, device, source, (session, trace), &mut stage)?;
+    drop(ManuallyDrop::into_inner(stage));
+    Ok(outcome)
+}
+
+/// Brings a stage to where the run starts, and runs it from there.
+fn train_stage(
+    plan: &RunPlan,
+    request: &TrainRequest,
+    ranks: &Ranks,
+    device: &Device,
+    source: Arc<dyn Source>,
+    (session, trace): (Option<Session<'_>>, Option<StepTrace>),
+    stage: &mut Stage,
+) -> Result<Option<Outcome>, RunError> {
+    let main = ranks.rank == 0;
     if session.as_ref().is_none_or(Session::begins_anew) {
-        load_start(plan, device, &stage)?;
+        load_start(plan, device, stage)?;
     }
     if main {
-        let text = plan_box(plan, &mut stage, &*source, device, ranks);
+        let text = plan_box(plan, stage, &*source, device, ranks);
         say(&text);
         tracing::info!(target: PRINTED, "{text}");
     }
@@ -235,7 +253,7 @@ pub fn train(
         }
         return Ok(None);
     }
-    session.restore(&stage)?;
+    session.restore(stage)?;
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
     let mut log = None;
@@ -288,7 +306,7 @@ pub fn train(
         }
         if plan.eval_interval().is_some_and(|interval| (step + 1) % interval == 0 || step + 1 == steps) {
             let done = under_way.take().map(|step| step.wait(&mut ended)).transpose()?;
-            let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, &mut stage, &*source, ranks.rank))?;
+            let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, stage, &*source, ranks.rank))?;
             if let Some(done) = done {
                 report.tell(&done, Some(loss));
             }
@@ -304,7 +322,7 @@ pub fn train(
             }
             ranks.activity.during(Doing::Writes, || {
                 report.sync(); // a checkpoint is not ahead of the metrics
-                if session.save(&stage, progress, last)? && report.is_sound() {
+                if session.save(stage, progress, last)? && report.is_sound() {
                     session.prune(progress.step);
                 }
                 Ok::<(), RunError>(())
@@ -329,7 +347,7 @@ pub fn train(
         report.close()?;
         match &request.graph_report {
             Some(path) if main => {
-                write_report(&mut stage, path).map_err(file_error(format!("the graph report, {}", path.display())))
+                write_report(stage, path).map_err(file_error(format!("the graph report, {}", path.display())))
             }
             _ => Ok(()),
         }

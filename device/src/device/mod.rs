@@ -60,7 +60,7 @@ pub(crate) struct Core {
     pub(crate) recorder: Recorder,
     /// Nanoseconds since 1970.
     pub(crate) timeline_began_ns: u64,
-    progress: Option<Progress>,
+    pub(crate) progress: Option<Progress>,
     /// Counts frees, so that a graph knows when to look at its addresses again.
     pub(crate) frees: u64,
     areas: BTreeMap<u64, AreaInfo>,
