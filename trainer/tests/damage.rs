@@ -249,3 +249,32 @@ fn damaged_lines_of_metrics_are_left_out_and_told_of_and_all_others_stay() {
     assert_eq!(steps.collect::<Vec<_>>(), [0, 3, 4, 5].map(Some));
     assert!(text.as_bytes().starts_with(&lines[0]));
 }
+
+#[test]
+fn ranks_that_see_different_folders_for_checkpoints_are_refused_at_the_start() {
+    let folder = Folder::new("not-shared");
+    let nodes = ["a", "b"].map(|node| folder.path(node));
+    nodes.iter().for_each(|node| std::fs::create_dir(node).unwrap());
+    let run = |nodes: [&Path; 2], flags: &str| {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240"]);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        for (number, node) in nodes.into_iter().enumerate() {
+            command.args([":"].iter().take(number)).args(["-n", "1", "-wdir"]).arg(node);
+            command.arg(env!("CARGO_BIN_EXE_trainer")).args(arguments(&folder.0, flags));
+        }
+        command.output().unwrap()
+    };
+    for flags in ["--save ck", "--save ck --use-distributed-optimizer", "--save ck --heartbeat-seconds 0"] {
+        let flags = format!("--steps 2 {flags}");
+        let output = run([&nodes[0], &nodes[1]], &flags);
+        let sees = "checkpoint.dir = ck: rank 1 does not see in ";
+        expect(&output, 2, &[sees, "b/ck what rank 0 wrote in ", "Rule: all ranks see the same checkpoints. Fix: put "]);
+        let text = printed(&output);
+        assert!(flags.contains("heartbeat") || text.matches(sees).count() == 1, "it is said once: {text}");
+        assert!(!folder.path("log/metrics.jsonl").exists(), "{flags}: steps were done");
+        let left = [nodes[0].join("ck"), folder.path("log/run.lock")];
+        assert!(left.iter().all(|path| !path.exists()), "a start that is refused takes what it made with it");
+    }
+    expect(&run([&nodes[0], &nodes[0]], "--steps 2 --save ck"), 0, &["done: loss"]);
+}

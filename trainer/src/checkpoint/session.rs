@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use device::Device;
 
 use super::folder::{clean, foreign, newest, prune, step_name, steps};
-use super::lock::FolderLock;
+use super::lock::{FolderLock, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::read::{config, damaged, glance, load, verify};
 use super::team::Team;
@@ -22,6 +23,12 @@ use crate::terminal::{say, warn};
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
+
+/// The file through which a run takes `checkpoint.dir`.
+const LOCK: &str = "checkpoints.lock";
+
+/// How long a network file system may take to show one node what another has written.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A run's checkpoints. Rank 0 alone looks at folders and decides. Each rank writes the part of the state that it alone
 /// has; of ranks with the same state one does.
@@ -42,7 +49,7 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints;
-    /// data that cannot be read any more.
+    /// data that cannot be read any more; a rank that sees another `checkpoint.dir`.
     pub fn open(plan: &'p RunPlan, ranks: &Ranks, source: &dyn Source) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
@@ -62,10 +69,19 @@ impl<'p> Session<'p> {
             activity: ranks.activity.clone(),
         };
         let mut session = Session { settings, dir, origin, main, team, found: None, _locks: Vec::new() };
+        let mark = if main { format!("mark {}", new_run()) } else { String::new() };
         if main {
-            session._locks.push(FolderLock::take(Path::new(&plan.config.logging.dir), "run.lock", "logging.dir")?);
+            let logs = Path::new(&plan.config.logging.dir);
+            session._locks.push(FolderLock::take(logs, "run.lock", "logging.dir", &mark)?);
             if let Some(dir) = dir {
-                session._locks.push(FolderLock::take(dir, "checkpoints.lock", "checkpoint.dir")?);
+                session._locks.push(FolderLock::take(dir, LOCK, "checkpoint.dir", &mark)?);
+            }
+        }
+        if let Some(dir) = dir {
+            all_see(dir, mark, ranks, plan.grid.ranks())?;
+        }
+        if main {
+            if let Some(dir) = dir {
                 if let Some(path) = foreign(dir).map_err(unreadable(dir))? {
                     return Err(UserError::new(
                         format!("{} is there and is not a checkpoint", path.display()),
@@ -88,8 +104,7 @@ impl<'p> Session<'p> {
         if !main && step > 0 {
             let path = session.path_of(step as usize - 1);
             let manifest = glance(&path).map_err(|damage| {
-                let what = format!("rank {} cannot use {}: {damage}", ranks.rank, path.display());
-                UserError::new(what, "all ranks see the same checkpoints", "put them on a file system all nodes share")
+                not_shared(format!("rank {} cannot use {}: {damage}", ranks.rank, path.display()))
             })?;
             session.found = Some((path, manifest));
         }
@@ -257,6 +272,24 @@ impl<'p> Session<'p> {
             warn(&format!("notice: not as before, so the numbers may differ: {}", changed.join(", ")));
         }
     }
+}
+
+/// Fails on all ranks where one of them does not see in `dir` the mark that rank 0 left there. All ranks call it together.
+fn all_see(dir: &Path, mark: String, ranks: &Ranks, all: usize) -> Result<(), UserError> {
+    let mark = (ranks.text_of)(0, mark);
+    // What one machine's ranks write they see at once.
+    let patience = if ranks.local == all { Duration::ZERO } else { PATIENCE };
+    let blind = ranks.rank > 0 && !shows(dir, LOCK, &mark, patience);
+    // The last of them is named, counted from 1.
+    let Some(last) = (ranks.max)(if blind { ranks.rank as u64 + 1 } else { 0 }).checked_sub(1) else { return Ok(()) };
+    let here = std::path::absolute(dir).unwrap_or(dir.into()).display().to_string();
+    let [first, other] = [0, last as usize].map(|rank| (ranks.text_of)(rank, here.clone()));
+    let what = format!("checkpoint.dir = {}: rank {last} does not see in {other} what rank 0 wrote", dir.display());
+    Err(not_shared(if first == other { what } else { format!("{what} in {first}") }))
+}
+
+fn not_shared(what: String) -> UserError {
+    UserError::new(what, "all ranks see the same checkpoints", "put them on a file system all nodes share")
 }
 
 /// Where a run looks for a checkpoint to start from.
