@@ -12,7 +12,7 @@ use crate::run::RunError;
 /// A folder taken by this process. The system gives it back when the process ends, however it ends. What was made to take
 /// it goes with it: the file, and the folder if it is still empty.
 pub(super) struct FolderLock {
-    made: Made,
+    _made: Made,
     _file: File,
 }
 
@@ -49,7 +49,7 @@ impl FolderLock {
         // Other nodes are to see it while the file is open.
         let told = writeln!(file, "process {}\n{mark}", std::process::id()).and_then(|()| file.sync_all());
         told.map_err(failed)?;
-        Ok(FolderLock { made, _file: file })
+        Ok(FolderLock { _made: made, _file: file })
     }
 }
 

@@ -10,6 +10,7 @@ use device::Device;
 use super::folder::{clean, foreign, newest, prune, step_name, steps};
 use super::lock::{FolderLock, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
+use super::meaning::other_model;
 use super::read::{config, damaged, glance, load, verify};
 use super::team::Team;
 use super::write::{Origin, SaveError, Tight, save};
@@ -49,7 +50,7 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints;
-    /// data that cannot be read any more; a rank that sees another `checkpoint.dir`.
+    /// data that cannot be read any more; a checkpoint of another model; a rank that sees another `checkpoint.dir`.
     pub fn open(plan: &'p RunPlan, ranks: &Ranks, source: &dyn Source) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
@@ -94,6 +95,11 @@ impl<'p> Session<'p> {
             }
             session.origin.data = Some(source.identities()?);
             session.found = session.find()?;
+            if let Some((path, _)) = &session.found
+                && let Ok(theirs) = config(path)
+            {
+                other_model(path, &theirs, &plan.config.model)?;
+            }
             session.tell();
             let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
             session.origin.run = Some(before.unwrap_or_else(new_run));
@@ -103,9 +109,8 @@ impl<'p> Session<'p> {
         let step = (ranks.max)(step);
         if !main && step > 0 {
             let path = session.path_of(step as usize - 1);
-            let manifest = glance(&path).map_err(|damage| {
-                not_shared(format!("rank {} cannot use {}: {damage}", ranks.rank, path.display()))
-            })?;
+            let manifest = glance(&path)
+                .map_err(|damage| not_shared(format!("rank {} cannot use {}: {damage}", ranks.rank, path.display())))?;
             session.found = Some((path, manifest));
         }
         Ok(session)
@@ -165,14 +170,21 @@ impl<'p> Session<'p> {
     }
 
     /// Writes a checkpoint, all ranks together; whether it is on disk now. One at an interval that cannot be written is
-    /// told of and passed over: the run is worth more than the checkpoint. The last one must succeed.
+    /// told of and passed over: the run is worth more than the checkpoint. The last one must succeed. Where there is too
+    /// little space, those beyond `checkpoint.keep` go first, of what was there when the run went on.
     ///
     /// # Errors
     /// See [`SaveError`]; a device that cannot be read.
     pub fn save(&self, stage: &Stage, progress: Progress, last: bool) -> Result<bool, RunError> {
         let Some(dir) = self.dir else { return Ok(false) };
         let tight = if last { Tight::Try } else { Tight::Refuse };
-        match save(dir, stage, progress, &self.origin, &self.team, tight) {
+        // Later ones are worth as much only if the run is sound, which is not known here: see `prune`.
+        let make_room = || {
+            let complete = |path: &Path| verify(path, &self.team.activity).is_ok();
+            let before = self.continues_at().unwrap_or(0);
+            prune(dir, before, self.settings.keep, self.origin.run.as_deref(), complete)
+        };
+        match save(dir, stage, progress, &self.origin, &self.team, tight, &make_room) {
             Ok(_) => Ok(true),
             Err(SaveError::Device(error)) => Err(error.into()),
             Err(error) if last => Err(error.into()),
@@ -187,7 +199,8 @@ impl<'p> Session<'p> {
     /// Removes this run's checkpoints beyond `checkpoint.keep`, once that of `step` is on disk and worth as much as they are.
     pub fn prune(&self, step: usize) {
         let Some(dir) = self.dir.filter(|_| self.main) else { return };
-        if let Err(error) = prune(dir, step, self.settings.keep, self.origin.run.as_deref()) {
+        let complete = |path: &Path| glance(path).is_ok();
+        if let Err(error) = prune(dir, step, self.settings.keep, self.origin.run.as_deref(), complete) {
             warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
     }
@@ -215,6 +228,11 @@ impl<'p> Session<'p> {
                 } else {
                     self.newest(path)?
                 };
+                let own = dir.and_then(|dir| dir.canonicalize().ok());
+                if found.is_none() && own.is_some() && own == path.canonicalize().ok() {
+                    say(&format!("{} holds no checkpoint yet: the run begins anew", path.display()));
+                    return Ok(None);
+                }
                 let Some(found) = found else {
                     let problem = if path.exists() { "holds no checkpoint" } else { "does not exist" };
                     let what = format!("checkpoint.resume = {} {problem}", path.display());
