@@ -65,11 +65,11 @@ fn main() {
             return;
         }
         Ok(Request::ListCheckpoints(dir)) => match checkpoint::list(&dir) {
-            Ok(text) => {
+            Ok((text, complete)) => {
                 if main {
                     print_or_fail(text.trim_end());
                 }
-                return;
+                exit(if complete { 0 } else { 3 })
             }
             Err(error) => fail(main, 2, &error.to_string()),
         },
@@ -77,7 +77,7 @@ fn main() {
             if main {
                 match convert(&request.source, &request.target, request.direction) {
                     Ok(line) => print_or_fail(&line),
-                    Err(error) => fail(true, 2, &error.to_string()),
+                    Err(error) => fail(true, error.exit_code(), &error.to_string()),
                 }
             }
             return;

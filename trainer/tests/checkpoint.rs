@@ -88,7 +88,7 @@ impl Case {
 
 /// Writes the stage of a rank that has everything.
 fn save_alone(dir: &Path, stage: &Stage, progress: Progress) -> PathBuf {
-    save(dir, stage, progress, &Origin::default(), &Team::alone(), Tight::Refuse).unwrap()
+    save(dir, stage, progress, &Origin::default(), &Team::alone(), Tight::Refuse, &|| Ok(())).unwrap()
 }
 
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.
@@ -209,7 +209,7 @@ fn writing_checking_and_loading_a_checkpoint_are_seen_to_go_on_mib_by_mib() {
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
     let stage = case.stage(&device, 1);
     let (team, progress) = (Team::alone(), Progress { step: 1, samples: 2 });
-    let path = save(dir.path(), &stage, progress, &Origin::default(), &team, Tight::Refuse).unwrap();
+    let path = save(dir.path(), &stage, progress, &Origin::default(), &team, Tight::Refuse, &|| Ok(())).unwrap();
     let (checked, loaded) = (Activity::default(), Activity::default());
     let manifest = verify(&path, &checked).unwrap();
     load(&path, &manifest, &stage, &loaded).unwrap();

@@ -88,8 +88,8 @@ fn the_list_says_which_checkpoints_are_complete() {
         Command::new(env!("CARGO_BIN_EXE_trainer")).args(["checkpoint", "list"]).arg(path).output().unwrap()
     };
     let output = list(&folder.path("saved"));
-    expect(&output, 0, &["step-00000002  complete, 2 steps, 16 samples", "step-00000006  complete, 6 steps"]);
-    expect(&output, 0, &["step-00000004  damaged: optimizer.safetensors is missing"]);
+    expect(&output, 3, &["step-00000002  complete, 2 steps, 16 samples", "step-00000006  complete, 6 steps"]);
+    expect(&output, 3, &["step-00000004  damaged: optimizer.safetensors is missing"]);
     expect(&list(&checkpoint(&folder.0, 2)), 0, &["complete, 2 steps"]);
     expect(&list(&folder.path("log")), 2, &["holds no checkpoint", "Rule: ", "Fix: "]);
 }
@@ -101,14 +101,29 @@ fn a_model_or_optimizer_of_another_shape_is_refused_with_both_shapes() {
     for (flags, parts) in [
         ("--hidden 64", ["`wte.weight` is (256, 32), this run's is (256, 64)", "config.toml"]),
         ("--layers 2", ["has no `h.1.attn.c_attn.weight`", "config.toml"]),
-        ("--tie-embeddings=false", ["has no `lm_head.weight`", "config.toml"]),
-        ("--attention=false", ["`h.0.attn.c_attn.weight` of (96, 32) is not in this run", "config.toml"]),
         ("--optimizer sgd", ["`wte.weight.exp_avg` of (256, 32) is not in this run", "config.toml"]),
     ] {
         let output = run(1, &folder.0, &format!("{FLAGS} {flags}"));
         expect(&output, 2, &parts);
         assert_eq!(metrics(&folder.0).len(), 2, "{flags}: {}", printed(&output));
     }
+}
+
+#[test]
+fn a_checkpoint_whose_weights_fit_and_mean_another_model_is_refused_and_other_training_is_not() {
+    let folder = Folder::new("meaning");
+    expect(&run(1, &folder.0, "--steps 1"), 0, &[]);
+    for (flags, changed) in [
+        ("--heads 4", "model.heads = 4 (was 2), model.kv_heads = 4 (was 2). Rule: "),
+        ("--tie-embeddings=false", "model.tie_embeddings = false (was true). Rule: "),
+        ("--attention=false", "model.attention = false (was true), "),
+    ] {
+        let parts = ["is of another model: ", changed, "set [model] as in ", "step-00000001/config.toml"];
+        expect(&run(1, &folder.0, &format!("--steps 2 {flags}")), 2, &parts);
+    }
+    expect(&run(2, &folder.0, "--steps 2 --heads 4"), 2, &["is of another model: "]);
+    let told = "not as before, so the numbers may differ: model.hidden_dropout = 0.2 (was 0.1)";
+    expect(&run(1, &folder.0, "--steps 2 --kv-heads 2 --hidden-dropout 0.2"), 0, &[told]);
 }
 
 /// Runs the trainer under a limit on the size of a file, in KiB: what a full disk or a quota is to a write.
@@ -190,6 +205,30 @@ fn two_ranks_with_graphs_do_not_begin_a_checkpoint_that_the_disk_cannot_hold() {
 }
 
 #[test]
+fn a_smaller_number_to_keep_makes_room_on_a_full_disk_and_the_newest_stays() {
+    // Room for three, which are of 257 KiB, and not for four.
+    for (keep, code) in [(2, 0), (3, 3)] {
+        let folder = Folder::new("disk-keep");
+        std::fs::create_dir(folder.path("saved")).unwrap();
+        let run = |flags: &str| {
+            let command = runs::command(2, &folder.0, flags);
+            let words = [command.get_program()].into_iter().chain(command.get_args());
+            words.map(|word| format!("'{}'", word.to_str().unwrap())).collect::<Vec<_>>().join(" ")
+        };
+        let (first, second) = (run("--steps 6 --save-interval 2"), run(&format!("--steps 7 --checkpoint-keep {keep}")));
+        let script =
+            format!("{first} && {second}; code=$?; cp -r {0} {0}.after; exit $code", folder.path("saved").display());
+        let Some(mut command) = on_small_disk("900k", &folder.path("saved"), &script) else { return };
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let output = command.output().unwrap();
+        expect(&output, code, &["continues ", "at step 6"]);
+        let there = |name: &str| folder.path("saved.after").join(name).exists();
+        assert!(there("step-00000006"), "{}", printed(&output));
+        assert_eq!((there("step-00000002"), there("step-00000007")), (keep == 3, keep == 2), "{}", printed(&output));
+    }
+}
+
+#[test]
 fn stages_of_unlike_sizes_need_the_space_of_what_they_write_and_no_more() {
     // The first stage has nearly all of the 5 MiB.
     let folder = Folder::new("disk-stages");
@@ -248,4 +287,37 @@ fn damaged_lines_of_metrics_are_left_out_and_told_of_and_all_others_stay() {
     let steps = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64());
     assert_eq!(steps.collect::<Vec<_>>(), [0, 3, 4, 5].map(Some));
     assert!(text.as_bytes().starts_with(&lines[0]));
+}
+
+#[test]
+fn ranks_that_see_different_folders_for_checkpoints_are_refused_at_the_start() {
+    let folder = Folder::new("not-shared");
+    let nodes = ["a", "b"].map(|node| folder.path(node));
+    nodes.iter().for_each(|node| std::fs::create_dir(node).unwrap());
+    let run = |nodes: [&Path; 2], flags: &str| {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240"]);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        for (number, node) in nodes.into_iter().enumerate() {
+            command.args([":"].iter().take(number)).args(["-n", "1", "-wdir"]).arg(node);
+            command.arg(env!("CARGO_BIN_EXE_trainer")).args(arguments(&folder.0, flags));
+        }
+        command.output().unwrap()
+    };
+    for flags in ["--save ck", "--save ck --use-distributed-optimizer", "--save ck --heartbeat-seconds 0"] {
+        let flags = format!("--steps 2 {flags}");
+        let output = run([&nodes[0], &nodes[1]], &flags);
+        let sees = "checkpoint.dir = ck: rank 1 does not see in ";
+        expect(
+            &output,
+            2,
+            &[sees, "b/ck what rank 0 wrote in ", "Rule: all ranks see the same checkpoints. Fix: put "],
+        );
+        let text = printed(&output);
+        assert!(flags.contains("heartbeat") || text.matches(sees).count() == 1, "it is said once: {text}");
+        assert!(!folder.path("log/metrics.jsonl").exists(), "{flags}: steps were done");
+        let left = [nodes[0].join("ck"), folder.path("log/run.lock")];
+        assert!(left.iter().all(|path| !path.exists()), "a start that is refused takes what it made with it");
+    }
+    expect(&run([&nodes[0], &nodes[0]], "--steps 2 --save ck"), 0, &["done: loss"]);
 }

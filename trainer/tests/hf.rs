@@ -230,3 +230,21 @@ fn models_of_no_family_are_not_exported() {
     let error = plan(&["--init-from", "/nowhere"]).unwrap_err().to_string();
     assert!(error.contains("/nowhere does not exist"), "{error}");
 }
+
+#[test]
+fn a_conversion_that_a_full_disk_stops_is_a_fault_and_leaves_no_part_of_a_file() {
+    let folder = TempDir::new().unwrap();
+    let [ours, target] = ["ours", "target"].map(|name| folder.path().join(name));
+    trained(&ours, &[]);
+    let limited = |kib: usize, target: &Path| {
+        let script = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" convert --to hf \"$@\"");
+        let trainer = env!("CARGO_BIN_EXE_trainer");
+        let output = Command::new("bash").args(["-c", &script, trainer]).arg(&ours).arg(target).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, text) = limited(16, &target);
+    assert!(code == Some(3) && text.contains("model.safetensors.partial was not written: "), "{code:?} {text}");
+    assert_eq!(std::fs::read_dir(&target).unwrap().count(), 0);
+    let (code, text) = limited(16, &ours.join("config.toml"));
+    assert!(code == Some(2) && text.contains("config.toml cannot be made: "), "{code:?} {text}");
+}

@@ -195,3 +195,21 @@ fn a_start_that_would_mix_two_runs_is_refused_and_one_from_elsewhere_is_not() {
     expect(&run(1, &last.0, &format!("--steps 6 --load {}", path.display())), 0, &["at step 4"]);
     assert_eq!(bits(&other.0, 6), bits(&last.0, 6));
 }
+
+#[test]
+fn a_first_start_that_is_told_to_load_what_it_saves_begins_anew_and_the_next_goes_on() {
+    let folder = Folder::new("save-load");
+    let saved = folder.path("saved");
+    let flags = |steps: usize| format!("--steps {steps} --load {}/../saved/", saved.display());
+    std::fs::create_dir(&saved).unwrap();
+    expect(&run(2, &folder.0, &flags(2)), 0, &["saved/ holds no checkpoint yet: the run begins anew", "done: loss"]);
+    expect(&run(2, &folder.0, &flags(4)), 0, &["at step 2", "done: loss"]);
+    // Weights to start from count where it begins anew, checkpoints in their folder as well as one alone.
+    let other = Folder::new("save-load-other");
+    let start = format!("--init-from {} --steps 1", saved.display());
+    expect(&run(1, &other.0, &start), 0, &["done: loss"]);
+    let alone = Folder::new("save-load-alone");
+    let start = format!("--init-from {}/step-00000004 --steps 1", saved.display());
+    expect(&run(1, &alone.0, &start), 0, &["done: loss"]);
+    assert_eq!(bits(&other.0, 1), bits(&alone.0, 1));
+}

@@ -237,3 +237,36 @@ fn text_comes_out_character_by_character_and_adds_up_to_the_text_of_all_tokens()
         );
     }
 }
+
+#[test]
+fn a_relative_tokenizer_is_found_from_where_the_run_was_started_and_its_end_goes_into_an_export() {
+    let folder = Folder::new("sample-elsewhere");
+    let words = "the cat sat on the mat and the dog sat on the log ".repeat(60);
+    folder.file("text.txt", &words);
+    small_tokenizer(folder.path("tokenizer.json").as_ref(), &words);
+    let here = |place: &str, flags: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.args(flags).current_dir(place).output().unwrap()
+    };
+    let run = "--data-path text.txt --tokenizer tokenizer.json --vocab 400 --seq-length 16 --steps 2 --eval-interval 0 \
+               --save runs/saved --log-dir log";
+    let output = here(&folder.path("."), &run.split_whitespace().collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let elsewhere = folder.path("log");
+    let sample = ["sample", "--checkpoint", "../runs/saved", "--prompt", "the cat", "--tokens", "4"];
+    let output = here(&elsewhere, &sample);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let end_of = |target: &str| -> serde_json::Value {
+        let output = here(&elsewhere, &["convert", "--to", "hf", "../runs/saved", target]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = std::fs::read(format!("{elsewhere}/{target}/config.json")).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&text).unwrap()["eos_token_id"].clone()
+    };
+    let end = trainer::data::Tokenizer::open(&folder.path("tokenizer.json"), None).unwrap().end_of_text();
+    assert_eq!(end_of("with"), end);
+    std::fs::rename(folder.path("tokenizer.json"), folder.path("other.json")).unwrap();
+    assert!(end_of("without").is_null());
+    let output = here(&elsewhere, &sample);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && text.contains("Fix: name ") && text.contains("--tokenizer "), "{text}");
+}

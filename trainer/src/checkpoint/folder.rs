@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::layout::is_file_name;
 use super::manifest::{Damage, MANIFEST, Manifest};
-use super::read::{glance, verify};
+use super::read::verify;
 use crate::config::UserError;
 use crate::metrics::bytes;
 use crate::watch::activity::Activity;
@@ -142,28 +142,37 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     }
 }
 
-/// After the checkpoint of `step` was written: keeps it and the newest before it, `keep` of this run in all, and removes
-/// its older ones. `keep = 0` keeps all. Those of other runs, or of nobody knows which, stay.
-pub(super) fn prune(dir: &Path, step: usize, keep: usize, run: Option<&str>) -> std::io::Result<()> {
+/// Keeps the newest `keep` of this run's checkpoints of up to `step` steps, and removes its older ones. `complete` says
+/// which count: a damaged one counts for nothing. `keep = 0` keeps all. Those of other runs, or of nobody knows which, stay.
+pub(super) fn prune(
+    dir: &Path,
+    step: usize,
+    keep: usize,
+    run: Option<&str>,
+    complete: impl Fn(&Path) -> bool,
+) -> std::io::Result<()> {
+    let ours = |path: &PathBuf| Manifest::read(path).is_ok_and(|manifest| manifest.run.as_deref() == run);
+    let older = steps(dir)?.into_iter().rev().filter(|(of, _)| *of <= step).map(|(_, path)| path);
+    let all: Vec<PathBuf> = older.filter(ours).collect();
+    if keep == 0 || all.len() <= keep {
+        return Ok(());
+    }
     let mut kept = 0;
-    for (_, path) in steps(dir)?.into_iter().rev().filter(|(of, _)| *of <= step) {
-        if !Manifest::read(&path).is_ok_and(|manifest| manifest.run.as_deref() == run) {
-            continue;
-        }
-        if keep > 0 && kept >= keep {
+    for path in all {
+        if kept >= keep {
             remove(&path)?;
-        } else if glance(&path).is_ok() {
-            kept += 1; // a damaged one counts for nothing
+        } else if complete(&path) {
+            kept += 1;
         }
     }
     Ok(())
 }
 
-/// What is in a folder of checkpoints, or in one checkpoint: a line each, every byte checked.
+/// What is in a folder of checkpoints, or in one checkpoint: a line each, every byte checked; and whether all are complete.
 ///
 /// # Errors
 /// A folder that cannot be read or holds none.
-pub fn list(dir: &Path) -> Result<String, UserError> {
+pub fn list(dir: &Path) -> Result<(String, bool), UserError> {
     let wrong = |problem: String| {
         let what = format!("{} {problem}", dir.display());
         UserError::new(what, "checkpoints are folders named step-00001000", "give the checkpoint.dir of a run")
@@ -178,7 +187,8 @@ pub fn list(dir: &Path) -> Result<String, UserError> {
     if found.is_empty() {
         return Err(wrong("holds no checkpoint".into()));
     }
-    let line = |path: &Path| match verify(path, &Activity::default()) {
+    let mut complete = true;
+    let mut line = |path: &Path| match verify(path, &Activity::default()) {
         Ok(manifest) => format!(
             "complete, {} steps, {} samples, {}, {} updates applied, {} skipped",
             manifest.step,
@@ -187,7 +197,11 @@ pub fn list(dir: &Path) -> Result<String, UserError> {
             manifest.applied,
             manifest.skipped
         ),
-        Err(damage) => format!("damaged: {damage}"),
+        Err(damage) => {
+            complete = false;
+            format!("damaged: {damage}")
+        }
     };
-    Ok(found.iter().map(|(_, path)| format!("{}  {}\n", path.display(), line(path))).collect())
+    let text = found.iter().map(|(_, path)| format!("{}  {}\n", path.display(), line(path))).collect();
+    Ok((text, complete))
 }

@@ -2,40 +2,42 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::config::UserError;
 use crate::run::RunError;
 
-/// A folder taken by this process. The system gives it back when the process ends, however it ends.
+/// A folder taken by this process. The system gives it back when the process ends, however it ends. What was made to take
+/// it goes with it: the file, and the folder if it is still empty.
 pub(super) struct FolderLock {
+    _made: Made,
     _file: File,
 }
 
 impl FolderLock {
-    /// Takes `dir`, which the option `key` names, through the file `name` in it.
+    /// Takes `dir`, which the option `key` names, through the file `name` in it. The file tells others which process has
+    /// it, and `mark`.
     ///
     /// # Errors
     /// Another run has it; the folder or the file cannot be made.
-    pub(super) fn take(dir: &Path, name: &str, key: &str) -> Result<FolderLock, RunError> {
+    pub(super) fn take(dir: &Path, name: &str, key: &str, mark: &str) -> Result<FolderLock, RunError> {
         let path = dir.join(name);
         let failed = |error| RunError::File { what: path.display().to_string(), error };
-        let opened = std::fs::create_dir_all(dir)
-            .and_then(|()| File::options().read(true).write(true).create(true).truncate(false).open(&path));
-        let mut file = opened.map_err(|error| {
+        let (mut made, mut file) = open(dir, &path).map_err(|error| {
             let what = format!("{key} = {}: {name} cannot be written: {error}", dir.display());
             let fix = format!("set another {key}, or mend its permissions");
             UserError::new(what, format!("{key} is a folder a run can write to"), fix)
         })?;
         match file.try_lock() {
-            Ok(()) => {
-                file.set_len(0).map_err(failed)?;
-                writeln!(file, "process {}", std::process::id()).map_err(failed)?;
-            }
+            Ok(()) if !is_still(&path, &file) => return FolderLock::take(dir, name, key, mark),
+            Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
+                made.0.clear();
                 let mut holder = String::new();
                 let _ = file.read_to_string(&mut holder);
-                let holder = if holder.is_empty() { "another run" } else { holder.trim() };
+                let holder = holder.lines().next().unwrap_or("another run");
                 let what = format!("{key} = {} is in use by {holder}", dir.display());
                 let fix = format!("wait for that run to end, or set another {key}");
                 return Err(UserError::new(what, "a folder belongs to one run at a time", fix).into());
@@ -43,6 +45,98 @@ impl FolderLock {
             // Some network file systems have no locks. That is no reason not to train.
             Err(TryLockError::Error(error)) => tracing::warn!("{} cannot be locked: {error}", path.display()),
         }
-        Ok(FolderLock { _file: file })
+        file.set_len(0).map_err(failed)?;
+        // Other nodes are to see it while the file is open.
+        let told = writeln!(file, "process {}\n{mark}", std::process::id()).and_then(|()| file.sync_all());
+        told.map_err(failed)?;
+        Ok(FolderLock { _made: made, _file: file })
+    }
+}
+
+/// Makes the folder and the file where they are missing.
+fn open(dir: &Path, path: &Path) -> std::io::Result<(Made, File)> {
+    let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+    let made = Made(missing.map(Path::to_path_buf).collect());
+    std::fs::create_dir_all(dir)?;
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    Ok((made, file))
+}
+
+/// Whether the file has not been removed meanwhile, by one that made it and ended.
+fn is_still(path: &Path, file: &File) -> bool {
+    let id = |found: &std::fs::Metadata| (found.dev(), found.ino());
+    matches!((path.metadata(), file.metadata()), (Ok(there), Ok(here)) if id(&there) == id(&here))
+}
+
+/// The file and the folders that were not there before, inner ones first.
+struct Made(Vec<PathBuf>);
+
+impl Drop for Made {
+    /// Folders that hold anything stay.
+    fn drop(&mut self) {
+        let removed = |path: &PathBuf| std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path)).is_ok();
+        let _ = self.0.iter().all(removed);
+    }
+}
+
+/// Whether the file `name` in `dir` has `mark`, which another rank left there, or comes to have it in `patience`: between
+/// nodes a network file system may take a while to show what is new.
+pub(super) fn shows(dir: &Path, name: &str, mark: &str, patience: Duration) -> bool {
+    let began = Instant::now();
+    loop {
+        // To list a folder makes a client of NFS ask the server anew what it holds.
+        for folder in [dir.join(".."), dir.into()] {
+            let _ = std::fs::read_dir(folder).map(Iterator::count);
+        }
+        let text = std::fs::read_to_string(dir.join(name)).unwrap_or_default();
+        if text.lines().any(|line| line == mark) {
+            return true;
+        }
+        if began.elapsed() >= patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_that_is_shown_late_is_waited_for_and_another_one_is_not_taken_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("new");
+        let lock = FolderLock::take(&dir, "lock", "key", "mine").map_err(|error| error.to_string());
+        assert!(shows(&dir, "lock", "mine", Duration::ZERO));
+        assert!(!shows(&dir, "lock", "other", Duration::ZERO));
+        let late = {
+            let dir = dir.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(300));
+                std::fs::write(dir.join("late"), "process 1\nmine\n").unwrap();
+            })
+        };
+        assert!(shows(&dir, "late", "mine", Duration::from_secs(60)));
+        late.join().unwrap();
+        drop(lock);
+        assert!(!dir.join("lock").exists() && dir.exists(), "the folder is no longer empty");
+    }
+
+    #[test]
+    fn a_lock_leaves_nothing_behind_that_it_made_and_everything_that_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (dir, there) = (folder.path().join("a/b"), folder.path().join("lock"));
+        std::fs::write(&there, "").unwrap();
+        for _ in 0..2 {
+            let lock = FolderLock::take(&dir, "lock", "key", "").map_err(|error| error.to_string()).unwrap();
+            let second = FolderLock::take(&dir, "lock", "key", "").map(|_| ()).unwrap_err().to_string();
+            assert!(second.contains(&format!("in use by process {}.", std::process::id())), "{second}");
+            assert!(dir.join("lock").exists(), "one that is refused removes nothing of the holder's");
+            drop(lock);
+            assert!(!folder.path().join("a").exists());
+        }
+        drop(FolderLock::take(folder.path(), "lock", "key", "").map_err(|error| error.to_string()).unwrap());
+        assert!(there.exists());
     }
 }

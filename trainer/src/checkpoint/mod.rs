@@ -22,9 +22,11 @@ mod folder;
 mod layout;
 mod lock;
 mod manifest;
+mod meaning;
 mod read;
 mod session;
 mod team;
+mod tokenizer;
 mod write;
 
 pub use folder::{list, newest_in};
@@ -33,4 +35,5 @@ pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
 pub use session::{Session, at_a_glance};
 pub use team::Team;
+pub use tokenizer::tokenizer_of;
 pub use write::{Origin, SaveError, Tight, save};

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use device::Device;
 
 use super::folder::{clean, foreign, newest, prune, step_name, steps};
-use super::lock::FolderLock;
+use super::lock::{FolderLock, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
+use super::meaning::other_model;
 use super::read::{config, damaged, glance, load, verify};
 use super::team::Team;
 use super::write::{Origin, SaveError, Tight, save};
@@ -22,6 +24,12 @@ use crate::terminal::{say, warn};
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
+
+/// The file through which a run takes `checkpoint.dir`.
+const LOCK: &str = "checkpoints.lock";
+
+/// How long a network file system may take to show one node what another has written.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A run's checkpoints. Rank 0 alone looks at folders and decides. Each rank writes the part of the state that it alone
 /// has; of ranks with the same state one does.
@@ -42,7 +50,7 @@ impl<'p> Session<'p> {
     ///
     /// # Errors
     /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints;
-    /// data that cannot be read any more.
+    /// data that cannot be read any more; a checkpoint of another model; a rank that sees another `checkpoint.dir`.
     pub fn open(plan: &'p RunPlan, ranks: &Ranks, source: &dyn Source) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
@@ -62,10 +70,19 @@ impl<'p> Session<'p> {
             activity: ranks.activity.clone(),
         };
         let mut session = Session { settings, dir, origin, main, team, found: None, _locks: Vec::new() };
+        let mark = if main { format!("mark {}", new_run()) } else { String::new() };
         if main {
-            session._locks.push(FolderLock::take(Path::new(&plan.config.logging.dir), "run.lock", "logging.dir")?);
+            let logs = Path::new(&plan.config.logging.dir);
+            session._locks.push(FolderLock::take(logs, "run.lock", "logging.dir", &mark)?);
             if let Some(dir) = dir {
-                session._locks.push(FolderLock::take(dir, "checkpoints.lock", "checkpoint.dir")?);
+                session._locks.push(FolderLock::take(dir, LOCK, "checkpoint.dir", &mark)?);
+            }
+        }
+        if let Some(dir) = dir {
+            all_see(dir, mark, ranks, plan.grid.ranks())?;
+        }
+        if main {
+            if let Some(dir) = dir {
                 if let Some(path) = foreign(dir).map_err(unreadable(dir))? {
                     return Err(UserError::new(
                         format!("{} is there and is not a checkpoint", path.display()),
@@ -78,6 +95,11 @@ impl<'p> Session<'p> {
             }
             session.origin.data = Some(source.identities()?);
             session.found = session.find()?;
+            if let Some((path, _)) = &session.found
+                && let Ok(theirs) = config(path)
+            {
+                other_model(path, &theirs, &plan.config.model)?;
+            }
             session.tell();
             let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
             session.origin.run = Some(before.unwrap_or_else(new_run));
@@ -87,10 +109,8 @@ impl<'p> Session<'p> {
         let step = (ranks.max)(step);
         if !main && step > 0 {
             let path = session.path_of(step as usize - 1);
-            let manifest = glance(&path).map_err(|damage| {
-                let what = format!("rank {} cannot use {}: {damage}", ranks.rank, path.display());
-                UserError::new(what, "all ranks see the same checkpoints", "put them on a file system all nodes share")
-            })?;
+            let manifest = glance(&path)
+                .map_err(|damage| not_shared(format!("rank {} cannot use {}: {damage}", ranks.rank, path.display())))?;
             session.found = Some((path, manifest));
         }
         Ok(session)
@@ -150,14 +170,21 @@ impl<'p> Session<'p> {
     }
 
     /// Writes a checkpoint, all ranks together; whether it is on disk now. One at an interval that cannot be written is
-    /// told of and passed over: the run is worth more than the checkpoint. The last one must succeed.
+    /// told of and passed over: the run is worth more than the checkpoint. The last one must succeed. Where there is too
+    /// little space, those beyond `checkpoint.keep` go first, of what was there when the run went on.
     ///
     /// # Errors
     /// See [`SaveError`]; a device that cannot be read.
     pub fn save(&self, stage: &Stage, progress: Progress, last: bool) -> Result<bool, RunError> {
         let Some(dir) = self.dir else { return Ok(false) };
         let tight = if last { Tight::Try } else { Tight::Refuse };
-        match save(dir, stage, progress, &self.origin, &self.team, tight) {
+        // Later ones are worth as much only if the run is sound, which is not known here: see `prune`.
+        let make_room = || {
+            let complete = |path: &Path| verify(path, &self.team.activity).is_ok();
+            let before = self.continues_at().unwrap_or(0);
+            prune(dir, before, self.settings.keep, self.origin.run.as_deref(), complete)
+        };
+        match save(dir, stage, progress, &self.origin, &self.team, tight, &make_room) {
             Ok(_) => Ok(true),
             Err(SaveError::Device(error)) => Err(error.into()),
             Err(error) if last => Err(error.into()),
@@ -172,7 +199,8 @@ impl<'p> Session<'p> {
     /// Removes this run's checkpoints beyond `checkpoint.keep`, once that of `step` is on disk and worth as much as they are.
     pub fn prune(&self, step: usize) {
         let Some(dir) = self.dir.filter(|_| self.main) else { return };
-        if let Err(error) = prune(dir, step, self.settings.keep, self.origin.run.as_deref()) {
+        let complete = |path: &Path| glance(path).is_ok();
+        if let Err(error) = prune(dir, step, self.settings.keep, self.origin.run.as_deref(), complete) {
             warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
     }
@@ -200,6 +228,11 @@ impl<'p> Session<'p> {
                 } else {
                     self.newest(path)?
                 };
+                let own = dir.and_then(|dir| dir.canonicalize().ok());
+                if found.is_none() && own.is_some() && own == path.canonicalize().ok() {
+                    say(&format!("{} holds no checkpoint yet: the run begins anew", path.display()));
+                    return Ok(None);
+                }
                 let Some(found) = found else {
                     let problem = if path.exists() { "holds no checkpoint" } else { "does not exist" };
                     let what = format!("checkpoint.resume = {} {problem}", path.display());
@@ -257,6 +290,24 @@ impl<'p> Session<'p> {
             warn(&format!("notice: not as before, so the numbers may differ: {}", changed.join(", ")));
         }
     }
+}
+
+/// Fails on all ranks where one of them does not see in `dir` the mark that rank 0 left there. All ranks call it together.
+fn all_see(dir: &Path, mark: String, ranks: &Ranks, all: usize) -> Result<(), UserError> {
+    let mark = (ranks.text_of)(0, mark);
+    // What one machine's ranks write they see at once.
+    let patience = if ranks.local == all { Duration::ZERO } else { PATIENCE };
+    let blind = ranks.rank > 0 && !shows(dir, LOCK, &mark, patience);
+    // The last of them is named, counted from 1.
+    let Some(last) = (ranks.max)(if blind { ranks.rank as u64 + 1 } else { 0 }).checked_sub(1) else { return Ok(()) };
+    let here = std::path::absolute(dir).unwrap_or(dir.into()).display().to_string();
+    let [first, other] = [0, last as usize].map(|rank| (ranks.text_of)(rank, here.clone()));
+    let what = format!("checkpoint.dir = {}: rank {last} does not see in {other} what rank 0 wrote", dir.display());
+    Err(not_shared(if first == other { what } else { format!("{what} in {first}") }))
+}
+
+fn not_shared(what: String) -> UserError {
+    UserError::new(what, "all ranks see the same checkpoints", "put them on a file system all nodes share")
 }
 
 /// Where a run looks for a checkpoint to start from.

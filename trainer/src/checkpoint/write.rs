@@ -114,6 +114,8 @@ enum Stop {
 /// folder of that name that was there before (one found to be damaged) is replaced. Tensors are read from the device
 /// and written one by one, by ranks that share layers side by side.
 ///
+/// Where there is too little space, one rank first calls `make_room`, which may remove what is no longer needed in `dir`.
+///
 /// # Errors
 /// See [`SaveError`].
 pub fn save(
@@ -123,6 +125,7 @@ pub fn save(
     origin: &Origin,
     team: &Team,
     tight: Tight,
+    make_room: &dyn Fn() -> std::io::Result<()>,
 ) -> Result<PathBuf, SaveError> {
     let device = stage.device();
     let path = dir.join(step_name(progress.step));
@@ -138,6 +141,9 @@ pub fn save(
     let folder = temporary(&path);
     let begin = || {
         std::fs::create_dir_all(dir).map_err(|error| stopped(Stop::File(dir.into(), error)))?;
+        if free_space(dir).is_ok_and(|free| free < needed) {
+            make_room().map_err(|error| stopped(Stop::File(dir.into(), error)))?;
+        }
         match free_space(dir) {
             Ok(free) if free < needed && tight == Tight::Refuse => {
                 return Err(SaveError::Space { path: path.clone(), needed, free });

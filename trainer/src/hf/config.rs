@@ -160,12 +160,18 @@ fn text(word: &str) -> Value {
     Value::String(word.into())
 }
 
-/// The `config.json` of a model, as `transformers` reads it.
-pub(super) fn config_json(model: &ModelConfig, shape: &GptShape, family: Family, dtype: DataType) -> Json {
-    // The token that ends a text is not known here: transformers must not assume one beyond the vocabulary.
+/// The `config.json` of a model, as `transformers` reads it; `end` is the token that ends a text, where it is known.
+pub(super) fn config_json(
+    model: &ModelConfig,
+    shape: &GptShape,
+    family: Family,
+    dtype: DataType,
+    end: Option<u32>,
+) -> Json {
+    // Without the keys transformers would take the family's own tokens, which may be beyond the vocabulary.
     let common = json!({
         "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "initializer_range": model.init_std,
-        "torch_dtype": dtype.torch_name(), "bos_token_id": null, "eos_token_id": null, "use_cache": true,
+        "torch_dtype": dtype.torch_name(), "bos_token_id": null, "eos_token_id": end, "use_cache": true,
     });
     let mut config = match family {
         Family::Llama => json!({

@@ -16,11 +16,13 @@ use toml::Value;
 
 use self::names::{Entry, Family, entries};
 use self::read::WeightFolder;
-use self::write::unwritable;
+use self::write::not_written;
+use crate::checkpoint::{newest_in, tokenizer_of};
 use crate::config::{Layers, ModelConfig, ModelOptions, RunConfig, UserError};
 use crate::model::GptShape;
 use crate::model_plan::{ModelPlan, model_plan};
 use crate::params::Params;
+use crate::run::RunError;
 
 /// Bytes of a file before the next one is begun, as `transformers` has it.
 const SHARD_BYTES: usize = 5_000_000_000;
@@ -90,7 +92,7 @@ impl DataType {
 }
 
 /// A folder with a model: `config.json` and weights of Hugging Face, or our `config.toml` and weights, as in a
-/// checkpoint.
+/// checkpoint. Of a folder of checkpoints it is the newest that is complete.
 pub struct Pretrained {
     folder: PathBuf,
     family: Family,
@@ -101,8 +103,10 @@ impl Pretrained {
     /// Reads what model a folder has; its weights are not touched.
     ///
     /// # Errors
-    /// A folder without a configuration, or with one that is not a GPT's.
+    /// A folder without a configuration, or with one that is not a GPT's; checkpoints of which none is complete.
     pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
+        let is_model = ["config.json", "config.toml"].iter().any(|name| folder.join(name).exists());
+        let folder = &if is_model || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? };
         let theirs = folder.join("config.json");
         let (family, options) = if theirs.exists() {
             let origin = theirs.display().to_string();
@@ -119,7 +123,7 @@ impl Pretrained {
         } else {
             (Family::Ours, own_options(folder)?)
         };
-        Ok(Pretrained { folder: folder.into(), family, options })
+        Ok(Pretrained { folder: folder.clone(), family, options })
     }
 
     /// What the model's options are, by key.
@@ -170,7 +174,7 @@ fn own_options(folder: &Path) -> Result<ModelOptions, UserError> {
         let problem = if folder.exists() { "has neither config.json nor config.toml" } else { "does not exist" };
         return Err(UserError::new(
             format!("{} {problem}", folder.display()),
-            "it is the folder of a Hugging Face model, of a checkpoint, or one that `trainer convert` wrote",
+            "it is the folder of a Hugging Face model, of a checkpoint or of several, or one that `trainer convert` wrote",
             "check the path",
         ));
     }
@@ -192,9 +196,10 @@ pub enum Direction {
 ///
 /// # Errors
 /// A source that is broken or of another kind, a model no Hugging Face family has, a target that has weights already or
-/// cannot be written.
-pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<String, UserError> {
+/// cannot be made: the user's. A file that cannot be written.
+pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<String, RunError> {
     let pretrained = Pretrained::open(source)?;
+    let source = pretrained.folder.as_path();
     let theirs = pretrained.family != Family::Ours;
     if theirs != (direction == Direction::FromHuggingFace) {
         let (has, fix) = if theirs { ("config.json", "--from hf") } else { ("config.toml", "--to hf") };
@@ -202,11 +207,12 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
             format!("{} has a {has}", source.display()),
             "--to hf takes our weights, --from hf a Hugging Face model",
             format!("use {fix}"),
-        ));
+        )
+        .into());
     }
     let config = pretrained.config();
     let ModelPlan::Gpt(shape) = model_plan(&config)? else {
-        return Err(no_family(source, "model.kind = \"mlp\""));
+        return Err(no_family(source, "model.kind = \"mlp\"").into());
     };
     let (family, dtype) = match direction {
         Direction::ToHuggingFace(dtype) => (Family::of(&shape).map_err(|option| no_family(source, option))?, dtype),
@@ -218,7 +224,8 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
                 format!("{} has a {name}", target.display()),
                 "a conversion overwrites no weights",
                 "name another folder",
-            ));
+            )
+            .into());
         }
     }
     let (from, to) = (entries(&shape, pretrained.family), entries(&shape, family));
@@ -242,7 +249,7 @@ fn write_config(
     shape: &GptShape,
     family: Family,
     dtype: DataType,
-) -> Result<(), UserError> {
+) -> Result<(), RunError> {
     let (name, text) = if family == Family::Ours {
         let lines = pretrained.options.iter().map(|(key, value)| {
             let name = key.trim_start_matches("model.");
@@ -250,10 +257,30 @@ fn write_config(
         });
         ("config.toml", format!("[model]\n{}", lines.collect::<String>()))
     } else {
-        ("config.json", format!("{:#}\n", config::config_json(model, shape, family, dtype)))
+        let end = end_of_text(&pretrained.folder, shape.vocab);
+        ("config.json", format!("{:#}\n", config::config_json(model, shape, family, dtype, end)))
     };
     let path = target.join(name);
-    std::fs::write(&path, text).map_err(|error| unwritable(&path, &error))
+    std::fs::write(&path, text).map_err(not_written(&path))
+}
+
+/// The token that ended the documents a model of ours was trained on, if its run says and still has its tokenizer.
+fn end_of_text(folder: &Path, vocab: usize) -> Option<u32> {
+    let mut layers = Layers::default();
+    layers.read_file(&folder.join("config.toml")).ok()?;
+    let config = layers.resolve();
+    // Without data of its own there were no documents; token files need not say what their tokens mean.
+    let known = config.data.path.is_some() && (config.data.tokenizer != "byte" || vocab <= 256);
+    let tokenizer = known.then(|| tokenizer_of(folder, &config, None).ok())??;
+    Some(tokenizer.end_of_text()).filter(|&end| (end as usize) < vocab)
+}
+
+fn unwritable(folder: &Path, error: &std::io::Error) -> UserError {
+    UserError::new(
+        format!("{} cannot be made: {error}", folder.display()),
+        "a conversion writes into a folder that is there or can be made",
+        "check the path and its permissions",
+    )
 }
 
 fn no_family(source: &Path, option: &str) -> UserError {

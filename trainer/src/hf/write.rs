@@ -7,6 +7,7 @@ use std::path::Path;
 use super::DataType;
 use super::names::{Entry, Part};
 use crate::config::UserError;
+use crate::run::RunError;
 
 /// A tensor to be written: a part of an entry.
 struct Target<'e> {
@@ -26,7 +27,7 @@ pub(super) fn write(
     dtype: DataType,
     shard_bytes: usize,
     parameter: &dyn Fn(usize) -> Result<Vec<f32>, UserError>,
-) -> Result<(), UserError> {
+) -> Result<(), RunError> {
     let mut targets: Vec<Target<'_>> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let target = |part| Target { entry: index, part, shape: entry.part_shape(part) };
@@ -61,22 +62,37 @@ pub(super) fn write(
         }
         // A file of that name is whole.
         let partial = folder.join(format!("{name}.partial"));
-        let failed = |error| unwritable(&partial, &error);
-        let mut file = BufWriter::new(File::create(&partial).map_err(failed)?);
-        file.write_all(&header(shard, dtype)).map_err(failed)?;
-        for target in shard {
-            let values = entries[target.entry].split(&parameter(target.entry)?, target.part);
-            file.write_all(&dtype.encode(&values)).map_err(failed)?;
+        let written = write_file(&partial, shard, dtype, &|target| {
+            Ok(entries[target.entry].split(&parameter(target.entry)?, target.part))
+        });
+        if written.is_err() {
+            let _ = std::fs::remove_file(&partial);
         }
-        file.into_inner().map_err(|error| error.into_error()).and_then(|file| file.sync_all()).map_err(failed)?;
-        std::fs::rename(&partial, folder.join(&name)).map_err(failed)?;
+        written?;
+        std::fs::rename(&partial, folder.join(&name)).map_err(not_written(&partial))?;
     }
     if count > 1 {
         let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
         let path = folder.join("model.safetensors.index.json");
-        std::fs::write(&path, format!("{index:#}\n")).map_err(|error| unwritable(&path, &error))?;
+        std::fs::write(&path, format!("{index:#}\n")).map_err(not_written(&path))?;
     }
     Ok(())
+}
+
+/// Writes the file of a shard, to the disk.
+fn write_file(
+    path: &Path,
+    shard: &[Target<'_>],
+    dtype: DataType,
+    values: &dyn Fn(&Target<'_>) -> Result<Vec<f32>, UserError>,
+) -> Result<(), RunError> {
+    let failed = not_written(path);
+    let mut file = BufWriter::new(File::create(path).map_err(&failed)?);
+    file.write_all(&header(shard, dtype)).map_err(&failed)?;
+    for target in shard {
+        file.write_all(&dtype.encode(&values(target)?)).map_err(&failed)?;
+    }
+    file.into_inner().map_err(|error| error.into_error()).and_then(|file| file.sync_all()).map_err(failed)
 }
 
 /// The length and the JSON before a file's data.
@@ -98,10 +114,6 @@ fn header(tensors: &[Target<'_>], dtype: DataType) -> Vec<u8> {
 }
 
 /// A file that could not be written.
-pub(super) fn unwritable(path: &Path, error: &std::io::Error) -> UserError {
-    UserError::new(
-        format!("{} cannot be written: {error}", path.display()),
-        "the folder of a conversion can be written to",
-        "check its permissions and the space left",
-    )
+pub(super) fn not_written(path: &Path) -> impl Fn(std::io::Error) -> RunError {
+    move |error| RunError::File { what: format!("{} was not written", path.display()), error }
 }

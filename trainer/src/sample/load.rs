@@ -6,7 +6,7 @@ use device::{DType, Device};
 use toml::Value;
 
 use super::SampleRequest;
-use crate::checkpoint::newest_in;
+use crate::checkpoint::{newest_in, tokenizer_of};
 use crate::config::{Layers, RunConfig, UserError};
 use crate::data::Tokenizer;
 use crate::hf::Pretrained;
@@ -138,5 +138,8 @@ fn tokenizer(
             "name the one its data were made with: --tokenizer tokenizer.json",
         ));
     }
-    Tokenizer::open(&config.data.tokenizer, end)
+    tokenizer_of(folder, config, end).map_err(|error| UserError {
+        fix: "name the one its data were made with: --tokenizer tokenizer.json".into(),
+        ..error
+    })
 }

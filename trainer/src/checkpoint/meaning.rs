@@ -1,0 +1,98 @@
+//! Whether weights mean the same to two configurations: shapes do not tell all.
+
+use std::path::Path;
+
+use super::layout::CONFIG;
+use crate::config::{Layers, ModelConfig, UserError};
+
+/// Fails where the weights of the checkpoint in `folder`, written under the configuration `theirs`, would be another model
+/// under `ours`, even if they fit. A configuration that this build cannot read is not compared.
+pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Result<(), UserError> {
+    let mut layers = Layers::default();
+    if layers.read_text(theirs, CONFIG).is_err() {
+        return Ok(());
+    }
+    let (before, now) = (meaning(&layers.resolve().model), meaning(ours));
+    let value = |all: &[(&str, String)], key: &str| {
+        all.iter().find(|(other, _)| *other == key).map_or("unset".into(), |(_, value)| value.clone())
+    };
+    let keys = now.iter().chain(before.iter().filter(|(key, _)| !now.iter().any(|(other, _)| other == key)));
+    let differ: Vec<String> = keys
+        .map(|(key, _)| (key, value(&before, key), value(&now, key)))
+        .filter(|(_, before, now)| before != now)
+        .map(|(key, before, now)| format!("model.{key} = {now} (was {before})"))
+        .collect();
+    if differ.is_empty() {
+        return Ok(());
+    }
+    Err(UserError::new(
+        format!("checkpoint {} is of another model: {}", folder.display(), differ.join(", ")),
+        "a run continues the model that the checkpoint was written for",
+        format!("set [model] as in {}, or another checkpoint.dir", folder.join(CONFIG).display()),
+    ))
+}
+
+/// What decides how a model computes with its weights, each value written in one way.
+fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
+    let mut all = vec![("kind", model.kind.clone())];
+    if model.kind == "mlp" {
+        return all;
+    }
+    all.extend([
+        ("attention", model.attention.to_string()),
+        ("norm", model.norm.clone()),
+        ("activation", model.activation.clone()),
+        ("position", model.position.clone()),
+        ("bias", model.bias.to_string()),
+        ("tie_embeddings", model.tie_embeddings.to_string()),
+    ]);
+    if model.attention {
+        let kv_heads = model.kv_heads.unwrap_or(model.heads);
+        all.extend([("heads", model.heads.to_string()), ("kv_heads", kv_heads.to_string())]);
+    }
+    if model.position == "rotary" {
+        all.extend([("rope_base", model.rope_base.to_string()), ("rope_scaling", format!("{:?}", model.rope_scaling))]);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compare(before: &str, now: &str) -> String {
+        let mut layers = Layers::default();
+        layers.read_text(&format!("[model]\n{now}"), "now").unwrap();
+        let ours = layers.resolve().model;
+        other_model(Path::new("saved"), &format!("[model]\n{before}"), &ours)
+            .map_or_else(|error| error.what, |()| String::new())
+    }
+
+    #[test]
+    fn only_what_weights_mean_makes_another_model_however_it_is_written() {
+        let rotary = "position = \"rotary\"\n";
+        for (before, now) in [
+            ("heads = 4", "heads = 4\nkv_heads = 4"),
+            ("rope_base = 10000.0", "rope_base = 500000.0"),
+            ("hidden_dropout = 0.1\nseq_length = 64", "init_std = 0.1\nseq_length = 32"),
+            ("attention = false\nheads = 2", "attention = false\nheads = 4"),
+            ("kind = \"mlp\"\nheads = 2", "kind = \"mlp\"\nheads = 4"),
+            ("a setting of another build", "heads = 2"),
+        ] {
+            assert_eq!(compare(before, now), "");
+        }
+        let other = |what: &str| format!("checkpoint saved is of another model: {what}");
+        for (before, now, what) in [
+            ("heads = 4", "heads = 8", "model.heads = 8 (was 4), model.kv_heads = 8 (was 4)"),
+            ("norm = \"rmsnorm\"", "norm = \"layernorm\"", "model.norm = layernorm (was rmsnorm)"),
+            (rotary, &format!("{rotary}rope_base = 500000.0"), "model.rope_base = 500000 (was 10000)"),
+            (
+                rotary,
+                &format!("{rotary}rope_scaling = [8, 1, 4, 8192]"),
+                "model.rope_scaling = [8.0, 1.0, 4.0, 8192.0] (was [])",
+            ),
+        ] {
+            assert_eq!(compare(before, now), other(what));
+        }
+    }
+}
