@@ -201,7 +201,7 @@ fn a_run_keeps_its_lines_and_a_log_of_each_rank() {
 #[test]
 fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
     for (arguments, expected) in [
-        ("--stepz 5", ["'--stepz'", "`trainer --help`", "'--steps'"]),
+        ("--stepz 5", ["--stepz is unknown", "`trainer --help`", "did you mean --steps?"]),
         ("--steps", ["'--steps", "a value as `trainer --help` shows", "`trainer --help`"]),
         ("frobnicate", ["frobnicate", "`trainer --help`", "`trainer --help`"]),
         ("--set train.stepz=5", ["`train.stepz`", "options of the table", "`train.steps`"]),
