@@ -5,6 +5,7 @@
 //! of a layer.
 
 mod beside;
+mod by_time;
 mod context;
 mod deferred;
 mod error;

@@ -2,18 +2,14 @@
 
 use device::ALIGNMENT;
 
+use crate::by_time::ByTime;
+
 /// A buffer to place: its size, and the steps of time it lives, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) bytes: usize,
     pub(crate) first: usize,
     pub(crate) last: usize,
-}
-
-impl Interval {
-    fn meets(&self, other: &Interval) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
 }
 
 /// Offsets for all intervals such that two that live at once do not overlap, and the bytes needed.
@@ -24,12 +20,15 @@ pub(crate) fn place(intervals: &[Interval]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..intervals.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));
     let mut offsets = vec![0; intervals.len()];
-    let mut placed: Vec<usize> = Vec::new(); // sorted by offset
+    let mut placed = ByTime::default();
     let mut total = 0;
     for index in order {
-        let size = intervals[index].bytes.next_multiple_of(ALIGNMENT);
+        let Interval { bytes, first, last } = intervals[index];
+        let size = bytes.next_multiple_of(ALIGNMENT);
+        let mut beside: Vec<usize> = placed.between(first, last).collect();
+        beside.sort_by_key(|&other| offsets[other]);
         let mut offset = 0;
-        for &other in placed.iter().filter(|&&other| intervals[other].meets(&intervals[index])) {
+        for other in beside {
             if offsets[other] >= offset + size {
                 break;
             }
@@ -37,8 +36,7 @@ pub(crate) fn place(intervals: &[Interval]) -> (Vec<usize>, usize) {
         }
         offsets[index] = offset;
         total = total.max(offset + size);
-        let at = placed.partition_point(|&other| offsets[other] <= offset);
-        placed.insert(at, index);
+        placed.insert(index, first, last);
     }
     (offsets, total)
 }
@@ -49,6 +47,10 @@ mod tests {
 
     fn interval(bytes: usize, first: usize, last: usize) -> Interval {
         Interval { bytes, first, last }
+    }
+
+    fn meet(a: &Interval, b: &Interval) -> bool {
+        a.first <= b.last && b.first <= a.last
     }
 
     #[test]
@@ -65,7 +67,7 @@ mod tests {
         let (offsets, total) = place(&all);
         assert_eq!(total, 4 * 1024 + 256);
         for (i, a) in all.iter().enumerate() {
-            for (j, b) in all.iter().enumerate().filter(|(j, b)| *j != i && a.meets(b)) {
+            for (j, b) in all.iter().enumerate().filter(|(j, b)| *j != i && meet(a, b)) {
                 let apart = offsets[i] + a.bytes <= offsets[j] || offsets[j] + b.bytes <= offsets[i];
                 assert!(apart, "{a:?} at {} and {b:?} at {}", offsets[i], offsets[j]);
             }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use device::{BufferId, Op, StreamId, TraceEvent};
 
+use crate::by_time::ByTime;
 use crate::deferred::DeferredKey;
 use crate::kept::KeptKey;
 use crate::placement::{Interval, place};
@@ -231,19 +232,19 @@ impl Plan {
         let (offsets, total) = place(&intervals);
         let size = self.areas.entry(area).or_default();
         *size = total.max(*size);
+        let mut lives = ByTime::default();
+        for (i, interval) in intervals.iter().enumerate() {
+            lives.insert(i, interval.first, interval.last);
+        }
         for (i, ((buffer, used), &offset)) in buffers.iter().zip(&offsets).enumerate() {
             let placement = Placement { area, offset, bytes: buffer.bytes, name: buffer.name, buffer: buffer.buffer };
             let visit = recording.order[buffer.visit].region;
             let key = self.canonical(visit, recording.microbatches);
             self.placements.insert((key, buffer.index), placement.clone());
             let Some(last) = innermost(recording, used.last) else { continue };
-            let taken_over = intervals.iter().zip(&offsets).enumerate().any(|(j, (other, &at))| {
-                j != i
-                    && at < offset + buffer.bytes
-                    && offset < at + other.bytes
-                    && other.first <= last.end
-                    && other.last > used.last
-            });
+            let taken_over = lives
+                .between(used.last + 1, last.end)
+                .any(|j| j != i && offsets[j] < offset + buffer.bytes && offset < offsets[j] + intervals[j].bytes);
             if used.stream == Some(compute) && !taken_over {
                 let key = self.canonical(last.region, recording.microbatches);
                 self.dead_after.entry(key).or_default().push(placement);
@@ -254,7 +255,8 @@ impl Plan {
 
 /// The innermost region that holds a position.
 fn innermost(recording: &Recording, position: usize) -> Option<Visit> {
-    recording.order.iter().rev().find(|visit| (visit.start..visit.end).contains(&position)).copied()
+    let begun = recording.order.partition_point(|visit| visit.start <= position);
+    recording.order[..begun].iter().rev().find(|visit| position < visit.end).copied()
 }
 
 /// When a buffer is in use, in positions of the trace.

@@ -8,6 +8,7 @@ mod board;
 mod grid;
 mod groups;
 mod host_memory;
+mod library_defaults;
 mod mpi_communicator;
 mod mpi_world;
 mod nccl;
@@ -17,8 +18,9 @@ mod threads;
 
 pub use grid::{Grid, Place};
 pub use groups::{Connect, PipelineGroups};
+pub use library_defaults::set_library_defaults;
 pub use mpi_world::MpiWorld;
-pub use nccl::{nccl_communicator, nccl_version, set_nccl_defaults};
+pub use nccl::{nccl_communicator, nccl_version};
 pub use pipeline::{Arrivals, Direction, PipelineStage};
 pub use schedule::{Task, in_flight, interleaved, one_f_one_b, zero_bubble};
 pub use threads::{ThreadRank, ThreadWorld};

@@ -14,24 +14,6 @@ use mpi::traits::{Communicator as _, Root};
 
 use crate::MpiWorld;
 
-/// What NCCL is set to before it starts, unless the user has set it.
-///
-/// Graph registration of user buffers (`NCCL_GRAPH_REGISTER`) keeps state per captured address and has cost users
-/// memory and hangs at teardown; one connection queue per stream lets side streams run beside the compute stream; and what
-/// goes from stage to stage beside the work takes a few of a GPU's multiprocessors, not up to 32 for each transfer.
-const DEFAULTS: [(&str, &str); 3] =
-    [("NCCL_GRAPH_REGISTER", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("NCCL_MAX_P2P_NCHANNELS", "8")];
-
-/// Sets the environment's defaults. Call first thing in `main`, before any thread is started.
-pub fn set_nccl_defaults() {
-    for (name, value) in DEFAULTS {
-        if std::env::var_os(name).is_none() {
-            // SAFETY: the caller has not started a thread that could read the environment meanwhile.
-            unsafe { std::env::set_var(name, value) };
-        }
-    }
-}
-
 /// The version of the NCCL library found, such as `22809`; none without one.
 pub fn nccl_version() -> Option<i32> {
     // SAFETY: only looks whether the library can be loaded.

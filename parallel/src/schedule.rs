@@ -95,8 +95,9 @@ pub fn zero_bubble(stages: usize, rank: usize, microbatches: usize) -> Vec<Task>
 /// `stages`; larger ones leave more time for messages.
 ///
 /// # Panics
-/// If `rank` is not below `stages`, there are no chunks, `group` is not in `stages..=microbatches`, or the last, incomplete group is smaller
-/// than `stages`: the stages would wait for each other for ever. Sizes are checked where a run is planned.
+/// If `rank` is not below `stages`, there are no chunks, `group` is not in `stages..=microbatches`, or the last,
+/// incomplete group is smaller than `stages`: the stages would wait for each other for ever. Sizes are checked where a
+/// run is planned.
 pub fn interleaved(stages: usize, rank: usize, chunks: usize, microbatches: usize, group: usize) -> Vec<Task> {
     assert!(rank < stages, "stage {rank} of {stages}");
     assert!(

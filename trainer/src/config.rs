@@ -46,6 +46,25 @@ pub struct RunConfig {
     pub logging: LoggingConfig,
 }
 
+impl RunConfig {
+    /// As [`by_key`].
+    pub fn by_key(&self) -> BTreeMap<String, Value> {
+        by_key(toml::Table::try_from(self).unwrap_or_default())
+    }
+}
+
+/// The values of a configuration by their keys, such as `optimizer.lr`; what is unset is not among them.
+pub fn by_key(config: toml::Table) -> BTreeMap<String, Value> {
+    let sections = config.into_iter().filter_map(|(section, content)| match content {
+        Value::Table(content) => Some((section, content)),
+        _ => None,
+    });
+    let keyed = |(section, content): (String, toml::Table)| {
+        content.into_iter().map(move |(name, value)| (format!("{section}.{name}"), value))
+    };
+    sections.flat_map(keyed).collect()
+}
+
 /// A section of the configuration: a struct whose fields the option table documents.
 macro_rules! section {
     ($name:ident { $($field:ident: $type:ty),* $(,)? }) => {

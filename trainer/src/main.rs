@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use launch::RankEnv;
-use parallel::{Grid, set_nccl_defaults};
+use parallel::{Grid, set_library_defaults};
 use tracing_subscriber::EnvFilter;
 use trainer::accelerator::{Accelerator, Precision};
 use trainer::all_ranks::{Layout, fail, on_all_ranks, refuse};
@@ -29,7 +29,7 @@ use trainer::without_effect;
 
 fn main() {
     let began = Instant::now();
-    set_nccl_defaults();
+    set_library_defaults();
     let ranks = RankEnv::detect().unwrap_or_else(|error| fail(true, 2, &error.to_string()));
     let main = ranks.rank == 0;
     let (request, bench) = match parse(std::env::args_os()) {

@@ -125,11 +125,8 @@ pub fn set(matches: &ArgMatches, layers: &mut Layers) -> Result<(), UserError> {
 /// # Errors
 /// The first.
 pub fn compare(matches: &ArgMatches, config: &RunConfig) -> Result<(), UserError> {
-    let table = toml::Table::try_from(config).unwrap_or_default();
-    let value_of = |key: &str| {
-        let (section, name) = key.split_once('.')?;
-        table.get(section)?.get(name)
-    };
+    let values = config.by_key();
+    let value_of = |key: &str| values.get(key);
     for (flag, meaning) in FLAGS {
         let against = match meaning {
             Is(key) => value_of(key).zip(matches.get_one::<String>(flag)).and_then(|(value, given)| {

@@ -13,7 +13,7 @@ use parallel::PipelineGroups;
 use crate::checkpoint::{Progress, SaveError, Session};
 use crate::cli::TrainRequest;
 use crate::config::UserError;
-use crate::data::{self, DataError, IN_MEMORY, MarkovSource, Missing, Prefetch, Regression, Source, Split};
+use crate::data::{self, DataError, IN_MEMORY, Identities, MarkovSource, Missing, Prefetch, Regression, Source, Split};
 use crate::hf::LoadError;
 use crate::logs::PRINTED;
 use crate::plan::{ModelPlan, RunPlan};
@@ -208,10 +208,7 @@ pub fn train(
     device: &Device,
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
-    if !request.dry_run {
-        same_data(ranks, &*source)?;
-    }
-    let session = (!request.dry_run).then(|| Session::open(plan, ranks, &*source)).transpose()?;
+    let session = (!request.dry_run).then(|| Session::open(plan, ranks, same_data(ranks, &*source)?)).transpose()?;
     if let Some(session) = &session {
         session.compute_alike(device);
     }
@@ -254,29 +251,10 @@ fn train_stage(
         return Ok(None);
     }
     session.restore(stage)?;
-    let folder = Path::new(&plan.config.logging.dir);
-    let file = |what: &str| file_error(format!("{} in {}", what, folder.display()));
-    let mut log = None;
-    if main {
-        let taken = run_folder::take(folder, session.run(), session.continues_at());
-        if let Some(aside) = taken.map_err(file("the run's folder"))? {
-            say(&format!("metrics of another run are now in {}", aside.display()));
-        }
-        let resolved = toml::to_string(&plan.config).unwrap_or_default();
-        std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
-        log = Some(RunLog::open(&plan.config.logging, start.step).map_err(file("metrics.jsonl"))?);
-    }
+    let log = main.then(|| open_log(plan, &session)).transpose()?;
     let mut report = Reporter::new(plan, log, device.allocated_bytes(), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
-    let mut batches = {
-        let (plan, rank) = (plan.clone(), ranks.rank);
-        let mut consumed = start.samples;
-        Prefetch::start(source.clone(), start.step..steps, stage.staging(IN_MEMORY)?, move |step| {
-            let settings = training_settings(&plan, rank, step, consumed);
-            consumed += plan.batch_size.after(consumed) as u64;
-            (settings.first_sample, settings.microbatches * plan.config.train.micro_batch_size)
-        })?
-    };
+    let mut batches = prefetch(plan, ranks.rank, source.clone(), start, stage)?;
     ranks.stop.heed();
     let mut under_way: Option<StepUnderWay> = None;
     let mut ended = None;
@@ -362,8 +340,40 @@ fn train_stage(
     Ok(Some(outcome))
 }
 
-/// Fails on ranks whose data are not those of rank 0.
-fn same_data(ranks: &Ranks, source: &dyn Source) -> Result<(), RunError> {
+/// Takes the run's folder and opens its metrics, where the session goes on.
+fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
+    let folder = Path::new(&plan.config.logging.dir);
+    let file = |what: &str| file_error(format!("{what} in {}", folder.display()));
+    let taken = run_folder::take(folder, session.run(), session.continues_at());
+    if let Some(aside) = taken.map_err(file("the run's folder"))? {
+        say(&format!("metrics of another run are now in {}", aside.display()));
+    }
+    let resolved = toml::to_string(&plan.config).unwrap_or_default();
+    std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
+    RunLog::open(&plan.config.logging, session.progress().step).map_err(file("metrics.jsonl"))
+}
+
+/// Begins to make the batches of all steps to come.
+fn prefetch(
+    plan: &RunPlan,
+    rank: usize,
+    source: Arc<dyn Source>,
+    start: Progress,
+    stage: &Stage,
+) -> Result<Prefetch, RunError> {
+    let plan = plan.clone();
+    let mut consumed = start.samples;
+    let steps = start.step..plan.config.train.steps;
+    let batches = Prefetch::start(source, steps, stage.staging(IN_MEMORY)?, move |step| {
+        let settings = training_settings(&plan, rank, step, consumed);
+        consumed += plan.batch_size.after(consumed) as u64;
+        (settings.first_sample, settings.microbatches * plan.config.train.micro_batch_size)
+    })?;
+    Ok(batches)
+}
+
+/// What the data are; fails on ranks whose data are not those of rank 0.
+fn same_data(ranks: &Ranks, source: &dyn Source) -> Result<Identities, RunError> {
     let here = source.identities()?;
     let first = (ranks.text_of)(0, serde_json::to_string(&here).unwrap_or_default());
     match serde_json::from_str(&first).map(|first| data::changed(&first, &here)) {
@@ -373,7 +383,7 @@ fn same_data(ranks: &Ranks, source: &dyn Source) -> Result<(), RunError> {
             "put them on a file system all nodes share, or the same files on each node",
         )
         .into()),
-        _ => Ok(()),
+        _ => Ok(here),
     }
 }
 

@@ -9,14 +9,9 @@ const OWN: &[&str] = &["train.threads", "data.path", "data.validation_path"];
 
 /// What all ranks must have been told alike, as text: settings, and what else of the command line says what is done.
 pub fn settings(config: &RunConfig, command: &[(&str, String)]) -> String {
-    let table = toml::Table::try_from(config).unwrap_or_default();
-    let mut values: BTreeMap<String, String> = BTreeMap::new();
-    for (section, content) in table.iter().filter(|(section, _)| *section != "logging") {
-        for (name, value) in content.as_table().into_iter().flatten() {
-            values.insert(format!("{section}.{name}"), value.to_string());
-        }
-    }
-    values.retain(|key, _| !OWN.contains(&key.as_str()));
+    let compared = |key: &str| !key.starts_with("logging.") && !OWN.contains(&key);
+    let of_config = config.by_key().into_iter().filter(|(key, _)| compared(key));
+    let mut values: BTreeMap<String, String> = of_config.map(|(key, value)| (key, value.to_string())).collect();
     values.extend(command.iter().map(|(name, value)| (name.to_string(), value.clone())));
     values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
 }

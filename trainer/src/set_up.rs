@@ -42,9 +42,9 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
     Ok(())
 }
 
-/// Fails where the run does not fit, before anything is allocated: goes through set-up without taking memory. The first rank of each stage in turn times how those matrix products that no
-/// stage before has are best done on this GPU, and all ranks do as it found; what does not fit its memory, or the host's,
-/// is refused before anything is allocated.
+/// Fails where the run does not fit the memory of the GPU, or of the host, before anything is allocated: goes through
+/// set-up without taking memory. Meanwhile the first rank of each stage in turn times how those matrix products that no
+/// stage before has are best done on this GPU, and all ranks do as it found.
 fn check_fits(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<(), RunError> {
     let mut needed = None;
     for pipeline in 0..plan.grid.pipeline {

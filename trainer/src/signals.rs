@@ -1,4 +1,5 @@
 //! Signals that ask a run to end.
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +41,9 @@ impl Stop {
 /// # Errors
 /// What the operating system said.
 pub fn listen() -> std::io::Result<Stop> {
-    let (stop, mut signals) = (Stop::default(), Signals::new([SIGTERM, SIGINT, SIGUSR1])?);
+    let asking = [SIGTERM, SIGINT, SIGUSR1];
+    asking.into_iter().for_each(forget_handler);
+    let (stop, mut signals) = (Stop::default(), Signals::new(asking)?);
     let theirs = stop.clone();
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         let mut before: Option<(i32, Instant)> = None;
@@ -55,4 +58,35 @@ pub fn listen() -> std::io::Result<Stop> {
     })?;
     flag::register(SIGXFSZ, Arc::default())?;
     Ok(stop)
+}
+
+/// Takes out whoever handles a signal. Libraries bring handlers along, and `signal-hook` calls them before its own: MPI may
+/// load OpenCL to learn what devices there are, OpenCL LLVM, and LLVM's handler ends the process.
+fn forget_handler(signal: i32) {
+    // SAFETY: the default action runs no code of ours, and the signals are valid ones.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static THEIRS: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn theirs(_: i32) {
+        THEIRS.store(true, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_handler_that_a_library_left_does_not_run() {
+        // SAFETY: the handler stores to an atomic, which is allowed there.
+        unsafe { libc::signal(SIGUSR1, theirs as extern "C" fn(i32) as libc::sighandler_t) };
+        let stop = listen().unwrap();
+        stop.heed();
+        low_level::raise(SIGUSR1).unwrap();
+        while !stop.is_asked() {
+            std::thread::yield_now();
+        }
+        assert!(!THEIRS.load(Ordering::Relaxed));
+    }
 }

@@ -236,6 +236,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--graph-report taken.json", &["--graph-report taken.dot: Is a directory", "a file that can be written"]),
     // Sampling.
     ("sample", &["not provided: --checkpoint <DIR>"]),
+    ("sample --checkpoint --tokens 5", &["a value is required for '--checkpoint <DIR>'"]),
     ("sample --checkpoint absent", &["absent cannot be read: No such file"]),
     ("sample --checkpoint empty", &["empty has neither config.json nor config.toml"]),
     ("sample --checkpoint mlp", &["model.kind = \"mlp\"", "only a gpt makes text"]),
@@ -326,6 +327,15 @@ fn weights_that_the_options_do_not_fit_are_not_called_broken() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
         let output = command.current_dir(&folder.0).args(flags.split(' ')).output().unwrap();
         expect(&output, 2, &[needle, "weights fit the model's options", "leave out the model options that differ"]);
+    }
+    // These fit, and mean another model, which is told.
+    for (flags, told) in [("--heads 8", "model.heads = 8 (was 4)"), ("--seq-length 16", "")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.current_dir(&folder.0).args(["--init-from", "two", "--dry-run", "--device", "host"]);
+        let output = command.args(flags.split(' ')).output().unwrap();
+        let another = format!("notice: its weights are from two, but the model is another: {told}");
+        expect(&output, 0, &if told.is_empty() { vec![] } else { vec![another.as_str()] });
+        assert_eq!(runs::printed(&output).contains("another"), !told.is_empty(), "{flags}");
     }
 }
 

@@ -12,16 +12,7 @@ pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Re
     if layers.read_text(theirs, CONFIG).is_err() {
         return Ok(());
     }
-    let (before, now) = (meaning(&layers.resolve().model), meaning(ours));
-    let value = |all: &[(&str, String)], key: &str| {
-        all.iter().find(|(other, _)| *other == key).map_or("unset".into(), |(_, value)| value.clone())
-    };
-    let keys = now.iter().chain(before.iter().filter(|(key, _)| !now.iter().any(|(other, _)| other == key)));
-    let differ: Vec<String> = keys
-        .map(|(key, _)| (key, value(&before, key), value(&now, key)))
-        .filter(|(_, before, now)| before != now)
-        .map(|(key, before, now)| format!("model.{key} = {now} (was {before})"))
-        .collect();
+    let differ = changed_meaning(&layers.resolve().model, ours);
     if differ.is_empty() {
         return Ok(());
     }
@@ -30,6 +21,19 @@ pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Re
         "a run continues the model that the checkpoint was written for",
         format!("set [model] as in {}, or another checkpoint.dir", folder.join(CONFIG).display()),
     ))
+}
+
+/// The settings by which the same weights are another model, as `model.heads = 8 (was 4)`.
+pub fn changed_meaning(before: &ModelConfig, now: &ModelConfig) -> Vec<String> {
+    let (before, now) = (meaning(before), meaning(now));
+    let value = |all: &[(&str, String)], key: &str| {
+        all.iter().find(|(other, _)| *other == key).map_or("unset".into(), |(_, value)| value.clone())
+    };
+    let keys = now.iter().chain(before.iter().filter(|(key, _)| !now.iter().any(|(other, _)| other == key)));
+    keys.map(|(key, _)| (key, value(&before, key), value(&now, key)))
+        .filter(|(_, before, now)| before != now)
+        .map(|(key, before, now)| format!("model.{key} = {now} (was {before})"))
+        .collect()
 }
 
 /// What decides how a model computes with its weights, each value written in one way.

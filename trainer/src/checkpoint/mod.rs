@@ -31,6 +31,7 @@ mod write;
 
 pub use folder::{list, newest_in};
 pub use manifest::{Damage, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
+pub use meaning::changed_meaning;
 pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
 pub use session::{Session, at_a_glance};

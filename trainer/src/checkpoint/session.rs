@@ -1,6 +1,6 @@
 //! The checkpoints of a run: what it continues from, and when it saves.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use super::meaning::other_model;
 use super::read::{config, damaged, glance, load, verify};
 use super::team::Team;
 use super::write::{Origin, SaveError, Tight, save};
-use crate::config::{CheckpointConfig, UserError};
-use crate::data::{self, Source};
+use crate::config::{CheckpointConfig, UserError, by_key};
+use crate::data::{self, Identities};
 use crate::plan::RunPlan;
 use crate::run::{Ranks, RunError};
 use crate::run_folder::new_run;
@@ -45,13 +45,13 @@ pub struct Session<'p> {
 }
 
 impl<'p> Session<'p> {
-    /// Takes the run's folders, clears away what a dead process left half done, and finds what to continue from. All
-    /// ranks call it together.
+    /// Takes the folders of a run on these data, clears away what a dead process left half done, and finds what to
+    /// continue from. All ranks call it together.
     ///
     /// # Errors
     /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints;
-    /// data that cannot be read any more; a checkpoint of another model; a rank that sees another `checkpoint.dir`.
-    pub fn open(plan: &'p RunPlan, ranks: &Ranks, source: &dyn Source) -> Result<Session<'p>, RunError> {
+    /// a checkpoint of another model; a rank that sees another `checkpoint.dir`.
+    pub fn open(plan: &'p RunPlan, ranks: &Ranks, data: Identities) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
         let main = ranks.rank == 0;
@@ -93,7 +93,7 @@ impl<'p> Session<'p> {
                 }
                 clean(dir).map_err(unreadable(dir))?;
             }
-            session.origin.data = Some(source.identities()?);
+            session.origin.data = Some(data);
             session.found = session.find()?;
             if let Some((path, _)) = &session.found
                 && let Ok(theirs) = config(path)
@@ -333,34 +333,29 @@ fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {
     move |error| RunError::File { what: format!("checkpoints in {}", dir.display()), error }
 }
 
+/// Sections that change no number.
+const ALIKE: [&str; 5] = ["checkpoint.", "logging.", "cuda_graph.", "parallel.", "recompute."];
+
+/// Nor do these settings of other sections.
+const ALSO_ALIKE: [&str; 4] = ["train.device", "train.threads", "train.eval_interval", "train.eval_steps"];
+
 /// Settings that differ, of those that numbers depend on.
 fn changes(before: &str, now: &str) -> Vec<String> {
-    let (before, now) = (flat(before), flat(now));
-    let keys: std::collections::BTreeSet<&String> = before.keys().chain(now.keys()).collect();
-    let show = |value: Option<&String>| value.cloned().unwrap_or("unset".into());
+    let values = |config: &str| {
+        let mut values = by_key(config.parse().unwrap_or_default());
+        values.retain(|key, _| {
+            let alike = ALIKE.iter().any(|section| key.starts_with(section)) || ALSO_ALIKE.contains(&key.as_str());
+            !alike || key == "parallel.grad_reduce"
+        });
+        values
+    };
+    let (before, now) = (values(before), values(now));
+    let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    let show = |value: Option<&toml::Value>| value.map_or("unset".into(), toml::Value::to_string);
     keys.into_iter()
         .filter(|key| before.get(*key) != now.get(*key))
         .map(|key| format!("{key} = {} (was {})", show(now.get(key)), show(before.get(key))))
         .collect()
-}
-
-/// Values of a configuration by key, without those that change no number.
-fn flat(config: &str) -> BTreeMap<String, String> {
-    let table: toml::Table = config.parse().unwrap_or_default();
-    let mut values = BTreeMap::new();
-    for (section, content) in table {
-        for (name, value) in content.as_table().into_iter().flatten() {
-            let key = format!("{section}.{name}");
-            let alike = ["checkpoint", "logging", "cuda_graph", "parallel", "recompute"].contains(&section.as_str());
-            if !alike || key == "parallel.grad_reduce" {
-                values.insert(key, value.to_string());
-            }
-        }
-    }
-    for key in ["train.device", "train.threads", "train.eval_interval", "train.eval_steps"] {
-        values.remove(key);
-    }
-    values
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::bench::preset;
-use crate::checkpoint::at_a_glance;
+use crate::checkpoint::{at_a_glance, changed_meaning};
 use crate::config::{Layers, RunConfig, UserError};
 use crate::hf::Pretrained;
 use crate::megatron;
@@ -94,12 +94,17 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
 }
 
 pub(super) fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
-    let mut layers = layers(matches)?;
+    let (mut layers, mut notices) = (layers(matches)?, megatron::notices(matches));
     if let Some(folder) = layers.init_from() {
         // A run that goes on has the model in its checkpoint: what it began with may be gone.
         let folder = at_a_glance(&layers.resolve().checkpoint).unwrap_or_else(|| folder.into());
-        let pretrained = Pretrained::open(&folder)?;
+        let (pretrained, mut theirs) = (Pretrained::open(&folder)?, Layers::default());
         layers.start_from(pretrained.options());
+        theirs.start_from(pretrained.options());
+        let differ = changed_meaning(&theirs.resolve().model, &layers.resolve().model).join(", ");
+        if !differ.is_empty() {
+            notices.push(format!("its weights are from {}, but the model is another: {differ}", folder.display()));
+        }
     }
     let config = layers.resolve();
     megatron::compare(matches, &config)?;
@@ -117,7 +122,7 @@ pub(super) fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserEr
         check_graphs: matches.get_flag("check-graphs"),
         graph_report,
         log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
-        notices: megatron::notices(matches),
+        notices,
     })
 }
 

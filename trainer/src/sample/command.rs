@@ -10,25 +10,27 @@ use crate::config::UserError;
 /// Its flags.
 pub(crate) fn sample_command() -> Command {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help).allow_hyphen_values(true)
+        Arg::new(name).long(name).value_name(value).help(help)
     };
+    // A text may begin with a hyphen, and a number that is refused for being negative is refused in our words.
+    let any = |name, value, help| arg(name, value, help).allow_hyphen_values(true);
     let checkpoint = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
     let prompt = "Text to go on with; without it the model begins a document";
     let temperature = "Below 1 likely tokens become likelier, above 1 less so; 0 always takes the likeliest";
     Command::new("sample")
         .about("Goes on with a text, as a trained model would")
         .arg(arg("checkpoint", "DIR", checkpoint).required(true))
-        .arg(arg("prompt", "TEXT", prompt).conflicts_with("prompt-file"))
+        .arg(any("prompt", "TEXT", prompt).conflicts_with("prompt-file"))
         .arg(arg("prompt-file", "FILE", "File with the text to go on with"))
-        .arg(arg("tokens", "N", "Most tokens to add").default_value("200").value_parser(value_parser!(u32)))
-        .arg(arg("temperature", "T", temperature).default_value("0.8").value_parser(value_parser!(f64)))
+        .arg(any("tokens", "N", "Most tokens to add").default_value("200").value_parser(value_parser!(u32)))
+        .arg(any("temperature", "T", temperature).default_value("0.8").value_parser(value_parser!(f64)))
         .arg(
-            arg("top-k", "K", "Choose among the K likeliest tokens only; 0 for all")
+            any("top-k", "K", "Choose among the K likeliest tokens only; 0 for all")
                 .default_value("200")
                 .value_parser(value_parser!(u32)),
         )
         .arg(
-            arg("seed", "SEED", "The same seed gives the same text")
+            any("seed", "SEED", "The same seed gives the same text")
                 .default_value("1")
                 .value_parser(value_parser!(u64)),
         )
@@ -46,7 +48,7 @@ pub(crate) fn sample_command() -> Command {
                 .help("Where to run"),
         )
         .arg(
-            arg("threads", "N", "host: threads; all cores if not given")
+            any("threads", "N", "host: threads; all cores if not given")
                 .value_parser(value_parser!(u32).range(1..=4096)),
         )
 }
