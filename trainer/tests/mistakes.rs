@@ -329,7 +329,7 @@ fn weights_that_the_options_do_not_fit_are_not_called_broken() {
         expect(&output, 2, &[needle, "weights fit the model's options", "leave out the model options that differ"]);
     }
     // These fit, and mean another model, which is told.
-    for (flags, told) in [("--heads 8", "model.heads = 8 (was 4)"), ("--seq-length 16", "")] {
+    for (flags, told) in [("--heads 8", "model.heads = 8 (was 2)"), ("--seq-length 16", "")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
         command.current_dir(&folder.0).args(["--init-from", "two", "--dry-run", "--device", "host"]);
         let output = command.args(flags.split(' ')).output().unwrap();
