@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{Bench, FLOATS, assert_close, bench, finite_differences, numbers};
-use device::DType;
+use common::{Bench, FLOATS, assert_close, assert_sums_close, bench, finite_differences, numbers};
 use device::DType::{Bf16, F32};
 use device::ops::*;
+use device::{DType, Tensor};
 use proptest::prelude::*;
 
 fn matmul(a: &[f64], b: &[f64], (m, n, k): (usize, usize, usize), ta: bool, tb: bool) -> Vec<f64> {
@@ -41,33 +41,39 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
         accumulate,
         epilogue,
     };
+    let absolute = |values: &[f64]| -> Vec<f64> { values.iter().map(|x| x.abs()).collect() };
     let product = matmul(&a, &b, dims, ta, tb);
+    // Of products, and of what is added to them, which is below 1.
+    let magnitudes: Vec<f64> = matmul(&absolute(&a), &absolute(&b), dims, ta, tb).iter().map(|x| x + 1.0).collect();
+    let close = |what: &str, ours: &Tensor, truth: &[f64]| {
+        assert_sums_close(what, out, &t.get(ours), truth, &magnitudes);
+    };
     let plain = t.empty(&[m, n], out);
     t.run(gemm(plain, false, Epilogue::None));
-    assert_close("product", out, &t.get(&plain), &product);
+    close("product", &plain, &product);
 
     let before = numbers(3, m * n, out);
     let added = t.put(&[m, n], out, &before);
     t.run(gemm(added, true, Epilogue::None));
     let sum: Vec<f64> = before.iter().zip(&product).map(|(x, y)| x + y).collect();
-    assert_close("accumulated product", out, &t.get(&added), &sum);
+    close("accumulated product", &added, &sum);
 
     let bias = numbers(4, n, out);
     let with_bias: Vec<f64> = product.iter().enumerate().map(|(ij, x)| x + bias[ij % n]).collect();
     let (bias_tensor, biased) = (t.put(&[n], out, &bias), t.empty(&[m, n], out));
     t.run(gemm(biased, false, Epilogue::Bias(bias_tensor)));
-    assert_close("product with bias", out, &t.get(&biased), &with_bias);
+    close("product with bias", &biased, &with_bias);
 
     let (pre, activated) = (t.empty(&[m, n], out), t.empty(&[m, n], out));
     t.run(gemm(activated, false, Epilogue::BiasGelu { bias: bias_tensor, pre }));
-    assert_close("pre-activation", out, &t.get(&pre), &with_bias);
+    close("pre-activation", &pre, &with_bias);
     let truth: Vec<f64> = t.get(&pre).into_iter().map(gelu).collect();
     assert_close("activated product", out, &t.get(&activated), &truth);
 
     let through = t.empty(&[m, n], out);
     t.run(gemm(through, false, Epilogue::GeluBackward { pre, activated: None }));
     let truth: Vec<f64> = product.iter().zip(t.get(&pre)).map(|(dy, x)| dy * slope(gelu, x)).collect();
-    assert_close("product through GELU's gradient", out, &t.get(&through), &truth);
+    close("product through GELU's gradient", &through, &truth);
 
     let (beside, again) = (t.empty(&[m, n], out), t.empty(&[m, n], out));
     t.run(gemm(beside, false, Epilogue::GeluBackward { pre, activated: Some(again) }));

@@ -3,8 +3,9 @@
 use device::ops::{Copy, Poison};
 use device::{CheckError, DType, Op, Shape, Stream, Tensor};
 
-use crate::manager::{Captured, StateKey};
+use crate::manager::{Captured, GraphKey, StateKey};
 use crate::plan::{RecordedBuffer, Recording, Visit};
+use crate::step_shape::Variant;
 use crate::{CudaGraphManager, Error, Flow, Mode, Region, Result};
 
 /// A step under way.
@@ -71,18 +72,20 @@ impl<'m> StepContext<'m> {
         self.microbatches > 1
     }
 
-    /// Whether the current region belongs to the first microbatch, whose forward gathers.
-    pub fn is_first_microbatch(&self) -> bool {
-        self.current.and_then(|current| current.region.microbatch()) == Some(0)
+    /// Whether the current region is a forward that gathers weights: the first microbatch's.
+    pub fn gathers(&self) -> bool {
+        self.variant().gathers
     }
 
-    /// Whether the current region is the last to add to its layer's gradients, and so reduces: the last microbatch's
+    /// Whether the current region reduces gradients, for it is the last to add to its layer's: the last microbatch's
     /// backward, or its weights where backwards are split.
-    pub fn completes_gradients(&self) -> bool {
-        let region = self.current.map(|current| current.region);
-        region.is_some_and(|region| {
-            region.microbatch() == Some(self.microbatches - 1) && region.completes_gradients(&self.manager.shape)
-        })
+    pub fn reduces(&self) -> bool {
+        self.variant().reduces
+    }
+
+    fn variant(&self) -> Variant {
+        let of = |current: Current| self.manager.shape.variant(self.mode, current.region, self.microbatches);
+        self.current.map(of).unwrap_or_default()
     }
 
     /// The stream regions run on.
@@ -216,15 +219,15 @@ impl<'m> StepContext<'m> {
         &mut self,
         region: Region,
         visit: usize,
-        key: crate::manager::GraphKey,
+        key: GraphKey,
         input: I,
         body: impl FnOnce(&mut StepContext<'m>, I) -> Result<O>,
     ) -> Result<O> {
         let name = format!(
             "{region}{}{}{}",
-            if key.gathering { ", gathering" } else { "" },
-            if key.reducing { ", reducing" } else { "" },
-            if key.overwriting { ", overwriting" } else { "" }
+            if key.variant.gathers { ", gathering" } else { "" },
+            if key.variant.reduces { ", reducing" } else { "" },
+            if key.variant.overwrites { ", overwriting" } else { "" }
         );
         self.manager.device.set_scope(&region.to_string());
         let compute = self.manager.compute.clone();
@@ -257,7 +260,7 @@ impl<'m> StepContext<'m> {
         Ok(output)
     }
 
-    fn replay<I: Flow, O: Flow>(&mut self, region: Region, key: crate::manager::GraphKey, input: I) -> Result<O> {
+    fn replay<I: Flow, O: Flow>(&mut self, region: Region, key: GraphKey, input: I) -> Result<O> {
         if self.manager.device.is_timed() {
             self.manager.device.set_scope(&region.to_string());
         }

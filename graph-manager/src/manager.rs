@@ -11,6 +11,7 @@ use crate::context::Phase;
 use crate::deferred::DeferredKey;
 use crate::kept::KeptKey;
 use crate::plan::{AreaKind, Plan, Recording};
+use crate::step_shape::Variant;
 use crate::{
     EagerReport, Error, GraphOptions, GraphReport, MemoryUse, Mode, Region, Report, Result, Scope, StepContext,
     StepShape,
@@ -58,12 +59,8 @@ pub(crate) struct State {
 pub(crate) struct GraphKey {
     /// The region, of its slot.
     pub(crate) region: Region,
-    /// The first microbatch's forward, which gathers.
-    pub(crate) gathering: bool,
-    /// The last microbatch's region that completes gradients, which reduces.
-    pub(crate) reducing: bool,
-    /// The only microbatch's region, which overwrites gradients instead of adding.
-    pub(crate) overwriting: bool,
+    /// What it does beside.
+    pub(crate) variant: Variant,
 }
 
 /// A region's graph, what it was captured with and what it returned.
@@ -322,16 +319,8 @@ impl CudaGraphManager {
 impl State {
     /// The key of a region's graph.
     pub(crate) fn key(&self, shape: &StepShape, mode: Mode, region: Region, microbatches: usize) -> GraphKey {
-        let completes = region.completes_gradients(shape);
-        let forward = matches!(region, Region::Forward { .. });
-        let first = region.microbatch() == Some(0);
-        let last = region.microbatch() == Some(microbatches - 1);
-        GraphKey {
-            region: self.plan.canonical(region, microbatches),
-            gathering: forward && first && shape.gathers,
-            reducing: completes && last && shape.reduces && mode == Mode::Train,
-            overwriting: mode == Mode::Train && microbatches == 1,
-        }
+        let region_of_slot = self.plan.canonical(region, microbatches);
+        GraphKey { region: region_of_slot, variant: shape.variant(mode, region, microbatches) }
     }
 
     /// Plans anew where a step with another number of microbatches needs more slots. It may with fewer of them: of an

@@ -1,6 +1,6 @@
 //! The pieces a step is made of.
 
-use crate::{GraphOptions, Scope, StepShape};
+use crate::{GraphOptions, Scope};
 
 /// What a step is for. Each mode has its own recording, plan and graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -127,15 +127,6 @@ impl Region {
             Region::Weights { layer, .. } => Region::Weights { layer, microbatch },
             Region::InputGradients { layer, .. } => Region::InputGradients { layer, microbatch },
             other => other,
-        }
-    }
-
-    /// Whether a layer has all gradients of the microbatch once it is done.
-    pub(crate) fn completes_gradients(self, shape: &StepShape) -> bool {
-        match self {
-            Region::Backward { .. } => !shape.splits_backward,
-            Region::Weights { .. } => true,
-            _ => false,
         }
     }
 

@@ -49,6 +49,14 @@ impl Accelerator {
         }
     }
 
+    /// `host` or `cuda`: all ranks of a run have the same.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Accelerator::Host => "host",
+            Accelerator::Cuda(_) => "cuda",
+        }
+    }
+
     /// Opens it.
     ///
     /// # Errors

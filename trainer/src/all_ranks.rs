@@ -1,9 +1,11 @@
 //! What is around the work of all ranks: MPI, the watch, the device, communicators, and an end together.
 
 use std::any::Any;
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::exit;
 use std::rc::Rc;
+use std::time::Duration;
 
 use device::{Communicator, Device};
 use launch::RankEnv;
@@ -17,6 +19,9 @@ use crate::terminal::warn;
 use crate::watch::activity::Activity;
 use crate::watch::joining::Joining;
 use crate::watch::{Watch, WatchSettings, last_words};
+
+/// How long a rank that refuses waits for the others before it says why: they may be reading their data still, or hang.
+const OTHERS_COME: Duration = Duration::from_secs(60);
 
 /// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code. What all ranks
 /// must have been told alike is `told`.
@@ -44,25 +49,13 @@ pub fn on_all_ranks(
         }
         Err(error) => fail(true, 3, &error.to_string()),
     };
-    if first_of(&world, false) {
-        world.barrier(); // another rank refuses, and says why
-        return 2;
-    }
-    match same_settings::compare(env.rank, told, &world.text_of(0, told.into())) {
-        Ok(()) if first_of(&world, false) => {
-            world.barrier();
-            return 2;
-        }
-        Ok(()) => {}
-        Err(error) => return refused(world, &error.to_string()),
-    }
-    let watch = match Watch::start(env, settings, |text| world.text_of(0, text)) {
-        Ok(_) if first_of(&world, false) => {
-            world.barrier();
-            return 2;
-        }
+    // Others may have refused what came before: see `refuse`.
+    let agreed = agreed(&world, Ok::<(), UserError>(()))
+        .and_then(|()| agreed(&world, same_settings::compare(env.rank, told, &world.text_of(0, told.into()))))
+        .and_then(|()| agreed(&world, Watch::start(env, settings, |text| world.text_of(0, text))));
+    let watch = match agreed {
         Ok(watch) => watch.map(Rc::new),
-        Err(error) => return refused(world, &error.to_string()),
+        Err(code) => return code,
     };
     drop(joining);
     let threads = threads
@@ -107,6 +100,20 @@ pub fn on_all_ranks(
     code
 }
 
+/// What this rank made, if all ranks made theirs. Else the first of those that could not says why, before any of them
+/// ends, and all have the exit code. All ranks call it together, the same number of times.
+fn agreed<T, E: Display>(world: &MpiWorld, here: Result<T, E>) -> Result<T, i32> {
+    let speaks = first_of(world, here.is_err());
+    match here {
+        Ok(made) if !speaks => return Ok(made),
+        Ok(_) => {} // another rank refuses, and says why
+        Err(error) if speaks => warn(&format!("error: {error}")),
+        Err(_) => {}
+    }
+    world.barrier();
+    Err(2)
+}
+
 /// Whether some ranks cannot go on, and, if `here` says so of this one, whether it is the first of them. All ranks call
 /// it together.
 fn first_of(world: &MpiWorld, here: bool) -> bool {
@@ -123,19 +130,12 @@ pub fn refuse(env: &RankEnv, problem: &str) -> ! {
     if env.world_size == 1 {
         fail(true, 2, problem);
     }
+    let line = format!("error: {problem}");
+    let _joining = Joining::limit(env, OTHERS_COME, line, 2);
     match MpiWorld::initialize() {
-        Ok(world) if world.size() == env.world_size => exit(refused(Rc::new(world), problem)),
+        Ok(world) if world.size() == env.world_size => exit(agreed(&world, Err::<(), _>(problem)).err().unwrap_or(2)),
         _ => fail(env.rank == 0, 2, problem),
     }
-}
-
-/// The first of the ranks that refuse says why, before any of them ends; the exit code.
-fn refused(world: Rc<MpiWorld>, problem: &str) -> i32 {
-    if first_of(&world, true) {
-        warn(&format!("error: {problem}"));
-    }
-    world.barrier();
-    2
 }
 
 /// What a panic said.

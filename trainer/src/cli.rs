@@ -1,5 +1,6 @@
 //! The command line, made from the option table.
 
+mod clusters;
 mod refusal;
 mod run_flags;
 mod untaken;
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
+use clusters::{job_command, job_file, supervise_command, supervise_request};
 use refusal::refusal;
 pub use run_flags::TrainRequest;
 use run_flags::{sets, train_request, with_run_flags};
@@ -23,6 +25,7 @@ use crate::hf::{DataType, Direction};
 use crate::options::reference;
 use crate::recipes;
 use crate::sample::{SampleRequest, sample_command, sample_request};
+use crate::supervised::SuperviseRequest;
 
 /// The most steps that `trainer bench` measures unasked.
 const BENCH_STEPS: usize = 100;
@@ -49,6 +52,8 @@ pub enum Request {
     Convert(ConvertRequest),
     /// Go on with a text.
     Sample(SampleRequest),
+    /// Run a training command, and start it again when it fails.
+    Supervise(SuperviseRequest),
     /// Print this and stop.
     Print(String),
     /// Check the checkpoints in this folder and print what is found.
@@ -82,6 +87,8 @@ fn command() -> Command {
             .subcommand(configs_command())
             .subcommand(convert_command())
             .subcommand(sample_command())
+            .subcommand(supervise_command())
+            .subcommand(job_command())
             .subcommand(with_run_flags(bench))
             .subcommand(with_run_flags(batches_command()))
             .subcommand(
@@ -232,6 +239,8 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
             ));
         }
         Some(("convert", matches)) => return Ok(Request::Convert(convert(matches))),
+        Some(("supervise", matches)) => return Ok(Request::Supervise(supervise_request(matches)?)),
+        Some(("job", matches)) => return Ok(Request::Print(job_file(matches)?)),
         Some(("sample", matches)) => return Ok(Request::Sample(sample_request(matches)?)),
         _ => {}
     }

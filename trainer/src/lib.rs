@@ -47,6 +47,7 @@ pub mod set_up;
 pub mod signals;
 pub mod stages;
 pub mod step;
+pub mod supervised;
 pub mod tensorboard;
 pub mod terminal;
 pub mod trace;

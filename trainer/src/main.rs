@@ -58,6 +58,18 @@ fn main() {
             }
             return;
         }
+        Ok(Request::Supervise(_)) if ranks.world_size > 1 => {
+            let rule = "one process starts the ranks";
+            let what = format!("supervise on {} ranks", ranks.world_size);
+            refuse(
+                &ranks,
+                &format!("{what}. Rule: {rule}. Fix: trainer supervise -- mpirun -n {} trainer", ranks.world_size),
+            )
+        }
+        Ok(Request::Supervise(request)) => match request.run() {
+            Ok(ending) => exit(ending.exit_code()),
+            Err(error) => fail(true, 2, &error.to_string()),
+        },
         Ok(Request::Print(text)) => {
             if main {
                 print_or_fail(text.trim_end());
@@ -134,7 +146,8 @@ fn train(
     let chunks = plan.config.parallel.virtual_pipeline;
     let layout = Layout { grid: plan.grid, ring: chunks > 1, shares_table: plan.shares_table() };
     let steps = bench.map_or(String::new(), |(steps, _)| steps.to_string());
-    let told = settings(&plan.config, &[("bench", steps), ("dry-run", request.dry_run.to_string())]);
+    let command = [("bench", steps), ("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
+    let told = settings(&plan.config, &command);
     on_all_ranks(env, layout, &told, plan.config.train.threads, &plan.watch, open, |ranks, device| {
         let Some((steps, began)) = bench else {
             return run::train(plan, request, ranks, device, source).map(exit_code);
@@ -158,7 +171,8 @@ fn doctor(options: DoctorOptions, device: &str, env: &RankEnv) -> i32 {
     let open = |threads| accelerator.open(Precision::default(), threads, false);
     let grid = Grid { tensor: 1, data: env.world_size, pipeline: 1 };
     let layout = Layout { grid, ring: false, shares_table: false };
-    on_all_ranks(env, layout, "", None, &WatchSettings::default(), open, |ranks, device| {
+    let told = format!("device = {}\n", accelerator.kind());
+    on_all_ranks(env, layout, &told, None, &WatchSettings::default(), open, |ranks, device| {
         Ok(doctor::run(options, accelerator, device, ranks.group.as_ref()))
     })
 }

@@ -213,7 +213,8 @@ pub fn train(
         session.compute_alike(device);
     }
     // Of what a timeline needs nothing may be missing once work has begun; no graph is made before.
-    let trace = session.is_some().then(|| StepTrace::prepare(plan, ranks, device)).transpose()?;
+    let begins_at = session.as_ref().map(|session| session.progress().step);
+    let trace = begins_at.map(|step| StepTrace::prepare(plan, ranks, device, step)).transpose()?;
     // On a fault nothing is torn down: freeing what the device still uses would wait for it, and for the ranks that it waits
     // for, before anybody is told.
     let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
@@ -258,6 +259,9 @@ fn train_stage(
     ranks.stop.heed();
     let mut under_way: Option<StepUnderWay> = None;
     let mut ended = None;
+    let wait = |step: StepUnderWay, ended: &mut Option<Instant>| {
+        ranks.activity.during(Doing::WaitsForDevice, || step.wait(ended))
+    };
     let mut progress = start;
     while progress.step < steps {
         let Progress { step, samples: consumed } = progress;
@@ -276,14 +280,13 @@ fn train_stage(
         let submitted = StepUnderWay { step, samples, metrics, started, host: started.elapsed(), data_wait };
         // The host is never more than a step ahead, and never waits for the step it has just submitted.
         if let Some(before) = under_way.replace(submitted) {
-            let before = ranks.activity.during(Doing::WaitsForDevice, || before.wait(&mut ended))?;
-            report.tell(&before, None);
+            report.tell(&wait(before, &mut ended)?, None);
         }
         if plan.graphs.enable && step == start.step + plan.graphs.warmup_steps {
             report.say(&format!("graphs: {}", stage.graphs().report()));
         }
         if plan.eval_interval().is_some_and(|interval| (step + 1) % interval == 0 || step + 1 == steps) {
-            let done = under_way.take().map(|step| step.wait(&mut ended)).transpose()?;
+            let done = under_way.take().map(|step| wait(step, &mut ended)).transpose()?;
             let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, stage, &*source, ranks.rank))?;
             if let Some(done) = done {
                 report.tell(&done, Some(loss));
@@ -293,11 +296,16 @@ fn train_stage(
         // All ranks end together, whichever was asked to or has to.
         let stop = (ranks.max)((ranks.stop.is_asked() || report.is_stuck()).into()) > 0;
         let last = stop || progress.step == steps;
-        let saves = session.due(progress.step, last) && !report.has_diverged();
+        let due = session.due(progress.step, last);
+        if let Some(done) = under_way.take_if(|_| due) {
+            report.tell(&wait(done, &mut ended)?, None);
+        }
+        // A step without an update made nothing that is worth a checkpoint at an interval.
+        let saves = due && !report.has_diverged() && (last || report.is_sound());
+        if due && !saves && !last {
+            report.say(&format!("no checkpoint after step {}: its loss or gradients are not finite", progress.step));
+        }
         if saves {
-            if let Some(done) = under_way.take() {
-                report.tell(&done.wait(&mut ended)?, None);
-            }
             ranks.activity.during(Doing::Writes, || {
                 report.sync(); // a checkpoint is not ahead of the metrics
                 if session.save(stage, progress, last)? && report.is_sound() {
@@ -319,7 +327,7 @@ fn train_stage(
     }
     ranks.activity.set(Doing::Ends);
     if let Some(last) = under_way.take() {
-        report.tell(&last.wait(&mut ended)?, None);
+        report.tell(&wait(last, &mut ended)?, None);
     }
     ranks.activity.during(Doing::Writes, || {
         report.close()?;

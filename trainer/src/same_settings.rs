@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::config::{RunConfig, UserError};
+use crate::data::Paths;
 
-/// Keys that may differ from rank to rank: nothing is computed by them, or what they name is compared itself.
+/// Keys that may differ from rank to rank: nothing is computed by them, or they are compared in another form.
 const OWN: &[&str] = &["train.threads", "data.path", "data.validation_path"];
 
 /// What all ranks must have been told alike, as text: settings, and what else of the command line says what is done.
@@ -12,8 +13,24 @@ pub fn settings(config: &RunConfig, command: &[(&str, String)]) -> String {
     let compared = |key: &str| !key.starts_with("logging.") && !OWN.contains(&key);
     let of_config = config.by_key().into_iter().filter(|(key, _)| compared(key));
     let mut values: BTreeMap<String, String> = of_config.map(|(key, value)| (key, value.to_string())).collect();
+    // Nodes may have the same data at other paths; what they are is compared itself.
+    for (key, paths) in [("data.path", &config.data.path), ("data.validation_path", &config.data.validation_path)] {
+        values.extend(paths.as_ref().map(|paths| (key.to_string(), form(paths, key))));
+    }
     values.extend(command.iter().map(|(name, value)| (name.to_string(), value.clone())));
     values.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
+}
+
+/// What paths say beside where the data are: how many datasets, and their weights.
+fn form(paths: &Paths, key: &str) -> String {
+    let datasets = paths.datasets(key).unwrap_or_default();
+    match &datasets[..] {
+        [_] => "one dataset".into(),
+        several => {
+            let weights: Vec<String> = several.iter().map(|(weight, _)| weight.to_string()).collect();
+            format!("datasets of weights {}", weights.join(", "))
+        }
+    }
 }
 
 /// Fails where this rank's settings are not those of rank 0.
@@ -57,8 +74,21 @@ mod tests {
         let saves = told("train.seed", "42", "3") + "checkpoint.dir = \"ck\"\n";
         assert_eq!(differs(&saves), unset);
         let seeded = |key: &str, value: &str| told(key, value, "3").replace("train.seed = 1\n", "train.seed = 42\n");
-        for (key, value) in [("train.threads", "3"), ("data.path", "/node/local"), ("logging.dir", "own")] {
+        for (key, value) in [("train.threads", "3"), ("logging.dir", "own")] {
             assert!(compare(1, &seeded(key, value), &first).is_ok(), "{key}");
         }
+    }
+
+    #[test]
+    fn data_may_lie_elsewhere_on_each_node_but_are_as_many_with_the_same_weights() {
+        let data = |key: &str, paths: &str| told(key, paths, "3");
+        let first = data("data.path", "[0.9, \"/a\", 0.1, \"/b\"]");
+        let differs = |here: &str| compare(1, here, &first).unwrap_err().what;
+        assert!(compare(1, &data("data.path", "[0.9, \"/node/a\", 0.1, \"/node/b\"]"), &first).is_ok());
+        let rank_0 = "rank 0 has data.path = datasets of weights 0.9, 0.1";
+        let other = data("data.path", "[0.1, \"/a\", 0.9, \"/b\"]");
+        assert_eq!(differs(&other), format!("rank 1 has data.path = datasets of weights 0.1, 0.9, {rank_0}"));
+        assert_eq!(differs(&data("data.path", "/a")), format!("rank 1 has data.path = one dataset, {rank_0}"));
+        assert_eq!(differs(&told("train.seed", "42", "3")), format!("rank 1 has it not, {rank_0}"));
     }
 }

@@ -35,7 +35,7 @@ pub struct StepSettings {
 /// A step whose numbers are on their way to the host.
 pub struct PendingMetrics {
     numbers: Readback<u8>,
-    losses: f64,
+    loss_count: f64,
 }
 
 /// What a step leaves for the host, as it lies in device memory.
@@ -87,8 +87,8 @@ impl Stage {
     /// # Errors
     /// What the device refused, or a step that differs from the recorded one.
     pub fn train_step(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<PendingMetrics> {
-        let losses = self.submit(settings, batch)?;
-        self.metrics(losses)
+        let loss_count = self.submit(settings, batch)?;
+        self.metrics(loss_count)
     }
 
     /// [`Stage::train_step`] up to where its numbers are asked for: control, inputs and all the work. Returns the number
@@ -100,10 +100,10 @@ impl Stage {
         if let Some(progress) = self.device().progress() {
             self.compute.submit(progress.step(settings.step))?;
         }
-        let losses = self.begin(settings, batch)?;
+        let loss_count = self.begin(settings, batch)?;
         let (graphs, work, optimizer) = self.parts();
         graphs.step(Mode::Train, settings.microbatches, &mut |cx| train(cx, &work, optimizer))?;
-        Ok(losses)
+        Ok(loss_count)
     }
 
     /// The mean loss over a step's worth of samples, without dropout, gradients or update.
@@ -111,10 +111,10 @@ impl Stage {
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn evaluate(&mut self, settings: StepSettings, batch: &Batch) -> Result<PendingMetrics> {
-        let losses = self.begin(settings, Some(batch))?;
+        let loss_count = self.begin(settings, Some(batch))?;
         let (graphs, work, _) = self.parts();
         graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| evaluate(cx, &work))?;
-        self.metrics(losses)
+        self.metrics(loss_count)
     }
 
     /// Goes through a training and, if wanted, an evaluation step without running them, so that their memory is known.
@@ -169,24 +169,24 @@ impl Stage {
 
     /// Writes the control block and the step's inputs; returns the number of losses the step's loss is a mean of.
     fn begin(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<f64> {
-        let losses = (self.losses_per_microbatch * settings.microbatches) as f64;
+        let loss_count = (self.losses_per_microbatch * settings.microbatches) as f64;
         let value = Control {
             first_sample: settings.first_sample,
             step: settings.step,
             microbatches: settings.microbatches as u32,
             learning_rate: settings.learning_rate,
             clip: settings.clip,
-            grad_scale: (1.0 / losses) as f32,
+            grad_scale: (1.0 / loss_count) as f32,
             inverse_loss_scale: 1.0,
         };
         self.compute.submit(WriteControl { control: self.step.control, value })?;
         batch.map_or(Ok(()), |batch| self.inputs.fill(&self.compute, batch, settings.microbatches))?;
-        Ok(losses)
+        Ok(loss_count)
     }
 
     /// Asks for the numbers of the step submitted last.
-    pub(crate) fn metrics(&self, losses: f64) -> Result<PendingMetrics> {
-        Ok(PendingMetrics { numbers: self.compute.read(&self.numbers)?, losses })
+    pub(crate) fn metrics(&self, loss_count: f64) -> Result<PendingMetrics> {
+        Ok(PendingMetrics { numbers: self.compute.read(&self.numbers)?, loss_count })
     }
 
     /// Page-locked memory for this many batches.
@@ -225,7 +225,7 @@ impl PendingMetrics {
     /// What the device met on the way.
     pub fn wait(self) -> Result<StepResult> {
         let StepNumbers { status, loss_sum } = bytemuck::pod_read_unaligned(&self.numbers.wait()?);
-        let loss = f64::from(loss_sum) / self.losses;
+        let loss = f64::from(loss_sum) / self.loss_count;
         Ok(StepResult { loss, grad_norm: status.grad_norm, applied: status.finite == 1 })
     }
 }
@@ -311,6 +311,7 @@ impl Work<'_> {
                     let hidden = self.inputs.place(cx, &mut transfers, task, chunk.first)?;
                     transfers.receive_ahead(cx, at + 1)?;
                     let hidden = self.forward(cx, chunk, microbatch, hidden)?;
+                    // What is no loss yet is overwritten by the next chunk's.
                     losses[microbatch] = Some(hidden.x);
                     transfers.send_activations(cx, task, chunk.last(), &hidden)?;
                 }
@@ -342,7 +343,7 @@ impl Work<'_> {
             let _span = tracing::debug_span!("layer", layer).entered();
             let region = Region::Forward { layer, microbatch };
             hidden = cx.region(region, hidden, |cx, hidden| {
-                let reducer = self.reducer.filter(|_| cx.is_first_microbatch());
+                let reducer = self.reducer.filter(|_| cx.gathers());
                 let gathers = reducer.map(|reducer| reducer.gather_next(cx, layer)).transpose()?;
                 let hidden = module.forward(cx, hidden)?;
                 gathers.map_or(Ok(()), |fork| cx.join(fork))?;
@@ -382,7 +383,7 @@ impl Work<'_> {
         layer: usize,
         work: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
     ) -> Result<T> {
-        if !cx.completes_gradients() {
+        if !cx.reduces() {
             return work(cx);
         }
         let reduces = self.reducer.map(|reducer| reducer.start(cx, layer)).transpose()?;

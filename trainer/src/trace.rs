@@ -41,12 +41,12 @@ enum State {
 }
 
 impl StepTrace {
-    /// Looks whether a timeline is asked for and can be made, before the first graph. Whether its file can be written was
-    /// seen before ([`crate::outputs`]).
+    /// Looks whether a timeline is asked for and can be made, before the first graph, by a process that begins with step
+    /// `begins_at` of the run. Whether its file can be written was seen before ([`crate::outputs`]).
     ///
     /// # Errors
     /// On a GPU, no CUPTI.
-    pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device) -> Result<StepTrace, UserError> {
+    pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device, begins_at: usize) -> Result<StepTrace, UserError> {
         let logging = &plan.config.logging;
         let Some(file) = &logging.trace else {
             return Ok(StepTrace { target: None, state: State::Written, trouble: None });
@@ -58,7 +58,7 @@ impl StepTrace {
             UserError::new(format!("logging.trace: {what}"), "times on a GPU come from CUPTI", fix)
         })?;
         let first_replay = if plan.graphs.enable { plan.graphs.warmup_steps + 1 } else { 1 };
-        let after = logging.trace_after.unwrap_or(first_replay);
+        let after = logging.trace_after.map_or(first_replay, |step| step.saturating_sub(begins_at));
         let target = Target {
             path,
             rank: ranks.rank,

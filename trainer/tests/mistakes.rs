@@ -234,6 +234,21 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--trace empty", &["logging.trace = empty: Is a directory", "a file that can be written"]),
     ("--graph-report file/g.json", &["--graph-report file/g.json: Not a directory", "a folder that exists"]),
     ("--graph-report taken.json", &["--graph-report taken.dot: Is a directory", "a file that can be written"]),
+    // Supervision and clusters.
+    ("supervise", &["not provided: <COMMAND>", "cannot do without"]),
+    (
+        "supervise -- mpirun -n 2 other",
+        &["mpirun -n 2 other does not start the trainer", "trainer supervise -- mpirun"],
+    ),
+    ("supervise -- mpirun -n 2 trainer --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
+    ("supervise -- trainer --save s --stepz 5", &["--stepz", "did you mean --steps?"]),
+    ("supervise -- trainer doctor", &["the trainer's flags do not train"]),
+    ("supervise -- /no/such/trainer --save s", &["/no/such/trainer cannot be started: No such file"]),
+    ("job slurm -- --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
+    ("job slurm --nodes 3 -- --save s", &["global_batch_size"]),
+    ("job slurm --time 1__h -- --save s --global-batch-size 64", &["--time 1 h", "letters, digits"]),
+    ("job hosts --hosts a,b;c -- --save s --global-batch-size 64", &["--hosts b;c", "letters, digits"]),
+    ("job kubernetes --image i --claim c --name A -- --save s", &["--name A", "lower-case"]),
     // Sampling.
     ("sample", &["not provided: --checkpoint <DIR>"]),
     ("sample --checkpoint --tokens 5", &["a value is required for '--checkpoint <DIR>'"]),

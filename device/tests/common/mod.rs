@@ -97,12 +97,19 @@ pub fn numbers(seed: u64, n: usize, dtype: DType) -> Vec<f64> {
 
 /// Asserts that values agree in relative L2 norm: 1e-5 for f32, half a percent for bf16.
 pub fn assert_close(what: &str, dtype: DType, ours: &[f64], truth: &[f64]) {
+    assert_sums_close(what, dtype, ours, truth, &[]);
+}
+
+/// As [`assert_close`], for sums of terms that may all but cancel each other: they are computed in f32, so what is also
+/// allowed is 1e-6 of the sums of the terms' magnitudes.
+pub fn assert_sums_close(what: &str, dtype: DType, ours: &[f64], truth: &[f64], magnitudes: &[f64]) {
     assert_eq!(ours.len(), truth.len(), "{what}");
-    let norm = truth.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
     let difference = ours.iter().zip(truth).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
     let tolerance = if dtype == DType::Bf16 { 6e-3 } else { 1e-5 };
+    let allowed = tolerance * norm(truth).max(1e-3) + 1e-6 * norm(magnitudes);
     // NaN fails too.
-    assert!(difference <= tolerance * norm.max(1e-3), "{what} ({dtype}): off by {difference:.2e} of {norm:.2e}");
+    assert!(difference <= allowed, "{what} ({dtype}): off by {difference:.2e} of {:.2e}", norm(truth));
 }
 
 /// Gradient of `sum(weights * f(x))` by central differences, in f64.

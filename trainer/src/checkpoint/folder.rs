@@ -99,7 +99,8 @@ pub(super) fn clean(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The newest checkpoint that passes [`verify`], and what is wrong with each newer one.
+/// The newest checkpoint that passes [`verify`], and what is wrong with each newer one. One that cannot be read now, or by
+/// this build, is an error: it may be whole.
 pub(super) type Newest = (Option<(PathBuf, Manifest)>, Vec<(PathBuf, Damage)>);
 
 pub(super) fn newest(dir: &Path, activity: &Activity) -> std::io::Result<Newest> {
@@ -107,6 +108,10 @@ pub(super) fn newest(dir: &Path, activity: &Activity) -> std::io::Result<Newest>
     for (_, path) in steps(dir)?.into_iter().rev() {
         match verify(&path, activity) {
             Ok(manifest) => return Ok((Some((path, manifest)), damaged)),
+            // A run that began before it would write over it.
+            Err(damage) if damage.may_be_whole => {
+                return Err(std::io::Error::other(format!("{} is the newest, and {damage}", path.display())));
+            }
             Err(damage) => damaged.push((path, damage)),
         }
     }

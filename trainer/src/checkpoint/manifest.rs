@@ -23,7 +23,8 @@ pub struct Progress {
     pub samples: u64,
 }
 
-/// A checkpoint's description of itself.
+/// A checkpoint's description of itself. Its hash is of what is written: a new field is at the end of those that may be
+/// missing, and is not written where it says nothing, or else no build reads what the ones before it wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -94,17 +95,21 @@ pub struct Damage {
     pub file: String,
     /// What is wrong with it.
     pub problem: String,
+    /// Whether it may be whole nevertheless: the system does not let it be read now, or this build cannot.
+    pub may_be_whole: bool,
 }
 
 impl Damage {
     pub(super) fn new(file: &str, problem: impl Into<String>) -> Damage {
-        Damage { file: file.into(), problem: problem.into() }
+        Damage { file: file.into(), problem: problem.into(), may_be_whole: false }
     }
 
     pub(super) fn unreadable(file: &str, error: &std::io::Error) -> Damage {
         match error.kind() {
             ErrorKind::NotFound => Damage::new(file, "is missing"),
-            _ => Damage::new(file, format!("cannot be read: {error}")),
+            // A file that ends too soon is not what was written.
+            ErrorKind::UnexpectedEof => Damage::new(file, "ends too soon"),
+            _ => Damage { may_be_whole: true, ..Damage::new(file, format!("cannot be read: {error}")) },
         }
     }
 }
@@ -149,7 +154,8 @@ impl Manifest {
             serde_json::from_slice(&text).map_err(|error| damage(format!("is not JSON: {error}")))?;
         // A newer format may have other fields, so its number is looked at first.
         if value["format"] != FORMAT {
-            return Err(damage(format!("is of format {}; this build reads format {FORMAT}", value["format"])));
+            let problem = format!("is of format {}; this build reads format {FORMAT}", value["format"]);
+            return Err(Damage { may_be_whole: true, ..damage(problem) });
         }
         let manifest: Manifest =
             serde_json::from_value(value).map_err(|error| damage(format!("is not a manifest: {error}")))?;
@@ -180,4 +186,31 @@ pub(super) fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As builds wrote it that came before this one.
+    const WRITTEN_BEFORE: &str = r#"{"format":1,"step":7,"samples":56,"applied":6,"skipped":1,"products":"p","run":"r","data":{"data.path":{"tokens":9,"sha256":"aa"}},"files":[{"name":"model.safetensors","bytes":12,"sha256":"bb"}],"tensors":[{"name":"wte.weight","file":"model.safetensors","key":"k","shape":[4,2],"offset":[2,0],"sizes":[2,2]}],"sha256":"ec39d00335107a7b76738205c4c9e95d57e230437042f10e18a6fd280e6108ac"}"#;
+
+    #[test]
+    fn a_manifest_that_an_earlier_build_wrote_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |text: &str| {
+            std::fs::write(folder.path().join(MANIFEST), text).unwrap();
+            Manifest::read(folder.path())
+        };
+        let manifest = read(WRITTEN_BEFORE).unwrap();
+        assert_eq!(
+            (manifest.progress(), manifest.tensors[0].sizes.clone()),
+            (Progress { step: 7, samples: 56 }, vec![2, 2])
+        );
+        let shortest = Manifest { products: None, run: None, data: None, tensors: Vec::new(), ..manifest };
+        assert!(read(&String::from_utf8(shortest.clone().seal()).unwrap()).is_ok());
+        let changed = read(&WRITTEN_BEFORE.replace(":56,", ":57,")).unwrap_err();
+        assert_eq!((changed.problem.as_str(), changed.may_be_whole), ("differs from its own SHA-256", false));
+        assert!(read(&WRITTEN_BEFORE.replace("\"format\":1", "\"format\":2")).unwrap_err().may_be_whole);
+    }
 }

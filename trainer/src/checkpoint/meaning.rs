@@ -45,6 +45,7 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
     all.extend([
         ("attention", model.attention.to_string()),
         ("norm", model.norm.clone()),
+        ("norm_eps", model.norm_eps.to_string()),
         ("activation", model.activation.clone()),
         ("position", model.position.clone()),
         ("bias", model.bias.to_string()),

@@ -134,6 +134,12 @@ fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored], elsewhere: 
             let (theirs, ours) = (shape(&part.shape), shape(&tensor.shape));
             return misfit(format!("its `{}` is {theirs}, this run's is {ours}", tensor.name));
         }
+        let parts = manifest.tensors.iter().filter(|part| part.name == tensor.name);
+        let held: usize = parts.map(|part| part.sizes.iter().product::<usize>()).sum();
+        let all: usize = tensor.shape.iter().product();
+        if held != all {
+            return misfit(format!("it has {held} of the {all} elements of `{}`", tensor.name));
+        }
     }
     let here = wanted.iter().map(|tensor| tensor.name.as_str());
     let known: std::collections::HashSet<&str> = here.chain(elsewhere.iter().map(String::as_str)).collect();

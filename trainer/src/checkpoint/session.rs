@@ -270,8 +270,8 @@ impl<'p> Session<'p> {
         match all.iter().rev().find(|(step, path)| *step >= from && glance(path).is_ok()) {
             Some((_, path)) => Err(UserError::new(
                 format!("{asked}, and {} is there", path.display()),
-                "checkpoint.dir holds no later checkpoint of another run",
-                "set another checkpoint.dir, or checkpoint.resume = auto to continue the newest",
+                "checkpoint.dir holds none later than where the run starts",
+                "move those away, set another checkpoint.dir, or checkpoint.resume = auto to continue the newest",
             )
             .into()),
             None => Ok(()),
@@ -326,7 +326,16 @@ pub fn at_a_glance(settings: &CheckpointConfig) -> Option<PathBuf> {
     if from.join(MANIFEST).exists() {
         return Some(from.into());
     }
-    steps(from).ok()?.into_iter().rev().map(|(_, path)| path).find(|path| glance(path).is_ok())
+    newest_at_a_glance(from).map(|(_, path)| path)
+}
+
+/// Steps of the newest checkpoint in a folder, as far as can be told without reading all of it.
+pub fn newest_step(dir: &Path) -> Option<usize> {
+    newest_at_a_glance(dir).map(|(step, _)| step)
+}
+
+fn newest_at_a_glance(dir: &Path) -> Option<(usize, PathBuf)> {
+    steps(dir).ok()?.into_iter().rev().find(|(_, path)| glance(path).is_ok())
 }
 
 fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {

@@ -24,21 +24,31 @@ impl Joining {
     /// # Errors
     /// No thread can be started.
     pub fn begin(env: &RankEnv, settings: &WatchSettings) -> std::io::Result<Option<Joining>> {
-        if env.world_size == 1 || settings.heartbeat.is_zero() {
+        if settings.heartbeat.is_zero() {
             return Ok(None);
         }
-        let (rank, limit) = (env.rank, settings.setup_timeout);
-        let patience = limit + PRECEDENCE * rank.min(2) as u32;
+        let (rank, seconds) = (env.rank, settings.setup_timeout.as_secs_f64());
+        let line = format!(
+            "error on rank {rank}: the ranks have not all joined within {seconds} s, for one hangs before it has, \
+             or its node or the network is down (parallel.setup_timeout_seconds = {seconds})"
+        );
+        Joining::limit(env, settings.setup_timeout, line, 3)
+    }
+
+    /// As [`Joining::begin`], with a limit of its own, and what to say and the exit code when it is over.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn limit(env: &RankEnv, limit: Duration, line: String, code: i32) -> std::io::Result<Option<Joining>> {
+        if env.world_size == 1 {
+            return Ok(None);
+        }
+        let patience = limit + PRECEDENCE * env.rank.min(2) as u32;
         let (_over, over) = channel();
         std::thread::Builder::new().name("joining".into()).spawn(move || {
             if over.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-                let seconds = limit.as_secs_f64();
-                let line = format!(
-                    "error on rank {rank}: the ranks have not all joined within {seconds} s, for one hangs before it has, \
-                     or its node or the network is down (parallel.setup_timeout_seconds = {seconds})"
-                );
                 last_words(&line, true);
-                end_process(3);
+                end_process(code);
             }
         })?;
         Ok(Some(Joining { _over }))

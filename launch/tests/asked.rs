@@ -1,0 +1,45 @@
+//! Who asks the supervisor to end asks the run. One test, for signals are those of the whole process.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::process::Command;
+use std::thread::{sleep, spawn};
+use std::time::Duration;
+
+use launch::{Ending, supervise};
+
+/// Asks a script to end once it has made a file, by so many signals, one and a half seconds apart; how it ended.
+fn asked(script: &str, signals: usize) -> Ending {
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    let script = format!("{script}; touch {}; while true; do sleep 0.1; done", ready.display());
+    let asks = spawn(move || {
+        while !Path::new(&ready).exists() {
+            sleep(Duration::from_millis(10));
+        }
+        for _ in 0..signals {
+            signal_hook::low_level::raise(signal_hook::consts::SIGTERM).unwrap();
+            sleep(Duration::from_millis(1500));
+        }
+    });
+    let starts = Cell::new(0);
+    let start = || {
+        starts.set(starts.get() + 1);
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]);
+        command
+    };
+    let ending = supervise(&start, &|| None, 3, &|_| ()).unwrap();
+    asks.join().unwrap();
+    assert_eq!(starts.get(), 1, "what was asked to end is not started again");
+    ending
+}
+
+#[test]
+fn a_request_is_passed_on_a_second_terminates_and_a_third_kills() {
+    assert_eq!(asked("trap 'exit 0' USR1", 1), Ending::Asked);
+    assert_eq!(asked("true", 1), Ending::Asked, "ended by the signal");
+    assert_eq!(asked("trap 'exit 3' USR1", 1), Ending::Failed);
+    assert_eq!(asked("trap '' USR1", 2), Ending::Asked);
+    assert_eq!(asked("trap '' USR1 TERM", 3), Ending::Asked);
+}
