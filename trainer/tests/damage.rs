@@ -50,6 +50,31 @@ fn a_damaged_checkpoint_is_named_with_its_file_and_the_one_before_is_continued()
 }
 
 #[test]
+fn a_newest_checkpoint_that_cannot_be_read_now_may_be_whole_and_is_not_passed_over() {
+    let whole = Folder::new("unreadable-whole");
+    expect(&run(1, &whole.0, FLAGS), 0, &[]);
+    let newest = checkpoint(&whole.0, 6);
+    let manifest = newest.join("manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
+    let further = "--steps 8 --save-interval 2";
+    let refused = run(1, &whole.0, further);
+    expect(&refused, 3, &["step-00000006 is the newest, and manifest.json is of format 2; this build reads format 1"]);
+    std::fs::write(&manifest, text).unwrap();
+    let (weights, aside) = (newest.join("model.safetensors"), whole.path("aside"));
+    std::fs::rename(&weights, &aside).unwrap();
+    std::os::unix::fs::symlink(&weights, &weights).unwrap(); // a loop
+    expect(
+        &run(1, &whole.0, further),
+        3,
+        &["step-00000006 is the newest, and model.safetensors cannot be read: Too many"],
+    );
+    std::fs::remove_file(&weights).unwrap();
+    std::fs::rename(&aside, &weights).unwrap();
+    expect(&run(1, &whole.0, further), 0, &["step-00000006 at step 6", "done: loss"]);
+}
+
+#[test]
 fn every_flipped_bit_of_a_manifest_that_still_parses_is_noticed_or_means_nothing() {
     let whole = Folder::new("manifest-whole");
     expect(&run(1, &whole.0, "--steps 1"), 0, &[]);

@@ -83,6 +83,24 @@ fn ranks_that_were_told_different_things_do_not_train() {
     }
     let on = |data: &'static str| [&common[..], &["--data-path", data]].concat();
     let (whole, short): (&'static str, &'static str) = (whole.leak(), short.leak());
+    let blend =
+        |weights: [&'static str; 2]| [&common[..], &["--data-path", weights[0], whole, weights[1], short]].concat();
+    for (first, second, said) in [
+        (on(whole), common.to_vec(), "rank 1 has it not, rank 0 has data.path = one dataset"),
+        (
+            on(whole),
+            [&on(whole)[..], &["--validation-path", short]].concat(),
+            "rank 1 has data.validation_path = one dat",
+        ),
+        (
+            blend(["0.9", "0.1"]),
+            blend(["0.1", "0.9"]),
+            "weights 0.1, 0.9, rank 0 has data.path = datasets of weights 0.9",
+        ),
+    ] {
+        let text = printed(&unlike(&first, &second));
+        assert!(text.contains(said), "{said}: {text}");
+    }
     let output = unlike(&on(whole), &on(short));
     let text = printed(&output);
     let said = "error on rank 1: rank 1 has other data: data of data.path = ";

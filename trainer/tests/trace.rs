@@ -134,6 +134,9 @@ fn a_trace_that_cannot_be_is_refused_before_training_and_one_that_comes_too_late
     let path = folder.path("late.json");
     let late = format!("--steps 3 --trace {} --trace-after 5", path.to_str().unwrap());
     expect(&run(1, &folder.0, &late), 0, &["no timeline: the run ended 3 steps before it"]);
+    // Steps count from the run's first, not from where this start goes on.
+    let late = format!("--steps 7 --trace {} --trace-after 5 --trace-steps 1", path.to_str().unwrap());
+    expect(&run(1, &folder.0, &late), 0, &["at step 3, ", "timeline: "]);
     // A run that ends within the timeline writes what there is.
     let folder = Folder::new("trace-cut");
     let path = folder.path("cut.json");
