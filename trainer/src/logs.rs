@@ -14,6 +14,9 @@ use crate::config::UserError;
 /// The target of lines that were printed already: they go to the files only.
 pub const PRINTED: &str = "run";
 
+/// What rank 0 printed and logged, in `logging.dir`.
+pub const RUN_LOG: &str = "run.log";
+
 /// Starts logging. The console shows what passes `filter`, on rank 0. In `folder`, rank 0 keeps `run.log`, what was
 /// printed and logged from level info on, and every rank `rank-N.jsonl`, the same as JSON with its spans (step,
 /// microbatch, layer), from debug on where the filter asks for that.
@@ -38,7 +41,7 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
         })
     };
     let json = create(format!("rank-{rank}.jsonl"))?;
-    let text = if rank == 0 { create("run.log".into())? } else { None };
+    let text = if rank == 0 { create(RUN_LOG.into())? } else { None };
     let console = (rank == 0).then(|| {
         let unprinted = filter_fn(|event| event.target() != PRINTED);
         fmt::layer().with_writer(std::io::stderr).with_filter(filter).with_filter(unprinted)

@@ -1,6 +1,9 @@
 //! `trainer supervise`: a run that is started again when it fails, from its newest checkpoint.
 
+use std::cell::Cell;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,6 +12,7 @@ use launch::{Ending, supervise};
 use crate::checkpoint::newest_step;
 use crate::cli::{Request, TrainRequest, parse};
 use crate::config::UserError;
+use crate::logs::RUN_LOG;
 use crate::terminal::warn;
 
 /// What to supervise.
@@ -19,6 +23,8 @@ pub struct SuperviseRequest {
     max_restarts: usize,
     /// Where its checkpoints are.
     checkpoints: PathBuf,
+    /// Its log, in which the cause of its end is. A launcher that ends all ranks may lose what rank 0 said of it.
+    log: PathBuf,
     /// Whether it was told another start than its newest checkpoint.
     starts_elsewhere: bool,
 }
@@ -37,9 +43,11 @@ impl SuperviseRequest {
                 "for example trainer supervise -- mpirun -n 8 trainer --save checkpoints",
             ));
         };
-        let checkpoint = training(command[at..].iter().cloned())?.config.checkpoint;
-        let checkpoints = checkpoint.dir.map(PathBuf::from).ok_or_else(no_checkpoints)?;
-        Ok(SuperviseRequest { command, max_restarts, checkpoints, starts_elsewhere: checkpoint.resume != "auto" })
+        let config = training(command[at..].iter().cloned())?.config;
+        let checkpoints = config.checkpoint.dir.map(PathBuf::from).ok_or_else(no_checkpoints)?;
+        let log = Path::new(&config.logging.dir).join(RUN_LOG);
+        let starts_elsewhere = config.checkpoint.resume != "auto";
+        Ok(SuperviseRequest { command, max_restarts, checkpoints, log, starts_elsewhere })
     }
 
     /// Runs it to its end.
@@ -48,7 +56,9 @@ impl SuperviseRequest {
     /// A program that cannot be started.
     pub fn run(&self) -> Result<Ending, UserError> {
         let progress = || newest_step(&self.checkpoints).map(|step| step as u64);
+        let read_before = Cell::new(0);
         let start = || {
+            read_before.set(std::fs::metadata(&self.log).map_or(0, |log| log.len()));
             let mut command = Command::new(&self.command[0]);
             command.args(&self.command[1..]);
             if self.starts_elsewhere && progress().is_some() {
@@ -56,7 +66,12 @@ impl SuperviseRequest {
             }
             command
         };
-        let say = |text: &str| warn(&format!("supervise: {text}"));
+        let say = |text: &str| {
+            if let Some(cause) = last_error(&self.log, read_before.get()) {
+                warn(&format!("supervise: {} says: {cause}", self.log.display()));
+            }
+            warn(&format!("supervise: {text}"));
+        };
         supervise(&start, &progress, self.max_restarts, &say).map_err(|error| {
             let what = format!("{} cannot be started: {error}", self.command[0].to_string_lossy());
             UserError::new(what, "the first word is a program", "check its name and PATH")
@@ -86,6 +101,16 @@ pub fn no_checkpoints() -> UserError {
         "a run that is started again goes on from its newest checkpoint",
         "add --save DIR, and --save-interval STEPS",
     )
+}
+
+/// The last error in a log, of what was written after its first bytes.
+fn last_error(log: &Path, after: u64) -> Option<String> {
+    let mut log = File::open(log).ok()?;
+    log.seek(SeekFrom::Start(after)).ok()?;
+    let mut text = Vec::new();
+    log.read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    text.lines().rev().find_map(|line| line.split_once(" ERROR ")).map(|(_, error)| error.to_string())
 }
 
 fn is_trainer(word: &OsString) -> bool {

@@ -68,7 +68,10 @@ fn a_run_whose_ranks_are_killed_again_and_again_ends_with_the_bits_of_one_that_w
         75,
         &["supervise: the run ended (exit code", "after a new checkpoint", "asked to end: stops after step"],
     );
-    assert_eq!(printed(&output).matches("supervise: ").count(), 2);
+    let text = printed(&output);
+    assert_eq!(text.matches("supervise: the run ended").count(), 2, "{text}");
+    let cause = "run.log says: error on rank 1: the process died without a word";
+    assert!(text.contains(cause), "{text}");
     let last = *saved(&folder.0).last().unwrap();
     assert!(last >= from);
     let flags = format!("--steps {} --save-interval 20 --eval-interval 0", last + 3);
