@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -49,7 +50,7 @@ impl Ending {
 /// without getting any further. `progress` says how far the run is: a number that grows, none at first. What happens is
 /// told to `say`.
 ///
-/// SIGTERM, SIGINT and SIGUSR1 ask the run to end, by SIGUSR1, which mpirun and srun pass on to all ranks; a second one has
+/// SIGTERM, SIGINT and SIGUSR1 ask the run to end, by SIGUSR1 to what was started and to the ranks below it; a second one has
 /// it terminated, with all processes of its group, and a third killed.
 ///
 /// # Errors
@@ -121,13 +122,36 @@ fn wait(run: &mut Child, signals: &mut Signals) -> io::Result<(ExitStatus, bool)
             requests += 1;
             // It may have ended meanwhile.
             let _ = match requests {
-                1 => kill_process(process, Signal::USR1),
+                1 => ask(process),
                 2 => kill_process_group(process, Signal::TERM),
                 _ => kill_process_group(process, Signal::KILL),
             };
         }
         sleep(LOOK);
     }
+}
+
+/// Asks a run to end: the process that was started, which passes it on if it starts ranks, and the ranks below it on this
+/// machine, for not every mpirun does. One rank that knows is enough, and twice at once is once.
+fn ask(process: Pid) -> rustix::io::Result<()> {
+    let asked = kill_process(process, Signal::USR1);
+    let program = |path: PathBuf| std::fs::read_link(path).ok()?.file_name().map(ToOwned::to_owned);
+    let own = program("/proc/self/exe".into());
+    for id in below(process.as_raw_nonzero().get()) {
+        if let (true, Some(rank)) =
+            (own.is_some() && program(format!("/proc/{id}/exe").into()) == own, Pid::from_raw(id))
+        {
+            let _ = kill_process(rank, Signal::USR1);
+        }
+    }
+    asked
+}
+
+/// Processes that a process has started, and those that they have.
+fn below(process: i32) -> Vec<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|id| id.parse().ok());
+    children.flat_map(|child| std::iter::once(child).chain(below(child))).collect()
 }
 
 fn told(status: ExitStatus) -> String {

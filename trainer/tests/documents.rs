@@ -24,9 +24,10 @@ fn fenced(document: &str, language: &str) -> String {
     blocks.map(|block| block.split("```").next().unwrap()).collect::<String>().replace("\\\n", " ")
 }
 
-/// A shell's words of a line: split at spaces but for those in double quotes, without its comment.
+/// A shell's words of a line: split at spaces but for those in double quotes, without its comment and without what follows
+/// where its output goes.
 fn words(line: &str) -> Vec<String> {
-    let line = line.split(" #").next().unwrap();
+    let line = line.split(" #").next().unwrap().split(" > ").next().unwrap();
     let parts = line.split('"').enumerate();
     let words = parts.flat_map(|(at, part)| match at % 2 {
         0 => part.split_whitespace().map(String::from).collect(),

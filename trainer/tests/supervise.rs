@@ -82,6 +82,18 @@ fn a_run_whose_ranks_are_killed_again_and_again_ends_with_the_bits_of_one_that_w
 }
 
 #[test]
+fn a_launcher_that_passes_no_signal_on_does_not_keep_a_run_from_its_end() {
+    let folder = Folder::new("supervise-deaf");
+    let script = "trap '' USR1; \"$@\"; exit $?";
+    let mut command =
+        trainer(&folder.0, &["supervise", "--", "bash", "-c", script, "bash", env!("CARGO_BIN_EXE_trainer")]);
+    let child = command.args(arguments(&folder.0, "--steps 100000 --save-interval 2")).spawn().unwrap();
+    checkpoint_from(&folder.0, 2);
+    signal(child.id(), "TERM");
+    expect(&wait(child), 75, &["asked to end: stops after step"]);
+}
+
+#[test]
 fn a_fork_goes_on_from_its_own_checkpoints_once_it_has_some() {
     let (start, folder) = (Folder::new("supervise-start"), Folder::new("supervise-fork"));
     expect(&run(1, &start.0, "--steps 2"), 0, &[]);
