@@ -87,41 +87,20 @@ fn number(matches: &ArgMatches, name: &str) -> usize {
     matches.try_get_one::<u32>(name).ok().flatten().map_or(0, |number| *number as usize)
 }
 
-/// The job's file. The run is planned for its ranks first, so that what cannot run is refused now and not in the queue.
+/// What the cluster takes.
 pub(super) fn job_file(matches: &ArgMatches) -> Result<String, UserError> {
     let Some((cluster, matches)) = matches.subcommand() else { return Ok(String::new()) };
     let get = |name: &str| matches.get_one::<String>(name).cloned();
-    let flags: Vec<String> = matches.get_many("flags").into_iter().flatten().cloned().collect();
-    let run = training(["trainer".to_string()].iter().chain(&flags).map(OsString::from))?;
-    let hosts: Vec<String> = match cluster {
-        "hosts" => matches.get_many("hosts").into_iter().flatten().cloned().collect(),
-        _ => Vec::new(),
-    };
-    let name = get("name").unwrap_or_default();
-    plain("name", &name, "-")?;
-    if !name.starts_with(|first: char| first.is_ascii_lowercase()) || name.chars().any(|letter| letter.is_uppercase()) {
-        let rule = "all clusters take lower-case letters, digits and hyphens after a letter";
-        return Err(UserError::new(format!("--name {name}"), rule, "write it so"));
-    }
-    let nodes = if cluster == "hosts" { hosts.len() } else { number(matches, "nodes") };
-    let ranks_per_node = number(matches, "ranks-per-node");
-    let gpus = run.config.train.device != "host";
-    run.config.checkpoint.dir.as_ref().ok_or_else(no_checkpoints)?;
-    RunPlan::new(run.config, nodes * ranks_per_node)?;
-    let trainer = match cluster {
-        "kubernetes" => "trainer".into(),
-        _ => std::env::current_exe().unwrap_or("trainer".into()).display().to_string(),
-    };
-    let (max_restarts, notice_seconds) = (number(matches, "max-restarts"), number(matches, "notice-seconds"));
-    let job = Job { name, nodes, ranks_per_node, gpus, trainer, flags, max_restarts, notice_seconds };
-    Ok(match cluster {
+    match cluster {
         "hosts" => {
+            let hosts: Vec<String> = matches.get_many("hosts").into_iter().flatten().cloned().collect();
             hosts.iter().try_for_each(|host| plain("hosts", host, "-."))?;
-            job.hosts(&hosts)
+            Ok(job(matches, hosts.len())?.hosts(&hosts))
         }
         "kubernetes" => {
             let [image, claim, mount] = ["image", "claim", "mount"].map(|name| get(name).unwrap_or_default());
-            job.kubernetes(&image, &claim, &mount)
+            let job = job(matches, number(matches, "nodes"))?;
+            Ok(Job { trainer: "trainer".into(), ..job }.kubernetes(&image, &claim, &mount))
         }
         _ => {
             let (time, partition, account) = (get("time").unwrap_or_default(), get("partition"), get("account"));
@@ -130,9 +109,28 @@ pub(super) fn job_file(matches: &ArgMatches) -> Result<String, UserError> {
                 value.iter().try_for_each(|value| plain(name, value, "-_.,"))?;
             }
             let starter = if get("starter").as_deref() == Some("srun") { Starter::Srun } else { Starter::Mpirun };
-            job.slurm(&Slurm { time, partition, account, starter })
+            Ok(job(matches, number(matches, "nodes"))?.slurm(&Slurm { time, partition, account, starter }))
         }
-    })
+    }
+}
+
+/// The run, planned for its ranks: what cannot run is refused now and not in the queue.
+fn job(matches: &ArgMatches, nodes: usize) -> Result<Job, UserError> {
+    let flags: Vec<String> = matches.get_many("flags").into_iter().flatten().cloned().collect();
+    let run = training(["trainer".to_string()].iter().chain(&flags).map(OsString::from))?;
+    let name = matches.get_one::<String>("name").cloned().unwrap_or_default();
+    let letters = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
+    if !name.starts_with(|first: char| first.is_ascii_lowercase()) || !name.chars().all(letters) {
+        let rule = "all clusters take lower-case letters, digits and hyphens after a letter";
+        return Err(UserError::new(format!("--name {name}"), rule, "write it so"));
+    }
+    let ranks_per_node = number(matches, "ranks-per-node");
+    let gpus = run.config.train.device != "host";
+    run.config.checkpoint.dir.as_ref().ok_or_else(no_checkpoints)?;
+    RunPlan::new(run.config, nodes * ranks_per_node)?;
+    let trainer = std::env::current_exe().unwrap_or("trainer".into()).display().to_string();
+    let (max_restarts, notice_seconds) = (number(matches, "max-restarts"), number(matches, "notice-seconds"));
+    Ok(Job { name, nodes, ranks_per_node, gpus, trainer, flags, max_restarts, notice_seconds })
 }
 
 /// Fails on a value of other characters than letters, digits and these.
