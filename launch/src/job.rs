@@ -104,7 +104,7 @@ impl Job {
     }
 
     /// All ranks.
-    pub fn ranks(&self) -> usize {
+    fn ranks(&self) -> usize {
         self.nodes * self.ranks_per_node
     }
 

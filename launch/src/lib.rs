@@ -11,4 +11,4 @@ mod supervise;
 pub use cores::{allowed_cores, host_threads, online_cores};
 pub use env::{LaunchError, RankEnv};
 pub use job::{Job, Slurm, Starter};
-pub use supervise::{Ending, supervise};
+pub use supervise::{Ending, ONE_REQUEST, supervise};

@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// A signal that comes again sooner is the same request: `timeout`, launchers and terminals send one to a process and then
 /// to its group.
-const ONE_REQUEST: Duration = Duration::from_secs(1);
+pub const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 /// The longest wait before a start.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);

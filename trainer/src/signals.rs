@@ -3,15 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use launch::ONE_REQUEST;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use signal_hook::{flag, low_level};
-
-/// A signal that comes again sooner is the same request: `timeout`, launchers and terminals send to a process and then to
-/// its group.
-const ONE_REQUEST: Duration = Duration::from_secs(1);
 
 /// Whether this process was asked to end.
 #[derive(Clone, Default)]
