@@ -90,6 +90,7 @@ mod tests {
         for (before, now, what) in [
             ("heads = 4", "heads = 8", "model.heads = 8 (was 4), model.kv_heads = 8 (was 4)"),
             ("norm = \"rmsnorm\"", "norm = \"layernorm\"", "model.norm = layernorm (was rmsnorm)"),
+            ("norm_eps = 1e-5", "norm_eps = 1e-6", "model.norm_eps = 0.000001 (was 0.00001)"),
             (rotary, &format!("{rotary}rope_base = 500000.0"), "model.rope_base = 500000 (was 10000)"),
             (
                 rotary,
