@@ -112,3 +112,36 @@ impl<T: Element + fmt::Debug> fmt::Debug for HostArray<T> {
         (**self).fmt(f)
     }
 }
+
+/// A step's inputs and targets on the host, `(microbatches, micro batch, ...)` each.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Batch {
+    /// Token ids; targets are the next tokens, negative where there is none.
+    Tokens {
+        /// `(microbatches, batch, seq)`.
+        inputs: HostArray<i32>,
+        /// `(microbatches, batch, seq)`.
+        targets: HostArray<i32>,
+    },
+    /// Rows of a regression.
+    Rows {
+        /// `(microbatches, batch, features)`.
+        inputs: HostArray<f32>,
+        /// `(microbatches, batch, outputs)`.
+        targets: HostArray<f32>,
+    },
+}
+
+impl Batch {
+    /// The same batch in page-locked memory, where some is free.
+    pub fn staged(self, staging: &Staging) -> Batch {
+        match self {
+            Batch::Tokens { inputs, targets } => {
+                Batch::Tokens { inputs: staging.array(inputs), targets: staging.array(targets) }
+            }
+            Batch::Rows { inputs, targets } => {
+                Batch::Rows { inputs: staging.array(inputs), targets: staging.array(targets) }
+            }
+        }
+    }
+}

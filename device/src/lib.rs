@@ -20,7 +20,7 @@ mod stream;
 mod tensor;
 mod timeline;
 
-pub use array::{HostArray, Staging};
+pub use array::{Batch, HostArray, Staging};
 pub use communicator::{Communicator, Probe, Request};
 pub use device::{ALIGNMENT, Area, Device, HostOptions, TraceEvent};
 pub use dtype::{DType, Element, Float};

@@ -6,7 +6,9 @@
 mod cores;
 mod env;
 mod job;
+pub mod signals;
 mod supervise;
+pub mod watch;
 
 pub use cores::{allowed_cores, host_threads, online_cores};
 pub use env::{LaunchError, RankEnv};

@@ -5,10 +5,11 @@ mod data_files;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use data_files::{Folder, LICENSES, small_tokenizer};
+use data::{Source, Split, open};
+use device::Batch;
 use trainer::config::Layers;
-use trainer::data::{Source, Split, open};
-use trainer::step::Batch;
+
+use data_files::{Folder, LICENSES, small_tokenizer};
 
 const SEQ: usize = 24;
 const GLOBAL: usize = 6;

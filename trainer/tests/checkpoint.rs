@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
+use data::{MarkovSource, Source, Split};
 use device::ops::{NormKind, Status};
 use device::{DType, Device, HostOptions};
+use engine::model::{FeedForward, GptShape, Position, gpt};
+use engine::optimizer::OptimizerKind;
+use engine::step::{Stage, StageOptions, StepSettings};
 use graph_manager::GraphOptions;
+use launch::watch::activity::Activity;
 use safetensors::SafeTensors;
-use trainer::checkpoint::{Origin, Progress, Team, Tight, load, save, verify};
-use trainer::data::{MarkovSource, Source, Split};
-use trainer::model::{FeedForward, GptShape, Position, gpt};
-use trainer::optimizer::OptimizerKind;
-use trainer::step::{Stage, StageOptions, StepSettings};
-use trainer::watch::activity::Activity;
+use trainer::checkpoint::{Origin, Progress, Tight, Writers, load, save, verify};
 
 const ADAMW: OptimizerKind = OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 
@@ -88,7 +88,7 @@ impl Case {
 
 /// Writes the stage of a rank that has everything.
 fn save_alone(dir: &Path, stage: &Stage, progress: Progress) -> PathBuf {
-    save(dir, stage, progress, &Origin::default(), &Team::alone(), Tight::Refuse, &|| Ok(())).unwrap()
+    save(dir, stage, progress, &Origin::default(), &Writers::alone(), Tight::Refuse, &|| Ok(())).unwrap()
 }
 
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.
@@ -208,7 +208,7 @@ fn writing_checking_and_loading_a_checkpoint_are_seen_to_go_on_mib_by_mib() {
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
     let stage = case.stage(&device, 1);
-    let (team, progress) = (Team::alone(), Progress { step: 1, samples: 2 });
+    let (team, progress) = (Writers::alone(), Progress { step: 1, samples: 2 });
     let path = save(dir.path(), &stage, progress, &Origin::default(), &team, Tight::Refuse, &|| Ok(())).unwrap();
     let (checked, loaded) = (Activity::default(), Activity::default());
     let manifest = verify(&path, &checked).unwrap();

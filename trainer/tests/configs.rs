@@ -6,10 +6,10 @@ use std::time::Duration;
 use device::{Device, HostOptions};
 use parallel::ThreadWorld;
 use trainer::config::Layers;
-use trainer::plan::RunPlan;
-use trainer::recipes::RECIPES;
-use trainer::run::Ranks;
-use trainer::set_up::stage;
+use trainer::config::plan::RunPlan;
+use trainer::config::recipes::RECIPES;
+use trainer::ranks::Ranks;
+use trainer::run::set_up::stage;
 
 /// What an H200 has, bytes, less a GiB for the driver and libraries.
 const H200: usize = 138 << 30;

@@ -5,9 +5,10 @@ mod runs;
 use std::path::Path;
 use std::process::Command;
 
-use runs::{Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, printed, run, saved};
+use launch::watch::activity::Activity;
 use trainer::checkpoint::verify;
-use trainer::watch::activity::Activity;
+
+use runs::{Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, printed, run, saved};
 
 const FILES: [&str; 4] = ["model.safetensors", "optimizer.safetensors", "config.toml", "manifest.json"];
 const FLAGS: &str = "--steps 6 --save-interval 2";

@@ -2,10 +2,12 @@
 
 mod data_files;
 
-use data_files::{Folder, LICENSES, llmc, megatron_index, packed, small_tokenizer, source};
+use common::Stop;
+use data::{Source, Split, TokenSource, TokenizeRequest, tokenize};
+use device::Batch;
 use proptest::prelude::*;
-use trainer::data::{Source, Split, TokenSource, TokenizeRequest, tokenize};
-use trainer::step::Batch;
+
+use data_files::{Folder, LICENSES, llmc, megatron_index, packed, small_tokenizer, source};
 
 /// A sample's tokens.
 fn sample(source: &TokenSource, split: Split, number: u64) -> Vec<i32> {
@@ -117,7 +119,7 @@ fn tokenised_files_read_back_as_the_text_does_directly() {
     for (name, tokenizer, tokens) in [("bytes", "byte", &bytes), ("pieces", json.as_str(), &pieces)] {
         for shard_tokens in [7, 1000] {
             let output = folder.path(&format!("{name}-{shard_tokens}"));
-            let report = tokenize(&request(tokenizer, output.clone(), shard_tokens, &texts)).unwrap();
+            let report = tokenize(&request(tokenizer, output.clone(), shard_tokens, &texts), &Stop::default()).unwrap();
             assert!(
                 report.starts_with("4 documents of 5 files (1 are not UTF-8)") && report.contains("MB/s"),
                 "{report}"

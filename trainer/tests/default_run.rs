@@ -1,10 +1,14 @@
 //! The run a newcomer starts first: it reaches its data's entropy, and only because the model has attention.
 
+use data::MarkovSource;
 use device::{Device, HostOptions};
-use trainer::cli::{Request, TrainRequest, parse};
-use trainer::data::MarkovSource;
-use trainer::plan::RunPlan;
-use trainer::run::{Outcome, Ranks, source, train};
+use trainer::commands::cli::{Request, parse};
+use trainer::config::plan::RunPlan;
+use trainer::config::request::TrainRequest;
+use trainer::ranks::Ranks;
+use trainer::report::reporter::Outcome;
+use trainer::run::source::source;
+use trainer::run::train;
 
 /// Runs the trainer in this process, as `trainer FLAGS` would.
 fn run(name: &str, flags: &[&str]) -> Outcome {

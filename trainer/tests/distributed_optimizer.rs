@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 use device::{DType, Device};
+use engine::step::{Stage, StepResult};
 use graph_manager::{GraphOptions, Mempool, Scope};
-use trainer::step::{Stage, StepResult};
+
+use common::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 10;
 

@@ -5,8 +5,9 @@ mod runs;
 
 use std::process::Command;
 
-use runs::{Folder, bits, copy_run, expect, metrics, printed, run, saved};
 use serde_json::Value;
+
+use runs::{Folder, bits, copy_run, expect, metrics, printed, run, saved};
 
 const DIVIDED: &str = "--use-distributed-optimizer --enable-cuda-graph";
 /// Four ranks as two by two, each pair with halves of layers, and each layer's state halved again.

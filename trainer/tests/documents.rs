@@ -4,9 +4,10 @@ mod runs;
 
 use std::path::{Path, PathBuf};
 
+use trainer::commands::cli::parse;
+use trainer::config::recipes::RECIPES;
+
 use runs::Folder;
-use trainer::cli::parse;
-use trainer::recipes::RECIPES;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().into()

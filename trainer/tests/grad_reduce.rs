@@ -3,11 +3,12 @@
 mod common;
 mod runs;
 
-use common::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 use device::DType;
+use engine::step::StepResult;
 use graph_manager::{GraphOptions, Scope};
+
+use common::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 use runs::{Folder, expect, metrics, run};
-use trainer::step::StepResult;
 
 /// bf16 rounds each element by up to 1/512 of it. Errors are random: they cancel in the first norm, which is within a
 /// quarter of this bound, and weights that ten updates of AdamW carry apart have losses and norms within a half of these.

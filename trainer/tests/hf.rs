@@ -3,19 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use device::{Device, HostOptions};
+use common::UserError;
+use device::{Batch, Device, HostOptions};
+use engine::model::{GptShape, gpt};
+use engine::params::Params;
+use engine::step::{Stage, StepSettings};
 use safetensors::SafeTensors;
 use tempfile::TempDir;
-use trainer::cli::{Request, parse};
-use trainer::config::UserError;
+use trainer::commands::cli::{Request, parse};
+use trainer::commands::sample::Generator;
+use trainer::config::plan::{ModelPlan, RunPlan};
+use trainer::error::RunError;
 use trainer::hf::{DataType, Direction, Pretrained, convert};
-use trainer::model::{GptShape, gpt};
-use trainer::params::Params;
-use trainer::plan::{ModelPlan, RunPlan};
-use trainer::run::{Ranks, RunError};
-use trainer::sample::Generator;
-use trainer::set_up::{load_start, stage};
-use trainer::step::{Batch, Stage, StepSettings};
+use trainer::ranks::Ranks;
+use trainer::run::set_up::{load_start, stage};
 
 /// Plans a run from a command line.
 fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {

@@ -6,9 +6,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
-use runs::{Folder, bits, checkpoint, command, expect, metrics, named, rank_ids, run, saved, signal, start};
+use launch::watch::activity::Activity;
 use trainer::checkpoint::verify;
-use trainer::watch::activity::Activity;
+
+use runs::{Folder, bits, checkpoint, command, expect, metrics, named, rank_ids, run, saved, signal, start};
 
 const KILLS: usize = 5;
 const FLAGS: &str = "--steps 60 --save-interval 2 --checkpoint-keep 2";

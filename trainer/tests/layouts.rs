@@ -12,11 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Kind, Layout, Run, tiny_gpt, tiny_llama};
 use device::DType;
+use engine::model::GptShape;
+use engine::step::StepResult;
 use graph_manager::{GraphOptions, Mempool, Scope};
-use trainer::model::GptShape;
-use trainer::step::StepResult;
+
+use common::{Kind, Layout, Run, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 10;
 const RANKS: usize = 8;

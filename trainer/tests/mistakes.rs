@@ -382,7 +382,7 @@ fn on_two_ranks(text: &str) -> String {
         let (key, value) = pair.split_once('=').unwrap();
         layers.set(key, value, "test").unwrap();
     }
-    match trainer::plan::RunPlan::new(layers.resolve(), 2) {
+    match trainer::config::plan::RunPlan::new(layers.resolve(), 2) {
         Ok(_) => panic!("{text} is taken"),
         Err(error) => error.to_string(),
     }

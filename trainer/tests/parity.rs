@@ -8,13 +8,13 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
-use device::DType;
 use device::ops::NormKind;
+use device::{Batch, DType};
+use engine::model::{FeedForward, GptShape, Position, Scaling};
 use graph_manager::GraphOptions;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use trainer::model::{FeedForward, GptShape, Position, Scaling};
-use trainer::step::Batch;
+
+use common::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 20;
 const MICROBATCHES: usize = 3;

@@ -5,11 +5,12 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 use device::DType;
+use engine::model::GptShape;
+use engine::step::{StepResult, StepSettings};
 use graph_manager::{GraphOptions, Mempool, Mode, Scope};
-use trainer::model::GptShape;
-use trainer::step::{StepResult, StepSettings};
+
+use common::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 10;
 
@@ -415,7 +416,7 @@ fn a_gradient_that_is_not_finite_on_one_stage_skips_the_update_on_all() {
         if let Some(param) = poisoned {
             device.upload(&param.weight, &vec![f32::NAN; param.weight.elements()]).unwrap();
         }
-        let weights = |stage: &trainer::step::Stage| -> Vec<u32> {
+        let weights = |stage: &engine::step::Stage| -> Vec<u32> {
             let all = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
             all.map(f32::to_bits).collect()
         };

@@ -5,8 +5,9 @@ mod runs;
 
 use std::process::Command;
 
-use runs::{Folder, bits, copy_run, expect, metrics, printed, run, saved};
 use serde_json::Value;
+
+use runs::{Folder, bits, copy_run, expect, metrics, printed, run, saved};
 
 const GRAPHS: [&str; 3] = ["", "--enable-cuda-graph", "--enable-cuda-graph --cuda-graph-scope full_iteration"];
 

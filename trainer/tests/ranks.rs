@@ -5,10 +5,11 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Kind, Run, all_settings};
+use engine::step::StepResult;
 use graph_manager::GraphOptions;
 use parallel::ThreadWorld;
-use trainer::step::StepResult;
+
+use common::{Kind, Run, all_settings};
 
 /// Microbatches of all ranks together.
 const GLOBAL: usize = 4;

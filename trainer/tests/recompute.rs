@@ -4,11 +4,12 @@ mod common;
 
 use std::process::Command;
 
-use common::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 use device::DType;
+use engine::model::GptShape;
+use engine::step::StepResult;
 use graph_manager::{GraphOptions, Mempool, Scope};
-use trainer::model::GptShape;
-use trainer::step::StepResult;
+
+use common::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
 const LAYERS: usize = 5;
 

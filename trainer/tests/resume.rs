@@ -2,9 +2,10 @@
 
 mod runs;
 
-use runs::{Folder, bits, copy_run, expect, metrics, run, saved};
+use launch::watch::activity::Activity;
 use sha2::{Digest, Sha256};
-use trainer::watch::activity::Activity;
+
+use runs::{Folder, bits, copy_run, expect, metrics, run, saved};
 
 const OFF: &str = "";
 const PER_LAYER: &str = "--enable-cuda-graph";

@@ -4,8 +4,9 @@ mod runs;
 
 use std::path::Path;
 
-use runs::{Folder, expect, metrics, run};
 use serde_json::Value;
+
+use runs::{Folder, expect, metrics, run};
 
 /// CRC-32C bit by bit (Castagnoli's polynomial, reversed), masked as TensorFlow does.
 fn masked_crc(data: &[u8]) -> u32 {

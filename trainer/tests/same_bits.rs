@@ -3,11 +3,12 @@
 
 mod common;
 
-use common::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
 use device::DType;
+use engine::model::GptShape;
+use engine::step::{StepResult, StepSettings};
 use graph_manager::GraphOptions;
-use trainer::model::GptShape;
-use trainer::step::{StepResult, StepSettings};
+
+use common::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
 
 fn assert_same_bits_in_all_settings(kind: Kind, microbatches: usize) {
     let settings = all_settings();
@@ -167,7 +168,7 @@ fn slots_take_another_number_of_microbatches_without_a_new_plan() {
         stage.record(7, false).unwrap();
         let mut losses = Vec::new();
         for (step, microbatches) in [7, 7, 3, 1, 7, 1, 2].into_iter().enumerate() {
-            let settings = trainer::step::StepSettings { microbatches, ..run.settings(step) };
+            let settings = engine::step::StepSettings { microbatches, ..run.settings(step) };
             let batch = common::batch(run.kind, settings.first_sample, microbatches);
             losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits());
         }

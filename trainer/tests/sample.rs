@@ -4,16 +4,15 @@
 mod common;
 mod data_files;
 
+use data::{TextStream, Tokenizer};
+use device::{Batch, DType, Device, HostOptions};
+use engine::model::{GptShape, gpt};
+use engine::params::{Params, Shard};
+use graph_manager::GraphOptions;
+use trainer::commands::sample::{Generator, Sampler, longest_prompt};
+
 use common::{Kind, MICRO_BATCH, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 use data_files::{Folder, small_tokenizer};
-use device::{DType, Device, HostOptions};
-use graph_manager::GraphOptions;
-use trainer::buckets::Shard;
-use trainer::data::{TextStream, Tokenizer};
-use trainer::model::{GptShape, gpt};
-use trainer::params::Params;
-use trainer::sample::{Generator, Sampler, longest_prompt};
-use trainer::step::Batch;
 
 const TOKENS: [i32; SEQ] = [5, 90, 13, 13, 0, 96, 41, 7, 7, 7, 60, 2];
 
@@ -262,7 +261,7 @@ fn a_relative_tokenizer_is_found_from_where_the_run_was_started_and_its_end_goes
         let text = std::fs::read(format!("{elsewhere}/{target}/config.json")).unwrap();
         serde_json::from_slice::<serde_json::Value>(&text).unwrap()["eos_token_id"].clone()
     };
-    let end = trainer::data::Tokenizer::open(&folder.path("tokenizer.json"), None).unwrap().end_of_text();
+    let end = data::Tokenizer::open(&folder.path("tokenizer.json"), None).unwrap().end_of_text();
     assert_eq!(end_of("with"), end);
     std::fs::rename(folder.path("tokenizer.json"), folder.path("other.json")).unwrap();
     assert!(end_of("without").is_null());

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use runs::{Folder, arguments, bits, expect, metrics, named, printed, run, saved, signal};
 use serde_json::Value;
+
+use runs::{Folder, arguments, bits, expect, metrics, named, printed, run, saved, signal};
 
 /// `trainer ARGUMENTS`, run in `folder`.
 fn trainer(folder: &Path, arguments: &[&str]) -> Command {

@@ -5,12 +5,13 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Kind, Run, tiny_gpt, tiny_llama};
 use device::DType;
+use engine::model::{GptShape, TensorParallel};
+use engine::step::StepResult;
 use graph_manager::{GraphOptions, Mempool, Scope};
 use parallel::{Grid, ThreadWorld};
-use trainer::model::{GptShape, TensorParallel};
-use trainer::step::StepResult;
+
+use common::{Kind, Run, tiny_gpt, tiny_llama};
 
 /// Microbatches of all ranks together.
 const GLOBAL: usize = 4;

@@ -2,8 +2,9 @@
 
 mod runs;
 
-use runs::{Folder, copy_run, expect, metrics, run, saved};
 use serde_json::Value;
+
+use runs::{Folder, copy_run, expect, metrics, run, saved};
 
 const SHARED: &str = "--tensor-model-parallel-size 2 --sequence-parallel --enable-cuda-graph";
 /// Four ranks as two by two.

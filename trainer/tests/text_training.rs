@@ -2,11 +2,15 @@
 
 mod data_files;
 
-use data_files::{Folder, LICENSES, small_tokenizer};
 use device::{Device, HostOptions};
-use trainer::cli::{Request, parse};
-use trainer::plan::RunPlan;
-use trainer::run::{Outcome, Ranks, source, train};
+use trainer::commands::cli::{Request, parse};
+use trainer::config::plan::RunPlan;
+use trainer::ranks::Ranks;
+use trainer::report::reporter::Outcome;
+use trainer::run::source::source;
+use trainer::run::train;
+
+use data_files::{Folder, LICENSES, small_tokenizer};
 
 /// Runs `trainer FLAGS` in this process: how it ended, and the metrics of each step.
 fn run(folder: &Folder, flags: &[&str]) -> (Outcome, Vec<serde_json::Value>) {

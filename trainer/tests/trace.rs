@@ -5,8 +5,9 @@ mod runs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use runs::{Folder, expect, run};
 use serde_json::Value;
+
+use runs::{Folder, expect, run};
 
 /// An operation, launch or call.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 use device::DType;
+use engine::model::GptShape;
+use engine::step::{StepResult, StepSettings};
 use graph_manager::{GraphOptions, Mempool, Mode, Scope};
-use trainer::model::GptShape;
-use trainer::step::{StepResult, StepSettings};
+
+use common::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 6;
 

@@ -3,12 +3,13 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use common::UserError;
+use common::format::bytes;
+use launch::watch::activity::Activity;
+
 use super::layout::is_file_name;
 use super::manifest::{Damage, MANIFEST, Manifest};
 use super::read::verify;
-use crate::config::UserError;
-use crate::metrics::bytes;
-use crate::watch::activity::Activity;
 
 /// The name of the checkpoint after so many steps.
 pub(super) fn step_name(step: usize) -> String {

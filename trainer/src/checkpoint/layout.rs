@@ -1,12 +1,10 @@
 //! Which tensors a stage keeps in a checkpoint, and where they lie in memory.
 
 use device::Tensor;
+use engine::params::{Held, Param, ParamSpec, Piece, Twin};
+use engine::step::Stage;
 
 use super::manifest::MANIFEST;
-use crate::buckets::Held;
-use crate::cut::Piece;
-use crate::params::{Param, ParamSpec, Twin};
-use crate::step::Stage;
 
 /// The file of the weights.
 pub(super) const MODEL: &str = "model.safetensors";

@@ -6,8 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::config::UserError;
-use crate::run::RunError;
+use common::UserError;
+
+use crate::error::RunError;
 
 /// A folder taken by this process. The system gives it back when the process ends, however it ends. What was made to take
 /// it goes with it: the file, and the folder if it is still empty.

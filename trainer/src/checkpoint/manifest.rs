@@ -3,10 +3,9 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use data::Identities;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-
-use crate::data::Identities;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use common::UserError;
+
 use super::layout::CONFIG;
-use crate::config::{Layers, ModelConfig, UserError};
+use crate::config::{Layers, ModelConfig};
 
 /// Fails where the weights of the checkpoint in `folder`, written under the configuration `theirs`, would be another model
 /// under `ours`, even if they fit. A configuration that this build cannot read is not compared.

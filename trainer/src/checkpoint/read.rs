@@ -4,7 +4,11 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
+use common::UserError;
 use device::ops::Status;
+use engine::params::Piece;
+use engine::step::Stage;
+use launch::watch::activity::Activity;
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
@@ -12,11 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::layout::{CONFIG, Role, Stored, elsewhere, stored};
 use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex};
-use crate::config::UserError;
-use crate::cut::Piece;
-use crate::run::RunError;
-use crate::step::Stage;
-use crate::watch::activity::Activity;
+use crate::error::RunError;
 
 /// Bytes that are read or written before that counts as progress.
 pub(super) const PIECE: usize = 1 << 20;

@@ -5,22 +5,24 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
+use common::UserError;
+use common::terminal::{say, warn};
+use data::{self, Identities};
 use device::Device;
+use engine::step::Stage;
 
 use super::folder::{clean, foreign, newest, prune, step_name, steps};
 use super::lock::{FolderLock, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::meaning::other_model;
 use super::read::{config, damaged, glance, load, verify};
-use super::team::Team;
-use super::write::{Origin, SaveError, Tight, save};
-use crate::config::{CheckpointConfig, UserError, by_key};
-use crate::data::{self, Identities};
-use crate::plan::RunPlan;
-use crate::run::{Ranks, RunError};
-use crate::run_folder::new_run;
-use crate::step::Stage;
-use crate::terminal::{say, warn};
+use super::write::{Origin, Tight, save};
+use super::writers::Writers;
+use crate::config::plan::RunPlan;
+use crate::config::{CheckpointConfig, by_key};
+use crate::error::{RunError, SaveError};
+use crate::ranks::Ranks;
+use crate::run::folder::new_run;
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
@@ -39,7 +41,7 @@ pub struct Session<'p> {
     /// What each checkpoint says of its run.
     origin: Origin,
     main: bool,
-    team: Team,
+    team: Writers,
     found: Option<Found>,
     _locks: Vec<FolderLock>,
 }
@@ -60,7 +62,7 @@ impl<'p> Session<'p> {
         let max = ranks.max.clone();
         // With a distributed optimizer every rank has a part that no other has.
         let divided = plan.config.parallel.distributed_optimizer;
-        let team = Team {
+        let team = Writers {
             rank: if divided { ranks.rank } else { place.pipeline * plan.grid.tensor + place.tensor },
             ranks: if divided { plan.grid.ranks() } else { plan.grid.pipeline * plan.grid.tensor },
             writes: divided || place.data == 0,

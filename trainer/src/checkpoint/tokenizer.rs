@@ -2,8 +2,10 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::config::{RunConfig, UserError};
-use crate::data::Tokenizer;
+use common::UserError;
+use data::Tokenizer;
+
+use crate::config::RunConfig;
 
 /// The tokenizer that the run of the checkpoint in `folder` was configured with; `end` names the token that ends a
 /// document, if it is not the run's. A relative path counts from where the run was started, as far as the checkpoint's

@@ -4,8 +4,14 @@ use std::fs::File;
 use std::io::{Error as IoError, Write};
 use std::path::{Path, PathBuf};
 
+use common::format::bytes;
+use common::terminal::warn;
+use data::Identities;
 use device::Device;
 use device::ops::Status;
+use engine::params::Piece;
+use engine::step::Stage;
+use launch::watch::activity::Activity;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
@@ -15,60 +21,11 @@ use super::folder::{remove, step_name, temporary};
 use super::layout::{CONFIG, MODEL, OPTIMIZER, Stored, stored};
 use super::manifest::{FileEntry, MANIFEST, Manifest, Progress, TensorEntry, hex};
 use super::read::PIECE;
-use super::team::Team;
-use crate::cut::Piece;
-use crate::data::Identities;
-use crate::metrics::bytes;
-use crate::step::Stage;
-use crate::terminal::warn;
-use crate::watch::activity::Activity;
+use super::writers::Writers;
+use crate::error::SaveError;
 
 /// Bytes of a file that may wait for the disk, so that the last wait for it is short too.
 const UNSYNCED: u64 = 256 << 20;
-
-/// Why a checkpoint was not written. Earlier ones are as they were.
-#[derive(Debug, thiserror::Error)]
-pub enum SaveError {
-    /// There is not enough space; nothing was begun.
-    #[error(
-        "checkpoint {} was not written: it needs {}, {} are free there. Earlier checkpoints are untouched. \
-         Fix: free space, lower checkpoint.keep, or set another checkpoint.dir",
-        path.display(), bytes(*needed as usize), bytes(*free as usize)
-    )]
-    Space {
-        /// The checkpoint's folder.
-        path: PathBuf,
-        /// Bytes of all its files.
-        needed: u64,
-        /// Bytes free in `checkpoint.dir`.
-        free: u64,
-    },
-    /// A file or folder could not be written; what was begun is removed.
-    #[error(
-        "checkpoint file {} was not written: {error}. The checkpoint needs {}, {} are free there. \
-         Earlier checkpoints are untouched. Fix: check space, quota and permissions, or set another checkpoint.dir",
-        path.display(), bytes(*needed as usize), free.map_or("unknown".into(), |free| bytes(free as usize))
-    )]
-    Write {
-        /// The file or folder.
-        path: PathBuf,
-        /// Bytes of all files of the checkpoint.
-        needed: u64,
-        /// Bytes free in `checkpoint.dir`, where the system tells.
-        free: Option<u64>,
-        /// What the operating system said.
-        error: IoError,
-    },
-    /// Another rank could not do its part, and says why.
-    #[error("checkpoint {} was not written: another rank could not write its part", path.display())]
-    Peer {
-        /// The checkpoint's folder.
-        path: PathBuf,
-    },
-    /// The device could not be read.
-    #[error(transparent)]
-    Device(#[from] device::Error),
-}
 
 /// Which run a checkpoint is of; rank 0 says it.
 #[derive(Default)]
@@ -103,7 +60,7 @@ fn note(folder: &Path, rank: usize) -> PathBuf {
 }
 
 /// What stops a file half way.
-enum Stop {
+enum Failure {
     File(PathBuf, IoError),
     Device(device::Error),
 }
@@ -123,7 +80,7 @@ pub fn save(
     stage: &Stage,
     progress: Progress,
     origin: &Origin,
-    team: &Team,
+    team: &Writers,
     tight: Tight,
     make_room: &dyn Fn() -> std::io::Result<()>,
 ) -> Result<PathBuf, SaveError> {
@@ -135,14 +92,14 @@ pub fn save(
     let here = if team.writes { files.iter().map(TensorFile::bytes).sum() } else { 0 };
     let needed = (team.sum)(here) + origin.config.len() as u64;
     let stopped = |stop| match stop {
-        Stop::File(file, error) => SaveError::Write { path: file, needed, free: free_space(dir).ok(), error },
-        Stop::Device(error) => error.into(),
+        Failure::File(file, error) => SaveError::Write { path: file, needed, free: free_space(dir).ok(), error },
+        Failure::Device(error) => error.into(),
     };
     let folder = temporary(&path);
     let begin = || {
-        std::fs::create_dir_all(dir).map_err(|error| stopped(Stop::File(dir.into(), error)))?;
+        std::fs::create_dir_all(dir).map_err(|error| stopped(Failure::File(dir.into(), error)))?;
         if free_space(dir).is_ok_and(|free| free < needed) {
-            make_room().map_err(|error| stopped(Stop::File(dir.into(), error)))?;
+            make_room().map_err(|error| stopped(Failure::File(dir.into(), error)))?;
         }
         match free_space(dir) {
             Ok(free) if free < needed && tight == Tight::Refuse => {
@@ -156,9 +113,9 @@ pub fn save(
             )),
             _ => {} // a file system that does not tell is tried
         }
-        empty_folder(&folder).map_err(|error| stopped(Stop::File(folder.clone(), error)))
+        empty_folder(&folder).map_err(|error| stopped(Failure::File(folder.clone(), error)))
     };
-    let end = |mut manifest: Manifest| -> Result<(), Stop> {
+    let end = |mut manifest: Manifest| -> Result<(), Failure> {
         for rank in 1..team.ranks {
             let Written { files, tensors } = take_note(&note(&folder, rank))?;
             manifest.files.extend(files);
@@ -191,7 +148,7 @@ pub fn save(
 }
 
 /// What a rank of a team adds to the manifest's tensors.
-fn tensor_entries(team: &Team, tensors: &[Stored]) -> Vec<TensorEntry> {
+fn tensor_entries(team: &Writers, tensors: &[Stored]) -> Vec<TensorEntry> {
     tensors
         .iter()
         .filter(|tensor| team.owns(tensor))
@@ -227,38 +184,38 @@ fn write_files(
     files: &[TensorFile<'_>],
     device: &Device,
     activity: &Activity,
-) -> Result<Vec<FileEntry>, Stop> {
+) -> Result<Vec<FileEntry>, Failure> {
     files.iter().map(|file| file.write(folder, device, activity)).collect()
 }
 
-fn leave_note(folder: &Path, rank: usize, written: Written) -> Result<Written, Stop> {
+fn leave_note(folder: &Path, rank: usize, written: Written) -> Result<Written, Failure> {
     let path = note(folder, rank);
     let text = serde_json::to_vec(&written).unwrap_or_else(|error| unreachable!("numbers and text are JSON: {error}"));
-    std::fs::write(&path, text).map_err(|error| Stop::File(path, error))?;
+    std::fs::write(&path, text).map_err(|error| Failure::File(path, error))?;
     Ok(written)
 }
 
-fn take_note(path: &Path) -> Result<Written, Stop> {
-    let at = |error: IoError| Stop::File(path.into(), error);
+fn take_note(path: &Path) -> Result<Written, Failure> {
+    let at = |error: IoError| Failure::File(path.into(), error);
     let written = serde_json::from_slice(&std::fs::read(path).map_err(at)?).map_err(|error| at(error.into()))?;
     std::fs::remove_file(path).map_err(at)?;
     Ok(written)
 }
 
 /// Writes the configuration and, last, the manifest, and syncs the folder.
-fn write_manifest(folder: &Path, config: &str, mut manifest: Manifest, activity: &Activity) -> Result<(), Stop> {
+fn write_manifest(folder: &Path, config: &str, mut manifest: Manifest, activity: &Activity) -> Result<(), Failure> {
     let mut output = Output::create(folder, CONFIG, activity)?;
     output.write(config.as_bytes())?;
     manifest.files.push(output.finish()?);
     let mut output = Output::create(folder, MANIFEST, activity)?;
     output.write(&manifest.seal())?;
     output.finish()?;
-    sync_folder(folder).map_err(|error| Stop::File(folder.into(), error))
+    sync_folder(folder).map_err(|error| Failure::File(folder.into(), error))
 }
 
 /// Gives the folder its name, and sees to it that the name survives a power cut.
-fn publish(folder: &Path, path: &Path) -> Result<(), Stop> {
-    let at = |error| Stop::File(path.into(), error);
+fn publish(folder: &Path, path: &Path) -> Result<(), Failure> {
+    let at = |error| Failure::File(path.into(), error);
     if path.exists() {
         remove(path).map_err(at)?;
     }
@@ -285,7 +242,7 @@ struct TensorFile<'t> {
 
 impl<'t> TensorFile<'t> {
     /// This rank's file of that name; none if it has nothing of its own for it.
-    fn new(name: &'static str, team: &Team, all: &'t [Stored]) -> Option<TensorFile<'t>> {
+    fn new(name: &'static str, team: &Writers, all: &'t [Stored]) -> Option<TensorFile<'t>> {
         let tensors = all.iter().filter(|tensor| tensor.file == name && team.owns(tensor));
         let (mut end, mut infos, mut parts) = (0, Vec::new(), Vec::new());
         for tensor in tensors {
@@ -313,11 +270,11 @@ impl<'t> TensorFile<'t> {
         (self.header.len() + data) as u64
     }
 
-    fn write(&self, folder: &Path, device: &Device, activity: &Activity) -> Result<FileEntry, Stop> {
+    fn write(&self, folder: &Path, device: &Device, activity: &Activity) -> Result<FileEntry, Failure> {
         let mut output = Output::create(folder, &self.name, activity)?;
         output.write(&self.header)?;
         for (tensor, piece) in &self.parts {
-            let values = device.download::<f32>(&tensor.values(piece)).map_err(Stop::Device)?;
+            let values = device.download::<f32>(&tensor.values(piece)).map_err(Failure::Device)?;
             output.write(bytemuck::cast_slice(&values))?;
         }
         output.finish()
@@ -334,20 +291,20 @@ struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    fn create(folder: &Path, name: &str, activity: &'a Activity) -> Result<Output<'a>, Stop> {
+    fn create(folder: &Path, name: &str, activity: &'a Activity) -> Result<Output<'a>, Failure> {
         let path = folder.join(name);
-        let file = File::create_new(&path).map_err(|error| Stop::File(path.clone(), error))?;
+        let file = File::create_new(&path).map_err(|error| Failure::File(path.clone(), error))?;
         let entry = FileEntry { name: name.into(), bytes: 0, sha256: String::new() };
         Ok(Output { path, file, hash: Sha256::new(), entry, activity })
     }
 
-    fn write(&mut self, content: &[u8]) -> Result<(), Stop> {
+    fn write(&mut self, content: &[u8]) -> Result<(), Failure> {
         for piece in content.chunks(PIECE) {
             let before = self.entry.bytes / UNSYNCED;
             self.entry.bytes += piece.len() as u64;
             let due = self.entry.bytes / UNSYNCED > before;
             let written = self.file.write_all(piece).and_then(|()| if due { self.file.sync_data() } else { Ok(()) });
-            written.map_err(|error| Stop::File(self.path.clone(), error))?;
+            written.map_err(|error| Failure::File(self.path.clone(), error))?;
             self.hash.update(piece);
             self.activity.advance();
         }
@@ -355,8 +312,8 @@ impl<'a> Output<'a> {
     }
 
     /// Waits until the disk has it.
-    fn finish(self) -> Result<FileEntry, Stop> {
-        self.file.sync_all().map_err(|error| Stop::File(self.path, error))?;
+    fn finish(self) -> Result<FileEntry, Failure> {
+        self.file.sync_all().map_err(|error| Failure::File(self.path, error))?;
         Ok(FileEntry { sha256: hex(&self.hash.finalize()), ..self.entry })
     }
 }

@@ -1,12 +1,13 @@
 //! A model's `config.json` and our options.
 
+use common::UserError;
+use engine::model::{GptShape, Position};
 use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::DataType;
 use super::names::Family;
-use crate::config::{ModelConfig, ModelOptions, UserError};
-use crate::model::{GptShape, Position};
+use crate::config::{ModelConfig, ModelOptions};
 
 /// The most positions taken from a Llama's configuration; its own maximum, up to 131072, is what it can be extended to,
 /// not what a step holds.

@@ -10,7 +10,10 @@ mod write;
 
 use std::path::{Path, PathBuf};
 
+use common::UserError;
 use device::Device;
+use engine::model::GptShape;
+use engine::params::Params;
 use half::{bf16, f16};
 use toml::Value;
 
@@ -18,11 +21,9 @@ use self::names::{Entry, Family, entries};
 use self::read::WeightFolder;
 use self::write::not_written;
 use crate::checkpoint::{newest_in, tokenizer_of};
-use crate::config::{Layers, ModelConfig, ModelOptions, RunConfig, UserError};
-use crate::model::GptShape;
-use crate::model_plan::{ModelPlan, model_plan};
-use crate::params::Params;
-use crate::run::RunError;
+use crate::config::model_plan::{ModelPlan, model_plan};
+use crate::config::{Layers, ModelConfig, ModelOptions, RunConfig};
+use crate::error::{LoadError, RunError};
 
 /// Bytes of a file before the next one is begun, as `transformers` has it.
 const SHARD_BYTES: usize = 5_000_000_000;
@@ -154,17 +155,6 @@ impl Pretrained {
         layers.start_from(&self.options);
         layers.resolve()
     }
-}
-
-/// Why weights were not loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The folder is wrong.
-    #[error(transparent)]
-    User(#[from] UserError),
-    /// The device failed.
-    #[error(transparent)]
-    Device(#[from] device::Error),
 }
 
 /// The model options of our own `config.toml`.

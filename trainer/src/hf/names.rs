@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::model::{FeedForward, GptShape, Position, gpt};
 use device::ops::NormKind;
+use engine::model::{FeedForward, GptShape, Position, gpt};
 
 /// Whose names and layouts a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use common::UserError;
 use serde::Deserialize;
 
 use super::{DataType, names};
 use crate::checkpoint::{MANIFEST, Manifest, TensorEntry, copy_overlap};
-use crate::config::UserError;
 
 /// A tensor of a file's header.
 #[derive(Clone, Debug, Deserialize)]

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use common::UserError;
+
 use super::DataType;
 use super::names::{Entry, Part};
-use crate::config::UserError;
-use crate::run::RunError;
+use crate::error::RunError;
 
 /// A tensor to be written: a part of an entry.
 struct Target<'e> {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use engine::layer_partition::balanced_blocks;
+use engine::model::TensorParallel;
 use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
-use trainer::model::TensorParallel;
-use trainer::stages::balanced_blocks;
 
 use super::Run;
 

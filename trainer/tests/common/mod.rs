@@ -7,13 +7,13 @@ use std::rc::Rc;
 
 use device::cuda::CudaOptions;
 use device::ops::NormKind;
-use device::{Communicator, DType, Device, HostOptions, Progress};
+use device::{Batch, Communicator, DType, Device, HostOptions, Progress};
+use engine::layer_partition::StageLayers;
+use engine::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
+use engine::optimizer::OptimizerKind;
+use engine::step::{Stage, StageOptions, StepResult, StepSettings};
 use graph_manager::GraphOptions;
 use parallel::{PipelineGroups, PipelineStage};
-use trainer::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
-use trainer::optimizer::OptimizerKind;
-use trainer::stages::StageLayers;
-use trainer::step::{Batch, Stage, StageOptions, StepResult, StepSettings};
 
 #[allow(unused_imports)]
 pub use layout::Layout;

@@ -3,12 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use common::UserError;
+use data::{TokenSource, open};
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
-use trainer::config::{Layers, UserError};
-use trainer::data::{TokenSource, open};
+use trainer::config::Layers;
 
 /// Texts that every Debian has.
 pub const LICENSES: &str = "/usr/share/common-licenses";

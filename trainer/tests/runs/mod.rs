@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use launch::watch::activity::Activity;
 use serde_json::Value;
-use trainer::watch::activity::Activity;
 
 /// A model of few parameters. Dropout is on and validation falls between checkpoints, so that a resumed run that lost
 /// its place in either would show. The learning rate does not depend on the number of steps.

@@ -1,0 +1,18 @@
+//! What every crate of the trainer shares and none of them owns: the error of wrong input, numbers as people read them,
+//! the terminal, the request to end, and a hash.
+//!
+//! It depends on no other crate of the workspace.
+
+pub mod format;
+mod hash;
+mod host;
+mod panic;
+mod stop;
+pub mod terminal;
+mod user_error;
+
+pub use hash::fnv1a;
+pub use host::host_name;
+pub use panic::panic_text;
+pub use stop::Stop;
+pub use user_error::{UserError, nearest};

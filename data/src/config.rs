@@ -1,0 +1,19 @@
+//! The `[data]` section of a configuration.
+
+use serde::{Deserialize, Serialize};
+
+use super::Paths;
+
+/// The `[data]` section; `trainer options` says what each key means.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the option table documents every field")]
+pub struct DataConfig {
+    pub path: Option<Paths>,
+    pub validation_path: Option<Paths>,
+    pub tokenizer: String,
+    pub end_of_text: Option<String>,
+    pub raw_tokens: String,
+    pub split: f64,
+    pub seed: u64,
+}

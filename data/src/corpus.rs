@@ -1,0 +1,114 @@
+//! Tokens of many files as one stream, and the windows of it that are samples.
+
+use std::sync::Arc;
+
+use common::UserError;
+use sha2::{Digest, Sha256};
+
+use super::tokens::{CHECKED, Tokens};
+use super::{DataError, Identity};
+
+/// Files read end to end: a document may begin in one and end in the next.
+pub struct Corpus {
+    files: Vec<Tokens>,
+    /// Where each file ends in the stream.
+    ends: Vec<u64>,
+    vocab: usize,
+}
+
+impl Corpus {
+    /// The stream of these files.
+    ///
+    /// # Errors
+    /// A token that is not below `vocab`, as far as [`Tokens::check`] looks.
+    pub fn new(files: Vec<Tokens>, vocab: usize) -> Result<Corpus, UserError> {
+        // Of very many files it is more than that in all.
+        let part = (CHECKED / 2 / files.len().max(1)).max(64 << 10);
+        files.iter().try_for_each(|file| file.check(part, vocab))?;
+        let ends = files.iter().scan(0, |end, file| {
+            *end += file.len;
+            Some(*end)
+        });
+        Ok(Corpus { ends: ends.collect(), files, vocab })
+    }
+
+    /// Tokens in all.
+    pub fn len(&self) -> u64 {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// By what it is known again.
+    ///
+    /// # Errors
+    /// A file cannot be read any more.
+    fn identity(&self) -> Result<Identity, DataError> {
+        let mut hash = Sha256::new();
+        self.files.iter().try_for_each(|file| file.identify(&mut hash))?;
+        Ok(Identity { tokens: self.len(), sha256: format!("{:x}", hash.finalize()) })
+    }
+
+    /// How many files.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Writes tokens `start..start + row.len()`, which must exist, into `row`.
+    fn read(&self, mut start: u64, mut row: &mut [i32]) -> Result<(), DataError> {
+        let mut file = self.ends.partition_point(|end| *end <= start);
+        while !row.is_empty() {
+            let (part, rest) = row.split_at_mut(row.len().min((self.ends[file] - start) as usize));
+            let tokens = &self.files[file];
+            tokens.read(start - (self.ends[file] - tokens.len), part, self.vocab)?;
+            start += part.len() as u64;
+            row = rest;
+            file += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Windows `first..first + count` of a corpus. Window `w` is tokens `w seq..=(w + 1) seq`: neighbours share one token, the
+/// last target of the one and the first input of the other, so that every token but the first is a target once.
+#[derive(Clone)]
+pub struct Windows {
+    corpus: Arc<Corpus>,
+    first: u64,
+    /// How many windows.
+    pub count: u64,
+}
+
+impl Windows {
+    /// All windows of `seq + 1` tokens.
+    pub fn all(corpus: Corpus, seq: usize) -> Windows {
+        let count = corpus.len().saturating_sub(1) / seq as u64;
+        Windows { corpus: Arc::new(corpus), first: 0, count }
+    }
+
+    /// The first `share` of them, and the rest.
+    pub fn split(self, share: f64) -> (Windows, Windows) {
+        let count = (self.count as f64 * share).floor() as u64;
+        let rest = Windows { first: self.first + count, count: self.count - count, ..self.clone() };
+        (Windows { count, ..self }, rest)
+    }
+
+    /// By what their corpus is known again; none for the rest of a [`Windows::split`], whose first part tells.
+    ///
+    /// # Errors
+    /// A file cannot be read any more.
+    pub fn identity(&self) -> Result<Option<Identity>, DataError> {
+        if self.first == 0 { self.corpus.identity().map(Some) } else { Ok(None) }
+    }
+
+    /// Writes the `seq + 1` tokens of one of them into `row`.
+    ///
+    /// # Errors
+    /// The corpus changed since it was opened.
+    pub fn read(&self, window: u64, row: &mut [i32]) -> Result<(), DataError> {
+        self.corpus.read((self.first + window) * (row.len() as u64 - 1), row)
+    }
+}

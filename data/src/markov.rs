@@ -1,0 +1,188 @@
+//! The embedded source: letters of an order-2 Markov chain, written for this project so that a run has a known floor.
+//!
+//! The next letter depends on the two before it. From the last letter alone much less can be told, so a model without
+//! attention, which sees one letter at a time, stays far above the floor that a model with attention reaches.
+
+use device::Batch;
+
+use super::{DataError, Source, Split, token_batch, uniform, word};
+
+/// Letters of the alphabet, `a` to `l`.
+pub const LETTERS: usize = 12;
+/// The first letter, as a byte.
+const FIRST: i32 = b'a' as i32;
+/// Letters that follow a pair with any probability worth mentioning, and their probabilities.
+const FAVOURITES: [f64; 4] = [0.55, 0.25, 0.10, 0.05];
+
+/// A seeded order-2 Markov source.
+pub struct MarkovSource {
+    seed: u64,
+    seq: usize,
+    /// `next[pair * LETTERS + letter]`: probability of the letter after the pair `(before last, last)`.
+    next: Vec<f64>,
+    /// Probability of each pair in the long run.
+    pairs: Vec<f64>,
+}
+
+impl MarkovSource {
+    /// The source of that seed, in samples of `seq` tokens.
+    pub fn new(seed: u64, seq: usize) -> MarkovSource {
+        let mut next = vec![0.0; LETTERS * LETTERS * LETTERS];
+        for (pair, row) in next.chunks_mut(LETTERS).enumerate() {
+            // A permutation of the letters for each pair; the favourites come first in it.
+            let mut order: Vec<usize> = (0..LETTERS).collect();
+            order.sort_by_key(|&letter| word(seed ^ 0x6d61_726b_6f76, (pair * LETTERS + letter) as u64));
+            let rest = (1.0 - FAVOURITES.iter().sum::<f64>()) / (LETTERS - FAVOURITES.len()) as f64;
+            for (rank, &letter) in order.iter().enumerate() {
+                row[letter] = FAVOURITES.get(rank).copied().unwrap_or(rest);
+            }
+        }
+        let pairs = stationary(&next);
+        MarkovSource { seed, seq, next, pairs }
+    }
+
+    /// Exact entropy rate: nats per letter that remain unknown to who has seen everything before.
+    pub fn entropy_rate(&self) -> f64 {
+        self.next.chunks(LETTERS).zip(&self.pairs).map(|(row, p)| p * entropy(row)).sum()
+    }
+
+    /// Exact entropy of a letter given only the one before it.
+    pub fn last_letter_entropy(&self) -> f64 {
+        (0..LETTERS)
+            .map(|last| {
+                let mut joint = vec![0.0; LETTERS];
+                for before in 0..LETTERS {
+                    let pair = before * LETTERS + last;
+                    let row = &self.next[pair * LETTERS..(pair + 1) * LETTERS];
+                    joint.iter_mut().zip(row).for_each(|(sum, p)| *sum += self.pairs[pair] * p);
+                }
+                let total: f64 = joint.iter().sum();
+                joint.iter_mut().for_each(|p| *p /= total);
+                total * entropy(&joint)
+            })
+            .sum()
+    }
+
+    /// One sample: `seq + 1` letters as bytes, starting from the long-run distribution of pairs.
+    fn fill(&self, stream: u64, row: &mut [i32]) {
+        let seed = word(self.seed, stream);
+        let mut pair = draw(&self.pairs, uniform(seed, 0));
+        for (i, token) in row.iter_mut().enumerate() {
+            // The first two letters are the pair itself.
+            *token = FIRST
+                + match i {
+                    0 => pair / LETTERS,
+                    1 => pair % LETTERS,
+                    _ => {
+                        let letter = draw(&self.next[pair * LETTERS..(pair + 1) * LETTERS], uniform(seed, i as u64));
+                        pair = pair % LETTERS * LETTERS + letter;
+                        letter
+                    }
+                } as i32;
+        }
+    }
+}
+
+impl Source for MarkovSource {
+    fn batch(&self, split: Split, first: u64, count: usize) -> Result<Batch, DataError> {
+        // Training takes even streams, validation odd ones.
+        let odd = u64::from(split == Split::Validation);
+        token_batch(first, count, self.seq, |number, row| {
+            self.fill(2 * number + odd, row);
+            Ok(())
+        })
+    }
+
+    /// Mean over a sample's positions: the first prediction knows one letter, all others at least two.
+    fn floor(&self) -> Option<f64> {
+        Some((self.last_letter_entropy() + (self.seq - 1) as f64 * self.entropy_rate()) / self.seq as f64)
+    }
+
+    fn describe(&self) -> String {
+        format!("embedded Markov source of order 2, {LETTERS} letters, {:.4} nats a letter", self.entropy_rate())
+    }
+}
+
+fn entropy(distribution: &[f64]) -> f64 {
+    distribution.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum()
+}
+
+/// The index at which the distribution's running sum passes `at`.
+fn draw(distribution: &[f64], at: f64) -> usize {
+    let mut sum = 0.0;
+    for (index, p) in distribution.iter().enumerate() {
+        sum += p;
+        if at < sum {
+            return index;
+        }
+    }
+    distribution.len() - 1
+}
+
+/// Long-run probabilities of the pairs, by power iteration; every pair can follow every other, so it converges.
+fn stationary(next: &[f64]) -> Vec<f64> {
+    let mut pairs = vec![1.0 / (LETTERS * LETTERS) as f64; LETTERS * LETTERS];
+    for _ in 0..1000 {
+        let mut after = vec![0.0; pairs.len()];
+        for (pair, p) in pairs.iter().enumerate() {
+            for letter in 0..LETTERS {
+                after[pair % LETTERS * LETTERS + letter] += p * next[pair * LETTERS + letter];
+            }
+        }
+        pairs = after;
+    }
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_entropy_rate_is_what_a_long_text_shows() {
+        let source = MarkovSource::new(1234, 50_000);
+        let mut row = vec![0; 50_001];
+        source.fill(0, &mut row);
+        let letters: Vec<usize> = row.iter().map(|token| (token - FIRST) as usize).collect();
+        let surprise = |w: &[usize]| -source.next[(w[0] * LETTERS + w[1]) * LETTERS + w[2]].ln();
+        let mean = letters.windows(3).map(surprise).sum::<f64>() / (letters.len() - 2) as f64;
+        assert!((mean - source.entropy_rate()).abs() < 0.02, "{mean} is not {}", source.entropy_rate());
+    }
+
+    #[test]
+    fn the_stationary_distribution_is_left_as_it_is_by_a_step() {
+        let source = MarkovSource::new(7, 8);
+        assert!((source.pairs.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+        for last in 0..LETTERS {
+            for letter in 0..LETTERS {
+                let from: f64 = (0..LETTERS)
+                    .map(|before| {
+                        let pair = before * LETTERS + last;
+                        source.pairs[pair] * source.next[pair * LETTERS + letter]
+                    })
+                    .sum();
+                assert!((from - source.pairs[last * LETTERS + letter]).abs() < 1e-9);
+            }
+        }
+    }
+
+    #[test]
+    fn one_letter_tells_far_less_than_two() {
+        let source = MarkovSource::new(1234, 64);
+        let (one, two) = (source.last_letter_entropy(), source.entropy_rate());
+        assert!(one > 1.5 * two, "{one} against {two}");
+    }
+
+    #[test]
+    fn a_sample_is_a_function_of_its_number_and_validation_is_apart() {
+        let source = MarkovSource::new(1234, 64);
+        let tokens = |split, first, count| match source.batch(split, first, count).unwrap() {
+            Batch::Tokens { inputs, targets } => (inputs, targets),
+            Batch::Rows { .. } => unreachable!(),
+        };
+        let (four, targets) = tokens(Split::Train, 8, 4);
+        assert_eq!(four[64..128], tokens(Split::Train, 9, 1).0[..]);
+        assert_eq!(four[1..64], targets[..63]);
+        assert_ne!(four, tokens(Split::Validation, 8, 4).0);
+    }
+}

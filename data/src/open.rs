@@ -1,0 +1,243 @@
+//! From the `[data]` section to a source: which files a path means, how they are read, and what is wrong with them.
+
+use std::path::{Path, PathBuf};
+
+use common::UserError;
+use common::format::count;
+
+use super::blend::Blend;
+use super::corpus::{Corpus, Windows};
+use super::documents::{TextFile, encode_files, text_files};
+use super::mapped::MappedFile;
+use super::paths::Paths;
+use super::token_source::{Mixture, TokenSource};
+use super::tokenizer::Tokenizer;
+use super::tokens::{Storage, TokenType, Tokens};
+use super::{llmc, megatron};
+use crate::config::DataConfig;
+
+/// Where a line of a `.jsonl` file has its text.
+pub const JSON_KEY: &str = "text";
+
+/// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and checks
+/// all of them.
+///
+/// # Errors
+/// Anything that is wrong with them.
+pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
+    let reader = Reader { data, seq, vocab };
+    let (weights, all) = reader.datasets("data.path", paths)?;
+    let blend = || Blend::new(&weights, "data.path");
+    let (training, validation) = match &data.validation_path {
+        Some(paths) => {
+            let (weights, validation) = reader.datasets("data.validation_path", paths)?;
+            (all, Some(Mixture { blend: Blend::new(&weights, "data.validation_path")?, datasets: validation }))
+        }
+        None => {
+            let (training, rest): (Vec<_>, Vec<_>) = all.into_iter().map(|windows| windows.split(data.split)).unzip();
+            if let Some(short) =
+                (0..rest.len()).find(|&d| training[d].count == 0 || (data.split < 1.0 && rest[d].count == 0))
+            {
+                let windows = training[short].count + rest[short].count;
+                return Err(UserError::new(
+                    format!("data.path: dataset {} has {windows} samples, and data.split = {}", short + 1, data.split),
+                    "every dataset has a sample to train on and one to validate on",
+                    "give more text, a smaller model.seq_length, data.split = 1, or data.validation_path",
+                ));
+            }
+            let validation = (data.split < 1.0).then(|| blend().map(|blend| Mixture { blend, datasets: rest }));
+            (training, validation.transpose()?)
+        }
+    };
+    let training = Mixture { blend: blend()?, datasets: training };
+    let samples = |mixture: &Mixture| count(mixture.datasets.iter().map(|windows| windows.count as f64).sum());
+    let name = format!(
+        "{}; {} samples an epoch, {} to validate",
+        reader.described(paths),
+        samples(&training),
+        validation.as_ref().map_or("none".into(), samples)
+    );
+    Ok(TokenSource { training, validation, seq, seed: data.seed, name })
+}
+
+/// Whether any of the data that are named is text, and whether any is token files; what cannot be looked at is neither.
+pub fn forms(data: &DataConfig) -> (bool, bool) {
+    let (mut text, mut tokens) = (false, false);
+    for paths in [&data.path, &data.validation_path].into_iter().flatten() {
+        let datasets = paths.datasets("data").unwrap_or_default();
+        for path in datasets.iter().flat_map(|(_, paths)| paths) {
+            match found("data", path) {
+                Ok(Found::Text(_)) => text = true,
+                Ok(Found::Tokens(_)) => tokens = true,
+                Err(_) => {}
+            }
+        }
+    }
+    (text, tokens)
+}
+
+struct Reader<'d> {
+    data: &'d DataConfig,
+    seq: usize,
+    vocab: usize,
+}
+
+impl Reader<'_> {
+    /// Weights and windows of the datasets that an option names.
+    fn datasets(&self, key: &str, paths: &Paths) -> Result<(Vec<f64>, Vec<Windows>), UserError> {
+        let datasets = paths.datasets(key)?;
+        let weights: Vec<f64> = datasets.iter().map(|(weight, _)| *weight).collect();
+        // Weights are checked before files are read, which takes longer.
+        Blend::new(&weights, key)?;
+        let opened = datasets.iter().map(|(_, paths)| self.windows(key, paths));
+        Ok((weights, opened.collect::<Result<_, _>>()?))
+    }
+
+    /// All windows of paths read end to end.
+    fn windows(&self, key: &str, paths: &[&str]) -> Result<Windows, UserError> {
+        let mut files = Vec::new();
+        for path in paths {
+            match found(key, path)? {
+                Found::Tokens(bins) => {
+                    for bin in bins {
+                        files.push(self.token_file(&bin)?);
+                    }
+                }
+                Found::Text(texts) => files.push(self.text(path, &texts)?),
+            }
+        }
+        let corpus = Corpus::new(files, self.vocab)?;
+        if corpus.is_empty() {
+            let what = format!("{key} = `{}` is empty", paths.join(", "));
+            return Err(UserError::new(what, "data hold tokens", "name files that hold text or tokens"));
+        }
+        let tokens = corpus.len();
+        let windows = Windows::all(corpus, self.seq);
+        if windows.count == 0 {
+            return Err(UserError::new(
+                format!("{key} = `{}` holds {tokens} tokens", paths.join(", ")),
+                format!("a sample is model.seq_length + 1 = {} tokens", self.seq + 1),
+                "give more text, or a smaller model.seq_length",
+            ));
+        }
+        Ok(windows)
+    }
+
+    /// Text, tokenised now.
+    fn text(&self, path: &str, files: &[TextFile]) -> Result<Tokens, UserError> {
+        let tokenizer = Tokenizer::open(&self.data.tokenizer, self.data.end_of_text.as_deref())?;
+        let kind = match tokenizer {
+            Tokenizer::Bytes => TokenType::U8,
+            _ => TokenType::for_vocab(tokenizer.vocab()),
+        };
+        let mut bytes = Vec::new();
+        let totals = encode_files(files, &tokenizer, JSON_KEY, |tokens, _| {
+            kind.encode(tokens, &mut bytes);
+            Ok::<(), UserError>(())
+        })?;
+        if totals.is_empty() {
+            return Err(UserError::new(
+                format!("`{path}` holds no UTF-8 text"),
+                "data hold tokens",
+                "name files with text",
+            ));
+        }
+        let name = format!("`{path}` as tokens of {}", self.data.tokenizer);
+        Ok(Tokens { name, storage: Storage::Memory(bytes), kind, offset: 0, len: totals.tokens, largest: None })
+    }
+
+    /// A `.bin` file of any known kind.
+    fn token_file(&self, path: &Path) -> Result<Tokens, UserError> {
+        let index = path.with_extension("idx");
+        if index.exists() {
+            return megatron::open(path, &index);
+        }
+        let name = path.display().to_string();
+        let file = MappedFile::open(path).map_err(|error| unreadable(&name, &error))?;
+        let bytes = file.bytes().map_err(|error| unreadable(&name, &error))?;
+        let wrong = |what: &str, rule: &str, fix: &str| Err(UserError::new(format!("{name} {what}"), rule, fix));
+        if bytes.is_empty() {
+            return wrong("is empty", "a token file holds tokens", "write it anew");
+        }
+        let length = bytes.len();
+        if let Some(llmc::Layout { kind, len, largest }) = llmc::layout(&name, bytes)? {
+            return Ok(Tokens { name, storage: Storage::Mapped(file), kind, offset: llmc::HEADER, len, largest });
+        }
+        let kind = match self.data.raw_tokens.as_str() {
+            "u16" => TokenType::U16,
+            "u32" => TokenType::U32,
+            _ => {
+                return wrong(
+                    "has no .idx beside it, and starts with none of the magic numbers 20240520 and 20240801",
+                    "a .bin is a token file of llm.c or Megatron, or of raw tokens if data.raw_tokens says so",
+                    "for nanoGPT's files set data.raw_tokens = \"u16\" (--raw-tokens u16)",
+                );
+            }
+        };
+        if !length.is_multiple_of(kind.size()) {
+            let what = format!("has {length} bytes");
+            return wrong(&what, &format!("tokens have {} bytes each", kind.size()), "copy it completely");
+        }
+        let len = (length / kind.size()) as u64;
+        Ok(Tokens { name, storage: Storage::Mapped(file), kind, offset: 0, len, largest: None })
+    }
+
+    fn described(&self, paths: &Paths) -> String {
+        match paths {
+            Paths::One(path) => path.clone(),
+            Paths::Several(_) => match paths.datasets("data.path").as_deref() {
+                Ok([(_, joined)]) => joined.join(", "),
+                Ok(blend) => {
+                    let total: f64 = blend.iter().map(|(weight, _)| weight).sum();
+                    let share = |(weight, paths): &(f64, Vec<&str>)| format!("{:.3} {}", weight / total, paths[0]);
+                    blend.iter().map(share).collect::<Vec<_>>().join(" + ")
+                }
+                Err(_) => String::new(),
+            },
+        }
+    }
+}
+
+/// What a path means.
+enum Found {
+    /// `.bin` files.
+    Tokens(Vec<PathBuf>),
+    /// Text.
+    Text(Vec<TextFile>),
+}
+
+/// A file, a folder of `.bin` files, a folder of text, or a Megatron prefix: `NAME` for `NAME.bin` and `NAME.idx`.
+fn found(key: &str, name: &str) -> Result<Found, UserError> {
+    let path = Path::new(name);
+    let is = |extension: &str| path.extension().is_some_and(|found| found == extension);
+    let prefixed = PathBuf::from(format!("{name}.bin"));
+    if !path.exists() && prefixed.exists() && prefixed.with_extension("idx").exists() {
+        return Ok(Found::Tokens(vec![prefixed]));
+    }
+    if is("idx") {
+        return Ok(Found::Tokens(vec![path.with_extension("bin")]));
+    }
+    let unreadable = |error: std::io::Error| unreadable(&format!("{key} = `{name}`"), &error);
+    if is("bin") {
+        std::fs::metadata(path).map_err(unreadable)?;
+        return Ok(Found::Tokens(vec![path.into()]));
+    }
+    if path.is_dir() {
+        let entries = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(unreadable)?;
+        let bin = |path: &PathBuf| path.is_file() && path.extension().is_some_and(|found| found == "bin");
+        let mut bins: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(bin).collect();
+        if !bins.is_empty() {
+            bins.sort();
+            return Ok(Found::Tokens(bins));
+        }
+    }
+    text_files(path).map(Found::Text).map_err(unreadable)
+}
+
+fn unreadable(what: &str, error: &std::io::Error) -> UserError {
+    UserError::new(
+        format!("{what} cannot be read: {error}"),
+        "it names data: files, or folders of them",
+        "check the path",
+    )
+}

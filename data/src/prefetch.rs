@@ -1,0 +1,193 @@
+//! Batches made ahead of the step that needs them, by a thread of their own.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use common::panic_text;
+use device::{Batch, Staging};
+
+use super::{DataError, Source, Split};
+
+/// Batches that wait for their step, besides the one being made.
+const AHEAD: usize = 2;
+
+/// Batches in memory at once: those that wait, the one being made, and those of the steps under way.
+pub const IN_MEMORY: usize = AHEAD + 4;
+
+/// The batches of a run's steps, in order.
+///
+/// When this is dropped the thread is not waited for, since what it reads may hang, as files of a dead server do. It ends
+/// after the read it is in, or with the process.
+pub struct Prefetch {
+    batches: Option<Receiver<Result<Batch, DataError>>>,
+    thread: Option<JoinHandle<()>>,
+    /// Memory that goes with the device, which the thread may outlive: taken from it first.
+    staging: Arc<Mutex<Option<Staging>>>,
+}
+
+impl Prefetch {
+    /// Starts making the batches of `steps`, in memory from `staging`. `samples` gives the first sample of a step and how
+    /// many there are; it is asked step by step.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(
+        source: Arc<dyn Source>,
+        steps: Range<usize>,
+        staging: Staging,
+        mut samples: impl FnMut(usize) -> (u64, usize) + Send + 'static,
+    ) -> Result<Prefetch, DataError> {
+        let (send, batches) = sync_channel(AHEAD);
+        let staging = Arc::new(Mutex::new(Some(staging)));
+        let lent = staging.clone();
+        let thread = std::thread::Builder::new().name("data".into()).spawn(move || {
+            for step in steps {
+                let (first, count) = samples(step);
+                let batch = source.batch(Split::Train, first, count);
+                let lent = lent.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(staging) = &*lent else { return };
+                let batch = batch.map(|batch| batch.staged(staging));
+                drop(lent);
+                let failed = batch.is_err();
+                if send.send(batch).is_err() || failed {
+                    return;
+                }
+            }
+        });
+        let thread = thread.map_err(|error| DataError {
+            what: format!("the thread that reads data does not start: {error}"),
+            fix: "allow this process more threads (ulimit -u)".into(),
+        })?;
+        Ok(Prefetch { batches: Some(batches), thread: Some(thread), staging })
+    }
+
+    /// The next step's batch, and how long it was waited for. What is ready is not waited for.
+    ///
+    /// # Errors
+    /// What went wrong while it was read, once.
+    pub fn next_batch(&mut self) -> Result<(Batch, Duration), DataError> {
+        let asked = Instant::now();
+        let batch = self.batches.as_ref().and_then(|batches| batches.recv().ok());
+        match batch {
+            Some(batch) => Ok((batch?, asked.elapsed())),
+            None => Err(DataError {
+                what: format!("the thread that reads data {}", self.end()),
+                fix: "ask for no more steps than were planned; report it if it panicked".into(),
+            }),
+        }
+    }
+
+    /// How the thread ended, after it did.
+    fn end(&mut self) -> String {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => {
+                format!("panicked: {}", panic_text(&*panic))
+            }
+            _ => "has no more batches".into(),
+        }
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        // Without a receiver the thread's next send fails, and it ends.
+        self.batches = None;
+        // Waits for a copy in memory at most.
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::super::MarkovSource;
+    use super::*;
+
+    /// Fails, or panics, at a sample.
+    struct Breaks {
+        at: u64,
+        panics: bool,
+    }
+
+    impl Source for Breaks {
+        fn batch(&self, _: Split, first: u64, _: usize) -> Result<Batch, DataError> {
+            if first < self.at {
+                return Ok(Batch::Rows { inputs: vec![first as f32].into(), targets: vec![].into() });
+            }
+            assert!(!self.panics, "a bug in the source");
+            Err(DataError { what: "the disk is gone".into(), fix: "mount it".into() })
+        }
+
+        fn describe(&self) -> String {
+            String::new()
+        }
+    }
+
+    #[test]
+    fn batches_are_those_of_the_source_in_order_and_no_more() {
+        let source = Arc::new(MarkovSource::new(1, 8));
+        let mut prefetch =
+            Prefetch::start(source.clone(), 3..9, Staging::default(), |step| (10 * step as u64, 2)).unwrap();
+        for step in 3..9u64 {
+            assert_eq!(prefetch.next_batch().unwrap().0, source.batch(Split::Train, 10 * step, 2).unwrap());
+        }
+        assert!(prefetch.next_batch().unwrap_err().to_string().contains("no more batches"));
+    }
+
+    #[test]
+    fn an_error_and_a_panic_of_the_thread_reach_the_step_that_needs_the_batch() {
+        for (panics, text) in [(false, "the disk is gone"), (true, "panicked: a bug in the source")] {
+            let mut prefetch =
+                Prefetch::start(Arc::new(Breaks { at: 2, panics }), 0..9, Staging::default(), |step| (step as u64, 1))
+                    .unwrap();
+            assert!(prefetch.next_batch().is_ok() && prefetch.next_batch().is_ok());
+            let error = prefetch.next_batch().unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_ends_early_ends_the_thread() {
+        let source: Arc<dyn Source> = Arc::new(MarkovSource::new(1, 8));
+        let mut prefetch =
+            Prefetch::start(source.clone(), 0..1_000_000, Staging::default(), |step| (step as u64, 1)).unwrap();
+        prefetch.next_batch().unwrap();
+        drop(prefetch);
+        while Arc::strong_count(&source) > 1 {
+            std::thread::yield_now(); // for ever, if the thread goes on
+        }
+    }
+
+    /// Reads for ever, until the sender is gone.
+    struct Hangs(Mutex<Receiver<()>>);
+
+    impl Source for Hangs {
+        fn batch(&self, _: Split, _: u64, _: usize) -> Result<Batch, DataError> {
+            let _ = self.0.lock().unwrap().recv();
+            Err(DataError { what: "the server is gone".into(), fix: "mount it".into() })
+        }
+
+        fn describe(&self) -> String {
+            String::new()
+        }
+    }
+
+    #[test]
+    fn a_read_that_hangs_does_not_keep_a_run_from_its_end() {
+        let (server, reads) = channel();
+        let source: Arc<dyn Source> = Arc::new(Hangs(Mutex::new(reads)));
+        let prefetch = Prefetch::start(source.clone(), 0..9, Staging::default(), |step| (step as u64, 1)).unwrap();
+        let (dropped, end) = channel();
+        std::thread::spawn(move || {
+            drop(prefetch);
+            dropped.send(()).unwrap();
+        });
+        assert!(end.recv_timeout(Duration::from_secs(30)).is_ok(), "the end waits for the read");
+        assert_eq!(Arc::strong_count(&source), 2, "the thread still reads");
+        drop(server);
+    }
+}

@@ -1,0 +1,104 @@
+//! `trainer tokenize`: text files to a folder of token files.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use common::format::{bytes, count};
+use common::{Stop, UserError};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::DataError;
+use super::documents::{encode_files, text_files};
+use super::interrupt::go_on;
+use super::shards::ShardWriter;
+use super::tokenizer::Tokenizer;
+use super::tokens::TokenType;
+
+/// What to tokenise, and how.
+#[derive(Clone, Debug)]
+pub struct TokenizeRequest {
+    /// `byte`, or the path of a `tokenizer.json`.
+    pub tokenizer: String,
+    /// The token that ends a document; none for the usual one.
+    pub end_of_text: Option<String>,
+    /// Where a line of a `.jsonl` file has its text.
+    pub json_key: String,
+    /// The folder to write.
+    pub output: PathBuf,
+    /// Tokens of a file, at least 1.
+    pub shard_tokens: u64,
+    /// Files, or folders of them.
+    pub files: Vec<PathBuf>,
+}
+
+/// Why files were not tokenised.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizeError {
+    /// The user's input is wrong.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// Files cannot be read or written.
+    #[error(transparent)]
+    Data(#[from] DataError),
+}
+
+/// Writes the token files of a request, and returns what to tell the user. It ends early if `stop` is asked for.
+///
+/// # Errors
+/// Input that is wrong, or output that cannot be written; then no output is left behind.
+pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, TokenizeError> {
+    let tokenizer = Tokenizer::open(&request.tokenizer, request.end_of_text.as_deref())?;
+    let output = request.output.display();
+    if occupied(&request.output) {
+        let what = format!("--output {output} exists and is not an empty folder");
+        return Err(UserError::new(what, "nothing is overwritten", "name another, or remove it").into());
+    }
+    let mut files = Vec::new();
+    for path in &request.files {
+        let found = text_files(path).map_err(|error| {
+            let what = format!("{} cannot be read: {error}", path.display());
+            UserError::new(what, "it names text: files, or folders of them", "check the path")
+        })?;
+        files.extend(found);
+    }
+    let size = files.iter().filter_map(|file| std::fs::metadata(&file.path).ok()).map(|meta| meta.len()).sum();
+    let bar = ProgressBar::with_draw_target(Some(size), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left") {
+        bar.set_style(style);
+    }
+    let started = Instant::now();
+    let kind = TokenType::for_vocab(tokenizer.vocab());
+    let mut writer = ShardWriter::create(&request.output, kind, request.shard_tokens).map_err(|error| {
+        UserError::new(error.what, "--output names a folder that can be made", "name another, or mend permissions")
+    })?;
+    let totals = encode_files(&files, &tokenizer, &request.json_key, |tokens, so_far| {
+        bar.set_position(so_far.bytes);
+        go_on(stop, &request.output)?;
+        writer.push(tokens).map_err(TokenizeError::from)
+    })?;
+    if totals.is_empty() {
+        let what = format!("{} files hold no UTF-8 text", files.len());
+        return Err(UserError::new(what, "there is something to tokenise", "name files with text").into());
+    }
+    let shards = writer.shards;
+    writer.finish()?;
+    bar.finish_and_clear();
+    let seconds = started.elapsed().as_secs_f64().max(1e-9);
+    let skipped = if totals.skipped > 0 { format!(" ({} are not UTF-8)", totals.skipped) } else { String::new() };
+    Ok(format!(
+        "{} documents of {} files{skipped}, {} -> {} tokens in {shards} token files, {output}\n{seconds:.2} s, {:.1} MB/s",
+        totals.documents,
+        files.len(),
+        bytes(totals.bytes as usize),
+        count(totals.tokens as f64),
+        totals.bytes as f64 / 1e6 / seconds,
+    ))
+}
+
+/// Whether something is there that would be lost.
+fn occupied(path: &Path) -> bool {
+    match std::fs::read_dir(path) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(_) => std::fs::symlink_metadata(path).is_ok(),
+    }
+}

@@ -1,0 +1,138 @@
+//! From text to tokens: bytes, or any Hugging Face `tokenizer.json`.
+
+use std::path::Path;
+
+use common::UserError;
+
+/// Tokens that usually end a document, in the order they are looked for.
+const USUAL_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"];
+
+/// A tokenizer.
+pub enum Tokenizer {
+    /// A token a byte; byte 0, which text does not hold, ends a document.
+    Bytes,
+    /// One read from a `tokenizer.json`.
+    HuggingFace {
+        /// The tokenizer, without truncation and padding.
+        tokenizer: Box<tokenizers::Tokenizer>,
+        /// The token that ends a document.
+        end: u32,
+        /// One more than its largest id.
+        vocab: usize,
+    },
+}
+
+impl Tokenizer {
+    /// `byte`, or the `tokenizer.json` at `name`, or in a folder of that name. `end` names the token that ends a document; if
+    /// it is none the usual names are tried.
+    ///
+    /// # Errors
+    /// A file that is missing or no tokenizer, a token it does not have.
+    pub fn open(name: &str, end: Option<&str>) -> Result<Tokenizer, UserError> {
+        if name == "byte" {
+            return match end {
+                None => Ok(Tokenizer::Bytes),
+                Some(end) => Err(UserError::new(
+                    format!("end_of_text = `{end}` with the byte tokenizer"),
+                    "its documents end with byte 0",
+                    "leave data.end_of_text unset",
+                )),
+            };
+        }
+        let path = Path::new(name);
+        let path = if path.is_dir() { path.join("tokenizer.json") } else { path.into() };
+        let shown = path.display();
+        let wrong = |what: String| {
+            let rule = "it is `byte`, a Hugging Face tokenizer.json, or a folder with one";
+            UserError::new(what, rule, "check the path, or save the tokenizer with save_pretrained")
+        };
+        let bytes = std::fs::read(&path)
+            .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} cannot be read: {error}")))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} is no tokenizer: {error}")))?;
+        // Documents are taken whole, whatever the tokenizer does for its model's inputs.
+        let _ = tokenizer.with_truncation(None);
+        tokenizer.with_padding(None);
+        let found = match end {
+            Some(end) => tokenizer.token_to_id(end),
+            None => USUAL_ENDS.iter().find_map(|end| tokenizer.token_to_id(end)),
+        };
+        let Some(end) = found else {
+            let what = match end {
+                Some(end) => format!("end_of_text = `{end}`: {shown} has no such token"),
+                None => format!("{shown} has none of the tokens {}", USUAL_ENDS.join(" ")),
+            };
+            let rule = "a token of the tokenizer ends each document";
+            return Err(UserError::new(what, rule, "name one with data.end_of_text (--end-of-text)"));
+        };
+        let vocab = tokenizer.get_vocab(true).into_values().max().unwrap_or(0) as usize + 1;
+        Ok(Tokenizer::HuggingFace { tokenizer: Box::new(tokenizer), end, vocab })
+    }
+
+    /// The tokens of a text, none added in front or behind.
+    ///
+    /// # Errors
+    /// What the tokenizer says; bytes have none.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        match self {
+            Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Tokenizer::HuggingFace { tokenizer, .. } => {
+                let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// As [`Tokenizer::encode`], with what the tokenizer adds to the inputs of its own model, such as a first token.
+    ///
+    /// # Errors
+    /// What the tokenizer says; bytes have none.
+    pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, String> {
+        match self {
+            Tokenizer::Bytes => self.encode(text),
+            Tokenizer::HuggingFace { tokenizer, .. } => {
+                let encoding = tokenizer.encode_fast(text, true).map_err(|error| error.to_string())?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The text of tokens; bytes that are no character, and tokens that are none of the tokenizer's, are left out or
+    /// stand as U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        match self {
+            Tokenizer::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            Tokenizer::HuggingFace { tokenizer, .. } => tokenizer.decode(tokens, false).unwrap_or_default(),
+        }
+    }
+
+    /// The token that ends a document.
+    pub fn end_of_text(&self) -> u32 {
+        match self {
+            Tokenizer::Bytes => 0,
+            Tokenizer::HuggingFace { end, .. } => *end,
+        }
+    }
+
+    /// Ids are below it.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Tokenizer::Bytes => 256,
+            Tokenizer::HuggingFace { vocab, .. } => *vocab,
+        }
+    }
+
+    /// Whether text may be cut at byte `at`, a line's start: the lines on both sides give the same tokens apart as together.
+    pub fn separates(&self, text: &str, at: usize) -> bool {
+        let Tokenizer::HuggingFace { .. } = self else { return true };
+        let before = text[..at - 1].rfind('\n').map_or(0, |end| end + 1);
+        let after = text[at..].find('\n').map_or(text.len(), |end| at + end + 1);
+        let encoded = [before..after, before..at, at..after].map(|range| self.encode(&text[range]));
+        let [Ok(both), Ok(mut left), Ok(right)] = encoded else { return false };
+        left.extend(right);
+        both == left
+    }
+}

@@ -1,0 +1,295 @@
+//! A run of tokens, in a mapped file or in memory, whatever their type on disk.
+
+use common::UserError;
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+use super::DataError;
+use super::mapped::MappedFile;
+
+/// Bytes of a dataset's files that are looked at before a run begins, half of them at the files' beginnings and half at
+/// their ends. Reading all of a large one would hold up every start, for minutes where its disks are far.
+pub const CHECKED: usize = 128 << 20;
+
+/// Type of a token on disk, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum TokenType {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    I64,
+}
+
+impl TokenType {
+    /// The type that token files have for ids below `vocab`.
+    pub fn for_vocab(vocab: usize) -> TokenType {
+        if vocab <= 1 << 16 { TokenType::U16 } else { TokenType::U32 }
+    }
+
+    /// Bytes of a token.
+    pub fn size(self) -> usize {
+        match self {
+            TokenType::U8 | TokenType::I8 => 1,
+            TokenType::U16 | TokenType::I16 => 2,
+            TokenType::U32 | TokenType::I32 => 4,
+            TokenType::I64 => 8,
+        }
+    }
+
+    /// Appends ids, which must fit the type.
+    pub fn encode(self, ids: &[u32], bytes: &mut Vec<u8>) {
+        for id in ids {
+            bytes.extend(&u64::from(*id).to_le_bytes()[..self.size()]);
+        }
+    }
+
+    /// Calls `each` with every token of `bytes`.
+    fn decode(self, bytes: &[u8], mut each: impl FnMut(i64)) {
+        match self {
+            TokenType::U8 => bytes.iter().for_each(|b| each(i64::from(*b))),
+            TokenType::I8 => bytes.iter().for_each(|b| each(i64::from(*b as i8))),
+            TokenType::U16 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from(u16::from_le_bytes(*b)))),
+            TokenType::I16 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from(i16::from_le_bytes(*b)))),
+            TokenType::U32 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from(u32::from_le_bytes(*b)))),
+            TokenType::I32 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from(i32::from_le_bytes(*b)))),
+            TokenType::I64 => bytes.as_chunks().0.iter().for_each(|b| each(i64::from_le_bytes(*b))),
+        }
+    }
+}
+
+/// Bytes at a file's begin, and as many at its end, by which it is known again.
+const KNOWN_BY: usize = 4096;
+
+/// Where the bytes of tokens are.
+pub enum Storage {
+    /// In a file.
+    Mapped(MappedFile),
+    /// In memory: text that was tokenised at the start.
+    Memory(Vec<u8>),
+}
+
+/// Tokens that follow each other.
+pub struct Tokens {
+    /// What messages call them.
+    pub name: String,
+    /// Their bytes, among others before and after.
+    pub storage: Storage,
+    /// Their type.
+    pub kind: TokenType,
+    /// First byte of the first one.
+    pub offset: usize,
+    /// How many there are.
+    pub len: u64,
+    /// An id that none exceeds, where whoever wrote the file noted one.
+    pub largest: Option<u32>,
+}
+
+impl Tokens {
+    /// Writes tokens `start..start + row.len()`, which must exist, into `row`.
+    ///
+    /// # Errors
+    /// The file cannot be read any more: it changed since it was opened. Or a token is not below `vocab`, where
+    /// [`Tokens::check`] did not look or that changed since.
+    pub fn read(&self, start: u64, row: &mut [i32], vocab: usize) -> Result<(), DataError> {
+        let size = self.kind.size();
+        let first = self.offset + start as usize * size;
+        let bytes = &self.bytes().map_err(|error| self.changed(&error.to_string()))?[first..first + row.len() * size];
+        let (mut outside, mut position) = (None, start);
+        let mut places = row.iter_mut();
+        self.kind.decode(bytes, |id| {
+            if let Some(place) = places.next() {
+                // Vocabularies are far below 2^31, so what is inside fits.
+                *place = id as i32;
+            }
+            if outside.is_none() && (id < 0 || id >= vocab as i64) {
+                outside = Some((id, position));
+            }
+            position += 1;
+        });
+        match outside {
+            Some((id, position)) => {
+                let UserError { what, rule, fix } = self.outside(id, Some(position), vocab);
+                Err(DataError { what: format!("{what}. Rule: {rule}"), fix })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that tokens are below `vocab`, before a run begins: all of them where they are in memory or their file notes
+    /// its largest, else those in the first and in the last `part` bytes. The others are checked as they are read, in
+    /// [`Tokens::read`].
+    ///
+    /// # Errors
+    /// One is not.
+    pub fn check(&self, part: usize, vocab: usize) -> Result<(), UserError> {
+        if let Some(largest) = self.largest {
+            let fits = i64::from(largest) < vocab as i64;
+            return if fits { Ok(()) } else { Err(self.outside(largest.into(), None, vocab)) };
+        }
+        let bytes = self.bytes().map_err(|error| {
+            UserError::new(format!("{} cannot be read: {error}", self.name), "data stay as they are", "start again")
+        })?;
+        let size = self.kind.size();
+        let bytes = &bytes[self.offset..self.offset + self.len as usize * size];
+        let part = match self.storage {
+            Storage::Memory(_) => bytes.len(),
+            Storage::Mapped(_) => part.next_multiple_of(size).min(bytes.len()),
+        };
+        // Where the two overlap, a token is looked at twice.
+        let ends = [0, bytes.len() - part];
+        let ends = if part == bytes.len() { &ends[..1] } else { &ends };
+        let parts = || ends.iter().map(|&first| (first, &bytes[first..first + part]));
+        let (smallest, largest) =
+            parts().map(|(_, part)| self.range(part)).fold((0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
+        let id = if smallest < 0 { smallest } else { largest };
+        if (0..vocab as i64).contains(&id) {
+            return Ok(());
+        }
+        let position = parts().find_map(|(first, part)| Some((first / size + self.find(part, id)?) as u64));
+        Err(self.outside(id, position, vocab))
+    }
+
+    /// Adds to a hash what tells these tokens from others: how many there are and what they are; of a file, which may be
+    /// larger than memory, the first and the last few.
+    ///
+    /// # Errors
+    /// The file cannot be read any more.
+    pub fn identify(&self, hash: &mut Sha256) -> Result<(), DataError> {
+        let bytes = self.bytes().map_err(|error| self.changed(&error.to_string()))?;
+        let bytes = &bytes[self.offset..self.offset + self.len as usize * self.kind.size()];
+        hash.update(self.len.to_le_bytes());
+        match &self.storage {
+            Storage::Mapped(_) => {
+                hash.update(&bytes[..bytes.len().min(KNOWN_BY)]);
+                hash.update(&bytes[bytes.len().saturating_sub(KNOWN_BY)..]);
+            }
+            Storage::Memory(_) => hash.update(bytes),
+        }
+        Ok(())
+    }
+
+    /// Smallest and largest token, or 0.
+    fn range(&self, bytes: &[u8]) -> (i64, i64) {
+        let of_chunk = |chunk: &[u8]| {
+            let (mut smallest, mut largest) = (0, 0);
+            self.kind.decode(chunk, |id| (smallest, largest) = (id.min(smallest), id.max(largest)));
+            (smallest, largest)
+        };
+        bytes.par_chunks(1 << 20).map(of_chunk).reduce(|| (0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)))
+    }
+
+    /// Where a token is for the first time.
+    fn find(&self, bytes: &[u8], wanted: i64) -> Option<usize> {
+        let (mut found, mut position) = (None, 0);
+        self.kind.decode(bytes, |id| {
+            if id == wanted && found.is_none() {
+                found = Some(position);
+            }
+            position += 1;
+        });
+        found
+    }
+
+    /// A token that the model has not.
+    fn outside(&self, id: i64, position: Option<u64>, vocab: usize) -> UserError {
+        let fix = match id {
+            0.. => format!("set model.vocab = {} or more, or use data of another tokenizer", id + 1),
+            _ => "write the file anew: ids are not negative".into(),
+        };
+        let place = position.map_or(String::new(), |position| format!(" at position {position}"));
+        UserError::new(
+            format!("{} holds token {id}{place}", self.name),
+            format!("tokens are 0 to model.vocab - 1 = {}", vocab - 1),
+            fix,
+        )
+    }
+
+    fn bytes(&self) -> std::io::Result<&[u8]> {
+        match &self.storage {
+            Storage::Mapped(file) => file.bytes(),
+            Storage::Memory(bytes) => Ok(bytes),
+        }
+    }
+
+    fn changed(&self, how: &str) -> DataError {
+        let what = format!("{} changed while it was trained on: {how}", self.name);
+        DataError { what, fix: "leave data as they are during a run, and start again".into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(kind: TokenType, bytes: Vec<u8>) -> Tokens {
+        let len = (bytes.len() / kind.size()) as u64;
+        Tokens { name: "x".into(), storage: Storage::Memory(bytes), kind, offset: 0, len, largest: None }
+    }
+
+    #[test]
+    fn every_type_reads_back_its_largest_and_smallest_ids() {
+        let cases = [
+            (TokenType::U8, vec![0, 255], vec![0, 255]),
+            (TokenType::I8, vec![1, 127], vec![1, 127]),
+            (TokenType::U16, vec![1, 0, 255, 255], vec![1, 65535]),
+            (TokenType::I16, vec![1, 0, 255, 127], vec![1, 32767]),
+            (TokenType::U32, vec![1, 0, 0, 0, 0, 0, 1, 0], vec![1, 65536]),
+            (TokenType::I32, vec![1, 0, 0, 0, 0, 0, 1, 0], vec![1, 65536]),
+            (TokenType::I64, vec![1, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0], vec![1, 258]),
+        ];
+        for (kind, bytes, ids) in cases {
+            let mut row = [0; 2];
+            tokens(kind, bytes.clone()).read(0, &mut row, 1 << 20).unwrap();
+            assert_eq!(row.as_slice(), ids, "{kind:?}");
+            let mut encoded = Vec::new();
+            kind.encode(&row.map(|id| id as u32), &mut encoded);
+            assert_eq!(encoded, bytes, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_negative_token_and_one_past_the_vocabulary_are_refused() {
+        let check = |kind, bytes| tokens(kind, bytes).check(1 << 20, 10).map_err(|error| error.what);
+        assert_eq!(check(TokenType::I16, vec![0, 0, 255, 255]), Err("x holds token -1 at position 1".into()));
+        assert_eq!(check(TokenType::U8, vec![3, 10]), Err("x holds token 10 at position 1".into()));
+        assert_eq!(check(TokenType::U8, vec![3, 9]), Ok(()));
+        assert!(tokens(TokenType::U8, vec![3, 10]).read(0, &mut [0, 0], 10).is_err());
+    }
+
+    /// Of 100 tokens in a file the one at `position` is past the vocabulary; 10 bytes at each end are looked at.
+    fn one_wrong(position: usize) -> Tokens {
+        let mut bytes = vec![0; 200];
+        bytes[2 * position..2 * position + 2].copy_from_slice(&300u16.to_le_bytes());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let storage = Storage::Mapped(MappedFile::open(file.path()).unwrap());
+        Tokens { storage, ..tokens(TokenType::U16, bytes) }
+    }
+
+    #[test]
+    fn a_start_looks_at_both_ends_of_a_file_and_not_at_all_of_it() {
+        for position in [0, 4, 95, 99] {
+            let error = one_wrong(position).check(10, 256).unwrap_err();
+            assert_eq!(error.what, format!("x holds token 300 at position {position}"));
+        }
+        for position in [5, 50, 94] {
+            assert_eq!(one_wrong(position).check(10, 256), Ok(()), "{position}");
+            assert!(one_wrong(position).check(100, 256).is_err(), "{position}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_token_that_the_start_did_not_look_at_is_named_with_its_place_when_it_is_read() {
+        let tokens = one_wrong(50);
+        assert!(tokens.read(40, &mut [0; 10], 256).is_ok() && tokens.read(51, &mut [0; 10], 256).is_ok());
+        assert_eq!(
+            tokens.read(45, &mut [0; 10], 256).unwrap_err().to_string(),
+            "x holds token 300 at position 50. Rule: tokens are 0 to model.vocab - 1 = 255. \
+             Fix: set model.vocab = 301 or more, or use data of another tokenizer"
+        );
+    }
+}

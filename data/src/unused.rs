@@ -1,0 +1,36 @@
+//! Options of data that say nothing about what is trained on.
+
+use common::UserError;
+
+use crate::config::DataConfig;
+
+/// Fails if one is set that would be ignored: an MLP (`mlp`) has no data, and without `data.path` there are no files.
+///
+/// # Errors
+/// Names the first.
+pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
+    let (with, rule, fix) = match (mlp, &data.path) {
+        (true, _) => (
+            "with model.kind = \"mlp\"",
+            "an MLP trains on rows that the trainer makes",
+            "leave it out, or set model.kind = \"gpt\"",
+        ),
+        (_, None) => (
+            "without data.path",
+            "it says how the files of data.path are taken",
+            "set data.path (--data-path), or leave it out",
+        ),
+        _ => return Ok(()),
+    };
+    let about_files = [
+        ("data.path", data.path.is_some()),
+        ("data.validation_path", data.validation_path.is_some()),
+        ("data.tokenizer", data.tokenizer != "byte"),
+        ("data.end_of_text", data.end_of_text.is_some()),
+        ("data.raw_tokens", data.raw_tokens != "none"),
+    ];
+    match about_files.iter().find(|(_, given)| *given) {
+        Some((key, _)) => Err(UserError::new(format!("{key} {with}"), rule, fix)),
+        None => Ok(()),
+    }
+}

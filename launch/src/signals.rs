@@ -1,0 +1,73 @@
+//! Signals that ask a run to end.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use common::Stop;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::iterator::Signals;
+use signal_hook::{flag, low_level};
+
+use crate::ONE_REQUEST;
+
+/// From now on SIGTERM, SIGINT and SIGUSR1 are requests to end, and a second one ends the process at once with 128 + its
+/// number. SIGUSR1 is there because mpirun passes it on, where it answers SIGTERM by ending all ranks itself.
+///
+/// A file beyond the limit on file sizes is from now on an error of the write, as a full disk is, and not the end of the
+/// process.
+///
+/// # Errors
+/// What the operating system said.
+pub fn listen() -> std::io::Result<Stop> {
+    let asking = [SIGTERM, SIGINT, SIGUSR1];
+    asking.into_iter().for_each(forget_handler);
+    let (stop, mut signals) = (Stop::default(), Signals::new(asking)?);
+    let theirs = stop.clone();
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let mut before: Option<(i32, Instant)> = None;
+        for signal in signals.forever() {
+            let another = before.is_some_and(|(first, at)| first != signal || at.elapsed() >= ONE_REQUEST);
+            if another || !theirs.is_heeded() {
+                low_level::exit(128 + signal);
+            }
+            before.get_or_insert((signal, Instant::now()));
+            theirs.ask();
+        }
+    })?;
+    flag::register(SIGXFSZ, Arc::default())?;
+    Ok(stop)
+}
+
+/// Takes out whoever handles a signal. Libraries bring handlers along, and `signal-hook` calls them before its own: MPI may
+/// load OpenCL to learn what devices there are, OpenCL LLVM, and LLVM's handler ends the process.
+fn forget_handler(signal: i32) {
+    // SAFETY: the default action runs no code of ours, and the signals are valid ones.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    static THEIRS: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn theirs(_: i32) {
+        THEIRS.store(true, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_handler_that_a_library_left_does_not_run() {
+        // SAFETY: the handler stores to an atomic, which is allowed there.
+        unsafe { libc::signal(SIGUSR1, theirs as extern "C" fn(i32) as libc::sighandler_t) };
+        let stop = listen().unwrap();
+        stop.heed();
+        low_level::raise(SIGUSR1).unwrap();
+        while !stop.is_asked() {
+            std::thread::yield_now();
+        }
+        assert!(!THEIRS.load(Ordering::Relaxed));
+    }
+}

@@ -1,0 +1,116 @@
+//! A place to try one operation: tensors filled from a seed, the same on every device.
+
+use device::{Area, DType, Device, Op, Shape, Stream, Tensor, bf16};
+
+use crate::commands::random::uniform;
+
+/// A device, a stream, and the tensors of one trial.
+pub(super) struct Bench {
+    pub(super) device: Device,
+    pub(super) stream: Stream,
+    areas: Vec<Area>,
+}
+
+/// What an operation wrote, each tensor as numbers.
+pub(super) type Written = Vec<Vec<f64>>;
+
+impl Bench {
+    pub(super) fn new(device: &Device) -> Bench {
+        Bench { device: device.clone(), stream: device.stream("doctor"), areas: Vec::new() }
+    }
+
+    fn allocate(&mut self, shape: Shape, dtype: DType) -> device::Result<Tensor> {
+        let name = format!("tensor {}", self.areas.len());
+        self.device.allocate_tensor(&mut self.areas, &name, shape, dtype)
+    }
+
+    /// A floating tensor with values uniform in `[-1, 1)`, a function of how many tensors came before.
+    pub(super) fn input(&mut self, shape: impl Into<Shape>, dtype: DType) -> device::Result<Tensor> {
+        self.scaled(shape, dtype, 1.0)
+    }
+
+    /// As [`Bench::input`], times `scale`.
+    pub(super) fn scaled(&mut self, shape: impl Into<Shape>, dtype: DType, scale: f32) -> device::Result<Tensor> {
+        let tensor = self.allocate(shape.into(), dtype)?;
+        let stream = self.areas.len() as u64;
+        let values: Vec<f32> =
+            (0..tensor.elements()).map(|i| scale * (2.0 * uniform(stream, i as u64) - 1.0)).collect();
+        match dtype {
+            DType::Bf16 => {
+                let rounded: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+                self.device.upload(&tensor, &rounded)?;
+            }
+            _ => self.device.upload(&tensor, &values)?,
+        }
+        Ok(tensor)
+    }
+
+    /// An i32 tensor of the given values.
+    pub(super) fn integers(&mut self, shape: impl Into<Shape>, values: &[i32]) -> device::Result<Tensor> {
+        let tensor = self.allocate(shape.into(), DType::I32)?;
+        self.device.upload(&tensor, values)?;
+        Ok(tensor)
+    }
+
+    /// A block of plain data.
+    pub(super) fn block<T: bytemuck::Pod>(&mut self, value: &T) -> device::Result<Tensor> {
+        let tensor = self.allocate([size_of::<T>()].into(), DType::U8)?;
+        self.device.upload(&tensor, bytemuck::bytes_of(value))?;
+        Ok(tensor)
+    }
+
+    /// A tensor to be written, its old bytes NaN.
+    pub(super) fn output(&mut self, shape: impl Into<Shape>, dtype: DType) -> device::Result<Tensor> {
+        let tensor = self.allocate(shape.into(), dtype)?;
+        match dtype {
+            DType::F32 => self.device.upload(&tensor, &vec![f32::NAN; tensor.elements()])?,
+            DType::Bf16 => self.device.upload(&tensor, &vec![bf16::NAN; tensor.elements()])?,
+            DType::I32 => self.device.upload(&tensor, &vec![-1i32; tensor.elements()])?,
+            DType::U8 => self.device.upload(&tensor, &vec![0xffu8; tensor.elements()])?,
+        }
+        Ok(tensor)
+    }
+
+    /// Runs an operation as set-up of another.
+    pub(super) fn run(&self, op: impl Into<Op>) -> device::Result<()> {
+        let op = op.into();
+        self.prepare(&op)?;
+        self.stream.submit(op)
+    }
+
+    /// Has libraries choose their algorithms, as recording a step does.
+    pub(super) fn prepare(&self, op: &Op) -> device::Result<()> {
+        self.device.begin_trace();
+        let prepared = self.stream.submit(op.clone());
+        self.device.end_trace();
+        prepared
+    }
+
+    /// What an operation has written.
+    pub(super) fn written(&self, op: &Op) -> device::Result<Written> {
+        op.accesses().writes.iter().map(|tensor| self.numbers(tensor)).collect()
+    }
+
+    fn numbers(&self, tensor: &Tensor) -> device::Result<Vec<f64>> {
+        let flat = tensor.reshape([tensor.elements()]);
+        Ok(match tensor.dtype {
+            DType::F32 => self.device.download::<f32>(&flat)?.into_iter().map(f64::from).collect(),
+            DType::Bf16 => self.device.download::<bf16>(&flat)?.into_iter().map(f64::from).collect(),
+            DType::I32 => self.device.download::<i32>(&flat)?.into_iter().map(f64::from).collect(),
+            DType::U8 => self.device.download::<u8>(&flat)?.into_iter().map(f64::from).collect(),
+        })
+    }
+}
+
+/// The largest relative L2 distance of any written tensor; infinite where one holds NaN and the other does not.
+pub(super) fn distance(ours: &Written, theirs: &Written) -> f64 {
+    let one = |(a, b): (&Vec<f64>, &Vec<f64>)| {
+        if a.iter().zip(b).any(|(x, y)| x.is_nan() || y.is_nan()) {
+            return f64::INFINITY;
+        }
+        let square: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();
+        let norm: f64 = b.iter().map(|y| y * y).sum();
+        if square == 0.0 { 0.0 } else { (square / norm.max(1e-300)).sqrt() }
+    };
+    ours.iter().zip(theirs).map(one).fold(0.0, f64::max)
+}

@@ -1,0 +1,223 @@
+//! `trainer doctor`: is this machine able to train, does every operation compute what it should, and how fast is it.
+
+mod bench;
+mod cases;
+mod command;
+mod generation;
+mod rates;
+
+use std::rc::Rc;
+
+use common::terminal::say;
+use device::cuda::library_versions;
+use device::{Communicator, DType, Device, HostOptions, Op};
+use serde::Serialize;
+
+use crate::run::accelerator::{Accelerator, peak_tflops};
+use bench::{Bench, Written, distance};
+use cases::Case;
+pub use command::examine;
+
+/// What to look at.
+#[derive(Clone, Copy, Debug)]
+pub struct DoctorOptions {
+    /// Leave out the rates.
+    pub quick: bool,
+    /// Print JSON.
+    pub json: bool,
+}
+
+/// One finding.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// What it is about: `machine`, `operation`, `rate`, `ranks`.
+    pub about: &'static str,
+    /// The thing.
+    pub name: String,
+    /// What was found.
+    pub value: String,
+    /// What it means for training.
+    pub verdict: Verdict,
+}
+
+/// What a finding means for training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Training works without it, but slower or on one GPU alone.
+    Lacks,
+    /// Wrong, or training is not possible.
+    Fail,
+}
+
+impl Verdict {
+    fn of(ok: bool) -> Verdict {
+        if ok { Verdict::Ok } else { Verdict::Fail }
+    }
+}
+
+/// Relative L2 distance two devices may be apart: they add in another order, and bf16 rounds to 8 bits after it.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bf16 => 1e-2,
+        _ => 1e-5,
+    }
+}
+
+/// Examines the device and the ranks' ways to talk; prints a table on rank 0 and returns the exit code.
+///
+/// `group` is the data-parallel communicator of several ranks.
+pub fn run(
+    options: DoctorOptions,
+    accelerator: Accelerator,
+    device: &Device,
+    group: Option<&Rc<dyn Communicator>>,
+) -> i32 {
+    let mut findings = machine(device);
+    findings.extend(cases::all().iter().map(|case| operation(case, accelerator, device)));
+    if let Some(group) = group {
+        findings.push(all_reduce(device, group));
+    }
+    if !options.quick && device.gpu().is_some() {
+        findings.extend(rates(device));
+    }
+    let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
+    if group.is_none_or(|group| group.rank() == 0) {
+        match serde_json::to_string_pretty(&findings) {
+            Ok(text) if options.json => say(&text),
+            _ => print(&findings, failed),
+        }
+    }
+    if failed == 0 { 0 } else { 3 }
+}
+
+fn print(findings: &[Finding], failed: usize) {
+    let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
+    for finding in findings {
+        let mark = match finding.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Lacks => "lacks",
+            Verdict::Fail => "FAIL",
+        };
+        say(&format!("{mark:<5}  {:<9}  {:<width$}  {}", finding.about, finding.name, finding.value));
+    }
+    say(&format!("{} of {} checks passed", findings.len() - failed, findings.len()));
+}
+
+fn machine(device: &Device) -> Vec<Finding> {
+    let fact = |name: &str, value: String, verdict| Finding { about: "machine", name: name.into(), value, verdict };
+    let Some(gpu) = device.gpu() else { return vec![fact("device", "host".into(), Verdict::Ok)] };
+    let (capability, driver) = (gpu.capability, gpu.driver_version);
+    let mut facts = vec![
+        fact("GPU", gpu.name.clone(), Verdict::Ok),
+        fact("compute capability", format!("{}.{}", capability.0, capability.1), Verdict::of(capability.0 >= 8)),
+        fact("memory", format!("{:.1} GiB", gpu.memory_bytes as f64 / (1u64 << 30) as f64), Verdict::Ok),
+        fact("driver's CUDA", format!("{}.{}", driver / 1000, driver % 1000 / 10), Verdict::Ok),
+    ];
+    let mut libraries = library_versions();
+    libraries.push(("NCCL", parallel::nccl_version().map(|v| format!("{}.{}.{}", v / 10000, v / 100 % 100, v % 100))));
+    for (name, version) in libraries {
+        let (without, cost) = match name {
+            "cuDNN" => (Verdict::Lacks, "; attention runs on our own, slower kernels"),
+            "NCCL" => (Verdict::Lacks, "; there can be one rank"),
+            _ => (Verdict::Fail, ""),
+        };
+        let missing = || format!("not found on LD_LIBRARY_PATH or in the system's folders{cost}");
+        let verdict = if version.is_some() { Verdict::Ok } else { without };
+        facts.push(fact(name, version.unwrap_or_else(missing), verdict));
+    }
+    facts
+}
+
+/// Runs an operation on the host, on the device, and captured on the device, from the same inputs.
+fn operation(case: &Case, accelerator: Accelerator, device: &Device) -> Finding {
+    let compare = || -> device::Result<(f64, bool)> {
+        let host = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
+        let theirs = eager(case, &host)?;
+        let ours = eager(case, device)?;
+        let replayed = captured(case, device)?;
+        Ok((distance(&ours, &theirs), same(&replayed, &ours)))
+    };
+    let name = format!("{}, {}", case.name, case.dtype);
+    let about = "operation";
+    match compare() {
+        Ok((error, same)) => {
+            let ok = error <= tolerance(case.dtype) && (same || repeats_loosely(case, accelerator));
+            let replay = if same { "replay the same bits" } else { "replay other bits" };
+            Finding { about, name, value: format!("relative error {error:.1e}, {replay}"), verdict: Verdict::of(ok) }
+        }
+        Err(error) => Finding { about, name, value: error.to_string(), verdict: Verdict::Fail },
+    }
+}
+
+/// cuDNN's default backward attention adds dQ in the order its blocks finish.
+fn repeats_loosely(case: &Case, accelerator: Accelerator) -> bool {
+    accelerator != Accelerator::Host && case.name.starts_with("attention backward")
+}
+
+fn same(a: &Written, b: &Written) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits()))
+}
+
+fn eager(case: &Case, device: &Device) -> device::Result<Written> {
+    let mut bench = Bench::new(device);
+    let op = (case.make)(&mut bench)?;
+    bench.run(op.clone())?;
+    bench.written(&op)
+}
+
+fn captured(case: &Case, device: &Device) -> device::Result<Written> {
+    let mut bench = Bench::new(device);
+    let op: Op = (case.make)(&mut bench)?;
+    bench.prepare(&op)?;
+    device.synchronize()?;
+    bench.stream.begin_capture()?;
+    let submitted = bench.stream.submit(op.clone());
+    if submitted.is_err() {
+        bench.stream.abandon_capture();
+    }
+    submitted?;
+    let graph = bench.stream.end_capture(&case.name)?;
+    graph.launch(&bench.stream)?;
+    bench.written(&op)
+}
+
+fn all_reduce(device: &Device, group: &Rc<dyn Communicator>) -> Finding {
+    use device::ops::{Collective, CollectiveKind};
+    let sum = || -> device::Result<bool> {
+        let mut bench = Bench::new(device);
+        let tensor = bench.output([1 << 16], DType::F32)?;
+        device.upload(&tensor, &vec![(group.rank() + 1) as f32; 1 << 16])?;
+        bench.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), tensor))?;
+        let expected = (group.size() * (group.size() + 1) / 2) as f32;
+        Ok(device.download::<f32>(&tensor)?.iter().all(|&x| x == expected))
+    };
+    let name = format!("all-reduce over {} ranks", group.size());
+    match sum() {
+        Ok(ok) => {
+            Finding { about: "ranks", name, value: if ok { "right" } else { "wrong" }.into(), verdict: Verdict::of(ok) }
+        }
+        Err(error) => Finding { about: "ranks", name, value: error.to_string(), verdict: Verdict::Fail },
+    }
+}
+
+fn rates(device: &Device) -> Vec<Finding> {
+    let peak = device.gpu().and_then(|gpu| peak_tflops(&gpu.name, "bf16"));
+    match rates::measure(&mut Bench::new(device)) {
+        Ok(rates) => rates
+            .into_iter()
+            .map(|rate| {
+                let share = peak.filter(|_| rate.unit == "TFLOP/s").map(|peak| rate.value / peak * 100.0);
+                let share = share.map_or(String::new(), |share| format!(", {share:.0} % of the data sheet's"));
+                let digits = usize::from(rate.unit == "us");
+                let value = format!("{:.digits$} {}{share}", rate.value, rate.unit);
+                Finding { about: "rate", name: rate.name, value, verdict: Verdict::Ok }
+            })
+            .collect(),
+        Err(error) => {
+            vec![Finding { about: "rate", name: "rates".into(), value: error.to_string(), verdict: Verdict::Fail }]
+        }
+    }
+}

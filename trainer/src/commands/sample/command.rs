@@ -1,0 +1,88 @@
+//! The command line of `trainer sample`.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use common::UserError;
+
+use super::{Prompt, SampleRequest, Sampler};
+
+/// Its flags.
+pub(crate) fn sample_command() -> Command {
+    let arg = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    // A text may begin with a hyphen, and a number that is refused for being negative is refused in our words.
+    let any = |name, value, help| arg(name, value, help).allow_hyphen_values(true);
+    let checkpoint = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
+    let prompt = "Text to go on with; without it the model begins a document";
+    let temperature = "Below 1 likely tokens become likelier, above 1 less so; 0 always takes the likeliest";
+    Command::new("sample")
+        .about("Goes on with a text, as a trained model would")
+        .arg(arg("checkpoint", "DIR", checkpoint).required(true))
+        .arg(any("prompt", "TEXT", prompt).conflicts_with("prompt-file"))
+        .arg(arg("prompt-file", "FILE", "File with the text to go on with"))
+        .arg(any("tokens", "N", "Most tokens to add").default_value("200").value_parser(value_parser!(u32)))
+        .arg(any("temperature", "T", temperature).default_value("0.8").value_parser(value_parser!(f64)))
+        .arg(
+            any("top-k", "K", "Choose among the K likeliest tokens only; 0 for all")
+                .default_value("200")
+                .value_parser(value_parser!(u32)),
+        )
+        .arg(
+            any("seed", "SEED", "The same seed gives the same text")
+                .default_value("1")
+                .value_parser(value_parser!(u64)),
+        )
+        .arg(arg(
+            "tokenizer",
+            "TOKENIZER",
+            "byte, a tokenizer.json, or a folder with one; that of training if not given",
+        ))
+        .arg(arg("end-of-text", "TOKEN", "Token that ends a document; that of training if not given"))
+        .arg(
+            Arg::new("device")
+                .long("device")
+                .value_parser(["auto", "host", "cuda"])
+                .default_value("auto")
+                .help("Where to run"),
+        )
+        .arg(
+            any("threads", "N", "host: threads; all cores if not given")
+                .value_parser(value_parser!(u32).range(1..=4096)),
+        )
+}
+
+/// What was asked for.
+///
+/// # Errors
+/// A temperature that is none.
+pub(crate) fn sample_request(matches: &ArgMatches) -> Result<SampleRequest, UserError> {
+    let text = |name: &str| matches.get_one::<String>(name).cloned();
+    let number = |name: &str| matches.get_one::<u32>(name).map(|&number| number as usize);
+    let temperature = matches.get_one::<f64>("temperature").copied().unwrap_or(1.0);
+    if !(temperature >= 0.0 && temperature.is_finite()) {
+        return Err(UserError::new(
+            format!("--temperature {temperature}"),
+            "it is 0 or more, and finite",
+            "for example --temperature 0.8, or 0 for the likeliest token each time",
+        ));
+    }
+    Ok(SampleRequest {
+        checkpoint: text("checkpoint").map(PathBuf::from).unwrap_or_default(),
+        tokenizer: text("tokenizer"),
+        end_of_text: text("end-of-text"),
+        prompt: match text("prompt-file") {
+            Some(path) => Prompt::File(path.into()),
+            None => Prompt::Text(text("prompt").unwrap_or_default()),
+        },
+        tokens: number("tokens").unwrap_or(0),
+        sampler: Sampler {
+            temperature,
+            top_k: number("top-k").filter(|&k| k > 0),
+            seed: matches.get_one("seed").copied().unwrap_or(0),
+        },
+        device: text("device").unwrap_or_default(),
+        threads: number("threads"),
+    })
+}

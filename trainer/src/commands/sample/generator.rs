@@ -1,0 +1,165 @@
+//! A model that goes on with a text: it reads a prompt, and then token after token through a graph.
+
+use std::rc::Rc;
+
+use device::{Area, DType, Device, Stream, Tensor, bf16};
+use engine::model::{Cursor, Decoder, GptShape};
+use engine::params::Params;
+use graph_manager::{CudaGraphManager, GraphOptions, Mempool, Mode, Region, Report, Result, Scope, StepShape};
+
+use super::Sampler;
+
+/// Reads a text of any length, keeping in its cache what fits the model's context, and tells what may follow.
+///
+/// Reading a prompt and reading a token are steps of a [`CudaGraphManager`] of their own mode: recorded, run once eagerly,
+/// then captured whole and replayed. The first prompt is thus never a graph, and is not worth one: what a capture needs
+/// (kernels that are loaded, products that are chosen) comes of running once without, so the prompt would be read twice,
+/// and most texts read one. Fields drop in order: graphs, then memory.
+pub struct Generator {
+    graphs: CudaGraphManager,
+    compute: Stream,
+    decoder: Rc<Decoder>,
+    _params: Params,
+    cursor: Cursor,
+    /// `(1, most tokens of a prompt)`, i32.
+    prompt: Tensor,
+    /// `(1, 1)`, i32.
+    token: Tensor,
+    /// `(1, padded vocab)`.
+    logits: Tensor,
+    vocab: usize,
+    /// Tokens the cache has room for.
+    context: usize,
+    /// What the cache holds, and may yet be read again.
+    read: Vec<i32>,
+    _areas: Vec<Area>,
+}
+
+impl Generator {
+    /// Takes a model whose weights are loaded. A prompt has at most `longest` tokens, which is at most the model's
+    /// context.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(device: &Device, shape: &GptShape, params: Params, longest: usize) -> Result<Generator> {
+        let mut areas = Vec::new();
+        let compute = device.stream("compute");
+        let start = device.allocate_tensor(&mut areas, "start", [1], DType::I32)?;
+        let wanted = device.allocate_tensor(&mut areas, "wanted", [1], DType::I32)?;
+        let prompt = device.allocate_tensor(&mut areas, "prompt", [1, longest], DType::I32)?;
+        let token = device.allocate_tensor(&mut areas, "token", [1, 1], DType::I32)?;
+        let logits = device.allocate_tensor(&mut areas, "logits", [1, shape.padded_vocab], shape.dtype)?;
+        let options = GraphOptions { scope: Scope::FullIteration, mempool: Mempool::Single, ..GraphOptions::default() };
+        let mut generator = Generator {
+            graphs: CudaGraphManager::new(compute.clone(), options, StepShape::default())?,
+            decoder: Rc::new(Decoder::new(device, shape, &params)?),
+            compute,
+            _params: params,
+            cursor: Cursor { start, wanted },
+            prompt,
+            token,
+            logits,
+            vocab: shape.vocab,
+            context: shape.seq,
+            read: Vec::new(),
+            _areas: areas,
+        };
+        // The memory of both is known before either runs.
+        for mode in [Mode::Prefill, Mode::Decode] {
+            let mut body = generator.body(mode);
+            generator.graphs.record(mode, 1, &mut body)?;
+        }
+        Ok(generator)
+    }
+
+    /// A forward of that mode, as a step's one region.
+    fn body(&self, mode: Mode) -> impl FnMut(&mut graph_manager::StepContext<'_>) -> Result<()> + use<> {
+        let tokens = if mode == Mode::Prefill { self.prompt } else { self.token };
+        let (decoder, cursor, logits) = (self.decoder.clone(), self.cursor, self.logits);
+        move |cx| cx.region(Region::Step, (), |cx, ()| decoder.forward(cx, tokens, cursor, logits))
+    }
+
+    fn forward(&mut self, mode: Mode, start: usize, wanted: usize) -> Result<Vec<f32>> {
+        self.compute.write(&self.cursor.start, &[start as i32])?;
+        self.compute.write(&self.cursor.wanted, &[wanted as i32])?;
+        let mut body = self.body(mode);
+        self.graphs.step(mode, 1, &mut body)?;
+        let mut logits: Vec<f32> = match self.logits.dtype {
+            DType::F32 => self.compute.read(&self.logits)?.wait()?,
+            _ => self.compute.read::<bf16>(&self.logits)?.wait()?.into_iter().map(bf16::to_f32).collect(),
+        };
+        logits.truncate(self.vocab);
+        Ok(logits)
+    }
+
+    /// Forgets everything and reads the first tokens of a text, at least one and at most the longest prompt; returns the
+    /// logits `(vocab)` of what follows.
+    ///
+    /// # Errors
+    /// What the device met.
+    pub fn start(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
+        // Behind the prompt, any token: what it leaves in the cache is overwritten before it is read.
+        let mut padded = tokens.to_vec();
+        padded.resize(self.prompt.elements(), 0);
+        self.compute.write(&self.prompt, &padded)?;
+        self.read = tokens.to_vec();
+        self.forward(Mode::Prefill, 0, tokens.len().saturating_sub(1))
+    }
+
+    /// Reads one more token; returns the logits `(vocab)` of what follows. Where the context is full, the newer half of
+    /// it is read again from its beginning, and the older half forgotten.
+    ///
+    /// # Errors
+    /// What the device met.
+    pub fn read(&mut self, token: i32) -> Result<Vec<f32>> {
+        let position = self.read.len();
+        self.read.push(token);
+        if position == self.context {
+            let newer = self.read.split_off(self.read.len() - kept(self.context).min(self.prompt.elements()));
+            return self.start(&newer);
+        }
+        self.compute.write(&self.token, &[token])?;
+        self.forward(Mode::Decode, position, 0)
+    }
+
+    /// Goes on with a text, telling `each` token as it is chosen, until there are `count` or `each` says to stop. Only
+    /// tokens below `vocab` are chosen.
+    ///
+    /// # Errors
+    /// What the device met, or `each`.
+    pub fn generate<E: From<graph_manager::Error>>(
+        &mut self,
+        prompt: &[i32],
+        (count, vocab): (usize, usize),
+        sampler: Sampler,
+        mut each: impl FnMut(u32) -> std::result::Result<bool, E>,
+    ) -> std::result::Result<(), E> {
+        let mut logits = self.start(prompt)?;
+        for n in 0..count {
+            logits.truncate(vocab);
+            let token = sampler.choose(&logits, n as u64);
+            if !each(token as u32)? || n + 1 == count {
+                break;
+            }
+            logits = self.read(token as i32)?;
+        }
+        Ok(())
+    }
+
+    /// The graphs so far.
+    pub fn report(&self) -> Report {
+        self.graphs.report()
+    }
+}
+
+/// How many of a full context's tokens are read again.
+fn kept(context: usize) -> usize {
+    (context / 2).max(1)
+}
+
+/// The longest prompt that a [`Generator`] must have room for: `prompt` tokens, and what is read again where they and
+/// `count` more do not fit the context.
+pub fn longest_prompt(prompt: usize, count: usize, context: usize) -> usize {
+    // The last token is told, not read.
+    if prompt + count.saturating_sub(1) > context { prompt.max(kept(context)) } else { prompt }
+}

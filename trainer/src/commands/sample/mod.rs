@@ -1,0 +1,110 @@
+//! `trainer sample`: a trained model goes on with a text.
+//!
+//! [`Generator`] has the two graphs, [`Sampler`] chooses tokens, and [`Loaded`] is what a folder holds.
+
+mod command;
+mod generator;
+mod load;
+mod sampler;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use common::UserError;
+use common::terminal::write_to;
+use data::TextStream;
+use device::Device;
+
+use crate::error::{RunError, file_error};
+pub(crate) use command::{sample_command, sample_request};
+pub use generator::{Generator, longest_prompt};
+pub use load::Loaded;
+pub use sampler::Sampler;
+
+/// What to go on with, and how.
+#[derive(Clone, Debug)]
+pub struct SampleRequest {
+    /// A checkpoint, a folder of them, a Hugging Face model, or what `trainer convert` wrote.
+    pub checkpoint: PathBuf,
+    /// `byte` or a `tokenizer.json`; none for the one the model was trained with.
+    pub tokenizer: Option<String>,
+    /// The token that ends a document; none for the one of training.
+    pub end_of_text: Option<String>,
+    /// The text to go on with; empty for the beginning of a document.
+    pub prompt: Prompt,
+    /// Most tokens to add.
+    pub tokens: usize,
+    /// How they are chosen.
+    pub sampler: Sampler,
+    /// `auto`, `host` or `cuda`.
+    pub device: String,
+    /// Threads of the host device.
+    pub threads: Option<usize>,
+}
+
+/// Where a prompt comes from.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// The command line.
+    Text(String),
+    /// A file.
+    File(PathBuf),
+}
+
+impl Prompt {
+    /// The text.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is not UTF-8.
+    pub fn text(&self) -> Result<String, UserError> {
+        match self {
+            Prompt::Text(text) => Ok(text.clone()),
+            Prompt::File(path) => std::fs::read_to_string(path).map_err(|error| {
+                let what = format!("--prompt-file {} cannot be read: {error}", path.display());
+                UserError::new(what, "it is a file with UTF-8 text", "check the path, or use --prompt TEXT")
+            }),
+        }
+    }
+}
+
+/// Writes the prompt and what the model adds to `out` as it comes; returns two lines, about the model and the speed.
+///
+/// # Errors
+/// A prompt that does not fit, weights that do not; what the device met.
+pub fn sample(
+    request: &SampleRequest,
+    loaded: &Loaded,
+    device: &Device,
+    out: &mut dyn Write,
+) -> Result<String, RunError> {
+    let text = request.prompt.text()?;
+    let prompt = loaded.prompt(&text)?;
+    let longest = longest_prompt(prompt.len(), request.tokens, loaded.shape.seq);
+    let mut generator = Generator::new(device, &loaded.shape, loaded.params(device)?, longest)?;
+    let mut shown = |text: &str| write_to(out, text).map_err(file_error("standard output".into()));
+    shown(&text)?;
+    let mut stream = TextStream::new(&loaded.tokenizer);
+    let (began, mut count, mut first) = (Instant::now(), 0usize, None);
+    let end = loaded.tokenizer.end_of_text();
+    let all = (request.tokens, loaded.vocab());
+    generator.generate(&prompt, all, request.sampler, |token| -> Result<bool, RunError> {
+        count += 1;
+        first.get_or_insert_with(Instant::now);
+        if token == end {
+            return Ok(false);
+        }
+        shown(&stream.push(token))
+    })?;
+    shown(&stream.finish())?;
+    shown("\n")?;
+    let since = |from: Instant| from.elapsed().as_secs_f64();
+    let rest = first.map_or(0.0, since).max(1e-9);
+    Ok(format!(
+        "{}\n{} tokens read in {:.2} s, {count} written, {:.0} tokens/s",
+        loaded.describe(),
+        prompt.len(),
+        since(began) - rest,
+        count.saturating_sub(1) as f64 / rest
+    ))
+}

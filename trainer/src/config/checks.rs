@@ -1,0 +1,37 @@
+//! Checks of single values of a configuration, each with its rule and a fix.
+
+use common::UserError;
+
+/// Fails unless `ok`.
+pub(crate) fn require(ok: bool, error: impl FnOnce() -> UserError) -> Result<(), UserError> {
+    if ok { Ok(()) } else { Err(error()) }
+}
+
+/// Fails on a number that is too small, with the smallest as the fix.
+pub(crate) fn at_least(key: &str, value: usize, least: usize) -> Result<(), UserError> {
+    require(value >= least, || {
+        UserError::new(format!("{key} = {value}"), format!("it is at least {least}"), format!("set {key} = {least}"))
+    })
+}
+
+/// Fails on a number that is too large.
+pub(crate) fn at_most(key: &str, value: usize, most: usize) -> Result<(), UserError> {
+    require(value <= most, || {
+        UserError::new(format!("{key} = {value}"), format!("it is at most {most}"), format!("set a smaller {key}"))
+    })
+}
+
+/// Fails on a tensor no machine holds. Such sizes are slips, and what is derived from them would overflow.
+pub(crate) fn holdable(what: &str, sizes: &[usize]) -> Result<(), UserError> {
+    let elements: f64 = sizes.iter().map(|&size| size as f64).product();
+    require(elements <= (1u64 << 44) as f64, || {
+        let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+        let sizes = sizes.join(" x ");
+        UserError::new(format!("{what} = {sizes}"), "a tensor has at most 2^44 elements", "set smaller sizes")
+    })
+}
+
+/// Fails on a number unless it is `ok`.
+pub(crate) fn within(key: &str, value: f64, ok: bool, rule: &str, fix: &str) -> Result<(), UserError> {
+    require(ok, || UserError::new(format!("{key} = {value}"), rule, fix))
+}

@@ -1,0 +1,208 @@
+//! Which model a configuration asks for, checked, with every size.
+
+use common::UserError;
+use device::DType;
+use device::ops::NormKind;
+use engine::layer_partition::StageLayers;
+use engine::model::{
+    Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, TensorParallel, gpt, gpt_part, mlp,
+};
+
+use crate::config::RunConfig;
+use crate::config::checks::{at_least, holdable, require, within};
+
+/// Which model, with all sizes.
+#[derive(Clone, Debug)]
+pub enum ModelPlan {
+    /// A GPT.
+    Gpt(GptShape),
+    /// An MLP.
+    Mlp(MlpShape),
+}
+
+impl ModelPlan {
+    /// What a rank has of the model: a part of each layer, of some of the layers.
+    pub fn part(&self, tensor: TensorParallel, layers: StageLayers) -> Architecture {
+        match self {
+            ModelPlan::Gpt(shape) => gpt_part(shape.clone(), tensor, layers),
+            ModelPlan::Mlp(_) => self.architecture(),
+        }
+    }
+
+    /// The whole model, ready to be placed.
+    pub fn architecture(&self) -> Architecture {
+        match self {
+            ModelPlan::Gpt(shape) => gpt(shape.clone()),
+            ModelPlan::Mlp(shape) => mlp(shape.clone()),
+        }
+    }
+}
+
+/// The model of a configuration, checked.
+///
+/// # Errors
+/// The first rule that is broken.
+pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
+    let model = &config.model;
+    let dtype = if config.precision.compute == "bf16" { DType::Bf16 } else { DType::F32 };
+    let rate = |key: &str, value: f64| {
+        within(key, value, (0.0..1.0).contains(&value), "a dropout rate is in [0, 1)", "set it to 0 for none")
+    };
+    if model.kind == "mlp" {
+        require(config.recompute.granularity != "full", || {
+            UserError::new(
+                "recompute.granularity = \"full\" with model.kind = \"mlp\"",
+                "it is a transformer's blocks that are computed again",
+                "set recompute.granularity = \"none\"",
+            )
+        })?;
+        require(model.layer_sizes.len() >= 2 && !model.layer_sizes.contains(&0), || {
+            UserError::new(
+                format!("model.layer_sizes = {:?}", model.layer_sizes),
+                "an MLP has at least an input and an output width, none of them 0",
+                "set model.layer_sizes = [4096, 2048, 1024, 512, 256]",
+            )
+        })?;
+        let batch = config.train.micro_batch_size;
+        model.layer_sizes.windows(2).try_for_each(|pair| holdable("model.layer_sizes, a weight", pair))?;
+        model.layer_sizes.iter().try_for_each(|&size| holdable("micro_batch_size x a layer's size", &[batch, size]))?;
+        model.dropouts.iter().try_for_each(|&value| rate("model.dropouts", value))?;
+        return Ok(ModelPlan::Mlp(MlpShape {
+            sizes: model.layer_sizes.clone(),
+            dropouts: model.dropouts.iter().map(|&rate| rate as f32).collect(),
+            batch: config.train.micro_batch_size,
+            seed: config.train.seed,
+            dtype,
+        }));
+    }
+    for (key, value) in [
+        ("model.layers", model.layers),
+        ("model.hidden", model.hidden),
+        ("model.heads", model.heads),
+        ("model.vocab", model.vocab),
+        ("model.seq_length", model.seq_length),
+        ("model.kv_heads", model.kv_heads.unwrap_or(1)),
+        ("model.ffn", model.ffn.unwrap_or(1)),
+    ] {
+        at_least(key, value, 1)?;
+    }
+    require(model.hidden.is_multiple_of(model.heads), || {
+        UserError::new(
+            format!("model.hidden = {} with model.heads = {}", model.hidden, model.heads),
+            "hidden is a multiple of heads",
+            format!("set model.hidden = {}", model.hidden.next_multiple_of(model.heads)),
+        )
+    })?;
+    let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
+    let kv_heads = model.kv_heads.unwrap_or(model.heads);
+    require(model.heads.is_multiple_of(kv_heads), || {
+        UserError::new(
+            format!("model.heads = {} with model.kv_heads = {kv_heads}", model.heads),
+            "heads is a multiple of kv_heads: each key and value head serves as many",
+            format!("set model.kv_heads = {}, or another divisor of heads", model.heads),
+        )
+    })?;
+    within(
+        "model.norm_eps",
+        model.norm_eps,
+        model.norm_eps > 0.0 && (model.norm_eps as f32) > 0.0,
+        "it is above 0, also as f32",
+        "set model.norm_eps = 1e-5",
+    )?;
+    within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
+    let position = position(config)?;
+    let (feed_forward, default_ffn) = match model.activation.as_str() {
+        // Llama's rule (Touvron et al., 2023): as many parameters as 4 x hidden would have with two matrices.
+        "swiglu" => (FeedForward::SwiGlu, (8 * hidden / 3).next_multiple_of(256)),
+        _ => (FeedForward::Gelu, 4 * hidden),
+    };
+    let ffn = model.ffn.unwrap_or(default_ffn);
+    holdable("model.vocab x hidden", &[model.vocab, hidden])?;
+    holdable("model.ffn x hidden", &[ffn, hidden])?;
+    holdable("model.seq_length x hidden", &[seq, hidden])?;
+    holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
+    holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;
+    rate("model.hidden_dropout", model.hidden_dropout)?;
+    rate("model.attention_dropout", model.attention_dropout)?;
+    Ok(ModelPlan::Gpt(GptShape {
+        layers: model.layers,
+        hidden,
+        heads: model.heads,
+        kv_heads,
+        ffn,
+        vocab: model.vocab,
+        padded_vocab: model.vocab.next_multiple_of(128 * config.parallel.tensor.max(1)),
+        seq,
+        batch,
+        tied: model.tie_embeddings,
+        attention: model.attention,
+        norm: if model.norm == "rmsnorm" { NormKind::Rms } else { NormKind::Layer },
+        norm_eps: model.norm_eps as f32,
+        feed_forward,
+        position,
+        bias: model.bias,
+        init_std: model.init_std as f32,
+        scaled_residual_init: model.residual_init == "scaled",
+        hidden_dropout: model.hidden_dropout as f32,
+        attention_dropout: model.attention_dropout as f32,
+        loss_pieces: loss_pieces(config)?,
+        recompute: config.recompute.granularity == "selective",
+        seed: config.train.seed,
+        dtype,
+    }))
+}
+
+/// Pieces of a microbatch's rows for the loss: as asked for, or as few as keep a piece's logits within 1 GiB.
+fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
+    let rows = config.train.micro_batch_size * config.model.seq_length;
+    if let Some(pieces) = config.model.loss_pieces {
+        require(pieces > 0 && rows.is_multiple_of(pieces), || {
+            UserError::new(
+                format!("model.loss_pieces = {pieces} with {rows} tokens of a microbatch"),
+                "a microbatch's tokens are cut into equal pieces",
+                "set a power of two, or leave it unset",
+            )
+        })?;
+        return Ok(pieces);
+    }
+    let bytes = rows * config.model.vocab * if config.precision.compute == "bf16" { 2 } else { 4 };
+    let bytes = bytes / config.parallel.tensor.max(1);
+    let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && bytes / pieces <= 1 << 30;
+    Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))
+}
+
+/// How the model knows positions.
+fn position(config: &RunConfig) -> Result<Position, UserError> {
+    let model = &config.model;
+    match model.position.as_str() {
+        "rotary" => {}
+        "none" => return Ok(Position::None),
+        _ => return Ok(Position::Learned),
+    }
+    let head_dim = model.hidden / model.heads;
+    require(head_dim.is_multiple_of(2), || {
+        UserError::new(
+            format!("model.position = \"rotary\" with hidden / heads = {head_dim}"),
+            "rotary positions turn pairs of channels: a head has an even number",
+            format!("set model.hidden = {}", model.heads * (head_dim + 1)),
+        )
+    })?;
+    let base = model.rope_base;
+    within("model.rope_base", base, base > 1.0, "it is above 1", "set model.rope_base = 10000")?;
+    let scaling = match model.rope_scaling[..] {
+        [] => None,
+        [factor, low, high, original_context]
+            if factor >= 1.0 && low > 0.0 && high > low && original_context >= 1.0 =>
+        {
+            Some(Scaling { factor, low, high, original_context })
+        }
+        _ => {
+            return Err(UserError::new(
+                format!("model.rope_scaling = {:?}", model.rope_scaling),
+                "it is empty, or [factor >= 1, low > 0, high > low, original context >= 1]",
+                "set model.rope_scaling = [8, 1, 4, 8192] as Llama 3.1 has it, or []",
+            ));
+        }
+    };
+    Ok(Position::Rotary { base, scaling })
+}

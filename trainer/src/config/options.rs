@@ -1,0 +1,225 @@
+//! Every option, once: its key, flag, default and meaning. Help, reference, parsing and defaults are made from this
+//! table.
+
+use crate::config::megatron;
+pub use crate::config::presets::preset;
+use crate::config::presets::{PRESETS, reference as preset_reference};
+
+/// What an option's value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `true` or `false`; the flag alone means true.
+    Bool,
+    /// A whole number, not negative.
+    Integer,
+    /// A number.
+    Float,
+    /// Any text but none.
+    Text,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// Whole numbers.
+    Integers,
+    /// Numbers.
+    Floats,
+    /// A path, or a list of paths, or of weights and paths; the flag takes several values.
+    Paths,
+}
+
+impl Kind {
+    /// What the value must be, in words.
+    pub fn expected(self) -> String {
+        match self {
+            Kind::Bool => "true or false".into(),
+            Kind::Integer => "a whole number, 0 or more and below 2^63".into(),
+            Kind::Float => "a number".into(),
+            Kind::Text => "text, not empty".into(),
+            Kind::Choice(words) => format!("one of {}", words.join(", ")),
+            Kind::Integers => "a list of whole numbers".into(),
+            Kind::Floats => "a list of numbers".into(),
+            Kind::Paths => "a path, or a list of paths or of weights and paths in turn".into(),
+        }
+    }
+}
+
+/// One option.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionSpec {
+    /// `section.name`, as in a TOML file.
+    pub key: &'static str,
+    /// The flag, without dashes in front.
+    pub flag: &'static str,
+    /// Other names of the flag, Megatron's among them.
+    pub aliases: &'static [&'static str],
+    /// A TOML value; empty for none.
+    pub default: &'static str,
+    /// What the value is.
+    pub kind: Kind,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+const fn option(
+    key: &'static str,
+    flag: &'static str,
+    aliases: &'static [&'static str],
+    default: &'static str,
+    kind: Kind,
+    doc: &'static str,
+) -> OptionSpec {
+    OptionSpec { key, flag, aliases, default, kind, doc }
+}
+
+/// All options, by section.
+#[rustfmt::skip]
+pub const OPTIONS: &[OptionSpec] = &[
+    option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(PRESETS), "Sizes to start from; every other model option overrides them"),
+    option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from where it goes on from no checkpoint: a Hugging Face model, a checkpoint or what `trainer convert` wrote; it also sets the model's options, which others override"),
+    option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(&["gpt", "mlp"]), "Decoder-only transformer (GPT-2, Llama), or the multi-layer perceptron of the benchmarks"),
+    option("model.layers", "layers", &["num-layers"], "2", Kind::Integer, "Transformer blocks"),
+    option("model.hidden", "hidden", &["hidden-size"], "64", Kind::Integer, "Width of the residual stream"),
+    option("model.heads", "heads", &["num-attention-heads"], "4", Kind::Integer, "Attention heads; divides hidden"),
+    option("model.kv_heads", "kv-heads", &["num-query-groups"], "", Kind::Integer, "Key and value heads, shared by groups of attention heads; as many as heads if unset"),
+    option("model.ffn", "ffn", &["ffn-hidden-size"], "", Kind::Integer, "Width of the feed-forward layer; if unset 4 x hidden, or for swiglu 8/3 x hidden rounded up to a multiple of 256"),
+    option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Tokens; padded to a multiple of 128 x parallel.tensor in memory"),
+    option("model.seq_length", "seq-length", &[], "64", Kind::Integer, "Tokens of a sequence"),
+    option("model.attention", "attention", &[], "true", Kind::Bool, "Blocks have attention; without it a model sees one token at a time"),
+    option("model.norm", "norm", &["normalization"], "\"layernorm\"", Kind::Choice(&["layernorm", "rmsnorm"]), "Normalisation before attention, feed-forward and head"),
+    option("model.norm_eps", "norm-eps", &["norm-epsilon"], "1e-5", Kind::Float, "Added to the variance in norms"),
+    option("model.activation", "activation", &[], "\"gelu\"", Kind::Choice(&["gelu", "swiglu"]), "Feed-forward layer: GELU (tanh form), or SwiGLU with its third matrix"),
+    option("model.position", "position", &["position-embedding-type"], "\"learned\"", Kind::Choice(&["learned", "rotary", "none"]), "Learned vectors, rotated queries and keys, or the causal mask alone"),
+    option("model.rope_base", "rope-base", &["rotary-base"], "10000.0", Kind::Float, "rotary: base of the wavelengths (rope theta)"),
+    option("model.rope_scaling", "rope-scaling", &[], "[]", Kind::Floats, "rotary: Llama 3.1's scaling as [factor, low frequency factor, high frequency factor, original context]; none if empty"),
+    option("model.bias", "bias", &["add-bias-linear"], "true", Kind::Bool, "Linear layers and LayerNorms have biases"),
+    option("model.init_std", "init-std", &["init-method-std"], "0.02", Kind::Float, "Standard deviation of matrices at the start"),
+    option("model.residual_init", "residual-init", &[], "\"scaled\"", Kind::Choice(&["scaled", "plain"]), "Matrices that write to the residual stream start with init_std / sqrt(2 layers) as in GPT-2, or with init_std"),
+    option("model.tie_embeddings", "tie-embeddings", &[], "true", Kind::Bool, "The head uses the embedding's table"),
+    option("model.hidden_dropout", "hidden-dropout", &[], "0.0", Kind::Float, "Dropout of embeddings and of what blocks add to the residual stream"),
+    option("model.attention_dropout", "attention-dropout", &[], "0.0", Kind::Float, "Dropout of attention probabilities"),
+    option("model.loss_pieces", "loss-pieces", &[], "", Kind::Integer, "Pieces of a microbatch's tokens whose logits are in memory one after the other; as few as keep them within 1 GiB if unset"),
+    option("model.layer_sizes", "layer-sizes", &[], "[4096, 2048, 1024, 512, 256]", Kind::Integers, "mlp: width of the input, of each hidden layer and of the output"),
+    option("model.dropouts", "dropouts", &[], "[0.2, 0.1, 0.1]", Kind::Floats, "mlp: dropout after each hidden layer"),
+
+    option("data.path", "data-path", &[], "", Kind::Paths, "Text, .jsonl or token files, or folders; several are read end to end, or blended if each has a weight before it; the embedded Markov source if unset"),
+    option("data.validation_path", "validation-path", &["valid-data-path"], "", Kind::Paths, "Data to evaluate on; all of data.path is trained on then"),
+    option("data.tokenizer", "tokenizer", &["tokenizer-model"], "\"byte\"", Kind::Text, "For text: byte, a Hugging Face tokenizer.json, or a folder with one; token files need none"),
+    option("data.end_of_text", "end-of-text", &[], "", Kind::Text, "Token that ends a document; one of the usual names if unset"),
+    option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(&["none", "u16", "u32"]), "What a .bin without header or .idx holds, u16 for nanoGPT's; none refuses it"),
+    option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path that is trained on; its end validates"),
+    option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the data order, and of the embedded source"),
+
+    option("train.device", "device", &[], "\"auto\"", Kind::Choice(&["auto", "host", "cuda"]), "Where to run; auto takes a GPU where each rank has one"),
+    option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
+    option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
+    option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples of a step, over all ranks"),
+    option("train.rampup_batch_size", "rampup-batch-size", &[], "[]", Kind::Integers, "Size to start from, increment, and number of samples until the global batch is reached; the same batch in every step if empty"),
+    option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples of a microbatch"),
+    option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits from run to run; nothing is timed, backward attention is slower"),
+    option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for none"),
+    option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches of an evaluation; 0 for no evaluations"),
+    option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank; its share of the cores if unset"),
+
+    option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(&["adamw", "sgd"]), "Which optimizer"),
+    option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate"),
+    option("optimizer.min_lr", "min-lr", &[], "3e-4", Kind::Float, "Learning rate at the end of a decay"),
+    option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up: step i, counted from 0, has (i + 1) / (warmup_steps + 1) of the rate, as in nanoGPT; in Megatron step i has i / warmup_steps, and the first one rate 0"),
+    option("optimizer.decay_steps", "lr-decay-steps", &["lr-wsd-decay-iters"], "100", Kind::Integer, "wsd: steps of decay at the end"),
+    option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(&["constant", "cosine", "wsd"]), "After warm-up: constant, cosine decay, or stable then decay"),
+    option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw: decay of the two moments"),
+    option("optimizer.eps", "eps", &["adam-eps"], "1e-8", Kind::Float, "adamw: added to the root of the second moment"),
+    option("optimizer.momentum", "momentum", &["sgd-momentum"], "0.0", Kind::Float, "sgd: momentum"),
+    option("optimizer.weight_decay", "weight-decay", &[], "0.1", Kind::Float, "Weight decay of matrices; biases and norms have none"),
+    option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
+
+    option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(&["f32", "tf32", "bf16"]), "Type of weights and activations in layers; tf32 is f32 with faster, shorter products on a GPU; master weights are f32"),
+
+    option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Ranks that share each layer: heads, feed-forward channels and the vocabulary are cut into as many parts"),
+    option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also share the tokens between them: less memory for the same traffic"),
+    option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Stages of a pipeline: each has some of the layers, and hands what it made to the next"),
+    option("parallel.pipeline_schedule", "pipeline-schedule", &[], "\"1f1b\"", Kind::Choice(&["1f1b", "zero_bubble"]), "Order in which a stage works: 1f1b runs a forward and a backward in turn; zero_bubble makes the gradients of weights later, where 1f1b waits for other stages. Every stage then keeps as many microbatches as 1f1b's first, and what recompute made again until the weights' turn"),
+    option("parallel.virtual_pipeline", "virtual-pipeline-model-parallel-size", &["num-virtual-stages-per-pipeline-rank"], "1", Kind::Integer, "Chunks of layers that each stage has, interleaved with the other stages': less idle time for more transfers"),
+    option("parallel.microbatch_group", "microbatch-group-size-per-virtual-pipeline-stage", &[], "", Kind::Integer, "With virtual_pipeline: microbatches that go through one chunk before the next; as many as stages if unset"),
+    option("parallel.pipeline_layers", "pipeline-layers", &[], "[]", Kind::Integers, "Blocks of each part of the model, pipeline x virtual_pipeline numbers; if empty, as balanced as can be, the head counted as the blocks it weighs"),
+    option("parallel.distributed_optimizer", "use-distributed-optimizer", &["distributed-optimizer"], "false", Kind::Bool, "Data-parallel ranks divide master weights and moments between them (ZeRO stage 1): each updates its part of every bucket"),
+    option("parallel.grad_reduce", "grad-reduce", &[], "\"f32\"", Kind::Choice(&["f32", "bf16"]), "Type in which gradients are summed over data-parallel ranks; bf16 halves the traffic between GPUs and rounds each rank's gradient and the sum. They accumulate in f32 either way; --grad-reduce-in-bf16 sets it too"),
+    option("parallel.bucket_mib", "bucket-mib", &["bucket-cap-mb"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
+    option("parallel.heartbeat_seconds", "heartbeat-seconds", &[], "1.0", Kind::Float, "Between two heartbeats of a rank to the monitor on rank 0; 0 for none, and a rank that fails may leave the others waiting for ever"),
+    option("parallel.distributed_timeout_seconds", "distributed-timeout-seconds", &[], "45.0", Kind::Float, "A rank that is not heard of, or makes no progress in a step while others wait, for this long ends the run; --distributed-timeout-minutes sets it too"),
+    option("parallel.setup_timeout_seconds", "setup-timeout-seconds", &[], "600.0", Kind::Float, "The same for progress at the start, in the steps that warm up and capture, and while a checkpoint or another file is written; never less than distributed_timeout_seconds"),
+    option("parallel.monitor_address", "monitor-address", &[], "", Kind::Text, "Where rank 0 listens for heartbeats, host or host:port; if unset the loopback on one node, else the addresses of rank 0's host name and of its default route"),
+
+    option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective", "full"]), "selective: backward computes norms and activations (GELU, SwiGLU) again, for about a third less activation memory; full: it computes whole blocks again from the input of the first, for the memory of one group of blocks and up to a third more work"),
+    option("recompute.method", "recompute-method", &[], "\"uniform\"", Kind::Choice(&["uniform"]), "full: all blocks of a stage, in groups of recompute.layers"),
+    option("recompute.layers", "recompute-num-layers", &["recompute-layers"], "1", Kind::Integer, "full: blocks that are computed again together, and captured as one layer; more keep fewer inputs, and need more memory while they are computed again"),
+
+    option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
+    option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(&["per_layer", "full_iteration"]), "A graph per layer and direction, or one for all microbatches"),
+    option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before capture; at least 1"),
+    option("cuda_graph.mempool", "cuda-graph-mempool", &[], "\"per_microbatch\"", Kind::Choice(&["per_microbatch", "single"]), "Memory by microbatch slot, or one plan over the step"),
+    option("cuda_graph.share_io_buffers", "cuda-graph-share-io-buffers", &[], "true", Kind::Bool, "Neighbouring regions share boundary buffers instead of copying"),
+    option("cuda_graph.capture_optimizer", "cuda-graph-capture-optimizer", &["optimizer-cuda-graph"], "true", Kind::Bool, "Capture the optimizer too"),
+
+    option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints; none are written if unset"),
+    option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints; 0 for only one at the end or when a signal ends the run"),
+    option("checkpoint.keep", "checkpoint-keep", &[], "3", Kind::Integer, "Checkpoints of the run to keep, the newest; 0 for all"),
+    option("checkpoint.resume", "resume", &["load"], "\"auto\"", Kind::Text, "auto: continue the newest in checkpoint.dir, if any; never; or a checkpoint, or a folder whose newest is taken"),
+
+    option("logging.dir", "log-dir", &[], "\"runs/last\"", Kind::Text, "Folder for config.toml, metrics.jsonl, run.log and a JSON log of each rank"),
+    option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console; metrics.jsonl has them all"),
+    option("logging.tensorboard", "tensorboard", &[], "false", Kind::Bool, "Also write TensorBoard event files into logging.dir"),
+    option("logging.wandb", "wandb", &[], "false", Kind::Bool, "Also write wandb-history.jsonl and wandb-summary.json, as Weights & Biases keeps them, into logging.dir"),
+    option("logging.trace", "trace", &[], "", Kind::Text, "File for a timeline of a few steps, for ui.perfetto.dev: every kernel, copy and call with its layer; ranks but the first add their number to the name"),
+    option("logging.trace_after", "trace-after", &["profile-step-start"], "", Kind::Integer, "Steps of the run before the timeline; those before the first replay if unset"),
+    option("logging.trace_steps", "trace-steps", &[], "2", Kind::Integer, "Steps of the timeline"),
+];
+
+/// The option of that key.
+pub fn find(key: &str) -> Option<&'static OptionSpec> {
+    OPTIONS.iter().find(|option| option.key == key)
+}
+
+/// The reference of all options, as Markdown.
+pub fn reference() -> String {
+    use std::fmt::Write;
+    let mut text = String::from(
+        "# Options\n\nMade from the option table by `trainer options`; CI checks that it is current.\n\
+         Every option is a TOML key, a flag, and can be set with `--set key=value`.\n",
+    );
+    let mut section = "";
+    for option in OPTIONS {
+        let (of, _) = option.key.split_once('.').unwrap_or(("", option.key));
+        if of != section {
+            section = of;
+            let _ = write!(text, "\n## [{section}]\n\n| key | flag | default | meaning |\n|---|---|---|---|\n");
+        }
+        let flags: Vec<String> =
+            std::iter::once(&option.flag).chain(option.aliases).map(|flag| format!("`--{flag}`")).collect();
+        let default = if option.default.is_empty() { "unset".into() } else { format!("`{}`", option.default) };
+        let values = match option.kind {
+            Kind::Choice(words) => format!(": {}", words.join(", ")),
+            _ => String::new(),
+        };
+        let _ = writeln!(text, "| `{}` | {} | {default} | {}{values} |", option.key, flags.join(" "), option.doc);
+    }
+    text + &megatron::reference() + &preset_reference()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_flags_are_unique_and_defaults_parse() {
+        let mut seen = std::collections::HashSet::new();
+        for option in OPTIONS {
+            assert!(seen.insert(option.key), "{} twice", option.key);
+            for flag in std::iter::once(&option.flag).chain(option.aliases) {
+                assert!(seen.insert(flag), "--{flag} twice");
+            }
+            if !option.default.is_empty() {
+                let parsed: Result<toml::Table, _> = format!("x = {}", option.default).parse();
+                assert!(parsed.is_ok(), "{}: default {}", option.key, option.default);
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Settings that mean nothing beside others: told of, not refused, for they do no harm and may stand in a file that other
+//! runs share.
+
+use data;
+
+use crate::config::options::find;
+use crate::config::plan::RunPlan;
+use crate::config::{Layers, ModelConfig};
+
+/// A line for each. A run that is only `measured` has other steps than its own.
+pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
+    let mut notices = Vec::new();
+    let mut tell = |unused: bool, setting: String, why: &str| {
+        if unused {
+            notices.push(format!("{setting} has no effect: {why}"));
+        }
+    };
+    let (parallel, graph) = (&plan.config.parallel, &plan.config.cuda_graph);
+    let (optimizer, recompute) = (&plan.config.optimizer, &plan.config.recompute);
+    let (model, checkpoint, logging) = (&plan.config.model, &plan.config.checkpoint, &plan.config.logging);
+    let steps = plan.config.train.steps;
+    tell(
+        parallel.sequence_parallel && parallel.tensor == 1,
+        "parallel.sequence_parallel = true".into(),
+        "with parallel.tensor = 1 no ranks share a layer and its tokens",
+    );
+    let off = "without cuda_graph.enable (--enable-cuda-graph) nothing is captured";
+    for (key, value) in [
+        ("cuda_graph.scope", format!("{:?}", graph.scope)),
+        ("cuda_graph.warmup_steps", graph.warmup_steps.to_string()),
+        ("cuda_graph.share_io_buffers", graph.share_io_buffers.to_string()),
+        ("cuda_graph.capture_optimizer", graph.capture_optimizer.to_string()),
+    ] {
+        tell(!graph.enable && !is_default(key, &value), format!("{key} = {value}"), off);
+    }
+    let decay = format!("optimizer.decay_steps = {}", optimizer.decay_steps);
+    let wsd = optimizer.schedule == "wsd";
+    tell(
+        !wsd && !is_default("optimizer.decay_steps", &optimizer.decay_steps.to_string()),
+        decay.clone(),
+        "it is for optimizer.schedule = \"wsd\"; other decays end with the run",
+    );
+    tell(
+        optimizer.kind != "sgd" && optimizer.momentum != 0.0,
+        format!("optimizer.momentum = {}", optimizer.momentum),
+        "it is for optimizer.kind = \"sgd\"",
+    );
+    tell(
+        recompute.granularity != "full" && recompute.layers != 1,
+        format!("recompute.layers = {}", recompute.layers),
+        "it is for recompute.granularity = \"full\"",
+    );
+    tell(
+        optimizer.schedule == "constant" && !is_default_number("optimizer.min_lr", optimizer.min_lr),
+        format!("optimizer.min_lr = {}", optimizer.min_lr),
+        "with optimizer.schedule = \"constant\" nothing decays",
+    );
+    tell(
+        model.position != "rotary" && !is_default_number("model.rope_base", model.rope_base),
+        format!("model.rope_base = {}", model.rope_base),
+        "it is for model.position = \"rotary\"",
+    );
+    let alone = "with one data-parallel rank there is nothing to divide or sum";
+    tell(parallel.distributed_optimizer && plan.grid.data == 1, "parallel.distributed_optimizer = true".into(), alone);
+    tell(parallel.grad_reduce != "f32" && plan.grid.data == 1, "parallel.grad_reduce = \"bf16\"".into(), alone);
+    let unsaved = "without checkpoint.dir (--save) no checkpoint is written";
+    for (key, value) in [("checkpoint.interval", checkpoint.interval), ("checkpoint.keep", checkpoint.keep)] {
+        let unused = checkpoint.dir.is_none() && !measured && !is_default(key, &value.to_string());
+        tell(unused, format!("{key} = {value}"), unsaved);
+    }
+    if let (None, Some(after)) = (&logging.trace, logging.trace_after) {
+        tell(true, format!("logging.trace_after = {after}"), "without logging.trace (--trace) there is no timeline");
+    }
+    let data = &plan.config.data;
+    let split = format!("data.split = {}", data.split);
+    let changed = !is_default_number("data.split", data.split) && !measured;
+    tell(changed && data.path.is_none(), split.clone(), "without data.path the trainer makes its own data");
+    tell(
+        changed && data.validation_path.is_some(),
+        split,
+        "with data.validation_path all of data.path is trained on, and that validates",
+    );
+    if !measured && (data.raw_tokens != "none" || data.end_of_text.is_some()) {
+        let (text, tokens) = data::forms(data);
+        tell(
+            data.raw_tokens != "none" && text && !tokens,
+            format!("data.raw_tokens = {:?}", data.raw_tokens),
+            "it is for token files, and the data are text",
+        );
+        if let Some(token) = data.end_of_text.as_ref().filter(|_| tokens && !text) {
+            let why = "token files say themselves where documents end; only `trainer sample` goes by it";
+            tell(true, format!("data.end_of_text = {token:?}"), why);
+        }
+    }
+    let sgd = optimizer.kind == "sgd";
+    for (key, given, value) in [
+        (
+            "optimizer.betas",
+            !is_default("optimizer.betas", &format!("{:?}", optimizer.betas)),
+            format!("{:?}", optimizer.betas),
+        ),
+        ("optimizer.eps", !is_default_number("optimizer.eps", optimizer.eps), optimizer.eps.to_string()),
+    ] {
+        tell(sgd && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
+    }
+    for (name, value) in of_other_kind(model) {
+        let other = if model.kind == "mlp" { "gpt" } else { "mlp" };
+        tell(true, format!("model.{name} = {value}"), &format!("it is for model.kind = {other:?}"));
+    }
+    let left = steps.saturating_sub(optimizer.warmup_steps);
+    if wsd && !measured && optimizer.decay_steps > left {
+        notices.push(format!(
+            "{decay} is cut to the {left} steps that optimizer.warmup_steps = {} leaves of train.steps = {steps}",
+            optimizer.warmup_steps
+        ));
+    }
+    if !measured && optimizer.warmup_steps > steps {
+        notices.push(format!(
+            "the learning rate never reaches optimizer.lr: train.steps = {steps} of optimizer.warmup_steps = {}",
+            optimizer.warmup_steps
+        ));
+    }
+    if graph.enable && !measured && graph.warmup_steps >= steps {
+        notices.push(format!(
+            "no training step is captured: train.steps = {steps} with cuda_graph.warmup_steps = {}",
+            graph.warmup_steps
+        ));
+    }
+    notices
+}
+
+/// The settings of the other kind of model that are not as they would be unset.
+fn of_other_kind(model: &ModelConfig) -> Vec<(String, toml::Value)> {
+    let mut unset = Layers::default();
+    if unset.set("model.preset", &model.preset, "preset").is_err() {
+        return Vec::new();
+    }
+    let table = |model: &ModelConfig| toml::Table::try_from(model).unwrap_or_default();
+    let unset = table(&unset.resolve().model);
+    let other = |name: &str| match name {
+        "preset" | "kind" | "init_from" => false,
+        "layer_sizes" | "dropouts" => model.kind == "gpt",
+        _ => model.kind == "mlp",
+    };
+    table(model).into_iter().filter(|(name, value)| other(name) && unset.get(name) != Some(value)).collect()
+}
+
+/// Whether an option has the value that it has unset.
+fn is_default(key: &str, value: &str) -> bool {
+    find(key).is_some_and(|option| option.default == value)
+}
+
+fn is_default_number(key: &str, value: f64) -> bool {
+    find(key).is_some_and(|option| option.default.parse() == Ok(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::presets::PRESETS;
+    use crate::config::recipes::RECIPES;
+
+    /// What is told of `key=value` pairs.
+    fn told(text: &str) -> Vec<String> {
+        let mut layers = Layers::default();
+        for (key, value) in text.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
+            layers.set(key, value, "test").unwrap();
+        }
+        notices(&RunPlan::new(layers.resolve(), 1).unwrap(), false)
+    }
+
+    #[test]
+    fn each_setting_without_effect_is_one_line_and_none_beside_what_it_is_for() {
+        for (setting, beside, says) in [
+            ("parallel.sequence_parallel=true", "", "parallel.tensor = 1"),
+            ("cuda_graph.scope=full_iteration", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            ("cuda_graph.warmup_steps=3", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            ("cuda_graph.share_io_buffers=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            ("cuda_graph.capture_optimizer=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            (
+                "cuda_graph.enable=true cuda_graph.warmup_steps=160 train.steps=160",
+                "train.steps=161",
+                "no training step is captured",
+            ),
+            ("optimizer.decay_steps=900", "optimizer.schedule=wsd", "optimizer.schedule = \"wsd\""),
+            ("optimizer.momentum=0.9", "optimizer.kind=sgd", "optimizer.kind = \"sgd\""),
+            ("recompute.layers=2", "recompute.granularity=full", "recompute.granularity = \"full\""),
+            (
+                "optimizer.schedule=wsd optimizer.decay_steps=900 train.steps=110",
+                "train.steps=1000",
+                "is cut to the 10 steps",
+            ),
+            ("optimizer.schedule=constant optimizer.min_lr=1e-5", "optimizer.schedule=cosine", "nothing decays"),
+            ("model.rope_base=500000.0", "model.position=rotary", "model.position = \"rotary\""),
+            ("parallel.distributed_optimizer=true", "", "one data-parallel rank"),
+            ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
+            ("checkpoint.interval=500", "checkpoint.dir=kept", "--save"),
+            ("checkpoint.keep=2", "checkpoint.dir=kept", "--save"),
+            ("logging.trace_after=3", "logging.trace=trace.json", "--trace"),
+            ("data.split=0.99", "data.path=text", "without data.path"),
+            ("data.path=text data.split=0.99 data.validation_path=text", "data.split=0.9", "data.validation_path"),
+            ("model.kind=mlp model.layers=4", "model.kind=gpt", "model.kind = \"gpt\""),
+            ("model.kind=mlp model.kv_heads=2", "model.kind=gpt", "model.kind = \"gpt\""),
+            ("model.layer_sizes=[4,2]", "model.kind=mlp", "model.kind = \"mlp\""),
+            ("optimizer.kind=sgd optimizer.betas=[0.8,0.9]", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
+            ("optimizer.kind=sgd optimizer.eps=1e-6", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
+            ("train.steps=20", "optimizer.warmup_steps=20", "never reaches optimizer.lr"),
+        ] {
+            let lines = told(setting);
+            assert!(lines.len() == 1 && lines[0].contains(says), "{setting}: {lines:?}");
+            if !beside.is_empty() {
+                assert_eq!(told(&format!("{setting} {beside}")), [""; 0], "{setting} {beside}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_text_beside_token_files_alone_has_no_effect_nor_the_other_way_round() {
+        let folder = std::env::temp_dir().join(format!("without-effect-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let [text, tokens] = ["a.txt", "a.bin"].map(|name| folder.join(name));
+        [&text, &tokens].into_iter().for_each(|path| std::fs::write(path, "text").unwrap());
+        let [text, tokens] = [text, tokens].map(|path| path.display().to_string());
+        let (raw, end) = ("data.raw_tokens=u16", "data.end_of_text=<|end|>");
+        for (path, setting, says) in [
+            (format!("{text:?}"), raw, "the data are text"),
+            (format!("{tokens:?}"), raw, ""),
+            (format!("{text:?}"), end, ""),
+            (format!("{tokens:?}"), end, "where documents end"),
+            (format!("[{text:?},{tokens:?}]"), raw, ""),
+            (format!("[{text:?},{tokens:?}]"), end, ""),
+        ] {
+            let lines = told(&format!("data.path={path} {setting}"));
+            assert_eq!(lines.len(), usize::from(!says.is_empty()), "{path} {setting}: {lines:?}");
+            assert!(lines.iter().all(|line| line.contains(says)), "{lines:?}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn presets_and_recipes_have_no_such_settings() {
+        for preset in PRESETS {
+            for graphs in ["", "cuda_graph.enable=true"] {
+                assert_eq!(told(&format!("model.preset={preset} {graphs}")), [""; 0], "{preset}");
+            }
+        }
+        for (name, text) in RECIPES {
+            let mut layers = Layers::default();
+            layers.read_text(text, name).unwrap();
+            layers.set("checkpoint.dir", "checkpoints", "their first lines").unwrap();
+            let ranks = if name.contains("-8x") { 8 } else { 1 };
+            assert_eq!(notices(&RunPlan::new(layers.resolve(), ranks).unwrap(), false), [""; 0], "{name}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What ends a run early, and with which exit code.
+
+use std::io::Error as IoError;
+use std::path::PathBuf;
+
+use common::UserError;
+use common::format::bytes;
+use data::{DataError, TokenizeError};
+
+/// What ends a run early.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The user's input is wrong: exit code 2.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// A step failed: exit code 3.
+    #[error("{0}")]
+    Step(#[from] graph_manager::Error),
+    /// The device failed: exit code 3.
+    #[error("{0}")]
+    Device(#[from] device::Error),
+    /// The last checkpoint could not be written: exit code 3.
+    #[error("{0}")]
+    Checkpoint(#[from] SaveError),
+    /// Data cannot be read any more, or written: exit code 3.
+    #[error("{0}")]
+    Data(#[from] DataError),
+    /// The trainer has a bug: exit code 3.
+    #[error("the trainer panicked: {0}. Fix: report it")]
+    Panic(String),
+    /// A file could not be written: exit code 3.
+    #[error("{what}: {error}. Fix: check the folder's permissions and space, or set another")]
+    File {
+        /// What was being written.
+        what: String,
+        /// What the operating system said.
+        error: std::io::Error,
+    },
+}
+
+impl From<LoadError> for RunError {
+    fn from(error: LoadError) -> RunError {
+        match error {
+            LoadError::User(error) => RunError::User(error),
+            LoadError::Device(error) => RunError::Device(error),
+        }
+    }
+}
+
+impl RunError {
+    /// The process's exit code.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            RunError::User(_) => 2,
+            _ => 3,
+        }
+    }
+
+    /// Whether it may have come of another rank's fault: a transfer that failed, a checkpoint that others could not write.
+    pub fn follows(&self) -> bool {
+        let device = match self {
+            RunError::Checkpoint(error) => return matches!(error, SaveError::Peer { .. }),
+            RunError::Device(error) | RunError::Step(graph_manager::Error::Device { source: error, .. }) => error,
+            _ => return false,
+        };
+        matches!(device, device::Error::Communication { .. })
+    }
+}
+
+impl From<TokenizeError> for RunError {
+    fn from(error: TokenizeError) -> RunError {
+        match error {
+            TokenizeError::User(error) => RunError::User(error),
+            TokenizeError::Data(error) => RunError::Data(error),
+        }
+    }
+}
+
+/// Why a checkpoint was not written. Earlier ones are as they were.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// There is not enough space; nothing was begun.
+    #[error(
+        "checkpoint {} was not written: it needs {}, {} are free there. Earlier checkpoints are untouched. \
+         Fix: free space, lower checkpoint.keep, or set another checkpoint.dir",
+        path.display(), bytes(*needed as usize), bytes(*free as usize)
+    )]
+    Space {
+        /// The checkpoint's folder.
+        path: PathBuf,
+        /// Bytes of all its files.
+        needed: u64,
+        /// Bytes free in `checkpoint.dir`.
+        free: u64,
+    },
+    /// A file or folder could not be written; what was begun is removed.
+    #[error(
+        "checkpoint file {} was not written: {error}. The checkpoint needs {}, {} are free there. \
+         Earlier checkpoints are untouched. Fix: check space, quota and permissions, or set another checkpoint.dir",
+        path.display(), bytes(*needed as usize), free.map_or("unknown".into(), |free| bytes(free as usize))
+    )]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// Bytes of all files of the checkpoint.
+        needed: u64,
+        /// Bytes free in `checkpoint.dir`, where the system tells.
+        free: Option<u64>,
+        /// What the operating system said.
+        error: IoError,
+    },
+    /// Another rank could not do its part, and says why.
+    #[error("checkpoint {} was not written: another rank could not write its part", path.display())]
+    Peer {
+        /// The checkpoint's folder.
+        path: PathBuf,
+    },
+    /// The device could not be read.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+}
+
+/// Why weights were not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The folder is wrong.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+}
+
+/// Names what was being written when the operating system refused.
+pub fn file_error(what: String) -> impl FnOnce(std::io::Error) -> RunError {
+    move |error| RunError::File { what, error }
+}

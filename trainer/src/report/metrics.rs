@@ -1,0 +1,217 @@
+//! What a run tells: a box with its plan, a line for people, a JSON object for every step.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::Path;
+
+use common::format::count;
+use common::terminal::warn;
+use serde::Serialize;
+use serde_json::Value;
+
+/// One step's numbers, as written to `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepMetrics {
+    /// The step, counted from 0.
+    pub step: usize,
+    /// Mean loss over the global batch, nats.
+    pub loss: f64,
+    /// Gradient norm before clipping.
+    pub grad_norm: f32,
+    /// Learning rate.
+    pub lr: f64,
+    /// Tokens (or rows) per second over all ranks.
+    pub tokens_per_s: f64,
+    /// Model TFLOP/s over all ranks.
+    pub tflops: f64,
+    /// Share of the device's peak, where it is known.
+    pub mfu: Option<f64>,
+    /// Wall time of the step, milliseconds.
+    pub step_ms: f64,
+    /// Time the host took to prepare and submit it, milliseconds.
+    pub host_ms: f64,
+    /// Time the step waited for its batch, milliseconds; near 0 where reading data keeps up.
+    pub data_wait_ms: f64,
+    /// Planned device memory of this rank.
+    pub memory_bytes: usize,
+    /// Mean validation loss, where this step was followed by an evaluation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// Its exponential, of a model of tokens: among how many equally likely ones it hesitates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_perplexity: Option<f64>,
+}
+
+impl StepMetrics {
+    /// The line for people.
+    pub fn line(&self, steps: usize) -> String {
+        let width = steps.to_string().len();
+        format!(
+            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {}FLOP/s{}{}{}",
+            self.step + 1,
+            self.loss,
+            self.grad_norm,
+            self.lr,
+            self.step_ms,
+            self.tokens_per_s,
+            count(self.tflops * 1e12),
+            self.mfu.map_or(String::new(), |mfu| format!("  MFU {:.1} %", mfu * 100.0)),
+            self.validation_loss.map_or(String::new(), |loss| format!("  validation {loss:.4}")),
+            self.validation_perplexity.map_or(String::new(), |value| format!("  perplexity {value:.2}")),
+        )
+    }
+}
+
+/// The file of a run's steps.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+
+/// Appends to `metrics.jsonl`, an object a line, each flushed.
+pub struct MetricsFile {
+    file: BufWriter<File>,
+}
+
+impl MetricsFile {
+    /// Starts the file of a run in `folder`.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
+        Ok(MetricsFile { file: BufWriter::new(File::create(folder.join(METRICS))?) })
+    }
+
+    /// Continues the file of a run in `folder` at `step`: lines of that step and later ones, and one that was cut off,
+    /// are removed, so that each step appears once.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn resume(folder: &Path, step: usize) -> std::io::Result<MetricsFile> {
+        let (file, _) = continued(&folder.join(METRICS), "step", step)?;
+        Ok(MetricsFile { file: BufWriter::new(file) })
+    }
+
+    /// Waits until the disk has every line.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn sync(&mut self) -> std::io::Result<()> {
+        self.file.flush()?;
+        self.file.get_ref().sync_data()
+    }
+
+    /// Adds a step.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
+        serde_json::to_writer(&mut self.file, metrics)?;
+        self.file.write_all(b"\n")?;
+        self.file.flush()
+    }
+}
+
+/// Opens a file of a JSON object a line to go on at `step`: lines whose `key` is that step or a later one, and one that
+/// was cut off, are removed. So are lines that are no such objects, which is told. Also returns the last line that is kept.
+pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let Kept { ranges, last, broken } = kept(&file, key, step)?;
+    if let [first, more @ ..] = &broken[..] {
+        let more = if more.is_empty() { String::new() } else { format!(", and {} more", more.len()) };
+        warn(&format!("WARNING: {} is damaged: line {first}{more}, left out", path.display()));
+    }
+    match &ranges[..] {
+        [] => file.set_len(0)?,
+        [start] if start.start == 0 => file.set_len(start.end)?,
+        parts => file = copied(path, &mut file, parts)?,
+    }
+    file.seek(SeekFrom::End(0))?;
+    Ok((file, last))
+}
+
+/// What a continued file keeps.
+#[derive(Default)]
+struct Kept {
+    /// Bytes of the file; no range begins where another ends.
+    ranges: Vec<Range<u64>>,
+    /// The last line in them.
+    last: Option<Value>,
+    /// Numbers of lines that are no objects of a step, from 1.
+    broken: Vec<usize>,
+}
+
+fn kept(file: &File, key: &str, step: usize) -> std::io::Result<Kept> {
+    let (mut reader, mut line) = (BufReader::new(file), Vec::new());
+    let (mut kept, mut at, mut next) = (Kept::default(), 0, 0);
+    for number in 1.. {
+        line.clear();
+        let end = at + reader.read_until(b'\n', &mut line)? as u64;
+        if line.last() != Some(&b'\n') {
+            break; // the end, or a line cut off by it
+        }
+        let value: Option<Value> = serde_json::from_slice(&line).ok();
+        match value.as_ref().and_then(|value| value[key].as_u64()) {
+            Some(of) if of >= next && of < step as u64 => {
+                match kept.ranges.last_mut().filter(|range| range.end == at) {
+                    Some(range) => range.end = end,
+                    None => kept.ranges.push(at..end),
+                }
+                (kept.last, next) = (value, of + 1);
+            }
+            Some(_) => {}
+            None => kept.broken.push(number),
+        }
+        at = end;
+    }
+    Ok(kept)
+}
+
+/// Puts a file of these parts in the place of the one at `path`.
+fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result<File> {
+    let temporary = path.with_extension("jsonl.tmp");
+    let mut copy = File::options().read(true).write(true).create(true).truncate(true).open(&temporary)?;
+    for part in parts {
+        file.seek(SeekFrom::Start(part.start))?;
+        std::io::copy(&mut file.take(part.end - part.start), &mut copy)?;
+    }
+    copy.sync_all()?;
+    std::fs::rename(temporary, path)?;
+    Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_continued_file_keeps_whole_lines_of_earlier_steps_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS);
+        let lines: Vec<String> = (0..5).map(|step| format!("{{\"step\":{step}}}\n")).collect();
+        for (text, step, kept) in
+            [(lines.concat(), 3, 3), (lines.concat() + "{\"ste", 9, 5), (lines.concat(), 0, 0), (String::new(), 2, 0)]
+        {
+            std::fs::write(&path, text).unwrap();
+            MetricsFile::resume(folder.path(), step).unwrap().sync().unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), lines[..kept].concat(), "continued at {step}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_line_costs_a_continued_file_that_line_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS);
+        let line = |step: usize| format!("{{\"step\":{step}}}\n").into_bytes();
+        for damaged in [vec![0, 0, 0, b'\n'], vec![b'{', 0xff, b'\n'], b"[]\n".into(), b"{\"step\":1}\n".into()] {
+            for at in [0, 3, 11] {
+                let mut lines: Vec<Vec<u8>> = (0..14).map(line).collect();
+                lines[at] = damaged.clone();
+                std::fs::write(&path, lines.concat()).unwrap();
+                let (mut file, last) = continued(&path, "step", 12).unwrap();
+                file.write_all(&line(12)).unwrap();
+                let expected: Vec<u8> = (0..=12).filter(|step| *step != at).flat_map(line).collect();
+                assert_eq!(std::fs::read(&path).unwrap(), expected, "line {at} is {damaged:?}");
+                assert_eq!(last.unwrap()["step"], if at == 11 { 10 } else { 11 });
+            }
+        }
+    }
+}

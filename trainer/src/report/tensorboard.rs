@@ -1,0 +1,117 @@
+//! TensorBoard's event files: records of length, checksum and an `Event` message, as TensorFlow writes them
+//! (`tensorflow/core/lib/io/record_writer.cc`, `tensorflow/core/util/event.proto`).
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use common::host_name;
+
+use crate::report::metrics::StepMetrics;
+
+/// Appends the scalars of steps to an event file. Each run of a process has a file of its own, and TensorBoard shows all
+/// files of a folder as one.
+pub struct EventFile {
+    file: BufWriter<File>,
+}
+
+impl EventFile {
+    /// Starts a file in `folder`. Where a run is continued at a `step` above 0, TensorBoard is told to forget what earlier
+    /// files have of that step and later ones.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn create(folder: &Path, step: usize) -> std::io::Result<EventFile> {
+        let now = seconds();
+        let host = host_name();
+        // TensorBoard reads files in the order of their names: later ones must come later.
+        let name = format!("events.out.tfevents.{:010}.{host}.{}.0", now as u64, std::process::id());
+        let mut file = EventFile { file: BufWriter::new(File::create(folder.join(name))?) };
+        file.record(&event(now, 0, |event| bytes(event, 3, b"brain.Event:2")))?;
+        if step > 0 {
+            // SessionLog { status: START }.
+            file.record(&event(now, step as u64, |event| bytes(event, 7, &[8, 1])))?;
+        }
+        Ok(file)
+    }
+
+    /// Adds a step's numbers.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
+        let mut summary = Vec::new();
+        for (tag, value) in scalars(metrics) {
+            let mut scalar = Vec::new();
+            bytes(&mut scalar, 1, tag.as_bytes());
+            scalar.push(2 << 3 | 5); // simple_value, 32 bits
+            scalar.extend((value as f32).to_le_bytes());
+            bytes(&mut summary, 1, &scalar);
+        }
+        self.record(&event(seconds(), metrics.step as u64, |event| bytes(event, 5, &summary)))?;
+        self.file.flush()
+    }
+
+    fn record(&mut self, message: &[u8]) -> std::io::Result<()> {
+        let length = (message.len() as u64).to_le_bytes();
+        self.file.write_all(&length)?;
+        self.file.write_all(&masked_crc(&length).to_le_bytes())?;
+        self.file.write_all(message)?;
+        self.file.write_all(&masked_crc(message).to_le_bytes())
+    }
+}
+
+/// The names and values under which a step is shown, in groups.
+pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(&'static str, f64)> {
+    let mut scalars = vec![
+        ("train/loss", metrics.loss),
+        ("train/grad_norm", f64::from(metrics.grad_norm)),
+        ("train/lr", metrics.lr),
+        ("speed/tokens_per_s", metrics.tokens_per_s),
+        ("speed/tflops", metrics.tflops),
+        ("speed/step_ms", metrics.step_ms),
+        ("speed/host_ms", metrics.host_ms),
+        ("speed/data_wait_ms", metrics.data_wait_ms),
+        ("memory/bytes", metrics.memory_bytes as f64),
+    ];
+    scalars.extend(metrics.mfu.map(|mfu| ("speed/mfu", mfu)));
+    scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss", loss)));
+    scalars.extend(metrics.validation_perplexity.map(|value| ("validation/perplexity", value)));
+    scalars
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// An `Event` message: time, step, and what `fill` adds.
+fn event(time: f64, step: u64, fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut event = vec![1 << 3 | 1]; // wall_time, 64 bits
+    event.extend(time.to_le_bytes());
+    event.push(2 << 3); // step, varint
+    varint(&mut event, step);
+    fill(&mut event);
+    event
+}
+
+/// A field of bytes, text or a message; its number is below 16.
+fn bytes(message: &mut Vec<u8>, field: u8, content: &[u8]) {
+    message.push(field << 3 | 2);
+    varint(message, content.len() as u64);
+    message.extend(content);
+}
+
+fn varint(message: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        message.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    message.push(value as u8);
+}
+
+/// CRC-32C, turned and shifted so that checksums of data that hold checksums stay strong.
+fn masked_crc(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}

@@ -1,0 +1,62 @@
+//! A run's history as Weights & Biases has it: `wandb-history.jsonl`, a row a step with W&B's own `_step`, `_timestamp` and
+//! `_runtime`, and `wandb-summary.json`, the last value of each. Nothing is sent anywhere: rows go to a server with
+//! `wandb.log(row, step=row["_step"])`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde_json::{Map, Value};
+
+use crate::report::metrics::{StepMetrics, continued};
+use crate::report::tensorboard::{scalars, seconds};
+
+/// The history of a run.
+pub struct History {
+    file: BufWriter<File>,
+    summary: Map<String, Value>,
+    summary_path: PathBuf,
+    began: Instant,
+    /// Seconds the run had been going on when this process took it up.
+    before: f64,
+}
+
+impl History {
+    /// Starts the history in `folder`, or continues it at a `step` above 0 after the rows before that.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn open(folder: &Path, step: usize) -> std::io::Result<History> {
+        let path = folder.join("wandb-history.jsonl");
+        let (file, last) = continued(&path, "_step", step)?;
+        let summary = last.and_then(|row| row.as_object().cloned()).unwrap_or_default();
+        let before = summary.get("_runtime").and_then(Value::as_f64).unwrap_or(0.0);
+        let summary_path = folder.join("wandb-summary.json");
+        Ok(History { file: BufWriter::new(file), summary, summary_path, began: Instant::now(), before })
+    }
+
+    /// Adds a step.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
+        let mut row = Map::new();
+        row.insert("_step".into(), metrics.step.into());
+        row.insert("_timestamp".into(), seconds().into());
+        row.insert("_runtime".into(), (self.before + self.began.elapsed().as_secs_f64()).into());
+        row.extend(scalars(metrics).into_iter().map(|(name, value)| (name.into(), value.into())));
+        serde_json::to_writer(&mut self.file, &row)?;
+        self.summary.extend(row);
+        self.file.write_all(b"\n")?;
+        self.file.flush()
+    }
+
+    /// Writes the summary.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn finish(&mut self) -> std::io::Result<()> {
+        std::fs::write(&self.summary_path, format!("{:#}\n", Value::Object(self.summary.clone())))
+    }
+}

@@ -1,0 +1,261 @@
+//! What is around the work of all ranks: MPI, the watch, the device, communicators, and an end together.
+
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::exit;
+use std::rc::Rc;
+use std::time::Duration;
+
+use common::terminal::warn;
+use common::{UserError, panic_text};
+use device::{Communicator, Device};
+use launch::watch::activity::Activity;
+use launch::watch::joining::Joining;
+use launch::watch::{Watch, WatchSettings, last_words};
+use launch::{RankEnv, signals};
+use parallel::{Grid, MpiWorld, PipelineGroups, nccl_communicator};
+
+use crate::error::RunError;
+use crate::ranks::Ranks;
+use crate::run::same_settings;
+
+/// How long a rank that refuses waits for the others before it says why: they may be reading their data still, or hang.
+const OTHERS_COME: Duration = Duration::from_secs(60);
+
+/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code. What all ranks
+/// must have been told alike is `told`.
+pub fn on_all_ranks(
+    env: &RankEnv,
+    layout: Layout,
+    told: &str,
+    threads: Option<usize>,
+    settings: &WatchSettings,
+    open: impl FnOnce(usize) -> device::Result<Device>,
+    work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
+) -> i32 {
+    let joining = Joining::begin(env, settings)
+        .unwrap_or_else(|error| fail(true, 3, &format!("the watch over ranks cannot start: {error}")));
+    let world = match MpiWorld::initialize() {
+        Ok(world) if world.size() == env.world_size => Rc::new(world),
+        Ok(world) => {
+            let problem = format!(
+                "MPI sees {} ranks, the launcher's environment {}. Rule: both are started together. \
+                 Fix: use the mpirun that belongs to the MPI library this binary is linked with",
+                world.size(),
+                env.world_size
+            );
+            fail(true, 2, &problem)
+        }
+        Err(error) => fail(true, 3, &error.to_string()),
+    };
+    // Others may have refused what came before: see `refuse`.
+    let agreed = agreed(&world, Ok::<(), UserError>(()))
+        .and_then(|()| agreed(&world, same_settings::compare(env.rank, told, &world.text_of(0, told.into()))))
+        .and_then(|()| agreed(&world, Watch::start(env, settings, |text| world.text_of(0, text))));
+    let watch = match agreed {
+        Ok(watch) => watch.map(Rc::new),
+        Err(code) => return code,
+    };
+    drop(joining);
+    let threads = threads
+        .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
+    // For set-up work outside of the device, such as first weights; it is there already only where tests made it.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    let opened = open(threads).and_then(|device| {
+        watch.as_ref().map_or(Ok(()), |watch| device.watch(watch.progress()))?;
+        Ok(device)
+    });
+    let mut made = Vec::new();
+    let connected = opened.as_ref().map_err(|error| RunError::from(error.clone())).and_then(|device| {
+        one_gpu_each(&world, device)?;
+        Ok((device, connect(&world, device, layout, watch.as_ref(), &mut made)?))
+    });
+    let done = match connected {
+        Ok((device, groups)) => {
+            let ranks = team(&world, groups, env.local_size, threads, watch.as_ref());
+            let done = catch_unwind(AssertUnwindSafe(|| work(&ranks, device)));
+            done.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))
+        }
+        Err(error) => Err(error),
+    };
+    let code = done.unwrap_or_else(|error| {
+        if let Some(watch) = &watch {
+            watch.fail(error.exit_code(), &error.to_string(), error.follows());
+        }
+        last_words(&format!("error on rank {}: {error}", env.rank), true);
+        if world.size() > 1 {
+            world.abort(error.exit_code());
+        }
+        exit(error.exit_code())
+    });
+    // On a fault nothing is torn down. Else the ranks of a communicator destroy it together, so all destroy theirs in the
+    // order of making, which they share; then the device, and MPI last.
+    made.into_iter().for_each(drop);
+    drop(opened);
+    drop(world);
+    if let Some(watch) = &watch {
+        watch.goodbye(); // after all that ranks do together, so that this too is watched
+    }
+    code
+}
+
+/// What this rank made, if all ranks made theirs. Else the first of those that could not says why, before any of them
+/// ends, and all have the exit code. All ranks call it together, the same number of times.
+fn agreed<T, E: Display>(world: &MpiWorld, here: Result<T, E>) -> Result<T, i32> {
+    let speaks = first_of(world, here.is_err());
+    match here {
+        Ok(made) if !speaks => return Ok(made),
+        Ok(_) => {} // another rank refuses, and says why
+        Err(error) if speaks => warn(&format!("error: {error}")),
+        Err(_) => {}
+    }
+    world.barrier();
+    Err(2)
+}
+
+/// Whether some ranks cannot go on, and, if `here` says so of this one, whether it is the first of them. All ranks call
+/// it together.
+fn first_of(world: &MpiWorld, here: bool) -> bool {
+    if world.size() == 1 {
+        return here;
+    }
+    let first = world.min(if here { world.rank() as u64 } else { u64::MAX });
+    if here { first == world.rank() as u64 } else { first < u64::MAX }
+}
+
+/// Ends this rank because its input is wrong, and with it all others, for which it may be right; the first to refuse
+/// says why.
+pub fn refuse(env: &RankEnv, problem: &str) -> ! {
+    if env.world_size == 1 {
+        fail(true, 2, problem);
+    }
+    let line = format!("error: {problem}");
+    let _joining = Joining::limit(env, OTHERS_COME, line, 2);
+    match MpiWorld::initialize() {
+        Ok(world) if world.size() == env.world_size => exit(agreed(&world, Err::<(), _>(problem)).err().unwrap_or(2)),
+        _ => fail(env.rank == 0, 2, problem),
+    }
+}
+
+/// This process among the ranks; while it waits for them by MPI's means, that is seen by who watches.
+fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
+    let Groups { tensor, data: group, pipeline } = groups;
+    let shared = || (world.clone(), watch.cloned());
+    let (waiting, comparing, adding, telling) = (shared(), shared(), shared(), shared());
+    Ranks {
+        rank: world.rank(),
+        group,
+        tensor,
+        pipeline,
+        local,
+        threads,
+        barrier: Rc::new(move || together(&waiting.1, "barrier", || waiting.0.barrier())),
+        max: Rc::new(move |value| match comparing.0.size() {
+            1 => value,
+            _ => together(&comparing.1, "all_reduce_max", || comparing.0.max(value)),
+        }),
+        sum: Rc::new(move |value| together(&adding.1, "all_reduce_sum", || adding.0.sum(value))),
+        text_of: Rc::new(move |rank, text| together(&telling.1, "broadcast", || telling.0.text_of(rank, text))),
+        stop: signals::listen().unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
+        activity: watch.map_or_else(Activity::default, |watch| watch.activity()),
+    }
+}
+
+/// Waits for all ranks, and lets that be seen.
+fn together<T>(watch: &Option<Rc<Watch>>, name: &str, wait: impl FnOnce() -> T) -> T {
+    match watch {
+        Some(watch) => watch.waiting(&format!("{name} on world"), wait),
+        None => wait(),
+    }
+}
+
+/// Fails on all ranks where two of one host have the same GPU, as a launcher that shows each rank but one leaves open.
+///
+/// NCCL refuses that within what it takes for a host, which `NCCL_HOSTID` names, unless it is told not to (from 2.30 on).
+/// So any layout can be tried, slowly, on a small machine.
+fn one_gpu_each(world: &MpiWorld, device: &Device) -> Result<(), UserError> {
+    let Some(gpu) = device.gpu().filter(|_| std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() != Ok("1")) else {
+        return Ok(());
+    };
+    let here = format!("{} {}", std::env::var("NCCL_HOSTID").unwrap_or_default(), gpu.uuid);
+    let all: Vec<String> = (0..world.size()).map(|rank| world.text_of(rank, here.clone())).collect();
+    let Some((first, second)) = first_twice(&all) else { return Ok(()) };
+    Err(UserError::new(
+        format!("ranks {first} and {second} have the same GPU, {}", all[first].trim_start()),
+        "each rank has a GPU of its own",
+        "show all ranks of a node all of its GPUs, or each another one: CUDA_VISIBLE_DEVICES; \
+         to try a layout on fewer GPUs, give each of these ranks another NCCL_HOSTID",
+    ))
+}
+
+/// The first two places with the same text.
+fn first_twice(texts: &[String]) -> Option<(usize, usize)> {
+    (0..texts.len()).find_map(|at| texts[..at].iter().position(|text| *text == texts[at]).map(|first| (first, at)))
+}
+
+/// Which ranks talk to each other.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    /// The ranks by what they share.
+    pub grid: Grid,
+    /// The last stage feeds the first, which has more layers.
+    pub ring: bool,
+    /// The first and the last stage have a parameter in common.
+    pub shares_table: bool,
+}
+
+/// This rank's groups of more than itself: the ranks that share layers, those that share the batch, and the stages.
+struct Groups {
+    tensor: Option<Rc<dyn Communicator>>,
+    data: Option<Rc<dyn Communicator>>,
+    pipeline: Option<PipelineGroups>,
+}
+
+/// Makes them on the device's own data plane, and keeps each in `made`, in order.
+fn connect(
+    world: &MpiWorld,
+    device: &Device,
+    layout: Layout,
+    watch: Option<&Rc<Watch>>,
+    made: &mut Vec<Rc<dyn Communicator>>,
+) -> device::Result<Groups> {
+    let Layout { grid, ring, shares_table } = layout;
+    let rank = world.rank();
+    let mut connect = |name: &str, group: Vec<usize>| {
+        let communicator = match device.gpu() {
+            Some(_) if group.len() > 1 => Some(nccl_communicator(world, name, &group)?),
+            // A rank that is alone takes part in cutting the world.
+            _ => Some(world.split(name, &group)).filter(|_| group.len() > 1),
+        };
+        if let (Some(watch), Some(probe)) = (watch, communicator.as_ref().and_then(|made| made.probe())) {
+            watch.ask(probe);
+        }
+        made.extend(communicator.clone());
+        Ok(communicator)
+    };
+    Ok(Groups {
+        tensor: connect("tensor", grid.tensor_group(rank))?,
+        data: connect("data", grid.data_group(rank))?,
+        pipeline: PipelineGroups::connect(&grid, rank, ring, shares_table, &mut connect)?,
+    })
+}
+
+/// Ends this process with what is wrong, if it is the one to speak.
+pub fn fail(speak: bool, code: i32, message: &str) -> ! {
+    if speak {
+        warn(&format!("error: {message}"));
+    }
+    exit(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_twice;
+
+    #[test]
+    fn two_ranks_that_were_shown_the_same_gpu_are_found() {
+        let texts = |ids: &[&str]| ids.iter().map(|id| id.to_string()).collect::<Vec<_>>();
+        assert_eq!(first_twice(&texts(&["a", "b", "c"])), None);
+        assert_eq!(first_twice(&texts(&["a", "b", "c", "b", "a"])), Some((1, 3)));
+    }
+}

@@ -1,0 +1,144 @@
+//! A timeline of a few steps, written to `logging.trace`.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+use common::UserError;
+use common::terminal::warn;
+use device::Device;
+use launch::watch::activity::{Activity, Doing};
+
+use crate::config::plan::RunPlan;
+use crate::error::RunError;
+use crate::ranks::Ranks;
+use crate::report::plan_box::place;
+
+/// The timeline of a run, asked for or not.
+pub struct StepTrace {
+    target: Option<Target>,
+    state: State,
+    /// Why its file was not written.
+    trouble: Option<RunError>,
+}
+
+/// Where the timeline goes.
+struct Target {
+    path: PathBuf,
+    rank: usize,
+    /// Where it comes from, in words.
+    process: String,
+    steps: usize,
+    /// Told when it is written, for that may take its time.
+    activity: Activity,
+}
+
+enum State {
+    /// So many steps pass first.
+    Waiting(usize),
+    /// So many steps are still to come.
+    Running(usize),
+    Written,
+}
+
+impl StepTrace {
+    /// Looks whether a timeline is asked for and can be made, before the first graph, by a process that begins with step
+    /// `begins_at` of the run. Whether its file can be written was seen before ([`crate::run::outputs`]).
+    ///
+    /// # Errors
+    /// On a GPU, no CUPTI.
+    pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device, begins_at: usize) -> Result<StepTrace, UserError> {
+        let logging = &plan.config.logging;
+        let Some(file) = &logging.trace else {
+            return Ok(StepTrace { target: None, state: State::Written, trouble: None });
+        };
+        let path = of_rank(Path::new(file), ranks.rank);
+        device.prepare_timeline().map_err(|error| {
+            let text = error.to_string();
+            let (what, fix) = text.split_once(". Fix: ").unwrap_or((&text, "leave out --trace"));
+            UserError::new(format!("logging.trace: {what}"), "times on a GPU come from CUPTI", fix)
+        })?;
+        let first_replay = if plan.graphs.enable { plan.graphs.warmup_steps + 1 } else { 1 };
+        let after = logging.trace_after.map_or(first_replay, |step| step.saturating_sub(begins_at));
+        let target = Target {
+            path,
+            rank: ranks.rank,
+            process: format!("rank {}, {}", ranks.rank, place(device, ranks)),
+            steps: logging.trace_steps,
+            activity: ranks.activity.clone(),
+        };
+        Ok(StepTrace { target: Some(target), state: State::Waiting(after), trouble: None })
+    }
+
+    /// Begins the timeline if the next step is its first.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn before_step(&mut self, device: &Device) -> Result<(), RunError> {
+        match (&self.target, &mut self.state) {
+            (Some(target), State::Waiting(0)) => {
+                device.begin_timeline()?;
+                self.state = State::Running(target.steps);
+            }
+            (_, State::Waiting(steps)) => *steps -= 1,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Ends and writes the timeline if that step was its last. That its file cannot be written is told, and an error only
+    /// when the run ends: it is worth more.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn after_step(&mut self, device: &Device) -> Result<(), RunError> {
+        let State::Running(steps) = &mut self.state else { return Ok(()) };
+        *steps -= 1;
+        if *steps == 0 { self.write(device) } else { Ok(()) }
+    }
+
+    /// Writes a timeline under way when the run ends, and says what became of the timeline; nothing if none was asked for.
+    ///
+    /// # Errors
+    /// As [`StepTrace::after_step`]; a file that could not be written.
+    pub fn finish(mut self, device: &Device) -> Result<Option<String>, RunError> {
+        if matches!(self.state, State::Running(_)) {
+            self.write(device)?;
+        }
+        self.trouble.take().map_or(Ok(()), Err)?;
+        let Some(target) = &self.target else { return Ok(None) };
+        Ok(Some(match self.state {
+            State::Waiting(steps) => {
+                format!("no timeline: the run ended {} steps before it. Fix: a smaller --trace-after", steps + 1)
+            }
+            _ => format!("timeline: {}, for ui.perfetto.dev", target.path.display()),
+        }))
+    }
+
+    fn write(&mut self, device: &Device) -> Result<(), RunError> {
+        self.state = State::Written;
+        let Some(target) = &self.target else { return Ok(()) };
+        let timeline = device.end_timeline()?;
+        let written = target.activity.during(Doing::Writes, || {
+            let file = File::create(&target.path)?;
+            timeline.write_chrome(target.rank, &target.process, BufWriter::new(file))
+        });
+        if let Err(error) = written {
+            let what = format!("the timeline, {}", target.path.display());
+            warn(&format!("WARNING: {what}, was not written: {error}. The run goes on."));
+            self.trouble = Some(RunError::File { what, error });
+        }
+        Ok(())
+    }
+}
+
+/// The file of a rank: `trace.json` of the first, `trace-rank1.json` of the next.
+pub(crate) fn of_rank(path: &Path, rank: usize) -> PathBuf {
+    if rank == 0 {
+        return path.into();
+    }
+    let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let (stem, extension) = (text(path.file_stem()), text(path.extension()));
+    let dot = if extension.is_empty() { "" } else { "." };
+    path.with_file_name(format!("{stem}-rank{rank}{dot}{extension}"))
+}
