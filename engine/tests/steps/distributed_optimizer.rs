@@ -1,0 +1,296 @@
+//! Ranks that divide the optimizer's state train as ranks that each have all of it: the same bits of losses and weights
+//! where no norm enters them, and with clipping the same up to the order of the norm's sum.
+
+use device::{DType, Device};
+use engine::step::{Stage, StepResult};
+use graph_manager::{GraphOptions, Mempool, Scope};
+
+use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
+
+const STEPS: usize = 10;
+
+/// How ranks are laid out, and what they train.
+#[derive(Clone, Debug)]
+struct Case {
+    kind: Kind,
+    tensor: usize,
+    data: usize,
+    /// Of each rank.
+    microbatches: usize,
+    compute: DType,
+    clip: f32,
+    divided: bool,
+    graphs: GraphOptions,
+    shuffle: Option<u64>,
+}
+
+impl Case {
+    /// Data-parallel ranks without clipping, so that no number depends on the norm, and without graphs.
+    fn new(kind: Kind, data: usize, microbatches: usize) -> Case {
+        let graphs = GraphOptions { enable: false, ..GraphOptions::default() };
+        let compute = DType::F32;
+        Case { kind, tensor: 1, data, microbatches, compute, clip: 0.0, divided: true, graphs, shuffle: None }
+    }
+
+    /// The same, each rank with the whole optimizer.
+    fn plain(&self) -> Case {
+        Case { divided: false, ..self.clone() }
+    }
+
+    fn run(&self) -> Run {
+        let shape = match self.kind {
+            // Enough key and value heads for two ranks.
+            Kind::Llama => Some(tiny_llama(0.1, self.compute)),
+            Kind::Gpt => Some(tiny_gpt(0.1, self.compute)),
+            Kind::Mlp => None,
+        };
+        Run {
+            shape,
+            compute: self.compute,
+            steps: STEPS,
+            shuffle: self.shuffle,
+            distributed_optimizer: self.divided,
+            clip: self.clip,
+            ..Run::new(self.kind, self.microbatches, self.graphs.clone())
+        }
+    }
+
+    /// Does `work` on a thread for each rank; what it returns, by rank.
+    fn on_ranks<T: Send>(&self, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
+        Layout::new(self.tensor, 1, 1, self.data).on_ranks(|| self.run(), work)
+    }
+
+    /// The numbers of all steps, which all ranks must agree on, and the final weights and moments put together from the
+    /// ranks that have them, by tensor-parallel rank.
+    fn train(&self) -> (Vec<StepResult>, Vec<State>) {
+        let ranks = self.on_ranks(|run| {
+            let device = run.device();
+            let (results, stage) = run.train_on(&device);
+            (results, parts(&device, &stage))
+        });
+        assert!(ranks.iter().all(|(results, _)| *results == ranks[0].0), "{self:?}: ranks disagree on the numbers");
+        let whole = |tensor: usize| {
+            let of_tensor = ranks.iter().skip(tensor).step_by(self.tensor).map(|(_, parts)| parts);
+            join(of_tensor, self.divided)
+        };
+        (ranks[0].0.clone(), (0..self.tensor).map(whole).collect())
+    }
+}
+
+/// Bits of master weights and moments of each parameter.
+type State = Vec<Vec<u32>>;
+
+/// What a rank has of each: the elements of the whole, the first one here, and their bits.
+type Parts = Vec<(usize, usize, Vec<u32>)>;
+
+fn parts(device: &Device, stage: &Stage) -> Parts {
+    let params = stage.params();
+    let mut all = Vec::new();
+    for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (_, param))| param.held.elements > 0) {
+        let moments = stage.optimizer().state.iter().map(|(_, flat)| params.part_of(*flat, index));
+        for (number, tensor) in std::iter::once(param.master).chain(moments).enumerate() {
+            let bits = device.download::<f32>(&tensor).unwrap().into_iter().map(f32::to_bits).collect();
+            all.push((spec.shape.elements(), param.held.first, bits, index, number));
+        }
+    }
+    let kinds = 1 + stage.optimizer().state.len();
+    let mut placed: Parts =
+        params.specs.iter().flat_map(|spec| vec![(spec.shape.elements(), 0, vec![]); kinds]).collect();
+    for (elements, first, bits, index, number) in all {
+        placed[index * kinds + number] = (elements, first, bits);
+    }
+    placed
+}
+
+/// Puts the parts of ranks together; where each has all, they must be the same.
+fn join<'p>(ranks: impl Iterator<Item = &'p Parts>, divided: bool) -> State {
+    let ranks: Vec<&Parts> = ranks.collect();
+    let whole = |index: usize| {
+        let mut values: Vec<Option<u32>> = vec![None; ranks[0][index].0];
+        for (_, first, bits) in ranks.iter().map(|parts| &parts[index]) {
+            for (value, bits) in values[*first..].iter_mut().zip(bits) {
+                assert!(value.is_none_or(|other| !divided && other == *bits), "an element that two ranks update");
+                *value = Some(*bits);
+            }
+        }
+        values.into_iter().map(|value| value.expect("an element that no rank updates")).collect()
+    };
+    (0..ranks[0].len()).map(whole).collect()
+}
+
+/// Fails unless losses and weights have the same bits, and norms differ by no more than the order of their sum.
+fn assert_same_but_for_the_norm(case: &Case) {
+    let (ours, state) = case.train();
+    let (theirs, plain) = case.plain().train();
+    for (step, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+        assert_eq!(a.loss.to_bits(), b.loss.to_bits(), "{case:?}, step {step}: {} and {}", a.loss, b.loss);
+        let norm = (a.grad_norm / b.grad_norm - 1.0).abs();
+        assert!(norm < 1e-6, "{case:?}, step {step}: gradient norms {} and {}", a.grad_norm, b.grad_norm);
+    }
+    assert!(state == plain, "{case:?}: other weights or moments");
+}
+
+#[test]
+fn without_clipping_2_and_4_ranks_that_divide_the_state_have_the_bits_of_those_that_do_not() {
+    for kind in [Kind::Gpt, Kind::Llama, Kind::Mlp] {
+        for (data, microbatches) in [(2, 1), (2, 4), (4, 1), (4, 4)] {
+            assert_same_but_for_the_norm(&Case::new(kind, data, microbatches));
+        }
+    }
+}
+
+#[test]
+fn without_clipping_ranks_that_also_share_layers_have_the_bits_of_those_that_do_not_divide_the_state() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        for microbatches in [1, 4] {
+            assert_same_but_for_the_norm(&Case { tensor: 2, ..Case::new(kind, 2, microbatches) });
+        }
+    }
+}
+
+#[test]
+fn in_bf16_master_weights_and_moments_have_the_same_bits_too() {
+    for (kind, tensor) in [(Kind::Gpt, 1), (Kind::Llama, 2), (Kind::Mlp, 1)] {
+        assert_same_but_for_the_norm(&Case { tensor, compute: DType::Bf16, ..Case::new(kind, 2, 2) });
+    }
+}
+
+#[test]
+fn with_clipping_losses_and_norms_agree_up_to_the_order_of_the_norms_sum() {
+    for (kind, tensor) in [(Kind::Gpt, 1), (Kind::Gpt, 2), (Kind::Llama, 2), (Kind::Mlp, 1)] {
+        let case = Case { tensor, clip: 0.05, ..Case::new(kind, 2, 2) };
+        let (ours, theirs) = (case.train().0, case.plain().train().0);
+        assert!(theirs.iter().all(|step| step.grad_norm > 0.05), "{case:?}: every step is clipped");
+        for (step, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+            let (loss, norm) = ((a.loss / b.loss - 1.0).abs(), (a.grad_norm / b.grad_norm - 1.0).abs());
+            assert!(loss < 1e-6 && norm < 2e-5, "{case:?}, step {step}: {a:?} and {b:?}");
+        }
+    }
+}
+
+#[test]
+fn graphs_change_no_bit_in_any_setting() {
+    let case = Case { clip: 1.0, ..Case::new(Kind::Gpt, 2, 2) };
+    let eager = case.train();
+    for (name, graphs) in &all_settings()[1..] {
+        assert!(Case { graphs: graphs.clone(), ..case.clone() }.train() == eager, "{name}");
+    }
+    for case in [
+        Case { compute: DType::Bf16, ..Case::new(Kind::Llama, 4, 1) },
+        Case { tensor: 2, ..Case::new(Kind::Llama, 2, 4) },
+        Case::new(Kind::Mlp, 4, 4),
+    ] {
+        let eager = case.train();
+        for scope in [Scope::PerLayer, Scope::FullIteration] {
+            for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+                let graphs = GraphOptions { scope, mempool, poison: true, ..GraphOptions::default() };
+                assert!(Case { graphs, ..case.clone() }.train() == eager, "{case:?} {scope:?} {mempool:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn random_replay_orders_change_no_bit() {
+    for (kind, tensor) in [(Kind::Gpt, 1), (Kind::Llama, 2), (Kind::Mlp, 1)] {
+        for scope in [Scope::PerLayer, Scope::FullIteration] {
+            let graphs = GraphOptions { scope, ..GraphOptions::default() };
+            let case = Case { tensor, graphs, ..Case::new(kind, 2, 2) };
+            let plain = case.train();
+            for seed in 0..3 {
+                assert!(Case { shuffle: Some(seed), ..case.clone() }.train() == plain, "{case:?} seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn transfers_run_inside_forward_and_backward_graphs_and_only_the_first_buckets_after_the_update() {
+    let case = Case { graphs: GraphOptions::default(), ..Case::new(Kind::Gpt, 2, 4) };
+    for report in case.on_ranks(|run| run.train_on(&run.device()).1.graphs().report()) {
+        let with = |word: &str| -> Vec<&str> {
+            let has = |nodes: &[String]| nodes.iter().any(|node| node.contains(word));
+            report.graphs.iter().filter(|graph| has(&graph.nodes)).map(|graph| graph.name.as_str()).collect()
+        };
+        // Embedding, two blocks and a head, a bucket each but for the head's norm, which goes with the block before it.
+        assert_eq!(with("reduce_scatter").len(), 3, "{report}");
+        let gathering = with("all_gather");
+        assert_eq!(gathering.len(), 3, "{report}");
+        assert_eq!(
+            gathering.iter().filter(|name| name.starts_with("forward") && name.ends_with("gathering")).count(),
+            2
+        );
+        assert!(gathering.contains(&"optimizer"), "{gathering:?}");
+    }
+}
+
+#[test]
+fn evaluation_reads_the_weights_of_the_last_update() {
+    for enable in [false, true] {
+        let graphs = GraphOptions { enable, ..GraphOptions::default() };
+        let case = Case { graphs, ..Case::new(Kind::Gpt, 2, 2) };
+        let losses = |case: Case| {
+            case.on_ranks(|run| {
+                let device = run.device();
+                let mut stage = run.stage(&device);
+                stage.record(run.microbatches, true).unwrap();
+                let mut losses = Vec::new();
+                for step in 0..4 {
+                    let settings = run.settings(step);
+                    let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
+                    losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss);
+                    losses.push(stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss);
+                }
+                losses
+            })
+        };
+        let ours = losses(case.clone());
+        assert!(ours[0][1] < ours[0][0], "an update makes its batch likelier: {ours:?}");
+        assert_eq!(ours, losses(case.plain()), "graphs {enable}");
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_on_one_ranks_part_skips_the_update_on_all() {
+    let case = Case::new(Kind::Gpt, 4, 1);
+    let results = case.on_ranks(|run| {
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        let before = parts(&device, &stage);
+        // The final norm's gain is read by all, and its gradient lies in one rank's part.
+        let gain = stage.params().get("ln_f.weight").weight;
+        device.upload(&gain, &vec![f32::NAN; gain.elements()]).unwrap();
+        let poisoned = parts(&device, &stage);
+        let settings = run.settings(0);
+        let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
+        let result = stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
+        assert!(before.iter().flat_map(|part| &part.2).all(|bits| f32::from_bits(*bits).is_finite()));
+        (result.applied, parts(&device, &stage) == poisoned)
+    });
+    assert_eq!(results, [(false, true); 4]);
+}
+
+#[test]
+fn master_weights_and_moments_take_the_memory_of_one_part() {
+    for (compute, data) in [(DType::F32, 2), (DType::Bf16, 2), (DType::Bf16, 4)] {
+        let case = Case { compute, ..Case::new(Kind::Gpt, data, 2) };
+        let measure = |case: &Case| {
+            case.on_ranks(|run| {
+                let device = run.device();
+                let stage = run.stage(&device);
+                let state: usize = stage.optimizer().state.iter().map(|(_, moment)| moment.bytes()).sum();
+                let (weights, master) = stage.params().weight_bytes();
+                (device.allocated_bytes(), state + master.unwrap_or(0), weights, stage.params().grads.bytes())
+            })
+        };
+        let (plain, divided) = (measure(&case.plain()), measure(&case));
+        for ((all, state, weights, grads), (own_all, own_state, own_weights, own_grads)) in
+            plain.into_iter().zip(divided)
+        {
+            // Buckets are padded to equal parts of 64 elements, which is much for a model so small.
+            assert!(own_state * data < state * 11 / 10, "{compute} {data}: {own_state} of {state} bytes of state");
+            let padding = own_weights - weights + own_grads - grads;
+            assert!(own_all < all + padding - state * (data - 1) / data + state / 10, "{own_all} of {all} bytes");
+        }
+    }
+}

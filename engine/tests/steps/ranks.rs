@@ -1,0 +1,170 @@
+//! Data-parallel ranks train as one: the same batch split over 1, 2 or 4 ranks gives the same losses up to the order of
+//! sums, and graphs change no bit of any of them.
+
+use std::time::Duration;
+
+use engine::step::StepResult;
+use graph_manager::GraphOptions;
+use parallel::ThreadWorld;
+
+use crate::models::{Kind, Run, all_settings};
+
+/// Microbatches of all ranks together.
+const GLOBAL: usize = 4;
+
+/// Trains on `ranks` threads; every rank must see the same numbers and end with the same weights.
+fn train(kind: Kind, ranks: usize, graphs: &GraphOptions, shuffle: Option<u64>) -> (Vec<StepResult>, Vec<f32>) {
+    let places = ThreadWorld::ranks(ranks, Duration::from_secs(60));
+    let mut results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = places
+            .into_iter()
+            .map(|place| {
+                scope.spawn(move || {
+                    let group = Some(place.communicator("data"));
+                    Run { shuffle, group, ..Run::new(kind, GLOBAL / ranks, graphs.clone()) }.train()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let first = results.pop().unwrap();
+    for other in results {
+        assert_eq!(other.0, first.0, "ranks disagree on the losses");
+        assert!(other.1.iter().zip(&first.1).all(|(a, b)| a.to_bits() == b.to_bits()), "ranks disagree on the weights");
+    }
+    first
+}
+
+fn assert_ranks_agree(kind: Kind) {
+    let graphs = GraphOptions::default();
+    let (alone, _) = Run::new(kind, GLOBAL, graphs.clone()).train();
+    for ranks in [1, 2, 4] {
+        let (together, _) = train(kind, ranks, &graphs, None);
+        for (step, (a, b)) in alone.iter().zip(&together).enumerate() {
+            // f32 sums in another order differ by about 1e-7 a step; twenty steps of AdamW, whose update is of the
+            // learning rate's size however small the gradient, stretch that to a few 1e-5.
+            let difference = (a.loss - b.loss).abs() / a.loss.abs();
+            assert!(difference < 2e-4, "{kind:?} on {ranks} ranks, step {step}: {} and {}", a.loss, b.loss);
+            if step == 0 {
+                assert!(difference < 1e-6, "{kind:?} on {ranks} ranks, first step: {} and {}", a.loss, b.loss);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gpt_split_over_1_2_and_4_ranks_has_the_losses_of_one() {
+    assert_ranks_agree(Kind::Gpt);
+}
+
+#[test]
+fn an_mlp_split_over_1_2_and_4_ranks_has_the_losses_of_one() {
+    assert_ranks_agree(Kind::Mlp);
+}
+
+#[test]
+fn captured_reductions_change_no_bit_in_any_setting() {
+    let settings = all_settings();
+    let (plain, weights) = train(Kind::Gpt, 2, &settings[0].1, None);
+    for (name, options) in &settings[1..] {
+        let (results, others) = train(Kind::Gpt, 2, options, None);
+        assert_eq!(plain, results, "{name}");
+        assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
+    }
+}
+
+/// What a short run and evaluations after it give on a rank: losses, norms and weights.
+type Bits = (Vec<StepResult>, Vec<u64>, Vec<u32>);
+
+/// Trains and evaluates on two ranks; also how many launches of training and of evaluation ran in an order of their own.
+fn replayed(divided: bool, graphs: &GraphOptions, shuffle: Option<u64>) -> Vec<(Bits, [u64; 2])> {
+    let on_rank = |place: parallel::ThreadRank| {
+        let group = Some(place.communicator("data"));
+        let run =
+            Run { shuffle, group, steps: 4, distributed_optimizer: divided, ..Run::new(Kind::Gpt, 2, graphs.clone()) };
+        let device = run.device();
+        device.shuffle_replays(shuffle);
+        let mut stage = run.stage(&device);
+        stage.record(run.microbatches, true).unwrap();
+        let of = |step| {
+            let settings = run.settings(step);
+            (settings, crate::models::batch(run.kind, settings.first_sample, run.microbatches))
+        };
+        let results = (0..run.steps)
+            .map(of)
+            .map(|(settings, batch)| stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap());
+        let results = results.collect();
+        let trained = device.reordered_launches();
+        let losses = (0..4)
+            .map(of)
+            .map(|(settings, batch)| stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss.to_bits());
+        let losses = losses.collect();
+        let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
+        ((results, losses, weights.map(f32::to_bits).collect()), [trained, device.reordered_launches() - trained])
+    };
+    let places = ThreadWorld::ranks(2, Duration::from_secs(60));
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = places.into_iter().map(|place| scope.spawn(move || on_rank(place))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn replays_that_really_ran_in_another_order_change_no_bit_in_any_setting() {
+    let settings = all_settings();
+    for divided in [false, true] {
+        let plain = replayed(divided, &settings[0].1, None);
+        assert!(plain.iter().all(|(_, reordered)| *reordered == [0, 0]));
+        for (name, options) in &settings[1..] {
+            let (mut trained, mut evaluated) = (0, 0);
+            for seed in 0..2 {
+                let shuffled = replayed(divided, options, Some(seed));
+                for ((plain, _), (bits, reordered)) in plain.iter().zip(&shuffled) {
+                    assert!(plain == bits, "{name}, divided {divided}, seed {seed}");
+                    trained += reordered[0];
+                    evaluated += reordered[1];
+                }
+            }
+            assert!(trained > 0, "{name}, divided {divided}: every launch had the order of capture");
+            // Only the gathers of a distributed optimizer are on another stream when nothing is reduced.
+            assert!(!divided || evaluated > 0, "{name}: every evaluation had the order of capture");
+        }
+    }
+}
+
+#[test]
+fn twenty_random_replay_orders_of_every_graph_change_no_bit() {
+    for kind in [Kind::Gpt, Kind::Mlp] {
+        for scope in [graph_manager::Scope::PerLayer, graph_manager::Scope::FullIteration] {
+            // Every step replays every graph in another random order that its dependencies allow.
+            let options = GraphOptions { scope, ..GraphOptions::default() };
+            let (plain, weights) = train(kind, 2, &options, None);
+            for seed in 0..2 {
+                let (results, others) = train(kind, 2, &options, Some(seed));
+                assert_eq!(plain, results, "{kind:?} {scope:?} seed {seed}");
+                assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{kind:?} {scope:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_microbatch_has_reducing_graphs_of_its_own() {
+    let places = ThreadWorld::ranks(1, Duration::from_secs(60));
+    let group = places.into_iter().next().map(|place| place.communicator("data"));
+    let run = Run { steps: 3, group, ..Run::new(Kind::Gpt, GLOBAL, GraphOptions::default()) };
+    let device = run.device();
+    let mut stage = run.stage(&device);
+    for step in 0..run.steps {
+        let settings = run.settings(step);
+        let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
+        stage.train_step(settings, Some(&batch)).unwrap();
+    }
+    let report = stage.graphs().report();
+    let reducing = report.graphs.iter().filter(|graph| graph.name.ends_with("reducing")).count();
+    // Forward, backward and reducing backward of four layers, the tail and the optimizer.
+    assert_eq!((report.graphs.len(), reducing), (4 * 3 + 2, 4), "{report}");
+    let hidden: Vec<_> =
+        report.graphs.iter().filter(|graph| graph.nodes.iter().any(|n| n.contains("reduce"))).collect();
+    assert!(hidden.len() >= 3, "reductions must run inside backward graphs: {report}");
+}

@@ -1,0 +1,131 @@
+//! Full recompute changes when activations are computed, never a bit, and needs less memory.
+
+use device::DType;
+use engine::model::GptShape;
+use engine::step::StepResult;
+use graph_manager::{GraphOptions, Mempool, Scope};
+
+use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
+
+const LAYERS: usize = 5;
+
+fn shape(kind: Kind, dtype: DType) -> GptShape {
+    let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
+    GptShape { layers: LAYERS, heads: 8, kv_heads: 4, ..own(0.1, dtype) }
+}
+
+fn run(kind: Kind, recompute: Option<usize>, graphs: GraphOptions) -> Run {
+    let shape = Some(shape(kind, DType::F32));
+    Run { shape, recompute, steps: 6, ..Run::new(kind, 3, graphs) }
+}
+
+/// Bytes of activations.
+fn memory(run: &Run) -> usize {
+    let mut stage = run.stage(&run.device());
+    stage.record(run.microbatches, false).unwrap();
+    stage.graphs().memory().iter().map(|area| area.bytes).sum()
+}
+
+/// As decimals, which are shortest for their bits.
+fn numbers(results: &[StepResult]) -> Vec<String> {
+    results.iter().map(|step| format!("{} {}", step.loss, step.grad_norm)).collect()
+}
+
+fn assert_same_weights(a: &[f32], b: &[f32], what: &str) {
+    assert!(a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}: final weights");
+}
+
+#[test]
+fn blocks_computed_again_alone_or_together_give_the_same_bits_in_every_setting() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        let (_, off) = all_settings().swap_remove(0);
+        let (kept, weights) = run(kind, None, off).train();
+        assert!(kept.iter().all(|step| step.applied && step.loss.is_finite()));
+        for (name, graphs) in all_settings() {
+            for together in [1, 2, LAYERS] {
+                let what = format!("{kind:?}, {together} blocks, {name}");
+                let (again, others) = run(kind, Some(together), graphs.clone()).train();
+                assert_eq!(numbers(&kept), numbers(&again), "{what}");
+                assert_same_weights(&weights, &others, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_has_the_same_bits_too_with_graphs_replayed_in_random_orders() {
+    let of = |recompute, shuffle| {
+        let shape = Some(shape(Kind::Llama, DType::Bf16));
+        let run = run(Kind::Llama, recompute, GraphOptions { poison: true, ..GraphOptions::default() });
+        Run { shape, compute: DType::Bf16, shuffle, ..run }.train()
+    };
+    let (kept, weights) = of(None, None);
+    for (together, shuffle) in [(1, None), (2, Some(7)), (3, Some(8))] {
+        let (again, others) = of(Some(together), shuffle);
+        assert_eq!(numbers(&kept), numbers(&again), "{together} blocks");
+        assert_same_weights(&weights, &others, &format!("{together} blocks"));
+    }
+}
+
+#[test]
+fn less_is_kept_in_every_scope_and_pool() {
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+            let bytes = |layers, recompute| {
+                let shape = Some(GptShape { layers, ..shape(Kind::Gpt, DType::F32) });
+                let graphs = GraphOptions { scope, mempool, ..GraphOptions::default() };
+                memory(&Run { shape, ..run(Kind::Gpt, recompute, graphs) })
+            };
+            let (few, many) = (4, 12);
+            let each = |recompute| (bytes(many, recompute) - bytes(few, recompute)) / (many - few);
+            let (kept, again, pairs) = (each(None), each(Some(1)), each(Some(2)));
+            // A block has its residual stream and what is added to it, of some thirty tensors of that size.
+            let input = 2 * shape(Kind::Gpt, DType::F32).batch * crate::models::SEQ * 32 * 4;
+            assert!(again <= input + input / 4, "{scope:?} {mempool:?}: {again} bytes a block, its input has {input}");
+            assert!(pairs * 2 <= input + input / 4, "{scope:?} {mempool:?}: {pairs} bytes a block of two");
+            assert!(kept > 5 * again, "{scope:?} {mempool:?}: {kept} bytes a block kept, {again} computed again");
+            assert!(bytes(many, Some(2)) < bytes(many, None) / 2, "{scope:?} {mempool:?}");
+        }
+    }
+}
+
+#[test]
+fn the_graphs_are_as_many_as_there_are_groups() {
+    // Embedding and head beside the groups; forward and backward of each; the reduction and the optimizer.
+    for (together, groups) in [(1, 5), (2, 3), (3, 2), (9, 1)] {
+        let run = run(Kind::Gpt, Some(together), GraphOptions::default());
+        let mut stage = run.stage(&run.device());
+        stage.record(run.microbatches, false).unwrap();
+        assert_eq!(stage.graphs().expected_graphs(graph_manager::Mode::Train), 2 * (groups + 2) + 2, "{together}");
+    }
+}
+
+/// Losses of each rank.
+fn losses(layout: Layout, divided: bool, recompute: Option<usize>) -> Vec<Vec<String>> {
+    let own = || Run {
+        distributed_optimizer: divided,
+        microbatches: 4,
+        // Other buckets divide the state otherwise, and so the sum of the norm.
+        clip: if divided { 0.0 } else { 1.0 },
+        ..run(Kind::Gpt, recompute, GraphOptions::default())
+    };
+    layout.on_ranks(own, |run| run.train().0.iter().map(|step| format!("{}", step.loss)).collect())
+}
+
+#[test]
+fn ranks_that_share_layers_batch_state_and_stages_have_the_same_bits() {
+    for (layout, divided) in [
+        (Layout::new(1, 1, 1, 2), false),
+        (Layout::new(1, 1, 1, 2), true),
+        (Layout::new(2, 1, 1, 1), false),
+        (Layout::new(2, 1, 1, 2), true),
+        (Layout::new(1, 2, 1, 1), false),
+        (Layout::new(1, 2, 2, 2), false),
+    ] {
+        let kept = losses(layout, divided, None);
+        for together in [1, 2] {
+            let again = losses(layout, divided, Some(together));
+            assert_eq!(kept, again, "{layout:?}, divided {divided}, {together} blocks");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Ranks that share layers train as one rank that has them whole: the same losses, gradient norms and weights up to the
+//! order of sums, in every layout, with dropout, with graphs or without.
+
+use std::time::Duration;
+
+use device::DType;
+use engine::model::{GptShape, TensorParallel};
+use engine::step::StepResult;
+use graph_manager::{GraphOptions, Mempool, Scope};
+use parallel::{Grid, ThreadWorld};
+
+use crate::models::{Kind, Run, tiny_gpt, tiny_llama};
+
+/// Microbatches of all ranks together.
+const GLOBAL: usize = 4;
+const STEPS: usize = 10;
+
+/// Enough heads for four ranks; dropout, so that a mask that depends on the layout would show.
+fn shape(kind: Kind, compute: DType) -> GptShape {
+    match kind {
+        Kind::Llama => GptShape { heads: 8, kv_heads: 4, recompute: true, ..tiny_llama(0.1, compute) },
+        _ => tiny_gpt(0.1, compute),
+    }
+}
+
+fn off() -> GraphOptions {
+    GraphOptions { enable: false, ..GraphOptions::default() }
+}
+
+fn run(kind: Kind, data: usize, compute: DType, graphs: &GraphOptions) -> Run {
+    let shape = Some(shape(kind, compute));
+    Run { shape, compute, steps: STEPS, ..Run::new(kind, GLOBAL / data, graphs.clone()) }
+}
+
+/// How ranks are laid out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Layout {
+    tensor: usize,
+    data: usize,
+    sequence: bool,
+}
+
+/// Trains on a thread for each rank; the results, which all ranks must agree on, and each rank's weights.
+fn train(
+    kind: Kind,
+    layout: Layout,
+    compute: DType,
+    graphs: &GraphOptions,
+    shuffle: Option<u64>,
+) -> (Vec<StepResult>, Vec<Vec<f32>>) {
+    let Layout { tensor, data, sequence } = layout;
+    let grid = Grid::new(tensor * data, tensor, 1).unwrap();
+    let mut results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ThreadWorld::ranks(grid.ranks(), Duration::from_secs(60))
+            .into_iter()
+            .map(|place| {
+                scope.spawn(move || {
+                    let shared = place.split("tensor", &grid.tensor_group(place.rank()));
+                    let batch = place.split("data", &grid.data_group(place.rank()));
+                    let tensor = TensorParallel { group: Some(shared), sequence };
+                    let group = (data > 1).then_some(batch);
+                    Run { tensor, group, shuffle, ..run(kind, data, compute, graphs) }.train()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let all: Vec<StepResult> = results[0].0.clone();
+    assert!(results.iter().all(|(result, _)| *result == all), "{layout:?}: ranks disagree on the numbers");
+    for rank in tensor..grid.ranks() {
+        assert!(results[rank].1 == results[rank % tensor].1, "{layout:?}: ranks of a data-parallel group disagree");
+    }
+    results.truncate(tensor);
+    (all, results.into_iter().map(|(_, weights)| weights).collect())
+}
+
+/// Fails unless the numbers of two runs differ by no more than the order of sums makes them.
+fn assert_close(what: &str, alone: &[StepResult], together: &[StepResult], first: f64, later: f64) {
+    assert_eq!(together.len(), STEPS);
+    for (step, (a, b)) in alone.iter().zip(together).enumerate() {
+        let allowed = if step == 0 { first } else { later };
+        let loss = (a.loss - b.loss).abs() / a.loss;
+        let norm = f64::from((a.grad_norm - b.grad_norm).abs() / a.grad_norm);
+        assert!(loss < allowed, "{what}, step {step}: losses {} and {}", a.loss, b.loss);
+        // A norm is a sum of many differences of numbers alike, so it is less exact than a loss.
+        assert!(norm < 20.0 * allowed, "{what}, step {step}: gradient norms {} and {}", a.grad_norm, b.grad_norm);
+    }
+}
+
+fn layouts() -> impl Iterator<Item = Layout> {
+    let sizes = [(1, 1), (2, 1), (4, 1), (2, 2)];
+    sizes.into_iter().flat_map(|(tensor, data)| [false, true].map(|sequence| Layout { tensor, data, sequence }))
+}
+
+fn assert_every_layout_is_one_rank(kind: Kind) {
+    let (alone, _) = run(kind, 1, DType::F32, &off()).train();
+    for layout in layouts() {
+        let (together, _) = train(kind, layout, DType::F32, &off(), None);
+        // f32 sums in another order differ by about 1e-7; ten steps of AdamW stretch that to at most 1e-5.
+        assert_close(&format!("{kind:?} {layout:?}"), &alone, &together, 1e-6, 2e-5);
+    }
+}
+
+#[test]
+fn a_gpt_shared_by_2_and_4_ranks_has_the_losses_and_gradient_norms_of_one() {
+    assert_every_layout_is_one_rank(Kind::Gpt);
+}
+
+#[test]
+fn a_llama_shared_by_2_and_4_ranks_has_the_losses_and_gradient_norms_of_one() {
+    assert_every_layout_is_one_rank(Kind::Llama);
+}
+
+#[test]
+fn in_bf16_a_shared_model_learns_as_one_rank_does() {
+    let (alone, _) = run(Kind::Gpt, 1, DType::Bf16, &off()).train();
+    let layout = Layout { tensor: 2, data: 1, sequence: true };
+    let (together, _) = train(Kind::Gpt, layout, DType::Bf16, &off(), None);
+    // Halves of a sum are rounded to bf16 before they are added.
+    assert_close("bf16", &alone, &together, 1e-3, 1e-2);
+}
+
+#[test]
+fn graphs_change_no_bit_of_a_shared_model() {
+    for (kind, sequence) in [(Kind::Gpt, true), (Kind::Gpt, false), (Kind::Llama, true)] {
+        let layout = Layout { tensor: 2, data: 2, sequence };
+        let plain = train(kind, layout, DType::F32, &off(), None);
+        for scope in [Scope::PerLayer, Scope::FullIteration] {
+            for (mempool, share_io_buffers) in [(Mempool::PerMicrobatch, true), (Mempool::Single, false)] {
+                let graphs = GraphOptions { scope, mempool, share_io_buffers, poison: true, ..GraphOptions::default() };
+                let captured = train(kind, layout, DType::F32, &graphs, None);
+                assert!(captured == plain, "{kind:?} {layout:?} {scope:?} {mempool:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn random_replay_orders_change_no_bit_of_a_shared_model() {
+    let layout = Layout { tensor: 2, data: 2, sequence: true };
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        let graphs = GraphOptions { scope, ..GraphOptions::default() };
+        let plain = train(Kind::Llama, layout, DType::F32, &graphs, None);
+        for seed in 0..3 {
+            assert!(train(Kind::Llama, layout, DType::F32, &graphs, Some(seed)) == plain, "{scope:?} seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn first_weights_are_the_parts_of_one_ranks() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        let whole = run(kind, 1, DType::F32, &off());
+        let device = whole.device();
+        let stage = whole.stage(&device);
+        let weights: Vec<Vec<f32>> =
+            stage.params().iter().map(|(_, param)| device.download::<f32>(&param.master).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for place in ThreadWorld::ranks(4, Duration::from_secs(60)) {
+                let weights = &weights;
+                scope.spawn(move || {
+                    let tensor = TensorParallel { group: Some(place.communicator("tensor")), sequence: true };
+                    let part = Run { tensor, ..run(kind, 1, DType::F32, &off()) };
+                    let device = part.device();
+                    let stage = part.stage(&device);
+                    for ((spec, param), whole) in stage.params().iter().zip(weights) {
+                        let here = device.download::<f32>(&param.master).unwrap();
+                        assert_eq!(here, spec.stored(|at| whole[at]), "{} on rank {}", spec.name, place.rank());
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn no_rank_holds_more_than_its_part_of_logits_heads_and_channels() {
+    // A buffer of a whole row of logits, or of all heads or channels, would be found in the plan by its size.
+    let widths = |tensor: TensorParallel| {
+        let run = Run { tensor, ..run(Kind::Llama, 1, DType::F32, &off()) };
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        stage.record(GLOBAL, true).unwrap();
+        let total: usize = stage.graphs().memory().iter().map(|area| area.bytes).sum();
+        (stage.params().grads.bytes(), total)
+    };
+    let (parameters, activations) = widths(TensorParallel::alone());
+    let halves: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ThreadWorld::ranks(4, Duration::from_secs(60))
+            .into_iter()
+            .map(|place| {
+                scope
+                    .spawn(move || widths(TensorParallel { group: Some(place.communicator("tensor")), sequence: true }))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (part, area) in halves {
+        assert!(part * 3 < parameters, "{part} of {parameters} bytes of parameters on one of 4 ranks");
+        assert!(area * 2 < activations, "{area} of {activations} bytes of activations on one of 4 ranks");
+    }
+}

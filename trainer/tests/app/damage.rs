@@ -1,0 +1,349 @@
+//! Checkpoints that are damaged, do not fit or cannot be written.
+
+use std::path::Path;
+use std::process::Command;
+
+use launch::watch::activity::Activity;
+use trainer::checkpoint::verify;
+
+use crate::harness::{
+    Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, printed, run, saved,
+};
+
+const FILES: [&str; 4] = ["model.safetensors", "optimizer.safetensors", "config.toml", "manifest.json"];
+const FLAGS: &str = "--steps 6 --save-interval 2";
+
+fn flip_a_bit(file: &Path) {
+    let mut content = std::fs::read(file).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 1;
+    std::fs::write(file, content).unwrap();
+}
+
+fn truncate(file: &Path) {
+    let content = std::fs::read(file).unwrap();
+    std::fs::write(file, &content[..content.len() - 7]).unwrap();
+}
+
+fn delete(file: &Path) {
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_with_its_file_and_the_one_before_is_continued() {
+    let whole = Folder::new("damage-whole");
+    expect(&run(1, &whole.0, FLAGS), 0, &[]);
+    for (what, damage) in [("flipped", flip_a_bit as fn(&Path)), ("truncated", truncate), ("deleted", delete)] {
+        for file in FILES {
+            let folder = Folder::new("damaged");
+            copy_run(&whole.0, &folder.0, 2);
+            copy_run(&whole.0, &folder.0, 4);
+            let newest = checkpoint(&folder.0, 4);
+            damage(&newest.join(file));
+            assert_eq!(verify(&newest, &Activity::default()).unwrap_err().file, file, "{file} {what}");
+            let named = format!("{} is damaged and skipped: {file} ", newest.display());
+            expect(&run(1, &folder.0, FLAGS), 0, &[&named, "step-00000002 at step 2"]);
+            assert_eq!(metrics(&folder.0), metrics(&whole.0), "{file} {what}");
+            assert_eq!(bits(&folder.0, 6), bits(&whole.0, 6), "{file} {what}");
+            assert_eq!(bits(&folder.0, 4), bits(&whole.0, 4), "the damaged one is replaced: {file} {what}");
+        }
+    }
+}
+
+#[test]
+fn a_newest_checkpoint_that_cannot_be_read_now_may_be_whole_and_is_not_passed_over() {
+    let whole = Folder::new("unreadable-whole");
+    expect(&run(1, &whole.0, FLAGS), 0, &[]);
+    let newest = checkpoint(&whole.0, 6);
+    let manifest = newest.join("manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
+    let further = "--steps 8 --save-interval 2";
+    let refused = run(1, &whole.0, further);
+    expect(&refused, 3, &["step-00000006 is the newest, and manifest.json is of format 2; this build reads format 1"]);
+    std::fs::write(&manifest, text).unwrap();
+    let (weights, aside) = (newest.join("model.safetensors"), whole.path("aside"));
+    std::fs::rename(&weights, &aside).unwrap();
+    std::os::unix::fs::symlink(&weights, &weights).unwrap(); // a loop
+    expect(
+        &run(1, &whole.0, further),
+        3,
+        &["step-00000006 is the newest, and model.safetensors cannot be read: Too many"],
+    );
+    std::fs::remove_file(&weights).unwrap();
+    std::fs::rename(&aside, &weights).unwrap();
+    expect(&run(1, &whole.0, further), 0, &["step-00000006 at step 6", "done: loss"]);
+}
+
+#[test]
+fn every_flipped_bit_of_a_manifest_that_still_parses_is_noticed_or_means_nothing() {
+    let whole = Folder::new("manifest-whole");
+    expect(&run(1, &whole.0, "--steps 1"), 0, &[]);
+    let folder = checkpoint(&whole.0, 1);
+    let manifest = verify(&folder, &Activity::default()).unwrap();
+    let file = folder.join("manifest.json");
+    let content = std::fs::read(&file).unwrap();
+    for at in (0..content.len()).step_by(13) {
+        let mut changed = content.clone();
+        changed[at] ^= 1;
+        std::fs::write(&file, &changed).unwrap();
+        if let Ok(read) = verify(&folder, &Activity::default()) {
+            assert_eq!(read, manifest, "byte {at} of the manifest changed it unnoticed");
+        }
+    }
+}
+
+#[test]
+fn a_run_does_not_begin_anew_where_its_only_checkpoint_is_damaged() {
+    let folder = Folder::new("only");
+    expect(&run(1, &folder.0, "--steps 2"), 0, &[]);
+    flip_a_bit(&checkpoint(&folder.0, 2).join(FILES[0]));
+    let before = metrics(&folder.0);
+    expect(&run(1, &folder.0, FLAGS), 2, &["holds no complete checkpoint", FILES[0], "Rule: ", "Fix: "]);
+    let named = format!("{FLAGS} --resume {}", checkpoint(&folder.0, 2).display());
+    expect(&run(1, &folder.0, &named), 2, &["is damaged: model.safetensors differs", "Rule: ", "Fix: "]);
+    assert_eq!(metrics(&folder.0), before);
+}
+
+#[test]
+fn the_list_says_which_checkpoints_are_complete() {
+    let folder = Folder::new("list");
+    expect(&run(1, &folder.0, FLAGS), 0, &[]);
+    delete(&checkpoint(&folder.0, 4).join(FILES[1]));
+    let list = |path: &Path| {
+        Command::new(env!("CARGO_BIN_EXE_trainer")).args(["checkpoint", "list"]).arg(path).output().unwrap()
+    };
+    let output = list(&folder.path("saved"));
+    expect(&output, 3, &["step-00000002  complete, 2 steps, 16 samples", "step-00000006  complete, 6 steps"]);
+    expect(&output, 3, &["step-00000004  damaged: optimizer.safetensors is missing"]);
+    expect(&list(&checkpoint(&folder.0, 2)), 0, &["complete, 2 steps"]);
+    expect(&list(&folder.path("log")), 2, &["holds no checkpoint", "Rule: ", "Fix: "]);
+}
+
+#[test]
+fn a_model_or_optimizer_of_another_shape_is_refused_with_both_shapes() {
+    let folder = Folder::new("shapes");
+    expect(&run(1, &folder.0, "--steps 2"), 0, &[]);
+    for (flags, parts) in [
+        ("--hidden 64", ["`wte.weight` is (256, 32), this run's is (256, 64)", "config.toml"]),
+        ("--layers 2", ["has no `h.1.attn.c_attn.weight`", "config.toml"]),
+        ("--optimizer sgd", ["`wte.weight.exp_avg` of (256, 32) is not in this run", "config.toml"]),
+    ] {
+        let output = run(1, &folder.0, &format!("{FLAGS} {flags}"));
+        expect(&output, 2, &parts);
+        assert_eq!(metrics(&folder.0).len(), 2, "{flags}: {}", printed(&output));
+    }
+}
+
+#[test]
+fn a_checkpoint_whose_weights_fit_and_mean_another_model_is_refused_and_other_training_is_not() {
+    let folder = Folder::new("meaning");
+    expect(&run(1, &folder.0, "--steps 1"), 0, &[]);
+    for (flags, changed) in [
+        ("--heads 4", "model.heads = 4 (was 2), model.kv_heads = 4 (was 2). Rule: "),
+        ("--tie-embeddings=false", "model.tie_embeddings = false (was true). Rule: "),
+        ("--attention=false", "model.attention = false (was true), "),
+    ] {
+        let parts = ["is of another model: ", changed, "set [model] as in ", "step-00000001/config.toml"];
+        expect(&run(1, &folder.0, &format!("--steps 2 {flags}")), 2, &parts);
+    }
+    expect(&run(2, &folder.0, "--steps 2 --heads 4"), 2, &["is of another model: "]);
+    let told = "not as before, so the numbers may differ: model.hidden_dropout = 0.2 (was 0.1)";
+    expect(&run(1, &folder.0, "--steps 2 --kv-heads 2 --hidden-dropout 0.2"), 0, &[told]);
+}
+
+/// Runs the trainer under a limit on the size of a file, in KiB: what a full disk or a quota is to a write.
+fn run_limited(kib: usize, folder: &Path, flags: &str) -> std::process::Output {
+    let script = format!("ulimit -f {kib}; exec \"$0\" \"$@\"");
+    let trainer = env!("CARGO_BIN_EXE_trainer");
+    Command::new("bash").args(["-c", &script, trainer]).args(arguments(folder, flags)).output().unwrap()
+}
+
+#[test]
+fn a_write_that_fails_leaves_earlier_checkpoints_and_ends_the_run_only_at_its_end() {
+    // MPI makes files of 4 MiB for itself, so the limit is above that, and the model's file, 8 MiB, above the limit.
+    let large = "--vocab 32768 --hidden 64";
+    let folder = Folder::new("limit");
+    expect(&run(1, &folder.0, &format!("--steps 2 {large}")), 0, &[]);
+    let before = bits(&folder.0, 2);
+    let output = run_limited(6 << 10, &folder.0, &format!("{FLAGS} {large}"));
+    let warning = format!("WARNING: checkpoint file {}", checkpoint(&folder.0, 4).with_extension("tmp").display());
+    expect(&output, 3, &[&warning, "model.safetensors was not written: ", "needs ", " free", "The run goes on"]);
+    expect(&output, 3, &["error on rank 0: checkpoint file ", "step-00000006.tmp/model.safetensors", "Fix: "]);
+    assert_eq!(metrics(&folder.0).len(), 6, "the run goes on after the first failure");
+    assert_eq!((saved(&folder.0), bits(&folder.0, 2)), (vec![2], before), "nothing half written stays");
+}
+
+/// `bash -c SCRIPT trainer` where `folder` is a disk of that size, in a mount namespace of its own, if the system allows
+/// that. `./x test` says so where it does not, and sets NO_SMALL_DISK.
+fn on_small_disk(size: &str, folder: &Path, script: &str) -> Option<Command> {
+    let mount = format!("mount -t tmpfs -o size={size} tmpfs {}", folder.display());
+    let spaced = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "bash", "-c", &format!("{mount} && {script}")]);
+        command
+    };
+    let allowed = spaced("true").status().is_ok_and(|status| status.success());
+    let told = "this system lets nobody mount a small disk. To go without this test set NO_SMALL_DISK=1";
+    assert!(allowed || std::env::var_os("NO_SMALL_DISK").is_some(), "{told}");
+    allowed.then(|| spaced(script))
+}
+
+/// Runs the trainer on `ranks` ranks with checkpoints on a disk of that size. What is on it afterwards goes out with it,
+/// so it is copied to `saved.after`. None where the system lets nobody mount one.
+fn run_on_small_disk(size: &str, ranks: usize, folder: &Folder, flags: &str) -> Option<std::process::Output> {
+    std::fs::create_dir(folder.path("saved")).unwrap();
+    let script = format!("\"$0\" \"$@\"; code=$?; cp -r {0} {0}.after; exit $code", folder.path("saved").display());
+    let mut command = on_small_disk(size, &folder.path("saved"), &script)?;
+    let run = crate::harness::command(ranks, &folder.0, flags);
+    command.arg(run.get_program()).args(run.get_args());
+    command.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    Some(command.output().unwrap())
+}
+
+/// What the trainer on `ranks` ranks leaves on a disk that has room for one checkpoint and not for two.
+fn a_disk_for_one_checkpoint(ranks: usize, flags: &str) {
+    let (folder, whole) = (Folder::new("disk"), Folder::new("disk-whole"));
+    let Some(output) = run_on_small_disk("300k", ranks, &folder, &format!("{FLAGS} {flags}")) else { return };
+    expect(&run(ranks, &whole.0, &format!("--steps 2 {flags}")), 0, &[]);
+    let bytes: u64 = FILES.iter().map(|file| checkpoint(&whole.0, 2).join(file).metadata().unwrap().len()).sum();
+    assert!((160 << 10..280 << 10).contains(&bytes), "{bytes} bytes: choose another size of disk");
+    expect(&output, 3, &["step-00000004 was not written: it needs ", "are free there", "The run goes on"]);
+    expect(
+        &output,
+        3,
+        &["WARNING: checkpoint ", "step-00000006 needs ", "the last, so it is tried", "step-00000006.tmp/"],
+    );
+    copy_folder(&folder.path("saved.after/step-00000002"), &checkpoint(&folder.0, 2));
+    assert_eq!(bits(&folder.0, 2), bits(&whole.0, 2), "the earlier checkpoint is whole");
+    let left = |name: &str| folder.path("saved.after").join(name).exists();
+    assert!(!left("step-00000004.tmp") && !left("step-00000006.tmp") && metrics(&folder.0).len() == 6);
+}
+
+#[test]
+fn a_checkpoint_that_the_disk_cannot_hold_is_not_begun_unless_it_is_the_last() {
+    a_disk_for_one_checkpoint(1, "");
+}
+
+#[test]
+fn two_ranks_with_graphs_do_not_begin_a_checkpoint_that_the_disk_cannot_hold() {
+    a_disk_for_one_checkpoint(2, "--enable-cuda-graph");
+}
+
+#[test]
+fn a_smaller_number_to_keep_makes_room_on_a_full_disk_and_the_newest_stays() {
+    // Room for three, which are of 257 KiB, and not for four.
+    for (keep, code) in [(2, 0), (3, 3)] {
+        let folder = Folder::new("disk-keep");
+        std::fs::create_dir(folder.path("saved")).unwrap();
+        let run = |flags: &str| {
+            let command = crate::harness::command(2, &folder.0, flags);
+            let words = [command.get_program()].into_iter().chain(command.get_args());
+            words.map(|word| format!("'{}'", word.to_str().unwrap())).collect::<Vec<_>>().join(" ")
+        };
+        let (first, second) = (run("--steps 6 --save-interval 2"), run(&format!("--steps 7 --checkpoint-keep {keep}")));
+        let script =
+            format!("{first} && {second}; code=$?; cp -r {0} {0}.after; exit $code", folder.path("saved").display());
+        let Some(mut command) = on_small_disk("900k", &folder.path("saved"), &script) else { return };
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let output = command.output().unwrap();
+        expect(&output, code, &["continues ", "at step 6"]);
+        let there = |name: &str| folder.path("saved.after").join(name).exists();
+        assert!(there("step-00000006"), "{}", printed(&output));
+        assert_eq!((there("step-00000002"), there("step-00000007")), (keep == 3, keep == 2), "{}", printed(&output));
+    }
+}
+
+#[test]
+fn stages_of_unlike_sizes_need_the_space_of_what_they_write_and_no_more() {
+    // The first stage has nearly all of the 5 MiB.
+    let folder = Folder::new("disk-stages");
+    let flags = "--steps 1 --layers 2 --vocab 12288 --pipeline-model-parallel-size 2";
+    let Some(output) = run_on_small_disk("8m", 2, &folder, flags) else { return };
+    expect(&output, 0, &["done: loss"]);
+    assert!(!printed(&output).contains("WARNING"), "{}", printed(&output));
+    let written = verify(&folder.path("saved.after/step-00000001"), &Activity::default()).unwrap().bytes();
+    assert!((4 << 20..6 << 20).contains(&written), "{written} bytes: choose another size of disk");
+}
+
+#[test]
+fn nothing_in_the_folder_of_checkpoints_is_removed_but_checkpoints() {
+    let folder = Folder::new("foreign");
+    let (dir, flags) = (folder.path("saved"), "--steps 6 --save-interval 1 --checkpoint-keep 1");
+    let theirs = ["step-1/best.txt", "step-3/notes.txt", "step-best.tmp/notes.txt", "step-2.tmp", "step-000000001/x"];
+    for name in theirs {
+        let path = dir.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "keep me").unwrap();
+    }
+    expect(&run(1, &folder.0, flags), 0, &["done: loss"]);
+    for name in theirs {
+        assert_eq!(std::fs::read_to_string(dir.join(name)).unwrap(), "keep me", "{name}");
+    }
+    assert!(checkpoint(&folder.0, 6).exists() && !checkpoint(&folder.0, 5).exists(), "its own are pruned");
+}
+
+#[test]
+fn a_folder_or_file_with_a_checkpoints_name_that_is_none_is_refused_and_stays() {
+    for name in ["step-00000003/my-notes.txt", "step-00000003.tmp/my-notes.txt", "step-00000003", "step-00000003.tmp"] {
+        let folder = Folder::new("named");
+        let path = folder.path("saved").join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "keep me").unwrap();
+        let parts = ["step-00000003", " is there and is not a checkpoint. Rule: ", "Fix: "];
+        expect(&run(1, &folder.0, "--steps 1"), 2, &parts);
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "keep me", "{name}");
+    }
+}
+
+#[test]
+fn damaged_lines_of_metrics_are_left_out_and_told_of_and_all_others_stay() {
+    let folder = Folder::new("lines");
+    expect(&run(1, &folder.0, "--steps 4"), 0, &[]);
+    let path = folder.path("log/metrics.jsonl");
+    let content = std::fs::read(&path).unwrap();
+    let mut lines: Vec<Vec<u8>> = content.split_inclusive(|byte| *byte == b'\n').map(Vec::from).collect();
+    let last = lines[1].len() - 1;
+    lines[1][..last].fill(0);
+    lines[2][5] = 0xff;
+    std::fs::write(&path, lines.concat()).unwrap();
+    let warning = format!("WARNING: {} is damaged: line 2, and 1 more, left out", path.display());
+    expect(&run(1, &folder.0, "--steps 6"), 0, &[&warning, "at step 4"]);
+    let text = std::fs::read_to_string(path).unwrap();
+    let steps = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64());
+    assert_eq!(steps.collect::<Vec<_>>(), [0, 3, 4, 5].map(Some));
+    assert!(text.as_bytes().starts_with(&lines[0]));
+}
+
+#[test]
+fn ranks_that_see_different_folders_for_checkpoints_are_refused_at_the_start() {
+    let folder = Folder::new("not-shared");
+    let nodes = ["a", "b"].map(|node| folder.path(node));
+    nodes.iter().for_each(|node| std::fs::create_dir(node).unwrap());
+    let run = |nodes: [&Path; 2], flags: &str| {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240"]);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        for (number, node) in nodes.into_iter().enumerate() {
+            command.args([":"].iter().take(number)).args(["-n", "1", "-wdir"]).arg(node);
+            command.arg(env!("CARGO_BIN_EXE_trainer")).args(arguments(&folder.0, flags));
+        }
+        command.output().unwrap()
+    };
+    for flags in ["--save ck", "--save ck --use-distributed-optimizer", "--save ck --heartbeat-seconds 0"] {
+        let flags = format!("--steps 2 {flags}");
+        let output = run([&nodes[0], &nodes[1]], &flags);
+        let sees = "checkpoint.dir = ck: rank 1 does not see in ";
+        expect(
+            &output,
+            2,
+            &[sees, "b/ck what rank 0 wrote in ", "Rule: all ranks see the same checkpoints. Fix: put "],
+        );
+        let text = printed(&output);
+        assert!(flags.contains("heartbeat") || text.matches(sees).count() == 1, "it is said once: {text}");
+        assert!(!folder.path("log/metrics.jsonl").exists(), "{flags}: steps were done");
+        let left = [nodes[0].join("ck"), folder.path("log/run.lock")];
+        assert!(left.iter().all(|path| !path.exists()), "a start that is refused takes what it made with it");
+    }
+    expect(&run([&nodes[0], &nodes[0]], "--steps 2 --save ck"), 0, &["done: loss"]);
+}

@@ -1,0 +1,102 @@
+//! The documents say what is so: their commands are ones the trainer takes, and what they point at is there.
+
+use std::path::{Path, PathBuf};
+
+use trainer::commands::cli::parse;
+use trainer::config::recipes::RECIPES;
+
+use crate::harness::Folder;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().into()
+}
+
+fn read(document: &str) -> String {
+    std::fs::read_to_string(root().join(document)).unwrap_or_else(|error| panic!("{document}: {error}"))
+}
+
+/// The fenced blocks of that language, one after the other, with lines that go on joined.
+fn fenced(document: &str, language: &str) -> String {
+    let text = read(document);
+    let fence = format!("\n```{language}\n");
+    let blocks = text.split(&fence).skip(1);
+    blocks.map(|block| block.split("```").next().unwrap()).collect::<String>().replace("\\\n", " ")
+}
+
+/// A shell's words of a line: split at spaces but for those in double quotes, without its comment and without what follows
+/// where its output goes.
+fn words(line: &str) -> Vec<String> {
+    let line = line.split(" #").next().unwrap().split(" > ").next().unwrap();
+    let parts = line.split('"').enumerate();
+    let words = parts.flat_map(|(at, part)| match at % 2 {
+        0 => part.split_whitespace().map(String::from).collect(),
+        _ => vec![part.to_string()],
+    });
+    words.collect()
+}
+
+/// Fails unless the program of a line is here and takes what follows.
+fn assert_taken(line: &str, x: &str) {
+    let words = words(line);
+    let program = words.iter().position(|word| !word.contains('=')).unwrap_or_else(|| panic!("no command: {line}"));
+    let words = match &words[program..] {
+        [mpirun, n, ranks, rest @ ..] if mpirun == "mpirun" && n == "-n" && ranks.parse::<u32>().is_ok() => rest,
+        words => words,
+    };
+    match words[0].as_str() {
+        "trainer" => {
+            parse(words.iter().map(Into::into)).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+        "./x" => assert!(x.contains(&format!("\n    {})", words[1])), "{line}: no such command of ./x"),
+        "python" => assert!(root().join(&words[1]).exists(), "{line}: no such file"),
+        "cargo" => assert_eq!(words[1..], ["build", "--release", "-p", "trainer"], "{line}"),
+        _ => panic!("{line}: no program of ours"),
+    }
+}
+
+#[test]
+fn every_command_in_the_documents_and_recipes_is_taken() {
+    let folder = Folder::new("documents");
+    // What the commands read while they are parsed: the README's own example of a file, and a model.
+    std::fs::write(folder.path("run.toml"), fenced("README.md", "toml")).unwrap();
+    std::fs::create_dir(folder.path("llama-hf")).unwrap();
+    std::fs::write(folder.path("llama-hf/config.toml"), "[model]\npreset = \"tiny-llama\"\n").unwrap();
+    std::env::set_current_dir(&folder.0).unwrap();
+    let documents = ["README.md", "docs/licences.md"].map(|document| fenced(document, "sh"));
+    let recipes = RECIPES.iter().flat_map(|(_, text)| text.lines().filter_map(|line| line.strip_prefix("#   ")));
+    let lines: Vec<&str> = documents.iter().flat_map(|text| text.lines()).chain(recipes).collect();
+    let lines: Vec<&str> = lines.into_iter().filter(|line| !line.trim().is_empty()).collect();
+    assert!(lines.len() > 40, "{lines:?}");
+    let x = read("x");
+    lines.iter().for_each(|line| assert_taken(line, &x));
+    std::env::set_current_dir(root()).unwrap(); // the folder goes
+}
+
+#[test]
+fn every_source_and_test_that_the_readme_names_is_there() {
+    let text = read("README.md");
+    let mut folder = root();
+    let mut found = 0;
+    // Every second part stands between backticks. A bare name is in the folder of the one before it.
+    for name in text.split('`').skip(1).step_by(2).filter(|name| name.ends_with(".rs") && !name.contains([':', '*'])) {
+        let path = if name.contains('/') { root().join(name) } else { folder.join(name) };
+        assert!(path.is_file(), "README.md names {name}, and {} is not there", path.display());
+        folder = path.parent().unwrap().into();
+        found += 1;
+    }
+    assert!(found > 20);
+}
+
+#[test]
+fn every_link_leads_to_a_file() {
+    let mut found = 0;
+    for document in ["README.md", "ARCHITECTURE.md", "docs/licences.md"] {
+        let text = read(document);
+        for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+            let path = root().join(document).parent().unwrap().join(link);
+            assert!(link.starts_with("https://") || path.exists(), "{document}: {link} is not there");
+            found += 1;
+        }
+    }
+    assert!(found > 5);
+}

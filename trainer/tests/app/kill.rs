@@ -1,0 +1,81 @@
+//! `kill -9` at any moment costs no more than the steps since the last checkpoint, and never a bit.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime};
+
+use launch::watch::activity::Activity;
+use trainer::checkpoint::verify;
+
+use crate::harness::{Folder, bits, checkpoint, command, expect, metrics, named, rank_ids, run, saved, signal, start};
+
+const KILLS: usize = 5;
+const FLAGS: &str = "--steps 60 --save-interval 2 --checkpoint-keep 2";
+/// A run that goes on may do so with any.
+const GRAPHS: [&str; 3] = ["", "--enable-cuda-graph", "--enable-cuda-graph --cuda-graph-scope full_iteration"];
+
+/// Numbers in [0, 1) from `KILL_SEED`, or from the clock; the seed is printed.
+fn random() -> impl FnMut() -> f64 {
+    let seed = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok());
+    let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64);
+    let mut state: u64 = seed.unwrap_or_else(clock) | 1;
+    eprintln!("KILL_SEED={state}");
+    move || {
+        // xorshift64 (Marsaglia, 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[test]
+fn a_run_killed_five_times_at_random_ends_with_the_bits_of_one_that_was_not() {
+    let unbroken = Folder::new("kill-unbroken");
+    let begun = Instant::now();
+    expect(&run(1, &unbroken.0, FLAGS), 0, &[]);
+    let whole = begun.elapsed();
+    let mut random = random();
+    let mut folder = Folder::new("killed");
+    let mut kills = 0;
+    while kills < KILLS {
+        let flags = format!("{FLAGS} {}", GRAPHS[kills % 3]);
+        let mut child = command(1, &folder.0, &flags).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs_f64(random() * whole.as_secs_f64() / 3.0));
+        child.kill().unwrap();
+        let status = child.wait().unwrap();
+        kills += usize::from(status.signal() == Some(9));
+        for step in named(&folder.0) {
+            verify(&checkpoint(&folder.0, step), &Activity::default())
+                .unwrap_or_else(|damage| panic!("step {step}: {damage}"));
+        }
+        if status.success() {
+            assert_same(&folder, &unbroken);
+            folder = Folder::new("killed"); // it was faster than the kills: once more
+        }
+    }
+    expect(&run(1, &folder.0, FLAGS), 0, &[]);
+    assert_same(&folder, &unbroken);
+}
+
+fn assert_same(folder: &Folder, unbroken: &Folder) {
+    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
+    assert_eq!(saved(&folder.0), [58, 60], "nothing unfinished stays");
+    assert_eq!(bits(&folder.0, 60), bits(&unbroken.0, 60));
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_and_all_go_on_with_the_same_bits() {
+    for (ranks, graphs) in [(2, GRAPHS[2]), (4, GRAPHS[1])] {
+        let (folder, unbroken) = (Folder::new("kill-rank"), Folder::new("kill-rank-unbroken"));
+        let child = start(ranks, &folder.0, &format!("--save-interval 2 --checkpoint-keep 2 {graphs}"));
+        signal(rank_ids(&child)[1], "KILL");
+        assert!(!child.wait_with_output().unwrap().status.success());
+        let last = named(&folder.0).pop().unwrap();
+        let flags = format!("--steps {}", last + 3);
+        expect(&run(ranks, &folder.0, &format!("{flags} {graphs}")), 0, &[&format!("at step {last}, ")]);
+        expect(&run(ranks, &unbroken.0, &flags), 0, &[]);
+        assert_eq!(metrics(&folder.0), metrics(&unbroken.0), "{ranks} ranks, `{graphs}`");
+        assert_eq!(bits(&folder.0, last + 3), bits(&unbroken.0, last + 3), "{ranks} ranks, `{graphs}`");
+    }
+}

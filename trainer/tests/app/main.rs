@@ -1,0 +1,36 @@
+//! The application as users meet it: the binary, and the parts of the library that only a run uses.
+
+mod harness;
+
+#[path = "../../../data/tests/data_files/mod.rs"]
+mod data_files;
+#[path = "../../../engine/tests/steps/models/mod.rs"]
+mod models;
+
+mod bad_data;
+mod batch_ramp;
+mod batches;
+mod checkpoint;
+mod configs;
+mod damage;
+mod default_run;
+mod distributed_run;
+mod documents;
+mod everywhere;
+mod faults;
+mod grad_reduce;
+mod hf;
+mod kill;
+mod mistakes;
+mod mpirun;
+mod pipeline_run;
+mod recompute;
+mod resume;
+mod run_log;
+mod sample;
+mod signals;
+mod supervise;
+mod tensor_run;
+mod text_training;
+mod trace;
+mod watch;

@@ -1,0 +1,446 @@
+//! What users get wrong on the command line, in a config or with folders: each is one line with the value, the rule and
+//! the fix, before anything has begun. Mistakes in data are in `bad_data.rs`, damaged checkpoints in `damage.rs`.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::harness::{Folder, expect, run};
+
+/// Runs `trainer FLAGS` in `folder`: what is not as it must be. That is exit code 2, nothing on stdout, and one line that
+/// holds all needles, a rule and a fix.
+fn problems(folder: &Path, flags: &str, variables: &[(&str, &str)], needles: &[&str]) -> Vec<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    // A value of several words has two underscores for a space here.
+    command.current_dir(folder).args(flags.split_whitespace().map(|flag| flag.replace("__", " ")));
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.trim_end();
+    let has = |needle: &&str| line.contains(needle);
+    let lacks = needles.iter().chain(&["error", ". Rule: ", ". Fix: "]).filter(|needle| !has(needle));
+    let mut problems: Vec<String> = lacks.map(|needle| format!("`{needle}` is missing")).collect();
+    for (ok, problem) in [
+        (output.status.code() == Some(2), "the exit code is not 2"),
+        (output.stdout.is_empty(), "it began before it was refused"),
+        (line.lines().count() == 1, "it is not one line"),
+        (!["Rule: .", "Fix: .", "  "].iter().any(has) && !line.ends_with("Fix:"), "a part of it is empty"),
+    ] {
+        problems.extend((!ok).then(|| problem.to_string()));
+    }
+    problems.iter().map(|problem| format!("trainer {flags}\n  {problem}: {line}\n")).collect()
+}
+
+fn refused(folder: &Path, flags: &str, variables: &[(&str, &str)], needles: &[&str]) {
+    let problems = problems(folder, flags, variables, needles);
+    assert!(problems.is_empty(), "{}", problems.concat());
+}
+
+const FLAGS: &[(&str, &[&str])] = &[
+    // The command line itself.
+    ("--stpes 5", &["--stpes is unknown", "Fix: did you mean --steps?"]),
+    ("--no-such-flag", &["--no-such-flag is unknown", "Fix: see `trainer --help`"]),
+    ("tokenize --outputt out file", &["--outputt is unknown", "`trainer tokenize --help`", "did you mean --output?"]),
+    (
+        "--steps 1 --wombat 3 --stpes=2 --fp16",
+        &[
+            "error: --fp16 is not taken; --wombat, --stpes are unknown. Rule: ",
+            "for --fp16: --bf16",
+            "for --wombat: see `trainer --help`; for --stpes: did you mean --steps?",
+        ],
+    ),
+    (
+        "--save --enable-cuda-graph",
+        &["--save has --enable-cuda-graph for its value", "does not begin with --", "(is a variable empty?)"],
+    ),
+    ("--log-dir --dry-run", &["--log-dir has --dry-run for its value"]),
+    ("--lr --steps --dry-run", &["--lr has --steps for its value"]),
+    ("--log-dir=--dry-run", &["--log-dir has --dry-run for its value"]),
+    ("--steps", &["--steps <VALUE>", "no", "supplied"]),
+    ("--steps 1 --steps 2", &["--steps <VALUE>", "a flag is given once"]),
+    ("train", &["'train'", "without a subcommand it trains"]),
+    ("tokenise x", &["'tokenise'", "'tokenize'"]),
+    ("tokenize file", &["not provided: --output <DIR>"]),
+    ("convert a b", &["not provided: --from <from>"]),
+    ("convert --to hf --from hf a b", &["--from", "one excludes the other"]),
+    ("--layers 4 --steps 3 bench", &["'bench' cannot be used with: --layers <VALUE>, --steps <VALUE>", "comes first"]),
+    ("--dry-run checkpoint list saved", &["'checkpoint' cannot be used with '--dry-run'", "comes first"]),
+    ("checkpoint", &["requires a subcommand", "subcommands: list"]),
+    ("doctor --device tpu", &["'tpu'", "possible values: auto, host, cuda"]),
+    ("bench gpt3", &["'gpt3'", "gpt-1.3b"]),
+    ("bench --graph-report g.json", &["bench with --graph-report g.json", "writes no files", "leave it out"]),
+    ("bench --trace t.json", &["bench with logging.trace = t.json", "writes no files", "leave it out"]),
+    ("bench mlp --config traced.toml", &["bench with logging.trace = t.json"]),
+    ("--set train.steps", &["--set train.steps", "an equals sign"]),
+    ("--log =x=", &["--log =x=", "level"]),
+    (
+        "--cuda-graph-share-io-buffers false",
+        &["--cuda-graph-share-io-buffers false", "write --cuda-graph-share-io-buffers=false"],
+    ),
+    ("bench --data-path x --attention true", &["--attention true", "equals sign", "write --attention=true"]),
+    ("--bf16 false --steps 1", &["--bf16 false", "leave --bf16 out"]),
+    // Megatron's flags and words that are others here.
+    ("--steps 1 --fp16", &["--fp16 is not taken", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
+    (
+        "--fp16 --num-experts 8 --transformer-impl=local",
+        &[
+            "--fp16, --num-experts, --transformer-impl are not taken",
+            "--num-experts: models are dense; ",
+            "for --fp16: --bf16",
+        ],
+    ),
+    ("bench --fp8-format hybrid", &["--fp8-format is not taken", "Fix: --bf16"]),
+    ("--disable-bias-linear", &["--disable-bias-linear", "LayerNorms", "Fix: --bias=false"]),
+    ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
+    ("--adam-beta1 0.9", &["--adam-beta1", "Fix: for example --betas [0.9,0.95]"]),
+    ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),
+    ("--kv-channels 32", &["--kv-channels 32 with model.hidden / model.heads = 64 / 4", "another model.heads"]),
+    (
+        "--context-parallel-size 2 --rotary-percent=0.5 --fp16",
+        &[
+            "--context-parallel-size 2, --rotary-percent 0.5, --fp16 are not taken",
+            "--rotary-percent 0.5: all channels of a head are turned; ",
+        ],
+    ),
+    ("bench --expert-model-parallel-size 4", &["--expert-model-parallel-size 4 is not taken", "Fix: leave it out"]),
+    ("--exit-interval 100", &["--exit-interval is not taken", "with a checkpoint", "send SIGUSR1", "end the decay"]),
+    ("--reset-attention-mask", &["--reset-attention-mask is not taken", "Fix: leave it out"]),
+    ("--mock-data --data-path tokens", &["--mock-data with data.path = ", "agree", "Fix: give one of them"]),
+    ("--bf16 --compute f32", &["--bf16 with precision.compute = f32", "Fix: give one of them"]),
+    ("--split 949,50,1", &["data.split = \"949,50,1\"", "set data.split = 0.949"]),
+    ("--cuda-graph-scope attn", &["cuda_graph.scope = \"attn\"", "set cuda_graph.scope = \"per_layer\""]),
+    ("--cuda-graph-scope all", &["cuda_graph.scope = \"all\"", "for example, set cuda_graph.scope = \"per_layer\""]),
+    ("--lr-decay-style linear", &["optimizer.schedule = \"linear\"", "set optimizer.schedule = \"wsd\""]),
+    // Keys and the kinds of their values.
+    ("--set train.stpes=5", &["`train.stpes`", "did you mean `train.steps`?"]),
+    ("--set steps=5", &["`steps`", "did you mean `train.steps`?"]),
+    ("--steps many", &["train.steps = \"many\"", "a whole number"]),
+    ("--steps -5", &["train.steps = -5", "0 or more"]),
+    ("--steps 1.5", &["train.steps = 1.5", "a whole number"]),
+    ("--lr high", &["optimizer.lr = \"high\"", "a number"]),
+    ("--lr inf", &["optimizer.lr = inf", "a number"]),
+    ("--betas 0.9", &["optimizer.betas = 0.9", "a list of numbers"]),
+    ("--layer-sizes 5", &["model.layer_sizes = 5", "a list of whole numbers"]),
+    ("--enable-cuda-graph=maybe", &["cuda_graph.enable = \"maybe\"", "true or false"]),
+    ("--optimizer adam", &["optimizer.kind = \"adam\"", "did you mean `adamw`?"]),
+    ("--preset gpt2-125m", &["model.preset = \"gpt2-125m\"", "did you mean `gpt2-124m`?"]),
+    ("--compute fp16", &["precision.compute = \"fp16\"", "did you mean `bf16`?"]),
+    ("--device tpu", &["train.device = \"tpu\"", "auto, host, cuda"]),
+    // Values that are empty, or that nothing would take.
+    ("--save=", &["checkpoint.dir = \"\" (--checkpoint-dir)", "not empty", "or leave it out"]),
+    ("--log-dir=", &["logging.dir = \"\"", "not empty"]),
+    ("--trace=", &["logging.trace = \"\"", "not empty"]),
+    ("--init-from=", &["model.init_from = \"\"", "not empty"]),
+    ("--data-path=", &["data.path = \"\"", "a path"]),
+    ("--set data.validation_path=[\"\"]", &["data.validation_path = [\"\"]", "a list of paths"]),
+    ("--config=", &["'--config <FILE>'", "none was supplied"]),
+    ("--graph-report=", &["'--graph-report <FILE>'", "none was supplied"]),
+    ("tokenize --output= file", &["'--output <DIR>'", "none was supplied"]),
+    ("batches --output=", &["'--output <FILE>'", "none was supplied"]),
+    ("--seed 18446744073709551615", &["train.seed = \"18446744073709551615\"", "below 2^63"]),
+    ("--graph-report g.dot", &["--graph-report g.dot", "the file is JSON", "--graph-report g.json"]),
+    ("--tokenizer absent.json", &["data.tokenizer without data.path", "--data-path"]),
+    ("--end-of-text x", &["data.end_of_text without data.path", "leave it out"]),
+    ("--validation-path file", &["data.validation_path without data.path"]),
+    ("--raw-tokens u16", &["data.raw_tokens without data.path"]),
+    ("--kind mlp --data-path file", &["data.path with model.kind = \"mlp\"", "rows that the trainer makes"]),
+    // Models.
+    ("--hidden 65", &["model.hidden = 65 with model.heads = 4", "set model.hidden = 68"]),
+    ("--heads 0", &["model.heads = 0", "at least 1"]),
+    ("--kv-heads 3", &["model.kv_heads = 3", "a multiple"]),
+    ("--layers 0", &["model.layers = 0", "at least 1"]),
+    ("--layers 99999", &["model.layers = 99999", "at most 16384"]),
+    ("--seq-length 0", &["model.seq_length = 0", "at least 1"]),
+    ("--vocab 255", &["model.vocab = 255", "bytes, 0 to 255", "256"]),
+    ("--vocab 900000000 --hidden 900000", &["900000000 x 900000", "2^44"]),
+    ("--position rotary --hidden 12", &["hidden / heads = 3", "even", "set model.hidden = 16"]),
+    ("--position rotary --rope-base 0.5", &["model.rope_base = 0.5", "above 1"]),
+    ("--position rotary --rope-scaling [8,1]", &["[8.0, 1.0]", "factor >= 1"]),
+    ("--hidden-dropout 1", &["model.hidden_dropout = 1", "[0, 1)"]),
+    ("--attention-dropout -0.1", &["model.attention_dropout = -0.1", "[0, 1)"]),
+    ("--norm-eps 0", &["model.norm_eps = 0", "above 0"]),
+    ("--init-std 0", &["model.init_std = 0", "above 0"]),
+    ("--kind mlp --layer-sizes [4]", &["model.layer_sizes = [4]", "an input and an output"]),
+    ("--kind mlp --dropouts [1.5]", &["model.dropouts = 1.5", "[0, 1)"]),
+    ("--init-from absent", &["absent does not exist", "check the path"]),
+    ("--init-from empty", &["empty has neither config.json nor config.toml"]),
+    // Batches, steps and optimizers.
+    ("--global-batch-size 15", &["= 15 with micro_batch_size = 2 on 1 ranks", "multiple", "14 or 16"]),
+    ("--rampup-batch-size [4,4]", &["rampup_batch_size = [4, 4]", "an increment and a number of samples"]),
+    ("--rampup-batch-size [4,0,100]", &["rampup_batch_size = [4, 0, 100]", "above 0"]),
+    ("--rampup-batch-size [3,2,100]", &["rampup_batch_size = [3, 2, 100]", "multiples of micro_batch_size", "= 2"]),
+    ("--rampup-batch-size [4,8,100]", &["rampup_batch_size = [4, 8, 100]", "global_batch_size = 16"]),
+    ("--micro-batch-size 32", &["= 16 with micro_batch_size = 32", "= 32"]),
+    ("--micro-batch-size 0", &["train.micro_batch_size = 0", "at least 1"]),
+    ("--steps 0", &["train.steps = 0", "at least 1"]),
+    ("--steps 9999999999", &["train.steps = 9999999999", "at most"]),
+    ("--threads 0", &["train.threads = 0", "at least 1"]),
+    ("--bucket-mib 0", &["parallel.bucket_mib = 0", "at least 1"]),
+    ("--log-interval 0", &["logging.interval = 0", "at least 1"]),
+    ("--split 0", &["data.split = 0", "above 0"]),
+    ("--lr 0", &["optimizer.lr = 0", "above 0"]),
+    ("--min-lr 1", &["optimizer.min_lr = 1", "at or below optimizer.lr"]),
+    ("--betas [0.9]", &["optimizer.betas = [0.9]", "two"]),
+    ("--betas [0.9,1.5]", &["optimizer.betas = 1.5", "[0, 1)"]),
+    ("--eps 0", &["optimizer.eps = 0", "above 0"]),
+    ("--weight-decay -1", &["optimizer.weight_decay = -1", "negative"]),
+    ("--optimizer sgd --momentum 1", &["optimizer.momentum = 1", "[0, 1)"]),
+    ("--enable-cuda-graph --cuda-graph-warmup-steps 0", &["cuda_graph.warmup_steps = 0", "once before"]),
+    // Pipelines.
+    ("--pipeline-model-parallel-size 0", &["parallel.pipeline = 0", "at least 1", "set parallel.pipeline = 1"]),
+    ("--virtual-pipeline-model-parallel-size 0", &["parallel.virtual_pipeline = 0", "at least 1"]),
+    ("--pipeline-model-parallel-size 2", &["parallel.pipeline = 2 on 1 ranks", "a multiple of", "multiple of 2 ranks"]),
+    ("--pipeline-model-parallel-size 2 --kind mlp", &["parallel.pipeline = 2 with model.kind = \"mlp\""]),
+    ("--virtual-pipeline-model-parallel-size 2", &["virtual_pipeline = 2 with parallel.pipeline = 1", "interleaved"]),
+    (
+        "--microbatch-group-size-per-virtual-pipeline-stage 2",
+        &["parallel.microbatch_group = 2 with parallel.virtual_pipeline = 1", "several chunks"],
+    ),
+    (
+        "--pipeline-schedule zero_bubble",
+        &["pipeline_schedule = \"zero_bubble\" with parallel.pipeline = 1", "wait for each other", "of 2 or more"],
+    ),
+    ("--pipeline-schedule gpipe", &["pipeline_schedule = \"gpipe\"", "1f1b, zero_bubble"]),
+    ("--pipeline-layers [1,1]", &["parallel.pipeline_layers = [1, 1]", "= 1 numbers", "= [2], or []"]),
+    // Configs and recipes.
+    ("--config absent.toml", &["absent.toml cannot be read: No such file", "check the path"]),
+    ("--config empty", &["empty cannot be read: Is a directory"]),
+    ("--config gpt2-124m-1xh100", &["`gpt2-124m-1xh100`", "did you mean `gpt2-124m-1xh200`?"]),
+    ("configs show zebra", &["`zebra`", "trainer configs list"]),
+    ("--config value.toml", &["value.toml is not TOML: line 2: ", "mend that line"]),
+    ("--config twice.toml", &["twice.toml is not TOML: line 3: duplicate key"]),
+    ("--config section.toml", &["`trian.steps` (section.toml)", "did you mean `train.steps`?"]),
+    ("--config key.toml", &["`train.stpes` (key.toml)", "did you mean `train.steps`?"]),
+    ("--config type.toml", &["train.steps = \"many\" (type.toml)"]),
+    ("--config flat.toml", &["train = 5 (flat.toml)", "`train` is a section", "[train]"]),
+    ("--config binary.toml", &["binary.toml cannot be read", "UTF-8"]),
+    // Folders.
+    ("--log-dir file", &["logging.dir = file", "set logging.dir to another folder"]),
+    ("--save file --log-dir log", &["checkpoint.dir = file: checkpoints.lock cannot be written", "set another"]),
+    ("--resume absent --log-dir log", &["checkpoint.resume = absent does not exist", "check the path"]),
+    ("--resume empty --log-dir log", &["checkpoint.resume = empty holds no checkpoint"]),
+    ("checkpoint list absent", &["absent does not exist"]),
+    ("checkpoint list empty", &["empty holds no checkpoint"]),
+    ("convert --to hf absent out", &["absent does not exist"]),
+    ("batches --output nowhere/out", &["--output nowhere/out: No such file", "a file that can be written"]),
+    (
+        "batches --output out --validation v --eval-iters 0",
+        &["--validation with train.eval_steps = 0", "leave --validation"],
+    ),
+    ("batches --output out --validation file/v", &["--validation file/v: Not a directory", "that exists"]),
+    ("tokenize --output file/out value.toml", &["cannot be written: Not a directory", "a folder that can be made"]),
+    // Files that are written after the steps.
+    ("--trace nowhere/t.json", &["logging.trace = nowhere/t.json: No such file", "a folder that exists"]),
+    ("--trace empty", &["logging.trace = empty: Is a directory", "a file that can be written"]),
+    ("--graph-report file/g.json", &["--graph-report file/g.json: Not a directory", "a folder that exists"]),
+    ("--graph-report taken.json", &["--graph-report taken.dot: Is a directory", "a file that can be written"]),
+    // Supervision and clusters.
+    ("supervise", &["not provided: <COMMAND>", "cannot do without"]),
+    (
+        "supervise -- mpirun -n 2 other",
+        &["mpirun -n 2 other does not start the trainer", "trainer supervise -- mpirun"],
+    ),
+    ("supervise -- mpirun -n 2 trainer --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
+    ("supervise -- trainer --save s --stepz 5", &["--stepz", "did you mean --steps?"]),
+    ("supervise -- trainer doctor", &["the trainer's flags do not train"]),
+    ("supervise -- /no/such/trainer --save s", &["/no/such/trainer cannot be started: No such file"]),
+    ("job slurm -- --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
+    ("job slurm --nodes 3 -- --save s", &["global_batch_size"]),
+    ("job slurm --time 1__h -- --save s --global-batch-size 64", &["--time 1 h", "letters, digits"]),
+    ("job hosts --hosts a,b;c -- --save s --global-batch-size 64", &["--hosts b;c", "letters, digits"]),
+    ("job kubernetes --image i --claim c --name A -- --save s", &["--name A", "lower-case"]),
+    // Sampling.
+    ("sample", &["not provided: --checkpoint <DIR>"]),
+    ("sample --checkpoint --tokens 5", &["a value is required for '--checkpoint <DIR>'"]),
+    ("sample --checkpoint absent", &["absent cannot be read: No such file"]),
+    ("sample --checkpoint empty", &["empty has neither config.json nor config.toml"]),
+    ("sample --checkpoint mlp", &["model.kind = \"mlp\"", "only a gpt makes text"]),
+    ("sample --checkpoint words", &["has 400 tokens, and no tokenizer", "--tokenizer"]),
+    ("sample --checkpoint words --tokenizer absent.json", &["absent.json", "No such file"]),
+    ("sample --checkpoint bytes --prompt a__prompt__of__more__than__8", &["has 23 tokens", "context of 8 tokens"]),
+    ("sample --checkpoint bytes --prompt-file absent", &["--prompt-file absent cannot be read"]),
+    ("sample --checkpoint bytes --prompt-file binary.toml", &["binary.toml cannot be read", "UTF-8"]),
+    ("sample --checkpoint bytes --prompt x", &["model.safetensors cannot be read", "safetensors"]),
+    ("sample --checkpoint bytes --prompt a --prompt-file file", &["--prompt-file", "one excludes the other"]),
+    ("sample --checkpoint bytes --temperature -1", &["--temperature -1", "0 or more"]),
+    ("sample --checkpoint bytes --top-k -1", &["'-1'", "--top-k"]),
+];
+
+#[test]
+fn every_mistake_is_one_line_with_the_value_the_rule_and_the_fix() {
+    let folder = Folder::new("mistakes");
+    std::fs::create_dir(folder.path("empty")).unwrap();
+    std::fs::create_dir(folder.path("taken.dot")).unwrap();
+    for (name, text) in [
+        ("file", ""),
+        ("value.toml", "[train]\nsteps = \n"),
+        ("twice.toml", "[train]\nsteps = 1\nsteps = 2\n"),
+        ("section.toml", "[trian]\nsteps = 1\n"),
+        ("key.toml", "[train]\nstpes = 1\n"),
+        ("type.toml", "[train]\nsteps = \"many\"\n"),
+        ("flat.toml", "train = 5\n"),
+        ("traced.toml", "[logging]\ntrace = \"t.json\"\n"),
+        ("mlp/config.toml", "[model]\nkind = \"mlp\"\n"),
+        ("words/config.toml", "[model]\nvocab = 400\n"),
+        ("bytes/config.toml", "[model]\nseq_length = 8\n"),
+    ] {
+        let path = folder.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    std::fs::write(folder.path("binary.toml"), [0xff, 0xfe]).unwrap();
+    let all = FLAGS.iter().flat_map(|(flags, needles)| problems(&folder.0, flags, &[], needles));
+    let all: Vec<String> = all.collect();
+    assert!(all.is_empty(), "{}", all.concat());
+    assert!(FLAGS.len() >= 50);
+    for left in ["runs", "out", "log/metrics.jsonl"] {
+        assert!(!folder.path(left).exists(), "{left} was made");
+    }
+}
+
+#[test]
+fn ranks_that_cannot_be_are_refused() {
+    let folder = Folder::new("mistakes-ranks");
+    let launched = |rank, size, local| {
+        [("OMPI_COMM_WORLD_RANK", rank), ("OMPI_COMM_WORLD_SIZE", size), ("OMPI_COMM_WORLD_LOCAL_RANK", local)]
+            .into_iter()
+            .chain([("OMPI_COMM_WORLD_LOCAL_SIZE", size)])
+            .collect::<Vec<_>>()
+    };
+    for (rank, size, local, needles) in [
+        ("0", "0", "0", &["OMPI_COMM_WORLD_RANK", "not below OMPI_COMM_WORLD_SIZE = 0"][..]),
+        ("5", "2", "0", &["OMPI_COMM_WORLD_RANK is 5", "not below OMPI_COMM_WORLD_SIZE = 2"]),
+        ("0", "2", "7", &["OMPI_COMM_WORLD_LOCAL_RANK is 7", "not below OMPI_COMM_WORLD_LOCAL_SIZE = 2"]),
+        ("0", "two", "0", &["OMPI_COMM_WORLD_SIZE is `two`, not a number"]),
+        ("-1", "2", "0", &["OMPI_COMM_WORLD_RANK is `-1`, not a number"]),
+    ] {
+        refused(&folder.0, "--steps 1", &launched(rank, size, local), needles);
+    }
+    let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
+    refused(&folder.0, "--steps 1", &torchrun, &["WORLD_SIZE is 2", "torchrun", "start with mpirun or srun"]);
+}
+
+#[test]
+fn tokenize_is_the_work_of_one_process() {
+    let folder = Folder::new("mistakes-tokenize");
+    std::fs::write(folder.path("file"), "some text").unwrap();
+    let output = crate::harness::mpirun(2, &folder.0, &["tokenize", "--output", "out", "file"]);
+    expect(&output, 2, &["error: tokenize on 2 ranks. Rule: one process", "Fix: start it without mpirun"]);
+    assert_eq!(crate::harness::printed(&output).matches("error: ").count(), 1);
+    assert!(!folder.path("out").exists());
+}
+
+#[test]
+fn weights_that_the_options_do_not_fit_are_not_called_broken() {
+    let folder = Folder::new("mistakes-weights");
+    expect(&run(1, &folder.0, "--steps 1 --layers 2"), 0, &[]);
+    std::fs::rename(crate::harness::checkpoint(&folder.0, 1), folder.path("two")).unwrap();
+    for (flags, needle) in [
+        ("--init-from two --layers 3", "two has no tensor `h.2."),
+        ("--init-from two --layers 1", "two has a tensor `h.1."),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        let output = command.current_dir(&folder.0).args(flags.split(' ')).output().unwrap();
+        expect(&output, 2, &[needle, "weights fit the model's options", "leave out the model options that differ"]);
+    }
+    // These fit, and mean another model, which is told.
+    for (flags, told) in [("--heads 8", "model.heads = 8 (was 2)"), ("--seq-length 16", "")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.current_dir(&folder.0).args(["--init-from", "two", "--dry-run", "--device", "host"]);
+        let output = command.args(flags.split(' ')).output().unwrap();
+        let another = format!("notice: its weights are from two, but the model is another: {told}");
+        expect(&output, 0, &if told.is_empty() { vec![] } else { vec![another.as_str()] });
+        assert_eq!(crate::harness::printed(&output).contains("another"), !told.is_empty(), "{flags}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_not_sampled_from_unless_an_older_one_is_whole() {
+    let folder = Folder::new("mistakes-sample");
+    expect(&run(1, &folder.0, "--steps 2 --save-interval 1"), 0, &[]);
+    let newest = crate::harness::checkpoint(&folder.0, 2);
+    let file = newest.join("model.safetensors");
+    let mut content = std::fs::read(&file).unwrap();
+    let last = content.len() - 1;
+    content[last] ^= 1;
+    std::fs::write(&file, content).unwrap();
+    let damaged = "is damaged: model.safetensors differs";
+    refused(&folder.0, "sample --checkpoint saved/step-00000002", &[], &["step-00000002", damaged]);
+    let sample = |from: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.current_dir(&folder.0).args(["sample", "--tokens", "3", "--checkpoint", from]).output().unwrap()
+    };
+    expect(&sample("saved"), 0, &["step-00000001: 1 layers of 32, 256 tokens, context 16"]);
+    std::fs::remove_dir_all(crate::harness::checkpoint(&folder.0, 1)).unwrap();
+    refused(&folder.0, "sample --checkpoint saved", &[], &["holds no whole checkpoint", damaged]);
+}
+
+/// A configuration that two ranks refuse; alone a rank refuses it for the number of ranks.
+fn on_two_ranks(text: &str) -> String {
+    let mut layers = trainer::config::Layers::default();
+    for pair in text.split_whitespace() {
+        let (key, value) = pair.split_once('=').unwrap();
+        layers.set(key, value, "test").unwrap();
+    }
+    match trainer::config::plan::RunPlan::new(layers.resolve(), 2) {
+        Ok(_) => panic!("{text} is taken"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
+    for (text, needles) in [
+        (
+            "parallel.pipeline=2 model.layers=1",
+            ["virtual_pipeline = 2 with model.layers = 1", "at least one block", "at most 1"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=3",
+            ["virtual_pipeline = 4 with model.layers = 3", "at least one block", "at most 3"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.tensor=2",
+            [
+                "parallel.tensor = 2 with parallel.pipeline = 2 on 2 ranks",
+                "tensor x parallel.pipeline",
+                "multiple of 4",
+            ],
+        ),
+        (
+            "parallel.pipeline=2 model.layers=5 parallel.pipeline_layers=[2,2]",
+            ["[2, 2]", "= 2 numbers, none 0, that add up to model.layers = 5", "[3, 2]"],
+        ),
+        ("parallel.pipeline=2 model.layers=5 parallel.pipeline_layers=[5,0]", ["[5, 0]", "none 0", "[3, 2]"]),
+        ("parallel.pipeline=2 model.layers=5 parallel.pipeline_layers=[2,2,1]", ["[2, 2, 1]", "= 2 numbers", "[3, 2]"]),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 train.global_batch_size=2",
+            ["1 microbatches", "as many microbatches as stages", "train.global_batch_size = 4"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.microbatch_group=9",
+            ["microbatch_group = 9", "from parallel.pipeline = 2 to the step's microbatches = 8", "= 2"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.microbatch_group=7",
+            ["8 microbatches of a step in groups of 7 on 2 stages", "as many microbatches as stages", "= 14"],
+        ),
+        // The step that does not fit is one of the ramp; the global batch is right as it is.
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 train.rampup_batch_size=[4,2,100]",
+            ["7 microbatches of a step", "as many microbatches as stages", "train.rampup_batch_size begin with"],
+        ),
+        (
+            "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.pipeline_schedule=\"zero_bubble\"",
+            ["zero_bubble\" with parallel.virtual_pipeline = 2", "one chunk", "set parallel.virtual_pipeline = 1"],
+        ),
+        (
+            "parallel.pipeline=2 model.layers=4 parallel.pipeline_schedule=\"zero_bubble\" recompute.granularity=\"full\"",
+            ["with recompute.granularity = \"full\"", "every slot would have room", "cuda_graph.mempool = \"single\""],
+        ),
+    ] {
+        let error = on_two_ranks(text);
+        let [value, rule, fix] = needles;
+        let (what, rest) = error.split_once(". Rule: ").unwrap();
+        let (rules, fixes) = rest.split_once(". Fix: ").unwrap();
+        assert!(what.contains(value) && rules.contains(rule) && fixes.contains(fix), "{text}: {error}");
+    }
+}

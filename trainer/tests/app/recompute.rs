@@ -1,0 +1,36 @@
+//! Recompute as users set it.
+
+use std::process::Command;
+
+/// Bytes of activations as the plan tells them, or the error.
+fn planned(flags: &str) -> Result<f64, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    let output =
+        command.args(["--dry-run", "--layers", "8", "--threads", "1"]).args(flags.split(' ')).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let Some(row) = text.lines().find_map(|line| line.split_once("activations")) else {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    };
+    let mut words = row.1.split_whitespace();
+    let number: f64 = words.next().unwrap().parse().unwrap();
+    Ok(number * if words.next().unwrap().starts_with("MiB") { 1024.0 } else { 1.0 })
+}
+
+#[test]
+fn a_dry_run_tells_the_memory_and_mistakes_are_refused() {
+    let kept = planned("--recompute-granularity none").unwrap();
+    let selective = planned("--recompute-granularity selective").unwrap();
+    let megatron = "--recompute-granularity full --recompute-method uniform --recompute-num-layers";
+    let (full, fours) = (planned(&format!("{megatron} 1")).unwrap(), planned(&format!("{megatron} 4")).unwrap());
+    assert!(full < selective && selective < kept && fours < kept, "{kept}, {selective}, {full}, {fours} KiB");
+    for (flags, parts) in [
+        (format!("{megatron} 0"), ["recompute.layers = 0", "at least 1", "set recompute.layers = 1"]),
+        (
+            "--kind mlp --recompute-granularity full".into(),
+            ["recompute.granularity = \"full\"", "blocks", "set recompute.granularity = \"none\""],
+        ),
+    ] {
+        let error = planned(&flags).unwrap_err();
+        assert!(parts.iter().all(|part| error.contains(part)), "{flags}: {error}");
+    }
+}

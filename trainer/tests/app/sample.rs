@@ -1,0 +1,268 @@
+//! A trained model goes on with a text: through the cache it says what the whole forward says, and the text is one the
+//! data could have held.
+
+use data::{TextStream, Tokenizer};
+use device::{Batch, DType, Device, HostOptions};
+use engine::model::{GptShape, gpt};
+use engine::params::{Params, Shard};
+use graph_manager::GraphOptions;
+use trainer::commands::sample::{Generator, Sampler, longest_prompt};
+
+use crate::data_files::{Folder, small_tokenizer};
+use crate::models::{Kind, MICRO_BATCH, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
+
+const TOKENS: [i32; SEQ] = [5, 90, 13, 13, 0, 96, 41, 7, 7, 7, 60, 2];
+
+/// A model whose first weights are large enough to have opinions.
+fn shape(kind: Kind, dtype: DType) -> GptShape {
+    let shape = if kind == Kind::Gpt { tiny_gpt(0.0, dtype) } else { tiny_llama(0.0, dtype) };
+    GptShape { init_std: 0.3, scaled_residual_init: false, ..shape }
+}
+
+/// A generator over the weights that a [`Run`] of that shape starts with.
+fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
+    let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
+    let params = Params::new(&device, gpt(shape.clone()).specs, shape.dtype, 7, usize::MAX, Shard::whole()).unwrap();
+    let generator = Generator::new(&device, shape, params, longest).unwrap();
+    (device, generator)
+}
+
+/// Log probability of every token after each of [`TOKENS`], by the forward of training: its loss where only one position
+/// has a target.
+fn whole_forward(kind: Kind, dtype: DType) -> Vec<Vec<f64>> {
+    let run = Run { shape: Some(shape(kind, dtype)), compute: dtype, ..Run::new(kind, 1, GraphOptions::default()) };
+    let device = run.device();
+    let mut stage = run.stage(&device);
+    let losses = (MICRO_BATCH * SEQ) as f64;
+    let inputs = TOKENS.repeat(MICRO_BATCH);
+    let mut log_probability = |position: usize, token: usize| {
+        let mut targets = vec![-1; MICRO_BATCH * SEQ];
+        targets[position] = token as i32;
+        let batch = Batch::Tokens { inputs: inputs.clone().into(), targets: targets.into() };
+        -stage.evaluate(run.settings(0), &batch).unwrap().wait().unwrap().loss * losses
+    };
+    (0..SEQ).map(|position| (0..VOCAB).map(|token| log_probability(position, token)).collect()).collect()
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let highest = logits.iter().fold(f32::MIN, |a, &b| a.max(b));
+    let total: f64 = logits.iter().map(|&x| f64::from(x - highest).exp()).sum();
+    logits.iter().map(|&x| f64::from(x - highest) - total.ln()).collect()
+}
+
+fn likeliest(values: &[f64]) -> usize {
+    (0..values.len()).max_by(|&a, &b| values[a].total_cmp(&values[b])).unwrap()
+}
+
+#[test]
+fn a_token_read_through_the_cache_has_the_distribution_of_the_whole_forward() {
+    for (kind, dtype, tolerance) in [
+        (Kind::Gpt, DType::F32, 1e-4),
+        (Kind::Llama, DType::F32, 1e-4),
+        (Kind::Gpt, DType::Bf16, 0.2),
+        (Kind::Llama, DType::Bf16, 0.2),
+    ] {
+        let truth = whole_forward(kind, dtype);
+        for prompt in [1, 4] {
+            let (_device, mut generator) = generator(&shape(kind, dtype), 5);
+            let mut logits = generator.start(&TOKENS[..prompt]).unwrap();
+            for position in prompt - 1..SEQ {
+                let ours = log_softmax(&logits);
+                for (token, (ours, truth)) in ours.iter().zip(&truth[position]).enumerate() {
+                    let what = format!("{kind:?} {dtype} token {token} after position {position}, prompt of {prompt}");
+                    assert!((ours - truth).abs() < tolerance, "{what}: {ours} beside {truth}");
+                }
+                if dtype == DType::F32 {
+                    assert_eq!(likeliest(&ours), likeliest(&truth[position]), "{kind:?} {position}");
+                }
+                if position + 1 < SEQ {
+                    logits = generator.read(TOKENS[position + 1]).unwrap();
+                }
+            }
+            let graphs: Vec<String> = generator.report().graphs.iter().map(|graph| graph.name.clone()).collect();
+            assert_eq!(graphs, ["step"], "tokens after the first two are replays of one graph");
+        }
+    }
+}
+
+#[test]
+fn beyond_the_context_the_newer_half_is_read_again() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        let shape = shape(kind, DType::F32);
+        let longest = longest_prompt(3, 30, SEQ);
+        assert_eq!(longest, SEQ / 2);
+        let (_device, mut long) = generator(&shape, longest);
+        let text: Vec<i32> = TOKENS.iter().cycle().take(30).copied().collect();
+        long.start(&text[..3]).unwrap();
+        for (at, &token) in text.iter().enumerate().skip(3) {
+            let logits = long.read(token).unwrap();
+            if at < SEQ {
+                continue;
+            }
+            // It has room for 12: token 12 makes it begin again with tokens 7 to 12, token 19 with 14 to 19, and so on.
+            let begin = (at - SEQ) / 7 * 7 + 7;
+            let (_device, mut fresh) = generator(&shape, longest);
+            let mut wanted = fresh.start(&text[begin..begin + 6]).unwrap();
+            for &token in &text[begin + 6..=at] {
+                wanted = fresh.read(token).unwrap();
+            }
+            assert_eq!(logits, wanted, "{kind:?} after token {at}");
+        }
+    }
+}
+
+#[test]
+fn greedy_text_is_the_likeliest_token_each_time_and_a_seed_gives_one_text() {
+    let shape = shape(Kind::Llama, DType::F32);
+    let text = |sampler: Sampler| -> Vec<u32> {
+        let (_device, mut generator) = generator(&shape, 6);
+        let mut text = Vec::new();
+        generator
+            .generate(&TOKENS[..3], (20, VOCAB), sampler, |token| {
+                text.push(token);
+                Ok::<bool, graph_manager::Error>(true)
+            })
+            .unwrap();
+        text
+    };
+    let random = |seed| text(Sampler { temperature: 1.0, top_k: None, seed });
+    assert_eq!(random(1), random(1));
+    assert_ne!(random(1), random(2));
+    let greedy = text(Sampler { temperature: 0.0, top_k: None, seed: 1 });
+    let (_device, mut generator) = generator(&shape, 6);
+    let mut logits = generator.start(&TOKENS[..3]).unwrap();
+    for &token in &greedy {
+        assert_eq!(token as usize, likeliest(&log_softmax(&logits)));
+        logits = generator.read(token as i32).unwrap();
+    }
+}
+
+/// Runs `trainer FLAGS`; what it printed on stdout.
+fn trainer(flags: &[&str]) -> String {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_trainer")).args(flags).output().unwrap();
+    assert!(output.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_model_of_the_markov_source_writes_its_letters_and_the_same_ones_for_the_same_seed() {
+    let folder = Folder::new("sample-markov");
+    let (saved, logs) = (folder.path("saved"), folder.path("log"));
+    let run = ["--save", &saved, "--log-dir", &logs, "--steps", "150", "--eval-interval", "0", "--enable-cuda-graph"];
+    trainer(&run);
+    let sample =
+        |seed: &str| trainer(&["sample", "--checkpoint", &saved, "--prompt", "abc", "--tokens", "300", "--seed", seed]);
+    let text = sample("5");
+    let letters = text.trim_end();
+    assert!(letters.starts_with("abc") && letters.len() == 303, "{text:?}");
+    assert!(letters.bytes().all(|letter| (b'a'..=b'l').contains(&letter)), "{text}");
+    let different: std::collections::BTreeSet<u8> = letters.bytes().collect();
+    assert!(different.len() > 8, "{text}");
+    assert_eq!(text, sample("5"));
+    assert_ne!(text, sample("6"));
+    let file = folder.file("prompt.txt", "abc");
+    let step = format!("{saved}/step-00000150");
+    let flags = ["sample", "--checkpoint", &step, "--prompt-file", &file, "--tokens", "300", "--seed", "5"];
+    assert_eq!(trainer(&flags), text);
+}
+
+#[test]
+fn a_hugging_face_folder_with_its_tokenizer_writes_what_the_checkpoint_it_came_from_writes() {
+    let folder = Folder::new("sample-hf");
+    let (saved, logs, json) = (folder.path("saved"), folder.path("log"), folder.path("tokenizer.json"));
+    let words = "the cat sat on the mat and the dog sat on the log ".repeat(60);
+    let text = folder.file("text.txt", &words);
+    small_tokenizer(json.as_ref(), &words);
+    for preset in ["tiny", "tiny-llama"] {
+        let run = [
+            "--preset",
+            preset,
+            "--data-path",
+            &text,
+            "--tokenizer",
+            &json,
+            "--vocab",
+            "400",
+            "--seq-length",
+            "16",
+            "--steps",
+            "40",
+            "--eval-interval",
+            "0",
+            "--save",
+            &saved,
+            "--log-dir",
+            &logs,
+            "--resume",
+            "never",
+        ];
+        trainer(&run);
+        let theirs = folder.path(&format!("{preset}-hf"));
+        trainer(&["convert", "--to", "hf", &format!("{saved}/step-00000040"), &theirs]);
+        std::fs::copy(&json, format!("{theirs}/tokenizer.json")).unwrap();
+        let sample = |from: &str| {
+            trainer(&["sample", "--checkpoint", from, "--prompt", "the cat", "--tokens", "40", "--temperature", "0"])
+        };
+        let written = sample(&saved);
+        assert!(written.starts_with("the cat") && written.len() > 40, "{written:?}");
+        assert_eq!(written, sample(&theirs), "{preset}");
+        std::fs::remove_dir_all(&saved).unwrap();
+    }
+}
+
+#[test]
+fn text_comes_out_character_by_character_and_adds_up_to_the_text_of_all_tokens() {
+    let folder = Folder::new("sample-stream");
+    let json = folder.path("tokenizer.json");
+    let text = "naïve café, 数据 and 🦀 end";
+    small_tokenizer(json.as_ref(), "plain words only");
+    for name in ["byte", &json] {
+        let tokenizer = Tokenizer::open(name, None).unwrap();
+        let tokens = tokenizer.encode(text).unwrap();
+        let mut stream = TextStream::new(&tokenizer);
+        let mut pieces: Vec<String> = tokens.iter().map(|&token| stream.push(token)).collect();
+        pieces.push(stream.finish());
+        assert!(pieces.iter().all(|piece| !piece.contains('\u{fffd}')), "{name}: {pieces:?}");
+        assert_eq!(pieces.concat(), text, "{name}");
+        let crab = tokens.len() - tokenizer.encode(" end").unwrap().len();
+        let mut cut = TextStream::new(&tokenizer);
+        let begun: String = tokens[..crab - 1].iter().map(|&token| cut.push(token)).collect();
+        assert!(
+            !begun.contains('\u{fffd}') && cut.finish().contains('\u{fffd}'),
+            "{name}: half a character at the end"
+        );
+    }
+}
+
+#[test]
+fn a_relative_tokenizer_is_found_from_where_the_run_was_started_and_its_end_goes_into_an_export() {
+    let folder = Folder::new("sample-elsewhere");
+    let words = "the cat sat on the mat and the dog sat on the log ".repeat(60);
+    folder.file("text.txt", &words);
+    small_tokenizer(folder.path("tokenizer.json").as_ref(), &words);
+    let here = |place: &str, flags: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.args(flags).current_dir(place).output().unwrap()
+    };
+    let run = "--data-path text.txt --tokenizer tokenizer.json --vocab 400 --seq-length 16 --steps 2 --eval-interval 0 \
+               --save runs/saved --log-dir log";
+    let output = here(&folder.path("."), &run.split_whitespace().collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let elsewhere = folder.path("log");
+    let sample = ["sample", "--checkpoint", "../runs/saved", "--prompt", "the cat", "--tokens", "4"];
+    let output = here(&elsewhere, &sample);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let end_of = |target: &str| -> serde_json::Value {
+        let output = here(&elsewhere, &["convert", "--to", "hf", "../runs/saved", target]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = std::fs::read(format!("{elsewhere}/{target}/config.json")).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&text).unwrap()["eos_token_id"].clone()
+    };
+    let end = data::Tokenizer::open(&folder.path("tokenizer.json"), None).unwrap().end_of_text();
+    assert_eq!(end_of("with"), end);
+    std::fs::rename(folder.path("tokenizer.json"), folder.path("other.json")).unwrap();
+    assert!(end_of("without").is_null());
+    let output = here(&elsewhere, &sample);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && text.contains("Fix: name ") && text.contains("--tokenizer "), "{text}");
+}

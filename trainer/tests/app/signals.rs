@@ -1,0 +1,135 @@
+//! Signals end a run cleanly, and a folder belongs to one run at a time.
+
+use std::os::unix::process::ExitStatusExt;
+
+use crate::harness::{Folder, bits, checkpoint, expect, metrics, rank_ids, run, saved, signal, start};
+
+/// Goes on for three steps after a run that was asked to end, and compares with one that never was.
+fn assert_goes_on(folder: &Folder, ranks: usize) {
+    let steps = metrics(&folder.0).len();
+    assert_eq!(saved(&folder.0), [steps], "the checkpoint is of the last step done");
+    let flags = format!("--steps {}", steps + 3);
+    let unbroken = Folder::new("signal-unbroken");
+    expect(&run(ranks, &unbroken.0, &flags), 0, &[]);
+    expect(&run(ranks, &folder.0, &flags), 0, &[&format!("at step {steps}, ")]);
+    // The unbroken run validates at its end; so does this one, three steps after its first end.
+    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
+    assert_eq!(bits(&folder.0, steps + 3), bits(&unbroken.0, steps + 3));
+}
+
+#[test]
+fn sigterm_and_sigint_finish_the_step_save_and_exit_with_0() {
+    for name in ["TERM", "INT"] {
+        let folder = Folder::new(&format!("signal-{name}"));
+        let child = start(1, &folder.0, "--save-interval 0 --enable-cuda-graph");
+        signal(child.id(), name);
+        expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
+        assert_goes_on(&folder, 1);
+    }
+}
+
+#[test]
+fn a_signal_to_one_of_two_ranks_ends_both_after_the_same_step() {
+    let folder = Folder::new("signal-one");
+    let child = start(2, &folder.0, "--save-interval 0 --enable-cuda-graph --cuda-graph-scope full_iteration");
+    let ranks = rank_ids(&child);
+    assert_eq!(ranks.len(), 2, "mpirun starts its ranks itself: {ranks:?}");
+    signal(ranks[1], "TERM");
+    expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
+    assert_goes_on(&folder, 2);
+}
+
+#[test]
+fn sigusr1_to_mpirun_reaches_all_ranks() {
+    let folder = Folder::new("signal-usr1");
+    let child = start(4, &folder.0, "--save-interval 0 --enable-cuda-graph");
+    signal(child.id(), "USR1");
+    expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
+    assert_eq!(saved(&folder.0), [metrics(&folder.0).len()]);
+}
+
+#[test]
+fn a_second_signal_ends_the_process_at_once() {
+    let folder = Folder::new("signal-twice");
+    // Steps of some hundred milliseconds: both signals come within one.
+    let child = start(1, &folder.0, "--save-interval 0 --global-batch-size 1024 --eval-interval 0");
+    signal(child.id(), "TERM");
+    signal(child.id(), "INT");
+    let output = child.wait_with_output().unwrap();
+    assert!(matches!(output.status.code(), Some(130 | 143)), "{:?}", output.status);
+    assert_eq!(saved(&folder.0), Vec::<usize>::new(), "nothing is saved");
+}
+
+#[test]
+fn the_same_signal_twice_at_once_as_timeout_sends_it_is_one_request() {
+    let folder = Folder::new("signal-repeated");
+    let child = start(1, &folder.0, "--save-interval 0 --global-batch-size 256 --eval-interval 0");
+    signal(child.id(), "TERM");
+    signal(child.id(), "TERM");
+    expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
+    assert_eq!(saved(&folder.0), [metrics(&folder.0).len()]);
+}
+
+#[test]
+fn a_signal_before_the_first_step_ends_the_process_at_once() {
+    let folder = Folder::new("signal-early");
+    // A plan of so many microbatches takes long.
+    let flags = "--micro-batch-size 1 --global-batch-size 65536 --enable-cuda-graph --cuda-graph-scope full_iteration";
+    let mut command = crate::harness::command(1, &folder.0, flags);
+    let mut child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    // The folder is taken after signals are listened to.
+    while !folder.path("log/run.lock").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    signal(child.id(), "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn a_run_without_checkpoints_says_on_a_signal_that_nothing_is_kept() {
+    let folder = Folder::new("signal-unsaved");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.current_dir(&folder.0).args(["--threads", "1", "--log-dir", "log"]);
+    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    while std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap_or_default().is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    signal(child.id(), "TERM");
+    expect(&child.wait_with_output().unwrap(), 0, &["not saved, for checkpoint.dir is unset"]);
+}
+
+#[test]
+fn a_second_run_in_a_folder_in_use_is_refused_until_the_first_is_gone() {
+    let (folder, other) = (Folder::new("lock"), Folder::new("lock-other"));
+    let mut child = start(1, &folder.0, "--save-interval 0");
+    let holder = format!("is in use by process {}", child.id());
+    expect(&run(1, &folder.0, "--steps 2"), 2, &["logging.dir = ", &holder, "one run at a time", "set another"]);
+    let shared = format!("--steps 2 --save {}", folder.path("saved").display());
+    expect(&run(1, &other.0, &shared), 2, &["checkpoint.dir = ", &holder, "one run at a time", "set another"]);
+    signal(child.id(), "KILL");
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    expect(&run(1, &folder.0, "--steps 2"), 0, &["done: loss"]);
+    assert!(checkpoint(&folder.0, 2).exists());
+}
+
+#[test]
+fn an_interrupted_tokenize_or_batches_leaves_nothing_behind() {
+    let folder = Folder::new("signal-files");
+    std::fs::write(folder.path("text.txt"), "a line of text\n".repeat(300_000)).unwrap();
+    let tokenize = "tokenize --output out --shard-tokens 500 text.txt"; // many small files, each synced
+    let batches = "batches --output out --steps 2000000 --seq-length 64";
+    for (flags, name) in [(tokenize, "TERM"), (batches, "INT")] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
+        command.current_dir(&folder.0).args(flags.split(' ')).stderr(std::process::Stdio::piped());
+        let child = command.spawn().unwrap();
+        let there = || std::fs::read_dir(&folder.0).unwrap().count();
+        let begun = std::time::Instant::now();
+        while there() < 2 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "nothing is written");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        signal(child.id(), name);
+        expect(&child.wait_with_output().unwrap(), 3, &["error: interrupted: out was not written. Fix: start again"]);
+        assert_eq!(there(), 1, "{flags}: only the text is left");
+    }
+}

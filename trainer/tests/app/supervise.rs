@@ -1,0 +1,208 @@
+//! A supervised run comes to its end whatever happens to it, and job files start one.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::harness::{Folder, arguments, bits, expect, metrics, named, printed, run, saved, signal};
+
+/// `trainer ARGUMENTS`, run in `folder`.
+fn trainer(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.current_dir(folder).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// A supervised run on two ranks.
+fn supervised(folder: &Path, flags: &str) -> Command {
+    let starter = ["supervise", "--", "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"];
+    let mut command = trainer(folder, &starter);
+    command.arg(env!("CARGO_BIN_EXE_trainer")).args(arguments(folder, flags));
+    command
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let ids = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    ids.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// Waits for a checkpoint of `from` steps or more; its steps.
+fn checkpoint_from(folder: &Path, from: usize) -> usize {
+    let begun = Instant::now();
+    loop {
+        if let Some(step) = named(folder).into_iter().find(|step| *step >= from) {
+            return step;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(120), "no checkpoint of {from} steps or more");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn wait(child: Child) -> Output {
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_run_whose_ranks_are_killed_again_and_again_ends_with_the_bits_of_one_that_was_not() {
+    let (folder, unbroken) = (Folder::new("supervise-kills"), Folder::new("supervise-unbroken"));
+    let flags = "--steps 3000 --save-interval 20 --eval-interval 0 --enable-cuda-graph";
+    let mut child = supervised(&folder.0, flags).spawn().unwrap();
+    let mut from = 1;
+    for rank in [0, 1] {
+        from = checkpoint_from(&folder.0, from) + 21;
+        let mpirun = children(child.id())[0];
+        signal(children(mpirun)[rank], "KILL");
+    }
+    // Long enough for two kills, and no longer: it is asked to end, and goes on to another end.
+    from = checkpoint_from(&folder.0, from);
+    assert!(child.try_wait().unwrap().is_none());
+    signal(child.id(), "TERM");
+    let output = wait(child);
+    expect(
+        &output,
+        75,
+        &["supervise: the run ended (exit code", "after a new checkpoint", "asked to end: stops after step"],
+    );
+    let text = printed(&output);
+    assert_eq!(text.matches("supervise: the run ended").count(), 2, "{text}");
+    let cause = "run.log says: error on rank 1: the process died without a word";
+    assert!(text.contains(cause), "{text}");
+    let last = *saved(&folder.0).last().unwrap();
+    assert!(last >= from);
+    let flags = format!("--steps {} --save-interval 20 --eval-interval 0", last + 3);
+    expect(&wait(supervised(&folder.0, &flags).spawn().unwrap()), 0, &[&format!("at step {last}, "), "done: loss"]);
+    expect(&run(2, &unbroken.0, &flags), 0, &[]);
+    assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
+    assert_eq!(bits(&folder.0, last + 3), bits(&unbroken.0, last + 3));
+}
+
+#[test]
+fn a_launcher_that_passes_no_signal_on_does_not_keep_a_run_from_its_end() {
+    let folder = Folder::new("supervise-deaf");
+    let script = "trap '' USR1; \"$@\"; exit $?";
+    let mut command =
+        trainer(&folder.0, &["supervise", "--", "bash", "-c", script, "bash", env!("CARGO_BIN_EXE_trainer")]);
+    let child = command.args(arguments(&folder.0, "--steps 100000 --save-interval 2")).spawn().unwrap();
+    checkpoint_from(&folder.0, 2);
+    signal(child.id(), "TERM");
+    expect(&wait(child), 75, &["asked to end: stops after step"]);
+}
+
+#[test]
+fn a_fork_goes_on_from_its_own_checkpoints_once_it_has_some() {
+    let (start, folder) = (Folder::new("supervise-start"), Folder::new("supervise-fork"));
+    expect(&run(1, &start.0, "--steps 2"), 0, &[]);
+    let flags = |steps: usize| format!("--steps {steps} --resume {}", start.path("saved").display());
+    for (steps, from) in [(4, 2), (6, 4)] {
+        let output = wait(supervised(&folder.0, &flags(steps)).spawn().unwrap());
+        expect(&output, 0, &[&format!("step-{from:08} at step {from}, "), "done: loss"]);
+    }
+}
+
+#[test]
+fn a_fault_that_comes_again_ends_it_with_3() {
+    let folder = Folder::new("supervise-fault");
+    // It diverges: ten updates in turn are skipped.
+    let command = supervised(&folder.0, "--steps 50 --save-interval 2 --lr 1e38");
+    let mut all: Vec<_> = command.get_args().map(|word| word.to_os_string()).collect();
+    all.splice(1..1, ["--max-restarts".into(), "1".into()]);
+    let output = wait(trainer(&folder.0, &[]).args(all).spawn().unwrap());
+    expect(&output, 3, &["starts it again in 2 s, without a new checkpoint, 1 of at most 1 in a row"]);
+}
+
+/// A job file of two ranks on this machine, without GPUs.
+fn job(folder: &Path, cluster: &[&str], flags: &str) -> Output {
+    let words = [&["job"], cluster, &["--ranks-per-node", "2", "--"]].concat();
+    let mut command = trainer(folder, &words);
+    command.args(arguments(folder, flags)).output().unwrap()
+}
+
+/// What bash makes of a job file, as process 17 of a queue whose commands are noted in `queue`.
+fn start_job(folder: &Path, script: &Output) -> Child {
+    expect(script, 0, &[]);
+    std::fs::write(folder.join("job.sh"), &script.stdout).unwrap();
+    let stub = folder.join("bin/scontrol");
+    std::fs::create_dir_all(folder.join("bin")).unwrap();
+    std::fs::write(&stub, format!("#!/bin/sh\necho $@ >> {}/queue\n", folder.display())).unwrap();
+    std::fs::set_permissions(&stub, PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.join("bin").display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new("bash");
+    command.arg("job.sh").current_dir(folder).env("PATH", path).env("SLURM_JOB_ID", "17");
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_slurm_job_saves_before_its_time_is_over_and_queues_again_until_it_is_done() {
+    let folder = Folder::new("job-slurm");
+    let slurm = ["slurm", "--time", "1:00:00", "--partition", "p", "--name", "gpt"];
+    let script = job(&folder.0, &slurm, "--steps 100000 --device host --save-interval 5");
+    expect(&script, 0, &["#SBATCH --ntasks-per-node=2\n#SBATCH --partition=p\n#SBATCH --time=1:00:00\n"]);
+    assert!(!printed(&script).contains("gpus"));
+    let child = start_job(&folder.0, &script);
+    checkpoint_from(&folder.0, 5);
+    signal(child.id(), "USR1");
+    expect(&wait(child), 75, &["asked to end: stops after step"]);
+    assert_eq!(std::fs::read_to_string(folder.path("queue")).unwrap(), "requeue 17\n");
+    let last = *saved(&folder.0).last().unwrap();
+    let script = job(&folder.0, &slurm, &format!("--steps {} --device host", last + 1));
+    expect(&wait(start_job(&folder.0, &script)), 0, &["done: loss"]);
+    assert_eq!(std::fs::read_to_string(folder.path("queue")).unwrap(), "requeue 17\n");
+}
+
+#[test]
+fn hosts_start_a_run_whose_flags_hold_blanks_and_quotes() {
+    let folder = Folder::new("job-hosts");
+    let script = job(&folder.0, &["hosts", "--hosts", "localhost"], "--steps 2 --device host");
+    let text = printed(&script).replace("/log", "/it's a log");
+    let config = folder.path("small.toml");
+    let changed = std::fs::read_to_string(&config).unwrap().replace("/log\"", "/a log\"");
+    std::fs::write(folder.path("it's small.toml"), changed).unwrap();
+    assert!(text.contains("mpirun --host localhost:2 -n 2 "), "{text}");
+    let words = ["job", "hosts", "--hosts", "localhost", "--ranks-per-node", "2", "--", "--config", "it's small.toml"];
+    let script = trainer(&folder.0, &words).args(["--steps", "2", "--device", "host"]).output().unwrap();
+    expect(&wait(start_job(&folder.0, &script)), 0, &["done: loss"]);
+    assert!(folder.path("a log/metrics.jsonl").exists());
+}
+
+#[test]
+fn a_manifest_for_kubernetes_says_what_was_asked_for() {
+    let folder = Folder::new("job-kubernetes");
+    let words = [
+        "job",
+        "kubernetes",
+        "--image",
+        "registry/trainer:1",
+        "--claim",
+        "disk",
+        "--nodes",
+        "4",
+        "--",
+        "--save",
+        "/data/c",
+    ];
+    let manifest = trainer(&folder.0, &words).args(["--global-batch-size", "64"]).output().unwrap();
+    expect(&manifest, 0, &[]);
+    std::fs::write(folder.path("job.yaml"), &manifest.stdout).unwrap();
+    let python = std::env::var("PARITY_PYTHON").expect("run `./x test`");
+    let read = "import json, yaml; print(json.dumps(yaml.safe_load(open('job.yaml'))))";
+    let read = Command::new(python).current_dir(&folder.0).args(["-c", read]).output().unwrap();
+    let manifest: Value =
+        serde_json::from_slice(&read.stdout).unwrap_or_else(|error| panic!("{error}: {}", printed(&read)));
+    let specs = &manifest["spec"]["mpiReplicaSpecs"];
+    assert_eq!((&manifest["kind"], &manifest["spec"]["slotsPerWorker"]), (&"MPIJob".into(), &8.into()));
+    assert_eq!(specs["Worker"]["replicas"], 4);
+    let [launcher, worker] = ["Launcher", "Worker"].map(|role| &specs[role]["template"]["spec"]["containers"][0]);
+    assert_eq!(worker["resources"]["limits"]["nvidia.com/gpu"], 8);
+    assert_eq!((&worker["image"], &launcher["image"]), (&"registry/trainer:1".into(), &"registry/trainer:1".into()));
+    let command: Vec<&str> =
+        launcher["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    let expected = "trainer supervise --max-restarts 3 -- mpirun --allow-run-as-root --bind-to none -n 32 trainer \
+                    --save /data/c --global-batch-size 64";
+    assert_eq!(command.join(" "), expected);
+    assert_eq!(launcher["volumeMounts"][0]["mountPath"], "/data");
+}
