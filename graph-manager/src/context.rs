@@ -1,64 +1,81 @@
-//! What a step's code sees: the stream to submit to, buffers from the plan, and regions.
+//! What a step's code sees: the stream to submit to, buffers from the plan, and side streams.
 
-use device::ops::{Copy, Poison};
-use device::{CheckError, DType, Op, Shape, Stream, Tensor};
+use std::rc::Rc;
 
-use crate::manager::{Captured, GraphKey, StateKey};
-use crate::plan::{RecordedBuffer, Recording, Visit};
-use crate::step_shape::Variant;
-use crate::{CudaGraphManager, Error, Flow, Mode, Region, Result};
+use device::{DType, Op, Shape, Stream, Tensor, TraceEvent};
+
+use crate::error::{Error, Result};
+use crate::handover::Handover;
+use crate::keys::{CodeKey, RegionKey, StepKey};
+use crate::policy::Policy;
+use crate::recording::{RecordedBuffer, Recording};
+use crate::resources::Resources;
+use crate::side_stream::{Fork, SideStream};
+use crate::state::State;
 
 /// A step under way.
-pub struct StepContext<'m> {
-    pub(crate) manager: &'m mut CudaGraphManager,
-    mode: Mode,
-    microbatches: usize,
-    /// Which of the manager's states it goes by.
-    pub(crate) state: StateKey,
-    pub(crate) phase: Phase,
-    /// The innermost region, and how many buffers it has taken.
-    pub(crate) current: Option<Current>,
+pub struct StepContext<'m, P: Policy> {
+    pub(crate) resources: &'m mut Resources<P>,
+    pub(crate) mode: P::Mode,
+    pub(crate) microbatches: usize,
+    pub(crate) phase: Phase<P>,
+    /// The innermost region.
+    pub(crate) current: Option<Current<P::Region>>,
     /// Inside a region that is being captured.
-    capturing: bool,
+    pub(crate) capturing: bool,
+    key: StepKey<P::Mode>,
 }
 
-pub(crate) enum Phase {
+pub(crate) enum Phase<P: Policy> {
     /// Nothing runs.
-    Record(Recording),
+    Record { recording: Recording<P::Region>, handover: Handover<P> },
     /// Work is submitted; with `graphs`, regions are captured or replayed. `position` is the next visit expected.
     Run { graphs: bool, position: usize },
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Current {
-    pub(crate) region: Region,
+pub(crate) struct Current<R> {
+    pub(crate) region: R,
     /// Index in the recorded order.
-    visit: usize,
-    taken: usize,
-    /// Which part of the region's layer keeps things now.
+    pub(crate) visit: usize,
+    /// How many buffers it has taken.
+    pub(crate) taken: usize,
+    /// Which part of the region's layer saves values now.
     pub(crate) part: Option<usize>,
 }
 
-impl<'m> StepContext<'m> {
-    pub(crate) fn new(
-        manager: &'m mut CudaGraphManager,
-        mode: Mode,
-        microbatches: usize,
-        phase: Phase,
-    ) -> StepContext<'m> {
-        let state = manager.state_key(mode, microbatches);
-        StepContext { manager, mode, microbatches, state, phase, current: None, capturing: false }
+impl<'m, P: Policy> StepContext<'m, P> {
+    /// A step that is recorded.
+    pub(crate) fn record(resources: &'m mut Resources<P>, mode: P::Mode, microbatches: usize) -> StepContext<'m, P> {
+        let phase = Phase::Record { recording: Recording::new(microbatches), handover: Handover::default() };
+        StepContext::new(resources, mode, microbatches, phase)
     }
 
-    pub(crate) fn into_recording(self) -> Recording {
+    /// A step that runs; with `graphs`, its regions are captured or replayed.
+    pub(crate) fn run_step(
+        resources: &'m mut Resources<P>,
+        mode: P::Mode,
+        microbatches: usize,
+        graphs: bool,
+    ) -> StepContext<'m, P> {
+        StepContext::new(resources, mode, microbatches, Phase::Run { graphs, position: 0 })
+    }
+
+    fn new(resources: &'m mut Resources<P>, mode: P::Mode, microbatches: usize, phase: Phase<P>) -> StepContext<'m, P> {
+        let key = resources.step_key(mode, microbatches);
+        StepContext { resources, mode, microbatches, phase, current: None, capturing: false, key }
+    }
+
+    /// The end of a recorded step, with what was submitted.
+    pub(crate) fn into_recording(self, events: Vec<TraceEvent>) -> Recording<P::Region> {
         match self.phase {
-            Phase::Record(recording) => recording,
-            Phase::Run { .. } => Recording::default(),
+            Phase::Record { recording, .. } => Recording { events, ..recording },
+            Phase::Run { .. } => unreachable!("a step that runs is not recorded"),
         }
     }
 
     /// What the step is for.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> P::Mode {
         self.mode
     }
 
@@ -67,30 +84,15 @@ impl<'m> StepContext<'m> {
         self.microbatches
     }
 
-    /// Whether parameter gradients are added to `main_grad`; with a single microbatch they overwrite it.
-    pub fn accumulate(&self) -> bool {
-        self.microbatches > 1
-    }
-
-    /// Whether the current region is a forward that gathers weights: the first microbatch's.
-    pub fn gathers(&self) -> bool {
-        self.variant().gathers
-    }
-
-    /// Whether the current region reduces gradients, for it is the last to add to its layer's: the last microbatch's
-    /// backward, or its weights where backwards are split.
-    pub fn reduces(&self) -> bool {
-        self.variant().reduces
-    }
-
-    fn variant(&self) -> Variant {
-        let of = |current: Current| self.manager.shape.variant(self.mode, current.region, self.microbatches);
+    /// The variant of the current region; the default outside of any.
+    pub fn variant(&self) -> P::Variant {
+        let of = |current: Current<_>| self.resources.policy.variant(self.mode, current.region, self.microbatches);
         self.current.map(of).unwrap_or_default()
     }
 
     /// The stream regions run on.
     pub fn compute(&self) -> &Stream {
-        &self.manager.compute
+        &self.resources.compute
     }
 
     /// Submits an operation to the compute stream.
@@ -98,15 +100,30 @@ impl<'m> StepContext<'m> {
     /// # Errors
     /// What the device refused, with the region.
     pub fn run(&self, op: impl Into<Op>) -> Result<()> {
-        self.manager.compute.submit(op).map_err(|source| self.in_region(source))
+        self.resources.compute.submit(op).map_err(|source| self.in_region(source))
     }
 
-    pub(crate) fn in_region(&self, source: device::Error) -> Error {
-        Error::Device { region: self.region_name(), source }
+    /// A side stream that all regions share.
+    pub fn side_stream(&self) -> &Rc<SideStream> {
+        &self.resources.side
     }
 
-    pub(crate) fn region_name(&self) -> String {
-        self.current.map_or("step".into(), |current| current.region.to_string())
+    /// Starts operations on a side stream, after all that was submitted so far. They run next to what follows until they
+    /// are joined.
+    ///
+    /// # Errors
+    /// What the device refused, with the region.
+    pub fn fork(&self, side: &Rc<SideStream>, work: impl IntoIterator<Item = Op>) -> Result<Fork> {
+        let work = work.into_iter().collect();
+        Fork::start(side, &self.resources.compute, work).map_err(|source| self.in_region(source))
+    }
+
+    /// Makes what follows wait for the operations under way, and for all that was started on their stream since.
+    ///
+    /// # Errors
+    /// What the device refused, such as a failed transfer, with the region.
+    pub fn join(&self, fork: Fork) -> Result<()> {
+        fork.join(&self.resources.compute).map_err(|source| self.in_region(source))
     }
 
     /// A buffer of the current region. It lives until its last use, which may be in a later region.
@@ -125,17 +142,17 @@ impl<'m> StepContext<'m> {
         let index = current.taken;
         current.taken += 1;
         let Current { region, visit, .. } = *current;
-        if let Phase::Record(recording) = &mut self.phase {
-            let device = &self.manager.device;
+        if let Phase::Record { recording, .. } = &mut self.phase {
+            let device = &self.resources.device;
             let tensor = device.virtual_tensor(&format!("{region}/{name}"), shape, dtype);
             let taken_at = device.trace_position();
             recording.buffers.push(RecordedBuffer { visit, index, name, bytes, buffer: tensor.buffer, taken_at });
             return Ok(tensor);
         }
-        let plan = &self.manager.states[&self.state].plan;
-        match plan.placement(plan.canonical(region, self.microbatches), index) {
+        let plan = &self.state().plan;
+        match plan.placement(plan.key(&self.resources.policy, region, self.microbatches), index) {
             Some(at) if at.bytes == bytes && at.name == name => {
-                Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype))
+                Ok(self.resources.areas[&at.area].place(at.buffer, at.offset, shape, dtype))
             }
             planned => Err(Error::Changed {
                 region: region.to_string(),
@@ -148,231 +165,43 @@ impl<'m> StepContext<'m> {
         }
     }
 
-    /// A region of the step: recorded, run eagerly, captured and launched, or replayed, as the settings and the phase
-    /// have it. On replay `body` is not called and the captured output is returned again.
-    ///
-    /// # Errors
-    /// What `body` returns; an out-of-order error when the recorded step has another region here; [`Error::Changed`]
-    /// when an input lies elsewhere than at capture.
-    pub fn region<I: Flow, O: Flow>(
-        &mut self,
-        region: Region,
-        input: I,
-        body: impl FnOnce(&mut StepContext<'m>, I) -> Result<O>,
-    ) -> Result<O> {
-        if let Phase::Record(recording) = &mut self.phase {
-            let visit = recording.order.len();
-            let start = self.manager.device.trace_position();
-            recording.order.push(Visit { region, next: 0, start, end: start });
-            let output = self.inside(region, visit, |cx| {
-                let input = cx.own_inputs(region, input)?;
-                cx.mark(region)?;
-                body(cx, input)
-            })?;
-            let end = self.manager.device.trace_position();
-            if let Phase::Record(recording) = &mut self.phase {
-                let next = recording.order.len();
-                recording.order[visit].next = next;
-                recording.order[visit].end = end;
-            }
-            return Ok(output);
-        }
-        let visit = self.expect(region)?;
-        let graphs = matches!(self.phase, Phase::Run { graphs: true, .. });
-        if graphs && !self.capturing && region.captured(&self.manager.options).is_ok() {
-            let state = &self.manager.states[&self.state];
-            let key = state.key(&self.manager.shape, self.mode, region, self.microbatches);
-            if state.graphs.contains_key(&key) {
-                let next = state.recordings[&self.microbatches].order[visit].next;
-                if let Phase::Run { position, .. } = &mut self.phase {
-                    *position = next;
-                }
-                return self.replay(region, key, input);
-            }
-            return self.capture(region, visit, key, input, body);
-        }
-        self.manager.device.set_scope(&region.to_string());
-        self.inside(region, visit, |cx| {
-            let input = cx.own_inputs(region, input)?;
-            cx.mark(region)?;
-            let output = body(cx, input)?;
-            cx.poison(region)?;
-            Ok(output)
-        })
+    pub(crate) fn in_region(&self, source: device::Error) -> Error {
+        Error::Device { region: self.region_name(), source }
     }
 
-    /// Runs `work` with `region` as the innermost region.
-    fn inside<O>(
-        &mut self,
-        region: Region,
-        visit: usize,
-        work: impl FnOnce(&mut StepContext<'m>) -> Result<O>,
-    ) -> Result<O> {
-        let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
-        self.forget_deferred();
-        let result = work(self);
-        self.current = outer;
-        result
+    pub(crate) fn region_name(&self) -> String {
+        self.current.map_or("step".into(), |current| current.region.to_string())
     }
 
-    fn capture<I: Flow, O: Flow>(
-        &mut self,
-        region: Region,
-        visit: usize,
-        key: GraphKey,
-        input: I,
-        body: impl FnOnce(&mut StepContext<'m>, I) -> Result<O>,
-    ) -> Result<O> {
-        let name = format!(
-            "{region}{}{}{}",
-            if key.variant.gathers { ", gathering" } else { "" },
-            if key.variant.reduces { ", reducing" } else { "" },
-            if key.variant.overwrites { ", overwriting" } else { "" }
-        );
-        self.manager.device.set_scope(&region.to_string());
-        let compute = self.manager.compute.clone();
-        let mut inputs = Vec::new();
-        let output = self.inside(region, visit, |cx| {
-            let input = cx.own_inputs(region, input)?;
-            input.map(&mut |_, tensor| {
-                inputs.push(tensor);
-                Ok(tensor)
-            })?;
-            compute.begin_capture().map_err(|source| cx.in_region(source))?;
-            cx.capturing = true;
-            let output = cx.mark(region).and_then(|()| body(cx, input)).and_then(|output| {
-                cx.poison(region)?;
-                Ok(output)
-            });
-            cx.capturing = false;
-            if output.is_err() {
-                compute.abandon_capture();
-            }
-            output
-        })?;
-        let graph = compute.end_capture(&name).map_err(|source| Error::Device { region: name.clone(), source })?;
-        tracing::debug!(graph = %graph.name(), nodes = graph.nodes().len(), "captured");
-        graph.launch(&compute).map_err(|source| Error::Device { region: name, source })?;
-        if let Some(state) = self.manager.states.get_mut(&self.state) {
-            state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });
-            state.captured.push(key);
-        }
-        Ok(output)
+    /// What is known of steps of this kind, once they are recorded.
+    pub(crate) fn state(&self) -> &State<P> {
+        &self.resources.states[&self.key]
     }
 
-    fn replay<I: Flow, O: Flow>(&mut self, region: Region, key: GraphKey, input: I) -> Result<O> {
-        if self.manager.device.is_timed() {
-            self.manager.device.set_scope(&region.to_string());
-        }
-        let captured = &self.manager.states[&self.state].graphs[&key];
-        let copies = !self.manager.options.share_io_buffers;
-        let mut at = 0;
-        input.map(&mut |name, tensor| {
-            let same = |was: &&Tensor| (was.shape, was.dtype) == (tensor.shape, tensor.dtype);
-            let Some(&expected) = captured.inputs.get(at).filter(same) else {
-                return Err(other_inputs(region, format!("input `{name}` has another number, shape or type")));
-            };
-            at += 1;
-            if tensor.address == expected.address {
-                return Ok(tensor);
-            }
-            if copies {
-                self.manager.device.set_scope(&region.to_string());
-                self.run(Copy { input: tensor, output: expected })?;
-                return Ok(tensor);
-            }
-            Err(Error::Changed {
-                region: region.to_string(),
-                problem: format!("input `{name}` lies at another address than at capture"),
-                fix: "hand over the buffer the region was captured with, or set share_io_buffers = false",
-            })
-        })?;
-        if at < captured.inputs.len() {
-            return Err(other_inputs(region, format!("it has {at} inputs of {}", captured.inputs.len())));
-        }
-        captured
-            .graph
-            .launch(&self.manager.compute)
-            .map_err(|source| Error::Device { region: captured.graph.name().into(), source })?;
-        match captured.output.downcast_ref::<O>() {
-            Some(output) => Ok(output.clone()),
-            None => Err(Error::Changed {
-                region: region.to_string(),
-                problem: format!("it was captured with another output type than {}", std::any::type_name::<O>()),
-                fix: "return the same type from the region each step",
-            }),
+    pub(crate) fn state_mut(&mut self) -> &mut State<P> {
+        match self.resources.states.get_mut(&self.key) {
+            Some(state) => state,
+            None => unreachable!("a step runs after it was recorded"),
         }
     }
 
-    /// With boundary copies, the region's own copies of its inputs; else the inputs themselves.
-    fn own_inputs<I: Flow>(&mut self, region: Region, input: I) -> Result<I> {
-        let options = &self.manager.options;
-        if options.share_io_buffers || region.captured(options).is_err() {
-            return Ok(input);
-        }
-        input.map(&mut |name, tensor| {
-            let own = self.tensor(name, tensor.shape, tensor.dtype)?;
-            self.run(Copy { input: tensor, output: own })?;
-            Ok(own)
-        })
-    }
-
-    /// Leaves a mark, in the region's graph too, where somebody watches.
-    fn mark(&self, region: Region) -> Result<()> {
-        match (self.manager.device.progress(), region.mark()) {
-            (Some(progress), Some(name)) => self.run(progress.region(&name)),
-            _ => Ok(()),
+    /// The key of a region's code in this step. While recording, every microbatch has its own.
+    pub(crate) fn code_key(&self, region: P::Region) -> CodeKey<P::Region, P::Variant> {
+        let policy = &self.resources.policy;
+        match self.phase {
+            Phase::Record { .. } => CodeKey {
+                region: RegionKey { region, slot: None },
+                variant: policy.variant(self.mode, region, self.microbatches),
+            },
+            Phase::Run { .. } => self.state().code_key(policy, self.mode, region, self.microbatches),
         }
     }
 
-    /// Overwrites what is dead after this region.
-    fn poison(&mut self, region: Region) -> Result<()> {
-        if !self.manager.options.poison {
-            return Ok(());
+    /// What regions of this step leave for later ones.
+    pub(crate) fn handover(&mut self) -> &mut Handover<P> {
+        match self.phase {
+            Phase::Record { ref mut handover, .. } => handover,
+            Phase::Run { .. } => &mut self.state_mut().handover,
         }
-        let plan = &self.manager.states[&self.state].plan;
-        for dead in plan.dead_after(plan.canonical(region, self.microbatches)) {
-            let output = self.manager.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
-            self.run(Poison { output })?;
-        }
-        Ok(())
-    }
-
-    /// Checks that the recorded order has this region next, and moves on.
-    fn expect(&mut self, region: Region) -> Result<usize> {
-        let Phase::Run { position, .. } = &mut self.phase else { return Ok(0) };
-        let order = &self.manager.states[&self.state].recordings[&self.microbatches].order;
-        let visit = *position;
-        match order.get(visit) {
-            Some(expected) if expected.region == region => {
-                *position += 1;
-                Ok(visit)
-            }
-            expected => Err(out_of_order(visit, expected, &region.to_string())),
-        }
-    }
-
-    /// Checks that the step has gone through all of the recorded order.
-    pub(crate) fn check_complete(&self) -> Result<()> {
-        let Phase::Run { position, .. } = &self.phase else { return Ok(()) };
-        let order = &self.manager.states[&self.state].recordings[&self.microbatches].order;
-        match order.get(*position) {
-            None => Ok(()),
-            expected => Err(out_of_order(*position, expected, "the end of the step")),
-        }
-    }
-}
-
-fn out_of_order(position: usize, expected: Option<&Visit>, actual: &str) -> Error {
-    let expected = expected.map_or("the end of the step".into(), |visit| visit.region.to_string());
-    let hazard = CheckError::OutOfOrder { position, expected, actual: actual.into() };
-    Error::Device { region: "step".into(), source: hazard.into() }
-}
-
-fn other_inputs(region: Region, problem: String) -> Error {
-    Error::Changed {
-        region: region.to_string(),
-        problem: format!("{problem} than at capture"),
-        fix: "hand over the same buffers each step",
     }
 }

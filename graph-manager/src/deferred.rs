@@ -1,80 +1,68 @@
-//! What a layer's backward puts off: the gradients of weights, which no other layer waits for.
+//! Operations that a layer's backward defers: the gradients of weights, which no other layer waits for.
 //!
-//! An operation names its tensors, so putting it off is keeping it in a list. The recording has it where it runs, in
-//! [`Region::Weights`], and so the plan keeps what it reads until then.
-
-use std::collections::HashMap;
+//! An operation names its tensors, so to defer it is to put it on a list. The recording has it where it runs, so the plan
+//! keeps what it reads until then.
 
 use device::Op;
 
-use crate::context::Phase;
-use crate::{Region, Result, StepContext};
+use crate::context::{Phase, StepContext};
+use crate::error::{Error, Result};
+use crate::keys::CodeKey;
+use crate::policy::Policy;
 
-/// Whose backward put something off: its region, of its slot, and whether it was to overwrite gradients. The code of a
-/// region that is replayed is not run, so the list of its capture stays.
-pub(crate) type DeferredKey = (Region, bool);
-
-impl StepContext<'_> {
-    /// In a backward region: an operation that makes gradients of parameters and nothing that the layer hands on. Where
-    /// backwards are split it runs in the layer's [`Region::Weights`] for the microbatch, else at once.
+impl<P: Policy> StepContext<'_, P> {
+    /// In a backward region: an operation that computes gradients of parameters and nothing that the layer passes on. If
+    /// [`Policy::deferred_by`] names this region, the operation runs in the region that calls
+    /// [`StepContext::run_deferred`] for it; else it runs at once.
     ///
     /// # Errors
     /// What the device refused, with the region.
     pub fn defer(&mut self, op: impl Into<Op>) -> Result<()> {
-        match self.deferred_key() {
-            Some(key) if self.in_backward() => {
-                self.deferred_map().entry(key).or_default().push(op.into());
+        match self.own_deferred() {
+            Some(key) => {
+                self.handover().deferred.entry(key).or_default().push(op.into());
                 Ok(())
             }
-            _ => self.run(op),
+            None => self.run(op),
         }
     }
 
-    /// In a weights region: runs what the layer's backward of the microbatch put off, in its order.
+    /// Runs what the region that [`Policy::deferred_by`] answers has deferred for this microbatch, in its order.
     ///
     /// # Errors
     /// What the device refused, with the region.
     pub fn run_deferred(&mut self) -> Result<()> {
-        let Some(key) = self.deferred_key() else { return Ok(()) };
-        let ops = self.deferred_map().get(&key).cloned().unwrap_or_default();
-        ops.into_iter().try_for_each(|op| self.run(op))
+        let by = self.current.and_then(|current| self.resources.policy.deferred_by(current.region));
+        let Some(key) = by.map(|by| self.code_key(by)) else { return Ok(()) };
+        let ops = match &mut self.phase {
+            // What is left at the end of the recording never ran.
+            Phase::Record { handover, .. } => handover.deferred.remove(&key),
+            Phase::Run { .. } => self.handover().deferred.get(&key).cloned(),
+        };
+        ops.unwrap_or_default().into_iter().try_for_each(|op| self.run(op))
     }
 
-    /// At the start of a backward: what one before it in the slot put off is done.
+    /// At the start of a region that defers: what the slot's microbatch before deferred has run.
     pub(crate) fn forget_deferred(&mut self) {
-        if let Some(key) = self.deferred_key().filter(|_| self.in_backward()) {
-            self.deferred_map().remove(&key);
+        if let Some(key) = self.own_deferred() {
+            self.handover().deferred.remove(&key);
         }
     }
 
-    fn in_backward(&self) -> bool {
-        matches!(self.current, Some(current) if matches!(current.region, Region::Backward { .. }))
+    /// Fails if the recorded step deferred operations that it never ran.
+    pub(crate) fn check_deferred(&mut self) -> Result<()> {
+        match self.handover().deferred.keys().next() {
+            None => Ok(()),
+            Some(key) => Err(Error::Usage {
+                problem: format!("{}: the step ends before its deferred operations run", key.region.region),
+                fix: "call run_deferred in a region for which Policy::deferred_by names this one",
+            }),
+        }
     }
 
-    /// Of the layer and microbatch of the current region, where backwards are split.
-    fn deferred_key(&self) -> Option<DeferredKey> {
+    /// The key of the current region's list, if it defers.
+    fn own_deferred(&self) -> Option<CodeKey<P::Region, P::Variant>> {
         let region = self.current?.region;
-        let (layer, microbatch) = region.layer().zip(region.microbatch())?;
-        if !self.manager.shape.splits_backward {
-            return None;
-        }
-        let backward = Region::Backward { layer, microbatch };
-        let overwrites = !self.accumulate();
-        match self.manager.states.get(&self.state) {
-            Some(state) if !matches!(self.phase, Phase::Record(_)) => {
-                Some((state.plan.canonical(backward, self.microbatches()), overwrites))
-            }
-            _ => Some((backward, overwrites)),
-        }
-    }
-
-    fn deferred_map(&mut self) -> &mut HashMap<DeferredKey, Vec<Op>> {
-        match &mut self.phase {
-            Phase::Record(recording) => &mut recording.deferred,
-            Phase::Run { .. } => match self.manager.states.get_mut(&self.state) {
-                Some(state) => &mut state.deferred,
-                None => unreachable!("a mode runs after it was recorded"),
-            },
-        }
+        (self.resources.policy.deferred_by(region)? == region).then(|| self.code_key(region))
     }
 }

@@ -1,31 +1,33 @@
-//! Records one training step, plans its memory, captures its regions into graphs and replays them.
-//!
-//! Start with [`Region`] (what a step is made of) and [`CudaGraphManager::step`] (what happens to it), then read the
-//! memory plan. Regions are closures: this crate knows no model, no NCCL and no MPI. [`Layer`] is what it asks of the code
-//! of a layer.
+#![doc = include_str!("../README.md")]
 
-mod beside;
-mod by_time;
+mod area;
 mod context;
 mod deferred;
 mod error;
-mod kept;
-mod layer;
+mod handover;
+mod interval_index;
+mod keys;
+mod lifetimes;
 mod manager;
 mod options;
 mod placement;
 mod plan;
+mod policy;
+mod recording;
 mod region;
 mod report;
-mod step_shape;
+mod resources;
+mod saved;
+mod side_stream;
+mod state;
+mod tensor_tree;
 
-pub use beside::{Fork, SideStream};
+pub use area::MemoryUse;
 pub use context::StepContext;
 pub use error::{Error, Result};
-pub use layer::{Flow, Layer};
 pub use manager::CudaGraphManager;
-pub use options::{GraphOptions, Mempool, Scope};
-pub use plan::MemoryUse;
-pub use region::{Mode, Region};
+pub use options::{ManagerOptions, Mempool};
+pub use policy::{CaptureAll, Instance, NoVariant, Policy};
 pub use report::{EagerReport, GraphReport, Report};
-pub use step_shape::StepShape;
+pub use side_stream::{Fork, SideStream};
+pub use tensor_tree::TensorTree;

@@ -2,9 +2,9 @@
 
 use device::ALIGNMENT;
 
-use crate::by_time::ByTime;
+use crate::interval_index::IntervalIndex;
 
-/// A buffer to place: its size, and the steps of time it lives, both ends included.
+/// A buffer to place: its size, and when it is in use, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interval {
     pub(crate) bytes: usize,
@@ -12,23 +12,33 @@ pub(crate) struct Interval {
     pub(crate) last: usize,
 }
 
-/// Offsets for all intervals such that two that live at once do not overlap, and the bytes needed.
+/// Where buffers lie.
+pub(crate) struct Placed {
+    /// By interval, in bytes.
+    pub(crate) offsets: Vec<usize>,
+    /// Bytes needed.
+    pub(crate) total: usize,
+    /// The intervals, by number.
+    pub(crate) index: IntervalIndex,
+}
+
+/// Gives each buffer an offset, such that no two overlap in time and in memory.
 ///
 /// Largest first, each at the lowest offset that is free for its whole life: within a few percent of the optimum on
-/// layered models (Pisarchyk and Lee, 2020), and a function of the input alone.
-pub(crate) fn place(intervals: &[Interval]) -> (Vec<usize>, usize) {
+/// layered models (Pisarchyk and Lee, 2020). The result depends on the input alone.
+pub(crate) fn place(intervals: &[Interval]) -> Placed {
     let mut order: Vec<usize> = (0..intervals.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(intervals[i].bytes), intervals[i].first, i));
     let mut offsets = vec![0; intervals.len()];
-    let mut placed = ByTime::default();
+    let mut placed = IntervalIndex::default();
     let mut total = 0;
     for index in order {
         let Interval { bytes, first, last } = intervals[index];
         let size = bytes.next_multiple_of(ALIGNMENT);
-        let mut beside: Vec<usize> = placed.between(first, last).collect();
-        beside.sort_by_key(|&other| offsets[other]);
+        let mut neighbours: Vec<usize> = placed.overlapping(first, last).collect();
+        neighbours.sort_by_key(|&other| offsets[other]);
         let mut offset = 0;
-        for other in beside {
+        for other in neighbours {
             if offsets[other] >= offset + size {
                 break;
             }
@@ -38,7 +48,7 @@ pub(crate) fn place(intervals: &[Interval]) -> (Vec<usize>, usize) {
         total = total.max(offset + size);
         placed.insert(index, first, last);
     }
-    (offsets, total)
+    Placed { offsets, total, index: placed }
 }
 
 #[cfg(test)]
@@ -55,16 +65,16 @@ mod tests {
 
     #[test]
     fn buffers_that_follow_each_other_share_an_address() {
-        let (offsets, total) = place(&[interval(512, 0, 1), interval(512, 2, 3), interval(256, 4, 4)]);
+        let Placed { offsets, total, .. } = place(&[interval(512, 0, 1), interval(512, 2, 3), interval(256, 4, 4)]);
         assert_eq!((offsets, total), (vec![0, 0, 0], 512));
     }
 
     #[test]
     fn a_stack_of_activations_needs_its_peak_and_no_more() {
-        // Forward keeps four buffers, backward gives them back in reverse; each step has scratch of its own.
+        // Forward saves four buffers, backward frees them in reverse order; each step has scratch of its own.
         let mut all: Vec<Interval> = (0..4).map(|i| interval(1024, i, 7 - i)).collect();
         all.extend((0..8).map(|i| interval(256, i, i)));
-        let (offsets, total) = place(&all);
+        let Placed { offsets, total, .. } = place(&all);
         assert_eq!(total, 4 * 1024 + 256);
         for (i, a) in all.iter().enumerate() {
             for (j, b) in all.iter().enumerate().filter(|(j, b)| *j != i && meet(a, b)) {

@@ -1,180 +1,246 @@
-//! The pieces a step is made of.
+//! Where a region is recorded, run, captured or replayed.
 
-use crate::{GraphOptions, Scope};
+use device::ops::{Copy, Poison};
+use device::{CheckError, DType, Tensor};
 
-/// What a step is for. Each mode has its own recording, plan and graphs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Mode {
-    /// Forward, backward, update.
-    Train,
-    /// Forward only, without dropout.
-    Evaluate,
-    /// Forward of a whole prompt, which fills a cache.
-    Prefill,
-    /// Forward of one more token, over a cache.
-    Decode,
+use crate::context::{Current, Phase, StepContext};
+use crate::error::{Error, Result};
+use crate::keys::GraphKey;
+use crate::policy::Policy;
+use crate::recording::Visit;
+use crate::state::Captured;
+use crate::tensor_tree::TensorTree;
+
+/// The region under way: itself and its index in the recorded order.
+type At<R> = (R, usize);
+
+impl<'m, P: Policy> StepContext<'m, P> {
+    /// A region of the step. It is recorded, run eagerly, captured and launched, or replayed, as the phase and the policy
+    /// decide. A replay does not call `body`; it returns the captured output again.
+    ///
+    /// # Errors
+    /// What `body` returns; an out-of-order error when the recorded step has another region here; [`Error::Changed`]
+    /// when an input lies elsewhere than at capture.
+    pub fn region<I: TensorTree, O: TensorTree>(
+        &mut self,
+        region: P::Region,
+        input: I,
+        body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
+    ) -> Result<O> {
+        let outer = self.current.map(|current| current.visit);
+        if let Phase::Record { recording, .. } = &mut self.phase {
+            let visit = recording.begin(region, outer, self.resources.device.trace_position());
+            let output = self.inside((region, visit), |cx| {
+                let input = cx.own_inputs(region, input)?;
+                cx.mark(region)?;
+                body(cx, input)
+            })?;
+            let end = self.resources.device.trace_position();
+            if let Phase::Record { recording, .. } = &mut self.phase {
+                recording.end(visit, end);
+            }
+            return Ok(output);
+        }
+        let visit = self.expect(region)?;
+        let graphs = matches!(self.phase, Phase::Run { graphs: true, .. });
+        if graphs && !self.capturing && self.resources.captured(region).is_ok() {
+            let state = self.state();
+            let recording = &state.recordings[&self.microbatches];
+            let key = state.graph_key(&self.resources.policy, self.mode, recording, visit);
+            if state.graphs.contains_key(&key) {
+                let next = recording.order[visit].next;
+                if let Phase::Run { position, .. } = &mut self.phase {
+                    *position = next;
+                }
+                return self.replay((region, visit), &key, input);
+            }
+            return self.capture((region, visit), key, input, body);
+        }
+        self.set_scope(visit);
+        self.inside((region, visit), |cx| {
+            let input = cx.own_inputs(region, input)?;
+            cx.mark(region)?;
+            let output = body(cx, input)?;
+            cx.poison(region)?;
+            Ok(output)
+        })
+    }
+
+    /// Runs `work` with `region` as the innermost region.
+    fn inside<O>(
+        &mut self,
+        (region, visit): At<P::Region>,
+        work: impl FnOnce(&mut StepContext<'m, P>) -> Result<O>,
+    ) -> Result<O> {
+        let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
+        self.forget_deferred();
+        let result = work(self);
+        self.current = outer;
+        result
+    }
+
+    fn capture<I: TensorTree, O: TensorTree>(
+        &mut self,
+        at: At<P::Region>,
+        key: GraphKey<P::Region, P::Variant>,
+        input: I,
+        body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
+    ) -> Result<O> {
+        let (region, visit) = at;
+        let variant = key.code.variant.to_string();
+        let name = if variant.is_empty() { region.to_string() } else { format!("{region}, {variant}") };
+        self.set_scope(visit);
+        let compute = self.resources.compute.clone();
+        let mut inputs = Vec::new();
+        let output = self.inside(at, |cx| {
+            let input = cx.own_inputs(region, input)?;
+            input.map(&mut |_, tensor| {
+                inputs.push(tensor);
+                Ok(tensor)
+            })?;
+            compute.begin_capture().map_err(|source| cx.in_region(source))?;
+            cx.capturing = true;
+            let output = cx.mark(region).and_then(|()| body(cx, input)).and_then(|output| {
+                cx.poison(region)?;
+                Ok(output)
+            });
+            cx.capturing = false;
+            if output.is_err() {
+                compute.abandon_capture();
+            }
+            output
+        })?;
+        let graph = compute.end_capture(&name).map_err(|source| Error::Device { region: name.clone(), source })?;
+        tracing::debug!(graph = %graph.name(), nodes = graph.nodes().len(), "captured");
+        graph.launch(&compute).map_err(|source| Error::Device { region: name, source })?;
+        let state = self.state_mut();
+        state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });
+        state.captured.push(key);
+        Ok(output)
+    }
+
+    fn replay<I: TensorTree, O: TensorTree>(
+        &mut self,
+        (region, visit): At<P::Region>,
+        key: &GraphKey<P::Region, P::Variant>,
+        input: I,
+    ) -> Result<O> {
+        if self.resources.device.is_timed() {
+            self.set_scope(visit);
+        }
+        let captured = &self.state().graphs[key];
+        let copies = !self.resources.options.share_io_buffers;
+        let mut at = 0;
+        input.map(&mut |name, tensor| {
+            let same = |was: &&Tensor| (was.shape, was.dtype) == (tensor.shape, tensor.dtype);
+            let Some(&expected) = captured.inputs.get(at).filter(same) else {
+                return Err(other_inputs(region, format!("input `{name}` has another number, shape or type")));
+            };
+            at += 1;
+            if tensor.address == expected.address {
+                return Ok(tensor);
+            }
+            if copies {
+                self.set_scope(visit);
+                self.run(Copy { input: tensor, output: expected })?;
+                return Ok(tensor);
+            }
+            Err(Error::Changed {
+                region: region.to_string(),
+                problem: format!("input `{name}` lies at another address than at capture"),
+                fix: "pass the buffer that the region was captured with, or set share_io_buffers = false",
+            })
+        })?;
+        if at < captured.inputs.len() {
+            return Err(other_inputs(region, format!("it has {at} inputs of {}", captured.inputs.len())));
+        }
+        captured
+            .graph
+            .launch(&self.resources.compute)
+            .map_err(|source| Error::Device { region: captured.graph.name().into(), source })?;
+        match captured.output.downcast_ref::<O>() {
+            Some(output) => Ok(output.clone()),
+            None => Err(Error::Changed {
+                region: region.to_string(),
+                problem: format!("it was captured with another output type than {}", std::any::type_name::<O>()),
+                fix: "return the same type from the region each step",
+            }),
+        }
+    }
+
+    /// Names the region that operations belong to from now on.
+    fn set_scope(&self, visit: usize) {
+        let recording = &self.state().recordings[&self.microbatches];
+        self.resources.device.set_scope(&recording.order[visit].name);
+    }
+
+    /// With boundary copies, the captured region's own copies of its inputs; else the inputs themselves.
+    fn own_inputs<I: TensorTree>(&mut self, region: P::Region, input: I) -> Result<I> {
+        if self.resources.options.share_io_buffers || self.resources.captured(region).is_err() {
+            return Ok(input);
+        }
+        input.map(&mut |name, tensor| {
+            let own = self.tensor(name, tensor.shape, tensor.dtype)?;
+            self.run(Copy { input: tensor, output: own })?;
+            Ok(own)
+        })
+    }
+
+    /// Leaves a mark where a watchdog reads them; a captured region has it in its graph.
+    fn mark(&self, region: P::Region) -> Result<()> {
+        let Some(progress) = self.resources.device.progress() else { return Ok(()) };
+        match self.resources.policy.mark(region) {
+            Some(name) => self.run(progress.region(&name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Overwrites what is dead after this region.
+    fn poison(&mut self, region: P::Region) -> Result<()> {
+        if !self.resources.options.poison {
+            return Ok(());
+        }
+        let plan = &self.state().plan;
+        for dead in plan.dead_after(plan.key(&self.resources.policy, region, self.microbatches)) {
+            let output = self.resources.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
+            self.run(Poison { output })?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the recorded order has this region next, and moves on.
+    fn expect(&mut self, region: P::Region) -> Result<usize> {
+        let Phase::Run { position: visit, .. } = self.phase else { return Ok(0) };
+        match self.state().recordings[&self.microbatches].order.get(visit) {
+            Some(expected) if expected.region == region => {}
+            expected => return Err(out_of_order(visit, expected, &region.to_string())),
+        }
+        if let Phase::Run { position, .. } = &mut self.phase {
+            *position += 1;
+        }
+        Ok(visit)
+    }
+
+    /// Checks that the step has gone through all of the recorded order.
+    pub(crate) fn check_complete(&self) -> Result<()> {
+        let Phase::Run { position, .. } = &self.phase else { return Ok(()) };
+        match self.state().recordings[&self.microbatches].order.get(*position) {
+            None => Ok(()),
+            expected => Err(out_of_order(*position, expected, "the end of the step")),
+        }
+    }
 }
 
-/// A named piece of a step. Regions nest: inside a captured region the inner ones are just part of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Region {
-    /// Everything from the first forward to the update.
-    Step,
-    /// All forwards and backwards.
-    Iteration,
-    /// What comes before the first microbatch: gradients are zeroed.
-    Begin,
-    /// What a microbatch's forward takes is put in place: the step's inputs, or what another stage sent.
-    Inputs {
-        /// The layer that takes them.
-        layer: usize,
-        /// The microbatch.
-        microbatch: usize,
-    },
-    /// A layer's forward.
-    Forward {
-        /// The layer, counted over the whole model; embedding and head are layers too.
-        layer: usize,
-        /// The microbatch.
-        microbatch: usize,
-    },
-    /// A layer's backward.
-    Backward {
-        /// The layer.
-        layer: usize,
-        /// The microbatch.
-        microbatch: usize,
-    },
-    /// What a layer's backward put off: the gradients of its weights.
-    Weights {
-        /// The layer.
-        layer: usize,
-        /// The microbatch.
-        microbatch: usize,
-    },
-    /// What a layer's forward made goes to the next stage.
-    Outputs {
-        /// The layer that made it.
-        layer: usize,
-        /// The microbatch.
-        microbatch: usize,
-    },
-    /// The gradient that the next stage sent of what a layer's forward made is put in place.
-    OutputGradients {
-        /// The layer whose backward takes it.
-        layer: usize,
-        /// The microbatch.
-        microbatch: usize,
-    },
-    /// The gradient of what a layer's forward took goes to the stage before.
-    InputGradients {
-        /// The layer whose backward made it.
-        layer: usize,
-        /// The microbatch.
-        microbatch: usize,
-    },
-    /// The reduction of the last gradient bucket, which no backward is left to hide.
-    Reduce,
-    /// Norm, clip and update.
-    Optimizer,
+fn out_of_order<R>(position: usize, expected: Option<&Visit<R>>, actual: &str) -> Error {
+    let expected = expected.map_or("the end of the step".into(), |visit| visit.name.to_string());
+    let hazard = CheckError::OutOfOrder { position, expected, actual: actual.into() };
+    Error::Device { region: "step".into(), source: hazard.into() }
 }
 
-impl Region {
-    /// The layer and the microbatch it belongs to.
-    fn place(self) -> Option<(usize, usize)> {
-        match self {
-            Region::Inputs { layer, microbatch }
-            | Region::Forward { layer, microbatch }
-            | Region::Outputs { layer, microbatch }
-            | Region::OutputGradients { layer, microbatch }
-            | Region::Backward { layer, microbatch }
-            | Region::Weights { layer, microbatch }
-            | Region::InputGradients { layer, microbatch } => Some((layer, microbatch)),
-            Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => None,
-        }
-    }
-
-    /// The microbatch it belongs to.
-    pub fn microbatch(self) -> Option<usize> {
-        self.place().map(|(_, microbatch)| microbatch)
-    }
-
-    /// The layer it belongs to.
-    pub fn layer(self) -> Option<usize> {
-        self.place().map(|(layer, _)| layer)
-    }
-
-    /// What a watchdog calls it: a slot's graph serves several microbatches. None of what is made of regions.
-    pub(crate) fn mark(self) -> Option<String> {
-        match self {
-            Region::Step | Region::Iteration => None,
-            Region::Inputs { .. } => Some("inputs".into()),
-            Region::Forward { layer, .. } => Some(format!("forward of layer {layer}")),
-            Region::Backward { layer, .. } => Some(format!("backward of layer {layer}")),
-            Region::Weights { layer, .. } => Some(format!("weights of layer {layer}")),
-            other => Some(other.to_string()),
-        }
-    }
-
-    /// The same region of another microbatch.
-    pub(crate) fn with_microbatch(self, microbatch: usize) -> Region {
-        match self {
-            Region::Inputs { layer, .. } => Region::Inputs { layer, microbatch },
-            Region::Forward { layer, .. } => Region::Forward { layer, microbatch },
-            Region::Outputs { layer, .. } => Region::Outputs { layer, microbatch },
-            Region::OutputGradients { layer, .. } => Region::OutputGradients { layer, microbatch },
-            Region::Backward { layer, .. } => Region::Backward { layer, microbatch },
-            Region::Weights { layer, .. } => Region::Weights { layer, microbatch },
-            Region::InputGradients { layer, .. } => Region::InputGradients { layer, microbatch },
-            other => other,
-        }
-    }
-
-    /// Whether these settings make a graph of it, or the reason why not.
-    pub(crate) fn captured(self, options: &GraphOptions) -> Result<(), &'static str> {
-        if !options.enable {
-            return Err("graphs are off");
-        }
-        let per_layer = options.scope == Scope::PerLayer;
-        match self {
-            Region::Step if !per_layer && options.capture_optimizer => Ok(()),
-            Region::Iteration if !per_layer && !options.capture_optimizer => Ok(()),
-            Region::Forward { .. } | Region::Backward { .. } | Region::Weights { .. } | Region::Reduce if per_layer => {
-                Ok(())
-            }
-            Region::Optimizer if per_layer && options.capture_optimizer => Ok(()),
-            Region::Optimizer => Err("capture_optimizer is off"),
-            Region::Step | Region::Iteration => Err("it is made of regions"),
-            Region::Inputs { .. } => Err("it reads another address for each microbatch"),
-            Region::Begin => Err("it is a fill or two"),
-            Region::Outputs { .. } | Region::OutputGradients { .. } | Region::InputGradients { .. } => {
-                Err("it meets transfers between stages")
-            }
-            _ => Err("it is part of a larger region's graph"),
-        }
-    }
-}
-
-impl std::fmt::Display for Region {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Region::Step => write!(f, "step"),
-            Region::Iteration => write!(f, "iteration"),
-            Region::Begin => write!(f, "begin"),
-            Region::Inputs { layer: 0, microbatch } => write!(f, "inputs of microbatch {microbatch}"),
-            Region::Inputs { layer, microbatch } => write!(f, "inputs of layer {layer}, microbatch {microbatch}"),
-            Region::Forward { layer, microbatch } => write!(f, "forward of layer {layer}, microbatch {microbatch}"),
-            Region::Outputs { layer, microbatch } => write!(f, "outputs of layer {layer}, microbatch {microbatch}"),
-            Region::OutputGradients { layer, microbatch } => {
-                write!(f, "output gradients of layer {layer}, microbatch {microbatch}")
-            }
-            Region::Backward { layer, microbatch } => write!(f, "backward of layer {layer}, microbatch {microbatch}"),
-            Region::Weights { layer, microbatch } => write!(f, "weights of layer {layer}, microbatch {microbatch}"),
-            Region::InputGradients { layer, microbatch } => {
-                write!(f, "input gradients of layer {layer}, microbatch {microbatch}")
-            }
-            Region::Reduce => write!(f, "reduce"),
-            Region::Optimizer => write!(f, "optimizer"),
-        }
+fn other_inputs(region: impl std::fmt::Display, problem: String) -> Error {
+    Error::Changed {
+        region: region.to_string(),
+        problem: format!("{problem} than at capture"),
+        fix: "pass the same buffers each step",
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use device::Graph;
 
-use crate::MemoryUse;
+use crate::area::MemoryUse;
 
 /// What a manager captured.
 #[derive(Clone, Debug, serde::Serialize)]

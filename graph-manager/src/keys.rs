@@ -1,0 +1,29 @@
+//! What a manager's tables are indexed by.
+
+/// A kind of step with its own plan and graphs: a mode, and the number of microbatches where memory is planned over the
+/// whole step.
+pub(crate) type StepKey<M> = (M, Option<usize>);
+
+/// A region as memory sees it: microbatches that share a slot have the same key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RegionKey<R> {
+    /// With a slot, the region of microbatch 0.
+    pub(crate) region: R,
+    /// `None` where there are no slots, or where the region belongs to no microbatch.
+    pub(crate) slot: Option<usize>,
+}
+
+/// A region's code: what it saves and defers depends on the variant too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CodeKey<R, V> {
+    pub(crate) region: RegionKey<R>,
+    pub(crate) variant: V,
+}
+
+/// Tells the graphs of one kind of step apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GraphKey<R, V> {
+    pub(crate) code: CodeKey<R, V>,
+    /// For a region that contains others, which may be those of all microbatches.
+    pub(crate) microbatches: Option<usize>,
+}

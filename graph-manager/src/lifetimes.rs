@@ -1,0 +1,68 @@
+//! When each buffer of a recorded step is in use.
+
+use std::collections::HashMap;
+
+use device::{BufferId, StreamId, TraceEvent};
+
+/// When a buffer is in use, in positions of the trace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lifetime {
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+    /// The stream of all its uses; `None` where several streams use it.
+    pub(crate) stream: Option<StreamId>,
+}
+
+/// First and last use of every buffer. Work on a side stream may start as early as the event that its stream waited for,
+/// and may end as late as the compute stream's wait for it. Without such a wait it may last to the end of the step.
+pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<BufferId, Lifetime> {
+    let mut uses: HashMap<BufferId, Lifetime> = HashMap::new();
+    let mut recorded: HashMap<u64, (StreamId, usize)> = HashMap::new();
+    let mut forked_at: HashMap<StreamId, usize> = HashMap::new();
+    // Uses on side streams that the compute stream has not waited for yet.
+    let mut open: Vec<(StreamId, usize, BufferId)> = Vec::new();
+    let touch = |uses: &mut HashMap<BufferId, Lifetime>, buffer, stream, first, last| {
+        let entry = uses.entry(buffer).or_insert(Lifetime { first, last, stream: Some(stream) });
+        entry.first = entry.first.min(first);
+        entry.last = entry.last.max(last);
+        if entry.stream != Some(stream) {
+            entry.stream = None;
+        }
+    };
+    for (position, event) in events.iter().enumerate() {
+        match event {
+            TraceEvent::Operation { stream, buffers } => {
+                let first = if *stream == compute { position } else { forked_at.get(stream).copied().unwrap_or(0) };
+                for &buffer in buffers {
+                    touch(&mut uses, buffer, *stream, first, position);
+                    if *stream != compute {
+                        open.push((*stream, position, buffer));
+                    }
+                }
+            }
+            TraceEvent::Record { stream, event } => {
+                recorded.insert(*event, (*stream, position));
+            }
+            TraceEvent::Wait { stream, event } => {
+                let Some(&(from, at)) = recorded.get(event) else { continue };
+                if *stream != compute {
+                    // Work of another side stream may be as early as that stream's own fork.
+                    let since = if from == compute { at } else { forked_at.get(&from).copied().unwrap_or(0) };
+                    forked_at.insert(*stream, since.min(position));
+                    continue;
+                }
+                open.retain(|&(side, submitted, buffer)| {
+                    let done = side == from && submitted < at;
+                    if done {
+                        touch(&mut uses, buffer, side, submitted, position);
+                    }
+                    !done
+                });
+            }
+        }
+    }
+    for (side, submitted, buffer) in open {
+        touch(&mut uses, buffer, side, submitted, events.len());
+    }
+    uses
+}

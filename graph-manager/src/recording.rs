@@ -1,0 +1,138 @@
+//! A recorded step: its regions in order, the buffers they take, and what was submitted.
+
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+
+use device::{BufferId, TraceEvent};
+
+use crate::error::{Error, Result};
+use crate::policy::Policy;
+
+/// One pass over a step in which nothing ran.
+pub(crate) struct Recording<R> {
+    pub(crate) microbatches: usize,
+    pub(crate) order: Vec<Visit<R>>,
+    pub(crate) buffers: Vec<RecordedBuffer>,
+    pub(crate) events: Vec<TraceEvent>,
+}
+
+/// One region of the recorded order.
+#[derive(Clone, Debug)]
+pub(crate) struct Visit<R> {
+    pub(crate) region: R,
+    /// The region in words.
+    pub(crate) name: Rc<str>,
+    /// Index of the visit that this one is directly inside of.
+    pub(crate) outer: Option<usize>,
+    /// Index of the first visit after this one that is not inside it.
+    pub(crate) next: usize,
+    /// Positions in `events`.
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+}
+
+/// A buffer that a region took.
+#[derive(Clone, Debug)]
+pub(crate) struct RecordedBuffer {
+    /// Index in `order` of the region that took it.
+    pub(crate) visit: usize,
+    /// How many the region had taken before.
+    pub(crate) index: usize,
+    pub(crate) name: &'static str,
+    pub(crate) bytes: usize,
+    pub(crate) buffer: BufferId,
+    /// Position in `events`.
+    pub(crate) taken_at: usize,
+}
+
+impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
+    pub(crate) fn new(microbatches: usize) -> Recording<R> {
+        Recording { microbatches, order: Vec::new(), buffers: Vec::new(), events: Vec::new() }
+    }
+
+    /// Adds a region that begins at this position; returns its index in `order`.
+    pub(crate) fn begin(&mut self, region: R, outer: Option<usize>, position: usize) -> usize {
+        let name = region.to_string().into();
+        self.order.push(Visit { region, name, outer, next: 0, start: position, end: position });
+        self.order.len() - 1
+    }
+
+    /// Ends a region at this position.
+    pub(crate) fn end(&mut self, visit: usize, position: usize) {
+        let next = self.order.len();
+        let visit = &mut self.order[visit];
+        (visit.next, visit.end) = (next, position);
+    }
+
+    /// Whether a region has others inside it.
+    pub(crate) fn is_composite(&self, visit: usize) -> bool {
+        self.order[visit].next > visit + 1
+    }
+
+    /// Index of the innermost region that contains a position.
+    pub(crate) fn innermost(&self, position: usize) -> Option<usize> {
+        let begun = self.order.partition_point(|visit| visit.start <= position);
+        let mut at = begun.checked_sub(1)?;
+        while position >= self.order[at].end {
+            at = self.order[at].outer?;
+        }
+        Some(at)
+    }
+
+    /// Indices of the regions that are submitted on their own rather than as part of a captured one.
+    pub(crate) fn submitted(&self, is_captured: impl Fn(R) -> bool) -> impl Iterator<Item = usize> {
+        let mut next = 0;
+        self.order.iter().enumerate().filter_map(move |(at, visit)| {
+            if at < next {
+                return None;
+            }
+            if is_captured(visit.region) {
+                next = visit.next;
+            }
+            Some(at)
+        })
+    }
+
+    /// By chunk, the largest number of microbatches between their first region and their last at any time. It is the
+    /// number of slots.
+    pub(crate) fn in_flight(&self, policy: &impl Policy<Region = R>) -> BTreeMap<usize, usize> {
+        let mut spans: BTreeMap<usize, BTreeMap<usize, (usize, usize)>> = BTreeMap::new();
+        for (at, visit) in self.order.iter().enumerate() {
+            if let Some(instance) = policy.instance(visit.region) {
+                spans.entry(instance.chunk).or_default().entry(instance.microbatch).or_insert((at, at)).1 = at;
+            }
+        }
+        spans.iter().map(|(chunk, spans)| (*chunk, most_at_once(spans))).collect()
+    }
+
+    /// Whether the step can be planned: each region comes once, and belongs to a microbatch that the step has.
+    pub(crate) fn check(&self, policy: &impl Policy<Region = R>) -> Result<()> {
+        let mut seen = HashSet::new();
+        for Visit { region, name, .. } in &self.order {
+            if !seen.insert(*region) {
+                return Err(Error::Usage {
+                    problem: format!("region `{name}` comes twice in a step"),
+                    fix: "give each visit a region of its own, for buffers and graphs belong to the region",
+                });
+            }
+            let microbatch = policy.instance(*region).map(|instance| instance.microbatch);
+            if let Some(microbatch) = microbatch.filter(|microbatch| *microbatch >= self.microbatches) {
+                return Err(Error::Usage {
+                    problem: format!(
+                        "region `{name}` is of microbatch {microbatch}, counted from 0, in a step of {}",
+                        self.microbatches
+                    ),
+                    fix: "pass the number of microbatches to the manager's step",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The largest number of these spans, ends included, that hold one position; at least 1.
+fn most_at_once(spans: &BTreeMap<usize, (usize, usize)>) -> usize {
+    let alive = |at: usize| spans.values().filter(|(first, last)| (*first..=*last).contains(&at)).count();
+    // The number grows only where a span begins.
+    spans.values().map(|(first, _)| alive(*first)).max().unwrap_or(1)
+}

@@ -1,0 +1,50 @@
+//! Operations that run on a side stream, next to the compute stream, within a region.
+
+use std::rc::Rc;
+
+use device::{Device, Event, Op, Result, Stream};
+
+/// A stream next to the compute stream, with the events that order the two. Fields drop in order: the stream, which holds
+/// the device, last.
+pub struct SideStream {
+    forked: Event,
+    joined: Event,
+    stream: Stream,
+}
+
+/// Operations under way on a side stream. [`StepContext::join`](crate::StepContext::join) them before the region ends.
+#[must_use]
+pub struct Fork {
+    /// `None` where there was no operation.
+    side: Option<Rc<SideStream>>,
+}
+
+impl SideStream {
+    /// A stream of that name. Where both are ready, its work starts before the compute stream's.
+    pub fn new(device: &Device, name: &str) -> Rc<SideStream> {
+        Rc::new(SideStream { stream: device.transfer_stream(name), forked: device.event(), joined: device.event() })
+    }
+}
+
+impl Fork {
+    /// Starts operations on `side` after all that was submitted to `compute` so far.
+    pub(crate) fn start(side: &Rc<SideStream>, compute: &Stream, work: Vec<Op>) -> Result<Fork> {
+        if work.is_empty() {
+            return Ok(Fork { side: None });
+        }
+        compute.record(&side.forked)?;
+        side.stream.wait(&side.forked)?;
+        // Marks of transfers go to the compute stream. On the side stream the transfer would wait for its own mark, and the
+        // mark for the products that have already taken the card.
+        work.iter().try_for_each(|op| compute.announce(op))?;
+        work.into_iter().try_for_each(|op| side.stream.submit_announced(op))?;
+        Ok(Fork { side: Some(side.clone()) })
+    }
+
+    /// Makes `compute` wait for these operations and for all that was submitted to their stream since.
+    pub(crate) fn join(self, compute: &Stream) -> Result<()> {
+        let Some(side) = self.side else { return Ok(()) };
+        side.stream.record(&side.joined)?;
+        compute.wait(&side.joined)
+    }
+}

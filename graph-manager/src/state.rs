@@ -1,0 +1,120 @@
+//! What a manager knows of one kind of step.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+
+use device::{Graph, StreamId, Tensor};
+
+use crate::error::{Error, Result};
+use crate::handover::Handover;
+use crate::keys::{CodeKey, GraphKey};
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::recording::Recording;
+
+type Key<P> = GraphKey<<P as Policy>::Region, <P as Policy>::Variant>;
+
+/// The recordings, plan and graphs of one kind of step.
+pub(crate) struct State<P: Policy> {
+    /// By number of microbatches.
+    pub(crate) recordings: BTreeMap<usize, Recording<P::Region>>,
+    pub(crate) plan: Plan<P::Region>,
+    pub(crate) handover: Handover<P>,
+    pub(crate) graphs: HashMap<Key<P>, Captured>,
+    /// Keys in order of capture.
+    pub(crate) captured: Vec<Key<P>>,
+    /// Steps done.
+    pub(crate) steps: usize,
+}
+
+/// A region's graph, what it was captured with and what it returned.
+pub(crate) struct Captured {
+    pub(crate) graph: Graph,
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) output: Box<dyn Any>,
+}
+
+impl<P: Policy> State<P> {
+    /// Plans a step as recorded, with `by_slot` in slots.
+    pub(crate) fn new(recording: Recording<P::Region>, by_slot: bool, policy: &P, compute: StreamId) -> State<P> {
+        let slots = by_slot.then(|| recording.in_flight(policy));
+        let plan = Plan::new(&recording, slots, policy, compute);
+        State {
+            recordings: BTreeMap::from([(recording.microbatches, recording)]),
+            plan,
+            handover: Handover::default(),
+            graphs: HashMap::new(),
+            captured: Vec::new(),
+            steps: 0,
+        }
+    }
+
+    /// The key of a region's code in a step with so many microbatches.
+    pub(crate) fn code_key(
+        &self,
+        policy: &P,
+        mode: P::Mode,
+        region: P::Region,
+        microbatches: usize,
+    ) -> CodeKey<P::Region, P::Variant> {
+        let variant = policy.variant(mode, region, microbatches);
+        CodeKey { region: self.plan.key(policy, region, microbatches), variant }
+    }
+
+    /// The key of the graph of the region at this index of the recorded order.
+    pub(crate) fn graph_key(
+        &self,
+        policy: &P,
+        mode: P::Mode,
+        recording: &Recording<P::Region>,
+        visit: usize,
+    ) -> Key<P> {
+        let microbatches = recording.microbatches;
+        GraphKey {
+            code: self.code_key(policy, mode, recording.order[visit].region, microbatches),
+            microbatches: recording.is_composite(visit).then_some(microbatches),
+        }
+    }
+
+    /// Plans again where a step with another number of microbatches needs more slots. Even a step with fewer microbatches
+    /// may: in an interleaved pipeline more are in flight if the last group is not whole.
+    pub(crate) fn make_room(&mut self, recording: &Recording<P::Region>, policy: &P, compute: StreamId) {
+        let Some(known) = &self.plan.slots else { return };
+        let mut slots = known.clone();
+        for (chunk, needed) in recording.in_flight(policy) {
+            let count = slots.entry(chunk).or_default();
+            *count = needed.max(*count);
+        }
+        if slots != *known {
+            let largest =
+                self.recordings.values().next_back().filter(|last| last.microbatches > recording.microbatches);
+            self.plan = Plan::new(largest.unwrap_or(recording), Some(slots), policy, compute);
+        }
+    }
+
+    /// Fails if a step with another number of microbatches does not fit the plan.
+    pub(crate) fn accept(&self, recording: &Recording<P::Region>, policy: &P) -> Result<()> {
+        for (chunk, in_flight) in recording.in_flight(policy) {
+            let slots = self.plan.slots.as_ref().map(|slots| slots.get(&chunk).copied().unwrap_or(0));
+            if let Some(slots) = slots.filter(|slots| in_flight > *slots) {
+                return Err(Error::Usage {
+                    problem: format!("{in_flight} microbatches are in flight at once, the plan has {slots} slots"),
+                    fix: "record every number of microbatches that will come before the first step",
+                });
+            }
+        }
+        for buffer in &recording.buffers {
+            let region = recording.order[buffer.visit].region;
+            let key = self.plan.key(policy, region, recording.microbatches);
+            let planned = self.plan.placement(key, buffer.index);
+            if planned.is_none_or(|planned| planned.bytes != buffer.bytes) {
+                return Err(Error::Changed {
+                    region: region.to_string(),
+                    problem: format!("buffer `{}` of {} bytes was not in the plan", buffer.name, buffer.bytes),
+                    fix: "keep shapes the same from step to step, or make a new manager",
+                });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! Mistakes that the manager refuses, with the region and the fix.
+
+use device::ops::{Copy, Fill};
+use device::{DType, Tensor};
+use graph_manager::{CudaGraphManager, Error, ManagerOptions, Result};
+
+use crate::toy::{Manager, Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
+
+#[test]
+fn a_replay_out_of_order_names_what_was_expected_and_what_came() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    for _ in 0..3 {
+        toy.train(&mut manager, 2, 0).unwrap();
+    }
+    let error = toy.train(&mut manager, 2, 1).unwrap_err().to_string();
+    let expected = "expects `backward of layer 2, microbatch 0`, got `inputs of microbatch 1`";
+    assert!(error.contains("replay out of order") && error.contains(expected), "{error}");
+}
+
+#[test]
+fn a_step_that_ends_early_is_out_of_order_too() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    toy.train(&mut manager, 2, 0).unwrap();
+    let mut half = |cx: &mut StepContext<'_>| cx.region(Region::Step, (), |_, ()| Ok(()));
+    let error = manager.step(Mode::Train, 2, &mut half).unwrap_err().to_string();
+    assert!(error.contains("expects `begin`, got `the end of the step`"), "{error}");
+}
+
+/// One captured region that reads `input`.
+fn reader(cx: &mut StepContext<'_>, input: Tensor) -> Result<Tensor> {
+    cx.region(Region::Forward { layer: 0, microbatch: 0 }, input, |cx, input| {
+        let y = cx.tensor("y", [WIDTH], DType::F32)?;
+        cx.run(Copy { input, output: y })?;
+        Ok(y)
+    })
+}
+
+#[test]
+fn an_input_that_moved_after_capture_is_refused_unless_boundaries_are_copied() {
+    for share_io_buffers in [true, false] {
+        let toy = toy();
+        let mut manager = toy.manager(ManagerOptions { share_io_buffers, ..ManagerOptions::default() });
+        let step = |manager: &mut Manager, row: usize| -> Result<Vec<f32>> {
+            let mut output = None;
+            manager.step(Mode::Evaluate, 1, &mut |cx| {
+                output = Some(reader(cx, toy.inputs.at(row))?);
+                Ok(())
+            })?;
+            Ok(toy.device.download(&output.unwrap())?)
+        };
+        for row in [0, 0, 0] {
+            step(&mut manager, row).unwrap();
+        }
+        let moved = step(&mut manager, 5);
+        if share_io_buffers {
+            let error = moved.unwrap_err().to_string();
+            assert!(error.contains("input `tensor` lies at another address"), "{error}");
+            assert!(error.contains("share_io_buffers = false"), "{error}");
+        } else {
+            assert_eq!(moved.unwrap(), toy.device.download::<f32>(&toy.inputs.at(5)).unwrap());
+        }
+    }
+}
+
+#[test]
+fn allocating_inside_a_region_fails_at_its_capture() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |_, ()| {
+            toy.device.allocate("sneaky", 64)?;
+            Ok(())
+        })
+    };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err();
+    assert!(matches!(error, Error::Device { .. }) && error.to_string().contains("`sneaky`"), "{error}");
+}
+
+#[test]
+fn a_buffer_taken_outside_of_a_region_is_refused() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| cx.tensor("lost", [1], DType::F32).map(|_| ());
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
+    assert!(error.contains("`lost`") && error.contains("StepContext::region"), "{error}");
+}
+
+#[test]
+fn a_buffer_that_changes_size_is_named() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions { enable: false, ..ManagerOptions::default() });
+    let mut size = 8;
+    let mut step = |cx: &mut StepContext<'_>| {
+        size += 1;
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            cx.tensor("grows", [size], DType::F32).map(|_| ())
+        })
+    };
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
+    assert!(error.contains("`grows` of 40 bytes, the recorded step took `grows` of 36 bytes"), "{error}");
+}
+
+#[test]
+fn graphs_without_a_warm_up_step_are_refused() {
+    let toy = toy();
+    let options = ManagerOptions { warmup_steps: 0, ..ManagerOptions::default() };
+    let error = CudaGraphManager::new(toy.compute.clone(), options, toy.policy).err().unwrap().to_string();
+    assert!(error.contains("warmup_steps is 0") && error.contains("Fix:"), "{error}");
+}
+
+#[test]
+fn a_replay_with_more_fewer_or_other_inputs_than_at_capture_is_refused() {
+    let toy = toy();
+    let whole = Some(toy.inputs.at(0));
+    let part = Some(toy.inputs.at(0).view(0, [WIDTH / 2]));
+    for (at_capture, then) in [(None, whole), (whole, None), (whole, part)] {
+        let mut manager = toy.manager(ManagerOptions::default());
+        let mut step = |input: Option<Tensor>| {
+            manager.step(Mode::Train, 1, &mut |cx: &mut StepContext<'_>| {
+                cx.region(Region::Forward { layer: 0, microbatch: 0 }, input, |cx, _| {
+                    cx.run(Fill { output: toy.sum(), value: 1.0 })
+                })
+            })
+        };
+        (0..3).for_each(|_| step(at_capture).unwrap());
+        let error = step(then).unwrap_err();
+        assert!(matches!(error, Error::Changed { .. }) && error.to_string().contains("than at capture"), "{error}");
+    }
+}
+
+#[test]
+fn more_microbatches_in_flight_than_slots_are_refused() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    toy.train(&mut manager, 1, 0).unwrap();
+    let error = toy.train(&mut manager, 4, 3).unwrap_err().to_string();
+    assert!(error.contains("4 microbatches are in flight at once"), "{error}");
+}
+
+#[test]
+fn a_region_that_fails_while_it_is_captured_leaves_the_stream_free() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let mut fails = false;
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            cx.run(Fill { output: toy.sum(), value: 1.0 })?;
+            if fails { Err(Error::Usage { problem: "made to fail".into(), fix: "none" }) } else { Ok(()) }
+        })
+    };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
+    fails = true;
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            cx.run(Fill { output: toy.sum(), value: 1.0 })?;
+            if fails { Err(Error::Usage { problem: "made to fail".into(), fix: "none" }) } else { Ok(()) }
+        })
+    };
+    assert!(manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string().contains("made to fail"));
+    assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![1.0; WIDTH]);
+}
+
+/// What a recording of a step with one microbatch says to `body`.
+fn refused(body: impl Fn(&mut StepContext<'_>) -> Result<()>) -> String {
+    let toy = toy_with(ToyPolicy { splits_backward: true, ..ToyPolicy::default() });
+    let mut manager = toy.manager(ManagerOptions::default());
+    let error = manager.record(Mode::Train, 1, &mut |cx| body(cx)).unwrap_err();
+    assert!(matches!(error, Error::Usage { .. }), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn a_region_that_comes_twice_in_a_step_is_refused() {
+    let error = refused(|cx| {
+        cx.region(Region::Begin, (), |_, ()| Ok(()))?;
+        cx.region(Region::Begin, (), |_, ()| Ok(()))
+    });
+    assert!(error.contains("`begin` comes twice in a step"), "{error}");
+}
+
+#[test]
+fn a_microbatch_that_the_step_does_not_have_is_refused() {
+    let error = refused(|cx| cx.region(Region::Inputs { microbatch: 1 }, (), |_, ()| Ok(())));
+    assert!(error.contains("`inputs of microbatch 1` is of microbatch 1") && error.contains("step of 1"), "{error}");
+}
+
+#[test]
+fn deferred_operations_that_never_run_are_refused() {
+    let error = refused(|cx| {
+        let output = cx.region(Region::Begin, (), |cx, ()| cx.tensor("x", [WIDTH], DType::F32))?;
+        cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |cx, ()| cx.defer(Fill { output, value: 0.0 }))
+    });
+    assert!(error.contains("backward of layer 0, microbatch 0: the step ends before its deferred"), "{error}");
+}
+
+#[test]
+fn saving_where_the_policy_knows_no_forward_is_refused() {
+    let error = refused(|cx| cx.region(Region::Begin, (), |cx, ()| cx.save_for_backward(1)));
+    assert!(error.contains("begin: `save_for_backward`") && error.contains("Policy::saved_by"), "{error}");
+}
+
+#[test]
+fn reading_what_no_forward_saved_names_the_type() {
+    let error = refused(|cx| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| cx.save_for_backward(1_u8))?;
+        cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |cx, ()| cx.saved::<f32>().map(|_| ()))
+    });
+    assert!(error.contains("backward of layer 0, microbatch 0: no f32 was saved"), "{error}");
+}

@@ -1,0 +1,179 @@
+//! Work on side streams: forks, joins, and the memory they use.
+
+use device::DType;
+use device::ops::{Add, Copy, Fill};
+use graph_manager::{Error, Fork, ManagerOptions, Mempool, SideStream};
+
+use crate::toy::{LAYERS, Mode, Region, StepContext, WIDTH, toy};
+
+#[test]
+fn a_side_stream_left_open_in_a_region_is_error_904_with_the_region() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            let _never_joined = cx.fork(&toy.side, [Fill { output: toy.sum(), value: 1.0 }.into()])?;
+            Ok(())
+        })
+    };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
+    let error = manager.step(Mode::Train, 1, &mut step).unwrap_err().to_string();
+    assert!(error.contains("forward of layer 0") && error.contains("904") && error.contains("`aside`"), "{error}");
+}
+
+#[test]
+fn memory_a_side_stream_works_on_is_not_reused_before_the_join() {
+    let toy = toy();
+    for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+        let mut manager = toy.manager(ManagerOptions { mempool, poison: true, ..ManagerOptions::default() });
+        let mut step = |cx: &mut StepContext<'_>| {
+            let saved = cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                let sent = cx.tensor("sent", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: sent, value: 3.0 })?;
+                let fork = cx.fork(&toy.side, [Copy { input: sent, output: toy.sum() }.into()])?;
+                // Were `sent` thought dead after its submission, these would take its memory and race with the copy.
+                let scratch = cx.tensor("scratch", [WIDTH], DType::F32)?;
+                let saved = cx.tensor("saved", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: scratch, value: 5.0 })?;
+                cx.run(Fill { output: saved, value: 4.0 })?;
+                cx.join(fork)?;
+                Ok(saved)
+            })?;
+            cx.region(Region::Forward { layer: 1, microbatch: 0 }, saved, |cx, saved| {
+                cx.run(Copy { input: saved, output: toy.inputs.at(0) })
+            })
+        };
+        for seed in 0..8 {
+            toy.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut step).unwrap();
+            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
+        }
+    }
+}
+
+#[test]
+fn two_forks_joined_in_any_order_write_what_the_compute_stream_reads_eager_captured_and_replayed() {
+    let toy = toy();
+    let other = SideStream::new(&toy.device, "other");
+    for swap in [false, true] {
+        let mut manager = toy.manager(ManagerOptions { poison: true, ..ManagerOptions::default() });
+        let mut step = |cx: &mut StepContext<'_>| {
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                let (a, b) = (cx.tensor("a", [WIDTH], DType::F32)?, cx.tensor("b", [WIDTH], DType::F32)?);
+                let mut forks: Vec<Fork> = vec![
+                    cx.fork(&toy.side, [Fill { output: a, value: 1.0 }.into()])?,
+                    cx.fork(&other, [Fill { output: b, value: 2.0 }.into()])?,
+                ];
+                if swap {
+                    forks.reverse();
+                }
+                forks.into_iter().try_for_each(|fork| cx.join(fork))?;
+                cx.run(Add { a, b, output: toy.sum() })
+            })
+        };
+        for seed in 0..4 {
+            toy.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut step).unwrap();
+            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
+        }
+    }
+}
+
+#[test]
+fn a_fork_of_nothing_captures_nothing() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            let fork = cx.fork(&toy.side, [])?;
+            cx.run(Fill { output: toy.sum(), value: 1.0 })?;
+            cx.join(fork)
+        })
+    };
+    (0..3).for_each(|_| manager.step(Mode::Train, 1, &mut step).unwrap());
+    assert!(manager.report().to_string().contains("1 graph, 1 node"), "{}", manager.report());
+}
+
+#[test]
+fn what_a_side_stream_shares_with_the_compute_stream_within_a_region_is_scratch() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    let mut step = |cx: &mut StepContext<'_>| {
+        for layer in 0..LAYERS {
+            cx.region(Region::Forward { layer, microbatch: 0 }, (), |cx, ()| {
+                let shared = cx.tensor("shared", [WIDTH], DType::F32)?;
+                let fork = cx.fork(&toy.side, [Fill { output: shared, value: 1.0 }.into()])?;
+                cx.join(fork)?;
+                cx.run(Copy { input: shared, output: toy.sum() })
+            })?;
+        }
+        Ok(())
+    };
+    manager.step(Mode::Train, 1, &mut step).unwrap();
+    let memory = manager.memory();
+    assert_eq!(memory.len(), 1, "{memory:?}");
+    assert!(memory[0].area.contains("scratch"), "{memory:?}");
+}
+
+#[test]
+fn a_join_of_one_side_stream_frees_nothing_that_another_reads() {
+    let toy = toy();
+    let other = SideStream::new(&toy.device, "other");
+    let mut manager = toy.manager(ManagerOptions { poison: true, ..ManagerOptions::default() });
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            let sent = cx.tensor("sent", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: sent, value: 3.0 })?;
+            let first = cx.fork(&toy.side, [Copy { input: sent, output: toy.sum() }.into()])?;
+            let second = cx.fork(&other, [Fill { output: toy.inputs.at(1), value: 2.0 }.into()])?;
+            cx.join(second)?;
+            let scratch = cx.tensor("scratch", [WIDTH], DType::F32)?;
+            cx.run(Fill { output: scratch, value: 5.0 })?;
+            cx.join(first)
+        })
+    };
+    for seed in 0..8 {
+        toy.device.shuffle_replays(Some(seed));
+        manager.step(Mode::Train, 1, &mut step).unwrap();
+        assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
+    }
+}
+
+#[test]
+fn a_buffer_of_a_side_stream_lives_from_the_fork() {
+    for through in [false, true] {
+        let toy = toy();
+        let (one, two) = (toy.device.stream("one"), toy.device.stream("two"));
+        let [fork, middle, join, join_one] = [(); 4].map(|()| toy.device.event());
+        let mut manager = toy.manager(ManagerOptions { poison: true, ..ManagerOptions::default() });
+        let mut step = |cx: &mut StepContext<'_>| {
+            cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+                let read = cx.tensor("read", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: read, value: 3.0 })?;
+                let of = |source| Error::Device { region: "test".into(), source };
+                cx.compute().record(&fork).map_err(of)?;
+                one.wait(&fork).map_err(of)?;
+                cx.run(Copy { input: read, output: toy.sum() })?;
+                let writer = if through {
+                    one.record(&middle).map_err(of)?;
+                    two.wait(&middle).map_err(of)?;
+                    &two
+                } else {
+                    &one
+                };
+                let written = cx.tensor("written", [WIDTH], DType::F32)?;
+                writer.submit(Fill { output: written, value: 5.0 }).map_err(of)?;
+                writer.record(&join).map_err(of)?;
+                one.record(&join_one).map_err(of)?;
+                cx.compute().wait(&join).map_err(of)?;
+                cx.compute().wait(&join_one).map_err(of)?;
+                cx.run(Copy { input: written, output: toy.inputs.at(1) })
+            })
+        };
+        for seed in 0..8 {
+            toy.device.shuffle_replays(Some(seed));
+            manager.step(Mode::Train, 1, &mut step).unwrap();
+            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
+        }
+    }
+}
