@@ -2,12 +2,14 @@
 
 use device::ops::{Copy, SampleRecord, WriteSampleRecord};
 use device::{Area, Batch, DType, Device, Shape, Stream, Tensor};
-use graph_manager::{Region, Result, StepContext};
+use graph_manager::Result;
 use parallel::Task;
 
 use crate::layer_partition::StageLayers;
 use crate::model::{Hidden, Model};
 use crate::pipeline::Transfers;
+use crate::regions::Region;
+use crate::step_policy::StepContext;
 
 /// Where a stage has a step's inputs and targets, if it needs them.
 pub(crate) struct Inputs {

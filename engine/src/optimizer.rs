@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use device::ops::{AdamW, AdamWTensors, ClipScale, Collective, CollectiveKind, Sgd, SgdTensors, SquareSum};
 use device::{Area, Communicator, DType, Device, Tensor};
-use graph_manager::{Result, StepContext};
+use graph_manager::Result;
 
 use crate::params::{ParamSpec, Params, Twin};
+use crate::step_policy::StepContext;
 
 /// Which optimizer, and its constants; the learning rate comes with each step's control block.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,11 +11,13 @@ use std::rc::Rc;
 
 use device::ops::{Add, Collective, CollectiveKind, Copy};
 use device::{Area, Communicator, DType, Device, Event, Shape, Stream, Tensor};
-use graph_manager::{Error, Region, Result, StepContext};
+use graph_manager::{Error, Result};
 use parallel::{Arrivals, Direction, PipelineGroups, PipelineStage, Task};
 
 use crate::model::Hidden;
 use crate::params::Params;
+use crate::regions::Region;
+use crate::step_policy::StepContext;
 
 /// A stage's connections to the others; one stage has none.
 pub struct Pipeline {

@@ -5,7 +5,7 @@ mod build;
 pub use device::Batch;
 use device::ops::{Control, Fill, Status, WriteControl};
 use device::{Area, Device, Readback, Staging, Stream, Tensor};
-use graph_manager::{CudaGraphManager, Mode, Region, Result, StepContext};
+use graph_manager::{CudaGraphManager, Result};
 use parallel::Task;
 
 use crate::gradient_sync::{PartialGrads, Reducer};
@@ -14,6 +14,8 @@ use crate::model::{Chunk, Hidden, Model, StepTensors};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
 use crate::pipeline::Pipeline;
+use crate::regions::{Mode, Region};
+use crate::step_policy::{StepContext, StepPolicy};
 pub use build::StageOptions;
 
 /// What the host decides for one step.
@@ -60,7 +62,7 @@ pub struct StepResult {
 ///
 /// Fields drop in order: graphs before the memory they point into. Communicators outlive all of it.
 pub struct Stage {
-    graphs: CudaGraphManager,
+    graphs: CudaGraphManager<StepPolicy>,
     reducer: Option<Reducer>,
     partial: Option<PartialGrads>,
     pipeline: Pipeline,
@@ -152,7 +154,7 @@ impl Stage {
     }
 
     /// What runs a step's regions, and what they work on.
-    fn parts(&mut self) -> (&mut CudaGraphManager, Work<'_>, &Optimizer) {
+    fn parts(&mut self) -> (&mut CudaGraphManager<StepPolicy>, Work<'_>, &Optimizer) {
         let work = Work {
             model: &self.model,
             step: self.step,
@@ -197,7 +199,7 @@ impl Stage {
     }
 
     /// The graphs, to report on.
-    pub fn graphs(&mut self) -> &mut CudaGraphManager {
+    pub fn graphs(&mut self) -> &mut CudaGraphManager<StepPolicy> {
         &mut self.graphs
     }
 
@@ -286,7 +288,7 @@ impl Work<'_> {
     /// overwrites, only the sparse ones.
     fn zero(&self, cx: &mut StepContext<'_>) -> Result<()> {
         cx.run(Fill { output: self.step.loss_sum, value: 0.0 })?;
-        if cx.accumulate() {
+        if !cx.variant().overwrites {
             return cx.run(Fill { output: self.params.grads, value: 0.0 });
         }
         for (_, param) in self.params.iter().filter(|(spec, _)| spec.sparse) {
@@ -342,7 +344,7 @@ impl Work<'_> {
             let _span = tracing::debug_span!("layer", layer).entered();
             let region = Region::Forward { layer, microbatch };
             hidden = cx.region(region, hidden, |cx, hidden| {
-                let reducer = self.reducer.filter(|_| cx.gathers());
+                let reducer = self.reducer.filter(|_| cx.variant().gathers);
                 let gathers = reducer.map(|reducer| reducer.gather_next(cx, layer)).transpose()?;
                 let hidden = module.forward(cx, hidden)?;
                 gathers.map_or(Ok(()), |fork| cx.join(fork))?;
@@ -368,7 +370,7 @@ impl Work<'_> {
     fn weights(&self, cx: &mut StepContext<'_>, chunk: &Chunk, microbatch: usize) -> Result<()> {
         for layer in (chunk.first..=chunk.last()).rev() {
             let _span = tracing::debug_span!("layer", layer).entered();
-            cx.region(Region::Weights { layer, microbatch }, (), |cx, ()| {
+            cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {
                 self.reducing(cx, layer, |cx| cx.run_deferred())
             })?;
         }
@@ -382,7 +384,7 @@ impl Work<'_> {
         layer: usize,
         work: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
     ) -> Result<T> {
-        if !cx.reduces() {
+        if !cx.variant().reduces {
             return work(cx);
         }
         let reduces = self.reducer.map(|reducer| reducer.start(cx, layer)).transpose()?;

@@ -16,10 +16,11 @@ use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Copy};
 use device::{Area, Communicator, DType, Device, Op, Tensor};
-use graph_manager::{Fork, Result, SideStream, StepContext};
+use graph_manager::{Fork, Result, SideStream};
 
 use crate::layer_partition::StageLayers;
 use crate::params::{BucketMemory, Params, Shard};
+use crate::step_policy::StepContext;
 
 /// Reduces gradients over the data-parallel ranks, and gathers the weights that each has updated.
 pub struct Reducer {

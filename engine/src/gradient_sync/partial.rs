@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind};
 use device::{Communicator, Tensor};
-use graph_manager::{Result, StepContext};
+use graph_manager::Result;
 
 use crate::params::Params;
+use crate::step_policy::StepContext;
 
 /// Sums such gradients over the tensor-parallel group, once a step.
 pub struct PartialGrads {

@@ -6,13 +6,14 @@ use device::ops::{
     SwiGluBackward,
 };
 use device::{DType, Tensor};
-use graph_manager::{Layer, Result, StepContext};
+use graph_manager::Result;
 
 use super::linear::{Linear, PendingGrads, rows_of};
 use super::norm::{NormLayer, SavedNorm};
 use super::tensor_parallel::Share;
-use super::{Dropouts, FeedForward, Hidden, undropped};
+use super::{Dropouts, FeedForward, Hidden, Layer, undropped};
 use crate::params::Param;
+use crate::step_policy::StepContext;
 
 pub(crate) struct Block {
     /// Absent in the model that proves the data need attention.
@@ -81,21 +82,21 @@ impl Block {
     pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
         let (hidden, saved_attention) = self.attend(cx, input)?;
         let (_, _, saved) = self.feed_forward.activate(cx, hidden)?;
-        cx.keep((saved_attention, saved));
+        cx.save_for_backward((saved_attention, saved))?;
         Ok(())
     }
 }
 
-impl Layer<Hidden> for Block {
+impl Layer for Block {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let (hidden, saved_attention) = self.attend(cx, input)?;
         let (output, saved) = self.feed_forward.forward(cx, hidden)?;
-        cx.keep((saved_attention, saved));
+        cx.save_for_backward((saved_attention, saved))?;
         Ok(output)
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
-        let (saved_attention, saved): (Option<SavedAttention>, SavedFeedForward) = cx.kept();
+        let (saved_attention, saved): (Option<SavedAttention>, SavedFeedForward) = cx.saved()?;
         let summed =
             self.attention.as_ref().zip(saved_attention.as_ref()).and_then(|(half, saved)| half.summed_bias(saved));
         let (grad, up_grads) = self.feed_forward.backward(cx, grad, &saved, summed)?;

@@ -2,7 +2,7 @@
 
 use device::ops::{CachedAttention, Embedding, Epilogue, Gemm, Rotary, TakeRows};
 use device::{Area, DType, Device, Tensor};
-use graph_manager::{Result, StepContext};
+use graph_manager::Result;
 
 use super::block::{AttentionHalf, Block};
 use super::embedding::EmbeddingLayer;
@@ -10,6 +10,7 @@ use super::gpt::LayerMaker;
 use super::head::LanguageHead;
 use super::{GptShape, Hidden, StepTensors, TensorParallel, gpt};
 use crate::params::Params;
+use crate::step_policy::StepContext;
 
 /// Where in a text a forward stands, in device memory, so that one graph serves every position.
 #[derive(Clone, Copy, Debug)]

@@ -2,11 +2,12 @@
 
 use device::ops::{Dropout, DropoutSite, Embedding, EmbeddingBackward};
 use device::{DType, Tensor};
-use graph_manager::{Layer, Result, StepContext};
+use graph_manager::Result;
 
 use super::tensor_parallel::Share;
-use super::{Dropouts, Hidden};
+use super::{Dropouts, Hidden, Layer};
 use crate::params::Param;
+use crate::step_policy::StepContext;
 
 pub(crate) struct EmbeddingLayer {
     /// `(padded vocab, hidden)`, or this rank's rows of it.
@@ -25,7 +26,7 @@ struct Saved {
     dropout: Option<DropoutSite>,
 }
 
-impl Layer<Hidden> for EmbeddingLayer {
+impl Layer for EmbeddingLayer {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let all = self.share.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.record);
@@ -41,12 +42,12 @@ impl Layer<Hidden> for EmbeddingLayer {
         if let Some(site) = dropout {
             cx.run(Dropout { input: x, output: x, site })?;
         }
-        cx.keep(Saved { tokens: input.x, dropout });
+        cx.save_for_backward(Saved { tokens: input.x, dropout })?;
         Ok(Hidden { x, delta: None, ..input })
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
-        let saved: Saved = cx.kept();
+        let saved: Saved = cx.saved()?;
         let mut grad_output = grad;
         if let Some(site) = saved.dropout {
             grad_output = cx.tensor("grad_embedded", grad.shape, grad.dtype)?;

@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use device::DType;
 use device::ops::{DropoutPart, NormKind, VocabPart};
-use graph_manager::Layer;
 
 use super::block::{AttentionHalf, Block, FeedForwardHalf};
 use super::embedding::EmbeddingLayer;
@@ -15,7 +14,7 @@ use super::linear::Linear;
 use super::norm::NormLayer;
 use super::recompute::Recomputed;
 use super::tensor_parallel::Share;
-use super::{Architecture, Chunk, Dropouts, Hidden, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
+use super::{Architecture, Chunk, Dropouts, Layer, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
 use crate::layer_partition::StageLayers;
 use crate::params::{Init, ParamSpec, Params, Twin};
 
@@ -232,7 +231,7 @@ pub(crate) struct LayerMaker<'m> {
 
 fn build(shape: &GptShape, tensor: &TensorParallel, layers: &StageLayers, params: &Params, step: StepTensors) -> Model {
     let make = LayerMaker { shape, tensor, params, step };
-    let layer = |number: usize| -> Box<dyn Layer<Hidden>> {
+    let layer = |number: usize| -> Box<dyn Layer> {
         match number {
             0 => Box::new(make.embedding()),
             head if head + 1 == layers.total => Box::new(make.head()),

@@ -5,12 +5,14 @@ use device::ops::{
     VocabPart,
 };
 use device::{DType, Tensor};
-use graph_manager::{Layer, Mode, Result, StepContext};
+use graph_manager::Result;
 
 use super::norm::{NormLayer, SavedNorm};
 use super::tensor_parallel::Share;
-use super::{Hidden, StepTensors};
+use super::{Hidden, Layer, StepTensors};
 use crate::params::Param;
+use crate::regions::Mode;
+use crate::step_policy::StepContext;
 
 /// Final norm, logits and cross-entropy, a piece of the rows at a time. In training forward takes each piece's gradient
 /// back through the table at once, so that no more than a piece of the logits is ever in memory.
@@ -33,7 +35,7 @@ struct Saved {
     grad_normed: Tensor,
 }
 
-impl Layer<Hidden> for LanguageHead {
+impl Layer for LanguageHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let normed = self.share.all_rows(cx, "all_normed", normed)?;
@@ -51,19 +53,19 @@ impl Layer<Hidden> for LanguageHead {
             if let Some(grad_normed) = grad_normed {
                 // The logits' gradient lies where the logits were.
                 cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
-                cx.run(Gemm::wgrad(logits, part(normed), self.table.grad, cx.accumulate() || first > 0))?;
+                cx.run(Gemm::wgrad(logits, part(normed), self.table.grad, !cx.variant().overwrites || first > 0))?;
             }
         }
         cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
         if let Some(grad_normed) = grad_normed {
-            cx.keep(Saved { norm, grad_normed });
+            cx.save_for_backward(Saved { norm, grad_normed })?;
         }
         Ok(Hidden { x: losses, delta: None, ..input })
     }
 
     /// `grad` is the losses: their own gradient is `grad_scale`, which forward used.
     fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
-        let saved: Saved = cx.kept();
+        let saved: Saved = cx.saved()?;
         let grad_normed = self.share.parallel.sum(cx, "grad_normed_here", saved.grad_normed)?;
         self.norm.backward(cx, &saved.norm, grad_normed, None, None)
     }
@@ -94,13 +96,13 @@ pub(crate) struct RegressionHead {
     pub(crate) step: StepTensors,
 }
 
-impl Layer<Hidden> for RegressionHead {
+impl Layer for RegressionHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let losses = cx.tensor("losses", [input.x.shape.rows()], DType::F32)?;
         let mut grad = None;
         if cx.mode() == Mode::Train {
             let tensor = cx.tensor("grad_prediction", input.x.shape, input.x.dtype)?;
-            cx.keep(tensor);
+            cx.save_for_backward(tensor)?;
             grad = Some((tensor, self.step.control));
         }
         cx.run(Mse { prediction: input.x, target: input.wanted(), losses, grad })?;
@@ -109,6 +111,6 @@ impl Layer<Hidden> for RegressionHead {
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
-        Ok(cx.kept())
+        cx.saved()
     }
 }

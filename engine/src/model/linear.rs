@@ -2,10 +2,11 @@
 
 use device::Tensor;
 use device::ops::{BiasGrad, Epilogue, Gemm};
-use graph_manager::{Result, StepContext};
+use graph_manager::Result;
 
 use super::tensor_parallel::{Coming, Share};
 use crate::params::Param;
+use crate::step_policy::StepContext;
 
 /// A linear layer's parameters, or this rank's part of them: weight `(out, in)` and, where there is one, bias `(out)`.
 #[derive(Clone, Copy)]
@@ -96,7 +97,7 @@ impl Linear {
         input: Tensor,
         grad_output: Tensor,
     ) -> Result<()> {
-        let accumulate = cx.accumulate();
+        let accumulate = !cx.variant().overwrites;
         cx.defer(Gemm::wgrad(grad_output, input, self.weight.grad, accumulate))?;
         match self.bias {
             Some(bias) => cx.defer(BiasGrad { grad_output, grad_bias: bias.grad, accumulate }),

@@ -2,13 +2,14 @@
 
 use device::ops::{Activation, ActivationBackward, ActivationKind, Dropout, DropoutPart, DropoutSite, Epilogue};
 use device::{DType, Tensor};
-use graph_manager::{Layer, Result, StepContext};
+use graph_manager::Result;
 
 use super::head::RegressionHead;
 use super::linear::Linear;
-use super::{Architecture, Chunk, Dropouts, Hidden, Model, StepTensors, TensorParallel, undropped};
+use super::{Architecture, Chunk, Dropouts, Hidden, Layer, Model, StepTensors, TensorParallel, undropped};
 use crate::layer_partition::StageLayers;
 use crate::params::{Init, ParamSpec, Params};
+use crate::step_policy::StepContext;
 
 /// The sizes of an MLP.
 #[derive(Clone, Debug)]
@@ -47,7 +48,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
 
 fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
     let last = shape.sizes.len() - 2;
-    let mut layers: Vec<Box<dyn Layer<Hidden>>> = Vec::new();
+    let mut layers: Vec<Box<dyn Layer>> = Vec::new();
     for layer in 0..=last {
         let rate = if layer == last { 0.0 } else { shape.dropouts.get(layer).copied().unwrap_or(0.0) };
         layers.push(Box::new(Perceptron {
@@ -85,7 +86,7 @@ struct Saved {
     dropout: Option<DropoutSite>,
 }
 
-impl Layer<Hidden> for Perceptron {
+impl Layer for Perceptron {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let shape = [input.x.shape.rows(), self.linear.width()];
         let pre = cx.tensor("pre", shape, input.x.dtype)?;
@@ -99,12 +100,12 @@ impl Layer<Hidden> for Perceptron {
                 cx.run(Dropout { input: x, output: x, site })?;
             }
         }
-        cx.keep(Saved { input: input.x, pre, dropout });
+        cx.save_for_backward(Saved { input: input.x, pre, dropout })?;
         Ok(Hidden { x, ..input })
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
-        let saved: Saved = cx.kept();
+        let saved: Saved = cx.saved()?;
         let mut grad_pre = grad;
         if self.activated {
             let grad_output = undropped(cx, "grad_activated", grad, saved.dropout)?;

@@ -15,10 +15,12 @@ mod tensor_parallel;
 
 use device::ops::{Dropout, DropoutPart, DropoutSite};
 use device::{DType, Shape, Tensor};
-use graph_manager::{Flow, Layer, Mode, Result, StepContext};
+use graph_manager::{Result, TensorTree};
 
 use crate::layer_partition::StageLayers;
 use crate::params::ParamSpec;
+use crate::regions::Mode;
+use crate::step_policy::StepContext;
 pub use decoder::{Cursor, Decoder};
 pub use gpt::{FeedForward, GptShape, Position, gpt, gpt_part};
 pub use mlp::{MlpShape, mlp};
@@ -40,7 +42,7 @@ pub struct Hidden {
     pub record: Tensor,
 }
 
-impl Flow for Hidden {
+impl TensorTree for Hidden {
     fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Hidden> {
         Ok(Hidden {
             x: f("input", self.x)?,
@@ -72,12 +74,30 @@ pub struct StepTensors {
     pub rotary: Option<Tensor>,
 }
 
+/// A layer: an explicit forward and an explicit backward, nothing else.
+///
+/// Both submit operations to `cx` and take their buffers from it. What backward needs, forward passes to it with
+/// [`StepContext::save_for_backward`]. Backward passes gradients of weights to [`StepContext::defer`].
+pub trait Layer {
+    /// Computes the output from the input.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden>;
+
+    /// Computes the input's gradient from the output's, and the parameters' `main_grad`.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor>;
+}
+
 /// Layers that data go through one after the other.
 pub struct Chunk {
     /// Number of the first one within the whole model.
     pub first: usize,
     /// The layers.
-    pub layers: Vec<Box<dyn Layer<Hidden>>>,
+    pub layers: Vec<Box<dyn Layer>>,
 }
 
 impl Chunk {

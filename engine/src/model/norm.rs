@@ -2,9 +2,10 @@
 
 use device::ops::{Norm, NormBackward, NormKind};
 use device::{DType, Tensor};
-use graph_manager::{Result, StepContext};
+use graph_manager::Result;
 
 use crate::params::Param;
+use crate::step_policy::StepContext;
 
 /// A LayerNorm's or RMSNorm's parameters, `(hidden)` each; an RMSNorm has no bias.
 #[derive(Clone, Copy)]
@@ -96,7 +97,7 @@ impl NormLayer {
             grad_weight: self.weight.grad,
             grad_bias: self.bias.map(|bias| bias.grad),
             grad_input_sums: delta_bias.map(|bias| bias.grad),
-            accumulate: cx.accumulate(),
+            accumulate: !cx.variant().overwrites,
         })?;
         Ok(grad_input)
     }

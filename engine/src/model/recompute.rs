@@ -1,10 +1,11 @@
 //! Full recompute: blocks that keep nothing but the input of the first.
 
 use device::Tensor;
-use graph_manager::{Layer, Result, StepContext};
+use graph_manager::Result;
 
-use super::Hidden;
 use super::block::Block;
+use super::{Hidden, Layer};
+use crate::step_policy::StepContext;
 
 /// A few blocks as one layer. Its forward keeps the layer's input; its backward computes all else again, to the same bits:
 /// dropout is a function of the microbatch's record, which is part of the input. So one group's activations are in memory
@@ -13,18 +14,18 @@ pub(crate) struct Recomputed {
     pub(crate) blocks: Vec<Block>,
 }
 
-impl Layer<Hidden> for Recomputed {
+impl Layer for Recomputed {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let mut hidden = input;
         for (at, block) in self.blocks.iter().enumerate() {
             hidden = cx.part(at, |cx| block.forward(cx, hidden))?;
         }
-        cx.keep(input);
+        cx.save_for_backward(input)?;
         Ok(hidden)
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
-        let mut hidden: Hidden = cx.kept();
+        let mut hidden: Hidden = cx.saved()?;
         for (at, block) in self.blocks.iter().enumerate() {
             if at + 1 < self.blocks.len() {
                 hidden = cx.part(at, |cx| block.forward(cx, hidden))?;

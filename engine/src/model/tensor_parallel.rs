@@ -16,9 +16,10 @@ use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, DropoutPart};
 use device::{Communicator, DType, Op, Shape, Tensor};
-use graph_manager::{Fork, Result, StepContext};
+use graph_manager::{Fork, Result};
 
 use crate::params::Cut;
+use crate::step_policy::StepContext;
 
 /// What this rank has of each layer.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +97,7 @@ impl TensorParallel {
         tokens: (usize, usize),
     ) -> Result<Coming> {
         let (tensor, gather) = self.gather(cx, name, here, tokens)?;
-        Ok(Coming { tensor, fork: cx.fork(cx.side(), gather.map(Op::from))? })
+        Ok(Coming { tensor, fork: cx.fork(cx.side_stream(), gather.map(Op::from))? })
     }
 
     fn gather(
@@ -128,7 +129,7 @@ impl TensorParallel {
     /// What the device refused.
     pub(crate) fn sum_beside(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Coming> {
         let (tensor, reduce) = self.reduce(cx, name, partial)?;
-        Ok(Coming { tensor, fork: cx.fork(cx.side(), reduce.map(Op::from))? })
+        Ok(Coming { tensor, fork: cx.fork(cx.side_stream(), reduce.map(Op::from))? })
     }
 
     fn reduce(

@@ -5,16 +5,18 @@ use std::rc::Rc;
 
 use device::ops::{Control, Status};
 use device::{Communicator, DType, Device};
-use graph_manager::{CudaGraphManager, GraphOptions, Result, StepShape};
+use graph_manager::Result;
 use parallel::{PipelineGroups, PipelineStage};
 
 use super::{Stage, StepNumbers};
 use crate::gradient_sync::{PartialGrads, Reducer};
+use crate::graph_options::GraphOptions;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
 use crate::optimizer::{Optimizer, OptimizerKind, OtherRanks};
 use crate::params::{Params, Shard};
 use crate::pipeline::Pipeline;
+use crate::step_policy::{StepPolicy, StepShape};
 
 /// How a [`Stage`] is made.
 pub struct StageOptions {
@@ -108,7 +110,7 @@ impl Stage {
         let gathers = shard.is_part();
         let shape = StepShape { chunks, splits_backward, reduces, gathers };
         Ok(Stage {
-            graphs: CudaGraphManager::new(compute.clone(), options.graphs, shape)?,
+            graphs: StepPolicy::manager(compute.clone(), &options.graphs, shape)?,
             reducer,
             partial,
             pipeline,

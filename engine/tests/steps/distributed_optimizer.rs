@@ -2,8 +2,9 @@
 //! where no norm enters them, and with clipping the same up to the order of the norm's sum.
 
 use device::{DType, Device};
+use engine::graph_options::{GraphOptions, Scope};
 use engine::step::{Stage, StepResult};
-use graph_manager::{GraphOptions, Mempool, Scope};
+use graph_manager::Mempool;
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 

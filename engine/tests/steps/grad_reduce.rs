@@ -1,8 +1,8 @@
 //! Gradients that data-parallel ranks sum in bf16: close to those summed in f32, and the same bits however steps are run.
 
 use device::DType;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::step::StepResult;
-use graph_manager::{GraphOptions, Scope};
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 

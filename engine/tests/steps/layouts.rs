@@ -11,9 +11,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use device::DType;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
 use engine::step::StepResult;
-use graph_manager::{GraphOptions, Mempool, Scope};
+use graph_manager::Mempool;
 
 use crate::models::{Kind, Layout, Run, tiny_gpt, tiny_llama};
 

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use device::ops::NormKind;
 use device::{Batch, DType};
+use engine::graph_options::GraphOptions;
 use engine::model::{FeedForward, GptShape, Position, Scaling};
-use graph_manager::GraphOptions;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::models::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};

@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 
 use device::DType;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
+use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
-use graph_manager::{GraphOptions, Mempool, Mode, Scope};
+use graph_manager::Mempool;
 
 use crate::models::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use engine::graph_options::GraphOptions;
 use engine::step::StepResult;
-use graph_manager::GraphOptions;
 use parallel::ThreadWorld;
 
 use crate::models::{Kind, Run, all_settings};
@@ -135,7 +135,7 @@ fn replays_that_really_ran_in_another_order_change_no_bit_in_any_setting() {
 #[test]
 fn twenty_random_replay_orders_of_every_graph_change_no_bit() {
     for kind in [Kind::Gpt, Kind::Mlp] {
-        for scope in [graph_manager::Scope::PerLayer, graph_manager::Scope::FullIteration] {
+        for scope in [engine::graph_options::Scope::PerLayer, engine::graph_options::Scope::FullIteration] {
             // Every step replays every graph in another random order that its dependencies allow.
             let options = GraphOptions { scope, ..GraphOptions::default() };
             let (plain, weights) = train(kind, 2, &options, None);

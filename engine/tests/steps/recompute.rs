@@ -1,9 +1,10 @@
 //! Full recompute changes when activations are computed, never a bit, and needs less memory.
 
 use device::DType;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
 use engine::step::StepResult;
-use graph_manager::{GraphOptions, Mempool, Scope};
+use graph_manager::Mempool;
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
@@ -96,7 +97,7 @@ fn the_graphs_are_as_many_as_there_are_groups() {
         let run = run(Kind::Gpt, Some(together), GraphOptions::default());
         let mut stage = run.stage(&run.device());
         stage.record(run.microbatches, false).unwrap();
-        assert_eq!(stage.graphs().expected_graphs(graph_manager::Mode::Train), 2 * (groups + 2) + 2, "{together}");
+        assert_eq!(stage.graphs().expected_graphs(engine::regions::Mode::Train), 2 * (groups + 2) + 2, "{together}");
     }
 }
 

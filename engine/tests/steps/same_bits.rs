@@ -2,9 +2,9 @@
 //! scope, pool and boundary setting, with dropout on, for any number of microbatches.
 
 use device::DType;
+use engine::graph_options::GraphOptions;
 use engine::model::GptShape;
 use engine::step::{StepResult, StepSettings};
-use graph_manager::GraphOptions;
 
 use crate::models::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
 
@@ -133,7 +133,7 @@ fn the_graphs_are_as_many_as_the_settings_say() {
         let report = stage.graphs().report();
         let (_, count) = expected.iter().find(|(prefix, _)| name.starts_with(prefix)).unwrap();
         assert_eq!(report.graphs.len(), *count, "{name}: {report}");
-        assert_eq!(stage.graphs().expected_graphs(graph_manager::Mode::Train), *count, "{name}");
+        assert_eq!(stage.graphs().expected_graphs(engine::regions::Mode::Train), *count, "{name}");
     }
 }
 

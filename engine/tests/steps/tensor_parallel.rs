@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use device::DType;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{GptShape, TensorParallel};
 use engine::step::StepResult;
-use graph_manager::{GraphOptions, Mempool, Scope};
+use graph_manager::Mempool;
 use parallel::{Grid, ThreadWorld};
 
 use crate::models::{Kind, Run, tiny_gpt, tiny_llama};

@@ -1,9 +1,11 @@
 //! Zero bubble changes when gradients of weights are made, and nothing else: every number has 1F1B's bits.
 
 use device::DType;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
+use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
-use graph_manager::{GraphOptions, Mempool, Mode, Scope};
+use graph_manager::Mempool;
 
 use crate::models::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 

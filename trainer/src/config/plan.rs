@@ -1,9 +1,10 @@
 //! The checked plan of a run: every derived size, and all validation, in one place.
 
 use common::UserError;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::layer_partition::StageLayers;
 use engine::optimizer::OptimizerKind;
-use graph_manager::{GraphOptions, Mempool, Scope};
+use graph_manager::Mempool;
 use launch::watch::WatchSettings;
 use parallel::{Grid, PipelineStage};
 

@@ -3,8 +3,8 @@
 use common::format::{boxed, bytes, count};
 use data::Source;
 use device::Device;
+use engine::regions::Mode;
 use engine::step::Stage;
-use graph_manager::Mode;
 use parallel::PipelineStage;
 
 use crate::config::plan::RunPlan;

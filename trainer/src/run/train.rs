@@ -9,8 +9,8 @@ use common::UserError;
 use common::terminal::{PRINTED, say};
 use data::{self, IN_MEMORY, Identities, Prefetch, Source, Split};
 use device::Device;
+use engine::regions::Mode;
 use engine::step::{Stage, StepSettings};
-use graph_manager::Mode;
 use launch::watch::activity::Doing;
 
 use crate::checkpoint::{Progress, Session};

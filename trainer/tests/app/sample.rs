@@ -3,9 +3,9 @@
 
 use data::{TextStream, Tokenizer};
 use device::{Batch, DType, Device, HostOptions};
+use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, gpt};
 use engine::params::{Params, Shard};
-use graph_manager::GraphOptions;
 use trainer::commands::sample::{Generator, Sampler, longest_prompt};
 
 use crate::data_files::{Folder, small_tokenizer};

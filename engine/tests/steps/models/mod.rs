@@ -8,11 +8,11 @@ use std::rc::Rc;
 use device::cuda::CudaOptions;
 use device::ops::NormKind;
 use device::{Batch, Communicator, DType, Device, HostOptions, Progress};
+use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
 use engine::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
 use engine::optimizer::OptimizerKind;
 use engine::step::{Stage, StageOptions, StepResult, StepSettings};
-use graph_manager::GraphOptions;
 use parallel::{PipelineGroups, PipelineStage};
 
 #[allow(unused_imports)]
@@ -270,7 +270,8 @@ pub fn batch(kind: Kind, first_sample: u64, microbatches: usize) -> Batch {
 
 /// Every way to run a step: graphs off, and each scope, pool, boundary and optimizer setting.
 pub fn all_settings() -> Vec<(String, GraphOptions)> {
-    use graph_manager::{Mempool, Scope};
+    use engine::graph_options::Scope;
+    use graph_manager::Mempool;
     let mut all = vec![("graphs off".to_string(), GraphOptions { enable: false, ..GraphOptions::default() })];
     for scope in [Scope::PerLayer, Scope::FullIteration] {
         for mempool in [Mempool::PerMicrobatch, Mempool::Single] {

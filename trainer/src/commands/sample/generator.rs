@@ -3,9 +3,12 @@
 use std::rc::Rc;
 
 use device::{Area, DType, Device, Stream, Tensor, bf16};
+use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{Cursor, Decoder, GptShape};
 use engine::params::Params;
-use graph_manager::{CudaGraphManager, GraphOptions, Mempool, Mode, Region, Report, Result, Scope, StepShape};
+use engine::regions::{Mode, Region};
+use engine::step_policy::{StepContext, StepPolicy, StepShape};
+use graph_manager::{CudaGraphManager, Mempool, Report, Result};
 
 use super::Sampler;
 
@@ -16,7 +19,7 @@ use super::Sampler;
 /// (kernels that are loaded, products that are chosen) comes of running once without, so the prompt would be read twice,
 /// and most texts read one. Fields drop in order: graphs, then memory.
 pub struct Generator {
-    graphs: CudaGraphManager,
+    graphs: CudaGraphManager<StepPolicy>,
     compute: Stream,
     decoder: Rc<Decoder>,
     _params: Params,
@@ -51,7 +54,7 @@ impl Generator {
         let logits = device.allocate_tensor(&mut areas, "logits", [1, shape.padded_vocab], shape.dtype)?;
         let options = GraphOptions { scope: Scope::FullIteration, mempool: Mempool::Single, ..GraphOptions::default() };
         let mut generator = Generator {
-            graphs: CudaGraphManager::new(compute.clone(), options, StepShape::default())?,
+            graphs: StepPolicy::manager(compute.clone(), &options, StepShape::default())?,
             decoder: Rc::new(Decoder::new(device, shape, &params)?),
             compute,
             _params: params,
@@ -73,7 +76,7 @@ impl Generator {
     }
 
     /// A forward of that mode, as a step's one region.
-    fn body(&self, mode: Mode) -> impl FnMut(&mut graph_manager::StepContext<'_>) -> Result<()> + use<> {
+    fn body(&self, mode: Mode) -> impl FnMut(&mut StepContext<'_>) -> Result<()> + use<> {
         let tokens = if mode == Mode::Prefill { self.prompt } else { self.token };
         let (decoder, cursor, logits) = (self.decoder.clone(), self.cursor, self.logits);
         move |cx| cx.region(Region::Step, (), |cx, ()| decoder.forward(cx, tokens, cursor, logits))

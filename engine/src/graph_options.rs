@@ -1,0 +1,60 @@
+//! How a rank's steps are captured.
+
+use graph_manager::{ManagerOptions, Mempool};
+
+/// What is captured as one graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Each layer's forward and backward, per microbatch or slot.
+    PerLayer,
+    /// All microbatches' forwards and backwards in one.
+    FullIteration,
+}
+
+/// The settings of a rank's graphs.
+#[derive(Clone, Debug)]
+pub struct GraphOptions {
+    /// Whether to capture at all; see [`ManagerOptions::enable`].
+    pub enable: bool,
+    /// What is one graph.
+    pub scope: Scope,
+    /// How memory is shared. The graph of a full iteration always has one plan over the whole step.
+    pub mempool: Mempool,
+    /// Neighbouring regions share boundary buffers; see [`ManagerOptions::share_io_buffers`].
+    pub share_io_buffers: bool,
+    /// The optimizer is captured too: in the iteration's graph, or in one of its own.
+    pub capture_optimizer: bool,
+    /// Eager steps before the first capture; at least 1.
+    pub warmup_steps: usize,
+    /// Overwrite buffers with poison after their last use.
+    pub poison: bool,
+}
+
+impl Default for GraphOptions {
+    fn default() -> GraphOptions {
+        let ManagerOptions { enable, mempool, share_io_buffers, warmup_steps, poison } = ManagerOptions::default();
+        GraphOptions {
+            enable,
+            scope: Scope::PerLayer,
+            mempool,
+            share_io_buffers,
+            capture_optimizer: true,
+            warmup_steps,
+            poison,
+        }
+    }
+}
+
+impl GraphOptions {
+    /// What the manager is told.
+    pub(crate) fn manager_options(&self) -> ManagerOptions {
+        let per_layer = self.scope == Scope::PerLayer || !self.enable;
+        ManagerOptions {
+            enable: self.enable,
+            mempool: if per_layer { self.mempool } else { Mempool::Single },
+            share_io_buffers: self.share_io_buffers,
+            warmup_steps: self.warmup_steps,
+            poison: self.poison,
+        }
+    }
+}

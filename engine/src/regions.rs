@@ -1,0 +1,154 @@
+//! The regions of a step.
+
+/// What a step is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// Forward, backward, update.
+    Train,
+    /// Forward only, without dropout.
+    Evaluate,
+    /// Forward of a whole prompt, which fills a cache.
+    Prefill,
+    /// Forward of one more token, over a cache.
+    Decode,
+}
+
+/// A named piece of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Region {
+    /// Everything from the first forward to the update.
+    Step,
+    /// All forwards and backwards.
+    Iteration,
+    /// What comes before the first microbatch: gradients are zeroed.
+    Begin,
+    /// Copies the input of a microbatch's forward into its slot: the step's inputs, or what another stage sent.
+    Inputs {
+        /// The layer that reads it.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// A layer's forward.
+    Forward {
+        /// The layer, counted over the whole model; embedding and head are layers too.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// A layer's backward.
+    Backward {
+        /// The layer.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// The weight gradients that a layer's backward deferred.
+    WeightGradients {
+        /// The layer.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// Sends a layer's output to the next stage.
+    Outputs {
+        /// The layer.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// Copies the gradient of a layer's output, which the next stage sent, into the microbatch's slot.
+    OutputGradients {
+        /// The layer.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// Sends the gradient of a layer's input to the stage before.
+    InputGradients {
+        /// The layer.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// Reduces the last gradient bucket, which no backward is left to hide.
+    Reduce,
+    /// Norm, clip and update.
+    Optimizer,
+}
+
+/// What a region does in some steps or microbatches and not in others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// The first microbatch's forward gathers weights.
+    pub gathers: bool,
+    /// The last region to add to its layer's gradients reduces them: the last microbatch's backward, or its weight gradients
+    /// where backwards are split.
+    pub reduces: bool,
+    /// Parameter gradients overwrite `main_grad` instead of adding to it, for the step has a single microbatch.
+    pub overwrites: bool,
+}
+
+impl Region {
+    /// The layer and the microbatch it belongs to.
+    pub(crate) fn place(self) -> Option<(usize, usize)> {
+        match self {
+            Region::Inputs { layer, microbatch }
+            | Region::Forward { layer, microbatch }
+            | Region::Outputs { layer, microbatch }
+            | Region::OutputGradients { layer, microbatch }
+            | Region::Backward { layer, microbatch }
+            | Region::WeightGradients { layer, microbatch }
+            | Region::InputGradients { layer, microbatch } => Some((layer, microbatch)),
+            Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => None,
+        }
+    }
+
+    /// The same region of another microbatch.
+    pub(crate) fn with_microbatch(self, microbatch: usize) -> Region {
+        match self {
+            Region::Inputs { layer, .. } => Region::Inputs { layer, microbatch },
+            Region::Forward { layer, .. } => Region::Forward { layer, microbatch },
+            Region::Outputs { layer, .. } => Region::Outputs { layer, microbatch },
+            Region::OutputGradients { layer, .. } => Region::OutputGradients { layer, microbatch },
+            Region::Backward { layer, .. } => Region::Backward { layer, microbatch },
+            Region::WeightGradients { layer, .. } => Region::WeightGradients { layer, microbatch },
+            Region::InputGradients { layer, .. } => Region::InputGradients { layer, microbatch },
+            Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => self,
+        }
+    }
+}
+
+impl std::fmt::Display for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Region::Step => write!(f, "step"),
+            Region::Iteration => write!(f, "iteration"),
+            Region::Begin => write!(f, "begin"),
+            Region::Inputs { layer: 0, microbatch } => write!(f, "inputs of microbatch {microbatch}"),
+            Region::Inputs { layer, microbatch } => write!(f, "inputs of layer {layer}, microbatch {microbatch}"),
+            Region::Forward { layer, microbatch } => write!(f, "forward of layer {layer}, microbatch {microbatch}"),
+            Region::Outputs { layer, microbatch } => write!(f, "outputs of layer {layer}, microbatch {microbatch}"),
+            Region::OutputGradients { layer, microbatch } => {
+                write!(f, "output gradients of layer {layer}, microbatch {microbatch}")
+            }
+            Region::Backward { layer, microbatch } => write!(f, "backward of layer {layer}, microbatch {microbatch}"),
+            Region::WeightGradients { layer, microbatch } => {
+                write!(f, "weights of layer {layer}, microbatch {microbatch}")
+            }
+            Region::InputGradients { layer, microbatch } => {
+                write!(f, "input gradients of layer {layer}, microbatch {microbatch}")
+            }
+            Region::Reduce => write!(f, "reduce"),
+            Region::Optimizer => write!(f, "optimizer"),
+        }
+    }
+}
+
+impl std::fmt::Display for Variant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let words = [(self.gathers, "gathering"), (self.reduces, "reducing"), (self.overwrites, "overwriting")];
+        let words: Vec<&str> = words.iter().filter(|(does, _)| *does).map(|(_, word)| *word).collect();
+        f.write_str(&words.join(", "))
+    }
+}

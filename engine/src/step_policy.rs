@@ -1,0 +1,136 @@
+//! What the graph manager is told about the regions of a step.
+
+use device::Stream;
+use graph_manager::{CudaGraphManager, Instance, Policy};
+
+use crate::graph_options::{GraphOptions, Scope};
+use crate::regions::{Mode, Region, Variant};
+
+/// A step under way, as layers see it.
+pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
+
+/// What a rank's steps are made of; it follows from the layers that the rank has, and is nothing that a user sets.
+#[derive(Clone, Debug, Default)]
+pub struct StepShape {
+    /// The first layer of each chunk of layers that a microbatch passes through at once: microbatches are in flight, and
+    /// have slots, by chunk. Empty where there is only one.
+    pub chunks: Vec<usize>,
+    /// Backwards defer weight gradients to [`Region::WeightGradients`], which then complete a layer's gradients.
+    pub splits_backward: bool,
+    /// The last microbatch's regions that complete gradients reduce them, so they have graphs of their own.
+    pub reduces: bool,
+    /// The first microbatch's forward regions gather weights, so they have graphs of their own.
+    pub gathers: bool,
+}
+
+/// Which regions become graphs, and what microbatches share.
+#[derive(Clone, Debug)]
+pub struct StepPolicy {
+    scope: Scope,
+    capture_optimizer: bool,
+    shape: StepShape,
+}
+
+impl StepPolicy {
+    /// A manager of steps of that shape, whose regions run on `compute`.
+    ///
+    /// # Errors
+    /// Graphs that are on without a warm-up step.
+    pub fn manager(
+        compute: Stream,
+        options: &GraphOptions,
+        shape: StepShape,
+    ) -> graph_manager::Result<CudaGraphManager<StepPolicy>> {
+        let policy = StepPolicy { scope: options.scope, capture_optimizer: options.capture_optimizer, shape };
+        CudaGraphManager::new(compute, options.manager_options(), policy)
+    }
+
+    /// The chunk a layer belongs to.
+    fn chunk_of(&self, layer: usize) -> usize {
+        self.shape.chunks.iter().rposition(|first| *first <= layer).unwrap_or(0)
+    }
+}
+
+impl Policy for StepPolicy {
+    type Region = Region;
+    type Mode = Mode;
+    type Variant = Variant;
+
+    fn captured(&self, region: Region) -> Result<(), &'static str> {
+        let per_layer = self.scope == Scope::PerLayer;
+        match region {
+            Region::Step if !per_layer && self.capture_optimizer => Ok(()),
+            Region::Iteration if !per_layer && !self.capture_optimizer => Ok(()),
+            Region::Forward { .. } | Region::Backward { .. } | Region::WeightGradients { .. } | Region::Reduce
+                if per_layer =>
+            {
+                Ok(())
+            }
+            Region::Optimizer if per_layer && self.capture_optimizer => Ok(()),
+            Region::Optimizer => Err("capture_optimizer is off"),
+            Region::Step | Region::Iteration => Err("it is made of regions"),
+            Region::Inputs { .. } => Err("it reads another address for each microbatch"),
+            Region::Begin => Err("it is a fill or two"),
+            Region::Outputs { .. } | Region::OutputGradients { .. } | Region::InputGradients { .. } => {
+                Err("it meets transfers between stages")
+            }
+            _ => Err("it is part of a larger region's graph"),
+        }
+    }
+
+    fn instance(&self, region: Region) -> Option<Instance<Region>> {
+        let (layer, microbatch) = region.place()?;
+        Some(Instance { microbatch, first: region.with_microbatch(0), chunk: self.chunk_of(layer) })
+    }
+
+    fn variant(&self, mode: Mode, region: Region, microbatches: usize) -> Variant {
+        let (train, shape) = (mode == Mode::Train, &self.shape);
+        let overwrites = train && microbatches == 1;
+        let last = |microbatch: usize| train && shape.reduces && microbatch == microbatches - 1;
+        match region {
+            Region::Forward { microbatch, .. } => {
+                Variant { gathers: shape.gathers && microbatch == 0, reduces: false, overwrites }
+            }
+            Region::Backward { microbatch, .. } => {
+                Variant { gathers: false, reduces: !shape.splits_backward && last(microbatch), overwrites }
+            }
+            Region::WeightGradients { microbatch, .. } => {
+                Variant { gathers: false, reduces: last(microbatch), overwrites }
+            }
+            _ => Variant { overwrites, ..Variant::default() },
+        }
+    }
+
+    fn saved_by(&self, region: Region) -> Option<Region> {
+        match region {
+            Region::Forward { layer, microbatch } | Region::Backward { layer, microbatch } => {
+                Some(Region::Forward { layer, microbatch })
+            }
+            _ => None,
+        }
+    }
+
+    fn deferred_by(&self, region: Region) -> Option<Region> {
+        match region {
+            Region::Backward { layer, microbatch } | Region::WeightGradients { layer, microbatch } => {
+                self.shape.splits_backward.then_some(Region::Backward { layer, microbatch })
+            }
+            _ => None,
+        }
+    }
+
+    fn kind(&self, region: Region) -> String {
+        region.to_string().split(" of ").next().unwrap_or_default().into()
+    }
+
+    fn mark(&self, region: Region) -> Option<String> {
+        match region {
+            Region::Step | Region::Iteration => None,
+            Region::Inputs { .. } => Some("inputs".into()),
+            Region::Forward { layer, .. } => Some(format!("forward of layer {layer}")),
+            Region::Backward { layer, .. } => Some(format!("backward of layer {layer}")),
+            Region::WeightGradients { layer, .. } => Some(format!("weights of layer {layer}")),
+            other => Some(other.to_string()),
+        }
+    }
+}
