@@ -17,8 +17,6 @@ use crate::hf::Pretrained;
 /// Adds the flags of a training run.
 pub(super) fn with_run_flags(mut command: Command) -> Command {
     command = command
-        // The choices of some options are long, and would push all help far to the right.
-        .next_line_help(true)
         .arg(
             Arg::new("config")
                 .long("config")
@@ -74,6 +72,8 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
             .long(option.flag)
             .visible_aliases(option.aliases.to_vec())
             .help_heading(section)
+            // The choices of some options are long, and would push all help far to the right.
+            .next_line_help(true)
             .help(format!("{}{default}", option.doc));
         arg = match option.kind {
             Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
