@@ -74,41 +74,46 @@ pub struct ConvertRequest {
 fn command() -> Command {
     let bench = Command::new("bench")
         .about(format!(
-            "Measures steps on fixed random data: {BENCH_STEPS} of them, or what --steps says; takes the flags of a training run"
+            "Measures the speed of a training run's steps on fixed random data; takes its flags. {BENCH_STEPS} steps unless --steps is given"
         ))
         .arg(Arg::new("case").value_name("CASE").value_parser(PRESETS.to_vec()).help("A case to measure"));
-    let command =
-        Command::new("trainer")
-            .about("Trains GPT-class models; without a subcommand it trains")
-            .version(env!("CARGO_PKG_VERSION"))
-            .args_conflicts_with_subcommands(true)
-            .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
-            .subcommand(tokenize_command())
-            .subcommand(configs_command())
-            .subcommand(convert_command())
-            .subcommand(sample_command())
-            .subcommand(supervise_command())
-            .subcommand(job_command())
-            .subcommand(with_run_flags(bench))
-            .subcommand(with_run_flags(batches_command()))
-            .subcommand(
-                Command::new("doctor")
-                    .about("Examines the machine: libraries, every operation against the host device, rates")
-                    .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Prints JSON"))
-                    .arg(Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("Leaves out the rates"))
-                    .arg(
-                        Arg::new("device")
-                            .long("device")
-                            .value_parser(["auto", "host", "cuda"])
-                            .default_value("auto")
-                            .help("What to examine"),
-                    ),
-            )
-            .subcommand(Command::new("checkpoint").about("Looks at checkpoints").subcommand_required(true).subcommand(
-                Command::new("list").about("Lists the checkpoints in a folder, every byte checked").arg(
-                    Arg::new("dir").value_name("DIR").value_parser(NonEmptyStringValueParser::new()).required(true),
+    let command = Command::new("trainer")
+        .about("Trains GPT-class models. Without a subcommand it trains")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args_conflicts_with_subcommands(true)
+        .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
+        .subcommand(tokenize_command())
+        .subcommand(configs_command())
+        .subcommand(convert_command())
+        .subcommand(sample_command())
+        .subcommand(supervise_command())
+        .subcommand(job_command())
+        .subcommand(with_run_flags(bench))
+        .subcommand(with_run_flags(batches_command()))
+        .subcommand(
+            Command::new("doctor")
+                .about("Examines the machine: libraries, every operation against the host device, rates")
+                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))
+                .arg(Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("Do not measure rates"))
+                .arg(
+                    Arg::new("device")
+                        .long("device")
+                        .value_parser(["auto", "host", "cuda"])
+                        .default_value("auto")
+                        .help("Device to examine"),
                 ),
-            ));
+        )
+        .subcommand(
+            Command::new("checkpoint").about("Examines checkpoints").subcommand_required(true).subcommand(
+                Command::new("list").about("Lists the checkpoints in a folder and checks every byte").arg(
+                    Arg::new("dir")
+                        .value_name("DIR")
+                        .value_parser(NonEmptyStringValueParser::new())
+                        .required(true)
+                        .help("The checkpoint.dir of a run"),
+                ),
+            ),
+        );
     with_run_flags(command)
 }
 
@@ -117,7 +122,7 @@ fn batches_command() -> Command {
         Arg::new(name).long(name).value_name("FILE").value_parser(NonEmptyStringValueParser::new()).help(help)
     };
     Command::new("batches")
-        .about("Writes the samples that a run with these flags would take, in its order, for other frameworks")
+        .about("Writes the samples that a run with these flags takes, in its order, for other frameworks")
         .arg(
             file("output", "File for the training batches of all steps: samples of seq_length + 1 tokens end to end")
                 .required(true),
@@ -130,16 +135,16 @@ fn tokenize_command() -> Command {
         Arg::new(name).long(name).value_name(value).value_parser(NonEmptyStringValueParser::new()).help(help)
     };
     Command::new("tokenize")
-        .about("Makes token files of text, in llm.c's format, for data.path")
+        .about("Makes token files from text, for --data-path (llm.c's format)")
         .arg(
             arg("tokenizer", "TOKENIZER", "byte, a Hugging Face tokenizer.json, or a folder with one")
                 .default_value("byte"),
         )
-        .arg(arg("output", "DIR", "Folder to write; it must not exist, or be empty").required(true))
-        .arg(arg("end-of-text", "TOKEN", "Token that ends a document; one of the usual names if not given"))
-        .arg(arg("json-key", "KEY", "Where a line of a .jsonl file has its text").default_value(JSON_KEY))
+        .arg(arg("output", "DIR", "Folder to write. It must not exist, or be empty").required(true))
+        .arg(arg("end-of-text", "TOKEN", "Token that ends a document. If not given: the first that the tokenizer has of the usual names"))
+        .arg(arg("json-key", "KEY", "Field of a .jsonl line that holds the text").default_value(JSON_KEY))
         .arg(
-            arg("shard-tokens", "COUNT", "Most tokens of a file")
+            arg("shard-tokens", "COUNT", "Largest number of tokens in a file")
                 .default_value("100000000")
                 .value_parser(clap::value_parser!(u64).range(1..=llmc::MOST_TOKENS)),
         )
@@ -149,7 +154,7 @@ fn tokenize_command() -> Command {
                 .value_parser(NonEmptyStringValueParser::new())
                 .num_args(1..)
                 .required(true)
-                .help("Text: a file is a document, of a .jsonl file each line is one, of a folder all files are taken"),
+                .help("Text files, .jsonl files, or folders of them. A file is one document; in a .jsonl file each line is one"),
         )
 }
 
@@ -169,11 +174,11 @@ fn configs_command() -> Command {
     Command::new("configs")
         .about("Shows the recipes that --config takes by name")
         .subcommand_required(true)
-        .subcommand(Command::new("list").about("Lists them"))
+        .subcommand(Command::new("list").about("Lists the recipes"))
         .subcommand(
             Command::new("show")
-                .about("Prints one, to start a file of your own from")
-                .arg(Arg::new("name").value_name("NAME").required(true)),
+                .about("Prints a recipe as TOML, to start a file of your own from")
+                .arg(Arg::new("name").value_name("NAME").required(true).help("Name of the recipe")),
         )
 }
 
@@ -188,9 +193,12 @@ fn convert_command() -> Command {
         .about("Converts weights to and from Hugging Face")
         .arg(choice("to", &["hf"], "Write a model that transformers loads").conflicts_with("from"))
         .arg(choice("from", &["hf"], "Read a model that transformers saved").required_unless_present("to"))
-        .arg(choice("dtype", &["f32", "bf16", "f16"], "Type of the weights --to hf writes [default: f32]"))
-        .arg(folder("SOURCE", "Folder with weights: a checkpoint's, or a Hugging Face model's"))
-        .arg(folder("TARGET", "Folder to write; with --from hf one that --init-from takes"))
+        .arg(choice("dtype", &["f32", "bf16", "f16"], "Type of the weights that --to hf writes [default: f32]"))
+        .arg(folder(
+            "SOURCE",
+            "Folder with weights: a checkpoint, a folder of checkpoints (the newest is taken), or a Hugging Face model",
+        ))
+        .arg(folder("TARGET", "Folder to write. With --from hf it is one that --init-from takes"))
 }
 
 fn convert(matches: &ArgMatches) -> ConvertRequest {

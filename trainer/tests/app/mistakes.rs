@@ -97,7 +97,7 @@ const FLAGS: &[(&str, &[&str])] = &[
         "--context-parallel-size 2 --rotary-percent=0.5 --fp16",
         &[
             "--context-parallel-size 2, --rotary-percent 0.5, --fp16 are not taken",
-            "--rotary-percent 0.5: all channels of a head are turned; ",
+            "--rotary-percent 0.5: rotary positions turn all channels of a head; ",
         ],
     ),
     ("bench --expert-model-parallel-size 4", &["--expert-model-parallel-size 4 is not taken", "Fix: leave it out"]),

@@ -15,7 +15,7 @@ pub(super) fn supervise_command() -> Command {
     Command::new("supervise")
         .about("Runs a training command, and starts it again when it fails: trainer supervise -- mpirun -n 8 trainer --save DIR")
         .arg(max_restarts())
-        .arg(command.last(true).required(true).num_args(1..).help("What to run; the trainer's flags come last in it"))
+        .arg(command.last(true).required(true).num_args(1..).help("What to run. The trainer and its flags come last in it"))
 }
 
 pub(super) fn supervise_request(matches: &ArgMatches) -> Result<SuperviseRequest, UserError> {
@@ -29,39 +29,39 @@ fn max_restarts() -> Arg {
         .value_name("N")
         .default_value("3")
         .value_parser(value_parser!(u32).range(..=1000))
-        .help("Most starts in a row that bring no new checkpoint")
+        .help("Give up after more than this many starts in a row without a new checkpoint")
 }
 
 pub(super) fn job_command() -> Command {
     let slurm = Command::new("slurm")
         .about("Prints a script for sbatch")
         .args([nodes(), notice()])
-        .arg(text("time", "TIME", "Most time of one start, as Slurm writes it").default_value("24:00:00"))
-        .arg(text("partition", "NAME", "Partition; the cluster's default if not given"))
-        .arg(text("account", "NAME", "Account; the user's default if not given"))
+        .arg(text("time", "TIME", "Time limit of one start, in Slurm's form").default_value("24:00:00"))
+        .arg(text("partition", "NAME", "Partition. If not given: the cluster's default"))
+        .arg(text("account", "NAME", "Account. If not given: the user's default"))
         .arg(
-            text("starter", "PROGRAM", "What starts the ranks; srun needs Slurm and Open MPI with PMIx")
+            text("starter", "PROGRAM", "What starts the ranks. srun needs Slurm and Open MPI with PMIx")
                 .value_parser(["mpirun", "srun"])
                 .default_value("mpirun"),
         );
-    let hosts = Command::new("hosts")
-        .about("Prints a script for machines that are reached by ssh")
-        .arg(text("hosts", "HOSTS", "Their names, with commas between them").value_delimiter(',').required(true));
+    let hosts = Command::new("hosts").about("Prints a script for machines reached by ssh").arg(
+        text("hosts", "HOSTS", "Names of the machines, with commas between them").value_delimiter(',').required(true),
+    );
     let kubernetes = Command::new("kubernetes")
         .about("Prints a manifest for Kubeflow's MPI operator")
         .args([nodes(), notice()])
         .arg(text("image", "IMAGE", "Container with the trainer, Open MPI and an ssh server").required(true))
-        .arg(text("claim", "NAME", "Claim of the storage that all share").required(true))
-        .arg(text("mount", "PATH", "Where they see it").default_value("/data"));
+        .arg(text("claim", "NAME", "Volume claim of the storage that all pods share").required(true))
+        .arg(text("mount", "PATH", "Where the pods mount that storage").default_value("/data"));
     let common = [slurm, hosts, kubernetes].map(|command| {
         command
             .arg(text("name", "NAME", "The job's name").default_value("trainer"))
-            .arg(count("ranks-per-node", "Ranks on each machine, a GPU for each").default_value("8"))
+            .arg(count("ranks-per-node", "Ranks on each machine, each with a GPU").default_value("8"))
             .arg(max_restarts())
             .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"))
     });
     Command::new("job")
-        .about("Prints what a cluster takes to run the trainer under `trainer supervise`")
+        .about("Prints a job file that runs the trainer on a cluster, under `trainer supervise`")
         .subcommand_required(true)
         .subcommands(common)
 }
@@ -79,7 +79,7 @@ fn nodes() -> Arg {
 }
 
 fn notice() -> Arg {
-    count("notice-seconds", "From the request to end to the end: what a step and a checkpoint take at most")
+    count("notice-seconds", "Seconds between the request to end and the end: enough for one step and one checkpoint")
         .default_value("300")
 }
 

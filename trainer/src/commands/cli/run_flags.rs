@@ -22,30 +22,41 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
                 .long("config")
                 .value_name("FILE")
                 .value_parser(NonEmptyStringValueParser::new())
-                .help("TOML file, or a recipe of `trainer configs list`; flags override it"),
+                .help("TOML file, or the name of a recipe (`trainer configs list`). Flags override it"),
         )
         .arg(
             Arg::new("set")
                 .long("set")
                 .value_name("KEY=VALUE")
                 .action(ArgAction::Append)
-                .help("Sets any option by its key, over everything else"),
+                .help("Sets any option by its TOML key, over everything else"),
         )
-        .arg(Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Prints the plan and stops"))
+        .arg(
+            Arg::new("dry-run")
+                .long("dry-run")
+                .action(ArgAction::SetTrue)
+                .help("Prints the plan and stops; takes no memory"),
+        )
         .arg(
             Arg::new("check-graphs")
                 .long("check-graphs")
                 .action(ArgAction::SetTrue)
-                .help("Proves of every operation and launch that it races with none and reads what it means to"),
+                .help("Checks every operation and graph launch for races, stale reads and use after free"),
         )
         .arg(
             Arg::new("graph-report")
                 .long("graph-report")
                 .value_name("FILE")
                 .value_parser(NonEmptyStringValueParser::new())
-                .help("Writes all graphs to FILE as JSON, and beside it, ending in .dot, as Graphviz"),
+                .help("Writes all graphs to FILE as JSON, and as Graphviz to the file beside it that ends in .dot"),
         )
-        .arg(Arg::new("log").long("log").value_name("FILTER").default_value("warn").help("Log messages to show"))
+        .arg(
+            Arg::new("log")
+                .long("log")
+                .value_name("FILTER")
+                .default_value("warn")
+                .help("Log messages to show: a level, or target=level pairs"),
+        )
         .arg(
             Arg::new("distributed-timeout-minutes")
                 .long("distributed-timeout-minutes")
@@ -61,6 +72,8 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
             .long(option.flag)
             .visible_aliases(option.aliases.to_vec())
             .help_heading(section)
+            // The choices of some options are long, and would push all help far to the right.
+            .next_line_help(true)
             .help(format!("{}{default}", option.doc));
         arg = match option.kind {
             Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),

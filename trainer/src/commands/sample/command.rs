@@ -15,17 +15,19 @@ pub(crate) fn sample_command() -> Command {
     // A text may begin with a hyphen, and a number that is refused for being negative is refused in our words.
     let any = |name, value, help| arg(name, value, help).allow_hyphen_values(true);
     let checkpoint = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
-    let prompt = "Text to go on with; without it the model begins a document";
-    let temperature = "Below 1 likely tokens become likelier, above 1 less so; 0 always takes the likeliest";
+    let prompt = "Text to continue. Without it the model begins a document";
+    let temperature = "Below 1 likely tokens become likelier, above 1 less likely. 0 always takes the likeliest";
     Command::new("sample")
-        .about("Goes on with a text, as a trained model would")
+        .about("Continues a text with a trained model")
         .arg(arg("checkpoint", "DIR", checkpoint).required(true))
         .arg(any("prompt", "TEXT", prompt).conflicts_with("prompt-file"))
-        .arg(arg("prompt-file", "FILE", "File with the text to go on with"))
-        .arg(any("tokens", "N", "Most tokens to add").default_value("200").value_parser(value_parser!(u32)))
+        .arg(arg("prompt-file", "FILE", "File with the text to continue"))
+        .arg(
+            any("tokens", "N", "Largest number of tokens to add").default_value("200").value_parser(value_parser!(u32)),
+        )
         .arg(any("temperature", "T", temperature).default_value("0.8").value_parser(value_parser!(f64)))
         .arg(
-            any("top-k", "K", "Choose among the K likeliest tokens only; 0 for all")
+            any("top-k", "K", "Choose only among the K likeliest tokens; 0 for all")
                 .default_value("200")
                 .value_parser(value_parser!(u32)),
         )
@@ -37,9 +39,9 @@ pub(crate) fn sample_command() -> Command {
         .arg(arg(
             "tokenizer",
             "TOKENIZER",
-            "byte, a tokenizer.json, or a folder with one; that of training if not given",
+            "byte, a tokenizer.json, or a folder with one. If not given: the one of training",
         ))
-        .arg(arg("end-of-text", "TOKEN", "Token that ends a document; that of training if not given"))
+        .arg(arg("end-of-text", "TOKEN", "Token that ends a document. If not given: the one of training"))
         .arg(
             Arg::new("device")
                 .long("device")
@@ -48,7 +50,7 @@ pub(crate) fn sample_command() -> Command {
                 .help("Where to run"),
         )
         .arg(
-            any("threads", "N", "host: threads; all cores if not given")
+            any("threads", "N", "host: threads. If not given: all cores")
                 .value_parser(value_parser!(u32).range(1..=4096)),
         )
 }

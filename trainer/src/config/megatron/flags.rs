@@ -22,22 +22,21 @@ pub enum Meaning {
 use Meaning::{Instead, Is, IsShare, NotNeeded, Only, Sets, Without};
 
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
-const OWN_GRAPHS: &str = "the trainer captures its graphs itself, one way";
-const IN_STEPS: &str = "the length of a run and of what happens in it is counted in steps";
-const TOKENIZERS: &str = "a tokenizer is the word byte, a Hugging Face tokenizer.json, or a folder with one";
-const GRID: &str = "ranks are divided for tensor, pipeline and data parallelism";
-const WEIGHTS_TOGETHER: &str = "a checkpoint goes on with all of its state; a new run may begin with weights alone";
-const ONE_WAY: &str = "there is one way to do it here";
+const OWN_GRAPHS: &str = "the trainer captures its own graphs, in one way";
+const IN_STEPS: &str = "the length of a run, and of everything in it, is counted in steps";
+const TOKENIZERS: &str = "a tokenizer is `byte`, a Hugging Face tokenizer.json, or a folder with one";
+const GRID: &str = "ranks are divided into tensor, pipeline and data parallelism";
+const WEIGHTS_TOGETHER: &str = "resuming restores all of a checkpoint's state; a new run can start from weights alone";
+const ONE_WAY: &str = "the trainer has one way to do this";
 const KERNELS: &str = "the trainer has its own kernels, and no others to choose between";
-const LOSS_SCALE: &str = "losses are scaled for fp16 alone, which is not taken";
+const LOSS_SCALE: &str = "only fp16 needs loss scaling, and the trainer has no fp16";
 const COLLECTOR: &str = "there is no garbage collector";
-const CAUSAL: &str =
-    "tokens see those before them in their sample, whatever documents they are of, and each has a loss";
-const STOP: &str = "a run ends after train.steps steps, or after the one in which it gets a signal, with a checkpoint";
-const BY_SIGNAL: &str = "leave it out and send SIGUSR1, as schedulers do before a time limit; a smaller --steps would end the decay of the learning rate there too";
-const LOGS: &str = "metrics.jsonl has a line for every step, and logging.dir TensorBoard's files beside it";
+const CAUSAL: &str = "a token sees all tokens before it in its sample, across documents, and every token has a loss";
+const STOP: &str = "a run ends after train.steps steps, or after the step in which a signal comes, with a checkpoint";
+const BY_SIGNAL: &str = "leave it out and send SIGUSR1, as schedulers do before a time limit; a smaller --steps would also end the decay of the learning rate";
+const LOGS: &str = "metrics.jsonl has a line for every step; TensorBoard's files go into logging.dir too";
 const NOTHING_SENT: &str = "nothing is sent; files for Weights & Biases go into logging.dir";
-const WITHIN_CHECKPOINT: &str = "a checkpoint always has weights, optimizer and place in the data";
+const WITHIN_CHECKPOINT: &str = "a checkpoint always holds weights, optimizer and the place in the data";
 const ONE_RATE: &str = "all weights have one learning rate";
 const ONE_DECAY: &str = "weight decay stays the same";
 const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
@@ -60,28 +59,28 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("context-parallel-size", Only("1", GRID, TOGETHER)),
     ("expert-model-parallel-size", Only("1", GRID, "leave it out")),
     ("expert-tensor-parallel-size", Only("1", GRID, "leave it out")),
-    ("rotary-percent", Only("1", "all channels of a head are turned", "leave it out")),
+    ("rotary-percent", Only("1", "rotary positions turn all channels of a head", "leave it out")),
     ("attention-backend", Only("auto", KERNELS, "leave it out")),
     ("distributed-backend", Only("nccl", "ranks talk over NCCL on GPUs and over MPI on the host", "leave it out")),
     ("empty-unused-memory-level", Only("0", "memory is planned once, before the first step", "leave it out")),
     ("manual-gc-interval", Only("0", COLLECTOR, "leave it out")),
-    ("lr-warmup-init", Only("0", "warm-up begins at the first of its equal steps, above 0", "leave it out")),
+    ("lr-warmup-init", Only("0", "warm-up starts above 0, with the first of its equal increments", "leave it out")),
     ("weight-decay-incr-style", Only("constant", ONE_DECAY, "--weight-decay")),
     ("lr-wsd-decay-style", Only("linear", "wsd's decay is linear", "leave it out")),
 
-    ("mock-data", Without("data.path", "without it the trainer makes its own data")),
+    ("mock-data", Without("data.path", "without data.path the trainer makes its own data")),
 
-    ("te-rng-tracker", NotNeeded("randomness here is a function of step, sample and place, always safe to capture")),
-    ("overlap-grad-reduce", NotNeeded("gradients are always reduced while backward goes on")),
-    ("overlap-param-gather", NotNeeded("the weights of a distributed optimizer are always gathered while forward goes on")),
+    ("te-rng-tracker", NotNeeded("randomness is a function of step, sample and place, and always safe to capture")),
+    ("overlap-grad-reduce", NotNeeded("gradients are always reduced during backward")),
+    ("overlap-param-gather", NotNeeded("a distributed optimizer's weights are always gathered during forward")),
     ("no-check-for-nan-in-loss-and-grad", NotNeeded("the check runs on the device, inside the graph")),
     ("accumulate-allreduce-grads-in-fp32", NotNeeded("gradients always accumulate in f32")),
     ("attention-softmax-in-fp32", NotNeeded("softmax is always in f32")),
-    ("group-query-attention", NotNeeded("--num-query-groups alone says so")),
+    ("group-query-attention", NotNeeded("--num-query-groups is enough")),
     ("use-flash-attn", NotNeeded("attention is always one operation")),
     ("use-mcore-models", NotNeeded("there is one kind of transformer")),
     ("exit-signal-handler", NotNeeded("signals always end a run after a step, with a checkpoint")),
-    ("log-throughput", NotNeeded("every step is logged with it")),
+    ("log-throughput", NotNeeded("throughput is logged for every step")),
     ("log-validation-ppl-to-tensorboard", NotNeeded("perplexity is always logged beside the loss")),
     ("log-memory-to-tensorboard", NotNeeded("memory is always logged")),
     ("no-bias-gelu-fusion", NotNeeded(KERNELS)),
@@ -92,18 +91,18 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("no-persist-layer-norm", NotNeeded(KERNELS)),
     ("no-gradient-accumulation-fusion", NotNeeded(KERNELS)),
     ("cross-entropy-loss-fusion", NotNeeded("the loss is always one operation")),
-    ("calculate-per-token-loss", NotNeeded("all samples have as many tokens, and a loss is always their mean")),
-    ("apply-layernorm-1p", NotNeeded("norms have no weight decay, without which they train alike")),
+    ("calculate-per-token-loss", NotNeeded("all samples have the same number of tokens, and the loss is always their mean")),
+    ("apply-layernorm-1p", NotNeeded("norms have no weight decay, so both forms train alike")),
     ("manual-gc", NotNeeded(COLLECTOR)),
     ("no-manual-gc-eval", NotNeeded(COLLECTOR)),
     ("no-create-attention-mask-in-dataloader", NotNeeded("attention is causal without a mask in memory")),
     ("no-async-tensor-model-parallel-allreduce", NotNeeded("transfers of backward run beside products wherever they can")),
     ("tp-comm-overlap", NotNeeded("transfers of backward run beside products wherever they can")),
     ("disable-gloo-process-groups", NotNeeded("there are none")),
-    ("ckpt-fully-parallel-save", NotNeeded("ranks that divide weights or optimizer always write their parts")),
-    ("use-dist-ckpt", NotNeeded("any layout goes on from a checkpoint of any other")),
+    ("ckpt-fully-parallel-save", NotNeeded("each rank always writes its part of weights and optimizer")),
+    ("use-dist-ckpt", NotNeeded("any layout resumes from a checkpoint of any other")),
     ("auto-detect-ckpt-format", NotNeeded("there is one format")),
-    ("exit-on-missing-checkpoint", NotNeeded("a checkpoint that is asked for and is not there is always an error")),
+    ("exit-on-missing-checkpoint", NotNeeded("a missing checkpoint that was asked for is always an error")),
     ("no-one-logger", NotNeeded("nothing is sent anywhere")),
 
     ("fp16", Instead(PRECISION, "--bf16, or leave it out for f32")),
@@ -123,15 +122,15 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("hysteresis", Instead(LOSS_SCALE, "leave it out")),
     ("fp16-lm-cross-entropy", Instead("the loss is computed in f32", "leave it out")),
     ("fp32-residual-connection", Instead(PRECISION, "leave it out, or leave out --bf16 for f32 everywhere")),
-    ("apply-query-key-layer-scaling", Instead("softmax is in f32, which needs no such scaling", "leave it out")),
+    ("apply-query-key-layer-scaling", Instead("softmax runs in f32, which needs no such scaling", "leave it out")),
     ("squared-relu", Instead("feed-forward layers have GELU or SwiGLU", "--activation gelu or swiglu")),
     ("qk-layernorm", Instead("queries and keys are not normalised", "leave it out")),
     ("add-qkv-bias", Instead("linear layers and LayerNorms have biases together or not at all", "--bias=true or --bias=false")),
     ("disable-bias-linear", Instead("linear layers and LayerNorms have biases together or not at all", "--bias=false")),
     ("external-cuda-graph", Instead(OWN_GRAPHS, "--enable-cuda-graph")),
     ("cuda-graph-impl", Instead(OWN_GRAPHS, "--enable-cuda-graph, or leave it out for none")),
-    ("adam-beta1", Instead("the two are one option", "for example --betas [0.9,0.95]")),
-    ("adam-beta2", Instead("the two are one option", "for example --betas [0.9,0.95]")),
+    ("adam-beta1", Instead("both are one option", "for example --betas [0.9,0.95]")),
+    ("adam-beta2", Instead("both are one option", "for example --betas [0.9,0.95]")),
     ("train-samples", Instead(IN_STEPS, "--steps")),
     ("exit-interval", Instead(STOP, BY_SIGNAL)),
     ("exit-duration-in-mins", Instead(STOP, BY_SIGNAL)),
@@ -143,15 +142,15 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("decoupled-min-lr", Instead(ONE_RATE, "leave it out")),
     ("start-weight-decay", Instead(ONE_DECAY, "--weight-decay")),
     ("end-weight-decay", Instead(ONE_DECAY, "--weight-decay")),
-    ("override-opt_param-scheduler", Instead("a run that goes on has the schedule of its options, and tells what changed", "leave it out")),
-    ("use-checkpoint-opt_param-scheduler", Instead("a run that goes on has the schedule of its options, and tells what changed", "leave it out, and give the options as before")),
+    ("override-opt_param-scheduler", Instead("a resumed run has the schedule of its options, and says what changed", "leave it out")),
+    ("use-checkpoint-opt_param-scheduler", Instead("a resumed run has the schedule of its options, and says what changed", "leave it out, and give the options as before")),
     ("embedding-init-method-std", Instead("embeddings start like other matrices", "--init-std for all")),
     ("init-method-xavier-uniform", Instead("matrices start from a normal distribution", "--init-std")),
     ("use-cpu-initialization", Instead("weights start the same on every layout", "leave it out")),
     ("reset-position-ids", Instead(CAUSAL, "leave it out")),
     ("reset-attention-mask", Instead(CAUSAL, "leave it out")),
     ("eod-mask-loss", Instead(CAUSAL, "leave it out")),
-    ("data-cache-path", Instead("the order of samples is computed, nothing is cached", "leave it out")),
+    ("data-cache-path", Instead("the order of samples is computed; nothing is cached", "leave it out")),
     ("no-mmap-bin-files", Instead("token files are mapped into memory", "leave it out")),
     ("dataloader-type", Instead("every sample comes once an epoch, in an order that data.seed decides", "leave it out")),
     ("vocab-file", Instead(TOKENIZERS, "--tokenizer; token files need none")),
@@ -159,30 +158,30 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("tokenizer-type", Instead(TOKENIZERS, "--tokenizer; token files need none")),
     ("tiktoken-pattern", Instead(TOKENIZERS, "--tokenizer; token files need none")),
     ("make-vocab-size-divisible-by", Instead("the vocabulary is padded to a multiple of 128 x parallel.tensor", "leave it out")),
-    ("train-data-path", Instead("data that are trained on have one option", "--data-path")),
-    ("test-data-path", Instead("there are data to train on and data to validate on", "--validation-path, or leave it out")),
+    ("train-data-path", Instead("training data have one option", "--data-path")),
+    ("test-data-path", Instead("there are training and validation data, no test data", "--validation-path, or leave it out")),
     ("no-position-embedding", Instead("positions are learned, rotary or none", "leave it out beside --position rotary, or --position none")),
-    ("use-rope-scaling", Instead("its numbers are given", "--rope-scaling [8,1,4,8192]")),
+    ("use-rope-scaling", Instead("the scaling is given as numbers", "--rope-scaling [8,1,4,8192]")),
     ("num-experts", Instead("models are dense", "leave it out")),
     ("ddp-bucket-size", Instead("buckets are counted in MiB of gradients, not in parameters", "--bucket-mib 153 for 40 million parameters in f32")),
-    ("num-layers-per-virtual-pipeline-stage", Instead("chunks of a stage are counted, not their layers", "--virtual-pipeline-model-parallel-size")),
+    ("num-layers-per-virtual-pipeline-stage", Instead("the option counts chunks of a stage, not layers of a chunk", "--virtual-pipeline-model-parallel-size")),
     ("use-torch-fsdp2", Instead(GRID, "--use-distributed-optimizer")),
     ("finetune", Instead(WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
     ("no-load-optim", Instead(WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
-    ("no-load-rng", Instead("randomness is no state that is loaded", "leave it out, or set another --seed")),
+    ("no-load-rng", Instead("randomness is a function, not a state to load", "leave it out, or set another --seed")),
     ("no-save-optim", Instead(WITHIN_CHECKPOINT, "leave it out")),
     ("no-save-rng", Instead(WITHIN_CHECKPOINT, "leave it out")),
     ("use-checkpoint-args", Instead("a run has the options that it is given", "--config with the checkpoint's config.toml")),
     ("dist-ckpt-format", Instead("checkpoints are safetensors", "leave it out")),
     ("ckpt-step", Instead("a checkpoint is named by its folder", "--resume with the step's folder")),
     ("ckpt-format", Instead("checkpoints are safetensors", "leave it out")),
-    ("async-save", Instead("a run goes on when its checkpoint is on disk", "leave it out")),
+    ("async-save", Instead("a run continues when its checkpoint is on disk", "leave it out")),
     ("tensorboard-log-interval", Instead(LOGS, "--tensorboard with --log-dir")),
     ("tensorboard-queue-size", Instead(LOGS, "--tensorboard with --log-dir")),
-    ("log-timers-to-tensorboard", Instead("a timeline has every operation's time", "--trace")),
-    ("timing-log-level", Instead("a timeline has every operation's time", "--trace")),
-    ("timing-log-option", Instead("a timeline has every operation's time", "--trace")),
-    ("log-params-norm", Instead("the norm of gradients is logged, not that of weights", "leave it out")),
+    ("log-timers-to-tensorboard", Instead("a timeline has the time of every operation", "--trace")),
+    ("timing-log-level", Instead("a timeline has the time of every operation", "--trace")),
+    ("timing-log-option", Instead("a timeline has the time of every operation", "--trace")),
+    ("log-params-norm", Instead("the norm of gradients is logged, not of weights", "leave it out")),
     ("log-num-zeros-in-grad", Instead("the norm of gradients is logged, not their zeros", "leave it out")),
     ("log-progress", Instead(LOGS, "leave it out")),
     ("tensorboard-dir", Instead("TensorBoard's files go into logging.dir", "--tensorboard with --log-dir")),
@@ -192,14 +191,14 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("wandb-save-dir", Instead(NOTHING_SENT, "--wandb with --log-dir")),
     ("profile", Instead("a timeline is a file", "--trace")),
     ("use-pytorch-profiler", Instead("a timeline is a file", "--trace")),
-    ("profile-ranks", Instead("every rank has a timeline", "--trace")),
-    ("profile-step-end", Instead("a timeline has a number of steps", "--trace-steps")),
-    ("checkpoint-activations", Instead("what is computed again has a granularity", "--recompute-granularity full")),
-    ("recompute-modules", Instead("selective computes norms and activations again", "--recompute-granularity selective")),
+    ("profile-ranks", Instead("every rank writes a timeline", "--trace")),
+    ("profile-step-end", Instead("the length of a timeline is a number of steps", "--trace-steps")),
+    ("checkpoint-activations", Instead("recompute has a granularity", "--recompute-granularity full")),
+    ("recompute-modules", Instead("selective recompute runs norms and activations again", "--recompute-granularity selective")),
     ("DDP-impl", Instead(ONE_WAY, "leave it out")),
     ("use-legacy-models", Instead(ONE_WAY, "leave it out")),
     ("moe-grouped-gemm", Instead("models are dense", "leave it out")),
     ("moe-router-topk", Instead("models are dense", "leave it out")),
     ("transformer-impl", Instead(ONE_WAY, "leave it out")),
-    ("num-workers", Instead("one thread makes the next batches", "leave it out")),
+    ("num-workers", Instead("one thread makes the batches", "leave it out")),
 ];
