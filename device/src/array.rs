@@ -11,16 +11,16 @@ use crate::cuda::PinnedBlock;
 /// An array of host memory, shared and never changed: ordinary memory, or page-locked memory from a [`Staging`], which a
 /// GPU copies without the host's help.
 pub struct HostArray<T> {
-    memory: Arc<Memory<T>>,
+    memory: Arc<ArrayMemory<T>>,
 }
 
-enum Memory<T> {
+enum ArrayMemory<T> {
     Pageable(Vec<T>),
-    Pinned(Borrowed, usize),
+    Pinned(BorrowedBlock, usize),
 }
 
 /// A block that returns to where it came from once nothing reads it any more.
-struct Borrowed {
+struct BorrowedBlock {
     block: Option<PinnedBlock>,
     home: Staging,
 }
@@ -45,12 +45,12 @@ impl Staging {
         let Some(mut block) = fitting.map(|at| free.swap_remove(at)) else { return values };
         drop(free);
         block.fill::<T>(&values);
-        let borrowed = Borrowed { block: Some(block), home: self.clone() };
-        HostArray { memory: Arc::new(Memory::Pinned(borrowed, values.len())) }
+        let borrowed = BorrowedBlock { block: Some(block), home: self.clone() };
+        HostArray { memory: Arc::new(ArrayMemory::Pinned(borrowed, values.len())) }
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for BorrowedBlock {
     fn drop(&mut self) {
         let mut free = self.home.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(self.block.take());
@@ -61,8 +61,8 @@ impl<T: Element> HostArray<T> {
     /// The page-locked memory the values are in, if they are.
     pub(crate) fn pinned(&self) -> Option<&PinnedBlock> {
         match &*self.memory {
-            Memory::Pageable(_) => None,
-            Memory::Pinned(borrowed, _) => borrowed.block.as_ref(),
+            ArrayMemory::Pageable(_) => None,
+            ArrayMemory::Pinned(borrowed, _) => borrowed.block.as_ref(),
         }
     }
 
@@ -74,7 +74,7 @@ impl<T: Element> HostArray<T> {
 
 impl<T> From<Vec<T>> for HostArray<T> {
     fn from(values: Vec<T>) -> HostArray<T> {
-        HostArray { memory: Arc::new(Memory::Pageable(values)) }
+        HostArray { memory: Arc::new(ArrayMemory::Pageable(values)) }
     }
 }
 
@@ -89,8 +89,8 @@ impl<T: Element> Deref for HostArray<T> {
 
     fn deref(&self) -> &[T] {
         match &*self.memory {
-            Memory::Pageable(values) => values,
-            Memory::Pinned(borrowed, count) => borrowed.block.as_ref().map_or(&[], |block| block.slice(*count)),
+            ArrayMemory::Pageable(values) => values,
+            ArrayMemory::Pinned(borrowed, count) => borrowed.block.as_ref().map_or(&[], |block| block.slice(*count)),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! the values of the buffer it names.
 //!
 //! Happens-before follows from stream order, events, launches and host waits, kept as one vector clock per stream and
-//! per recorded event. Memory is a map of byte ranges, each with the buffer that owns its values, the last write and
+//! per recorded event. MemoryMap is a map of byte ranges, each with the buffer that owns its values, the last write and
 //! the reads since. A graph is analysed once, at the end of its capture, with its nodes' dependencies as the order; a
 //! launch is then one operation that reads what the graph takes from outside and writes what it leaves.
 
@@ -40,7 +40,7 @@ impl Access {
 
 /// What is known of a range of bytes.
 #[derive(Clone, Debug, Default)]
-struct Cell {
+struct ByteRange {
     end: u64,
     /// Whose values lie here, and the operation that wrote them.
     written: Option<(BufferId, Access)>,
@@ -51,11 +51,11 @@ struct Cell {
 
 /// Byte ranges and what happened to them.
 #[derive(Default)]
-struct Memory {
-    cells: BTreeMap<u64, Cell>,
+struct MemoryMap {
+    cells: BTreeMap<u64, ByteRange>,
 }
 
-impl Memory {
+impl MemoryMap {
     /// Makes `at` a border between cells.
     fn split(&mut self, at: u64) {
         if let Some((_, cell)) = self.cells.range_mut(..at).next_back()
@@ -68,23 +68,23 @@ impl Memory {
     }
 
     /// Puts one blank cell over the range.
-    fn replace(&mut self, range: Range<u64>, cell: Cell) {
+    fn replace(&mut self, range: Range<u64>, cell: ByteRange) {
         self.split(range.start);
         self.split(range.end);
         let inside: Vec<u64> = self.cells.range(range.clone()).map(|(start, _)| *start).collect();
         for start in inside {
             self.cells.remove(&start);
         }
-        self.cells.insert(range.start, Cell { end: range.end, ..cell });
+        self.cells.insert(range.start, ByteRange { end: range.end, ..cell });
     }
 
     fn remove(&mut self, range: Range<u64>) {
-        self.replace(range.clone(), Cell::default());
+        self.replace(range.clone(), ByteRange::default());
         self.cells.remove(&range.start);
     }
 
     /// The cells of a range with the gaps between them filled by blank ones.
-    fn cells(&mut self, range: Range<u64>) -> impl Iterator<Item = (u64, &mut Cell)> {
+    fn cells(&mut self, range: Range<u64>) -> impl Iterator<Item = (u64, &mut ByteRange)> {
         self.split(range.start);
         self.split(range.end);
         let mut gaps = Vec::new();
@@ -99,7 +99,7 @@ impl Memory {
             gaps.push((at, range.end));
         }
         for (start, end) in gaps {
-            self.cells.insert(start, Cell { end, ..Cell::default() });
+            self.cells.insert(start, ByteRange { end, ..ByteRange::default() });
         }
         self.cells.range_mut(range).map(|(start, cell)| (*start, cell))
     }
@@ -114,7 +114,7 @@ fn race(buffer: BufferId, first: &Access, second: &Access, names: &[Rc<str>]) ->
 }
 
 /// Checks one read of a cell and notes it.
-fn read_cell(cell: &mut Cell, buffer: BufferId, by: &Access, clock: &Clock, names: &[Rc<str>]) -> Result<()> {
+fn read_cell(cell: &mut ByteRange, buffer: BufferId, by: &Access, clock: &Clock, names: &[Rc<str>]) -> Result<()> {
     if cell.freed {
         return Err(CheckError::Freed { user: by.label.to_string(), buffer: name(buffer, names) }.into());
     }
@@ -140,7 +140,7 @@ fn read_cell(cell: &mut Cell, buffer: BufferId, by: &Access, clock: &Clock, name
 }
 
 /// Checks one write of a cell and notes it.
-fn write_cell(cell: &mut Cell, buffer: BufferId, by: &Access, clock: &Clock, names: &[Rc<str>]) -> Result<()> {
+fn write_cell(cell: &mut ByteRange, buffer: BufferId, by: &Access, clock: &Clock, names: &[Rc<str>]) -> Result<()> {
     if cell.freed {
         return Err(CheckError::Freed { user: by.label.to_string(), buffer: name(buffer, names) }.into());
     }
@@ -155,7 +155,7 @@ fn write_cell(cell: &mut Cell, buffer: BufferId, by: &Access, clock: &Clock, nam
 
 /// The checker of a device's eager operations and launches.
 pub(crate) struct Checker {
-    memory: Memory,
+    memory: MemoryMap,
     streams: Vec<Clock>,
     /// What the host has waited for; the host is clock 0, like the default stream.
     host: Clock,
@@ -164,7 +164,7 @@ pub(crate) struct Checker {
 
 impl Checker {
     pub(crate) fn new() -> Checker {
-        Checker { memory: Memory::default(), streams: Vec::new(), host: vec![0], events: HashMap::new() }
+        Checker { memory: MemoryMap::default(), streams: Vec::new(), host: vec![0], events: HashMap::new() }
     }
 
     /// The stream's clock after what the host knows, advanced by one operation.
@@ -256,7 +256,7 @@ impl Checker {
     pub(crate) fn host_write(&mut self, tensor: &Tensor) {
         self.host[0] += 1;
         let by = Access { stream: 0, time: self.host[0], label: "upload".into() };
-        let cell = Cell { written: Some((tensor.buffer, by)), ..Cell::default() };
+        let cell = ByteRange { written: Some((tensor.buffer, by)), ..ByteRange::default() };
         self.memory.replace(tensor.range(), cell);
     }
 
@@ -275,7 +275,7 @@ impl Checker {
     }
 
     pub(crate) fn free(&mut self, range: Range<u64>) {
-        self.memory.replace(range, Cell { freed: true, ..Cell::default() });
+        self.memory.replace(range, ByteRange { freed: true, ..ByteRange::default() });
     }
 }
 
@@ -299,7 +299,7 @@ pub(crate) struct Effects {
 /// # Errors
 /// A race between nodes, or a read of a buffer another node overwrote.
 pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>]) -> Result<Effects> {
-    let mut memory = Memory::default();
+    let mut memory = MemoryMap::default();
     let mut effects = Effects::default();
     let mut clocks: Vec<Clock> = Vec::with_capacity(nodes.len());
     for (index, node) in nodes.iter().enumerate() {

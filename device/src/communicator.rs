@@ -1,8 +1,60 @@
 //! What a group of ranks is to a stream. Implementations live in the `parallel` crate.
 
-use crate::cuda::StreamHandle;
-use crate::ops::CollectiveKind;
 use crate::{Error, Result, Tensor};
+
+/// Which transfer between the ranks of a communicator. Ranks are numbers within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CollectiveKind {
+    /// Every rank ends with the sum over ranks, elementwise.
+    AllReduceSum,
+    /// Every rank ends with all ranks' inputs, one after the other in rank order.
+    AllGather,
+    /// The sum over ranks is cut into as many equal parts as ranks, and each ends with its own.
+    ReduceScatterSum,
+    /// To another rank, which receives it.
+    Send {
+        /// To whom.
+        to: usize,
+    },
+    /// From another rank, which sends it.
+    Receive {
+        /// From whom.
+        from: usize,
+    },
+}
+
+impl CollectiveKind {
+    /// Its name in errors, reports and traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduceSum => "all_reduce",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatterSum => "reduce_scatter",
+            CollectiveKind::Send { .. } => "send",
+            CollectiveKind::Receive { .. } => "receive",
+        }
+    }
+
+    /// The rank it is sent to.
+    pub fn receiver(self) -> Option<usize> {
+        match self {
+            CollectiveKind::Send { to } => Some(to),
+            _ => None,
+        }
+    }
+
+    /// The rank it comes from.
+    pub fn sender(self) -> Option<usize> {
+        match self {
+            CollectiveKind::Receive { from } => Some(from),
+            _ => None,
+        }
+    }
+}
+
+/// A CUDA stream of the device's, for libraries that enqueue work on it themselves.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamHandle(pub *mut std::ffi::c_void);
 
 /// A group of ranks that communicate in one order.
 ///

@@ -1,19 +1,19 @@
 //! How far the work of a device has come, for another thread to read: a watchdog's, while the thread that owns the
 //! device may wait for ever.
 //!
-//! Work leaves **marks** in host memory: a [`Mark`](crate::ops::Mark) is an operation like others, recorded and replayed
+//! Work leaves **marks** in host memory: a [`ProgressMark`] is an operation like others, recorded and replayed
 //! with the region it stands in, so that inside a graph too it is known how far the device is. Each kind of mark has a
-//! lane of its own: one for steps, one for regions, and one for each order that several ranks keep, such as the
+//! track of its own: one for steps, one for regions, and one for each order that several ranks keep, such as the
 //! collectives of a communicator. Ranks of a group number these alike: who has begun fewer is the one waited for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::ops::{Collective, Mark};
+use crate::ops::Collective;
 
-/// Lanes there are; later ones are not marked.
-pub(crate) const LANES: usize = 32;
-/// Words of a lane: when it was last marked, counted over all lanes, the mark's value, and the lane's number of marks.
+/// Tracks there are; later ones are not marked.
+pub(crate) const TRACKS: usize = 32;
+/// Words of a track: when it was last marked, counted over all tracks, the mark's value, and the track's number of marks.
 pub(crate) const WORDS: usize = 3;
 
 const STEPS: usize = 0;
@@ -22,24 +22,39 @@ const REGIONS: usize = 1;
 /// The marks of one device, shared with who reads them.
 #[derive(Clone)]
 pub struct Progress {
-    shared: Arc<Shared>,
+    shared: Arc<SharedProgress>,
 }
 
-struct Shared {
-    /// `(LANES, WORDS)`. On a GPU its kernels write here too.
-    words: [AtomicU64; LANES * WORDS],
+struct SharedProgress {
+    /// `(TRACKS, WORDS)`. On a GPU its kernels write here too.
+    words: [AtomicU64; TRACKS * WORDS],
     sequence: AtomicU64,
     /// Operations that the host device has run; a GPU has none.
     operations: AtomicU64,
-    names: Mutex<Names>,
+    names: Mutex<ProgressNames>,
 }
 
 #[derive(Default)]
-struct Names {
+struct ProgressNames {
     /// What a mark's value stands for.
     labels: Vec<String>,
-    /// The lanes after those of steps and regions.
-    lanes: Vec<Order>,
+    /// The tracks after those of steps and regions.
+    tracks: Vec<Order>,
+}
+
+/// An operation that tells the host, in stream order, that a stream's work has come this far. [`Progress`] makes it.
+#[derive(Clone, Debug)]
+pub struct ProgressMark {
+    progress: Progress,
+    pub(crate) track: usize,
+    pub(crate) value: u32,
+}
+
+impl ProgressMark {
+    /// What the host device does with it.
+    pub(crate) fn leave(&self) {
+        self.progress.mark(self.track, self.value);
+    }
 }
 
 /// An order of transfers that some ranks keep together.
@@ -70,9 +85,9 @@ pub struct Reached {
 
 impl Default for Progress {
     fn default() -> Progress {
-        let words = [const { AtomicU64::new(0) }; LANES * WORDS];
+        let words = [const { AtomicU64::new(0) }; TRACKS * WORDS];
         Progress {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedProgress {
                 words,
                 sequence: AtomicU64::new(0),
                 operations: AtomicU64::new(0),
@@ -90,38 +105,38 @@ impl std::fmt::Debug for Progress {
 
 impl Progress {
     /// The mark of a step's beginning. It is submitted anew each step, never captured.
-    pub fn step(&self, step: u32) -> Mark {
-        Mark { progress: self.clone(), lane: STEPS, value: step }
+    pub fn step(&self, step: u32) -> ProgressMark {
+        ProgressMark { progress: self.clone(), track: STEPS, value: step }
     }
 
     /// The mark of a region's beginning.
-    pub fn region(&self, name: &str) -> Mark {
-        Mark { progress: self.clone(), lane: REGIONS, value: self.label(name) }
+    pub fn region(&self, name: &str) -> ProgressMark {
+        ProgressMark { progress: self.clone(), track: REGIONS, value: self.label(name) }
     }
 
     /// The mark of a transfer's beginning; none where there are too many orders.
-    pub(crate) fn transfer(&self, collective: &Collective) -> Option<Mark> {
+    pub(crate) fn transfer(&self, collective: &Collective) -> Option<ProgressMark> {
         let (kind, group) = (collective.kind, &collective.communicator);
         let sent = kind.receiver().map(|to| (group.rank(), to));
         let between = sent.or(kind.sender().map(|from| (from, group.rank())));
         let value = self.label(&format!("{} on {}", kind.name(), group.name()));
         let order = Order { communicator: group.name().into(), ranks: group.members(), between };
-        self.lane(order).map(|lane| Mark { progress: self.clone(), lane, value })
+        self.track(order).map(|track| ProgressMark { progress: self.clone(), track, value })
     }
 
     /// Marks, from the host, that it begins a transfer of `order` itself. It has no place among the device's.
     pub fn begin(&self, name: &str, order: Order) {
         let value = self.label(name);
-        if let Some(lane) = self.lane(order) {
-            self.count(lane, value);
+        if let Some(track) = self.track(order) {
+            self.count(track, value);
         }
     }
 
-    /// What the host device does with a [`Mark`].
-    pub(crate) fn mark(&self, lane: usize, value: u32) {
-        self.count(lane, value);
+    /// What the host device does with a [`ProgressMark`].
+    fn mark(&self, track: usize, value: u32) {
+        self.count(track, value);
         let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed) + 1;
-        self.shared.words[lane * WORDS].store(sequence, Ordering::Release);
+        self.shared.words[track * WORDS].store(sequence, Ordering::Release);
     }
 
     /// The host device has run an operation: a region of many takes its time there.
@@ -129,26 +144,27 @@ impl Progress {
         self.shared.operations.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn count(&self, lane: usize, value: u32) {
-        let lane = &self.shared.words[lane * WORDS..];
-        lane[1].store(value.into(), Ordering::Relaxed);
-        lane[2].fetch_add(1, Ordering::Relaxed);
+    fn count(&self, track: usize, value: u32) {
+        let track = &self.shared.words[track * WORDS..];
+        track[1].store(value.into(), Ordering::Relaxed);
+        track[2].fetch_add(1, Ordering::Relaxed);
     }
 
     /// How far the work has come. A mark that is just being made may be read in part.
     pub fn reached(&self) -> Reached {
-        let word = |lane: usize, word: usize| self.shared.words[lane * WORDS + word].load(Ordering::Acquire);
+        let word = |track: usize, word: usize| self.shared.words[track * WORDS + word].load(Ordering::Acquire);
         let names = self.names();
-        let label = |lane: usize| names.labels.get(word(lane, 1) as usize).cloned();
-        let others = names.lanes.iter().zip(REGIONS + 1..);
-        let newest = others.clone().map(|(_, lane)| lane).max_by_key(|&lane| word(lane, 0));
-        let begun = |lane: &usize| word(*lane, 2) > 0;
+        let label = |track: usize| names.labels.get(word(track, 1) as usize).cloned();
+        let others = names.tracks.iter().zip(REGIONS + 1..);
+        let newest = others.clone().map(|(_, track)| track).max_by_key(|&track| word(track, 0));
+        let begun = |track: &usize| word(*track, 2) > 0;
         Reached {
-            marks: (0..LANES).map(|lane| word(lane, 2)).sum::<u64>() + self.shared.operations.load(Ordering::Relaxed),
-            step: Some(STEPS).filter(begun).map(|lane| word(lane, 1)),
+            marks: (0..TRACKS).map(|track| word(track, 2)).sum::<u64>()
+                + self.shared.operations.load(Ordering::Relaxed),
+            step: Some(STEPS).filter(begun).map(|track| word(track, 1)),
             region: Some(REGIONS).filter(begun).and_then(label),
-            transfer: newest.filter(begun).and_then(|lane| Some((label(lane)?, word(lane, 2)))),
-            orders: others.map(|(order, lane)| (order.clone(), word(lane, 2))).collect(),
+            transfer: newest.filter(begun).and_then(|track| Some((label(track)?, word(track, 2)))),
+            orders: others.map(|(order, track)| (order.clone(), word(track, 2))).collect(),
         }
     }
 
@@ -157,7 +173,7 @@ impl Progress {
         &self.shared.words
     }
 
-    fn names(&self) -> MutexGuard<'_, Names> {
+    fn names(&self) -> MutexGuard<'_, ProgressNames> {
         self.shared.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -170,19 +186,19 @@ impl Progress {
         }) as u32
     }
 
-    /// The lane of an order; none where there are too many.
-    fn lane(&self, order: Order) -> Option<usize> {
-        let lanes = &mut self.names().lanes;
-        let known = lanes.iter().position(|lane| *lane == order);
+    /// The track of an order; none where there are too many.
+    fn track(&self, order: Order) -> Option<usize> {
+        let tracks = &mut self.names().tracks;
+        let known = tracks.iter().position(|track| *track == order);
         let index = known.unwrap_or_else(|| {
-            lanes.push(order);
-            lanes.len() - 1
+            tracks.push(order);
+            tracks.len() - 1
         });
-        let lane = REGIONS + 1 + index;
-        if lane < LANES {
-            return Some(lane);
+        let track = REGIONS + 1 + index;
+        if track < TRACKS {
+            return Some(track);
         }
-        lanes.truncate(LANES - REGIONS - 1);
+        tracks.truncate(TRACKS - REGIONS - 1);
         None
     }
 }

@@ -8,13 +8,12 @@ use std::ffi::{CStr, c_void};
 use cudarc::driver::{result, sys};
 
 use super::compile::{SOURCES, load_or_compile};
-use super::error::Driver;
-use super::gpu::GpuProperties;
-use super::queue::RawStream;
+use super::driver::{Driver, GpuProperties, RawStream};
 use crate::{Error, Result, Tensor};
 
 /// All kernels of [`SOURCES`], loaded on the GPU.
 pub(crate) struct Kernels {
+    gpu: GpuProperties,
     modules: Vec<sys::CUmodule>,
     functions: HashMap<String, sys::CUfunction>,
 }
@@ -65,7 +64,7 @@ impl Kernels {
     /// # Errors
     /// A compiler's or the driver's.
     pub(crate) fn load(gpu: &GpuProperties) -> Result<Kernels> {
-        let mut kernels = Kernels { modules: Vec::new(), functions: HashMap::new() };
+        let mut kernels = Kernels { gpu: gpu.clone(), modules: Vec::new(), functions: HashMap::new() };
         for (name, source) in SOURCES {
             let module = load_or_compile(name, source, &gpu.architecture(), |cubin| {
                 // SAFETY: whole, as it came from the compiler; unloaded when dropped.
@@ -77,6 +76,11 @@ impl Kernels {
             }
         }
         Ok(kernels)
+    }
+
+    /// The GPU they are loaded on.
+    pub(crate) fn gpu(&self) -> &GpuProperties {
+        &self.gpu
     }
 
     /// Launches a kernel on a stream, or records it while the stream captures.

@@ -4,8 +4,7 @@
 
 use cudarc::driver::sys;
 
-use super::error::missing_library;
-use super::gpu::driver_version;
+use super::driver::{driver_version, missing_library};
 use crate::Error;
 
 /// A library that belongs to a CUDA version, which the driver must know.

@@ -1,6 +1,7 @@
 //! Timing candidates on the GPU, before anything is captured: which of several ways to do the same is the fastest.
 
-use super::{Arg, Cuda, DeviceBlock, Grid, RawEvent, RawStream};
+use super::driver::{DeviceBlock, RawEvent, RawStream};
+use super::kernels::{Arg, Grid, Kernels};
 use crate::{BufferId, DType, Result, Shape, Tensor};
 
 /// Times each candidate is measured.
@@ -26,11 +27,11 @@ pub(super) fn medians(
     for _ in 0..ROUNDS {
         for candidate in (0..candidates).filter(|candidate| usable[*candidate]) {
             run(candidate)?;
-            start.record(stream)?;
+            stream.record(&start)?;
             for _ in 0..RUNS {
                 run(candidate)?;
             }
-            end.record(stream)?;
+            stream.record(&end)?;
             end.synchronize()?;
             times[candidate].push(start.elapsed_ms(&end)? / RUNS as f32);
         }
@@ -51,11 +52,11 @@ pub(super) fn fastest(times: &[Option<f32>]) -> Option<(usize, f32)> {
 
 /// Memory for the time of a measurement.
 #[derive(Default)]
-pub(super) struct Bench {
+pub(super) struct TimingMemory {
     blocks: Vec<DeviceBlock>,
 }
 
-impl Bench {
+impl TimingMemory {
     /// A tensor of random values; nothing when the GPU has not that much memory.
     ///
     /// # Errors
@@ -64,7 +65,7 @@ impl Bench {
         &mut self,
         shape: Shape,
         dtype: DType,
-        cuda: &Cuda,
+        kernels: &Kernels,
         stream: &RawStream,
     ) -> Result<Option<Tensor>> {
         let count = shape.elements();
@@ -72,7 +73,7 @@ impl Bench {
         let kernel = if dtype == DType::Bf16 { "random_bf16" } else { "random_f32" };
         let grid = Grid::line(count.div_ceil(1024).clamp(1, 4096), 256);
         let seed = self.blocks.len() as u32;
-        cuda.kernels.launch(stream, kernel, grid, &[Arg::Pointer(address), Arg::U64(count as u64), Arg::U32(seed)])?;
+        kernels.launch(stream, kernel, grid, &[Arg::Pointer(address), Arg::U64(count as u64), Arg::U32(seed)])?;
         Ok(Some(Tensor { address, shape, dtype, buffer: BufferId(0) }))
     }
 

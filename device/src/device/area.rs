@@ -2,37 +2,17 @@
 
 use std::rc::Rc;
 
+use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
 use super::{Core, Device};
-use crate::cuda::DeviceBlock;
-use crate::host::memory::{Block, available};
-use crate::lane::Backend;
+use crate::backend::DeviceBackend;
+use crate::host::memory::{HostBlock, available};
 use crate::{BufferId, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
-
-/// Every buffer begins at a multiple of this many bytes.
-pub const ALIGNMENT: usize = 256;
-
-/// Virtual addresses, given while nothing is allocated, begin here: far above any real one.
-pub(super) const VIRTUAL: u64 = 1 << 60;
 
 /// Memory at a fixed address, given back when dropped.
 pub struct Area {
     device: Device,
     start: u64,
     bytes: usize,
-}
-
-pub(super) struct AreaInfo {
-    end: u64,
-    _memory: Memory,
-}
-
-/// What an area's addresses stand for.
-#[allow(dead_code, reason = "held until the area is freed")]
-enum Memory {
-    /// Nothing: a dry device.
-    None,
-    Host(Block),
-    Cuda(DeviceBlock),
 }
 
 impl Device {
@@ -45,17 +25,17 @@ impl Device {
         core.refuse_during_capture(CaptureRule::Allocation, || format!("`{name}` of {bytes} bytes was allocated"))?;
         let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         let (start, memory) = match &core.backend {
-            _ if core.dry => (core.virtual_range(size), Memory::None),
-            Backend::Host(_) => {
+            _ if core.dry => (core.virtual_range(size), AreaMemory::None),
+            DeviceBackend::Host(_) => {
                 let available =
                     available().map_or_else(|| "the host has less".into(), |free| format!("{free} are free"));
                 let mut block =
-                    Block::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
-                (block.address(), Memory::Host(block))
+                    HostBlock::new(size).ok_or_else(|| Error::OutOfMemory { name: name.into(), bytes, available })?;
+                (block.address(), AreaMemory::Host(block))
             }
-            Backend::Cuda(cuda) => {
+            DeviceBackend::Cuda(cuda) => {
                 let block = cuda.allocate(name, size)?;
-                (block.address(), Memory::Cuda(block))
+                (block.address(), AreaMemory::Cuda(block))
             }
         };
         core.areas.insert(start, AreaInfo { end: start + size as u64, _memory: memory });
@@ -114,7 +94,7 @@ impl Device {
     pub fn allocated_bytes(&self) -> usize {
         let core = self.peek();
         let areas: u64 = core.areas.iter().map(|(start, area)| area.end - start).sum();
-        areas as usize + core.streams.iter().map(|stream| stream.lane.scratch_bytes()).sum::<usize>()
+        areas as usize + core.streams.iter().map(|stream| stream.backend.scratch_bytes()).sum::<usize>()
     }
 }
 

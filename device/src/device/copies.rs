@@ -1,9 +1,9 @@
 //! Copies between host and device that wait: for set-up, not for steps.
 
 use super::Device;
+use crate::backend::DeviceBackend;
 use crate::cuda::PinnedBlock;
 use crate::host::view;
-use crate::lane::Backend;
 use crate::{Element, Error, Result, Staging, Tensor};
 
 impl Device {
@@ -23,8 +23,8 @@ impl Device {
             checker.host_write(tensor);
         }
         match &core.backend {
-            Backend::Host(_) => view::write::<T>(tensor).copy_from_slice(data),
-            Backend::Cuda(cuda) => cuda.upload(tensor, data)?,
+            DeviceBackend::Host(_) => view::write::<T>(tensor).copy_from_slice(data),
+            DeviceBackend::Cuda(cuda) => cuda.upload(tensor, data)?,
         }
         Ok(())
     }
@@ -44,8 +44,8 @@ impl Device {
             checker.host_write(tensor);
         }
         match &core.backend {
-            Backend::Host(_) => view::zero(tensor),
-            Backend::Cuda(cuda) => cuda.zero(tensor)?,
+            DeviceBackend::Host(_) => view::zero(tensor),
+            DeviceBackend::Cuda(cuda) => cuda.zero(tensor)?,
         }
         Ok(())
     }
@@ -67,8 +67,8 @@ impl Device {
             checker.host_read(tensor, &core.buffers)?;
         }
         match &core.backend {
-            Backend::Host(_) => Ok(view::read::<T>(tensor).to_vec()),
-            Backend::Cuda(cuda) => cuda.download(tensor),
+            DeviceBackend::Host(_) => Ok(view::read::<T>(tensor).to_vec()),
+            DeviceBackend::Cuda(cuda) => cuda.download(tensor),
         }
     }
 
@@ -78,8 +78,8 @@ impl Device {
     /// When the system cannot lock that much.
     pub fn staging(&self, bytes: impl IntoIterator<Item = usize>) -> Result<Staging> {
         match &self.peek().backend {
-            Backend::Host(_) => Ok(Staging::default()),
-            Backend::Cuda(cuda) => {
+            DeviceBackend::Host(_) => Ok(Staging::default()),
+            DeviceBackend::Cuda(cuda) => {
                 let blocks: Vec<PinnedBlock> = bytes.into_iter().map(PinnedBlock::new).collect::<Result<_>>()?;
                 cuda.counters.borrow_mut().allocations += blocks.len() as u64;
                 Ok(Staging::new(blocks))

@@ -2,16 +2,16 @@
 
 use super::Device;
 use crate::Result;
+use crate::backend::DeviceBackend;
 use crate::cuda::{Counters, GpuProperties};
 use crate::host::memory::available;
-use crate::lane::Backend;
 
 impl Device {
     /// What the GPU is; nothing on the host.
     pub fn gpu(&self) -> Option<GpuProperties> {
         match &self.peek().backend {
-            Backend::Host(_) => None,
-            Backend::Cuda(cuda) => Some(cuda.gpu.properties.clone()),
+            DeviceBackend::Host(_) => None,
+            DeviceBackend::Cuda(cuda) => Some(cuda.gpu.properties.clone()),
         }
     }
 
@@ -21,8 +21,8 @@ impl Device {
     /// The driver's.
     pub fn gpu_memory(&self) -> Result<Option<(usize, usize)>> {
         match &self.peek().backend {
-            Backend::Host(_) => Ok(None),
-            Backend::Cuda(cuda) => cuda.gpu.memory().map(Some),
+            DeviceBackend::Host(_) => Ok(None),
+            DeviceBackend::Cuda(cuda) => cuda.gpu.memory().map(Some),
         }
     }
 
@@ -32,15 +32,15 @@ impl Device {
     /// The driver's.
     pub fn memory_in_use(&self) -> Result<usize> {
         match &self.peek().backend {
-            Backend::Host(_) => Ok(self.allocated_bytes()),
-            Backend::Cuda(cuda) => cuda.gpu.memory().map(|(free, total)| total - free),
+            DeviceBackend::Host(_) => Ok(self.allocated_bytes()),
+            DeviceBackend::Cuda(cuda) => cuda.gpu.memory().map(|(free, total)| total - free),
         }
     }
 
     /// Bytes of the machine's memory that this process can still take, where the device computes in them and the system
     /// tells.
     pub fn free_host_memory(&self) -> Option<usize> {
-        matches!(self.peek().backend, Backend::Host(_)).then(available).flatten()
+        matches!(self.peek().backend, DeviceBackend::Host(_)).then(available).flatten()
     }
 
     /// The most bytes that one of the operations traced so far takes from the system while it runs; 0 on a GPU.
@@ -51,8 +51,8 @@ impl Device {
     /// What was done so far that a steady step must not do; on the host all 0.
     pub fn counters(&self) -> Counters {
         match &self.peek().backend {
-            Backend::Host(_) => Counters::default(),
-            Backend::Cuda(cuda) => *cuda.counters.borrow(),
+            DeviceBackend::Host(_) => Counters::default(),
+            DeviceBackend::Cuda(cuda) => *cuda.counters.borrow(),
         }
     }
 
@@ -60,8 +60,8 @@ impl Device {
     /// on with this one's bits. Nothing on the host, which has no choice.
     pub fn export_choices(&self) -> Option<String> {
         match &self.peek().backend {
-            Backend::Host(_) => None,
-            Backend::Cuda(cuda) => Some(cuda.cublaslt.export()),
+            DeviceBackend::Host(_) => None,
+            DeviceBackend::Cuda(cuda) => Some(cuda.cublaslt.export()),
         }
     }
 
@@ -71,8 +71,8 @@ impl Device {
     /// The choices are for another GPU or version of cuBLASLt, or damaged.
     pub fn import_choices(&self, choices: &str) -> Result<()> {
         match &self.peek().backend {
-            Backend::Host(_) => Ok(()),
-            Backend::Cuda(cuda) => cuda.cublaslt.import(choices),
+            DeviceBackend::Host(_) => Ok(()),
+            DeviceBackend::Cuda(cuda) => cuda.cublaslt.import(choices),
         }
     }
 }

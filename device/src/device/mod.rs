@@ -2,25 +2,24 @@
 
 mod area;
 mod copies;
+mod core;
 mod facts;
+mod memory;
+mod timeline;
 mod trace;
 
 use std::cell::{Ref, RefCell, RefMut};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
-pub use area::{ALIGNMENT, Area};
-use area::{AreaInfo, VIRTUAL};
+pub use area::Area;
+pub(crate) use core::Core;
+pub use memory::ALIGNMENT;
 pub use trace::TraceEvent;
 
-use crate::capture::Capture;
-use crate::checker::Checker;
-use crate::cuda::{Cuda, CudaOptions};
+use crate::backend::DeviceBackend;
+use crate::cuda::{CudaDevice, CudaOptions};
 use crate::host::Pool;
-use crate::lane::{Backend, Priority};
-use crate::stream::{StreamId, StreamState};
-use crate::timeline::Recorder;
-use crate::{CaptureRule, Error, Progress, Result, Stream};
+use crate::{CaptureRule, Error, Progress, Result};
 
 /// A handle to one device, cheap to clone. A device is used from the thread that made it.
 #[derive(Clone)]
@@ -45,35 +44,6 @@ impl Default for HostOptions {
     }
 }
 
-/// Fields drop in order: streams and memory before what they came from.
-pub(crate) struct Core {
-    pub(crate) streams: Vec<StreamState>,
-    pub(crate) captures: BTreeMap<u64, Capture>,
-    pub(crate) next_id: u64,
-    pub(crate) checker: Option<Checker>,
-    pub(crate) trace: Option<Vec<TraceEvent>>,
-    pub(crate) dry: bool,
-    /// The region operations belong to, for messages and reports.
-    pub(crate) scope: Rc<str>,
-    /// Seed of the order in which graph nodes are replayed; `None` for the captured order.
-    pub(crate) shuffle: Option<u64>,
-    pub(crate) recorder: Recorder,
-    /// Nanoseconds since 1970.
-    pub(crate) timeline_began_ns: u64,
-    pub(crate) progress: Option<Progress>,
-    /// Counts frees, so that a graph knows when to look at its addresses again.
-    pub(crate) frees: u64,
-    areas: BTreeMap<u64, AreaInfo>,
-    pub(crate) buffers: Vec<Rc<str>>,
-    next_virtual: u64,
-    allocations: u64,
-    /// The most that an operation noted so far takes from the system while it runs, on the host.
-    pub(crate) host_scratch: usize,
-    /// Launches of graphs whose nodes did not run in the order of capture.
-    pub(crate) reordered: u64,
-    pub(crate) backend: Backend,
-}
-
 impl Device {
     /// A device on this machine's CPU.
     ///
@@ -82,7 +52,7 @@ impl Device {
     pub fn host(options: HostOptions) -> Result<Device> {
         let pool = Pool::new(options.threads)
             .map_err(|e| Error::operation("device", format!("cannot start {} threads: {e}", options.threads)))?;
-        Ok(Device::new(Backend::Host(pool), options.check, options.dry))
+        Ok(Device::new(DeviceBackend::Host(pool), options.check, options.dry))
     }
 
     /// A GPU of this machine, used from this thread alone.
@@ -90,32 +60,11 @@ impl Device {
     /// # Errors
     /// No driver or no such GPU, one that is too old, or a library that is missing.
     pub fn cuda(options: CudaOptions) -> Result<Device> {
-        Ok(Device::new(Backend::Cuda(Box::new(Cuda::open(options)?)), options.check, false))
+        Ok(Device::new(DeviceBackend::Cuda(Box::new(CudaDevice::open(options)?)), options.check, false))
     }
 
-    fn new(backend: Backend, check: bool, dry: bool) -> Device {
-        let core = Core {
-            streams: vec![StreamState::new("default", &backend, Priority::Compute)],
-            captures: BTreeMap::new(),
-            next_id: 1,
-            checker: check.then(Checker::new),
-            trace: None,
-            dry,
-            scope: "".into(),
-            shuffle: None,
-            recorder: Recorder::default(),
-            timeline_began_ns: 0,
-            progress: None,
-            frees: 0,
-            areas: BTreeMap::new(),
-            buffers: vec!["nothing".into()],
-            next_virtual: VIRTUAL,
-            allocations: 0,
-            host_scratch: 0,
-            reordered: 0,
-            backend,
-        };
-        Device { core: Rc::new(RefCell::new(core)) }
+    fn new(backend: DeviceBackend, check: bool, dry: bool) -> Device {
+        Device { core: Rc::new(RefCell::new(Core::new(backend, check, dry))) }
     }
 
     pub(crate) fn core(&self) -> RefMut<'_, Core> {
@@ -136,29 +85,6 @@ impl Device {
         self.core().dry = dry;
     }
 
-    /// A new stream, independent of the others.
-    pub fn stream(&self, name: &str) -> Stream {
-        self.add_stream(name, Priority::Compute)
-    }
-
-    /// A new stream for transfers between ranks. Where its work and another stream's are both ready, the GPU begins with
-    /// its: a transfer needs little of the card and has other ranks wait, while a product that begins first takes it whole.
-    pub fn transfer_stream(&self, name: &str) -> Stream {
-        self.add_stream(name, Priority::Transfer)
-    }
-
-    fn add_stream(&self, name: &str, priority: Priority) -> Stream {
-        let mut core = self.core();
-        let state = StreamState::new(name, &core.backend, priority);
-        core.streams.push(state);
-        Stream::new(self.clone(), StreamId(core.streams.len() as u32 - 1))
-    }
-
-    /// CUDA's legacy default stream, which waits for all others: it exists to be refused while a capture is under way.
-    pub fn default_stream(&self) -> Stream {
-        Stream::new(self.clone(), StreamId::DEFAULT)
-    }
-
     /// Waits until everything submitted to any stream is done.
     ///
     /// # Errors
@@ -168,9 +94,9 @@ impl Device {
         core.refuse_during_capture(CaptureRule::Synchronization, || "the device was synchronized".into())?;
         let core = &mut *core;
         match &core.backend {
-            Backend::Host(_) => core.streams.iter_mut().try_for_each(|stream| stream.lane.finish())?,
-            Backend::Cuda(cuda) if !core.dry => cuda.synchronize()?,
-            Backend::Cuda(_) => {}
+            DeviceBackend::Host(_) => core.streams.iter_mut().try_for_each(|stream| stream.backend.finish())?,
+            DeviceBackend::Cuda(cuda) if !core.dry => cuda.synchronize()?,
+            DeviceBackend::Cuda(_) => {}
         }
         if let Some(checker) = &mut core.checker {
             checker.synchronize_all();
@@ -184,7 +110,7 @@ impl Device {
     /// When the GPU cannot write to its memory.
     pub fn watch(&self, progress: Progress) -> Result<()> {
         let mut core = self.core();
-        if let Backend::Cuda(cuda) = &mut core.backend {
+        if let DeviceBackend::Cuda(cuda) = &mut core.backend {
             cuda.watch(progress.clone())?;
         }
         core.progress = Some(progress);
@@ -214,23 +140,19 @@ impl Device {
     pub fn reordered_launches(&self) -> u64 {
         self.peek().reordered
     }
-}
 
-impl Core {
-    /// The name of an operation in its region.
-    pub(crate) fn label(&self, op: &str) -> Rc<str> {
-        if self.scope.is_empty() { op.into() } else { format!("{}/{op}", self.scope).into() }
+    /// From now on submissions are noted instead of run.
+    pub fn begin_trace(&self) {
+        self.core().trace = Some(Vec::new());
     }
 
-    /// Fails, and spoils the captures under way, when any stream captures.
-    pub(crate) fn refuse_during_capture(&mut self, rule: CaptureRule, detail: impl FnOnce() -> String) -> Result<()> {
-        if self.captures.is_empty() {
-            return Ok(());
-        }
-        let error = Error::capture(rule, detail());
-        for capture in self.captures.values_mut() {
-            capture.spoil(&error);
-        }
-        Err(error)
+    /// Number of events noted so far.
+    pub fn trace_position(&self) -> usize {
+        self.peek().trace.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Ends the trace and returns what was noted.
+    pub fn end_trace(&self) -> Vec<TraceEvent> {
+        self.core().trace.take().unwrap_or_default()
     }
 }

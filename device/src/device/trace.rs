@@ -1,6 +1,5 @@
 //! Submissions noted instead of run, for plans of what would be.
 
-use super::Device;
 use crate::{BufferId, StreamId};
 
 /// Something submitted while tracing, in submission order.
@@ -27,21 +26,4 @@ pub enum TraceEvent {
         /// The event's number.
         event: u64,
     },
-}
-
-impl Device {
-    /// From now on submissions are noted instead of run.
-    pub fn begin_trace(&self) {
-        self.core().trace = Some(Vec::new());
-    }
-
-    /// Number of events noted so far.
-    pub fn trace_position(&self) -> usize {
-        self.peek().trace.as_ref().map_or(0, Vec::len)
-    }
-
-    /// Ends the trace and returns what was noted.
-    pub fn end_trace(&self) -> Vec<TraceEvent> {
-        self.core().trace.take().unwrap_or_default()
-    }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::math::{exp, max, sum};
-use super::philox::Mask;
+use super::philox::DropoutMask;
 use super::small_gemm::{Matrix, multiply};
 use super::{Pool, view};
 use crate::ops::{Attention, AttentionBackward};
@@ -75,7 +75,7 @@ pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, v
 pub(super) fn attention(op: &Attention, pool: &Pool) {
     let p = Packed::new(&op.qkv, op.heads, op.kv_heads);
     let qkv = to_f32(&op.qkv);
-    let mask = op.dropout.as_ref().map(Mask::new);
+    let mask = op.dropout.as_ref().map(DropoutMask::new);
     let results = pool.map(p.batch * p.heads, |task| {
         let (batch, head) = (task / p.heads, task % p.heads);
         forward_head(&p, &qkv, batch, head, mask.as_ref())
@@ -90,7 +90,13 @@ pub(super) fn attention(op: &Attention, pool: &Pool) {
 }
 
 /// One head's output `(seq, dim)` and log-sum-exp `(seq)`.
-fn forward_head(p: &Packed, qkv: &[f32], batch: usize, head: usize, mask: Option<&Mask>) -> (Vec<f32>, Vec<f32>) {
+fn forward_head(
+    p: &Packed,
+    qkv: &[f32],
+    batch: usize,
+    head: usize,
+    mask: Option<&DropoutMask>,
+) -> (Vec<f32>, Vec<f32>) {
     let kv = head / (p.heads / p.kv_heads);
     let query = p.part(qkv, batch, head);
     let key = p.part(qkv, batch, p.heads + kv);
@@ -133,7 +139,7 @@ pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
         output: &to_f32(&op.output),
         grad_output: &to_f32(&op.grad_output),
         stats: view::read::<f32>(&op.stats),
-        mask: op.dropout.as_ref().map(Mask::new),
+        mask: op.dropout.as_ref().map(DropoutMask::new),
     };
     let group = p.heads / p.kv_heads;
     let results =
@@ -154,7 +160,7 @@ struct Inputs<'a> {
     output: &'a [f32],
     grad_output: &'a [f32],
     stats: &'a [f32],
-    mask: Option<Mask>,
+    mask: Option<DropoutMask>,
 }
 
 /// Gradients of one key head and its query heads, `(seq, dim)` each.

@@ -1,7 +1,7 @@
 //! Dropout: one task per token.
 
 use super::elementwise::with_float;
-use super::philox::Mask;
+use super::philox::DropoutMask;
 use super::{Pool, view};
 use crate::Float;
 use crate::ops::Dropout;
@@ -13,7 +13,7 @@ pub(super) fn dropout(op: &Dropout, pool: &Pool) {
 
 fn apply<T: Float>(op: &Dropout, pool: &Pool) {
     let (channels, tokens, first_row) = (op.input.shape.last(), op.tokens(), op.site.part.first_row);
-    let mask = Mask::new(&op.site);
+    let mask = DropoutMask::new(&op.site);
     let in_place = op.input.address == op.output.address;
     let input = if in_place { &[] } else { view::read::<T>(&op.input) };
     pool.for_each_chunk(view::write::<T>(&op.output), channels, |row, out| {

@@ -48,13 +48,13 @@ fn free_of_group() -> Option<usize> {
 struct Line([u8; 64]);
 
 /// A zeroed block of host memory at a fixed address.
-pub(crate) struct Block {
+pub(crate) struct HostBlock {
     lines: Vec<Line>,
 }
 
-impl Block {
+impl HostBlock {
     /// `None` when the system has not that much. It would promise more than it has, and end the process on use.
-    pub(crate) fn new(bytes: usize) -> Option<Block> {
+    pub(crate) fn new(bytes: usize) -> Option<HostBlock> {
         if bytes > SMALL && available().is_some_and(|free| bytes > free) {
             return None;
         }
@@ -62,7 +62,7 @@ impl Block {
         let mut lines = Vec::new();
         lines.try_reserve_exact(count).ok()?;
         lines.resize(count, Line([0; 64]));
-        Some(Block { lines })
+        Some(HostBlock { lines })
     }
 
     /// The address; it stays the same for as long as the block lives, and kernels may write through it.

@@ -3,11 +3,11 @@
 mod activation;
 mod attention;
 mod cache;
+mod clock;
 mod dropout;
 mod elementwise;
 mod embedding;
 mod gemm;
-mod lane;
 mod loss;
 mod loss_parallel;
 mod math;
@@ -17,65 +17,14 @@ mod optimizer;
 pub mod philox;
 mod pool;
 mod rotary;
+mod run;
 mod scratch;
 mod small_gemm;
+mod stream;
 pub(crate) mod view;
 
-pub(crate) use lane::HostLane;
+pub(crate) use clock::{HostClock, OpenSpan};
 pub use pool::Pool;
+pub(crate) use run::run;
 pub(crate) use scratch::scratch_bytes;
-
-use crate::Op;
-use crate::ops::{WriteControl, WriteSampleRecord};
-
-/// Runs a checked operation to its end on the calling thread and the pool's.
-///
-/// Collectives never come here: the lane starts and waits for them itself.
-pub(crate) fn run(op: &Op, pool: &Pool) {
-    match op {
-        Op::Gemm(op) => gemm::gemm(op, pool),
-        Op::BiasGrad(op) => elementwise::bias_grad(op, pool),
-        Op::Add(op) => elementwise::add(op, pool),
-        Op::Copy(op) => elementwise::copy(op, pool),
-        Op::Fill(op) => elementwise::fill(op, pool),
-        Op::Poison(op) => elementwise::poison(op, pool),
-        Op::Activation(op) => activation::activation(op, pool),
-        Op::ActivationBackward(op) => activation::activation_backward(op, pool),
-        Op::SwiGlu(op) => activation::swiglu(op, pool),
-        Op::SwiGluBackward(op) => activation::swiglu_backward(op, pool),
-        Op::Norm(op) => norm::norm(op, pool),
-        Op::NormBackward(op) => norm::norm_backward(op, pool),
-        Op::Rotary(op) => rotary::rotary(op, pool),
-        Op::Attention(op) => attention::attention(op, pool),
-        Op::AttentionBackward(op) => attention::attention_backward(op, pool),
-        Op::CachedAttention(op) => cache::cached_attention(op, pool),
-        Op::TakeRows(op) => cache::take_rows(op, pool),
-        Op::Dropout(op) => dropout::dropout(op, pool),
-        Op::Embedding(op) => embedding::embedding(op, pool),
-        Op::EmbeddingBackward(op) => embedding::embedding_backward(op, pool),
-        Op::CrossEntropy(op) => loss::cross_entropy(op, pool),
-        Op::CrossEntropyPart(op) => loss_parallel::part(op, pool),
-        Op::CrossEntropyJoin(op) => loss_parallel::join(op, pool),
-        Op::Mse(op) => loss::mse(op, pool),
-        Op::SumInto(op) => loss::sum_into(op, pool),
-        Op::SquareSum(op) => optimizer::square_sum(op, pool),
-        Op::ClipScale(op) => optimizer::clip_scale(op),
-        Op::AdamW(op) => optimizer::adamw(op, pool),
-        Op::Sgd(op) => optimizer::sgd(op, pool),
-        Op::WriteControl(op) => write_control(op),
-        Op::WriteSampleRecord(op) => write_sample_record(op),
-        Op::Mark(mark) => mark.leave(),
-        Op::Collective(_) => unreachable!("streams start collectives"),
-    }
-}
-
-fn write_control(op: &WriteControl) {
-    view::write_block(&op.control, &op.value);
-}
-
-fn write_sample_record(op: &WriteSampleRecord) {
-    let control: crate::ops::Control = view::read_block(&op.control);
-    let record =
-        crate::ops::SampleRecord { first_sample: control.first_sample + op.offset, step: control.step, reserved: 0 };
-    view::write_block(&op.record, &record);
-}
+pub(crate) use stream::HostStream;

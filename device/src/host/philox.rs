@@ -26,7 +26,7 @@ pub fn normal(seed: u64, stream: u64, index: u64) -> f32 {
 
 /// The masks of one dropout, with the device's record read.
 #[derive(Clone, Copy)]
-pub(crate) struct Mask {
+pub(crate) struct DropoutMask {
     key: [u32; 2],
     step: u32,
     first_sample: u32,
@@ -37,11 +37,11 @@ pub(crate) struct Mask {
     pub(crate) scale: f32,
 }
 
-impl Mask {
-    pub(crate) fn new(site: &DropoutSite) -> Mask {
+impl DropoutMask {
+    pub(crate) fn new(site: &DropoutSite) -> DropoutMask {
         let record: SampleRecord = view::read_block(&site.record);
         let place = u32::from(site.layer) << 16 | u32::from(site.site);
-        Mask {
+        DropoutMask {
             key: [site.seed as u32, (site.seed >> 32) as u32 ^ place],
             step: record.step,
             first_sample: record.first_sample as u32,

@@ -3,57 +3,8 @@
 use std::rc::Rc;
 
 use super::{Accesses, Operation, ensure, ensure_elements, ensure_float};
+use crate::communicator::CollectiveKind;
 use crate::{Communicator, Request, Result, Tensor};
-
-/// Which transfer between the ranks of a communicator. Ranks are numbers within it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CollectiveKind {
-    /// Every rank ends with the sum over ranks, elementwise.
-    AllReduceSum,
-    /// Every rank ends with all ranks' inputs, one after the other in rank order.
-    AllGather,
-    /// The sum over ranks is cut into as many equal parts as ranks, and each ends with its own.
-    ReduceScatterSum,
-    /// To another rank, which receives it.
-    Send {
-        /// To whom.
-        to: usize,
-    },
-    /// From another rank, which sends it.
-    Receive {
-        /// From whom.
-        from: usize,
-    },
-}
-
-impl CollectiveKind {
-    /// Its name in errors, reports and traces.
-    pub fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::AllReduceSum => "all_reduce",
-            CollectiveKind::AllGather => "all_gather",
-            CollectiveKind::ReduceScatterSum => "reduce_scatter",
-            CollectiveKind::Send { .. } => "send",
-            CollectiveKind::Receive { .. } => "receive",
-        }
-    }
-
-    /// The rank it is sent to.
-    pub fn receiver(self) -> Option<usize> {
-        match self {
-            CollectiveKind::Send { to } => Some(to),
-            _ => None,
-        }
-    }
-
-    /// The rank it comes from.
-    pub fn sender(self) -> Option<usize> {
-        match self {
-            CollectiveKind::Receive { from } => Some(from),
-            _ => None,
-        }
-    }
-}
 
 /// A transfer between the ranks of a communicator. All of its ranks submit their collectives in the same order; sends
 /// and receives match by sender and receiver, in order.

@@ -1,10 +1,10 @@
 //! A capture from its beginning to its end: of what a stream is given, a graph.
 
-use super::{Stream, StreamId};
+use super::Stream;
 use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::device::Core;
-use crate::{CaptureRule, Error, Graph, Result};
+use crate::{CaptureRule, Error, Graph, Result, StreamId};
 
 impl Stream {
     /// From now on what is submitted to this stream, and to streams that fork from it by an event, is recorded.
@@ -22,7 +22,7 @@ impl Stream {
             return Err(Error::capture(CaptureRule::Invalidated, detail));
         }
         let core = &mut *core;
-        core.streams[self.id.index()].lane.begin_capture(&core.backend)?;
+        core.streams[self.id.index()].backend.begin_capture(&core.backend)?;
         core.next_id += 1;
         let id = core.next_id;
         core.captures.insert(id, Capture::new(self.id));
@@ -49,17 +49,17 @@ impl Stream {
                 stream.capture = None;
             }
         }
-        let lane = &core.streams[self.id.index()].lane;
+        let stream = &core.streams[self.id.index()].backend;
         let checked = capture.finish(|stream| core.streams[stream.index()].name.to_string()).and_then(|nodes| {
             let check = |_: &Checker| crate::checker::graph_effects(&nodes, &core.buffers);
             let effects = core.checker.as_ref().map(check).transpose()?;
             Ok((nodes, effects))
         });
         if checked.is_err() {
-            lane.abandon_capture();
+            stream.abandon_capture();
         }
         let (nodes, effects) = checked?;
-        let raw = lane.end_capture(&core.backend)?;
+        let raw = stream.end_capture(&core.backend)?;
         Ok(Graph::new(self.device.clone(), name, nodes, effects, raw, core.frees))
     }
 
@@ -73,7 +73,7 @@ impl Stream {
                     stream.capture = None;
                 }
             }
-            core.streams[self.id.index()].lane.abandon_capture();
+            core.streams[self.id.index()].backend.abandon_capture();
         }
     }
 }

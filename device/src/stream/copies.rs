@@ -1,46 +1,8 @@
 //! Copies between host and device in stream order, which do not wait.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
 use super::Stream;
-use crate::cuda::{Arriving, Counters};
-use crate::lane::{Backend, Lane};
-use crate::{Accesses, CaptureRule, Element, HostArray, Result, Tensor};
-
-/// A copy to the host under way.
-pub struct Readback<T> {
-    values: Values<T>,
-}
-
-enum Values<T> {
-    Here(Vec<T>),
-    Arriving { copy: Rc<Arriving>, count: usize, counters: Rc<RefCell<Counters>> },
-}
-
-impl<T: Element> Readback<T> {
-    pub(crate) fn here(values: Vec<T>) -> Readback<T> {
-        Readback { values: Values::Here(values) }
-    }
-
-    pub(crate) fn arriving(copy: Rc<Arriving>, count: usize, counters: Rc<RefCell<Counters>>) -> Readback<T> {
-        Readback { values: Values::Arriving { copy, count, counters } }
-    }
-
-    /// Waits for the copy and returns its values.
-    ///
-    /// # Errors
-    /// What the device met on the way; on the host, nothing.
-    pub fn wait(self) -> Result<Vec<T>> {
-        match self.values {
-            Values::Here(values) => Ok(values),
-            Values::Arriving { copy, count, counters } => {
-                counters.borrow_mut().metric_waits += 1;
-                copy.wait(count)
-            }
-        }
-    }
-}
+use crate::backend::{DeviceBackend, StreamBackend};
+use crate::{Accesses, CaptureRule, Element, HostArray, Readback, Result, Tensor};
 
 impl Stream {
     /// Copies host data to a tensor, in stream order, without waiting; `data` may be reused at once.
@@ -48,7 +10,7 @@ impl Stream {
     /// # Errors
     /// [`CaptureRule::Synchronization`] while this stream captures: a graph would repeat the same host data forever.
     pub fn write<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
-        self.copy_in::<T>(tensor, data.len(), |lane, backend| lane.write(tensor, data, backend))
+        self.copy_in::<T>(tensor, data.len(), |stream, device| stream.write(tensor, data, device))
     }
 
     /// As [`Stream::write`], without a copy on the host where the array is in page-locked memory.
@@ -56,14 +18,14 @@ impl Stream {
     /// # Errors
     /// As [`Stream::write`].
     pub fn send<T: Element>(&self, tensor: &Tensor, data: &HostArray<T>) -> Result<()> {
-        self.copy_in::<T>(tensor, data.len(), |lane, backend| lane.send(tensor, data, backend))
+        self.copy_in::<T>(tensor, data.len(), |stream, device| stream.send(tensor, data, device))
     }
 
     fn copy_in<T: Element>(
         &self,
         tensor: &Tensor,
         elements: usize,
-        copy: impl FnOnce(&mut Lane, &Backend) -> Result<()>,
+        copy: impl FnOnce(&mut StreamBackend, &DeviceBackend) -> Result<()>,
     ) -> Result<()> {
         self.device.check_image::<T>("write", tensor, elements)?;
         let mut core = self.device.core();
@@ -82,7 +44,7 @@ impl Stream {
         let label = core.label("write");
         let stream = &mut core.streams[self.id.index()];
         let _note = core.recorder.operation(&stream.name, &label, false);
-        copy(&mut stream.lane, &core.backend)
+        copy(&mut stream.backend, &core.backend)
     }
 
     /// Copies a tensor to the host, in stream order. The values are there once the returned copy has been waited for.
@@ -94,7 +56,7 @@ impl Stream {
         let mut core = self.device.core();
         let core = &mut *core;
         if core.trace.is_some() || core.dry {
-            return Ok(Readback::here(vec![T::zeroed(); tensor.elements()]));
+            return Ok(Readback::arrived(vec![T::zeroed(); tensor.elements()]));
         }
         if core.streams[self.id.index()].capture.is_some() {
             core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;
@@ -107,6 +69,6 @@ impl Stream {
         let label = core.label("read");
         let stream = &mut core.streams[self.id.index()];
         let _note = core.recorder.operation(&stream.name, &label, false);
-        stream.lane.read(tensor, &core.backend)
+        stream.backend.read(tensor, &core.backend)
     }
 }

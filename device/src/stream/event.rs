@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::{Stream, StreamId};
-use crate::lane::Mark;
-use crate::{CaptureRule, Device, Error, Result, TraceEvent};
+use super::Stream;
+use crate::backend::RecordedPoint;
+use crate::{CaptureRule, Device, Error, Result, StreamId, TraceEvent};
 
 /// A point in a stream that other streams, or the host, can wait for.
 #[derive(Clone)]
@@ -20,13 +20,13 @@ enum EventState {
     /// Recorded by work that ran.
     Recorded {
         stream: StreamId,
-        mark: Mark,
+        point: RecordedPoint,
     },
     /// Recorded during a capture: these of its nodes.
     Captured {
         capture: u64,
         nodes: Vec<usize>,
-        mark: Mark,
+        point: RecordedPoint,
     },
 }
 
@@ -40,10 +40,10 @@ impl Device {
 }
 
 impl EventState {
-    fn mark(&self) -> Option<&Mark> {
+    fn point(&self) -> Option<&RecordedPoint> {
         match self {
             EventState::Never => None,
-            EventState::Recorded { mark, .. } | EventState::Captured { mark, .. } => Some(mark),
+            EventState::Recorded { point, .. } | EventState::Captured { point, .. } => Some(point),
         }
     }
 }
@@ -62,8 +62,8 @@ impl Event {
         core.refuse_during_capture(CaptureRule::Synchronization, || "an event was synchronized".into())?;
         match &*self.state.borrow() {
             EventState::Never => Ok(()),
-            EventState::Recorded { stream, mark } => {
-                core.streams[stream.index()].lane.finish_up_to(mark)?;
+            EventState::Recorded { stream, point } => {
+                core.streams[stream.index()].backend.finish_up_to(point)?;
                 if let Some(checker) = &mut core.checker {
                     checker.host_wait(self.number);
                 }
@@ -90,10 +90,10 @@ impl Stream {
         self.refuse_default(&mut core, "event record")?;
         let core = &mut *core;
         let stream = &core.streams[self.id.index()];
-        let mark = stream.lane.mark(event.state.borrow().mark())?;
+        let point = stream.backend.record(event.state.borrow().point())?;
         *event.state.borrow_mut() = match stream.capture {
-            Some(capture) => EventState::Captured { capture, nodes: core.captures[&capture].frontier(self.id), mark },
-            None => EventState::Recorded { stream: self.id, mark },
+            Some(capture) => EventState::Captured { capture, nodes: core.captures[&capture].frontier(self.id), point },
+            None => EventState::Recorded { stream: self.id, point },
         };
         if let (None, Some(checker)) = (stream.capture, &mut core.checker) {
             checker.record(self.id, event.number);
@@ -118,11 +118,11 @@ impl Stream {
         let name = core.streams[self.id.index()].name.clone();
         match (&*event.state.borrow(), core.streams[self.id.index()].capture) {
             (EventState::Never, _) => Ok(()),
-            (EventState::Recorded { stream, mark }, None) => {
-                match mark {
+            (EventState::Recorded { stream, point }, None) => {
+                match point {
                     // Host work is in the past but for collectives, which somebody has to wait for.
-                    Mark::Host(_) => core.streams[stream.index()].lane.finish_up_to(mark)?,
-                    Mark::Cuda(_) => core.streams[self.id.index()].lane.wait(mark)?,
+                    RecordedPoint::Host(_) => core.streams[stream.index()].backend.finish_up_to(point)?,
+                    RecordedPoint::Cuda(_) => core.streams[self.id.index()].backend.wait(point)?,
                 }
                 if let Some(checker) = &mut core.checker {
                     checker.wait(self.id, event.number);
@@ -133,13 +133,13 @@ impl Stream {
                 let detail = format!("captured stream `{name}` waited for an event recorded outside the capture");
                 Err(Error::capture(CaptureRule::Isolation, detail))
             }),
-            (EventState::Captured { capture, nodes, mark }, own) => {
+            (EventState::Captured { capture, nodes, point }, own) => {
                 if !core.captures.contains_key(capture) || own.is_some_and(|own| own != *capture) {
                     let detail = format!("stream `{name}` waited for an event recorded in another or ended capture");
                     return Err(Error::capture(CaptureRule::CapturedEvent, detail));
                 }
                 core.streams[self.id.index()].capture = Some(*capture);
-                core.streams[self.id.index()].lane.wait(mark)?;
+                core.streams[self.id.index()].backend.wait(point)?;
                 core.with_capture(*capture, |_, capture| {
                     capture.depend(self.id, nodes);
                     Ok(())

@@ -4,27 +4,13 @@ mod capture;
 mod copies;
 mod event;
 
-use std::rc::Rc;
-
-pub use copies::Readback;
 pub use event::Event;
 
+use crate::backend::DeviceBackend;
 use crate::device::Core;
 use crate::host;
-use crate::lane::{Backend, Lane, Priority};
-use crate::{CaptureRule, Device, Op, Result, TraceEvent};
-
-/// Names a stream of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamId(pub u32);
-
-impl StreamId {
-    pub(crate) const DEFAULT: StreamId = StreamId(0);
-
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
+use crate::priority::Priority;
+use crate::{CaptureRule, Device, Op, Result, StreamId, TraceEvent};
 
 /// An ordered queue of work. On the host work runs where it is submitted; only collectives go on meanwhile.
 #[derive(Clone)]
@@ -33,24 +19,30 @@ pub struct Stream {
     id: StreamId,
 }
 
-pub(crate) struct StreamState {
-    pub(crate) name: Rc<str>,
-    /// The capture this stream is part of.
-    pub(crate) capture: Option<u64>,
-    pub(crate) lane: Lane,
-}
+impl Device {
+    /// A new stream, independent of the others.
+    pub fn stream(&self, name: &str) -> Stream {
+        self.add_stream(name, Priority::Compute)
+    }
 
-impl StreamState {
-    pub(crate) fn new(name: &str, backend: &Backend, priority: Priority) -> StreamState {
-        StreamState { name: name.into(), capture: None, lane: Lane::new(backend, priority) }
+    /// A new stream for transfers between ranks. Where its work and another stream's are both ready, the GPU begins with
+    /// its: a transfer needs little of the card and has other ranks wait, while a product that begins first takes it whole.
+    pub fn transfer_stream(&self, name: &str) -> Stream {
+        self.add_stream(name, Priority::Transfer)
+    }
+
+    fn add_stream(&self, name: &str, priority: Priority) -> Stream {
+        let id = self.core().add_stream(name, priority);
+        Stream { device: self.clone(), id }
+    }
+
+    /// CUDA's legacy default stream, which waits for all others: it exists to be refused while a capture is under way.
+    pub fn default_stream(&self) -> Stream {
+        Stream { device: self.clone(), id: StreamId::DEFAULT }
     }
 }
 
 impl Stream {
-    pub(crate) fn new(device: Device, id: StreamId) -> Stream {
-        Stream { device, id }
-    }
-
     /// Its number on the device.
     pub fn id(&self) -> StreamId {
         self.id
@@ -98,10 +90,10 @@ impl Stream {
             let buffers = accesses.reads.iter().chain(&accesses.writes).map(|tensor| tensor.buffer).collect();
             trace.push(TraceEvent::Operation { stream: self.id, buffers });
             let core = &mut *core;
-            if let Backend::Host(pool) = &core.backend {
+            if let DeviceBackend::Host(pool) = &core.backend {
                 core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, pool));
             }
-            return core.streams[self.id.index()].lane.prepare(&op, &core.backend);
+            return core.streams[self.id.index()].backend.prepare(&op, &core.backend);
         }
         if core.dry {
             return Ok(());
@@ -117,7 +109,7 @@ impl Stream {
                 let stream = &mut core.streams[self.id.index()];
                 let note = core.recorder.operation(&stream.name, &label, true);
                 capture.add(self.id, op.clone(), accesses, label)?;
-                stream.lane.run(&op, &core.backend, true, note)
+                stream.backend.run(&op, &core.backend, true, note)
             });
         }
         let accesses = op.accesses();
@@ -130,8 +122,8 @@ impl Stream {
         }
         let stream = &mut core.streams[self.id.index()];
         let note = core.recorder.operation(&stream.name, &label, false);
-        stream.lane.run(&op, &core.backend, false, note)?;
-        if let (Backend::Host(_), Some(progress)) = (&core.backend, &core.progress) {
+        stream.backend.run(&op, &core.backend, false, note)?;
+        if let (DeviceBackend::Host(_), Some(progress)) = (&core.backend, &core.progress) {
             progress.advance();
         }
         Ok(())
@@ -148,7 +140,7 @@ impl Stream {
         }
         let name = core.streams[self.id.index()].name.clone();
         core.refuse_during_capture(CaptureRule::Synchronization, || format!("stream `{name}` was synchronized"))?;
-        core.streams[self.id.index()].lane.finish()?;
+        core.streams[self.id.index()].backend.finish()?;
         if let Some(checker) = &mut core.checker {
             checker.synchronize(self.id);
         }

@@ -10,9 +10,9 @@ use std::ffi::c_void;
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t};
 use cudarc::cublaslt::sys::{cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cudaDataType_t};
 
-use super::problem::{EpilogueKind, Problem};
+use super::problem::{EpilogueKind, GemmProblem};
+use crate::cuda::driver::RawStream;
 use crate::cuda::libraries::Library;
-use crate::cuda::queue::RawStream;
 use crate::ops::{Epilogue, Gemm};
 use crate::{DType, Error, Result};
 
@@ -20,7 +20,7 @@ use crate::{DType, Error, Result};
 const CANDIDATES: usize = 8;
 
 /// The library's handle.
-pub(super) struct Handle(sys::cublasLtHandle_t);
+pub(super) struct CublasLtHandle(sys::cublasLtHandle_t);
 
 /// How to multiply: cuBLASLt's own bytes, and the workspace it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +36,10 @@ fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<()> {
     }
 }
 
-impl Handle {
+impl CublasLtHandle {
     /// # Errors
     /// The library is missing, or refuses the GPU.
-    pub(super) fn open() -> Result<Handle> {
+    pub(super) fn open() -> Result<CublasLtHandle> {
         // SAFETY: only looks whether the library can be loaded.
         if !unsafe { sys::is_culib_present() } {
             return Err(Library::CublasLt.missing());
@@ -47,7 +47,7 @@ impl Handle {
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer, destroyed when dropped; the context is current.
         check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut handle) })?;
-        Ok(Handle(handle))
+        Ok(CublasLtHandle(handle))
     }
 
     /// Such as 130100.
@@ -57,7 +57,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for CublasLtHandle {
     fn drop(&mut self) {
         // SAFETY: created in `open`. A failure has no cure here.
         let _ = unsafe { sys::cublasLtDestroy(self.0) };
@@ -76,8 +76,8 @@ pub(super) struct Descriptors {
 impl Descriptors {
     /// # Errors
     /// cuBLASLt's.
-    pub(super) fn new(problem: &Problem) -> Result<Descriptors> {
-        let Problem { m, n, k, .. } = *problem;
+    pub(super) fn new(problem: &GemmProblem) -> Result<Descriptors> {
+        let GemmProblem { m, n, k, .. } = *problem;
         let null = std::ptr::null_mut();
         let beta = if problem.accumulate { 1.0 } else { 0.0 };
         let mut new = Descriptors { matmul: null, a: null.cast(), b: null.cast(), out: null.cast(), beta };
@@ -139,8 +139,8 @@ impl Descriptors {
     /// cuBLASLt's, other than that it does not support the problem.
     pub(super) fn heuristics(
         &self,
-        handle: &Handle,
-        problem: &Problem,
+        handle: &CublasLtHandle,
+        problem: &GemmProblem,
         epilogue: &Epilogue,
         workspace: usize,
         deterministic: bool,
@@ -192,7 +192,7 @@ impl Descriptors {
     /// Whether an algorithm from elsewhere does this problem within `workspace` bytes.
     pub(super) fn accepts(
         &self,
-        handle: &Handle,
+        handle: &CublasLtHandle,
         epilogue: &Epilogue,
         algorithm: &Algorithm,
         workspace: usize,
@@ -221,7 +221,7 @@ impl Descriptors {
     /// cuBLASLt's.
     pub(super) fn multiply(
         &self,
-        handle: &Handle,
+        handle: &CublasLtHandle,
         op: &Gemm,
         algorithm: &Algorithm,
         stream: &RawStream,

@@ -10,40 +10,41 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use descriptors::{Algorithm, Descriptors, Handle};
-use problem::{EpilogueKind, Problem};
-use table::{Chosen, Entry, Table};
+use descriptors::{Algorithm, CublasLtHandle, Descriptors};
+use problem::{EpilogueKind, GemmProblem};
+use table::{ChoiceEntry, ChoiceTable, ChosenMethod};
 
+use super::driver::{GpuProperties, RawStream};
 use super::ops::gemm_epilogue;
 use super::stored;
-use super::timing::{Bench, fastest, medians};
-use super::{Cuda, CudaOptions, GpuProperties, Queue, RawStream};
-use crate::lane::Priority;
+use super::timing::{TimingMemory, fastest, medians};
+use super::{CudaOptions, Kernels, Queue};
 use crate::ops::{Epilogue, Gemm};
+use crate::priority::Priority;
 use crate::{Error, Result, Tensor};
 
 /// cuBLASLt on one GPU.
 pub(crate) struct CublasLt {
-    handle: Handle,
+    handle: CublasLtHandle,
     tf32: bool,
     deterministic: bool,
     workspace: usize,
-    ready: RefCell<HashMap<Problem, Rc<Ready>>>,
-    table: RefCell<Table>,
+    prepared: RefCell<HashMap<GemmProblem, Rc<PreparedGemm>>>,
+    table: RefCell<ChoiceTable>,
     /// Where the table is kept between runs, if anywhere.
     file: Option<PathBuf>,
 }
 
 /// A problem that can be submitted.
-struct Ready {
+struct PreparedGemm {
     descriptors: Descriptors,
-    way: Way,
+    method: GemmMethod,
 }
 
-enum Way {
+enum GemmMethod {
     Library(Algorithm),
     /// A plain product, and our own kernel for the epilogue.
-    Separate(Rc<Ready>),
+    Separate(Rc<PreparedGemm>),
 }
 
 impl CublasLt {
@@ -52,9 +53,9 @@ impl CublasLt {
     /// # Errors
     /// The library is missing, or refuses the GPU.
     pub(crate) fn open(options: &CudaOptions, gpu: &GpuProperties) -> Result<CublasLt> {
-        let handle = Handle::open()?;
+        let handle = CublasLtHandle::open()?;
         let version = handle.version();
-        let mut table = Table::new(version, &gpu.name);
+        let mut table = ChoiceTable::new(version, &gpu.name);
         let name = format!("cublaslt-{version}-{}.txt", gpu.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
         let file = stored::folder().filter(|_| !options.deterministic).map(|folder| folder.join(name));
         if let Some(text) = file.as_deref().and_then(stored::load).and_then(|bytes| String::from_utf8(bytes).ok())
@@ -67,7 +68,7 @@ impl CublasLt {
             tf32: options.tf32,
             deterministic: options.deterministic,
             workspace: workspace_bytes(gpu),
-            ready: RefCell::default(),
+            prepared: RefCell::default(),
             table: RefCell::new(table),
             file,
         })
@@ -83,11 +84,11 @@ impl CublasLt {
     ///
     /// # Errors
     /// A product cuBLASLt cannot do; a driver's error.
-    pub(crate) fn prepare(&self, op: &Gemm, cuda: &Cuda) -> Result<()> {
+    pub(crate) fn prepare(&self, op: &Gemm, kernels: &Kernels) -> Result<()> {
         if is_empty(op) {
             return Ok(());
         }
-        self.ready(op, (!self.deterministic).then_some(cuda)).map(|_| ())
+        self.prepared(op, (!self.deterministic).then_some(kernels)).map(|_| ())
     }
 
     /// Submits a product, or records it while the stream captures. One that was never prepared takes the first algorithm
@@ -99,10 +100,10 @@ impl CublasLt {
         if is_empty(op) {
             return run_empty(op, queue);
         }
-        let ready = self.ready(op, None)?;
-        match &ready.way {
-            Way::Library(algorithm) => self.multiply(&ready.descriptors, op, algorithm, queue),
-            Way::Separate(plain) => self.multiply_apart(plain, op, queue),
+        let prepared = self.prepared(op, None)?;
+        match &prepared.method {
+            GemmMethod::Library(algorithm) => self.multiply(&prepared.descriptors, op, algorithm, queue),
+            GemmMethod::Separate(plain) => self.multiply_apart(plain, op, queue),
         }
     }
 
@@ -117,7 +118,7 @@ impl CublasLt {
     /// They are for another version of the library or another GPU, or damaged.
     pub(crate) fn import(&self, text: &str) -> Result<()> {
         self.table.borrow_mut().merge(text).map_err(|problem| Error::operation("cublaslt", problem))?;
-        self.ready.borrow_mut().clear();
+        self.prepared.borrow_mut().clear();
         Ok(())
     }
 
@@ -128,100 +129,108 @@ impl CublasLt {
         gemm_epilogue::run_rest(op, queue)
     }
 
-    fn multiply_apart(&self, plain: &Ready, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
-        let Way::Library(algorithm) = &plain.way else { unreachable!("a plain product has no epilogue to do apart") };
+    fn multiply_apart(&self, plain: &PreparedGemm, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
+        let GemmMethod::Library(algorithm) = &plain.method else {
+            unreachable!("a plain product has no epilogue to do apart")
+        };
         self.multiply(&plain.descriptors, &without_epilogue(op), algorithm, queue)?;
         gemm_epilogue::run(op, queue)
     }
 
     /// How to do a product: as before, as the table says, or chosen now, by timing if there is something to time with.
-    fn ready(&self, op: &Gemm, time_on: Option<&Cuda>) -> Result<Rc<Ready>> {
-        let problem = Problem::of(op, self.tf32);
-        if let Some(ready) = self.ready.borrow().get(&problem) {
-            return Ok(ready.clone());
+    fn prepared(&self, op: &Gemm, time_on: Option<&Kernels>) -> Result<Rc<PreparedGemm>> {
+        let problem = GemmProblem::of(op, self.tf32);
+        if let Some(prepared) = self.prepared.borrow().get(&problem) {
+            return Ok(prepared.clone());
         }
         let descriptors = Descriptors::new(&problem).map_err(|error| refused(op, &error))?;
         let known = match self.known(&problem, op, &descriptors)? {
-            Some(way) => Some(way),
+            Some(method) => Some(method),
             None => self.choose(&problem, op, &descriptors, time_on)?,
         };
-        let way = known.ok_or_else(|| {
+        let method = known.ok_or_else(|| {
             let problem = format!("cuBLASLt has no algorithm for {problem}");
             Error::operation("gemm", format!("{problem}. Fix: another precision, or sizes that are multiples of 8"))
         })?;
-        let ready = Rc::new(Ready { descriptors, way });
-        self.ready.borrow_mut().insert(problem, ready.clone());
-        Ok(ready)
+        let prepared = Rc::new(PreparedGemm { descriptors, method });
+        self.prepared.borrow_mut().insert(problem, prepared.clone());
+        Ok(prepared)
     }
 
     /// What the table says, if that can be done.
-    fn known(&self, problem: &Problem, op: &Gemm, descriptors: &Descriptors) -> Result<Option<Way>> {
+    fn known(&self, problem: &GemmProblem, op: &Gemm, descriptors: &Descriptors) -> Result<Option<GemmMethod>> {
         let entry = self.table.borrow().entries.get(&problem.to_string()).copied();
-        Ok(match entry.map(|entry| entry.way) {
-            Some(Chosen::Algorithm(algorithm)) => descriptors
+        Ok(match entry.map(|entry| entry.method) {
+            Some(ChosenMethod::Algorithm(algorithm)) => descriptors
                 .accepts(&self.handle, &op.epilogue, &algorithm, self.workspace)
-                .then_some(Way::Library(algorithm)),
-            Some(Chosen::Separate) if problem.epilogue != EpilogueKind::None => {
-                Some(Way::Separate(self.ready(&without_epilogue(op), None)?))
+                .then_some(GemmMethod::Library(algorithm)),
+            Some(ChosenMethod::Separate) if problem.epilogue != EpilogueKind::None => {
+                Some(GemmMethod::Separate(self.prepared(&without_epilogue(op), None)?))
             }
             _ => None,
         })
     }
 
-    /// The fastest way, or the first; noted in the table if it was timed, or if runs are to repeat it.
+    /// The fastest method, or the first; noted in the table if it was timed, or if runs are to repeat it.
     fn choose(
         &self,
-        problem: &Problem,
+        problem: &GemmProblem,
         op: &Gemm,
         descriptors: &Descriptors,
-        time_on: Option<&Cuda>,
-    ) -> Result<Option<Way>> {
-        let mut ways: Vec<Way> = Vec::new();
+        time_on: Option<&Kernels>,
+    ) -> Result<Option<GemmMethod>> {
+        let mut methods: Vec<GemmMethod> = Vec::new();
         if problem.fusible() {
             let found = descriptors
                 .heuristics(&self.handle, problem, &op.epilogue, self.workspace, self.deterministic)
                 .map_err(|error| refused(op, &error))?;
-            ways.extend(found.into_iter().map(Way::Library));
+            methods.extend(found.into_iter().map(GemmMethod::Library));
         }
-        if problem.epilogue != EpilogueKind::None && (ways.is_empty() || time_on.is_some()) {
-            ways.push(Way::Separate(self.ready(&without_epilogue(op), time_on)?));
+        if problem.epilogue != EpilogueKind::None && (methods.is_empty() || time_on.is_some()) {
+            methods.push(GemmMethod::Separate(self.prepared(&without_epilogue(op), time_on)?));
         }
         let best = match time_on {
-            Some(cuda) if ways.len() > 1 => self.time(op, descriptors, &ways, cuda)?,
-            None if self.deterministic && !ways.is_empty() => Some((0, 0.0)),
+            Some(kernels) if methods.len() > 1 => self.time(op, descriptors, &methods, kernels)?,
+            None if self.deterministic && !methods.is_empty() => Some((0, 0.0)),
             _ => None,
         };
         if let Some((best, milliseconds)) = best {
-            let way = match &ways[best] {
-                Way::Library(algorithm) => Chosen::Algorithm(*algorithm),
-                Way::Separate(_) => Chosen::Separate,
+            let method = match &methods[best] {
+                GemmMethod::Library(algorithm) => ChosenMethod::Algorithm(*algorithm),
+                GemmMethod::Separate(_) => ChosenMethod::Separate,
             };
-            self.keep(problem, Entry { way, microseconds: milliseconds * 1e3 });
+            self.keep(problem, ChoiceEntry { method, microseconds: milliseconds * 1e3 });
         }
         let best = best.map_or(0, |(best, _)| best);
-        Ok(ways.into_iter().nth(best))
+        Ok(methods.into_iter().nth(best))
     }
 
-    /// Which of `ways` is the fastest, and its milliseconds; nothing when there is no memory to time in.
-    fn time(&self, op: &Gemm, descriptors: &Descriptors, ways: &[Way], cuda: &Cuda) -> Result<Option<(usize, f32)>> {
-        let (mut bench, stream) = (Bench::default(), RawStream::new(Priority::Compute)?);
-        let Some(scratch) = bench.scratch(self.workspace)? else { return Ok(None) };
-        let Some(trial) = on_bench(op, &mut bench, cuda, &stream)? else {
-            tracing::info!("no memory to time {}: taking the first algorithm", Problem::of(op, self.tf32));
+    /// Which of `methods` is the fastest, and its milliseconds; nothing when there is no memory to time in.
+    fn time(
+        &self,
+        op: &Gemm,
+        descriptors: &Descriptors,
+        methods: &[GemmMethod],
+        kernels: &Kernels,
+    ) -> Result<Option<(usize, f32)>> {
+        let (mut memory, stream) = (TimingMemory::default(), RawStream::new(Priority::Compute)?);
+        let Some(scratch) = memory.scratch(self.workspace)? else { return Ok(None) };
+        let Some(trial) = on_timing_memory(op, &mut memory, kernels, &stream)? else {
+            tracing::info!("no memory to time {}: taking the first algorithm", GemmProblem::of(op, self.tf32));
             return Ok(None);
         };
-        let queue = Queue { cuda, stream: &stream, scratch };
-        let times = medians(&stream, ways.len(), |way| match &ways[way] {
-            Way::Library(algorithm) => self.multiply(descriptors, &trial, algorithm, &queue),
-            Way::Separate(plain) => self.multiply_apart(plain, &trial, &queue),
+        let queue = Queue { kernels, stream: &stream, scratch };
+        let times = medians(&stream, methods.len(), |method| match &methods[method] {
+            GemmMethod::Library(algorithm) => self.multiply(descriptors, &trial, algorithm, &queue),
+            GemmMethod::Separate(plain) => self.multiply_apart(plain, &trial, &queue),
         })?;
         stream.synchronize()?;
-        tracing::debug!("{}: {times:?} ms", Problem::of(op, self.tf32));
+        tracing::debug!("{}: {times:?} ms", GemmProblem::of(op, self.tf32));
         Ok(fastest(&times))
     }
 
     /// Puts a choice into the table, and the table on disk.
-    fn keep(&self, problem: &Problem, entry: Entry) {
+    fn keep(&self, problem: &GemmProblem, entry: ChoiceEntry) {
         let mut table = self.table.borrow_mut();
         table.entries.insert(problem.to_string(), entry);
         if let Some(file) = &self.file
@@ -257,8 +266,13 @@ fn run_empty(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
 }
 
 /// The same product on memory of its own; nothing when there is not that much.
-fn on_bench(op: &Gemm, bench: &mut Bench, cuda: &Cuda, stream: &RawStream) -> Result<Option<Gemm>> {
-    let mut tensor = |like: Tensor| bench.tensor(like.shape, like.dtype, cuda, stream);
+fn on_timing_memory(
+    op: &Gemm,
+    memory: &mut TimingMemory,
+    kernels: &Kernels,
+    stream: &RawStream,
+) -> Result<Option<Gemm>> {
+    let mut tensor = |like: Tensor| memory.tensor(like.shape, like.dtype, kernels, stream);
     let (Some(a), Some(b), Some(out)) = (tensor(op.a)?, tensor(op.b)?, tensor(op.out)?) else { return Ok(None) };
     let epilogue = match op.epilogue {
         Epilogue::None => Some(Epilogue::None),
@@ -277,5 +291,5 @@ fn on_bench(op: &Gemm, bench: &mut Bench, cuda: &Cuda, stream: &RawStream) -> Re
 }
 
 fn refused(op: &Gemm, error: &Error) -> Error {
-    Error::operation("gemm", format!("{}: {error}", Problem::of(op, false)))
+    Error::operation("gemm", format!("{}: {error}", GemmProblem::of(op, false)))
 }

@@ -10,7 +10,7 @@ const ALIGNMENT: u16 = 256;
 
 /// A matrix product but for its addresses; `m`, `n` and `k` as in [`Gemm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Problem {
+pub(super) struct GemmProblem {
     pub(super) m: usize,
     pub(super) n: usize,
     pub(super) k: usize,
@@ -44,8 +44,8 @@ impl EpilogueKind {
     }
 }
 
-impl Problem {
-    pub(super) fn of(op: &Gemm, tf32: bool) -> Problem {
+impl GemmProblem {
+    pub(super) fn of(op: &Gemm, tf32: bool) -> GemmProblem {
         let (m, n, k) = op.dimensions();
         let (epilogue, bias, pre) = match op.epilogue {
             Epilogue::None => (EpilogueKind::None, None, None),
@@ -55,7 +55,7 @@ impl Problem {
             Epilogue::GeluBackward { pre, .. } => (EpilogueKind::GeluBackwardActivated, None, Some(pre)),
         };
         let aligned = |tensor: Option<Tensor>| tensor.map_or(ALIGNMENT, |tensor| alignment(tensor.address));
-        Problem {
+        GemmProblem {
             m,
             n,
             k,
@@ -82,7 +82,7 @@ fn alignment(address: u64) -> u16 {
 }
 
 /// One word: the key in the table of choices.
-impl fmt::Display for Problem {
+impl fmt::Display for GemmProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letter = |transposed| if transposed { 't' } else { 'n' };
         write!(f, "{}x{}x{}-", self.m, self.n, self.k)?;
@@ -104,12 +104,12 @@ mod tests {
         Tensor { address, shape: Shape::new(sizes), dtype, buffer: BufferId(0) }
     }
 
-    fn linear(epilogue: impl Fn(Tensor, Tensor) -> Epilogue, columns: usize, offset: u64) -> Problem {
+    fn linear(epilogue: impl Fn(Tensor, Tensor) -> Epilogue, columns: usize, offset: u64) -> GemmProblem {
         let bf16 = |address, sizes: &[usize]| tensor(address, sizes, DType::Bf16);
         let (input, weight) = (bf16(4096, &[2, 8, 64]), bf16(8192, &[columns, 64]));
         let out = bf16(1 << 20, &[2, 8, columns]);
         let pre = bf16((2 << 20) + offset, &[2, 8, columns]);
-        Problem::of(&Gemm::linear(input, weight, out, epilogue(bf16(512, &[columns]), pre)), true)
+        GemmProblem::of(&Gemm::linear(input, weight, out, epilogue(bf16(512, &[columns]), pre)), true)
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Choices that were timed, as text: read and written to disk, and passed from rank to rank.
 //!
 //! The first line names the library's version and the GPU, for whom alone the choices hold. Each other line is
-//! `key way microseconds`, where the way is `separate` or `algorithm:workspace:hex`.
+//! `key method microseconds`, where the method is `separate` or `algorithm:workspace:hex`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,15 +10,15 @@ use super::descriptors::Algorithm;
 
 /// What was best for a problem.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Entry {
-    pub(super) way: Chosen,
+pub(super) struct ChoiceEntry {
+    pub(super) method: ChosenMethod,
     /// What it took, in microseconds.
     pub(super) microseconds: f32,
 }
 
 /// How a problem is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Chosen {
+pub(super) enum ChosenMethod {
     /// All in one call of the library.
     Algorithm(Algorithm),
     /// A plain product, and our own kernel for the epilogue.
@@ -27,29 +27,29 @@ pub(super) enum Chosen {
 
 /// Entries by their problem's key.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Table {
+pub(super) struct ChoiceTable {
     header: String,
-    pub(super) entries: BTreeMap<String, Entry>,
+    pub(super) entries: BTreeMap<String, ChoiceEntry>,
 }
 
-impl Table {
+impl ChoiceTable {
     /// An empty one, for a version of the library and a GPU.
-    pub(super) fn new(version: usize, gpu: &str) -> Table {
-        Table { header: format!("cublaslt {version} {gpu}"), entries: BTreeMap::new() }
+    pub(super) fn new(version: usize, gpu: &str) -> ChoiceTable {
+        ChoiceTable { header: format!("cublaslt {version} {gpu}"), entries: BTreeMap::new() }
     }
 
     pub(super) fn to_text(&self) -> String {
         let mut text = format!("{}\n", self.header);
         for (key, entry) in &self.entries {
-            let way = match entry.way {
-                Chosen::Separate => "separate".to_string(),
-                Chosen::Algorithm(algorithm) => {
+            let method = match entry.method {
+                ChosenMethod::Separate => "separate".to_string(),
+                ChosenMethod::Algorithm(algorithm) => {
                     let hex: String = algorithm.bytes.iter().map(|word| format!("{word:016x}")).collect();
                     format!("algorithm:{}:{hex}", algorithm.workspace)
                 }
             };
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "{key} {way} {}", entry.microseconds);
+            let _ = writeln!(text, "{key} {method} {}", entry.microseconds);
         }
         text
     }
@@ -64,22 +64,22 @@ impl Table {
         if header != self.header {
             return Err(format!("these choices are for `{header}`, this is `{}`", self.header));
         }
-        let entries: Vec<(String, Entry)> =
+        let entries: Vec<(String, ChoiceEntry)> =
             lines.map(|line| entry(line).ok_or_else(|| format!("`{line}` is no entry"))).collect::<Result<_, _>>()?;
         self.entries.extend(entries);
         Ok(())
     }
 }
 
-fn entry(line: &str) -> Option<(String, Entry)> {
+fn entry(line: &str) -> Option<(String, ChoiceEntry)> {
     let mut words = line.split_ascii_whitespace();
-    let (key, way, microseconds) = (words.next()?, words.next()?, words.next()?);
-    let way = match way.strip_prefix("algorithm:") {
-        Some(rest) => Chosen::Algorithm(algorithm(rest)?),
-        None if way == "separate" => Chosen::Separate,
+    let (key, method, microseconds) = (words.next()?, words.next()?, words.next()?);
+    let method = match method.strip_prefix("algorithm:") {
+        Some(rest) => ChosenMethod::Algorithm(algorithm(rest)?),
+        None if method == "separate" => ChosenMethod::Separate,
         None => return None,
     };
-    let entry = Entry { way, microseconds: microseconds.parse().ok()? };
+    let entry = ChoiceEntry { method, microseconds: microseconds.parse().ok()? };
     words.next().is_none().then(|| (key.into(), entry))
 }
 
@@ -99,12 +99,12 @@ fn algorithm(text: &str) -> Option<Algorithm> {
 mod tests {
     use super::*;
 
-    fn filled() -> Table {
-        let mut table = Table::new(130100, "NVIDIA H200");
+    fn filled() -> ChoiceTable {
+        let mut table = ChoiceTable::new(130100, "NVIDIA H200");
         let algorithm = Algorithm { bytes: [1, u64::MAX, 3, 0x0123_4567_89ab_cdef, 5, 6, 7, 8], workspace: 33_554_432 };
         let entries = [
-            ("8x8x8-nt-bf16-bf16-None", Entry { way: Chosen::Algorithm(algorithm), microseconds: 12.5 }),
-            ("8x8x8-nt-bf16-bf16-Bias", Entry { way: Chosen::Separate, microseconds: 0.1 }),
+            ("8x8x8-nt-bf16-bf16-None", ChoiceEntry { method: ChosenMethod::Algorithm(algorithm), microseconds: 12.5 }),
+            ("8x8x8-nt-bf16-bf16-Bias", ChoiceEntry { method: ChosenMethod::Separate, microseconds: 0.1 }),
         ];
         table.entries.extend(entries.map(|(key, entry)| (key.to_string(), entry)));
         table
@@ -112,14 +112,14 @@ mod tests {
 
     #[test]
     fn choices_survive_being_written_and_read() {
-        let mut read = Table::new(130100, "NVIDIA H200");
+        let mut read = ChoiceTable::new(130100, "NVIDIA H200");
         assert_eq!(read.merge(&filled().to_text()), Ok(()));
         assert_eq!(read, filled());
     }
 
     #[test]
     fn choices_of_another_version_or_gpu_are_rejected() {
-        for mut other in [Table::new(130200, "NVIDIA H200"), Table::new(130100, "NVIDIA A100")] {
+        for mut other in [ChoiceTable::new(130200, "NVIDIA H200"), ChoiceTable::new(130100, "NVIDIA A100")] {
             assert!(other.merge(&filled().to_text()).unwrap_err().contains("130100 NVIDIA H200"));
             assert!(other.entries.is_empty());
         }
@@ -131,7 +131,7 @@ mod tests {
         for damaged in
             [text.replace("separate", "seperate"), text.replace("ffff", "fff"), text.replace("12.5", ""), String::new()]
         {
-            let mut table = Table::new(130100, "NVIDIA H200");
+            let mut table = ChoiceTable::new(130100, "NVIDIA H200");
             assert!(table.merge(&damaged).is_err(), "{damaged}");
             assert!(table.entries.is_empty());
         }

@@ -4,7 +4,7 @@
 use cudarc::cudnn::sys::cudnnPointwiseMode_t as Pointwise;
 use cudarc::cudnn::sys::cudnnReduceTensorOp_t::{CUDNN_REDUCE_TENSOR_ADD as SUM, CUDNN_REDUCE_TENSOR_MAX as MAXIMUM};
 
-use super::graph::{BF16, F32, Graph, Layout, Node};
+use super::graph::{BF16, F32, GraphTensor, OperationGraph, TensorLayout};
 use crate::Result;
 
 /// Numbers of the tensors that have memory, for the variant pack.
@@ -32,7 +32,7 @@ pub(super) mod number {
 
 /// The sizes of a packed attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Sizes {
+pub(super) struct GraphSizes {
     pub(super) batch: i64,
     pub(super) seq: i64,
     pub(super) heads: i64,
@@ -40,38 +40,38 @@ pub(super) struct Sizes {
     pub(super) dim: i64,
 }
 
-impl Sizes {
+impl GraphSizes {
     /// `heads` heads as they lie in rows of `width` elements: `(batch, heads, seq, dim)`.
-    fn in_rows_of(&self, heads: i64, width: i64) -> Layout {
-        Layout { sizes: [self.batch, heads, self.seq, self.dim], strides: [self.seq * width, self.dim, width, 1] }
+    fn in_rows_of(&self, heads: i64, width: i64) -> TensorLayout {
+        TensorLayout { sizes: [self.batch, heads, self.seq, self.dim], strides: [self.seq * width, self.dim, width, 1] }
     }
 
     /// Queries within packed QKV.
-    fn queries(&self) -> Layout {
+    fn queries(&self) -> TensorLayout {
         self.in_rows_of(self.heads, self.packed_width())
     }
 
     /// Keys or values within packed QKV.
-    fn keys(&self) -> Layout {
+    fn keys(&self) -> TensorLayout {
         self.in_rows_of(self.kv_heads, self.packed_width())
     }
 
-    fn output(&self) -> Layout {
+    fn output(&self) -> TensorLayout {
         self.in_rows_of(self.heads, self.heads * self.dim)
     }
 
     /// `(batch, heads, seq, dim)`, dense in that order.
-    fn dense_queries(&self) -> Layout {
-        Layout::dense(self.queries().sizes)
+    fn dense_queries(&self) -> TensorLayout {
+        TensorLayout::dense(self.queries().sizes)
     }
 
-    fn scores(&self) -> Layout {
-        Layout::dense([self.batch, self.heads, self.seq, self.seq])
+    fn scores(&self) -> TensorLayout {
+        TensorLayout::dense([self.batch, self.heads, self.seq, self.seq])
     }
 
     /// A number for each row of scores.
-    fn rows(&self) -> Layout {
-        Layout::dense([self.batch, self.heads, self.seq, 1])
+    fn rows(&self) -> TensorLayout {
+        TensorLayout::dense([self.batch, self.heads, self.seq, 1])
     }
 
     /// Elements of a row of packed QKV.
@@ -86,8 +86,8 @@ impl Sizes {
 }
 
 /// Forward: 14 operations.
-pub(super) fn forward(sizes: &Sizes) -> Result<Graph> {
-    let mut graph = Graph::default();
+pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
+    let mut graph = OperationGraph::default();
     let g = &mut graph;
     let (scores, rows) = (sizes.scores(), sizes.rows());
     let query = g.real(number::QUERY, BF16, sizes.queries())?;
@@ -124,8 +124,8 @@ pub(super) fn forward(sizes: &Sizes) -> Result<Graph> {
 
 /// Backward: 22 operations, two more with fewer key heads. `deterministic` writes the gradient of queries without adding
 /// it up in f32 by atomics first, which is one operation less and takes memory for the gradients of all scores.
-pub(super) fn backward(sizes: &Sizes, deterministic: bool) -> Result<Graph> {
-    let mut graph = Graph::default();
+pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<OperationGraph> {
+    let mut graph = OperationGraph::default();
     let g = &mut graph;
     let (scores, rows) = (sizes.scores(), sizes.rows());
     let query = g.real(number::QUERY, BF16, sizes.queries())?;
@@ -143,9 +143,9 @@ pub(super) fn backward(sizes: &Sizes, deterministic: bool) -> Result<Graph> {
     let one = g.scalar(number::ONE)?;
 
     // delta = row sums of grad_output * output. The product has no memory: its strides are those the frontend sends.
-    let Sizes { seq, heads, dim, .. } = *sizes;
+    let GraphSizes { seq, heads, dim, .. } = *sizes;
     let strides = [heads * seq * dim, seq * dim, heads * dim, 1];
-    let elementwise = g.inner(F32, Layout { strides, ..sizes.output() })?;
+    let elementwise = g.inner(F32, TensorLayout { strides, ..sizes.output() })?;
     g.binary(Pointwise::CUDNN_POINTWISE_MUL, grad_output, output, elementwise)?;
     let row_sums = g.inner(F32, rows)?;
     g.reduce(SUM, elementwise, row_sums)?;
@@ -197,7 +197,13 @@ pub(super) fn backward(sizes: &Sizes, deterministic: bool) -> Result<Graph> {
 }
 
 /// `to = a @ b`, summed over the query heads that share a key head.
-fn matmul_by_group(g: &mut Graph, sizes: &Sizes, a: Node, b: Node, to: Node) -> Result<()> {
+fn matmul_by_group(
+    g: &mut OperationGraph,
+    sizes: &GraphSizes,
+    a: GraphTensor,
+    b: GraphTensor,
+    to: GraphTensor,
+) -> Result<()> {
     if sizes.heads == sizes.kv_heads {
         return g.matmul(a, b, to);
     }
@@ -212,12 +218,12 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_packed_rows() {
-        let sizes = Sizes { batch: 2, seq: 5, heads: 4, kv_heads: 2, dim: 8 };
+        let sizes = GraphSizes { batch: 2, seq: 5, heads: 4, kv_heads: 2, dim: 8 };
         assert_eq!(sizes.packed_offsets(), [0, 32, 48]);
-        assert_eq!(sizes.queries(), Layout { sizes: [2, 4, 5, 8], strides: [5 * 64, 8, 64, 1] });
-        assert_eq!(sizes.keys().transposed(), Layout { sizes: [2, 2, 8, 5], strides: [5 * 64, 8, 1, 64] });
-        assert_eq!(sizes.output(), Layout { sizes: [2, 4, 5, 8], strides: [5 * 32, 8, 32, 1] });
-        assert_eq!(sizes.rows(), Layout { sizes: [2, 4, 5, 1], strides: [20, 5, 1, 1] });
-        assert_eq!(sizes.scores().transposed(), Layout { sizes: [2, 4, 5, 5], strides: [100, 25, 1, 5] });
+        assert_eq!(sizes.queries(), TensorLayout { sizes: [2, 4, 5, 8], strides: [5 * 64, 8, 64, 1] });
+        assert_eq!(sizes.keys().transposed(), TensorLayout { sizes: [2, 2, 8, 5], strides: [5 * 64, 8, 1, 64] });
+        assert_eq!(sizes.output(), TensorLayout { sizes: [2, 4, 5, 8], strides: [5 * 32, 8, 32, 1] });
+        assert_eq!(sizes.rows(), TensorLayout { sizes: [2, 4, 5, 1], strides: [20, 5, 1, 1] });
+        assert_eq!(sizes.scores().transposed(), TensorLayout { sizes: [2, 4, 5, 5], strides: [100, 25, 1, 5] });
     }
 }

@@ -5,12 +5,12 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use cudarc::cudnn::sys::{
-    self, cudnnBackendAttributeName_t as Attribute, cudnnBackendAttributeType_t as Type,
-    cudnnBackendDescriptorType_t as Kind,
+    self, cudnnBackendAttributeName_t as Attribute, cudnnBackendAttributeType_t as AttributeType,
+    cudnnBackendDescriptorType_t as DescriptorType,
 };
 
+use crate::cuda::driver::RawStream;
 use crate::cuda::libraries::Library;
-use crate::cuda::queue::RawStream;
 use crate::{Error, Result};
 
 /// The oldest version whose backward is right: 9.10.0 and 9.10.1 are not.
@@ -29,12 +29,12 @@ fn check(call: &'static str, status: sys::cudnnStatus_t) -> Result<()> {
 }
 
 /// The library's handle.
-pub(super) struct Handle(sys::cudnnHandle_t);
+pub(super) struct CudnnHandle(sys::cudnnHandle_t);
 
-impl Handle {
+impl CudnnHandle {
     /// # Errors
     /// The library is missing or too old, or refuses the GPU.
-    pub(super) fn open() -> Result<Handle> {
+    pub(super) fn open() -> Result<CudnnHandle> {
         // SAFETY: only looks whether the library can be loaded.
         if !unsafe { sys::is_culib_present() } {
             return Err(Library::Cudnn.missing());
@@ -49,7 +49,7 @@ impl Handle {
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer, destroyed when dropped; the context is current.
         check("cudnnCreate", unsafe { sys::cudnnCreate(&mut handle) })?;
-        Ok(Handle(handle))
+        Ok(CudnnHandle(handle))
     }
 
     /// Such as 91900.
@@ -68,7 +68,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for CudnnHandle {
     fn drop(&mut self) {
         // SAFETY: created in `open`. A failure has no cure here.
         let _ = unsafe { sys::cudnnDestroy(self.0) };
@@ -79,7 +79,7 @@ impl Drop for Handle {
 pub(super) struct Descriptor(sys::cudnnBackendDescriptor_t);
 
 impl Descriptor {
-    pub(super) fn new(kind: Kind) -> Result<Descriptor> {
+    pub(super) fn new(kind: DescriptorType) -> Result<Descriptor> {
         let mut descriptor = std::ptr::null_mut();
         // SAFETY: writes one pointer, destroyed when dropped.
         let status = unsafe { sys::cudnnBackendCreateDescriptor(kind, &mut descriptor) };
@@ -88,7 +88,7 @@ impl Descriptor {
     }
 
     /// Sets an attribute; `values` are of the type that `kind` names.
-    fn set<T: Copy>(self, attribute: Attribute, kind: Type, values: &[T]) -> Result<Descriptor> {
+    fn set<T: Copy>(self, attribute: Attribute, kind: AttributeType, values: &[T]) -> Result<Descriptor> {
         let (count, start) = (values.len() as i64, values.as_ptr().cast::<c_void>());
         // SAFETY: `count` values of the named type; they are copied.
         let status = unsafe { sys::cudnnBackendSetAttribute(self.0, attribute, kind, count, start) };
@@ -100,44 +100,44 @@ impl Descriptor {
     }
 
     pub(super) fn integers(self, attribute: Attribute, values: &[i64]) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_INT64, values)
+        self.set(attribute, AttributeType::CUDNN_TYPE_INT64, values)
     }
 
     pub(super) fn yes(self, attribute: Attribute) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_BOOLEAN, &[true])
+        self.set(attribute, AttributeType::CUDNN_TYPE_BOOLEAN, &[true])
     }
 
     pub(super) fn data_type(self, attribute: Attribute, value: sys::cudnnDataType_t) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_DATA_TYPE, &[value])
+        self.set(attribute, AttributeType::CUDNN_TYPE_DATA_TYPE, &[value])
     }
 
     pub(super) fn pointwise_mode(self, attribute: Attribute, value: sys::cudnnPointwiseMode_t) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_POINTWISE_MODE, &[value])
+        self.set(attribute, AttributeType::CUDNN_TYPE_POINTWISE_MODE, &[value])
     }
 
     pub(super) fn reduction(self, attribute: Attribute, value: sys::cudnnReduceTensorOp_t) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, &[value])
+        self.set(attribute, AttributeType::CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, &[value])
     }
 
     pub(super) fn heuristic_mode(self, attribute: Attribute, value: sys::cudnnBackendHeurMode_t) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_HEUR_MODE, &[value])
+        self.set(attribute, AttributeType::CUDNN_TYPE_HEUR_MODE, &[value])
     }
 
-    pub(super) fn handle(self, attribute: Attribute, handle: &Handle) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_HANDLE, &[handle.0])
+    pub(super) fn handle(self, attribute: Attribute, handle: &CudnnHandle) -> Result<Descriptor> {
+        self.set(attribute, AttributeType::CUDNN_TYPE_HANDLE, &[handle.0])
     }
 
     pub(super) fn pointers(self, attribute: Attribute, addresses: &[u64]) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_VOID_PTR, addresses)
+        self.set(attribute, AttributeType::CUDNN_TYPE_VOID_PTR, addresses)
     }
 
     pub(super) fn descriptor(self, attribute: Attribute, value: &Descriptor) -> Result<Descriptor> {
-        self.set(attribute, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[value.0])
+        self.set(attribute, AttributeType::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[value.0])
     }
 
     pub(super) fn descriptors(self, attribute: Attribute, values: &[Descriptor]) -> Result<Descriptor> {
         let raw: Vec<sys::cudnnBackendDescriptor_t> = values.iter().map(|value| value.0).collect();
-        self.set(attribute, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw)
+        self.set(attribute, AttributeType::CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw)
     }
 
     pub(super) fn finalize(self) -> Result<Descriptor> {
@@ -152,18 +152,18 @@ impl Descriptor {
         // SAFETY: room for one integer, and one is asked for.
         let status = unsafe {
             let to = (&raw mut value).cast::<c_void>();
-            sys::cudnnBackendGetAttribute(self.0, attribute, Type::CUDNN_TYPE_INT64, 1, &mut count, to)
+            sys::cudnnBackendGetAttribute(self.0, attribute, AttributeType::CUDNN_TYPE_INT64, 1, &mut count, to)
         };
         check("cudnnBackendGetAttribute", status)?;
         Ok(value)
     }
 
     /// An attribute that is a list of descriptors of one kind.
-    pub(super) fn list(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Descriptor>> {
+    pub(super) fn list(&self, attribute: Attribute, kind: DescriptorType) -> Result<Vec<Descriptor>> {
         let mut count = 0i64;
         // SAFETY: nothing is asked for but how many there are.
         let status = unsafe {
-            let (of, none) = (Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, std::ptr::null_mut());
+            let (of, none) = (AttributeType::CUDNN_TYPE_BACKEND_DESCRIPTOR, std::ptr::null_mut());
             sys::cudnnBackendGetAttribute(self.0, attribute, of, 0, &mut count, none)
         };
         check("cudnnBackendGetAttribute", status)?;
@@ -172,7 +172,7 @@ impl Descriptor {
         let mut filled = 0i64;
         // SAFETY: cuDNN fills the descriptors that the array points to, at most `count`.
         let status = unsafe {
-            let (of, to) = (Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.as_mut_ptr().cast::<c_void>());
+            let (of, to) = (AttributeType::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.as_mut_ptr().cast::<c_void>());
             sys::cudnnBackendGetAttribute(self.0, attribute, of, count, &mut filled, to)
         };
         check("cudnnBackendGetAttribute", status)?;

@@ -2,7 +2,7 @@
 //! fused kernels for, so the order of operations and every shape count.
 
 use cudarc::cudnn::sys::{
-    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as Kind, cudnnDataType_t,
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType, cudnnDataType_t,
     cudnnPointwiseMode_t as Pointwise, cudnnReduceTensorOp_t,
 };
 
@@ -22,41 +22,47 @@ const FIRST_VIRTUAL: i64 = 1000;
 
 /// Sizes and strides of a tensor, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct TensorLayout {
     pub(super) sizes: [i64; 4],
     pub(super) strides: [i64; 4],
 }
 
-impl Layout {
+impl TensorLayout {
     /// Dense, row-major.
-    pub(super) fn dense(sizes: [i64; 4]) -> Layout {
+    pub(super) fn dense(sizes: [i64; 4]) -> TensorLayout {
         let [_, b, c, d] = sizes;
-        Layout { sizes, strides: [b * c * d, c * d, d, 1] }
+        TensorLayout { sizes, strides: [b * c * d, c * d, d, 1] }
     }
 
     /// The same memory with the last two axes exchanged.
-    pub(super) fn transposed(self) -> Layout {
+    pub(super) fn transposed(self) -> TensorLayout {
         let swap = |[a, b, c, d]: [i64; 4]| [a, b, d, c];
-        Layout { sizes: swap(self.sizes), strides: swap(self.strides) }
+        TensorLayout { sizes: swap(self.sizes), strides: swap(self.strides) }
     }
 }
 
-/// A tensor of a [`Graph`].
+/// A tensor of a [`OperationGraph`].
 #[derive(Clone, Copy)]
-pub(super) struct Node(usize);
+pub(super) struct GraphTensor(usize);
 
 /// Tensors and operations, in the order they were added.
 #[derive(Default)]
-pub(super) struct Graph {
+pub(super) struct OperationGraph {
     pub(super) operations: Vec<Descriptor>,
     tensors: Vec<Descriptor>,
     /// Descriptors that operations refer to.
     kept: Vec<Descriptor>,
 }
 
-impl Graph {
-    fn tensor(&mut self, number: i64, dtype: cudnnDataType_t, layout: Layout, role: Option<Attribute>) -> Result<Node> {
-        let descriptor = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
+impl OperationGraph {
+    fn tensor(
+        &mut self,
+        number: i64,
+        dtype: cudnnDataType_t,
+        layout: TensorLayout,
+        role: Option<Attribute>,
+    ) -> Result<GraphTensor> {
+        let descriptor = Descriptor::new(DescriptorType::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
             .data_type(Attribute::CUDNN_ATTR_TENSOR_DATA_TYPE, dtype)?
             .integers(Attribute::CUDNN_ATTR_TENSOR_DIMENSIONS, &layout.sizes)?
             .integers(Attribute::CUDNN_ATTR_TENSOR_STRIDES, &layout.strides)?
@@ -67,42 +73,42 @@ impl Graph {
             None => descriptor,
         };
         self.tensors.push(descriptor.finalize()?);
-        Ok(Node(self.tensors.len() - 1))
+        Ok(GraphTensor(self.tensors.len() - 1))
     }
 
     /// A tensor in memory, whose address the variant pack gives under `number`.
-    pub(super) fn real(&mut self, number: i64, dtype: cudnnDataType_t, layout: Layout) -> Result<Node> {
+    pub(super) fn real(&mut self, number: i64, dtype: cudnnDataType_t, layout: TensorLayout) -> Result<GraphTensor> {
         self.tensor(number, dtype, layout, None)
     }
 
     /// A tensor that lives within the fused kernel alone.
-    pub(super) fn inner(&mut self, dtype: cudnnDataType_t, layout: Layout) -> Result<Node> {
+    pub(super) fn inner(&mut self, dtype: cudnnDataType_t, layout: TensorLayout) -> Result<GraphTensor> {
         let number = FIRST_VIRTUAL + self.tensors.len() as i64;
         self.tensor(number, dtype, layout, Some(Attribute::CUDNN_ATTR_TENSOR_IS_VIRTUAL))
     }
 
     /// An f32 on the host, whose value goes into the launch.
-    pub(super) fn scalar(&mut self, number: i64) -> Result<Node> {
-        self.tensor(number, F32, Layout::dense([1; 4]), Some(Attribute::CUDNN_ATTR_TENSOR_IS_BY_VALUE))
+    pub(super) fn scalar(&mut self, number: i64) -> Result<GraphTensor> {
+        self.tensor(number, F32, TensorLayout::dense([1; 4]), Some(Attribute::CUDNN_ATTR_TENSOR_IS_BY_VALUE))
     }
 
     fn pointwise(
         &mut self,
         mode: (Pointwise, cudnnDataType_t, Option<i64>),
-        x: Node,
-        b: Option<Node>,
-        t: Option<Node>,
-        y: Node,
+        x: GraphTensor,
+        b: Option<GraphTensor>,
+        t: Option<GraphTensor>,
+        y: GraphTensor,
     ) -> Result<()> {
         let (mode, precision, axis) = mode;
-        let mut pointwise = Descriptor::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
+        let mut pointwise = Descriptor::new(DescriptorType::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
             .pointwise_mode(Attribute::CUDNN_ATTR_POINTWISE_MODE, mode)?
             .data_type(Attribute::CUDNN_ATTR_POINTWISE_MATH_PREC, precision)?;
         if let Some(axis) = axis {
             pointwise = pointwise.integers(Attribute::CUDNN_ATTR_POINTWISE_AXIS, &[axis])?;
         }
         let pointwise = pointwise.finalize()?;
-        let mut operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
+        let mut operation = Descriptor::new(DescriptorType::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, &pointwise)?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_POINTWISE_XDESC, &self.tensors[x.0])?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_POINTWISE_YDESC, &self.tensors[y.0])?;
@@ -118,17 +124,23 @@ impl Graph {
     }
 
     /// `y = mode(x)`
-    pub(super) fn unary(&mut self, mode: Pointwise, x: Node, y: Node) -> Result<()> {
+    pub(super) fn unary(&mut self, mode: Pointwise, x: GraphTensor, y: GraphTensor) -> Result<()> {
         self.pointwise((mode, F32, None), x, None, None, y)
     }
 
     /// `y = mode(x, b)`
-    pub(super) fn binary(&mut self, mode: Pointwise, x: Node, b: Node, y: Node) -> Result<()> {
+    pub(super) fn binary(&mut self, mode: Pointwise, x: GraphTensor, b: GraphTensor, y: GraphTensor) -> Result<()> {
         self.pointwise((mode, F32, None), x, Some(b), None, y)
     }
 
     /// `y = x` where the row is not before the column, else `otherwise`; all of layout `scores`.
-    pub(super) fn causal(&mut self, scores: Layout, x: Node, otherwise: Node, y: Node) -> Result<()> {
+    pub(super) fn causal(
+        &mut self,
+        scores: TensorLayout,
+        x: GraphTensor,
+        otherwise: GraphTensor,
+        y: GraphTensor,
+    ) -> Result<()> {
         let (row, column) = (self.inner(I32, scores)?, self.inner(I32, scores)?);
         let mask = self.inner(BOOLEAN, scores)?;
         self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, F32, Some(2)), x, None, None, row)?;
@@ -139,11 +151,11 @@ impl Graph {
     }
 
     /// `c = a @ b`, over the last two axes
-    pub(super) fn matmul(&mut self, a: Node, b: Node, c: Node) -> Result<()> {
-        let matmul = Descriptor::new(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
+    pub(super) fn matmul(&mut self, a: GraphTensor, b: GraphTensor, c: GraphTensor) -> Result<()> {
+        let matmul = Descriptor::new(DescriptorType::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
             .data_type(Attribute::CUDNN_ATTR_MATMUL_COMP_TYPE, F32)?
             .finalize()?;
-        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?
+        let operation = Descriptor::new(DescriptorType::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_ADESC, &self.tensors[a.0])?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_BDESC, &self.tensors[b.0])?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_CDESC, &self.tensors[c.0])?
@@ -155,12 +167,12 @@ impl Graph {
     }
 
     /// `y` = the sum or maximum of `x` over the axes along which `y` has size 1, or fewer heads
-    pub(super) fn reduce(&mut self, operator: cudnnReduceTensorOp_t, x: Node, y: Node) -> Result<()> {
-        let reduction = Descriptor::new(Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
+    pub(super) fn reduce(&mut self, operator: cudnnReduceTensorOp_t, x: GraphTensor, y: GraphTensor) -> Result<()> {
+        let reduction = Descriptor::new(DescriptorType::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
             .data_type(Attribute::CUDNN_ATTR_REDUCTION_COMP_TYPE, F32)?
             .reduction(Attribute::CUDNN_ATTR_REDUCTION_OPERATOR, operator)?
             .finalize()?;
-        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)?
+        let operation = Descriptor::new(DescriptorType::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_REDUCTION_XDESC, &self.tensors[x.0])?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_REDUCTION_YDESC, &self.tensors[y.0])?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_REDUCTION_DESC, &reduction)?
@@ -171,8 +183,8 @@ impl Graph {
     }
 
     /// `y` = the values of `x` under another layout, by their indices
-    pub(super) fn reshape(&mut self, x: Node, y: Node) -> Result<()> {
-        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?
+    pub(super) fn reshape(&mut self, x: GraphTensor, y: GraphTensor) -> Result<()> {
+        let operation = Descriptor::new(DescriptorType::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, &self.tensors[x.0])?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_RESHAPE_YDESC, &self.tensors[y.0])?
             .finalize()?;

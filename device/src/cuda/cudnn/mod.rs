@@ -9,14 +9,15 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use attention_graph::{Sizes, number};
-use descriptor::Handle;
+use attention_graph::{GraphSizes, number};
+use descriptor::CudnnHandle;
 use plan::Plans;
 
-use super::timing::{Bench, fastest, medians};
-use super::{Cuda, CudaOptions, RawStream};
-use crate::lane::Priority;
+use super::driver::RawStream;
+use super::timing::{TimingMemory, fastest, medians};
+use super::{CudaOptions, Kernels};
 use crate::ops::{Attention, AttentionBackward};
+use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
 
 /// Before this version the first configuration cuDNN proposes is not always the fastest.
@@ -27,20 +28,20 @@ const CANDIDATES: usize = 3;
 /// cuDNN on one GPU.
 pub(crate) struct Cudnn {
     /// Nothing where cuDNN has no plan.
-    plans: RefCell<HashMap<Problem, Option<Rc<AttentionPlan>>>>,
+    plans: RefCell<HashMap<AttentionProblem, Option<Rc<AttentionPlan>>>>,
     deterministic: bool,
-    handle: Handle,
+    handle: CudnnHandle,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Problem {
-    sizes: Sizes,
+struct AttentionProblem {
+    sizes: GraphSizes,
     backward: bool,
 }
 
 /// A plan, and how its scratch is laid out.
 pub(crate) struct AttentionPlan {
-    problem: Problem,
+    problem: AttentionProblem,
     plans: Plans,
     /// Which of the plans.
     chosen: usize,
@@ -50,7 +51,7 @@ pub(crate) struct AttentionPlan {
 
 /// The addresses of an attention's tensors.
 #[derive(Clone, Copy)]
-struct Tensors {
+struct TensorAddresses {
     qkv: u64,
     output: u64,
     stats: u64,
@@ -58,14 +59,14 @@ struct Tensors {
     grad_qkv: u64,
 }
 
-impl Tensors {
-    fn forward(op: &Attention) -> Tensors {
+impl TensorAddresses {
+    fn forward(op: &Attention) -> TensorAddresses {
         let (qkv, output, stats) = (op.qkv.address, op.output.address, op.stats.address);
-        Tensors { qkv, output, stats, grad_output: 0, grad_qkv: 0 }
+        TensorAddresses { qkv, output, stats, grad_output: 0, grad_qkv: 0 }
     }
 
-    fn backward(op: &AttentionBackward) -> Tensors {
-        Tensors {
+    fn backward(op: &AttentionBackward) -> TensorAddresses {
+        TensorAddresses {
             qkv: op.qkv.address,
             output: op.output.address,
             stats: op.stats.address,
@@ -75,7 +76,7 @@ impl Tensors {
     }
 
     fn are_aligned(&self) -> bool {
-        let Tensors { qkv, output, stats, grad_output, grad_qkv } = *self;
+        let TensorAddresses { qkv, output, stats, grad_output, grad_qkv } = *self;
         [qkv, output, stats, grad_output, grad_qkv].iter().all(|address| address.is_multiple_of(graph::ALIGNMENT))
     }
 }
@@ -84,22 +85,22 @@ impl Cudnn {
     /// # Errors
     /// The library is missing or too old, or refuses the GPU.
     pub(crate) fn open(options: &CudaOptions) -> Result<Cudnn> {
-        Ok(Cudnn { plans: RefCell::default(), deterministic: options.deterministic, handle: Handle::open()? })
+        Ok(Cudnn { plans: RefCell::default(), deterministic: options.deterministic, handle: CudnnHandle::open()? })
     }
 
     /// The plan for a forward: made at the first call for its shape, which must not be during a capture. Nothing where
     /// cuDNN is not to be used.
-    pub(crate) fn forward(&self, op: &Attention, cuda: &Cuda) -> Option<Rc<AttentionPlan>> {
-        let fits = op.dropout.is_none() && Tensors::forward(op).are_aligned();
+    pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
+        let fits = op.dropout.is_none() && TensorAddresses::forward(op).are_aligned();
         let sizes = sizes(&op.qkv, op.heads, op.kv_heads).filter(|_| fits)?;
-        self.plan(Problem { sizes, backward: false }, cuda)
+        self.plan(AttentionProblem { sizes, backward: false }, kernels)
     }
 
     /// The plan for a backward, as [`Cudnn::forward`].
-    pub(crate) fn backward(&self, op: &AttentionBackward, cuda: &Cuda) -> Option<Rc<AttentionPlan>> {
-        let fits = op.dropout.is_none() && Tensors::backward(op).are_aligned();
+    pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
+        let fits = op.dropout.is_none() && TensorAddresses::backward(op).are_aligned();
         let sizes = sizes(&op.qkv, op.heads, op.kv_heads).filter(|_| fits)?;
-        self.plan(Problem { sizes, backward: true }, cuda)
+        self.plan(AttentionProblem { sizes, backward: true }, kernels)
     }
 
     /// Submits a forward, or records it while the stream captures.
@@ -113,7 +114,7 @@ impl Cudnn {
         stream: &RawStream,
         scratch: u64,
     ) -> Result<()> {
-        self.run(plan, plan.chosen, Tensors::forward(op), stream, scratch)
+        self.run(plan, plan.chosen, TensorAddresses::forward(op), stream, scratch)
     }
 
     /// Submits a backward, or records it while the stream captures.
@@ -127,14 +128,14 @@ impl Cudnn {
         stream: &RawStream,
         scratch: u64,
     ) -> Result<()> {
-        self.run(plan, plan.chosen, Tensors::backward(op), stream, scratch)
+        self.run(plan, plan.chosen, TensorAddresses::backward(op), stream, scratch)
     }
 
-    fn plan(&self, problem: Problem, cuda: &Cuda) -> Option<Rc<AttentionPlan>> {
+    fn plan(&self, problem: AttentionProblem, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
         if let Some(known) = self.plans.borrow().get(&problem) {
             return known.clone();
         }
-        let made = self.make(problem, cuda);
+        let made = self.make(problem, kernels);
         if let Err(error) = &made {
             tracing::warn!("attention {problem:?} runs on our own, slower kernels: {error}");
         }
@@ -143,7 +144,7 @@ impl Cudnn {
         made
     }
 
-    fn make(&self, problem: Problem, cuda: &Cuda) -> Result<AttentionPlan> {
+    fn make(&self, problem: AttentionProblem, kernels: &Kernels) -> Result<AttentionPlan> {
         let timed = !self.deterministic && self.handle.version() < FIRST_IS_BEST;
         let graph = match problem.backward {
             false => attention_graph::forward(&problem.sizes)?,
@@ -153,17 +154,17 @@ impl Cudnn {
         let sums_queries = problem.backward && !self.deterministic;
         let mut plan = AttentionPlan { problem, plans, chosen: 0, sums_queries };
         if plan.plans.plans.len() > 1 {
-            plan.chosen = self.time(&plan, cuda)?.unwrap_or(0);
+            plan.chosen = self.time(&plan, kernels)?.unwrap_or(0);
         }
         Ok(plan)
     }
 
     /// Which of the plans is the fastest; nothing when there is no memory to time in.
-    fn time(&self, plan: &AttentionPlan, cuda: &Cuda) -> Result<Option<usize>> {
-        let (mut bench, stream) = (Bench::default(), RawStream::new(Priority::Compute)?);
-        let Sizes { batch, seq, heads, kv_heads, dim } = plan.problem.sizes;
+    fn time(&self, plan: &AttentionPlan, kernels: &Kernels) -> Result<Option<usize>> {
+        let (mut memory, stream) = (TimingMemory::default(), RawStream::new(Priority::Compute)?);
+        let GraphSizes { batch, seq, heads, kv_heads, dim } = plan.problem.sizes;
         let mut tensor = |elements: i64, dtype| {
-            let tensor = bench.tensor(Shape::new(&[elements as usize]), dtype, cuda, &stream);
+            let tensor = memory.tensor(Shape::new(&[elements as usize]), dtype, kernels, &stream);
             tensor.map(|tensor| tensor.map(|tensor: Tensor| tensor.address))
         };
         let (packed, dense) = (batch * seq * (heads + 2 * kv_heads) * dim, batch * seq * heads * dim);
@@ -178,8 +179,8 @@ impl Cudnn {
             return Ok(None);
         };
         let most = (0..plan.plans.plans.len()).map(|candidate| plan.layout(candidate).bytes).max();
-        let Some(scratch) = bench.scratch(most.unwrap_or(0))? else { return Ok(None) };
-        let tensors = Tensors { qkv, output, stats, grad_output, grad_qkv };
+        let Some(scratch) = memory.scratch(most.unwrap_or(0))? else { return Ok(None) };
+        let tensors = TensorAddresses { qkv, output, stats, grad_output, grad_qkv };
         let times =
             medians(&stream, plan.plans.plans.len(), |candidate| self.run(plan, candidate, tensors, &stream, scratch))?;
         stream.synchronize()?;
@@ -191,7 +192,7 @@ impl Cudnn {
         &self,
         plan: &AttentionPlan,
         candidate: usize,
-        tensors: Tensors,
+        tensors: TensorAddresses,
         stream: &RawStream,
         scratch: u64,
     ) -> Result<()> {
@@ -239,7 +240,7 @@ impl AttentionPlan {
     }
 
     fn layout(&self, candidate: usize) -> ScratchLayout {
-        let Sizes { batch, seq, heads, dim, .. } = self.problem.sizes;
+        let GraphSizes { batch, seq, heads, dim, .. } = self.problem.sizes;
         let rows = (batch * heads * seq) as usize * size_of::<f32>();
         let piece = |used: bool, bytes: usize| if used { bytes.next_multiple_of(256) } else { 0 };
         let delta = self.plans.plans[candidate].workspace.next_multiple_of(256);
@@ -250,10 +251,10 @@ impl AttentionPlan {
 }
 
 /// The sizes of an attention that cuDNN's kernels are for.
-fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize) -> Option<Sizes> {
+fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize) -> Option<GraphSizes> {
     let packed = qkv.shape.sizes();
     let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
     let fits = qkv.dtype == DType::Bf16 && batch > 0 && seq > 1 && dim > 0 && dim <= 128 && dim.is_multiple_of(8);
     let [batch, seq, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
-    fits.then_some(Sizes { batch, seq, heads, kv_heads, dim })
+    fits.then_some(GraphSizes { batch, seq, heads, kv_heads, dim })
 }

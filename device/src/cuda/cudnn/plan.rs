@@ -1,12 +1,12 @@
 //! From a graph to a plan that can be executed: heuristics, engine configurations, plans.
 
 use cudarc::cudnn::sys::{
-    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as Kind, cudnnBackendHeurMode_t,
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType, cudnnBackendHeurMode_t,
 };
 
-use super::descriptor::{Descriptor, Handle};
-use super::graph::Graph;
-use crate::cuda::queue::RawStream;
+use super::descriptor::{CudnnHandle, Descriptor};
+use super::graph::OperationGraph;
+use crate::cuda::driver::RawStream;
 use crate::{Error, Result};
 
 /// A compiled plan, with what it refers to.
@@ -22,7 +22,7 @@ pub(super) struct Plans {
     /// At least one.
     pub(super) plans: Vec<Plan>,
     _operation_graph: Descriptor,
-    _graph: Graph,
+    _graph: OperationGraph,
 }
 
 impl Plans {
@@ -30,17 +30,17 @@ impl Plans {
     ///
     /// # Errors
     /// No engine for the graph, or none that compiles.
-    pub(super) fn new(graph: Graph, handle: &Handle, most: usize) -> Result<Plans> {
-        let operation_graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
+    pub(super) fn new(graph: OperationGraph, handle: &CudnnHandle, most: usize) -> Result<Plans> {
+        let operation_graph = Descriptor::new(DescriptorType::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
             .descriptors(Attribute::CUDNN_ATTR_OPERATIONGRAPH_OPS, &graph.operations)?
             .handle(Attribute::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, handle)?
             .finalize()?;
-        let heuristics = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
+        let heuristics = Descriptor::new(DescriptorType::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
             .descriptor(Attribute::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &operation_graph)?
             .heuristic_mode(Attribute::CUDNN_ATTR_ENGINEHEUR_MODE, cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A)?
             .finalize()?;
-        let configurations =
-            heuristics.list(Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS, Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)?;
+        let configurations = heuristics
+            .list(Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS, DescriptorType::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)?;
         let mut problem = match configurations.len() {
             0 => "no engine: either cuDNN has none, or it does not find libnvrtc and its builtins".to_string(),
             _ => String::new(),
@@ -63,8 +63,8 @@ impl Plans {
 }
 
 impl Plan {
-    fn new(configuration: Descriptor, handle: &Handle) -> Result<Plan> {
-        let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
+    fn new(configuration: Descriptor, handle: &CudnnHandle) -> Result<Plan> {
+        let plan = Descriptor::new(DescriptorType::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
             .descriptor(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &configuration)?
             .handle(Attribute::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, handle)?
             .finalize()?;
@@ -79,7 +79,7 @@ impl Plan {
     /// cuDNN's.
     pub(super) fn execute(
         &self,
-        handle: &Handle,
+        handle: &CudnnHandle,
         pointers: &[(i64, u64)],
         scalars: &[(i64, f32)],
         workspace: u64,
@@ -87,7 +87,7 @@ impl Plan {
     ) -> Result<()> {
         let on_host = scalars.iter().map(|(number, value)| (*number, std::ptr::from_ref(value) as u64));
         let (numbers, addresses): (Vec<i64>, Vec<u64>) = pointers.iter().copied().chain(on_host).unzip();
-        let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
+        let pack = Descriptor::new(DescriptorType::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
             .pointers(Attribute::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &addresses)?
             .integers(Attribute::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &numbers)?
             .pointers(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace])?

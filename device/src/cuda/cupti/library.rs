@@ -10,8 +10,7 @@ use cudarc::cupti::result::{self, CuptiError};
 pub(super) use cudarc::cupti::sys;
 use cudarc::driver;
 
-use super::failed;
-use crate::cuda::RawStream;
+use crate::cuda::driver::RawStream;
 use crate::cuda::libraries::Library;
 use crate::{Error, Result};
 
@@ -52,6 +51,11 @@ fn folders() -> Vec<PathBuf> {
     let homes = homes.chain([PathBuf::from("/usr/local/cuda")]);
     let kept = homes.flat_map(|home| [home.join("extras/CUPTI/lib64"), home.join("lib64")]);
     [PathBuf::new()].into_iter().chain(kept).collect()
+}
+
+/// An error of CUPTI's.
+fn failed(call: &'static str, problem: impl Into<String>) -> Error {
+    Error::Driver { call, problem: problem.into() }
 }
 
 /// The process's one subscription to callbacks.

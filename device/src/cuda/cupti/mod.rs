@@ -16,11 +16,11 @@ use std::rc::Rc;
 
 use library::{call, sys};
 pub(super) use nodes::name_nodes_like;
-use records::Record;
+use spans::Submitted;
 
-use super::RawStream;
+use super::driver::RawStream;
+use crate::Result;
 use crate::timeline::Span;
-use crate::{Error, Result};
 
 /// What is timed.
 const KINDS: [sys::CUpti_ActivityKind; 6] = [
@@ -31,15 +31,6 @@ const KINDS: [sys::CUpti_ActivityKind; 6] = [
     sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME,
     sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
 ];
-
-/// Something submitted: an operation, or a graph.
-#[derive(Clone, Debug, PartialEq)]
-struct Submitted {
-    /// The operation's label, or the region a graph was launched for.
-    label: String,
-    /// The graph's name.
-    graph: Option<String>,
-}
 
 /// The process's subscription to CUPTI.
 pub(crate) struct Cupti {
@@ -120,7 +111,7 @@ impl Cupti {
             tracing::warn!("CUPTI had no room for {lost} records: the timeline has gaps");
         }
         let submitted = self.submitted.borrow();
-        let names = spans::Names { submitted: &submitted, nodes: &nodes::all(), streams: &names };
+        let names = spans::SpanNames { submitted: &submitted, nodes: &nodes::all(), streams: &names };
         Ok(spans::spans(&records, began, &names, library::callback_name))
     }
 }
@@ -132,9 +123,4 @@ impl Drop for CuptiNote {
             library::pop_correlation();
         }
     }
-}
-
-/// An error of CUPTI's.
-fn failed(call: &'static str, problem: impl Into<String>) -> Error {
-    Error::Driver { call, problem: problem.into() }
 }

@@ -23,7 +23,7 @@ pub(super) enum Record {
     /// The host called the driver, or the runtime.
     Call { driver: bool, id: u32, start: u64, end: u64, thread: u32, correlation: u32 },
     /// A call was made for what has this id.
-    Mark { id: u64, correlation: u32 },
+    Correlation { id: u64, correlation: u32 },
 }
 
 /// What the GPU does.
@@ -94,13 +94,13 @@ unsafe extern "C" fn buffer_completed(context: CUcontext, stream: u32, buffer: *
 /// # Safety
 /// `record` points to a record of CUPTI's.
 unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
-    use sys::CUpti_ActivityKind as Kind;
-    const KERNEL: u32 = Kind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL as u32;
-    const COPY: u32 = Kind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
-    const SET: u32 = Kind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
-    const DRIVER: u32 = Kind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
-    const RUNTIME: u32 = Kind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
-    const MARK: u32 = Kind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION as u32;
+    use sys::CUpti_ActivityKind as ActivityKind;
+    const KERNEL: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL as u32;
+    const COPY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
+    const SET: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
+    const DRIVER: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
+    const RUNTIME: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
+    const MARK: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION as u32;
     /// Reads a field where it lies; records are packed, and enums may have values our bindings do not know.
     macro_rules! field {
         ($record:ident.$field:ident) => {
@@ -161,7 +161,7 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
             }
             MARK => {
                 let mark = record.cast::<sys::CUpti_ActivityExternalCorrelation>();
-                Record::Mark { id: field!(mark.externalId), correlation: field!(mark.correlationId) }
+                Record::Correlation { id: field!(mark.externalId), correlation: field!(mark.correlationId) }
             }
             _ => return None,
         })

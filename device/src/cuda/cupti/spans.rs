@@ -2,11 +2,20 @@
 
 use std::collections::HashMap;
 
-use super::{Record, Submitted, records::Work};
+use super::records::{Record, Work};
 use crate::timeline::{Span, launched_label, stream_row};
 
+/// Something submitted: an operation, or a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Submitted {
+    /// The operation's label, or the region a graph was launched for.
+    pub(super) label: String,
+    /// The graph's name.
+    pub(super) graph: Option<String>,
+}
+
 /// What is known besides the records.
-pub(super) struct Names<'a> {
+pub(super) struct SpanNames<'a> {
     /// Number n has id n + 1.
     pub(super) submitted: &'a [Submitted],
     /// Ids by graph node.
@@ -15,7 +24,7 @@ pub(super) struct Names<'a> {
     pub(super) streams: &'a HashMap<u32, String>,
 }
 
-impl Names<'_> {
+impl SpanNames<'_> {
     fn get(&self, id: Option<&u64>) -> Option<&Submitted> {
         self.submitted.get((*id? as usize).checked_sub(1)?)
     }
@@ -25,7 +34,7 @@ impl Names<'_> {
 pub(super) fn spans(
     records: &[Record],
     began: u64,
-    names: &Names<'_>,
+    names: &SpanNames<'_>,
     call_name: impl Fn(bool, u32) -> String,
 ) -> Vec<Span> {
     let marks: HashMap<u32, u64> = records.iter().filter_map(mark).collect();
@@ -59,7 +68,7 @@ pub(super) fn spans(
 
 fn mark(record: &Record) -> Option<(u32, u64)> {
     match record {
-        Record::Mark { id, correlation } => Some((*correlation, *id)),
+        Record::Correlation { id, correlation } => Some((*correlation, *id)),
         _ => None,
     }
 }
@@ -125,12 +134,12 @@ mod tests {
             Submitted { label: "begin/fill".into(), graph: None },
         ];
         let (nodes, streams) = (HashMap::from([(40, 1)]), HashMap::from([(7, "compute".to_string())]));
-        let names = Names { submitted: &submitted, nodes: &nodes, streams: &streams };
+        let names = SpanNames { submitted: &submitted, nodes: &nodes, streams: &streams };
         let records = [
-            Record::Mark { id: 3, correlation: 10 },
+            Record::Correlation { id: 3, correlation: 10 },
             Record::Call { driver: true, id: 1, start: 101, end: 103, thread: 5, correlation: 10 },
             kernel(110, 10, 0),
-            Record::Mark { id: 2, correlation: 11 },
+            Record::Correlation { id: 2, correlation: 11 },
             kernel(120, 11, 40),
             kernel(130, 11, 99),
             kernel(90, 11, 40),

@@ -1,9 +1,9 @@
 //! Activation functions.
 
-use super::Queue;
-use super::shape::{Path, over_packs, over_rows};
+use super::shape::{LoadWidth, over_packs, over_rows};
 use crate::Result;
-use crate::cuda::Arg;
+use crate::cuda::Queue;
+use crate::cuda::kernels::Arg;
 use crate::ops::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};
 
 /// See [`Activation`].
@@ -13,9 +13,9 @@ pub(super) fn activation(op: &Activation, queue: &Queue<'_>) -> Result<()> {
         ActivationKind::Relu => "relu",
     };
     let (count, dtype) = (op.output.elements(), op.output.dtype);
-    let path = Path::of(count, [op.input, op.output]);
-    let grid = over_packs(count / path.width(dtype), queue);
-    queue.launch(&path.kernel(name, dtype), grid, &[op.input.into(), op.output.into(), Arg::U64(count as u64)])
+    let load = LoadWidth::of(count, [op.input, op.output]);
+    let grid = over_packs(count / load.values(dtype), queue);
+    queue.launch(&load.kernel(name, dtype), grid, &[op.input.into(), op.output.into(), Arg::U64(count as u64)])
 }
 
 /// See [`ActivationBackward`].
@@ -25,10 +25,10 @@ pub(super) fn activation_backward(op: &ActivationBackward, queue: &Queue<'_>) ->
         ActivationKind::Relu => "relu_backward",
     };
     let (count, dtype) = (op.grad_input.elements(), op.grad_input.dtype);
-    let path = Path::of(count, [op.input, op.grad_output, op.grad_input]);
-    let grid = over_packs(count / path.width(dtype), queue);
+    let load = LoadWidth::of(count, [op.input, op.grad_output, op.grad_input]);
+    let grid = over_packs(count / load.values(dtype), queue);
     queue.launch(
-        &path.kernel(name, dtype),
+        &load.kernel(name, dtype),
         grid,
         &[op.input.into(), op.grad_output.into(), op.grad_input.into(), Arg::U64(count as u64)],
     )
@@ -37,10 +37,10 @@ pub(super) fn activation_backward(op: &ActivationBackward, queue: &Queue<'_>) ->
 /// See [`SwiGlu`].
 pub(super) fn swiglu(op: &SwiGlu, queue: &Queue<'_>) -> Result<()> {
     let (rows, width, dtype) = (op.output.shape.rows(), op.output.shape.last(), op.output.dtype);
-    let path = Path::of(width, [op.input, op.output]);
-    let grid = over_rows(rows, width / path.width(dtype), queue);
+    let load = LoadWidth::of(width, [op.input, op.output]);
+    let grid = over_rows(rows, width / load.values(dtype), queue);
     queue.launch(
-        &path.kernel("swiglu", dtype),
+        &load.kernel("swiglu", dtype),
         grid,
         &[op.input.into(), op.output.into(), Arg::U32(rows as u32), Arg::U32(width as u32)],
     )
@@ -49,10 +49,10 @@ pub(super) fn swiglu(op: &SwiGlu, queue: &Queue<'_>) -> Result<()> {
 /// See [`SwiGluBackward`].
 pub(super) fn swiglu_backward(op: &SwiGluBackward, queue: &Queue<'_>) -> Result<()> {
     let (rows, width, dtype) = (op.grad_output.shape.rows(), op.grad_output.shape.last(), op.grad_output.dtype);
-    let path = Path::of(width, [op.input, op.grad_output, op.grad_input].into_iter().chain(op.output));
-    let grid = over_rows(rows, width / path.width(dtype), queue);
+    let load = LoadWidth::of(width, [op.input, op.grad_output, op.grad_input].into_iter().chain(op.output));
+    let grid = over_rows(rows, width / load.values(dtype), queue);
     queue.launch(
-        &path.kernel("swiglu_backward", dtype),
+        &load.kernel("swiglu_backward", dtype),
         grid,
         &[
             op.input.into(),

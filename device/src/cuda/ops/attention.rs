@@ -1,14 +1,15 @@
 //! Causal attention: cuDNN where it can, else `kernels/attention.cu`.
 
-use super::Queue;
-use crate::cuda::{Cuda, Grid};
+use crate::cuda::Queue;
+use crate::cuda::cudnn::Cudnn;
+use crate::cuda::kernels::{Grid, Kernels};
 use crate::ops::{Attention, AttentionBackward, DropoutSite};
 use crate::{DType, Error, Result, Tensor};
 
 /// The struct of the same name in `attention.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Arguments {
+struct AttentionArguments {
     qkv: u64,
     output: u64,
     stats: u64,
@@ -55,12 +56,12 @@ impl Sizes {
         tensors: [Tensor; 3],
         backward: Option<(Tensor, Tensor, u64)>,
         dropout: Option<DropoutSite>,
-    ) -> Arguments {
+    ) -> AttentionArguments {
         let [qkv, output, stats] = tensors;
         let (grad_output, grad_qkv, delta) = backward.map_or((0, 0, 0), |(a, b, c)| (a.address, b.address, c));
         let aligned = [qkv.address, output.address, grad_output, grad_qkv].iter().all(|a| a.is_multiple_of(16));
         let place = dropout.map_or(0, |site| u32::from(site.layer) << 16 | u32::from(site.site));
-        Arguments {
+        AttentionArguments {
             qkv: qkv.address,
             output: output.address,
             stats: stats.address,
@@ -91,7 +92,7 @@ impl Sizes {
         kernel: &str,
         heads: usize,
         (tiles, matrices): ([usize; 3], usize),
-        arguments: &Arguments,
+        arguments: &AttentionArguments,
         (dtype, queue): (DType, &Queue<'_>),
     ) -> Result<()> {
         let widths = [64, 128, 256];
@@ -112,9 +113,9 @@ const FORWARD: ([usize; 3], usize) = ([64, 64, 32], 2);
 const BACKWARD: ([usize; 3], usize) = ([64, 32, 16], 4);
 
 /// See [`Attention`].
-pub(super) fn forward(op: &Attention, queue: &Queue<'_>) -> Result<()> {
-    if let Some(cudnn) = &queue.cuda.cudnn
-        && let Some(plan) = cudnn.forward(op, queue.cuda)
+pub(super) fn forward(op: &Attention, cudnn: Option<&Cudnn>, queue: &Queue<'_>) -> Result<()> {
+    if let Some(cudnn) = cudnn
+        && let Some(plan) = cudnn.forward(op, queue.kernels)
     {
         return cudnn.run_forward(&plan, op, queue.stream, queue.scratch);
     }
@@ -127,9 +128,9 @@ pub(super) fn forward(op: &Attention, queue: &Queue<'_>) -> Result<()> {
 }
 
 /// See [`AttentionBackward`].
-pub(super) fn backward(op: &AttentionBackward, queue: &Queue<'_>) -> Result<()> {
-    if let Some(cudnn) = &queue.cuda.cudnn
-        && let Some(plan) = cudnn.backward(op, queue.cuda)
+pub(super) fn backward(op: &AttentionBackward, cudnn: Option<&Cudnn>, queue: &Queue<'_>) -> Result<()> {
+    if let Some(cudnn) = cudnn
+        && let Some(plan) = cudnn.backward(op, queue.kernels)
     {
         return cudnn.run_backward(&plan, op, queue.stream, queue.scratch);
     }
@@ -145,13 +146,13 @@ pub(super) fn backward(op: &AttentionBackward, queue: &Queue<'_>) -> Result<()> 
 }
 
 /// Scratch of the forward, in bytes.
-pub(super) fn forward_scratch(op: &Attention, cuda: &Cuda) -> usize {
-    let plan = cuda.cudnn.as_ref().and_then(|cudnn| cudnn.forward(op, cuda));
+pub(super) fn forward_scratch(op: &Attention, cudnn: Option<&Cudnn>, kernels: &Kernels) -> usize {
+    let plan = cudnn.and_then(|cudnn| cudnn.forward(op, kernels));
     plan.map_or(0, |plan| plan.scratch_bytes())
 }
 
 /// Scratch of the backward, in bytes: our own kernels keep a number for each row of scores.
-pub(super) fn backward_scratch(op: &AttentionBackward, cuda: &Cuda) -> usize {
-    let plan = cuda.cudnn.as_ref().and_then(|cudnn| cudnn.backward(op, cuda));
+pub(super) fn backward_scratch(op: &AttentionBackward, cudnn: Option<&Cudnn>, kernels: &Kernels) -> usize {
+    let plan = cudnn.and_then(|cudnn| cudnn.backward(op, kernels));
     plan.map_or(op.stats.bytes(), |plan| plan.scratch_bytes())
 }

@@ -1,15 +1,15 @@
 //! Attention over a cache, and rows at a position in device memory.
 
-use super::Queue;
-use super::shape::{Path, THREADS, over_rows};
-use crate::cuda::{Arg, Grid};
+use super::shape::{LoadWidth, THREADS, over_rows};
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{CachedAttention, TakeRows};
 use crate::{Error, Result, Tensor};
 
 /// `CachedAttention` of `kernels/cache.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Arguments {
+struct CachedAttentionArguments {
     qkv: u64,
     cache: u64,
     start: u64,
@@ -26,10 +26,10 @@ struct Arguments {
 pub(super) fn take_rows(op: &TakeRows, queue: &Queue<'_>) -> Result<()> {
     let (rows, dtype) = (op.output.shape.sizes()[0], op.output.dtype);
     let width = op.output.elements() / rows.max(1);
-    let path = Path::of(width, [op.table, op.output]);
-    let grid = over_rows(rows, width / path.width(dtype), queue);
+    let load = LoadWidth::of(width, [op.table, op.output]);
+    let grid = over_rows(rows, width / load.values(dtype), queue);
     queue.launch(
-        &path.kernel("take_rows", dtype),
+        &load.kernel("take_rows", dtype),
         grid,
         &[
             op.table.into(),
@@ -55,7 +55,7 @@ pub(super) fn cached_attention(op: &CachedAttention, queue: &Queue<'_>) -> Resul
     };
     append(op, queue)?;
     let grid = Grid { blocks: ((batch * rows) as u32, op.heads as u32, 1), threads: THREADS as u32, shared: 0 };
-    let arguments = Arguments {
+    let arguments = CachedAttentionArguments {
         qkv: op.qkv.address,
         cache: op.cache.address,
         start: op.start.address,
@@ -75,11 +75,11 @@ fn append(op: &CachedAttention, queue: &Queue<'_>) -> Result<()> {
     let ((batch, rows, dim), dtype) = (op.sizes(), op.qkv.dtype);
     let (queries, width) = (op.heads * dim, op.cache.shape.last());
     // A row's keys start after its queries, and the next row after both: all three are whole vectors or none is.
-    let whole = |columns: usize| Path::of(columns, [op.qkv, op.cache] as [Tensor; 2]);
-    let path = if whole(queries) == Path::Vector { whole(width) } else { Path::Scalar };
-    let grid = over_rows(batch * rows, width / path.width(dtype), queue);
+    let whole = |columns: usize| LoadWidth::of(columns, [op.qkv, op.cache] as [Tensor; 2]);
+    let load = if whole(queries) == LoadWidth::Vector { whole(width) } else { LoadWidth::Scalar };
+    let grid = over_rows(batch * rows, width / load.values(dtype), queue);
     queue.launch(
-        &path.kernel("append_cache", dtype),
+        &load.kernel("append_cache", dtype),
         grid,
         &[
             op.qkv.into(),

@@ -1,8 +1,8 @@
 //! Sums of columns.
 
-use super::Queue;
-use super::shape::Path;
-use crate::cuda::{Arg, Grid};
+use super::shape::LoadWidth;
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::BiasGrad;
 use crate::{DType, Result, Tensor};
 
@@ -15,12 +15,12 @@ fn chunks(rows: usize, columns: usize, width: usize, multiprocessors: usize) -> 
 /// See [`BiasGrad`]: chunks of rows first, then the chunks in order.
 pub(super) fn bias_grad(op: &BiasGrad, queue: &Queue<'_>) -> Result<()> {
     let (rows, columns, dtype) = (op.grad_output.shape.rows(), op.grad_output.shape.last(), op.grad_output.dtype);
-    let path = Path::of(columns, [op.grad_output]);
-    let chunks = chunks(rows, columns, path.width(dtype), queue.multiprocessors());
+    let load = LoadWidth::of(columns, [op.grad_output]);
+    let chunks = chunks(rows, columns, load.values(dtype), queue.multiprocessors());
     let chunk_rows = rows.div_ceil(chunks.max(1));
-    let tiles = columns.div_ceil(32 * path.width(dtype));
+    let tiles = columns.div_ceil(32 * load.values(dtype));
     queue.launch(
-        &path.kernel("column_sums", dtype),
+        &load.kernel("column_sums", dtype),
         Grid { blocks: (tiles as u32, chunks as u32, 1), threads: 256, shared: 0 },
         &[
             op.grad_output.into(),
@@ -36,7 +36,7 @@ pub(super) fn bias_grad(op: &BiasGrad, queue: &Queue<'_>) -> Result<()> {
 /// The partial sums of [`bias_grad`]; with vectors there are most chunks.
 pub(super) fn scratch_bytes(op: &BiasGrad, multiprocessors: usize) -> usize {
     let (rows, columns) = (op.grad_output.shape.rows(), op.grad_output.shape.last());
-    chunks(rows, columns, Path::Vector.width(op.grad_output.dtype), multiprocessors) * columns * DType::F32.size()
+    chunks(rows, columns, LoadWidth::Vector.values(op.grad_output.dtype), multiprocessors) * columns * DType::F32.size()
 }
 
 /// `output (+)= sum over chunks of partial`, for each of `outputs` that is there, all of one size; the partial sums are

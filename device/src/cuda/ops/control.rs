@@ -1,8 +1,8 @@
 //! Small blocks by value.
 
-use super::Queue;
 use crate::Result;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{WriteControl, WriteSampleRecord};
 
 /// See [`WriteControl`]. The stream does it itself, which takes the host less time than the launch of a kernel.

@@ -1,9 +1,9 @@
 //! Dropout.
 
-use super::Queue;
-use super::shape::{Path, over_rows};
+use super::shape::{LoadWidth, over_rows};
 use crate::Result;
-use crate::cuda::Arg;
+use crate::cuda::Queue;
+use crate::cuda::kernels::Arg;
 use crate::ops::Dropout;
 
 /// See [`Dropout`].
@@ -11,10 +11,10 @@ pub(super) fn dropout(op: &Dropout, queue: &Queue<'_>) -> Result<()> {
     let (rows, channels, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let site = &op.site;
     let place = u32::from(site.layer) << 16 | u32::from(site.site);
-    let path = Path::of(channels, [op.input, op.output]);
-    let grid = over_rows(rows, channels / path.width(dtype), queue);
+    let load = LoadWidth::of(channels, [op.input, op.output]);
+    let grid = over_rows(rows, channels / load.values(dtype), queue);
     queue.launch(
-        &path.kernel("dropout", dtype),
+        &load.kernel("dropout", dtype),
         grid,
         &[
             op.input.into(),

@@ -1,8 +1,8 @@
 //! Copies, sums and constants.
 
-use super::Queue;
-use super::shape::{Path, over_packs};
-use crate::cuda::Arg;
+use super::shape::{LoadWidth, over_packs};
+use crate::cuda::Queue;
+use crate::cuda::kernels::Arg;
 use crate::ops::{Add, Copy, Fill, Poison};
 use crate::{DType, Result, Tensor};
 
@@ -12,9 +12,9 @@ pub(super) fn fill(op: &Fill, queue: &Queue<'_>) -> Result<()> {
         return set_bytes(&op.output, 0, queue);
     }
     let (count, dtype) = (op.output.elements(), op.output.dtype);
-    let path = Path::of(count, [op.output]);
-    let grid = over_packs(count / path.width(dtype), queue);
-    queue.launch(&path.kernel("fill", dtype), grid, &[op.output.into(), Arg::F32(op.value), Arg::U64(count as u64)])
+    let load = LoadWidth::of(count, [op.output]);
+    let grid = over_packs(count / load.values(dtype), queue);
+    queue.launch(&load.kernel("fill", dtype), grid, &[op.output.into(), Arg::F32(op.value), Arg::U64(count as u64)])
 }
 
 /// See [`Poison`].
@@ -32,10 +32,10 @@ fn set_bytes(output: &Tensor, value: u8, queue: &Queue<'_>) -> Result<()> {
 /// See [`Add`].
 pub(super) fn add(op: &Add, queue: &Queue<'_>) -> Result<()> {
     let (count, dtype) = (op.output.elements(), op.output.dtype);
-    let path = Path::of(count, [op.a, op.b, op.output]);
-    let grid = over_packs(count / path.width(dtype), queue);
+    let load = LoadWidth::of(count, [op.a, op.b, op.output]);
+    let grid = over_packs(count / load.values(dtype), queue);
     queue.launch(
-        &path.kernel("add", dtype),
+        &load.kernel("add", dtype),
         grid,
         &[op.a.into(), op.b.into(), op.output.into(), Arg::U64(count as u64)],
     )
@@ -52,11 +52,11 @@ pub(super) fn copy(op: &Copy, queue: &Queue<'_>) -> Result<()> {
         return queue.stream.copy(to.address, from.address, from.bytes());
     }
     // Four values at a time: 16 bytes of f32, 8 of bf16.
-    let path = Path::of(count, [from, to]);
-    let packs = if path == Path::Vector { count / 4 } else { count };
+    let load = LoadWidth::of(count, [from, to]);
+    let packs = if load == LoadWidth::Vector { count / 4 } else { count };
     let name = if from.dtype == DType::F32 { "convert_f32" } else { "convert_bf16" };
     queue.launch(
-        &path.kernel(name, to.dtype),
+        &load.kernel(name, to.dtype),
         over_packs(packs, queue),
         &[from.into(), to.into(), Arg::U64(count as u64)],
     )

@@ -1,8 +1,8 @@
 //! Token and position embedding.
 
-use super::Queue;
-use super::shape::{Path, THREADS, over_rows};
-use crate::cuda::{Arg, Grid};
+use super::shape::{LoadWidth, THREADS, over_rows};
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{Embedding, EmbeddingBackward};
 use crate::{DType, Result};
 
@@ -10,10 +10,10 @@ use crate::{DType, Result};
 pub(super) fn embedding(op: &Embedding, queue: &Queue<'_>) -> Result<()> {
     let (rows, seq) = (op.tokens.elements(), op.tokens.shape.last());
     let (hidden, vocab, dtype) = (op.table.shape.last(), op.table.shape.rows(), op.table.dtype);
-    let path = Path::of(hidden, [op.table, op.output].into_iter().chain(op.positions));
-    let grid = over_rows(rows, hidden / path.width(dtype), queue);
+    let load = LoadWidth::of(hidden, [op.table, op.output].into_iter().chain(op.positions));
+    let grid = over_rows(rows, hidden / load.values(dtype), queue);
     queue.launch(
-        &path.kernel("embedding", dtype),
+        &load.kernel("embedding", dtype),
         grid,
         &[
             op.tokens.into(),
@@ -90,14 +90,14 @@ pub(super) fn embedding_backward(op: &EmbeddingBackward, queue: &Queue<'_>) -> R
     // The list, its rows, their type; then the lists made from it.
     let (mut list, mut rows, mut dtype, mut count) = (sorted, op.grad_output.address, op.grad_output.dtype, count);
     for next in (0..2).cycle() {
-        let path = if rows.is_multiple_of(16) { Path::of(hidden, [op.grad_table]) } else { Path::Scalar };
-        let path = if hidden.is_multiple_of(path.width(dtype)) { path } else { Path::Scalar };
+        let load = if rows.is_multiple_of(16) { LoadWidth::of(hidden, [op.grad_table]) } else { LoadWidth::Scalar };
+        let load = if hidden.is_multiple_of(load.values(dtype)) { load } else { LoadWidth::Scalar };
         let chunks = count.div_ceil(CHUNK);
-        let packs = hidden / path.width(dtype);
+        let packs = hidden / load.values(dtype);
         let parts = packs.div_ceil(THREADS);
         let threads = packs.div_ceil(parts.max(1)).next_multiple_of(32).max(32);
         queue.launch(
-            &path.kernel("add_runs", dtype),
+            &load.kernel("add_runs", dtype),
             Grid { blocks: (chunks as u32, parts as u32, 1), threads: threads as u32, shared: 0 },
             &[
                 Arg::Pointer(list),
@@ -146,10 +146,10 @@ fn sort(op: &EmbeddingBackward, scratch: &Scratch, queue: &Queue<'_>) -> Result<
 fn positions(op: &EmbeddingBackward, queue: &Queue<'_>) -> Result<()> {
     let Some(grad_positions) = op.grad_positions else { return Ok(()) };
     let (seq, hidden, dtype) = (op.tokens.shape.last(), op.grad_table.shape.last(), op.grad_output.dtype);
-    let path = Path::of(hidden, [op.grad_output, grad_positions]);
-    let grid = over_rows(seq, hidden / path.width(dtype), queue);
+    let load = LoadWidth::of(hidden, [op.grad_output, grad_positions]);
+    let grid = over_rows(seq, hidden / load.values(dtype), queue);
     queue.launch(
-        &path.kernel("add_positions", dtype),
+        &load.kernel("add_positions", dtype),
         grid,
         &[
             op.grad_output.into(),

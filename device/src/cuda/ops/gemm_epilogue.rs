@@ -1,8 +1,8 @@
 //! What cuBLASLt could not do to its own product: `kernels/gemm_epilogue.cu`.
 
-use super::Queue;
-use super::shape::Path;
-use crate::cuda::Grid;
+use super::shape::LoadWidth;
+use crate::cuda::Queue;
+use crate::cuda::kernels::Grid;
 use crate::ops::{Activation, ActivationKind, Epilogue, Gemm};
 use crate::{DType, Result};
 
@@ -32,7 +32,7 @@ pub(in crate::cuda) fn run(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
         Epilogue::GeluBackward { pre, activated } => ("epilogue_gelu_backward_activated", pre, activated),
     };
     let (count, columns) = (op.out.elements(), op.out.shape.last());
-    let path = Path::of(columns, [op.out, other].into_iter().chain(also));
+    let load = LoadWidth::of(columns, [op.out, other].into_iter().chain(also));
     let arguments = EpilogueArguments {
         out: op.out.address,
         also: also.map_or(0, |also| also.address),
@@ -40,9 +40,9 @@ pub(in crate::cuda) fn run(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
         count: count as u64,
         columns: columns as u64,
         other_is_bf16: i32::from(other.dtype == DType::Bf16),
-        vector: i32::from(path == Path::Vector),
+        vector: i32::from(load == LoadWidth::Vector),
     };
-    let packs = count / path.width(op.out.dtype);
+    let packs = count / load.values(op.out.dtype);
     let grid = Grid::line(packs.div_ceil(256).min(queue.multiprocessors() * 32), 256);
     queue.launch_block(&format!("{kernel}_{}", op.out.dtype), grid, &arguments)
 }

@@ -1,9 +1,9 @@
 //! Losses.
 
-use super::Queue;
-use super::shape::Path;
+use super::shape::LoadWidth;
 use crate::Result;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{CrossEntropy, Mse};
 
 /// Shared memory a kernel of losses declares itself, rounded up.
@@ -24,14 +24,14 @@ struct CrossEntropyBlock {
 /// See [`CrossEntropy`]: the row in shared memory where it fits.
 pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> {
     let (rows, columns, dtype) = (op.logits.shape.rows(), op.logits.shape.last(), op.logits.dtype);
-    let path = Path::of(columns, [op.logits]);
+    let load = LoadWidth::of(columns, [op.logits]);
     let row_bytes = columns * dtype.size();
     // Without a gradient the row is needed once only.
-    let fits = row_bytes + DECLARED <= queue.cuda.gpu.properties.shared_bytes as usize;
-    let cached = op.control.is_some() && fits && path == Path::Vector;
+    let fits = row_bytes + DECLARED <= queue.gpu().shared_bytes as usize;
+    let cached = op.control.is_some() && fits && load == LoadWidth::Vector;
     let name = if cached { "cross_entropy_cached" } else { "cross_entropy" };
     // More than one warp: the kernel relies on barriers.
-    let threads = (columns / path.width(dtype)).next_multiple_of(32).clamp(64, 512);
+    let threads = (columns / load.values(dtype)).next_multiple_of(32).clamp(64, 512);
     let shared = if cached { row_bytes as u32 } else { 0 };
     let block = CrossEntropyBlock {
         logits: op.logits.address,
@@ -41,17 +41,17 @@ pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> 
         columns: columns as u32,
         vocab: op.vocab as u32,
     };
-    queue.launch_block(&path.kernel(name, dtype), Grid { shared, ..Grid::line(rows, threads as u32) }, &block)
+    queue.launch_block(&load.kernel(name, dtype), Grid { shared, ..Grid::line(rows, threads as u32) }, &block)
 }
 
 /// See [`Mse`].
 pub(super) fn mse(op: &Mse, queue: &Queue<'_>) -> Result<()> {
     let (rows, width, dtype) = (op.prediction.shape.rows(), op.prediction.shape.last(), op.prediction.dtype);
     let (grad, control) = op.grad.unzip();
-    let path = Path::of(width, [op.prediction, op.target].into_iter().chain(grad));
-    let threads = (width / path.width(dtype)).next_multiple_of(32).clamp(32, 256);
+    let load = LoadWidth::of(width, [op.prediction, op.target].into_iter().chain(grad));
+    let threads = (width / load.values(dtype)).next_multiple_of(32).clamp(32, 256);
     queue.launch(
-        &path.kernel("mse", dtype),
+        &load.kernel("mse", dtype),
         Grid::line(rows, threads as u32),
         &[
             op.prediction.into(),

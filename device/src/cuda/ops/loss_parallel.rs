@@ -1,9 +1,9 @@
 //! Cross-entropy over a vocabulary that is cut over ranks.
 
-use super::Queue;
-use super::shape::Path;
+use super::shape::LoadWidth;
 use crate::Result;
-use crate::cuda::{Arg, Grid};
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{CrossEntropyJoin, CrossEntropyPart};
 
 /// A block for each row; more than one warp, as the kernels rely on barriers.
@@ -14,10 +14,10 @@ fn grid(rows: usize, packs: usize) -> Grid {
 /// See [`CrossEntropyPart`].
 pub(super) fn part(op: &CrossEntropyPart, queue: &Queue<'_>) -> Result<()> {
     let (rows, columns, dtype) = (op.logits.shape.rows(), op.logits.shape.last(), op.logits.dtype);
-    let path = Path::of(columns, [op.logits]);
+    let load = LoadWidth::of(columns, [op.logits]);
     queue.launch(
-        &path.kernel("cross_entropy_part", dtype),
-        grid(rows, columns / path.width(dtype)),
+        &load.kernel("cross_entropy_part", dtype),
+        grid(rows, columns / load.values(dtype)),
         &[
             op.logits.into(),
             op.targets.into(),
@@ -33,11 +33,11 @@ pub(super) fn part(op: &CrossEntropyPart, queue: &Queue<'_>) -> Result<()> {
 /// See [`CrossEntropyJoin`].
 pub(super) fn join(op: &CrossEntropyJoin, queue: &Queue<'_>) -> Result<()> {
     let (rows, columns, dtype) = (op.logits.shape.rows(), op.logits.shape.last(), op.logits.dtype);
-    let path = Path::of(columns, [op.logits]);
+    let load = LoadWidth::of(columns, [op.logits]);
     let ranks = op.stats.elements() / (3 * rows).max(1);
     queue.launch(
-        &path.kernel("cross_entropy_join", dtype),
-        grid(rows, columns / path.width(dtype)),
+        &load.kernel("cross_entropy_join", dtype),
+        grid(rows, columns / load.values(dtype)),
         &[
             op.logits.into(),
             op.targets.into(),

@@ -1,9 +1,9 @@
 //! Normalisation.
 
-use super::Queue;
 use super::columns::{self, add_partial, bias_grad};
-use super::shape::Path;
-use crate::cuda::Grid;
+use super::shape::LoadWidth;
+use crate::cuda::Queue;
+use crate::cuda::kernels::Grid;
 use crate::ops::{BiasGrad, Norm, NormBackward};
 use crate::{DType, Result, Tensor};
 
@@ -23,10 +23,10 @@ const WARP_THREADS: usize = 128;
 
 impl RowShape {
     fn of(hidden: usize, dtype: DType, tensors: impl IntoIterator<Item = Tensor>) -> RowShape {
-        if Path::of(hidden, tensors) == Path::Scalar {
+        if LoadWidth::of(hidden, tensors) == LoadWidth::Scalar {
             return RowShape::Any;
         }
-        match (hidden / Path::Vector.width(dtype)).div_ceil(32) {
+        match (hidden / LoadWidth::Vector.values(dtype)).div_ceil(32) {
             packs @ (0..=2 | 4) => RowShape::Warp(packs.max(1)),
             3 if dtype == DType::Bf16 => RowShape::Warp(3),
             3 => RowShape::Warp(4),

@@ -1,8 +1,8 @@
 //! The update.
 
-use super::Queue;
 use super::table::for_each_table;
-use crate::cuda::Grid;
+use crate::cuda::Queue;
+use crate::cuda::kernels::Grid;
 use crate::ops::{AdamW, ClipScale, Sgd};
 use crate::{DType, Result, Tensor};
 
@@ -41,7 +41,7 @@ struct Update {
 }
 
 /// The tensors of a parameter, as both optimizers have them.
-struct Tensors {
+struct UpdateTensors {
     master: Tensor,
     compute: Option<Tensor>,
     grad: Tensor,
@@ -50,7 +50,7 @@ struct Tensors {
     weight_decay: f32,
 }
 
-impl Tensors {
+impl UpdateTensors {
     fn parameter(self, first_chunk: u32) -> Parameter {
         let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
         // Four elements at a time: 16 bytes of f32, 8 of bf16.
@@ -73,13 +73,13 @@ impl Tensors {
 }
 
 /// Launches a kernel over all tensors.
-fn update(kernel: &str, tensors: impl Iterator<Item = Tensors>, update: Update, queue: &Queue<'_>) -> Result<()> {
+fn update(kernel: &str, tensors: impl Iterator<Item = UpdateTensors>, update: Update, queue: &Queue<'_>) -> Result<()> {
     for_each_table(
         tensors.map(|tensors| {
             let elements = tensors.master.elements();
             (tensors, elements)
         }),
-        Tensors::parameter,
+        UpdateTensors::parameter,
         |entries, count, _, chunks| {
             let block = Update { count, entries: *entries, ..update };
             queue.launch_block(kernel, Grid::line(chunks, 256), &block)
@@ -89,7 +89,7 @@ fn update(kernel: &str, tensors: impl Iterator<Item = Tensors>, update: Update, 
 
 /// See [`AdamW`].
 pub(super) fn adamw(op: &AdamW, queue: &Queue<'_>) -> Result<()> {
-    let tensors = op.tensors.iter().map(|each| Tensors {
+    let tensors = op.tensors.iter().map(|each| UpdateTensors {
         master: each.master,
         compute: each.compute,
         grad: each.grad,
@@ -110,7 +110,7 @@ pub(super) fn adamw(op: &AdamW, queue: &Queue<'_>) -> Result<()> {
 
 /// See [`Sgd`].
 pub(super) fn sgd(op: &Sgd, queue: &Queue<'_>) -> Result<()> {
-    let tensors = op.tensors.iter().map(|each| Tensors {
+    let tensors = op.tensors.iter().map(|each| UpdateTensors {
         master: each.master,
         compute: each.compute,
         grad: each.grad,

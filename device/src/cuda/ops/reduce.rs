@@ -1,8 +1,8 @@
 //! Sums in f64.
 
-use super::Queue;
 use super::table::{chunks, for_each_table};
-use crate::cuda::{Arg, Grid};
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{SquareSum, SumInto};
 use crate::{Result, Tensor};
 

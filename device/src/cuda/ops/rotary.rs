@@ -1,9 +1,9 @@
 //! Rotary position embedding.
 
-use super::Queue;
-use super::shape::{Path, over_rows};
+use super::shape::{LoadWidth, over_rows};
 use crate::Result;
-use crate::cuda::Arg;
+use crate::cuda::Queue;
+use crate::cuda::kernels::Arg;
 use crate::ops::Rotary;
 
 /// See [`Rotary`].
@@ -11,10 +11,10 @@ pub(super) fn rotary(op: &Rotary, queue: &Queue<'_>) -> Result<()> {
     let (rows, width, dtype) = (op.qkv.shape.rows(), op.qkv.shape.last(), op.qkv.dtype);
     let (seq, rotated) = (op.qkv.shape.sizes()[1], op.heads + op.kv_heads);
     let half = width / (op.heads + 2 * op.kv_heads) / 2;
-    let path = Path::of(half, [op.qkv, op.table]);
-    let grid = over_rows(rows, rotated * (half / path.width(dtype)), queue);
+    let load = LoadWidth::of(half, [op.qkv, op.table]);
+    let grid = over_rows(rows, rotated * (half / load.values(dtype)), queue);
     queue.launch(
-        &path.kernel("rotary", dtype),
+        &load.kernel("rotary", dtype),
         grid,
         &[
             op.qkv.into(),

@@ -1,6 +1,7 @@
 //! From shapes to names of kernels and grids. A grid depends on the shape and on the number of multiprocessors alone.
 
-use crate::cuda::{Grid, Queue};
+use crate::cuda::Queue;
+use crate::cuda::kernels::Grid;
 use crate::{DType, Tensor};
 
 /// Threads of a block, unless a kernel needs another number.
@@ -8,33 +9,33 @@ pub(super) const THREADS: usize = 256;
 
 /// Values a kernel moves at a time: 16 bytes' worth, or one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Path {
+pub(super) enum LoadWidth {
     /// 16 bytes at a time.
     Vector,
     /// One value at a time.
     Scalar,
 }
 
-impl Path {
+impl LoadWidth {
     /// Vectors where rows are whole numbers of them and every tensor starts at a multiple of 16 bytes.
-    pub(super) fn of(columns: usize, tensors: impl IntoIterator<Item = Tensor>) -> Path {
+    pub(super) fn of(columns: usize, tensors: impl IntoIterator<Item = Tensor>) -> LoadWidth {
         let fits = |tensor: Tensor| {
-            tensor.address.is_multiple_of(16) && columns.is_multiple_of(Path::Vector.width(tensor.dtype))
+            tensor.address.is_multiple_of(16) && columns.is_multiple_of(LoadWidth::Vector.values(tensor.dtype))
         };
-        if tensors.into_iter().all(fits) { Path::Vector } else { Path::Scalar }
+        if tensors.into_iter().all(fits) { LoadWidth::Vector } else { LoadWidth::Scalar }
     }
 
     /// Values at a time.
-    pub(super) fn width(self, dtype: DType) -> usize {
+    pub(super) fn values(self, dtype: DType) -> usize {
         match self {
-            Path::Vector => 16 / dtype.size(),
-            Path::Scalar => 1,
+            LoadWidth::Vector => 16 / dtype.size(),
+            LoadWidth::Scalar => 1,
         }
     }
 
     /// The kernel's name for a type, as `FOR_EACH_FLOAT` in `common.cuh` makes it.
     pub(super) fn kernel(self, name: &str, dtype: DType) -> String {
-        let suffix = if self == Path::Scalar { "_scalar" } else { "" };
+        let suffix = if self == LoadWidth::Scalar { "_scalar" } else { "" };
         format!("{name}_{dtype}{suffix}")
     }
 }

@@ -7,10 +7,10 @@
 
 use cudarc::driver::sys;
 
-use super::nodes::{Whole, plain, whole};
-use super::order::places;
+use super::nodes::{GraphParts, plain, whole};
+use super::order::topological_positions;
 use crate::Result;
-use crate::cuda::error::Driver;
+use crate::cuda::driver::Driver;
 
 /// Removes every dependency that follows from others.
 ///
@@ -22,7 +22,7 @@ use crate::cuda::error::Driver;
 pub(super) unsafe fn reduce(graph: sys::CUgraph) -> Result<()> {
     // SAFETY: the caller's graph, and edges that the driver said are in it.
     unsafe {
-        let Whole { nodes, edges, data } = whole(graph)?;
+        let GraphParts { nodes, edges, data } = whole(graph)?;
         // Nothing follows from an edge that is not plain.
         let strict: Vec<usize> = (0..edges.len()).filter(|&edge| plain(&data[edge])).collect();
         let between: Vec<(usize, usize)> = strict.iter().map(|&edge| edges[edge]).collect();
@@ -43,7 +43,7 @@ pub(super) unsafe fn reduce(graph: sys::CUgraph) -> Result<()> {
 fn implied(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut before = vec![Vec::new(); nodes];
     edges.iter().for_each(|&(from, to)| before[to].push(from));
-    let place = places(nodes, edges);
+    let place = topological_positions(nodes, edges);
     // For each node with several before it: which of these are before another of them.
     let mut reached_for = vec![usize::MAX; nodes];
     let mut is_implied = |from: usize, to: usize| {

@@ -14,7 +14,7 @@ use super::nodes::{connect, is_of, neighbours, nodes};
 use crate::Result;
 use crate::cuda::Kernels;
 use crate::cuda::cupti::name_nodes_like;
-use crate::cuda::error::Driver;
+use crate::cuda::driver::Driver;
 
 /// Threads of a block, of 16 bytes each.
 const THREADS: u32 = 256;

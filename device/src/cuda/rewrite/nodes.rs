@@ -8,13 +8,13 @@ use std::ptr::null_mut;
 use cudarc::driver::sys;
 
 use crate::Result;
-use crate::cuda::error::Driver;
+use crate::cuda::driver::Driver;
 
 /// Edges from or to a node: the nodes at their other ends, and what the driver keeps with each.
 pub(super) type Neighbours = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
 
 /// All nodes and edges of a graph.
-pub(super) struct Whole {
+pub(super) struct GraphParts {
     pub(super) nodes: Vec<sys::CUgraphNode>,
     /// From and to, by the nodes' numbers.
     pub(super) edges: Vec<(usize, usize)>,
@@ -48,7 +48,7 @@ pub(super) unsafe fn nodes(graph: sys::CUgraph) -> Result<Vec<sys::CUgraphNode>>
 ///
 /// # Safety
 /// As [`nodes`].
-pub(super) unsafe fn whole(graph: sys::CUgraph) -> Result<Whole> {
+pub(super) unsafe fn whole(graph: sys::CUgraph) -> Result<GraphParts> {
     // SAFETY: the caller's graph; the buffers have the size asked for.
     let (nodes, from, to, data) = unsafe {
         let nodes = nodes(graph)?;
@@ -67,7 +67,7 @@ pub(super) unsafe fn whole(graph: sys::CUgraph) -> Result<Whole> {
     };
     let numbers: HashMap<sys::CUgraphNode, usize> = nodes.iter().enumerate().map(|(at, &node)| (node, at)).collect();
     let edges = from.iter().zip(&to).map(|(from, to)| (numbers[from], numbers[to])).collect();
-    Ok(Whole { nodes, edges, data })
+    Ok(GraphParts { nodes, edges, data })
 }
 
 /// The type of a node, as a number: newer drivers know types that our bindings do not.

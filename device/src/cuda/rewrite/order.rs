@@ -1,7 +1,7 @@
 //! Orders of graphs, apart from any driver.
 
 /// The place of each node in an order in which every edge `(from, to)` goes forward.
-pub(super) fn places(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
+pub(super) fn topological_positions(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut after = vec![Vec::new(); nodes];
     let mut missing = vec![0; nodes];
     for &(from, to) in edges {
@@ -62,7 +62,7 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn every_edge_goes_forward_and_no_two_nodes_share_a_place((nodes, edges) in graphs()) {
-            let place = places(nodes, &edges);
+            let place = topological_positions(nodes, &edges);
             prop_assert!(edges.iter().all(|&(from, to)| place[from] < place[to]));
             let mut all = place.clone();
             all.sort_unstable();

@@ -12,14 +12,14 @@ use std::ptr::null_mut;
 
 use cudarc::driver::sys;
 
-use super::nodes::{Whole, connect, is_of, plain, whole};
-use super::order::places;
+use super::nodes::{GraphParts, connect, is_of, plain, whole};
+use super::order::topological_positions;
 use crate::Result;
-use crate::cuda::error::Driver;
+use crate::cuda::driver::Driver;
 
 /// What a node does with an event, by the event's number.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Does {
+enum EventUse {
     Record(usize),
     Wait(usize),
     Other,
@@ -34,17 +34,17 @@ enum Does {
 /// The driver's.
 pub(super) unsafe fn remove_repeated(graph: sys::CUgraph) -> Result<()> {
     // SAFETY: the caller's graph.
-    let Whole { nodes, edges, data } = unsafe { whole(graph) }?;
+    let GraphParts { nodes, edges, data } = unsafe { whole(graph) }?;
     let mut events = HashMap::new();
     let mut does = Vec::with_capacity(nodes.len());
     for &node in &nodes {
         // SAFETY: the graph's node.
         does.push(match unsafe { event_of(node) }? {
-            None => Does::Other,
+            None => EventUse::Other,
             Some((records, event)) => {
                 let next = events.len();
                 let number = *events.entry(event).or_insert(next);
-                if records { Does::Record(number) } else { Does::Wait(number) }
+                if records { EventUse::Record(number) } else { EventUse::Wait(number) }
             }
         });
     }
@@ -91,25 +91,25 @@ unsafe fn event_of(node: sys::CUgraphNode) -> Result<Option<(bool, sys::CUevent)
 }
 
 /// Which nodes record an event that a later node of the same graph records, and no later one waits for.
-fn recorded_again(edges: &[(usize, usize)], does: &[Does]) -> Vec<usize> {
+fn recorded_again(edges: &[(usize, usize)], does: &[EventUse]) -> Vec<usize> {
     // One bit for each of the first 64 events: records of others stay.
     let bit = |event: usize| 1_u64.checked_shl(event as u32).unwrap_or(0);
-    let place = places(does.len(), edges);
+    let place = topological_positions(does.len(), edges);
     let mut backward = edges.to_vec();
     backward.sort_unstable_by_key(|&(from, _)| std::cmp::Reverse(place[from]));
     // Events recorded, and waited for, after each node.
     let (mut records, mut waits) = (vec![0_u64; does.len()], vec![0_u64; does.len()]);
     for (from, to) in backward {
         let (record, wait) = match does[to] {
-            Does::Record(event) => (bit(event), 0),
-            Does::Wait(event) => (0, bit(event)),
-            Does::Other => (0, 0),
+            EventUse::Record(event) => (bit(event), 0),
+            EventUse::Wait(event) => (0, bit(event)),
+            EventUse::Other => (0, 0),
         };
         records[from] |= records[to] | record;
         waits[from] |= waits[to] | wait;
     }
     let again = |node: usize| match does[node] {
-        Does::Record(event) => records[node] & !waits[node] & bit(event) != 0,
+        EventUse::Record(event) => records[node] & !waits[node] & bit(event) != 0,
         _ => false,
     };
     (0..does.len()).filter(|&node| again(node)).collect()
@@ -119,7 +119,7 @@ fn recorded_again(edges: &[(usize, usize)], does: &[Does]) -> Vec<usize> {
 fn bridges(edges: &[(usize, usize)], removed: &[usize], nodes: usize) -> Vec<(usize, usize)> {
     let mut goes = vec![false; nodes];
     removed.iter().for_each(|&node| goes[node] = true);
-    let place = places(nodes, edges);
+    let place = topological_positions(nodes, edges);
     let mut forward: Vec<(usize, usize)> = edges.iter().copied().filter(|&(from, to)| goes[from] || goes[to]).collect();
     forward.sort_unstable_by_key(|&(_, to)| place[to]);
     // Of each node that goes, the ones that stay and that it waits for, itself or through others that go.
@@ -143,7 +143,7 @@ fn bridges(edges: &[(usize, usize)], removed: &[usize], nodes: usize) -> Vec<(us
 mod tests {
     use proptest::prelude::*;
 
-    use super::Does::{Other, Record, Wait};
+    use super::EventUse::{Other, Record, Wait};
     use super::*;
     use crate::cuda::rewrite::order::tests::{graphs, reaches};
 
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn events_after_the_64th_stay() {
-        let does: Vec<Does> = (0..140).map(|node| Record(node % 70)).collect();
+        let does: Vec<EventUse> = (0..140).map(|node| Record(node % 70)).collect();
         let edges: Vec<(usize, usize)> = (1..140).map(|node| (node - 1, node)).collect();
         assert_eq!(recorded_again(&edges, &does), (0..64).collect::<Vec<_>>());
     }
@@ -183,8 +183,8 @@ mod tests {
         ) {
             let reaches = reaches(nodes, &edges);
             let kind = |&(kind, event): &(usize, usize)| [Record(event), Wait(event), Other][kind];
-            let does: Vec<Does> = kinds[..nodes].iter().map(kind).collect();
-            let after = |a: usize, what: Does| (0..nodes).any(|b| reaches[a][b] && does[b] == what);
+            let does: Vec<EventUse> = kinds[..nodes].iter().map(kind).collect();
+            let after = |a: usize, what: EventUse| (0..nodes).any(|b| reaches[a][b] && does[b] == what);
             let expected: Vec<usize> = (0..nodes)
                 .filter(|&a| matches!(does[a], Record(e) if after(a, Record(e)) && !after(a, Wait(e))))
                 .collect();

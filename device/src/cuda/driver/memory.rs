@@ -39,14 +39,14 @@ impl Drop for DeviceBlock {
 }
 
 /// Copies host data to device memory and waits.
-pub(super) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()> {
+pub(in crate::cuda) fn copy_to_device<T: Element>(address: u64, data: &[T]) -> Result<()> {
     // SAFETY: the caller checked that the memory is alive and as large.
     unsafe { result::memcpy_htod_sync(address, data) }.driver("cuMemcpyHtoD")?;
     synchronize()
 }
 
 /// Sets bytes of device memory to 0 and waits.
-pub(super) fn zero(address: u64, bytes: usize) -> Result<()> {
+pub(in crate::cuda) fn zero(address: u64, bytes: usize) -> Result<()> {
     // SAFETY: the caller checked that the memory is alive and as large.
     unsafe { result::memset_d8_sync(address, 0, bytes) }.driver("cuMemsetD8")?;
     synchronize()
@@ -60,7 +60,7 @@ fn synchronize() -> Result<()> {
 }
 
 /// Copies device memory to the host and waits.
-pub(super) fn copy_to_host<T: Element>(address: u64, count: usize) -> Result<Vec<T>> {
+pub(in crate::cuda) fn copy_to_host<T: Element>(address: u64, count: usize) -> Result<Vec<T>> {
     let mut values = vec![T::zeroed(); count];
     // SAFETY: the caller checked that the memory is alive and as large.
     unsafe { result::memcpy_dtoh_sync(&mut values, address) }.driver("cuMemcpyDtoH")?;

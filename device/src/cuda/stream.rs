@@ -6,13 +6,14 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{Arriving, Cuda, DeviceBlock, PinnedBlock, Queue, RawEvent, RawStream};
-use crate::lane::{Mark, Priority};
-use crate::stream::Readback;
+use super::copy_to_host::{CopyToHost, PendingCopy};
+use super::driver::{DeviceBlock, PinnedBlock, RawEvent, RawStream};
+use super::{CudaDevice, Queue, ops};
+use crate::priority::Priority;
 use crate::{Element, Error, HostArray, Op, Result, Tensor};
 
 #[derive(Default)]
-pub(crate) struct CudaLane {
+pub(crate) struct CudaStream {
     priority: Priority,
     /// Made at first use.
     raw: OnceCell<Rc<RawStream>>,
@@ -23,7 +24,7 @@ pub(crate) struct CudaLane {
     /// Pinned memory that copies to a tensor come from, by its address, the oldest first.
     outgoing: HashMap<u64, VecDeque<(PinnedBlock, RawEvent)>>,
     /// Pinned memory that copies from a tensor go to, by its address, the oldest first.
-    incoming: HashMap<u64, VecDeque<Rc<Arriving>>>,
+    incoming: HashMap<u64, VecDeque<Rc<CopyToHost>>>,
     /// Page-locked arrays that copies come from, the oldest first, each with the number of read-backs begun before it.
     sending: VecDeque<(u64, Arc<dyn Any + Send + Sync>)>,
     /// Read-backs begun.
@@ -35,9 +36,9 @@ pub(crate) struct CudaLane {
 /// Copies of one tensor that can be under way at once: the host is at most a step ahead.
 const COPIES: usize = 2;
 
-impl CudaLane {
-    pub(crate) fn new(priority: Priority) -> CudaLane {
-        CudaLane { priority, ..CudaLane::default() }
+impl CudaStream {
+    pub(crate) fn new(priority: Priority) -> CudaStream {
+        CudaStream { priority, ..CudaStream::default() }
     }
 
     pub(crate) fn raw(&self) -> Result<Rc<RawStream>> {
@@ -53,9 +54,9 @@ impl CudaLane {
         self.raw.get().cloned()
     }
 
-    pub(crate) fn prepare(&mut self, op: &Op, cuda: &Cuda) -> Result<()> {
-        cuda.prepare(op)?;
-        self.scratch_bytes = self.scratch_bytes.max(cuda.scratch_bytes(op));
+    pub(crate) fn prepare(&mut self, op: &Op, cuda: &CudaDevice) -> Result<()> {
+        ops::prepare(op, cuda)?;
+        self.scratch_bytes = self.scratch_bytes.max(ops::scratch_bytes(op, cuda));
         Ok(())
     }
 
@@ -65,7 +66,7 @@ impl CudaLane {
     }
 
     /// Has as much scratch memory as prepared operations need.
-    pub(crate) fn provide_scratch(&mut self, cuda: &Cuda) -> Result<()> {
+    pub(crate) fn provide_scratch(&mut self, cuda: &CudaDevice) -> Result<()> {
         let needed = self.scratch_bytes;
         if needed > self.scratch.last().map_or(0, |(bytes, _)| *bytes) {
             let out_of_memory = || cuda.out_of_memory("scratch of a stream", needed);
@@ -75,8 +76,8 @@ impl CudaLane {
         Ok(())
     }
 
-    pub(crate) fn run(&mut self, op: &Op, cuda: &Cuda, capturing: bool) -> Result<()> {
-        let needed = cuda.scratch_bytes(op);
+    pub(crate) fn run(&mut self, op: &Op, cuda: &CudaDevice, capturing: bool) -> Result<()> {
+        let needed = ops::scratch_bytes(op, cuda);
         let have = self.scratch.last().map_or(0, |(bytes, _)| *bytes);
         if needed > have && capturing {
             let problem = format!("needs {needed} bytes of scratch, the stream has {have}, and none can be allocated");
@@ -87,16 +88,18 @@ impl CudaLane {
             self.provide_scratch(cuda)?;
         }
         let scratch = self.scratch.last().map_or(0, |(_, block)| block.address());
-        cuda.run(op, &Queue { cuda, stream: &*self.raw()?, scratch })
+        let raw = self.raw()?;
+        cuda.counters.borrow_mut().eager_operations += 1;
+        ops::run(op, cuda, &Queue { kernels: &cuda.kernels, stream: &raw, scratch })
     }
 
-    pub(crate) fn record(&self, event: Rc<RawEvent>) -> Result<Mark> {
-        event.record(&*self.raw()?)?;
-        Ok(Mark::Cuda(event))
+    pub(crate) fn record(&self, event: Rc<RawEvent>) -> Result<Rc<RawEvent>> {
+        self.raw()?.record(&event)?;
+        Ok(event)
     }
 
     /// Through pinned memory, so that neither the host waits nor the caller's data must live on.
-    pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], cuda: &Cuda) -> Result<()> {
+    pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], cuda: &CudaDevice) -> Result<()> {
         let raw = self.raw()?;
         let ring = self.outgoing.entry(tensor.address).or_default();
         let bytes = size_of_val(data);
@@ -113,14 +116,14 @@ impl CudaLane {
         };
         block.fill(data);
         raw.copy_in(tensor.address, &block, bytes)?;
-        event.record(&raw)?;
+        raw.record(&event)?;
         ring.push_back((block, event));
         Ok(())
     }
 
-    /// From page-locked memory without a copy on the host; from other memory as [`CudaLane::write`]. The array is held
+    /// From page-locked memory without a copy on the host; from other memory as [`CudaStream::write`]. The array is held
     /// until a read-back that was submitted after the copy has arrived.
-    pub(crate) fn send<T: Element>(&mut self, tensor: &Tensor, data: &HostArray<T>, cuda: &Cuda) -> Result<()> {
+    pub(crate) fn send<T: Element>(&mut self, tensor: &Tensor, data: &HostArray<T>, cuda: &CudaDevice) -> Result<()> {
         let Some(block) = data.pinned() else { return self.write(tensor, data, cuda) };
         let raw = self.raw()?;
         while self.sending.front().is_some_and(|(begun, _)| *begun < self.arrived.get()) {
@@ -131,7 +134,7 @@ impl CudaLane {
         Ok(())
     }
 
-    pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor, cuda: &Cuda) -> Result<Readback<T>> {
+    pub(crate) fn read(&mut self, tensor: &Tensor, cuda: &CudaDevice) -> Result<PendingCopy> {
         let raw = self.raw()?;
         let ring = self.incoming.entry(tensor.address).or_default();
         // One that nobody waits for any more.
@@ -140,12 +143,12 @@ impl CudaLane {
             Some(copy) => copy,
             None => {
                 cuda.counters.borrow_mut().allocations += 1;
-                Rc::new(Arriving::new(tensor.bytes(), self.arrived.clone())?)
+                Rc::new(CopyToHost::new(tensor.bytes(), self.arrived.clone())?)
             }
         };
         self.begun += 1;
         copy.start(&raw, tensor.address, tensor.bytes(), self.begun)?;
         ring.push_back(copy.clone());
-        Ok(Readback::arriving(copy, tensor.elements(), cuda.counters.clone()))
+        Ok(PendingCopy { copy, count: tensor.elements(), counters: cuda.counters.clone() })
     }
 }

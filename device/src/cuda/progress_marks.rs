@@ -4,29 +4,28 @@
 
 use cudarc::driver::sys;
 
-use super::error::Driver;
-use super::memory::{self, DeviceBlock};
-use crate::progress::LANES;
+use super::driver::{self, DeviceBlock, Driver};
+use crate::progress::TRACKS;
 use crate::{Error, Progress, Result};
 
 /// The words of a [`Progress`], mapped into the GPU's addresses, and the counts that kernels keep of their own: reading
 /// host memory would cost them a trip over the bus.
-pub(crate) struct Marks {
+pub(crate) struct ProgressMarks {
     progress: Progress,
     /// Address of the words, for kernels.
     words: u64,
-    /// u64, of all lanes together and of each.
+    /// u64, of all tracks together and of each.
     counts: DeviceBlock,
 }
 
-impl Marks {
+impl ProgressMarks {
     /// # Errors
     /// When the driver cannot map the memory.
-    pub(crate) fn new(progress: Progress) -> Result<Marks> {
-        let bytes = (1 + LANES) * size_of::<u64>();
+    pub(crate) fn new(progress: Progress) -> Result<ProgressMarks> {
+        let bytes = (1 + TRACKS) * size_of::<u64>();
         let none = || Error::operation("mark", format!("{bytes} bytes of GPU memory cannot be had"));
         let counts = DeviceBlock::new(bytes)?.ok_or_else(none)?;
-        memory::zero(counts.address(), bytes)?;
+        driver::zero(counts.address(), bytes)?;
         let host = progress.words().as_ptr() as *mut std::ffi::c_void;
         let mut words = 0;
         // SAFETY: `progress` keeps the memory where it is until it is unregistered in `drop`; it is of atomics, which
@@ -41,7 +40,7 @@ impl Marks {
             }
             mapped.driver("cuMemHostGetDevicePointer")?;
         }
-        Ok(Marks { progress, words, counts })
+        Ok(ProgressMarks { progress, words, counts })
     }
 
     /// Addresses of the words and of the counts.
@@ -50,7 +49,7 @@ impl Marks {
     }
 }
 
-impl Drop for Marks {
+impl Drop for ProgressMarks {
     fn drop(&mut self) {
         // SAFETY: registered in `new`; the streams, which were dropped before, have no kernel under way.
         let _ = unsafe { sys::cuMemHostUnregister(self.progress.words().as_ptr() as *mut std::ffi::c_void) };

@@ -1,10 +1,10 @@
-//! The host's clock: streams run inline, so an operation's span is when it ran here.
+//! Times of the host device. Streams run inline, so an operation's span is the time in which it ran here.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::{Note, Span};
+use crate::timeline::Span;
 
 /// Collects spans between `begin` and `end`.
 #[derive(Clone, Default)]
@@ -20,31 +20,32 @@ struct Running {
 /// A span that ends when this is dropped.
 pub(crate) struct OpenSpan {
     clock: HostClock,
-    /// All of it but the duration.
+    /// Complete but for the duration.
     span: Option<Span>,
 }
 
 impl HostClock {
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         *self.running.borrow_mut() = Some(Running { began: Instant::now(), spans: Vec::new() });
     }
 
-    pub(super) fn end(&self) -> Vec<Span> {
+    pub(crate) fn end(&self) -> Vec<Span> {
         self.running.borrow_mut().take().map_or_else(Vec::new, |running| running.spans)
     }
 
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.running.borrow().is_some()
     }
 
-    pub(super) fn open(&self, row: &str, category: &'static str, name: &str) -> Note {
-        let Some(start_ns) = self.now() else { return Note::Nothing };
+    /// Begins a span. `None` when no timeline is being made.
+    pub(crate) fn open(&self, row: &str, category: &'static str, name: &str) -> Option<OpenSpan> {
+        let start_ns = self.now()?;
         let (row, name) = (row.to_string(), name.to_string());
         let span = Span { row, name, category, start_ns, duration_ns: 0, details: Vec::new() };
-        Note::Host(OpenSpan { clock: self.clone(), span: Some(span) })
+        Some(OpenSpan { clock: self.clone(), span: Some(span) })
     }
 
-    /// Nanoseconds from the beginning, while a timeline is made.
+    /// Nanoseconds since `begin`. `None` when no timeline is being made.
     fn now(&self) -> Option<u64> {
         self.running.borrow().as_ref().map(|running| running.began.elapsed().as_nanos() as u64)
     }

@@ -1,38 +1,39 @@
-//! A stream of the host device: work runs where it is submitted; only collectives go on meanwhile.
+//! A stream of the host device. Work runs where it is submitted; only collectives run asynchronously.
 
 use std::collections::VecDeque;
 
-use super::{Pool, run, view};
+use super::clock::OpenSpan;
+use super::run::run;
+use super::{Pool, view};
 use crate::ops::Operation;
-use crate::stream::Readback;
-use crate::timeline::Note;
 use crate::{Accesses, Element, Op, Request, Result, Tensor};
 
 /// A collective under way.
 struct Pending {
-    /// Its place among the stream's collectives, from 1.
+    /// Its position among the stream's collectives, counted from 1.
     number: u64,
     request: Box<dyn Request>,
     accesses: Accesses,
-    /// What times it, until it is dropped.
-    note: Note,
+    /// Its time ends when this is dropped.
+    span: Option<OpenSpan>,
 }
 
 #[derive(Default)]
-pub(crate) struct HostLane {
+pub(crate) struct HostStream {
     pending: VecDeque<Pending>,
     started: u64,
 }
 
-impl HostLane {
+impl HostStream {
     /// Collectives started so far.
     pub(crate) fn started(&self) -> u64 {
         self.started
     }
 
-    pub(crate) fn run(&mut self, op: &Op, pool: &Pool, note: Note) -> Result<()> {
+    /// Runs an operation to its end, or starts a collective. `span` is dropped when the operation is done.
+    pub(crate) fn run(&mut self, op: &Op, pool: &Pool, span: Option<OpenSpan>) -> Result<()> {
         if let Op::Collective(collective) = op {
-            // Transfers of unrelated memory go on side by side, as the order of a stream cannot be seen from outside.
+            // Transfers of unrelated memory may overlap: nobody can observe the order of a stream from outside.
             let accesses = collective.accesses();
             let before = self.pending.iter().rev().find(|before| before.accesses.conflicts(&accesses));
             if let Some(number) = before.map(|before| before.number) {
@@ -40,10 +41,10 @@ impl HostLane {
             }
             let request = collective.start()?;
             self.started += 1;
-            self.pending.push_back(Pending { number: self.started, request, accesses, note });
+            self.pending.push_back(Pending { number: self.started, request, accesses, span });
         } else {
-            // A mark says what has begun: transfers go on meanwhile.
-            if !matches!(op, Op::Mark(_)) {
+            // A progress mark says what has begun. It does not wait for transfers.
+            if !matches!(op, Op::ProgressMark(_)) {
                 self.finish()?;
             }
             run(op, pool);
@@ -57,15 +58,15 @@ impl HostLane {
         Ok(())
     }
 
-    pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<Readback<T>> {
+    pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<Vec<T>> {
         self.finish()?;
-        Ok(Readback::here(view::read::<T>(tensor).to_vec()))
+        Ok(view::read::<T>(tensor).to_vec())
     }
 
     /// Waits for the collectives started up to number `last`.
     pub(crate) fn finish_up_to(&mut self, last: u64) -> Result<()> {
         while self.pending.front().is_some_and(|pending| pending.number <= last) {
-            if let Some(Pending { request, note: _note, .. }) = self.pending.pop_front() {
+            if let Some(Pending { request, span: _span, .. }) = self.pending.pop_front() {
                 request.wait()?;
             }
         }

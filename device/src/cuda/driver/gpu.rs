@@ -101,7 +101,7 @@ impl Drop for Gpu {
 }
 
 /// The newest CUDA the driver knows, as 1000 * major + 10 * minor.
-pub(super) fn driver_version() -> Result<i32> {
+pub(in crate::cuda) fn driver_version() -> Result<i32> {
     let mut version = 0;
     // SAFETY: writes one integer.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().driver("cuDriverGetVersion")?;

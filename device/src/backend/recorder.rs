@@ -1,0 +1,57 @@
+//! Who takes the times of a timeline: the host's clock, or CUPTI.
+
+use std::rc::Rc;
+
+use crate::cuda::{Cupti, CuptiNote};
+use crate::host::{HostClock, OpenSpan};
+use crate::timeline::stream_row;
+
+/// Who takes times.
+#[derive(Clone, Default)]
+pub(crate) enum Recorder {
+    /// No timeline was asked for.
+    #[default]
+    Off,
+    Host(HostClock),
+    Cuda(Rc<Cupti>),
+}
+
+/// Work that is being submitted or done. It ends when this is dropped.
+#[allow(dead_code, reason = "dropping them is their use")]
+pub(crate) enum Note {
+    Nothing,
+    Host(OpenSpan),
+    Cuda(CuptiNote),
+}
+
+impl Recorder {
+    /// Notes an operation. While its stream captures, only its name is noted.
+    pub(crate) fn operation(&self, stream: &str, label: &str, capturing: bool) -> Note {
+        match self {
+            Recorder::Host(clock) if !capturing => {
+                clock.open(&stream_row(stream), "operation", label).map_or(Note::Nothing, Note::Host)
+            }
+            Recorder::Cuda(cupti) => cupti.submit(label, None, capturing).map_or(Note::Nothing, Note::Cuda),
+            _ => Note::Nothing,
+        }
+    }
+
+    /// Notes the launch of a graph for a region.
+    pub(crate) fn launch(&self, graph: &str, region: &str) -> Note {
+        let region = if region.is_empty() { graph } else { region };
+        match self {
+            Recorder::Host(clock) => clock.open("host", "launch", region).map_or(Note::Nothing, Note::Host),
+            Recorder::Cuda(cupti) => cupti.submit(region, Some(graph), false).map_or(Note::Nothing, Note::Cuda),
+            Recorder::Off => Note::Nothing,
+        }
+    }
+
+    /// Whether a timeline is being made.
+    pub(crate) fn is_running(&self) -> bool {
+        match self {
+            Recorder::Off => false,
+            Recorder::Host(clock) => clock.is_running(),
+            Recorder::Cuda(cupti) => cupti.is_running(),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A GPU and everything that operations are launched with.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::cublaslt::CublasLt;
+use super::cudnn::Cudnn;
+use super::driver::{self, DeviceBlock, Gpu, RawEvent};
+use super::{Counters, CudaOptions, Kernels, ProgressMarks};
+use crate::{Element, Error, Progress, Result, Tensor};
+
+/// A GPU and everything that operations are launched with. Fields drop in order: the context last.
+pub(crate) struct CudaDevice {
+    /// `None` where cuDNN is missing or refuses the GPU. Attention then runs on our own kernels.
+    pub(crate) cudnn: Option<Cudnn>,
+    pub(crate) cublaslt: CublasLt,
+    pub(crate) kernels: Kernels,
+    /// `None` until somebody watches.
+    pub(super) marks: Option<ProgressMarks>,
+    pub(crate) gpu: Gpu,
+    pub(crate) counters: Rc<RefCell<Counters>>,
+}
+
+impl CudaDevice {
+    /// Opens a GPU and loads the kernels.
+    ///
+    /// # Errors
+    /// No such GPU, or one that is too old; a missing library, unless it is cuDNN.
+    pub(crate) fn open(options: CudaOptions) -> Result<CudaDevice> {
+        let gpu = Gpu::open(options.ordinal)?;
+        let kernels = Kernels::load(&gpu.properties)?;
+        // In this order: cuDNN ends the process where it cannot find cuBLASLt.
+        let cublaslt = CublasLt::open(&options, &gpu.properties)?;
+        let cudnn = Cudnn::open(&options)
+            .inspect_err(|error| tracing::warn!("without cuDNN attention runs on our own, slower kernels: {error}"))
+            .ok();
+        Ok(CudaDevice { cudnn, cublaslt, kernels, marks: None, gpu, counters: Rc::default() })
+    }
+
+    /// Lets kernels write progress marks to the memory of `progress`.
+    ///
+    /// # Errors
+    /// The driver cannot map that memory.
+    pub(crate) fn watch(&mut self, progress: Progress) -> Result<()> {
+        self.marks = Some(ProgressMarks::new(progress)?);
+        Ok(())
+    }
+
+    /// Memory for an area.
+    pub(crate) fn allocate(&self, name: &str, bytes: usize) -> Result<DeviceBlock> {
+        self.counters.borrow_mut().allocations += 1;
+        DeviceBlock::new(bytes)?.ok_or_else(|| self.out_of_memory(name, bytes))
+    }
+
+    pub(super) fn out_of_memory(&self, name: &str, bytes: usize) -> Error {
+        let available = match self.gpu.memory() {
+            Ok((free, total)) => format!("the GPU has {free} of {total} bytes free"),
+            Err(error) => error.to_string(),
+        };
+        Error::OutOfMemory { name: name.into(), bytes, available }
+    }
+
+    /// Blocks until everything submitted is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.counters.borrow_mut().synchronizations += 1;
+        self.gpu.synchronize()
+    }
+
+    /// Copies host data to a tensor and waits.
+    pub(crate) fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
+        self.counters.borrow_mut().blocking_copies += 1;
+        driver::copy_to_device(tensor.address, data)
+    }
+
+    /// Sets every byte of a tensor to 0 and waits.
+    pub(crate) fn zero(&self, tensor: &Tensor) -> Result<()> {
+        driver::zero(tensor.address, tensor.bytes())
+    }
+
+    /// Copies a tensor to the host and waits.
+    pub(crate) fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
+        self.counters.borrow_mut().blocking_copies += 1;
+        driver::copy_to_host(tensor.address, tensor.elements())
+    }
+
+    /// Waits for an event. Counts the wait unless the event has passed already.
+    pub(super) fn wait_for(&self, event: &RawEvent) -> Result<()> {
+        if event.passed()? {
+            return Ok(());
+        }
+        self.counters.borrow_mut().staging_waits += 1;
+        event.synchronize()
+    }
+}

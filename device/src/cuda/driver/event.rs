@@ -1,0 +1,59 @@
+//! Events of the driver.
+
+#![allow(unsafe_code)]
+
+use cudarc::driver::{result, sys};
+
+use super::Driver;
+use crate::Result;
+
+/// An event of the driver's, without timing unless asked for.
+pub(crate) struct RawEvent {
+    handle: sys::CUevent,
+}
+
+impl RawEvent {
+    pub(crate) fn new() -> Result<RawEvent> {
+        RawEvent::with(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// One that knows when it passed.
+    pub(crate) fn timed() -> Result<RawEvent> {
+        RawEvent::with(sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(flags: sys::CUevent_flags) -> Result<RawEvent> {
+        Ok(RawEvent { handle: result::event::create(flags).driver("cuEventCreate")? })
+    }
+
+    pub(super) fn handle(&self) -> sys::CUevent {
+        self.handle
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the event lives.
+        unsafe { result::event::synchronize(self.handle) }.driver("cuEventSynchronize")
+    }
+
+    /// Whether the work before it is done.
+    pub(crate) fn passed(&self) -> Result<bool> {
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(self.handle) } {
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => result.driver("cuEventQuery").map(|()| true),
+        }
+    }
+
+    /// Milliseconds between two timed events that have passed.
+    pub(crate) fn elapsed_ms(&self, end: &RawEvent) -> Result<f32> {
+        // SAFETY: both live.
+        unsafe { result::event::elapsed(self.handle, end.handle) }.driver("cuEventElapsedTime")
+    }
+}
+
+impl Drop for RawEvent {
+    fn drop(&mut self) {
+        // SAFETY: created in `with`. A failure has no cure here.
+        let _ = unsafe { result::event::destroy(self.handle) };
+    }
+}

@@ -1,0 +1,18 @@
+//! The CUDA driver: the GPU, memory, streams and events, each owned by one value that gives it back, and what the
+//! driver's errors mean.
+
+mod causes;
+mod error;
+mod event;
+mod gpu;
+mod memory;
+mod stream;
+
+pub(super) use error::{Driver, missing_library};
+pub(crate) use event::RawEvent;
+pub(crate) use gpu::Gpu;
+pub(super) use gpu::driver_version;
+pub use gpu::{GpuProperties, gpu_count};
+pub(crate) use memory::{DeviceBlock, PinnedBlock};
+pub(super) use memory::{copy_to_device, copy_to_host, zero};
+pub(crate) use stream::RawStream;

@@ -1,0 +1,128 @@
+//! Streams of the driver.
+
+#![allow(unsafe_code)]
+
+use cudarc::driver::{result, sys};
+
+use super::{Driver, PinnedBlock, RawEvent};
+use crate::Result;
+use crate::priority::Priority;
+
+/// A named stream of the driver's, not synchronising with the legacy default stream.
+pub(crate) struct RawStream {
+    handle: sys::CUstream,
+}
+
+impl RawStream {
+    /// A stream that waits for no other by itself. Its kernels keep its priority in graphs.
+    pub(crate) fn new(priority: Priority) -> Result<RawStream> {
+        let (least, greatest) = result::stream::get_priority_range().driver("cuCtxGetStreamPriorityRange")?;
+        let priority = if priority == Priority::Transfer { greatest } else { least };
+        let kind = result::stream::StreamKind::NonBlocking;
+        let handle = result::stream::create_with_priority(kind, priority).driver("cuStreamCreateWithPriority")?;
+        Ok(RawStream { handle })
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream lives as long as this value.
+        unsafe { result::stream::synchronize(self.handle) }.driver("cuStreamSynchronize")
+    }
+
+    pub(crate) fn wait(&self, event: &RawEvent) -> Result<()> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live.
+        unsafe { result::stream::wait_event(self.handle, event.handle(), flags) }.driver("cuStreamWaitEvent")
+    }
+
+    /// Records an event after everything submitted so far.
+    pub(crate) fn record(&self, event: &RawEvent) -> Result<()> {
+        // SAFETY: both live.
+        unsafe { result::event::record(event.handle(), self.handle) }.driver("cuEventRecord")
+    }
+
+    /// Copies from the start of pinned memory to `address`, in stream order.
+    pub(crate) fn copy_in(&self, address: u64, from: &PinnedBlock, bytes: usize) -> Result<()> {
+        // SAFETY: the caller keeps both memories alive and unchanged until an event recorded after this has passed.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr(), bytes, self.handle) }
+            .result()
+            .driver("cuMemcpyHtoDAsync")
+    }
+
+    /// Copies from `address` to the start of pinned memory, in stream order.
+    pub(crate) fn copy_out(&self, to: &PinnedBlock, address: u64, bytes: usize) -> Result<()> {
+        // SAFETY: as `copy_in`.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr(), address, bytes, self.handle) }
+            .result()
+            .driver("cuMemcpyDtoHAsync")
+    }
+
+    /// Copies within device memory, in stream order.
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: operations are checked to lie within live memory before they are submitted.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle) }.driver("cuMemcpyDtoDAsync")
+    }
+
+    /// Sets every byte, in stream order.
+    pub(crate) fn set_bytes(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
+        // SAFETY: as `copy`.
+        unsafe { result::memset_d8_async(address, value, bytes, self.handle) }.driver("cuMemsetD8Async")
+    }
+
+    /// Writes 64-bit words from `address` on, in stream order: the stream does it itself, without a kernel.
+    pub(crate) fn write_words(&self, address: u64, words: &[u64]) -> Result<()> {
+        let mut writes: Vec<sys::CUstreamBatchMemOpParams> = Vec::with_capacity(words.len());
+        for (at, &word) in words.iter().enumerate() {
+            // SAFETY: plain numbers, of which zeros are a value. Written as a member, the rest stays zero.
+            let mut write: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
+            write.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+                operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+                address: address + 8 * at as u64,
+                __bindgen_anon_1: sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 {
+                    value64: word,
+                },
+                flags: 0,
+                alias: 0,
+            };
+            writes.push(write);
+        }
+        // SAFETY: as `copy`; the list is copied during the call.
+        unsafe { sys::cuStreamBatchMemOp_v2(self.handle, writes.len() as u32, writes.as_mut_ptr(), 0) }
+            .result()
+            .driver("cuStreamBatchMemOp")
+    }
+
+    pub(crate) fn begin_capture(&self) -> Result<()> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        unsafe { result::stream::begin_capture(self.handle, mode) }.driver("cuStreamBeginCapture")
+    }
+
+    /// Ends the capture. The caller destroys the graph.
+    pub(crate) fn end_capture(&self) -> Result<sys::CUgraph> {
+        // SAFETY: the stream lives.
+        unsafe { result::stream::end_capture(self.handle) }.driver("cuStreamEndCapture")
+    }
+
+    /// Ends a capture whose graph nobody wants.
+    pub(crate) fn abandon_capture(&self) {
+        // SAFETY: the stream lives. A capture that had failed gives no graph and an error that says so: both are fine.
+        unsafe {
+            if let Ok(graph) = result::stream::end_capture(self.handle)
+                && !graph.is_null()
+            {
+                let _ = result::graph::destroy(graph);
+            }
+        }
+    }
+}
+
+impl Drop for RawStream {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`. A failure has no cure here.
+        let _ = unsafe { result::stream::destroy(self.handle) };
+    }
+}

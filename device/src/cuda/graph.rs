@@ -1,0 +1,52 @@
+//! Graphs of the driver.
+
+#![allow(unsafe_code)]
+
+use cudarc::driver::{result, sys};
+
+use super::driver::{Driver, RawStream};
+use super::{Kernels, rewrite};
+use crate::Result;
+
+/// An instantiated graph.
+pub(crate) struct RawGraph {
+    graph: sys::CUgraph,
+    exec: sys::CUgraphExec,
+}
+
+impl RawGraph {
+    /// Ends a stream's capture and makes the graph ready to launch.
+    pub(crate) fn end_capture(stream: &RawStream, kernels: &Kernels) -> Result<RawGraph> {
+        let graph = stream.end_capture()?;
+        // SAFETY: the stream lives; the graph is destroyed below or with the returned value.
+        unsafe {
+            let raw = rewrite::rewrite(graph, kernels).and_then(|()| {
+                // Without this all of a graph has the priority of the stream that it is launched on.
+                let flag = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+                let exec = result::graph::instantiate(graph, flag);
+                exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec })
+            });
+            if raw.is_err() {
+                let _ = result::graph::destroy(graph);
+            }
+            let raw = raw?;
+            result::graph::upload(raw.exec, stream.handle()).driver("cuGraphUpload")?;
+            Ok(raw)
+        }
+    }
+
+    pub(crate) fn launch(&self, stream: &RawStream) -> Result<()> {
+        // SAFETY: both live; addresses in the graph are checked to be alive by the caller.
+        unsafe { result::graph::launch(self.exec, stream.handle()) }.driver("cuGraphLaunch")
+    }
+}
+
+impl Drop for RawGraph {
+    fn drop(&mut self) {
+        // SAFETY: made in `end_capture`. A failure has no cure here.
+        unsafe {
+            let _ = result::graph::exec_destroy(self.exec);
+            let _ = result::graph::destroy(self.graph);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! From an operation to the function that launches it.
+
+use super::{
+    activation, attention, cache, columns, control, dropout, elementwise, embedding, loss, loss_parallel, norm,
+    optimizer, progress_mark, reduce, rotary,
+};
+use crate::communicator::StreamHandle;
+use crate::cuda::{CudaDevice, Queue};
+use crate::{Op, Result};
+
+/// Launches a checked operation on the queue's stream, or records it while that captures.
+///
+/// # Errors
+/// What a library or the driver refused.
+pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
+    match op {
+        Op::Gemm(op) => cuda.cublaslt.run(op, queue),
+        Op::Attention(op) => attention::forward(op, cuda.cudnn.as_ref(), queue),
+        Op::AttentionBackward(op) => attention::backward(op, cuda.cudnn.as_ref(), queue),
+        Op::CachedAttention(op) => cache::cached_attention(op, queue),
+        Op::TakeRows(op) => cache::take_rows(op, queue),
+        Op::BiasGrad(op) => columns::bias_grad(op, queue),
+        Op::Add(op) => elementwise::add(op, queue),
+        Op::Copy(op) => elementwise::copy(op, queue),
+        Op::Fill(op) => elementwise::fill(op, queue),
+        Op::Poison(op) => elementwise::poison(op, queue),
+        Op::Activation(op) => activation::activation(op, queue),
+        Op::ActivationBackward(op) => activation::activation_backward(op, queue),
+        Op::SwiGlu(op) => activation::swiglu(op, queue),
+        Op::SwiGluBackward(op) => activation::swiglu_backward(op, queue),
+        Op::Norm(op) => norm::norm(op, queue),
+        Op::NormBackward(op) => norm::norm_backward(op, queue),
+        Op::Rotary(op) => rotary::rotary(op, queue),
+        Op::Dropout(op) => dropout::dropout(op, queue),
+        Op::Embedding(op) => embedding::embedding(op, queue),
+        Op::EmbeddingBackward(op) => embedding::embedding_backward(op, queue),
+        Op::CrossEntropy(op) => loss::cross_entropy(op, queue),
+        Op::CrossEntropyPart(op) => loss_parallel::part(op, queue),
+        Op::CrossEntropyJoin(op) => loss_parallel::join(op, queue),
+        Op::Mse(op) => loss::mse(op, queue),
+        Op::SumInto(op) => reduce::sum_into(op, queue),
+        Op::SquareSum(op) => reduce::square_sum(op, queue),
+        Op::ClipScale(op) => optimizer::clip_scale(op, queue),
+        Op::AdamW(op) => optimizer::adamw(op, queue),
+        Op::Sgd(op) => optimizer::sgd(op, queue),
+        Op::WriteControl(op) => control::write_control(op, queue),
+        Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),
+        Op::ProgressMark(op) => progress_mark::progress_mark(op, cuda.marks.as_ref(), queue),
+        Op::Collective(op) => {
+            let stream = StreamHandle(queue.stream.handle().cast());
+            op.communicator.enqueue(op.kind, &op.input, &op.output, stream)
+        }
+    }
+}
+
+/// Has libraries choose how to do an operation.
+///
+/// # Errors
+/// An operation that a library cannot do.
+pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
+    match op {
+        Op::Gemm(op) => cuda.cublaslt.prepare(op, &cuda.kernels),
+        // Whether cuDNN does it or we: `scratch_bytes` asks, and so makes the plan.
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of scratch memory the operation needs while it runs; known before anything is allocated.
+pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
+    let multiprocessors = cuda.gpu.properties.multiprocessors as usize;
+    match op {
+        Op::Gemm(_) => cuda.cublaslt.scratch_bytes(),
+        Op::Attention(op) => attention::forward_scratch(op, cuda.cudnn.as_ref(), &cuda.kernels),
+        Op::AttentionBackward(op) => attention::backward_scratch(op, cuda.cudnn.as_ref(), &cuda.kernels),
+        Op::BiasGrad(op) => columns::scratch_bytes(op, multiprocessors),
+        Op::NormBackward(op) => norm::scratch_bytes(op, multiprocessors),
+        Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),
+        Op::SumInto(op) => reduce::scratch_bytes(&[op.input]),
+        Op::SquareSum(op) => reduce::scratch_bytes(&op.inputs),
+        _ => 0,
+    }
+}

@@ -1,0 +1,15 @@
+//! Choices about a CUDA device.
+
+/// Choices about a CUDA device.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Which of the visible GPUs.
+    pub ordinal: usize,
+    /// The same bits from run to run: no timing of algorithms, no atomics.
+    pub deterministic: bool,
+    /// Compute matrix products of f32 tensors in TF32, which has a mantissa of 10 bits.
+    pub tf32: bool,
+    /// Check every operation and launch for races, for reads of overwritten or freed memory, and for reads of memory that
+    /// nothing has written.
+    pub check: bool,
+}

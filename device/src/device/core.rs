@@ -1,0 +1,100 @@
+//! The state that all submission to a device shares.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::TraceEvent;
+use super::memory::{AreaInfo, VIRTUAL};
+use crate::backend::{DeviceBackend, Recorder, StreamBackend};
+use crate::capture::Capture;
+use crate::checker::Checker;
+use crate::priority::Priority;
+use crate::{CaptureRule, Error, Progress, Result, StreamId};
+
+/// Fields drop in order: streams and memory before what they came from.
+pub(crate) struct Core {
+    pub(crate) streams: Vec<StreamState>,
+    pub(crate) captures: BTreeMap<u64, Capture>,
+    pub(crate) next_id: u64,
+    pub(crate) checker: Option<Checker>,
+    pub(crate) trace: Option<Vec<TraceEvent>>,
+    pub(crate) dry: bool,
+    /// The region operations belong to, for messages and reports.
+    pub(crate) scope: Rc<str>,
+    /// Seed of the order in which graph nodes are replayed; `None` for the captured order.
+    pub(crate) shuffle: Option<u64>,
+    pub(crate) recorder: Recorder,
+    /// Nanoseconds since 1970.
+    pub(crate) timeline_began_ns: u64,
+    pub(crate) progress: Option<Progress>,
+    /// Counts frees, so that a graph knows when to look at its addresses again.
+    pub(crate) frees: u64,
+    pub(super) areas: BTreeMap<u64, AreaInfo>,
+    pub(crate) buffers: Vec<Rc<str>>,
+    pub(super) next_virtual: u64,
+    pub(super) allocations: u64,
+    /// The most that an operation noted so far takes from the system while it runs, on the host.
+    pub(crate) host_scratch: usize,
+    /// Launches of graphs whose nodes did not run in the order of capture.
+    pub(crate) reordered: u64,
+    pub(crate) backend: DeviceBackend,
+}
+
+/// A stream as its device knows it.
+pub(crate) struct StreamState {
+    pub(crate) name: Rc<str>,
+    /// The capture this stream is part of.
+    pub(crate) capture: Option<u64>,
+    pub(crate) backend: StreamBackend,
+}
+
+impl Core {
+    pub(super) fn new(backend: DeviceBackend, check: bool, dry: bool) -> Core {
+        let mut core = Core {
+            streams: Vec::new(),
+            captures: BTreeMap::new(),
+            next_id: 1,
+            checker: check.then(Checker::new),
+            trace: None,
+            dry,
+            scope: "".into(),
+            shuffle: None,
+            recorder: Recorder::default(),
+            timeline_began_ns: 0,
+            progress: None,
+            frees: 0,
+            areas: BTreeMap::new(),
+            buffers: vec!["nothing".into()],
+            next_virtual: VIRTUAL,
+            allocations: 0,
+            host_scratch: 0,
+            reordered: 0,
+            backend,
+        };
+        core.add_stream("default", Priority::Compute);
+        core
+    }
+
+    pub(crate) fn add_stream(&mut self, name: &str, priority: Priority) -> StreamId {
+        let backend = StreamBackend::new(&self.backend, priority);
+        self.streams.push(StreamState { name: name.into(), capture: None, backend });
+        StreamId(self.streams.len() as u32 - 1)
+    }
+
+    /// The name of an operation in its region.
+    pub(crate) fn label(&self, op: &str) -> Rc<str> {
+        if self.scope.is_empty() { op.into() } else { format!("{}/{op}", self.scope).into() }
+    }
+
+    /// Fails, and spoils the captures under way, when any stream captures.
+    pub(crate) fn refuse_during_capture(&mut self, rule: CaptureRule, detail: impl FnOnce() -> String) -> Result<()> {
+        if self.captures.is_empty() {
+            return Ok(());
+        }
+        let error = Error::capture(rule, detail());
+        for capture in self.captures.values_mut() {
+            capture.spoil(&error);
+        }
+        Err(error)
+    }
+}

@@ -1,0 +1,25 @@
+//! What an area's addresses stand for.
+
+use crate::cuda::DeviceBlock;
+use crate::host::memory::HostBlock;
+
+/// Every buffer begins at a multiple of this many bytes.
+pub const ALIGNMENT: usize = 256;
+
+/// Virtual addresses, given while nothing is allocated, begin here: far above any real one.
+pub(super) const VIRTUAL: u64 = 1 << 60;
+
+/// An area, by its first address in [`Core`](super::Core).
+pub(crate) struct AreaInfo {
+    pub(super) end: u64,
+    pub(super) _memory: AreaMemory,
+}
+
+/// What owns an area's memory.
+#[allow(dead_code, reason = "held until the area is freed")]
+pub(super) enum AreaMemory {
+    /// Nothing: a dry device.
+    None,
+    Host(HostBlock),
+    Cuda(DeviceBlock),
+}

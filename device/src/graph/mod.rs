@@ -1,0 +1,128 @@
+//! A graph: operations with fixed addresses and their dependencies, launched as one operation of a stream.
+
+mod node;
+mod replay_order;
+mod under_way;
+
+use std::cell::Cell;
+
+pub use node::Node;
+use replay_order::random_order;
+use under_way::UnderWay;
+
+use crate::backend::{DeviceBackend, Note};
+use crate::checker::Effects;
+use crate::cuda::RawGraph;
+use crate::device::Core;
+use crate::timeline::launched_label;
+use crate::{CaptureRule, Device, Error, Op, Progress, Result, Stream, host};
+
+/// A captured piece of work. A launch starts after everything its stream did before and ends when all its nodes have.
+pub struct Graph {
+    name: String,
+    nodes: Vec<Node>,
+    /// What a launch reads from and leaves to the outside; known when the checker is on.
+    effects: Option<Effects>,
+    /// The device's count of frees when the addresses were last found alive.
+    checked_at: Cell<u64>,
+    /// The driver's graph, on CUDA.
+    raw: Option<RawGraph>,
+    device: Device,
+}
+
+impl Graph {
+    pub(crate) fn new(
+        device: Device,
+        name: &str,
+        nodes: Vec<Node>,
+        effects: Option<Effects>,
+        raw: Option<RawGraph>,
+        frees: u64,
+    ) -> Graph {
+        Graph { device, name: name.into(), nodes, effects, raw, checked_at: Cell::new(frees) }
+    }
+
+    /// The name it was given at capture.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its nodes, in the order of capture.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Runs the graph as the next operation of `stream`.
+    ///
+    /// # Errors
+    /// A checker's finding, freed memory, a failed collective, or a capture under way on the stream.
+    pub fn launch(&self, stream: &Stream) -> Result<()> {
+        let mut core = self.device.core();
+        let core = &mut *core;
+        stream.refuse_default(core, &self.name)?;
+        if core.streams[stream.id().index()].capture.is_some() {
+            let detail = format!("graph `{}` was launched on a capturing stream", self.name);
+            return Err(Error::capture(CaptureRule::Synchronization, detail));
+        }
+        if self.checked_at.get() != core.frees {
+            for node in &self.nodes {
+                for tensor in node.accesses.reads.iter().chain(&node.accesses.writes) {
+                    core.check_live(&format!("graph {}: {}", self.name, node.label), tensor)?;
+                }
+            }
+            self.checked_at.set(core.frees);
+        }
+        if let (Some(checker), Some(effects)) = (&mut core.checker, &self.effects) {
+            checker.launch(stream.id(), &self.name, effects, &core.buffers)?;
+        }
+        let _note = core.recorder.launch(&self.name, &core.scope);
+        if let (Some(raw), DeviceBackend::Cuda(cuda)) = (&self.raw, &core.backend) {
+            cuda.counters.borrow_mut().graph_launches += 1;
+            return core.streams[stream.id().index()].backend.launch(raw);
+        }
+        core.streams[stream.id().index()].backend.finish()?;
+        match core.shuffle {
+            None => self.run(core, 0..self.nodes.len()),
+            Some(seed) => {
+                core.shuffle = Some(seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407));
+                let order = random_order(&self.nodes, seed);
+                core.reordered += u64::from(!order.is_sorted());
+                self.run(core, order.into_iter())
+            }
+        }
+    }
+
+    /// Runs the nodes in `order`. A transfer goes on until a node that depends on it, or the end; as on a stream, transfers
+    /// of unrelated memory go on side by side.
+    fn run(&self, core: &Core, order: impl Iterator<Item = usize>) -> Result<()> {
+        let DeviceBackend::Host(pool) = &core.backend else { unreachable!("on CUDA the driver runs graphs") };
+        let mut under_way = UnderWay::default();
+        let timed = core.recorder.is_running();
+        for index in order {
+            let node = &self.nodes[index];
+            match &node.op {
+                Op::Collective(_) => under_way.finish_conflicts(&self.nodes, node)?,
+                // A mark says what has begun: transfers go on meanwhile.
+                Op::ProgressMark(_) => {}
+                _ => node.dependencies.iter().try_for_each(|&before| under_way.finish(&self.nodes, before))?,
+            }
+            let note = if timed { self.note(core, node) } else { Note::Nothing };
+            if let Op::Collective(collective) = &node.op {
+                under_way.transfers.push((index, collective.start()?, note));
+            } else {
+                host::run(&node.op, pool);
+                core.progress.iter().for_each(Progress::advance);
+            }
+        }
+        for (_, request, _note) in under_way.transfers {
+            request.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Times a node of the launch under way.
+    fn note(&self, core: &Core, node: &Node) -> Note {
+        let label = launched_label(&node.label, &self.name, &core.scope);
+        core.recorder.operation(&core.streams[node.stream.index()].name, &label, false)
+    }
+}

@@ -1,0 +1,51 @@
+//! Transfers of a replay on the host that are under way.
+
+use super::Node;
+use crate::backend::Note;
+use crate::{Op, Request, Result};
+
+/// Transfers that were started and not yet waited for.
+#[derive(Default)]
+pub(super) struct UnderWay {
+    /// With the number of their nodes.
+    pub(super) transfers: Vec<(usize, Box<dyn Request>, Note)>,
+}
+
+impl UnderWay {
+    fn has(&self, node: usize) -> bool {
+        self.transfers.iter().any(|(index, ..)| *index == node)
+    }
+
+    /// Whether others may wait for transfers through this node: it is one, or it did not wait itself.
+    fn passes(&self, nodes: &[Node], node: usize) -> bool {
+        self.has(node) || matches!(nodes[node].op, Op::ProgressMark(_))
+    }
+
+    /// Waits for a node, if it is one of these, and for those it depends on.
+    pub(super) fn finish(&mut self, nodes: &[Node], node: usize) -> Result<()> {
+        if self.transfers.is_empty() || !self.passes(nodes, node) {
+            return Ok(());
+        }
+        nodes[node].dependencies.iter().try_for_each(|&before| self.finish(nodes, before))?;
+        match self.transfers.iter().position(|(index, ..)| *index == node) {
+            Some(at) => self.transfers.remove(at).1.wait(),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for those that a transfer depends on and that touch its memory.
+    pub(super) fn finish_conflicts(&mut self, nodes: &[Node], transfer: &Node) -> Result<()> {
+        let mut before = transfer.dependencies.clone();
+        while let Some(node) = before.pop().filter(|_| !self.transfers.is_empty()) {
+            if !self.passes(nodes, node) {
+                continue;
+            }
+            if nodes[node].accesses.conflicts(&transfer.accesses) {
+                self.finish(nodes, node)?;
+            } else {
+                before.extend(&nodes[node].dependencies);
+            }
+        }
+        Ok(())
+    }
+}

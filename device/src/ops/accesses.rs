@@ -1,0 +1,41 @@
+//! What an operation reads and writes.
+
+use crate::Tensor;
+
+/// The tensors an operation reads and those it writes; one that is updated in place is in both.
+#[derive(Clone, Debug, Default)]
+pub struct Accesses {
+    /// Read.
+    pub reads: Vec<Tensor>,
+    /// Written.
+    pub writes: Vec<Tensor>,
+}
+
+impl Accesses {
+    /// Starts from what is always read and written.
+    pub fn new(reads: impl IntoIterator<Item = Tensor>, writes: impl IntoIterator<Item = Tensor>) -> Accesses {
+        Accesses { reads: reads.into_iter().collect(), writes: writes.into_iter().collect() }
+    }
+
+    /// Adds optional reads.
+    pub fn reads(mut self, tensors: impl IntoIterator<Item = Tensor>) -> Accesses {
+        self.reads.extend(tensors);
+        self
+    }
+
+    /// Adds optional writes.
+    pub fn writes(mut self, tensors: impl IntoIterator<Item = Tensor>) -> Accesses {
+        self.writes.extend(tensors);
+        self
+    }
+
+    /// Whether one writes memory that the other reads or writes, so that their order matters.
+    pub fn conflicts(&self, other: &Accesses) -> bool {
+        let meet = |a: &[Tensor], b: &[Tensor]| a.iter().any(|a| b.iter().any(|b| overlap(a, b)));
+        meet(&self.writes, &other.writes) || meet(&self.writes, &other.reads) || meet(&self.reads, &other.writes)
+    }
+}
+
+fn overlap(a: &Tensor, b: &Tensor) -> bool {
+    a.range().start < b.range().end && b.range().start < a.range().end
+}

@@ -1,0 +1,111 @@
+//! Any operation, as one type.
+
+use super::{
+    Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
+    ClipScale, Collective, Copy, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Dropout, Embedding,
+    EmbeddingBackward, Fill, Gemm, Mse, Norm, NormBackward, Operation, Poison, ProgressMark, Rotary, Sgd, SquareSum,
+    SumInto, SwiGlu, SwiGluBackward, TakeRows, WriteControl, WriteSampleRecord,
+};
+use crate::Result;
+
+/// One enum over all operations, a conversion from each, and the three questions passed on.
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Any operation.
+        #[derive(Clone, Debug)]
+        pub enum Op { $($(#[$doc])* $name($name)),* }
+
+        $(impl From<$name> for Op {
+            fn from(op: $name) -> Op { Op::$name(op) }
+        })*
+
+        impl Op {
+            /// The operation's name.
+            pub fn name(&self) -> &'static str {
+                match self { $(Op::$name(op) => op.name()),* }
+            }
+
+            /// Checks shapes and types; see [`Operation::check`].
+            ///
+            /// # Errors
+            /// [`Error::Operation`](crate::Error::Operation) with the shapes that do not fit.
+            pub fn check(&self) -> Result<()> {
+                match self { $(Op::$name(op) => op.check()),* }
+            }
+
+            /// What it reads and writes.
+            pub fn accesses(&self) -> Accesses {
+                match self { $(Op::$name(op) => op.accesses()),* }
+            }
+        }
+    };
+}
+
+operations! {
+    /// Matrix product with epilogue.
+    Gemm,
+    /// Column sums.
+    BiasGrad,
+    /// Elementwise sum.
+    Add,
+    /// Copy, converting between types.
+    Copy,
+    /// A constant everywhere.
+    Fill,
+    /// Bytes no valid value has.
+    Poison,
+    /// GELU or ReLU.
+    Activation,
+    /// Its gradient.
+    ActivationBackward,
+    /// Gated SiLU.
+    SwiGlu,
+    /// Its gradient.
+    SwiGluBackward,
+    /// LayerNorm or RMSNorm, with the residual add before it.
+    Norm,
+    /// Its gradient.
+    NormBackward,
+    /// Rotary position embedding.
+    Rotary,
+    /// Causal attention.
+    Attention,
+    /// Its gradient.
+    AttentionBackward,
+    /// Attention over a cache of keys and values.
+    CachedAttention,
+    /// Rows of a table at a position in device memory.
+    TakeRows,
+    /// Dropout.
+    Dropout,
+    /// Table lookup.
+    Embedding,
+    /// Its gradient.
+    EmbeddingBackward,
+    /// Softmax and cross-entropy, forward and backward.
+    CrossEntropy,
+    /// Cross-entropy over a part of the vocabulary: what is to be gathered.
+    CrossEntropyPart,
+    /// The rest of it, forward and backward.
+    CrossEntropyJoin,
+    /// Mean squared error, forward and backward.
+    Mse,
+    /// Sum of a vector.
+    SumInto,
+    /// Sum of squares over many tensors.
+    SquareSum,
+    /// Gradient norm, clip factor and finite flag.
+    ClipScale,
+    /// AdamW over many tensors.
+    AdamW,
+    /// SGD over many tensors.
+    Sgd,
+    /// Per-step scalars.
+    WriteControl,
+    /// Per-microbatch counters for dropout.
+    WriteSampleRecord,
+    /// Communication between ranks.
+    Collective,
+    /// How far the work has come.
+    ProgressMark,
+}

@@ -1,0 +1,24 @@
+//! What every operation tells about itself.
+
+use super::Accesses;
+use crate::Result;
+
+/// What every operation tells about itself.
+pub trait Operation: Clone {
+    /// Its name in errors, reports and traces.
+    const NAME: &'static str;
+
+    /// The same, where it depends on the value.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    /// Checks shapes and types.
+    ///
+    /// # Errors
+    /// [`Error::Operation`](crate::Error::Operation) with the shapes that do not fit.
+    fn check(&self) -> Result<()>;
+
+    /// What it reads and writes.
+    fn accesses(&self) -> Accesses;
+}

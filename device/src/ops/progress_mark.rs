@@ -1,0 +1,16 @@
+//! Progress marks as operations.
+
+use super::{Accesses, Operation};
+use crate::{ProgressMark, Result};
+
+impl Operation for ProgressMark {
+    const NAME: &'static str = "mark";
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::default()
+    }
+}
