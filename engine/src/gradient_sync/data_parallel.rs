@@ -135,8 +135,7 @@ impl DataParallelSync {
         let grads = bucket.grads;
         let input = self.rounded.map_or(grads, |rounded| rounded.view(0, [grads.elements()]));
         let output = self.shard.of(input);
-        let kind =
-            if self.shard.is_part() { CollectiveKind::ReduceScatterSum } else { CollectiveKind::AllReduceSum };
+        let kind = if self.shard.is_part() { CollectiveKind::ReduceScatterSum } else { CollectiveKind::AllReduceSum };
         let sum = Collective { kind, communicator: self.communicator.clone(), input, output }.into();
         match self.rounded {
             None => vec![sum],

@@ -114,7 +114,10 @@ impl Optimizer {
 type Member<'p> = (usize, &'p Param, f32);
 
 /// The rules of all groups, each with its parameters in order of declaration.
-fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<(&'g Arc<dyn UpdateRule>, Vec<Member<'p>>)>> {
+fn by_rule<'g, 'p>(
+    params: &'p Params,
+    groups: &'g [ParamGroup],
+) -> Result<Vec<(&'g Arc<dyn UpdateRule>, Vec<Member<'p>>)>> {
     let mut rules: Vec<(&Arc<dyn UpdateRule>, Vec<Member<'p>>)> = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate() {
         let Some(group) = groups.iter().find(|group| (group.takes)(spec)) else {

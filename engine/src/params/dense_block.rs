@@ -74,8 +74,11 @@ mod tests {
                 let mut found = Vec::new();
                 for part in block.within(start..end) {
                     for at in 0..part.elements() {
-                        let place =
-                            [at / (part.sizes[1] * part.sizes[2]), at / part.sizes[2] % part.sizes[1], at % part.sizes[2]];
+                        let place = [
+                            at / (part.sizes[1] * part.sizes[2]),
+                            at / part.sizes[2] % part.sizes[1],
+                            at % part.sizes[2],
+                        ];
                         let [i, j, k] = [0, 1, 2].map(|axis| part.offset[axis] + place[axis] - block.offset[axis]);
                         // The element's place in the whole says where it is stored.
                         assert_eq!(part.start + at, block.start + (i * 4 + j) * 5 + k, "{part:?} at {at}");

@@ -118,6 +118,8 @@ pub struct Run {
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
     pub learning_rate: f32,
+    /// Other parameter groups than the kind's own.
+    pub groups: Option<Vec<ParamGroup>>,
 }
 
 /// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
@@ -151,6 +153,7 @@ impl Run {
             recompute: None,
             clip: 1.0,
             learning_rate: 1e-2,
+            groups: None,
         }
     }
 
@@ -186,7 +189,7 @@ impl Run {
         let options = StageOptions {
             seed: 7,
             microbatches: self.microbatches,
-            optimizer,
+            optimizer: self.groups.clone().unwrap_or(optimizer),
             bucket_bytes: 4096,
             distributed_optimizer: self.distributed_optimizer,
             grad_reduce: self.grad_reduce,
