@@ -104,8 +104,8 @@ impl Pipeline {
         let forward = way("forward", Direction::Forward, forward_in, forward_out)?;
         let backward = way("backward", Direction::Backward, backward_in, backward_out)?;
         (pipeline.forward, pipeline.backward, pipeline.all) = (forward, backward, Some(all));
-        let twin = params.buckets().find(|bucket| bucket.twin.is_some());
-        pipeline.shared = ends.zip(twin.map(|bucket| params.shard().of(bucket.grads)));
+        let tied = params.buckets().find(|bucket| bucket.tied.is_some());
+        pipeline.shared = ends.zip(tied.map(|bucket| params.optimizer_shard().of(bucket.grads)));
         Ok(pipeline)
     }
 

@@ -8,7 +8,7 @@ use device::{Area, Device, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, Result};
 use parallel::Task;
 
-use crate::gradient_sync::{PartialGrads, Reducer};
+use crate::gradient_sync::{DataParallelSync, SequenceParallelSync};
 use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, Model, StepTensors};
 use crate::optimizer::Optimizer;
@@ -16,7 +16,7 @@ use crate::params::Params;
 use crate::pipeline::Pipeline;
 use crate::regions::{Mode, Region};
 use crate::step_policy::{StepContext, StepPolicy};
-pub use build::StageOptions;
+pub use build::{StageGroups, StageOptions};
 
 /// What the host decides for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,13 +63,15 @@ pub struct StepResult {
 /// Fields drop in order: graphs before the memory they point into. Communicators outlive all of it.
 pub struct Stage {
     graphs: CudaGraphManager<StepPolicy>,
-    reducer: Option<Reducer>,
-    partial: Option<PartialGrads>,
+    data_parallel: Option<DataParallelSync>,
+    sequence_parallel: Option<SequenceParallelSync>,
     pipeline: Pipeline,
     compute: Stream,
     model: Model,
     optimizer: Optimizer,
     params: Params,
+    /// Names of the parameters that only other stages have.
+    params_elsewhere: Vec<String>,
     step: StepTensors,
     /// u8, [`StepNumbers`].
     numbers: Tensor,
@@ -160,8 +162,8 @@ impl Stage {
             step: self.step,
             inputs: &self.inputs,
             params: &self.params,
-            partial: self.partial.as_ref(),
-            reducer: self.reducer.as_ref(),
+            sequence_parallel: self.sequence_parallel.as_ref(),
+            data_parallel: self.data_parallel.as_ref(),
             pipeline: &self.pipeline,
             rehearses: false,
         };
@@ -213,6 +215,11 @@ impl Stage {
         &self.params
     }
 
+    /// The names of the parameters that only other stages have.
+    pub fn params_elsewhere(&self) -> &[String] {
+        &self.params_elsewhere
+    }
+
     /// The optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
@@ -237,8 +244,8 @@ struct Work<'s> {
     step: StepTensors,
     inputs: &'s Inputs,
     params: &'s Params,
-    partial: Option<&'s PartialGrads>,
-    reducer: Option<&'s Reducer>,
+    sequence_parallel: Option<&'s SequenceParallelSync>,
+    data_parallel: Option<&'s DataParallelSync>,
     pipeline: &'s Pipeline,
     /// Nothing goes to other stages, and nothing is updated.
     rehearses: bool,
@@ -252,7 +259,7 @@ fn train(cx: &mut StepContext<'_>, work: &Work<'_>, optimizer: &Optimizer) -> Re
             cx.region(Region::Begin, (), |cx, ()| work.zero(cx))?;
             work.run(cx, &order)?;
             cx.region(Region::Reduce, (), |cx, ()| {
-                work.reducer.map_or(Ok(()), |reducer| reducer.finish(cx, &[work.step.loss_sum]))?;
+                work.data_parallel.map_or(Ok(()), |ranks| ranks.finish(cx, &[work.step.loss_sum]))?;
                 work.pipeline.sum_shared(cx)?;
                 work.pipeline.sum(cx, work.step.loss_sum)
             })
@@ -262,7 +269,7 @@ fn train(cx: &mut StepContext<'_>, work: &Work<'_>, optimizer: &Optimizer) -> Re
         }
         cx.region(Region::Optimizer, (), |cx, ()| {
             optimizer.update(cx)?;
-            work.reducer.map_or(Ok(()), |reducer| reducer.gather_first(cx))
+            work.data_parallel.map_or(Ok(()), |ranks| ranks.gather_first(cx))
         })
     })
 }
@@ -276,7 +283,7 @@ fn evaluate(cx: &mut StepContext<'_>, work: &Work<'_>) -> Result<()> {
             cx.region(Region::Begin, (), |cx, ()| cx.run(Fill { output: work.step.loss_sum, value: 0.0 }))?;
             work.run(cx, &order)?;
             cx.region(Region::Reduce, (), |cx, ()| {
-                work.reducer.map_or(Ok(()), |reducer| reducer.sum(cx, work.step.loss_sum))?;
+                work.data_parallel.map_or(Ok(()), |ranks| ranks.sum(cx, work.step.loss_sum))?;
                 work.pipeline.sum(cx, work.step.loss_sum)
             })
         })
@@ -344,8 +351,8 @@ impl Work<'_> {
             let _span = tracing::debug_span!("layer", layer).entered();
             let region = Region::Forward { layer, microbatch };
             hidden = cx.region(region, hidden, |cx, hidden| {
-                let reducer = self.reducer.filter(|_| cx.variant().gathers);
-                let gathers = reducer.map(|reducer| reducer.gather_next(cx, layer)).transpose()?;
+                let ranks = self.data_parallel.filter(|_| cx.variant().gathers);
+                let gathers = ranks.map(|ranks| ranks.gather_next(cx, layer)).transpose()?;
                 let hidden = module.forward(cx, hidden)?;
                 gathers.map_or(Ok(()), |fork| cx.join(fork))?;
                 Ok(hidden)
@@ -387,9 +394,9 @@ impl Work<'_> {
         if !cx.variant().reduces {
             return work(cx);
         }
-        let reduces = self.reducer.map(|reducer| reducer.start(cx, layer)).transpose()?;
+        let reduces = self.data_parallel.map(|ranks| ranks.start(cx, layer)).transpose()?;
         let output = work(cx)?;
-        self.partial.map_or(Ok(()), |partial| partial.sum(cx, layer))?;
+        self.sequence_parallel.map_or(Ok(()), |ranks| ranks.sum(cx, layer))?;
         reduces.map_or(Ok(()), |fork| cx.join(fork))?;
         Ok(output)
     }

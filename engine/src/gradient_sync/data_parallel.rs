@@ -1,16 +1,16 @@
-//! Data-parallel transfers: buckets of `main_grad` summed over ranks on a side stream while backward goes on.
+//! Data-parallel sync: buckets of `main_grad` are summed over ranks on a side stream while backward goes on.
 //!
-//! A bucket is complete when the backward of its first layer has run. The backward region that comes next forks the
-//! side stream at its start, reduces the bucket there, and joins at its end; what the last backward completes is reduced
-//! in a region of its own.
+//! A bucket is complete when the backward of its first layer has run. The next backward region forks the side stream at
+//! its start, reduces the bucket there, and joins at its end. The bucket that the last backward completes is reduced in a
+//! region of its own.
 //!
-//! Gradients travel as they are, in f32, or rounded to bf16 for half the traffic: a bucket is copied to a buffer, summed
-//! there, and copied back, all on the side stream.
+//! Gradients travel in f32, or in bf16 for half the traffic. In bf16 a bucket is rounded into a buffer, summed there, and
+//! copied back, all on the side stream.
 //!
-//! With a distributed optimizer each rank gets the sum of its part of the bucket alone (reduce-scatter), and after the
-//! update the parts of the new weights go to all (all-gather). The step's first forwards mirror its last backwards: each
-//! forks at its start, gathers the bucket that the layer after it begins, and joins at its end; the bucket of the first
-//! layer is gathered after the update.
+//! With a distributed optimizer each rank receives the sum of its own part of the bucket (reduce-scatter). After the update
+//! all ranks receive the new weights of all parts (all-gather). The gathers mirror the reductions: each forward region of
+//! the first microbatch forks at its start, gathers the bucket that the next layer begins, and joins at its end. The
+//! bucket of the first layer is gathered right after the update.
 
 use std::rc::Rc;
 
@@ -19,26 +19,26 @@ use device::{Area, Communicator, DType, Device, Op, Tensor};
 use graph_manager::{Fork, Result, SideStream};
 
 use crate::layer_partition::StageLayers;
-use crate::params::{BucketMemory, Params, Shard};
+use crate::params::{BucketMemory, OptimizerShard, Params};
 use crate::step_policy::StepContext;
 
-/// Reduces gradients over the data-parallel ranks, and gathers the weights that each has updated.
-pub struct Reducer {
+/// Reduces gradients over the data-parallel ranks, and gathers the weights that each of them updated.
+pub struct DataParallelSync {
     communicator: Rc<dyn Communicator>,
     side: Rc<SideStream>,
     buckets: Vec<BucketMemory>,
-    shard: Shard,
-    /// Where gradients that travel in another type are summed, with room for the largest bucket; flat. The side stream
-    /// uses it for one bucket after the other.
+    shard: OptimizerShard,
+    /// Where gradients that travel in another type are summed: flat, as large as the largest bucket. The side stream uses
+    /// it for one bucket after the other.
     rounded: Option<Tensor>,
     _areas: Vec<Area>,
-    /// Numbers of the layers that are here, in the order forward goes through them.
+    /// The numbers of the layers that are here, in the order of forward.
     layers: Vec<usize>,
 }
 
-impl Reducer {
-    /// For the buckets of all parameters, on a side stream of its own. `layers` are those that are here; gradients travel as
-    /// `travels`, f32 or bf16.
+impl DataParallelSync {
+    /// For the buckets of all parameters, on a side stream of its own. `layers` are those that are here. `travels` is the
+    /// type in which gradients are summed, f32 or bf16.
     ///
     /// # Errors
     /// Out of memory.
@@ -48,8 +48,8 @@ impl Reducer {
         params: &Params,
         layers: &StageLayers,
         travels: DType,
-    ) -> Result<Reducer> {
-        let (buckets, shard): (Vec<BucketMemory>, _) = (params.buckets().collect(), params.shard());
+    ) -> Result<DataParallelSync> {
+        let (buckets, shard): (Vec<BucketMemory>, _) = (params.buckets().collect(), params.optimizer_shard());
         let layers = layers.chunks.iter().cloned().flatten().collect();
         let mut areas = Vec::new();
         let mut rounded = None;
@@ -58,22 +58,17 @@ impl Reducer {
             rounded = Some(device.allocate_tensor(&mut areas, "rounded gradients", [largest], travels)?);
         }
         let side = SideStream::new(device, "data parallel");
-        Ok(Reducer { communicator, side, buckets, shard, rounded, _areas: areas, layers })
+        Ok(DataParallelSync { communicator, side, buckets, shard, rounded, _areas: areas, layers })
     }
 
-    /// The layer here that forward goes through after this one, and backward before it.
+    /// The layer here that comes after this one in forward, and before it in backward.
     fn after(&self, layer: usize) -> Option<usize> {
         let at = self.layers.iter().position(|&here| here == layer)?;
         self.layers.get(at + 1).copied()
     }
 
-    /// Whether weights are gathered: other ranks update what this one does not.
-    pub fn gathers(&self) -> bool {
-        self.shard.is_part()
-    }
-
-    /// Inside the backward region of `layer`: starts the buckets that the region before completed, to be joined at
-    /// the region's end.
+    /// Starts to reduce the buckets that the backward region before completed. It is called inside the backward region of
+    /// `layer`, which joins the fork at its end.
     ///
     /// # Errors
     /// A failed collective.
@@ -81,7 +76,7 @@ impl Reducer {
         self.reduce(cx, self.after(layer), &[])
     }
 
-    /// The tail: what the last backward completed, and other small sums such as the loss.
+    /// Reduces the buckets that the last backward completed, and other small sums such as the loss, and joins.
     ///
     /// # Errors
     /// A failed collective.
@@ -89,7 +84,7 @@ impl Reducer {
         cx.join(self.reduce(cx, self.layers.first().copied(), others)?)
     }
 
-    /// Sums one tensor over the ranks and joins.
+    /// Sums one tensor over the ranks, and joins.
     ///
     /// # Errors
     /// A failed collective.
@@ -97,8 +92,8 @@ impl Reducer {
         cx.join(self.reduce(cx, None, &[tensor])?)
     }
 
-    /// Inside the first microbatch's forward region of `layer`: starts to gather the bucket that the layer after it is the
-    /// first to read, to be joined at the region's end.
+    /// Starts to gather the buckets that the layer after `layer` is the first to read. It is called inside the forward
+    /// region of `layer` for the first microbatch, which joins the fork at its end.
     ///
     /// # Errors
     /// A failed collective.
@@ -106,7 +101,7 @@ impl Reducer {
         self.gather(cx, self.after(layer))
     }
 
-    /// After the update: gathers the bucket of the first layer, which no forward is left to hide.
+    /// Gathers the buckets of the first layer, right after the update: no forward comes before that could hide it.
     ///
     /// # Errors
     /// A failed collective.
@@ -115,7 +110,7 @@ impl Reducer {
     }
 
     fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
-        let of_layer = self.buckets.iter().filter(|bucket| self.gathers() && Some(bucket.layer) == layer);
+        let of_layer = self.buckets.iter().filter(|bucket| self.shard.is_part() && Some(bucket.layer) == layer);
         let transfer = |bucket: &BucketMemory| {
             Op::from(Collective {
                 kind: CollectiveKind::AllGather,
@@ -135,12 +130,12 @@ impl Reducer {
         cx.fork(&self.side, buckets.flat_map(|bucket| self.reduction(bucket)).chain(others.iter().map(sum)))
     }
 
-    /// The sum of a bucket over the ranks, or of this rank's part of it.
+    /// The sum of a bucket over the ranks; with a distributed optimizer of this rank's part alone.
     fn reduction(&self, bucket: &BucketMemory) -> Vec<Op> {
         let grads = bucket.grads;
         let input = self.rounded.map_or(grads, |rounded| rounded.view(0, [grads.elements()]));
         let output = self.shard.of(input);
-        let kind = if self.gathers() { CollectiveKind::ReduceScatterSum } else { CollectiveKind::AllReduceSum };
+        let kind = if self.shard.is_part() { CollectiveKind::ReduceScatterSum } else { CollectiveKind::AllReduceSum };
         let sum = Collective { kind, communicator: self.communicator.clone(), input, output }.into();
         match self.rounded {
             None => vec![sum],

@@ -1,7 +1,7 @@
-//! Sums of gradients over ranks: over other parts of the batch, and over other parts of the same layer.
+//! Sums of gradients over ranks: over data-parallel ranks, and with sequence parallelism over tensor-parallel ranks.
 
 mod data_parallel;
-mod partial;
+mod sequence_parallel;
 
-pub(crate) use data_parallel::Reducer;
-pub(crate) use partial::PartialGrads;
+pub(crate) use data_parallel::DataParallelSync;
+pub(crate) use sequence_parallel::SequenceParallelSync;

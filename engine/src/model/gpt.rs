@@ -16,7 +16,7 @@ use super::recompute::Recomputed;
 use super::tensor_parallel::Share;
 use super::{Architecture, Chunk, Dropouts, Layer, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
 use crate::layer_partition::StageLayers;
-use crate::params::{Init, ParamSpec, Params, Twin};
+use crate::params::{Init, ParamSpec, Params, TiedCopy};
 
 /// How a model knows the order of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -153,10 +153,10 @@ fn of_stage(all: Vec<ParamSpec>, layers: &StageLayers, tied: bool) -> (Vec<Param
     let (mut here, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|spec| layers.has(spec.layer));
     let mut elsewhere: Vec<String> = others.into_iter().map(|spec| spec.name).collect();
     if tied && layers.has_first() {
-        here[0] = ParamSpec { sparse: true, twin: Some(Twin::Original), ..table };
+        here[0] = ParamSpec { sparse: true, tied: Some(TiedCopy::Primary), ..table };
     } else if tied && layers.has_last() {
         elsewhere.retain(|name| *name != table.name);
-        here.push(ParamSpec { layer: layers.total - 1, twin: Some(Twin::Replica), ..table });
+        here.push(ParamSpec { layer: layers.total - 1, tied: Some(TiedCopy::Replica), ..table });
     }
     (here, elsewhere)
 }
@@ -168,8 +168,8 @@ fn specs(shape: &GptShape, tensor: &TensorParallel, stage: &StageLayers) -> Vec<
     let residual = if shape.scaled_residual_init { Init::Normal(init_std / additions.sqrt()) } else { normal };
     let mut specs = Vec::new();
     // The part of a parameter that is here, of which groups along an axis are cut.
-    let part = |spec: ParamSpec, axis: usize, groups: &[usize]| match tensor.cut(axis, groups) {
-        Some(cut) => spec.cut(cut),
+    let part = |spec: ParamSpec, axis: usize, groups: &[usize]| match tensor.shard(axis, groups) {
+        Some(shard) => spec.sharded(shard),
         None => spec,
     };
     let table = |name: &str, layer| {
@@ -209,6 +209,7 @@ fn specs(shape: &GptShape, tensor: &TensorParallel, stage: &StageLayers) -> Vec<
     if !shape.tied {
         specs.push(table("lm_head.weight", stage.total - 1));
     }
+    specs.iter_mut().for_each(|spec| spec.dtype = shape.dtype);
     specs
 }
 
@@ -217,7 +218,7 @@ fn norm_specs(shape: &GptShape, tensor: &TensorParallel, name: &str, layer: usiz
     if shape.norm_bias() {
         specs.push(ParamSpec::new(format!("{name}.bias"), [shape.hidden], Init::Constant(0.0), layer));
     }
-    specs.iter_mut().for_each(|spec| spec.partial = tensor.cuts_rows());
+    specs.iter_mut().for_each(|spec| spec.sequence_parallel = tensor.cuts_rows());
     specs
 }
 
@@ -256,6 +257,7 @@ fn build(shape: &GptShape, tensor: &TensorParallel, layers: &StageLayers, params
         residual: Some((residual.into(), shape.dtype)),
         inputs: tokens,
         targets: tokens,
+        losses: rows,
     }
 }
 

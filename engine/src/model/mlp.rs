@@ -34,6 +34,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         specs.push(ParamSpec::new(format!("layers.{layer}.weight"), [pair[1], pair[0]], init, layer));
         specs.push(ParamSpec::new(format!("layers.{layer}.bias"), [pair[1]], Init::Constant(0.0), layer));
     }
+    specs.iter_mut().for_each(|spec| spec.dtype = shape.dtype);
     // The loss is a layer too.
     let layers = StageLayers::whole(shape.sizes.len());
     Architecture {
@@ -67,6 +68,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
         residual: None,
         inputs: ([shape.batch, shape.sizes[0]].into(), shape.dtype),
         targets: ([shape.batch, shape.sizes[last + 1]].into(), shape.dtype),
+        losses: shape.batch,
     }
 }
 

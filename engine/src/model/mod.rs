@@ -117,6 +117,8 @@ pub struct Model {
     pub inputs: (Shape, DType),
     /// One microbatch's targets: shape and type.
     pub targets: (Shape, DType),
+    /// The number of losses of a microbatch: one a token, or one a row.
+    pub losses: usize,
 }
 
 /// Makes a model's layers over its parameters, once they have memory.

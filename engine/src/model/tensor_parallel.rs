@@ -18,7 +18,7 @@ use device::ops::{Collective, CollectiveKind, DropoutPart};
 use device::{Communicator, DType, Op, Shape, Tensor};
 use graph_manager::{Fork, Result};
 
-use crate::params::Cut;
+use crate::params::TensorShard;
 use crate::step_policy::StepContext;
 
 /// What this rank has of each layer.
@@ -46,11 +46,11 @@ impl TensorParallel {
         self.group.as_ref().map_or(1, |group| group.size())
     }
 
-    /// The cut of a parameter along `axis`, where groups of rows or columns of these sizes are packed; none for a rank
-    /// that has its layers whole.
-    pub(crate) fn cut(&self, axis: usize, groups: &[usize]) -> Option<Cut> {
+    /// The shard of a parameter that is divided along `axis`, where groups of rows or columns of these sizes are packed;
+    /// `None` for a rank that has its layers whole.
+    pub(crate) fn shard(&self, axis: usize, groups: &[usize]) -> Option<TensorShard> {
         let (rank, ranks) = (self.rank(), self.size());
-        (ranks > 1).then(|| Cut { axis, groups: groups.to_vec(), rank, ranks })
+        (ranks > 1).then(|| TensorShard { axis, groups: groups.to_vec(), rank, ranks })
     }
 
     /// Whether gradients of what is computed on the residual stream are of this rank's rows alone.

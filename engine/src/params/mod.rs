@@ -1,5 +1,6 @@
 //! The parameters of a model: their names, their memory, their first values.
 
+mod dense_block;
 mod flat_layout;
 mod spec;
 mod tensor_shard;
@@ -11,143 +12,155 @@ use device::host::philox;
 use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
 use rayon::prelude::*;
 
-use flat_layout::FlatLayout;
-pub use flat_layout::{Held, Shard};
-pub use spec::{Init, ParamSpec, Twin};
-pub use tensor_shard::{Cut, Piece};
+pub use dense_block::DenseBlock;
+pub(crate) use flat_layout::ALIGNMENT;
+use flat_layout::{Bucket, FlatLayout, Place};
+pub use flat_layout::{OptimizerShard, OwnedRange};
+pub use spec::{Init, ParamSpec, TiedCopy};
+pub use tensor_shard::TensorShard;
 
 /// A parameter in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Param {
-    /// What layers compute with. With a distributed optimizer the values of other ranks' parts come with the next forward.
+    /// The weights that layers read, in the parameter's shape and type. With a distributed optimizer the elements of other
+    /// ranks are gathered by the next step's forward; until then only the owned ones are current.
     pub weight: Tensor,
-    /// f32 master weights, in f32 those that layers compute with: all of the parameter, in its shape, or with a distributed
-    /// optimizer the elements of `held`, flat.
+    /// The master weights, f32. For an f32 parameter they are the same memory as `weight`. They have the parameter's shape,
+    /// or with a distributed optimizer the owned elements, flat.
     pub master: Tensor,
-    /// f32 `main_grad`.
+    /// `main_grad`, f32, in the parameter's shape.
     pub grad: Tensor,
-    /// What of it this rank updates.
-    pub held: Held,
+    /// The elements that this rank updates.
+    pub owned: OwnedRange,
 }
 
 impl Param {
-    /// What this rank updates of a tensor that has all of the parameter; flat.
-    pub fn held_of(&self, whole: Tensor) -> Tensor {
-        whole.view(self.held.first, [self.held.elements])
+    /// The elements that this rank updates, of a tensor with all of the parameter's elements; flat.
+    pub fn owned_of(&self, whole: Tensor) -> Tensor {
+        whole.view(self.owned.first, [self.owned.elements])
     }
 }
 
-/// A bucket in memory.
+/// A bucket in memory. Its gradients are reduced, and its weights gathered, at once.
 #[derive(Clone, Copy, Debug)]
 pub struct BucketMemory {
     /// The first layer with parameters in it.
     pub layer: usize,
-    /// Its range of `main_grad`, f32.
+    /// Its range of `main_grad`, f32, flat.
     pub grads: Tensor,
-    /// Its range of what layers compute with.
+    /// Its range of the weights that layers read, flat.
     pub weights: Tensor,
-    /// It has one parameter, which another stage has too.
-    pub twin: Option<Twin>,
+    /// Set where the bucket has one parameter, of which another stage has a copy.
+    pub tied: Option<TiedCopy>,
 }
 
-/// All parameters, each kind of memory in one flat buffer in order of declaration.
+/// All parameters of a rank. Each kind of memory is one flat buffer in order of declaration: `main_grad`, and for each type
+/// of weights the weights and, unless the type is f32, the master weights.
 pub struct Params {
-    /// What was declared.
+    /// The declarations.
     pub specs: Vec<ParamSpec>,
-    /// Names of the model's parameters that other stages have.
-    pub elsewhere: Vec<String>,
     params: Vec<Param>,
     by_name: HashMap<String, usize>,
     /// All of `main_grad`, f32, flat.
     pub grads: Tensor,
-    /// All of what layers compute with, flat.
-    weights: Tensor,
+    weights: Vec<TypedWeights>,
     layout: FlatLayout,
     _areas: Vec<Area>,
 }
 
+/// The weights of one type.
+#[derive(Clone, Copy)]
+struct TypedWeights {
+    /// All of them, flat.
+    weights: Tensor,
+    /// The f32 master weights that this rank owns, flat; `None` for f32, where the weights are their own masters.
+    masters: Option<Tensor>,
+}
+
 impl Params {
-    /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights.
-    /// `shard` is the part of each bucket that this rank has master weights of.
+    /// Allocates weights and gradients, in buckets of at least `bucket_bytes` of gradients, and fills the weights with
+    /// their first values. `shard` is the part of each bucket that this rank has master weights of.
     ///
     /// # Errors
     /// Out of memory.
     pub fn new(
         device: &Device,
         specs: Vec<ParamSpec>,
-        compute: DType,
         seed: u64,
         bucket_bytes: usize,
-        shard: Shard,
+        shard: OptimizerShard,
     ) -> Result<Params> {
         let layout = FlatLayout::new(&specs, bucket_bytes, shard);
-        let all = Params::placed(device, specs, layout, compute, true)?;
+        let all = Params::allocate(device, specs, layout, true)?;
         device.zero(&all.grads)?;
         if !device.is_dry() {
             for index in 0..all.specs.len() {
-                all.set(device, index, &initial(&all.specs[index], seed))?;
+                all.set(device, index, &first_values(&all.specs[index], seed))?;
             }
         }
         Ok(all)
     }
 
-    /// Allocates weights alone, for a model that is not trained; all are zero until they are [set](Params::set).
+    /// Allocates weights alone, for a model that is not trained. They are zero until they are [set](Params::set).
     ///
     /// # Errors
     /// Out of memory.
-    pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>, compute: DType) -> Result<Params> {
-        let layout = FlatLayout::new(&specs, usize::MAX, Shard::whole());
-        Params::placed(device, specs, layout, compute, false)
+    pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>) -> Result<Params> {
+        let layout = FlatLayout::new(&specs, usize::MAX, OptimizerShard::whole());
+        Params::allocate(device, specs, layout, false)
     }
 
-    fn placed(
-        device: &Device,
-        specs: Vec<ParamSpec>,
-        layout: FlatLayout,
-        compute: DType,
-        gradients: bool,
-    ) -> Result<Params> {
-        let total = layout.total;
+    fn allocate(device: &Device, specs: Vec<ParamSpec>, layout: FlatLayout, gradients: bool) -> Result<Params> {
         let mut areas = Vec::new();
         let mut flat = |name, elements, dtype| device.allocate_tensor(&mut areas, name, [elements], dtype);
-        let weights = flat("weights", total, compute)?;
-        let masters = match compute {
-            DType::F32 => None, // the weights themselves
-            _ => Some(flat("master weights", layout.held_elements(), DType::F32)?),
-        };
+        let mut weights = Vec::new();
+        for &(dtype, elements) in &layout.by_dtype {
+            let of_type = flat("weights", elements, dtype)?;
+            let masters = match dtype {
+                DType::F32 => None,
+                _ => Some(flat("master weights", elements / layout.shard.ranks, DType::F32)?),
+            };
+            weights.push(TypedWeights { weights: of_type, masters });
+        }
         let grads = match gradients {
-            true => flat("main_grad", total, DType::F32)?,
-            false => device.virtual_tensor("main_grad", [total], DType::F32), // an address that is refused if it is used
+            true => flat("main_grad", layout.total, DType::F32)?,
+            false => device.virtual_tensor("main_grad", [layout.total], DType::F32), // an address that no operation may use
         };
-        let place = |((spec, &offset), &held): ((&ParamSpec, &usize), &Held)| {
-            let weight = weights.view(offset, spec.shape);
-            let shape = if layout.shard.is_part() { Shape::new(&[held.elements]) } else { spec.shape };
-            let master = masters.map_or(weight.view(held.first, shape), |masters| masters.view(held.at, shape));
-            Param { weight, master, grad: grads.view(offset, spec.shape), held }
+        for TypedWeights { weights, masters } in &weights {
+            device.zero(weights)?;
+            masters.map_or(Ok(()), |masters| device.zero(&masters))?;
+        }
+        let param = |(spec, place): (&ParamSpec, &Place)| {
+            let typed = of_type(&weights, spec.dtype);
+            let weight = typed.weights.view(place.weight, spec.shape);
+            let owned = place.owned;
+            let shape = if layout.shard.is_part() { Shape::new(&[owned.elements]) } else { spec.shape };
+            let master = match typed.masters {
+                Some(masters) => masters.view(place.master, shape),
+                None => weight.view(owned.first, shape),
+            };
+            Param { weight, master, grad: grads.view(place.grad, spec.shape), owned }
         };
-        let params = specs.iter().zip(&layout.offsets).zip(&layout.held).map(place).collect();
-        device.zero(&weights)?;
-        masters.map_or(Ok(()), |masters| device.zero(&masters))?;
+        let params = specs.iter().zip(&layout.params).map(param).collect();
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        Ok(Params { specs, elsewhere: Vec::new(), params, by_name, grads, weights, layout, _areas: areas })
+        Ok(Params { specs, params, by_name, grads, weights, layout, _areas: areas })
     }
 
-    /// Overwrites a parameter, compute copy and what is held here of the master weights, with f32 values of its stored
-    /// shape.
+    /// Overwrites a parameter with f32 values of its stored shape: the weights that layers read and the master weights.
     ///
     /// # Errors
     /// Another number of values.
     pub fn set(&self, device: &Device, index: usize, values: &[f32]) -> Result<()> {
-        let Param { weight, master, held, .. } = self.params[index];
+        let Param { weight, master, owned, .. } = self.params[index];
         if weight.dtype != DType::Bf16 {
             return device.upload(&weight, values);
         }
         let rounded: Vec<bf16> = values.par_iter().map(|&x| bf16::from_f32(x)).collect();
         device.upload(&weight, &rounded)?;
-        if held.elements == 0 {
+        if owned.elements == 0 {
             return Ok(());
         }
-        device.upload(&master, &values[held.first..held.first + held.elements])
+        device.upload(&master, &values[owned.first..owned.first + owned.elements])
     }
 
     /// The parameter of that name.
@@ -161,41 +174,37 @@ impl Params {
         }
     }
 
-    /// All parameters with what was declared of them.
+    /// All parameters with their declarations.
     pub fn iter(&self) -> impl Iterator<Item = (&ParamSpec, &Param)> {
         self.specs.iter().zip(&self.params)
     }
 
     /// The buckets, in the order backward completes them: from the last layer to the first.
     pub fn buckets(&self) -> impl Iterator<Item = BucketMemory> {
-        self.layout.buckets.iter().map(|bucket| BucketMemory {
+        let memory = |bucket: &Bucket| BucketMemory {
             layer: bucket.layer,
             grads: self.grads.view(bucket.start, [bucket.elements]),
-            weights: self.weights.view(bucket.start, [bucket.elements]),
-            twin: bucket.twin,
-        })
+            weights: of_type(&self.weights, bucket.dtype).weights.view(bucket.weights_start, [bucket.elements]),
+            tied: bucket.tied,
+        };
+        self.layout.buckets.iter().map(memory)
     }
 
     /// The part of each bucket that this rank updates.
-    pub fn shard(&self) -> Shard {
+    pub fn optimizer_shard(&self) -> OptimizerShard {
         self.layout.shard
     }
 
-    /// Elements of a flat buffer of all that this rank updates, such as a moment.
-    pub fn held_elements(&self) -> usize {
-        self.layout.held_elements()
-    }
-
-    /// The parts of `main_grad` that belong to chosen parameters, with their layers; neighbours of one layer are one.
+    /// The ranges of `main_grad` that chosen parameters have, each with its layer. Neighbours of one layer are one range.
     pub fn grad_ranges(&self, chosen: impl Fn(&ParamSpec) -> bool) -> Vec<(usize, Tensor)> {
         let mut ranges: Vec<(usize, usize, usize)> = Vec::new(); // layer, first element, end
         let mut joins = false;
-        for (spec, &offset) in self.specs.iter().zip(&self.layout.offsets) {
+        for (spec, place) in self.specs.iter().zip(&self.layout.params) {
             if chosen(spec) {
-                let end = offset + spec.shape.elements();
+                let end = place.grad + spec.shape.elements();
                 match ranges.last_mut().filter(|(layer, ..)| joins && *layer == spec.layer) {
                     Some(range) => range.2 = end,
-                    None => ranges.push((spec.layer, offset, end)),
+                    None => ranges.push((spec.layer, place.grad, end)),
                 }
             }
             joins = chosen(spec);
@@ -203,29 +212,30 @@ impl Params {
         ranges.into_iter().map(|(layer, first, end)| (layer, self.grads.view(first, [end - first]))).collect()
     }
 
-    /// What a parameter has of `flat`, which has [`Params::held_elements`]; in the shape of its master weights.
-    pub fn part_of(&self, flat: Tensor, index: usize) -> Tensor {
-        let Param { master, held, .. } = self.params[index];
-        flat.view(held.at, master.shape)
+    /// Bytes of the weights that layers read.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.iter().map(|typed| typed.weights.bytes()).sum()
     }
 
-    /// Bytes of the weights layers compute with, and of the master weights where these are others.
-    pub fn weight_bytes(&self) -> (usize, Option<usize>) {
-        let masters = (self.weights.dtype != DType::F32).then(|| self.held_elements() * DType::F32.size());
-        (self.weights.bytes(), masters)
-    }
-
-    /// Number of real parameters, padding not counted.
-    pub fn count(&self) -> usize {
-        self.specs.iter().map(|spec| spec.shape.elements() / spec.shape.sizes()[0] * spec.rows).sum()
+    /// Bytes of the master weights that are memory of their own; 0 where all parameters are f32.
+    pub fn master_bytes(&self) -> usize {
+        self.weights.iter().filter_map(|typed| typed.masters).map(|masters| masters.bytes()).sum()
     }
 }
 
-/// First values of a parameter.
-fn initial(spec: &ParamSpec, seed: u64) -> Vec<f32> {
+/// # Panics
+/// If no parameter has that type: the layout lists the types of all.
+fn of_type(weights: &[TypedWeights], dtype: DType) -> TypedWeights {
+    match weights.iter().find(|typed| typed.weights.dtype == dtype) {
+        Some(typed) => *typed,
+        None => unreachable!("no parameter has type {dtype}"),
+    }
+}
+
+fn first_values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     let stream = fnv1a(spec.name.bytes());
     match spec.init {
-        Init::Constant(constant) => spec.stored(|_| constant),
-        Init::Normal(std) => spec.stored(|index| std * philox::normal(seed, stream, index as u64)),
+        Init::Constant(constant) => spec.stored_values(|_| constant),
+        Init::Normal(std) => spec.stored_values(|index| std * philox::normal(seed, stream, index as u64)),
     }
 }

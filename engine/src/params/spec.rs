@@ -1,10 +1,11 @@
 //! What a model declares of a parameter.
 
-use device::Shape;
+use device::{DType, Shape};
 
-use super::tensor_shard::{Cut, Piece, fill, pieces};
+use super::dense_block::DenseBlock;
+use super::tensor_shard::{TensorShard, dense_blocks, fill};
 
-/// What a parameter starts as. Values are a function of (seed, name, element), whatever the parallel layout.
+/// The first values of a parameter. They are a function of (seed, name, element), whatever the parallel layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// The same value everywhere.
@@ -13,12 +14,12 @@ pub enum Init {
     Normal(f32),
 }
 
-/// Which of the two copies of a parameter that the first and the last stage of a pipeline both have.
+/// Which copy of a tied parameter a stage has. The first and the last stage of a pipeline each have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Twin {
-    /// The first stage's, which is counted in the norm and saved.
-    Original,
-    /// The last stage's.
+pub enum TiedCopy {
+    /// The first stage's copy. It is counted in the gradient norm, and saved in checkpoints.
+    Primary,
+    /// The last stage's copy.
     Replica,
 }
 
@@ -27,63 +28,77 @@ pub enum Twin {
 pub struct ParamSpec {
     /// Its name, as in Hugging Face checkpoints where one exists.
     pub name: String,
-    /// Its shape as this rank stores it; linear weights are `(out features, in features)`.
+    /// Its shape as this rank stores it. Linear weights are `(out features, in features)`.
     pub shape: Shape,
-    /// Rows stored here that are real; a vocabulary is padded beyond them with zeros that never change.
+    /// The number of real rows stored here. A padded vocabulary has more rows, which stay zero.
     pub rows: usize,
-    /// Sizes of the whole parameter, padding not counted.
+    /// The sizes of the whole parameter, without padding.
     pub whole: Vec<usize>,
-    /// Which part of it is here; none where all of it is.
-    pub cut: Option<Cut>,
-    /// What it starts as.
+    /// The shard of the parameter that this rank stores; `None` if it stores the whole parameter.
+    pub shard: Option<TensorShard>,
+    /// The type of the weights that layers read: f32 or bf16. Master weights and gradients are f32.
+    pub dtype: DType,
+    /// Its first values.
     pub init: Init,
     /// The layer whose backward completes its gradient.
     pub layer: usize,
-    /// Its gradient is only ever added to, so it is zeroed at every step.
+    /// Backward always adds to its gradient and never overwrites it, so the gradient is zeroed at every step. So it is
+    /// with embedding tables.
     pub sparse: bool,
-    /// Backward leaves the gradient of this rank's tokens alone, to be summed over the tensor-parallel group.
-    pub partial: bool,
-    /// Another stage has it too. Gradients of both are summed, and both make the same update.
-    pub twin: Option<Twin>,
+    /// Sequence parallelism: backward sees the tokens of this rank only, so the gradient is summed over the
+    /// tensor-parallel group.
+    pub sequence_parallel: bool,
+    /// Another stage has a copy too. The gradients of both copies are summed, and both stages make the same update.
+    pub tied: Option<TiedCopy>,
 }
 
 impl ParamSpec {
-    /// A dense parameter of a layer.
+    /// An f32 parameter that is stored whole.
     pub fn new(name: impl Into<String>, shape: impl Into<Shape>, init: Init, layer: usize) -> ParamSpec {
         let shape = shape.into();
-        let (rows, whole) = (shape.sizes()[0], shape.sizes().to_vec());
-        let (name, cut, twin) = (name.into(), None, None);
-        ParamSpec { name, shape, rows, whole, cut, init, layer, sparse: false, partial: false, twin }
+        ParamSpec {
+            name: name.into(),
+            shape,
+            rows: shape.sizes()[0],
+            whole: shape.sizes().to_vec(),
+            shard: None,
+            dtype: DType::F32,
+            init,
+            layer,
+            sparse: false,
+            sequence_parallel: false,
+            tied: None,
+        }
     }
 
-    /// The same with only so many real rows.
+    /// The same parameter, of whose rows only the first `rows` are real.
     pub fn with_rows(self, rows: usize) -> ParamSpec {
         let mut whole = self.whole;
         whole[0] = rows;
         ParamSpec { rows, whole, ..self }
     }
 
-    /// The part of it that one of several ranks stores.
-    pub fn cut(self, cut: Cut) -> ParamSpec {
-        let shape = Shape::new(&cut.stored(self.shape.sizes()));
-        let mut spec = ParamSpec { shape, cut: Some(cut), ..self };
+    /// The shard of it that one rank stores.
+    pub fn sharded(self, shard: TensorShard) -> ParamSpec {
+        let shape = Shape::new(&shard.stored_sizes(self.shape.sizes()));
+        let mut spec = ParamSpec { shape, shard: Some(shard), ..self };
         let row: usize = shape.sizes()[1..].iter().product();
-        spec.rows = spec.pieces().iter().map(Piece::elements).sum::<usize>() / row.max(1);
+        spec.rows = spec.dense_blocks().iter().map(DenseBlock::elements).sum::<usize>() / row.max(1);
         spec
     }
 
-    /// What of the whole is stored here.
-    pub fn pieces(&self) -> Vec<Piece> {
-        pieces(&self.whole, self.cut.as_ref())
+    /// Where the values stored here lie in the whole parameter.
+    pub fn dense_blocks(&self) -> Vec<DenseBlock> {
+        dense_blocks(&self.whole, self.shard.as_ref())
     }
 
-    /// What is stored here, padding included, from the values of the whole by their numbers.
-    pub fn stored(&self, value: impl Fn(usize) -> f32 + Send + Sync) -> Vec<f32> {
-        fill(&self.whole, self.cut.as_ref(), self.shape.elements(), value)
+    /// The values stored here, with 0 for padding. `value` gives an element of the whole parameter by its index.
+    pub fn stored_values(&self, value: impl Fn(usize) -> f32 + Send + Sync) -> Vec<f32> {
+        fill(&self.whole, self.shard.as_ref(), self.shape.elements(), value)
     }
 
-    /// Weight decay applies to matrices, not to biases and norms.
-    pub fn decays(&self) -> bool {
+    /// Whether it has two axes or more. Biases and the gains of norms have one.
+    pub fn is_matrix(&self) -> bool {
         self.shape.sizes().len() >= 2
     }
 }

@@ -1,4 +1,4 @@
-//! A stage put together: what it allocates, and who gets what.
+//! Makes a stage: what it allocates, and which part gets which memory.
 
 use std::mem::offset_of;
 use std::rc::Rc;
@@ -9,36 +9,28 @@ use graph_manager::Result;
 use parallel::{PipelineGroups, PipelineStage};
 
 use super::{Stage, StepNumbers};
-use crate::gradient_sync::{PartialGrads, Reducer};
+use crate::gradient_sync::{DataParallelSync, SequenceParallelSync};
 use crate::graph_options::GraphOptions;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
-use crate::optimizer::{Optimizer, OptimizerKind, OtherRanks};
-use crate::params::{Params, Shard};
+use crate::optimizer::{AdamW, NormGroups, Optimizer, ParamGroup, StepBlocks};
+use crate::params::{OptimizerShard, Params};
 use crate::pipeline::Pipeline;
 use crate::step_policy::{StepPolicy, StepShape};
 
 /// How a [`Stage`] is made.
 pub struct StageOptions {
-    /// Type of weights and activations in layers.
-    pub compute: DType,
-    /// Seed of the weights.
+    /// Seed of the first weights.
     pub seed: u64,
-    /// Most microbatches of a step.
+    /// The largest number of microbatches in a step.
     pub microbatches: usize,
-    /// Samples of a microbatch.
-    pub micro_batch_size: usize,
-    /// Losses of a sample: its tokens, or 1.
-    pub losses_per_sample: usize,
-    /// Which optimizer.
-    pub optimizer: OptimizerKind,
-    /// Weight decay of matrices: decoupled with AdamW, added to the gradient with SGD.
-    pub weight_decay: f32,
-    /// Smallest gradient bucket, in bytes.
+    /// The parameter groups: which parameters are updated how. Each parameter belongs to the first group that takes it.
+    pub optimizer: Vec<ParamGroup>,
+    /// The smallest gradient bucket, in bytes.
     pub bucket_bytes: usize,
-    /// Each data-parallel rank has the master weights and moments of its part of every bucket alone.
+    /// Each data-parallel rank has master weights and optimizer state of its own part of every bucket only.
     pub distributed_optimizer: bool,
-    /// Type in which gradients are summed over data-parallel ranks: f32 or bf16.
+    /// The type in which gradients are summed over data-parallel ranks: f32 or bf16.
     pub grad_reduce: DType,
     /// Which stage of a pipeline this is.
     pub pipeline: PipelineStage,
@@ -46,27 +38,51 @@ pub struct StageOptions {
     pub graphs: GraphOptions,
 }
 
+impl Default for StageOptions {
+    /// One microbatch a step on one rank, AdamW with weight decay 0.1 for matrices, graphs per layer.
+    fn default() -> StageOptions {
+        StageOptions {
+            seed: 0,
+            microbatches: 1,
+            optimizer: ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
+            bucket_bytes: 25 << 20,
+            distributed_optimizer: false,
+            grad_reduce: DType::F32,
+            pipeline: PipelineStage::alone(),
+            graphs: GraphOptions::default(),
+        }
+    }
+}
+
+/// The other ranks of a stage, beside those that share its layers; see
+/// [`TensorParallel`](crate::model::TensorParallel). By default there are none.
+#[derive(Default)]
+pub struct StageGroups {
+    /// The ranks with other parts of the batch.
+    pub data_parallel: Option<Rc<dyn Communicator>>,
+    /// The stages with other layers.
+    pub pipeline: Option<PipelineGroups>,
+}
+
 impl Stage {
-    /// Allocates weights, gradients, optimizer state and inputs; activations follow with the first step or
-    /// [`Stage::record`]. `data_parallel` are the ranks with other parts of the batch, `pipeline` the other stages.
+    /// Allocates weights, gradients, optimizer state and inputs. Activations are allocated by the first step, or by
+    /// [`Stage::record`].
     ///
     /// # Errors
-    /// Out of memory, or graph settings that do not go together.
+    /// Out of memory; a parameter that no group takes; graph settings that do not go together.
     pub fn new(
         device: &Device,
         architecture: &Architecture,
         options: StageOptions,
-        data_parallel: Option<Rc<dyn Communicator>>,
-        pipeline: Option<PipelineGroups>,
+        groups: StageGroups,
     ) -> Result<Stage> {
+        let StageGroups { data_parallel, pipeline } = groups;
         let compute = device.stream("compute");
         let shard = match &data_parallel {
-            Some(group) if options.distributed_optimizer => Shard { rank: group.rank(), ranks: group.size() },
-            _ => Shard::whole(),
+            Some(group) if options.distributed_optimizer => OptimizerShard { rank: group.rank(), ranks: group.size() },
+            _ => OptimizerShard::whole(),
         };
-        let specs = architecture.specs.clone();
-        let mut params = Params::new(device, specs, options.compute, options.seed, options.bucket_bytes, shard)?;
-        params.elsewhere = architecture.elsewhere.clone();
+        let params = Params::new(device, architecture.specs.clone(), options.seed, options.bucket_bytes, shard)?;
         let mut areas = Vec::new();
         let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
         let rotary = match &architecture.rotary {
@@ -84,44 +100,47 @@ impl Stage {
         let part = |offset, size, dtype| numbers.place(all_numbers.buffer, offset, [size], dtype);
         let status = part(offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
         let loss_sum = part(offset_of!(StepNumbers, loss_sum), 1, DType::F32);
+        areas.push(numbers);
         let step = StepTensors { control, loss_sum, rotary };
         let model = (architecture.build)(&params, step);
         let layers = &architecture.layers;
-        let inputs = Inputs::new(device, &model, layers, control, options.microbatches, options.micro_batch_size)?;
+        let micro_batch_size = model.inputs.0.sizes()[0];
+        let inputs = Inputs::new(device, &model, layers, control, options.microbatches, micro_batch_size)?;
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
-        let tensor = architecture.tensor.group.clone();
-        let partial = PartialGrads::new(tensor.clone(), &params);
-        let decay = options.weight_decay;
-        let others = OtherRanks {
+        let tensor_parallel = architecture.tensor.group.clone();
+        let sequence_parallel = SequenceParallelSync::new(tensor_parallel.clone(), &params);
+        let norm_groups = NormGroups {
             data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
-            tensor_parallel: tensor,
+            tensor_parallel,
             pipeline: pipeline.all().cloned(),
         };
-        let optimizer = Optimizer::new(device, &params, options.optimizer, decay, control, status, others)?;
-        areas.push(numbers);
+        let blocks = StepBlocks { control, status };
+        let optimizer = Optimizer::new(device, &params, &options.optimizer, blocks, norm_groups)?;
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
-        let reducer = match data_parallel {
-            Some(group) => Some(Reducer::new(device, group, &params, layers, options.grad_reduce)?),
+        let data_parallel = match data_parallel {
+            Some(group) => Some(DataParallelSync::new(device, group, &params, layers, options.grad_reduce)?),
             None => None,
         };
-        let reduces = reducer.is_some() || partial.is_some();
-        let chunks = layers.chunks.iter().map(|chunk| chunk.start).collect();
-        let splits_backward = options.pipeline.zero_bubble;
-        let gathers = shard.is_part();
-        let shape = StepShape { chunks, splits_backward, reduces, gathers };
+        let shape = StepShape {
+            chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
+            splits_backward: options.pipeline.zero_bubble,
+            reduces: data_parallel.is_some() || sequence_parallel.is_some(),
+            gathers: shard.is_part(),
+        };
         Ok(Stage {
             graphs: StepPolicy::manager(compute.clone(), &options.graphs, shape)?,
-            reducer,
-            partial,
+            data_parallel,
+            sequence_parallel,
             pipeline,
             compute,
+            losses_per_microbatch: model.losses * ranks,
             model,
             optimizer,
             params,
+            params_elsewhere: architecture.elsewhere.clone(),
             step,
             numbers: all_numbers,
             inputs,
-            losses_per_microbatch: options.micro_batch_size * options.losses_per_sample * ranks,
             _areas: areas,
         })
     }

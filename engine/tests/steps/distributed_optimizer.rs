@@ -87,14 +87,14 @@ type Parts = Vec<(usize, usize, Vec<u32>)>;
 fn parts(device: &Device, stage: &Stage) -> Parts {
     let params = stage.params();
     let mut all = Vec::new();
-    for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (_, param))| param.held.elements > 0) {
-        let moments = stage.optimizer().state.iter().map(|(_, flat)| params.part_of(*flat, index));
+    for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (_, param))| param.owned.elements > 0) {
+        let moments = stage.optimizer().state(index).iter().map(|(_, moment)| *moment);
         for (number, tensor) in std::iter::once(param.master).chain(moments).enumerate() {
             let bits = device.download::<f32>(&tensor).unwrap().into_iter().map(f32::to_bits).collect();
-            all.push((spec.shape.elements(), param.held.first, bits, index, number));
+            all.push((spec.shape.elements(), param.owned.first, bits, index, number));
         }
     }
-    let kinds = 1 + stage.optimizer().state.len();
+    let kinds = 1 + stage.optimizer().state_names().len();
     let mut placed: Parts =
         params.specs.iter().flat_map(|spec| vec![(spec.shape.elements(), 0, vec![]); kinds]).collect();
     for (elements, first, bits, index, number) in all {
@@ -279,9 +279,9 @@ fn master_weights_and_moments_take_the_memory_of_one_part() {
             case.on_ranks(|run| {
                 let device = run.device();
                 let stage = run.stage(&device);
-                let state: usize = stage.optimizer().state.iter().map(|(_, moment)| moment.bytes()).sum();
-                let (weights, master) = stage.params().weight_bytes();
-                (device.allocated_bytes(), state + master.unwrap_or(0), weights, stage.params().grads.bytes())
+                let params = stage.params();
+                let state = stage.optimizer().state_bytes() + params.master_bytes();
+                (device.allocated_bytes(), state, params.weight_bytes(), params.grads.bytes())
             })
         };
         let (plain, divided) = (measure(&case.plain()), measure(&case));

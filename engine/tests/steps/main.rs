@@ -5,6 +5,7 @@ mod models;
 mod distributed_optimizer;
 mod grad_reduce;
 mod layouts;
+mod parameter_groups;
 mod parity;
 mod pipeline;
 mod ranks;

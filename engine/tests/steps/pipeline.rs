@@ -110,8 +110,8 @@ impl Case {
             let device = run.device();
             let (results, stage) = run.train_on(&device);
             let bits = |tensor| device.download::<f32>(tensor).unwrap().into_iter().map(f32::to_bits).collect();
-            let held = stage.params().iter().filter(|(_, param)| param.held.elements > 0);
-            let weights = held.map(|(spec, param)| (spec.name.clone(), bits(&param.master))).collect();
+            let owned = stage.params().iter().filter(|(_, param)| param.owned.elements > 0);
+            let weights = owned.map(|(spec, param)| (spec.name.clone(), bits(&param.master))).collect();
             (results, weights)
         });
         let grid = self.layout().grid();
@@ -436,7 +436,7 @@ fn the_stages_have_the_parameters_of_one_rank_and_the_table_twice_if_it_is_tied(
             let device = run.device();
             let stage = run.stage(&device);
             let specs = stage.params().specs.iter().map(|spec| spec.name.clone());
-            assert!(stage.params().elsewhere.iter().all(|name| specs.clone().all(|here| here != *name)));
+            assert!(stage.params_elsewhere().iter().all(|name| specs.clone().all(|here| here != *name)));
             specs.collect::<Vec<String>>()
         });
         let mut all: Vec<String> = ranks.into_iter().flatten().collect();

@@ -166,7 +166,7 @@ fn first_weights_are_the_parts_of_one_ranks() {
                     let stage = part.stage(&device);
                     for ((spec, param), whole) in stage.params().iter().zip(weights) {
                         let here = device.download::<f32>(&param.master).unwrap();
-                        assert_eq!(here, spec.stored(|at| whole[at]), "{} on rank {}", spec.name, place.rank());
+                        assert_eq!(here, spec.stored_values(|at| whole[at]), "{} on rank {}", spec.name, place.rank());
                     }
                 });
             }

@@ -16,39 +16,41 @@ pub(super) fn step_name(step: usize) -> String {
     format!("step-{step:08}")
 }
 
-/// Where a checkpoint lies while it is written or removed.
+/// The folder of a checkpoint that is being written.
 pub(super) fn temporary(path: &Path) -> PathBuf {
     path.with_extension("tmp")
 }
 
-/// Removes a checkpoint. It loses its name first, so that none is ever seen half removed.
+/// Removes a checkpoint. It is renamed first, so that no half-removed folder has a checkpoint's name.
 pub(super) fn remove(path: &Path) -> std::io::Result<()> {
     if !is_ours(path)? {
-        return Err(std::io::Error::new(ErrorKind::AlreadyExists, "it holds what no checkpoint has"));
+        return Err(std::io::Error::new(ErrorKind::AlreadyExists, "it holds files that no checkpoint has"));
     }
-    let doomed = path.with_extension("old.tmp");
-    std::fs::rename(path, &doomed)?;
-    std::fs::remove_dir_all(doomed)
+    let renamed = path.with_extension("old.tmp");
+    std::fs::rename(path, &renamed)?;
+    std::fs::remove_dir_all(renamed)
 }
 
-/// A name of [`step_name`], or of what such a folder is called while it is written or removed.
-enum Named {
+/// What a folder's name says of it.
+enum FolderName {
+    /// A checkpoint after so many steps.
     Checkpoint(usize),
+    /// A checkpoint that is being written or removed.
     Temporary,
 }
 
-/// What a path's last part says; none where it is not exactly a name that we give.
-fn named(path: &Path) -> Option<Named> {
+/// What a path's last part says; `None` unless it is exactly a name that this module gives.
+fn folder_name(path: &Path) -> Option<FolderName> {
     let name = path.file_name()?.to_str()?;
     let digits = |text: &str| text.parse().ok().filter(|step| step_name(*step).strip_prefix("step-") == Some(text));
     let rest = name.strip_prefix("step-")?;
     match rest.strip_suffix(".old.tmp").or(rest.strip_suffix(".tmp")) {
-        Some(rest) => digits(rest).map(|_| Named::Temporary),
-        None => digits(rest).map(Named::Checkpoint),
+        Some(rest) => digits(rest).map(|_| FolderName::Temporary),
+        None => digits(rest).map(FolderName::Checkpoint),
     }
 }
 
-/// Whether a folder of such a name was written by a run: it has a manifest, or nothing that a checkpoint has not.
+/// Whether a run wrote a folder of such a name: it has a manifest, or only files that checkpoints have.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     if !path.is_dir() {
         return Ok(false);
@@ -58,11 +60,11 @@ fn is_ours(path: &Path) -> std::io::Result<bool> {
     Ok(all.iter().any(|file| name(file) == MANIFEST) || all.iter().all(|file| is_file_name(&name(file))))
 }
 
-/// All checkpoints of a folder, complete or not, by steps. A folder that is not there has none.
+/// All checkpoints of a folder, complete or not, by steps. A missing folder has none.
 pub(super) fn steps(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
     let mut found = Vec::new();
     for path in entries(dir)? {
-        if let Some(Named::Checkpoint(step)) = named(&path)
+        if let Some(FolderName::Checkpoint(step)) = folder_name(&path)
             && is_ours(&path)?
         {
             found.push((step, path));
@@ -72,10 +74,10 @@ pub(super) fn steps(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
     Ok(found)
 }
 
-/// What has a checkpoint's name in a folder and is none. It would be in the way of one.
+/// A path in a folder that has a checkpoint's name but is none. A checkpoint could not be written there.
 pub(super) fn foreign(dir: &Path) -> std::io::Result<Option<PathBuf>> {
     for path in entries(dir)? {
-        if named(&path).is_some() && !is_ours(&path)? {
+        if folder_name(&path).is_some() && !is_ours(&path)? {
             return Ok(Some(path));
         }
     }
@@ -90,27 +92,30 @@ fn entries(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Removes what a process that died left half written or half removed, and nothing else.
+/// Removes the checkpoints that a dead process left half written or half removed, and nothing else.
 pub(super) fn clean(dir: &Path) -> std::io::Result<()> {
     for path in entries(dir)? {
-        if matches!(named(&path), Some(Named::Temporary)) && is_ours(&path)? {
+        if matches!(folder_name(&path), Some(FolderName::Temporary)) && is_ours(&path)? {
             std::fs::remove_dir_all(path)?;
         }
     }
     Ok(())
 }
 
-/// The newest checkpoint that passes [`verify`], and what is wrong with each newer one. One that cannot be read now, or by
-/// this build, is an error: it may be whole.
+/// The newest complete checkpoint, and what is wrong with each newer one.
 pub(super) type Newest = (Option<(PathBuf, Manifest)>, Vec<(PathBuf, Damage)>);
 
+/// The newest checkpoint that passes [`verify`].
+///
+/// # Errors
+/// A newer checkpoint that may be complete but cannot be read, either now or by this build.
 pub(super) fn newest(dir: &Path, activity: &Activity) -> std::io::Result<Newest> {
     let mut damaged = Vec::new();
     for (_, path) in steps(dir)?.into_iter().rev() {
         match verify(&path, activity) {
             Ok(manifest) => return Ok((Some((path, manifest)), damaged)),
-            // A run that began before it would write over it.
-            Err(damage) if damage.may_be_whole => {
+            // A run that started from an older one would overwrite it.
+            Err(damage) if damage.may_be_complete => {
                 return Err(std::io::Error::other(format!("{} is the newest, and {damage}", path.display())));
             }
             Err(damage) => damaged.push((path, damage)),
@@ -119,11 +124,11 @@ pub(super) fn newest(dir: &Path, activity: &Activity) -> std::io::Result<Newest>
     Ok((None, damaged))
 }
 
-/// The folder of a model that `path` means: of a folder of checkpoints the newest that is whole, else `path` itself. A
-/// checkpoint is read to its last byte.
+/// The folder of the model that `path` names: the newest complete checkpoint of a folder of them, else `path` itself.
+/// Every byte of a checkpoint is checked.
 ///
 /// # Errors
-/// A folder that is missing or cannot be read; checkpoints of which none is whole.
+/// A folder that is missing or cannot be read; only damaged checkpoints.
 pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     let shown = path.display();
     let rule = "it names a checkpoint, a folder of them, or a Hugging Face model";
@@ -133,7 +138,11 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     if path.join(MANIFEST).exists() {
         let other = "name another (`trainer checkpoint list DIR` checks them all)";
         verify(path, &Activity::default()).map_err(|damage| {
-            UserError::new(format!("checkpoint {shown} is damaged: {damage}"), "every byte is as it was written", other)
+            UserError::new(
+                format!("checkpoint {shown} is damaged: {damage}"),
+                "a checkpoint has the hashes of its manifest",
+                other,
+            )
         })?;
         return Ok(path.into());
     }
@@ -141,15 +150,15 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     match (found, damaged.first()) {
         (Some((newest, _)), _) => Ok(newest),
         (None, Some((newest, damage))) => {
-            let what = format!("{shown} holds no whole checkpoint: {} is damaged: {damage}", newest.display());
+            let what = format!("{shown} holds no complete checkpoint: {} is damaged: {damage}", newest.display());
             Err(UserError::new(what, rule, "name another folder"))
         }
         (None, None) => Ok(path.into()),
     }
 }
 
-/// Keeps the newest `keep` of this run's checkpoints of up to `step` steps, and removes its older ones. `complete` says
-/// which count: a damaged one counts for nothing. `keep = 0` keeps all. Those of other runs, or of nobody knows which, stay.
+/// Removes this run's older checkpoints. Of those of up to `step` steps the newest `keep` complete ones stay; 0 keeps all.
+/// `complete` says which checkpoints are. Checkpoints of other runs, or of unknown runs, stay.
 pub(super) fn prune(
     dir: &Path,
     step: usize,
@@ -174,10 +183,10 @@ pub(super) fn prune(
     Ok(())
 }
 
-/// What is in a folder of checkpoints, or in one checkpoint: a line each, every byte checked; and whether all are complete.
+/// A line for each checkpoint of a folder, or for one checkpoint, and whether all are complete. Every byte is checked.
 ///
 /// # Errors
-/// A folder that cannot be read or holds none.
+/// A folder that cannot be read, or holds no checkpoint.
 pub fn list(dir: &Path) -> Result<(String, bool), UserError> {
     let wrong = |problem: String| {
         let what = format!("{} {problem}", dir.display());

@@ -1,19 +1,19 @@
-//! Which tensors a stage keeps in a checkpoint, and where they lie in memory.
+//! Which tensors a rank has of a checkpoint, and where they lie in memory.
 
 use device::Tensor;
-use engine::params::{Held, Param, ParamSpec, Piece, Twin};
+use engine::params::{DenseBlock, OwnedRange, Param, ParamSpec, TiedCopy};
 use engine::step::Stage;
 
 use super::manifest::MANIFEST;
 
 /// The file of the weights.
 pub(super) const MODEL: &str = "model.safetensors";
-/// The file of the moments.
+/// The file of the optimizer's state.
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 /// The file of the configuration.
 pub(super) const CONFIG: &str = "config.toml";
 
-/// Whether a file in a checkpoint's folder may have that name, while it is written too.
+/// Whether a file of a checkpoint's folder may have that name, also while the checkpoint is written.
 pub(super) fn is_file_name(name: &str) -> bool {
     let between = |start: &str, end: &str| name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end));
     [CONFIG, MANIFEST].contains(&name)
@@ -25,69 +25,92 @@ pub(super) fn is_file_name(name: &str) -> bool {
 /// What a tensor is to the stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Master weights of the parameter of that number.
+    /// Master weights of the parameter of that index.
     Weights(usize),
-    /// A moment of the optimizer.
-    Moment,
+    /// State of the optimizer.
+    OptimizerState,
 }
 
-/// What this rank has of a tensor.
-pub(super) struct Stored {
+/// What this rank has of a tensor of the checkpoint.
+pub(super) struct LocalTensor {
     pub(super) role: Role,
-    /// The file it belongs to; ranks that each have their own part add their number.
+    /// The file that it belongs to. Where several ranks write, each adds its number.
     pub(super) file: &'static str,
     pub(super) name: String,
-    /// The whole tensor, padding not counted.
+    /// The shape of the whole tensor, without padding.
     pub(super) shape: Vec<usize>,
-    /// Where what layers here compute with lies in the whole, and in the parameter as it is stored.
-    pub(super) pieces: Vec<Piece>,
-    /// Those parts of the pieces that this rank updates, and writes.
-    pub(super) held: Vec<Piece>,
-    /// Every rank of a tensor-parallel group has all of it.
-    pub(super) everywhere: bool,
-    /// Another stage has it too, and writes it.
-    pub(super) replica: bool,
-    /// What this rank updates of the parameter as it is stored, padding rows included: f32, flat, from this element on.
+    /// The blocks of the whole that layers here compute with. They start at their index in the stored parameter.
+    pub(super) blocks: Vec<DenseBlock>,
+    /// The parts of these blocks that this rank updates. A rank that writes the tensor writes these.
+    pub(super) owned: Vec<DenseBlock>,
+    /// Every rank of a tensor-parallel group stores the whole tensor.
+    pub(super) replicated: bool,
+    /// The stage has the second copy of a tied parameter; another stage writes it.
+    pub(super) tied_replica: bool,
+    /// The elements that this rank updates, with padding rows: f32, from `first` of the stored parameter on.
     pub(super) memory: Tensor,
     pub(super) first: usize,
-    /// Elements of the parameter as it is stored.
+    /// Elements of the stored parameter.
     pub(super) elements: usize,
 }
 
-impl Stored {
-    /// A held piece in memory.
-    pub(super) fn values(&self, piece: &Piece) -> Tensor {
-        self.memory.view(piece.start - self.first, [piece.elements()])
+impl LocalTensor {
+    /// The memory of an owned block.
+    pub(super) fn values(&self, block: &DenseBlock) -> Tensor {
+        self.memory.view(block.start - self.first, [block.elements()])
     }
 }
 
-/// Names of the tensors that other stages alone have.
-pub(super) fn elsewhere(stage: &Stage) -> impl Iterator<Item = String> {
-    stage.params().elsewhere.iter().flat_map(|name| {
-        let moments = stage.optimizer().state.iter().map(move |(moment, _)| format!("{name}.{moment}"));
-        std::iter::once(name.clone()).chain(moments)
-    })
+/// The names of the tensors that only other stages have.
+pub(super) fn names_elsewhere(stage: &Stage) -> Vec<String> {
+    let states = stage.optimizer().state_names();
+    let mut names = Vec::new();
+    for name in stage.params_elsewhere() {
+        names.push(name.clone());
+        names.extend(states.iter().map(|state| format!("{name}.{state}")));
+    }
+    names
 }
 
-/// All tensors of a stage, file by file, in the order of declaration.
-pub(super) fn stored(stage: &Stage) -> Vec<Stored> {
-    let params = stage.params();
-    let part = |role, file, name: String, (spec, param): (&ParamSpec, &Param), memory: Tensor| {
-        let (shape, pieces, everywhere) = (spec.whole.clone(), spec.pieces(), spec.cut.is_none());
-        let Held { first, elements, .. } = param.held;
-        let held = pieces.iter().flat_map(|piece| piece.within(first..first + elements)).collect();
-        let (elements, replica) = (spec.shape.elements(), spec.twin == Some(Twin::Replica));
-        Stored { role, file, name, shape, pieces, held, everywhere, replica, memory, first, elements }
-    };
+/// All tensors of a stage, file by file, in order of declaration.
+pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
+    let (params, optimizer) = (stage.params(), stage.optimizer());
     let mut all = Vec::new();
-    for (index, each) in params.iter().enumerate() {
-        all.push(part(Role::Weights(index), MODEL, each.0.name.clone(), each, each.1.master));
+    for (index, (spec, param)) in params.iter().enumerate() {
+        all.push(local_tensor(Role::Weights(index), MODEL, spec.name.clone(), (spec, param), param.master));
     }
-    for (moment, flat) in &stage.optimizer().state {
-        for (index, each) in params.iter().enumerate() {
-            let name = format!("{}.{moment}", each.0.name);
-            all.push(part(Role::Moment, OPTIMIZER, name, each, params.part_of(*flat, index)));
+    for wanted in optimizer.state_names() {
+        for (index, (spec, param)) in params.iter().enumerate() {
+            for (_, memory) in optimizer.state(index).iter().filter(|(name, _)| *name == wanted) {
+                let name = format!("{}.{wanted}", spec.name);
+                all.push(local_tensor(Role::OptimizerState, OPTIMIZER, name, (spec, param), *memory));
+            }
         }
     }
     all
+}
+
+fn local_tensor(
+    role: Role,
+    file: &'static str,
+    name: String,
+    (spec, param): (&ParamSpec, &Param),
+    memory: Tensor,
+) -> LocalTensor {
+    let OwnedRange { first, elements } = param.owned;
+    let blocks = spec.dense_blocks();
+    let owned = blocks.iter().flat_map(|block| block.within(first..first + elements)).collect();
+    LocalTensor {
+        role,
+        file,
+        name,
+        shape: spec.whole.clone(),
+        blocks,
+        owned,
+        replicated: spec.shard.is_none(),
+        tied_replica: spec.tied == Some(TiedCopy::Replica),
+        memory,
+        first,
+        elements: spec.shape.elements(),
+    }
 }

@@ -10,25 +10,25 @@ use common::UserError;
 
 use crate::error::RunError;
 
-/// A folder taken by this process. The system gives it back when the process ends, however it ends. What was made to take
-/// it goes with it: the file, and the folder if it is still empty.
+/// A folder that this process has locked. The system releases the lock when the process ends, however it ends. The lock's
+/// file is removed with it, and so is the folder if the lock made it and it is still empty.
 pub(super) struct FolderLock {
     _made: Made,
     _file: File,
 }
 
 impl FolderLock {
-    /// Takes `dir`, which the option `key` names, through the file `name` in it. The file tells others which process has
-    /// it, and `mark`.
+    /// Locks `dir`, which the option `key` names, by the file `name` in it. The file shows others which process has the lock,
+    /// and `mark`.
     ///
     /// # Errors
-    /// Another run has it; the folder or the file cannot be made.
+    /// Another run has the lock; the folder or the file cannot be made.
     pub(super) fn take(dir: &Path, name: &str, key: &str, mark: &str) -> Result<FolderLock, RunError> {
         let path = dir.join(name);
         let failed = |error| RunError::File { what: path.display().to_string(), error };
         let (mut made, mut file) = open(dir, &path).map_err(|error| {
             let what = format!("{key} = {}: {name} cannot be written: {error}", dir.display());
-            let fix = format!("set another {key}, or mend its permissions");
+            let fix = format!("set another {key}, or change its permissions");
             UserError::new(what, format!("{key} is a folder a run can write to"), fix)
         })?;
         match file.try_lock() {
@@ -43,11 +43,11 @@ impl FolderLock {
                 let fix = format!("wait for that run to end, or set another {key}");
                 return Err(UserError::new(what, "a folder belongs to one run at a time", fix).into());
             }
-            // Some network file systems have no locks. That is no reason not to train.
+            // Some network file systems have no locks. Training goes on without one.
             Err(TryLockError::Error(error)) => tracing::warn!("{} cannot be locked: {error}", path.display()),
         }
         file.set_len(0).map_err(failed)?;
-        // Other nodes are to see it while the file is open.
+        // Synced, so that other nodes see it while the file is open.
         let told = writeln!(file, "process {}\n{mark}", std::process::id()).and_then(|()| file.sync_all());
         told.map_err(failed)?;
         Ok(FolderLock { _made: made, _file: file })
@@ -63,29 +63,29 @@ fn open(dir: &Path, path: &Path) -> std::io::Result<(Made, File)> {
     Ok((made, file))
 }
 
-/// Whether the file has not been removed meanwhile, by one that made it and ended.
+/// Whether the path still names this file: another process may have removed its own lock file meanwhile.
 fn is_still(path: &Path, file: &File) -> bool {
     let id = |found: &std::fs::Metadata| (found.dev(), found.ino());
     matches!((path.metadata(), file.metadata()), (Ok(there), Ok(here)) if id(&there) == id(&here))
 }
 
-/// The file and the folders that were not there before, inner ones first.
+/// The file and the folders that the lock made, inner ones first.
 struct Made(Vec<PathBuf>);
 
 impl Drop for Made {
-    /// Folders that hold anything stay.
+    /// Folders that are not empty stay.
     fn drop(&mut self) {
         let removed = |path: &PathBuf| std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path)).is_ok();
         let _ = self.0.iter().all(removed);
     }
 }
 
-/// Whether the file `name` in `dir` has `mark`, which another rank left there, or comes to have it in `patience`: between
-/// nodes a network file system may take a while to show what is new.
+/// Whether the file `name` in `dir` shows `mark`, which another rank wrote there, within `patience`. A network file system
+/// may take a while to show one node what another has written.
 pub(super) fn shows(dir: &Path, name: &str, mark: &str, patience: Duration) -> bool {
     let began = Instant::now();
     loop {
-        // To list a folder makes a client of NFS ask the server anew what it holds.
+        // Listing a folder makes an NFS client ask the server again.
         for folder in [dir.join(".."), dir.into()] {
             let _ = std::fs::read_dir(folder).map(Iterator::count);
         }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_that_is_shown_late_is_waited_for_and_another_one_is_not_taken_for_it() {
+    fn a_mark_that_shows_late_is_waited_for_and_another_mark_does_not_count() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("new");
         let lock = FolderLock::take(&dir, "lock", "key", "mine").map_err(|error| error.to_string());
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_leaves_nothing_behind_that_it_made_and_everything_that_was_there() {
+    fn a_lock_removes_what_it_made_and_leaves_what_was_there() {
         let folder = tempfile::tempdir().unwrap();
         let (dir, there) = (folder.path().join("a/b"), folder.path().join("lock"));
         std::fs::write(&there, "").unwrap();
@@ -133,7 +133,7 @@ mod tests {
             let lock = FolderLock::take(&dir, "lock", "key", "").map_err(|error| error.to_string()).unwrap();
             let second = FolderLock::take(&dir, "lock", "key", "").map(|_| ()).unwrap_err().to_string();
             assert!(second.contains(&format!("in use by process {}.", std::process::id())), "{second}");
-            assert!(dir.join("lock").exists(), "one that is refused removes nothing of the holder's");
+            assert!(dir.join("lock").exists(), "a refused lock removes nothing of the holder's");
             drop(lock);
             assert!(!folder.path().join("a").exists());
         }

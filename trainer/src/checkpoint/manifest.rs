@@ -1,4 +1,4 @@
-//! The manifest: what a checkpoint's folder must hold to be complete.
+//! The manifest: which files a checkpoint has, and what lies in them.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -13,7 +13,7 @@ pub const MANIFEST: &str = "manifest.json";
 /// The version of the format that this build writes and reads.
 const FORMAT: u32 = 1;
 
-/// Where a run stands between two steps.
+/// How far a run is, between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Steps done.
@@ -22,8 +22,10 @@ pub struct Progress {
     pub samples: u64,
 }
 
-/// A checkpoint's description of itself. Its hash is of what is written: a new field is at the end of those that may be
-/// missing, and is not written where it says nothing, or else no build reads what the ones before it wrote.
+/// A checkpoint's description of itself.
+///
+/// Its hash covers the text that is written. To keep older checkpoints readable, a new field comes after the other optional
+/// ones, and is left out where it is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -37,13 +39,13 @@ pub struct Manifest {
     pub applied: u32,
     /// Updates skipped because a gradient was not finite.
     pub skipped: u32,
-    /// How a GPU's library did matrix products, so that a run that goes on computes the same bits.
+    /// How the GPU's library computes each matrix product, so that a resumed run computes the same bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub products: Option<String>,
-    /// The name of the run, by which it knows its metrics.
+    /// The name of the run, by which it recognises its metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
-    /// By what the data are known again, so that a run that goes on can tell that they changed.
+    /// The identities of the data, so that a resumed run notices that they changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Identities>,
     /// Every file but this one.
@@ -66,8 +68,7 @@ pub struct FileEntry {
     pub sha256: String,
 }
 
-/// The part of a tensor that a file has. Parts of one tensor lie in several files and do not
-/// overlap; together they cover it.
+/// The part of a tensor that a file has. The parts of a tensor may lie in several files. They cover it and do not overlap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
@@ -80,7 +81,7 @@ pub struct TensorEntry {
     pub key: Option<String>,
     /// The whole tensor's shape, padding not counted.
     pub shape: Vec<usize>,
-    /// Where the part begins in the whole, by axis.
+    /// The part's first element in the whole, by axis.
     pub offset: Vec<usize>,
     /// The part's shape.
     pub sizes: Vec<usize>,
@@ -94,21 +95,21 @@ pub struct Damage {
     pub file: String,
     /// What is wrong with it.
     pub problem: String,
-    /// Whether it may be whole nevertheless: the system does not let it be read now, or this build cannot.
-    pub may_be_whole: bool,
+    /// Whether the checkpoint may still be complete: the system does not let it be read now, or this build cannot read it.
+    pub may_be_complete: bool,
 }
 
 impl Damage {
     pub(super) fn new(file: &str, problem: impl Into<String>) -> Damage {
-        Damage { file: file.into(), problem: problem.into(), may_be_whole: false }
+        Damage { file: file.into(), problem: problem.into(), may_be_complete: false }
     }
 
     pub(super) fn unreadable(file: &str, error: &std::io::Error) -> Damage {
         match error.kind() {
             ErrorKind::NotFound => Damage::new(file, "is missing"),
-            // A file that ends too soon is not what was written.
+            // A shortened file is damaged, not unreadable.
             ErrorKind::UnexpectedEof => Damage::new(file, "ends too soon"),
-            _ => Damage { may_be_whole: true, ..Damage::new(file, format!("cannot be read: {error}")) },
+            _ => Damage { may_be_complete: true, ..Damage::new(file, format!("cannot be read: {error}")) },
         }
     }
 }
@@ -151,10 +152,10 @@ impl Manifest {
         let text = std::fs::read(folder.join(MANIFEST)).map_err(|error| Damage::unreadable(MANIFEST, &error))?;
         let value: serde_json::Value =
             serde_json::from_slice(&text).map_err(|error| damage(format!("is not JSON: {error}")))?;
-        // A newer format may have other fields, so its number is looked at first.
+        // A newer format may have other fields, so its number is checked first.
         if value["format"] != FORMAT {
             let problem = format!("is of format {}; this build reads format {FORMAT}", value["format"]);
-            return Err(Damage { may_be_whole: true, ..damage(problem) });
+            return Err(Damage { may_be_complete: true, ..damage(problem) });
         }
         let manifest: Manifest =
             serde_json::from_value(value).map_err(|error| damage(format!("is not a manifest: {error}")))?;
@@ -191,7 +192,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// As builds wrote it that came before this one.
+    /// As an earlier build wrote it.
     const WRITTEN_BEFORE: &str = r#"{"format":1,"step":7,"samples":56,"applied":6,"skipped":1,"products":"p","run":"r","data":{"data.path":{"tokens":9,"sha256":"aa"}},"files":[{"name":"model.safetensors","bytes":12,"sha256":"bb"}],"tensors":[{"name":"wte.weight","file":"model.safetensors","key":"k","shape":[4,2],"offset":[2,0],"sizes":[2,2]}],"sha256":"ec39d00335107a7b76738205c4c9e95d57e230437042f10e18a6fd280e6108ac"}"#;
 
     #[test]
@@ -209,7 +210,7 @@ mod tests {
         let shortest = Manifest { products: None, run: None, data: None, tensors: Vec::new(), ..manifest };
         assert!(read(&String::from_utf8(shortest.clone().seal()).unwrap()).is_ok());
         let changed = read(&WRITTEN_BEFORE.replace(":56,", ":57,")).unwrap_err();
-        assert_eq!((changed.problem.as_str(), changed.may_be_whole), ("differs from its own SHA-256", false));
-        assert!(read(&WRITTEN_BEFORE.replace("\"format\":1", "\"format\":2")).unwrap_err().may_be_whole);
+        assert_eq!((changed.problem.as_str(), changed.may_be_complete), ("differs from its own SHA-256", false));
+        assert!(read(&WRITTEN_BEFORE.replace("\"format\":1", "\"format\":2")).unwrap_err().may_be_complete);
     }
 }

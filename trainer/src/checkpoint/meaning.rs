@@ -1,4 +1,4 @@
-//! Whether weights mean the same to two configurations: shapes do not tell all.
+//! Whether two configurations compute the same model from the same weights. Equal shapes are not enough.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use common::UserError;
 use super::layout::CONFIG;
 use crate::config::{Layers, ModelConfig};
 
-/// Fails where the weights of the checkpoint in `folder`, written under the configuration `theirs`, would be another model
-/// under `ours`, even if they fit. A configuration that this build cannot read is not compared.
+/// Fails if the weights of the checkpoint in `folder`, whose configuration is `theirs`, would be another model under
+/// `ours`, although their shapes may fit. A configuration that this build cannot read is not compared.
 pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Result<(), UserError> {
     let mut layers = Layers::default();
     if layers.read_text(theirs, CONFIG).is_err() {
@@ -25,7 +25,7 @@ pub(super) fn other_model(folder: &Path, theirs: &str, ours: &ModelConfig) -> Re
     ))
 }
 
-/// The settings by which the same weights are another model, as `model.heads = 8 (was 4)`.
+/// The settings that make another model of the same weights, as `model.heads = 8 (was 4)`.
 pub fn changed_meaning(before: &ModelConfig, now: &ModelConfig) -> Vec<String> {
     let (before, now) = (meaning(before), meaning(now));
     let value = |all: &[(&str, String)], key: &str| {
@@ -38,7 +38,7 @@ pub fn changed_meaning(before: &ModelConfig, now: &ModelConfig) -> Vec<String> {
         .collect()
 }
 
-/// What decides how a model computes with its weights, each value written in one way.
+/// The settings that decide how a model computes with its weights. Equal values have equal text.
 fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
     let mut all = vec![("kind", model.kind.clone())];
     if model.kind == "mlp" {

@@ -1,22 +1,23 @@
-//! Checkpoints: what a run needs to go on as if it had never stopped.
+//! Checkpoints: all that a run needs to resume as if it had never stopped.
 //!
 //! `checkpoint.dir` holds a folder for each, `step-00001000` after 1000 steps:
 //!
-//! - `model.safetensors`: the f32 master weights. Tensors have their parameters' names, for every model in GPT-2's
-//!   manner (`h.0.attn.c_attn.weight`). They are not Hugging Face's files, which `trainer convert --to hf` makes: linear
-//!   weights are `(out features, in features)`, the transpose of GPT-2's `Conv1D`, and a Llama's queries, keys and values
-//!   are one tensor, as gate and up are. Rows that only pad the vocabulary are absent.
-//! - `optimizer.safetensors`: the moments, named `<parameter>.exp_avg`, `.exp_avg_sq` or `.momentum`.
+//! - `model.safetensors`: the f32 master weights. Tensors have their parameters' names, which follow GPT-2 for every model
+//!   (`h.0.attn.c_attn.weight`). Hugging Face's files differ; `trainer convert --to hf` makes them. Here linear weights are
+//!   `(out features, in features)`, the transpose of GPT-2's `Conv1D`, and a Llama's queries, keys and values are one
+//!   tensor, as are its gate and up projection. Padding rows of the vocabulary are absent.
+//! - `optimizer.safetensors`: the optimizer's state, named `<parameter>.exp_avg`, `.exp_avg_sq` or `.momentum`.
 //! - `config.toml`: the resolved configuration.
-//! - Where several ranks have parts of the state (those that share layers, all with a distributed optimizer) each writes
-//!   files of its own, `model-00001-of-00004.safetensors` and so on. Of a divided tensor a file has dense blocks.
-//! - `manifest.json`: a [`Manifest`]: counters, the data position and by what the data are known again, every file's size
-//!   and SHA-256, and for every tensor its global shape and which part of it each file has.
+//! - Where several ranks have different parts of the state, each writes its own files, `model-00001-of-00004.safetensors`
+//!   and so on. These are the ranks that share layers, the stages, and with a distributed optimizer all ranks. A file has
+//!   dense blocks of a divided tensor.
+//! - `manifest.json`: a [`Manifest`]: counters, the data's position and identities, every file's size and SHA-256, and for
+//!   every tensor its global shape and which part of it each file has.
 //!
-//! Whatever moment a process dies at, a folder of that name is complete: see [`save`]. Randomness and data are
-//! functions of step and sample, so there is no generator state to keep.
+//! A folder of that name is complete, at whatever moment a process dies: see [`save`]. Randomness and data are functions of
+//! step and sample, so there is no generator state to save.
 //!
-//! Start with [`Session`], which is all a run sees.
+//! Start with [`Session`], which is all that the training loop uses.
 
 mod folder;
 mod layout;
@@ -25,6 +26,7 @@ mod manifest;
 mod meaning;
 mod read;
 mod session;
+mod tensor_file;
 mod tokenizer;
 mod write;
 mod writers;
@@ -36,5 +38,5 @@ pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
 pub use session::{Session, at_a_glance, newest_step};
 pub use tokenizer::tokenizer_of;
-pub use write::{Origin, Tight, save};
+pub use write::{Occasion, Origin, SaveRequest, save};
 pub use writers::Writers;

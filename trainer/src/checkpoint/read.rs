@@ -6,7 +6,7 @@ use std::path::Path;
 
 use common::UserError;
 use device::ops::Status;
-use engine::params::Piece;
+use engine::params::DenseBlock;
 use engine::step::Stage;
 use launch::watch::activity::Activity;
 use rayon::prelude::*;
@@ -14,15 +14,15 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use sha2::{Digest, Sha256};
 
-use super::layout::{CONFIG, Role, Stored, elsewhere, stored};
+use super::layout::{CONFIG, LocalTensor, Role, local_tensors, names_elsewhere};
 use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex};
 use crate::error::RunError;
 
-/// Bytes that are read or written before that counts as progress.
-pub(super) const PIECE: usize = 1 << 20;
+/// Files are read and written in chunks of this many bytes. Each counts as progress.
+pub(super) const CHUNK: usize = 1 << 20;
 
-/// Fails unless the folder holds every file of its manifest, of the right size.
-pub(super) fn glance(folder: &Path) -> Result<Manifest, Damage> {
+/// Fails unless the folder holds every file of its manifest in the right size. It reads no file but the manifest.
+pub(super) fn check_sizes(folder: &Path) -> Result<Manifest, Damage> {
     let manifest = Manifest::read(folder)?;
     for FileEntry { name, bytes, .. } in &manifest.files {
         let found = std::fs::metadata(folder.join(name)).map_err(|error| Damage::unreadable(name, &error))?.len();
@@ -33,26 +33,26 @@ pub(super) fn glance(folder: &Path) -> Result<Manifest, Damage> {
     Ok(manifest)
 }
 
-/// Reads every byte of a checkpoint, its files side by side, and compares it with its manifest. `activity` is told of each
-/// MiB, so that who watches sees that it goes on.
+/// Reads every byte of a checkpoint, several files at once, and compares it with its manifest. `activity` counts each MiB,
+/// so that the watch sees progress.
 ///
 /// # Errors
-/// The first file that is missing, has another size or another content.
+/// The first file that is missing, or has another size or content.
 pub fn verify(folder: &Path, activity: &Activity) -> Result<Manifest, Damage> {
-    let manifest = glance(folder)?;
+    let manifest = check_sizes(folder)?;
     match manifest.files.par_iter().find_map_first(|file| compare(folder, file, activity).err()) {
         Some(damage) => Err(damage),
         None => Ok(manifest),
     }
 }
 
-/// Fails unless a file has the content that the manifest says.
+/// Fails unless a file has the hash that the manifest says.
 fn compare(folder: &Path, entry: &FileEntry, activity: &Activity) -> Result<(), Damage> {
     let FileEntry { name, sha256, .. } = entry;
     let unreadable = |error| Damage::unreadable(name, &error);
     let mut file = File::open(folder.join(name)).map_err(unreadable)?;
     let mut hash = Sha256::new();
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; CHUNK];
     loop {
         match file.read(&mut buffer).map_err(unreadable)? {
             0 => break,
@@ -66,49 +66,51 @@ fn compare(folder: &Path, entry: &FileEntry, activity: &Activity) -> Result<(), 
     }
 }
 
-/// The configuration a checkpoint was written under, as TOML.
+/// The configuration of the run that wrote the checkpoint, as TOML.
 pub(super) fn config(folder: &Path) -> Result<String, Damage> {
     std::fs::read_to_string(folder.join(CONFIG)).map_err(|error| Damage::unreadable(CONFIG, &error))
 }
 
-/// Puts weights, moments and counters of a checkpoint into a stage, tensor by tensor. `activity` is told of each MiB and
-/// each tensor.
+/// Loads weights, optimizer state and counters of a checkpoint into a stage, tensor by tensor. `activity` counts each MiB
+/// and each tensor.
 ///
 /// # Errors
-/// A model or optimizer that the checkpoint does not fit, by name and shapes; a file that cannot be read; a device that
-/// cannot be written.
+/// A checkpoint of another model or optimizer, with names and shapes; a file that cannot be read; a device that cannot be
+/// written.
 pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activity) -> Result<(), RunError> {
     let device = stage.device();
-    let wanted = stored(stage);
-    check_fits(folder, manifest, &wanted, &elsewhere(stage).collect::<Vec<_>>())?;
+    let tensors = local_tensors(stage);
+    check_fits(folder, manifest, &tensors, &names_elsewhere(stage))?;
     let damaged = |damage| RunError::from(damaged(folder, &damage));
-    for tensor in &wanted {
-        // Layers compute with all of a parameter, whoever updates it.
-        let wanted = if matches!(tensor.role, Role::Weights(_)) { &tensor.pieces } else { &tensor.held };
+    for tensor in &tensors {
+        // Layers compute with the whole parameter, also where other ranks update parts of it.
+        let wanted = if matches!(tensor.role, Role::Weights(_)) { &tensor.blocks } else { &tensor.owned };
         let mut values = vec![0.0; tensor.elements];
         for part in manifest.tensors.iter().filter(|part| part.name == tensor.name) {
-            if !wanted.iter().any(|piece| meet(part, piece)) {
+            if !wanted.iter().any(|block| overlap(part, block)) {
                 continue;
             }
             let stored = read_part(folder, part, activity).map_err(damaged)?;
-            for piece in wanted {
-                let here = &mut values[piece.start..piece.start + piece.elements()];
-                copy_overlap((&stored, &part.offset, &part.sizes), (here, &piece.offset, &piece.sizes));
+            for block in wanted {
+                let here = &mut values[block.start..block.start + block.elements()];
+                copy_overlap((&stored, &part.offset, &part.sizes), (here, &block.offset, &block.sizes));
             }
         }
         match tensor.role {
             Role::Weights(index) => stage.params().set(device, index, &values)?,
-            Role::Moment if tensor.held.is_empty() => {}
-            Role::Moment => device.upload(&tensor.memory, &values[tensor.first..][..tensor.memory.elements()])?,
+            Role::OptimizerState if tensor.owned.is_empty() => {}
+            Role::OptimizerState => {
+                device.upload(&tensor.memory, &values[tensor.first..][..tensor.memory.elements()])?
+            }
         }
         activity.advance();
     }
     let status = Status { applied: manifest.applied, skipped: manifest.skipped, ..Status::default() };
-    device.upload(&stage.optimizer().status, bytemuck::bytes_of(&status))?;
+    device.upload(&stage.optimizer().status(), bytemuck::bytes_of(&status))?;
     Ok(())
 }
 
-/// The user's error when the checkpoint to start from is damaged.
+/// The error for a damaged checkpoint that a run should start from.
 pub(super) fn damaged(folder: &Path, damage: &Damage) -> UserError {
     UserError::new(
         format!("checkpoint {} is damaged: {damage}", folder.display()),
@@ -117,8 +119,14 @@ pub(super) fn damaged(folder: &Path, damage: &Damage) -> UserError {
     )
 }
 
-/// Fails unless names and shapes are the same on both sides. Of the tensors of other stages only the names are known.
-fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored], elsewhere: &[String]) -> Result<(), UserError> {
+/// Fails unless the checkpoint and the run have the same tensors. Of the tensors of other stages this rank knows the names
+/// only.
+fn check_fits(
+    folder: &Path,
+    manifest: &Manifest,
+    tensors: &[LocalTensor],
+    elsewhere: &[String],
+) -> Result<(), UserError> {
     let misfit = |problem: String| {
         Err(UserError::new(
             format!("checkpoint {} does not fit: {problem}", folder.display()),
@@ -126,7 +134,7 @@ fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored], elsewhere: 
             format!("set [model] and [optimizer] as in {}, or another checkpoint.dir", folder.join(CONFIG).display()),
         ))
     };
-    for tensor in wanted {
+    for tensor in tensors {
         let Some(part) = manifest.tensors.iter().find(|part| part.name == tensor.name) else {
             return misfit(format!("it has no `{}`", tensor.name));
         };
@@ -135,13 +143,13 @@ fn check_fits(folder: &Path, manifest: &Manifest, wanted: &[Stored], elsewhere: 
             return misfit(format!("its `{}` is {theirs}, this run's is {ours}", tensor.name));
         }
         let parts = manifest.tensors.iter().filter(|part| part.name == tensor.name);
-        let held: usize = parts.map(|part| part.sizes.iter().product::<usize>()).sum();
+        let there: usize = parts.map(|part| part.sizes.iter().product::<usize>()).sum();
         let all: usize = tensor.shape.iter().product();
-        if held != all {
-            return misfit(format!("it has {held} of the {all} elements of `{}`", tensor.name));
+        if there != all {
+            return misfit(format!("it has {there} of the {all} elements of `{}`", tensor.name));
         }
     }
-    let here = wanted.iter().map(|tensor| tensor.name.as_str());
+    let here = tensors.iter().map(|tensor| tensor.name.as_str());
     let known: std::collections::HashSet<&str> = here.chain(elsewhere.iter().map(String::as_str)).collect();
     match manifest.tensors.iter().find(|part| !known.contains(part.name.as_str())) {
         Some(part) => misfit(format!("its `{}` of {} is not in this run", part.name, shape(&part.shape))),
@@ -174,26 +182,26 @@ fn read_part(folder: &Path, part: &TensorEntry, activity: &Activity) -> Result<V
     };
     file.seek(SeekFrom::Start(8 + length + info.data_offsets.0 as u64)).map_err(unreadable)?;
     let mut values = vec![0.0f32; part.sizes.iter().product()];
-    for piece in bytemuck::cast_slice_mut(&mut values).chunks_mut(PIECE) {
-        file.read_exact(piece).map_err(unreadable)?;
+    for chunk in bytemuck::cast_slice_mut(&mut values).chunks_mut(CHUNK) {
+        file.read_exact(chunk).map_err(unreadable)?;
         activity.advance();
     }
     Ok(values)
 }
 
-/// Whether a file's part of a tensor and a piece of it have elements in common.
-fn meet(part: &TensorEntry, piece: &Piece) -> bool {
+/// Whether a file's part of a tensor and a block of it have elements in common.
+fn overlap(part: &TensorEntry, block: &DenseBlock) -> bool {
     (0..part.shape.len()).all(|axis| {
-        let (a, b) = (part.offset[axis], piece.offset[axis]);
-        a < b + piece.sizes[axis] && b < a + part.sizes[axis]
+        let (a, b) = (part.offset[axis], block.offset[axis]);
+        a < b + block.sizes[axis] && b < a + part.sizes[axis]
     })
 }
 
-/// A dense, row-major block: its values, where it begins in the whole, its sizes.
-pub(crate) type Block<'b, V> = (V, &'b [usize], &'b [usize]);
+/// A dense, row-major block of a tensor: its values, its first element in the whole by axis, and its sizes.
+pub(crate) type BlockValues<'b, V> = (V, &'b [usize], &'b [usize]);
 
-/// Copies what two blocks of one tensor have in common.
-pub(crate) fn copy_overlap(from: Block<'_, &[f32]>, to: Block<'_, &mut [f32]>) {
+/// Copies the elements that two blocks of one tensor have in common.
+pub(crate) fn copy_overlap(from: BlockValues<'_, &[f32]>, to: BlockValues<'_, &mut [f32]>) {
     let ((from, from_offset, from_sizes), (to, to_offset, to_sizes)) = (from, to);
     let (Some((&start, rest)), Some((&to_start, to_rest))) = (from_offset.split_first(), to_offset.split_first())
     else {
@@ -233,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_cut_along_any_axis_is_read_back_by_ranks_cut_along_any_other() {
+    fn a_tensor_divided_along_any_axis_is_read_back_divided_along_any_other() {
         let whole = [5, 6, 4];
         for (axis, cut) in [(0, 1), (0, 3), (1, 2), (1, 5), (2, 1), (2, 3)] {
             let mut parts = vec![(vec![0; 3], whole.to_vec()), (vec![0; 3], whole.to_vec())];

@@ -1,4 +1,4 @@
-//! The checkpoints of a run: what it continues from, and when it saves.
+//! The checkpoints of a run: which one it starts from, and when it saves.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use super::folder::{clean, foreign, newest, prune, step_name, steps};
 use super::lock::{FolderLock, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::meaning::other_model;
-use super::read::{config, damaged, glance, load, verify};
-use super::write::{Origin, Tight, save};
+use super::read::{check_sizes, config, damaged, load, verify};
+use super::write::{Occasion, Origin, SaveRequest, save};
 use super::writers::Writers;
 use crate::config::plan::RunPlan;
 use crate::config::{CheckpointConfig, by_key};
@@ -27,32 +27,32 @@ use crate::run::folder::new_run;
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
 
-/// The file through which a run takes `checkpoint.dir`.
+/// The file by which a run locks `checkpoint.dir`.
 const LOCK: &str = "checkpoints.lock";
 
 /// How long a network file system may take to show one node what another has written.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A run's checkpoints. Rank 0 alone looks at folders and decides. Each rank writes the part of the state that it alone
-/// has; of ranks with the same state one does.
+/// A run's checkpoints. Only rank 0 reads folders and decides. Each rank writes the part of the state that it alone has. Of
+/// ranks with the same state one writes.
 pub struct Session<'p> {
     settings: &'p CheckpointConfig,
     dir: Option<&'p Path>,
-    /// What each checkpoint says of its run.
+    /// What every checkpoint records of its run.
     origin: Origin,
     main: bool,
-    team: Writers,
+    writers: Writers,
     found: Option<Found>,
     _locks: Vec<FolderLock>,
 }
 
 impl<'p> Session<'p> {
-    /// Takes the folders of a run on these data, clears away what a dead process left half done, and finds what to
-    /// continue from. All ranks call it together.
+    /// Locks the run's folders, removes what a dead process left half done, and finds the checkpoint to start from. All
+    /// ranks call it together.
     ///
     /// # Errors
-    /// A folder in use by another run; nothing complete to continue from; a start that would mix two runs' checkpoints;
-    /// a checkpoint of another model; a rank that sees another `checkpoint.dir`.
+    /// A folder in use by another run; only damaged checkpoints; a start that would mix the checkpoints of two runs; a
+    /// checkpoint of another model; a rank that sees another `checkpoint.dir`.
     pub fn open(plan: &'p RunPlan, ranks: &Ranks, data: Identities) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
@@ -62,16 +62,16 @@ impl<'p> Session<'p> {
         let max = ranks.max.clone();
         // With a distributed optimizer every rank has a part that no other has.
         let divided = plan.config.parallel.distributed_optimizer;
-        let team = Writers {
+        let writers = Writers {
             rank: if divided { ranks.rank } else { place.pipeline * plan.grid.tensor + place.tensor },
             ranks: if divided { plan.grid.ranks() } else { plan.grid.pipeline * plan.grid.tensor },
             writes: divided || place.data == 0,
-            writes_shared: place.tensor == 0,
+            writes_replicated: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
             sum: ranks.sum.clone(),
             activity: ranks.activity.clone(),
         };
-        let mut session = Session { settings, dir, origin, main, team, found: None, _locks: Vec::new() };
+        let mut session = Session { settings, dir, origin, main, writers, found: None, _locks: Vec::new() };
         let mark = if main { format!("mark {}", new_run()) } else { String::new() };
         if main {
             let logs = Path::new(&plan.config.logging.dir);
@@ -88,7 +88,7 @@ impl<'p> Session<'p> {
                 if let Some(path) = foreign(dir).map_err(unreadable(dir))? {
                     return Err(UserError::new(
                         format!("{} is there and is not a checkpoint", path.display()),
-                        "in checkpoint.dir names such as step-00001000 are those of checkpoints",
+                        "in checkpoint.dir, names such as step-00001000 belong to checkpoints",
                         "give it another name, or set another checkpoint.dir",
                     )
                     .into());
@@ -106,24 +106,24 @@ impl<'p> Session<'p> {
             let before = session.continued().and_then(|(_, manifest)| manifest.run.clone());
             session.origin.run = Some(before.unwrap_or_else(new_run));
         }
-        // Rank 0 has read every byte; the others take the same one.
+        // Rank 0 has read every byte of the checkpoint. The others take the same one.
         let step = session.found.as_ref().map_or(0, |(_, manifest)| manifest.step as u64 + 1);
         let step = (ranks.max)(step);
         if !main && step > 0 {
             let path = session.path_of(step as usize - 1);
-            let manifest = glance(&path)
+            let manifest = check_sizes(&path)
                 .map_err(|damage| not_shared(format!("rank {} cannot use {}: {damage}", ranks.rank, path.display())))?;
             session.found = Some((path, manifest));
         }
         Ok(session)
     }
 
-    /// The name of the run, on rank 0 alone.
+    /// The name of the run; only rank 0 has it.
     pub fn run(&self) -> &str {
         self.origin.run.as_deref().unwrap_or_default()
     }
 
-    /// Where the run starts: at 0, or where its checkpoint ends.
+    /// Where the run starts: at step 0, or where its checkpoint was written.
     pub fn progress(&self) -> Progress {
         self.found.as_ref().map_or(Progress::default(), |(_, manifest)| manifest.progress())
     }
@@ -133,87 +133,90 @@ impl<'p> Session<'p> {
         self.found.is_none()
     }
 
-    /// The step at which the run goes on with what it did before; none where it begins, anew or from another run's
-    /// checkpoint.
+    /// The step at which the run resumes itself; `None` where it starts at step 0 or from another run's checkpoint.
     pub fn continues_at(&self) -> Option<usize> {
         self.continued().map(|(_, manifest)| manifest.step)
     }
 
-    /// The checkpoint to start from, if it is this run's own: one of its folder.
+    /// The checkpoint to start from, if it is this run's own: one in its `checkpoint.dir`.
     fn continued(&self) -> Option<&Found> {
         let own = self.dir?.canonicalize().ok()?;
         self.found.as_ref().filter(|(path, _)| path.canonicalize().is_ok_and(|path| path.parent() == Some(&own)))
     }
 
-    /// Has the device compute as the run that wrote the checkpoint did; before anything is planned. On another GPU or with
-    /// another version of its library that cannot be, which is told.
+    /// Makes the device compute matrix products as the run that wrote the checkpoint did. It comes before anything is
+    /// planned. On another GPU, or with another version of its library, it only prints a notice.
     pub fn compute_alike(&self, device: &Device) {
         let Some(products) = self.found.as_ref().and_then(|(_, manifest)| manifest.products.as_ref()) else { return };
         if let (Err(error), true) = (device.import_choices(products), self.main) {
-            warn(&format!("notice: {error}. The run goes on, with other last bits than the one that was interrupted."));
+            warn(&format!(
+                "notice: {error}. The run continues, but its last bits may differ from those of an uninterrupted run."
+            ));
         }
     }
 
-    /// Puts the checkpoint's weights and state into the stage, if there is one.
+    /// Loads the checkpoint to start from into the stage, if there is one.
     ///
     /// # Errors
     /// See [`load`].
     pub fn restore(&self, stage: &Stage) -> Result<(), RunError> {
         match &self.found {
-            Some((path, manifest)) => load(path, manifest, stage, &self.team.activity),
+            Some((path, manifest)) => load(path, manifest, stage, &self.writers.activity),
             None => Ok(()),
         }
     }
 
-    /// Whether a checkpoint is due after `step` steps; `last` when no more will follow.
+    /// Whether a checkpoint is due after `step` steps. `last` says that the run ends there.
     pub fn due(&self, step: usize, last: bool) -> bool {
         let interval = self.settings.interval;
         self.dir.is_some() && (last || (interval > 0 && step.is_multiple_of(interval)))
     }
 
-    /// Writes a checkpoint, all ranks together; whether it is on disk now. One at an interval that cannot be written is
-    /// told of and passed over: the run is worth more than the checkpoint. The last one must succeed. Where there is too
-    /// little space, those beyond `checkpoint.keep` go first, of what was there when the run went on.
+    /// Writes a checkpoint, all ranks together, and returns whether it is on disk now. At an interval a checkpoint that
+    /// cannot be written is a warning, because the run is worth more than the checkpoint. At the end it is an error. Where
+    /// there is too little space, checkpoints beyond `checkpoint.keep` that were there when the run started are removed
+    /// first.
     ///
     /// # Errors
     /// See [`SaveError`]; a device that cannot be read.
-    pub fn save(&self, stage: &Stage, progress: Progress, last: bool) -> Result<bool, RunError> {
+    pub fn save(&self, stage: &Stage, progress: Progress, occasion: Occasion) -> Result<bool, RunError> {
         let Some(dir) = self.dir else { return Ok(false) };
-        let tight = if last { Tight::Try } else { Tight::Refuse };
-        // Later ones are worth as much only if the run is sound, which is not known here: see `prune`.
+        // Checkpoints of this start may replace those only if the run is sound, which is not known here; see `prune`.
         let make_room = || {
-            let complete = |path: &Path| verify(path, &self.team.activity).is_ok();
+            let complete = |path: &Path| verify(path, &self.writers.activity).is_ok();
             let before = self.continues_at().unwrap_or(0);
             prune(dir, before, self.settings.keep, self.origin.run.as_deref(), complete)
         };
-        match save(dir, stage, progress, &self.origin, &self.team, tight, &make_room) {
+        let (origin, writers) = (&self.origin, &self.writers);
+        match save(stage, &SaveRequest { dir, progress, origin, writers, occasion, make_room: &make_room }) {
             Ok(_) => Ok(true),
             Err(SaveError::Device(error)) => Err(error.into()),
-            Err(error) if last => Err(error.into()),
+            Err(error) if occasion == Occasion::End => Err(error.into()),
             Err(SaveError::Peer { .. }) => Ok(false),
             Err(error) => {
-                warn(&format!("WARNING: {error}. The run goes on without it."));
+                warn(&format!("WARNING: {error}. The run continues without it."));
                 Ok(false)
             }
         }
     }
 
-    /// Removes this run's checkpoints beyond `checkpoint.keep`, once that of `step` is on disk and worth as much as they are.
+    /// Removes this run's checkpoints beyond `checkpoint.keep`. The caller knows that the checkpoint of `step` is on disk and
+    /// that the run is sound.
     pub fn prune(&self, step: usize) {
         let Some(dir) = self.dir.filter(|_| self.main) else { return };
-        let complete = |path: &Path| glance(path).is_ok();
+        let complete = |path: &Path| check_sizes(path).is_ok();
         if let Err(error) = prune(dir, step, self.settings.keep, self.origin.run.as_deref(), complete) {
             warn(&format!("WARNING: old checkpoints in {} were not removed: {error}", dir.display()));
         }
     }
 
-    /// The path of the checkpoint of that many steps.
+    /// The path of the checkpoint after so many steps.
     fn path_of(&self, step: usize) -> PathBuf {
         let from = looked_in(self.settings).unwrap_or(Path::new(""));
         if from.join(MANIFEST).exists() { from.into() } else { from.join(step_name(step)) }
     }
 
-    /// What to continue from, by `checkpoint.resume`.
+    /// The checkpoint to start from, by `checkpoint.resume`.
     fn find(&self) -> Result<Option<Found>, RunError> {
         match (self.settings.resume.as_str(), self.dir) {
             ("auto" | "never", None) => Ok(None),
@@ -225,14 +228,14 @@ impl<'p> Session<'p> {
             (path, dir) => {
                 let path = Path::new(path);
                 let found = if path.join(MANIFEST).exists() {
-                    let manifest = verify(path, &self.team.activity).map_err(|damage| damaged(path, &damage))?;
+                    let manifest = verify(path, &self.writers.activity).map_err(|damage| damaged(path, &damage))?;
                     Some((path.to_path_buf(), manifest))
                 } else {
                     self.newest(path)?
                 };
                 let own = dir.and_then(|dir| dir.canonicalize().ok());
                 if found.is_none() && own.is_some() && own == path.canonicalize().ok() {
-                    say(&format!("{} holds no checkpoint yet: the run begins anew", path.display()));
+                    say(&format!("{} holds no checkpoint yet: the run starts at step 0", path.display()));
                     return Ok(None);
                 }
                 let Some(found) = found else {
@@ -249,38 +252,41 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// The newest complete checkpoint; damaged ones are named and passed over, unless there is no other.
+    /// The newest complete checkpoint. Newer ones that are damaged are named in a notice.
+    ///
+    /// # Errors
+    /// All checkpoints are damaged.
     fn newest(&self, dir: &Path) -> Result<Option<Found>, RunError> {
-        let (found, damaged) = newest(dir, &self.team.activity).map_err(unreadable(dir))?;
+        let (found, damaged) = newest(dir, &self.writers.activity).map_err(unreadable(dir))?;
         for (path, damage) in &damaged {
             warn(&format!("notice: checkpoint {} is damaged and skipped: {damage}", path.display()));
         }
         if let (None, [(path, damage), ..]) = (&found, &damaged[..]) {
             return Err(UserError::new(
                 format!("{} holds no complete checkpoint: in {}, {damage}", dir.display(), path.display()),
-                "a run does not begin anew where one was lost",
-                "bring the files back, or set another checkpoint.dir",
+                "a run does not start over beside damaged checkpoints",
+                "restore their files, or set another checkpoint.dir",
             )
             .into());
         }
         Ok(found)
     }
 
-    /// Fails when `dir` holds a complete checkpoint of `from` steps or more: a later restart would continue that one.
+    /// Fails when `dir` holds a complete checkpoint of `from` steps or more: a later restart would continue from that one.
     fn refuse_newer(&self, dir: &Path, from: usize, asked: &str) -> Result<(), RunError> {
         let all = steps(dir).map_err(unreadable(dir))?;
-        match all.iter().rev().find(|(step, path)| *step >= from && glance(path).is_ok()) {
+        match all.iter().rev().find(|(step, path)| *step >= from && check_sizes(path).is_ok()) {
             Some((_, path)) => Err(UserError::new(
-                format!("{asked}, and {} is there", path.display()),
-                "checkpoint.dir holds none later than where the run starts",
-                "move those away, set another checkpoint.dir, or checkpoint.resume = auto to continue the newest",
+                format!("{asked}, but {} exists", path.display()),
+                "checkpoint.dir holds no checkpoint later than the start of the run",
+                "move later ones away, set another checkpoint.dir, or checkpoint.resume = auto to continue the newest",
             )
             .into()),
             None => Ok(()),
         }
     }
 
-    /// Says what is continued, and which settings and data differ.
+    /// Prints which checkpoint the run starts from, and which settings and data changed since.
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
         say(&format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples));
@@ -289,18 +295,18 @@ impl<'p> Session<'p> {
             changed.extend(data::changed(before, now));
         }
         if !changed.is_empty() {
-            warn(&format!("notice: not as before, so the numbers may differ: {}", changed.join(", ")));
+            warn(&format!("notice: changed since the checkpoint, so the numbers may differ: {}", changed.join(", ")));
         }
     }
 }
 
-/// Fails on all ranks where one of them does not see in `dir` the mark that rank 0 left there. All ranks call it together.
+/// Fails on all ranks if one of them does not see the mark that rank 0 left in `dir`. All ranks call it together.
 fn all_see(dir: &Path, mark: String, ranks: &Ranks, all: usize) -> Result<(), UserError> {
     let mark = (ranks.text_of)(0, mark);
-    // What one machine's ranks write they see at once.
+    // Ranks of one machine see at once what the others write.
     let patience = if ranks.local == all { Duration::ZERO } else { PATIENCE };
     let blind = ranks.rank > 0 && !shows(dir, LOCK, &mark, patience);
-    // The last of them is named, counted from 1.
+    // The highest such rank is named; 0 means none.
     let Some(last) = (ranks.max)(if blind { ranks.rank as u64 + 1 } else { 0 }).checked_sub(1) else { return Ok(()) };
     let here = std::path::absolute(dir).unwrap_or(dir.into()).display().to_string();
     let [first, other] = [0, last as usize].map(|rank| (ranks.text_of)(rank, here.clone()));
@@ -321,8 +327,8 @@ fn looked_in(settings: &CheckpointConfig) -> Option<&Path> {
     }
 }
 
-/// The checkpoint that a run with these settings starts from, as far as can be told without reading all of it; for what
-/// is needed before a [`Session`]. None where there is none.
+/// The checkpoint that a run with these settings would start from. Only sizes are checked, not contents; it is for what is
+/// needed before a [`Session`].
 pub fn at_a_glance(settings: &CheckpointConfig) -> Option<PathBuf> {
     let from = looked_in(settings)?;
     if from.join(MANIFEST).exists() {
@@ -331,13 +337,13 @@ pub fn at_a_glance(settings: &CheckpointConfig) -> Option<PathBuf> {
     newest_at_a_glance(from).map(|(_, path)| path)
 }
 
-/// Steps of the newest checkpoint in a folder, as far as can be told without reading all of it.
+/// Steps of the newest checkpoint in a folder. Only sizes are checked, not contents.
 pub fn newest_step(dir: &Path) -> Option<usize> {
     newest_at_a_glance(dir).map(|(step, _)| step)
 }
 
 fn newest_at_a_glance(dir: &Path) -> Option<(usize, PathBuf)> {
-    steps(dir).ok()?.into_iter().rev().find(|(_, path)| glance(path).is_ok())
+    steps(dir).ok()?.into_iter().rev().find(|(_, path)| check_sizes(path).is_ok())
 }
 
 fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {
@@ -345,17 +351,18 @@ fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {
 }
 
 /// Sections that change no number.
-const ALIKE: [&str; 5] = ["checkpoint.", "logging.", "cuda_graph.", "parallel.", "recompute."];
+const WITHOUT_EFFECT: [&str; 5] = ["checkpoint.", "logging.", "cuda_graph.", "parallel.", "recompute."];
 
-/// Nor do these settings of other sections.
-const ALSO_ALIKE: [&str; 4] = ["train.device", "train.threads", "train.eval_interval", "train.eval_steps"];
+/// Settings of other sections that change no number.
+const ALSO_WITHOUT_EFFECT: [&str; 4] = ["train.device", "train.threads", "train.eval_interval", "train.eval_steps"];
 
-/// Settings that differ, of those that numbers depend on.
+/// The settings that differ, of those that numbers depend on.
 fn changes(before: &str, now: &str) -> Vec<String> {
     let values = |config: &str| {
         let mut values = by_key(config.parse().unwrap_or_default());
         values.retain(|key, _| {
-            let alike = ALIKE.iter().any(|section| key.starts_with(section)) || ALSO_ALIKE.contains(&key.as_str());
+            let section = WITHOUT_EFFECT.iter().any(|section| key.starts_with(section));
+            let alike = section || ALSO_WITHOUT_EFFECT.contains(&key.as_str());
             !alike || key == "parallel.grad_reduce"
         });
         values

@@ -1,4 +1,4 @@
-//! What the tokens of a checkpoint's model mean.
+//! The tokenizer of a checkpoint's model.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,9 +7,9 @@ use data::Tokenizer;
 
 use crate::config::RunConfig;
 
-/// The tokenizer that the run of the checkpoint in `folder` was configured with; `end` names the token that ends a
-/// document, if it is not the run's. A relative path counts from where the run was started, as far as the checkpoint's
-/// place tells, else from here.
+/// The tokenizer that the run of the checkpoint in `folder` was configured with. `end` names the token that ends a document,
+/// if it is not the run's. A relative path counts from the folder in which the run was started, if the checkpoint's place
+/// shows it, else from the current folder.
 ///
 /// # Errors
 /// As [`Tokenizer::open`].
@@ -21,7 +21,7 @@ pub fn tokenizer_of(folder: &Path, config: &RunConfig, end: Option<&str>) -> Res
     Tokenizer::open(&name, end.or(config.data.end_of_text.as_deref()))
 }
 
-/// Where a run was started whose `checkpoint.dir` was `dir`, relative to there; none where the checkpoint has moved.
+/// The folder in which a run with this relative `checkpoint.dir` was started; `None` if the checkpoint has moved.
 fn started_in(folder: &Path, dir: &str) -> Option<PathBuf> {
     let dir: PathBuf = Path::new(dir).components().filter(|part| *part != Component::CurDir).collect();
     let folder = folder.canonicalize().ok()?;
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_a_run_was_started_follows_from_the_place_of_its_checkpoint_unless_that_has_moved() {
+    fn the_folder_a_run_was_started_in_follows_from_the_place_of_its_checkpoint_unless_that_has_moved() {
         let home = tempfile::tempdir().unwrap();
         let root = home.path().canonicalize().unwrap();
         let folder = root.join("a/saved/step-00000001");

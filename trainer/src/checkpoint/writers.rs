@@ -1,29 +1,29 @@
-//! Which ranks write a checkpoint, and what each of them.
+//! Which ranks write a checkpoint, and what each of them writes.
 
 use std::path::Path;
 use std::rc::Rc;
 
 use launch::watch::activity::Activity;
 
-use super::layout::Stored;
+use super::layout::LocalTensor;
 use crate::error::SaveError;
 
-/// The ranks that write a checkpoint together, each what it alone has. A rank alone is a team of one.
+/// The ranks that write a checkpoint together. Each writes what it alone has.
 pub struct Writers {
-    /// This rank's number among those that have parts of the state: the ranks that share layers, the stages, and with a
-    /// distributed optimizer all.
+    /// This rank's number among the ranks with different parts of the state: the ranks that share layers, the stages, and
+    /// with a distributed optimizer all ranks.
     pub rank: usize,
-    /// How many they are.
+    /// How many these are.
     pub ranks: usize,
-    /// Others with the same state do not write, but go through the same steps.
+    /// Whether this rank writes. Other ranks with the same state do not, but go through the same steps.
     pub writes: bool,
-    /// It writes what every rank that shares layers with it has.
-    pub writes_shared: bool,
-    /// Whether it is so on any rank of the run.
+    /// Whether it writes the tensors that every rank of its tensor-parallel group has.
+    pub writes_replicated: bool,
+    /// Whether the argument is true on any rank of the run. All ranks call it together.
     pub any: Rc<dyn Fn(bool) -> bool>,
-    /// The sum over all ranks of the run.
+    /// The sum of the argument over all ranks of the run. All ranks call it together.
     pub sum: Rc<dyn Fn(u64) -> u64>,
-    /// Told of each MiB written, so that who watches sees that it goes on.
+    /// Counts each MiB written, so that the watch sees progress.
     pub activity: Activity,
 }
 
@@ -32,20 +32,20 @@ impl Writers {
     pub fn alone() -> Writers {
         let (any, sum) = (Rc::new(|here| here), Rc::new(|here| here));
         let activity = Activity::default();
-        Writers { rank: 0, ranks: 1, writes: true, writes_shared: true, any, sum, activity }
+        Writers { rank: 0, ranks: 1, writes: true, writes_replicated: true, any, sum, activity }
     }
 
-    /// The one that makes the folder and gives it its name.
+    /// Whether this rank makes the folder, writes the manifest and publishes the checkpoint.
     pub(super) fn leads(&self) -> bool {
         self.writes && self.rank == 0
     }
 
     /// Whether this rank writes what it updates of a tensor.
-    pub(super) fn owns(&self, tensor: &Stored) -> bool {
-        !tensor.replica && (self.writes_shared || !tensor.everywhere)
+    pub(super) fn writes_tensor(&self, tensor: &LocalTensor) -> bool {
+        !tensor.tied_replica && (self.writes_replicated || !tensor.replicated)
     }
 
-    /// The result here, unless another rank's is an error.
+    /// The result here, or an error if the result of another rank is one. All ranks call it together.
     pub(super) fn agree<T>(&self, path: &Path, result: Result<T, SaveError>) -> Result<T, SaveError> {
         match ((self.any)(result.is_err()), result) {
             (true, Ok(_)) => Err(SaveError::Peer { path: path.into() }),

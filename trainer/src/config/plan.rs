@@ -3,7 +3,7 @@
 use common::UserError;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::layer_partition::StageLayers;
-use engine::optimizer::OptimizerKind;
+use engine::optimizer::{AdamW, ParamGroup, Sgd};
 use graph_manager::Mempool;
 use launch::watch::WatchSettings;
 use parallel::{Grid, PipelineStage};
@@ -45,8 +45,8 @@ pub struct RunPlan {
     pub graphs: GraphOptions,
     /// Learning rate by step.
     pub schedule: Schedule,
-    /// Which optimizer.
-    pub optimizer: OptimizerKind,
+    /// Which parameters are updated how.
+    pub optimizer: Vec<ParamGroup>,
     /// When a rank is taken to have failed.
     pub watch: WatchSettings,
 }
@@ -89,7 +89,7 @@ impl RunPlan {
         }
         let graphs = graph_options(&config)?;
         let watch = watch_settings(&config.parallel)?;
-        let optimizer = optimizer_kind(&config)?;
+        let optimizer = param_groups(&config)?;
         let schedule = schedule(&config)?;
         let architecture = model.architecture();
         let sizes = |name: &str| {
@@ -211,8 +211,9 @@ fn graph_options(config: &RunConfig) -> Result<GraphOptions, UserError> {
     })
 }
 
-fn optimizer_kind(config: &RunConfig) -> Result<OptimizerKind, UserError> {
+fn param_groups(config: &RunConfig) -> Result<Vec<ParamGroup>, UserError> {
     let optimizer = &config.optimizer;
+    let decay = optimizer.weight_decay as f32;
     let share = |key: &str, value: f64| {
         within(key, value, (0.0..1.0).contains(&value), "a decay is in [0, 1)", "see `trainer options` for defaults")
     };
@@ -225,7 +226,7 @@ fn optimizer_kind(config: &RunConfig) -> Result<OptimizerKind, UserError> {
     })?;
     if optimizer.kind == "sgd" {
         share("optimizer.momentum", optimizer.momentum)?;
-        return Ok(OptimizerKind::Sgd { momentum: optimizer.momentum as f32 });
+        return Ok(ParamGroup::decay_matrices(Sgd { momentum: optimizer.momentum as f32 }, decay));
     }
     let [beta1, beta2] = optimizer.betas[..] else {
         return Err(UserError::new(
@@ -237,7 +238,8 @@ fn optimizer_kind(config: &RunConfig) -> Result<OptimizerKind, UserError> {
     share("optimizer.betas", beta1)?;
     share("optimizer.betas", beta2)?;
     within("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "it is above 0", "set optimizer.eps = 1e-8")?;
-    Ok(OptimizerKind::AdamW { beta1: beta1 as f32, beta2: beta2 as f32, eps: optimizer.eps as f32 })
+    let adamw = AdamW { beta1: beta1 as f32, beta2: beta2 as f32, eps: optimizer.eps as f32 };
+    Ok(ParamGroup::decay_matrices(adamw, decay))
 }
 
 fn schedule(config: &RunConfig) -> Result<Schedule, UserError> {

@@ -145,7 +145,7 @@ impl Pretrained {
                 continue; // another stage's
             };
             let values = weights.parameter(entry)?;
-            params.set(device, index, &params.specs[index].stored(|at| values[at]))?;
+            params.set(device, index, &params.specs[index].stored_values(|at| values[at]))?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::ranks::Ranks;
 
 /// The plan as a box: what will be trained, on what, in how much memory.
 pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &Device, ranks: &Ranks) -> String {
-    let state: usize = stage.optimizer().state.iter().map(|(_, tensor)| tensor.bytes()).sum();
+    let state = stage.optimizer().state_bytes();
     let activations = stage.graphs().memory();
     let planned: usize = activations.iter().map(|area| area.bytes).sum();
     let areas: Vec<String> = activations.iter().map(|area| format!("{} {}", area.area, bytes(area.bytes))).collect();
@@ -24,14 +24,15 @@ pub fn plan_box(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: 
         "off".into()
     };
     let grads = bytes(stage.params().grads.bytes());
-    let weights = match (stage.params().weight_bytes(), stage.params().shard().ranks) {
-        ((weights, None), 1) => format!("{} master, {grads} main_grad", bytes(weights)),
-        ((weights, None), ranks) => format!("{}, 1/{ranks} of them master, {grads} main_grad", bytes(weights)),
-        ((weights, Some(master)), _) => {
-            format!("{} master, {grads} main_grad, {} {}", bytes(master), bytes(weights), plan.config.precision.compute)
+    let (weights, shards) = (bytes(stage.params().weight_bytes()), stage.params().optimizer_shard().ranks);
+    let weights = match (stage.params().master_bytes(), shards) {
+        (0, 1) => format!("{weights} master, {grads} main_grad"),
+        (0, ranks) => format!("{weights}, 1/{ranks} of them master, {grads} main_grad"),
+        (master, _) => {
+            format!("{} master, {grads} main_grad, {weights} {}", bytes(master), plan.config.precision.compute)
         }
     };
-    let divided = match stage.params().shard().ranks {
+    let divided = match shards {
         1 => String::new(),
         ranks => format!(": the part of one of {ranks} ranks"),
     };

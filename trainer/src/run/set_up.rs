@@ -4,7 +4,7 @@ use common::UserError;
 use common::format::bytes;
 use device::{DType, Device};
 use engine::model::TensorParallel;
-use engine::step::{Stage, StageOptions, StepSettings};
+use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use parallel::Place;
 
 use crate::config::plan::{ModelPlan, RunPlan};
@@ -94,16 +94,9 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<Stag
     let sequence = plan.config.parallel.sequence_parallel;
     let tensor = TensorParallel { group: ranks.tensor.clone(), sequence };
     let options = StageOptions {
-        compute: match &plan.model {
-            ModelPlan::Gpt(shape) => shape.dtype,
-            ModelPlan::Mlp(shape) => shape.dtype,
-        },
         seed: plan.config.train.seed,
         microbatches: plan.microbatches,
-        micro_batch_size: plan.config.train.micro_batch_size,
-        losses_per_sample: plan.losses_per_sample,
-        optimizer: plan.optimizer,
-        weight_decay: plan.config.optimizer.weight_decay as f32,
+        optimizer: plan.optimizer.clone(),
         bucket_bytes: plan.config.parallel.bucket_mib << 20,
         distributed_optimizer: plan.config.parallel.distributed_optimizer,
         grad_reduce: if plan.config.parallel.grad_reduce == "bf16" { DType::Bf16 } else { DType::F32 },
@@ -111,7 +104,8 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<Stag
         graphs: plan.graphs.clone(),
     };
     let architecture = plan.model.part(tensor, plan.layers(ranks.rank));
-    let mut stage = Stage::new(device, &architecture, options, ranks.group.clone(), ranks.pipeline.clone())?;
+    let groups = StageGroups { data_parallel: ranks.group.clone(), pipeline: ranks.pipeline.clone() };
+    let mut stage = Stage::new(device, &architecture, options, groups)?;
     for (at, microbatches) in plan.batch_size.microbatches().into_iter().enumerate() {
         stage.record(microbatches, at == 0 && plan.eval_interval().is_some())?;
     }

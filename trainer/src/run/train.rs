@@ -13,7 +13,7 @@ use engine::regions::Mode;
 use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
 
-use crate::checkpoint::{Progress, Session};
+use crate::checkpoint::{Occasion, Progress, Session};
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
@@ -136,7 +136,8 @@ fn train_stage(
         if saves {
             ranks.activity.during(Doing::Writes, || {
                 report.sync(); // a checkpoint is not ahead of the metrics
-                if session.save(stage, progress, last)? && report.is_sound() {
+                let occasion = if last { Occasion::End } else { Occasion::Interval };
+                if session.save(stage, progress, occasion)? && report.is_sound() {
                     session.prune(progress.step);
                 }
                 Ok::<(), RunError>(())

@@ -7,13 +7,22 @@ use device::ops::{NormKind, Status};
 use device::{DType, Device, HostOptions};
 use engine::graph_options::GraphOptions;
 use engine::model::{FeedForward, GptShape, Position, gpt};
-use engine::optimizer::OptimizerKind;
-use engine::step::{Stage, StageOptions, StepSettings};
+use engine::optimizer::{AdamW, ParamGroup, Sgd};
+use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use launch::watch::activity::Activity;
 use safetensors::SafeTensors;
-use trainer::checkpoint::{Origin, Progress, Tight, Writers, load, save, verify};
+use trainer::checkpoint::{Occasion, Origin, Progress, SaveRequest, Writers, load, save, verify};
 
-const ADAMW: OptimizerKind = OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+/// The usual groups of one rule.
+type Groups = fn() -> Vec<ParamGroup>;
+
+fn adamw() -> Vec<ParamGroup> {
+    ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1)
+}
+
+fn sgd(momentum: f32) -> Vec<ParamGroup> {
+    ParamGroup::decay_matrices(Sgd { momentum }, 0.1)
+}
 
 /// A small model.
 #[derive(Clone, Debug)]
@@ -25,7 +34,7 @@ struct Case {
     seq: usize,
     tied: bool,
     dtype: DType,
-    optimizer: OptimizerKind,
+    optimizer: Groups,
 }
 
 fn device() -> Device {
@@ -62,20 +71,13 @@ impl Case {
             dtype,
         };
         let options = StageOptions {
-            compute: dtype,
             seed,
-            microbatches: 1,
-            micro_batch_size: 2,
-            losses_per_sample: seq,
-            optimizer,
-            weight_decay: 0.1,
+            optimizer: optimizer(),
             bucket_bytes: 4096,
-            distributed_optimizer: false,
-            grad_reduce: DType::F32,
-            pipeline: parallel::PipelineStage::alone(),
             graphs: GraphOptions { enable: false, ..GraphOptions::default() },
+            ..StageOptions::default()
         };
-        Stage::new(device, &gpt(shape), options, None, None).unwrap()
+        Stage::new(device, &gpt(shape), options, StageGroups::default()).unwrap()
     }
 
     fn step(&self, stage: &mut Stage, step: u32) {
@@ -87,8 +89,9 @@ impl Case {
 }
 
 /// Writes the stage of a rank that has everything.
-fn save_alone(dir: &Path, stage: &Stage, progress: Progress) -> PathBuf {
-    save(dir, stage, progress, &Origin::default(), &Writers::alone(), Tight::Refuse, &|| Ok(())).unwrap()
+fn save_alone(dir: &Path, stage: &Stage, progress: Progress, writers: &Writers) -> PathBuf {
+    let (origin, occasion) = (&Origin::default(), Occasion::Interval);
+    save(stage, &SaveRequest { dir, progress, origin, writers, occasion, make_room: &|| Ok(()) }).unwrap()
 }
 
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.
@@ -107,7 +110,7 @@ fn bits(stage: &Stage) -> Vec<(String, Vec<u32>)> {
             all.push((format!("{} {name}", spec.name), values[..real].iter().map(|value| value.to_bits()).collect()));
         };
         add("master", param.master);
-        stage.optimizer().state.iter().for_each(|(moment, flat)| add(moment, params.part_of(*flat, index)));
+        stage.optimizer().state(index).iter().for_each(|(name, tensor)| add(name, *tensor));
         if param.weight.dtype == DType::Bf16 {
             let values = device.download::<device::bf16>(&param.weight).unwrap();
             all.push((
@@ -116,14 +119,14 @@ fn bits(stage: &Stage) -> Vec<(String, Vec<u32>)> {
             ));
         }
     }
-    let status: Status = bytemuck::pod_read_unaligned(&device.download::<u8>(&stage.optimizer().status).unwrap());
+    let status: Status = bytemuck::pod_read_unaligned(&device.download::<u8>(&stage.optimizer().status()).unwrap());
     all.push(("status".into(), vec![status.applied, status.skipped]));
     all
 }
 
 #[test]
 fn models_of_many_shapes_come_back_with_every_bit() {
-    let kinds = [ADAMW, OptimizerKind::Sgd { momentum: 0.9 }, OptimizerKind::Sgd { momentum: 0.0 }];
+    let kinds: [Groups; 3] = [adamw, || sgd(0.9), || sgd(0.0)];
     for number in 0..12 {
         // Odd sizes and every combination of type, tying and optimizer among them.
         let case = Case {
@@ -140,7 +143,7 @@ fn models_of_many_shapes_come_back_with_every_bit() {
         let (device, others) = (device(), self::device());
         let mut stage = case.stage(&device, 1);
         (0..3).for_each(|step| case.step(&mut stage, step));
-        let path = save_alone(dir.path(), &stage, Progress { step: 3, samples: 6 });
+        let path = save_alone(dir.path(), &stage, Progress { step: 3, samples: 6 }, &Writers::alone());
         // Another seed, so that what is not loaded differs, and more padding, as with more tensor-parallel ranks.
         let other = Case { padded_vocab: 384, ..case.clone() };
         let mut loaded = other.stage(&others, 2);
@@ -168,11 +171,11 @@ fn files_are_safetensors_with_the_names_of_gpt_2_and_no_padding() {
         seq: 5,
         tied: true,
         dtype: DType::F32,
-        optimizer: ADAMW,
+        optimizer: adamw,
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
     let stage = case.stage(&device, 1);
-    let path = save_alone(dir.path(), &stage, Progress { step: 7, samples: 14 });
+    let path = save_alone(dir.path(), &stage, Progress { step: 7, samples: 14 }, &Writers::alone());
     assert!(path.ends_with("step-00000007"));
     let content = std::fs::read(path.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&content).unwrap();
@@ -204,19 +207,19 @@ fn writing_checking_and_loading_a_checkpoint_are_seen_to_go_on_mib_by_mib() {
         seq: 5,
         tied: true,
         dtype: DType::F32,
-        optimizer: ADAMW,
+        optimizer: adamw,
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
     let stage = case.stage(&device, 1);
-    let (team, progress) = (Writers::alone(), Progress { step: 1, samples: 2 });
-    let path = save(dir.path(), &stage, progress, &Origin::default(), &team, Tight::Refuse, &|| Ok(())).unwrap();
+    let writers = Writers::alone();
+    let path = save_alone(dir.path(), &stage, Progress { step: 1, samples: 2 }, &writers);
     let (checked, loaded) = (Activity::default(), Activity::default());
     let manifest = verify(&path, &checked).unwrap();
     load(&path, &manifest, &stage, &loaded).unwrap();
     let mib = manifest.bytes() >> 20;
     // There are fewer tensors than that: one that is large is seen to go on too.
     assert!(mib >= 120, "{mib} MiB show nothing");
-    for (what, activity) in [("written", team.activity), ("checked", checked), ("loaded", loaded)] {
+    for (what, activity) in [("written", writers.activity), ("checked", checked), ("loaded", loaded)] {
         assert!(activity.changes() >= mib, "{what}: {} of {mib}", activity.changes());
     }
 }

@@ -51,7 +51,7 @@ fn a_damaged_checkpoint_is_named_with_its_file_and_the_one_before_is_continued()
 }
 
 #[test]
-fn a_newest_checkpoint_that_cannot_be_read_now_may_be_whole_and_is_not_passed_over() {
+fn a_newest_checkpoint_that_cannot_be_read_now_may_be_complete_and_is_not_skipped() {
     let whole = Folder::new("unreadable-whole");
     expect(&run(1, &whole.0, FLAGS), 0, &[]);
     let newest = checkpoint(&whole.0, 6);
@@ -148,7 +148,7 @@ fn a_checkpoint_whose_weights_fit_and_mean_another_model_is_refused_and_other_tr
         expect(&run(1, &folder.0, &format!("--steps 2 {flags}")), 2, &parts);
     }
     expect(&run(2, &folder.0, "--steps 2 --heads 4"), 2, &["is of another model: "]);
-    let told = "not as before, so the numbers may differ: model.hidden_dropout = 0.2 (was 0.1)";
+    let told = "changed since the checkpoint, so the numbers may differ: model.hidden_dropout = 0.2 (was 0.1)";
     expect(&run(1, &folder.0, "--steps 2 --kv-heads 2 --hidden-dropout 0.2"), 0, &[told]);
 }
 
@@ -168,7 +168,7 @@ fn a_write_that_fails_leaves_earlier_checkpoints_and_ends_the_run_only_at_its_en
     let before = bits(&folder.0, 2);
     let output = run_limited(6 << 10, &folder.0, &format!("{FLAGS} {large}"));
     let warning = format!("WARNING: checkpoint file {}", checkpoint(&folder.0, 4).with_extension("tmp").display());
-    expect(&output, 3, &[&warning, "model.safetensors was not written: ", "needs ", " free", "The run goes on"]);
+    expect(&output, 3, &[&warning, "model.safetensors was not written: ", "needs ", " free", "The run continues"]);
     expect(&output, 3, &["error on rank 0: checkpoint file ", "step-00000006.tmp/model.safetensors", "Fix: "]);
     assert_eq!(metrics(&folder.0).len(), 6, "the run goes on after the first failure");
     assert_eq!((saved(&folder.0), bits(&folder.0, 2)), (vec![2], before), "nothing half written stays");
@@ -208,11 +208,16 @@ fn a_disk_for_one_checkpoint(ranks: usize, flags: &str) {
     expect(&run(ranks, &whole.0, &format!("--steps 2 {flags}")), 0, &[]);
     let bytes: u64 = FILES.iter().map(|file| checkpoint(&whole.0, 2).join(file).metadata().unwrap().len()).sum();
     assert!((160 << 10..280 << 10).contains(&bytes), "{bytes} bytes: choose another size of disk");
-    expect(&output, 3, &["step-00000004 was not written: it needs ", "are free there", "The run goes on"]);
+    expect(&output, 3, &["step-00000004 was not written: it needs ", "are free there", "The run continues"]);
     expect(
         &output,
         3,
-        &["WARNING: checkpoint ", "step-00000006 needs ", "the last, so it is tried", "step-00000006.tmp/"],
+        &[
+            "WARNING: checkpoint ",
+            "step-00000006 needs ",
+            "the last checkpoint, so the trainer tries",
+            "step-00000006.tmp/",
+        ],
     );
     copy_folder(&folder.path("saved.after/step-00000002"), &checkpoint(&folder.0, 2));
     assert_eq!(bits(&folder.0, 2), bits(&whole.0, 2), "the earlier checkpoint is whole");

@@ -49,7 +49,7 @@ fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
     let ModelPlan::Gpt(shape) = plan.model else { panic!("not a gpt") };
     let shape = GptShape { batch: 1, ..shape };
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
-    let params = Params::without_gradients(&device, gpt(shape.clone()).specs, shape.dtype).unwrap();
+    let params = Params::without_gradients(&device, gpt(shape.clone()).specs).unwrap();
     Pretrained::open(folder).unwrap().load(&shape, &params, &device).unwrap();
     let mut generator = Generator::new(&device, &shape, params, tokens.len()).unwrap();
     let mut all = generator.start(&tokens[..1]).unwrap();

@@ -370,7 +370,7 @@ fn a_damaged_checkpoint_is_not_sampled_from_unless_an_older_one_is_whole() {
     };
     expect(&sample("saved"), 0, &["step-00000001: 1 layers of 32, 256 tokens, context 16"]);
     std::fs::remove_dir_all(crate::harness::checkpoint(&folder.0, 1)).unwrap();
-    refused(&folder.0, "sample --checkpoint saved", &[], &["holds no whole checkpoint", damaged]);
+    refused(&folder.0, "sample --checkpoint saved", &[], &["holds no complete checkpoint", damaged]);
 }
 
 /// A configuration that two ranks refuse; alone a rank refuses it for the number of ranks.

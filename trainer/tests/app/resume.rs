@@ -132,7 +132,8 @@ fn data_that_changed_are_told_of_and_the_run_goes_on() {
         let output = run(1, &folder.0, &format!("--steps {} {data}", steps.get()));
         expect(&output, 0, &["done: loss", &format!("at step {}", steps.get() - 1)]);
         let text = crate::harness::printed(&output);
-        let notice = text.lines().find(|line| line.contains("not as before, so the numbers may differ: "));
+        let notice =
+            text.lines().find(|line| line.contains("changed since the checkpoint, so the numbers may differ: "));
         notice.and_then(|line| Some(line[line.find("data of ")?..].to_string()))
     };
     expect(&run(1, &folder.0, &format!("--steps 1 {data}")), 0, &[]);
@@ -183,7 +184,7 @@ fn a_start_that_would_mix_two_runs_is_refused_and_one_from_elsewhere_is_not() {
     expect(&run(1, &folder.0, "--steps 4 --save-interval 2"), 0, &[]);
     let path = folder.path("saved");
     let older = path.join("step-00000002");
-    let newer = "step-00000004 is there. Rule: ";
+    let newer = "step-00000004 exists. Rule: ";
     expect(&run(1, &folder.0, "--steps 6 --resume never"), 2, &["checkpoint.resume = never", newer, "auto"]);
     expect(&run(1, &folder.0, &format!("--steps 6 --resume {}", older.display())), 2, &[newer]);
     expect(&run(1, &folder.0, "--steps 6 --resume nowhere"), 2, &["nowhere does not exist", "check the path"]);
@@ -202,7 +203,11 @@ fn a_first_start_that_is_told_to_load_what_it_saves_begins_anew_and_the_next_goe
     let saved = folder.path("saved");
     let flags = |steps: usize| format!("--steps {steps} --load {}/../saved/", saved.display());
     std::fs::create_dir(&saved).unwrap();
-    expect(&run(2, &folder.0, &flags(2)), 0, &["saved/ holds no checkpoint yet: the run begins anew", "done: loss"]);
+    expect(
+        &run(2, &folder.0, &flags(2)),
+        0,
+        &["saved/ holds no checkpoint yet: the run starts at step 0", "done: loss"],
+    );
     expect(&run(2, &folder.0, &flags(4)), 0, &["at step 2", "done: loss"]);
     // Weights to start from count where it begins anew, checkpoints in their folder as well as one alone.
     let other = Folder::new("save-load-other");

@@ -5,7 +5,7 @@ use data::{TextStream, Tokenizer};
 use device::{Batch, DType, Device, HostOptions};
 use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, gpt};
-use engine::params::{Params, Shard};
+use engine::params::{OptimizerShard, Params};
 use trainer::commands::sample::{Generator, Sampler, longest_prompt};
 
 use crate::data_files::{Folder, small_tokenizer};
@@ -22,7 +22,8 @@ fn shape(kind: Kind, dtype: DType) -> GptShape {
 /// A generator over the weights that a [`Run`] of that shape starts with.
 fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
-    let params = Params::new(&device, gpt(shape.clone()).specs, shape.dtype, 7, usize::MAX, Shard::whole()).unwrap();
+    let specs = gpt(shape.clone()).specs;
+    let params = Params::new(&device, specs, 7, usize::MAX, OptimizerShard::whole()).unwrap();
     let generator = Generator::new(&device, shape, params, longest).unwrap();
     (device, generator)
 }

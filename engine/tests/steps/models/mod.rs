@@ -11,8 +11,8 @@ use device::{Batch, Communicator, DType, Device, HostOptions, Progress};
 use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
 use engine::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
-use engine::optimizer::OptimizerKind;
-use engine::step::{Stage, StageOptions, StepResult, StepSettings};
+use engine::optimizer::{AdamW, ParamGroup, Sgd};
+use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
 use parallel::{PipelineGroups, PipelineStage};
 
 #[allow(unused_imports)]
@@ -118,6 +118,8 @@ pub struct Run {
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
     pub learning_rate: f32,
+    /// Other parameter groups than the kind's own.
+    pub groups: Option<Vec<ParamGroup>>,
 }
 
 /// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
@@ -151,6 +153,7 @@ impl Run {
             recompute: None,
             clip: 1.0,
             learning_rate: 1e-2,
+            groups: None,
         }
     }
 
@@ -168,32 +171,33 @@ impl Run {
     }
 
     pub fn stage(&self, device: &Device) -> Stage {
-        let adamw = OptimizerKind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
-        let (architecture, losses_per_sample, optimizer) = match self.kind {
+        let decay = 0.1;
+        let adamw = ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, decay);
+        let (architecture, optimizer) = match self.kind {
             Kind::Gpt | Kind::Llama => {
                 let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
                 let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.compute));
                 let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
                 let layers = StageLayers::of_stage(self.place, &blocks, self.recompute);
-                (gpt_part(shape, self.tensor.clone(), layers), SEQ, adamw)
+                (gpt_part(shape, self.tensor.clone(), layers), adamw)
             }
-            Kind::Mlp => (tiny_mlp(self.dropout, self.compute), 1, OptimizerKind::Sgd { momentum: 0.9 }),
+            Kind::Mlp => {
+                let sgd = ParamGroup::decay_matrices(Sgd { momentum: 0.9 }, decay);
+                (tiny_mlp(self.dropout, self.compute), sgd)
+            }
         };
         let options = StageOptions {
-            compute: self.compute,
             seed: 7,
             microbatches: self.microbatches,
-            micro_batch_size: MICRO_BATCH,
-            losses_per_sample,
-            optimizer,
-            weight_decay: 0.1,
+            optimizer: self.groups.clone().unwrap_or(optimizer),
             bucket_bytes: 4096,
             distributed_optimizer: self.distributed_optimizer,
             grad_reduce: self.grad_reduce,
             pipeline: self.place,
             graphs: self.graphs.clone(),
         };
-        Stage::new(device, &architecture, options, self.group.clone(), self.pipeline.clone()).unwrap()
+        let groups = StageGroups { data_parallel: self.group.clone(), pipeline: self.pipeline.clone() };
+        Stage::new(device, &architecture, options, groups).unwrap()
     }
 
     /// This rank's settings for a step.

@@ -88,7 +88,7 @@ impl Loaded {
     /// Weights that are missing, broken or do not fit; out of memory.
     pub fn params(&self, device: &Device) -> Result<Params, RunError> {
         let specs = gpt(self.shape.clone()).specs;
-        let params = Params::without_gradients(device, specs, self.shape.dtype)?;
+        let params = Params::without_gradients(device, specs)?;
         self.pretrained.load(&self.shape, &params, device)?;
         Ok(params)
     }

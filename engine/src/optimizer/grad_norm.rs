@@ -1,0 +1,61 @@
+//! The gradient norm over all parameters of all ranks.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use device::ops::{Collective, CollectiveKind, SquareSum};
+use device::{Communicator, DType, Tensor};
+use graph_manager::Result;
+
+use crate::params::{ParamSpec, Params, TiedCopy};
+use crate::step_policy::StepContext;
+
+/// The groups over which this rank's gradients are not all there is.
+#[derive(Default)]
+pub struct NormGroups {
+    /// The data-parallel ranks, with a distributed optimizer: each owns a part.
+    pub data_parallel: Option<Rc<dyn Communicator>>,
+    /// The ranks that share layers.
+    pub tensor_parallel: Option<Rc<dyn Communicator>>,
+    /// The stages of the pipeline.
+    pub pipeline: Option<Rc<dyn Communicator>>,
+}
+
+/// Sums the squares of all gradients, each counted on one rank.
+pub(super) struct GradNorm {
+    /// The gradients that this rank counts, f32.
+    counted: Arc<[Tensor]>,
+    groups: Vec<Rc<dyn Communicator>>,
+}
+
+impl GradNorm {
+    /// A parameter that every rank of a tensor-parallel group stores whole counts on the first rank. A tied parameter counts
+    /// on the first stage.
+    pub(super) fn new(params: &Params, groups: NormGroups) -> GradNorm {
+        let NormGroups { data_parallel, tensor_parallel, pipeline } = groups;
+        let first = tensor_parallel.as_ref().is_none_or(|group| group.rank() == 0);
+        let counted: Vec<Tensor> = if first {
+            let buckets = params.buckets().filter(|bucket| bucket.tied != Some(TiedCopy::Replica));
+            buckets.map(|bucket| params.optimizer_shard().of(bucket.grads)).collect()
+        } else {
+            let counted = |spec: &ParamSpec| spec.shard.is_some() && spec.tied != Some(TiedCopy::Replica);
+            let sharded = params.iter().filter(|(spec, param)| counted(spec) && param.owned.elements > 0);
+            sharded.map(|(_, param)| param.owned_of(param.grad)).collect()
+        };
+        let groups = data_parallel.into_iter().chain(tensor_parallel).chain(pipeline).collect();
+        GradNorm { counted: counted.into(), groups }
+    }
+
+    /// The sum of squares over all ranks: `(1)`, f32.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub(super) fn square_sum(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
+        let total = cx.tensor("square_sum", [1], DType::F32)?;
+        cx.run(SquareSum { inputs: self.counted.clone(), total })?;
+        for group in &self.groups {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), total))?;
+        }
+        Ok(total)
+    }
+}

@@ -1,0 +1,69 @@
+//! Parameter groups, and the rules that update them.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use device::Tensor;
+use graph_manager::Result;
+
+use crate::params::ParamSpec;
+use crate::step_policy::StepContext;
+
+/// Parameters that are updated alike. Each parameter belongs to the first group of a list that takes it.
+#[derive(Clone, Debug)]
+pub struct ParamGroup {
+    /// Whether the group takes a parameter.
+    pub takes: fn(&ParamSpec) -> bool,
+    /// How its parameters are updated. Groups that share one `Arc` are updated by one launch.
+    pub rule: Arc<dyn UpdateRule>,
+    /// Weight decay of its parameters.
+    pub weight_decay: f32,
+}
+
+impl ParamGroup {
+    /// The two usual groups of one rule: matrices decay, biases and the gains of norms do not.
+    pub fn decay_matrices(rule: impl UpdateRule + 'static, weight_decay: f32) -> Vec<ParamGroup> {
+        let rule: Arc<dyn UpdateRule> = Arc::new(rule);
+        let matrices = ParamGroup { takes: ParamSpec::is_matrix, rule: rule.clone(), weight_decay };
+        let others = ParamGroup { takes: |_| true, rule, weight_decay: 0.0 };
+        vec![matrices, others]
+    }
+}
+
+/// How parameters are updated from their gradients. Each rule is a file of its own; see [`AdamW`](super::AdamW). The
+/// learning rate comes with each step, so it is not part of a rule.
+pub trait UpdateRule: Debug + Send + Sync {
+    /// The names of what the rule keeps for each parameter, as checkpoints name it. Each is an f32 tensor with an element
+    /// for each element that this rank updates, 0 at the start.
+    fn state(&self) -> &'static [&'static str];
+
+    /// The update of these parameters, as it is recorded in every step. It reads the learning rate from `control` and the
+    /// gradients' factor from `status`, and writes nothing in a step whose gradients are not finite.
+    fn update(&self, params: Vec<ParamUpdate>, blocks: StepBlocks) -> Box<Update>;
+}
+
+/// Submits the update of a rule's parameters.
+pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
+
+/// What a rule updates of one parameter. All tensors have the same number of elements.
+pub struct ParamUpdate {
+    /// Master weights, f32, updated.
+    pub master: Tensor,
+    /// The weights that layers read, rewritten from the master weights; `None` where both are the same memory.
+    pub weight: Option<Tensor>,
+    /// `main_grad`, f32.
+    pub grad: Tensor,
+    /// The rule's state, in the order of [`UpdateRule::state`].
+    pub state: Vec<Tensor>,
+    /// Weight decay of its group.
+    pub weight_decay: f32,
+}
+
+/// What the host and the gradient norm decided for a step, in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct StepBlocks {
+    /// u8, a [`device::ops::Control`].
+    pub control: Tensor,
+    /// u8, a [`device::ops::Status`].
+    pub status: Tensor,
+}

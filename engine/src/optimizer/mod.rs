@@ -1,0 +1,155 @@
+//! The optimizer: gradient norm, clipping and the update of every parameter group, all on the device.
+//!
+//! A [`ParamGroup`] says which parameters it takes and which [`UpdateRule`] updates them. [`AdamW`] and [`Sgd`] are rules.
+//! A new rule is a type that implements the trait; nothing else here changes.
+
+mod adamw;
+mod grad_norm;
+mod group;
+mod sgd;
+
+use std::sync::Arc;
+
+use device::ops::ClipScale;
+use device::{Area, DType, Device, Tensor};
+use graph_manager::{Error, Result};
+
+use crate::params::{ALIGNMENT, Param, Params};
+use crate::step_policy::StepContext;
+pub use adamw::AdamW;
+use grad_norm::GradNorm;
+pub use grad_norm::NormGroups;
+pub use group::{ParamGroup, ParamUpdate, StepBlocks, Update, UpdateRule};
+pub use sgd::Sgd;
+
+/// A tensor that a rule keeps for a parameter: its name in a checkpoint, and f32 values in the shape of the parameter's
+/// master weights.
+pub type StateTensor = (&'static str, Tensor);
+
+/// The optimizer's state and operations.
+pub struct Optimizer {
+    norm: GradNorm,
+    /// One for each rule.
+    updates: Vec<Box<Update>>,
+    blocks: StepBlocks,
+    /// By parameter.
+    state: Vec<Vec<StateTensor>>,
+    areas: Vec<Area>,
+}
+
+impl Optimizer {
+    /// Puts each parameter in a group, and allocates state for what this rank updates, set to 0.
+    ///
+    /// # Errors
+    /// Out of memory; a parameter that no group takes.
+    pub fn new(
+        device: &Device,
+        params: &Params,
+        groups: &[ParamGroup],
+        blocks: StepBlocks,
+        norm_groups: NormGroups,
+    ) -> Result<Optimizer> {
+        device.zero(&blocks.status)?;
+        let mut areas = Vec::new();
+        let mut state = vec![Vec::new(); params.specs.len()];
+        let mut updates = Vec::new();
+        for (rule, members) in by_rule(params, groups)? {
+            for name in rule.state() {
+                let tensors = zeroed(device, &mut areas, name, members.iter().map(|(_, param, _)| *param))?;
+                members.iter().zip(tensors).for_each(|((index, ..), tensor)| state[*index].push((*name, tensor)));
+            }
+            let owned = members.iter().filter(|(_, param, _)| param.owned.elements > 0);
+            let update = owned.map(|&(index, param, weight_decay)| ParamUpdate {
+                master: param.master,
+                weight: (param.weight.dtype != DType::F32).then(|| param.owned_of(param.weight)),
+                grad: param.owned_of(param.grad),
+                state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
+                weight_decay,
+            });
+            updates.push(rule.update(update.collect(), blocks));
+        }
+        let norm = GradNorm::new(params, norm_groups);
+        Ok(Optimizer { norm, updates, blocks, state, areas })
+    }
+
+    /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        let square_sum = self.norm.square_sum(cx)?;
+        let StepBlocks { control, status } = self.blocks;
+        cx.run(ClipScale { square_sum, control, status })?;
+        self.updates.iter().try_for_each(|update| update(cx))
+    }
+
+    /// u8, a [`device::ops::Status`].
+    pub fn status(&self) -> Tensor {
+        self.blocks.status
+    }
+
+    /// What is kept for the parameter of that index.
+    pub fn state(&self, index: usize) -> &[StateTensor] {
+        &self.state[index]
+    }
+
+    /// The names of what any rule keeps.
+    pub fn state_names(&self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        for (name, _) in self.state.iter().flatten() {
+            if !names.contains(name) {
+                names.push(*name);
+            }
+        }
+        names
+    }
+
+    /// Bytes of all state, with padding.
+    pub fn state_bytes(&self) -> usize {
+        self.areas.iter().map(Area::bytes).sum()
+    }
+}
+
+/// A parameter's index and memory, and the weight decay of its group.
+type Member<'p> = (usize, &'p Param, f32);
+
+/// The rules of all groups, each with its parameters in order of declaration.
+fn by_rule<'g, 'p>(
+    params: &'p Params,
+    groups: &'g [ParamGroup],
+) -> Result<Vec<(&'g Arc<dyn UpdateRule>, Vec<Member<'p>>)>> {
+    let mut rules: Vec<(&Arc<dyn UpdateRule>, Vec<Member<'p>>)> = Vec::new();
+    for (index, (spec, param)) in params.iter().enumerate() {
+        let Some(group) = groups.iter().find(|group| (group.takes)(spec)) else {
+            return Err(Error::Usage {
+                problem: format!("no parameter group takes `{}`", spec.name),
+                fix: "end the list with a group that takes every parameter",
+            });
+        };
+        let member = (index, param, group.weight_decay);
+        match rules.iter_mut().find(|(rule, _)| Arc::ptr_eq(rule, &group.rule)) {
+            Some((_, members)) => members.push(member),
+            None => rules.push((&group.rule, vec![member])),
+        }
+    }
+    Ok(rules)
+}
+
+/// A tensor for each parameter, f32, of the shape of its master weights, all in one area that is set to 0.
+fn zeroed<'p>(
+    device: &Device,
+    areas: &mut Vec<Area>,
+    name: &str,
+    params: impl Iterator<Item = &'p Param>,
+) -> Result<Vec<Tensor>> {
+    let mut end = 0;
+    let place = |param: &'p Param| {
+        let start = end;
+        end += param.owned.elements.next_multiple_of(ALIGNMENT);
+        (start, param.master.shape)
+    };
+    let places: Vec<_> = params.map(place).collect();
+    let all = device.allocate_tensor(areas, name, [end.max(ALIGNMENT)], DType::F32)?;
+    device.zero(&all)?;
+    Ok(places.into_iter().map(|(start, shape)| all.view(start, shape)).collect())
+}

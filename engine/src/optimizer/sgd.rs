@@ -1,0 +1,34 @@
+//! Stochastic gradient descent.
+
+use std::sync::Arc;
+
+use device::ops::{self, SgdTensors};
+
+use super::group::{ParamUpdate, StepBlocks, Update, UpdateRule};
+
+/// SGD, as `torch.optim.SGD` computes it. Weight decay is added to the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sgd {
+    /// Momentum; 0 for none, and then it keeps no state.
+    pub momentum: f32,
+}
+
+impl UpdateRule for Sgd {
+    fn state(&self) -> &'static [&'static str] {
+        if self.momentum == 0.0 { &[] } else { &["momentum"] }
+    }
+
+    fn update(&self, params: Vec<ParamUpdate>, blocks: StepBlocks) -> Box<Update> {
+        let tensors = |param: &ParamUpdate| SgdTensors {
+            master: param.master,
+            compute: param.weight,
+            grad: param.grad,
+            momentum: param.state.first().copied(),
+            weight_decay: param.weight_decay,
+        };
+        let tensors: Arc<[SgdTensors]> = params.iter().map(tensors).collect();
+        let Sgd { momentum } = *self;
+        let StepBlocks { control, status } = blocks;
+        Box::new(move |cx| cx.run(ops::Sgd { tensors: tensors.clone(), momentum, control, status }))
+    }
+}
