@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Paths;
+use crate::paths::Paths;
 
 /// The `[data]` section; `trainer options` says what each key means.
 #[derive(Clone, Debug, Serialize, Deserialize)]

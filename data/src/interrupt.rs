@@ -1,16 +1,16 @@
-//! Work on a file that a request to end interrupts.
+//! Requests to end while a file is written.
 
 use std::path::Path;
 
 use common::Stop;
 
-use super::DataError;
+use crate::error::DataError;
 
-/// Fails if the process was asked to end while it writes `output`. The caller removes what it began, as on any other error.
+/// Fails if the process was asked to end while it writes `output`. The caller removes the partial output, as on any error.
 ///
 /// # Errors
 /// The process was asked to end.
-pub fn go_on(stop: &Stop, output: &Path) -> Result<(), DataError> {
+pub fn ensure_not_interrupted(stop: &Stop, output: &Path) -> Result<(), DataError> {
     if !stop.is_asked() {
         return Ok(());
     }

@@ -1,29 +1,29 @@
-//! From the `[data]` section to a source: which files a path means, how they are read, and what is wrong with them.
+//! From the `[data]` section to a source: finds the files of a path, opens and checks them.
 
 use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::format::count;
 
-use super::blend::Blend;
-use super::corpus::{Corpus, Windows};
-use super::documents::{TextFile, encode_files, text_files};
-use super::mapped::MappedFile;
-use super::paths::Paths;
-use super::token_source::{Mixture, TokenSource};
-use super::tokenizer::Tokenizer;
-use super::tokens::{Storage, TokenType, Tokens};
-use super::{llmc, megatron};
 use crate::config::DataConfig;
+use crate::formats::mapped::MappedFile;
+use crate::formats::tokens::{Storage, TokenType, Tokens};
+use crate::formats::{llmc, megatron};
+use crate::paths::Paths;
+use crate::sources::blend::Blend;
+use crate::sources::corpus::{Corpus, Windows};
+use crate::sources::token_source::{Mixture, TokenSource};
+use crate::text::documents::{TextFile, encode_files, text_files};
+use crate::text::tokenizer::Tokenizer;
 
-/// Where a line of a `.jsonl` file has its text.
+/// The key of the text in a line of a `.jsonl` file.
 pub const JSON_KEY: &str = "text";
 
 /// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and checks
 /// all of them.
 ///
 /// # Errors
-/// Anything that is wrong with them.
+/// Whatever is wrong with the files.
 pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
     let reader = Reader { data, seq, vocab };
     let (weights, all) = reader.datasets("data.path", paths)?;
@@ -41,7 +41,7 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
                 let windows = training[short].count + rest[short].count;
                 return Err(UserError::new(
                     format!("data.path: dataset {} has {windows} samples, and data.split = {}", short + 1, data.split),
-                    "every dataset has a sample to train on and one to validate on",
+                    "every dataset has at least one sample to train on and one to validate on",
                     "give more text, a smaller model.seq_length, data.split = 1, or data.validation_path",
                 ));
             }
@@ -52,7 +52,7 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
     let training = Mixture { blend: blend()?, datasets: training };
     let samples = |mixture: &Mixture| count(mixture.datasets.iter().map(|windows| windows.count as f64).sum());
     let name = format!(
-        "{}; {} samples an epoch, {} to validate",
+        "{}; {} samples per epoch, {} to validate",
         reader.described(paths),
         samples(&training),
         validation.as_ref().map_or("none".into(), samples)
@@ -60,7 +60,7 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
     Ok(TokenSource { training, validation, seq, seed: data.seed, name })
 }
 
-/// Whether any of the data that are named is text, and whether any is token files; what cannot be looked at is neither.
+/// Whether any of the configured data is text, and whether any is token files. Paths that cannot be read are neither.
 pub fn forms(data: &DataConfig) -> (bool, bool) {
     let (mut text, mut tokens) = (false, false);
     for paths in [&data.path, &data.validation_path].into_iter().flatten() {
@@ -83,17 +83,17 @@ struct Reader<'d> {
 }
 
 impl Reader<'_> {
-    /// Weights and windows of the datasets that an option names.
+    /// Weights and windows of the datasets of an option.
     fn datasets(&self, key: &str, paths: &Paths) -> Result<(Vec<f64>, Vec<Windows>), UserError> {
         let datasets = paths.datasets(key)?;
         let weights: Vec<f64> = datasets.iter().map(|(weight, _)| *weight).collect();
-        // Weights are checked before files are read, which takes longer.
+        // Weights are checked first: reading files takes longer.
         Blend::new(&weights, key)?;
         let opened = datasets.iter().map(|(_, paths)| self.windows(key, paths));
         Ok((weights, opened.collect::<Result<_, _>>()?))
     }
 
-    /// All windows of paths read end to end.
+    /// All windows of paths that are read as one stream.
     fn windows(&self, key: &str, paths: &[&str]) -> Result<Windows, UserError> {
         let mut files = Vec::new();
         for path in paths {
@@ -109,7 +109,7 @@ impl Reader<'_> {
         let corpus = Corpus::new(files, self.vocab)?;
         if corpus.is_empty() {
             let what = format!("{key} = `{}` is empty", paths.join(", "));
-            return Err(UserError::new(what, "data hold tokens", "name files that hold text or tokens"));
+            return Err(UserError::new(what, "data contain tokens", "name files that contain text or tokens"));
         }
         let tokens = corpus.len();
         let windows = Windows::all(corpus, self.seq);
@@ -123,7 +123,7 @@ impl Reader<'_> {
         Ok(windows)
     }
 
-    /// Text, tokenised now.
+    /// Tokenises text into memory.
     fn text(&self, path: &str, files: &[TextFile]) -> Result<Tokens, UserError> {
         let tokenizer = Tokenizer::open(&self.data.tokenizer, self.data.end_of_text.as_deref())?;
         let kind = match tokenizer {
@@ -138,7 +138,7 @@ impl Reader<'_> {
         if totals.is_empty() {
             return Err(UserError::new(
                 format!("`{path}` holds no UTF-8 text"),
-                "data hold tokens",
+                "data contain tokens",
                 "name files with text",
             ));
         }
@@ -146,7 +146,7 @@ impl Reader<'_> {
         Ok(Tokens { name, storage: Storage::Memory(bytes), kind, offset: 0, len: totals.tokens, largest: None })
     }
 
-    /// A `.bin` file of any known kind.
+    /// Opens a `.bin` file of any known format.
     fn token_file(&self, path: &Path) -> Result<Tokens, UserError> {
         let index = path.with_extension("idx");
         if index.exists() {
@@ -157,20 +157,20 @@ impl Reader<'_> {
         let bytes = file.bytes().map_err(|error| unreadable(&name, &error))?;
         let wrong = |what: &str, rule: &str, fix: &str| Err(UserError::new(format!("{name} {what}"), rule, fix));
         if bytes.is_empty() {
-            return wrong("is empty", "a token file holds tokens", "write it anew");
+            return wrong("is empty", "a token file contains tokens", "write it again");
         }
         let length = bytes.len();
-        if let Some(llmc::Layout { kind, len, largest }) = llmc::layout(&name, bytes)? {
-            return Ok(Tokens { name, storage: Storage::Mapped(file), kind, offset: llmc::HEADER, len, largest });
+        if let Some(llmc::Header { kind, len, largest }) = llmc::read_header(&name, bytes)? {
+            return Ok(Tokens { name, storage: Storage::Mapped(file), kind, offset: llmc::HEADER_BYTES, len, largest });
         }
         let kind = match self.data.raw_tokens.as_str() {
             "u16" => TokenType::U16,
             "u32" => TokenType::U32,
             _ => {
                 return wrong(
-                    "has no .idx beside it, and starts with none of the magic numbers 20240520 and 20240801",
-                    "a .bin is a token file of llm.c or Megatron, or of raw tokens if data.raw_tokens says so",
-                    "for nanoGPT's files set data.raw_tokens = \"u16\" (--raw-tokens u16)",
+                    "has no .idx file beside it, and does not start with the magic number 20240520 or 20240801",
+                    "a .bin is a token file of llm.c or Megatron, or raw tokens if data.raw_tokens is set",
+                    "for nanoGPT files set data.raw_tokens = \"u16\" (--raw-tokens u16)",
                 );
             }
         };
@@ -198,7 +198,7 @@ impl Reader<'_> {
     }
 }
 
-/// What a path means.
+/// What a path names.
 enum Found {
     /// `.bin` files.
     Tokens(Vec<PathBuf>),
@@ -235,9 +235,5 @@ fn found(key: &str, name: &str) -> Result<Found, UserError> {
 }
 
 fn unreadable(what: &str, error: &std::io::Error) -> UserError {
-    UserError::new(
-        format!("{what} cannot be read: {error}"),
-        "it names data: files, or folders of them",
-        "check the path",
-    )
+    UserError::new(format!("{what} cannot be read: {error}"), "it names files or folders of data", "check the path")
 }

@@ -1,4 +1,4 @@
-//! What `data.path` may be: one path, several, or several with weights.
+//! The value of `data.path`: one path, several, or several with weights.
 
 use common::UserError;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum Paths {
     /// A path.
     One(String),
-    /// Paths, or weights and paths in turn, as in Megatron's `--data-path 0.3 A 0.7 B`.
+    /// Paths, or alternating weights and paths, as in Megatron's `--data-path 0.3 A 0.7 B`.
     Several(Vec<PathItem>),
 }
 
@@ -39,7 +39,7 @@ impl PathItem {
     }
 }
 
-/// A dataset as asked for: paths that are read end to end, and its weight.
+/// A dataset as configured: its weight, and the paths that are read as one stream.
 pub type Weighted<'p> = (f64, Vec<&'p str>);
 
 impl Paths {
@@ -52,10 +52,10 @@ impl Paths {
         one.into_iter().chain(several.iter().filter_map(PathItem::path))
     }
 
-    /// The datasets it asks for. Paths without weights are one dataset together.
+    /// The datasets of the option `key`. Paths without weights are one dataset together.
     ///
     /// # Errors
-    /// An empty list, or one that is neither all paths nor weights and paths in turn.
+    /// An empty list, or a list that is neither paths alone nor a weight before every path.
     pub fn datasets(&self, key: &str) -> Result<Vec<Weighted<'_>>, UserError> {
         let items = match self {
             Paths::One(path) => return Ok(vec![(1.0, vec![path])]),
@@ -77,7 +77,7 @@ impl Paths {
                 .collect();
             UserError::new(
                 format!("{key} = [{}]", list.join(", ")),
-                "a list holds paths, or a weight before every path",
+                "a list has paths alone, or a weight before every path",
                 format!("for example {key} = [0.3, \"a.bin\", 0.7, \"b.bin\"]"),
             )
         })

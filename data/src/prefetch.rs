@@ -1,36 +1,38 @@
-//! Batches made ahead of the step that needs them, by a thread of their own.
+//! Batches read ahead of the step that needs them, by a thread of their own.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::panic_text;
-use device::{Batch, Staging};
+use device::{HostValues, Staging};
 
-use super::{DataError, Source, Split};
+use crate::error::DataError;
+use crate::source::{Source, Split};
 
-/// Batches that wait for their step, besides the one being made.
+/// Batches that are ready and wait for their step.
 const AHEAD: usize = 2;
 
-/// Batches in memory at once: those that wait, the one being made, and those of the steps under way.
-pub const IN_MEMORY: usize = AHEAD + 4;
+/// Batches in memory at once: the ready ones, the one being read, and those of the steps under way.
+pub const BATCHES_IN_MEMORY: usize = AHEAD + 4;
+
+/// How long the end of a run waits for the read under way. Most reads take milliseconds.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The batches of a run's steps, in order.
 ///
-/// When this is dropped the thread is not waited for, since what it reads may hang, as files of a dead server do. It ends
-/// after the read it is in, or with the process.
+/// A read may hang, for example when a file server is down. Dropping this waits for the thread for a second at most. A
+/// thread that hangs longer keeps the memory it reads into, and ends with the process.
 pub struct Prefetch {
-    batches: Option<Receiver<Result<Batch, DataError>>>,
+    batches: Option<Receiver<Result<HostValues, DataError>>>,
     thread: Option<JoinHandle<()>>,
-    /// Memory that goes with the device, which the thread may outlive: taken from it first.
-    staging: Arc<Mutex<Option<Staging>>>,
 }
 
 impl Prefetch {
-    /// Starts making the batches of `steps`, in memory from `staging`. `samples` gives the first sample of a step and how
-    /// many there are; it is asked step by step.
+    /// Starts reading the batches of `steps` into memory of `staging`. `samples(step)` is the first sample of a step and
+    /// the number of samples; it is called once for each step, in order.
     ///
     /// # Errors
     /// No thread can be started.
@@ -41,16 +43,10 @@ impl Prefetch {
         mut samples: impl FnMut(usize) -> (u64, usize) + Send + 'static,
     ) -> Result<Prefetch, DataError> {
         let (send, batches) = sync_channel(AHEAD);
-        let staging = Arc::new(Mutex::new(Some(staging)));
-        let lent = staging.clone();
         let thread = std::thread::Builder::new().name("data".into()).spawn(move || {
             for step in steps {
                 let (first, count) = samples(step);
-                let batch = source.batch(Split::Train, first, count);
-                let lent = lent.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(staging) = &*lent else { return };
-                let batch = batch.map(|batch| batch.staged(staging));
-                drop(lent);
+                let batch = source.batch(Split::Train, first, count, &staging);
                 let failed = batch.is_err();
                 if send.send(batch).is_err() || failed {
                     return;
@@ -61,14 +57,14 @@ impl Prefetch {
             what: format!("the thread that reads data does not start: {error}"),
             fix: "allow this process more threads (ulimit -u)".into(),
         })?;
-        Ok(Prefetch { batches: Some(batches), thread: Some(thread), staging })
+        Ok(Prefetch { batches: Some(batches), thread: Some(thread) })
     }
 
-    /// The next step's batch, and how long it was waited for. What is ready is not waited for.
+    /// The next step's batch, and how long this waited for it.
     ///
     /// # Errors
-    /// What went wrong while it was read, once.
-    pub fn next_batch(&mut self) -> Result<(Batch, Duration), DataError> {
+    /// The error that the thread met while it read this batch.
+    pub fn next_batch(&mut self) -> Result<(HostValues, Duration), DataError> {
         let asked = Instant::now();
         let batch = self.batches.as_ref().and_then(|batches| batches.recv().ok());
         match batch {
@@ -83,9 +79,7 @@ impl Prefetch {
     /// How the thread ended, after it did.
     fn end(&mut self) -> String {
         match self.thread.take().map(JoinHandle::join) {
-            Some(Err(panic)) => {
-                format!("panicked: {}", panic_text(&*panic))
-            }
+            Some(Err(panic)) => format!("panicked: {}", panic_text(&*panic)),
             _ => "has no more batches".into(),
         }
     }
@@ -93,19 +87,27 @@ impl Prefetch {
 
 impl Drop for Prefetch {
     fn drop(&mut self) {
-        // Without a receiver the thread's next send fails, and it ends.
+        // Without a receiver the thread's next send fails, and the thread ends.
         self.batches = None;
-        // Waits for a copy in memory at most.
-        self.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = self.thread.take() else { return };
+        let asked = Instant::now();
+        while !thread.is_finished() && asked.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if thread.is_finished() {
+            // A panic was reported when its batch was asked for; one after the last batch changes nothing.
+            let _ = thread.join();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::mpsc::channel;
 
-    use super::super::MarkovSource;
     use super::*;
+    use crate::sources::markov::MarkovSource;
 
     /// Fails, or panics, at a sample.
     struct Breaks {
@@ -114,9 +116,9 @@ mod tests {
     }
 
     impl Source for Breaks {
-        fn batch(&self, _: Split, first: u64, _: usize) -> Result<Batch, DataError> {
+        fn batch(&self, _: Split, first: u64, _: usize, _: &Staging) -> Result<HostValues, DataError> {
             if first < self.at {
-                return Ok(Batch::Rows { inputs: vec![first as f32].into(), targets: vec![].into() });
+                return Ok(HostValues::F32(vec![first as f32].into()));
             }
             assert!(!self.panics, "a bug in the source");
             Err(DataError { what: "the disk is gone".into(), fix: "mount it".into() })
@@ -130,10 +132,12 @@ mod tests {
     #[test]
     fn batches_are_those_of_the_source_in_order_and_no_more() {
         let source = Arc::new(MarkovSource::new(1, 8));
+        let staging = Staging::default();
         let mut prefetch =
-            Prefetch::start(source.clone(), 3..9, Staging::default(), |step| (10 * step as u64, 2)).unwrap();
+            Prefetch::start(source.clone(), 3..9, staging.clone(), |step| (10 * step as u64, 2)).unwrap();
         for step in 3..9u64 {
-            assert_eq!(prefetch.next_batch().unwrap().0, source.batch(Split::Train, 10 * step, 2).unwrap());
+            let expected = source.batch(Split::Train, 10 * step, 2, &staging).unwrap();
+            assert_eq!(prefetch.next_batch().unwrap().0, expected);
         }
         assert!(prefetch.next_batch().unwrap_err().to_string().contains("no more batches"));
     }
@@ -166,7 +170,7 @@ mod tests {
     struct Hangs(Mutex<Receiver<()>>);
 
     impl Source for Hangs {
-        fn batch(&self, _: Split, _: u64, _: usize) -> Result<Batch, DataError> {
+        fn batch(&self, _: Split, _: u64, _: usize, _: &Staging) -> Result<HostValues, DataError> {
             let _ = self.0.lock().unwrap().recv();
             Err(DataError { what: "the server is gone".into(), fix: "mount it".into() })
         }

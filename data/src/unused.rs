@@ -1,23 +1,23 @@
-//! Options of data that say nothing about what is trained on.
+//! Data options that have no effect on the run.
 
 use common::UserError;
 
 use crate::config::DataConfig;
 
-/// Fails if one is set that would be ignored: an MLP (`mlp`) has no data, and without `data.path` there are no files.
+/// Fails if an option is set that would be ignored: an MLP (`mlp`) reads no data, and without `data.path` no files are read.
 ///
 /// # Errors
-/// Names the first.
+/// Names the first such option.
 pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
     let (with, rule, fix) = match (mlp, &data.path) {
         (true, _) => (
             "with model.kind = \"mlp\"",
-            "an MLP trains on rows that the trainer makes",
+            "an MLP trains on generated data",
             "leave it out, or set model.kind = \"gpt\"",
         ),
         (_, None) => (
             "without data.path",
-            "it says how the files of data.path are taken",
+            "it says how the files of data.path are read",
             "set data.path (--data-path), or leave it out",
         ),
         _ => return Ok(()),

@@ -55,3 +55,32 @@ KERNEL(convert_f32_bf16_scalar)(const float* input, bf16* output, u64 count) {
 KERNEL(convert_bf16_f32_scalar)(const bf16* input, float* output, u64 count) {
     convert<bf16, float, 1>(input, output, count);
 }
+
+// a[row, c] = input[row, a_first + c] for `a_columns` columns, b likewise. `input` is (rows, width) of `count` values, each
+// of which is read once.
+template <class From, class To, class Convert>
+void copy_columns(const From* input, To* a, u32 a_first, u32 a_columns, To* b, u32 b_first, u32 b_columns, u64 count,
+                  u32 width, Convert convert) {
+    for_each<1>(count, [&](u64 at) {
+        u64 row = at / width;
+        u32 column = (u32)(at - row * width);
+        To x = convert(input[at]);
+        // Before the first column the difference wraps around, to more than any number of columns.
+        u32 in_a = column - a_first, in_b = column - b_first;
+        if (in_a < a_columns) a[row * a_columns + in_a] = x;
+        if (in_b < b_columns) b[row * b_columns + in_b] = x;
+    });
+}
+// i32 and f32 as they lie in memory.
+KERNEL(copy_columns_words)(const u32* input, u32* a, u32 a_first, u32 a_columns, u32* b, u32 b_first, u32 b_columns,
+                           u64 count, u32 width) {
+    copy_columns(input, a, a_first, a_columns, b, b_first, b_columns, count, width, [](u32 x) { return x; });
+}
+KERNEL(copy_columns_bf16)(const float* input, bf16* a, u32 a_first, u32 a_columns, bf16* b, u32 b_first, u32 b_columns,
+                          u64 count, u32 width) {
+    copy_columns(input, a, a_first, a_columns, b, b_first, b_columns, count, width, [](float x) {
+        bf16 rounded;
+        set(&rounded, x);
+        return rounded;
+    });
+}

@@ -1,4 +1,4 @@
-//! Arrays on the host that a GPU can copy from while both go on.
+//! Arrays on the host that a GPU copies from while the host and the GPU work on.
 
 use std::any::Any;
 use std::fmt;
@@ -6,59 +6,108 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Element;
-use crate::cuda::PinnedBlock;
+use crate::cuda::{PinnedBlock, PrimaryContext};
 
-/// An array of host memory, shared and never changed: ordinary memory, or page-locked memory from a [`Staging`], which a
-/// GPU copies without the host's help.
+/// An array of host memory, shared and never changed. Its memory is ordinary memory, or page-locked memory from a
+/// [`Staging`], which a GPU copies without the host's help.
 pub struct HostArray<T> {
     memory: Arc<ArrayMemory<T>>,
 }
 
+/// A [`HostArray`] of one of the types that training data have.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostValues {
+    /// Token ids.
+    I32(HostArray<i32>),
+    /// Numbers.
+    F32(HostArray<f32>),
+}
+
 enum ArrayMemory<T> {
     Pageable(Vec<T>),
+    /// A block, and the number of values in it.
     Pinned(BorrowedBlock, usize),
 }
 
-/// A block that returns to where it came from once nothing reads it any more.
+/// A block that returns to its staging memory when nothing reads it any more.
 struct BorrowedBlock {
     block: Option<PinnedBlock>,
     home: Staging,
 }
 
-/// Page-locked blocks that arrays are made in, each used again when the array before is gone. Empty on the host device,
-/// where ordinary memory does as well.
+/// Page-locked blocks for arrays. A block is used again when the array in it is gone. Empty on the host device, where
+/// ordinary memory does as well.
 #[derive(Clone, Default)]
 pub struct Staging {
-    free: Arc<Mutex<Vec<PinnedBlock>>>,
+    shared: Arc<Shared>,
+}
+
+/// Fields drop in order: the blocks, then the context.
+#[derive(Default)]
+struct Shared {
+    free: Mutex<Vec<PinnedBlock>>,
+    /// The driver frees page-locked memory with its context. A thread may still write to a block when the device is gone.
+    _context: Option<Arc<PrimaryContext>>,
 }
 
 impl Staging {
-    pub(crate) fn new(blocks: Vec<PinnedBlock>) -> Staging {
-        Staging { free: Arc::new(Mutex::new(blocks)) }
+    pub(crate) fn new(blocks: Vec<PinnedBlock>, context: Arc<PrimaryContext>) -> Staging {
+        Staging { shared: Arc::new(Shared { free: Mutex::new(blocks), _context: Some(context) }) }
     }
 
-    /// An array of these values; in page-locked memory if a block that holds them is free. Any thread may make one.
-    pub fn array<T: Element>(&self, values: HostArray<T>) -> HostArray<T> {
-        let bytes = size_of_val::<[T]>(&values);
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fitting = (0..free.len()).filter(|&at| free[at].bytes() >= bytes).min_by_key(|&at| free[at].bytes());
-        let Some(mut block) = fitting.map(|at| free.swap_remove(at)) else { return values };
-        drop(free);
-        block.fill::<T>(&values);
-        let borrowed = BorrowedBlock { block: Some(block), home: self.clone() };
-        HostArray { memory: Arc::new(ArrayMemory::Pinned(borrowed, values.len())) }
+    /// An array of `count` values, which `fill` writes. The array is in page-locked memory if a block that is large enough
+    /// is free, else in ordinary memory. What the memory holds before `fill` is unspecified. Any thread may call this.
+    ///
+    /// # Errors
+    /// What `fill` returns.
+    pub fn array<T: Element, E>(
+        &self,
+        count: usize,
+        fill: impl FnOnce(&mut [T]) -> Result<(), E>,
+    ) -> Result<HostArray<T>, E> {
+        let mut memory = match self.take(count * size_of::<T>()) {
+            Some(block) => ArrayMemory::Pinned(block, count),
+            None => ArrayMemory::Pageable(vec![T::zeroed(); count]),
+        };
+        fill(memory.values_mut())?;
+        Ok(HostArray { memory: Arc::new(memory) })
+    }
+
+    /// The smallest free block of at least `bytes` bytes.
+    fn take(&self, bytes: usize) -> Option<BorrowedBlock> {
+        let mut free = self.shared.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let fitting = (0..free.len()).filter(|&at| free[at].bytes() >= bytes).min_by_key(|&at| free[at].bytes())?;
+        Some(BorrowedBlock { block: Some(free.swap_remove(fitting)), home: self.clone() })
     }
 }
 
 impl Drop for BorrowedBlock {
     fn drop(&mut self) {
-        let mut free = self.home.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.home.shared.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(self.block.take());
     }
 }
 
+impl<T: Element> ArrayMemory<T> {
+    fn values(&self) -> &[T] {
+        match self {
+            ArrayMemory::Pageable(values) => values,
+            ArrayMemory::Pinned(borrowed, count) => borrowed.block.as_ref().map_or(&[], |block| block.slice(*count)),
+        }
+    }
+
+    fn values_mut(&mut self) -> &mut [T] {
+        match self {
+            ArrayMemory::Pageable(values) => values,
+            ArrayMemory::Pinned(borrowed, count) => {
+                borrowed.block.as_mut().map_or(&mut [], |block| block.slice_mut(*count))
+            }
+        }
+    }
+}
+
 impl<T: Element> HostArray<T> {
-    /// The page-locked memory the values are in, if they are.
+    /// The page-locked memory that holds the values; `None` if they are in ordinary memory.
     pub(crate) fn pinned(&self) -> Option<&PinnedBlock> {
         match &*self.memory {
             ArrayMemory::Pageable(_) => None,
@@ -88,10 +137,7 @@ impl<T: Element> Deref for HostArray<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        match &*self.memory {
-            ArrayMemory::Pageable(values) => values,
-            ArrayMemory::Pinned(borrowed, count) => borrowed.block.as_ref().map_or(&[], |block| block.slice(*count)),
-        }
+        self.memory.values()
     }
 }
 
@@ -110,38 +156,5 @@ impl<T: Element + PartialEq> PartialEq for HostArray<T> {
 impl<T: Element + fmt::Debug> fmt::Debug for HostArray<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
-    }
-}
-
-/// A step's inputs and targets on the host, `(microbatches, micro batch, ...)` each.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Batch {
-    /// Token ids; targets are the next tokens, negative where there is none.
-    Tokens {
-        /// `(microbatches, batch, seq)`.
-        inputs: HostArray<i32>,
-        /// `(microbatches, batch, seq)`.
-        targets: HostArray<i32>,
-    },
-    /// Rows of a regression.
-    Rows {
-        /// `(microbatches, batch, features)`.
-        inputs: HostArray<f32>,
-        /// `(microbatches, batch, outputs)`.
-        targets: HostArray<f32>,
-    },
-}
-
-impl Batch {
-    /// The same batch in page-locked memory, where some is free.
-    pub fn staged(self, staging: &Staging) -> Batch {
-        match self {
-            Batch::Tokens { inputs, targets } => {
-                Batch::Tokens { inputs: staging.array(inputs), targets: staging.array(targets) }
-            }
-            Batch::Rows { inputs, targets } => {
-                Batch::Rows { inputs: staging.array(inputs), targets: staging.array(targets) }
-            }
-        }
     }
 }

@@ -22,7 +22,7 @@ mod stream_id;
 mod tensor;
 mod timeline;
 
-pub use array::{Batch, HostArray, Staging};
+pub use array::{HostArray, HostValues, Staging};
 pub use backend::Readback;
 pub use communicator::{Communicator, Probe, Request};
 pub use device::{ALIGNMENT, Area, Device, HostOptions, TraceEvent};

@@ -303,6 +303,43 @@ fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {
 }
 
 #[test]
+fn columns_of_a_matrix_are_copied_in_overlapping_ranges_and_converted_as_a_copy_would() {
+    let t = bench(2);
+    for (rows, width, first, second) in
+        [(3, 9, 0..8, 1..9), (1, 2, 0..1, 1..2), (7, 131, 0..100, 100..131), (5, 6, 2..3, 0..6), (2, 4, 1..1, 3..4)]
+    {
+        let picked = |range: &std::ops::Range<usize>| -> Vec<usize> {
+            (0..rows * width).filter(|at| range.contains(&(at % width))).collect()
+        };
+        // Ids from 40 on, and ids below 0.
+        let ids: Vec<i32> = (0..(rows * width) as i32).map(|at| if at % 5 == 4 { -1 } else { 40 + at }).collect();
+        let input = t.ints(&[rows, width], &ids);
+        let (a, b) = (
+            t.ints(&[rows, first.len()], &vec![-7; rows * first.len()]),
+            t.ints(&[rows, second.len()], &vec![-7; rows * second.len()]),
+        );
+        let part = |range: &std::ops::Range<usize>, output| Some(ColumnRange { first: range.start, output });
+        t.run(CopyColumns { input, parts: [part(&first, a), part(&second, b)] });
+        for (range, output) in [(&first, a), (&second, b)] {
+            let wanted: Vec<i32> = picked(range).into_iter().map(|at| ids[at]).collect();
+            assert_eq!(t.device.download::<i32>(&output).unwrap(), wanted, "{range:?} of ({rows}, {width})");
+        }
+
+        let values = numbers(1, rows * width, F32);
+        let input = t.put(&[rows, width], F32, &values);
+        for to in FLOATS {
+            let (a, b) = (t.empty(&[rows, first.len()], to), t.empty(&[rows, second.len()], to));
+            t.run(CopyColumns { input, parts: [None, part(&first, a)] });
+            t.run(CopyColumns { input, parts: [part(&second, b), None] });
+            for (range, output) in [(&first, a), (&second, b)] {
+                let wanted: Vec<f64> = picked(range).into_iter().map(|at| common::rounded(values[at], to)).collect();
+                assert_eq!(t.get(&output), wanted, "{range:?} of ({rows}, {width}) to {to}");
+            }
+        }
+    }
+}
+
+#[test]
 fn rotary_turns_queries_and_keys_and_its_inverse_turns_them_back() {
     let (batch, seq, heads, kv_heads, dim) = (2, 5, 4, 2, 6);
     let width = (heads + 2 * kv_heads) * dim;
@@ -396,4 +433,14 @@ fn shapes_that_do_not_fit_are_refused_with_both_shapes() {
     let wrong = Add { a: tensor(2, 2), b: t.put(&[2, 2], Bf16, &[0.0; 4]), output: tensor(2, 2) };
     let message = t.stream.submit(wrong).unwrap_err().to_string();
     assert!(message.contains("`b` is bf16, needs f32 like `a`"), "{message}");
+    let tokens = t.ints(&[2, 3], &[0; 6]);
+    for (first, output, needle) in [
+        (2, t.ints(&[2, 2], &[0; 4]), "`output` is (2, 2), columns 2 to 4 of an `input` of (2, 3)"),
+        (0, t.ints(&[3, 2], &[0; 6]), "`output` is (3, 2)"),
+        (0, tensor(2, 2), "not i32 to f32"),
+    ] {
+        let copy = CopyColumns { input: tokens, parts: [Some(ColumnRange { first, output }), None] };
+        let message = t.stream.submit(copy).unwrap_err().to_string();
+        assert!(message.starts_with("copy_columns:") && message.contains(needle), "{message}");
+    }
 }

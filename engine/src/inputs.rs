@@ -1,24 +1,25 @@
-//! A step's inputs and targets: on the host, in device memory, and where a microbatch's slot has them.
+//! A step's samples in device memory, and the inputs and targets that a microbatch takes from them.
 
-use device::ops::{Copy, SampleRecord, WriteSampleRecord};
-use device::{Area, Batch, DType, Device, Shape, Stream, Tensor};
+use device::ops::{ColumnRange, Copy, CopyColumns, SampleRecord, WriteSampleRecord};
+use device::{Area, DType, Device, HostValues, Shape, Stream, Tensor};
 use graph_manager::Result;
 use parallel::Task;
 
 use crate::layer_partition::StageLayers;
-use crate::model::{Hidden, Model};
+use crate::model::{Hidden, Model, SampleRow};
 use crate::pipeline::Transfers;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
 
-/// Where a stage has a step's inputs and targets, if it needs them.
+/// The samples of a step, and what each microbatch takes from them.
 pub(crate) struct Inputs {
-    /// `(microbatches, ...)`, on the stage that takes them.
-    inputs: Option<Tensor>,
-    /// `(microbatches, ...)`, on the stage that makes the losses.
-    targets: Option<Tensor>,
-    /// Shape and type of a microbatch's, as layers have them.
-    of_microbatch: [(Shape, DType); 2],
+    /// `(microbatches, batch, width)`. `None` on a stage that needs neither inputs nor targets.
+    samples: Option<Tensor>,
+    row: SampleRow,
+    /// A microbatch's inputs in the model: shape and type.
+    inputs: (Shape, DType),
+    /// A microbatch's targets in the model: shape and type.
+    targets: (Shape, DType),
     /// u8, a `Control`.
     control: Tensor,
     micro_batch_size: usize,
@@ -26,7 +27,8 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    /// Allocates what the stage with these layers needs for steps of up to so many microbatches.
+    /// Allocates memory for the samples of up to `microbatches` microbatches, if the stage with these layers needs them:
+    /// the first stage takes the inputs, the last one the targets.
     ///
     /// # Errors
     /// Out of memory.
@@ -38,59 +40,50 @@ impl Inputs {
         microbatches: usize,
         micro_batch_size: usize,
     ) -> Result<Inputs> {
-        let mut areas = Vec::new();
-        let mut stack = |name: &str, here: bool, (shape, dtype): (Shape, DType)| -> Result<Option<Tensor>> {
-            if !here {
-                return Ok(None);
-            }
-            let (sizes, dtype) = ([&[microbatches], shape.sizes()].concat(), on_host(dtype));
-            Ok(Some(device.allocate_tensor(&mut areas, name, Shape::new(&sizes), dtype)?))
-        };
-        Ok(Inputs {
-            inputs: stack("inputs", layers.has_first(), model.inputs)?,
-            targets: stack("targets", layers.has_last(), model.targets)?,
-            of_microbatch: [model.inputs, model.targets],
-            control,
-            micro_batch_size,
-            _areas: areas,
-        })
+        let (row, mut areas) = (model.sample.clone(), Vec::new());
+        let mut samples = None;
+        if layers.has_first() || layers.has_last() {
+            let shape = [microbatches, micro_batch_size, row.width];
+            samples = Some(device.allocate_tensor(&mut areas, "samples", shape, row.dtype)?);
+        }
+        let (inputs, targets) = (model.inputs, model.targets);
+        Ok(Inputs { samples, row, inputs, targets, control, micro_batch_size, _areas: areas })
     }
 
-    /// Zeros all of them.
+    /// Whether the stage needs a step's samples.
+    pub(crate) fn needs_batch(&self) -> bool {
+        self.samples.is_some()
+    }
+
+    /// Bytes of a step's samples; 0 on a stage that needs none.
+    pub(crate) fn bytes(&self) -> usize {
+        self.samples.map_or(0, |samples| samples.bytes())
+    }
+
+    /// Sets all samples to zeros.
     ///
     /// # Errors
     /// What the device refused.
     pub(crate) fn clear(&self, device: &Device) -> Result<()> {
-        [self.inputs, self.targets].iter().flatten().try_for_each(|tensor| Ok(device.zero(tensor)?))
+        self.samples.map_or(Ok(()), |samples| Ok(device.zero(&samples)?))
     }
 
-    /// Bytes of each buffer.
-    pub(crate) fn bytes(&self) -> impl Iterator<Item = usize> {
-        [self.inputs, self.targets].into_iter().flatten().map(|tensor| tensor.bytes())
-    }
-
-    /// Copies to the device what the stage needs of a step's batch.
+    /// Copies a step's samples, `(microbatches, batch, width)`, to the device. Does nothing on a stage that needs none.
     ///
     /// # Errors
-    /// A batch of another size or kind than the model's.
-    pub(crate) fn fill(&self, compute: &Stream, batch: &Batch, microbatches: usize) -> Result<()> {
-        let part = |all: Option<Tensor>| all.map(|all| all.narrow(0, microbatches));
-        let (inputs, targets) = (part(self.inputs), part(self.targets));
+    /// Samples of another number or type than the model's.
+    pub(crate) fn fill(&self, compute: &Stream, batch: &HostValues, microbatches: usize) -> Result<()> {
+        let Some(samples) = self.samples.map(|samples| samples.narrow(0, microbatches)) else { return Ok(()) };
         match batch {
-            Batch::Tokens { inputs: tokens, targets: next } => {
-                inputs.map_or(Ok(()), |inputs| compute.send(&inputs, tokens))?;
-                targets.map_or(Ok(()), |targets| compute.send(&targets, next))?;
-            }
-            Batch::Rows { inputs: rows, targets: wanted } => {
-                inputs.map_or(Ok(()), |inputs| compute.send(&inputs, rows))?;
-                targets.map_or(Ok(()), |targets| compute.send(&targets, wanted))?;
-            }
+            HostValues::I32(tokens) => compute.send(&samples, tokens)?,
+            HostValues::F32(values) => compute.send(&samples, values)?,
         }
         Ok(())
     }
 
-    /// Puts what a chunk's forward takes where the microbatch's slot has it: the step's inputs, or what the stage before
-    /// sent. `layer` is the chunk's first.
+    /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot. The first chunk of the model
+    /// takes its inputs from the samples, the others from the stage before. The last chunk takes the targets too. `layer` is
+    /// the chunk's first layer.
     ///
     /// # Errors
     /// What the device refused, or a failed transfer.
@@ -103,30 +96,27 @@ impl Inputs {
     ) -> Result<Hidden> {
         let microbatch = task.microbatch();
         cx.region(Region::Inputs { layer, microbatch }, (), |cx, ()| {
-            let [of_inputs, of_targets] = self.of_microbatch;
-            let (input, (shape, dtype)) = match (transfers.activations(cx, task)?, self.inputs) {
-                (Some(arrived), _) => (arrived, (arrived.shape, arrived.dtype)),
-                (None, Some(all)) => (all.at(microbatch), of_inputs),
-                (None, None) => unreachable!("a forward begins with inputs or what came in"),
-            };
+            let received = transfers.activations(cx, task)?;
+            let (shape, dtype) = received.map_or(self.inputs, |received| (received.shape, received.dtype));
             let x = cx.tensor("inputs", shape, dtype)?;
-            let targets = match self.targets.filter(|_| !transfers.sends(task)) {
-                Some(all) => Some((all.at(microbatch), cx.tensor("targets", of_targets.0, of_targets.1)?)),
-                None => None,
-            };
+            let makes_losses = !transfers.sends(task);
+            let mut targets = None;
+            if makes_losses {
+                targets = Some(cx.tensor("targets", self.targets.0, self.targets.1)?);
+            }
             let record = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;
-            cx.run(Copy { input, output: x })?;
-            if let Some((input, output)) = targets {
-                cx.run(Copy { input, output })?;
+            if let Some(input) = received {
+                cx.run(Copy { input, output: x })?;
+            }
+            let columns = |first: usize, output| ColumnRange { first, output };
+            let of_inputs = received.is_none().then(|| columns(self.row.inputs.start, x));
+            let of_targets = targets.map(|targets| columns(self.row.targets.start, targets));
+            if let (Some(samples), parts @ ([Some(_), _] | [_, Some(_)])) = (self.samples, [of_inputs, of_targets]) {
+                cx.run(CopyColumns { input: samples.at(microbatch), parts })?;
             }
             let offset = (microbatch * self.micro_batch_size) as u64;
             cx.run(WriteSampleRecord { control: self.control, offset, record })?;
-            Ok(Hidden { x, delta: None, targets: targets.map(|(_, targets)| targets), record })
+            Ok(Hidden { x, delta: None, targets, record })
         })
     }
-}
-
-/// The type data have on the host: rows come in f32, whatever the layers compute in.
-fn on_host(dtype: DType) -> DType {
-    if dtype == DType::Bf16 { DType::F32 } else { dtype }
 }

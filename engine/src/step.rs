@@ -2,9 +2,8 @@
 
 mod build;
 
-pub use device::Batch;
 use device::ops::{Control, Fill, Status, WriteControl};
-use device::{Area, Device, Readback, Staging, Stream, Tensor};
+use device::{Area, Device, HostValues, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, Result};
 use parallel::Task;
 
@@ -89,7 +88,7 @@ impl Stage {
     ///
     /// # Errors
     /// What the device refused, or a step that differs from the recorded one.
-    pub fn train_step(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<PendingMetrics> {
+    pub fn train_step(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
         let loss_count = self.submit(settings, batch)?;
         self.metrics(loss_count)
     }
@@ -99,7 +98,7 @@ impl Stage {
     ///
     /// # Errors
     /// As [`Stage::train_step`].
-    pub fn submit(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<f64> {
+    pub fn submit(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<f64> {
         if let Some(progress) = self.device().progress() {
             self.compute.submit(progress.step(settings.step))?;
         }
@@ -113,8 +112,8 @@ impl Stage {
     ///
     /// # Errors
     /// As [`Stage::train_step`].
-    pub fn evaluate(&mut self, settings: StepSettings, batch: &Batch) -> Result<PendingMetrics> {
-        let loss_count = self.begin(settings, Some(batch))?;
+    pub fn evaluate(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
+        let loss_count = self.begin(settings, batch)?;
         let (graphs, work, _) = self.parts();
         graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| evaluate(cx, &work))?;
         self.metrics(loss_count)
@@ -171,7 +170,7 @@ impl Stage {
     }
 
     /// Writes the control block and the step's inputs; returns the number of losses the step's loss is a mean of.
-    fn begin(&mut self, settings: StepSettings, batch: Option<&Batch>) -> Result<f64> {
+    fn begin(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<f64> {
         let loss_count = (self.losses_per_microbatch * settings.microbatches) as f64;
         let value = Control {
             first_sample: settings.first_sample,
@@ -192,12 +191,17 @@ impl Stage {
         Ok(PendingMetrics { numbers: self.compute.read(&self.numbers)?, loss_count })
     }
 
+    /// Whether this stage needs the samples of its steps. Stages between the first and the last of a pipeline do not.
+    pub fn needs_batch(&self) -> bool {
+        self.inputs.needs_batch()
+    }
+
     /// Page-locked memory for this many batches.
     ///
     /// # Errors
     /// When the system cannot lock that much.
     pub fn staging(&self, batches: usize) -> Result<Staging> {
-        Ok(self.device().staging((0..batches).flat_map(|_| self.inputs.bytes()))?)
+        Ok(self.device().staging(vec![self.inputs.bytes(); batches])?)
     }
 
     /// The graphs, to report on.

@@ -26,7 +26,7 @@ pub(crate) use copy_to_host::PendingCopy;
 pub use counters::Counters;
 pub(crate) use cupti::{Cupti, CuptiNote};
 pub(crate) use device::CudaDevice;
-pub(crate) use driver::{DeviceBlock, PinnedBlock, RawEvent, RawStream};
+pub(crate) use driver::{DeviceBlock, PinnedBlock, PrimaryContext, RawEvent, RawStream};
 pub use driver::{GpuProperties, gpu_count};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::Kernels;

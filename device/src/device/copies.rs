@@ -82,7 +82,7 @@ impl Device {
             DeviceBackend::Cuda(cuda) => {
                 let blocks: Vec<PinnedBlock> = bytes.into_iter().map(PinnedBlock::new).collect::<Result<_>>()?;
                 cuda.counters.borrow_mut().allocations += blocks.len() as u64;
-                Ok(Staging::new(blocks))
+                Ok(Staging::new(blocks, cuda.gpu.context.clone()))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Copies, sums and constants.
 
 use super::{Pool, view};
-use crate::ops::{Add, BiasGrad, Copy, Fill, Poison};
+use crate::ops::{Add, BiasGrad, Copy, CopyColumns, Fill, Poison};
 use crate::{DType, Element, Float, Tensor, bf16};
 
 /// Elements of one task.
@@ -75,6 +75,26 @@ fn duplicate<T: Element>(op: &Copy, pool: &Pool) {
     pool.for_each_chunk(view::write::<T>(&op.output), CHUNK, |chunk, out| {
         out.copy_from_slice(&input[chunk * CHUNK..][..out.len()]);
     });
+}
+
+/// See [`CopyColumns`].
+pub(super) fn copy_columns(op: &CopyColumns, pool: &Pool) {
+    match (op.input.dtype, op.output_dtype()) {
+        (DType::I32, _) => columns::<i32, i32>(op, pool, |x| x),
+        (_, DType::Bf16) => columns::<f32, bf16>(op, pool, bf16::from_f32),
+        _ => columns::<f32, f32>(op, pool, |x| x),
+    }
+}
+
+fn columns<A: Element, B: Element>(op: &CopyColumns, pool: &Pool, convert: impl Fn(A) -> B + Send + Sync) {
+    let (input, width) = (view::read::<A>(&op.input), op.input.shape.last());
+    for part in op.parts.iter().flatten() {
+        let count = part.output.shape.last();
+        pool.for_each_chunk(view::write::<B>(&part.output), count.max(1), |row, out| {
+            let from = &input[row * width + part.first..][..count];
+            out.iter_mut().zip(from).for_each(|(out, x)| *out = convert(*x));
+        });
+    }
 }
 
 /// See [`Fill`].

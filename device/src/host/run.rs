@@ -16,6 +16,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) {
         Op::BiasGrad(op) => elementwise::bias_grad(op, pool),
         Op::Add(op) => elementwise::add(op, pool),
         Op::Copy(op) => elementwise::copy(op, pool),
+        Op::CopyColumns(op) => elementwise::copy_columns(op, pool),
         Op::Fill(op) => elementwise::fill(op, pool),
         Op::Poison(op) => elementwise::poison(op, pool),
         Op::Activation(op) => activation::activation(op, pool),

@@ -55,6 +55,56 @@ impl Operation for Copy {
     }
 }
 
+/// Copies ranges of columns, one or two: `output[row, c] = input[row, first + c]`. Ranges may overlap. f32 is converted
+/// where the outputs are bf16 (round to nearest even).
+#[derive(Clone, Debug)]
+pub struct CopyColumns {
+    /// `(rows, width)`, i32 or f32.
+    pub input: Tensor,
+    /// What is copied where. All outputs are of one type.
+    pub parts: [Option<ColumnRange>; 2],
+}
+
+/// Columns of a [`CopyColumns`].
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnRange {
+    /// First column in the input.
+    pub first: usize,
+    /// `(rows, columns)`.
+    pub output: Tensor,
+}
+
+impl CopyColumns {
+    /// Type of the outputs; the input's without any.
+    pub(crate) fn output_dtype(&self) -> DType {
+        self.parts.iter().flatten().next().map_or(self.input.dtype, |part| part.output.dtype)
+    }
+}
+
+impl Operation for CopyColumns {
+    const NAME: &'static str = "copy_columns";
+
+    fn check(&self) -> Result<()> {
+        let (rows, width) = (self.input.shape.rows(), self.input.shape.last());
+        let (from, to) = (self.input.dtype, self.output_dtype());
+        let known = matches!((from, to), (DType::I32, DType::I32) | (DType::F32, DType::F32 | DType::Bf16));
+        ensure(Self::NAME, known, || format!("copies i32, f32, and f32 to bf16, not {from} to {to}"))?;
+        for ColumnRange { first, output } in self.parts.iter().flatten() {
+            super::ensure_dtype(Self::NAME, "output", output, to)?;
+            let columns = output.shape.last();
+            ensure(Self::NAME, output.shape.rows() == rows && first + columns <= width, || {
+                let range = format!("columns {first} to {}", first + columns);
+                format!("`output` is {:?}, {range} of an `input` of {:?}", output.shape, self.input.shape)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.input], self.parts.iter().flatten().map(|part| part.output))
+    }
+}
+
 /// `output = value` everywhere; f32 or bf16.
 #[derive(Clone, Debug)]
 pub struct Fill {

@@ -33,7 +33,7 @@ pub(crate) use checks::{ensure, ensure_dtype, ensure_elements, ensure_float, ens
 pub use collective::Collective;
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
 pub use dropout::{Dropout, DropoutPart, DropoutSite};
-pub use elementwise::{Add, BiasGrad, Copy, Fill, Poison};
+pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gemm::{Epilogue, Gemm};
 pub use loss::{CrossEntropy, Mse, SumInto};

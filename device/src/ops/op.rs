@@ -2,7 +2,7 @@
 
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
-    ClipScale, Collective, Copy, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Dropout, Embedding,
+    ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Dropout, Embedding,
     EmbeddingBackward, Fill, Gemm, Mse, Norm, NormBackward, Operation, Poison, ProgressMark, Rotary, Sgd, SquareSum,
     SumInto, SwiGlu, SwiGluBackward, TakeRows, WriteControl, WriteSampleRecord,
 };
@@ -50,6 +50,8 @@ operations! {
     Add,
     /// Copy, converting between types.
     Copy,
+    /// Copy of ranges of columns.
+    CopyColumns,
     /// A constant everywhere.
     Fill,
     /// Bytes no valid value has.

@@ -14,7 +14,9 @@ use super::linear::Linear;
 use super::norm::NormLayer;
 use super::recompute::Recomputed;
 use super::tensor_parallel::Share;
-use super::{Architecture, Chunk, Dropouts, Layer, Model, RotaryTable, Scaling, StepTensors, TensorParallel};
+use super::{
+    Architecture, Chunk, Dropouts, Layer, Model, RotaryTable, SampleRow, Scaling, StepTensors, TensorParallel,
+};
 use crate::layer_partition::StageLayers;
 use crate::params::{Init, ParamSpec, Params, TiedCopy};
 
@@ -255,6 +257,7 @@ fn build(shape: &GptShape, tensor: &TensorParallel, layers: &StageLayers, params
     Model {
         chunks: layers.chunks.iter().map(chunk).collect(),
         residual: Some((residual.into(), shape.dtype)),
+        sample: SampleRow::tokens(shape.seq),
         inputs: tokens,
         targets: tokens,
         losses: rows,

@@ -6,7 +6,7 @@ use graph_manager::Result;
 
 use super::head::RegressionHead;
 use super::linear::Linear;
-use super::{Architecture, Chunk, Dropouts, Hidden, Layer, Model, StepTensors, TensorParallel, undropped};
+use super::{Architecture, Chunk, Dropouts, Hidden, Layer, Model, SampleRow, StepTensors, TensorParallel, undropped};
 use crate::layer_partition::StageLayers;
 use crate::params::{Init, ParamSpec, Params};
 use crate::step_policy::StepContext;
@@ -66,6 +66,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
     Model {
         chunks: vec![Chunk { first: 0, layers }],
         residual: None,
+        sample: SampleRow::regression(shape.sizes[0], shape.sizes[last + 1]),
         inputs: ([shape.batch, shape.sizes[0]].into(), shape.dtype),
         targets: ([shape.batch, shape.sizes[last + 1]].into(), shape.dtype),
         losses: shape.batch,

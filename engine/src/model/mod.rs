@@ -11,6 +11,7 @@ mod mlp;
 mod norm;
 mod recompute;
 mod rotary;
+mod sample_row;
 mod tensor_parallel;
 
 use device::ops::{Dropout, DropoutPart, DropoutSite};
@@ -25,6 +26,7 @@ pub use decoder::{Cursor, Decoder};
 pub use gpt::{FeedForward, GptShape, Position, gpt, gpt_part};
 pub use mlp::{MlpShape, mlp};
 pub use rotary::{RotaryTable, Scaling};
+pub use sample_row::SampleRow;
 pub use tensor_parallel::TensorParallel;
 
 /// What passes from layer to layer in the forward pass. The gradient that passes back is that of `x`, which is also
@@ -113,6 +115,8 @@ pub struct Model {
     pub chunks: Vec<Chunk>,
     /// Shape and type of what passes from any layer to the next; none where it differs from layer to layer.
     pub residual: Option<(Shape, DType)>,
+    /// Where a sample's inputs and targets are.
+    pub sample: SampleRow,
     /// One microbatch's inputs: shape and type.
     pub inputs: (Shape, DType),
     /// One microbatch's targets: shape and type.

@@ -240,7 +240,7 @@ fn evaluation_reads_the_weights_of_the_last_update() {
                     let settings = run.settings(step);
                     let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
                     losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss);
-                    losses.push(stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss);
+                    losses.push(stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss);
                 }
                 losses
             })

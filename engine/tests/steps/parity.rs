@@ -3,11 +3,12 @@
 //! what it needs.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use device::ops::NormKind;
-use device::{Batch, DType};
+use device::{DType, HostValues};
 use engine::graph_options::GraphOptions;
 use engine::model::{FeedForward, GptShape, Position, Scaling};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -87,6 +88,12 @@ const F32: Tolerances = Tolerances { compute: DType::F32, loss: 4e-6, grads: 5e-
 /// AdamW turns the sign of a small gradient into a whole step: most in the products of queries and keys.
 const BF16: Tolerances = Tolerances { compute: DType::Bf16, loss: 2e-2, grads: 5e-2, norms: 1e-1, weights: 3e-1 };
 
+/// A range of columns of a microbatch's rows.
+fn columns<T: Clone>(rows: &[T], width: usize, microbatch: usize, range: Range<usize>) -> Vec<T> {
+    let rows = rows.chunks(width).skip(microbatch * MICRO_BATCH).take(MICRO_BATCH);
+    rows.flat_map(|row| row[range.clone()].to_vec()).collect()
+}
+
 /// Trains here in the type of `within` and there in f32, and compares.
 fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolerances, case: serde_json::Value) {
     let options = GraphOptions::default();
@@ -110,16 +117,16 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
         for m in 0..MICROBATCHES {
             let name = |what: &str| format!("batch.{step}.{m}.{what}");
             match &batch {
-                Batch::Tokens { inputs, targets } => {
-                    let part = m * MICRO_BATCH * SEQ..(m + 1) * MICRO_BATCH * SEQ;
-                    arrays.i32(name("tokens"), &[MICRO_BATCH, SEQ], &inputs[part.clone()]);
-                    arrays.i32(name("targets"), &[MICRO_BATCH, SEQ], &targets[part]);
+                HostValues::I32(tokens) => {
+                    let columns = |range| columns(tokens, SEQ + 1, m, range);
+                    arrays.i32(name("tokens"), &[MICRO_BATCH, SEQ], &columns(0..SEQ));
+                    arrays.i32(name("targets"), &[MICRO_BATCH, SEQ], &columns(1..SEQ + 1));
                 }
-                Batch::Rows { inputs, targets } => {
-                    let (first, last) = (MLP_SIZES[0], MLP_SIZES[3]);
-                    let part = |width: usize| m * MICRO_BATCH * width..(m + 1) * MICRO_BATCH * width;
-                    arrays.f32(name("inputs"), &[MICRO_BATCH, first], &inputs[part(first)]);
-                    arrays.f32(name("targets"), &[MICRO_BATCH, last], &targets[part(last)]);
+                HostValues::F32(values) => {
+                    let (features, outputs) = (MLP_SIZES[0], MLP_SIZES[3]);
+                    let columns = |range| columns(values, features + outputs, m, range);
+                    arrays.f32(name("inputs"), &[MICRO_BATCH, features], &columns(0..features));
+                    arrays.f32(name("targets"), &[MICRO_BATCH, outputs], &columns(features..features + outputs));
                 }
             }
         }

@@ -323,7 +323,7 @@ fn an_evaluation_between_steps_has_the_loss_of_one_rank_and_changes_none() {
                 let settings = run.settings(step);
                 let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
                 losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits());
-                losses.push(stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss.to_bits());
+                losses.push(stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits());
             }
             losses
         });

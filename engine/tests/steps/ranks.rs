@@ -97,7 +97,7 @@ fn replayed(divided: bool, graphs: &GraphOptions, shuffle: Option<u64>) -> Vec<(
         let trained = device.reordered_launches();
         let losses = (0..4)
             .map(of)
-            .map(|(settings, batch)| stage.evaluate(settings, &batch).unwrap().wait().unwrap().loss.to_bits());
+            .map(|(settings, batch)| stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss.to_bits());
         let losses = losses.collect();
         let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
         ((results, losses, weights.map(f32::to_bits).collect()), [trained, device.reordered_launches() - trained])

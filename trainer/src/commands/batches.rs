@@ -1,7 +1,7 @@
 //! `trainer batches`: the samples a run would take, in its order, as a file, so that another framework can train on the
 //! same data in the same order.
 //!
-//! A file is samples of `model.seq_length + 1` tokens end to end, nothing else; a sample's inputs are all but its last
+//! A file is samples of `model.seq_length + 1` tokens end to end, nothing else. A sample's inputs are all but its last
 //! token, its targets all but its first. Tokens are 16-bit little-endian for vocabularies up to 65536, otherwise 32-bit.
 //! A step's `train.global_batch_size` samples follow those of the step before; with several ranks the first rank's come
 //! first. The samples of a run do not depend on how many ranks or microbatches share a step.
@@ -13,8 +13,8 @@ use std::time::Instant;
 
 use common::format::{bytes, count};
 use common::{Stop, UserError};
-use data::{DataError, Source, Split, TokenType, go_on};
-use device::Batch;
+use data::{DataError, Source, Split, TokenType, ensure_not_interrupted};
+use device::{HostValues, Staging};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::commands::interruption;
@@ -118,7 +118,7 @@ impl Samples<'_> {
         }
         let mut encoded = Vec::new();
         for first in (0..samples).step_by(self.batch) {
-            go_on(stop, path)?;
+            ensure_not_interrupted(stop, path)?;
             encoded.clear();
             let count = self.batch.min((samples - first) as usize);
             self.encode(first, count, &mut encoded)?;
@@ -141,11 +141,10 @@ impl Samples<'_> {
 
     /// Appends samples to `encoded`.
     fn encode(&self, first: u64, count: usize, encoded: &mut Vec<u8>) -> Result<(), DataError> {
-        let batch = self.source.batch(self.split, first, count)?;
-        let Batch::Tokens { inputs, targets } = &batch else { return Ok(()) };
-        for (inputs, targets) in inputs.chunks(self.seq).zip(targets.chunks(self.seq)) {
-            // A sample's last target is the only token of it that is not an input. Ids are checked when they are read.
-            let ids: Vec<u32> = inputs.iter().chain(targets.last()).map(|&id| id as u32).collect();
+        let batch = self.source.batch(self.split, first, count, &Staging::default())?;
+        if let HostValues::I32(tokens) = &batch {
+            // Ids were checked when they were read.
+            let ids: Vec<u32> = tokens.iter().map(|&id| id as u32).collect();
             self.kind.encode(&ids, encoded);
         }
         Ok(())

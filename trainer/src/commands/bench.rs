@@ -1,10 +1,11 @@
 //! `trainer bench`: how fast a step is, apart from data and files, and what the host does meanwhile.
 
+use std::convert::Infallible;
 use std::mem::ManuallyDrop;
 use std::time::Instant;
 
 use device::cuda::Counters;
-use device::{Batch, Device};
+use device::{Device, Element, HostArray, HostValues, Staging};
 use engine::step::PendingMetrics;
 use serde::Serialize;
 
@@ -131,17 +132,17 @@ pub fn run(
     // As in training, on a fault nothing is torn down.
     let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
     load_start(plan, device, &stage)?;
-    let batch = random_batch(plan).staged(&stage.staging(1)?);
+    let batch = random_batch(plan, &stage.staging(1)?);
     let mut step = 0;
     // A step on its way, and when its work was submitted.
-    let mut timed = |batch: Option<&Batch>| -> Result<(PendingMetrics, Instant), RunError> {
+    let mut timed = |batch: Option<&HostValues>| -> Result<(PendingMetrics, Instant), RunError> {
         let first = (step * plan.config.train.global_batch_size) as u64;
         let losses = stage.submit(settings(plan, ranks.rank, step, first, plan.microbatches), batch)?;
         let launched = Instant::now();
         step += 1;
         Ok((stage.metrics(losses)?, launched))
     };
-    let mut next = |batch: Option<&Batch>| timed(batch).map(|(pending, _)| pending);
+    let mut next = |batch: Option<&HostValues>| timed(batch).map(|(pending, _)| pending);
     next(Some(&batch))?.wait()?;
     let first_step_s = began.elapsed().as_secs_f64();
     for _ in 0..SETTLE / 2 {
@@ -149,7 +150,7 @@ pub fn run(
         next(Some(&batch))?.wait()?;
         under_way.wait()?;
     }
-    let mut issue = |batch: Option<&Batch>| -> Result<(f64, f64), RunError> {
+    let mut issue = |batch: Option<&HostValues>| -> Result<(f64, f64), RunError> {
         let (mut launches, mut times) = (Vec::new(), Vec::new());
         for _ in 0..steps.min(200) {
             device.synchronize()?;
@@ -163,7 +164,7 @@ pub fn run(
     };
     let (launch_us, issue_us) = issue(None)?;
     let (launch_with_inputs_us, issue_with_inputs_us) = issue(Some(&batch))?;
-    let mut next = |batch: Option<&Batch>| timed(batch).map(|(pending, _)| pending);
+    let mut next = |batch: Option<&HostValues>| timed(batch).map(|(pending, _)| pending);
 
     (ranks.barrier)();
     device.synchronize()?;
@@ -211,19 +212,26 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Random inputs and targets of a step.
-fn random_batch(plan: &RunPlan) -> Batch {
+/// Random samples of a step.
+fn random_batch(plan: &RunPlan, staging: &Staging) -> HostValues {
     let samples = plan.microbatches * plan.config.train.micro_batch_size;
-    let draw = |stream: u64, count: usize| (0..count).map(move |i| uniform(stream, i as u64));
     match &plan.model {
         ModelPlan::Gpt(shape) => {
             let token = |x: f32| (x * shape.vocab as f32) as i32 % shape.vocab as i32;
-            let tokens = |stream| draw(stream, samples * shape.seq).map(token).collect();
-            Batch::Tokens { inputs: tokens(1), targets: tokens(2) }
+            HostValues::I32(random_array(staging, samples * (shape.seq + 1), token))
         }
         ModelPlan::Mlp(shape) => {
-            let rows = |stream, width: usize| draw(stream, samples * width).map(|x| 2.0 * x - 1.0).collect();
-            Batch::Rows { inputs: rows(1, shape.sizes[0]), targets: rows(2, shape.sizes[shape.sizes.len() - 1]) }
+            let width = shape.sizes[0] + shape.sizes[shape.sizes.len() - 1];
+            HostValues::F32(random_array(staging, samples * width, |x| 2.0 * x - 1.0))
         }
     }
+}
+
+/// An array of `value(x)` for random `x` in [0, 1).
+fn random_array<T: Element>(staging: &Staging, count: usize, value: impl Fn(f32) -> T) -> HostArray<T> {
+    let Ok(array) = staging.array(count, |values: &mut [T]| {
+        (0..).zip(values).for_each(|(i, to)| *to = value(uniform(1, i)));
+        Ok::<(), Infallible>(())
+    });
+    array
 }

@@ -146,7 +146,7 @@ fn tokenize_command() -> Command {
         .arg(
             arg("shard-tokens", "COUNT", "Largest number of tokens in a file")
                 .default_value("100000000")
-                .value_parser(clap::value_parser!(u64).range(1..=llmc::MOST_TOKENS)),
+                .value_parser(clap::value_parser!(u64).range(1..=llmc::MAX_TOKENS)),
         )
         .arg(
             Arg::new("files")

@@ -3,12 +3,12 @@
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::UserError;
 use common::terminal::{PRINTED, say};
-use data::{self, IN_MEMORY, Identities, Prefetch, Source, Split};
-use device::Device;
+use data::{self, BATCHES_IN_MEMORY, Identities, Prefetch, Source, Split};
+use device::{Device, Staging};
 use engine::regions::Mode;
 use engine::step::{Stage, StepSettings};
 use launch::watch::activity::Doing;
@@ -83,7 +83,8 @@ fn train_stage(
     let log = main.then(|| open_log(plan, &session)).transpose()?;
     let mut report = Reporter::new(plan, log, device.allocated_bytes(), peak_flops(plan, device), start.step);
     tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
-    let mut batches = prefetch(plan, ranks.rank, source.clone(), start, stage)?;
+    let mut batches =
+        stage.needs_batch().then(|| prefetch(plan, ranks.rank, source.clone(), start, stage)).transpose()?;
     ranks.stop.heed();
     let mut under_way: Option<StepUnderWay> = None;
     let mut ended = None;
@@ -98,11 +99,15 @@ fn train_stage(
         let samples = plan.batch_size.after(consumed);
         let settings = training_settings(plan, ranks.rank, step, consumed);
         let waits = if step > start.step { Doing::WaitsForBatch } else { Doing::Starts };
-        let (batch, data_wait) = ranks.activity.during(waits, || batches.next_batch())?;
+        let (mut batch, mut data_wait) = (None, Duration::ZERO);
+        if let Some(batches) = &mut batches {
+            let (next, waited) = ranks.activity.during(waits, || batches.next_batch())?;
+            (batch, data_wait) = (Some(next), waited);
+        }
         trace.before_step(device)?;
         let settled = stage.graphs().is_settled(Mode::Train, settings.microbatches);
         ranks.activity.set(if settled { Doing::Steps } else { Doing::Starts });
-        let metrics = stage.train_step(settings, Some(&batch))?;
+        let metrics = stage.train_step(settings, batch.as_ref())?;
         trace.after_step(device)?;
         tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
         let submitted = StepUnderWay { step, samples, metrics, started, host: started.elapsed(), data_wait };
@@ -190,7 +195,7 @@ fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
     RunLog::open(&plan.config.logging, session.progress().step).map_err(file("metrics.jsonl"))
 }
 
-/// Begins to make the batches of all steps to come.
+/// Begins to read the batches of all steps to come.
 fn prefetch(
     plan: &RunPlan,
     rank: usize,
@@ -201,7 +206,7 @@ fn prefetch(
     let plan = plan.clone();
     let mut consumed = start.samples;
     let steps = start.step..plan.config.train.steps;
-    let batches = Prefetch::start(source, steps, stage.staging(IN_MEMORY)?, move |step| {
+    let batches = Prefetch::start(source, steps, stage.staging(BATCHES_IN_MEMORY)?, move |step| {
         let settings = training_settings(&plan, rank, step, consumed);
         consumed += plan.batch_size.after(consumed) as u64;
         (settings.first_sample, settings.microbatches * plan.config.train.micro_batch_size)
@@ -237,8 +242,11 @@ fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize)
         let first = (index * plan.config.train.global_batch_size) as u64;
         let settings = settings(plan, rank, index, first, plan.microbatches);
         let samples = plan.microbatches * plan.config.train.micro_batch_size;
-        let batch = source.batch(Split::Validation, settings.first_sample, samples)?;
-        total += stage.evaluate(settings, &batch)?.wait()?.loss;
+        let mut batch = None;
+        if stage.needs_batch() {
+            batch = Some(source.batch(Split::Validation, settings.first_sample, samples, &Staging::default())?);
+        }
+        total += stage.evaluate(settings, batch.as_ref())?.wait()?.loss;
     }
     Ok(total / batches as f64)
 }

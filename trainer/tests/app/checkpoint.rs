@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use data::{MarkovSource, Source, Split};
 use device::ops::{NormKind, Status};
-use device::{DType, Device, HostOptions};
+use device::{DType, Device, HostOptions, Staging};
 use engine::graph_options::GraphOptions;
 use engine::model::{FeedForward, GptShape, Position, gpt};
 use engine::optimizer::{AdamW, ParamGroup, Sgd};
@@ -83,7 +83,7 @@ impl Case {
     fn step(&self, stage: &mut Stage, step: u32) {
         let first_sample = 2 * u64::from(step);
         let settings = StepSettings { step, microbatches: 1, first_sample, learning_rate: 1e-2, clip: 1.0 };
-        let batch = MarkovSource::new(1, self.seq).batch(Split::Train, first_sample, 2);
+        let batch = MarkovSource::new(1, self.seq).batch(Split::Train, first_sample, 2, &Staging::default());
         stage.train_step(settings, Some(&batch.unwrap())).unwrap().wait().unwrap();
     }
 }

@@ -2,7 +2,7 @@
 //! data could have held.
 
 use data::{TextStream, Tokenizer};
-use device::{Batch, DType, Device, HostOptions};
+use device::{DType, Device, HostOptions, HostValues};
 use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, gpt};
 use engine::params::{OptimizerShard, Params};
@@ -28,27 +28,29 @@ fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
     (device, generator)
 }
 
-/// Log probability of every token after each of [`TOKENS`], by the forward of training: its loss where only one position
-/// has a target.
+/// Log probability of every token after each of [`TOKENS`], by the forward of training. Of a sequence that ends with the
+/// token, the loss at the last position alone depends on the token: the others cancel in the softmax.
 fn whole_forward(kind: Kind, dtype: DType) -> Vec<Vec<f64>> {
     let run = Run { shape: Some(shape(kind, dtype)), compute: dtype, ..Run::new(kind, 1, GraphOptions::default()) };
     let device = run.device();
     let mut stage = run.stage(&device);
     let losses = (MICRO_BATCH * SEQ) as f64;
-    let inputs = TOKENS.repeat(MICRO_BATCH);
-    let mut log_probability = |position: usize, token: usize| {
-        let mut targets = vec![-1; MICRO_BATCH * SEQ];
-        targets[position] = token as i32;
-        let batch = Batch::Tokens { inputs: inputs.clone().into(), targets: targets.into() };
-        -stage.evaluate(run.settings(0), &batch).unwrap().wait().unwrap().loss * losses
+    let mut score = |position: usize, token: usize| {
+        // No token, so no target, after this one and in the other rows.
+        let mut rows = vec![-1; MICRO_BATCH * (SEQ + 1)];
+        rows[..=position].copy_from_slice(&TOKENS[..=position]);
+        rows[position + 1] = token as i32;
+        let batch = HostValues::I32(rows.into());
+        -stage.evaluate(run.settings(0), Some(&batch)).unwrap().wait().unwrap().loss * losses
     };
-    (0..SEQ).map(|position| (0..VOCAB).map(|token| log_probability(position, token)).collect()).collect()
+    let mut scores = |position| (0..VOCAB).map(|token| score(position, token)).collect::<Vec<f64>>();
+    (0..SEQ).map(|position| log_softmax(&scores(position))).collect()
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
-    let highest = logits.iter().fold(f32::MIN, |a, &b| a.max(b));
-    let total: f64 = logits.iter().map(|&x| f64::from(x - highest).exp()).sum();
-    logits.iter().map(|&x| f64::from(x - highest) - total.ln()).collect()
+fn log_softmax<T: Copy + Into<f64>>(logits: &[T]) -> Vec<f64> {
+    let highest = logits.iter().fold(f64::MIN, |a, &b| a.max(b.into()));
+    let total: f64 = logits.iter().map(|&x| (x.into() - highest).exp()).sum();
+    logits.iter().map(|&x| x.into() - highest - total.ln()).collect()
 }
 
 fn likeliest(values: &[f64]) -> usize {

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use cudarc::driver::{result, sys};
 
 use super::error::{Driver, missing_library};
@@ -9,7 +11,8 @@ use crate::{Error, Result};
 
 /// A GPU with its primary context current on the thread that opened it.
 pub(crate) struct Gpu {
-    device: sys::CUdevice,
+    /// What outlives the device in another thread holds it too.
+    pub(crate) context: Arc<PrimaryContext>,
     /// What is known of it.
     pub(crate) properties: GpuProperties,
 }
@@ -73,12 +76,7 @@ impl Gpu {
             );
             return Err(Error::operation("device", problem));
         }
-        // SAFETY: the device was got above; the context is released when this is dropped.
-        unsafe {
-            let context = result::primary_ctx::retain(device).driver("cuDevicePrimaryCtxRetain")?;
-            result::ctx::set_current(context).driver("cuCtxSetCurrent")?;
-        }
-        Ok(Gpu { device, properties })
+        Ok(Gpu { context: Arc::new(PrimaryContext::make_current(device)?), properties })
     }
 
     /// Free and total bytes of memory.
@@ -92,10 +90,26 @@ impl Gpu {
     }
 }
 
-impl Drop for Gpu {
+/// The context of a GPU that all libraries share. It is released when this is dropped.
+pub(crate) struct PrimaryContext {
+    device: sys::CUdevice,
+}
+
+impl PrimaryContext {
+    fn make_current(device: sys::CUdevice) -> Result<PrimaryContext> {
+        // SAFETY: the caller got the device from the driver.
+        let context = unsafe { result::primary_ctx::retain(device) }.driver("cuDevicePrimaryCtxRetain")?;
+        let retained = PrimaryContext { device };
+        // SAFETY: retained above.
+        unsafe { result::ctx::set_current(context) }.driver("cuCtxSetCurrent")?;
+        Ok(retained)
+    }
+}
+
+impl Drop for PrimaryContext {
     fn drop(&mut self) {
-        // SAFETY: retained in `open`. What holds the device (areas, streams, graphs) is dropped before. Events, copies to
-        // the host and page-locked memory do not hold it: who owns them drops them first. A failure has no cure here.
+        // SAFETY: retained in `make_current`. Areas, streams, graphs and staging memory hold the context, so they are
+        // dropped before. Events and copies to the host do not: their owners drop them first. A failure has no cure here.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }

@@ -105,6 +105,13 @@ impl PinnedBlock {
         unsafe { std::slice::from_raw_parts(self.start.cast(), count) }
     }
 
+    /// The first `count` values in it, to write.
+    pub(crate) fn slice_mut<T: Element>(&mut self, count: usize) -> &mut [T] {
+        assert!(count * size_of::<T>() <= self.bytes, "{count} values in {} pinned bytes", self.bytes);
+        // SAFETY: as in `slice`; nothing else refers to the block while it is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
+    }
+
     /// Its address, for the driver.
     pub(super) fn as_ptr(&self) -> *mut std::ffi::c_void {
         self.start.cast()

@@ -10,8 +10,8 @@ mod stream;
 
 pub(super) use error::{Driver, missing_library};
 pub(crate) use event::RawEvent;
-pub(crate) use gpu::Gpu;
 pub(super) use gpu::driver_version;
+pub(crate) use gpu::{Gpu, PrimaryContext};
 pub use gpu::{GpuProperties, gpu_count};
 pub(crate) use memory::{DeviceBlock, PinnedBlock};
 pub(super) use memory::{copy_to_device, copy_to_host, zero};

@@ -3,7 +3,7 @@
 use super::shape::{LoadWidth, over_packs};
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
-use crate::ops::{Add, Copy, Fill, Poison};
+use crate::ops::{Add, ColumnRange, Copy, CopyColumns, Fill, Poison};
 use crate::{DType, Result, Tensor};
 
 /// See [`Fill`]. Zeros are set by the driver.
@@ -59,5 +59,31 @@ pub(super) fn copy(op: &Copy, queue: &Queue<'_>) -> Result<()> {
         &load.kernel(name, to.dtype),
         over_packs(packs, queue),
         &[from.into(), to.into(), Arg::U64(count as u64)],
+    )
+}
+
+/// See [`CopyColumns`]: one kernel for both parts. An absent part has no columns.
+pub(super) fn copy_columns(op: &CopyColumns, queue: &Queue<'_>) -> Result<()> {
+    let count = op.input.elements();
+    let [a, b] = op.parts;
+    let first = |part: Option<ColumnRange>| Arg::U32(part.map_or(0, |part| part.first as u32));
+    let columns = |part: Option<ColumnRange>| Arg::U32(part.map_or(0, |part| part.output.shape.last() as u32));
+    let output = |part: Option<ColumnRange>| part.map(|part| part.output).into();
+    // Values of four bytes are copied as they are.
+    let name = if op.output_dtype() == DType::Bf16 { "copy_columns_bf16" } else { "copy_columns_words" };
+    queue.launch(
+        name,
+        over_packs(count, queue),
+        &[
+            op.input.into(),
+            output(a),
+            first(a),
+            columns(a),
+            output(b),
+            first(b),
+            columns(b),
+            Arg::U64(count as u64),
+            Arg::U32(op.input.shape.last() as u32),
+        ],
     )
 }

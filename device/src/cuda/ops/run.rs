@@ -22,6 +22,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::BiasGrad(op) => columns::bias_grad(op, queue),
         Op::Add(op) => elementwise::add(op, queue),
         Op::Copy(op) => elementwise::copy(op, queue),
+        Op::CopyColumns(op) => elementwise::copy_columns(op, queue),
         Op::Fill(op) => elementwise::fill(op, queue),
         Op::Poison(op) => elementwise::poison(op, queue),
         Op::Activation(op) => activation::activation(op, queue),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use device::cuda::CudaOptions;
 use device::ops::NormKind;
-use device::{Batch, Communicator, DType, Device, HostOptions, Progress};
+use device::{Communicator, DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
 use engine::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
@@ -249,25 +249,19 @@ pub fn noise(sample: u64, position: u64) -> u64 {
 }
 
 /// Samples as a function of their global number.
-pub fn batch(kind: Kind, first_sample: u64, microbatches: usize) -> Batch {
+pub fn batch(kind: Kind, first_sample: u64, microbatches: usize) -> HostValues {
     let samples = first_sample..first_sample + (microbatches * MICRO_BATCH) as u64;
     match kind {
         Kind::Gpt | Kind::Llama => {
             // Every token follows from the one before, so that there is something to learn.
             let token = |s: u64, i: u64| ((noise(s, 0) + 5 * i) % VOCAB as u64) as i32;
-            let row = |s: u64, shift: u64| (0..SEQ as u64).map(move |i| token(s, i + shift)).collect::<Vec<i32>>();
-            Batch::Tokens {
-                inputs: samples.clone().flat_map(|s| row(s, 0)).collect(),
-                targets: samples.flat_map(|s| row(s, 1)).collect(),
-            }
+            HostValues::I32(samples.flat_map(|s| (0..=SEQ as u64).map(move |i| token(s, i))).collect())
         }
         Kind::Mlp => {
             let value = |s: u64, i: u64| (noise(s, i) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
-            let row = |s: u64, from: usize, n: usize| (0..n).map(|i| value(s, (from + i) as u64)).collect::<Vec<f32>>();
-            Batch::Rows {
-                inputs: samples.clone().flat_map(|s| row(s, 0, MLP_SIZES[0])).collect(),
-                targets: samples.flat_map(|s| row(s, 1000, MLP_SIZES[3])).collect(),
-            }
+            let (features, outputs) = (0..MLP_SIZES[0] as u64, 1000..1000 + MLP_SIZES[3] as u64);
+            let row = |s: u64| features.clone().chain(outputs.clone()).map(move |i| value(s, i)).collect::<Vec<f32>>();
+            HostValues::F32(samples.flat_map(row).collect())
         }
     }
 }

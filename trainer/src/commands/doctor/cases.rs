@@ -2,9 +2,9 @@
 
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, AdamW, AdamWTensors, Add, Attention, AttentionBackward, BiasGrad,
-    ClipScale, Control, Copy, CrossEntropy, Dropout, DropoutPart, DropoutSite, Embedding, EmbeddingBackward, Epilogue,
-    Fill, Gemm, Mse, Norm, NormBackward, NormKind, Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto,
-    SwiGlu, SwiGluBackward, WriteControl, WriteSampleRecord,
+    ClipScale, ColumnRange, Control, Copy, CopyColumns, CrossEntropy, Dropout, DropoutPart, DropoutSite, Embedding,
+    EmbeddingBackward, Epilogue, Fill, Gemm, Mse, Norm, NormBackward, NormKind, Rotary, SampleRecord, Sgd, SgdTensors,
+    SquareSum, Status, SumInto, SwiGlu, SwiGluBackward, WriteControl, WriteSampleRecord,
 };
 use device::{DType, Op, Result, Tensor};
 
@@ -325,6 +325,10 @@ fn tokens(s: Sizes) -> Vec<i32> {
     (0..s.rows()).map(|i| ((uniform(5, i as u64).powi(3) * s.vocab as f32) as usize % s.vocab) as i32).collect()
 }
 
+fn columns(first: usize, output: Tensor) -> Option<ColumnRange> {
+    Some(ColumnRange { first, output })
+}
+
 fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
     let Sizes { batch, seq, padded_vocab, .. } = s;
     let hidden = s.hidden();
@@ -345,6 +349,25 @@ fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
             let grad_table = b.input([padded_vocab, hidden], DType::F32)?;
             let grad_positions = Some(b.input([seq + 3, hidden], DType::F32)?);
             Ok(EmbeddingBackward { tokens, grad_output, grad_table, first_token: 0, grad_positions }.into())
+        }),
+    );
+    if dtype == DType::F32 {
+        add(
+            "copy_columns, tokens",
+            Box::new(move |b| {
+                let input = b.integers([batch, seq], &tokens(s))?;
+                let (inputs, targets) =
+                    (b.output([batch, seq - 1], DType::I32)?, b.output([batch, seq - 1], DType::I32)?);
+                Ok(CopyColumns { input, parts: [columns(0, inputs), columns(1, targets)] }.into())
+            }),
+        );
+    }
+    add(
+        "copy_columns, features and outputs",
+        Box::new(move |b| {
+            let input = b.input([s.rows(), hidden + 5], DType::F32)?;
+            let (features, outputs) = (b.output([s.rows(), hidden], dtype)?, b.output([s.rows(), 5], dtype)?);
+            Ok(CopyColumns { input, parts: [columns(0, features), columns(hidden, outputs)] }.into())
         }),
     );
     cross_entropies(s, dtype, add);

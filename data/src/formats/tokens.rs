@@ -1,15 +1,15 @@
-//! A run of tokens, in a mapped file or in memory, whatever their type on disk.
+//! A run of tokens in a mapped file or in memory, of any type that files have.
 
 use common::UserError;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::DataError;
-use super::mapped::MappedFile;
+use crate::error::DataError;
+use crate::formats::mapped::MappedFile;
 
-/// Bytes of a dataset's files that are looked at before a run begins, half of them at the files' beginnings and half at
-/// their ends. Reading all of a large one would hold up every start, for minutes where its disks are far.
-pub const CHECKED: usize = 128 << 20;
+/// Bytes of a dataset that are checked before a run begins: half of them at the beginnings of its files, half at their
+/// ends. Reading all of a large dataset would delay every start, by minutes from a remote disk.
+pub(crate) const CHECKED_BYTES: usize = 128 << 20;
 
 /// Type of a token on disk, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum TokenType {
 }
 
 impl TokenType {
-    /// The type that token files have for ids below `vocab`.
+    /// The type that token files written here have for ids below `vocab`.
     pub fn for_vocab(vocab: usize) -> TokenType {
         if vocab <= 1 << 16 { TokenType::U16 } else { TokenType::U32 }
     }
@@ -40,7 +40,7 @@ impl TokenType {
         }
     }
 
-    /// Appends ids, which must fit the type.
+    /// Appends the bytes of ids, which must fit the type.
     pub fn encode(self, ids: &[u32], bytes: &mut Vec<u8>) {
         for id in ids {
             bytes.extend(&u64::from(*id).to_le_bytes()[..self.size()]);
@@ -61,40 +61,40 @@ impl TokenType {
     }
 }
 
-/// Bytes at a file's begin, and as many at its end, by which it is known again.
-const KNOWN_BY: usize = 4096;
+/// Bytes at a file's beginning, and as many at its end, that identify it.
+const IDENTIFYING_BYTES: usize = 4096;
 
 /// Where the bytes of tokens are.
-pub enum Storage {
-    /// In a file.
+pub(crate) enum Storage {
+    /// In a mapped file.
     Mapped(MappedFile),
     /// In memory: text that was tokenised at the start.
     Memory(Vec<u8>),
 }
 
 /// Tokens that follow each other.
-pub struct Tokens {
+pub(crate) struct Tokens {
     /// What messages call them.
-    pub name: String,
-    /// Their bytes, among others before and after.
-    pub storage: Storage,
+    pub(crate) name: String,
+    /// Where their bytes are; other bytes may lie before and after.
+    pub(crate) storage: Storage,
     /// Their type.
-    pub kind: TokenType,
-    /// First byte of the first one.
-    pub offset: usize,
-    /// How many there are.
-    pub len: u64,
-    /// An id that none exceeds, where whoever wrote the file noted one.
-    pub largest: Option<u32>,
+    pub(crate) kind: TokenType,
+    /// Offset of the first token, in bytes.
+    pub(crate) offset: usize,
+    /// Number of tokens.
+    pub(crate) len: u64,
+    /// No token is larger. `None` if the file does not say.
+    pub(crate) largest: Option<u32>,
 }
 
 impl Tokens {
     /// Writes tokens `start..start + row.len()`, which must exist, into `row`.
     ///
     /// # Errors
-    /// The file cannot be read any more: it changed since it was opened. Or a token is not below `vocab`, where
-    /// [`Tokens::check`] did not look or that changed since.
-    pub fn read(&self, start: u64, row: &mut [i32], vocab: usize) -> Result<(), DataError> {
+    /// The file changed since it was opened and cannot be read any more. Or a token is not below `vocab`:
+    /// [`Tokens::check`] did not look at it, or it changed since.
+    pub(crate) fn read(&self, start: u64, row: &mut [i32], vocab: usize) -> Result<(), DataError> {
         let size = self.kind.size();
         let first = self.offset + start as usize * size;
         let bytes = &self.bytes().map_err(|error| self.changed(&error.to_string()))?[first..first + row.len() * size];
@@ -102,7 +102,7 @@ impl Tokens {
         let mut places = row.iter_mut();
         self.kind.decode(bytes, |id| {
             if let Some(place) = places.next() {
-                // Vocabularies are far below 2^31, so what is inside fits.
+                // Ids below `vocab` fit: vocabularies are far below 2^31.
                 *place = id as i32;
             }
             if outside.is_none() && (id < 0 || id >= vocab as i64) {
@@ -119,19 +119,22 @@ impl Tokens {
         }
     }
 
-    /// Checks that tokens are below `vocab`, before a run begins: all of them where they are in memory or their file notes
-    /// its largest, else those in the first and in the last `part` bytes. The others are checked as they are read, in
-    /// [`Tokens::read`].
+    /// Checks before a run that tokens are below `vocab`: all tokens if they are in memory or the file says its largest,
+    /// else those in the first and the last `part` bytes. [`Tokens::read`] checks the others.
     ///
     /// # Errors
-    /// One is not.
-    pub fn check(&self, part: usize, vocab: usize) -> Result<(), UserError> {
+    /// Names a token that is not below `vocab`.
+    pub(crate) fn check(&self, part: usize, vocab: usize) -> Result<(), UserError> {
         if let Some(largest) = self.largest {
             let fits = i64::from(largest) < vocab as i64;
             return if fits { Ok(()) } else { Err(self.outside(largest.into(), None, vocab)) };
         }
         let bytes = self.bytes().map_err(|error| {
-            UserError::new(format!("{} cannot be read: {error}", self.name), "data stay as they are", "start again")
+            UserError::new(
+                format!("{} cannot be read: {error}", self.name),
+                "data do not change during a run",
+                "start again",
+            )
         })?;
         let size = self.kind.size();
         let bytes = &bytes[self.offset..self.offset + self.len as usize * size];
@@ -139,7 +142,7 @@ impl Tokens {
             Storage::Memory(_) => bytes.len(),
             Storage::Mapped(_) => part.next_multiple_of(size).min(bytes.len()),
         };
-        // Where the two overlap, a token is looked at twice.
+        // The two may overlap.
         let ends = [0, bytes.len() - part];
         let ends = if part == bytes.len() { &ends[..1] } else { &ends };
         let parts = || ends.iter().map(|&first| (first, &bytes[first..first + part]));
@@ -153,26 +156,26 @@ impl Tokens {
         Err(self.outside(id, position, vocab))
     }
 
-    /// Adds to a hash what tells these tokens from others: how many there are and what they are; of a file, which may be
-    /// larger than memory, the first and the last few.
+    /// Adds what identifies these tokens to a hash: their number, then all tokens in memory, or the first and the last few
+    /// of a file, which may be larger than memory.
     ///
     /// # Errors
     /// The file cannot be read any more.
-    pub fn identify(&self, hash: &mut Sha256) -> Result<(), DataError> {
+    pub(crate) fn identify(&self, hash: &mut Sha256) -> Result<(), DataError> {
         let bytes = self.bytes().map_err(|error| self.changed(&error.to_string()))?;
         let bytes = &bytes[self.offset..self.offset + self.len as usize * self.kind.size()];
         hash.update(self.len.to_le_bytes());
         match &self.storage {
             Storage::Mapped(_) => {
-                hash.update(&bytes[..bytes.len().min(KNOWN_BY)]);
-                hash.update(&bytes[bytes.len().saturating_sub(KNOWN_BY)..]);
+                hash.update(&bytes[..bytes.len().min(IDENTIFYING_BYTES)]);
+                hash.update(&bytes[bytes.len().saturating_sub(IDENTIFYING_BYTES)..]);
             }
             Storage::Memory(_) => hash.update(bytes),
         }
         Ok(())
     }
 
-    /// Smallest and largest token, or 0.
+    /// Smallest and largest token; 0 counts as one of them.
     fn range(&self, bytes: &[u8]) -> (i64, i64) {
         let of_chunk = |chunk: &[u8]| {
             let (mut smallest, mut largest) = (0, 0);
@@ -182,7 +185,7 @@ impl Tokens {
         bytes.par_chunks(1 << 20).map(of_chunk).reduce(|| (0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)))
     }
 
-    /// Where a token is for the first time.
+    /// The position of the first such token.
     fn find(&self, bytes: &[u8], wanted: i64) -> Option<usize> {
         let (mut found, mut position) = (None, 0);
         self.kind.decode(bytes, |id| {
@@ -194,11 +197,11 @@ impl Tokens {
         found
     }
 
-    /// A token that the model has not.
+    /// The error for a token that is not in the vocabulary.
     fn outside(&self, id: i64, position: Option<u64>, vocab: usize) -> UserError {
         let fix = match id {
             0.. => format!("set model.vocab = {} or more, or use data of another tokenizer", id + 1),
-            _ => "write the file anew: ids are not negative".into(),
+            _ => "write the file again: ids are not negative".into(),
         };
         let place = position.map_or(String::new(), |position| format!(" at position {position}"));
         UserError::new(
@@ -216,8 +219,8 @@ impl Tokens {
     }
 
     fn changed(&self, how: &str) -> DataError {
-        let what = format!("{} changed while it was trained on: {how}", self.name);
-        DataError { what, fix: "leave data as they are during a run, and start again".into() }
+        let what = format!("{} changed during the run: {how}", self.name);
+        DataError { what, fix: "do not change data during a run, and start again".into() }
     }
 }
 

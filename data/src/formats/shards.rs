@@ -1,25 +1,26 @@
-//! Writes a folder of token files, all or nothing: it takes its name when it is complete and on disk.
+//! Writes a folder of token files. The folder gets its name when all of them are complete and on disk.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::DataError;
-use super::llmc::{HEADER, header};
-use super::tokens::TokenType;
+use crate::error::DataError;
+use crate::formats::llmc::{HEADER_BYTES, encode_header};
+use crate::formats::tokens::TokenType;
 
-/// A folder of token files being written, `tokens_000000.bin` and on, in the format of [`super::llmc`].
-pub struct ShardWriter {
-    /// Where it will be.
+/// A folder of token files being written, in the format of [`llmc`](crate::llmc): `tokens_000000.bin`,
+/// `tokens_000001.bin` and so on.
+pub(crate) struct ShardWriter {
+    /// Its path when it is complete.
     folder: PathBuf,
-    /// Where it is until then, beside it.
+    /// Its path until then, in the same parent.
     partial: PathBuf,
     kind: TokenType,
-    /// Tokens of a file, but of the last.
-    most: u64,
+    /// Tokens of each file except the last, which may have fewer.
+    tokens_per_shard: u64,
     shard: Option<Shard>,
     /// Files begun.
-    pub shards: usize,
+    pub(crate) shards: usize,
 }
 
 struct Shard {
@@ -29,23 +30,23 @@ struct Shard {
 }
 
 impl ShardWriter {
-    /// Starts the files of `folder`, of `most` tokens each.
+    /// Begins the files of `folder`, of `tokens_per_shard` tokens each.
     ///
     /// # Errors
     /// What the operating system said.
-    pub fn create(folder: &Path, kind: TokenType, most: u64) -> Result<ShardWriter, DataError> {
+    pub(crate) fn create(folder: &Path, kind: TokenType, tokens_per_shard: u64) -> Result<ShardWriter, DataError> {
         let folder = std::path::absolute(folder).map_err(|error| failed(folder, &error))?;
         let name = folder.file_name().map(|name| name.display().to_string()).unwrap_or_default();
         let partial = folder.with_file_name(format!(".{name}.partial-{}", std::process::id()));
         std::fs::create_dir_all(&partial).map_err(|error| failed(&partial, &error))?;
-        Ok(ShardWriter { folder, partial, kind, most, shard: None, shards: 0 })
+        Ok(ShardWriter { folder, partial, kind, tokens_per_shard, shard: None, shards: 0 })
     }
 
-    /// Appends tokens, which go on in the next file where one is full.
+    /// Appends tokens. A full file is closed, and the next one is begun.
     ///
     /// # Errors
     /// What the operating system said.
-    pub fn push(&mut self, mut tokens: &[u32]) -> Result<(), DataError> {
+    pub(crate) fn push(&mut self, mut tokens: &[u32]) -> Result<(), DataError> {
         let mut bytes = Vec::new();
         while !tokens.is_empty() {
             let shard = match &mut self.shard {
@@ -56,13 +57,13 @@ impl ShardWriter {
                     empty.insert(Shard::create(&path).map_err(|error| failed(&path, &error))?)
                 }
             };
-            let (now, later) = tokens.split_at(tokens.len().min((self.most - shard.tokens) as usize));
+            let (now, later) = tokens.split_at(tokens.len().min((self.tokens_per_shard - shard.tokens) as usize));
             bytes.clear();
             self.kind.encode(now, &mut bytes);
             shard.file.write_all(&bytes).map_err(|error| failed(&self.partial, &error))?;
             shard.tokens += now.len() as u64;
             shard.largest = now.iter().copied().fold(shard.largest, u32::max);
-            if shard.tokens == self.most {
+            if shard.tokens == self.tokens_per_shard {
                 self.close()?;
             }
             tokens = later;
@@ -70,11 +71,11 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Ends the last file and gives the folder its name. It must not exist yet, or be empty.
+    /// Closes the last file and gives the folder its name. A folder of that name must not exist, or be empty.
     ///
     /// # Errors
-    /// What the operating system said; nothing is left behind then.
-    pub fn finish(mut self) -> Result<(), DataError> {
+    /// What the operating system said. Nothing is left behind then.
+    pub(crate) fn finish(mut self) -> Result<(), DataError> {
         self.close()?;
         let parent = self.folder.parent().unwrap_or(Path::new("/"));
         let sync = |path: &Path| File::open(path)?.sync_all();
@@ -84,10 +85,10 @@ impl ShardWriter {
             .map_err(|error| failed(&self.folder, &error))
     }
 
-    /// Ends the file under way, if there is one: the header last, then all of it to disk.
+    /// Closes the open file, if there is one: writes its header, then waits until all of it is on disk.
     fn close(&mut self) -> Result<(), DataError> {
         let Some(shard) = self.shard.take() else { return Ok(()) };
-        let header = header(self.kind, shard.tokens, shard.largest);
+        let header = encode_header(self.kind, shard.tokens, shard.largest);
         let write = || {
             let mut file = shard.file.into_inner().map_err(std::io::IntoInnerError::into_error)?;
             file.seek(SeekFrom::Start(0))?;
@@ -101,14 +102,14 @@ impl ShardWriter {
 impl Shard {
     fn create(path: &Path) -> std::io::Result<Shard> {
         let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
-        file.write_all(&[0; HEADER])?;
+        file.write_all(&[0; HEADER_BYTES])?;
         Ok(Shard { file, tokens: 0, largest: 0 })
     }
 }
 
 impl Drop for ShardWriter {
     fn drop(&mut self) {
-        // After `finish` the folder has another name, and there is nothing here.
+        // After `finish` the folder has another name, and nothing is removed.
         let _ = std::fs::remove_dir_all(&self.partial);
     }
 }

@@ -1,17 +1,19 @@
-//! The embedded source: letters of an order-2 Markov chain, written for this project so that a run has a known floor.
+//! The embedded source: letters of an order-2 Markov chain, whose lowest possible loss is known exactly.
 //!
-//! The next letter depends on the two before it. From the last letter alone much less can be told, so a model without
-//! attention, which sees one letter at a time, stays far above the floor that a model with attention reaches.
+//! The next letter depends on the two letters before it. The last letter alone predicts much less. So a model without
+//! attention, which sees one letter at a time, stays far above the loss that a model with attention reaches.
 
-use device::Batch;
+use device::{HostValues, Staging};
 
-use super::{DataError, Source, Split, token_batch, uniform, word};
+use crate::error::DataError;
+use crate::random::{uniform, word};
+use crate::source::{Source, Split, rows};
 
 /// Letters of the alphabet, `a` to `l`.
-pub const LETTERS: usize = 12;
+const LETTERS: usize = 12;
 /// The first letter, as a byte.
 const FIRST: i32 = b'a' as i32;
-/// Letters that follow a pair with any probability worth mentioning, and their probabilities.
+/// Probabilities of the four most likely letters after a pair. The other letters share the rest.
 const FAVOURITES: [f64; 4] = [0.55, 0.25, 0.10, 0.05];
 
 /// A seeded order-2 Markov source.
@@ -20,7 +22,7 @@ pub struct MarkovSource {
     seq: usize,
     /// `next[pair * LETTERS + letter]`: probability of the letter after the pair `(before last, last)`.
     next: Vec<f64>,
-    /// Probability of each pair in the long run.
+    /// Stationary probability of each pair.
     pairs: Vec<f64>,
 }
 
@@ -29,7 +31,7 @@ impl MarkovSource {
     pub fn new(seed: u64, seq: usize) -> MarkovSource {
         let mut next = vec![0.0; LETTERS * LETTERS * LETTERS];
         for (pair, row) in next.chunks_mut(LETTERS).enumerate() {
-            // A permutation of the letters for each pair; the favourites come first in it.
+            // A permutation of the letters for each pair. Its first letters are the favourites.
             let mut order: Vec<usize> = (0..LETTERS).collect();
             order.sort_by_key(|&letter| word(seed ^ 0x6d61_726b_6f76, (pair * LETTERS + letter) as u64));
             let rest = (1.0 - FAVOURITES.iter().sum::<f64>()) / (LETTERS - FAVOURITES.len()) as f64;
@@ -41,12 +43,12 @@ impl MarkovSource {
         MarkovSource { seed, seq, next, pairs }
     }
 
-    /// Exact entropy rate: nats per letter that remain unknown to who has seen everything before.
+    /// The exact entropy rate in nats per letter: the entropy of a letter given all letters before it.
     pub fn entropy_rate(&self) -> f64 {
         self.next.chunks(LETTERS).zip(&self.pairs).map(|(row, p)| p * entropy(row)).sum()
     }
 
-    /// Exact entropy of a letter given only the one before it.
+    /// The exact entropy of a letter given only the letter before it, in nats.
     pub fn last_letter_entropy(&self) -> f64 {
         (0..LETTERS)
             .map(|last| {
@@ -63,7 +65,7 @@ impl MarkovSource {
             .sum()
     }
 
-    /// One sample: `seq + 1` letters as bytes, starting from the long-run distribution of pairs.
+    /// One sample: `seq + 1` letters as bytes, starting from the stationary distribution of pairs.
     fn fill(&self, stream: u64, row: &mut [i32]) {
         let seed = word(self.seed, stream);
         let mut pair = draw(&self.pairs, uniform(seed, 0));
@@ -84,22 +86,23 @@ impl MarkovSource {
 }
 
 impl Source for MarkovSource {
-    fn batch(&self, split: Split, first: u64, count: usize) -> Result<Batch, DataError> {
+    fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError> {
         // Training takes even streams, validation odd ones.
         let odd = u64::from(split == Split::Validation);
-        token_batch(first, count, self.seq, |number, row| {
+        let tokens = rows(first..first + count as u64, self.seq + 1, staging, |number, row| {
             self.fill(2 * number + odd, row);
             Ok(())
-        })
+        });
+        tokens.map(HostValues::I32)
     }
 
-    /// Mean over a sample's positions: the first prediction knows one letter, all others at least two.
+    /// The mean over a sample's positions: the first prediction knows one letter, all others at least two.
     fn floor(&self) -> Option<f64> {
         Some((self.last_letter_entropy() + (self.seq - 1) as f64 * self.entropy_rate()) / self.seq as f64)
     }
 
     fn describe(&self) -> String {
-        format!("embedded Markov source of order 2, {LETTERS} letters, {:.4} nats a letter", self.entropy_rate())
+        format!("embedded Markov source of order 2, {LETTERS} letters, {:.4} nats per letter", self.entropy_rate())
     }
 }
 
@@ -107,7 +110,7 @@ fn entropy(distribution: &[f64]) -> f64 {
     distribution.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum()
 }
 
-/// The index at which the distribution's running sum passes `at`.
+/// The first index where the running sum of the distribution exceeds `at`.
 fn draw(distribution: &[f64], at: f64) -> usize {
     let mut sum = 0.0;
     for (index, p) in distribution.iter().enumerate() {
@@ -119,7 +122,7 @@ fn draw(distribution: &[f64], at: f64) -> usize {
     distribution.len() - 1
 }
 
-/// Long-run probabilities of the pairs, by power iteration; every pair can follow every other, so it converges.
+/// Stationary probabilities of the pairs, by power iteration. It converges: every pair can be reached from every other.
 fn stationary(next: &[f64]) -> Vec<f64> {
     let mut pairs = vec![1.0 / (LETTERS * LETTERS) as f64; LETTERS * LETTERS];
     for _ in 0..1000 {
@@ -176,13 +179,12 @@ mod tests {
     #[test]
     fn a_sample_is_a_function_of_its_number_and_validation_is_apart() {
         let source = MarkovSource::new(1234, 64);
-        let tokens = |split, first, count| match source.batch(split, first, count).unwrap() {
-            Batch::Tokens { inputs, targets } => (inputs, targets),
-            Batch::Rows { .. } => unreachable!(),
+        let batch = |split, first, count| source.batch(split, first, count, &Staging::default()).unwrap();
+        let (HostValues::I32(four), HostValues::I32(one)) = (batch(Split::Train, 8, 4), batch(Split::Train, 9, 1))
+        else {
+            unreachable!("letters are tokens")
         };
-        let (four, targets) = tokens(Split::Train, 8, 4);
-        assert_eq!(four[64..128], tokens(Split::Train, 9, 1).0[..]);
-        assert_eq!(four[1..64], targets[..63]);
-        assert_ne!(four, tokens(Split::Validation, 8, 4).0);
+        assert_eq!((four.len(), &four[65..130]), (4 * 65, &one[..]));
+        assert_ne!(HostValues::I32(four), batch(Split::Validation, 8, 4));
     }
 }

@@ -1,4 +1,4 @@
-//! `trainer tokenize`: text files to a folder of token files.
+//! `trainer tokenize`: from text files to a folder of token files.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -7,25 +7,25 @@ use common::format::{bytes, count};
 use common::{Stop, UserError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::DataError;
-use super::documents::{encode_files, text_files};
-use super::interrupt::go_on;
-use super::shards::ShardWriter;
-use super::tokenizer::Tokenizer;
-use super::tokens::TokenType;
+use crate::error::DataError;
+use crate::formats::shards::ShardWriter;
+use crate::formats::tokens::TokenType;
+use crate::interrupt::ensure_not_interrupted;
+use crate::text::documents::{encode_files, text_files};
+use crate::text::tokenizer::Tokenizer;
 
 /// What to tokenise, and how.
 #[derive(Clone, Debug)]
 pub struct TokenizeRequest {
     /// `byte`, or the path of a `tokenizer.json`.
     pub tokenizer: String,
-    /// The token that ends a document; none for the usual one.
+    /// The token that ends a document. `None`: one of the usual names.
     pub end_of_text: Option<String>,
-    /// Where a line of a `.jsonl` file has its text.
+    /// The key of the text in a line of a `.jsonl` file.
     pub json_key: String,
     /// The folder to write.
     pub output: PathBuf,
-    /// Tokens of a file, at least 1.
+    /// Tokens of each file, at least 1.
     pub shard_tokens: u64,
     /// Files, or folders of them.
     pub files: Vec<PathBuf>,
@@ -42,16 +42,16 @@ pub enum TokenizeError {
     Data(#[from] DataError),
 }
 
-/// Writes the token files of a request, and returns what to tell the user. It ends early if `stop` is asked for.
+/// Writes the token files of a request and returns what to tell the user. Ends early when `stop` is asked for.
 ///
 /// # Errors
-/// Input that is wrong, or output that cannot be written; then no output is left behind.
+/// Input that is wrong, or output that cannot be written. No output is left behind then.
 pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, TokenizeError> {
     let tokenizer = Tokenizer::open(&request.tokenizer, request.end_of_text.as_deref())?;
     let output = request.output.display();
     if occupied(&request.output) {
         let what = format!("--output {output} exists and is not an empty folder");
-        return Err(UserError::new(what, "nothing is overwritten", "name another, or remove it").into());
+        return Err(UserError::new(what, "nothing is overwritten", "name another folder, or remove it").into());
     }
     let mut files = Vec::new();
     for path in &request.files {
@@ -69,16 +69,20 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     let started = Instant::now();
     let kind = TokenType::for_vocab(tokenizer.vocab());
     let mut writer = ShardWriter::create(&request.output, kind, request.shard_tokens).map_err(|error| {
-        UserError::new(error.what, "--output names a folder that can be made", "name another, or mend permissions")
+        UserError::new(
+            error.what,
+            "--output names a folder that can be created",
+            "name another folder, or change permissions",
+        )
     })?;
     let totals = encode_files(&files, &tokenizer, &request.json_key, |tokens, so_far| {
         bar.set_position(so_far.bytes);
-        go_on(stop, &request.output)?;
+        ensure_not_interrupted(stop, &request.output)?;
         writer.push(tokens).map_err(TokenizeError::from)
     })?;
     if totals.is_empty() {
         let what = format!("{} files hold no UTF-8 text", files.len());
-        return Err(UserError::new(what, "there is something to tokenise", "name files with text").into());
+        return Err(UserError::new(what, "there is text to tokenise", "name files with text").into());
     }
     let shards = writer.shards;
     writer.finish()?;
@@ -95,7 +99,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     ))
 }
 
-/// Whether something is there that would be lost.
+/// Whether something exists there that would be lost.
 fn occupied(path: &Path) -> bool {
     match std::fs::read_dir(path) {
         Ok(mut entries) => entries.next().is_some(),

@@ -1,35 +1,38 @@
-//! Samples of token data: a pure function from a sample's number to its tokens.
+//! Samples of token files: a pure function from a sample's number to its tokens.
 //!
-//! Sample `n` belongs to dataset `d` and is its `k`-th ([`Blend::at`]). A dataset goes through all its windows once an epoch,
-//! in an order given by (seed, dataset, epoch) ([`permuted`]). A run's place in the data is therefore one number, the
-//! samples it has seen, and ranks and microbatches only divide the numbers among them.
+//! Sample `n` is the `k`-th sample of dataset `d` ([`Blend::at`]). A dataset goes through all its windows once per epoch, in
+//! an order given by seed, dataset and epoch ([`permuted`]). So the position of a run in its data is one number, the number
+//! of samples seen. Ranks and microbatches only divide the sample numbers among themselves.
 
-use device::Batch;
+use device::{HostValues, Staging};
 
-use super::blend::Blend;
-use super::corpus::Windows;
-use super::permutation::permuted;
-use super::{DataError, Identities, Source, Split, token_batch, word};
+use crate::error::DataError;
+use crate::identity::Identities;
+use crate::random::word;
+use crate::source::{Source, Split, rows};
+use crate::sources::blend::Blend;
+use crate::sources::corpus::Windows;
+use crate::sources::permutation::permuted;
 
 /// Datasets that are read in the shares of a blend.
 pub struct Mixture {
     /// Which dataset a sample is from.
     pub blend: Blend,
-    /// The datasets, none without windows.
+    /// The datasets. Each has at least one window.
     pub datasets: Vec<Windows>,
 }
 
-/// A source of tokens that were read from files.
+/// A source of tokens from files.
 pub struct TokenSource {
     /// What is trained on.
     pub training: Mixture,
     /// What is evaluated on, if anything.
     pub validation: Option<Mixture>,
-    /// Tokens of a sample, less the last target.
+    /// Inputs of a sample, which has one token more.
     pub seq: usize,
     /// Seed of the order.
     pub seed: u64,
-    /// What it is, for people.
+    /// What it is, for the plan box.
     pub name: String,
 }
 
@@ -41,7 +44,7 @@ impl Mixture {
         (dataset, number / count, number % count)
     }
 
-    /// Adds by what its datasets, which option `key` names, are known again.
+    /// Adds what identifies its datasets. `key` is the option that names them.
     fn identify(&self, key: &str, all: &mut Identities) -> Result<(), DataError> {
         for (number, windows) in self.datasets.iter().enumerate() {
             let name = if self.datasets.len() == 1 { key.into() } else { format!("{key}, dataset {}", number + 1) };
@@ -54,24 +57,24 @@ impl Mixture {
 }
 
 impl TokenSource {
-    /// Dataset and window of a sample that is trained on: each epoch of a dataset is in another order.
+    /// Dataset and window of a training sample. Each epoch of a dataset is in another order.
     pub fn training_window(&self, number: u64) -> (usize, u64) {
         let (dataset, epoch, place) = self.training.place(number);
         let key = word(word(self.seed, dataset as u64), epoch);
         (dataset, permuted(place, self.training.datasets[dataset].count, key))
     }
 
-    /// Writes the `seq + 1` tokens of a sample into `row`. Validation goes through its datasets in order, round and round.
+    /// Writes the `seq + 1` tokens of a sample into `row`. Validation goes through its datasets in order, again and again.
     ///
     /// # Errors
-    /// The data changed since they were opened, or there are none for validation.
+    /// The data changed since they were opened, or there are no data for validation.
     pub fn sample(&self, split: Split, number: u64, row: &mut [i32]) -> Result<(), DataError> {
         if split == Split::Train {
             let (dataset, window) = self.training_window(number);
             return self.training.datasets[dataset].read(window, row);
         }
         let Some(validation) = &self.validation else {
-            let what = format!("{} keeps nothing to evaluate on", self.name);
+            let what = format!("{} has no samples to evaluate on", self.name);
             return Err(DataError { what, fix: "set data.split below 1, or data.validation_path".into() });
         };
         let (dataset, _, window) = validation.place(number);
@@ -80,8 +83,9 @@ impl TokenSource {
 }
 
 impl Source for TokenSource {
-    fn batch(&self, split: Split, first: u64, count: usize) -> Result<Batch, DataError> {
-        token_batch(first, count, self.seq, |number, row| self.sample(split, number, row))
+    fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError> {
+        let samples = first..first + count as u64;
+        rows(samples, self.seq + 1, staging, |number, row| self.sample(split, number, row)).map(HostValues::I32)
     }
 
     fn validates(&self) -> bool {

@@ -1,33 +1,34 @@
-//! Data that are not there yet.
+//! Data that do not exist yet.
 
 use std::path::Path;
 
-use device::Batch;
+use device::{HostValues, Staging};
 
-use super::{DataError, Source, Split};
 use crate::config::DataConfig;
+use crate::error::DataError;
+use crate::source::{Source, Split};
 
-/// Stands for files that are missing, in the plan of a run that will have them.
+/// Takes the place of missing files where a run is only planned.
 pub struct Missing(String);
 
 impl Missing {
-    /// The first path of `data.path` or `data.validation_path` with nothing there, if there is one.
+    /// For the first path of `data.path` or `data.validation_path` that does not exist. `None` if all exist.
     pub fn of(data: &DataConfig) -> Option<Missing> {
         let named = [("data.path", &data.path), ("data.validation_path", &data.validation_path)];
         named.into_iter().find_map(|(key, paths)| {
-            let missing = paths.as_ref()?.names().find(|name| !is_there(name))?;
+            let missing = paths.as_ref()?.names().find(|name| !exists(name))?;
             Some(Missing(format!("{key} = {missing} is missing; a run needs it")))
         })
     }
 }
 
-/// Whether it is a file or folder, or one of Megatron's prefixes.
-fn is_there(name: &str) -> bool {
+/// Whether it is a file, a folder, or the prefix of a Megatron dataset.
+fn exists(name: &str) -> bool {
     Path::new(name).exists() || Path::new(&format!("{name}.bin")).exists()
 }
 
 impl Source for Missing {
-    fn batch(&self, _: Split, _: u64, _: usize) -> Result<Batch, DataError> {
+    fn batch(&self, _: Split, _: u64, _: usize, _: &Staging) -> Result<HostValues, DataError> {
         Err(DataError { what: self.0.clone(), fix: "check the path".into() })
     }
 

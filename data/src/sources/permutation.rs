@@ -1,10 +1,10 @@
-//! Orders of samples as functions: nothing is stored, and any place can be asked for.
+//! Orders of samples as functions: nothing is stored, and any position can be asked for.
 
-use super::word;
+use crate::random::word;
 
-/// Where place `place` of `0..count` goes under the permutation of that key: a Feistel network of four rounds over the next
-/// power of four, walked until it lands inside (Black and Rogaway, 2002).
-pub fn permuted(place: u64, count: u64, key: u64) -> u64 {
+/// The image of `place` under the permutation of `0..count` with that key: a Feistel network of four rounds over the next
+/// power of four, applied until the result is below `count` (cycle walking, Black and Rogaway, 2002).
+pub(crate) fn permuted(place: u64, count: u64, key: u64) -> u64 {
     let half = (64 - (count.max(2) - 1).leading_zeros()).div_ceil(2);
     let mask = (1u64 << half) - 1;
     let mut at = place;

@@ -1,4 +1,4 @@
-//! Files mapped into memory: shards are larger than memory, and all ranks of a node share one copy of them.
+//! Files mapped into memory. Data may be larger than memory, and all ranks of a node share one copy.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -16,22 +16,22 @@ impl MappedFile {
     /// Maps the whole file.
     ///
     /// # Errors
-    /// What the operating system said, or that it is no file. Opening a pipe would wait for a writer.
+    /// What the operating system said. A path that is not a regular file is refused: opening a pipe would wait for a writer.
     pub fn open(path: &Path) -> std::io::Result<MappedFile> {
         if !std::fs::metadata(path)?.is_file() {
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"));
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a regular file"));
         }
         let file = File::open(path)?;
-        // SAFETY: the map is only ever read, as bytes, for which every value is valid. Writers may change what is read but
-        // not what is sound; a file that shrinks under the map is looked for before each use, in `bytes`.
+        // SAFETY: the map is only read, as bytes, for which every value is valid: other writers may change the values, not
+        // the soundness. `bytes` checks before each use that the file has not shrunk.
         let map = unsafe { Mmap::map(&file)? };
         Ok(MappedFile { file, map })
     }
 
-    /// The bytes it had when it was opened.
+    /// All bytes of the file as it was opened.
     ///
     /// # Errors
-    /// It was made shorter since: touching what is gone would end the process by a signal.
+    /// The file is shorter now: touching the missing bytes would end the process by a signal.
     pub fn bytes(&self) -> std::io::Result<&[u8]> {
         let now = self.file.metadata()?.len();
         if now < self.map.len() as u64 {

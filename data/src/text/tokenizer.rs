@@ -4,12 +4,12 @@ use std::path::Path;
 
 use common::UserError;
 
-/// Tokens that usually end a document, in the order they are looked for.
+/// Usual names of the token that ends a document, in the order of search.
 const USUAL_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"];
 
 /// A tokenizer.
 pub enum Tokenizer {
-    /// A token a byte; byte 0, which text does not hold, ends a document.
+    /// One token per byte. Byte 0, which text does not contain, ends a document.
     Bytes,
     /// One read from a `tokenizer.json`.
     HuggingFace {
@@ -23,11 +23,11 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// `byte`, or the `tokenizer.json` at `name`, or in a folder of that name. `end` names the token that ends a document; if
-    /// it is none the usual names are tried.
+    /// Opens `byte`, the `tokenizer.json` at `name`, or the one in a folder of that name. `end` is the token that ends a
+    /// document. `None`: the usual names are tried.
     ///
     /// # Errors
-    /// A file that is missing or no tokenizer, a token it does not have.
+    /// A file that is missing or not a tokenizer, a token that it does not have.
     pub fn open(name: &str, end: Option<&str>) -> Result<Tokenizer, UserError> {
         if name == "byte" {
             return match end {
@@ -49,8 +49,8 @@ impl Tokenizer {
         let bytes = std::fs::read(&path)
             .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} cannot be read: {error}")))?;
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes)
-            .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} is no tokenizer: {error}")))?;
-        // Documents are taken whole, whatever the tokenizer does for its model's inputs.
+            .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} is not a tokenizer: {error}")))?;
+        // Documents are not cut or filled, whatever the tokenizer does for its own model.
         let _ = tokenizer.with_truncation(None);
         tokenizer.with_padding(None);
         let found = match end {
@@ -69,10 +69,10 @@ impl Tokenizer {
         Ok(Tokenizer::HuggingFace { tokenizer: Box::new(tokenizer), end, vocab })
     }
 
-    /// The tokens of a text, none added in front or behind.
+    /// The tokens of a text, with none added before or after.
     ///
     /// # Errors
-    /// What the tokenizer says; bytes have none.
+    /// What the tokenizer says. The byte tokenizer has no errors.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
@@ -83,10 +83,10 @@ impl Tokenizer {
         }
     }
 
-    /// As [`Tokenizer::encode`], with what the tokenizer adds to the inputs of its own model, such as a first token.
+    /// As [`Tokenizer::encode`], with the tokens that the tokenizer adds for its own model, such as a first token.
     ///
     /// # Errors
-    /// What the tokenizer says; bytes have none.
+    /// What the tokenizer says. The byte tokenizer has no errors.
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
             Tokenizer::Bytes => self.encode(text),
@@ -97,8 +97,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens; bytes that are no character, and tokens that are none of the tokenizer's, are left out or
-    /// stand as U+FFFD.
+    /// The text of tokens. Bytes that are not a character and unknown tokens are left out, or become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> String {
         match self {
             Tokenizer::Bytes => {
@@ -117,7 +116,7 @@ impl Tokenizer {
         }
     }
 
-    /// Ids are below it.
+    /// Size of the vocabulary: all ids are below it.
     pub fn vocab(&self) -> usize {
         match self {
             Tokenizer::Bytes => 256,
@@ -125,7 +124,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether text may be cut at byte `at`, a line's start: the lines on both sides give the same tokens apart as together.
+    /// Whether text may be cut at byte `at`, the start of a line: the two lines there have the same tokens apart and together.
     pub fn separates(&self, text: &str, at: usize) -> bool {
         let Tokenizer::HuggingFace { .. } = self else { return true };
         let before = text[..at - 1].rfind('\n').map_or(0, |end| end + 1);

@@ -1,17 +1,18 @@
-//! Tokens of many files as one stream, and the windows of it that are samples.
+//! The tokens of many files as one stream, and the windows of it that become samples.
 
 use std::sync::Arc;
 
 use common::UserError;
 use sha2::{Digest, Sha256};
 
-use super::tokens::{CHECKED, Tokens};
-use super::{DataError, Identity};
+use crate::error::DataError;
+use crate::formats::tokens::{CHECKED_BYTES, Tokens};
+use crate::identity::Identity;
 
-/// Files read end to end: a document may begin in one and end in the next.
-pub struct Corpus {
+/// Files read as one stream: a document may begin in one file and end in the next.
+pub(crate) struct Corpus {
     files: Vec<Tokens>,
-    /// Where each file ends in the stream.
+    /// The position in the stream after the last token of each file.
     ends: Vec<u64>,
     vocab: usize,
 }
@@ -20,10 +21,10 @@ impl Corpus {
     /// The stream of these files.
     ///
     /// # Errors
-    /// A token that is not below `vocab`, as far as [`Tokens::check`] looks.
-    pub fn new(files: Vec<Tokens>, vocab: usize) -> Result<Corpus, UserError> {
-        // Of very many files it is more than that in all.
-        let part = (CHECKED / 2 / files.len().max(1)).max(64 << 10);
+    /// A token that is not below `vocab`, among those that [`Tokens::check`] looks at.
+    pub(crate) fn new(files: Vec<Tokens>, vocab: usize) -> Result<Corpus, UserError> {
+        // At least 64 KiB of each file, even if that is more than `CHECKED_BYTES` in all.
+        let part = (CHECKED_BYTES / 2 / files.len().max(1)).max(64 << 10);
         files.iter().try_for_each(|file| file.check(part, vocab))?;
         let ends = files.iter().scan(0, |end, file| {
             *end += file.len;
@@ -32,17 +33,17 @@ impl Corpus {
         Ok(Corpus { ends: ends.collect(), files, vocab })
     }
 
-    /// Tokens in all.
-    pub fn len(&self) -> u64 {
+    /// Number of tokens.
+    pub(crate) fn len(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    /// Whether there are no tokens.
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// By what it is known again.
+    /// What identifies it.
     ///
     /// # Errors
     /// A file cannot be read any more.
@@ -50,11 +51,6 @@ impl Corpus {
         let mut hash = Sha256::new();
         self.files.iter().try_for_each(|file| file.identify(&mut hash))?;
         Ok(Identity { tokens: self.len(), sha256: format!("{:x}", hash.finalize()) })
-    }
-
-    /// How many files.
-    pub fn files(&self) -> usize {
-        self.files.len()
     }
 
     /// Writes tokens `start..start + row.len()`, which must exist, into `row`.
@@ -72,31 +68,31 @@ impl Corpus {
     }
 }
 
-/// Windows `first..first + count` of a corpus. Window `w` is tokens `w seq..=(w + 1) seq`: neighbours share one token, the
-/// last target of the one and the first input of the other, so that every token but the first is a target once.
+/// Windows `first..first + count` of a corpus. Window `w` is tokens `w seq..=(w + 1) seq`. Neighbours share one token: it is
+/// the last target of one window and the first input of the next. So each token except the first is a target once.
 #[derive(Clone)]
 pub struct Windows {
     corpus: Arc<Corpus>,
     first: u64,
-    /// How many windows.
+    /// Number of windows.
     pub count: u64,
 }
 
 impl Windows {
     /// All windows of `seq + 1` tokens.
-    pub fn all(corpus: Corpus, seq: usize) -> Windows {
+    pub(crate) fn all(corpus: Corpus, seq: usize) -> Windows {
         let count = corpus.len().saturating_sub(1) / seq as u64;
         Windows { corpus: Arc::new(corpus), first: 0, count }
     }
 
-    /// The first `share` of them, and the rest.
+    /// The first `share` of the windows, and the rest.
     pub fn split(self, share: f64) -> (Windows, Windows) {
         let count = (self.count as f64 * share).floor() as u64;
         let rest = Windows { first: self.first + count, count: self.count - count, ..self.clone() };
         (Windows { count, ..self }, rest)
     }
 
-    /// By what their corpus is known again; none for the rest of a [`Windows::split`], whose first part tells.
+    /// What identifies their corpus. `None` for the second part of a [`Windows::split`]: the first part has it.
     ///
     /// # Errors
     /// A file cannot be read any more.
@@ -104,7 +100,7 @@ impl Windows {
         if self.first == 0 { self.corpus.identity().map(Some) } else { Ok(None) }
     }
 
-    /// Writes the `seq + 1` tokens of one of them into `row`.
+    /// Writes the `seq + 1` tokens of a window into `row`.
     ///
     /// # Errors
     /// The corpus changed since it was opened.

@@ -1,45 +1,45 @@
-//! Blends: which dataset a sample comes from, as a function of its number.
+//! Blends of datasets: which dataset a sample comes from, as a function of its number.
 
 use common::UserError;
 
-/// Samples after which the pattern repeats. Shares are met to within one in so many.
+/// Samples after which the pattern repeats. Shares are exact to one part in this number.
 const PERIOD: usize = 1 << 16;
 
-/// Datasets with weights. Within a period each sample goes to the dataset that is furthest behind its share, as in
-/// Megatron's blends; the next period repeats the pattern, each dataset going on where it was.
+/// Datasets with weights. Within a period each sample comes from the dataset that is furthest behind its share, as in
+/// Megatron's blends. The next period repeats the pattern, and each dataset continues where it stopped.
 pub struct Blend {
-    /// For each sample of a period, its dataset and how many before it in the period come from the same one.
+    /// For each sample of a period: its dataset, and how many samples before it in the period come from the same dataset.
     pattern: Vec<(u32, u32)>,
     /// Samples of each dataset in a period.
     counts: Vec<u64>,
 }
 
 impl Blend {
-    /// A blend of as many datasets as there are weights, which need not sum to one. `key` is the option they are from.
+    /// A blend with one dataset for each weight. Weights need not sum to one. `key` is the option that they come from.
     ///
     /// # Errors
-    /// A weight that is not positive, or too small beside the others.
+    /// A weight that is not positive, or less than 1 in 65536 of the sum.
     pub fn new(weights: &[f64], key: &str) -> Result<Blend, UserError> {
         let total: f64 = weights.iter().sum();
         for weight in weights {
             let wrong = |rule: &str, fix: &str| Err(UserError::new(format!("{key}: weight {weight}"), rule, fix));
             if !weight.is_finite() || *weight <= 0.0 {
-                return wrong("weights are above 0 and finite", "leave out what has no share");
+                return wrong("weights are above 0 and finite", "leave out the dataset, or give it a positive weight");
             }
         }
         for weight in weights {
             let wrong = |rule: &str, fix: &str| Err(UserError::new(format!("{key}: weight {weight}"), rule, fix));
             if !total.is_finite() {
-                return wrong("the sum of all weights is finite", "give smaller ones");
+                return wrong("the sum of all weights is finite", "give smaller weights");
             }
             if weight / total * (PERIOD as f64) < 1.0 {
-                return wrong("a share is at least 1 in 65536", "leave it out, or give it more");
+                return wrong("a share is at least 1 in 65536", "leave out the dataset, or give it a larger weight");
             }
         }
         if let [_] = weights {
             return Ok(Blend { pattern: vec![(0, 0)], counts: vec![1] });
         }
-        // Largest remainders: everyone gets the whole part of its share, and what is left goes by the fraction.
+        // Largest remainders: each dataset gets the integer part of its share. The rest goes to the largest fractions.
         let share = |weight: &f64| weight / total * PERIOD as f64;
         let mut counts: Vec<u64> = weights.iter().map(|weight| share(weight) as u64).collect();
         let mut order: Vec<usize> = (0..weights.len()).collect();
@@ -59,7 +59,7 @@ impl Blend {
         Ok(Blend { pattern, counts })
     }
 
-    /// The dataset of sample `number`, and how many samples before it come from the same one.
+    /// The dataset of sample `number`, and how many samples before it come from the same dataset.
     pub fn at(&self, number: u64) -> (usize, u64) {
         let period = self.pattern.len() as u64;
         let (dataset, before) = self.pattern[(number % period) as usize];

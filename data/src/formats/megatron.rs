@@ -1,24 +1,25 @@
-//! Megatron's indexed datasets: tokens in `NAME.bin`, where they are in `NAME.idx`.
+//! Megatron's indexed datasets: `NAME.bin` holds tokens, `NAME.idx` says where each sequence begins.
 //!
-//! The index, little-endian (Megatron-LM, `core/datasets/indexed_dataset.py`): `MMIDIDX\0\0`, u64 version 1, u8 type,
-//! u64 sequences, u64 document marks, then i32 lengths and i64 byte offsets of the sequences, and i64 document marks: the
-//! first sequence of each document, and one past the last. Sequences lie end to end, so the `.bin` is one run of tokens.
+//! The index is little-endian (Megatron-LM, `core/datasets/indexed_dataset.py`): `MMIDIDX\0\0`, u64 version 1, u8 type,
+//! u64 number of sequences, u64 number of document boundaries. Then come the i32 lengths and the i64 byte offsets of the
+//! sequences, and the i64 document boundaries: the first sequence of each document, and one past the last. Sequences lie
+//! end to end, so the `.bin` is one run of tokens.
 
 use std::path::Path;
 
 use common::UserError;
 
-use super::mapped::MappedFile;
-use super::tokens::{Storage, TokenType, Tokens};
+use crate::formats::mapped::MappedFile;
+use crate::formats::tokens::{Storage, TokenType, Tokens};
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 /// Bytes before the lengths.
-const HEADER: usize = 34;
+const HEADER_BYTES: usize = 34;
 
 /// Opens a dataset.
 ///
 /// # Errors
-/// Files that cannot be read, an index that is none, is cut short, or does not fit the `.bin`.
+/// Files that cannot be read, a file that is not an index, an index that is cut short or does not fit the `.bin`.
 pub fn open(bin: &Path, index: &Path) -> Result<Tokens, UserError> {
     let unreadable = |path: &Path, error: std::io::Error| {
         UserError::new(
@@ -28,7 +29,7 @@ pub fn open(bin: &Path, index: &Path) -> Result<Tokens, UserError> {
         )
     };
     let wrong = |what: String, rule: String| {
-        let fix = "write the dataset anew with Megatron's preprocess_data.py, or copy both files completely";
+        let fix = "write the dataset again with Megatron's preprocess_data.py, or copy both files completely";
         UserError::new(format!("{} {what}", index.display()), rule, fix)
     };
     let file = MappedFile::open(bin).map_err(|error| unreadable(bin, error))?;
@@ -39,12 +40,15 @@ pub fn open(bin: &Path, index: &Path) -> Result<Tokens, UserError> {
         let what = format!("starts with {:?}", String::from_utf8_lossy(&idx[..idx.len().min(MAGIC.len())]));
         return Err(wrong(what, "an index starts with the magic MMIDIDX".into()));
     }
-    if idx.len() < HEADER {
-        return Err(wrong(format!("has {} bytes", idx.len()), format!("an index has a header of {HEADER} bytes")));
+    if idx.len() < HEADER_BYTES {
+        return Err(wrong(
+            format!("has {} bytes", idx.len()),
+            format!("an index has a header of {HEADER_BYTES} bytes"),
+        ));
     }
-    let (version, sequences, marks) = (long(idx, 9), long(idx, 18), long(idx, 26));
+    let (version, sequences, boundaries) = (read_u64(idx, 9), read_u64(idx, 18), read_u64(idx, 26));
     if version != 1 {
-        return Err(wrong(format!("has version {version}"), "known is version 1".into()));
+        return Err(wrong(format!("has version {version}"), "the only known version is 1".into()));
     }
     let kind = match idx[17] {
         1 => TokenType::U8,
@@ -54,29 +58,30 @@ pub fn open(bin: &Path, index: &Path) -> Result<Tokens, UserError> {
         5 => TokenType::I64,
         8 => TokenType::U16,
         code => {
-            return Err(wrong(format!("has tokens of type {code}"), "types are 1 to 5 and 8, whole numbers".into()));
+            return Err(wrong(format!("has tokens of type {code}"), "integer types are 1 to 5 and 8".into()));
         }
     };
-    // A wild count must not overflow; sequences have a mode of a byte too where a dataset is multimodal.
-    let expected = u128::from(sequences) * 12 + u128::from(marks) * 8 + HEADER as u128;
+    // u128: a corrupt count must not overflow. Multimodal datasets have one more byte for each sequence.
+    let expected = u128::from(sequences) * 12 + u128::from(boundaries) * 8 + HEADER_BYTES as u128;
     let multimodal = expected + u128::from(sequences);
     if idx.len() as u128 != expected && idx.len() as u128 != multimodal {
-        let rule = format!("its header says {sequences} sequences and {marks} document marks: {expected} bytes");
+        let rule =
+            format!("its header says {sequences} sequences and {boundaries} document boundaries: {expected} bytes");
         return Err(wrong(format!("has {} bytes", idx.len()), rule));
     }
-    let (lengths, rest) = idx[HEADER..].split_at(4 * sequences as usize);
+    let (lengths, rest) = idx[HEADER_BYTES..].split_at(4 * sequences as usize);
     let mut next = 0u64;
     for (number, (length, offset)) in lengths.as_chunks().0.iter().zip(rest.as_chunks().0).enumerate() {
         let (length, offset) = (i32::from_le_bytes(*length), u64::from_le_bytes(*offset));
         if length < 0 || offset != next {
-            let what = format!("puts sequence {number}, {length} tokens, at byte {offset}");
-            return Err(wrong(what, format!("sequences lie end to end, this one at byte {next}")));
+            let what = format!("has sequence {number}, of {length} tokens, at byte {offset}");
+            return Err(wrong(what, format!("sequences lie end to end, so this one is at byte {next}")));
         }
         next += length as u64 * kind.size() as u64;
     }
     if next != bytes as u64 {
-        let what = format!("describes {next} bytes, and {} has {bytes}", bin.display());
-        return Err(wrong(what, "the index and the tokens belong together".into()));
+        let what = format!("describes {next} bytes, but {} has {bytes}", bin.display());
+        return Err(wrong(what, "the index and the tokens are of the same dataset".into()));
     }
     Ok(Tokens {
         name: bin.display().to_string(),
@@ -88,7 +93,7 @@ pub fn open(bin: &Path, index: &Path) -> Result<Tokens, UserError> {
     })
 }
 
-/// The u64 at byte `at`, which must exist.
-fn long(bytes: &[u8], at: usize) -> u64 {
+/// The little-endian u64 at byte `at`.
+fn read_u64(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }

@@ -1,65 +1,65 @@
-//! From files of text to one run of tokens: each document's, then the token that ends it.
+//! From files of text to one run of tokens: the tokens of each document, then the token that ends a document.
 //!
-//! A file is a document; of a `.jsonl` file, each line's text is one. Work is shared out in pieces: documents, and parts of
-//! long ones, cut at lines where the tokenizer gives the same tokens either way.
+//! A file is a document. In a `.jsonl` file each line is one. Threads share the work in pieces: a short document is one
+//! piece. A long one is cut at ends of lines where the tokenizer returns the same tokens with and without the cut.
 
 use std::path::{Path, PathBuf};
 
 use common::UserError;
 use rayon::prelude::*;
 
-use super::mapped::MappedFile;
-use super::tokenizer::Tokenizer;
+use crate::formats::mapped::MappedFile;
+use crate::text::tokenizer::Tokenizer;
 
-/// Text that is tokenised at a time, bytes.
+/// Bytes of text that are tokenised at a time.
 const BATCH: usize = 16 << 20;
-/// Where a long document is cut, bytes, or soon after.
+/// Smallest size of a piece of a long document, in bytes.
 const PIECE: usize = 256 << 10;
-/// How far after it a place to cut is looked for.
+/// How many bytes after that a place to cut is searched.
 const SEARCH: usize = 64 << 10;
 
-/// What was tokenised.
+/// How much was tokenised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Bytes of files.
-    pub bytes: u64,
+pub(crate) struct Totals {
+    /// Bytes of the files.
+    pub(crate) bytes: u64,
     /// Documents.
-    pub documents: u64,
-    /// Tokens, those that end documents among them.
-    pub tokens: u64,
-    /// Files that were left out: found in a folder, and not UTF-8.
-    pub skipped: u64,
+    pub(crate) documents: u64,
+    /// Tokens, including those that end documents.
+    pub(crate) tokens: u64,
+    /// Files in folders that were skipped because they are not UTF-8.
+    pub(crate) skipped: u64,
 }
 
 impl Totals {
-    /// Whether there was no text: the only tokens, if any, are those that end documents.
-    pub fn is_empty(&self) -> bool {
+    /// Whether there was no text: there are no tokens except those that end documents.
+    pub(crate) fn is_empty(&self) -> bool {
         self.tokens <= self.documents
     }
 }
 
 /// A file of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TextFile {
-    /// Where it is.
-    pub path: PathBuf,
-    /// It was found in a folder, not named: it is left out if it is not UTF-8.
-    pub found: bool,
+pub(crate) struct TextFile {
+    /// Its path.
+    pub(crate) path: PathBuf,
+    /// The user named its folder, not the file: it is skipped if it is not UTF-8.
+    pub(crate) in_folder: bool,
 }
 
-/// The file at `path`, or all files of that folder and its folders, sorted.
+/// The file at `path`, or all files in that folder and the folders inside it, sorted by name.
 ///
 /// # Errors
-/// What the operating system said, and of which folder within.
-pub fn text_files(path: &Path) -> std::io::Result<Vec<TextFile>> {
+/// What the operating system said, with the folder.
+pub(crate) fn text_files(path: &Path) -> std::io::Result<Vec<TextFile>> {
     if !path.is_dir() {
         std::fs::metadata(path)?;
-        return Ok(vec![TextFile { path: path.into(), found: false }]);
+        return Ok(vec![TextFile { path: path.into(), in_folder: false }]);
     }
     files_within(path, path)
 }
 
-/// The files of a folder that was found within `top`.
+/// The files of a folder, which is `top` or inside it.
 fn files_within(top: &Path, path: &Path) -> std::io::Result<Vec<TextFile>> {
     let mut files = Vec::new();
     let entries = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
@@ -73,18 +73,18 @@ fn files_within(top: &Path, path: &Path) -> std::io::Result<Vec<TextFile>> {
         if path.is_dir() && !entry.file_type()?.is_symlink() {
             files.extend(files_within(top, &path)?);
         } else if path.is_file() {
-            files.push(TextFile { path, found: true });
+            files.push(TextFile { path, in_folder: true });
         }
     }
     Ok(files)
 }
 
-/// Tokenises files in their order. `json_key` is where a line of a `.jsonl` file has its text. `sink` gets the tokens, and
+/// Tokenises files in order. `json_key` is the key of the text in a line of a `.jsonl` file. `sink` receives the tokens and
 /// the totals so far.
 ///
 /// # Errors
 /// A file that cannot be read or is not text, a line that is not JSON or has no text, and what `sink` returns.
-pub fn encode_files<E: From<UserError> + Send>(
+pub(crate) fn encode_files<E: From<UserError> + Send>(
     files: &[TextFile],
     tokenizer: &Tokenizer,
     json_key: &str,
@@ -124,7 +124,7 @@ pub fn encode_files<E: From<UserError> + Send>(
     Ok(totals)
 }
 
-/// Runs of pieces of about [`BATCH`] bytes.
+/// Cuts the pieces into runs of about [`BATCH`] bytes.
 fn batches<'p, 't>(pieces: &'p [Piece<'t>]) -> impl Iterator<Item = &'p [Piece<'t>]> {
     let mut rest = pieces;
     std::iter::from_fn(move || {
@@ -140,7 +140,7 @@ fn batches<'p, 't>(pieces: &'p [Piece<'t>]) -> impl Iterator<Item = &'p [Piece<'
     })
 }
 
-/// A mapped file that was found to be UTF-8.
+/// A mapped file of UTF-8.
 struct Text {
     path: PathBuf,
     file: MappedFile,
@@ -148,21 +148,17 @@ struct Text {
 }
 
 impl Text {
-    /// Maps a file; none if it is not UTF-8 and was not named.
+    /// Maps a file. `None` if it is not UTF-8 and the user named its folder only.
     fn open(file: &TextFile) -> Result<Option<Text>, UserError> {
-        let TextFile { path, found } = file;
+        let TextFile { path, in_folder } = file;
         let name = path.display();
         let map = MappedFile::open(path).map_err(|error| {
-            UserError::new(
-                format!("{name} cannot be read: {error}"),
-                "data are files that can be read",
-                "check the path",
-            )
+            UserError::new(format!("{name} cannot be read: {error}"), "data files are readable", "check the path")
         })?;
         let text = Text { path: path.clone(), len: map.bytes().map_or(0, <[u8]>::len), file: map };
         match text.text() {
             Ok(_) => Ok(Some(text)),
-            Err(_) if *found => Ok(None),
+            Err(_) if *in_folder => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -170,13 +166,13 @@ impl Text {
     fn text(&self) -> Result<&str, UserError> {
         let name = self.path.display();
         let bytes = self.file.bytes().map_err(|error| {
-            UserError::new(format!("{name} cannot be read: {error}"), "data stay as they are", "start again")
+            UserError::new(format!("{name} cannot be read: {error}"), "data do not change during a run", "start again")
         })?;
         std::str::from_utf8(bytes).map_err(|error| {
             let what = format!("{name} is not UTF-8 text (byte {})", error.valid_up_to());
             if self.is_json_lines() {
-                let fix = "write it anew, or convert it with iconv";
-                return UserError::new(what, "a .jsonl file is UTF-8 text, a JSON object a line", fix);
+                let fix = "write it again, or convert it with iconv";
+                return UserError::new(what, "a .jsonl file is UTF-8 text with one JSON object per line", fix);
             }
             let extension = self.path.extension().map_or("none".into(), |text| format!(".{}", text.display()));
             let unknown = match &*extension {
@@ -210,7 +206,7 @@ impl Text {
             pieces.push(piece(first, None, false));
             rest = after;
         }
-        // An empty file is no document.
+        // An empty file is not a document.
         if !text.is_empty() {
             pieces.push(piece(rest, None, true));
         }
@@ -218,14 +214,14 @@ impl Text {
     }
 }
 
-/// Where to cut a long text; none if it is short, or no line near is a good place.
+/// Where to cut a long text. `None` if it is short, or no end of line nearby is a good place.
 fn cut(text: &str, tokenizer: &Tokenizer) -> Option<usize> {
     if text.len() <= PIECE + SEARCH {
         return None;
     }
     let bytes = text.as_bytes();
     let blank = |byte: u8| byte.is_ascii_whitespace() || !byte.is_ascii();
-    // Between lines that end and start with a visible character: tokenizers take runs of white space together.
+    // Both lines have a visible character at the cut: tokenizers join runs of white space.
     let place = |at: &usize| bytes[at - 1] == b'\n' && !blank(bytes[at - 2]) && !blank(bytes[*at]);
     (PIECE..PIECE + SEARCH)
         .filter(place)
@@ -233,16 +229,16 @@ fn cut(text: &str, tokenizer: &Tokenizer) -> Option<usize> {
         .find(|at| tokenizer.separates(&text[..PIECE + SEARCH + boundary(text)], *at))
 }
 
-/// How many bytes after the searched part its last character ends.
+/// How many bytes of the last searched character lie after the searched part.
 fn boundary(text: &str) -> usize {
     (0..4).find(|more| text.is_char_boundary(PIECE + SEARCH + more)).unwrap_or(0)
 }
 
-/// A document, or a part of one.
+/// A document, or a part of a long one.
 struct Piece<'t> {
     path: &'t Path,
     text: &'t str,
-    /// The line of a `.jsonl` file that it is.
+    /// Its line number in a `.jsonl` file.
     line: Option<usize>,
     ends_document: bool,
 }
@@ -258,9 +254,9 @@ impl Piece<'_> {
                     UserError::new(format!("{name} line {line} {what}"), rule, fix)
                 };
                 let value: serde_json::Value = serde_json::from_str(self.text)
-                    .map_err(|error| wrong(format!("is not JSON: {error}"), "mend that line"))?;
+                    .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
                 let text = value.get(json_key).and_then(serde_json::Value::as_str).ok_or_else(|| {
-                    let fix = "mend that line, or make token files with `trainer tokenize --json-key KEY`";
+                    let fix = "correct that line, or make token files with `trainer tokenize --json-key KEY`";
                     wrong("has no such text".into(), fix)
                 })?;
                 tokenizer.encode(text)
@@ -269,7 +265,7 @@ impl Piece<'_> {
         encoded.map_err(|error| {
             UserError::new(
                 format!("{name}: the tokenizer fails: {error}"),
-                "a tokenizer takes any text",
+                "a tokenizer accepts any text",
                 "use a tokenizer.json with an unknown token, or a byte-level one",
             )
         })

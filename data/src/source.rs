@@ -1,0 +1,63 @@
+//! What a source of training samples is.
+
+use std::ops::Range;
+
+use device::{Element, HostArray, HostValues, Staging};
+
+use crate::error::DataError;
+use crate::identity::Identities;
+
+/// Which stream of samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Samples to train on.
+    Train,
+    /// Samples to evaluate on. Training never sees them.
+    Validation,
+}
+
+/// A source of training samples. A sample is a function of the split and of its global number.
+pub trait Source: Send + Sync {
+    /// Reads samples `first..first + count` into an array of `staging`.
+    ///
+    /// The array is `(count, width)`, a row for each sample. For language models a row is `seq + 1` token ids: the inputs
+    /// are all but the last, the targets all but the first. For a regression it is the features, then the outputs.
+    ///
+    /// # Errors
+    /// The data changed since they were opened, or cannot be read any more.
+    fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError>;
+
+    /// Whether it has samples to evaluate on.
+    fn validates(&self) -> bool {
+        true
+    }
+
+    /// The lowest mean loss that any model can reach, in nats. `None` where it is not known.
+    fn floor(&self) -> Option<f64> {
+        None
+    }
+
+    /// What identifies its datasets. Empty where the configuration alone decides the samples.
+    ///
+    /// # Errors
+    /// The data changed since they were opened, or cannot be read any more.
+    fn identities(&self) -> Result<Identities, DataError> {
+        Ok(Identities::new())
+    }
+
+    /// What it is, for the plan box.
+    fn describe(&self) -> String;
+}
+
+/// An array of `staging` with a row of `width` values for each sample: `fill(number, row)` writes the row of a sample.
+pub(crate) fn rows<T: Element>(
+    samples: Range<u64>,
+    width: usize,
+    staging: &Staging,
+    mut fill: impl FnMut(u64, &mut [T]) -> Result<(), DataError>,
+) -> Result<HostArray<T>, DataError> {
+    let count = (samples.end - samples.start) as usize;
+    staging.array(count * width, |values| {
+        samples.zip(values.chunks_mut(width)).try_for_each(|(number, row)| fill(number, row))
+    })
+}

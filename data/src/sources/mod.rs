@@ -1,0 +1,9 @@
+//! What samples are made of: files of tokens, or data that are generated here.
+
+pub(crate) mod blend;
+pub(crate) mod corpus;
+pub(crate) mod markov;
+pub(crate) mod missing;
+mod permutation;
+pub(crate) mod regression;
+pub(crate) mod token_source;

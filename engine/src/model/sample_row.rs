@@ -1,0 +1,31 @@
+//! Where the inputs and the targets of a sample are.
+
+use std::ops::Range;
+
+use device::DType;
+
+/// A sample as the data give it: one row of values. Inputs and targets are ranges of its columns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SampleRow {
+    /// Values of a row.
+    pub width: usize,
+    /// Their type on the host: i32 or f32.
+    pub dtype: DType,
+    /// Columns of the inputs.
+    pub inputs: Range<usize>,
+    /// Columns of the targets. A negative token as a target has no loss.
+    pub targets: Range<usize>,
+}
+
+impl SampleRow {
+    /// `seq + 1` token ids. The inputs are all but the last, the targets all but the first.
+    pub fn tokens(seq: usize) -> SampleRow {
+        SampleRow { width: seq + 1, dtype: DType::I32, inputs: 0..seq, targets: 1..seq + 1 }
+    }
+
+    /// Features, then outputs.
+    pub fn regression(features: usize, outputs: usize) -> SampleRow {
+        let width = features + outputs;
+        SampleRow { width, dtype: DType::F32, inputs: 0..features, targets: features..width }
+    }
+}
