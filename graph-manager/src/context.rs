@@ -7,6 +7,7 @@ use device::{DType, Op, Shape, Stream, Tensor, TraceEvent};
 use crate::error::{Error, Result};
 use crate::handover::Handover;
 use crate::keys::{CodeKey, RegionKey, StepKey};
+use crate::lifetimes::lifetimes;
 use crate::policy::Policy;
 use crate::recording::{RecordedBuffer, Recording};
 use crate::resources::Resources;
@@ -67,9 +68,10 @@ impl<'m, P: Policy> StepContext<'m, P> {
     }
 
     /// The end of a recorded step, with what was submitted.
-    pub(crate) fn into_recording(self, events: Vec<TraceEvent>) -> Recording<P::Region> {
+    pub(crate) fn into_recording(self, trace: &[TraceEvent]) -> Recording<P::Region> {
+        let lifetimes = lifetimes(trace, self.resources.compute.id());
         match self.phase {
-            Phase::Record { recording, .. } => Recording { events, ..recording },
+            Phase::Record { recording, .. } => Recording { lifetimes, ..recording },
             Phase::Run { .. } => unreachable!("a step that runs is not recorded"),
         }
     }

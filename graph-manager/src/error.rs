@@ -6,7 +6,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A graph manager's error.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// The device refused or found a hazard.
+    /// The device refused an operation, or the checker found a hazard.
     #[error("{region}: {source}")]
     Device {
         /// The region it happened in; `step` outside of any.
@@ -14,7 +14,7 @@ pub enum Error {
         /// What the device said.
         source: device::Error,
     },
-    /// A step did something else than the recorded one.
+    /// A step differs from its recording.
     #[error("{region}: {problem}. Rule: a step repeats the recorded one. Fix: {fix}")]
     Changed {
         /// The region.

@@ -19,6 +19,7 @@ mod report;
 mod resources;
 mod saved;
 mod side_stream;
+mod slots;
 mod state;
 mod tensor_tree;
 

@@ -72,7 +72,7 @@ impl<P: Policy> CudaGraphManager<P> {
         device.begin_trace();
         let mut cx = StepContext::record(&mut self.resources, mode, microbatches);
         let result = body(&mut cx).and_then(|()| cx.check_deferred());
-        let recording = cx.into_recording(device.end_trace());
+        let recording = cx.into_recording(&device.end_trace());
         result?;
         self.resources.plan(mode, recording)
     }

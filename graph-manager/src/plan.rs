@@ -10,7 +10,7 @@ use device::StreamId;
 
 use crate::area::{AreaKind, Placement};
 use crate::keys::RegionKey;
-use crate::lifetimes::{Lifetime, lifetimes};
+use crate::lifetimes::Lifetime;
 use crate::placement::{Interval, place};
 use crate::policy::Policy;
 use crate::recording::{RecordedBuffer, Recording};
@@ -37,7 +37,6 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         let mut plan = Plan { placements: HashMap::new(), dead_after: HashMap::new(), areas: BTreeMap::new(), slots };
         let keys: Vec<RegionKey<R>> =
             recording.order.iter().map(|visit| plan.key(policy, visit.region, recording.microbatches)).collect();
-        let uses = lifetimes(&recording.events, compute);
         // One microbatch stands for all of its slot: they repeat each other, shifted in time.
         let mut stands_for: HashMap<RegionKey<R>, usize> = HashMap::new();
         let mut scratch: BTreeMap<(usize, StreamId), Vec<(&RecordedBuffer, Lifetime)>> = BTreeMap::new();
@@ -48,7 +47,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
                 continue;
             }
             let taken = Lifetime { first: buffer.taken_at, last: buffer.taken_at, stream: Some(compute) };
-            let used = uses.get(&buffer.buffer).copied().unwrap_or(taken);
+            let used = recording.lifetimes.get(&buffer.buffer).copied().unwrap_or(taken);
             let inside = used.first >= visit.start && used.last < visit.end.max(visit.start + 1);
             // All regions share the bytes of scratch, so a buffer in use while an inner region runs is not scratch.
             let mut inner = recording.order[buffer.visit + 1..visit.next].iter();

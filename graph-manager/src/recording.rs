@@ -1,11 +1,12 @@
-//! A recorded step: its regions in order, the buffers they take, and what was submitted.
+//! A recorded step: its regions in order, the buffers they take, and when these are in use.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use device::{BufferId, TraceEvent};
+use device::BufferId;
 
 use crate::error::{Error, Result};
+use crate::lifetimes::Lifetime;
 use crate::policy::Policy;
 
 /// One pass over a step in which nothing ran.
@@ -13,7 +14,8 @@ pub(crate) struct Recording<R> {
     pub(crate) microbatches: usize,
     pub(crate) order: Vec<Visit<R>>,
     pub(crate) buffers: Vec<RecordedBuffer>,
-    pub(crate) events: Vec<TraceEvent>,
+    /// A buffer that no operation uses has none.
+    pub(crate) lifetimes: HashMap<BufferId, Lifetime>,
 }
 
 /// One region of the recorded order.
@@ -26,7 +28,7 @@ pub(crate) struct Visit<R> {
     pub(crate) outer: Option<usize>,
     /// Index of the first visit after this one that is not inside it.
     pub(crate) next: usize,
-    /// Positions in `events`.
+    /// Positions in the trace of what was submitted.
     pub(crate) start: usize,
     pub(crate) end: usize,
 }
@@ -41,13 +43,13 @@ pub(crate) struct RecordedBuffer {
     pub(crate) name: &'static str,
     pub(crate) bytes: usize,
     pub(crate) buffer: BufferId,
-    /// Position in `events`.
+    /// Position in the trace.
     pub(crate) taken_at: usize,
 }
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
     pub(crate) fn new(microbatches: usize) -> Recording<R> {
-        Recording { microbatches, order: Vec::new(), buffers: Vec::new(), events: Vec::new() }
+        Recording { microbatches, order: Vec::new(), buffers: Vec::new(), lifetimes: HashMap::new() }
     }
 
     /// Adds a region that begins at this position; returns its index in `order`.
@@ -93,18 +95,6 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         })
     }
 
-    /// By chunk, the largest number of microbatches between their first region and their last at any time. It is the
-    /// number of slots.
-    pub(crate) fn in_flight(&self, policy: &impl Policy<Region = R>) -> BTreeMap<usize, usize> {
-        let mut spans: BTreeMap<usize, BTreeMap<usize, (usize, usize)>> = BTreeMap::new();
-        for (at, visit) in self.order.iter().enumerate() {
-            if let Some(instance) = policy.instance(visit.region) {
-                spans.entry(instance.chunk).or_default().entry(instance.microbatch).or_insert((at, at)).1 = at;
-            }
-        }
-        spans.iter().map(|(chunk, spans)| (*chunk, most_at_once(spans))).collect()
-    }
-
     /// Whether the step can be planned: each region comes once, and belongs to a microbatch that the step has.
     pub(crate) fn check(&self, policy: &impl Policy<Region = R>) -> Result<()> {
         let mut seen = HashSet::new();
@@ -128,11 +118,4 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         }
         Ok(())
     }
-}
-
-/// The largest number of these spans, ends included, that hold one position; at least 1.
-fn most_at_once(spans: &BTreeMap<usize, (usize, usize)>) -> usize {
-    let alive = |at: usize| spans.values().filter(|(first, last)| (*first..=*last).contains(&at)).count();
-    // The number grows only where a span begins.
-    spans.values().map(|(first, _)| alive(*first)).max().unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! What was captured: one line for people, JSON and Graphviz for tools.
+//! What was captured: a line to read, JSON and Graphviz for tools.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::area::MemoryUse;
 /// What a manager captured.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Report {
-    /// One entry a graph, in order of capture.
+    /// The graphs, in order of capture.
     pub graphs: Vec<GraphReport>,
     /// Regions that run eagerly, and why.
     pub eager: Vec<EagerReport>,
@@ -20,7 +20,7 @@ pub struct Report {
 /// One graph.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct GraphReport {
-    /// Its region, and variant if it has one.
+    /// Its region, and its variant unless that is the default.
     pub name: String,
     /// Its operations in order of capture, as `region/operation`.
     pub nodes: Vec<String>,
@@ -33,9 +33,9 @@ pub struct GraphReport {
 /// Regions of one kind that have no graph.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct EagerReport {
-    /// The kind of region.
+    /// What the policy calls the kind of region.
     pub region: String,
-    /// Why.
+    /// Why they have no graph.
     pub reason: String,
 }
 
@@ -61,7 +61,7 @@ impl Report {
         self.memory.iter().map(|area| area.bytes).sum()
     }
 
-    /// All graphs as one Graphviz document, a cluster each.
+    /// All graphs as one Graphviz document, with a cluster for each.
     pub fn dot(&self) -> String {
         let mut dot = String::from("digraph graphs {\n  rankdir=LR;\n  node [shape=box];\n");
         for (g, graph) in self.graphs.iter().enumerate() {

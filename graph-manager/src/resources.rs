@@ -44,7 +44,7 @@ impl<P: Policy> Resources<P> {
         match self.states.get_mut(&key) {
             None => {
                 let by_slot = self.options.mempool == Mempool::PerMicrobatch;
-                self.states.insert(key, State::new(recording, by_slot, policy, compute));
+                self.states.insert(key, State::new(recording, by_slot, policy, compute)?);
             }
             Some(state) => {
                 if self.areas.is_empty() {

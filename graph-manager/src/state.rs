@@ -11,6 +11,7 @@ use crate::keys::{CodeKey, GraphKey};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::recording::Recording;
+use crate::slots::{check_flights, in_flight};
 
 type Key<P> = GraphKey<<P as Policy>::Region, <P as Policy>::Variant>;
 
@@ -36,17 +37,23 @@ pub(crate) struct Captured {
 
 impl<P: Policy> State<P> {
     /// Plans a step as recorded, with `by_slot` in slots.
-    pub(crate) fn new(recording: Recording<P::Region>, by_slot: bool, policy: &P, compute: StreamId) -> State<P> {
-        let slots = by_slot.then(|| recording.in_flight(policy));
+    pub(crate) fn new(
+        recording: Recording<P::Region>,
+        by_slot: bool,
+        policy: &P,
+        compute: StreamId,
+    ) -> Result<State<P>> {
+        let slots = by_slot.then(|| in_flight(&recording, policy));
         let plan = Plan::new(&recording, slots, policy, compute);
-        State {
+        plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&recording, slots, policy))?;
+        Ok(State {
             recordings: BTreeMap::from([(recording.microbatches, recording)]),
             plan,
             handover: Handover::default(),
             graphs: HashMap::new(),
             captured: Vec::new(),
             steps: 0,
-        }
+        })
     }
 
     /// The key of a region's code in a step with so many microbatches.
@@ -81,7 +88,7 @@ impl<P: Policy> State<P> {
     pub(crate) fn make_room(&mut self, recording: &Recording<P::Region>, policy: &P, compute: StreamId) {
         let Some(known) = &self.plan.slots else { return };
         let mut slots = known.clone();
-        for (chunk, needed) in recording.in_flight(policy) {
+        for (chunk, needed) in in_flight(recording, policy) {
             let count = slots.entry(chunk).or_default();
             *count = needed.max(*count);
         }
@@ -94,14 +101,17 @@ impl<P: Policy> State<P> {
 
     /// Fails if a step with another number of microbatches does not fit the plan.
     pub(crate) fn accept(&self, recording: &Recording<P::Region>, policy: &P) -> Result<()> {
-        for (chunk, in_flight) in recording.in_flight(policy) {
-            let slots = self.plan.slots.as_ref().map(|slots| slots.get(&chunk).copied().unwrap_or(0));
-            if let Some(slots) = slots.filter(|slots| in_flight > *slots) {
-                return Err(Error::Usage {
-                    problem: format!("{in_flight} microbatches are in flight at once, the plan has {slots} slots"),
-                    fix: "record every number of microbatches that will come before the first step",
-                });
+        if let Some(slots) = &self.plan.slots {
+            for (chunk, in_flight) in in_flight(recording, policy) {
+                let slots = slots.get(&chunk).copied().unwrap_or(0);
+                if in_flight > slots {
+                    return Err(Error::Usage {
+                        problem: format!("{in_flight} microbatches are in flight at once, the plan has {slots} slots"),
+                        fix: "record every number of microbatches that will come before the first step",
+                    });
+                }
             }
+            check_flights(recording, slots, policy)?;
         }
         for buffer in &recording.buffers {
             let region = recording.order[buffer.visit].region;

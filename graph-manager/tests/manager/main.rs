@@ -1,6 +1,7 @@
 //! The manager on a toy model: order, slots, boundaries, side streams, and the mistakes it refuses.
 
 mod capture;
+mod external;
 mod handover;
 mod mistakes;
 mod side_streams;

@@ -2,7 +2,7 @@
 
 use device::ops::{Copy, Fill};
 use device::{DType, Tensor};
-use graph_manager::{CudaGraphManager, Error, ManagerOptions, Result};
+use graph_manager::{CudaGraphManager, Error, ManagerOptions, Mempool, Result};
 
 use crate::toy::{Manager, Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
 
@@ -209,4 +209,28 @@ fn reading_what_no_forward_saved_names_the_type() {
         cx.region(Region::Backward { layer: 0, microbatch: 0 }, (), |cx, ()| cx.saved::<f32>().map(|_| ()))
     });
     assert!(error.contains("backward of layer 0, microbatch 0: no f32 was saved"), "{error}");
+}
+
+#[test]
+fn a_buffer_in_a_shared_slot_that_outlives_its_microbatch_is_refused() {
+    for (mempool, refused) in [(Mempool::PerMicrobatch, true), (Mempool::Single, false)] {
+        let toy = toy();
+        let mut manager = toy.manager(ManagerOptions { mempool, ..ManagerOptions::default() });
+        let result = manager.record(Mode::Train, 2, &mut |cx| {
+            let mut made = Vec::new();
+            for microbatch in 0..2 {
+                made.push(cx.region(Region::Forward { layer: 0, microbatch }, (), |cx, ()| {
+                    let y = cx.tensor("y", [WIDTH], DType::F32)?;
+                    cx.run(Fill { output: y, value: microbatch as f32 })?;
+                    Ok(y)
+                })?);
+            }
+            // By now the second microbatch has overwritten the first one's slot.
+            cx.region(Region::Optimizer, made[0], |cx, y| cx.run(Copy { input: y, output: toy.sum() }))
+        });
+        assert_eq!(result.is_err(), refused, "{mempool:?}");
+        let Err(error) = result else { continue };
+        let error = error.to_string();
+        assert!(error.contains("`y` of `forward of layer 0, microbatch 0` is used after"), "{error}");
+    }
 }

@@ -1,0 +1,61 @@
+//! Slots: how many microbatches need memory of their own, and whether they can share it.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+use crate::policy::Policy;
+use crate::recording::Recording;
+
+/// When a microbatch is in flight: from its first region to its last.
+struct Flight {
+    first_visit: usize,
+    last_visit: usize,
+    /// Position in the recording's trace.
+    end: usize,
+}
+
+/// By chunk and microbatch.
+fn flights<P: Policy>(recording: &Recording<P::Region>, policy: &P) -> BTreeMap<usize, BTreeMap<usize, Flight>> {
+    let mut chunks: BTreeMap<usize, BTreeMap<usize, Flight>> = BTreeMap::new();
+    for (at, visit) in recording.order.iter().enumerate() {
+        let Some(instance) = policy.instance(visit.region) else { continue };
+        let begun = Flight { first_visit: at, last_visit: at, end: visit.end };
+        let flight = chunks.entry(instance.chunk).or_default().entry(instance.microbatch).or_insert(begun);
+        (flight.last_visit, flight.end) = (at, flight.end.max(visit.end));
+    }
+    chunks
+}
+
+/// By chunk, the largest number of microbatches in flight at any time. It is the number of slots.
+pub(crate) fn in_flight<P: Policy>(recording: &Recording<P::Region>, policy: &P) -> BTreeMap<usize, usize> {
+    let most = |flights: &BTreeMap<usize, Flight>| {
+        let alive = |at: usize| {
+            flights.values().filter(|flight| (flight.first_visit..=flight.last_visit).contains(&at)).count()
+        };
+        // The number grows only where a microbatch begins.
+        flights.values().map(|flight| alive(flight.first_visit)).max().unwrap_or(1)
+    };
+    flights(recording, policy).iter().map(|(chunk, flights)| (*chunk, most(flights))).collect()
+}
+
+/// Fails if a buffer is used after the last region of its microbatch, when another microbatch may have its slot.
+pub(crate) fn check_flights<P: Policy>(
+    recording: &Recording<P::Region>,
+    slots: &BTreeMap<usize, usize>,
+    policy: &P,
+) -> Result<()> {
+    let flights = flights(recording, policy);
+    for buffer in &recording.buffers {
+        let visit = &recording.order[buffer.visit];
+        let Some(instance) = policy.instance(visit.region) else { continue };
+        let (of_chunk, slots) = (&flights[&instance.chunk], slots.get(&instance.chunk).copied().unwrap_or(1));
+        let end = of_chunk[&instance.microbatch].end;
+        if of_chunk.len() > slots && recording.lifetimes.get(&buffer.buffer).is_some_and(|used| used.last >= end) {
+            return Err(Error::Usage {
+                problem: format!("buffer `{}` of `{}` is used after its microbatch has ended", buffer.name, visit.name),
+                fix: "copy it in a region of the microbatch, or set mempool to Single",
+            });
+        }
+    }
+    Ok(())
+}

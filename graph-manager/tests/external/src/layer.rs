@@ -1,0 +1,42 @@
+//! The network's layer.
+
+use device::ops::{Activation, ActivationBackward, ActivationKind, Epilogue, Gemm};
+use device::{DType, Tensor};
+use graph_manager::{Result, StepContext};
+
+use crate::regions::NetworkPolicy;
+
+/// `relu(input @ weight^T)`, with `weight` and `grad` of `(out, in)`.
+pub struct Layer {
+    pub weight: Tensor,
+    pub grad: Tensor,
+}
+
+impl Layer {
+    /// `(batch, in)` to `(batch, out)`.
+    pub fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, input: Tensor) -> Result<Tensor> {
+        let shape = [input.shape.rows(), self.weight.shape.rows()];
+        let product = cx.tensor("product", shape, DType::F32)?;
+        let output = cx.tensor("output", shape, DType::F32)?;
+        cx.run(Gemm::linear(input, self.weight, product, Epilogue::None))?;
+        cx.run(Activation { kind: ActivationKind::Relu, input: product, output })?;
+        cx.save_for_backward((input, product))?;
+        Ok(output)
+    }
+
+    /// The output's gradient, `(batch, out)`, to the input's, `(batch, in)`.
+    pub fn backward(&self, cx: &mut StepContext<'_, NetworkPolicy>, grad_output: Tensor) -> Result<Tensor> {
+        let (input, product): (Tensor, Tensor) = cx.saved()?;
+        let grad_product = cx.tensor("grad_product", product.shape, DType::F32)?;
+        let grad_input = cx.tensor("grad_input", input.shape, DType::F32)?;
+        cx.run(ActivationBackward {
+            kind: ActivationKind::Relu,
+            input: product,
+            grad_output,
+            grad_input: grad_product,
+        })?;
+        cx.run(Gemm::wgrad(grad_product, input, self.grad, true))?;
+        cx.run(Gemm::dgrad(grad_product, self.weight, grad_input, Epilogue::None))?;
+        Ok(grad_input)
+    }
+}

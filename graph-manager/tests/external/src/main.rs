@@ -1,0 +1,128 @@
+//! A user of `graph-manager` and `device` alone: a small network with regions, layers and an operation of its own. It is
+//! trained with graphs off and on, two microbatches in flight, and must learn the same to the bit.
+
+mod layer;
+mod regions;
+
+use device::ops::{Add, Control, Copy, Fill, Mse, SumInto, WriteControl};
+use device::{Area, DType, Device, HostOptions, Tensor};
+use graph_manager::{CudaGraphManager, ManagerOptions, Result, StepContext};
+use layer::Layer;
+use regions::{NetworkPolicy, Region, Sample};
+
+const BATCH: usize = 8;
+const WIDTH: usize = 16;
+const MICROBATCHES: usize = 4;
+
+struct Network {
+    layers: Vec<Layer>,
+    /// `(microbatches, batch, width)`.
+    inputs: Tensor,
+    /// `(microbatches, batch, width)`.
+    targets: Tensor,
+    /// `(1)`.
+    loss: Tensor,
+    control: Tensor,
+    _areas: Vec<Area>,
+}
+
+impl Network {
+    fn new(device: &Device) -> Result<Network> {
+        let mut areas = Vec::new();
+        let mut tensor = |name: &str, shape: &[usize], value: &dyn Fn(f32) -> f32| -> Result<Tensor> {
+            let tensor = device.allocate_tensor(&mut areas, name, device::Shape::new(shape), DType::F32)?;
+            device.upload(&tensor, &(0..tensor.elements()).map(|i| value(i as f32)).collect::<Vec<f32>>())?;
+            Ok(tensor)
+        };
+        let data = [MICROBATCHES, BATCH, WIDTH];
+        let inputs = tensor("inputs", &data, &|i| (i * 0.7).sin())?;
+        let targets = tensor("targets", &data, &|i| (i * 0.3).cos().abs())?;
+        let loss = tensor("loss", &[1], &|_| 0.0)?;
+        let mut layers = Vec::new();
+        for phase in [0.0, 1.0] {
+            let weight = tensor("weight", &[WIDTH, WIDTH], &|i| (i * i + phase).sin() * 0.5)?;
+            layers.push(Layer { weight, grad: tensor("grad", &[WIDTH, WIDTH], &|_| 0.0)? });
+        }
+        let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
+        Ok(Network { layers, inputs, targets, loss, control, _areas: areas })
+    }
+
+    fn step(&self, cx: &mut StepContext<'_, NetworkPolicy>) -> Result<()> {
+        cx.region(Region::once("zero"), (), |cx, ()| {
+            let totals = self.layers.iter().map(|layer| layer.grad).chain([self.loss]);
+            totals.into_iter().try_for_each(|output| cx.run(Fill { output, value: 0.0 }))
+        })?;
+        let mut in_flight = None;
+        for microbatch in 0..MICROBATCHES {
+            let next = (microbatch, self.forward(cx, microbatch)?);
+            if let Some((microbatch, grad)) = in_flight.replace(next) {
+                self.backward(cx, microbatch, grad)?;
+            }
+        }
+        in_flight.map_or(Ok(()), |(microbatch, grad)| self.backward(cx, microbatch, grad))?;
+        cx.region(Region::once("update"), (), |cx, ()| {
+            // The gradients hold the negative learning rate already, as a factor of the loss.
+            self.layers
+                .iter()
+                .try_for_each(|Layer { weight, grad }| cx.run(Add { a: *weight, b: *grad, output: *weight }))
+        })
+    }
+
+    /// The gradient of the loss, `(batch, width)`.
+    fn forward(&self, cx: &mut StepContext<'_, NetworkPolicy>, microbatch: usize) -> Result<Tensor> {
+        let sample = cx.region(Region::of("inputs", 0, microbatch), (), |cx, ()| {
+            let sample = Sample {
+                input: cx.tensor("input", [BATCH, WIDTH], DType::F32)?,
+                target: cx.tensor("target", [BATCH, WIDTH], DType::F32)?,
+            };
+            cx.run(Copy { input: self.inputs.at(microbatch), output: sample.input })?;
+            cx.run(Copy { input: self.targets.at(microbatch), output: sample.target })?;
+            Ok(sample)
+        })?;
+        let mut x = sample.input;
+        for (at, layer) in self.layers.iter().enumerate() {
+            x = cx.region(Region::of("forward", at, microbatch), x, |cx, x| layer.forward(cx, x))?;
+        }
+        cx.region(Region::of("loss", 0, microbatch), Sample { input: x, ..sample }, |cx, Sample { input, target }| {
+            let grad = cx.tensor("grad", input.shape, DType::F32)?;
+            let losses = cx.tensor("losses", [BATCH], DType::F32)?;
+            cx.run(Mse { prediction: input, target, losses, grad: Some((grad, self.control)) })?;
+            cx.run(SumInto { input: losses, total: self.loss, accumulate: true })?;
+            Ok(grad)
+        })
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_, NetworkPolicy>, microbatch: usize, mut grad: Tensor) -> Result<()> {
+        for (at, layer) in self.layers.iter().enumerate().rev() {
+            grad = cx.region(Region::of("backward", at, microbatch), grad, |cx, grad| layer.backward(cx, grad))?;
+        }
+        Ok(())
+    }
+}
+
+/// The loss of each step, and the number of graphs.
+fn train(options: ManagerOptions) -> Result<(Vec<f32>, usize)> {
+    let device = Device::host(HostOptions { check: true, ..HostOptions::default() })?;
+    let network = Network::new(&device)?;
+    let compute = device.stream("compute");
+    let mut manager = CudaGraphManager::new(compute.clone(), options, NetworkPolicy)?;
+    let mut losses = Vec::new();
+    for _ in 0..8 {
+        let value = Control { grad_scale: -0.01, ..Control::default() };
+        compute.submit(WriteControl { control: network.control, value })?;
+        manager.step("train", MICROBATCHES, &mut |cx| network.step(cx))?;
+        losses.extend(compute.read::<f32>(&network.loss)?.wait()?);
+    }
+    Ok((losses, manager.report().graphs.len()))
+}
+
+fn main() -> Result<()> {
+    let (eager, none) = train(ManagerOptions { enable: false, ..ManagerOptions::default() })?;
+    let (replayed, graphs) = train(ManagerOptions { poison: true, ..ManagerOptions::default() })?;
+    assert_eq!(eager, replayed, "graphs change no bit");
+    assert!(eager[7] < 0.8 * eager[0], "the network learns: {eager:?}");
+    // Two layers, the loss and two slots; the update.
+    assert_eq!((none, graphs), (0, 2 * (2 + 2 + 1) + 1));
+    println!("loss {} to {} with {graphs} graphs", eager[0], eager[7]);
+    Ok(())
+}
