@@ -29,7 +29,7 @@ mod unused;
 
 use device::Batch;
 
-pub use config::DataConfig;
+pub use config::{DataConfig, RawTokens};
 pub use identity::{Identities, Identity, changed};
 pub use interrupt::go_on;
 pub use markov::MarkovSource;

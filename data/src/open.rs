@@ -14,7 +14,7 @@ use super::token_source::{Mixture, TokenSource};
 use super::tokenizer::Tokenizer;
 use super::tokens::{Storage, TokenType, Tokens};
 use super::{llmc, megatron};
-use crate::config::DataConfig;
+use crate::config::{DataConfig, RawTokens};
 
 /// Where a line of a `.jsonl` file has its text.
 pub const JSON_KEY: &str = "text";
@@ -163,10 +163,10 @@ impl Reader<'_> {
         if let Some(llmc::Layout { kind, len, largest }) = llmc::layout(&name, bytes)? {
             return Ok(Tokens { name, storage: Storage::Mapped(file), kind, offset: llmc::HEADER, len, largest });
         }
-        let kind = match self.data.raw_tokens.as_str() {
-            "u16" => TokenType::U16,
-            "u32" => TokenType::U32,
-            _ => {
+        let kind = match self.data.raw_tokens {
+            RawTokens::U16 => TokenType::U16,
+            RawTokens::U32 => TokenType::U32,
+            RawTokens::None => {
                 return wrong(
                     "has no .idx beside it, and starts with none of the magic numbers 20240520 and 20240801",
                     "a .bin is a token file of llm.c or Megatron, or of raw tokens if data.raw_tokens says so",
