@@ -3,6 +3,7 @@
 //!
 //! It depends on no other crate of the workspace.
 
+mod choice;
 pub mod format;
 mod hash;
 mod host;
@@ -11,6 +12,7 @@ mod stop;
 pub mod terminal;
 mod user_error;
 
+pub use choice::Choice;
 pub use hash::fnv1a;
 pub use host::host_name;
 pub use panic::panic_text;

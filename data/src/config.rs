@@ -13,7 +13,19 @@ pub struct DataConfig {
     pub validation_path: Option<Paths>,
     pub tokenizer: String,
     pub end_of_text: Option<String>,
-    pub raw_tokens: String,
+    pub raw_tokens: RawTokens,
     pub split: f64,
     pub seed: u64,
+}
+
+common::choice! {
+    /// What a `.bin` file without a header or an index holds.
+    pub enum RawTokens {
+        /// Such files are refused.
+        None = "none",
+        /// 16-bit tokens, as nanoGPT writes them.
+        U16 = "u16",
+        /// 32-bit tokens.
+        U32 = "u32",
+    }
 }

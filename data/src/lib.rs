@@ -14,7 +14,7 @@ mod sources;
 mod text;
 mod unused;
 
-pub use config::DataConfig;
+pub use config::{DataConfig, RawTokens};
 pub use error::DataError;
 pub use formats::llmc;
 pub use formats::tokens::TokenType;

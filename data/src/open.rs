@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use common::UserError;
 use common::format::count;
 
-use crate::config::DataConfig;
+use crate::config::{DataConfig, RawTokens};
 use crate::formats::mapped::MappedFile;
 use crate::formats::tokens::{Storage, TokenType, Tokens};
 use crate::formats::{llmc, megatron};
@@ -163,10 +163,10 @@ impl Reader<'_> {
         if let Some(llmc::Header { kind, len, largest }) = llmc::read_header(&name, bytes)? {
             return Ok(Tokens { name, storage: Storage::Mapped(file), kind, offset: llmc::HEADER_BYTES, len, largest });
         }
-        let kind = match self.data.raw_tokens.as_str() {
-            "u16" => TokenType::U16,
-            "u32" => TokenType::U32,
-            _ => {
+        let kind = match self.data.raw_tokens {
+            RawTokens::U16 => TokenType::U16,
+            RawTokens::U32 => TokenType::U32,
+            RawTokens::None => {
                 return wrong(
                     "has no .idx file beside it, and does not start with the magic number 20240520 or 20240801",
                     "a .bin is a token file of llm.c or Megatron, or raw tokens if data.raw_tokens is set",

@@ -2,7 +2,7 @@
 
 use common::UserError;
 
-use crate::config::DataConfig;
+use crate::config::{DataConfig, RawTokens};
 
 /// Fails if an option is set that would be ignored: an MLP (`mlp`) reads no data, and without `data.path` no files are read.
 ///
@@ -27,7 +27,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.validation_path", data.validation_path.is_some()),
         ("data.tokenizer", data.tokenizer != "byte"),
         ("data.end_of_text", data.end_of_text.is_some()),
-        ("data.raw_tokens", data.raw_tokens != "none"),
+        ("data.raw_tokens", data.raw_tokens != RawTokens::None),
     ];
     match about_files.iter().find(|(_, given)| *given) {
         Some((key, _)) => Err(UserError::new(format!("{key} {with}"), rule, fix)),

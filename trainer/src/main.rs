@@ -10,9 +10,9 @@ use trainer::commands::execute;
 use trainer::run::process_group::{fail, refuse};
 
 fn main() {
-    let began = Instant::now();
+    let started = Instant::now();
     set_library_defaults();
     let ranks = RankEnv::detect().unwrap_or_else(|error| fail(true, 2, &error.to_string()));
     let request = parse(std::env::args_os()).unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
-    exit(execute(request, &ranks, began))
+    exit(execute(request, &ranks, started))
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use common::UserError;
 
 use super::layout::CONFIG;
-use crate::config::{Layers, ModelConfig};
+use crate::config::{Layers, ModelConfig, ModelKind, PositionEmbedding};
 
 /// Fails if the weights of the checkpoint in `folder`, whose configuration is `theirs`, would be another model under
 /// `ours`, although their shapes may fit. A configuration that this build cannot read is not compared.
@@ -40,16 +40,16 @@ pub fn changed_meaning(before: &ModelConfig, now: &ModelConfig) -> Vec<String> {
 
 /// The settings that decide how a model computes with its weights. Equal values have equal text.
 fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
-    let mut all = vec![("kind", model.kind.clone())];
-    if model.kind == "mlp" {
+    let mut all = vec![("kind", model.kind.to_string())];
+    if model.kind == ModelKind::Mlp {
         return all;
     }
     all.extend([
         ("attention", model.attention.to_string()),
-        ("norm", model.norm.clone()),
+        ("norm", model.norm.to_string()),
         ("norm_eps", model.norm_eps.to_string()),
-        ("activation", model.activation.clone()),
-        ("position", model.position.clone()),
+        ("activation", model.activation.to_string()),
+        ("position", model.position.to_string()),
         ("bias", model.bias.to_string()),
         ("tie_embeddings", model.tie_embeddings.to_string()),
     ]);
@@ -57,7 +57,7 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
         let kv_heads = model.kv_heads.unwrap_or(model.heads);
         all.extend([("heads", model.heads.to_string()), ("kv_heads", kv_heads.to_string())]);
     }
-    if model.position == "rotary" {
+    if model.position == PositionEmbedding::Rotary {
         all.extend([("rope_base", model.rope_base.to_string()), ("rope_scaling", format!("{:?}", model.rope_scaling))]);
     }
     all

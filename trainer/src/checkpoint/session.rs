@@ -1,6 +1,7 @@
 //! The checkpoints of a run: which one it starts from, and when it saves.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,10 +20,9 @@ use super::read::{check_sizes, config, damaged, load, verify};
 use super::write::{Occasion, Origin, SaveRequest, save};
 use super::writers::Writers;
 use crate::config::plan::RunPlan;
-use crate::config::{CheckpointConfig, by_key};
+use crate::config::{CheckpointConfig, Resume, by_key};
 use crate::error::{RunError, SaveError};
 use crate::ranks::Ranks;
-use crate::run::folder::new_run;
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
@@ -58,13 +58,14 @@ impl<'p> Session<'p> {
         let dir = settings.dir.as_deref().map(Path::new);
         let main = ranks.rank == 0;
         let origin = Origin { config: toml::to_string(&plan.config).unwrap_or_default(), ..Origin::default() };
-        let place = plan.grid.place(ranks.rank);
+        let grid = &plan.parallel.grid;
+        let place = grid.place(ranks.rank);
         let max = ranks.max.clone();
         // With a distributed optimizer every rank has a part that no other has.
-        let divided = plan.config.parallel.distributed_optimizer;
+        let divided = plan.parallel.distributed_optimizer;
         let writers = Writers {
-            rank: if divided { ranks.rank } else { place.pipeline * plan.grid.tensor + place.tensor },
-            ranks: if divided { plan.grid.ranks() } else { plan.grid.pipeline * plan.grid.tensor },
+            rank: if divided { ranks.rank } else { place.pipeline * grid.tensor + place.tensor },
+            ranks: if divided { grid.ranks() } else { grid.pipeline * grid.tensor },
             writes: divided || place.data == 0,
             writes_replicated: place.tensor == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
@@ -81,7 +82,7 @@ impl<'p> Session<'p> {
             }
         }
         if let Some(dir) = dir {
-            all_see(dir, mark, ranks, plan.grid.ranks())?;
+            all_see(dir, mark, ranks, grid.ranks())?;
         }
         if main {
             if let Some(dir) = dir {
@@ -218,14 +219,14 @@ impl<'p> Session<'p> {
 
     /// The checkpoint to start from, by `checkpoint.resume`.
     fn find(&self) -> Result<Option<Found>, RunError> {
-        match (self.settings.resume.as_str(), self.dir) {
-            ("auto" | "never", None) => Ok(None),
-            ("auto", Some(dir)) => self.newest(dir),
-            ("never", Some(dir)) => {
+        match (&self.settings.resume, self.dir) {
+            (Resume::Auto | Resume::Never, None) => Ok(None),
+            (Resume::Auto, Some(dir)) => self.newest(dir),
+            (Resume::Never, Some(dir)) => {
                 self.refuse_newer(dir, 0, "checkpoint.resume = never")?;
                 Ok(None)
             }
-            (path, dir) => {
+            (Resume::From(path), dir) => {
                 let path = Path::new(path);
                 let found = if path.join(MANIFEST).exists() {
                     let manifest = verify(path, &self.writers.activity).map_err(|damage| damaged(path, &damage))?;
@@ -320,10 +321,10 @@ fn not_shared(what: String) -> UserError {
 
 /// Where a run looks for a checkpoint to start from.
 fn looked_in(settings: &CheckpointConfig) -> Option<&Path> {
-    match settings.resume.as_str() {
-        "never" => None,
-        "auto" => settings.dir.as_deref().map(Path::new),
-        path => Some(Path::new(path)),
+    match &settings.resume {
+        Resume::Never => None,
+        Resume::Auto => settings.dir.as_deref().map(Path::new),
+        Resume::From(path) => Some(Path::new(path)),
     }
 }
 
@@ -348,6 +349,11 @@ fn newest_at_a_glance(dir: &Path) -> Option<(usize, PathBuf)> {
 
 fn unreadable(dir: &Path) -> impl FnOnce(std::io::Error) -> RunError {
     move |error| RunError::File { what: format!("checkpoints in {}", dir.display()), error }
+}
+
+/// A random name for a new run, which its checkpoints keep.
+fn new_run() -> String {
+    format!("{:016x}", RandomState::new().build_hasher().finish()) // the system seeds it
 }
 
 /// Sections that change no number.

@@ -1,47 +1,66 @@
-//! `trainer batches`: the samples a run would take, in its order, as a file, so that another framework can train on the
+//! `trainer batches`: writes the samples of a run to a file, in the run's order, so that another framework can train on the
 //! same data in the same order.
 //!
-//! A file is samples of `model.seq_length + 1` tokens end to end, nothing else. A sample's inputs are all but its last
-//! token, its targets all but its first. Tokens are 16-bit little-endian for vocabularies up to 65536, otherwise 32-bit.
-//! A step's `train.global_batch_size` samples follow those of the step before; with several ranks the first rank's come
-//! first. The samples of a run do not depend on how many ranks or microbatches share a step.
+//! A file consists of samples of `model.seq_length + 1` tokens each, end to end. A sample's inputs are all tokens but its last,
+//! its targets all but its first. Tokens are little-endian, of 16 bits for vocabularies up to 65536 and of 32 bits for larger
+//! ones. The samples of a step follow those of the step before. Within a step, the samples of the first data-parallel rank
+//! come first. The samples of a run do not depend on the number of ranks or microbatches.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::{ArgMatches, Command};
 use common::format::{bytes, count};
 use common::{Stop, UserError};
 use data::{DataError, Source, Split, TokenType, ensure_not_interrupted};
 use device::{HostValues, Staging};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::commands::interruption;
+use super::args::{text, text_flag, train_request, with_run_flags};
+use super::interruption::interruption;
 use crate::config::RunConfig;
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::RunError;
 use crate::run::source::source;
 
-/// Which batches to write, and where to.
+/// The batches to write.
 #[derive(Clone, Debug)]
 pub struct BatchesRequest {
-    /// The run that would take them, from its beginning to `train.steps`.
+    /// The run whose batches are written, from its first step to `train.steps`.
     pub config: RunConfig,
-    /// The file for training batches.
+    /// The file for the training batches.
     pub output: PathBuf,
-    /// The file for the batches of an evaluation, if they are wanted: `train.eval_steps` of them.
+    /// The file for the `train.eval_steps` batches of an evaluation, if they are asked for.
     pub validation: Option<PathBuf>,
 }
 
-/// Writes them; returns what to tell the user.
+pub(super) fn command() -> Command {
+    let output = "File for the training batches of all steps: samples of seq_length + 1 tokens end to end";
+    let batches = Command::new("batches")
+        .about("Writes the samples that a run with these flags takes, in its order, for other frameworks")
+        .arg(text_flag("output", "FILE", output).required(true))
+        .arg(text_flag("validation", "FILE", "File for the batches of an evaluation"));
+    with_run_flags(batches)
+}
+
+pub(super) fn request(matches: &ArgMatches) -> Result<BatchesRequest, UserError> {
+    Ok(BatchesRequest {
+        config: train_request(matches, &[])?.config,
+        output: text(matches, "output").unwrap_or_default().into(),
+        validation: text(matches, "validation").map(PathBuf::from),
+    })
+}
+
+/// Writes the batches; returns a summary.
 ///
 /// # Errors
-/// Input that is wrong, files that exist, or that cannot be written; then nothing is left behind of that file.
+/// Input that is wrong, files that exist, or that cannot be written. No incomplete file is left behind.
 pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
     let plan = RunPlan::new(request.config.clone(), 1)?;
     let ModelPlan::Gpt(shape) = &plan.model else {
-        let rule = "batches of tokens are what a GPT trains on";
+        let rule = "only a GPT trains on tokens";
         return Err(UserError::new("model.kind = \"mlp\"", rule, "set model.kind = \"gpt\"").into());
     };
     let train = &plan.config.train;
@@ -53,58 +72,58 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
         let fix = "set train.eval_steps = 8, or leave --validation out";
         return Err(UserError::new(
             "--validation with train.eval_steps = 0",
-            "it has the batches of an evaluation",
+            "the file has the batches of an evaluation",
             fix,
         )
         .into());
     }
     if request.validation.as_ref() == Some(&request.output) {
         let what = format!("--output and --validation are both {}", request.output.display());
-        return Err(UserError::new(what, "each is a file of its own", "name another").into());
+        return Err(UserError::new(what, "they are two files", "name another").into());
     }
     for (flag, path, ..) in files.iter().flatten() {
         if path.symlink_metadata().is_ok() {
             let what = format!("{flag} {} exists", path.display());
-            return Err(UserError::new(what, "nothing is overwritten", "name another, or remove it").into());
+            return Err(UserError::new(what, "no file is overwritten", "name another, or remove it").into());
         }
     }
-    let mut begun = Vec::new();
+    let mut partial_files = Vec::new();
     for (flag, path, split, steps) in files.into_iter().flatten() {
-        begun.push((Partial::beside(flag, path)?, split, steps));
+        partial_files.push((PartialFile::create(flag, path)?, split, steps));
     }
     let stop = interruption()?;
     let source = source(&plan)?;
     if request.validation.is_some() && !source.validates() {
         let what = format!("--validation with data.split = {}", plan.config.data.split);
         let fix = "set data.split = 0.9, data.validation_path, or leave --validation out";
-        return Err(UserError::new(what, "it needs data that are not trained on", fix).into());
+        return Err(UserError::new(what, "validation needs data that are not trained on", fix).into());
     }
     let kind = TokenType::for_vocab(shape.vocab);
-    let mut told = Vec::new();
-    for (partial, split, steps) in begun {
+    let mut summaries = Vec::new();
+    for (partial, split, steps) in partial_files {
         let samples = match split {
-            Split::Train => plan.batch_size.samples_of(steps),
-            Split::Validation => (steps * train.global_batch_size) as u64,
+            Split::Train => plan.batch.samples_of(steps),
+            Split::Validation => (steps * plan.batch.global) as u64,
         };
-        let batches = Samples { source: &*source, split, batch: train.global_batch_size, seq: shape.seq, kind };
-        told.push(batches.write(steps, samples, partial, &stop)?);
+        let batches = Samples { source: &*source, split, batch: plan.batch.global, seq: shape.seq, kind };
+        summaries.push(batches.write(steps, samples, partial, &stop)?);
     }
-    Ok(told.join("\n"))
+    Ok(summaries.join("\n"))
 }
 
 /// The samples of one split.
 struct Samples<'s> {
     source: &'s dyn Source,
     split: Split,
-    /// Samples that are read at once.
+    /// Samples read at a time.
     batch: usize,
     seq: usize,
     kind: TokenType,
 }
 
 impl Samples<'_> {
-    /// Writes the samples of so many steps to a file, which gets its name when all are on disk.
-    fn write(&self, steps: usize, samples: u64, partial: Partial, stop: &Stop) -> Result<String, DataError> {
+    /// Writes the samples of `steps` steps to a file, which gets its name once all are on disk.
+    fn write(&self, steps: usize, samples: u64, partial: PartialFile, stop: &Stop) -> Result<String, DataError> {
         let started = Instant::now();
         let path = &partial.path;
         let failed = |error: std::io::Error| DataError {
@@ -151,30 +170,30 @@ impl Samples<'_> {
     }
 }
 
-/// A file that is not complete; it goes if it is not renamed.
-struct Partial {
-    /// The name it will have.
+/// An incomplete file. Dropping it removes it, unless it was renamed.
+struct PartialFile {
+    /// The name of the complete file.
     path: PathBuf,
     temporary: PathBuf,
     file: File,
 }
 
-impl Partial {
-    /// Begins the file that `flag` names.
-    fn beside(flag: &str, path: &Path) -> Result<Partial, UserError> {
+impl PartialFile {
+    /// Creates a temporary file beside the one that `flag` names.
+    fn create(flag: &str, path: &Path) -> Result<PartialFile, UserError> {
         let name = path.file_name().map(|name| name.display().to_string()).unwrap_or_default();
         let temporary = path.with_file_name(format!(".{name}.partial-{}", std::process::id()));
         let file = File::create(&temporary).map_err(|error| {
-            let rule = "it names a file that can be written";
-            UserError::new(format!("{flag} {}: {error}", path.display()), rule, "name one in a folder that exists")
+            let rule = "the path is that of a file that can be written";
+            UserError::new(format!("{flag} {}: {error}", path.display()), rule, "name a file in a folder that exists")
         })?;
-        Ok(Partial { path: path.into(), temporary, file })
+        Ok(PartialFile { path: path.into(), temporary, file })
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        // After it was renamed there is nothing here.
+        // If it was renamed, nothing has this name any more.
         let _ = std::fs::remove_file(&self.temporary);
     }
 }

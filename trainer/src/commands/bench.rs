@@ -1,51 +1,91 @@
-//! `trainer bench`: how fast a step is, apart from data and files, and what the host does meanwhile.
+//! `trainer bench`: the speed of a step without data and files, and what the host does meanwhile.
 
 use std::convert::Infallible;
 use std::mem::ManuallyDrop;
 use std::time::Instant;
 
+use clap::{Arg, ArgMatches, Command};
+use common::UserError;
 use device::cuda::Counters;
 use device::{Device, Element, HostArray, HostValues, Staging};
 use engine::step::PendingMetrics;
 use serde::Serialize;
 
-use crate::commands::random::uniform;
+use super::args::{sets_option, text, train_request, with_run_flags};
+use super::random::uniform;
 use crate::config::plan::{ModelPlan, RunPlan};
+use crate::config::request::TrainRequest;
 use crate::error::RunError;
 use crate::ranks::Ranks;
-use crate::run::accelerator::peak_tflops;
-use crate::run::set_up::{load_start, settings, stage};
+use crate::report::gpu_peak::peak_tflops;
+use crate::run::set_up::{load_start, stage, step_settings};
 
-/// What a preset sets, over the defaults and under flags: the cases of the tables in `bench/results`.
-pub fn preset(name: &str) -> Option<Vec<(&'static str, &'static str)>> {
-    let batch = |model, micro, global, extra: &[(&'static str, &'static str)]| {
-        let mut all = vec![
-            ("model.preset", model),
-            ("train.micro_batch_size", micro),
-            ("train.global_batch_size", global),
-            ("train.eval_interval", "0"),
-        ];
-        all.extend(extra);
-        all
-    };
-    let bf16 = [("precision.compute", "bf16")];
-    Some(match name {
-        "gpt2-124m-64x1" => batch("gpt2-124m", "64", "64", &bf16),
-        "gpt2-124m-4x8" => batch("gpt2-124m", "4", "32", &bf16),
-        "gpt2-350m-16x1" => batch("gpt2-350m", "16", "16", &bf16),
-        "gpt-1.3b-8x1" => batch("gpt-1.3b", "8", "8", &bf16),
-        "gpt-1.3b-1x4" => batch("gpt-1.3b", "1", "4", &bf16),
-        "mlp" => batch("mlp", "640", "640", &[("precision.compute", "tf32"), ("optimizer.clip", "0.0")]),
-        _ => return None,
-    })
+/// A benchmark.
+#[derive(Clone, Debug)]
+pub struct BenchRequest {
+    /// The training run whose steps are measured.
+    pub run: TrainRequest,
+    /// Steps to measure.
+    pub steps: usize,
 }
 
-/// The names [`preset`] knows.
-pub const PRESETS: &[&str] =
-    &["gpt2-124m-64x1", "gpt2-124m-4x8", "gpt2-350m-16x1", "gpt-1.3b-8x1", "gpt-1.3b-1x4", "mlp"];
+/// A measured case of the tables in `bench/results`: its name, and the options that it sets.
+type Case = (&'static str, &'static [(&'static str, &'static str)]);
+
+#[rustfmt::skip]
+const CASES: &[Case] = &[
+    ("gpt2-124m-64x1", &[("model.preset", "gpt2-124m"), ("train.micro_batch_size", "64"), ("train.global_batch_size", "64"), ("precision.compute", "bf16")]),
+    ("gpt2-124m-4x8", &[("model.preset", "gpt2-124m"), ("train.micro_batch_size", "4"), ("train.global_batch_size", "32"), ("precision.compute", "bf16")]),
+    ("gpt2-350m-16x1", &[("model.preset", "gpt2-350m"), ("train.micro_batch_size", "16"), ("train.global_batch_size", "16"), ("precision.compute", "bf16")]),
+    ("gpt-1.3b-8x1", &[("model.preset", "gpt-1.3b"), ("train.micro_batch_size", "8"), ("train.global_batch_size", "8"), ("precision.compute", "bf16")]),
+    ("gpt-1.3b-1x4", &[("model.preset", "gpt-1.3b"), ("train.micro_batch_size", "1"), ("train.global_batch_size", "4"), ("precision.compute", "bf16")]),
+    ("mlp", &[("model.preset", "mlp"), ("train.micro_batch_size", "640"), ("train.global_batch_size", "640"), ("precision.compute", "tf32"), ("optimizer.clip", "0.0")]),
+];
+
+/// Most steps to measure, unless the command line says otherwise.
+const STEPS: usize = 100;
 
 /// Steps before anything is measured: warm-up, capture, and some to settle.
 const SETTLE: usize = 10;
+
+pub(super) fn command() -> Command {
+    let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
+    let bench = Command::new("bench")
+        .about(format!(
+            "Measures the speed of a training run's steps on fixed random data; takes its flags. {STEPS} steps unless --steps is given"
+        ))
+        .arg(Arg::new("case").value_name("CASE").value_parser(names).help("A case to measure"));
+    with_run_flags(bench)
+}
+
+/// The benchmark that a command line asks for.
+///
+/// # Errors
+/// Everything that is wrong with the flags; a file that only a training run writes.
+pub(super) fn request(matches: &ArgMatches) -> Result<BenchRequest, UserError> {
+    let case = text(matches, "case");
+    let case = CASES.iter().find(|(name, _)| Some(*name) == case.as_deref());
+    let preset: Vec<_> = case.map_or(vec![], |(_, sets)| [sets, &[("train.eval_interval", "0")][..]].concat());
+    let mut run = train_request(matches, &preset)?;
+    refuse_files(&run)?;
+    // The number of steps in a config is for training. That on the command line is for this.
+    let most = if sets_option(matches, "train.steps") { usize::MAX } else { STEPS };
+    let steps = run.config.train.steps.min(most);
+    run.config.train.steps = steps;
+    Ok(BenchRequest { run, steps })
+}
+
+/// Fails if a benchmark is asked for a file that only a training run writes.
+fn refuse_files(run: &TrainRequest) -> Result<(), UserError> {
+    let report = run.graph_report.as_ref().map(|path| format!("--graph-report {}", path.display()));
+    let trace = run.config.logging.trace.as_ref().map(|path| format!("logging.trace = {path}"));
+    let Some(asked) = report.or(trace) else { return Ok(()) };
+    Err(UserError::new(
+        format!("bench with {asked}"),
+        "a benchmark prints its result and writes no files",
+        "leave it out, or train a few steps with it, without bench",
+    ))
+}
 
 /// A measured case.
 #[derive(Clone, Debug, Serialize)]
@@ -60,46 +100,46 @@ pub struct BenchResult {
     pub step_ms: f64,
     /// Tokens (or rows) per second over all ranks.
     pub tokens_per_s: f64,
-    /// Model TFLOP/s a rank.
+    /// Model TFLOP/s of a rank.
     pub tflops: f64,
     /// Share of the data sheet's peak.
     pub mfu: Option<f64>,
     /// Median time to submit a step to an idle device, inputs in place: control block and graphs, microseconds.
     pub launch_us: f64,
-    /// The same with the copies of new inputs.
+    /// The same with the copies of new inputs, microseconds.
     pub launch_with_inputs_us: f64,
-    /// All of a step on the old inputs: with the read-back of its numbers.
+    /// Median time of all of a step on the old inputs, with the read-back of its numbers, microseconds.
     pub issue_us: f64,
-    /// All of a step on new inputs.
+    /// The same on new inputs, microseconds.
     pub issue_with_inputs_us: f64,
     /// Bytes of device memory in use.
     pub memory_bytes: usize,
     /// Seconds from the process's start to the end of the first step.
     pub first_step_s: f64,
-    /// Loss of the last step, to see that something was computed.
+    /// Loss of the last step. It shows that something was computed.
     pub loss: f64,
-    /// What happened in the steady steps that must not.
+    /// What the host did in the steady steps.
     pub steady: SteadyCounts,
 }
 
-/// Counts over [`BenchResult`]'s steady steps.
+/// Counts over the steady steps. Allocations, synchronizations and blocking copies should be 0.
 #[derive(Clone, Debug, Serialize)]
 pub struct SteadyCounts {
-    /// The steps.
+    /// Steady steps.
     pub steps: usize,
-    /// Device or pinned memory allocated.
+    /// Allocations of device or pinned memory.
     pub allocations: u64,
     /// Waits for a stream or the device.
     pub synchronizations: u64,
-    /// Copies the host waited for.
+    /// Copies that the host waited for.
     pub blocking_copies: u64,
-    /// Waits for a step's numbers: one a step, for the step before.
+    /// Waits for a step's numbers: one per step, for the step before.
     pub metric_waits: u64,
-    /// Waits until pinned memory could be filled again.
+    /// Waits until pinned memory could be refilled.
     pub staging_waits: u64,
-    /// Graphs launched.
+    /// Graph launches.
     pub graph_launches: u64,
-    /// Operations submitted one by one, to run or to be captured; none of a graph's launch.
+    /// Operations submitted one by one, to run or to be captured. Those of a graph launch do not count.
     pub eager_operations: u64,
 }
 
@@ -118,37 +158,37 @@ impl SteadyCounts {
     }
 }
 
-/// Measures `steps` steady steps of a plan on fixed random data.
+/// Measures `steps` steady steps on fixed random data. The process started at `started`.
 ///
 /// # Errors
 /// See [`RunError`].
-pub fn run(
+pub(super) fn measure(
     plan: &RunPlan,
     ranks: &Ranks,
     device: &Device,
     steps: usize,
-    began: Instant,
+    started: Instant,
 ) -> Result<BenchResult, RunError> {
-    // As in training, on a fault nothing is torn down.
+    // As in training, nothing is torn down on a fault.
     let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
     load_start(plan, device, &stage)?;
     let batch = random_batch(plan, &stage.staging(1)?);
     let mut step = 0;
-    // A step on its way, and when its work was submitted.
+    // Submits a step; also returns when its work was submitted.
     let mut timed = |batch: Option<&HostValues>| -> Result<(PendingMetrics, Instant), RunError> {
-        let first = (step * plan.config.train.global_batch_size) as u64;
-        let losses = stage.submit(settings(plan, ranks.rank, step, first, plan.microbatches), batch)?;
+        let share = plan.batch.share_of_global((step * plan.batch.global) as u64, plan.parallel.data_rank(ranks.rank));
+        let losses = stage.submit(step_settings(&plan.optimizer, step, share), batch)?;
         let launched = Instant::now();
         step += 1;
         Ok((stage.metrics(losses)?, launched))
     };
     let mut next = |batch: Option<&HostValues>| timed(batch).map(|(pending, _)| pending);
     next(Some(&batch))?.wait()?;
-    let first_step_s = began.elapsed().as_secs_f64();
+    let first_step_s = started.elapsed().as_secs_f64();
     for _ in 0..SETTLE / 2 {
-        let under_way = next(Some(&batch))?;
+        let in_flight = next(Some(&batch))?;
         next(Some(&batch))?.wait()?;
-        under_way.wait()?;
+        in_flight.wait()?;
     }
     let mut issue = |batch: Option<&HostValues>| -> Result<(f64, f64), RunError> {
         let (mut launches, mut times) = (Vec::new(), Vec::new());
@@ -170,26 +210,26 @@ pub fn run(
     device.synchronize()?;
     let before = device.counters();
     let mut ends = vec![Instant::now()];
-    let mut under_way = next(None)?;
+    let mut in_flight = next(None)?;
     let mut loss = f64::NAN;
     for _ in 0..steps {
         let submitted = next(None)?;
-        loss = std::mem::replace(&mut under_way, submitted).wait()?.loss;
+        loss = std::mem::replace(&mut in_flight, submitted).wait()?.loss;
         ends.push(Instant::now());
     }
     let after = device.counters();
-    under_way.wait()?;
+    in_flight.wait()?;
     let seconds = ends[steps].duration_since(ends[0]).as_secs_f64() / steps as f64;
     let each = ends.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64() * 1e3).collect();
-    let tokens_per_s = plan.tokens_per_step as f64 / seconds;
-    let tflops = tokens_per_s * plan.flops_per_token / 1e12 / plan.grid.ranks() as f64;
+    let tokens_per_s = plan.tokens_per_step() as f64 / seconds;
+    let tflops = tokens_per_s * plan.size.flops_per_token / 1e12 / plan.parallel.grid.ranks() as f64;
     let gpu = device.gpu();
-    let peak = gpu.as_ref().and_then(|gpu| peak_tflops(&gpu.name, &plan.config.precision.compute));
+    let peak = gpu.as_ref().and_then(|gpu| peak_tflops(&gpu.name, plan.config.precision.compute));
     let memory_bytes = device.memory_in_use()?;
     let result = BenchResult {
         device: gpu.map_or("host".into(), |gpu| gpu.name),
-        graphs: if plan.graphs.enable { plan.config.cuda_graph.scope.clone() } else { "off".into() },
-        ranks: plan.grid.ranks(),
+        graphs: if plan.graphs.enable { plan.config.cuda_graph.scope.to_string() } else { "off".into() },
+        ranks: plan.parallel.grid.ranks(),
         step_ms: median(each),
         tokens_per_s,
         tflops,
@@ -212,9 +252,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Random samples of a step.
+/// Random samples for a rank's share of a step.
 fn random_batch(plan: &RunPlan, staging: &Staging) -> HostValues {
-    let samples = plan.microbatches * plan.config.train.micro_batch_size;
+    let samples = plan.batch.microbatches() * plan.batch.micro;
     match &plan.model {
         ModelPlan::Gpt(shape) => {
             let token = |x: f32| (x * shape.vocab as f32) as i32 % shape.vocab as i32;
@@ -234,4 +274,30 @@ fn random_array<T: Element>(staging: &Staging, count: usize, value: impl Fn(f32)
         Ok::<(), Infallible>(())
     });
     array
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use crate::commands::cli::{Request, parse};
+
+    #[test]
+    fn a_benchmark_measures_100_steps_or_as_many_as_the_command_line_says() {
+        for (line, expected) in [
+            ("trainer bench mlp", 100),
+            ("trainer bench --config tiny-laptop", 100),
+            ("trainer bench mlp --steps 7", 7),
+            ("trainer bench mlp --steps 150", 150),
+            ("trainer bench mlp --train-iters 1500", 1500),
+            ("trainer bench --config tiny-laptop --set train.steps=150", 150),
+        ] {
+            match parse(line.split_whitespace().map(OsString::from)).unwrap() {
+                Request::Bench(request) => {
+                    assert_eq!((request.steps, request.run.config.train.steps), (expected, expected), "{line}");
+                }
+                other => panic!("{line} is {other:?}"),
+            }
+        }
+    }
 }

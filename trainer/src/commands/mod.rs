@@ -1,15 +1,23 @@
-//! The command line, and each of its commands.
+//! The command line and its commands.
+//!
+//! Each command has a file with its flags (`command`), what they ask for (`request`) and what it does. [`cli`] puts the flags
+//! together, [`execute`] runs what was asked for.
 
+mod args;
 pub mod batches;
 pub mod bench;
+mod checkpoint;
 pub mod cli;
+mod configs;
+mod convert;
 pub mod doctor;
 mod execute;
 mod interruption;
+mod job;
 mod random;
 pub mod sample;
-pub mod supervise;
+mod supervise;
+mod tokenize;
 mod train;
 
 pub use execute::execute;
-pub use interruption::interruption;

@@ -1,66 +1,94 @@
-//! `trainer supervise`: a run that is started again when it fails, from its newest checkpoint.
+//! `trainer supervise`: runs a training command, and restarts it from its newest checkpoint when it fails.
 
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process;
 
+use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use common::terminal::warn;
 use launch::{Ending, supervise};
 
+use super::args::training_run;
 use crate::checkpoint::newest_step;
-use crate::commands::cli::{Request, parse};
-use crate::config::request::TrainRequest;
+use crate::config::Resume;
 use crate::report::logs::RUN_LOG;
 
-/// What to supervise.
+/// A command to supervise.
 #[derive(Clone, Debug)]
 pub struct SuperviseRequest {
-    /// The trainer with its flags, and before it what starts its ranks.
+    /// The trainer with its flags, behind the launcher of its ranks.
     command: Vec<OsString>,
     max_restarts: usize,
-    /// Where its checkpoints are.
+    /// The run's checkpoints.
     checkpoints: PathBuf,
-    /// Its log, in which the cause of its end is. A launcher that ends all ranks may lose what rank 0 said of it.
+    /// The run's log. It has the cause of a failure, which a launcher that kills all ranks may swallow.
     log: PathBuf,
-    /// Whether it was told another start than its newest checkpoint.
+    /// Whether the command names another checkpoint to start from than its newest.
     starts_elsewhere: bool,
 }
 
+pub(super) fn command() -> Command {
+    let run = Arg::new("command").value_name("COMMAND").value_parser(value_parser!(OsString));
+    Command::new("supervise")
+        .about("Runs a training command, and starts it again when it fails: trainer supervise -- mpirun -n 8 trainer --save DIR")
+        .arg(max_restarts())
+        .arg(run.last(true).required(true).num_args(1..).help("What to run. The trainer and its flags come last in it"))
+}
+
+/// The flag of `trainer supervise`, which `trainer job` passes on.
+pub(super) fn max_restarts() -> Arg {
+    Arg::new("max-restarts")
+        .long("max-restarts")
+        .value_name("N")
+        .default_value("3")
+        .value_parser(value_parser!(u32).range(..=1000))
+        .help("Give up after more than this many starts in a row without a new checkpoint")
+}
+
+/// The command that a command line asks to supervise.
+///
+/// # Errors
+/// As [`SuperviseRequest::new`].
+pub(super) fn request(matches: &ArgMatches) -> Result<SuperviseRequest, UserError> {
+    let command = matches.get_many::<OsString>("command").into_iter().flatten().cloned().collect();
+    SuperviseRequest::new(command, matches.get_one::<u32>("max-restarts").map_or(0, |&number| number as usize))
+}
+
 impl SuperviseRequest {
-    /// Fails where the run could not go on when it is started again, or is no run of this trainer.
+    /// Checks a command: it must be a run of this trainer that can resume after a restart.
     ///
     /// # Errors
     /// A command without the trainer, or with flags that it refuses; no `checkpoint.dir`.
-    pub fn new(command: Vec<OsString>, max_restarts: usize) -> Result<SuperviseRequest, UserError> {
+    fn new(command: Vec<OsString>, max_restarts: usize) -> Result<SuperviseRequest, UserError> {
         let Some(at) = command.iter().position(is_trainer) else {
             let shown: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
             return Err(UserError::new(
                 format!("{} does not start the trainer", shown.join(" ")),
-                "what is supervised is a training run, alone or under mpirun or srun",
+                "the command is a training run, alone or under mpirun or srun",
                 "for example trainer supervise -- mpirun -n 8 trainer --save checkpoints",
             ));
         };
-        let config = training(command[at..].iter().cloned())?.config;
+        let config = training_run(command[at..].iter().cloned())?.config;
         let checkpoints = config.checkpoint.dir.map(PathBuf::from).ok_or_else(no_checkpoints)?;
         let log = Path::new(&config.logging.dir).join(RUN_LOG);
-        let starts_elsewhere = config.checkpoint.resume != "auto";
+        let starts_elsewhere = config.checkpoint.resume != Resume::Auto;
         Ok(SuperviseRequest { command, max_restarts, checkpoints, log, starts_elsewhere })
     }
 
-    /// Runs it to its end.
+    /// Runs the command to its end.
     ///
     /// # Errors
     /// A program that cannot be started.
-    pub fn run(&self) -> Result<Ending, UserError> {
+    pub(super) fn run(&self) -> Result<Ending, UserError> {
         let progress = || newest_step(&self.checkpoints).map(|step| step as u64);
-        let read_before = Cell::new(0);
+        let log_length = Cell::new(0);
         let start = || {
-            read_before.set(std::fs::metadata(&self.log).map_or(0, |log| log.len()));
-            let mut command = Command::new(&self.command[0]);
+            log_length.set(std::fs::metadata(&self.log).map_or(0, |log| log.len()));
+            let mut command = process::Command::new(&self.command[0]);
             command.args(&self.command[1..]);
             if self.starts_elsewhere && progress().is_some() {
                 command.args(["--set", "checkpoint.resume=auto"]);
@@ -68,7 +96,7 @@ impl SuperviseRequest {
             command
         };
         let say = |text: &str| {
-            if let Some(cause) = last_error(&self.log, read_before.get()) {
+            if let Some(cause) = last_error(&self.log, log_length.get()) {
                 warn(&format!("supervise: {} says: {cause}", self.log.display()));
             }
             warn(&format!("supervise: {text}"));
@@ -80,31 +108,16 @@ impl SuperviseRequest {
     }
 }
 
-/// The training run that a command line of the trainer asks for.
-///
-/// # Errors
-/// What is wrong with it; one that asks for something else.
-pub fn training(arguments: impl IntoIterator<Item = OsString>) -> Result<TrainRequest, UserError> {
-    match parse(arguments)? {
-        Request::Train(request) if !request.dry_run => Ok(*request),
-        _ => Err(UserError::new(
-            "the trainer's flags do not train",
-            "a job is a training run",
-            "leave out what keeps it from one",
-        )),
-    }
-}
-
-/// A run that is started again begins anew where it has no checkpoints.
-pub fn no_checkpoints() -> UserError {
+/// The error for a run that would start anew after each restart.
+pub(super) fn no_checkpoints() -> UserError {
     UserError::new(
         "checkpoint.dir is unset",
-        "a run that is started again goes on from its newest checkpoint",
+        "a restarted run resumes from its newest checkpoint",
         "add --save DIR, and --save-interval STEPS",
     )
 }
 
-/// The last error in a log, of what was written after its first bytes.
+/// The last error in a log behind its first `after` bytes.
 fn last_error(log: &Path, after: u64) -> Option<String> {
     let mut log = File::open(log).ok()?;
     log.seek(SeekFrom::Start(after)).ok()?;

@@ -1,81 +1,50 @@
-//! `trainer`, and `trainer bench`: from a request to the run on all ranks.
+//! `trainer`, and `trainer bench`: from a request to the work on all ranks.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::UserError;
 use common::terminal::{print, warn};
 use data::Source;
+use device::Device;
 use launch::RankEnv;
 use tracing_subscriber::EnvFilter;
 
-use super::bench;
+use super::bench::{self, BenchRequest};
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
-use crate::config::without_effect;
-use crate::error::file_error;
+use crate::config::unused_settings;
+use crate::error::{RunError, file_error};
+use crate::ranks::Ranks;
 use crate::report::logs;
 use crate::report::reporter::Outcome;
-use crate::run::accelerator::{Accelerator, Precision};
+use crate::run::accelerator::{Accelerator, Exactness};
+use crate::run::consistency::shared_settings;
+use crate::run::output_files::check_writable;
 use crate::run::process_group::{Layout, on_all_ranks, refuse};
-use crate::run::same_settings::settings;
 use crate::run::source::{source, source_to_plan};
-use crate::run::{outputs, train};
 
-/// Trains as requested; with `bench` it measures so many steps instead. Returns the exit code. A request that is wrong ends
-/// the process, before the device is touched.
-pub fn train_or_bench(request: &TrainRequest, bench: Option<usize>, ranks: &RankEnv, began: Instant) -> i32 {
-    // Of the ranks that refuse, the first one speaks.
-    // A benchmark makes its own data.
-    let open = if request.dry_run || bench.is_some() { source_to_plan } else { source };
-    let (mut plan, source) = RunPlan::new(request.config.clone(), ranks.world_size)
-        .and_then(|plan| open(&plan).map(|source| (plan, source)))
-        .unwrap_or_else(|error| refuse(ranks, &error.to_string()));
-    plan.graphs.poison = request.check_graphs;
-    let accelerator =
-        Accelerator::choose(&plan.config.train.device, ranks).unwrap_or_else(|error| refuse(ranks, &error.to_string()));
-    if ranks.rank == 0 {
-        let without_effect = without_effect::notices(&plan, bench.is_some());
-        request.notices.iter().chain(&without_effect).for_each(|notice| warn(&format!("notice: {notice}")));
-    }
-    let filter = EnvFilter::try_new(&request.log).unwrap_or_else(|error| {
-        let rule = "it is a level or target=level pairs";
-        refuse(ranks, &format!("--log {}: {error}. Rule: {rule}. Fix: for example --log info", request.log))
-    });
-    if !request.dry_run && bench.is_none() {
-        outputs::check(&plan, request, ranks.rank).unwrap_or_else(|error| refuse(ranks, &error.to_string()));
-    }
-    let folder = (!request.dry_run && bench.is_none()).then(|| Path::new(&request.config.logging.dir));
-    logs::start(filter, folder, ranks.rank).unwrap_or_else(|error| refuse(ranks, &error.to_string()));
-    start(&plan, request, ranks, accelerator, source, bench.map(|steps| (steps, began)))
+/// Trains; returns the exit code. A wrong request ends the process before it touches the device.
+pub(super) fn train(request: &TrainRequest, env: &RankEnv) -> i32 {
+    let prepared = prepare(request, false, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
+    let Prepared { plan, source, .. } = &prepared;
+    start(request, &prepared, env, None, |ranks, device| {
+        let outcome = crate::run::train(plan, request, ranks, device, source.clone())?;
+        Ok(exit_code(outcome))
+    })
 }
 
-/// Starts all ranks together and trains, or measures so many steps; the exit code.
-fn start(
-    plan: &RunPlan,
-    request: &TrainRequest,
-    env: &RankEnv,
-    accelerator: Accelerator,
-    source: Arc<dyn Source>,
-    bench: Option<(usize, Instant)>,
-) -> i32 {
-    let open = |threads| {
-        let deterministic = plan.config.train.deterministic;
-        let tf32 = plan.config.precision.compute == "tf32";
-        let device = accelerator.open(Precision { deterministic, tf32 }, threads, request.check_graphs)?;
-        device.set_dry(request.dry_run);
-        Ok(device)
-    };
-    let chunks = plan.config.parallel.virtual_pipeline;
-    let layout = Layout { grid: plan.grid, ring: chunks > 1, shares_table: plan.shares_table() };
-    let steps = bench.map_or(String::new(), |(steps, _)| steps.to_string());
-    let command = [("bench", steps), ("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
-    let told = settings(&plan.config, &command);
-    on_all_ranks(env, layout, &told, plan.config.train.threads, &plan.watch, open, |ranks, device| {
-        let Some((steps, began)) = bench else {
-            return train(plan, request, ranks, device, source).map(exit_code);
-        };
-        let result = bench::run(plan, ranks, device, steps, began)?;
+/// Measures steps, and prints the result as JSON; returns the exit code. The process started at `started`.
+pub(super) fn bench(request: &BenchRequest, env: &RankEnv, started: Instant) -> i32 {
+    let BenchRequest { run, steps } = request;
+    // A dry run measures nothing. It prints the plan.
+    if run.dry_run {
+        return train(run, env);
+    }
+    let prepared = prepare(run, true, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
+    start(run, &prepared, env, Some(*steps), |ranks, device| {
+        let result = bench::measure(&prepared.plan, ranks, device, *steps, started)?;
         if ranks.rank == 0 {
             print(&serde_json::to_string_pretty(&result).unwrap_or_default())
                 .map_err(file_error("standard output".into()))?;
@@ -84,7 +53,63 @@ fn start(
     })
 }
 
-/// Of a run that came to its end.
+/// A request that was checked.
+struct Prepared {
+    plan: RunPlan,
+    source: Arc<dyn Source>,
+    accelerator: Accelerator,
+}
+
+/// Checks everything that can be checked before the ranks meet, prints the notices and starts logging.
+fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prepared, UserError> {
+    // A benchmark generates its own batches.
+    let open = if request.dry_run || is_bench { source_to_plan } else { source };
+    let mut plan = RunPlan::new(request.config.clone(), env.world_size)?;
+    let source = open(&plan)?;
+    plan.graphs.poison = request.check_graphs;
+    let accelerator = Accelerator::choose(plan.config.train.device, env)?;
+    if env.rank == 0 {
+        let unused = unused_settings::notices(&plan, is_bench);
+        request.notices.iter().chain(&unused).for_each(|notice| warn(&format!("notice: {notice}")));
+    }
+    let filter = EnvFilter::try_new(&request.log).map_err(|error| {
+        let rule = "a filter is a level, or pairs of target=level";
+        UserError::new(format!("--log {}: {error}", request.log), rule, "for example --log info")
+    })?;
+    let logging = &request.config.logging;
+    let writes_files = !request.dry_run && !is_bench;
+    if writes_files {
+        check_writable(logging, request.graph_report.as_deref(), env.rank)?;
+    }
+    logs::start(filter, writes_files.then(|| Path::new(&logging.dir)), env.rank)?;
+    Ok(Prepared { plan, source, accelerator })
+}
+
+/// Brings all ranks together and does `work`, the same on all of them; returns the exit code.
+fn start(
+    request: &TrainRequest,
+    prepared: &Prepared,
+    env: &RankEnv,
+    bench_steps: Option<usize>,
+    work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
+) -> i32 {
+    let Prepared { plan, accelerator, .. } = prepared;
+    let train = &plan.config.train;
+    let open = |threads| {
+        let exactness = Exactness::new(train.deterministic, plan.config.precision.compute);
+        let device = accelerator.open(exactness, threads, request.check_graphs)?;
+        device.set_dry(request.dry_run);
+        Ok(device)
+    };
+    let parallel = &plan.parallel;
+    let layout = Layout { grid: parallel.grid, ring: parallel.chunks > 1, shares_table: parallel.shares_table };
+    let steps = bench_steps.map_or(String::new(), |steps| steps.to_string());
+    let command = [("bench", steps), ("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
+    let settings = shared_settings(&plan.config, &command);
+    on_all_ranks(env, layout, &settings, train.threads, &plan.watch, open, work)
+}
+
+/// The exit code of a run that came to its end.
 fn exit_code(outcome: Option<Outcome>) -> i32 {
     if outcome.is_none_or(|outcome| outcome.finite) { 0 } else { 3 }
 }

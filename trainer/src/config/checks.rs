@@ -7,21 +7,21 @@ pub(crate) fn require(ok: bool, error: impl FnOnce() -> UserError) -> Result<(),
     if ok { Ok(()) } else { Err(error()) }
 }
 
-/// Fails on a number that is too small, with the smallest as the fix.
+/// Fails on a number below `least`.
 pub(crate) fn at_least(key: &str, value: usize, least: usize) -> Result<(), UserError> {
     require(value >= least, || {
         UserError::new(format!("{key} = {value}"), format!("it is at least {least}"), format!("set {key} = {least}"))
     })
 }
 
-/// Fails on a number that is too large.
+/// Fails on a number above `most`.
 pub(crate) fn at_most(key: &str, value: usize, most: usize) -> Result<(), UserError> {
     require(value <= most, || {
         UserError::new(format!("{key} = {value}"), format!("it is at most {most}"), format!("set a smaller {key}"))
     })
 }
 
-/// Fails on a tensor no machine holds. Such sizes are slips, and what is derived from them would overflow.
+/// Fails on a tensor that no machine can hold. Such a size is a typing mistake, and sizes derived from it would overflow.
 pub(crate) fn holdable(what: &str, sizes: &[usize]) -> Result<(), UserError> {
     let elements: f64 = sizes.iter().map(|&size| size as f64).product();
     require(elements <= (1u64 << 44) as f64, || {
@@ -31,7 +31,7 @@ pub(crate) fn holdable(what: &str, sizes: &[usize]) -> Result<(), UserError> {
     })
 }
 
-/// Fails on a number unless it is `ok`.
+/// Fails on a number unless `ok`.
 pub(crate) fn within(key: &str, value: f64, ok: bool, rule: &str, fix: &str) -> Result<(), UserError> {
     require(ok, || UserError::new(format!("{key} = {value}"), rule, fix))
 }

@@ -1,36 +1,36 @@
-//! Learning rate by step.
+//! The learning rate by step.
 
-/// A learning-rate schedule.
+/// A learning-rate schedule: warm-up, then what [`Decay`] says.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Schedule {
-    /// Largest rate.
+pub struct LearningRate {
+    /// The largest rate.
     pub peak: f64,
-    /// Rate at the end of a decay.
+    /// The rate at the end of a decay.
     pub floor: f64,
     /// Steps of linear warm-up.
     pub warmup: usize,
-    /// What comes after.
+    /// What follows warm-up.
     pub decay: Decay,
     /// Steps of the run.
     pub steps: usize,
 }
 
-/// What the rate does after warm-up.
+/// The rate after warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
-    /// It stays.
+    /// It stays at the peak.
     None,
-    /// Half a cosine down to the floor at the last step.
+    /// It follows half a cosine, down to the floor at the last step.
     Cosine,
-    /// It stays until the last `steps` steps, then falls linearly to the floor.
+    /// It stays at the peak, and falls linearly to the floor over the last `steps` steps.
     StableThenLinear {
-        /// Length of the fall.
+        /// Length of the decay.
         steps: usize,
     },
 }
 
-impl Schedule {
-    /// The rate of a step, counted from 0. In warm-up step `i` has `peak * (i + 1) / (warmup + 1)`, as in nanoGPT; the
+impl LearningRate {
+    /// The rate of a step, counted from 0. In warm-up step `i` has `peak * (i + 1) / (warmup + 1)`, as in nanoGPT. The
     /// last step of a decay has the floor.
     pub fn at(&self, step: usize) -> f64 {
         if step < self.warmup {
@@ -58,8 +58,8 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    fn schedule(decay: Decay) -> Schedule {
-        Schedule { peak: 1.0, floor: 0.1, warmup: 4, decay, steps: 101 }
+    fn schedule(decay: Decay) -> LearningRate {
+        LearningRate { peak: 1.0, floor: 0.1, warmup: 4, decay, steps: 101 }
     }
 
     fn close(a: f64, b: f64) {

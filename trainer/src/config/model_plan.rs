@@ -1,15 +1,16 @@
 //! Which model a configuration asks for, checked, with every size.
 
 use common::UserError;
-use device::DType;
 use device::ops::NormKind;
 use engine::layer_partition::StageLayers;
 use engine::model::{
     Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, TensorParallel, gpt, gpt_part, mlp,
 };
 
-use crate::config::RunConfig;
 use crate::config::checks::{at_least, holdable, require, within};
+use crate::config::{
+    Activation, ModelKind, Normalization, PositionEmbedding, RecomputeGranularity, ResidualInit, RunConfig,
+};
 
 /// Which model, with all sizes.
 #[derive(Clone, Debug)]
@@ -44,12 +45,12 @@ impl ModelPlan {
 /// The first rule that is broken.
 pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
     let model = &config.model;
-    let dtype = if config.precision.compute == "bf16" { DType::Bf16 } else { DType::F32 };
+    let dtype = config.precision.compute.dtype();
     let rate = |key: &str, value: f64| {
         within(key, value, (0.0..1.0).contains(&value), "a dropout rate is in [0, 1)", "set it to 0 for none")
     };
-    if model.kind == "mlp" {
-        require(config.recompute.granularity != "full", || {
+    if model.kind == ModelKind::Mlp {
+        require(config.recompute.granularity != RecomputeGranularity::Full, || {
             UserError::new(
                 "recompute.granularity = \"full\" with model.kind = \"mlp\"",
                 "it is a transformer's blocks that are computed again",
@@ -111,10 +112,10 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
     )?;
     within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
     let position = position(config)?;
-    let (feed_forward, default_ffn) = match model.activation.as_str() {
+    let (feed_forward, default_ffn) = match model.activation {
         // Llama's rule (Touvron et al., 2023): as many parameters as 4 x hidden would have with two matrices.
-        "swiglu" => (FeedForward::SwiGlu, (8 * hidden / 3).next_multiple_of(256)),
-        _ => (FeedForward::Gelu, 4 * hidden),
+        Activation::SwiGlu => (FeedForward::SwiGlu, (8 * hidden / 3).next_multiple_of(256)),
+        Activation::Gelu => (FeedForward::Gelu, 4 * hidden),
     };
     let ffn = model.ffn.unwrap_or(default_ffn);
     holdable("model.vocab x hidden", &[model.vocab, hidden])?;
@@ -136,17 +137,20 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
         batch,
         tied: model.tie_embeddings,
         attention: model.attention,
-        norm: if model.norm == "rmsnorm" { NormKind::Rms } else { NormKind::Layer },
+        norm: match model.norm {
+            Normalization::LayerNorm => NormKind::Layer,
+            Normalization::RmsNorm => NormKind::Rms,
+        },
         norm_eps: model.norm_eps as f32,
         feed_forward,
         position,
         bias: model.bias,
         init_std: model.init_std as f32,
-        scaled_residual_init: model.residual_init == "scaled",
+        scaled_residual_init: model.residual_init == ResidualInit::Scaled,
         hidden_dropout: model.hidden_dropout as f32,
         attention_dropout: model.attention_dropout as f32,
         loss_pieces: loss_pieces(config)?,
-        recompute: config.recompute.granularity == "selective",
+        recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         seed: config.train.seed,
         dtype,
     }))
@@ -165,7 +169,7 @@ fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
         })?;
         return Ok(pieces);
     }
-    let bytes = rows * config.model.vocab * if config.precision.compute == "bf16" { 2 } else { 4 };
+    let bytes = rows * config.model.vocab * config.precision.compute.dtype().size();
     let bytes = bytes / config.parallel.tensor.max(1);
     let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && bytes / pieces <= 1 << 30;
     Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))
@@ -174,10 +178,10 @@ fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
 /// How the model knows positions.
 fn position(config: &RunConfig) -> Result<Position, UserError> {
     let model = &config.model;
-    match model.position.as_str() {
-        "rotary" => {}
-        "none" => return Ok(Position::None),
-        _ => return Ok(Position::Learned),
+    match model.position {
+        PositionEmbedding::Rotary => {}
+        PositionEmbedding::None => return Ok(Position::None),
+        PositionEmbedding::Learned => return Ok(Position::Learned),
     }
     let head_dim = model.hidden / model.heads;
     require(head_dim.is_multiple_of(2), || {

@@ -1,28 +1,32 @@
-//! Every option, once: its key, flag, default and meaning. Help, reference, parsing and defaults are made from this
-//! table.
+//! The table of all options: key, flag, default, meaning. Help, `docs/options.md`, parsing and defaults are made from it.
 
-use crate::config::megatron;
-pub use crate::config::presets::preset;
-use crate::config::presets::{PRESETS, reference as preset_reference};
+use common::Choice;
+use data::RawTokens;
 
-/// What an option's value is.
+use crate::config::presets::Preset;
+use crate::config::{
+    Activation, Compute, DecayStyle, DeviceChoice, GradReduce, GraphMempool, GraphScope, ModelKind, Normalization,
+    OptimizerChoice, PipelineSchedule, PositionEmbedding, RecomputeGranularity, RecomputeMethod, ResidualInit,
+};
+
+/// The kind of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `true` or `false`; the flag alone means true.
+    /// `true` or `false`. The flag alone means true.
     Bool,
-    /// A whole number, not negative.
+    /// A whole number, 0 or more.
     Integer,
     /// A number.
     Float,
-    /// Any text but none.
+    /// Text that is not empty.
     Text,
-    /// One of these words.
+    /// One of these words, those of a [`Choice`].
     Choice(&'static [&'static str]),
     /// Whole numbers.
     Integers,
     /// Numbers.
     Floats,
-    /// A path, or a list of paths, or of weights and paths; the flag takes several values.
+    /// A path, or a list of paths, or of weights and paths. The flag takes several values.
     Paths,
 }
 
@@ -37,7 +41,7 @@ impl Kind {
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
             Kind::Integers => "a list of whole numbers".into(),
             Kind::Floats => "a list of numbers".into(),
-            Kind::Paths => "a path, or a list of paths or of weights and paths in turn".into(),
+            Kind::Paths => "a path, a list of paths, or a list of weights and paths in turn".into(),
         }
     }
 }
@@ -47,13 +51,13 @@ impl Kind {
 pub struct OptionSpec {
     /// `section.name`, as in a TOML file.
     pub key: &'static str,
-    /// The flag, without dashes in front.
+    /// The flag, without the leading dashes.
     pub flag: &'static str,
     /// Other names of the flag, Megatron's among them.
     pub aliases: &'static [&'static str],
-    /// A TOML value; empty for none.
+    /// A TOML value. Empty if the option is unset by default.
     pub default: &'static str,
-    /// What the value is.
+    /// The kind of its value.
     pub kind: Kind,
     /// What it does.
     pub doc: &'static str,
@@ -73,9 +77,9 @@ const fn option(
 /// All options, by section.
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec] = &[
-    option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(PRESETS), "Sizes to start from. Every other model option overrides them"),
+    option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(Preset::WORDS), "Sizes to start from. Every other model option overrides them"),
     option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from: a Hugging Face model, a checkpoint, or what `trainer convert` wrote. It also sets the model's options; other flags override them. A run that resumes from a checkpoint does not read it"),
-    option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(&["gpt", "mlp"]), "Decoder-only transformer (GPT-2, Llama), or the multi-layer perceptron of the benchmarks"),
+    option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(ModelKind::WORDS), "Decoder-only transformer (GPT-2, Llama), or the multi-layer perceptron of the benchmarks"),
     option("model.layers", "layers", &["num-layers"], "2", Kind::Integer, "Transformer blocks"),
     option("model.hidden", "hidden", &["hidden-size"], "64", Kind::Integer, "Width of the residual stream"),
     option("model.heads", "heads", &["num-attention-heads"], "4", Kind::Integer, "Attention heads. They divide hidden evenly"),
@@ -84,15 +88,15 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Number of tokens. In memory it is padded to a multiple of 128 x parallel.tensor"),
     option("model.seq_length", "seq-length", &[], "64", Kind::Integer, "Tokens of a sequence"),
     option("model.attention", "attention", &[], "true", Kind::Bool, "Blocks have attention. Without it a model sees one token at a time"),
-    option("model.norm", "norm", &["normalization"], "\"layernorm\"", Kind::Choice(&["layernorm", "rmsnorm"]), "Normalisation before attention, feed-forward and head"),
+    option("model.norm", "norm", &["normalization"], "\"layernorm\"", Kind::Choice(Normalization::WORDS), "Normalisation before attention, feed-forward and head"),
     option("model.norm_eps", "norm-eps", &["norm-epsilon"], "1e-5", Kind::Float, "Number added to the variance in norms"),
-    option("model.activation", "activation", &[], "\"gelu\"", Kind::Choice(&["gelu", "swiglu"]), "Feed-forward layer: GELU (tanh form), or SwiGLU with its third matrix"),
-    option("model.position", "position", &["position-embedding-type"], "\"learned\"", Kind::Choice(&["learned", "rotary", "none"]), "How the model knows positions: learned vectors, rotated queries and keys, or the causal mask alone"),
+    option("model.activation", "activation", &[], "\"gelu\"", Kind::Choice(Activation::WORDS), "Feed-forward layer: GELU (tanh form), or SwiGLU with its third matrix"),
+    option("model.position", "position", &["position-embedding-type"], "\"learned\"", Kind::Choice(PositionEmbedding::WORDS), "How the model knows positions: learned vectors, rotated queries and keys, or the causal mask alone"),
     option("model.rope_base", "rope-base", &["rotary-base"], "10000.0", Kind::Float, "rotary: base of the wavelengths (RoPE theta)"),
     option("model.rope_scaling", "rope-scaling", &[], "[]", Kind::Floats, "rotary: Llama 3.1's scaling, [factor, low frequency factor, high frequency factor, original context]. Empty: none"),
     option("model.bias", "bias", &["add-bias-linear"], "true", Kind::Bool, "Linear layers and LayerNorms have biases"),
     option("model.init_std", "init-std", &["init-method-std"], "0.02", Kind::Float, "Standard deviation of the first values of matrices"),
-    option("model.residual_init", "residual-init", &[], "\"scaled\"", Kind::Choice(&["scaled", "plain"]), "First values of matrices that write to the residual stream: standard deviation init_std / sqrt(2 layers) as in GPT-2, or init_std"),
+    option("model.residual_init", "residual-init", &[], "\"scaled\"", Kind::Choice(ResidualInit::WORDS), "First values of matrices that write to the residual stream: standard deviation init_std / sqrt(2 layers) as in GPT-2, or init_std"),
     option("model.tie_embeddings", "tie-embeddings", &[], "true", Kind::Bool, "The head uses the embedding's table"),
     option("model.hidden_dropout", "hidden-dropout", &[], "0.0", Kind::Float, "Dropout of embeddings, and of what blocks add to the residual stream"),
     option("model.attention_dropout", "attention-dropout", &[], "0.0", Kind::Float, "Dropout of attention probabilities"),
@@ -104,11 +108,11 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("data.validation_path", "validation-path", &["valid-data-path"], "", Kind::Paths, "Data to evaluate on. All of data.path is then for training"),
     option("data.tokenizer", "tokenizer", &["tokenizer-model"], "\"byte\"", Kind::Text, "Tokenizer for text: byte, a Hugging Face tokenizer.json, or a folder with one. Token files need none"),
     option("data.end_of_text", "end-of-text", &[], "", Kind::Text, "Token that ends a document. Unset: the first that the tokenizer has of the usual names"),
-    option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(&["none", "u16", "u32"]), "Type of the tokens in a .bin without header or .idx; u16 for nanoGPT's. none refuses such files"),
+    option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(RawTokens::WORDS), "Type of the tokens in a .bin without header or .idx; u16 for nanoGPT's. none refuses such files"),
     option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path for training. The rest, at its end, is for validation"),
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the order of samples, and of the embedded source"),
 
-    option("train.device", "device", &[], "\"auto\"", Kind::Choice(&["auto", "host", "cuda"]), "Where to run. auto: on GPUs, one for each rank, if the machine has any; else on the host"),
+    option("train.device", "device", &[], "\"auto\"", Kind::Choice(DeviceChoice::WORDS), "Where to run. auto: on GPUs, one for each rank, if the machine has any; else on the host"),
     option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
     option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
     option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples in a step, over all ranks"),
@@ -119,43 +123,43 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches in an evaluation; 0 for no evaluations"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank. Unset: its share of the cores"),
 
-    option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(&["adamw", "sgd"]), "The optimizer"),
+    option("optimizer.kind", "optimizer", &[], "\"adamw\"", Kind::Choice(OptimizerChoice::WORDS), "The optimizer"),
     option("optimizer.lr", "lr", &[], "3e-3", Kind::Float, "Largest learning rate"),
     option("optimizer.min_lr", "min-lr", &[], "3e-4", Kind::Float, "Learning rate at the end of the decay"),
     option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up. Step i, counted from 0, has (i + 1) / (warmup_steps + 1) of the rate, as in nanoGPT. (In Megatron step i has i / warmup_steps, so the first rate is 0.)"),
     option("optimizer.decay_steps", "lr-decay-steps", &["lr-wsd-decay-iters"], "100", Kind::Integer, "wsd: steps of decay at the end of the run"),
-    option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(&["constant", "cosine", "wsd"]), "Learning rate after warm-up: constant, cosine decay, or stable then decay"),
+    option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(DecayStyle::WORDS), "Learning rate after warm-up: constant, cosine decay, or stable then decay"),
     option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw: decay rates of the two moments"),
     option("optimizer.eps", "eps", &["adam-eps"], "1e-8", Kind::Float, "adamw: number added to the root of the second moment"),
     option("optimizer.momentum", "momentum", &["sgd-momentum"], "0.0", Kind::Float, "sgd: momentum"),
     option("optimizer.weight_decay", "weight-decay", &[], "0.1", Kind::Float, "Weight decay of matrices. Biases and norms have none"),
     option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
 
-    option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(&["f32", "tf32", "bf16"]), "Type of weights and activations in layers. Master weights are f32. tf32 is f32 with faster, less exact products on a GPU"),
+    option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(Compute::WORDS), "Type of weights and activations in layers. Master weights are f32. tf32 is f32 with faster, less exact products on a GPU"),
 
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Number of ranks that share each layer. Heads, feed-forward channels and the vocabulary are divided among them"),
     option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also divide the tokens between layers: less memory for the same traffic"),
     option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Number of pipeline stages. Each has some of the layers and sends its results to the next"),
-    option("parallel.pipeline_schedule", "pipeline-schedule", &[], "\"1f1b\"", Kind::Choice(&["1f1b", "zero_bubble"]), "Order of work of a stage. 1f1b: one forward, one backward in turn. zero_bubble: weight gradients are made later, in the time that a stage would wait for others; each stage then saves as many microbatches as the first one does under 1f1b, and what was recomputed, until the weight gradients are made"),
+    option("parallel.pipeline_schedule", "pipeline-schedule", &[], "\"1f1b\"", Kind::Choice(PipelineSchedule::WORDS), "Order of work of a stage. 1f1b: one forward, one backward in turn. zero_bubble: weight gradients are made later, in the time that a stage would wait for others; each stage then saves as many microbatches as the first one does under 1f1b, and what was recomputed, until the weight gradients are made"),
     option("parallel.virtual_pipeline", "virtual-pipeline-model-parallel-size", &["num-virtual-stages-per-pipeline-rank"], "1", Kind::Integer, "Chunks of layers on each stage, interleaved with those of the other stages: less idle time, more transfers"),
     option("parallel.microbatch_group", "microbatch-group-size-per-virtual-pipeline-stage", &[], "", Kind::Integer, "With virtual_pipeline: microbatches that go through a chunk before the next chunk starts. Unset: as many as stages"),
     option("parallel.pipeline_layers", "pipeline-layers", &[], "[]", Kind::Integers, "Blocks in each part of the model: pipeline x virtual_pipeline numbers. Empty: balanced by time, the head counted as the blocks it weighs"),
     option("parallel.distributed_optimizer", "use-distributed-optimizer", &["distributed-optimizer"], "false", Kind::Bool, "Data-parallel ranks divide master weights and moments (ZeRO stage 1). Each updates its part of every bucket"),
-    option("parallel.grad_reduce", "grad-reduce", &[], "\"f32\"", Kind::Choice(&["f32", "bf16"]), "Type in which gradients are summed over data-parallel ranks. bf16 halves the traffic, and rounds each rank's gradient and the sum; on a rank gradients accumulate in f32 either way. --grad-reduce-in-bf16 sets it too"),
+    option("parallel.grad_reduce", "grad-reduce", &[], "\"f32\"", Kind::Choice(GradReduce::WORDS), "Type in which gradients are summed over data-parallel ranks. bf16 halves the traffic, and rounds each rank's gradient and the sum; on a rank gradients accumulate in f32 either way. --grad-reduce-in-bf16 sets it too"),
     option("parallel.bucket_mib", "bucket-mib", &["bucket-cap-mb"], "25", Kind::Integer, "Smallest gradient bucket, in MiB"),
     option("parallel.heartbeat_seconds", "heartbeat-seconds", &[], "1.0", Kind::Float, "Time between two heartbeats of a rank to the monitor on rank 0. 0 turns the watch off: if a rank fails, the others may then wait for ever"),
     option("parallel.distributed_timeout_seconds", "distributed-timeout-seconds", &[], "45.0", Kind::Float, "The run ends when a rank is not heard of for this long, or makes no progress in a step while others wait. --distributed-timeout-minutes sets it too"),
     option("parallel.setup_timeout_seconds", "setup-timeout-seconds", &[], "600.0", Kind::Float, "The same limit for progress at the start, in the steps that warm up and capture, and while a checkpoint or another file is written. Never less than distributed_timeout_seconds"),
     option("parallel.monitor_address", "monitor-address", &[], "", Kind::Text, "Where rank 0 listens for heartbeats, host or host:port. Unset: the loopback on one machine, else rank 0's host name and the address of its default route"),
 
-    option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(&["none", "selective", "full"]), "What backward computes again instead of saving it. selective: norms and activations (GELU, SwiGLU), for about a third less activation memory. full: whole blocks from their input, for the memory of one group of blocks and up to a third more work"),
-    option("recompute.method", "recompute-method", &[], "\"uniform\"", Kind::Choice(&["uniform"]), "full: all blocks of a stage are recomputed, in groups of recompute.layers"),
+    option("recompute.granularity", "recompute-granularity", &[], "\"none\"", Kind::Choice(RecomputeGranularity::WORDS), "What backward computes again instead of saving it. selective: norms and activations (GELU, SwiGLU), for about a third less activation memory. full: whole blocks from their input, for the memory of one group of blocks and up to a third more work"),
+    option("recompute.method", "recompute-method", &[], "\"uniform\"", Kind::Choice(RecomputeMethod::WORDS), "full: all blocks of a stage are recomputed, in groups of recompute.layers"),
     option("recompute.layers", "recompute-num-layers", &["recompute-layers"], "1", Kind::Integer, "full: number of blocks recomputed together, and captured as one layer. More blocks save fewer inputs, and need more memory while they are recomputed"),
 
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
-    option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(&["per_layer", "full_iteration"]), "What one graph holds: a layer in one direction, or the whole step"),
+    option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(GraphScope::WORDS), "What one graph holds: a layer in one direction, or the whole step"),
     option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before the capture; at least 1"),
-    option("cuda_graph.mempool", "cuda-graph-mempool", &[], "\"per_microbatch\"", Kind::Choice(&["per_microbatch", "single"]), "How microbatches share memory: a slot for each in flight, or one plan over the whole step"),
+    option("cuda_graph.mempool", "cuda-graph-mempool", &[], "\"per_microbatch\"", Kind::Choice(GraphMempool::WORDS), "How microbatches share memory: a slot for each in flight, or one plan over the whole step"),
     option("cuda_graph.share_io_buffers", "cuda-graph-share-io-buffers", &[], "true", Kind::Bool, "Neighbouring graphs share the buffers between them. false: each copies its inputs"),
     option("cuda_graph.capture_optimizer", "cuda-graph-capture-optimizer", &["optimizer-cuda-graph"], "true", Kind::Bool, "Capture the optimizer too"),
 
@@ -176,32 +180,6 @@ pub const OPTIONS: &[OptionSpec] = &[
 /// The option of that key.
 pub fn find(key: &str) -> Option<&'static OptionSpec> {
     OPTIONS.iter().find(|option| option.key == key)
-}
-
-/// The reference of all options, as Markdown.
-pub fn reference() -> String {
-    use std::fmt::Write;
-    let mut text = String::from(
-        "# Options\n\nMade from the option table by `trainer options`; CI checks that it is current.\n\
-         Every option is a TOML key, a flag, and can be set with `--set key=value`.\n",
-    );
-    let mut section = "";
-    for option in OPTIONS {
-        let (of, _) = option.key.split_once('.').unwrap_or(("", option.key));
-        if of != section {
-            section = of;
-            let _ = write!(text, "\n## [{section}]\n\n| key | flag | default | meaning |\n|---|---|---|---|\n");
-        }
-        let flags: Vec<String> =
-            std::iter::once(&option.flag).chain(option.aliases).map(|flag| format!("`--{flag}`")).collect();
-        let default = if option.default.is_empty() { "unset".into() } else { format!("`{}`", option.default) };
-        let values = match option.kind {
-            Kind::Choice(words) => format!(". One of: {}", words.join(", ")),
-            _ => String::new(),
-        };
-        let _ = writeln!(text, "| `{}` | {} | {default} | {}{values} |", option.key, flags.join(" "), option.doc);
-    }
-    text + &megatron::reference() + &preset_reference()
 }
 
 #[cfg(test)]

@@ -1,16 +1,19 @@
-//! How a run's ranks are laid out, checked against the model.
+//! Checks of the parallel settings against the number of ranks and the model.
 
 use common::UserError;
 use engine::layer_partition::balanced_blocks;
 use engine::model::GptShape;
 use parallel::Grid;
 
-use crate::config::{ParallelConfig, RunConfig};
+use crate::config::checks::at_least;
+use crate::config::{
+    GraphMempool, GraphScope, ModelKind, ParallelConfig, PipelineSchedule, RecomputeGranularity, RunConfig,
+};
 
-/// The grid of a configuration on `ranks` ranks.
+/// The rank grid of a configuration on `ranks` ranks.
 ///
 /// # Errors
-/// A layer that cannot be shared, or ranks that cannot be divided.
+/// A model whose layers ranks cannot share, or a number of ranks that the settings do not divide.
 pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
     let (tensor, pipeline) = (config.parallel.tensor, config.parallel.pipeline);
     for (key, value) in [
@@ -18,32 +21,30 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
         ("parallel.pipeline", pipeline),
         ("parallel.virtual_pipeline", config.parallel.virtual_pipeline),
     ] {
-        if value == 0 {
-            return Err(UserError::new(format!("{key} = 0"), "it is at least 1", format!("set {key} = 1")));
-        }
+        at_least(key, value, 1)?;
     }
     for (key, value) in [("parallel.tensor", tensor), ("parallel.pipeline", pipeline)] {
-        if value > 1 && config.model.kind == "mlp" {
+        if value > 1 && config.model.kind == ModelKind::Mlp {
             return Err(UserError::new(
                 format!("{key} = {value} with model.kind = \"mlp\""),
-                "only transformers have layers that ranks can share, or hand on to each other",
+                "ranks can only divide the layers of a transformer",
                 format!("set {key} = 1"),
             ));
         }
     }
     Grid::new(ranks, tensor, pipeline).ok_or_else(|| {
-        let fitting = |most: usize, of: usize| (1..=most.min(of)).rev().find(|&fewer| of.is_multiple_of(fewer));
+        let divisor = |most: usize, of: usize| (1..=most.min(of)).rev().find(|&fewer| of.is_multiple_of(fewer));
         if pipeline == 1 {
-            let fitting = fitting(tensor, ranks).unwrap_or(1);
+            let divisor = divisor(tensor, ranks).unwrap_or(1);
             return UserError::new(
                 format!("parallel.tensor = {tensor} on {ranks} ranks"),
                 "the number of ranks is a multiple of parallel.tensor, which is at least 1",
-                format!("set parallel.tensor = {fitting}, or start another number of ranks"),
+                format!("set parallel.tensor = {divisor}, or start another number of ranks"),
             );
         }
         let multiple = format!("start a multiple of {} ranks", tensor * pipeline);
-        let fix = match ranks.is_multiple_of(tensor).then(|| fitting(pipeline, ranks / tensor)).flatten() {
-            Some(fitting) => format!("set parallel.pipeline = {fitting}, or {multiple}"),
+        let fix = match ranks.is_multiple_of(tensor).then(|| divisor(pipeline, ranks / tensor)).flatten() {
+            Some(divisor) => format!("set parallel.pipeline = {divisor}, or {multiple}"),
             None => format!("{multiple}, or set another parallel.tensor"),
         };
         UserError::new(
@@ -54,7 +55,7 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
     })
 }
 
-/// Blocks of each part of a transformer of `layers` blocks.
+/// The number of blocks in each of the `pipeline * virtual_pipeline` parts of a transformer.
 ///
 /// # Errors
 /// A part without blocks, or a list that does not fit.
@@ -65,7 +66,7 @@ pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserEr
     if virtual_pipeline > 1 && pipeline == 1 {
         return Err(UserError::new(
             format!("parallel.virtual_pipeline = {virtual_pipeline} with parallel.pipeline = 1"),
-            "chunks of one stage are interleaved with those of others",
+            "the chunks of a stage are interleaved with those of other stages",
             "set parallel.virtual_pipeline = 1, or a parallel.pipeline of 2 or more",
         ));
     }
@@ -73,7 +74,7 @@ pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserEr
         return Err(UserError::new(
             format!("parallel.pipeline x virtual_pipeline = {parts} with model.layers = {layers}"),
             "each part of the model has at least one block",
-            format!("set parallel.pipeline x virtual_pipeline to at most {layers}, or more layers"),
+            format!("set parallel.pipeline x virtual_pipeline to at most {layers}, or a larger model.layers"),
         ));
     }
     let balanced = balanced_blocks(layers, parts, shape.head_in_blocks());
@@ -85,7 +86,7 @@ pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserEr
         return Err(UserError::new(
             format!("parallel.pipeline_layers = {pipeline_layers:?}"),
             format!(
-                "it has pipeline x virtual_pipeline = {parts} numbers, none 0, that add up to model.layers = {layers}"
+                "the list has pipeline x virtual_pipeline = {parts} numbers, none 0, that add up to model.layers = {layers}"
             ),
             format!("set parallel.pipeline_layers = {balanced:?}, or []"),
         ));
@@ -93,14 +94,14 @@ pub fn blocks(config: &RunConfig, shape: &GptShape) -> Result<Vec<usize>, UserEr
     Ok(pipeline_layers.clone())
 }
 
-/// Fails on a pipeline schedule that has nothing to order, or that other settings do not go with.
+/// Fails on a pipeline schedule that other settings exclude.
 ///
 /// # Errors
-/// Zero bubble with one stage, with several chunks a stage, or with full recompute where every slot would hold what is
-/// computed again.
+/// Zero bubble with one stage, with several chunks a stage, or with full recompute where every slot would have room for
+/// recomputed activations.
 pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
-    let ParallelConfig { pipeline, virtual_pipeline, ref pipeline_schedule, .. } = config.parallel;
-    if pipeline_schedule != "zero_bubble" {
+    let ParallelConfig { pipeline, virtual_pipeline, pipeline_schedule, .. } = config.parallel;
+    if pipeline_schedule != PipelineSchedule::ZeroBubble {
         return Ok(());
     }
     let refuse = |with: String, rule: &str, fix: &str| {
@@ -109,23 +110,24 @@ pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
     if virtual_pipeline > 1 {
         return refuse(
             format!("parallel.virtual_pipeline = {virtual_pipeline}"),
-            "backwards are split where each stage has one chunk of layers",
+            "zero bubble is for stages with one chunk of layers",
             "set parallel.virtual_pipeline = 1, or parallel.pipeline_schedule = \"1f1b\"",
         );
     }
     if pipeline == 1 {
         return refuse(
             format!("parallel.pipeline = {pipeline}"),
-            "it fills the time in which stages wait for each other",
+            "zero bubble fills the time in which stages wait for each other",
             "set parallel.pipeline_schedule = \"1f1b\", or a parallel.pipeline of 2 or more",
         );
     }
     let graph = &config.cuda_graph;
-    let slots = graph.mempool == "per_microbatch" && !(graph.enable && graph.scope == "full_iteration");
-    if slots && config.recompute.granularity == "full" {
+    let whole_step = graph.enable && graph.scope == GraphScope::FullIteration;
+    let slots = graph.mempool == GraphMempool::PerMicrobatch && !whole_step;
+    if slots && config.recompute.granularity == RecomputeGranularity::Full {
         return refuse(
             "recompute.granularity = \"full\" and cuda_graph.mempool = \"per_microbatch\"".into(),
-            "what is computed again stays until the gradients of weights are made: every slot would have room for all of it",
+            "recomputed activations stay until the weight gradients are computed, so every slot would have room for all of them",
             "set recompute.granularity = \"selective\", cuda_graph.mempool = \"single\", or \
              parallel.pipeline_schedule = \"1f1b\"",
         );
@@ -133,11 +135,11 @@ pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Microbatches that go through one chunk of a stage before the next, as asked for or as many as stages. `counts` are the
-/// numbers of microbatches that steps have, the global batch's first.
+/// The number of microbatches that go through one chunk of a stage before the next: the configured number, or the number of
+/// stages. `counts` are the numbers of microbatches that steps can have, the global batch's first.
 ///
 /// # Errors
-/// A step whose microbatches the interleaved schedule does not take.
+/// A number of microbatches that the interleaved schedule does not take.
 pub fn microbatch_group(config: &RunConfig, counts: &[usize]) -> Result<usize, UserError> {
     let ParallelConfig { pipeline, virtual_pipeline, microbatch_group, .. } = config.parallel;
     if virtual_pipeline > 1 {
@@ -149,18 +151,18 @@ pub fn microbatch_group(config: &RunConfig, counts: &[usize]) -> Result<usize, U
         None => Ok(pipeline),
         Some(group) => Err(UserError::new(
             format!("parallel.microbatch_group = {group} with parallel.virtual_pipeline = 1"),
-            "microbatches are grouped where stages have several chunks",
+            "microbatches are grouped only if stages have several chunks",
             "leave it unset, or set a parallel.virtual_pipeline of 2 or more",
         )),
     }
 }
 
-/// Fails unless stages with several chunks can take so many microbatches, in such groups, in one step; the global batch has
-/// `most`.
+/// Fails unless stages with several chunks can take `microbatches` microbatches in a step, in groups of `group`. A step of the
+/// global batch has `most`.
 fn interleaves(config: &RunConfig, group: usize, microbatches: usize, most: usize) -> Result<(), UserError> {
     let pipeline = config.parallel.pipeline;
     let samples = config.train.global_batch_size / most;
-    // A number that only steps of a ramp have is not the global batch's to mend.
+    // A number that only steps of a ramp have is a matter of the ramp, not of the global batch.
     let enough = |count: usize| match microbatches < most {
         true => format!("let train.rampup_batch_size begin with and grow by multiples of {}", samples * group),
         false => format!("set train.global_batch_size = {}", samples * count),
@@ -175,7 +177,7 @@ fn interleaves(config: &RunConfig, group: usize, microbatches: usize, most: usiz
     if !(pipeline..=microbatches).contains(&group) {
         return Err(UserError::new(
             format!("parallel.microbatch_group = {group}"),
-            format!("it is from parallel.pipeline = {pipeline} to the step's microbatches = {microbatches}"),
+            format!("the group is from parallel.pipeline = {pipeline} to the step's microbatches = {microbatches}"),
             format!("set parallel.microbatch_group = {pipeline}, or leave it unset"),
         ));
     }
@@ -183,24 +185,24 @@ fn interleaves(config: &RunConfig, group: usize, microbatches: usize, most: usiz
     if rest > 0 && rest < pipeline {
         return Err(UserError::new(
             format!("{microbatches} microbatches of a step in groups of {group} on {pipeline} stages"),
-            "the last group has as many microbatches as stages, or more",
+            "the last group has at least as many microbatches as stages",
             format!("{}, or another parallel.microbatch_group", enough(microbatches - rest)),
         ));
     }
     Ok(())
 }
 
-/// Fails unless what layers are cut into is the same for all ranks that share them.
+/// Fails unless all ranks that share layers get equal parts.
 ///
 /// # Errors
 /// The first size that is not a multiple of `parallel.tensor`.
-pub fn check(config: &RunConfig, shape: &GptShape) -> Result<(), UserError> {
+pub fn check_shape(config: &RunConfig, shape: &GptShape) -> Result<(), UserError> {
     let tensor = config.parallel.tensor;
     for (key, value) in [("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn", shape.ffn)] {
         if !value.is_multiple_of(tensor) {
             return Err(UserError::new(
                 format!("model.{key} = {value} with parallel.tensor = {tensor}"),
-                format!("model.{key} is a multiple of parallel.tensor: each rank has as many"),
+                format!("model.{key} is a multiple of parallel.tensor, so that all ranks get equal parts"),
                 format!("set model.{key} = {}, or a smaller parallel.tensor", value.next_multiple_of(tensor)),
             ));
         }

@@ -1,15 +1,15 @@
-//! The recipes of `configs/`, embedded in the binary: `--config NAME` takes one, `trainer configs` shows them.
+//! The recipes of `configs/`, embedded in the binary. `--config NAME` uses one, `trainer configs` shows them.
 
 use common::{UserError, nearest};
 
-/// A recipe: its name, and the TOML that `--config` reads.
+/// A recipe: its name and its TOML text.
 macro_rules! recipe {
     ($name:literal) => {
         ($name, include_str!(concat!("../../../configs/", $name, ".toml")))
     };
 }
 
-/// All recipes, by name: the model, then what it is trained on.
+/// All recipes. Each is named for its model and its machine.
 pub const RECIPES: &[(&str, &str)] = &[
     recipe!("tiny-laptop"),
     recipe!("bytes-laptop"),
@@ -26,11 +26,11 @@ pub fn recipe(name: &str) -> Option<&'static str> {
     RECIPES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// The text of the recipe of that name, for one who asked for it.
+/// The text of the recipe that a user named.
 ///
 /// # Errors
-/// There is none, with the nearest name.
-pub fn show(name: &str) -> Result<&'static str, UserError> {
+/// No recipe has that name. The fix is the most similar one.
+pub fn named(name: &str) -> Result<&'static str, UserError> {
     recipe(name).ok_or_else(|| {
         let fix = match nearest(name, RECIPES.iter().map(|(known, _)| *known)) {
             Some(near) => format!("did you mean `{near}`?"),
@@ -38,13 +38,13 @@ pub fn show(name: &str) -> Result<&'static str, UserError> {
         };
         UserError::new(
             format!("no recipe is called `{name}`"),
-            "it is a recipe of `trainer configs list`, or a TOML file",
+            "the name is one that `trainer configs list` prints, or that of a TOML file",
             fix,
         )
     })
 }
 
-/// A line for each: its name, and what its first line says of it.
+/// A line for each recipe: its name, and its first comment.
 pub fn list() -> String {
     let width = RECIPES.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let about = |text: &'static str| text.lines().next().unwrap_or_default().trim_start_matches("# ");

@@ -1,22 +1,22 @@
-//! A training run as a command line asks for it.
+//! The training run that a command line asks for.
 
 use std::path::PathBuf;
 
-use super::RunConfig;
+use crate::config::RunConfig;
 
-/// A training run as asked for.
+/// The training run that a command line asks for.
 #[derive(Clone, Debug)]
 pub struct TrainRequest {
-    /// The raw configuration.
+    /// The resolved configuration.
     pub config: RunConfig,
     /// Print the plan and stop.
     pub dry_run: bool,
-    /// Check every operation and launch, and poison dead memory.
+    /// Check every operation and launch for races, and poison memory after its last use.
     pub check_graphs: bool,
-    /// Where to write the graphs, as JSON and Graphviz.
+    /// The file for a report of all graphs: JSON, and Graphviz beside it.
     pub graph_report: Option<PathBuf>,
-    /// Filter of log messages.
+    /// The filter of log messages.
     pub log: String,
-    /// Things to tell the user.
+    /// Notices for the user.
     pub notices: Vec<String>,
 }

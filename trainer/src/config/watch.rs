@@ -1,4 +1,4 @@
-//! When a rank is taken to have failed, as configured.
+//! The configured timeouts after which a rank counts as failed.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use launch::watch::WatchSettings;
 use super::ParallelConfig;
 
 const DAY: f64 = 86_400.0;
-/// Longer times are slips.
+/// Longer times are typing mistakes.
 const LONGEST: f64 = 365.0 * DAY;
 
-/// As configured.
+/// The watch's settings.
 ///
 /// # Errors
-/// Times that are none, or a timeout in which no heartbeat need come.
+/// A time out of its range, or a timeout shorter than two heartbeats.
 pub fn watch_settings(parallel: &ParallelConfig) -> Result<WatchSettings, UserError> {
     let (beat, timeout, setup) =
         (parallel.heartbeat_seconds, parallel.distributed_timeout_seconds, parallel.setup_timeout_seconds);
     if !(0.0..=DAY).contains(&beat) {
         return Err(UserError::new(
             format!("parallel.heartbeat_seconds = {beat}"),
-            "it is at least 0 and at most a day",
+            "the time is at least 0 and at most a day",
             "set parallel.heartbeat_seconds = 1, or 0 for none",
         ));
     }
@@ -29,7 +29,7 @@ pub fn watch_settings(parallel: &ParallelConfig) -> Result<WatchSettings, UserEr
         if !(value > 0.0 && value <= LONGEST) {
             return Err(UserError::new(
                 format!("parallel.{key} = {value}"),
-                "it is above 0 and at most 365 days",
+                "the time is above 0 and at most 365 days",
                 format!("set parallel.{key} = {usual}"),
             ));
         }
@@ -37,7 +37,7 @@ pub fn watch_settings(parallel: &ParallelConfig) -> Result<WatchSettings, UserEr
     if timeout < 2.0 * beat {
         return Err(UserError::new(
             format!("parallel.distributed_timeout_seconds = {timeout} with parallel.heartbeat_seconds = {beat}"),
-            "two heartbeats fit the timeout",
+            "the timeout is at least two heartbeats long",
             format!("set parallel.distributed_timeout_seconds = {}, or more frequent heartbeats", 2.0 * beat),
         ));
     }
@@ -65,14 +65,14 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_they_are_the_defaults_and_a_long_timeout_holds_at_the_start_too() {
+    fn the_defaults_are_the_watchs_own_and_set_up_is_never_shorter_than_a_step() {
         assert_eq!(settings(&[]), Ok(WatchSettings::default()));
         let long = settings(&["distributed_timeout_seconds=1800"]).unwrap();
         assert_eq!((long.timeout, long.setup_timeout), (Duration::from_secs(1800), Duration::from_secs(1800)));
     }
 
     #[test]
-    fn a_fix_is_not_what_was_refused() {
+    fn a_time_out_of_range_is_refused_with_a_fix() {
         for (flags, what, fix) in [
             (&["heartbeat_seconds=50"][..], "distributed_timeout_seconds = 45 with", "timeout_seconds = 100,"),
             (&["heartbeat_seconds=-1"], "heartbeat_seconds = -1", "= 1, or 0"),

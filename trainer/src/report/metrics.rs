@@ -1,4 +1,4 @@
-//! What a run tells: a box with its plan, a line for people, a JSON object for every step.
+//! The numbers of a step: a line for people, and a JSON object in `metrics.jsonl`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -10,7 +10,7 @@ use common::terminal::warn;
 use serde::Serialize;
 use serde_json::Value;
 
-/// One step's numbers, as written to `metrics.jsonl`.
+/// The numbers of a step, as in `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepMetrics {
     /// The step, counted from 0.
@@ -25,26 +25,26 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Model TFLOP/s over all ranks.
     pub tflops: f64,
-    /// Share of the device's peak, where it is known.
+    /// Share of the devices' peak, where it is known.
     pub mfu: Option<f64>,
     /// Wall time of the step, milliseconds.
     pub step_ms: f64,
     /// Time the host took to prepare and submit it, milliseconds.
     pub host_ms: f64,
-    /// Time the step waited for its batch, milliseconds; near 0 where reading data keeps up.
+    /// Time the step waited for its batch, milliseconds. It is near 0 if reading data keeps up.
     pub data_wait_ms: f64,
     /// Planned device memory of this rank.
     pub memory_bytes: usize,
-    /// Mean validation loss, where this step was followed by an evaluation.
+    /// Mean validation loss, if an evaluation followed this step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// Its exponential, of a model of tokens: among how many equally likely ones it hesitates.
+    /// The perplexity of that loss, for a model of tokens: its exponential.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_perplexity: Option<f64>,
 }
 
 impl StepMetrics {
-    /// The line for people.
+    /// A line for people.
     pub fn line(&self, steps: usize) -> String {
         let width = steps.to_string().len();
         format!(
@@ -63,37 +63,37 @@ impl StepMetrics {
     }
 }
 
-/// The file of a run's steps.
+/// The file with a line for each step.
 pub(crate) const METRICS: &str = "metrics.jsonl";
 
-/// Appends to `metrics.jsonl`, an object a line, each flushed.
+/// Appends to `metrics.jsonl`, one object per line. Every line is flushed.
 pub struct MetricsFile {
     file: BufWriter<File>,
 }
 
 impl MetricsFile {
-    /// Starts the file of a run in `folder`.
+    /// Creates the file in `folder`.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
         Ok(MetricsFile { file: BufWriter::new(File::create(folder.join(METRICS))?) })
     }
 
-    /// Continues the file of a run in `folder` at `step`: lines of that step and later ones, and one that was cut off,
-    /// are removed, so that each step appears once.
+    /// Continues the file in `folder` at `step`. Lines of that step and later steps, and an incomplete last line, are
+    /// removed, so that each step appears once.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn resume(folder: &Path, step: usize) -> std::io::Result<MetricsFile> {
         let (file, _) = continued(&folder.join(METRICS), "step", step)?;
         Ok(MetricsFile { file: BufWriter::new(file) })
     }
 
-    /// Waits until the disk has every line.
+    /// Waits until every line is on disk.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn sync(&mut self) -> std::io::Result<()> {
         self.file.flush()?;
         self.file.get_ref().sync_data()
@@ -102,7 +102,7 @@ impl MetricsFile {
     /// Adds a step.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
         serde_json::to_writer(&mut self.file, metrics)?;
         self.file.write_all(b"\n")?;
@@ -110,14 +110,14 @@ impl MetricsFile {
     }
 }
 
-/// Opens a file of a JSON object a line to go on at `step`: lines whose `key` is that step or a later one, and one that
-/// was cut off, are removed. So are lines that are no such objects, which is told. Also returns the last line that is kept.
+/// Opens a file of one JSON object per line to continue it at `step`. Lines whose `key` is that step or a later one, and an
+/// incomplete last line, are removed. Damaged lines are removed too, with a warning. Also returns the last line that stays.
 pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-    let Kept { ranges, last, broken } = kept(&file, key, step)?;
-    if let [first, more @ ..] = &broken[..] {
+    let Lines { ranges, last, damaged } = lines_before(&file, key, step)?;
+    if let [first, more @ ..] = &damaged[..] {
         let more = if more.is_empty() { String::new() } else { format!(", and {} more", more.len()) };
-        warn(&format!("WARNING: {} is damaged: line {first}{more}, left out", path.display()));
+        warn(&format!("WARNING: {} is damaged: line {first}{more} was removed", path.display()));
     }
     match &ranges[..] {
         [] => file.set_len(0)?,
@@ -128,44 +128,44 @@ pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<
     Ok((file, last))
 }
 
-/// What a continued file keeps.
+/// The lines of a continued file.
 #[derive(Default)]
-struct Kept {
-    /// Bytes of the file; no range begins where another ends.
+struct Lines {
+    /// The bytes that stay. Adjacent lines are one range.
     ranges: Vec<Range<u64>>,
-    /// The last line in them.
+    /// The last line that stays.
     last: Option<Value>,
-    /// Numbers of lines that are no objects of a step, from 1.
-    broken: Vec<usize>,
+    /// Numbers of damaged lines, from 1.
+    damaged: Vec<usize>,
 }
 
-fn kept(file: &File, key: &str, step: usize) -> std::io::Result<Kept> {
+fn lines_before(file: &File, key: &str, step: usize) -> std::io::Result<Lines> {
     let (mut reader, mut line) = (BufReader::new(file), Vec::new());
-    let (mut kept, mut at, mut next) = (Kept::default(), 0, 0);
+    let (mut lines, mut at, mut next) = (Lines::default(), 0, 0);
     for number in 1.. {
         line.clear();
         let end = at + reader.read_until(b'\n', &mut line)? as u64;
         if line.last() != Some(&b'\n') {
-            break; // the end, or a line cut off by it
+            break; // the end, or an incomplete last line
         }
         let value: Option<Value> = serde_json::from_slice(&line).ok();
         match value.as_ref().and_then(|value| value[key].as_u64()) {
             Some(of) if of >= next && of < step as u64 => {
-                match kept.ranges.last_mut().filter(|range| range.end == at) {
+                match lines.ranges.last_mut().filter(|range| range.end == at) {
                     Some(range) => range.end = end,
-                    None => kept.ranges.push(at..end),
+                    None => lines.ranges.push(at..end),
                 }
-                (kept.last, next) = (value, of + 1);
+                (lines.last, next) = (value, of + 1);
             }
             Some(_) => {}
-            None => kept.broken.push(number),
+            None => lines.damaged.push(number),
         }
         at = end;
     }
-    Ok(kept)
+    Ok(lines)
 }
 
-/// Puts a file of these parts in the place of the one at `path`.
+/// Replaces the file at `path` by these parts of it.
 fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result<File> {
     let temporary = path.with_extension("jsonl.tmp");
     let mut copy = File::options().read(true).write(true).create(true).truncate(true).open(&temporary)?;

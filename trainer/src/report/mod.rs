@@ -1,9 +1,10 @@
-//! What a run tells: lines, logs, metrics.
+//! What a run reports: lines on the console, logs, and files of metrics.
 
+pub mod gpu_peak;
 pub mod logs;
 pub mod metrics;
-pub mod plan_box;
 pub mod reporter;
 pub mod run_log;
+pub mod summary;
 pub mod tensorboard;
 pub mod wandb;

@@ -1,4 +1,4 @@
-//! The files that have a run's steps: `metrics.jsonl` always, others where they are wanted.
+//! The files that every step is written to: `metrics.jsonl`, and others if they are turned on.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::report::metrics::{MetricsFile, StepMetrics};
 use crate::report::tensorboard::EventFile;
 use crate::report::wandb::History;
 
-/// Every file a step is written to.
+/// All files that a step is written to.
 pub struct RunLog {
     metrics: MetricsFile,
     events: Option<EventFile>,
@@ -15,10 +15,10 @@ pub struct RunLog {
 }
 
 impl RunLog {
-    /// Starts the files of a run in its folder, or continues them at a `step` above 0.
+    /// Creates the files in `logging.dir`, or continues them at a `step` above 0.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn open(logging: &LoggingConfig, step: usize) -> std::io::Result<RunLog> {
         let folder = Path::new(&logging.dir);
         let metrics = if step == 0 { MetricsFile::create(folder) } else { MetricsFile::resume(folder, step) }?;
@@ -30,7 +30,7 @@ impl RunLog {
     /// Adds a step.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn write(&mut self, step: &StepMetrics) -> std::io::Result<()> {
         self.metrics.write(step)?;
         if let Some(events) = &mut self.events {
@@ -39,18 +39,18 @@ impl RunLog {
         self.history.as_mut().map_or(Ok(()), |history| history.write(step))
     }
 
-    /// Waits until the disk has every line of `metrics.jsonl`, which a continued run reads again.
+    /// Waits until every line of `metrics.jsonl` is on disk. A resumed run reads that file.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn sync(&mut self) -> std::io::Result<()> {
         self.metrics.sync()
     }
 
-    /// Writes what is written once, at the end.
+    /// Writes the files that are written once, at the end.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn finish(&mut self) -> std::io::Result<()> {
         self.history.as_mut().map_or(Ok(()), History::finish)
     }

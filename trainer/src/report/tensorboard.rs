@@ -10,22 +10,22 @@ use common::host_name;
 
 use crate::report::metrics::StepMetrics;
 
-/// Appends the scalars of steps to an event file. Each run of a process has a file of its own, and TensorBoard shows all
-/// files of a folder as one.
+/// Appends the scalars of steps to an event file. Every process that runs has its own file, and TensorBoard shows all files
+/// of a folder as one.
 pub struct EventFile {
     file: BufWriter<File>,
 }
 
 impl EventFile {
-    /// Starts a file in `folder`. Where a run is continued at a `step` above 0, TensorBoard is told to forget what earlier
-    /// files have of that step and later ones.
+    /// Creates a file in `folder`. If a run continues at a `step` above 0, the file tells TensorBoard to forget that step and
+    /// later ones of earlier files.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn create(folder: &Path, step: usize) -> std::io::Result<EventFile> {
         let now = seconds();
         let host = host_name();
-        // TensorBoard reads files in the order of their names: later ones must come later.
+        // TensorBoard reads files in the order of their names, so the time comes first.
         let name = format!("events.out.tfevents.{:010}.{host}.{}.0", now as u64, std::process::id());
         let mut file = EventFile { file: BufWriter::new(File::create(folder.join(name))?) };
         file.record(&event(now, 0, |event| bytes(event, 3, b"brain.Event:2")))?;
@@ -39,7 +39,7 @@ impl EventFile {
     /// Adds a step's numbers.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
         let mut summary = Vec::new();
         for (tag, value) in scalars(metrics) {
@@ -62,7 +62,7 @@ impl EventFile {
     }
 }
 
-/// The names and values under which a step is shown, in groups.
+/// The scalars of a step by name. The part before the slash is the group.
 pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(&'static str, f64)> {
     let mut scalars = vec![
         ("train/loss", metrics.loss),
@@ -86,7 +86,7 @@ pub(crate) fn seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// An `Event` message: time, step, and what `fill` adds.
+/// An `Event` message: time, step, and the fields that `fill` adds.
 fn event(time: f64, step: u64, fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut event = vec![1 << 3 | 1]; // wall_time, 64 bits
     event.extend(time.to_le_bytes());
@@ -96,7 +96,7 @@ fn event(time: f64, step: u64, fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     event
 }
 
-/// A field of bytes, text or a message; its number is below 16.
+/// A field of bytes, text or a message. `field` is below 16.
 fn bytes(message: &mut Vec<u8>, field: u8, content: &[u8]) {
     message.push(field << 3 | 2);
     varint(message, content.len() as u64);
@@ -111,7 +111,7 @@ fn varint(message: &mut Vec<u8>, mut value: u64) {
     message.push(value as u8);
 }
 
-/// CRC-32C, turned and shifted so that checksums of data that hold checksums stay strong.
+/// TensorFlow's masked CRC-32C: rotated and offset, because the CRC of data that contain a CRC is weak.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,6 +1,6 @@
-//! A run's history as Weights & Biases has it: `wandb-history.jsonl`, a row a step with W&B's own `_step`, `_timestamp` and
-//! `_runtime`, and `wandb-summary.json`, the last value of each. Nothing is sent anywhere: rows go to a server with
-//! `wandb.log(row, step=row["_step"])`.
+//! A run's history in the form of Weights & Biases: `wandb-history.jsonl`, a row per step with W&B's `_step`, `_timestamp` and
+//! `_runtime`, and `wandb-summary.json`, the last value of each. Nothing is sent anywhere. To send it, call
+//! `wandb.log(row, step=row["_step"])` for every row.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -18,15 +18,15 @@ pub struct History {
     summary: Map<String, Value>,
     summary_path: PathBuf,
     began: Instant,
-    /// Seconds the run had been going on when this process took it up.
+    /// Seconds that the run took in earlier processes.
     before: f64,
 }
 
 impl History {
-    /// Starts the history in `folder`, or continues it at a `step` above 0 after the rows before that.
+    /// Creates the history in `folder`, or continues it at a `step` above 0, after the rows of earlier steps.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn open(folder: &Path, step: usize) -> std::io::Result<History> {
         let path = folder.join("wandb-history.jsonl");
         let (file, last) = continued(&path, "_step", step)?;
@@ -39,7 +39,7 @@ impl History {
     /// Adds a step.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
         let mut row = Map::new();
         row.insert("_step".into(), metrics.step.into());
@@ -55,7 +55,7 @@ impl History {
     /// Writes the summary.
     ///
     /// # Errors
-    /// What the operating system said.
+    /// The operating system's.
     pub fn finish(&mut self) -> std::io::Result<()> {
         std::fs::write(&self.summary_path, format!("{:#}\n", Value::Object(self.summary.clone())))
     }

@@ -1,4 +1,4 @@
-//! Whether a run fits the machine's memory, where the device is the CPU.
+//! Whether a run on the host fits the machine's memory.
 
 use common::UserError;
 use common::format::bytes;
@@ -6,19 +6,20 @@ use device::Device;
 
 use crate::ranks::Ranks;
 
-/// What a rank takes of the machine's memory beside its device's: program, libraries, data under way.
+/// The memory of a rank besides that of its device, bytes: program, libraries, data being read.
 const HEADROOM: usize = 64 << 20;
 
-/// Fails where this machine's ranks need more memory than it has: its kernel would end one of them without a word.
+/// Fails if the ranks of this machine need more memory than it has. The operating system would kill one of them without a
+/// message.
 pub(crate) fn fits_host(needed: usize, device: &Device, ranks: &Ranks) -> Result<(), UserError> {
     let scratch = device.host_scratch_bytes();
     let most = (ranks.max)((needed + scratch + HEADROOM) as u64) as usize;
     let free = device.free_host_memory();
-    (ranks.barrier)(); // what another rank takes from here on is counted already
+    (ranks.barrier)(); // all ranks read the free memory before any rank takes some
     match free {
         Some(free) if most.saturating_mul(ranks.local) > free => Err(UserError::new(
             format!(
-                "a rank needs {} of memory ({} planned, {} while an operation runs, {} for all else), {} are free{}",
+                "a rank needs {} of memory ({} planned, {} while an operation runs, {} for the rest), {} are free{}",
                 bytes(most),
                 bytes(needed),
                 bytes(scratch),
@@ -26,9 +27,9 @@ pub(crate) fn fits_host(needed: usize, device: &Device, ranks: &Ranks) -> Result
                 bytes(free),
                 if ranks.local > 1 { format!(" for {} ranks", ranks.local) } else { String::new() }
             ),
-            "weights, optimizer state, activations and what operations need fit the machine's memory",
+            "weights, optimizer state, activations and temporary buffers fit the machine's memory",
             "set a smaller train.micro_batch_size, recompute.granularity, fewer train.threads or ranks, or a smaller model; \
-             `--dry-run` shows what takes how much",
+             `--dry-run` shows what needs how much",
         )),
         _ => Ok(()),
     }

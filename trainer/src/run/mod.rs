@@ -1,13 +1,14 @@
 //! A run: from a plan to its end.
 
 pub mod accelerator;
-pub mod folder;
+pub mod consistency;
 mod host_memory;
-pub mod outputs;
+pub mod output_files;
 pub mod process_group;
-pub mod same_settings;
+pub mod run_folder;
 pub mod set_up;
 pub mod source;
+mod submitted_step;
 pub mod trace;
 mod train;
 

@@ -17,7 +17,7 @@ use parallel::{Grid, MpiWorld, PipelineGroups, nccl_communicator};
 
 use crate::error::RunError;
 use crate::ranks::Ranks;
-use crate::run::same_settings;
+use crate::run::consistency::check_settings;
 
 /// How long a rank that refuses waits for the others before it says why: they may be reading their data still, or hang.
 const OTHERS_COME: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ pub fn on_all_ranks(
     };
     // Others may have refused what came before: see `refuse`.
     let agreed = agreed(&world, Ok::<(), UserError>(()))
-        .and_then(|()| agreed(&world, same_settings::compare(env.rank, told, &world.text_of(0, told.into()))))
+        .and_then(|()| agreed(&world, check_settings(env.rank, told, &world.text_of(0, told.into()))))
         .and_then(|()| agreed(&world, Watch::start(env, settings, |text| world.text_of(0, text))));
     let watch = match agreed {
         Ok(watch) => watch.map(Rc::new),

@@ -1,4 +1,4 @@
-//! A timeline of a few steps, written to `logging.trace`.
+//! The timeline of a few steps, written to `logging.trace`.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -12,45 +12,45 @@ use launch::watch::activity::{Activity, Doing};
 use crate::config::plan::RunPlan;
 use crate::error::RunError;
 use crate::ranks::Ranks;
-use crate::report::plan_box::place;
+use crate::report::summary::describe_device;
 
-/// The timeline of a run, asked for or not.
+/// The timeline of a run, if one is asked for.
 pub struct StepTrace {
     target: Option<Target>,
     state: State,
     /// Why its file was not written.
-    trouble: Option<RunError>,
+    write_error: Option<RunError>,
 }
 
 /// Where the timeline goes.
 struct Target {
     path: PathBuf,
     rank: usize,
-    /// Where it comes from, in words.
+    /// The rank and its device, in words.
     process: String,
     steps: usize,
-    /// Told when it is written, for that may take its time.
+    /// Shows the watch that the timeline is being written, which may take long.
     activity: Activity,
 }
 
 enum State {
-    /// So many steps pass first.
+    /// This many steps come first.
     Waiting(usize),
-    /// So many steps are still to come.
+    /// This many steps are left.
     Running(usize),
     Written,
 }
 
 impl StepTrace {
-    /// Looks whether a timeline is asked for and can be made, before the first graph, by a process that begins with step
-    /// `begins_at` of the run. Whether its file can be written was seen before ([`crate::run::outputs`]).
+    /// Prepares the timeline, if one is asked for. Comes before the first graph. The process starts at step `first_step` of
+    /// the run. [`crate::run::output_files`] has checked that the file can be written.
     ///
     /// # Errors
-    /// On a GPU, no CUPTI.
-    pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device, begins_at: usize) -> Result<StepTrace, UserError> {
+    /// CUPTI is missing on a GPU.
+    pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device, first_step: usize) -> Result<StepTrace, UserError> {
         let logging = &plan.config.logging;
         let Some(file) = &logging.trace else {
-            return Ok(StepTrace { target: None, state: State::Written, trouble: None });
+            return Ok(StepTrace { target: None, state: State::Written, write_error: None });
         };
         let path = of_rank(Path::new(file), ranks.rank);
         device.prepare_timeline().map_err(|error| {
@@ -59,18 +59,18 @@ impl StepTrace {
             UserError::new(format!("logging.trace: {what}"), "times on a GPU come from CUPTI", fix)
         })?;
         let first_replay = if plan.graphs.enable { plan.graphs.warmup_steps + 1 } else { 1 };
-        let after = logging.trace_after.map_or(first_replay, |step| step.saturating_sub(begins_at));
+        let after = logging.trace_after.map_or(first_replay, |step| step.saturating_sub(first_step));
         let target = Target {
             path,
             rank: ranks.rank,
-            process: format!("rank {}, {}", ranks.rank, place(device, ranks)),
+            process: format!("rank {}, {}", ranks.rank, describe_device(device, ranks)),
             steps: logging.trace_steps,
             activity: ranks.activity.clone(),
         };
-        Ok(StepTrace { target: Some(target), state: State::Waiting(after), trouble: None })
+        Ok(StepTrace { target: Some(target), state: State::Waiting(after), write_error: None })
     }
 
-    /// Begins the timeline if the next step is its first.
+    /// Starts the timeline if the next step is its first.
     ///
     /// # Errors
     /// The device's.
@@ -86,8 +86,8 @@ impl StepTrace {
         Ok(())
     }
 
-    /// Ends and writes the timeline if that step was its last. That its file cannot be written is told, and an error only
-    /// when the run ends: it is worth more.
+    /// Ends and writes the timeline if that step was its last. If the file cannot be written, the user is warned, and the run
+    /// ends with the error only after its last step.
     ///
     /// # Errors
     /// The device's.
@@ -97,7 +97,7 @@ impl StepTrace {
         if *steps == 0 { self.write(device) } else { Ok(()) }
     }
 
-    /// Writes a timeline under way when the run ends, and says what became of the timeline; nothing if none was asked for.
+    /// Ends and writes an unfinished timeline at the end of the run. Returns a line about the timeline, if one was asked for.
     ///
     /// # Errors
     /// As [`StepTrace::after_step`]; a file that could not be written.
@@ -105,11 +105,11 @@ impl StepTrace {
         if matches!(self.state, State::Running(_)) {
             self.write(device)?;
         }
-        self.trouble.take().map_or(Ok(()), Err)?;
+        self.write_error.take().map_or(Ok(()), Err)?;
         let Some(target) = &self.target else { return Ok(None) };
         Ok(Some(match self.state {
             State::Waiting(steps) => {
-                format!("no timeline: the run ended {} steps before it. Fix: a smaller --trace-after", steps + 1)
+                format!("no timeline: the run ended {} steps before its first. Fix: a smaller --trace-after", steps + 1)
             }
             _ => format!("timeline: {}, for ui.perfetto.dev", target.path.display()),
         }))
@@ -125,14 +125,14 @@ impl StepTrace {
         });
         if let Err(error) = written {
             let what = format!("the timeline, {}", target.path.display());
-            warn(&format!("WARNING: {what}, was not written: {error}. The run goes on."));
-            self.trouble = Some(RunError::File { what, error });
+            warn(&format!("WARNING: {what}, was not written: {error}. The run continues."));
+            self.write_error = Some(RunError::File { what, error });
         }
         Ok(())
     }
 }
 
-/// The file of a rank: `trace.json` of the first, `trace-rank1.json` of the next.
+/// The file of a rank: `trace.json` for rank 0, `trace-rank1.json` for rank 1.
 pub(crate) fn of_rank(path: &Path, rank: usize) -> PathBuf {
     if rank == 0 {
         return path.into();

@@ -1,16 +1,17 @@
-//! A run: the loop over steps, evaluation, and what ends it.
+//! A training run, from its first to its last step.
+//!
+//! [`train`] prepares a run, [`Trainer::run`] is the loop over steps, and [`Trainer::train_step`] is one step.
 
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::UserError;
 use common::terminal::{PRINTED, say};
-use data::{self, BATCHES_IN_MEMORY, Identities, Prefetch, Source, Split};
+use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, Staging};
 use engine::regions::Mode;
-use engine::step::{Stage, StepSettings};
+use engine::step::Stage;
 use launch::watch::activity::Doing;
 
 use crate::checkpoint::{Occasion, Progress, Session};
@@ -18,14 +19,18 @@ use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
 use crate::ranks::Ranks;
-use crate::report::plan_box::plan_box;
-use crate::report::reporter::{Outcome, Reporter, StepUnderWay, peak_flops};
+use crate::report::reporter::{FinishedStep, Outcome, Reporter, peak_flops};
 use crate::report::run_log::RunLog;
-use crate::run::folder;
-use crate::run::set_up::{load_start, settings, stage};
+use crate::report::summary::summary;
+use crate::run::consistency::check_data;
+use crate::run::output_files::write_graph_report;
+use crate::run::run_folder;
+use crate::run::set_up::{load_start, stage, step_settings};
+use crate::run::submitted_step::SubmittedStep;
 use crate::run::trace::StepTrace;
 
-/// Trains as planned on `source`, which [`source()`] opened.
+/// Trains as planned, on data that [`source()`](crate::run::source::source) opened. `None` if there was nothing to train: after
+/// a dry run, or if the run had ended before.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -36,224 +41,313 @@ pub fn train(
     device: &Device,
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
-    let session = (!request.dry_run).then(|| Session::open(plan, ranks, same_data(ranks, &*source)?)).transpose()?;
-    if let Some(session) = &session {
+    let session = if request.dry_run {
+        None
+    } else {
+        let session = Session::open(plan, ranks, check_data(ranks, &*source)?)?;
         session.compute_alike(device);
-    }
-    // Of what a timeline needs nothing may be missing once work has begun; no graph is made before.
-    let begins_at = session.as_ref().map(|session| session.progress().step);
-    let trace = begins_at.map(|step| StepTrace::prepare(plan, ranks, device, step)).transpose()?;
-    // On a fault nothing is torn down: freeing what the device still uses would wait for it, and for the ranks that it waits
-    // for, before anybody is told.
+        Some(session)
+    };
+    // A timeline is prepared before the first graph, and before any other work that its failure would make vain.
+    let first_step = session.as_ref().map(|session| session.progress().step);
+    let trace = first_step.map(|step| StepTrace::prepare(plan, ranks, device, step)).transpose()?;
+    // On a fault nothing is torn down: freeing memory that the device still uses waits for the device, and for the ranks that
+    // it waits for, before anybody is told.
     let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
-    let outcome = train_stage(plan, request, ranks, device, source, (session, trace), &mut stage)?;
+    if session.as_ref().is_none_or(Session::begins_anew) {
+        load_start(plan, device, &stage)?;
+    }
+    if ranks.rank == 0 {
+        let text = summary(plan, &mut stage, &*source, device, ranks);
+        say(&text);
+        tracing::info!(target: PRINTED, "{text}");
+    }
+    let outcome = match (session, trace) {
+        (Some(session), Some(trace)) => {
+            match Trainer::start(plan, ranks, device, source, session, trace, &mut stage)? {
+                Some(mut trainer) => {
+                    trainer.run()?;
+                    Some(trainer.finish(request.graph_report.as_deref())?)
+                }
+                None => None,
+            }
+        }
+        _ => None,
+    };
     drop(ManuallyDrop::into_inner(stage));
     Ok(outcome)
 }
 
-/// Brings a stage to where the run starts, and runs it from there.
-fn train_stage(
-    plan: &RunPlan,
-    request: &TrainRequest,
-    ranks: &Ranks,
-    device: &Device,
+/// A run in progress.
+struct Trainer<'r> {
+    plan: &'r RunPlan,
+    ranks: &'r Ranks,
+    device: &'r Device,
+    stage: &'r mut Stage,
     source: Arc<dyn Source>,
-    (session, trace): (Option<Session<'_>>, Option<StepTrace>),
-    stage: &mut Stage,
-) -> Result<Option<Outcome>, RunError> {
-    let main = ranks.rank == 0;
-    if session.as_ref().is_none_or(Session::begins_anew) {
-        load_start(plan, device, stage)?;
-    }
-    if main {
-        let text = plan_box(plan, stage, &*source, device, ranks);
-        say(&text);
-        tracing::info!(target: PRINTED, "{text}");
-    }
-    let (Some(session), Some(mut trace)) = (session, trace) else { return Ok(None) };
-    let start = session.progress();
-    let steps = plan.config.train.steps;
-    if start.step >= steps {
-        if main {
-            say(&format!("done before: {} of {steps} steps. To go on, set a larger train.steps", start.step));
-        }
-        return Ok(None);
-    }
-    session.restore(stage)?;
-    let log = main.then(|| open_log(plan, &session)).transpose()?;
-    let mut report = Reporter::new(plan, log, device.allocated_bytes(), peak_flops(plan, device), start.step);
-    tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
-    let mut batches =
-        stage.needs_batch().then(|| prefetch(plan, ranks.rank, source.clone(), start, stage)).transpose()?;
-    ranks.stop.heed();
-    let mut under_way: Option<StepUnderWay> = None;
-    let mut ended = None;
-    let wait = |step: StepUnderWay, ended: &mut Option<Instant>| {
-        ranks.activity.during(Doing::WaitsForDevice, || step.wait(ended))
-    };
-    let mut progress = start;
-    while progress.step < steps {
-        let Progress { step, samples: consumed } = progress;
-        let _span = tracing::info_span!("step", step).entered();
-        let started = Instant::now();
-        let samples = plan.batch_size.after(consumed);
-        let settings = training_settings(plan, ranks.rank, step, consumed);
-        let waits = if step > start.step { Doing::WaitsForBatch } else { Doing::Starts };
-        let (mut batch, mut data_wait) = (None, Duration::ZERO);
-        if let Some(batches) = &mut batches {
-            let (next, waited) = ranks.activity.during(waits, || batches.next_batch())?;
-            (batch, data_wait) = (Some(next), waited);
-        }
-        trace.before_step(device)?;
-        let settled = stage.graphs().is_settled(Mode::Train, settings.microbatches);
-        ranks.activity.set(if settled { Doing::Steps } else { Doing::Starts });
-        let metrics = stage.train_step(settings, batch.as_ref())?;
-        trace.after_step(device)?;
-        tracing::debug!(host_ms = started.elapsed().as_secs_f64() * 1e3, "submitted");
-        let submitted = StepUnderWay { step, samples, metrics, started, host: started.elapsed(), data_wait };
-        // The host is never more than a step ahead, and never waits for the step it has just submitted.
-        if let Some(before) = under_way.replace(submitted) {
-            report.tell(&wait(before, &mut ended)?, None);
-        }
-        if plan.graphs.enable && step == start.step + plan.graphs.warmup_steps {
-            report.say(&format!("graphs: {}", stage.graphs().report()));
-        }
-        if plan.eval_interval().is_some_and(|interval| (step + 1) % interval == 0 || step + 1 == steps) {
-            let done = under_way.take().map(|step| wait(step, &mut ended)).transpose()?;
-            let loss = ranks.activity.during(Doing::Evaluates, || evaluate(plan, stage, &*source, ranks.rank))?;
-            if let Some(done) = done {
-                report.tell(&done, Some(loss));
-            }
-        }
-        progress = Progress { step: step + 1, samples: consumed + samples as u64 };
-        // All ranks end together, whichever was asked to or has to.
-        let stop = (ranks.max)((ranks.stop.is_asked() || report.is_stuck()).into()) > 0;
-        let last = stop || progress.step == steps;
-        let due = session.due(progress.step, last);
-        if let Some(done) = under_way.take_if(|_| due) {
-            report.tell(&wait(done, &mut ended)?, None);
-        }
-        // A step without an update made nothing that is worth a checkpoint at an interval.
-        let saves = due && !report.has_diverged() && (last || report.is_sound());
-        if due && !saves && !last {
-            report.say(&format!("no checkpoint after step {}: its loss or gradients are not finite", progress.step));
-        }
-        if saves {
-            ranks.activity.during(Doing::Writes, || {
-                report.sync(); // a checkpoint is not ahead of the metrics
-                let occasion = if last { Occasion::End } else { Occasion::Interval };
-                if session.save(stage, progress, occasion)? && report.is_sound() {
-                    session.prune(progress.step);
-                }
-                Ok::<(), RunError>(())
-            })?;
-        }
-        if stop && progress.step < steps {
-            let why = if report.is_stuck() { "" } else { "asked to end: " };
-            let kept = match (saves, report.has_diverged()) {
-                (true, _) => "saved",
-                (_, true) => "not saved",
-                _ => "not saved, for checkpoint.dir is unset",
-            };
-            report.say(&format!("{why}stops after step {} of {steps}, {kept}", progress.step));
-            break;
-        }
-    }
-    ranks.activity.set(Doing::Ends);
-    if let Some(last) = under_way.take() {
-        report.tell(&wait(last, &mut ended)?, None);
-    }
-    ranks.activity.during(Doing::Writes, || {
-        report.close()?;
-        match &request.graph_report {
-            Some(path) if main => {
-                write_report(stage, path).map_err(file_error(format!("the graph report, {}", path.display())))
-            }
-            _ => Ok(()),
-        }
-    })?;
-    if let Some(told) = trace.finish(device)? {
-        report.say(&told);
-    }
-    let finite = (ranks.max)((!report.last_loss.is_finite() || report.has_diverged()).into()) == 0;
-    let outcome =
-        Outcome { loss: report.last_loss, finite, validation_loss: report.last_validation, floor: source.floor() };
-    report.finish(&outcome);
-    Ok(Some(outcome))
+    /// `None` on the stages that need no samples.
+    batches: Option<Prefetch>,
+    session: Session<'r>,
+    trace: StepTrace,
+    report: Reporter<'r>,
+    /// The step at which this process started.
+    first_step: usize,
+    /// The steps and samples submitted so far, those of earlier processes included.
+    progress: Progress,
+    /// The last submitted step, if the host has not waited for it yet.
+    in_flight: Option<SubmittedStep>,
+    /// The end of the last step that the host has waited for.
+    last_end: Option<Instant>,
 }
 
-/// Takes the run's folder and opens its metrics, where the session goes on.
+impl<'r> Trainer<'r> {
+    /// Restores the checkpoint of the session, opens the run's files and starts to read batches. `None` if the run has ended
+    /// before.
+    fn start(
+        plan: &'r RunPlan,
+        ranks: &'r Ranks,
+        device: &'r Device,
+        source: Arc<dyn Source>,
+        session: Session<'r>,
+        trace: StepTrace,
+        stage: &'r mut Stage,
+    ) -> Result<Option<Trainer<'r>>, RunError> {
+        let progress = session.progress();
+        let steps = plan.config.train.steps;
+        if progress.step >= steps {
+            if ranks.rank == 0 {
+                let done = progress.step;
+                say(&format!("done before: {done} of {steps} steps. To continue, set a larger train.steps"));
+            }
+            return Ok(None);
+        }
+        session.restore(stage)?;
+        let log = (ranks.rank == 0).then(|| open_log(plan, &session)).transpose()?;
+        let peak = peak_flops(device, plan.config.precision.compute, plan.parallel.grid.ranks());
+        let report = Reporter::new(plan, log, device.allocated_bytes(), peak, progress.step);
+        tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
+        let batches = match stage.needs_batch() {
+            true => Some(prefetch(plan, ranks.rank, source.clone(), progress, stage)?),
+            false => None,
+        };
+        ranks.stop.heed();
+        let (first_step, in_flight, last_end) = (progress.step, None, None);
+        Ok(Some(Trainer {
+            plan,
+            ranks,
+            device,
+            stage,
+            source,
+            batches,
+            session,
+            trace,
+            report,
+            first_step,
+            progress,
+            in_flight,
+            last_end,
+        }))
+    }
+
+    /// Trains until the last step, or until the run has to stop.
+    fn run(&mut self) -> Result<(), RunError> {
+        while self.progress.step < self.steps() {
+            let _span = tracing::info_span!("step", step = self.progress.step).entered();
+            self.train_step()?;
+            self.evaluate_if_due()?;
+            let stop = self.must_stop();
+            let saved = self.save_if_due(stop)?;
+            if stop && self.progress.step < self.steps() {
+                self.say_why_stopped(saved);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits one step, and then waits for the step before it. The host is never more than one step ahead of the device,
+    /// and never waits for the step that it has just submitted.
+    fn train_step(&mut self) -> Result<(), RunError> {
+        let Progress { step, samples: consumed } = self.progress;
+        let started = Instant::now();
+        let share = self.plan.batch.share_after(consumed, self.plan.parallel.data_rank(self.ranks.rank));
+        let settings = step_settings(&self.plan.optimizer, step, share);
+        // The first batch may take long, as set-up does.
+        let waits = if step > self.first_step { Doing::WaitsForBatch } else { Doing::Starts };
+        let (mut batch, mut data_wait) = (None, Duration::ZERO);
+        if let Some(batches) = &mut self.batches {
+            let (next, waited) = self.ranks.activity.during(waits, || batches.next_batch())?;
+            (batch, data_wait) = (Some(next), waited);
+        }
+        self.trace.before_step(self.device)?;
+        let settled = self.stage.graphs().is_settled(Mode::Train, settings.microbatches);
+        self.ranks.activity.set(if settled { Doing::Steps } else { Doing::Starts });
+        let metrics = self.stage.train_step(settings, batch.as_ref())?;
+        self.trace.after_step(self.device)?;
+        let host = started.elapsed();
+        tracing::debug!(host_ms = host.as_secs_f64() * 1e3, "submitted");
+        let samples = self.plan.batch.samples_after(consumed);
+        let submitted = SubmittedStep { step, samples, metrics, started, host, data_wait };
+        if let Some(before) = self.in_flight.replace(submitted) {
+            let done = self.wait(before)?;
+            self.report.report_step(&done, None);
+        }
+        if self.plan.graphs.enable && step == self.first_step + self.plan.graphs.warmup_steps {
+            self.report.say(&format!("graphs: {}", self.stage.graphs().report()));
+        }
+        self.progress = Progress { step: step + 1, samples: consumed + samples as u64 };
+        Ok(())
+    }
+
+    /// Evaluates at the configured interval and after the last step, and reports the step before with the loss.
+    fn evaluate_if_due(&mut self) -> Result<(), RunError> {
+        let (done, steps) = (self.progress.step, self.steps());
+        let Some(evaluation) = self.plan.evaluation.filter(|plan| done % plan.interval == 0 || done == steps) else {
+            return Ok(());
+        };
+        let last = self.in_flight.take().map(|step| self.wait(step)).transpose()?;
+        let activity = &self.ranks.activity;
+        let loss = activity.during(Doing::Evaluates, || {
+            evaluate(self.plan, self.stage, &*self.source, self.ranks.rank, evaluation.batches)
+        })?;
+        if let Some(last) = last {
+            self.report.report_step(&last, Some(loss));
+        }
+        Ok(())
+    }
+
+    /// Whether the run ends now, because any rank was asked to end or cannot continue. All ranks call it together.
+    fn must_stop(&self) -> bool {
+        (self.ranks.max)((self.ranks.stop.is_asked() || self.report.must_stop()).into()) > 0
+    }
+
+    /// Writes a checkpoint if one is due. Returns whether this was tried.
+    fn save_if_due(&mut self, stop: bool) -> Result<bool, RunError> {
+        let step = self.progress.step;
+        let last = stop || step == self.steps();
+        if !self.session.due(step, last) {
+            return Ok(false);
+        }
+        self.report_in_flight()?;
+        // A diverged state is never saved. At an interval, neither is the state after a skipped update.
+        if self.report.has_diverged() || !(last || self.report.is_sound()) {
+            if !last {
+                self.report.say(&format!("no checkpoint after step {step}: its loss or gradients are not finite"));
+            }
+            return Ok(false);
+        }
+        self.ranks.activity.during(Doing::Writes, || {
+            self.report.sync(); // the metrics on disk are never behind a checkpoint
+            let occasion = if last { Occasion::End } else { Occasion::Interval };
+            if self.session.save(self.stage, self.progress, occasion)? && self.report.is_sound() {
+                self.session.prune(step);
+            }
+            Ok(true)
+        })
+    }
+
+    fn say_why_stopped(&self, saved: bool) {
+        let why = if self.report.must_stop() { "" } else { "asked to end: " };
+        let state = match (saved, self.report.has_diverged()) {
+            (true, _) => "saved",
+            (_, true) => "not saved",
+            _ => "not saved, because checkpoint.dir is unset",
+        };
+        self.report.say(&format!("{why}stops after step {} of {}, {state}", self.progress.step, self.steps()));
+    }
+
+    /// Reports the last step and writes the files that are written once, at the end.
+    fn finish(mut self, graph_report: Option<&Path>) -> Result<Outcome, RunError> {
+        self.ranks.activity.set(Doing::Ends);
+        self.report_in_flight()?;
+        let Trainer { ranks, device, stage, source, trace, mut report, .. } = self;
+        ranks.activity.during(Doing::Writes, || {
+            report.close()?;
+            match graph_report {
+                Some(path) if ranks.rank == 0 => write_graph_report(stage, path),
+                _ => Ok(()),
+            }
+        })?;
+        if let Some(line) = trace.finish(device)? {
+            report.say(&line);
+        }
+        let diverged = !report.last_loss.is_finite() || report.has_diverged();
+        let outcome = Outcome {
+            loss: report.last_loss,
+            finite: (ranks.max)(diverged.into()) == 0,
+            validation_loss: report.last_validation,
+            floor: source.floor(),
+        };
+        report.finish(&outcome);
+        Ok(outcome)
+    }
+
+    /// Waits for the submitted step, if there is one, and reports it.
+    fn report_in_flight(&mut self) -> Result<(), RunError> {
+        if let Some(step) = self.in_flight.take() {
+            let done = self.wait(step)?;
+            self.report.report_step(&done, None);
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, step: SubmittedStep) -> Result<FinishedStep, RunError> {
+        self.ranks.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
+    }
+
+    fn steps(&self) -> usize {
+        self.plan.config.train.steps
+    }
+}
+
+/// Claims the run's folder, writes the resolved configuration and opens the files of steps.
 fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{what} in {}", folder.display()));
-    let taken = folder::take(folder, session.run(), session.continues_at());
-    if let Some(aside) = taken.map_err(file("the run's folder"))? {
-        say(&format!("metrics of another run are now in {}", aside.display()));
+    let claimed = run_folder::claim(folder, session.run(), session.continues_at());
+    if let Some(aside) = claimed.map_err(file("the run's folder"))? {
+        say(&format!("metrics of another run were moved to {}", aside.display()));
     }
     let resolved = toml::to_string(&plan.config).unwrap_or_default();
     std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
     RunLog::open(&plan.config.logging, session.progress().step).map_err(file("metrics.jsonl"))
 }
 
-/// Begins to read the batches of all steps to come.
+/// Starts to read the batches of all remaining steps, on a thread of its own.
 fn prefetch(
     plan: &RunPlan,
     rank: usize,
     source: Arc<dyn Source>,
-    start: Progress,
+    progress: Progress,
     stage: &Stage,
 ) -> Result<Prefetch, RunError> {
-    let plan = plan.clone();
-    let mut consumed = start.samples;
-    let steps = start.step..plan.config.train.steps;
-    let batches = Prefetch::start(source, steps, stage.staging(BATCHES_IN_MEMORY)?, move |step| {
-        let settings = training_settings(&plan, rank, step, consumed);
-        consumed += plan.batch_size.after(consumed) as u64;
-        (settings.first_sample, settings.microbatches * plan.config.train.micro_batch_size)
-    })?;
-    Ok(batches)
+    let (batch, data_rank) = (plan.batch.clone(), plan.parallel.data_rank(rank));
+    let mut consumed = progress.samples;
+    let steps = progress.step..plan.config.train.steps;
+    Ok(Prefetch::start(source, steps, stage.staging(BATCHES_IN_MEMORY)?, move |_| {
+        let share = batch.share_after(consumed, data_rank);
+        consumed += batch.samples_after(consumed) as u64;
+        (share.first_sample, share.samples)
+    })?)
 }
 
-/// What the data are; fails on ranks whose data are not those of rank 0.
-fn same_data(ranks: &Ranks, source: &dyn Source) -> Result<Identities, RunError> {
-    let here = source.identities()?;
-    let first = (ranks.text_of)(0, serde_json::to_string(&here).unwrap_or_default());
-    match serde_json::from_str(&first).map(|first| data::changed(&first, &here)) {
-        Ok(changed) if !changed.is_empty() => Err(UserError::new(
-            format!("rank {} has other data: {}", ranks.rank, changed.join(", ").replace("(was ", "(rank 0: ")),
-            "all ranks see the same data",
-            "put them on a file system all nodes share, or the same files on each node",
-        )
-        .into()),
-        _ => Ok(here),
-    }
-}
-
-/// What the host decides for a training step that comes after so many samples.
-fn training_settings(plan: &RunPlan, rank: usize, step: usize, consumed: u64) -> StepSettings {
-    settings(plan, rank, step, consumed, plan.batch_size.microbatches_after(consumed))
-}
-
-/// Mean loss over the first validation batches, the same ones each time.
-fn evaluate(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, rank: usize) -> Result<f64, RunError> {
-    let batches = plan.config.train.eval_steps;
+/// The mean loss over the first validation batches, the same ones each time.
+fn evaluate(
+    plan: &RunPlan,
+    stage: &mut Stage,
+    source: &dyn Source,
+    rank: usize,
+    batches: usize,
+) -> Result<f64, RunError> {
     let mut total = 0.0;
     for index in 0..batches {
-        let first = (index * plan.config.train.global_batch_size) as u64;
-        let settings = settings(plan, rank, index, first, plan.microbatches);
-        let samples = plan.microbatches * plan.config.train.micro_batch_size;
+        let consumed = (index * plan.batch.global) as u64;
+        let share = plan.batch.share_of_global(consumed, plan.parallel.data_rank(rank));
         let mut batch = None;
         if stage.needs_batch() {
-            batch = Some(source.batch(Split::Validation, settings.first_sample, samples, &Staging::default())?);
+            batch = Some(source.batch(Split::Validation, share.first_sample, share.samples, &Staging::default())?);
         }
-        total += stage.evaluate(settings, batch.as_ref())?.wait()?.loss;
+        total += stage.evaluate(step_settings(&plan.optimizer, index, share), batch.as_ref())?.wait()?.loss;
     }
     Ok(total / batches as f64)
-}
-
-/// Writes all graphs as JSON to `path`, and as Graphviz beside it.
-fn write_report(stage: &mut Stage, path: &Path) -> std::io::Result<()> {
-    let report = stage.graphs().report();
-    std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
-    std::fs::write(path.with_extension("dot"), report.dot())
 }

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use common::Choice;
 use device::{Device, HostOptions};
 use parallel::ThreadWorld;
 use trainer::config::Layers;
@@ -29,8 +30,11 @@ fn plan(name: &str, text: &str) -> RunPlan {
 fn every_recipe_resolves_to_a_plan_with_graphs_on_for_the_ranks_it_is_named_for() {
     for (name, text) in RECIPES {
         let plan = plan(name, text);
-        assert!(plan.graphs.enable && plan.parameters > 100_000, "{name}");
-        assert!(name.starts_with(&plan.config.model.preset) || gpus(name).is_none(), "{name} is named for its model");
+        assert!(plan.graphs.enable && plan.size.parameters > 100_000, "{name}");
+        assert!(
+            name.starts_with(plan.config.model.preset.word()) || gpus(name).is_none(),
+            "{name} is named for its model"
+        );
         assert!(text.starts_with("# ") && text.contains(&format!("--config {name}")), "{name}");
     }
 }
@@ -52,7 +56,7 @@ fn what_a_recipe_for_h200s_needs_is_less_than_a_gpu_has() {
         let plan = plan(name, text);
         let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
         // A dry run transfers nothing, so the first of the ranks can plan alone.
-        let others = ThreadWorld::ranks(plan.grid.ranks(), Duration::ZERO);
+        let others = ThreadWorld::ranks(plan.parallel.grid.ranks(), Duration::ZERO);
         let group = others.first().map(|rank| rank.communicator("data"));
         stage(&plan, &device, &Ranks { group, ..Ranks::alone(1) }).unwrap();
         let needed = device.allocated_bytes();
@@ -94,7 +98,7 @@ fn presets_have_the_parameters_of_the_published_models() {
     ] {
         let mut layers = Layers::default();
         layers.set("model.preset", preset, "test").unwrap();
-        assert_eq!(RunPlan::new(layers.resolve(), 1).unwrap().parameters, parameters, "{preset}");
+        assert_eq!(RunPlan::new(layers.resolve(), 1).unwrap().size.parameters, parameters, "{preset}");
     }
 }
 

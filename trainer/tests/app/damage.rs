@@ -312,7 +312,7 @@ fn damaged_lines_of_metrics_are_left_out_and_told_of_and_all_others_stay() {
     lines[1][..last].fill(0);
     lines[2][5] = 0xff;
     std::fs::write(&path, lines.concat()).unwrap();
-    let warning = format!("WARNING: {} is damaged: line 2, and 1 more, left out", path.display());
+    let warning = format!("WARNING: {} is damaged: line 2, and 1 more was removed", path.display());
     expect(&run(1, &folder.0, "--steps 6"), 0, &[&warning, "at step 4"]);
     let text = std::fs::read_to_string(path).unwrap();
     let steps = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64());

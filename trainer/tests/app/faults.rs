@@ -71,7 +71,7 @@ fn a_run_that_has_diverged_ends_soon_and_keeps_the_checkpoints_from_before() {
         let worse = Folder::new("fault-skips-on");
         crate::harness::copy_run(&folder.0, &worse.0, 4);
         let output = run(ranks, &worse.0, &format!("--steps 400 --lr 1e30 --min-lr 1e-4 --clip-grad 0 {flags}"));
-        let told = ["10 updates in turn were skipped", ": training diverged. Checkpoints are kept. Fix: "];
+        let told = ["10 consecutive updates were skipped", ": training diverged. Earlier checkpoints are kept. Fix: "];
         expect(&output, 3, &told);
         let (steps, saved) = (metrics(&worse.0).len(), crate::harness::saved(&worse.0));
         assert!(steps < 20 && saved.starts_with(&[4]), "{steps} steps, {saved:?}");
@@ -147,7 +147,7 @@ fn a_run_whose_loss_ends_as_no_number_says_so_with_exit_code_3_and_keeps_its_che
     for ranks in [1, 2] {
         let folder = Folder::new("fault-diverged");
         let output = run(ranks, &folder.0, "--steps 6 --save-interval 2 --lr 1e30 --clip-grad 0");
-        let told = ["error: the loss of the last step is ", ": training diverged. Checkpoints are kept. Fix: "];
+        let told = ["error: the loss of the last step is ", ": training diverged. Earlier checkpoints are kept. Fix: "];
         expect(&output, 3, &told);
         let text = printed(&output);
         assert!(text.matches("diverged").count() == 1 && !text.contains("done: loss"), "{text}");

@@ -42,30 +42,31 @@ const FLAGS: &[(&str, &[&str])] = &[
     (
         "--steps 1 --wombat 3 --stpes=2 --fp16",
         &[
-            "error: --fp16 is not taken; --wombat, --stpes are unknown. Rule: ",
+            "error: --fp16 is not supported; --wombat, --stpes are unknown. Rule: ",
             "for --fp16: --bf16",
             "for --wombat: see `trainer --help`; for --stpes: did you mean --steps?",
         ],
     ),
     (
         "--save --enable-cuda-graph",
-        &["--save has --enable-cuda-graph for its value", "does not begin with --", "(is a variable empty?)"],
+        &["--save has --enable-cuda-graph as its value", "does not begin with --", "(is a variable empty?)"],
     ),
-    ("--log-dir --dry-run", &["--log-dir has --dry-run for its value"]),
-    ("--lr --steps --dry-run", &["--lr has --steps for its value"]),
-    ("--log-dir=--dry-run", &["--log-dir has --dry-run for its value"]),
-    ("--steps", &["--steps <VALUE>", "no", "supplied"]),
-    ("--steps 1 --steps 2", &["--steps <VALUE>", "a flag is given once"]),
-    ("train", &["'train'", "without a subcommand it trains"]),
-    ("tokenise x", &["'tokenise'", "'tokenize'"]),
-    ("tokenize file", &["not provided: --output <DIR>"]),
-    ("convert a b", &["not provided: --from <from>"]),
-    ("convert --to hf --from hf a b", &["--from", "one excludes the other"]),
-    ("--layers 4 --steps 3 bench", &["'bench' cannot be used with: --layers <VALUE>, --steps <VALUE>", "comes first"]),
-    ("--dry-run checkpoint list saved", &["'checkpoint' cannot be used with '--dry-run'", "comes first"]),
-    ("checkpoint", &["requires a subcommand", "subcommands: list"]),
-    ("doctor --device tpu", &["'tpu'", "possible values: auto, host, cuda"]),
-    ("bench gpt3", &["'gpt3'", "gpt-1.3b"]),
+    ("--log-dir --dry-run", &["--log-dir has --dry-run as its value"]),
+    ("--lr --steps --dry-run", &["--lr has --steps as its value"]),
+    ("--log-dir=--dry-run", &["--log-dir has --dry-run as its value"]),
+    ("--steps", &["--steps <VALUE> has no value"]),
+    ("--steps 1 --steps 2", &["--steps <VALUE> is given twice", "a flag is given once"]),
+    ("train", &["`train` is not a subcommand", "without a subcommand the trainer trains"]),
+    ("tokenise x", &["`tokenise` is not a subcommand", "did you mean `tokenize`?"]),
+    ("checkpoint list a b", &["`b` is not expected", "lists all arguments"]),
+    ("tokenize file", &["missing: --output <DIR>"]),
+    ("convert a b", &["missing: --from <from>"]),
+    ("convert --to hf --from hf a b", &["--to <to> with --from <from>", "one excludes the other"]),
+    ("--layers 4 --steps 3 bench", &["--layers <VALUE>, --steps <VALUE> before `bench`", "comes first"]),
+    ("--dry-run checkpoint list saved", &["--dry-run before `checkpoint`", "comes first"]),
+    ("checkpoint", &["without a subcommand", "followed by one of: list"]),
+    ("doctor --device tpu", &["`tpu` for --device", "one of auto, host, cuda"]),
+    ("bench gpt3", &["`gpt3` for [CASE]", "gpt-1.3b"]),
     ("bench --graph-report g.json", &["bench with --graph-report g.json", "writes no files", "leave it out"]),
     ("bench --trace t.json", &["bench with logging.trace = t.json", "writes no files", "leave it out"]),
     ("bench mlp --config traced.toml", &["bench with logging.trace = t.json"]),
@@ -78,16 +79,16 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("bench --data-path x --attention true", &["--attention true", "equals sign", "write --attention=true"]),
     ("--bf16 false --steps 1", &["--bf16 false", "leave --bf16 out"]),
     // Megatron's flags and words that are others here.
-    ("--steps 1 --fp16", &["--fp16 is not taken", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
+    ("--steps 1 --fp16", &["--fp16 is not supported", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
     (
         "--fp16 --num-experts 8 --transformer-impl=local",
         &[
-            "--fp16, --num-experts, --transformer-impl are not taken",
+            "--fp16, --num-experts, --transformer-impl are not supported",
             "--num-experts: models are dense; ",
             "for --fp16: --bf16",
         ],
     ),
-    ("bench --fp8-format hybrid", &["--fp8-format is not taken", "Fix: --bf16"]),
+    ("bench --fp8-format hybrid", &["--fp8-format is not supported", "Fix: --bf16"]),
     ("--disable-bias-linear", &["--disable-bias-linear", "LayerNorms", "Fix: --bias=false"]),
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
     ("--adam-beta1 0.9", &["--adam-beta1", "Fix: for example --betas [0.9,0.95]"]),
@@ -96,14 +97,17 @@ const FLAGS: &[(&str, &[&str])] = &[
     (
         "--context-parallel-size 2 --rotary-percent=0.5 --fp16",
         &[
-            "--context-parallel-size 2, --rotary-percent 0.5, --fp16 are not taken",
+            "--context-parallel-size 2, --rotary-percent 0.5, --fp16 are not supported",
             "--rotary-percent 0.5: rotary positions turn all channels of a head; ",
         ],
     ),
-    ("bench --expert-model-parallel-size 4", &["--expert-model-parallel-size 4 is not taken", "Fix: leave it out"]),
-    ("--exit-interval 100", &["--exit-interval is not taken", "with a checkpoint", "send SIGUSR1", "end the decay"]),
-    ("--reset-attention-mask", &["--reset-attention-mask is not taken", "Fix: leave it out"]),
-    ("--mock-data --data-path tokens", &["--mock-data with data.path = ", "agree", "Fix: give one of them"]),
+    ("bench --expert-model-parallel-size 4", &["--expert-model-parallel-size 4 is not supported", "Fix: leave it out"]),
+    (
+        "--exit-interval 100",
+        &["--exit-interval is not supported", "with a checkpoint", "send SIGUSR1", "end the decay"],
+    ),
+    ("--reset-attention-mask", &["--reset-attention-mask is not supported", "Fix: leave it out"]),
+    ("--mock-data --data-path tokens", &["--mock-data with data.path = ", "agrees", "Fix: give one of them"]),
     ("--bf16 --compute f32", &["--bf16 with precision.compute = f32", "Fix: give one of them"]),
     ("--split 949,50,1", &["data.split = \"949,50,1\"", "set data.split = 0.949"]),
     ("--cuda-graph-scope attn", &["cuda_graph.scope = \"attn\"", "set cuda_graph.scope = \"per_layer\""]),
@@ -131,10 +135,10 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--init-from=", &["model.init_from = \"\"", "not empty"]),
     ("--data-path=", &["data.path = \"\"", "a path"]),
     ("--set data.validation_path=[\"\"]", &["data.validation_path = [\"\"]", "a list of paths"]),
-    ("--config=", &["'--config <FILE>'", "none was supplied"]),
-    ("--graph-report=", &["'--graph-report <FILE>'", "none was supplied"]),
-    ("tokenize --output= file", &["'--output <DIR>'", "none was supplied"]),
-    ("batches --output=", &["'--output <FILE>'", "none was supplied"]),
+    ("--config=", &["--config <FILE> has no value"]),
+    ("--graph-report=", &["--graph-report <FILE> has no value"]),
+    ("tokenize --output= file", &["--output <DIR> has no value"]),
+    ("batches --output=", &["--output <FILE> has no value"]),
     ("--seed 18446744073709551615", &["train.seed = \"18446744073709551615\"", "below 2^63"]),
     ("--graph-report g.dot", &["--graph-report g.dot", "the file is JSON", "--graph-report g.json"]),
     ("--tokenizer absent.json", &["data.tokenizer without data.path", "--data-path"]),
@@ -205,7 +209,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--config empty", &["empty cannot be read: Is a directory"]),
     ("--config gpt2-124m-1xh100", &["`gpt2-124m-1xh100`", "did you mean `gpt2-124m-1xh200`?"]),
     ("configs show zebra", &["`zebra`", "trainer configs list"]),
-    ("--config value.toml", &["value.toml is not TOML: line 2: ", "mend that line"]),
+    ("--config value.toml", &["value.toml is not TOML: line 2: ", "correct that line"]),
     ("--config twice.toml", &["twice.toml is not TOML: line 3: duplicate key"]),
     ("--config section.toml", &["`trian.steps` (section.toml)", "did you mean `train.steps`?"]),
     ("--config key.toml", &["`train.stpes` (key.toml)", "did you mean `train.steps`?"]),
@@ -233,14 +237,16 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--graph-report file/g.json", &["--graph-report file/g.json: Not a directory", "a folder that exists"]),
     ("--graph-report taken.json", &["--graph-report taken.dot: Is a directory", "a file that can be written"]),
     // Supervision and clusters.
-    ("supervise", &["not provided: <COMMAND>", "cannot do without"]),
+    ("supervise", &["missing: <COMMAND>", "needs these arguments"]),
     (
         "supervise -- mpirun -n 2 other",
         &["mpirun -n 2 other does not start the trainer", "trainer supervise -- mpirun"],
     ),
     ("supervise -- mpirun -n 2 trainer --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
     ("supervise -- trainer --save s --stepz 5", &["--stepz", "did you mean --steps?"]),
-    ("supervise -- trainer doctor", &["the trainer's flags do not train"]),
+    ("supervise -- trainer doctor", &["these flags do not train"]),
+    ("supervise -- trainer --save s --dry-run", &["these flags do not train"]),
+    ("job slurm -- --help", &["these flags do not train"]),
     ("supervise -- /no/such/trainer --save s", &["/no/such/trainer cannot be started: No such file"]),
     ("job slurm -- --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
     ("job slurm --nodes 3 -- --save s", &["global_batch_size"]),
@@ -248,20 +254,23 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("job hosts --hosts a,b;c -- --save s --global-batch-size 64", &["--hosts b;c", "letters, digits"]),
     ("job kubernetes --image i --claim c --name A -- --save s", &["--name A", "lower-case"]),
     // Sampling.
-    ("sample", &["not provided: --checkpoint <DIR>"]),
-    ("sample --checkpoint --tokens 5", &["a value is required for '--checkpoint <DIR>'"]),
+    ("sample", &["missing: --checkpoint <DIR>"]),
+    ("sample --checkpoint --tokens 5", &["--checkpoint <DIR> has no value"]),
     ("sample --checkpoint absent", &["absent cannot be read: No such file"]),
     ("sample --checkpoint empty", &["empty has neither config.json nor config.toml"]),
-    ("sample --checkpoint mlp", &["model.kind = \"mlp\"", "only a gpt makes text"]),
+    ("sample --checkpoint mlp", &["model.kind = \"mlp\"", "only a gpt generates text"]),
     ("sample --checkpoint words", &["has 400 tokens, and no tokenizer", "--tokenizer"]),
     ("sample --checkpoint words --tokenizer absent.json", &["absent.json", "No such file"]),
     ("sample --checkpoint bytes --prompt a__prompt__of__more__than__8", &["has 23 tokens", "context of 8 tokens"]),
     ("sample --checkpoint bytes --prompt-file absent", &["--prompt-file absent cannot be read"]),
     ("sample --checkpoint bytes --prompt-file binary.toml", &["binary.toml cannot be read", "UTF-8"]),
     ("sample --checkpoint bytes --prompt x", &["model.safetensors cannot be read", "safetensors"]),
-    ("sample --checkpoint bytes --prompt a --prompt-file file", &["--prompt-file", "one excludes the other"]),
+    (
+        "sample --checkpoint bytes --prompt a --prompt-file file",
+        &["--prompt <TEXT> with --prompt-file <FILE>", "one excludes the other"],
+    ),
     ("sample --checkpoint bytes --temperature -1", &["--temperature -1", "0 or more"]),
-    ("sample --checkpoint bytes --top-k -1", &["'-1'", "--top-k"]),
+    ("sample --checkpoint bytes --top-k -1", &["`-1` for --top-k <K>"]),
 ];
 
 #[test]
@@ -346,9 +355,9 @@ fn weights_that_the_options_do_not_fit_are_not_called_broken() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
         command.current_dir(&folder.0).args(["--init-from", "two", "--dry-run", "--device", "host"]);
         let output = command.args(flags.split(' ')).output().unwrap();
-        let another = format!("notice: its weights are from two, but the model is another: {told}");
+        let another = format!("notice: the weights are those of two, but the model differs: {told}");
         expect(&output, 0, &if told.is_empty() { vec![] } else { vec![another.as_str()] });
-        assert_eq!(crate::harness::printed(&output).contains("another"), !told.is_empty(), "{flags}");
+        assert_eq!(crate::harness::printed(&output).contains("differs"), !told.is_empty(), "{flags}");
     }
 }
 

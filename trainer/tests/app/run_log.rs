@@ -196,8 +196,9 @@ fn metrics_of_two_runs_never_mix_and_none_are_lost() {
         let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap();
         text("").lines().map(step).collect()
     };
-    let moved =
-        |number: usize| format!("metrics of another run are now in {}/earlier-{number}", folder.path("log").display());
+    let moved = |number: usize| {
+        format!("metrics of another run were moved to {}/earlier-{number}", folder.path("log").display())
+    };
     let other = |name: &str, steps: usize| format!("--steps {steps} --wandb --save {}", folder.path(name).display());
     expect(&run(1, &folder.0, "--steps 4 --wandb"), 0, &[]);
     let first = text("");
@@ -226,7 +227,7 @@ fn a_fork_leaves_its_parents_metrics_whole_and_has_its_own_name() {
     let parent = ["metrics.jsonl", "wandb-history.jsonl", "run.id"].map(log);
     let fork = format!("--wandb --lr 1e-2 --save {} --resume", folder.path("other").display());
     let from = format!("{fork} {}", crate::harness::checkpoint(&folder.0, 4).display());
-    let aside = format!("metrics of another run are now in {}/earlier-1", folder.path("log").display());
+    let aside = format!("metrics of another run were moved to {}/earlier-1", folder.path("log").display());
     expect(&run(1, &folder.0, &format!("--steps 6 {from}")), 0, &["at step 4", &aside]);
     for (before, name) in parent.iter().zip(["metrics.jsonl", "wandb-history.jsonl", "run.id"]) {
         assert_eq!(&log(&format!("earlier-1/{name}")), before, "{name}");

@@ -95,7 +95,7 @@ fn a_run_without_checkpoints_says_on_a_signal_that_nothing_is_kept() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     signal(child.id(), "TERM");
-    expect(&child.wait_with_output().unwrap(), 0, &["not saved, for checkpoint.dir is unset"]);
+    expect(&child.wait_with_output().unwrap(), 0, &["not saved, because checkpoint.dir is unset"]);
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn a_fork_goes_on_from_its_own_checkpoints_once_it_has_some() {
 #[test]
 fn a_fault_that_comes_again_ends_it_with_3() {
     let folder = Folder::new("supervise-fault");
-    // It diverges: ten updates in turn are skipped.
+    // It diverges: ten consecutive updates are skipped.
     let command = supervised(&folder.0, "--steps 50 --save-interval 2 --lr 1e38");
     let mut all: Vec<_> = command.get_args().map(|word| word.to_os_string()).collect();
     all.splice(1..1, ["--max-restarts".into(), "1".into()]);

@@ -132,7 +132,7 @@ fn a_trace_that_cannot_be_is_refused_before_training_and_one_that_comes_too_late
     expect(&run(1, &folder.0, "--trace x.json --trace-steps 0"), 2, &["logging.trace_steps = 0", "at least 1"]);
     let path = folder.path("late.json");
     let late = format!("--steps 3 --trace {} --trace-after 5", path.to_str().unwrap());
-    expect(&run(1, &folder.0, &late), 0, &["no timeline: the run ended 3 steps before it"]);
+    expect(&run(1, &folder.0, &late), 0, &["no timeline: the run ended 3 steps before its first"]);
     // Steps count from the run's first, not from where this start goes on.
     let late = format!("--steps 7 --trace {} --trace-after 5 --trace-steps 1", path.to_str().unwrap());
     expect(&run(1, &folder.0, &late), 0, &["at step 3, ", "timeline: "]);

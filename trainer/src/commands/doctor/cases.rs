@@ -1,4 +1,4 @@
-//! One trial of every operation, in the sizes of models and in odd ones.
+//! Trials of every operation, with sizes of models and odd ones.
 
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, AdamW, AdamWTensors, Add, Attention, AttentionBackward, BiasGrad,
@@ -6,16 +6,13 @@ use device::ops::{
     EmbeddingBackward, Epilogue, Fill, Gemm, Mse, Norm, NormBackward, NormKind, Rotary, SampleRecord, Sgd, SgdTensors,
     SquareSum, Status, SumInto, SwiGlu, SwiGluBackward, WriteControl, WriteSampleRecord,
 };
-use device::{DType, Op, Result, Tensor};
+use device::{DType, Result, Tensor};
 
-use super::bench::Bench;
 use super::generation;
+use super::workbench::{AddTrial, Make, Workbench};
 use crate::commands::random::uniform;
 
-/// Makes an operation with its tensors on a bench.
-pub(super) type Make = Box<dyn Fn(&mut Bench) -> Result<Op>>;
-
-/// A trial: a name, and what makes its operation on a bench.
+/// The trial of an operation.
 pub(super) struct Case {
     pub(super) name: String,
     pub(super) dtype: DType,
@@ -73,7 +70,7 @@ pub(super) fn all() -> Vec<Case> {
             ends(sizes, dtype, &mut add);
             if label.is_empty() {
                 generation::trials(dtype, &mut add);
-                // Rows are shared out to threads by their width.
+                // The width of rows decides how kernels divide them among threads.
                 for hidden in [768, 1024, 2048] {
                     norms(50, hidden, dtype, &mut |name, make| add(&format!("{name}, hidden {hidden}"), make));
                 }
@@ -86,9 +83,7 @@ pub(super) fn all() -> Vec<Case> {
     all
 }
 
-pub(super) type Adder<'a> = &'a mut dyn FnMut(&str, Make);
-
-fn products(s: Sizes, dtype: DType, add: Adder<'_>) {
+fn products(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     let (m, k, n) = (s.rows(), s.hidden(), s.ffn);
     let scale = 1.0 / (k as f32).sqrt();
     add(
@@ -153,7 +148,7 @@ fn products(s: Sizes, dtype: DType, add: Adder<'_>) {
     }
 }
 
-fn elementwise(s: Sizes, dtype: DType, add: Adder<'_>) {
+fn elementwise(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     let shape = [s.batch, s.seq, s.ffn];
     add(
         "add",
@@ -208,12 +203,12 @@ fn elementwise(s: Sizes, dtype: DType, add: Adder<'_>) {
     );
 }
 
-fn site(b: &mut Bench) -> Result<DropoutSite> {
+fn site(b: &mut Workbench) -> Result<DropoutSite> {
     let record = b.block(&SampleRecord { first_sample: 41, step: 7, reserved: 0 })?;
     Ok(DropoutSite { rate: 0.1, seed: 99, layer: 3, site: 2, record, part: DropoutPart::default() })
 }
 
-fn norms(rows: usize, hidden: usize, dtype: DType, add: Adder<'_>) {
+fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
     for kind in [NormKind::Layer, NormKind::Rms] {
         let layer = kind == NormKind::Layer;
         let name = if layer { "layer_norm" } else { "rms_norm" };
@@ -255,7 +250,7 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: Adder<'_>) {
                     })?;
                     let grad_output = b.input(shape, dtype)?;
                     let grad_residual = if with_residual { Some(b.input(shape, dtype)?) } else { None };
-                    let parameter = |b: &mut Bench| match with_residual {
+                    let parameter = |b: &mut Workbench| match with_residual {
                         true => b.input([hidden], DType::F32),
                         false => b.output([hidden], DType::F32),
                     };
@@ -283,7 +278,7 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: Adder<'_>) {
     }
 }
 
-fn attention(s: Sizes, dtype: DType, add: Adder<'_>) {
+fn attention(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     let Sizes { batch, seq, heads, head_dim, .. } = s;
     for inverse in [false, true] {
         add(
@@ -298,7 +293,7 @@ fn attention(s: Sizes, dtype: DType, add: Adder<'_>) {
     for (label, kv_heads, drops) in
         [("", heads, false), (", grouped", s.kv_heads, false), (", dropout", s.kv_heads, true)]
     {
-        let forward = move |b: &mut Bench| -> Result<(Attention, Tensor)> {
+        let forward = move |b: &mut Workbench| -> Result<(Attention, Tensor)> {
             let qkv = b.input([batch, seq, (heads + 2 * kv_heads) * head_dim], dtype)?;
             let output = b.output([batch, seq, heads * head_dim], dtype)?;
             let stats = b.output([batch, heads, seq], DType::F32)?;
@@ -329,7 +324,7 @@ fn columns(first: usize, output: Tensor) -> Option<ColumnRange> {
     Some(ColumnRange { first, output })
 }
 
-fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
+fn ends(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     let Sizes { batch, seq, padded_vocab, .. } = s;
     let hidden = s.hidden();
     add(
@@ -385,7 +380,7 @@ fn ends(s: Sizes, dtype: DType, add: Adder<'_>) {
     }
 }
 
-fn cross_entropies(s: Sizes, dtype: DType, add: Adder<'_>) {
+fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     for train in [true, false] {
         add(
             if train { "cross_entropy and gradient" } else { "cross_entropy" },
@@ -402,7 +397,7 @@ fn cross_entropies(s: Sizes, dtype: DType, add: Adder<'_>) {
     }
 }
 
-fn updates(s: Sizes, dtype: DType, add: Adder<'_>) {
+fn updates(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     let shapes = [vec![s.ffn, s.hidden()], vec![s.ffn], vec![7, 3]];
     let compute = dtype == DType::Bf16;
     if !compute {

@@ -1,21 +1,44 @@
-//! `trainer doctor` on all ranks.
+//! The command line of `trainer doctor`, and its start on all ranks.
 
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use common::Choice;
 use launch::RankEnv;
 use launch::watch::WatchSettings;
 use parallel::Grid;
 
-use super::{DoctorOptions, run};
-use crate::run::accelerator::{Accelerator, Precision};
+use super::{DoctorRequest, check};
+use crate::commands::args::one_of;
+use crate::config::DeviceChoice;
+use crate::run::accelerator::{Accelerator, Exactness};
 use crate::run::process_group::{Layout, on_all_ranks, refuse};
 
-/// Examines the machine; the exit code.
-pub fn examine(options: DoctorOptions, device: &str, env: &RankEnv) -> i32 {
-    let accelerator = Accelerator::choose(device, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    let open = |threads| accelerator.open(Precision::default(), threads, false);
+pub(crate) fn command() -> Command {
+    let switch =
+        |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    let device = Arg::new("device").long("device").value_parser(one_of::<DeviceChoice>());
+    Command::new("doctor")
+        .about("Examines the machine: libraries, every operation against the host device, rates")
+        .arg(switch("json", "Print JSON"))
+        .arg(switch("quick", "Do not measure rates"))
+        .arg(device.default_value(DeviceChoice::Auto.word()).help("Device to examine"))
+}
+
+pub(crate) fn request(matches: &ArgMatches) -> DoctorRequest {
+    DoctorRequest {
+        device: matches.get_one("device").copied().unwrap_or(DeviceChoice::Auto),
+        quick: matches.get_flag("quick"),
+        json: matches.get_flag("json"),
+    }
+}
+
+/// Checks the machine on all ranks; returns the exit code.
+pub(crate) fn run(request: DoctorRequest, env: &RankEnv) -> i32 {
+    let accelerator = Accelerator::choose(request.device, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
+    let open = |threads| accelerator.open(Exactness::default(), threads, false);
     let grid = Grid { tensor: 1, data: env.world_size, pipeline: 1 };
     let layout = Layout { grid, ring: false, shares_table: false };
-    let told = format!("device = {}\n", accelerator.kind());
-    on_all_ranks(env, layout, &told, None, &WatchSettings::default(), open, |ranks, device| {
-        Ok(run(options, accelerator, device, ranks.group.as_ref()))
+    let settings = format!("device = {}\n", accelerator.kind());
+    on_all_ranks(env, layout, &settings, None, &WatchSettings::default(), open, |ranks, device| {
+        Ok(check(request, accelerator, device, ranks.group.as_ref()))
     })
 }

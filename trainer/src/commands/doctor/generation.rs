@@ -1,13 +1,13 @@
-//! Trials of the operations that make text.
+//! Trials of the operations that generate text.
 
 use device::DType;
 use device::ops::{CachedAttention, TakeRows};
 
-use super::cases::Adder;
+use super::workbench::AddTrial;
 
-/// Attention of `rows` tokens over a cache with others before them, for heads of 64 channels and odd ones; rows of a
+/// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, and reads of rows of a
 /// table.
-pub(super) fn trials(dtype: DType, add: Adder<'_>) {
+pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
     for (label, rows, heads, kv_heads, head_dim) in
         [("a token", 1, 8, 2, 64), ("a prompt", 70, 6, 3, 64), ("odd heads", 3, 4, 2, 21), ("wide heads", 2, 2, 1, 200)]
     {

@@ -1,10 +1,10 @@
-//! `trainer doctor`: is this machine able to train, does every operation compute what it should, and how fast is it.
+//! `trainer doctor`: checks that this machine can train and that every operation is right, and measures its speed.
 
-mod bench;
 mod cases;
 mod command;
 mod generation;
 mod rates;
+mod workbench;
 
 use std::rc::Rc;
 
@@ -13,14 +13,18 @@ use device::cuda::library_versions;
 use device::{Communicator, DType, Device, HostOptions, Op};
 use serde::Serialize;
 
-use crate::run::accelerator::{Accelerator, peak_tflops};
-use bench::{Bench, Written, distance};
+use crate::config::{Compute, DeviceChoice};
+use crate::report::gpu_peak::peak_tflops;
+use crate::run::accelerator::Accelerator;
 use cases::Case;
-pub use command::examine;
+pub(crate) use command::{command, request, run};
+use workbench::{Workbench, Written, distance};
 
-/// What to look at.
+/// What to check.
 #[derive(Clone, Copy, Debug)]
-pub struct DoctorOptions {
+pub struct DoctorRequest {
+    /// The device to check.
+    pub device: DeviceChoice,
     /// Leave out the rates.
     pub quick: bool,
     /// Print JSON.
@@ -30,9 +34,9 @@ pub struct DoctorOptions {
 /// One finding.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// What it is about: `machine`, `operation`, `rate`, `ranks`.
+    /// Its subject: `machine`, `operation`, `rate` or `ranks`.
     pub about: &'static str,
-    /// The thing.
+    /// What was checked.
     pub name: String,
     /// What was found.
     pub value: String,
@@ -44,11 +48,11 @@ pub struct Finding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be.
+    /// All is well.
     Ok,
-    /// Training works without it, but slower or on one GPU alone.
+    /// Training works, but slower or on one GPU only.
     Lacks,
-    /// Wrong, or training is not possible.
+    /// A wrong result, or training is impossible.
     Fail,
 }
 
@@ -58,7 +62,7 @@ impl Verdict {
     }
 }
 
-/// Relative L2 distance two devices may be apart: they add in another order, and bf16 rounds to 8 bits after it.
+/// The largest relative L2 distance between two devices. They add in different orders, and bf16 rounds the sum to 8 bits.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 1e-2,
@@ -66,11 +70,10 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Examines the device and the ranks' ways to talk; prints a table on rank 0 and returns the exit code.
-///
-/// `group` is the data-parallel communicator of several ranks.
-pub fn run(
-    options: DoctorOptions,
+/// Checks the device and the communication between ranks; prints a table on rank 0 and returns the exit code. `group` is the
+/// data-parallel communicator, if there are several ranks.
+fn check(
+    request: DoctorRequest,
     accelerator: Accelerator,
     device: &Device,
     group: Option<&Rc<dyn Communicator>>,
@@ -80,13 +83,13 @@ pub fn run(
     if let Some(group) = group {
         findings.push(all_reduce(device, group));
     }
-    if !options.quick && device.gpu().is_some() {
+    if !request.quick && device.gpu().is_some() {
         findings.extend(rates(device));
     }
     let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
     if group.is_none_or(|group| group.rank() == 0) {
         match serde_json::to_string_pretty(&findings) {
-            Ok(text) if options.json => say(&text),
+            Ok(text) if request.json => say(&text),
             _ => print(&findings, failed),
         }
     }
@@ -120,8 +123,8 @@ fn machine(device: &Device) -> Vec<Finding> {
     libraries.push(("NCCL", parallel::nccl_version().map(|v| format!("{}.{}.{}", v / 10000, v / 100 % 100, v % 100))));
     for (name, version) in libraries {
         let (without, cost) = match name {
-            "cuDNN" => (Verdict::Lacks, "; attention runs on our own, slower kernels"),
-            "NCCL" => (Verdict::Lacks, "; there can be one rank"),
+            "cuDNN" => (Verdict::Lacks, "; attention runs on slower kernels"),
+            "NCCL" => (Verdict::Lacks, "; only one rank can train"),
             _ => (Verdict::Fail, ""),
         };
         let missing = || format!("not found on LD_LIBRARY_PATH or in the system's folders{cost}");
@@ -144,16 +147,17 @@ fn operation(case: &Case, accelerator: Accelerator, device: &Device) -> Finding 
     let about = "operation";
     match compare() {
         Ok((error, same)) => {
-            let ok = error <= tolerance(case.dtype) && (same || repeats_loosely(case, accelerator));
-            let replay = if same { "replay the same bits" } else { "replay other bits" };
+            let ok = error <= tolerance(case.dtype) && (same || may_differ(case, accelerator));
+            let replay = if same { "the same bits replayed" } else { "other bits replayed" };
             Finding { about, name, value: format!("relative error {error:.1e}, {replay}"), verdict: Verdict::of(ok) }
         }
         Err(error) => Finding { about, name, value: error.to_string(), verdict: Verdict::Fail },
     }
 }
 
-/// cuDNN's default backward attention adds dQ in the order its blocks finish.
-fn repeats_loosely(case: &Case, accelerator: Accelerator) -> bool {
+/// Whether the operation may give other bits each time. cuDNN's default backward attention adds dQ in the order in which its
+/// blocks finish.
+fn may_differ(case: &Case, accelerator: Accelerator) -> bool {
     accelerator != Accelerator::Host && case.name.starts_with("attention backward")
 }
 
@@ -162,14 +166,14 @@ fn same(a: &Written, b: &Written) -> bool {
 }
 
 fn eager(case: &Case, device: &Device) -> device::Result<Written> {
-    let mut bench = Bench::new(device);
+    let mut bench = Workbench::new(device);
     let op = (case.make)(&mut bench)?;
     bench.run(op.clone())?;
     bench.written(&op)
 }
 
 fn captured(case: &Case, device: &Device) -> device::Result<Written> {
-    let mut bench = Bench::new(device);
+    let mut bench = Workbench::new(device);
     let op: Op = (case.make)(&mut bench)?;
     bench.prepare(&op)?;
     device.synchronize()?;
@@ -187,7 +191,7 @@ fn captured(case: &Case, device: &Device) -> device::Result<Written> {
 fn all_reduce(device: &Device, group: &Rc<dyn Communicator>) -> Finding {
     use device::ops::{Collective, CollectiveKind};
     let sum = || -> device::Result<bool> {
-        let mut bench = Bench::new(device);
+        let mut bench = Workbench::new(device);
         let tensor = bench.output([1 << 16], DType::F32)?;
         device.upload(&tensor, &vec![(group.rank() + 1) as f32; 1 << 16])?;
         bench.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), tensor))?;
@@ -204,13 +208,13 @@ fn all_reduce(device: &Device, group: &Rc<dyn Communicator>) -> Finding {
 }
 
 fn rates(device: &Device) -> Vec<Finding> {
-    let peak = device.gpu().and_then(|gpu| peak_tflops(&gpu.name, "bf16"));
-    match rates::measure(&mut Bench::new(device)) {
+    let peak = device.gpu().and_then(|gpu| peak_tflops(&gpu.name, Compute::Bf16));
+    match rates::measure(&mut Workbench::new(device)) {
         Ok(rates) => rates
             .into_iter()
             .map(|rate| {
                 let share = peak.filter(|_| rate.unit == "TFLOP/s").map(|peak| rate.value / peak * 100.0);
-                let share = share.map_or(String::new(), |share| format!(", {share:.0} % of the data sheet's"));
+                let share = share.map_or(String::new(), |share| format!(", {share:.0} % of the data sheet's peak"));
                 let digits = usize::from(rate.unit == "us");
                 let value = format!("{:.digits$} {}{share}", rate.value, rate.unit);
                 Finding { about: "rate", name: rate.name, value, verdict: Verdict::Ok }

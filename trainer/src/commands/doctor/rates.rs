@@ -1,11 +1,11 @@
-//! How fast the device multiplies, copies and attends, against its data sheet, and what a launch costs the host.
+//! The device's rates of matrix products, copies and attention, and the host's time for a launch.
 
 use std::time::Instant;
 
 use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Fill, Gemm};
 use device::{DType, Graph, Op, Result};
 
-use super::bench::Bench;
+use super::workbench::Workbench;
 
 /// A measured rate.
 pub(super) struct Rate {
@@ -14,11 +14,11 @@ pub(super) struct Rate {
     pub(super) unit: &'static str,
 }
 
-/// Submissions in one timed graph.
+/// Operations in a timed graph.
 const REPEATS: usize = 20;
 
 /// Measures all rates of a GPU.
-pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Rate>> {
+pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     let mut rates = Vec::new();
     let size = 8192;
     let (a, b) = (bench.input([size, size], DType::Bf16)?, bench.scaled([size, size], DType::Bf16, 0.01)?);
@@ -59,8 +59,8 @@ pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Rate>> {
     Ok(rates)
 }
 
-/// Microseconds of the host to submit to an idle GPU: the median of many times.
-fn host_us(bench: &Bench, submit: impl Fn() -> Result<()>) -> Result<f64> {
+/// The host's time to submit to an idle GPU, microseconds: the median of 50.
+fn host_us(bench: &Workbench, submit: impl Fn() -> Result<()>) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..50 {
         bench.device.synchronize()?;
@@ -72,8 +72,8 @@ fn host_us(bench: &Bench, submit: impl Fn() -> Result<()>) -> Result<f64> {
     Ok(times[times.len() / 2])
 }
 
-/// The operation so many times, one after the other.
-fn graph_of(bench: &Bench, op: &Op, times: usize) -> Result<Graph> {
+/// A graph of an operation, `times` times in a row.
+fn graph_of(bench: &Workbench, op: &Op, times: usize) -> Result<Graph> {
     bench.prepare(op)?;
     bench.stream.submit(op.clone())?;
     bench.stream.begin_capture()?;
@@ -83,8 +83,8 @@ fn graph_of(bench: &Bench, op: &Op, times: usize) -> Result<Graph> {
     bench.stream.end_capture("timed")
 }
 
-/// Seconds an operation takes: the median of five graphs of [`REPEATS`] each.
-fn seconds(bench: &Bench, op: &Op) -> Result<f64> {
+/// The time of an operation, seconds: the median of five graphs with [`REPEATS`] of it each.
+fn seconds(bench: &Workbench, op: &Op) -> Result<f64> {
     let graph = graph_of(bench, op, REPEATS)?;
     let mut times = Vec::new();
     for _ in 0..6 {

@@ -1,18 +1,25 @@
-//! The command line of `trainer sample`.
+//! The command line of `trainer sample`, and its start.
 
+use std::io::stdout;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
-use common::UserError;
+use common::terminal::warn;
+use common::{Choice, UserError};
+use launch::RankEnv;
 
-use super::{Prompt, SampleRequest, Sampler};
+use super::{Loaded, Prompt, SampleRequest, Sampler, sample};
+use crate::commands::args::{one_of, text};
+use crate::config::DeviceChoice;
+use crate::error::RunError;
+use crate::run::accelerator::{Accelerator, Exactness};
+use crate::run::process_group::fail;
 
-/// Its flags.
-pub(crate) fn sample_command() -> Command {
+pub(crate) fn command() -> Command {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help)
     };
-    // A text may begin with a hyphen, and a number that is refused for being negative is refused in our words.
+    // A text may begin with a hyphen, and a negative number is to be refused in our words.
     let any = |name, value, help| arg(name, value, help).allow_hyphen_values(true);
     let checkpoint = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
     let prompt = "Text to continue. Without it the model begins a document";
@@ -45,8 +52,8 @@ pub(crate) fn sample_command() -> Command {
         .arg(
             Arg::new("device")
                 .long("device")
-                .value_parser(["auto", "host", "cuda"])
-                .default_value("auto")
+                .value_parser(one_of::<DeviceChoice>())
+                .default_value(DeviceChoice::Auto.word())
                 .help("Where to run"),
         )
         .arg(
@@ -55,18 +62,18 @@ pub(crate) fn sample_command() -> Command {
         )
 }
 
-/// What was asked for.
+/// The text that a command line asks for.
 ///
 /// # Errors
-/// A temperature that is none.
-pub(crate) fn sample_request(matches: &ArgMatches) -> Result<SampleRequest, UserError> {
-    let text = |name: &str| matches.get_one::<String>(name).cloned();
+/// A temperature below 0, or one that is not finite.
+pub(crate) fn request(matches: &ArgMatches) -> Result<SampleRequest, UserError> {
+    let text = |name: &str| text(matches, name);
     let number = |name: &str| matches.get_one::<u32>(name).map(|&number| number as usize);
     let temperature = matches.get_one::<f64>("temperature").copied().unwrap_or(1.0);
     if !(temperature >= 0.0 && temperature.is_finite()) {
         return Err(UserError::new(
             format!("--temperature {temperature}"),
-            "it is 0 or more, and finite",
+            "a temperature is 0 or more, and finite",
             "for example --temperature 0.8, or 0 for the likeliest token each time",
         ));
     }
@@ -84,7 +91,26 @@ pub(crate) fn sample_request(matches: &ArgMatches) -> Result<SampleRequest, User
             top_k: number("top-k").filter(|&k| k > 0),
             seed: matches.get_one("seed").copied().unwrap_or(0),
         },
-        device: text("device").unwrap_or_default(),
+        device: matches.get_one("device").copied().unwrap_or(DeviceChoice::Auto),
         threads: number("threads"),
     })
+}
+
+/// Continues a text on standard output; returns the exit code.
+pub(crate) fn run(request: &SampleRequest, env: &RankEnv) -> i32 {
+    match generate(request, env) {
+        Ok(summary) => {
+            warn(&summary);
+            0
+        }
+        Err(error) => fail(true, error.exit_code(), &error.to_string()),
+    }
+}
+
+fn generate(request: &SampleRequest, env: &RankEnv) -> Result<String, RunError> {
+    let loaded = Loaded::open(request)?;
+    let threads =
+        request.threads.unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), 1));
+    let device = Accelerator::choose(request.device, env)?.open(Exactness::default(), threads, false)?;
+    sample(request, &loaded, &device, &mut stdout())
 }

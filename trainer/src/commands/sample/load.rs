@@ -1,4 +1,4 @@
-//! What a folder holds that text can be made with: a model's shape and weights, and its tokenizer.
+//! The model in a folder: its shape, its weights and its tokenizer.
 
 use std::path::{Path, PathBuf};
 
@@ -16,45 +16,50 @@ use crate::config::{Layers, RunConfig};
 use crate::error::RunError;
 use crate::hf::Pretrained;
 
-/// A model that can be asked to go on with a text.
+/// A model that can continue a text.
 pub struct Loaded {
     /// The model's sizes, for one sequence at a time.
     pub shape: GptShape,
-    /// What its tokens mean.
+    /// The tokenizer of its text.
     pub tokenizer: Tokenizer,
     folder: PathBuf,
     pretrained: Pretrained,
-    /// A Hugging Face model's, whose prompts begin with the tokens that its tokenizer adds.
-    theirs: bool,
+    /// Whether it is a Hugging Face model. Its prompts begin with the tokens that its tokenizer adds.
+    is_hugging_face: bool,
 }
 
 impl Loaded {
-    /// Reads what is in the request's folder; weights are not touched yet.
+    /// Opens the request's folder. Weights are not read yet.
     ///
     /// # Errors
-    /// A folder without a model, a damaged checkpoint, a model that has no text, a tokenizer that is missing or does not
-    /// go with the model.
+    /// A folder without a model, a damaged checkpoint, a model of something else than text, a tokenizer that is missing or
+    /// does not fit the model.
     pub fn open(request: &SampleRequest) -> Result<Loaded, UserError> {
         let folder = newest_in(&request.checkpoint)?;
         let pretrained = Pretrained::open(&folder)?;
-        let theirs = folder.join("config.json").exists();
-        let config = config(&folder, &pretrained, theirs)?;
+        let is_hugging_face = folder.join("config.json").exists();
+        let config = config(&folder, &pretrained, is_hugging_face)?;
         let ModelPlan::Gpt(shape) = model_plan(&config)? else {
             let what = format!("the model of {} has model.kind = \"{}\"", folder.display(), config.model.kind);
-            return Err(UserError::new(what, "only a gpt makes text", "name a checkpoint of one"));
+            return Err(UserError::new(what, "only a gpt generates text", "name a checkpoint of a gpt"));
         };
-        let tokenizer = tokenizer(request, &config, &shape, &folder, theirs)?;
-        Ok(Loaded { shape: GptShape { batch: 1, ..shape }, tokenizer, folder, pretrained, theirs })
+        let tokenizer = tokenizer(request, &config, &shape, &folder, is_hugging_face)?;
+        Ok(Loaded { shape: GptShape { batch: 1, ..shape }, tokenizer, folder, pretrained, is_hugging_face })
     }
 
-    /// The tokens of a prompt: of an empty one the token that begins a document.
+    /// The tokens of a prompt. An empty prompt is the token that begins a document.
     ///
     /// # Errors
-    /// A text the tokenizer refuses, one with tokens the model has not, or more of them than its context holds.
+    /// A text that the tokenizer refuses, tokens that the model does not have, or more tokens than fit its context.
     pub fn prompt(&self, text: &str) -> Result<Vec<i32>, UserError> {
-        let encoded = if self.theirs { self.tokenizer.encode_with_special(text) } else { self.tokenizer.encode(text) };
+        let encoded =
+            if self.is_hugging_face { self.tokenizer.encode_with_special(text) } else { self.tokenizer.encode(text) };
         let mut tokens = encoded.map_err(|error| {
-            UserError::new(format!("the prompt cannot be tokenised: {error}"), "it is text", "give another prompt")
+            UserError::new(
+                format!("the prompt cannot be tokenised: {error}"),
+                "a prompt is text",
+                "give another prompt",
+            )
         })?;
         if tokens.is_empty() {
             tokens.push(self.tokenizer.end_of_text());
@@ -63,8 +68,8 @@ impl Loaded {
         if count > seq {
             return Err(UserError::new(
                 format!("the prompt has {count} tokens"),
-                format!("it fits the model's context of {seq} tokens"),
-                "shorten it, or use a model of a larger model.seq_length",
+                format!("a prompt fits the model's context of {seq} tokens"),
+                "shorten it, or use a model with a larger model.seq_length",
             ));
         }
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= self.shape.vocab) {
@@ -77,15 +82,15 @@ impl Loaded {
         Ok(tokens.into_iter().map(|token| token as i32).collect())
     }
 
-    /// Tokens that may be written: those that the model and the tokenizer both have.
+    /// The number of tokens that can be generated: those that both the model and the tokenizer have.
     pub fn vocab(&self) -> usize {
         self.shape.vocab.min(self.tokenizer.vocab())
     }
 
-    /// The weights, on the device.
+    /// Loads the weights to the device.
     ///
     /// # Errors
-    /// Weights that are missing, broken or do not fit; out of memory.
+    /// Weights that are missing, damaged or do not fit; out of memory.
     pub fn params(&self, device: &Device) -> Result<Params, RunError> {
         let specs = gpt(self.shape.clone()).specs;
         let params = Params::without_gradients(device, specs)?;
@@ -105,13 +110,13 @@ impl Loaded {
     }
 }
 
-/// The resolved configuration of a folder: all of a run's, or the defaults with a model's options.
-fn config(folder: &Path, pretrained: &Pretrained, theirs: bool) -> Result<RunConfig, UserError> {
+/// The configuration of a folder: that of its run, or the defaults with the model's options.
+fn config(folder: &Path, pretrained: &Pretrained, is_hugging_face: bool) -> Result<RunConfig, UserError> {
     let mut layers = Layers::default();
-    if !theirs {
+    if !is_hugging_face {
         layers.read_file(&folder.join("config.toml"))?;
     }
-    // What `init_from` named is resolved in the run's own options; the folder may be gone.
+    // The run's options have what `init_from` named. That folder may be gone.
     let model: Vec<(&'static str, Value)> = pretrained.options().to_vec();
     layers.start_from(&model);
     Ok(layers.resolve())
@@ -122,25 +127,25 @@ fn tokenizer(
     config: &RunConfig,
     shape: &GptShape,
     folder: &Path,
-    theirs: bool,
+    is_hugging_face: bool,
 ) -> Result<Tokenizer, UserError> {
     let end = request.end_of_text.as_deref().or(config.data.end_of_text.as_deref());
     if let Some(name) = &request.tokenizer {
         return Tokenizer::open(name, end);
     }
-    if theirs || folder.join("tokenizer.json").exists() {
+    if is_hugging_face || folder.join("tokenizer.json").exists() {
         return Tokenizer::open(&folder.display().to_string(), end);
     }
-    // A run on token files need not say what its tokens mean.
+    // A run on token files may have no tokenizer.
     if config.data.tokenizer == "byte" && shape.vocab > 256 {
         return Err(UserError::new(
             format!("the model of {} has {} tokens, and no tokenizer", folder.display(), shape.vocab),
-            "a tokenizer says what tokens mean; bytes are only 256",
-            "name the one its data were made with: --tokenizer tokenizer.json",
+            "a tokenizer turns tokens into text; the byte tokenizer has only 256",
+            "name the one that made its data: --tokenizer tokenizer.json",
         ));
     }
     tokenizer_of(folder, config, end).map_err(|error| UserError {
-        fix: "name the one its data were made with: --tokenizer tokenizer.json".into(),
+        fix: "name the one that made its data: --tokenizer tokenizer.json".into(),
         ..error
     })
 }

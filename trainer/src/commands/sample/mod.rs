@@ -1,6 +1,6 @@
-//! `trainer sample`: a trained model goes on with a text.
+//! `trainer sample`: continues a text with a trained model.
 //!
-//! [`Generator`] has the two graphs, [`Sampler`] chooses tokens, and [`Loaded`] is what a folder holds.
+//! [`Loaded`] is the model in a folder, [`Generator`] runs it through two graphs, and [`Sampler`] chooses tokens.
 
 mod command;
 mod generator;
@@ -16,34 +16,35 @@ use common::terminal::write_to;
 use data::TextStream;
 use device::Device;
 
+use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
-pub(crate) use command::{sample_command, sample_request};
+pub(crate) use command::{command, request, run};
 pub use generator::{Generator, longest_prompt};
 pub use load::Loaded;
 pub use sampler::Sampler;
 
-/// What to go on with, and how.
+/// A text to continue, and how.
 #[derive(Clone, Debug)]
 pub struct SampleRequest {
-    /// A checkpoint, a folder of them, a Hugging Face model, or what `trainer convert` wrote.
+    /// A checkpoint, a folder of checkpoints, a Hugging Face model, or the output of `trainer convert`.
     pub checkpoint: PathBuf,
-    /// `byte` or a `tokenizer.json`; none for the one the model was trained with.
+    /// `byte` or a `tokenizer.json`. `None` for the one that the model was trained with.
     pub tokenizer: Option<String>,
-    /// The token that ends a document; none for the one of training.
+    /// The token that ends a document. `None` for the one of training.
     pub end_of_text: Option<String>,
-    /// The text to go on with; empty for the beginning of a document.
+    /// The text to continue. Empty for the beginning of a document.
     pub prompt: Prompt,
     /// Most tokens to add.
     pub tokens: usize,
-    /// How they are chosen.
+    /// How tokens are chosen.
     pub sampler: Sampler,
-    /// `auto`, `host` or `cuda`.
-    pub device: String,
+    /// The device to run on.
+    pub device: DeviceChoice,
     /// Threads of the host device.
     pub threads: Option<usize>,
 }
 
-/// Where a prompt comes from.
+/// The source of a prompt.
 #[derive(Clone, Debug)]
 pub enum Prompt {
     /// The command line.
@@ -62,16 +63,16 @@ impl Prompt {
             Prompt::Text(text) => Ok(text.clone()),
             Prompt::File(path) => std::fs::read_to_string(path).map_err(|error| {
                 let what = format!("--prompt-file {} cannot be read: {error}", path.display());
-                UserError::new(what, "it is a file with UTF-8 text", "check the path, or use --prompt TEXT")
+                UserError::new(what, "a prompt file has UTF-8 text", "check the path, or use --prompt TEXT")
             }),
         }
     }
 }
 
-/// Writes the prompt and what the model adds to `out` as it comes; returns two lines, about the model and the speed.
+/// Writes the prompt to `out`, and then each token as it is generated. Returns a line about the model and one about the speed.
 ///
 /// # Errors
-/// A prompt that does not fit, weights that do not; what the device met.
+/// A prompt or weights that do not fit; the device's.
 pub fn sample(
     request: &SampleRequest,
     loaded: &Loaded,
@@ -82,8 +83,8 @@ pub fn sample(
     let prompt = loaded.prompt(&text)?;
     let longest = longest_prompt(prompt.len(), request.tokens, loaded.shape.seq);
     let mut generator = Generator::new(device, &loaded.shape, loaded.params(device)?, longest)?;
-    let mut shown = |text: &str| write_to(out, text).map_err(file_error("standard output".into()));
-    shown(&text)?;
+    let mut show = |text: &str| write_to(out, text).map_err(file_error("standard output".into()));
+    show(&text)?;
     let mut stream = TextStream::new(&loaded.tokenizer);
     let (began, mut count, mut first) = (Instant::now(), 0usize, None);
     let end = loaded.tokenizer.end_of_text();
@@ -94,10 +95,10 @@ pub fn sample(
         if token == end {
             return Ok(false);
         }
-        shown(&stream.push(token))
+        show(&stream.push(token))
     })?;
-    shown(&stream.finish())?;
-    shown("\n")?;
+    show(&stream.finish())?;
+    show("\n")?;
     let since = |from: Instant| from.elapsed().as_secs_f64();
     let rest = first.map_or(0.0, since).max(1e-9);
     Ok(format!(

@@ -1,24 +1,27 @@
-//! Settings that mean nothing beside others: told of, not refused, for they do no harm and may stand in a file that other
-//! runs share.
+//! Settings that have no effect beside others. The user is told. They are no errors, because they do no harm and may stand in
+//! a file that several runs share.
 
-use data;
+use data::RawTokens;
 
 use crate::config::options::find;
 use crate::config::plan::RunPlan;
-use crate::config::{Layers, ModelConfig};
+use crate::config::{
+    DecayStyle, GradReduce, Layers, ModelConfig, ModelKind, OptimizerChoice, PositionEmbedding, RecomputeGranularity,
+};
 
-/// A line for each. A run that is only `measured` has other steps than its own.
-pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
+/// One line for each setting without effect. For a benchmark (`is_bench`) settings about files and the run's length do not
+/// count, because it has its own.
+pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
     let mut notices = Vec::new();
     let mut tell = |unused: bool, setting: String, why: &str| {
         if unused {
             notices.push(format!("{setting} has no effect: {why}"));
         }
     };
-    let (parallel, graph) = (&plan.config.parallel, &plan.config.cuda_graph);
-    let (optimizer, recompute) = (&plan.config.optimizer, &plan.config.recompute);
-    let (model, checkpoint, logging) = (&plan.config.model, &plan.config.checkpoint, &plan.config.logging);
-    let steps = plan.config.train.steps;
+    let config = &plan.config;
+    let (parallel, graph, recompute) = (&config.parallel, &config.cuda_graph, &config.recompute);
+    let (model, checkpoint, logging) = (&config.model, &config.checkpoint, &config.logging);
+    let (optimizer, steps) = (&config.optimizer, config.train.steps);
     tell(
         parallel.sequence_parallel && parallel.tensor == 1,
         "parallel.sequence_parallel = true".into(),
@@ -26,7 +29,7 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
     );
     let off = "without cuda_graph.enable (--enable-cuda-graph) nothing is captured";
     for (key, value) in [
-        ("cuda_graph.scope", format!("{:?}", graph.scope)),
+        ("cuda_graph.scope", format!("\"{}\"", graph.scope)),
         ("cuda_graph.warmup_steps", graph.warmup_steps.to_string()),
         ("cuda_graph.share_io_buffers", graph.share_io_buffers.to_string()),
         ("cuda_graph.capture_optimizer", graph.capture_optimizer.to_string()),
@@ -34,65 +37,70 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
         tell(!graph.enable && !is_default(key, &value), format!("{key} = {value}"), off);
     }
     let decay = format!("optimizer.decay_steps = {}", optimizer.decay_steps);
-    let wsd = optimizer.schedule == "wsd";
+    let is_wsd = optimizer.schedule == DecayStyle::Wsd;
     tell(
-        !wsd && !is_default("optimizer.decay_steps", &optimizer.decay_steps.to_string()),
+        !is_wsd && !is_default("optimizer.decay_steps", &optimizer.decay_steps.to_string()),
         decay.clone(),
         "it is for optimizer.schedule = \"wsd\"; other decays end with the run",
     );
+    let is_sgd = optimizer.kind == OptimizerChoice::Sgd;
     tell(
-        optimizer.kind != "sgd" && optimizer.momentum != 0.0,
+        !is_sgd && optimizer.momentum != 0.0,
         format!("optimizer.momentum = {}", optimizer.momentum),
         "it is for optimizer.kind = \"sgd\"",
     );
     tell(
-        recompute.granularity != "full" && recompute.layers != 1,
+        recompute.granularity != RecomputeGranularity::Full && recompute.layers != 1,
         format!("recompute.layers = {}", recompute.layers),
         "it is for recompute.granularity = \"full\"",
     );
     tell(
-        optimizer.schedule == "constant" && !is_default_number("optimizer.min_lr", optimizer.min_lr),
+        optimizer.schedule == DecayStyle::Constant && !is_default_number("optimizer.min_lr", optimizer.min_lr),
         format!("optimizer.min_lr = {}", optimizer.min_lr),
-        "with optimizer.schedule = \"constant\" nothing decays",
+        "with optimizer.schedule = \"constant\" there is no decay",
     );
     tell(
-        model.position != "rotary" && !is_default_number("model.rope_base", model.rope_base),
+        model.position != PositionEmbedding::Rotary && !is_default_number("model.rope_base", model.rope_base),
         format!("model.rope_base = {}", model.rope_base),
         "it is for model.position = \"rotary\"",
     );
     let alone = "with one data-parallel rank there is nothing to divide or sum";
-    tell(parallel.distributed_optimizer && plan.grid.data == 1, "parallel.distributed_optimizer = true".into(), alone);
-    tell(parallel.grad_reduce != "f32" && plan.grid.data == 1, "parallel.grad_reduce = \"bf16\"".into(), alone);
+    let one_data_rank = plan.parallel.grid.data == 1;
+    tell(parallel.distributed_optimizer && one_data_rank, "parallel.distributed_optimizer = true".into(), alone);
+    tell(
+        parallel.grad_reduce != GradReduce::F32 && one_data_rank,
+        format!("parallel.grad_reduce = \"{}\"", parallel.grad_reduce),
+        alone,
+    );
     let unsaved = "without checkpoint.dir (--save) no checkpoint is written";
     for (key, value) in [("checkpoint.interval", checkpoint.interval), ("checkpoint.keep", checkpoint.keep)] {
-        let unused = checkpoint.dir.is_none() && !measured && !is_default(key, &value.to_string());
+        let unused = checkpoint.dir.is_none() && !is_bench && !is_default(key, &value.to_string());
         tell(unused, format!("{key} = {value}"), unsaved);
     }
     if let (None, Some(after)) = (&logging.trace, logging.trace_after) {
         tell(true, format!("logging.trace_after = {after}"), "without logging.trace (--trace) there is no timeline");
     }
-    let data = &plan.config.data;
+    let data = &config.data;
     let split = format!("data.split = {}", data.split);
-    let changed = !is_default_number("data.split", data.split) && !measured;
-    tell(changed && data.path.is_none(), split.clone(), "without data.path the trainer makes its own data");
+    let changed = !is_default_number("data.split", data.split) && !is_bench;
+    tell(changed && data.path.is_none(), split.clone(), "without data.path the trainer generates data");
     tell(
         changed && data.validation_path.is_some(),
         split,
-        "with data.validation_path all of data.path is trained on, and that validates",
+        "data.validation_path is for validation, and all of data.path for training",
     );
-    if !measured && (data.raw_tokens != "none" || data.end_of_text.is_some()) {
+    if !is_bench && (data.raw_tokens != RawTokens::None || data.end_of_text.is_some()) {
         let (text, tokens) = data::forms(data);
         tell(
-            data.raw_tokens != "none" && text && !tokens,
-            format!("data.raw_tokens = {:?}", data.raw_tokens),
+            data.raw_tokens != RawTokens::None && text && !tokens,
+            format!("data.raw_tokens = \"{}\"", data.raw_tokens),
             "it is for token files, and the data are text",
         );
         if let Some(token) = data.end_of_text.as_ref().filter(|_| tokens && !text) {
-            let why = "token files say themselves where documents end; only `trainer sample` goes by it";
+            let why = "token files mark where documents end; only `trainer sample` uses it";
             tell(true, format!("data.end_of_text = {token:?}"), why);
         }
     }
-    let sgd = optimizer.kind == "sgd";
     for (key, given, value) in [
         (
             "optimizer.betas",
@@ -101,26 +109,26 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
         ),
         ("optimizer.eps", !is_default_number("optimizer.eps", optimizer.eps), optimizer.eps.to_string()),
     ] {
-        tell(sgd && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
+        tell(is_sgd && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
     }
-    for (name, value) in of_other_kind(model) {
-        let other = if model.kind == "mlp" { "gpt" } else { "mlp" };
-        tell(true, format!("model.{name} = {value}"), &format!("it is for model.kind = {other:?}"));
+    let other_kind = if model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
+    for (name, value) in set_for_kind(model, other_kind) {
+        tell(true, format!("model.{name} = {value}"), &format!("it is for model.kind = \"{other_kind}\""));
     }
     let left = steps.saturating_sub(optimizer.warmup_steps);
-    if wsd && !measured && optimizer.decay_steps > left {
+    if is_wsd && !is_bench && optimizer.decay_steps > left {
         notices.push(format!(
-            "{decay} is cut to the {left} steps that optimizer.warmup_steps = {} leaves of train.steps = {steps}",
+            "{decay} is cut to {left} steps: train.steps = {steps} less optimizer.warmup_steps = {}",
             optimizer.warmup_steps
         ));
     }
-    if !measured && optimizer.warmup_steps > steps {
+    if !is_bench && optimizer.warmup_steps > steps {
         notices.push(format!(
-            "the learning rate never reaches optimizer.lr: train.steps = {steps} of optimizer.warmup_steps = {}",
+            "the learning rate never reaches optimizer.lr: train.steps = {steps} is below optimizer.warmup_steps = {}",
             optimizer.warmup_steps
         ));
     }
-    if graph.enable && !measured && graph.warmup_steps >= steps {
+    if graph.enable && !is_bench && graph.warmup_steps >= steps {
         notices.push(format!(
             "no training step is captured: train.steps = {steps} with cuda_graph.warmup_steps = {}",
             graph.warmup_steps
@@ -129,23 +137,24 @@ pub fn notices(plan: &RunPlan, measured: bool) -> Vec<String> {
     notices
 }
 
-/// The settings of the other kind of model that are not as they would be unset.
-fn of_other_kind(model: &ModelConfig) -> Vec<(String, toml::Value)> {
-    let mut unset = Layers::default();
-    if unset.set("model.preset", &model.preset, "preset").is_err() {
+/// The settings that only models of `kind` use, if they differ from their defaults.
+fn set_for_kind(model: &ModelConfig, kind: ModelKind) -> Vec<(String, toml::Value)> {
+    let mut defaults = Layers::default();
+    if defaults.set("model.preset", &model.preset.to_string(), "preset").is_err() {
         return Vec::new();
     }
     let table = |model: &ModelConfig| toml::Table::try_from(model).unwrap_or_default();
-    let unset = table(&unset.resolve().model);
-    let other = |name: &str| match name {
-        "preset" | "kind" | "init_from" => false,
-        "layer_sizes" | "dropouts" => model.kind == "gpt",
-        _ => model.kind == "mlp",
+    let defaults = table(&defaults.resolve().model);
+    let used_by = |name: &str| match name {
+        "preset" | "kind" | "init_from" => None,
+        "layer_sizes" | "dropouts" => Some(ModelKind::Mlp),
+        _ => Some(ModelKind::Gpt),
     };
-    table(model).into_iter().filter(|(name, value)| other(name) && unset.get(name) != Some(value)).collect()
+    let changed = |name: &String, value: &toml::Value| used_by(name) == Some(kind) && defaults.get(name) != Some(value);
+    table(model).into_iter().filter(|(name, value)| changed(name, value)).collect()
 }
 
-/// Whether an option has the value that it has unset.
+/// Whether an option has its default value.
 fn is_default(key: &str, value: &str) -> bool {
     find(key).is_some_and(|option| option.default == value)
 }
@@ -156,11 +165,13 @@ fn is_default_number(key: &str, value: f64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use common::Choice;
+
     use super::*;
-    use crate::config::presets::PRESETS;
+    use crate::config::presets::Preset;
     use crate::config::recipes::RECIPES;
 
-    /// What is told of `key=value` pairs.
+    /// The notices for `key=value` pairs.
     fn told(text: &str) -> Vec<String> {
         let mut layers = Layers::default();
         for (key, value) in text.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
@@ -170,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn each_setting_without_effect_is_one_line_and_none_beside_what_it_is_for() {
+    fn a_setting_without_effect_is_one_line_and_none_where_it_has_an_effect() {
         for (setting, beside, says) in [
             ("parallel.sequence_parallel=true", "", "parallel.tensor = 1"),
             ("cuda_graph.scope=full_iteration", "cuda_graph.enable=true", "--enable-cuda-graph"),
@@ -188,9 +199,9 @@ mod tests {
             (
                 "optimizer.schedule=wsd optimizer.decay_steps=900 train.steps=110",
                 "train.steps=1000",
-                "is cut to the 10 steps",
+                "is cut to 10 steps",
             ),
-            ("optimizer.schedule=constant optimizer.min_lr=1e-5", "optimizer.schedule=cosine", "nothing decays"),
+            ("optimizer.schedule=constant optimizer.min_lr=1e-5", "optimizer.schedule=cosine", "there is no decay"),
             ("model.rope_base=500000.0", "model.position=rotary", "model.position = \"rotary\""),
             ("parallel.distributed_optimizer=true", "", "one data-parallel rank"),
             ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
@@ -215,8 +226,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_text_beside_token_files_alone_has_no_effect_nor_the_other_way_round() {
-        let folder = std::env::temp_dir().join(format!("without-effect-{}", std::process::id()));
+    fn settings_for_text_have_no_effect_on_token_files_and_the_other_way_round() {
+        let folder = std::env::temp_dir().join(format!("unused-settings-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let [text, tokens] = ["a.txt", "a.bin"].map(|name| folder.join(name));
         [&text, &tokens].into_iter().for_each(|path| std::fs::write(path, "text").unwrap());
@@ -238,8 +249,8 @@ mod tests {
     }
 
     #[test]
-    fn presets_and_recipes_have_no_such_settings() {
-        for preset in PRESETS {
+    fn presets_and_recipes_have_no_unused_settings() {
+        for preset in Preset::ALL {
             for graphs in ["", "cuda_graph.enable=true"] {
                 assert_eq!(told(&format!("model.preset={preset} {graphs}")), [""; 0], "{preset}");
             }

@@ -1,6 +1,6 @@
-//! Whose metrics a folder has. A run goes on with its own; those of another run are moved aside, never mixed or lost.
+//! The folder of a run, `logging.dir`. A resumed run appends to its own metrics. The metrics of another run are moved aside,
+//! never mixed or lost.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{BufRead, BufReader, Result};
 use std::path::{Path, PathBuf};
 
@@ -8,34 +8,29 @@ use serde_json::Value;
 
 use crate::report::metrics::METRICS;
 
-/// The file with the name of the run that the folder's metrics are of.
+/// The file with the name of the run whose metrics the folder has.
 const OWNER: &str = "run.id";
 
-/// A name for a new run, which its checkpoints keep.
-pub fn new_run() -> String {
-    format!("{:016x}", RandomState::new().build_hasher().finish()) // seeded by the system
-}
-
-/// Makes `folder` the one of `run`, which goes on with what it did before at step `continues`; none where it begins,
-/// anew or from another run's checkpoint. If the folder has metrics of another run, they go to a folder within, which is
-/// returned: `earlier-1`, or the next that is free.
+/// Makes `folder` that of `run`. `resumes_at` is the step at which the run resumes, or `None` if it starts anew or from another
+/// run's checkpoint. Metrics of another run are moved to a folder within, `earlier-1` or the next free number, which is
+/// returned.
 ///
-/// Metrics are another run's if that has another name or, where it has none because an older build wrote them, if they
-/// end before that step. For a run that begins all are.
+/// Metrics belong to another run if their run has another name. Older builds wrote no name; then metrics belong to another
+/// run if they end before `resumes_at`. For a run that starts anew, all existing metrics belong to another run.
 ///
 /// # Errors
-/// What the operating system said.
-pub fn take(folder: &Path, run: &str, continues: Option<usize>) -> Result<Option<PathBuf>> {
+/// The operating system's.
+pub fn claim(folder: &Path, run: &str, resumes_at: Option<usize>) -> Result<Option<PathBuf>> {
     std::fs::create_dir_all(folder)?;
     let owner = std::fs::read_to_string(folder.join(OWNER)).ok();
     let metrics = folder.join(METRICS);
-    let there = std::fs::metadata(&metrics).is_ok_and(|file| file.is_file() && file.len() > 0);
-    let ours = match (continues, owner) {
+    let exists = std::fs::metadata(&metrics).is_ok_and(|file| file.is_file() && file.len() > 0);
+    let ours = match (resumes_at, owner) {
         (None, _) => false,
         (Some(_), Some(owner)) => owner.trim() == run,
-        (Some(step), None) => there && steps_of(&metrics)? >= step,
+        (Some(step), None) => exists && steps_of(&metrics)? >= step,
     };
-    let aside = if there && !ours { Some(move_aside(folder)?) } else { None };
+    let aside = if exists && !ours { Some(move_aside(folder)?) } else { None };
     std::fs::write(folder.join(OWNER), format!("{run}\n"))?;
     Ok(aside)
 }
@@ -50,7 +45,7 @@ fn steps_of(path: &Path) -> Result<usize> {
     Ok(steps)
 }
 
-/// Moves all that a run writes about its steps.
+/// Moves all files about steps to a new folder within.
 fn move_aside(folder: &Path) -> Result<PathBuf> {
     let free = |number: &usize| !folder.join(format!("earlier-{number}")).exists();
     let aside = folder.join(format!("earlier-{}", (1..).find(free).unwrap_or(1)));
@@ -59,10 +54,10 @@ fn move_aside(folder: &Path) -> Result<PathBuf> {
         let entry = entry?;
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        let of_steps = [METRICS, OWNER, "config.toml"].contains(&&*text)
+        let about_steps = [METRICS, OWNER, "config.toml"].contains(&&*text)
             || text.starts_with("wandb-")
             || text.starts_with("events.out.tfevents.");
-        if of_steps {
+        if about_steps {
             std::fs::rename(entry.path(), aside.join(&name))?;
         }
     }

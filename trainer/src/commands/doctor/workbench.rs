@@ -1,36 +1,42 @@
-//! A place to try one operation: tensors filled from a seed, the same on every device.
+//! The place where one operation is tried. Its tensors have the same values on every device.
 
-use device::{Area, DType, Device, Op, Shape, Stream, Tensor, bf16};
+use device::{Area, DType, Device, Op, Result, Shape, Stream, Tensor, bf16};
 
 use crate::commands::random::uniform;
 
+/// Makes an operation and its tensors on a workbench.
+pub(super) type Make = Box<dyn Fn(&mut Workbench) -> Result<Op>>;
+
+/// Adds a trial, by its name.
+pub(super) type AddTrial<'a> = &'a mut dyn FnMut(&str, Make);
+
 /// A device, a stream, and the tensors of one trial.
-pub(super) struct Bench {
+pub(super) struct Workbench {
     pub(super) device: Device,
     pub(super) stream: Stream,
     areas: Vec<Area>,
 }
 
-/// What an operation wrote, each tensor as numbers.
+/// The values that an operation wrote, by tensor.
 pub(super) type Written = Vec<Vec<f64>>;
 
-impl Bench {
-    pub(super) fn new(device: &Device) -> Bench {
-        Bench { device: device.clone(), stream: device.stream("doctor"), areas: Vec::new() }
+impl Workbench {
+    pub(super) fn new(device: &Device) -> Workbench {
+        Workbench { device: device.clone(), stream: device.stream("doctor"), areas: Vec::new() }
     }
 
-    fn allocate(&mut self, shape: Shape, dtype: DType) -> device::Result<Tensor> {
+    fn allocate(&mut self, shape: Shape, dtype: DType) -> Result<Tensor> {
         let name = format!("tensor {}", self.areas.len());
         self.device.allocate_tensor(&mut self.areas, &name, shape, dtype)
     }
 
-    /// A floating tensor with values uniform in `[-1, 1)`, a function of how many tensors came before.
-    pub(super) fn input(&mut self, shape: impl Into<Shape>, dtype: DType) -> device::Result<Tensor> {
+    /// A tensor with values uniform in `[-1, 1)`, a function of the number of tensors before it.
+    pub(super) fn input(&mut self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         self.scaled(shape, dtype, 1.0)
     }
 
-    /// As [`Bench::input`], times `scale`.
-    pub(super) fn scaled(&mut self, shape: impl Into<Shape>, dtype: DType, scale: f32) -> device::Result<Tensor> {
+    /// As [`Workbench::input`], with values multiplied by `scale`.
+    pub(super) fn scaled(&mut self, shape: impl Into<Shape>, dtype: DType, scale: f32) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), dtype)?;
         let stream = self.areas.len() as u64;
         let values: Vec<f32> =
@@ -46,21 +52,21 @@ impl Bench {
     }
 
     /// An i32 tensor of the given values.
-    pub(super) fn integers(&mut self, shape: impl Into<Shape>, values: &[i32]) -> device::Result<Tensor> {
+    pub(super) fn integers(&mut self, shape: impl Into<Shape>, values: &[i32]) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), DType::I32)?;
         self.device.upload(&tensor, values)?;
         Ok(tensor)
     }
 
     /// A block of plain data.
-    pub(super) fn block<T: bytemuck::Pod>(&mut self, value: &T) -> device::Result<Tensor> {
+    pub(super) fn block<T: bytemuck::Pod>(&mut self, value: &T) -> Result<Tensor> {
         let tensor = self.allocate([size_of::<T>()].into(), DType::U8)?;
         self.device.upload(&tensor, bytemuck::bytes_of(value))?;
         Ok(tensor)
     }
 
-    /// A tensor to be written, its old bytes NaN.
-    pub(super) fn output(&mut self, shape: impl Into<Shape>, dtype: DType) -> device::Result<Tensor> {
+    /// A tensor to be written, filled with NaN.
+    pub(super) fn output(&mut self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let tensor = self.allocate(shape.into(), dtype)?;
         match dtype {
             DType::F32 => self.device.upload(&tensor, &vec![f32::NAN; tensor.elements()])?,
@@ -71,27 +77,27 @@ impl Bench {
         Ok(tensor)
     }
 
-    /// Runs an operation as set-up of another.
-    pub(super) fn run(&self, op: impl Into<Op>) -> device::Result<()> {
+    /// Runs an operation.
+    pub(super) fn run(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         self.prepare(&op)?;
         self.stream.submit(op)
     }
 
-    /// Has libraries choose their algorithms, as recording a step does.
-    pub(super) fn prepare(&self, op: &Op) -> device::Result<()> {
+    /// Lets libraries choose their algorithms, as recording a step does.
+    pub(super) fn prepare(&self, op: &Op) -> Result<()> {
         self.device.begin_trace();
         let prepared = self.stream.submit(op.clone());
         self.device.end_trace();
         prepared
     }
 
-    /// What an operation has written.
-    pub(super) fn written(&self, op: &Op) -> device::Result<Written> {
+    /// The values of the tensors that an operation writes.
+    pub(super) fn written(&self, op: &Op) -> Result<Written> {
         op.accesses().writes.iter().map(|tensor| self.numbers(tensor)).collect()
     }
 
-    fn numbers(&self, tensor: &Tensor) -> device::Result<Vec<f64>> {
+    fn numbers(&self, tensor: &Tensor) -> Result<Vec<f64>> {
         let flat = tensor.reshape([tensor.elements()]);
         Ok(match tensor.dtype {
             DType::F32 => self.device.download::<f32>(&flat)?.into_iter().map(f64::from).collect(),
@@ -102,7 +108,7 @@ impl Bench {
     }
 }
 
-/// The largest relative L2 distance of any written tensor; infinite where one holds NaN and the other does not.
+/// The largest relative L2 distance between corresponding tensors; infinite if any value is NaN.
 pub(super) fn distance(ours: &Written, theirs: &Written) -> f64 {
     let one = |(a, b): (&Vec<f64>, &Vec<f64>)| {
         if a.iter().zip(b).any(|(x, y)| x.is_nan() || y.is_nan()) {

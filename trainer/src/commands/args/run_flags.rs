@@ -1,29 +1,29 @@
-//! The flags of a training run, which other subcommands take too, and what they come to.
+//! The flags of a training run. Several commands take them.
 
+use std::ffi::OsString;
 use std::iter;
 use std::path::{Path, PathBuf};
 
-use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use common::UserError;
 
+use super::{Parsed, megatron_flags, parse_line, text_flag};
 use crate::checkpoint::{at_a_glance, changed_meaning};
-use crate::commands::bench::preset;
 use crate::config::options::{Kind, OPTIONS, OptionSpec};
 use crate::config::request::TrainRequest;
-use crate::config::{Layers, megatron, recipes};
+use crate::config::{Layers, recipes};
 use crate::hf::Pretrained;
 
-/// Adds the flags of a training run.
-pub(super) fn with_run_flags(mut command: Command) -> Command {
+/// Adds the flags of a training run to a command.
+pub(crate) fn with_run_flags(mut command: Command) -> Command {
+    let switch =
+        |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
     command = command
-        .arg(
-            Arg::new("config")
-                .long("config")
-                .value_name("FILE")
-                .value_parser(NonEmptyStringValueParser::new())
-                .help("TOML file, or the name of a recipe (`trainer configs list`). Flags override it"),
-        )
+        .arg(text_flag(
+            "config",
+            "FILE",
+            "TOML file, or the name of a recipe (`trainer configs list`). Flags override it",
+        ))
         .arg(
             Arg::new("set")
                 .long("set")
@@ -31,25 +31,16 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
                 .action(ArgAction::Append)
                 .help("Sets any option by its TOML key, over everything else"),
         )
-        .arg(
-            Arg::new("dry-run")
-                .long("dry-run")
-                .action(ArgAction::SetTrue)
-                .help("Prints the plan and stops; takes no memory"),
-        )
-        .arg(
-            Arg::new("check-graphs")
-                .long("check-graphs")
-                .action(ArgAction::SetTrue)
-                .help("Checks every operation and graph launch for races, stale reads and use after free"),
-        )
-        .arg(
-            Arg::new("graph-report")
-                .long("graph-report")
-                .value_name("FILE")
-                .value_parser(NonEmptyStringValueParser::new())
-                .help("Writes all graphs to FILE as JSON, and as Graphviz to the file beside it that ends in .dot"),
-        )
+        .arg(switch("dry-run", "Prints the plan and stops; takes no memory"))
+        .arg(switch(
+            "check-graphs",
+            "Checks every operation and graph launch for races, stale reads and use after free",
+        ))
+        .arg(text_flag(
+            "graph-report",
+            "FILE",
+            "Writes all graphs to FILE as JSON, and as Graphviz to the file beside it that ends in .dot",
+        ))
         .arg(
             Arg::new("log")
                 .long("log")
@@ -64,7 +55,7 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
                 .help_heading("parallel")
                 .help("Sets parallel.distributed_timeout_seconds, in minutes"),
         );
-    command = megatron::with_flags(command);
+    command = megatron_flags::with_megatron_flags(command);
     for option in OPTIONS {
         let section = option.key.split('.').next().unwrap_or_default();
         let default = if option.default.is_empty() { String::new() } else { format!(" [default: {}]", option.default) };
@@ -72,14 +63,14 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
             .long(option.flag)
             .visible_aliases(option.aliases.to_vec())
             .help_heading(section)
-            // The choices of some options are long, and would push all help far to the right.
+            // The words of some choices are long, and would push all help far to the right.
             .next_line_help(true)
             .help(format!("{}{default}", option.doc));
         arg = match option.kind {
             Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
-            // Megatron's form: --data-path 0.3 A 0.7 B.
+            // As in Megatron: --data-path 0.3 A 0.7 B.
             Kind::Paths => arg.num_args(1..).value_name("PATHS"),
-            // And --rampup-batch-size 16 16 100000.
+            // As in Megatron: --rampup-batch-size 16 16 100000.
             Kind::Integers | Kind::Floats => arg.num_args(1..).value_name("VALUES").allow_negative_numbers(true),
             Kind::Choice(words) => arg.value_name(words.join("|")).allow_hyphen_values(true),
             _ => arg.value_name("VALUE").allow_hyphen_values(true),
@@ -89,26 +80,31 @@ pub(super) fn with_run_flags(mut command: Command) -> Command {
     command
 }
 
-pub(super) fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserError> {
-    let (mut layers, mut notices) = (layers(matches)?, megatron::notices(matches));
+/// The training run that the flags ask for. Flags override the `preset` of a command, which overrides a config file.
+///
+/// # Errors
+/// Everything that is wrong with the flags and the files that they name.
+pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)]) -> Result<TrainRequest, UserError> {
+    let (mut layers, mut notices) = (layers(matches, preset)?, megatron_flags::notices(matches));
     if let Some(folder) = layers.init_from() {
-        // A run that goes on has the model in its checkpoint: what it began with may be gone.
+        // A resumed run has its model in the checkpoint. The folder that it started from may be gone.
         let folder = at_a_glance(&layers.resolve().checkpoint).unwrap_or_else(|| folder.into());
         let (pretrained, mut theirs) = (Pretrained::open(&folder)?, Layers::default());
         layers.start_from(pretrained.options());
         theirs.start_from(pretrained.options());
         let differ = changed_meaning(&theirs.resolve().model, &layers.resolve().model).join(", ");
         if !differ.is_empty() {
-            notices.push(format!("its weights are from {}, but the model is another: {differ}", folder.display()));
+            let folder = folder.display();
+            notices.push(format!("the weights are those of {folder}, but the model differs: {differ}"));
         }
     }
     let config = layers.resolve();
-    megatron::compare(matches, &config)?;
+    megatron_flags::check_agreement(matches, &config)?;
     let graph_report = matches.get_one::<String>("graph-report").map(PathBuf::from);
     if let Some(path) = graph_report.as_ref().filter(|path| path.extension().is_some_and(|end| end == "dot")) {
         return Err(UserError::new(
             format!("--graph-report {}", path.display()),
-            "the file is JSON; Graphviz goes to one of the same name that ends in .dot",
+            "the file is JSON; Graphviz goes to the same name ending in .dot",
             format!("--graph-report {}", path.with_extension("json").display()),
         ));
     }
@@ -122,23 +118,44 @@ pub(super) fn train_request(matches: &ArgMatches) -> Result<TrainRequest, UserEr
     })
 }
 
-fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
+/// The training run that a command line of the trainer asks for. `arguments` begin with the program's name.
+///
+/// # Errors
+/// Everything that is wrong with it; a command line that does not train.
+pub(crate) fn training_run(arguments: impl IntoIterator<Item = OsString>) -> Result<TrainRequest, UserError> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let does_not_train = || {
+        let rule = "the trainer's flags are those of a training run, which ends with its last step";
+        UserError::new("these flags do not train", rule, "leave out the subcommand, --help or --dry-run")
+    };
+    // Without a flag in front it is a subcommand.
+    if arguments.get(1).and_then(|first| first.to_str()).is_some_and(|first| !first.starts_with('-')) {
+        return Err(does_not_train());
+    }
+    match parse_line(with_run_flags(Command::new("trainer")), &arguments)? {
+        Parsed::Matches(matches) => Some(train_request(&matches, &[])?).filter(|run| !run.dry_run),
+        Parsed::Help(_) => None,
+    }
+    .ok_or_else(does_not_train)
+}
+
+/// The values of the command line in layers.
+fn layers(matches: &ArgMatches, preset: &[(&str, &str)]) -> Result<Layers, UserError> {
     let mut layers = Layers::default();
-    let case = matches.try_get_one::<String>("case").ok().flatten();
-    for (key, value) in case.and_then(|case| preset(case)).into_iter().flatten() {
-        layers.set(key, value, "bench")?;
+    for (key, value) in preset {
+        layers.set(key, value, "preset")?;
     }
     if let Some(path) = matches.get_one::<String>("config") {
         match recipes::recipe(path).filter(|_| !Path::new(path).exists()) {
             Some(text) => layers.read_text(text, &format!("recipe {path}"))?,
-            // A name without a path's marks was meant for a recipe's.
+            // A name that does not look like a path was meant to be a recipe.
             None if !Path::new(path).exists() && !path.contains(['/', '\\']) && !path.ends_with(".toml") => {
-                recipes::show(path)?;
+                recipes::named(path)?;
             }
             None => layers.read_file(path.as_ref())?,
         }
     }
-    megatron::set(matches, &mut layers)?;
+    megatron_flags::set_options(matches, &mut layers)?;
     if let Some(minutes) = matches.get_one::<String>("distributed-timeout-minutes") {
         let seconds = minutes.parse::<f64>().map_or(minutes.clone(), |minutes| (minutes * 60.0).to_string());
         layers.set("parallel.distributed_timeout_seconds", &seconds, "--distributed-timeout-minutes")?;
@@ -157,34 +174,32 @@ fn layers(matches: &ArgMatches) -> Result<Layers, UserError> {
         }
     }
     for pair in matches.get_many::<String>("set").into_iter().flatten() {
-        if !pair.contains('=') {
+        let Some((key, value)) = pair.split_once('=') else {
             return Err(UserError::new(
                 format!("--set {pair}"),
-                "it is a key, an equals sign and a value",
+                "--set takes a key, an equals sign and a value",
                 "for example --set train.steps=100",
             ));
-        }
-    }
-    for (key, value) in sets(matches) {
-        layers.set(key, value, "--set")?;
+        };
+        layers.set(key.trim(), value.trim(), "--set")?;
     }
     Ok(layers)
 }
 
-/// Fails where a flag was taken for the value of the one before it, as where a script's variable is empty.
+/// Fails if a flag was taken for the value of the flag before it, as happens if a script's variable is empty.
 fn refuse_flag_as_value(option: &OptionSpec, texts: &[&String]) -> Result<(), UserError> {
     let Some(text) = texts.iter().find(|text| text.starts_with("--")) else { return Ok(()) };
     let names: Vec<String> = iter::once(&option.flag).chain(option.aliases).map(|flag| format!("--{flag}")).collect();
     let name = names.join(" or ");
     Err(UserError::new(
-        format!("{name} has {text} for its value"),
+        format!("{name} has {text} as its value"),
         "a value does not begin with --",
         format!("give {name} a value before {text} (is a variable empty?), or leave it out"),
     ))
 }
 
-/// Keys and values of `--set`.
-pub(super) fn sets(matches: &ArgMatches) -> impl Iterator<Item = (&str, &str)> {
-    let pairs = matches.get_many::<String>("set").into_iter().flatten();
-    pairs.filter_map(|pair| pair.split_once('=')).map(|(key, value)| (key.trim(), value.trim()))
+/// Whether the command line sets an option, by its flag or by `--set`.
+pub(crate) fn sets_option(matches: &ArgMatches, key: &str) -> bool {
+    let mut set = matches.get_many::<String>("set").into_iter().flatten();
+    matches.contains_id(key) || set.any(|pair| pair.split_once('=').is_some_and(|(set, _)| set.trim() == key))
 }

@@ -1,4 +1,5 @@
-//! Flags that are unknown, or that are Megatron's and not taken: all of a command line at once, for scripts have many.
+//! Flags that are unknown, or that Megatron has and we do not support. Scripts have many flags, so all of them are named at
+//! once.
 
 use std::ffi::OsString;
 
@@ -7,39 +8,37 @@ use common::UserError;
 
 use crate::config::megatron;
 
-/// A flag that is not taken.
-struct Untaken {
-    /// It, and its value where that is what is wrong.
+/// A flag that is not accepted.
+struct Unsupported {
+    /// The flag, with its value if that is what is wrong.
     flag: String,
-    known: bool,
+    /// Whether it is Megatron's.
+    is_megatrons: bool,
     rule: String,
     fix: String,
 }
 
-/// What is wrong with the flags that are not taken, if there are any.
-pub(super) fn untaken(command: Command, arguments: &[OsString]) -> Option<UserError> {
+/// The error for all flags of a command line that are not accepted, if there are any.
+pub(super) fn refuse(command: Command, arguments: &[OsString]) -> Option<UserError> {
     let found = find(command, arguments);
     if found.is_empty() {
         return None;
     }
-    let (mut known, mut unknown) = (Vec::new(), Vec::new());
-    for untaken in &found {
-        if untaken.known { &mut known } else { &mut unknown }.push(untaken.flag.as_str());
-    }
-    let told = |flags: &[&str], one: &str, several: &str| match flags {
-        [] => None,
-        [flag] => Some(format!("{flag} is {one}")),
-        flags => Some(format!("{} are {several}", flags.join(", "))),
+    let (megatrons, unknown): (Vec<_>, Vec<_>) = found.iter().partition(|flag| flag.is_megatrons);
+    let named = |flags: Vec<&Unsupported>, problem: &str| {
+        let names: Vec<&str> = flags.iter().map(|flag| flag.flag.as_str()).collect();
+        let verb = if names.len() == 1 { "is" } else { "are" };
+        (!names.is_empty()).then(|| format!("{} {verb} {problem}", names.join(", ")))
     };
-    let what = [told(&known, "not taken", "not taken"), told(&unknown, "unknown", "unknown")];
+    let what = [named(megatrons, "not supported"), named(unknown, "unknown")];
     Some(UserError::new(
         what.into_iter().flatten().collect::<Vec<_>>().join("; "),
-        by_text(&found, "", |untaken| &untaken.rule),
-        by_text(&found, "for ", |untaken| &untaken.fix),
+        grouped(&found, "", |flag| &flag.rule),
+        grouped(&found, "for ", |flag| &flag.fix),
     ))
 }
 
-fn find(mut command: Command, arguments: &[OsString]) -> Vec<Untaken> {
+fn find(mut command: Command, arguments: &[OsString]) -> Vec<Unsupported> {
     command.build();
     let mut rest: Vec<&str> = arguments.iter().skip(1).map(|argument| argument.to_str().unwrap_or_default()).collect();
     let mut command = &command;
@@ -48,12 +47,12 @@ fn find(mut command: Command, arguments: &[OsString]) -> Vec<Untaken> {
         path = format!("{path} {}", rest.remove(0));
         command = of;
     }
-    let trains = command.get_arguments().any(|arg| arg.get_long() == Some("dry-run"));
+    let has_run_flags = command.get_arguments().any(|arg| arg.get_long() == Some("dry-run"));
     let names = |arg: &Arg| -> Vec<String> {
         let aliases = arg.get_all_aliases().into_iter().flatten();
         arg.get_long().into_iter().chain(aliases).map(str::to_string).collect()
     };
-    let mut found: Vec<Untaken> = Vec::new();
+    let mut found: Vec<Unsupported> = Vec::new();
     let mut at = 0;
     while at < rest.len() && rest[at] != "--" {
         let given = rest[at];
@@ -61,9 +60,9 @@ fn find(mut command: Command, arguments: &[OsString]) -> Vec<Untaken> {
         let Some(text) = given.strip_prefix("--") else { continue };
         let (name, attached) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         let value = attached.or(rest.get(at).copied());
-        let instead = if trains { megatron::instead(name, value) } else { None };
+        let megatrons = if has_run_flags { megatron::unsupported(name, value) } else { None };
         let arg = command.get_arguments().find(|arg| names(arg).iter().any(|known| known == name));
-        // What follows may look like a flag and be the value.
+        // The next argument is this flag's value, even if it looks like a flag.
         if attached.is_none() && arg.is_some_and(|arg| arg.is_allow_hyphen_values_set()) {
             at += 1;
         }
@@ -71,38 +70,38 @@ fn find(mut command: Command, arguments: &[OsString]) -> Vec<Untaken> {
             (Some(_), Some(value)) => format!("--{name} {value}"),
             _ => format!("--{name}"),
         };
-        let known = instead.is_some();
-        let (rule, fix) = match (instead, arg) {
+        let is_megatrons = megatrons.is_some();
+        let (rule, fix) = match (megatrons, arg) {
             (Some((rule, fix)), _) => (rule.into(), fix.into()),
             (None, Some(_)) => continue,
             (None, None) => {
-                let rule = format!("only what `{path} --help` lists is known");
+                let rule = format!("`{path} --help` lists all flags");
                 let all = command.get_arguments().flat_map(names);
-                (rule, slip_of(name, all).unwrap_or_else(|| format!("see `{path} --help`")))
+                (rule, similar(name, all).unwrap_or_else(|| format!("see `{path} --help`")))
             }
         };
         if found.iter().all(|before| before.flag != flag) {
-            found.push(Untaken { flag, known, rule, fix });
+            found.push(Unsupported { flag, is_megatrons, rule, fix });
         }
     }
     found
 }
 
-/// The name that was meant, where a letter or two are wrong or in each other's place.
-fn slip_of(name: &str, known: impl Iterator<Item = String>) -> Option<String> {
+/// The flag that differs from `name` in one or two letters, or in their order.
+fn similar(name: &str, known: impl Iterator<Item = String>) -> Option<String> {
     let near = known.map(|known| (strsim::osa_distance(name, &known), known));
     let (distance, nearest) = near.min_by_key(|(distance, _)| *distance)?;
     (distance <= (name.chars().count() / 3).min(2)).then(|| format!("did you mean --{nearest}?"))
 }
 
-/// Texts, each once, with the flags that it is for unless it is for all.
-fn by_text(found: &[Untaken], before: &str, text_of: impl Fn(&Untaken) -> &String) -> String {
+/// Each different text once, with the flags that it is for unless it is for all.
+fn grouped(found: &[Unsupported], before: &str, text_of: impl Fn(&Unsupported) -> &String) -> String {
     let mut groups: Vec<(&String, Vec<&str>)> = Vec::new();
-    for untaken in found {
-        let text = text_of(untaken);
+    for flag in found {
+        let text = text_of(flag);
         match groups.iter_mut().find(|(known, _)| *known == text) {
-            Some((_, flags)) => flags.push(&untaken.flag),
-            None => groups.push((text, vec![&untaken.flag])),
+            Some((_, flags)) => flags.push(&flag.flag),
+            None => groups.push((text, vec![&flag.flag])),
         }
     }
     match &groups[..] {
@@ -119,7 +118,7 @@ mod tests {
     use super::*;
     use crate::commands::cli::parse;
 
-    /// What of Megatron's flags its example of Llama 3 8B gives, with its numbers.
+    /// The flags of Megatron's example for Llama 3 8B, with its numbers.
     const LLAMA: &str = "--use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 \
         --num-attention-heads 32 --group-query-attention --num-query-groups 8 --kv-channels 128 --seq-length 8192 \
         --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 1000000 --rotary-percent 1.0 \
@@ -143,9 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn a_script_of_megatrons_is_answered_once_and_what_is_left_without_the_flags_named_there_is_taken() {
+    fn all_unsupported_flags_of_a_script_are_named_at_once_and_the_rest_is_accepted() {
         let error = refused(LLAMA);
-        let (named, nothing) = error.what.split_once(" are not taken").unwrap();
+        let (named, nothing) = error.what.split_once(" are not supported").unwrap();
         assert!(nothing.is_empty() && !error.to_string().contains("unknown"), "{error}");
         let named: Vec<&str> = named.split(", ").map(|flag| flag.split(' ').next().unwrap()).collect();
         assert!(
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn another_name_is_proposed_for_a_slip_of_the_hand_alone() {
+    fn a_similar_name_is_proposed_only_if_it_differs_by_a_letter_or_two() {
         for (flag, fix) in [
             ("--stpes", "did you mean --steps?"),
             ("--num_layers", "did you mean --num-layers?"),
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_flag_whose_value_may_begin_with_dashes_is_no_flag() {
+    fn the_value_of_a_flag_may_look_like_a_flag() {
         assert!(refused("sample --checkpoint c --prompt --wombat --stpes").what.starts_with("--stpes is unknown"));
         assert!(refused("tokenize --stpes -- --wombat").what.starts_with("--stpes is unknown"));
     }

@@ -1,0 +1,99 @@
+//! A command line that clap refuses, as an error in our form.
+
+use std::error::Error;
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use common::UserError;
+
+use crate::config::options::{Kind, OPTIONS};
+
+/// What is wrong with the command line.
+pub(super) fn user_error(error: &clap::Error, arguments: &[OsString]) -> UserError {
+    if let Some(error) = switch_with_value(error, arguments) {
+        return error;
+    }
+    let one = |kind| texts(error, kind).join(", ");
+    let (argument, value) = (one(ContextKind::InvalidArg), one(ContextKind::InvalidValue));
+    let subcommand = one(ContextKind::InvalidSubcommand);
+    let did_you_mean = |kind| texts(error, kind).first().map(|near| format!("did you mean `{near}`?"));
+    let help = "see `trainer --help`";
+    match error.kind() {
+        ErrorKind::UnknownArgument => UserError::new(
+            format!("`{argument}` is not expected"),
+            "`trainer --help` lists all arguments",
+            did_you_mean(ContextKind::SuggestedArg).unwrap_or(help.into()),
+        ),
+        ErrorKind::InvalidSubcommand => UserError::new(
+            format!("`{subcommand}` is not a subcommand"),
+            "`trainer --help` lists all subcommands",
+            did_you_mean(ContextKind::SuggestedSubcommand)
+                .unwrap_or(format!("{help}; without a subcommand the trainer trains")),
+        ),
+        ErrorKind::MissingRequiredArgument => {
+            UserError::new(format!("missing: {argument}"), "the command needs these arguments", "add them")
+        }
+        ErrorKind::MissingSubcommand => UserError::new(
+            format!("`{subcommand}` without a subcommand"),
+            format!("it is followed by one of: {}", one(ContextKind::ValidSubcommand)),
+            "add one",
+        ),
+        ErrorKind::ArgumentConflict => conflict(&argument, &subcommand, &one(ContextKind::PriorArg)),
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+            let known = texts(error, ContextKind::ValidValue);
+            let rule = match (&known[..], error.source()) {
+                ([], Some(source)) => source.to_string(),
+                ([], None) => "the flag has a value".into(),
+                (known, _) => format!("the value is one of {}", known.join(", ")),
+            };
+            let what =
+                if value.is_empty() { format!("{argument} has no value") } else { format!("`{value}` for {argument}") };
+            UserError::new(what, rule, did_you_mean(ContextKind::SuggestedValue).unwrap_or(help.into()))
+        }
+        // Such as text that is not UTF-8.
+        other => UserError::new(other.to_string(), "`trainer --help` shows what arguments look like", help),
+    }
+}
+
+/// Arguments that exclude each other.
+fn conflict(argument: &str, subcommand: &str, prior: &str) -> UserError {
+    if !subcommand.is_empty() {
+        return UserError::new(
+            format!("{prior} before `{subcommand}`"),
+            "a subcommand comes first, and its flags follow it",
+            "move or leave out what stands before it",
+        );
+    }
+    if argument == prior {
+        return UserError::new(format!("{argument} is given twice"), "a flag is given once", "leave one out");
+    }
+    UserError::new(format!("{argument} with {prior}"), "one excludes the other", "leave one out")
+}
+
+/// The texts that an error names in this role.
+fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// A switch followed by a space and its value, if that value is what clap refuses.
+fn switch_with_value(error: &clap::Error, arguments: &[OsString]) -> Option<UserError> {
+    let roles = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue];
+    let refused: Vec<String> = roles.into_iter().flat_map(|role| texts(error, role)).collect();
+    let option = |flag: &str| OPTIONS.iter().find(|option| option.flag == flag || option.aliases.contains(&flag));
+    let mut pairs =
+        arguments.windows(2).filter_map(|pair| Some((pair[0].to_str()?.strip_prefix("--")?, pair[1].to_str()?)));
+    let (flag, word) = pairs.find(|(flag, word)| {
+        let is_switch = option(flag).is_none_or(|option| option.kind == Kind::Bool) && !flag.contains('=');
+        is_switch && ["true", "false"].contains(word) && refused.iter().any(|refused| refused == word)
+    })?;
+    let fix = match (option(flag), word) {
+        (Some(_), _) => format!("write --{flag}={word}"),
+        (None, "true") => format!("write --{flag}"),
+        (None, _) => format!("leave --{flag} out"),
+    };
+    Some(UserError::new(format!("--{flag} {word}"), "the value of a switch follows an equals sign", fix))
+}

@@ -1,0 +1,56 @@
+//! `trainer tokenize`: makes token files of text.
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use data::{JSON_KEY, TokenizeError, TokenizeRequest, llmc};
+
+use super::args::{text, text_flag};
+use super::interruption::interruption;
+use crate::error::RunError;
+
+pub(super) fn command() -> Command {
+    Command::new("tokenize")
+        .about("Makes token files from text, for --data-path (llm.c's format)")
+        .arg(
+            text_flag("tokenizer", "TOKENIZER", "byte, a Hugging Face tokenizer.json, or a folder with one")
+                .default_value("byte"),
+        )
+        .arg(text_flag("output", "DIR", "Folder to write. It must not exist, or be empty").required(true))
+        .arg(text_flag("end-of-text", "TOKEN", "Token that ends a document. If not given: the first that the tokenizer has of the usual names"))
+        .arg(text_flag("json-key", "KEY", "Field of a .jsonl line that holds the text").default_value(JSON_KEY))
+        .arg(
+            text_flag("shard-tokens", "COUNT", "Largest number of tokens in a file")
+                .default_value("100000000")
+                .value_parser(value_parser!(u64).range(1..=llmc::MAX_TOKENS)),
+        )
+        .arg(
+            Arg::new("files")
+                .value_name("FILES")
+                .value_parser(NonEmptyStringValueParser::new())
+                .num_args(1..)
+                .required(true)
+                .help(
+                    "Text files, .jsonl files, or folders of them. A file is one document; in a .jsonl file each line is one",
+                ),
+        )
+}
+
+pub(super) fn request(matches: &ArgMatches) -> TokenizeRequest {
+    TokenizeRequest {
+        tokenizer: text(matches, "tokenizer").unwrap_or_default(),
+        end_of_text: text(matches, "end-of-text"),
+        json_key: text(matches, "json-key").unwrap_or_default(),
+        output: text(matches, "output").unwrap_or_default().into(),
+        shard_tokens: matches.get_one("shard-tokens").copied().unwrap_or(1),
+        files: matches.get_many::<String>("files").into_iter().flatten().map(Into::into).collect(),
+    }
+}
+
+/// Makes the token files; returns a summary.
+///
+/// # Errors
+/// Input that is wrong or cannot be read, files that cannot be written.
+pub(super) fn run(request: &TokenizeRequest) -> Result<String, RunError> {
+    let stop = interruption().map_err(TokenizeError::from)?;
+    Ok(data::tokenize(request, &stop)?)
+}

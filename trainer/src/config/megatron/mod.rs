@@ -1,0 +1,79 @@
+//! Megatron's command line in our terms. A Megatron flag that takes the same values as one of our options is an alias in the
+//! option table. The other flags that Megatron's users know are in [`FLAGS`].
+
+mod flags;
+pub mod words;
+
+use crate::config::options::{Kind, find};
+use Meaning::{OnlyValue, Unsupported};
+pub use flags::{FLAGS, Meaning};
+
+/// The rule and the fix for a flag that is not supported, or not with this value.
+pub fn unsupported(flag: &str, value: Option<&str>) -> Option<(&'static str, &'static str)> {
+    FLAGS.iter().find(|(name, _)| *name == flag).and_then(|(_, meaning)| match meaning {
+        Unsupported(rule, fix) => Some((*rule, *fix)),
+        OnlyValue(word, rule, fix) => (!value.is_some_and(|value| same_value(value, word))).then_some((*rule, *fix)),
+        _ => None,
+    })
+}
+
+/// Whether two values are the same text or the same number.
+pub fn same_value(one: &str, other: &str) -> bool {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    one == other || number(one).zip(number(other)).is_some_and(|(one, other)| one == other)
+}
+
+/// The flag of ours that gives an option this value.
+pub fn our_flag(key: &str, value: &str) -> String {
+    match find(key) {
+        Some(option) if option.kind == Kind::Bool => format!("--{}={value}", option.flag),
+        option => format!("--{} {value}", option.map_or(key, |option| option.flag)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+    use crate::config::options::OPTIONS;
+
+    #[test]
+    fn no_flag_is_an_options_own_and_all_name_flags_and_keys_that_exist() {
+        let own = |flag: &str| OPTIONS.iter().any(|option| option.flag == flag || option.aliases.contains(&flag));
+        let mut seen = std::collections::HashSet::new();
+        for (flag, meaning) in FLAGS {
+            assert!(!own(flag) && seen.insert(flag), "--{flag} twice");
+            match meaning {
+                Meaning::Sets(key, value) => Layers::default().set(key, value, flag).unwrap(),
+                Meaning::Equals(key) => assert!(find(key).is_some(), "{key}"),
+                Meaning::EqualsRatio(whole, parts) => assert!(find(whole).is_some() && find(parts).is_some()),
+                Meaning::OnlyWithout(key, why) => assert!(find(key).is_some() && !why.is_empty(), "{key}"),
+                Meaning::NotNeeded(why) => assert!(!why.is_empty()),
+                Unsupported(_, fix) | OnlyValue(_, _, fix) => {
+                    let named = fix.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+                    for name in named.filter_map(|word| word.strip_prefix("--")) {
+                        let sets =
+                            FLAGS.iter().any(|(flag, meaning)| *flag == name && matches!(meaning, Meaning::Sets(..)));
+                        assert!(sets || own(name) || name == "config", "--{flag}: there is no --{name}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_flag_of_one_value_is_taken_with_that_number_however_it_is_written() {
+        for (flag, value, taken) in [
+            ("context-parallel-size", "1", true),
+            ("context-parallel-size", "2", false),
+            ("rotary-percent", "1.0", true),
+            ("rotary-percent", "0.5", false),
+            ("attention-backend", "auto", true),
+            ("attention-backend", "flash", false),
+            ("fp16", "", false),
+            ("kv-channels", "16", true),
+        ] {
+            assert_eq!(unsupported(flag, Some(value)).is_none(), taken, "--{flag} {value}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Megatron's words for values of our options.
+
+use std::borrow::Cow;
+
+/// Words that mean the same as ours: key, Megatron's word, our word.
+const SAME: &[(&str, &str, &str)] = &[
+    ("model.norm", "LayerNorm", "layernorm"),
+    ("model.norm", "RMSNorm", "rmsnorm"),
+    ("model.position", "learned_absolute", "learned"),
+    ("model.position", "rope", "rotary"),
+];
+
+const LAYERS: &str = "set cuda_graph.scope = \"per_layer\": one graph has the whole layer, attention and feed-forward";
+
+/// Words without an equivalent: key, Megatron's word, the fix.
+const OTHER: &[(&str, &str, &str)] = &[
+    ("cuda_graph.scope", "attn", LAYERS),
+    ("cuda_graph.scope", "mlp", LAYERS),
+    ("cuda_graph.scope", "full", LAYERS),
+    ("optimizer.schedule", "WSD", "set optimizer.schedule = \"wsd\", whose decay is linear"),
+    (
+        "optimizer.schedule",
+        "linear",
+        "set optimizer.schedule = \"wsd\" and optimizer.decay_steps = train.steps - optimizer.warmup_steps",
+    ),
+];
+
+/// Our word for a value of the option.
+pub fn ours<'w>(key: &str, word: &'w str) -> Cow<'w, str> {
+    if key == "data.split"
+        && let Some((share, 0.0)) = split(word)
+    {
+        return share.to_string().into();
+    }
+    SAME.iter().find(|known| (known.0, known.1) == (key, word)).map_or(word, |known| known.2).into()
+}
+
+/// The fix for a value that the option does not take, if it is one of Megatron's.
+pub fn fix(key: &str, text: &str) -> Option<String> {
+    if key == "data.split" {
+        let (share, _) = split(text)?;
+        return Some(format!("set data.split = {share}: the rest is for validation, and there is no test data"));
+    }
+    OTHER.iter().find(|known| (known.0, known.1) == (key, text)).map(|known| known.2.to_string())
+}
+
+/// Megatron's two or three shares for training, validation and test, as fractions of their sum: the first and the last.
+fn split(text: &str) -> Option<(f64, f64)> {
+    let parts: Vec<f64> = text.split(',').map(|part| part.trim().parse().ok()).collect::<Option<_>>()?;
+    let share = |part: f64| (part / parts.iter().sum::<f64>() * 1e6).round() / 1e6;
+    let known = (2..=3).contains(&parts.len()) && parts.iter().all(|&part| part >= 0.0) && share(parts[0]) > 0.0;
+    known.then(|| (share(parts[0]), parts.get(2).map_or(0.0, |&part| share(part))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+    use crate::config::options::find;
+
+    #[test]
+    fn every_word_stands_for_a_value_of_an_option() {
+        for (key, _, ours) in SAME {
+            Layers::default().set(key, ours, "test").unwrap();
+        }
+        assert!(OTHER.iter().all(|(key, ..)| find(key).is_some()));
+    }
+
+    #[test]
+    fn a_split_is_its_first_share_and_is_taken_without_test_data() {
+        for (text, taken) in
+            [("99,1,0", "0.99"), ("99, 1", "0.99"), ("100,0,0", "1"), ("949,50,1", "949,50,1"), ("0.9", "0.9")]
+        {
+            assert_eq!(ours("data.split", text), taken);
+        }
+        assert!(fix("data.split", "949,50,1").unwrap().starts_with("set data.split = 0.949:"));
+        for none in ["most", "0.9", "0,0", "-1,2", "0,1,0", "1,2,3,4", "nan,1"] {
+            assert_eq!(fix("data.split", none), None, "{none}");
+            assert_eq!(ours("data.split", none), none);
+        }
+    }
+}

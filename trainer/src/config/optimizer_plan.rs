@@ -1,0 +1,83 @@
+//! The optimizer of a run, checked.
+
+use common::UserError;
+use engine::optimizer::{AdamW, ParamGroup, Sgd};
+
+use crate::config::checks::{require, within};
+use crate::config::learning_rate::{Decay, LearningRate};
+use crate::config::{DecayStyle, OptimizerChoice, OptimizerConfig};
+
+/// What updates the weights, and at which rate.
+#[derive(Clone, Debug)]
+pub struct OptimizerPlan {
+    /// Which parameters are updated how.
+    pub groups: Vec<ParamGroup>,
+    /// Largest gradient norm; 0 for no clipping.
+    pub clip: f32,
+    /// Learning rate by step.
+    pub learning_rate: LearningRate,
+}
+
+impl OptimizerPlan {
+    /// The plan of a configuration for a run of `steps` steps.
+    ///
+    /// # Errors
+    /// A value out of its range.
+    pub fn new(optimizer: &OptimizerConfig, steps: usize) -> Result<OptimizerPlan, UserError> {
+        require(optimizer.weight_decay >= 0.0 && optimizer.clip >= 0.0, || {
+            UserError::new(
+                format!("optimizer.weight_decay = {}, clip = {}", optimizer.weight_decay, optimizer.clip),
+                "neither is negative",
+                "set them to 0 to turn them off",
+            )
+        })?;
+        Ok(OptimizerPlan {
+            groups: groups(optimizer)?,
+            clip: optimizer.clip as f32,
+            learning_rate: learning_rate(optimizer, steps)?,
+        })
+    }
+}
+
+fn groups(optimizer: &OptimizerConfig) -> Result<Vec<ParamGroup>, UserError> {
+    let weight_decay = optimizer.weight_decay as f32;
+    let decay = |key: &str, value: f64| {
+        within(key, value, (0.0..1.0).contains(&value), "a decay is in [0, 1)", "see `trainer options` for defaults")
+    };
+    if optimizer.kind == OptimizerChoice::Sgd {
+        decay("optimizer.momentum", optimizer.momentum)?;
+        return Ok(ParamGroup::decay_matrices(Sgd { momentum: optimizer.momentum as f32 }, weight_decay));
+    }
+    let [beta1, beta2] = optimizer.betas[..] else {
+        return Err(UserError::new(
+            format!("optimizer.betas = {:?}", optimizer.betas),
+            "AdamW has two betas",
+            "set optimizer.betas = [0.9, 0.95]",
+        ));
+    };
+    decay("optimizer.betas", beta1)?;
+    decay("optimizer.betas", beta2)?;
+    within("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "eps is above 0", "set optimizer.eps = 1e-8")?;
+    let adamw = AdamW { beta1: beta1 as f32, beta2: beta2 as f32, eps: optimizer.eps as f32 };
+    Ok(ParamGroup::decay_matrices(adamw, weight_decay))
+}
+
+fn learning_rate(optimizer: &OptimizerConfig, steps: usize) -> Result<LearningRate, UserError> {
+    let (peak, floor) = (optimizer.lr, optimizer.min_lr);
+    within("optimizer.lr", peak, peak > 0.0, "a learning rate is above 0", "set optimizer.lr = 3e-4")?;
+    let decay = match optimizer.schedule {
+        DecayStyle::Constant => Decay::None,
+        DecayStyle::Cosine => Decay::Cosine,
+        DecayStyle::Wsd => Decay::StableThenLinear { steps: optimizer.decay_steps },
+    };
+    if decay != Decay::None {
+        within(
+            "optimizer.min_lr",
+            floor,
+            (0.0..=peak).contains(&floor),
+            "a decay ends at or below optimizer.lr, and not below 0",
+            "set optimizer.min_lr = optimizer.lr / 10",
+        )?;
+    }
+    Ok(LearningRate { peak, floor, warmup: optimizer.warmup_steps, decay, steps })
+}

@@ -1,0 +1,95 @@
+//! How the ranks divide the model, the batch and the optimizer's work.
+
+use common::UserError;
+use device::DType;
+use parallel::{Grid, PipelineStage};
+
+use crate::config::checks::at_least;
+use crate::config::model_plan::ModelPlan;
+use crate::config::{GradReduce, PipelineSchedule, RecomputeGranularity, RunConfig, rank_layout};
+
+/// How the ranks divide the work.
+#[derive(Clone, Debug)]
+pub struct ParallelPlan {
+    /// Which ranks share layers, and which the batch.
+    pub grid: Grid,
+    /// Chunks of layers of each pipeline stage.
+    pub chunks: usize,
+    /// Transformer blocks of each of the `stages * chunks` parts of the model. Empty for a model without blocks.
+    pub blocks: Vec<usize>,
+    /// With several chunks, the microbatches that go through one chunk before the next.
+    pub microbatch_group: usize,
+    /// Whether stages put off weight gradients to where they would wait.
+    pub zero_bubble: bool,
+    /// Blocks that the backward pass recomputes together; `None` unless whole blocks are recomputed.
+    pub recomputed_blocks: Option<usize>,
+    /// Whether the first and the last stage share the embedding table.
+    pub shares_table: bool,
+    /// Whether ranks that share layers also divide the tokens.
+    pub sequence_parallel: bool,
+    /// Whether data-parallel ranks divide the optimizer's state and work.
+    pub distributed_optimizer: bool,
+    /// Type in which gradients are summed over data-parallel ranks.
+    pub grad_reduce: DType,
+    /// Smallest gradient bucket, bytes.
+    pub bucket_bytes: usize,
+}
+
+impl ParallelPlan {
+    /// The plan of a configuration for a model on `grid`. `microbatch_counts` are the numbers of microbatches that steps can
+    /// have, the largest first.
+    ///
+    /// # Errors
+    /// Layers that cannot be divided so, settings that exclude each other.
+    pub fn new(
+        config: &RunConfig,
+        grid: Grid,
+        model: &ModelPlan,
+        microbatch_counts: &[usize],
+    ) -> Result<ParallelPlan, UserError> {
+        let parallel = &config.parallel;
+        let (mut blocks, mut tied) = (Vec::new(), false);
+        if let ModelPlan::Gpt(shape) = model {
+            rank_layout::check_shape(config, shape)?;
+            blocks = rank_layout::blocks(config, shape)?;
+            tied = shape.tied;
+        }
+        rank_layout::check_schedule(config)?;
+        let microbatch_group = rank_layout::microbatch_group(config, microbatch_counts)?;
+        at_least("recompute.layers", config.recompute.layers, 1)?;
+        at_least("parallel.bucket_mib", parallel.bucket_mib, 1)?;
+        let recomputes_blocks = config.recompute.granularity == RecomputeGranularity::Full;
+        Ok(ParallelPlan {
+            grid,
+            chunks: parallel.virtual_pipeline,
+            blocks,
+            microbatch_group,
+            zero_bubble: parallel.pipeline_schedule == PipelineSchedule::ZeroBubble,
+            recomputed_blocks: recomputes_blocks.then_some(config.recompute.layers),
+            shares_table: grid.pipeline > 1 && tied,
+            sequence_parallel: parallel.sequence_parallel,
+            distributed_optimizer: parallel.distributed_optimizer,
+            grad_reduce: match parallel.grad_reduce {
+                GradReduce::F32 => DType::F32,
+                GradReduce::Bf16 => DType::Bf16,
+            },
+            bucket_bytes: parallel.bucket_mib << 20,
+        })
+    }
+
+    /// The pipeline stage of a rank.
+    pub fn stage(&self, rank: usize) -> PipelineStage {
+        PipelineStage {
+            stages: self.grid.pipeline,
+            stage: self.grid.place(rank).pipeline,
+            chunks: self.chunks,
+            group: self.microbatch_group,
+            zero_bubble: self.zero_bubble,
+        }
+    }
+
+    /// The part of the batch of a rank: its number among the data-parallel ranks.
+    pub fn data_rank(&self, rank: usize) -> usize {
+        self.grid.place(rank).data
+    }
+}

@@ -1,0 +1,66 @@
+//! The reference of all options as Markdown: `docs/options.md`.
+
+use std::fmt::Write;
+
+use common::Choice;
+
+use crate::config::megatron::{FLAGS, Meaning, our_flag};
+use crate::config::options::{Kind, OPTIONS};
+use crate::config::presets::Preset;
+
+/// Options, Megatron's flags, and presets.
+pub fn reference() -> String {
+    options() + &megatron_flags() + &presets()
+}
+
+fn options() -> String {
+    let mut text = String::from(
+        "# Options\n\n`trainer options` prints this page from the option table. CI checks that it is current.\n\
+         Every option is a TOML key and a flag, and `--set key=value` sets it too.\n",
+    );
+    let mut section = "";
+    for option in OPTIONS {
+        let (of, _) = option.key.split_once('.').unwrap_or(("", option.key));
+        if of != section {
+            section = of;
+            let _ = write!(text, "\n## [{section}]\n\n| key | flag | default | meaning |\n|---|---|---|---|\n");
+        }
+        let flags: Vec<String> =
+            std::iter::once(&option.flag).chain(option.aliases).map(|flag| format!("`--{flag}`")).collect();
+        let default = if option.default.is_empty() { "unset".into() } else { format!("`{}`", option.default) };
+        let values = match option.kind {
+            Kind::Choice(words) => format!(". One of: {}", words.join(", ")),
+            _ => String::new(),
+        };
+        let _ = writeln!(text, "| `{}` | {} | {default} | {}{values} |", option.key, flags.join(" "), option.doc);
+    }
+    text
+}
+
+fn megatron_flags() -> String {
+    let mut text = String::from("\n## Megatron's flags\n\n| flag | here |\n|---|---|\n");
+    for (flag, meaning) in FLAGS {
+        let here = match meaning {
+            Meaning::Sets(key, value) => format!("`{}`", our_flag(key, value)),
+            Meaning::Equals(key) => format!("accepted if it equals `{key}`"),
+            Meaning::EqualsRatio(whole, parts) => format!("accepted if it equals `{whole}` / `{parts}`"),
+            Meaning::OnlyValue(word, rule, fix) => format!("accepted if it is `{word}`: {rule}. Instead: {fix}"),
+            Meaning::OnlyWithout(key, why) => format!("accepted without `{key}`: {why}"),
+            Meaning::NotNeeded(why) => format!("not needed: {why}"),
+            Meaning::Unsupported(rule, fix) => format!("not supported: {rule}. Instead: {fix}"),
+        };
+        let _ = writeln!(text, "| `--{flag}` | {here} |");
+    }
+    text
+}
+
+fn presets() -> String {
+    let mut text = String::from("\n## Presets\n\n| preset | sets |\n|---|---|\n");
+    for preset in Preset::ALL {
+        let values: Vec<String> = preset.values().map(|(key, value)| format!("{key} = {value}")).collect();
+        let values =
+            if values.is_empty() { "nothing: the defaults".into() } else { format!("`{}`", values.join("`, `")) };
+        let _ = writeln!(text, "| `{preset}` | {values} |");
+    }
+    text
+}

@@ -1,0 +1,358 @@
+//! The sections of a configuration, and the enums of their settings with choices.
+//!
+//! The option table ([`OPTIONS`](crate::config::options::OPTIONS)) documents every field, so the fields have no docs here.
+
+use std::collections::BTreeMap;
+
+use common::choice;
+use data::DataConfig;
+use device::DType;
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use crate::config::presets::Preset;
+
+/// The configuration of a run with every option present. Names, types and words are checked, values are not.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the option table documents every field")]
+pub struct RunConfig {
+    pub model: ModelConfig,
+    pub data: DataConfig,
+    pub train: TrainConfig,
+    pub optimizer: OptimizerConfig,
+    pub precision: PrecisionConfig,
+    pub parallel: ParallelConfig,
+    pub recompute: RecomputeConfig,
+    pub cuda_graph: CudaGraphConfig,
+    pub checkpoint: CheckpointConfig,
+    pub logging: LoggingConfig,
+}
+
+impl RunConfig {
+    /// See [`by_key`].
+    pub fn by_key(&self) -> BTreeMap<String, Value> {
+        by_key(toml::Table::try_from(self).unwrap_or_default())
+    }
+}
+
+/// The values of a configuration by their keys, such as `optimizer.lr`. Unset options are absent.
+pub fn by_key(config: toml::Table) -> BTreeMap<String, Value> {
+    let sections = config.into_iter().filter_map(|(section, content)| match content {
+        Value::Table(content) => Some((section, content)),
+        _ => None,
+    });
+    let keyed = |(section, content): (String, toml::Table)| {
+        content.into_iter().map(move |(name, value)| (format!("{section}.{name}"), value))
+    };
+    sections.flat_map(keyed).collect()
+}
+
+/// A section of the configuration.
+macro_rules! section {
+    ($name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+        #[doc = "A section of the configuration. The option table documents its fields."]
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[allow(missing_docs, reason = "the option table documents every field")]
+        pub struct $name { $(pub $field: $type),* }
+    };
+}
+
+section!(ModelConfig {
+    preset: Preset,
+    init_from: Option<String>,
+    kind: ModelKind,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: Option<usize>,
+    ffn: Option<usize>,
+    vocab: usize,
+    seq_length: usize,
+    attention: bool,
+    norm: Normalization,
+    norm_eps: f64,
+    activation: Activation,
+    position: PositionEmbedding,
+    rope_base: f64,
+    rope_scaling: Vec<f64>,
+    bias: bool,
+    init_std: f64,
+    residual_init: ResidualInit,
+    tie_embeddings: bool,
+    hidden_dropout: f64,
+    attention_dropout: f64,
+    loss_pieces: Option<usize>,
+    layer_sizes: Vec<usize>,
+    dropouts: Vec<f64>,
+});
+
+choice! {
+    /// The architecture of a model.
+    pub enum ModelKind {
+        /// A decoder-only transformer.
+        Gpt = "gpt",
+        /// A multi-layer perceptron.
+        Mlp = "mlp",
+    }
+}
+
+choice! {
+    /// The normalization before attention, feed-forward and head.
+    pub enum Normalization {
+        /// Subtracts the mean and divides by the standard deviation.
+        LayerNorm = "layernorm",
+        /// Divides by the root mean square.
+        RmsNorm = "rmsnorm",
+    }
+}
+
+choice! {
+    /// The non-linearity of the feed-forward layer.
+    pub enum Activation {
+        /// GELU in its tanh form.
+        Gelu = "gelu",
+        /// SwiGLU, which has a third matrix.
+        SwiGlu = "swiglu",
+    }
+}
+
+choice! {
+    /// How the model knows the positions of tokens.
+    pub enum PositionEmbedding {
+        /// A learned vector for each position.
+        Learned = "learned",
+        /// Rotated queries and keys.
+        Rotary = "rotary",
+        /// The causal mask alone.
+        None = "none",
+    }
+}
+
+choice! {
+    /// The first values of the matrices that write to the residual stream.
+    pub enum ResidualInit {
+        /// With a standard deviation of `init_std / sqrt(2 layers)`, as in GPT-2.
+        Scaled = "scaled",
+        /// With a standard deviation of `init_std`, as other matrices.
+        Plain = "plain",
+    }
+}
+
+section!(TrainConfig {
+    device: DeviceChoice,
+    steps: usize,
+    seed: u64,
+    global_batch_size: usize,
+    rampup_batch_size: Vec<usize>,
+    micro_batch_size: usize,
+    deterministic: bool,
+    eval_interval: usize,
+    eval_steps: usize,
+    threads: Option<usize>,
+});
+
+choice! {
+    /// The device that the user asks for.
+    pub enum DeviceChoice {
+        /// A GPU where each rank has one, else the host.
+        Auto = "auto",
+        /// The CPU.
+        Host = "host",
+        /// A GPU.
+        Cuda = "cuda",
+    }
+}
+
+section!(OptimizerConfig {
+    kind: OptimizerChoice,
+    lr: f64,
+    min_lr: f64,
+    warmup_steps: usize,
+    decay_steps: usize,
+    schedule: DecayStyle,
+    betas: Vec<f64>,
+    eps: f64,
+    momentum: f64,
+    weight_decay: f64,
+    clip: f64,
+});
+
+choice! {
+    /// Which optimizer.
+    pub enum OptimizerChoice {
+        /// AdamW.
+        AdamW = "adamw",
+        /// Stochastic gradient descent, with or without momentum.
+        Sgd = "sgd",
+    }
+}
+
+choice! {
+    /// The learning rate after warm-up.
+    pub enum DecayStyle {
+        /// It stays the same.
+        Constant = "constant",
+        /// It follows half a cosine.
+        Cosine = "cosine",
+        /// Warm-up, stable, decay: it stays the same, and falls linearly at the end.
+        Wsd = "wsd",
+    }
+}
+
+section!(PrecisionConfig { compute: Compute });
+
+choice! {
+    /// The type of weights and activations in layers.
+    pub enum Compute {
+        /// f32.
+        F32 = "f32",
+        /// f32, with matrix products in TF32 on a GPU.
+        Tf32 = "tf32",
+        /// bf16, with f32 master weights.
+        Bf16 = "bf16",
+    }
+}
+
+impl Compute {
+    /// The type of tensors.
+    pub fn dtype(self) -> DType {
+        match self {
+            Compute::F32 | Compute::Tf32 => DType::F32,
+            Compute::Bf16 => DType::Bf16,
+        }
+    }
+}
+
+section!(ParallelConfig {
+    tensor: usize,
+    sequence_parallel: bool,
+    pipeline: usize,
+    pipeline_schedule: PipelineSchedule,
+    virtual_pipeline: usize,
+    microbatch_group: Option<usize>,
+    pipeline_layers: Vec<usize>,
+    distributed_optimizer: bool,
+    grad_reduce: GradReduce,
+    bucket_mib: usize,
+    heartbeat_seconds: f64,
+    distributed_timeout_seconds: f64,
+    setup_timeout_seconds: f64,
+    monitor_address: Option<String>,
+});
+
+choice! {
+    /// The order of a pipeline stage's work.
+    pub enum PipelineSchedule {
+        /// One forward, one backward.
+        OneForwardOneBackward = "1f1b",
+        /// 1F1B with the weight gradients put off to where a stage would wait for others.
+        ZeroBubble = "zero_bubble",
+    }
+}
+
+choice! {
+    /// The type in which gradients are summed over data-parallel ranks.
+    pub enum GradReduce {
+        /// f32.
+        F32 = "f32",
+        /// bf16.
+        Bf16 = "bf16",
+    }
+}
+
+section!(RecomputeConfig { granularity: RecomputeGranularity, method: RecomputeMethod, layers: usize });
+
+choice! {
+    /// What the backward pass recomputes.
+    pub enum RecomputeGranularity {
+        /// Nothing.
+        None = "none",
+        /// Norms and activation functions.
+        Selective = "selective",
+        /// Whole blocks.
+        Full = "full",
+    }
+}
+
+choice! {
+    /// Which blocks are recomputed with `RecomputeGranularity::Full`.
+    pub enum RecomputeMethod {
+        /// All blocks of a stage, in groups of the same size.
+        Uniform = "uniform",
+    }
+}
+
+section!(CudaGraphConfig {
+    enable: bool,
+    scope: GraphScope,
+    warmup_steps: usize,
+    mempool: GraphMempool,
+    share_io_buffers: bool,
+    capture_optimizer: bool,
+});
+
+choice! {
+    /// What becomes one graph.
+    pub enum GraphScope {
+        /// Each layer's forward and backward.
+        PerLayer = "per_layer",
+        /// All microbatches of a step.
+        FullIteration = "full_iteration",
+    }
+}
+
+choice! {
+    /// How microbatches share memory.
+    pub enum GraphMempool {
+        /// Each microbatch in flight has a slot of its own.
+        PerMicrobatch = "per_microbatch",
+        /// One plan over the whole step.
+        Single = "single",
+    }
+}
+
+section!(CheckpointConfig { dir: Option<String>, interval: usize, keep: usize, resume: Resume });
+
+/// Which checkpoint a run continues. Any text is one: a word, or else a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum Resume {
+    /// The newest in `checkpoint.dir`, if there is one.
+    Auto,
+    /// None.
+    Never,
+    /// A checkpoint, or the newest in a folder of checkpoints.
+    From(String),
+}
+
+impl From<String> for Resume {
+    fn from(text: String) -> Resume {
+        match text.as_str() {
+            "auto" => Resume::Auto,
+            "never" => Resume::Never,
+            _ => Resume::From(text),
+        }
+    }
+}
+
+impl From<Resume> for String {
+    fn from(resume: Resume) -> String {
+        match resume {
+            Resume::Auto => "auto".into(),
+            Resume::Never => "never".into(),
+            Resume::From(path) => path,
+        }
+    }
+}
+
+section!(LoggingConfig {
+    dir: String,
+    interval: usize,
+    tensorboard: bool,
+    wandb: bool,
+    trace: Option<String>,
+    trace_after: Option<usize>,
+    trace_steps: usize,
+});

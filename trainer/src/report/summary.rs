@@ -1,0 +1,139 @@
+//! The summary of a plan, printed before a run: what is trained, on what, in how much memory.
+
+use common::format::{boxed, bytes, count};
+use data::Source;
+use device::Device;
+use engine::regions::Mode;
+use engine::step::Stage;
+use parallel::PipelineStage;
+
+use crate::config::parallel_plan::ParallelPlan;
+use crate::config::plan::RunPlan;
+use crate::ranks::Ranks;
+
+/// The summary of one rank's plan, as a box.
+pub fn summary(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &Device, ranks: &Ranks) -> String {
+    let config = &plan.config;
+    let compute = config.precision.compute;
+    let preset = config.model.preset;
+    let parameters = count(plan.size.parameters as f64);
+    let tokens = plan.batch.samples_of(config.train.steps) as f64 * plan.size.losses_per_sample as f64;
+    let mut rows = vec![
+        ("model", format!("{preset}, {parameters} parameters")),
+        ("data", source.describe()),
+        ("batch", batch(plan)),
+        ("steps", format!("{}, {} tokens", config.train.steps, count(tokens))),
+        ("device", format!("{}, {compute}", describe_device(device, ranks))),
+        ("weights", weights(plan, stage)),
+        ("optimizer", optimizer(plan, stage)),
+        ("activations", activations(stage)),
+        ("memory", memory(device)),
+        ("graphs", graphs(plan, stage)),
+    ];
+    if plan.parallel.grid.pipeline > 1 {
+        let layers = plan.layers(ranks.rank).in_words();
+        let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), ranks.rank);
+        rows.splice(3..3, [("pipeline", pipeline), ("layers", layers)]);
+    }
+    if let Some(floor) = source.floor() {
+        rows.push(("loss floor", format!("{floor:.4} nats, the entropy of the data")));
+    }
+    boxed("plan of a rank", &rows)
+}
+
+fn batch(plan: &RunPlan) -> String {
+    let batch = &plan.batch;
+    let (data, tensor) = (plan.parallel.grid.data, plan.parallel.grid.tensor);
+    let shared = match (tensor, plan.parallel.sequence_parallel) {
+        (1, _) => String::new(),
+        (tensor, false) => format!("; {tensor} ranks share each layer"),
+        (tensor, true) => format!("; {tensor} ranks share each layer and its tokens"),
+    };
+    let ramp = batch.describe_ramp().map_or(String::new(), |ramp| format!("; {ramp}"));
+    format!(
+        "{} samples = {data} ranks x {} microbatches x {}, {} tokens a step{shared}{ramp}",
+        batch.global,
+        batch.microbatches(),
+        batch.micro,
+        count(plan.tokens_per_step() as f64)
+    )
+}
+
+fn weights(plan: &RunPlan, stage: &Stage) -> String {
+    let grads = bytes(stage.params().grads.bytes());
+    let weights = bytes(stage.params().weight_bytes());
+    match (stage.params().master_bytes(), stage.params().optimizer_shard().ranks) {
+        (0, 1) => format!("{weights} master, {grads} main_grad"),
+        (0, ranks) => format!("{weights}, 1/{ranks} of them master, {grads} main_grad"),
+        (master, _) => {
+            let compute = plan.config.precision.compute;
+            format!("{} master, {grads} main_grad, {weights} {compute}", bytes(master))
+        }
+    }
+}
+
+fn optimizer(plan: &RunPlan, stage: &Stage) -> String {
+    let state = stage.optimizer().state_bytes();
+    let part = match stage.params().optimizer_shard().ranks {
+        1 => String::new(),
+        ranks => format!(": the part of one of {ranks} ranks"),
+    };
+    format!("{}, {}{part}", plan.config.optimizer.kind, bytes(state))
+}
+
+fn activations(stage: &mut Stage) -> String {
+    let areas = stage.graphs().memory();
+    let total: usize = areas.iter().map(|area| area.bytes).sum();
+    let areas: Vec<String> = areas.iter().map(|area| format!("{} {}", area.area, bytes(area.bytes))).collect();
+    format!("{}: {}", bytes(total), areas.join(", "))
+}
+
+fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
+    if !plan.graphs.enable {
+        return "off".into();
+    }
+    let modes = [(Mode::Train, "training"), (Mode::Evaluate, "evaluation")];
+    let counts = modes.map(|(mode, name)| format!("{} for {name}", stage.graphs().expected_graphs(mode)));
+    let graph = &plan.config.cuda_graph;
+    format!("{}, {} pool: {}", graph.scope, graph.mempool, counts.join(", "))
+}
+
+/// The rank's stage, and the share of time that it is idle while the pipeline fills and drains. Relative to the time of its
+/// work that is `(stages - 1) / (chunks * microbatches)` (Narayanan et al., 2021), and a third of it with zero bubble, if a
+/// microbatch's weight gradients take as long as its forward pass (Qi et al., 2023).
+fn pipeline(parallel: &ParallelPlan, microbatches: usize, rank: usize) -> String {
+    let PipelineStage { stages, stage, chunks, zero_bubble, .. } = parallel.stage(rank);
+    let filled = if zero_bubble { 3 } else { 1 };
+    let idle = (stages - 1) as f64 / (filled * chunks * microbatches) as f64;
+    format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage + 1, idle * 100.0)
+}
+
+/// The device memory that a rank needs. In a dry run on a GPU also what libraries and other processes use already.
+fn memory(device: &Device) -> String {
+    let needed = device.allocated_bytes();
+    let total = bytes(needed);
+    match device.gpu_memory() {
+        Ok(Some((free, all))) if device.is_dry() => {
+            let used = all - free;
+            let (used, sum, all) = (bytes(used), bytes(used + needed), bytes(all));
+            format!("{total}; with the {used} of libraries and other processes {sum} of {all}")
+        }
+        Ok(Some((_, all))) => format!("{total} of {}", bytes(all)),
+        _ => total,
+    }
+}
+
+/// The device in words.
+pub(crate) fn describe_device(device: &Device, ranks: &Ranks) -> String {
+    match device.gpu() {
+        Some(gpu) => format!(
+            "{}, compute capability {}.{}, CUDA {}.{}",
+            gpu.name,
+            gpu.capability.0,
+            gpu.capability.1,
+            gpu.driver_version / 1000,
+            gpu.driver_version % 1000 / 10
+        ),
+        None => format!("host, {} threads a rank", ranks.threads),
+    }
+}

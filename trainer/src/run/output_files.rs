@@ -1,0 +1,61 @@
+//! Files that a run writes after its steps. They are checked before the run begins.
+
+use std::fs::File;
+use std::path::Path;
+
+use common::UserError;
+use engine::step::Stage;
+
+use crate::config::LoggingConfig;
+use crate::error::{RunError, file_error};
+use crate::run::trace;
+
+/// Fails if rank `rank` cannot write the files of `--trace` and `--graph-report`. Missing files are created empty, existing
+/// ones stay as they are until the end.
+///
+/// # Errors
+/// The first file that cannot be written.
+pub fn check_writable(logging: &LoggingConfig, graph_report: Option<&Path>, rank: usize) -> Result<(), UserError> {
+    if let Some(path) = &logging.trace {
+        let path = trace::of_rank(Path::new(path), rank);
+        create_run_folder(logging, &path);
+        writable(&format!("logging.trace = {}", path.display()), &path)?;
+    }
+    if let (0, Some(path)) = (rank, graph_report) {
+        for path in [path, &path.with_extension("dot")] {
+            create_run_folder(logging, path);
+            writable(&format!("--graph-report {}", path.display()), path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Creates `logging.dir` if the file goes there. If that fails, opening the file fails too, and is reported.
+fn create_run_folder(logging: &LoggingConfig, path: &Path) {
+    let parent = path.parent().map(std::path::absolute);
+    if let (Some(Ok(parent)), Ok(folder)) = (parent, std::path::absolute(&logging.dir))
+        && parent == folder
+    {
+        let _ = std::fs::create_dir_all(folder);
+    }
+}
+
+fn writable(what: &str, path: &Path) -> Result<(), UserError> {
+    File::options().append(true).create(true).open(path).map(drop).map_err(|error| {
+        let rule = "the path is that of a file that can be written";
+        UserError::new(format!("{what}: {error}"), rule, "name a file in a folder that exists")
+    })
+}
+
+/// Writes all graphs as JSON to `path`, and as Graphviz to the file beside it that ends in `.dot`.
+///
+/// # Errors
+/// A file that cannot be written.
+pub(crate) fn write_graph_report(stage: &mut Stage, path: &Path) -> Result<(), RunError> {
+    let report = stage.graphs().report();
+    let written = serde_json::to_vec_pretty(&report)
+        .map_err(std::io::Error::from)
+        .and_then(|json| std::fs::write(path, json))
+        .and_then(|()| std::fs::write(path.with_extension("dot"), report.dot()));
+    written.map_err(file_error(format!("the graph report, {}", path.display())))
+}

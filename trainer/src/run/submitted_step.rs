@@ -1,0 +1,41 @@
+//! A step between its submission and its end.
+
+use std::time::{Duration, Instant};
+
+use engine::step::PendingMetrics;
+
+use crate::error::RunError;
+use crate::report::reporter::FinishedStep;
+
+/// A step that was submitted to the device, and may not have ended.
+pub(crate) struct SubmittedStep {
+    pub(crate) step: usize,
+    /// Over all ranks.
+    pub(crate) samples: usize,
+    pub(crate) metrics: PendingMetrics,
+    pub(crate) started: Instant,
+    /// Time the host took to prepare and submit it.
+    pub(crate) host: Duration,
+    /// Time the host waited for its batch.
+    pub(crate) data_wait: Duration,
+}
+
+impl SubmittedStep {
+    /// Waits for the step's end. `last_end` is the end of the step before, and becomes that of this one.
+    ///
+    /// A step's time runs from its start, or from the end of the step before if that is later. The host device computes while
+    /// a step is submitted, so the time is at least that of submission.
+    pub(crate) fn wait(self, last_end: &mut Option<Instant>) -> Result<FinishedStep, RunError> {
+        let result = self.metrics.wait()?;
+        let end = Instant::now();
+        let start = last_end.replace(end).map_or(self.started, |last| last.max(self.started));
+        Ok(FinishedStep {
+            step: self.step,
+            samples: self.samples,
+            result,
+            seconds: end.duration_since(start).max(self.host).as_secs_f64().max(1e-9),
+            host: self.host,
+            data_wait: self.data_wait,
+        })
+    }
+}
