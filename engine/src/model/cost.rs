@@ -1,12 +1,16 @@
-//! What the head of a transformer costs beside a block, so that the parts of a pipeline can be balanced.
+//! What a transformer costs: its FLOPs, and the head's time in blocks, by which the parts of a pipeline are balanced.
 //!
-//! The time of a token, forward and backward, on an H200 in bf16. A block is a dozen short operations one after the other:
-//! products, and between them norms, attention and the activation, which move more than they multiply. It is taken to need
-//! the time of its multiplications and that of its bytes. The head is one product tens of thousands wide, which is taken to
-//! hide one behind the other: it needs the longer of the two. What the tokens of a microbatch share, such as reading the
-//! weights, is left out.
+//! The time estimate is that of a token, forward and backward, on an H200 in bf16. A block is a dozen short operations one
+//! after the other: products, and between them norms, attention and the activation, which move more than they multiply. Its
+//! time is taken to be the sum of the time of its multiplications and of that of its bytes. The head is one product tens of
+//! thousands wide, in which the two overlap: its time is taken to be the longer one. What the tokens of a microbatch share,
+//! such as reading the weights, is left out.
 
-use super::GptShape;
+use super::block::block_cost;
+use super::gpt::gpt;
+use super::head::head_cost;
+use super::shape::GptShape;
+use super::token_cost::TokenCost;
 
 /// Floating-point operations a second: what bf16 products achieve on an H200, whose data sheet says 989 TFLOP/s.
 const FLOPS: f64 = 650e12;
@@ -14,47 +18,31 @@ const FLOPS: f64 = 650e12;
 const VALUES: f64 = 4e12 / 2.0;
 
 impl GptShape {
+    /// Training FLOPs per token: 6 per parameter that the token is multiplied with, and those of causal attention. Lookups
+    /// in tables cost nothing; a tied table counts once, in the head.
+    pub fn flops_per_token(&self) -> f64 {
+        let specs = gpt(self.clone()).specs;
+        let multiplied = specs.iter().filter(|spec| !spec.sparse);
+        let parameters: usize = multiplied.map(|spec| spec.whole.iter().product::<usize>()).sum();
+        let attention = TokenCost { scores: block_cost(self).scores, ..TokenCost::default() };
+        (6 * parameters + self.layers * attention.flops()) as f64
+    }
+
     /// How many blocks' time the head takes.
     pub fn head_in_blocks(&self) -> f64 {
-        let (multiplications, values) = self.block();
-        let block = seconds(multiplications) + values as f64 / VALUES;
-        let (multiplications, values) = self.head();
-        seconds(multiplications).max(values as f64 / VALUES) / block
-    }
-
-    /// Multiplications of a block's forward for a token, and values that forward and backward read and write.
-    fn block(&self) -> (usize, usize) {
-        let GptShape { hidden, ffn, seq, .. } = *self;
-        let (qkv, up) = (self.qkv_width(), self.up_width());
-        let mut multiplications = hidden * (up + ffn);
-        // A norm also adds to the residual stream: two tensors in and two out, and in backward three in and one out.
-        let norm = 8 * hidden;
-        let activation = (up + ffn) + (2 * up + ffn);
-        let mut values = norm + product(hidden, up) + activation + product(ffn, hidden);
-        if self.attention {
-            // Causal: of scores and of weighted values, half.
-            multiplications += hidden * (qkv + hidden + seq);
-            let attention = (qkv + hidden) + (2 * qkv + 2 * hidden);
-            values += norm + product(hidden, qkv) + attention + product(hidden, hidden);
-        }
-        (multiplications, values)
-    }
-
-    /// As [`GptShape::block`], of the head: the loss reads the logits and leaves their gradient in their place.
-    fn head(&self) -> (usize, usize) {
-        let (hidden, vocab) = (self.hidden, self.padded_vocab);
-        (hidden * vocab, product(hidden, vocab) + 2 * vocab)
+        let (block, head) = (block_cost(self), head_cost(self));
+        multiplying(head).max(moving(head)) / (multiplying(block) + moving(block))
     }
 }
 
-/// Values that a linear layer reads and writes for a token: its input and output, once for each of three products.
-fn product(input: usize, output: usize) -> usize {
-    3 * (input + output)
+/// Seconds of multiplications.
+fn multiplying(cost: TokenCost) -> f64 {
+    cost.flops() as f64 / FLOPS
 }
 
-/// The time of so many multiplications in a forward: an addition with each, and twice as much in backward.
-fn seconds(multiplications: usize) -> f64 {
-    6.0 * multiplications as f64 / FLOPS
+/// Seconds of reads and writes.
+fn moving(cost: TokenCost) -> f64 {
+    cost.values as f64 / VALUES
 }
 
 #[cfg(test)]
@@ -107,10 +95,36 @@ mod tests {
     fn wide_blocks_weigh_what_they_multiply_and_narrow_ones_what_they_move() {
         let shape = gpt2_350m();
         let wide = GptShape { hidden: 1 << 17, ffn: 1 << 19, ..shape.clone() };
-        let multiplications = wide.head().0 as f64 / wide.block().0 as f64;
-        assert!((wide.head_in_blocks() / multiplications - 1.0).abs() < 0.01);
+        let flops = head_cost(&wide).flops() as f64 / block_cost(&wide).flops() as f64;
+        assert!((wide.head_in_blocks() / flops - 1.0).abs() < 0.01);
         let narrow = GptShape { hidden: 16, ffn: 64, seq: 16, ..shape };
-        let values = narrow.head().1 as f64 / narrow.block().1 as f64;
+        let values = head_cost(&narrow).values as f64 / block_cost(&narrow).values as f64;
         assert!((narrow.head_in_blocks() / values - 1.0).abs() < 0.05);
+    }
+
+    #[test]
+    fn costs_of_a_block_are_those_of_its_matrices_its_attention_and_what_lies_between() {
+        let (hidden, ffn, seq) = (1024, 4096, 1024);
+        // Norms 8, QKV and projection 3 times input and output, attention 3 + 1 forward and 6 + 2 backward.
+        let attention = 8 * hidden + 3 * (4 * hidden) + (4 + 8) * hidden + 3 * (2 * hidden);
+        let feed_forward = |up: usize| 8 * hidden + 3 * (hidden + up) + (3 * up + 2 * ffn) + 3 * (ffn + hidden);
+        let gelu = gpt2_350m();
+        let expected =
+            TokenCost { weights: 12 * hidden * hidden, scores: hidden * seq, values: attention + feed_forward(ffn) };
+        assert_eq!(block_cost(&gelu), expected);
+        let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, attention: false, ..gelu };
+        let expected = TokenCost { weights: 12 * hidden * hidden, scores: 0, values: feed_forward(2 * ffn) };
+        assert_eq!(block_cost(&swiglu), expected);
+    }
+
+    #[test]
+    fn a_token_costs_6_flops_for_each_parameter_it_is_multiplied_with_and_causal_attention() {
+        let shape = gpt2_350m();
+        // As `transformers` counts gpt2-medium, less the learned positions.
+        let multiplied: usize = 354_823_168 - 1024 * 1024;
+        let attention = 6 * 24 * 1024 * 1024;
+        assert_eq!(shape.flops_per_token(), (6 * multiplied + attention) as f64);
+        let untied = GptShape { tied: false, ..shape.clone() };
+        assert_eq!(untied.flops_per_token(), shape.flops_per_token(), "a lookup costs nothing");
     }
 }

@@ -1,59 +1,91 @@
 //! The first layer: tokens to hidden states.
 
-use device::ops::{Dropout, DropoutSite, Embedding, EmbeddingBackward};
+use device::ops::{DropoutSite, Embedding, EmbeddingBackward};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use super::tensor_parallel::Share;
-use super::{Dropouts, Hidden, Layer};
-use crate::params::Param;
+use super::builder::{LayerBuilder, ShardedShape};
+use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
+use super::layer::{Hidden, Layer};
+use super::position::Position;
+use super::tensor_parallel::TensorParallelRegion;
+use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
+/// The table of tokens.
+pub(crate) const TOKEN_TABLE: &str = "wte.weight";
+/// The table of learned positions.
+const POSITION_TABLE: &str = "wpe.weight";
+
+/// The parameters that this rank has of layer 0: the table of tokens, which a tied head uses too, and learned positions.
+pub(crate) fn embedding_params(shape: &ShardedShape<'_>) -> Vec<ParamSpec> {
+    let tokens = ParamSpec { sparse: !shape.shape.tied, ..shape.vocabulary_table(TOKEN_TABLE, 0) };
+    let positions = (shape.shape.position == Position::Learned).then(|| {
+        let sizes = [shape.shape.seq, shape.shape.hidden];
+        ParamSpec { sparse: true, ..ParamSpec::new(POSITION_TABLE, sizes, shape.shape.matrix_init(), 0) }
+    });
+    [tokens].into_iter().chain(positions).collect()
+}
+
+/// Looks tokens up in a table, and adds learned positions where there are any.
 pub(crate) struct EmbeddingLayer {
     /// `(padded vocab, hidden)`, or this rank's rows of it.
     pub(crate) table: Param,
+    /// The token of the first row here.
     pub(crate) first_token: usize,
-    /// `(seq, hidden)`, learned; absent where blocks see positions by themselves.
+    /// `(seq, hidden)`; `None` where positions are not learned.
     pub(crate) positions: Option<Param>,
-    pub(crate) dropout: Dropouts,
+    pub(crate) dropout: DropoutLayer,
     pub(crate) dtype: DType,
-    pub(crate) share: Share,
+    pub(crate) region: TensorParallelRegion,
 }
 
 #[derive(Clone)]
 struct Saved {
+    /// `(batch, seq)`, i32.
     tokens: Tensor,
     dropout: Option<DropoutSite>,
 }
 
+impl EmbeddingLayer {
+    /// The layer over its parameters.
+    pub(crate) fn build(builder: &LayerBuilder<'_>) -> EmbeddingLayer {
+        let LayerBuilder { of, params, .. } = builder;
+        EmbeddingLayer {
+            table: params.get(TOKEN_TABLE),
+            positions: (of.shape.position == Position::Learned).then(|| params.get(POSITION_TABLE)),
+            dropout: of.hidden_dropout(0, 0),
+            first_token: of.first_token(),
+            dtype: of.shape.dtype,
+            region: of.region(),
+        }
+    }
+}
+
 impl Layer for EmbeddingLayer {
+    /// From tokens `(batch, seq)` to `(batch, seq, hidden)`, or with sequence parallelism this rank's rows of it.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let all = self.share.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
+        let all = self.region.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
         let dropout = self.dropout.site(cx, input.record);
         cx.run(Embedding {
             tokens: input.x,
             table: self.table.weight,
             first_token: self.first_token,
-            positions: self.share.parallel.once(self.positions.map(|positions| positions.weight)),
+            positions: self.region.parallel.on_first_rank(self.positions.map(|positions| positions.weight)),
             output: all,
         })?;
-        // A token is in one rank's table, so the sum is exact.
-        let x = self.share.parallel.sum(cx, "embedded_here", all)?;
-        if let Some(site) = dropout {
-            cx.run(Dropout { input: x, output: x, site })?;
-        }
+        // One rank's table has the token, the others add zeros: the sum is exact.
+        let x = self.region.reduce(cx, "embedded_here", all)?;
+        drop_in_place(cx, x, dropout)?;
         cx.save_for_backward(Saved { tokens: input.x, dropout })?;
         Ok(Hidden { x, delta: None, ..input })
     }
 
+    /// `grad` is that of the embedded tokens; nothing comes before them.
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
         let saved: Saved = cx.saved()?;
-        let mut grad_output = grad;
-        if let Some(site) = saved.dropout {
-            grad_output = cx.tensor("grad_embedded", grad.shape, grad.dtype)?;
-            cx.run(Dropout { input: grad, output: grad_output, site })?;
-        }
-        let grad_output = self.share.all_rows(cx, "all_grad_embedded", grad_output)?;
+        let grad_output = dropout_backward(cx, "grad_embedded", grad, saved.dropout)?;
+        let grad_output = self.region.gather_rows(cx, "all_grad_embedded", grad_output)?;
         cx.run(EmbeddingBackward {
             tokens: saved.tokens,
             grad_output,

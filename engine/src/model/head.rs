@@ -7,39 +7,78 @@ use device::ops::{
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use super::norm::{NormLayer, SavedNorm};
-use super::tensor_parallel::Share;
-use super::{Hidden, Layer, StepTensors};
-use crate::params::Param;
+use super::architecture::StepTensors;
+use super::builder::{LayerBuilder, ShardedShape};
+use super::embedding::TOKEN_TABLE;
+use super::layer::{Hidden, Layer};
+use super::norm::{NormLayer, NormSpec, SavedNorm};
+use super::shape::GptShape;
+use super::tensor_parallel::TensorParallelRegion;
+use super::token_cost::TokenCost;
+use crate::params::{Param, ParamSpec};
 use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
-/// Final norm, logits and cross-entropy, a piece of the rows at a time. In training forward takes each piece's gradient
-/// back through the table at once, so that no more than a piece of the logits is ever in memory.
+/// The matrix of a head that is not tied.
+const HEAD_TABLE: &str = "lm_head.weight";
+
+fn norm(shape: &GptShape) -> NormSpec<'_> {
+    NormSpec::new("ln_f".into(), shape)
+}
+
+/// The parameters that this rank has of the last layer: the final norm, and the table unless it is the embedding's.
+pub(crate) fn head_params(shape: &ShardedShape<'_>, layer: usize) -> Vec<ParamSpec> {
+    let table = (!shape.shape.tied).then(|| shape.vocabulary_table(HEAD_TABLE, layer));
+    norm(shape.shape).params(shape.parallel, layer).into_iter().chain(table).collect()
+}
+
+/// What a token costs in the head's product and loss. The loss reads the logits and leaves their gradient in their place.
+pub(crate) fn head_cost(shape: &GptShape) -> TokenCost {
+    let (hidden, vocab) = (shape.hidden, shape.padded_vocab);
+    TokenCost { weights: hidden * vocab, values: 3 * (hidden + vocab) + 2 * vocab, ..TokenCost::default() }
+}
+
+/// Final norm, logits and cross-entropy, one piece of the rows at a time. In training, forward takes each piece's gradient
+/// back through the table at once, so that only one piece of the logits is ever in memory.
 pub(crate) struct LanguageHead {
     pub(crate) norm: NormLayer,
     /// `(padded vocab, hidden)`, or this rank's rows of it; the embedding's table when tied.
     pub(crate) table: Param,
-    /// The vocabulary, and which of it the table has.
-    pub(crate) vocab: VocabPart,
-    /// Pieces that the rows are cut into; divides them.
-    pub(crate) pieces: usize,
-    pub(crate) share: Share,
-    pub(crate) step: StepTensors,
+    /// The vocabulary, and which rows of the table are here.
+    vocab: VocabPart,
+    /// Pieces that the rows are divided into; a divisor of their number.
+    pieces: usize,
+    region: TensorParallelRegion,
+    step: StepTensors,
 }
 
 #[derive(Clone, Copy)]
 struct Saved {
     norm: SavedNorm,
-    /// As `normed`, of all rows; with a vocabulary shared by ranks, this rank's part of a sum.
+    /// `(batch, seq, hidden)`; where ranks share the vocabulary, this rank's part of the sum.
     grad_normed: Tensor,
+}
+
+impl LanguageHead {
+    /// The layer over its parameters.
+    pub(crate) fn build(builder: &LayerBuilder<'_>) -> LanguageHead {
+        let LayerBuilder { of, params, step } = builder;
+        LanguageHead {
+            norm: NormLayer { recompute: false, ..norm(of.shape).build(params) },
+            table: params.get(if of.shape.tied { TOKEN_TABLE } else { HEAD_TABLE }),
+            vocab: VocabPart { first_token: of.first_token(), vocab: of.shape.vocab },
+            pieces: of.shape.loss_pieces,
+            region: of.region(),
+            step: *step,
+        }
+    }
 }
 
 impl Layer for LanguageHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
-        let normed = self.share.all_rows(cx, "all_normed", normed)?;
-        let targets = input.wanted();
+        let normed = self.region.gather_rows(cx, "all_normed", normed)?;
+        let targets = input.loss_targets();
         let (rows, hidden, dtype) = (targets.elements(), normed.shape.last(), normed.dtype);
         let train = cx.mode() == Mode::Train;
         let losses = cx.tensor("losses", [rows], DType::F32)?;
@@ -51,7 +90,7 @@ impl Layer for LanguageHead {
             cx.run(Gemm::linear(part(normed), self.table.weight, logits, Epilogue::None))?;
             self.losses(cx, logits, targets.view(first, [piece]), losses.view(first, [piece]))?;
             if let Some(grad_normed) = grad_normed {
-                // The logits' gradient lies where the logits were.
+                // The loss left the logits' gradient in their place.
                 cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
                 cx.run(Gemm::wgrad(logits, part(normed), self.table.grad, !cx.variant().overwrites || first > 0))?;
             }
@@ -63,30 +102,30 @@ impl Layer for LanguageHead {
         Ok(Hidden { x: losses, delta: None, ..input })
     }
 
-    /// `grad` is the losses: their own gradient is `grad_scale`, which forward used.
+    /// The incoming gradient is not read: forward has scaled the losses' gradient by the control block's `grad_scale`.
     fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
         let saved: Saved = cx.saved()?;
-        let grad_normed = self.share.parallel.sum(cx, "grad_normed_here", saved.grad_normed)?;
+        let grad_normed = self.region.reduce(cx, "grad_normed_here", saved.grad_normed)?;
         self.norm.backward(cx, &saved.norm, grad_normed, None, None)
     }
 }
 
 impl LanguageHead {
-    /// Losses, and in training the logits' gradient in their place. Ranks that share the vocabulary exchange three numbers a
-    /// row, never logits.
+    /// Losses `(rows)` from logits `(rows, vocab here)`; in training leaves the logits' gradient in their place. Ranks that
+    /// share the vocabulary exchange three numbers a row, not logits.
     fn losses(&self, cx: &mut StepContext<'_>, logits: Tensor, targets: Tensor, losses: Tensor) -> Result<()> {
         let control = (cx.mode() == Mode::Train).then_some(self.step.control);
-        let parallel = &self.share.parallel;
+        let parallel = &self.region.parallel;
         let Some(group) = &parallel.group else {
             return cx.run(CrossEntropy { logits, targets, losses, vocab: self.vocab.vocab, control });
         };
         let rows = logits.shape.rows();
-        let mine = cx.tensor("stats", [3, rows], DType::F32)?;
+        let own = cx.tensor("stats", [3, rows], DType::F32)?;
         let stats = cx.tensor("all_stats", [parallel.size(), 3, rows], DType::F32)?;
         let part = self.vocab;
-        cx.run(CrossEntropyPart { logits, targets, stats: mine, part })?;
+        cx.run(CrossEntropyPart { logits, targets, stats: own, part })?;
         let kind = CollectiveKind::AllGather;
-        cx.run(Collective { kind, communicator: group.clone(), input: mine, output: stats })?;
+        cx.run(Collective { kind, communicator: group.clone(), input: own, output: stats })?;
         cx.run(CrossEntropyJoin { logits, targets, stats, losses, part, control })
     }
 }
@@ -105,7 +144,7 @@ impl Layer for RegressionHead {
             cx.save_for_backward(tensor)?;
             grad = Some((tensor, self.step.control));
         }
-        cx.run(Mse { prediction: input.x, target: input.wanted(), losses, grad })?;
+        cx.run(Mse { prediction: input.x, target: input.loss_targets(), losses, grad })?;
         cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
         Ok(Hidden { x: losses, ..input })
     }

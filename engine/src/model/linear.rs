@@ -1,14 +1,85 @@
-//! A linear layer: a product with a weight, and what backward makes of it; whole here, or shared with other ranks.
+//! A linear layer: its parameters, its products forward and backward, and how ranks share it.
 
 use device::Tensor;
 use device::ops::{BiasGrad, Epilogue, Gemm};
 use graph_manager::Result;
 
-use super::tensor_parallel::{Coming, Share};
-use crate::params::Param;
+use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
+use super::token_cost::TokenCost;
+use crate::params::{Init, Param, ParamSpec, Params};
 use crate::step_policy::StepContext;
 
-/// A linear layer's parameters, or this rank's part of them: weight `(out, in)` and, where there is one, bias `(out)`.
+/// A linear layer before it has memory: what it declares, and what it is built from.
+pub(crate) struct LinearSpec {
+    /// What the names of its parameters begin with.
+    name: String,
+    input: usize,
+    output: usize,
+    init: Init,
+    bias: bool,
+    split: Split,
+}
+
+/// How the ranks of a tensor-parallel group share a linear layer.
+enum Split {
+    /// By outputs, bias and all. The groups are the widths packed in the output, such as queries, keys and values; a rank
+    /// has an equal part of each.
+    Columns(Vec<usize>),
+    /// By inputs. Each rank has the whole bias, and the ranks' results are summed.
+    Rows,
+}
+
+impl LinearSpec {
+    /// A layer whose outputs are split over the ranks. Its output packs `groups` of these widths.
+    pub(crate) fn column_parallel(
+        name: String,
+        input: usize,
+        groups: Vec<usize>,
+        init: Init,
+        bias: bool,
+    ) -> LinearSpec {
+        let output = groups.iter().sum();
+        LinearSpec { name, input, output, init, bias, split: Split::Columns(groups) }
+    }
+
+    /// A layer whose inputs are split over the ranks.
+    pub(crate) fn row_parallel(name: String, input: usize, output: usize, init: Init, bias: bool) -> LinearSpec {
+        LinearSpec { name, input, output, init, bias, split: Split::Rows }
+    }
+
+    fn weight_name(&self) -> String {
+        format!("{}.weight", self.name)
+    }
+
+    fn bias_name(&self) -> String {
+        format!("{}.bias", self.name)
+    }
+
+    /// The parameters that this rank has of it: weight, then bias. `layer` is the layer that they belong to.
+    pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
+        let weight = ParamSpec::new(self.weight_name(), [self.output, self.input], self.init, layer);
+        let bias = self.bias.then(|| ParamSpec::new(self.bias_name(), [self.output], Init::Constant(0.0), layer));
+        let (weight, bias) = match &self.split {
+            Split::Columns(groups) => {
+                (parallel.shard(weight, 0, groups), bias.map(|bias| parallel.shard(bias, 0, groups)))
+            }
+            Split::Rows => (parallel.shard(weight, 1, &[self.input]), bias),
+        };
+        [weight].into_iter().chain(bias).collect()
+    }
+
+    /// The layer over its parameters.
+    pub(crate) fn build(&self, params: &Params) -> Linear {
+        Linear { weight: params.get(&self.weight_name()), bias: self.bias.then(|| params.get(&self.bias_name())) }
+    }
+
+    /// What it costs, whole: each of its three products reads or writes input and output once.
+    pub(crate) fn cost(&self) -> TokenCost {
+        TokenCost { weights: self.input * self.output, values: 3 * (self.input + self.output), ..TokenCost::default() }
+    }
+}
+
+/// A linear layer's parameters, or this rank's shard of them: weight `(out, in)` and, where there is one, bias `(out)`.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear {
     pub(crate) weight: Param,
@@ -16,16 +87,17 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Width of its output.
+    /// Width of its output on this rank.
     pub(crate) fn width(&self) -> usize {
         self.weight.weight.shape.rows()
     }
 
-    /// Width of its input.
+    /// Width of its input on this rank.
     pub(crate) fn input_width(&self) -> usize {
         self.weight.weight.shape.last()
     }
 
+    /// `output` `(..., out)` from `input` `(..., in)`.
     pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
         self.product(cx, input, output, self.bias)
     }
@@ -35,52 +107,40 @@ impl Linear {
         cx.run(Gemm::linear(input, self.weight.weight, output, epilogue))
     }
 
-    /// Of a layer cut by its inputs: the sum of all ranks' products, in the rows that are here. One rank adds the bias.
-    pub(crate) fn forward_shared(
+    /// Forward of a row-parallel layer: the sum of all ranks' products `(batch, seq, out)`, with sequence parallelism this
+    /// rank's rows of it. The first rank adds the bias. `names` are those of the product and of this rank's rows.
+    pub(crate) fn forward_row_parallel(
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
-        [all, here]: [&'static str; 2],
-        share: &Share,
+        names: [&'static str; 2],
+        region: &TensorParallelRegion,
     ) -> Result<Tensor> {
-        let output = rows_of(cx, all, &input, self.width())?;
-        self.product(cx, input, output, share.parallel.once(self.bias))?;
-        share.parallel.sum(cx, here, output)
+        let output = tensor_like(cx, names[0], &input, self.width())?;
+        self.product(cx, input, output, region.parallel.on_first_rank(self.bias))?;
+        region.reduce(cx, names[1], output)
     }
 
-    /// Of a layer cut by its outputs: its input, whose rows were on their way, and the input's gradient, whose sum over
-    /// ranks is on its way to the rows that are here.
-    pub(crate) fn backward_input_shared(
+    /// Input gradient of a column-parallel layer. Takes the layer's input while its rows are still being gathered, and
+    /// returns it gathered, with the pending sum of the input gradient over the ranks: `(batch, seq, in)`, with sequence
+    /// parallelism this rank's rows. `names` are those of the gradient and of this rank's rows.
+    pub(crate) fn dgrad_column_parallel(
         &self,
         cx: &mut StepContext<'_>,
-        input: Coming,
+        input: PendingTransfer,
         grad_output: Tensor,
-        [all, here]: [&'static str; 2],
-        share: &Share,
-    ) -> Result<(Tensor, Coming)> {
-        let grad_input = share.tensor(cx, all, self.input_width(), grad_output.dtype)?;
-        self.backward_input(cx, grad_output, grad_input, Epilogue::None)?;
-        // Before the next transfer starts, for which it would wait too.
+        names: [&'static str; 2],
+        region: &TensorParallelRegion,
+    ) -> Result<(Tensor, PendingTransfer)> {
+        let grad_input = region.tensor(cx, names[0], self.input_width(), grad_output.dtype)?;
+        self.dgrad(cx, grad_output, grad_input, Epilogue::None)?;
+        // Joined before the next transfer starts: a later join would wait for that transfer too.
         let input = input.join(cx)?;
-        Ok((input, share.parallel.sum_beside(cx, here, grad_input)?))
+        Ok((input, region.reduce_async(cx, names[1], grad_input)?))
     }
 
-    /// Parameter gradients, and the input's if it is wanted, through an epilogue.
-    pub(crate) fn backward(
-        &self,
-        cx: &mut StepContext<'_>,
-        input: Tensor,
-        grad_output: Tensor,
-        grad_input: Option<(Tensor, Epilogue)>,
-    ) -> Result<()> {
-        if let Some((grad_input, epilogue)) = grad_input {
-            self.backward_input(cx, grad_output, grad_input, epilogue)?;
-        }
-        self.backward_parameters(cx, input, grad_output)
-    }
-
-    /// The input's gradient, through an epilogue.
-    pub(crate) fn backward_input(
+    /// The input gradient `(..., in)` from `grad_output` `(..., out)`, through an epilogue.
+    pub(crate) fn dgrad(
         &self,
         cx: &StepContext<'_>,
         grad_output: Tensor,
@@ -90,13 +150,9 @@ impl Linear {
         cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))
     }
 
-    /// The parameters' gradients. They may be put off: nothing in the layer may write to what they are made from.
-    pub(crate) fn backward_parameters(
-        &self,
-        cx: &mut StepContext<'_>,
-        input: Tensor,
-        grad_output: Tensor,
-    ) -> Result<()> {
+    /// The gradients of weight and bias. A step whose backward is split runs them later, so nothing in the layer may write
+    /// to `input` or `grad_output` after this call.
+    pub(crate) fn wgrad(&self, cx: &mut StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
         let accumulate = !cx.variant().overwrites;
         cx.defer(Gemm::wgrad(grad_output, input, self.weight.grad, accumulate))?;
         match self.bias {
@@ -105,36 +161,61 @@ impl Linear {
         }
     }
 
-    /// The parameters' gradients, to be computed beside a transfer that comes next; at once if none does, so that what they
-    /// are made from need not be kept.
-    pub(crate) fn backward_parameters_beside(
+    /// The gradients of weight and bias, for the caller to compute while the transfer runs that it starts next. With
+    /// `transfer` false no transfer comes next: they are computed at once, which frees the buffers that they read.
+    pub(crate) fn wgrad_during(
         &self,
         cx: &mut StepContext<'_>,
         input: Tensor,
         grad_output: Tensor,
         transfer: bool,
-    ) -> Result<PendingGrads> {
+    ) -> Result<PendingWeightGradients> {
         if transfer {
-            return Ok(PendingGrads(Some((*self, input, grad_output))));
+            return Ok(PendingWeightGradients(Some((*self, input, grad_output))));
         }
-        self.backward_parameters(cx, input, grad_output)?;
-        Ok(PendingGrads(None))
+        self.wgrad(cx, input, grad_output)?;
+        Ok(PendingWeightGradients::none())
     }
 }
 
-/// Gradients of a linear layer's parameters that wait for a transfer to be computed beside; nothing if they are computed.
+/// Weight gradients of a linear layer that are yet to be computed, while a transfer runs.
 #[must_use]
-pub(crate) struct PendingGrads(Option<(Linear, Tensor, Tensor)>);
+pub(crate) struct PendingWeightGradients(Option<(Linear, Tensor, Tensor)>);
 
-impl PendingGrads {
+impl PendingWeightGradients {
+    /// Nothing is left to compute.
+    pub(crate) fn none() -> PendingWeightGradients {
+        PendingWeightGradients(None)
+    }
+
+    /// All rows of `rows`, as [`TensorParallelRegion::gather_rows`]; computes these gradients meanwhile.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn compute_during_gather(
+        self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        rows: Tensor,
+        region: &TensorParallelRegion,
+    ) -> Result<Tensor> {
+        if self.0.is_none() {
+            return region.gather_rows(cx, name, rows);
+        }
+        let gather = region.gather_rows_async(cx, name, rows)?;
+        self.compute(cx)?;
+        gather.join(cx)
+    }
+
+    /// Computes them, if any are left.
     pub(crate) fn compute(self, cx: &mut StepContext<'_>) -> Result<()> {
         let Some((linear, input, grad_output)) = self.0 else { return Ok(()) };
-        linear.backward_parameters(cx, input, grad_output)
+        linear.wgrad(cx, input, grad_output)
     }
 }
 
-/// A tensor with the rows of another, `(batch, seq, width)`.
-pub(super) fn rows_of(cx: &mut StepContext<'_>, name: &'static str, like: &Tensor, width: usize) -> Result<Tensor> {
+/// A buffer `(batch, seq, width)` with the batch, tokens and type of `like` `(batch, seq, _)`.
+pub(super) fn tensor_like(cx: &mut StepContext<'_>, name: &'static str, like: &Tensor, width: usize) -> Result<Tensor> {
     let [batch, seq, _] = like.shape.sizes()[..] else { unreachable!("hidden states are (batch, seq, width)") };
     cx.tensor(name, [batch, seq, width], like.dtype)
 }

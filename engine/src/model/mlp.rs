@@ -1,12 +1,16 @@
 //! A multi-layer perceptron trained on squared error: linear, ReLU and dropout between layers.
 
-use device::ops::{Activation, ActivationBackward, ActivationKind, Dropout, DropoutPart, DropoutSite, Epilogue};
+use device::ops::{Activation, ActivationBackward, ActivationKind, DropoutPart, DropoutSite, Epilogue};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
+use super::architecture::{Architecture, Chunk, Model, StepTensors};
+use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::head::RegressionHead;
-use super::linear::Linear;
-use super::{Architecture, Chunk, Dropouts, Hidden, Layer, Model, SampleRow, StepTensors, TensorParallel, undropped};
+use super::layer::{Hidden, Layer};
+use super::linear::{Linear, LinearSpec};
+use super::sample_row::SampleRow;
+use super::tensor_parallel::TensorParallel;
 use crate::layer_partition::StageLayers;
 use crate::params::{Init, ParamSpec, Params};
 use crate::step_policy::StepContext;
@@ -26,22 +30,32 @@ pub struct MlpShape {
     pub dtype: DType,
 }
 
+impl MlpShape {
+    /// Training FLOPs per row: 6 per parameter.
+    pub fn flops_per_row(&self) -> f64 {
+        let parameters: usize = self.sizes.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum();
+        (6 * parameters) as f64
+    }
+
+    /// The linear layers, in order.
+    fn linears(&self) -> impl Iterator<Item = LinearSpec> {
+        self.sizes.windows(2).enumerate().map(|(layer, pair)| {
+            let init = Init::Normal((2.0 / pair[0] as f32).sqrt()); // He et al., 2015
+            LinearSpec::column_parallel(format!("layers.{layer}"), pair[0], vec![pair[1]], init, true)
+        })
+    }
+}
+
 /// An MLP of that shape; its last layer is the loss.
 pub fn mlp(shape: MlpShape) -> Architecture {
-    let mut specs = Vec::new();
-    for (layer, pair) in shape.sizes.windows(2).enumerate() {
-        let init = Init::Normal((2.0 / pair[0] as f32).sqrt()); // He et al., 2015
-        specs.push(ParamSpec::new(format!("layers.{layer}.weight"), [pair[1], pair[0]], init, layer));
-        specs.push(ParamSpec::new(format!("layers.{layer}.bias"), [pair[1]], Init::Constant(0.0), layer));
-    }
-    specs.iter_mut().for_each(|spec| spec.dtype = shape.dtype);
-    // The loss is a layer too.
-    let layers = StageLayers::whole(shape.sizes.len());
+    let tensor = TensorParallel::alone();
+    let params = shape.linears().enumerate().flat_map(|(layer, linear)| linear.params(&tensor, layer));
     Architecture {
-        specs,
+        specs: params.map(|spec| ParamSpec { dtype: shape.dtype, ..spec }).collect(),
         elsewhere: Vec::new(),
-        layers,
-        tensor: TensorParallel::alone(),
+        // The loss is a layer too.
+        layers: StageLayers::whole(shape.sizes.len()),
+        tensor,
         rotary: None,
         build: Box::new(move |params, step| build(&shape, params, step)),
     }
@@ -50,16 +64,19 @@ pub fn mlp(shape: MlpShape) -> Architecture {
 fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
     let last = shape.sizes.len() - 2;
     let mut layers: Vec<Box<dyn Layer>> = Vec::new();
-    for layer in 0..=last {
+    for (layer, linear) in shape.linears().enumerate() {
         let rate = if layer == last { 0.0 } else { shape.dropouts.get(layer).copied().unwrap_or(0.0) };
         layers.push(Box::new(Perceptron {
-            linear: Linear {
-                weight: params.get(&format!("layers.{layer}.weight")),
-                bias: Some(params.get(&format!("layers.{layer}.bias"))),
-            },
+            linear: linear.build(params),
             first: layer == 0,
             activated: layer != last,
-            dropout: Dropouts { rate, seed: shape.seed, layer: layer as u16, site: 0, part: DropoutPart::default() },
+            dropout: DropoutLayer {
+                rate,
+                seed: shape.seed,
+                layer: layer as u16,
+                site: 0,
+                part: DropoutPart::default(),
+            },
         }));
     }
     layers.push(Box::new(RegressionHead { step }));
@@ -76,20 +93,23 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
 /// One layer: `dropout(relu(x W^T + b))`, or just the linear part.
 struct Perceptron {
     linear: Linear,
-    /// Nothing before it wants a gradient.
+    /// Nothing before it needs a gradient.
     first: bool,
     activated: bool,
-    dropout: Dropouts,
+    dropout: DropoutLayer,
 }
 
 #[derive(Clone, Copy)]
 struct Saved {
+    /// `(batch, in)`.
     input: Tensor,
+    /// `(batch, out)`.
     pre: Tensor,
     dropout: Option<DropoutSite>,
 }
 
 impl Layer for Perceptron {
+    /// From `(batch, in)` to `(batch, out)`.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let shape = [input.x.shape.rows(), self.linear.width()];
         let pre = cx.tensor("pre", shape, input.x.dtype)?;
@@ -99,9 +119,7 @@ impl Layer for Perceptron {
         if self.activated {
             x = cx.tensor("activated", shape, input.x.dtype)?;
             cx.run(Activation { kind: ActivationKind::Relu, input: pre, output: x })?;
-            if let Some(site) = dropout {
-                cx.run(Dropout { input: x, output: x, site })?;
-            }
+            drop_in_place(cx, x, dropout)?;
         }
         cx.save_for_backward(Saved { input: input.x, pre, dropout })?;
         Ok(Hidden { x, ..input })
@@ -111,7 +129,7 @@ impl Layer for Perceptron {
         let saved: Saved = cx.saved()?;
         let mut grad_pre = grad;
         if self.activated {
-            let grad_output = undropped(cx, "grad_activated", grad, saved.dropout)?;
+            let grad_output = dropout_backward(cx, "grad_activated", grad, saved.dropout)?;
             grad_pre = cx.tensor("grad_pre", saved.pre.shape, grad.dtype)?;
             cx.run(ActivationBackward {
                 kind: ActivationKind::Relu,
@@ -120,12 +138,12 @@ impl Layer for Perceptron {
                 grad_input: grad_pre,
             })?;
         }
-        if self.first {
-            self.linear.backward(cx, saved.input, grad_pre, None)?;
-            return Ok(grad_pre);
+        let mut grad_input = grad_pre;
+        if !self.first {
+            grad_input = cx.tensor("grad_input", saved.input.shape, grad.dtype)?;
+            self.linear.dgrad(cx, grad_pre, grad_input, Epilogue::None)?;
         }
-        let grad_input = cx.tensor("grad_input", saved.input.shape, grad.dtype)?;
-        self.linear.backward(cx, saved.input, grad_pre, Some((grad_input, Epilogue::None)))?;
+        self.linear.wgrad(cx, saved.input, grad_pre)?;
         Ok(grad_input)
     }
 }

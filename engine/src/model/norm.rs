@@ -1,11 +1,61 @@
-//! A norm of the residual stream, which first adds what is to be added to it.
+//! A norm of the residual stream, which first adds what the part before computed.
 
 use device::ops::{Norm, NormBackward, NormKind};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use crate::params::Param;
+use super::shape::GptShape;
+use super::tensor_parallel::TensorParallel;
+use super::token_cost::TokenCost;
+use crate::params::{Init, Param, ParamSpec, Params};
 use crate::step_policy::StepContext;
+
+/// A norm before it has memory: what it declares, and what it is built from.
+pub(crate) struct NormSpec<'s> {
+    /// What the names of its parameters begin with.
+    name: String,
+    shape: &'s GptShape,
+}
+
+impl NormSpec<'_> {
+    /// The norm of that name, as all norms of the shape.
+    pub(crate) fn new(name: String, shape: &GptShape) -> NormSpec<'_> {
+        NormSpec { name, shape }
+    }
+
+    fn has_bias(&self) -> bool {
+        self.shape.bias && self.shape.norm == NormKind::Layer
+    }
+
+    /// Its parameters, `(hidden)` each: weight, then bias. `layer` is the layer that they belong to. Every rank has them
+    /// whole; with sequence parallelism their gradients are those of the rank's rows.
+    pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
+        let param = |name: &str, first: f32| {
+            let spec =
+                ParamSpec::new(format!("{}.{name}", self.name), [self.shape.hidden], Init::Constant(first), layer);
+            ParamSpec { sequence_parallel: parallel.splits_rows(), ..spec }
+        };
+        let bias = self.has_bias().then(|| param("bias", 0.0));
+        [param("weight", 1.0)].into_iter().chain(bias).collect()
+    }
+
+    /// The norm over its parameters.
+    pub(crate) fn build(&self, params: &Params) -> NormLayer {
+        NormLayer {
+            kind: self.shape.norm,
+            weight: params.get(&format!("{}.weight", self.name)),
+            bias: self.has_bias().then(|| params.get(&format!("{}.bias", self.name))),
+            eps: self.shape.norm_eps as f32,
+            recompute: self.shape.recompute,
+        }
+    }
+
+    /// What it costs. Forward reads two tensors and writes two, for it also adds to the residual stream; backward reads
+    /// three and writes one.
+    pub(crate) fn cost(&self) -> TokenCost {
+        TokenCost { values: 8 * self.shape.hidden, ..TokenCost::default() }
+    }
+}
 
 /// A LayerNorm's or RMSNorm's parameters, `(hidden)` each; an RMSNorm has no bias.
 #[derive(Clone, Copy)]
@@ -14,24 +64,26 @@ pub(crate) struct NormLayer {
     pub(crate) weight: Param,
     pub(crate) bias: Option<Param>,
     pub(crate) eps: f32,
-    /// Backward computes the normed values again instead of keeping them.
+    /// Backward recomputes the normed values instead of keeping them.
     pub(crate) recompute: bool,
 }
 
-/// What a norm keeps for its backward: its input `(batch, seq, hidden)`, statistics `(batch * seq)`, and its output
-/// unless that is computed again.
+/// What a norm saves for its backward.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedNorm {
+    /// `(batch, seq, hidden)`, or this rank's rows `(1, rows, hidden)`: the residual stream.
     input: Tensor,
-    /// LayerNorm only.
+    /// `(rows)`, f32; LayerNorm only.
     mean: Option<Tensor>,
+    /// `(rows)`, f32.
     rstd: Tensor,
+    /// As `input`, unless backward recomputes it.
     output: Option<Tensor>,
 }
 
 impl NormLayer {
-    /// Adds what is to be added to the residual stream and normalises it: the new stream, the normed values, and what
-    /// backward needs.
+    /// Adds `delta` to the residual stream `x` and normalises the sum. Returns the new stream, the normed values, and what
+    /// backward needs. All tensors have the residual stream's shape.
     pub(crate) fn forward(
         &self,
         cx: &mut StepContext<'_>,
@@ -66,7 +118,7 @@ impl NormLayer {
         Ok((x, normed, SavedNorm { input: x, mean, rstd, output }))
     }
 
-    /// The normed values, kept or computed again to the same bits.
+    /// The normed values: saved, or recomputed to the same bits.
     pub(crate) fn output(&self, cx: &mut StepContext<'_>, saved: &SavedNorm) -> Result<Tensor> {
         if let Some(output) = saved.output {
             return Ok(output);
@@ -74,8 +126,8 @@ impl NormLayer {
         self.forward(cx, saved.input, None).map(|(_, normed, _)| normed)
     }
 
-    /// The residual stream's gradient: through the norm, plus what passes by it. Its sums over all tokens go to
-    /// `delta_bias`.
+    /// The residual stream's gradient: `grad_output` through the norm, plus `grad_residual`, which passes by it. Its sum
+    /// over all rows, `(hidden)`, goes to the gradient of `delta_bias`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,

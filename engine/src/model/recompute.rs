@@ -1,20 +1,22 @@
-//! Full recompute: blocks that keep nothing but the input of the first.
+//! Full recompute: blocks that save nothing but the input of the first.
 
 use device::Tensor;
 use graph_manager::Result;
 
 use super::block::Block;
-use super::{Hidden, Layer};
+use super::layer::{Hidden, Layer};
 use crate::step_policy::StepContext;
 
-/// A few blocks as one layer. Its forward keeps the layer's input; its backward computes all else again, to the same bits:
-/// dropout is a function of the microbatch's record, which is part of the input. So one group's activations are in memory
-/// at a time (Chen et al., 2016). What the last block hands on is not computed again: no backward reads it.
-pub(crate) struct Recomputed {
+/// A few blocks as one layer (Chen et al., 2016). Its forward saves only the layer's input; its backward recomputes the
+/// rest, so the activations of one such layer at a time are in memory.
+///
+/// Recompute gives the same bits: dropout is a function of the microbatch's record, which is part of the input. The last
+/// block's output is not recomputed, because no backward reads it.
+pub(crate) struct RecomputedBlocks {
     pub(crate) blocks: Vec<Block>,
 }
 
-impl Layer for Recomputed {
+impl Layer for RecomputedBlocks {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let mut hidden = input;
         for (at, block) in self.blocks.iter().enumerate() {

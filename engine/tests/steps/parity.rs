@@ -185,7 +185,7 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
     };
     let mut case = serde_json::json!({
         "kind": kind, "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads,
-        "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps),
+        "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps as f32),
         "rope_base": rope_base,
         "rope_scaling": scaling.map_or(vec![], |s| vec![s.factor, s.low, s.high, s.original_context]),
         "steps": STEPS, "microbatches": MICROBATCHES,

@@ -1,8 +1,24 @@
-//! The table of rotary position embedding (Su et al., 2021), with the scaling of Llama 3.1.
+//! How a model knows the order of its tokens, and the table of rotary position embedding (Su et al., 2021).
 
 use std::f64::consts::TAU;
 
 use device::Shape;
+
+/// How a model knows the order of its tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Position {
+    /// A learned vector for each position, added to the embeddings.
+    Learned,
+    /// Queries and keys are rotated by their position.
+    Rotary {
+        /// See [`RotaryTable::base`].
+        base: f64,
+        /// See [`RotaryTable::scaling`].
+        scaling: Option<Scaling>,
+    },
+    /// Only the causal mask (Kazemnejad et al., 2023).
+    None,
+}
 
 /// Cosines and sines of all positions.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,23 +27,23 @@ pub struct RotaryTable {
     pub seq: usize,
     /// Channels of a head; even.
     pub head_dim: usize,
-    /// Channel pair `i` turns by `position / base^(2 i / head_dim)`.
+    /// Channel pair `i` is rotated by the angle `position / base^(2 i / head_dim)`.
     pub base: f64,
-    /// Slows pairs down for longer contexts.
+    /// Lowers frequencies for longer contexts.
     pub scaling: Option<Scaling>,
 }
 
-/// The frequency scaling of Llama 3.1 and later ("llama3" in `transformers`): pairs whose wavelength is long beside the
-/// original context turn `factor` times slower, short ones as before, those between partly.
+/// The frequency scaling of Llama 3.1 and later ("llama3" in `transformers`). Pairs whose wavelength is long compared with
+/// the original context have a `factor` times lower frequency; short ones keep theirs; those between are interpolated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scaling {
-    /// How much slower.
+    /// How much lower the frequency of long wavelengths is.
     pub factor: f64,
     /// Wavelengths above `original_context / low` are scaled in full.
     pub low: f64,
     /// Wavelengths below `original_context / high` are not scaled.
     pub high: f64,
-    /// Positions the model was first trained on.
+    /// Positions that the model was first trained on.
     pub original_context: f64,
 }
 

@@ -1,0 +1,71 @@
+//! A model before it has memory, and its layers afterwards.
+
+use device::{DType, Shape, Tensor};
+
+use super::layer::Layer;
+use super::position::RotaryTable;
+use super::sample_row::SampleRow;
+use super::tensor_parallel::TensorParallel;
+use crate::layer_partition::StageLayers;
+use crate::params::{ParamSpec, Params};
+
+/// Buffers of the step that layers read or add to, at fixed addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTensors {
+    /// u8, a `Control`.
+    pub control: Tensor,
+    /// `(1)`, f32: the sum of the step's losses on this rank.
+    pub loss_sum: Tensor,
+    /// `(seq, head_dim / 2, 2)`, f32: the rotary table, where the architecture has one.
+    pub rotary: Option<Tensor>,
+}
+
+/// Consecutive layers of a model.
+pub struct Chunk {
+    /// Number of the first one within the whole model.
+    pub first: usize,
+    /// The layers.
+    pub layers: Vec<Box<dyn Layer>>,
+}
+
+impl Chunk {
+    /// Number of the last layer within the whole model.
+    pub fn last(&self) -> usize {
+        self.first + self.layers.len() - 1
+    }
+}
+
+/// A model, or a pipeline stage's layers of it. The first layer takes inputs, the last computes losses.
+pub struct Model {
+    /// The layers, in the order data pass them.
+    pub chunks: Vec<Chunk>,
+    /// Shape and type of what passes from any layer to the next; `None` where it differs from layer to layer.
+    pub residual: Option<(Shape, DType)>,
+    /// Where a sample's inputs and targets are.
+    pub sample: SampleRow,
+    /// One microbatch's inputs: shape and type.
+    pub inputs: (Shape, DType),
+    /// One microbatch's targets: shape and type.
+    pub targets: (Shape, DType),
+    /// The number of losses of a microbatch: one for each token, or one for each row.
+    pub losses: usize,
+}
+
+/// Builds a model's layers over its parameters, once these have memory.
+pub type Build = dyn Fn(&Params, StepTensors) -> Model;
+
+/// A model before it has memory: the parameters to allocate, and how to build the layers over them.
+pub struct Architecture {
+    /// The parameters of this rank, in layer order.
+    pub specs: Vec<ParamSpec>,
+    /// Names of the parameters that other stages have.
+    pub elsewhere: Vec<String>,
+    /// The layers of this rank.
+    pub layers: StageLayers,
+    /// The ranks that share the layers.
+    pub tensor: TensorParallel,
+    /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].
+    pub rotary: Option<RotaryTable>,
+    /// Builds the layers.
+    pub build: Box<Build>,
+}

@@ -1,0 +1,35 @@
+//! Attention of new tokens to all tokens so far, whose keys and values are in a cache.
+
+use device::Tensor;
+use device::ops::CachedAttention;
+use graph_manager::Result;
+
+use super::CausalAttention;
+use crate::model::linear::tensor_like;
+use crate::model::part::DecodeStep;
+use crate::step_policy::StepContext;
+
+impl CausalAttention {
+    /// Keys and values of a token: `2 kv_heads * head_dim`.
+    pub(super) fn keys_and_values(&self) -> usize {
+        self.qkv.width() - self.projection.input_width()
+    }
+
+    /// Forward of new tokens, whose keys and values are added to the cache. Normed values and result are
+    /// `(1, rows, hidden)`.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(super) fn decode_cached(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
+        let Some(cache) = step.cache else { unreachable!("attention has a cache width, so it has a cache") };
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        let qkv = tensor_like(cx, "qkv", &normed, self.qkv.width())?;
+        self.qkv.forward(cx, normed, qkv)?;
+        self.rotate(cx, qkv, step.angles, false)?;
+        let context = tensor_like(cx, "context", &normed, self.projection.input_width())?;
+        cx.run(CachedAttention { qkv, cache, start: step.start, output: context, heads, kv_heads })?;
+        let delta = tensor_like(cx, "attention_out", &normed, self.projection.width())?;
+        self.projection.forward(cx, context, delta)?;
+        Ok(delta)
+    }
+}

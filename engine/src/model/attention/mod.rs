@@ -1,0 +1,181 @@
+//! Causal self-attention with packed queries, keys and values, and fewer key and value heads where the shape has it so.
+
+mod cached;
+
+use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Rotary};
+use device::{DType, Tensor};
+use graph_manager::Result;
+
+use super::builder::{LayerBuilder, ShardedShape};
+use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
+use super::linear::{Linear, LinearSpec, PendingWeightGradients};
+use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
+use super::shape::GptShape;
+use super::tensor_parallel::TensorParallelRegion;
+use super::token_cost::TokenCost;
+use crate::params::{Param, ParamSpec};
+use crate::step_policy::StepContext;
+
+/// Causal self-attention before it has memory.
+pub(crate) struct CausalAttentionSpec;
+
+impl CausalAttentionSpec {
+    /// The layer before attention, which packs queries, keys and values, and the one after it.
+    fn linears(&self, shape: &GptShape, block: usize) -> [LinearSpec; 2] {
+        let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
+        let name = |name: &str| format!("h.{block}.attn.{name}");
+        let groups = vec![queries, keys, keys];
+        [
+            LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), shape.bias),
+            LinearSpec::row_parallel(name("c_proj"), queries, shape.hidden, shape.residual_init(), shape.bias),
+        ]
+    }
+}
+
+impl PartSpec for CausalAttentionSpec {
+    fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
+        self.linears(shape.shape, block).iter().flat_map(|linear| linear.params(shape.parallel, layer)).collect()
+    }
+
+    fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
+        let ShardedShape { shape, parallel } = builder.of;
+        let [qkv, projection] = self.linears(shape, block).map(|linear| linear.build(builder.params));
+        let heads = shape.heads / parallel.size();
+        let own_heads = DropoutPart { first_head: parallel.rank() * heads, ..DropoutPart::default() };
+        let layer = block + 1;
+        Box::new(CausalAttention {
+            qkv,
+            projection,
+            bias_left_to_norm: false,
+            heads,
+            kv_heads: shape.kv_heads / parallel.size(),
+            rotary: builder.step.rotary,
+            probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
+            output: builder.of.hidden_dropout(layer, 1),
+            region: builder.of.region(),
+        })
+    }
+
+    fn cost(&self, shape: &GptShape) -> TokenCost {
+        let width = shape.heads * shape.head_dim();
+        let qkv = width + 2 * shape.kv_heads * shape.head_dim();
+        let attention = TokenCost {
+            // Scores and weighted values, of each of which the causal mask leaves half.
+            scores: width * shape.seq,
+            values: (qkv + width) + (2 * qkv + 2 * width),
+            ..TokenCost::default()
+        };
+        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([attention]).sum()
+    }
+}
+
+/// Causal self-attention over its parameters.
+struct CausalAttention {
+    /// `((heads + 2 kv_heads) * head_dim, hidden)`: rows of queries, then keys, then values.
+    qkv: Linear,
+    /// `(hidden, heads * head_dim)`.
+    projection: Linear,
+    /// The next norm computes the gradient of the projection's bias.
+    bias_left_to_norm: bool,
+    /// On this rank, as `kv_heads`.
+    heads: usize,
+    kv_heads: usize,
+    /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` where positions are not rotary.
+    rotary: Option<Tensor>,
+    probabilities: DropoutLayer,
+    output: DropoutLayer,
+    region: TensorParallelRegion,
+}
+
+#[derive(Clone, Copy)]
+struct SavedAttention {
+    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, after rotation.
+    qkv: Tensor,
+    /// `(batch, seq, heads * head_dim)`.
+    context: Tensor,
+    /// `(batch, heads, seq)`, f32.
+    stats: Tensor,
+    probabilities: Option<DropoutSite>,
+    output: Option<DropoutSite>,
+}
+
+impl CausalAttention {
+    /// Rotates queries and keys by the table's angles, in place; `inverse` rotates their gradients back.
+    fn rotate(&self, cx: &StepContext<'_>, qkv: Tensor, table: Option<Tensor>, inverse: bool) -> Result<()> {
+        let Some(table) = table else { return Ok(()) };
+        cx.run(Rotary { qkv, table, heads: self.heads, kv_heads: self.kv_heads, inverse })
+    }
+}
+
+impl BlockPart for CausalAttention {
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, Saved)> {
+        let (batch, seq) = self.region.tokens;
+        let (heads, kv_heads, dtype) = (self.heads, self.kv_heads, normed.dtype);
+        let all_normed = self.region.gather_rows(cx, "all_normed", normed)?;
+        let qkv = self.region.tensor(cx, "qkv", self.qkv.width(), dtype)?;
+        self.qkv.forward(cx, all_normed, qkv)?;
+        self.rotate(cx, qkv, self.rotary, false)?;
+        let context = self.region.tensor(cx, "context", self.projection.input_width(), dtype)?;
+        let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
+        let probabilities = self.probabilities.site(cx, record);
+        cx.run(Attention { qkv, output: context, stats, heads, kv_heads, dropout: probabilities })?;
+        let names = ["attention_out", "attention_out_here"];
+        let delta = self.projection.forward_row_parallel(cx, context, names, &self.region)?;
+        let output = self.output.site(cx, record);
+        drop_in_place(cx, delta, output)?;
+        Ok((delta, Saved::new(SavedAttention { qkv, context, stats, probabilities, output })))
+    }
+
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        input: SavedInput<'_>,
+        saved: &Saved,
+        pending: PendingWeightGradients,
+    ) -> Result<(Tensor, PendingWeightGradients)> {
+        let saved: SavedAttention = saved.get();
+        let grad_delta = dropout_backward(cx, "grad_attention_out", grad, saved.output)?;
+        let grad_delta = pending.compute_during_gather(cx, "all_grad_attention_out", grad_delta, &self.region)?;
+
+        let normed = input.normed(cx)?;
+        let normed = self.region.gather_rows_async(cx, "all_normed_1", normed)?;
+        let grad_context = cx.tensor("grad_context", saved.context.shape, grad.dtype)?;
+        self.projection.dgrad(cx, grad_delta, grad_context, Epilogue::None)?;
+        let bias = self.projection.bias.filter(|_| !self.bias_left_to_norm);
+        let projection = Linear { bias, ..self.projection };
+        let pending = projection.wgrad_during(cx, saved.context, grad_delta, self.region.is_shared())?;
+        let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
+        cx.run(AttentionBackward {
+            qkv: saved.qkv,
+            output: saved.context,
+            stats: saved.stats,
+            grad_output: grad_context,
+            grad_qkv,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            dropout: saved.probabilities,
+        })?;
+        self.rotate(cx, grad_qkv, self.rotary, true)?;
+        let names = ["grad_normed_1", "grad_normed_1_here"];
+        let (normed, grad_normed) = self.qkv.dgrad_column_parallel(cx, normed, grad_qkv, names, &self.region)?;
+        pending.compute(cx)?;
+        self.qkv.wgrad(cx, normed, grad_qkv)?;
+        Ok((grad_normed.join(cx)?, PendingWeightGradients::none()))
+    }
+
+    fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
+        self.decode_cached(cx, normed, step)
+    }
+
+    fn cache_width(&self) -> Option<usize> {
+        Some(self.keys_and_values())
+    }
+
+    fn leave_bias_to_next_norm(&mut self) -> Option<Param> {
+        // Without dropout in between, and with all rows on this rank, the bias's gradient is the residual stream's, summed.
+        let can = self.output.is_off() && !self.region.parallel.splits_rows();
+        self.bias_left_to_norm = can;
+        self.projection.bias.filter(|_| can)
+    }
+}

@@ -1,0 +1,52 @@
+//! What layers are declared from, and what they are built from.
+
+use device::ops::DropoutPart;
+
+use super::architecture::StepTensors;
+use super::dropout::DropoutLayer;
+use super::shape::GptShape;
+use super::tensor_parallel::{TensorParallel, TensorParallelRegion};
+use crate::params::{ParamSpec, Params};
+
+/// A shape, and the ranks that share its layers.
+#[derive(Clone, Copy)]
+pub(crate) struct ShardedShape<'m> {
+    pub(crate) shape: &'m GptShape,
+    pub(crate) parallel: &'m TensorParallel,
+}
+
+impl ShardedShape<'_> {
+    /// What layers know of the ranks that share them.
+    pub(crate) fn region(&self) -> TensorParallelRegion {
+        TensorParallelRegion { parallel: self.parallel.clone(), tokens: (self.shape.batch, self.shape.seq) }
+    }
+
+    /// A table `(padded vocab, hidden)` of the vocabulary, or this rank's rows of it. `layer` is the layer that it belongs to.
+    pub(crate) fn vocabulary_table(&self, name: &str, layer: usize) -> ParamSpec {
+        let GptShape { hidden, vocab, padded_vocab, .. } = *self.shape;
+        let whole = ParamSpec::new(name, [padded_vocab, hidden], self.shape.matrix_init(), layer).with_rows(vocab);
+        self.parallel.shard(whole, 0, &[padded_vocab])
+    }
+
+    /// The first token of this rank's rows of a vocabulary table.
+    pub(crate) fn first_token(&self) -> usize {
+        self.parallel.rank() * (self.shape.padded_vocab / self.parallel.size())
+    }
+
+    /// The dropout at a site of a layer, applied to a part of the microbatch.
+    pub(crate) fn dropout(&self, rate: f64, layer: usize, site: u16, part: DropoutPart) -> DropoutLayer {
+        DropoutLayer { rate: rate as f32, seed: self.shape.seed, layer: layer as u16, site, part }
+    }
+
+    /// The dropout of what is added to this rank's rows of the residual stream.
+    pub(crate) fn hidden_dropout(&self, layer: usize, site: u16) -> DropoutLayer {
+        self.dropout(self.shape.hidden_dropout, layer, site, self.region().dropout_rows())
+    }
+}
+
+/// What layers are built from: their sizes, and their parameters in memory.
+pub(crate) struct LayerBuilder<'m> {
+    pub(crate) of: ShardedShape<'m>,
+    pub(crate) params: &'m Params,
+    pub(crate) step: StepTensors,
+}

@@ -1,0 +1,51 @@
+//! Dropout of one place in a model.
+
+use device::Tensor;
+use device::ops::{Dropout, DropoutPart, DropoutSite};
+use graph_manager::Result;
+
+use crate::regions::Mode;
+use crate::step_policy::StepContext;
+
+/// The dropout of one place in a model: off in evaluation, and at rate 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DropoutLayer {
+    pub(crate) rate: f32,
+    pub(crate) seed: u64,
+    pub(crate) layer: u16,
+    /// Which dropout of the layer.
+    pub(crate) site: u16,
+    pub(crate) part: DropoutPart,
+}
+
+impl DropoutLayer {
+    /// Whether training steps drop anything.
+    pub(crate) fn is_off(&self) -> bool {
+        self.rate == 0.0
+    }
+
+    /// The site for a microbatch, of which `record` is the `SampleRecord`; `None` where nothing is dropped.
+    pub(crate) fn site(&self, cx: &StepContext<'_>, record: Tensor) -> Option<DropoutSite> {
+        let on = !self.is_off() && cx.mode() == Mode::Train;
+        let DropoutLayer { rate, seed, layer, site, part } = *self;
+        on.then_some(DropoutSite { rate, seed, layer, site, record, part })
+    }
+}
+
+/// Applies a dropout in place, if there is one.
+pub(crate) fn drop_in_place(cx: &StepContext<'_>, tensor: Tensor, site: Option<DropoutSite>) -> Result<()> {
+    site.map_or(Ok(()), |site| cx.run(Dropout { input: tensor, output: tensor, site }))
+}
+
+/// The gradient before a dropout from the gradient after it, in a buffer of its own; `grad` itself without a dropout.
+pub(crate) fn dropout_backward(
+    cx: &mut StepContext<'_>,
+    name: &'static str,
+    grad: Tensor,
+    site: Option<DropoutSite>,
+) -> Result<Tensor> {
+    let Some(site) = site else { return Ok(grad) };
+    let output = cx.tensor(name, grad.shape, grad.dtype)?;
+    cx.run(Dropout { input: grad, output, site })?;
+    Ok(output)
+}

@@ -1,0 +1,40 @@
+//! GELU in its tanh form (Hendrycks and Gimpel, 2016) between the two matrices.
+
+use device::Tensor;
+use device::ops::{self, ActivationKind, Epilogue, Gemm};
+use graph_manager::Result;
+
+use super::dense::{Activation, ActivationBackward};
+use crate::model::linear::Linear;
+use crate::step_policy::StepContext;
+
+pub(super) struct Gelu;
+
+impl Activation for Gelu {
+    fn groups(&self) -> usize {
+        1
+    }
+
+    fn default_width(&self, hidden: usize) -> usize {
+        4 * hidden
+    }
+
+    fn forward(&self, cx: &StepContext<'_>, up: &Linear, input: Tensor, pre: Tensor, activated: Tensor) -> Result<()> {
+        match up.bias {
+            Some(bias) => {
+                let epilogue = Epilogue::BiasGelu { bias: bias.weight, pre };
+                cx.run(Gemm::linear(input, up.weight.weight, activated, epilogue))
+            }
+            None => {
+                up.forward(cx, input, pre)?;
+                cx.run(ops::Activation { kind: ActivationKind::Gelu, input: pre, output: activated })
+            }
+        }
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
+        let ActivationBackward { grad_output, pre, grad_pre, activated, recompute } = tensors;
+        let epilogue = Epilogue::GeluBackward { pre, activated: recompute.then_some(activated) };
+        down.dgrad(cx, grad_output, grad_pre, epilogue)
+    }
+}

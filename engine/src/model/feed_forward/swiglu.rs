@@ -1,0 +1,35 @@
+//! SwiGLU between the matrices (Shazeer, 2020): the first matrix packs the rows of the gate, then those of what it gates.
+
+use device::Tensor;
+use device::ops::{self, Epilogue, SwiGluBackward};
+use graph_manager::Result;
+
+use super::dense::{Activation, ActivationBackward};
+use crate::model::linear::Linear;
+use crate::step_policy::StepContext;
+
+pub(super) struct SwiGlu;
+
+impl Activation for SwiGlu {
+    fn groups(&self) -> usize {
+        2
+    }
+
+    /// Llama's rule (Touvron et al., 2023): as many parameters as `4 * hidden` would have with two matrices.
+    fn default_width(&self, hidden: usize) -> usize {
+        (8 * hidden / 3).next_multiple_of(256)
+    }
+
+    fn forward(&self, cx: &StepContext<'_>, up: &Linear, input: Tensor, pre: Tensor, activated: Tensor) -> Result<()> {
+        up.forward(cx, input, pre)?;
+        cx.run(ops::SwiGlu { input: pre, output: activated })
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
+        let ActivationBackward { grad_output, pre, grad_pre, activated, recompute } = tensors;
+        let grad_activated = cx.tensor("grad_activated", activated.shape, grad_pre.dtype)?;
+        down.dgrad(cx, grad_output, grad_activated, Epilogue::None)?;
+        let output = recompute.then_some(activated);
+        cx.run(SwiGluBackward { input: pre, grad_output: grad_activated, grad_input: grad_pre, output })
+    }
+}

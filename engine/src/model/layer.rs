@@ -1,0 +1,60 @@
+//! A layer, and what passes from one to the next.
+
+use device::Tensor;
+use graph_manager::{Result, TensorTree};
+
+use crate::step_policy::StepContext;
+
+/// What passes from layer to layer in forward. The gradient that passes back is that of `x`, which is also that of `delta`:
+/// the next layer only sees their sum.
+#[derive(Clone, Copy, Debug)]
+pub struct Hidden {
+    /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`. Before the
+    /// first layer it is the microbatch's inputs, after the last the losses `(batch * seq)`.
+    pub x: Tensor,
+    /// What the next norm adds to the residual stream; of its shape.
+    pub delta: Option<Tensor>,
+    /// The microbatch's targets; only the chunk with the head has them.
+    pub targets: Option<Tensor>,
+    /// The microbatch's `SampleRecord`.
+    pub record: Tensor,
+}
+
+impl TensorTree for Hidden {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Hidden> {
+        Ok(Hidden {
+            x: f("input", self.x)?,
+            delta: self.delta.map(|delta| f("delta", delta)).transpose()?,
+            targets: self.targets.map(|targets| f("targets", targets)).transpose()?,
+            record: f("record", self.record)?,
+        })
+    }
+}
+
+impl Hidden {
+    /// The targets, in the layer that computes the losses.
+    pub(crate) fn loss_targets(&self) -> Tensor {
+        match self.targets {
+            Some(targets) => targets,
+            None => unreachable!("the chunk with the head has the targets"),
+        }
+    }
+}
+
+/// A layer: an explicit forward and an explicit backward, nothing else.
+///
+/// Both submit operations to `cx` and take their buffers from it. What backward needs, forward passes to it with
+/// [`StepContext::save_for_backward`]. Backward passes gradients of weights to [`StepContext::defer`].
+pub trait Layer {
+    /// Computes the output from the input.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden>;
+
+    /// Computes the input's gradient from the output's, and the parameters' `main_grad`.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor>;
+}

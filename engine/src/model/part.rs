@@ -1,0 +1,135 @@
+//! What a block's part is: a kind of part before it has memory ([`PartSpec`]), and the part over its parameters
+//! ([`BlockPart`]). Each kind has both in one file of `attention/` or `feed_forward/`.
+
+use std::any::Any;
+use std::rc::Rc;
+
+use device::Tensor;
+use graph_manager::Result;
+
+use super::builder::{LayerBuilder, ShardedShape};
+use super::linear::PendingWeightGradients;
+use super::norm::{NormLayer, SavedNorm};
+use super::shape::GptShape;
+use super::token_cost::TokenCost;
+use crate::params::{Param, ParamSpec};
+use crate::step_policy::StepContext;
+
+/// A kind of block part before it has memory.
+pub(crate) trait PartSpec {
+    /// The parameters that this rank has of the part in a block. `layer` is the layer that they belong to.
+    fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec>;
+
+    /// The part of a block, over its parameters.
+    fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart>;
+
+    /// What a token costs in it, on all ranks together.
+    fn cost(&self, shape: &GptShape) -> TokenCost;
+}
+
+/// A part of a block: computes what is added to the residual stream, from the normed residual stream.
+///
+/// Both have the residual stream's shape, `(batch, seq, hidden)`, with sequence parallelism `(1, rows, hidden)`. `record` is
+/// the microbatch's `SampleRecord`, from which dropout is computed.
+pub(crate) trait BlockPart {
+    /// What is added to the residual stream, and what backward needs.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, Saved)>;
+
+    /// What backward needs, without the output: for a backward that recomputes its forward.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<Saved> {
+        self.forward(cx, normed, record).map(|(_, saved)| saved)
+    }
+
+    /// The gradient of the normed residual stream from `grad`, that of the output; and the gradients of the parameters, but
+    /// for weight gradients that the caller should compute during its next transfer. `pending` are those that the part
+    /// after this one has left.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        input: SavedInput<'_>,
+        saved: &Saved,
+        pending: PendingWeightGradients,
+    ) -> Result<(Tensor, PendingWeightGradients)>;
+
+    /// Forward of new tokens in a model that decodes.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
+        self.forward(cx, normed, step.record).map(|(output, _)| output)
+    }
+
+    /// Values that decoding caches of each token; `None` if it caches nothing.
+    fn cache_width(&self) -> Option<usize> {
+        None
+    }
+
+    /// Called once, while the block is built, if another norm follows in the same block. That norm can sum the gradient of
+    /// this part's output over all rows, for it computes that gradient. A part that leaves the gradient of its output's bias
+    /// to the norm returns the bias, and no longer computes its gradient.
+    fn leave_bias_to_next_norm(&mut self) -> Option<Param> {
+        None
+    }
+}
+
+/// What a part's forward saves for its backward: a type of the part's own.
+#[derive(Clone)]
+pub(crate) struct Saved(Rc<dyn Any>);
+
+impl Saved {
+    /// Wraps what a part saves.
+    pub(crate) fn new<T: Copy + 'static>(value: T) -> Saved {
+        Saved(Rc::new(value))
+    }
+
+    /// What the part saved.
+    pub(crate) fn get<T: Copy + 'static>(&self) -> T {
+        match self.0.downcast_ref::<T>() {
+            Some(value) => *value,
+            None => unreachable!("a part gets back what its own forward saved"),
+        }
+    }
+}
+
+/// The input of a part's backward: the normed residual stream, saved or to be recomputed.
+pub(crate) struct SavedInput<'b> {
+    norm: &'b NormLayer,
+    saved: &'b SavedNorm,
+}
+
+impl<'b> SavedInput<'b> {
+    /// The output of a norm that saved this.
+    pub(crate) fn new(norm: &'b NormLayer, saved: &'b SavedNorm) -> SavedInput<'b> {
+        SavedInput { norm, saved }
+    }
+
+    /// The normed residual stream.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn normed(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
+        self.norm.output(cx, self.saved)
+    }
+}
+
+/// What a part has to know of the tokens that are decoded.
+pub(crate) struct DecodeStep {
+    /// `(rows, head_dim / 2, 2)`, f32: rotary angles of the new tokens; `None` where positions are not rotary.
+    pub(crate) angles: Option<Tensor>,
+    /// `(1)`, i32: position of the first new token.
+    pub(crate) start: Tensor,
+    /// `(1, seq, cache width)`, for a part that has one.
+    pub(crate) cache: Option<Tensor>,
+    /// Stands for a microbatch's record. Decoding drops nothing, so nothing reads it.
+    pub(crate) record: Tensor,
+}

@@ -1,0 +1,89 @@
+//! The sizes and choices of a decoder-only transformer.
+
+use device::DType;
+use device::ops::NormKind;
+
+use super::position::Position;
+use crate::params::Init;
+
+/// Which feed-forward layer blocks have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeedForward {
+    /// Two matrices, with GELU in its tanh form between them.
+    Gelu,
+    /// Three matrices: SiLU of a gate, times a second product (Shazeer, 2020).
+    SwiGlu,
+}
+
+/// The sizes and choices of a decoder-only transformer.
+#[derive(Clone, Debug)]
+pub struct GptShape {
+    /// Blocks.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Attention heads; divides `hidden`.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Rows of the table: `vocab` rounded up.
+    pub padded_vocab: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Sequences of a microbatch.
+    pub batch: usize,
+    /// The head uses the embedding's table as its matrix.
+    pub tied: bool,
+    /// Blocks have attention.
+    pub attention: bool,
+    /// The kind of all norms.
+    pub norm: NormKind,
+    /// Added to the variance in norms; f32 in kernels.
+    pub norm_eps: f64,
+    /// The feed-forward layer of all blocks.
+    pub feed_forward: FeedForward,
+    /// How blocks know positions.
+    pub position: Position,
+    /// Linear layers and LayerNorms have biases.
+    pub bias: bool,
+    /// Standard deviation of the first values of matrices; f32 in the numbers drawn.
+    pub init_std: f64,
+    /// Matrices that write to the residual stream start smaller, by the root of the number of additions to it.
+    pub scaled_residual_init: bool,
+    /// Dropout of embeddings and of what blocks add to the residual stream.
+    pub hidden_dropout: f64,
+    /// Dropout of attention probabilities.
+    pub attention_dropout: f64,
+    /// Backward recomputes activations and normed values instead of keeping them.
+    pub recompute: bool,
+    /// The loss is computed in this many pieces of a microbatch's rows, one after the other, so that only one piece of the
+    /// logits is in memory; divides `batch * seq`.
+    pub loss_pieces: usize,
+    /// Seed of weights and dropout.
+    pub seed: u64,
+    /// Type of activations and weights in layers.
+    pub dtype: DType,
+}
+
+impl GptShape {
+    /// Channels of a head.
+    pub fn head_dim(&self) -> usize {
+        self.hidden / self.heads
+    }
+
+    /// First values of matrices.
+    pub(crate) fn matrix_init(&self) -> Init {
+        Init::Normal(self.init_std as f32)
+    }
+
+    /// First values of matrices that write to the residual stream: each of the blocks adds to it twice.
+    pub(crate) fn residual_init(&self) -> Init {
+        let additions = 2.0 * self.layers as f32;
+        let std = self.init_std as f32;
+        Init::Normal(if self.scaled_residual_init { std / additions.sqrt() } else { std })
+    }
+}
