@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod commands;
 pub mod config;
 pub mod error;
+pub mod families;
 pub mod hf;
 pub mod ranks;
 pub mod report;

@@ -29,6 +29,7 @@ fn parts(shape: &GptShape) -> Vec<(&'static str, Box<dyn PartSpec>)> {
     parts
 }
 
+/// The norm of that name in a block.
 fn norm<'s>(shape: &'s GptShape, block: usize, name: &str) -> NormSpec<'s> {
     NormSpec::new(format!("h.{block}.{name}"), shape)
 }
@@ -60,6 +61,7 @@ pub(crate) struct Branch {
     delta_bias: Option<Param>,
 }
 
+/// What a branch saves for its backward.
 type SavedBranch = (SavedNorm, Saved);
 
 impl Block {
@@ -89,8 +91,7 @@ impl Block {
                 saved.push(of_branch);
             }
         }
-        cx.save_for_backward(saved)?;
-        Ok(())
+        cx.save_for_backward(saved)
     }
 }
 

@@ -9,10 +9,7 @@ use toml::Value;
 use crate::config::RunConfig;
 use crate::config::megatron::words;
 use crate::config::options::{Kind, OPTIONS, OptionSpec, find};
-use crate::config::presets::Preset;
-
-/// Values of the model section, by key.
-pub type ModelOptions = Vec<(&'static str, Value)>;
+use crate::families::{ModelOptions, Preset};
 
 /// Values by key, in layers: a flag overrides the file, which overrides the model that training starts from.
 #[derive(Default)]
@@ -106,7 +103,7 @@ impl Layers {
     /// file, flags and `--set`.
     pub fn resolve(&self) -> RunConfig {
         let preset = self.flags.get("model.preset").or_else(|| self.file.get("model.preset"));
-        let preset = preset.and_then(Value::as_str).and_then(Preset::from_word).unwrap_or(Preset::Tiny);
+        let preset = preset.and_then(Value::as_str).and_then(Preset::from_word).unwrap_or_default();
         let mut values: BTreeMap<&str, Value> = BTreeMap::new();
         let defaults = OPTIONS.iter().map(|option| (option.key, option.default));
         for (key, text) in defaults.chain(preset.values()) {

@@ -15,7 +15,6 @@ pub mod optimizer_plan;
 pub mod options;
 pub mod parallel_plan;
 pub mod plan;
-pub mod presets;
 pub mod rank_layout;
 pub mod recipes;
 pub mod reference;
@@ -24,7 +23,7 @@ mod sections;
 pub mod unused_settings;
 mod watch;
 
-pub use layers::{Layers, ModelOptions};
+pub use layers::Layers;
 pub use sections::{
     Activation, CheckpointConfig, Compute, CudaGraphConfig, DecayStyle, DeviceChoice, GradReduce, GraphMempool,
     GraphScope, LoggingConfig, ModelConfig, ModelKind, Normalization, OptimizerChoice, OptimizerConfig, ParallelConfig,

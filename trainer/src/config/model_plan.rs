@@ -15,14 +15,14 @@ use crate::config::{
 /// Which model, with all sizes.
 #[derive(Clone, Debug)]
 pub enum ModelPlan {
-    /// A GPT.
+    /// A decoder-only transformer.
     Gpt(GptShape),
     /// An MLP.
     Mlp(MlpShape),
 }
 
 impl ModelPlan {
-    /// What a rank has of the model: a part of each layer, of some of the layers.
+    /// A rank's part of the model: a shard of each layer of its pipeline stage.
     pub fn part(&self, tensor: TensorParallel, layers: StageLayers) -> Architecture {
         match self {
             ModelPlan::Gpt(shape) => gpt_part(shape.clone(), tensor, layers),
@@ -30,7 +30,7 @@ impl ModelPlan {
         }
     }
 
-    /// The whole model, ready to be placed.
+    /// The whole model, before it has memory.
     pub fn architecture(&self) -> Architecture {
         match self {
             ModelPlan::Gpt(shape) => gpt(shape.clone()),
@@ -44,38 +44,104 @@ impl ModelPlan {
 /// # Errors
 /// The first rule that is broken.
 pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
-    let model = &config.model;
-    let dtype = config.precision.compute.dtype();
-    let rate = |key: &str, value: f64| {
-        within(key, value, (0.0..1.0).contains(&value), "a dropout rate is in [0, 1)", "set it to 0 for none")
-    };
-    if model.kind == ModelKind::Mlp {
-        require(config.recompute.granularity != RecomputeGranularity::Full, || {
-            UserError::new(
-                "recompute.granularity = \"full\" with model.kind = \"mlp\"",
-                "it is a transformer's blocks that are computed again",
-                "set recompute.granularity = \"none\"",
-            )
-        })?;
-        require(model.layer_sizes.len() >= 2 && !model.layer_sizes.contains(&0), || {
-            UserError::new(
-                format!("model.layer_sizes = {:?}", model.layer_sizes),
-                "an MLP has at least an input and an output width, none of them 0",
-                "set model.layer_sizes = [4096, 2048, 1024, 512, 256]",
-            )
-        })?;
-        let batch = config.train.micro_batch_size;
-        model.layer_sizes.windows(2).try_for_each(|pair| holdable("model.layer_sizes, a weight", pair))?;
-        model.layer_sizes.iter().try_for_each(|&size| holdable("micro_batch_size x a layer's size", &[batch, size]))?;
-        model.dropouts.iter().try_for_each(|&value| rate("model.dropouts", value))?;
-        return Ok(ModelPlan::Mlp(MlpShape {
-            sizes: model.layer_sizes.clone(),
-            dropouts: model.dropouts.iter().map(|&rate| rate as f32).collect(),
-            batch: config.train.micro_batch_size,
-            seed: config.train.seed,
-            dtype,
-        }));
+    match config.model.kind {
+        ModelKind::Gpt => gpt_shape(config).map(ModelPlan::Gpt),
+        ModelKind::Mlp => mlp_shape(config).map(ModelPlan::Mlp),
     }
+}
+
+fn is_dropout_rate(key: &str, value: f64) -> Result<(), UserError> {
+    within(key, value, (0.0..1.0).contains(&value), "a dropout rate is in [0, 1)", "set it to 0 for none")
+}
+
+fn mlp_shape(config: &RunConfig) -> Result<MlpShape, UserError> {
+    let model = &config.model;
+    require(config.recompute.granularity != RecomputeGranularity::Full, || {
+        UserError::new(
+            "recompute.granularity = \"full\" with model.kind = \"mlp\"",
+            "full recompute is for the blocks of a transformer",
+            "set recompute.granularity = \"none\"",
+        )
+    })?;
+    require(model.layer_sizes.len() >= 2 && !model.layer_sizes.contains(&0), || {
+        UserError::new(
+            format!("model.layer_sizes = {:?}", model.layer_sizes),
+            "an MLP has at least an input and an output width, none of them 0",
+            "set model.layer_sizes = [4096, 2048, 1024, 512, 256]",
+        )
+    })?;
+    let batch = config.train.micro_batch_size;
+    model.layer_sizes.windows(2).try_for_each(|pair| holdable("model.layer_sizes, a weight", pair))?;
+    model.layer_sizes.iter().try_for_each(|&size| holdable("micro_batch_size x a layer's size", &[batch, size]))?;
+    model.dropouts.iter().try_for_each(|&value| is_dropout_rate("model.dropouts", value))?;
+    Ok(MlpShape {
+        sizes: model.layer_sizes.clone(),
+        dropouts: model.dropouts.iter().map(|&rate| rate as f32).collect(),
+        batch,
+        seed: config.train.seed,
+        dtype: config.precision.compute.dtype(),
+    })
+}
+
+fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
+    let model = &config.model;
+    let kv_heads = heads(config)?;
+    within(
+        "model.norm_eps",
+        model.norm_eps,
+        model.norm_eps > 0.0 && (model.norm_eps as f32) > 0.0,
+        "it is above 0, also as f32",
+        "set model.norm_eps = 1e-5",
+    )?;
+    within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
+    let position = position(config)?;
+    let feed_forward = match model.activation {
+        Activation::Gelu => FeedForward::Gelu,
+        Activation::SwiGlu => FeedForward::SwiGlu,
+    };
+    let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
+    let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
+    holdable("model.vocab x hidden", &[model.vocab, hidden])?;
+    holdable("model.ffn x hidden", &[ffn, hidden])?;
+    holdable("model.seq_length x hidden", &[seq, hidden])?;
+    holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
+    holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;
+    is_dropout_rate("model.hidden_dropout", model.hidden_dropout)?;
+    is_dropout_rate("model.attention_dropout", model.attention_dropout)?;
+    Ok(GptShape {
+        layers: model.layers,
+        hidden,
+        heads: model.heads,
+        kv_heads,
+        ffn,
+        vocab: model.vocab,
+        padded_vocab: model.vocab.next_multiple_of(128 * config.parallel.tensor.max(1)),
+        seq,
+        batch,
+        tied: model.tie_embeddings,
+        attention: model.attention,
+        norm: match model.norm {
+            Normalization::LayerNorm => NormKind::Layer,
+            Normalization::RmsNorm => NormKind::Rms,
+        },
+        norm_eps: model.norm_eps,
+        feed_forward,
+        position,
+        bias: model.bias,
+        init_std: model.init_std,
+        scaled_residual_init: model.residual_init == ResidualInit::Scaled,
+        hidden_dropout: model.hidden_dropout,
+        attention_dropout: model.attention_dropout,
+        loss_pieces: loss_pieces(config)?,
+        recompute: config.recompute.granularity == RecomputeGranularity::Selective,
+        seed: config.train.seed,
+        dtype: config.precision.compute.dtype(),
+    })
+}
+
+/// Checks that no size is 0 and that heads divide what they share; returns the number of key and value heads.
+fn heads(config: &RunConfig) -> Result<usize, UserError> {
+    let model = &config.model;
     for (key, value) in [
         ("model.layers", model.layers),
         ("model.hidden", model.hidden),
@@ -94,7 +160,6 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
             format!("set model.hidden = {}", model.hidden.next_multiple_of(model.heads)),
         )
     })?;
-    let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
     let kv_heads = model.kv_heads.unwrap_or(model.heads);
     require(model.heads.is_multiple_of(kv_heads), || {
         UserError::new(
@@ -103,67 +168,17 @@ pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
             format!("set model.kv_heads = {}, or another divisor of heads", model.heads),
         )
     })?;
-    within(
-        "model.norm_eps",
-        model.norm_eps,
-        model.norm_eps > 0.0 && (model.norm_eps as f32) > 0.0,
-        "it is above 0, also as f32",
-        "set model.norm_eps = 1e-5",
-    )?;
-    within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
-    let position = position(config)?;
-    let (feed_forward, default_ffn) = match model.activation {
-        // Llama's rule (Touvron et al., 2023): as many parameters as 4 x hidden would have with two matrices.
-        Activation::SwiGlu => (FeedForward::SwiGlu, (8 * hidden / 3).next_multiple_of(256)),
-        Activation::Gelu => (FeedForward::Gelu, 4 * hidden),
-    };
-    let ffn = model.ffn.unwrap_or(default_ffn);
-    holdable("model.vocab x hidden", &[model.vocab, hidden])?;
-    holdable("model.ffn x hidden", &[ffn, hidden])?;
-    holdable("model.seq_length x hidden", &[seq, hidden])?;
-    holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
-    holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;
-    rate("model.hidden_dropout", model.hidden_dropout)?;
-    rate("model.attention_dropout", model.attention_dropout)?;
-    Ok(ModelPlan::Gpt(GptShape {
-        layers: model.layers,
-        hidden,
-        heads: model.heads,
-        kv_heads,
-        ffn,
-        vocab: model.vocab,
-        padded_vocab: model.vocab.next_multiple_of(128 * config.parallel.tensor.max(1)),
-        seq,
-        batch,
-        tied: model.tie_embeddings,
-        attention: model.attention,
-        norm: match model.norm {
-            Normalization::LayerNorm => NormKind::Layer,
-            Normalization::RmsNorm => NormKind::Rms,
-        },
-        norm_eps: model.norm_eps as f32,
-        feed_forward,
-        position,
-        bias: model.bias,
-        init_std: model.init_std as f32,
-        scaled_residual_init: model.residual_init == ResidualInit::Scaled,
-        hidden_dropout: model.hidden_dropout as f32,
-        attention_dropout: model.attention_dropout as f32,
-        loss_pieces: loss_pieces(config)?,
-        recompute: config.recompute.granularity == RecomputeGranularity::Selective,
-        seed: config.train.seed,
-        dtype,
-    }))
+    Ok(kv_heads)
 }
 
-/// Pieces of a microbatch's rows for the loss: as asked for, or as few as keep a piece's logits within 1 GiB.
+/// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within 1 GiB.
 fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
     let rows = config.train.micro_batch_size * config.model.seq_length;
     if let Some(pieces) = config.model.loss_pieces {
         require(pieces > 0 && rows.is_multiple_of(pieces), || {
             UserError::new(
                 format!("model.loss_pieces = {pieces} with {rows} tokens of a microbatch"),
-                "a microbatch's tokens are cut into equal pieces",
+                "a microbatch's tokens are divided into equal pieces",
                 "set a power of two, or leave it unset",
             )
         })?;
@@ -187,7 +202,7 @@ fn position(config: &RunConfig) -> Result<Position, UserError> {
     require(head_dim.is_multiple_of(2), || {
         UserError::new(
             format!("model.position = \"rotary\" with hidden / heads = {head_dim}"),
-            "rotary positions turn pairs of channels: a head has an even number",
+            "rotary positions rotate pairs of channels: a head has an even number",
             format!("set model.hidden = {}", model.heads * (head_dim + 1)),
         )
     })?;

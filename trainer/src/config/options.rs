@@ -3,11 +3,11 @@
 use common::Choice;
 use data::RawTokens;
 
-use crate::config::presets::Preset;
 use crate::config::{
     Activation, Compute, DecayStyle, DeviceChoice, GradReduce, GraphMempool, GraphScope, ModelKind, Normalization,
     OptimizerChoice, PipelineSchedule, PositionEmbedding, RecomputeGranularity, RecomputeMethod, ResidualInit,
 };
+use crate::families::Preset;
 
 /// The kind of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,6 +185,13 @@ pub fn find(key: &str) -> Option<&'static OptionSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn presets_set_known_options() {
+        for (key, _) in Preset::ALL.iter().flat_map(|preset| preset.values()) {
+            assert!(find(key).is_some(), "{key}");
+        }
+    }
 
     #[test]
     fn keys_and_flags_are_unique_and_defaults_parse() {

@@ -6,7 +6,7 @@ use common::Choice;
 
 use crate::config::megatron::{FLAGS, Meaning, our_flag};
 use crate::config::options::{Kind, OPTIONS};
-use crate::config::presets::Preset;
+use crate::families::Preset;
 
 /// Options, Megatron's flags, and presets.
 pub fn reference() -> String {

@@ -10,7 +10,7 @@ use device::DType;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
-use crate::config::presets::Preset;
+use crate::families::Preset;
 
 /// The configuration of a run with every option present. Names, types and words are checked, values are not.
 #[derive(Clone, Debug, Serialize, Deserialize)]

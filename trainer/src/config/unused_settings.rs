@@ -168,8 +168,8 @@ mod tests {
     use common::Choice;
 
     use super::*;
-    use crate::config::presets::Preset;
     use crate::config::recipes::RECIPES;
+    use crate::families::Preset;
 
     /// The notices for `key=value` pairs.
     fn told(text: &str) -> Vec<String> {

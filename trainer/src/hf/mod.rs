@@ -1,9 +1,9 @@
-//! Weights from and to Hugging Face: GPT-2 and Llama, in the files that `transformers` saves and loads.
+//! Weights from and to Hugging Face, in the files that `transformers` saves and loads.
 //!
-//! [`names`] says what our parameters are called there and how they lie; [`Pretrained`] is a folder of weights, theirs or
-//! ours, and [`convert`] writes one from the other. A tensor at a time is in memory.
+//! [`Pretrained`] is a folder of weights, theirs or ours. [`convert`] writes one from the other, with one tensor at a time
+//! in memory. What a family's files are like is said in [`crate::families`]; [`names`] applies it to all parameters of a
+//! model.
 
-mod config;
 pub mod names;
 mod read;
 mod write;
@@ -15,20 +15,22 @@ use device::Device;
 use engine::model::GptShape;
 use engine::params::Params;
 use half::{bf16, f16};
+use serde_json::{Value as Json, json};
 use toml::Value;
 
-use self::names::{Entry, Family, entries};
+use self::names::{Entry, Naming, entries};
 use self::read::WeightFolder;
 use self::write::not_written;
 use crate::checkpoint::{newest_in, tokenizer_of};
 use crate::config::model_plan::{ModelPlan, model_plan};
-use crate::config::{Layers, ModelConfig, ModelOptions, RunConfig};
+use crate::config::{Layers, RunConfig};
 use crate::error::{LoadError, RunError};
+use crate::families::{self, HuggingFace, ModelOptions};
 
-/// Bytes of a file before the next one is begun, as `transformers` has it.
+/// Largest file, in bytes, as `transformers` has it.
 const SHARD_BYTES: usize = 5_000_000_000;
 
-/// Type of values in a file.
+/// Type of the values in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataType {
     /// IEEE single.
@@ -40,7 +42,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// By the name of safetensors.
+    /// The type that safetensors calls so.
     fn named(name: &str) -> Option<DataType> {
         [DataType::F32, DataType::F16, DataType::Bf16].into_iter().find(|dtype| dtype.name() == name)
     }
@@ -92,24 +94,24 @@ impl DataType {
     }
 }
 
-/// A folder with a model: `config.json` and weights of Hugging Face, or our `config.toml` and weights, as in a
-/// checkpoint. Of a folder of checkpoints it is the newest that is complete.
+/// A folder with a model: `config.json` and weights of Hugging Face, or our `config.toml` and weights, as in a checkpoint.
+/// In a folder of checkpoints it is the newest complete one.
 pub struct Pretrained {
     folder: PathBuf,
-    family: Family,
+    naming: Naming,
     options: ModelOptions,
 }
 
 impl Pretrained {
-    /// Reads what model a folder has; its weights are not touched.
+    /// Reads which model a folder has. Its weights are not read yet.
     ///
     /// # Errors
-    /// A folder without a configuration, or with one that is not a GPT's; checkpoints of which none is complete.
+    /// A folder without a configuration, or with one of an unknown family; checkpoints of which none is complete.
     pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
         let is_model = ["config.json", "config.toml"].iter().any(|name| folder.join(name).exists());
         let folder = &if is_model || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? };
         let theirs = folder.join("config.json");
-        let (family, options) = if theirs.exists() {
+        let (naming, options) = if theirs.exists() {
             let origin = theirs.display().to_string();
             let wrong = |problem: String| {
                 UserError::new(
@@ -120,14 +122,15 @@ impl Pretrained {
             };
             let text = std::fs::read(&theirs).map_err(|error| wrong(format!("cannot be read: {error}")))?;
             let json = serde_json::from_slice(&text).map_err(|error| wrong(format!("is not JSON: {error}")))?;
-            config::options(&json, &origin)?
+            let (family, options) = families::from_config_json(&json, &origin)?;
+            (Naming::Family(family), options)
         } else {
-            (Family::Ours, own_options(folder)?)
+            (Naming::Ours, own_options(folder)?)
         };
-        Ok(Pretrained { folder: folder.clone(), family, options })
+        Ok(Pretrained { folder: folder.clone(), naming, options })
     }
 
-    /// What the model's options are, by key.
+    /// The model's options, by key.
     pub fn options(&self) -> &[(&'static str, Value)] {
         &self.options
     }
@@ -137,9 +140,9 @@ impl Pretrained {
     /// # Errors
     /// Weights that are missing, broken, or do not fit.
     pub fn load(&self, shape: &GptShape, params: &Params, device: &Device) -> Result<(), LoadError> {
-        let entries = entries(shape, self.family);
-        let weights = WeightFolder::open(&self.folder)?;
-        weights.all_taken(&entries)?;
+        let entries = entries(shape, self.naming);
+        let weights = WeightFolder::open(&self.folder, self.naming)?;
+        weights.all_used(&entries)?;
         for entry in &entries {
             let Some(index) = params.specs.iter().position(|spec| spec.name == entry.name) else {
                 continue; // another stage's
@@ -173,7 +176,7 @@ fn own_options(folder: &Path) -> Result<ModelOptions, UserError> {
     Ok(layers.model_values())
 }
 
-/// Which way [`convert`] goes.
+/// The direction of [`convert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To a folder that `transformers` loads, with values of this type.
@@ -182,15 +185,15 @@ pub enum Direction {
     FromHuggingFace,
 }
 
-/// Writes the model of `source` to the folder `target`, which is made, and returns a line about it.
+/// Writes the model of `source` to the folder `target`, which is created, and returns a line about it.
 ///
 /// # Errors
-/// A source that is broken or of another kind, a model no Hugging Face family has, a target that has weights already or
-/// cannot be made: the user's. A file that cannot be written.
+/// The user's: a source that is damaged or of the other kind, a model of no Hugging Face family, a target that has weights
+/// already or cannot be created. A fault: a file that cannot be written.
 pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<String, RunError> {
     let pretrained = Pretrained::open(source)?;
     let source = pretrained.folder.as_path();
-    let theirs = pretrained.family != Family::Ours;
+    let theirs = matches!(pretrained.naming, Naming::Family(_));
     if theirs != (direction == Direction::FromHuggingFace) {
         let (has, fix) = if theirs { ("config.json", "--from hf") } else { ("config.toml", "--to hf") };
         return Err(UserError::new(
@@ -204,9 +207,12 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     let ModelPlan::Gpt(shape) = model_plan(&config)? else {
         return Err(no_family(source, "model.kind = \"mlp\"").into());
     };
-    let (family, dtype) = match direction {
-        Direction::ToHuggingFace(dtype) => (Family::of(&shape).map_err(|option| no_family(source, option))?, dtype),
-        Direction::FromHuggingFace => (Family::Ours, DataType::F32),
+    let (naming, dtype) = match direction {
+        Direction::ToHuggingFace(dtype) => {
+            let family = families::of_shape(&shape).map_err(|options| no_family(source, &options))?;
+            (Naming::Family(family), dtype)
+        }
+        Direction::FromHuggingFace => (Naming::Ours, DataType::F32),
     };
     for name in ["model.safetensors", "model.safetensors.index.json"] {
         if target.join(name).exists() {
@@ -218,12 +224,12 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
             .into());
         }
     }
-    let (from, to) = (entries(&shape, pretrained.family), entries(&shape, family));
-    let weights = WeightFolder::open(source)?;
-    weights.all_taken(&from)?;
+    let (from, to) = (entries(&shape, pretrained.naming), entries(&shape, naming));
+    let weights = WeightFolder::open(source, pretrained.naming)?;
+    weights.all_used(&from)?;
     std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error))?;
     write::write(target, &to, dtype, SHARD_BYTES, &|index| weights.parameter(&from[index]))?;
-    write_config(target, &pretrained, &config.model, &shape, family, dtype)?;
+    write_config(target, &pretrained, &shape, naming, dtype)?;
     let parameters: usize = to.iter().map(|entry: &Entry| entry.shape.iter().product::<usize>()).sum();
     Ok(format!(
         "{}: {parameters} parameters in {} tensors",
@@ -235,26 +241,43 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
 fn write_config(
     target: &Path,
     pretrained: &Pretrained,
-    model: &ModelConfig,
     shape: &GptShape,
-    family: Family,
+    naming: Naming,
     dtype: DataType,
 ) -> Result<(), RunError> {
-    let (name, text) = if family == Family::Ours {
-        let lines = pretrained.options.iter().map(|(key, value)| {
-            let name = key.trim_start_matches("model.");
-            format!("{name} = {value}\n")
-        });
-        ("config.toml", format!("[model]\n{}", lines.collect::<String>()))
-    } else {
-        let end = end_of_text(&pretrained.folder, shape.vocab);
-        ("config.json", format!("{:#}\n", config::config_json(model, shape, family, dtype, end)))
+    let (name, text) = match naming {
+        Naming::Ours => {
+            let lines = pretrained.options.iter().map(|(key, value)| {
+                let name = key.trim_start_matches("model.");
+                format!("{name} = {value}\n")
+            });
+            ("config.toml", format!("[model]\n{}", lines.collect::<String>()))
+        }
+        Naming::Family(family) => {
+            let end = end_of_text(&pretrained.folder, shape.vocab);
+            ("config.json", format!("{:#}\n", config_json(family, shape, dtype, end)))
+        }
     };
     let path = target.join(name);
     std::fs::write(&path, text).map_err(not_written(&path))
 }
 
-/// The token that ended the documents a model of ours was trained on, if its run says and still has its tokenizer.
+/// The `config.json` of a model, as `transformers` reads it. `end` is the token that ends a document, where it is known.
+fn config_json(family: &dyn HuggingFace, shape: &GptShape, dtype: DataType, end: Option<u32>) -> Json {
+    let mut config = family.config_json(shape);
+    // Without the keys of tokens transformers would take its class's defaults, which may lie beyond the vocabulary.
+    let of_all_families = json!({
+        "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "initializer_range": shape.init_std,
+        "torch_dtype": dtype.torch_name(), "bos_token_id": null, "eos_token_id": end, "use_cache": true,
+    });
+    if let (Json::Object(config), Json::Object(of_all_families)) = (&mut config, of_all_families) {
+        config.extend(of_all_families);
+    }
+    config
+}
+
+/// The token that ends the documents that a model of ours was trained on; `None` unless its run names a tokenizer that is
+/// still there.
 fn end_of_text(folder: &Path, vocab: usize) -> Option<u32> {
     let mut layers = Layers::default();
     layers.read_file(&folder.join("config.toml")).ok()?;
@@ -273,10 +296,13 @@ fn unwritable(folder: &Path, error: &std::io::Error) -> UserError {
     )
 }
 
-fn no_family(source: &Path, option: &str) -> UserError {
+fn no_family(source: &Path, options: &str) -> UserError {
     UserError::new(
-        format!("the model of {} has {option}", source.display()),
-        "Hugging Face export is for models as GPT-2 or as Llama are: see the presets in `trainer options`",
-        "train such a model to export it",
+        format!("the model of {} has {options}", source.display()),
+        format!(
+            "a model is exported as one of these families: {}; the presets in `trainer options` have their choices",
+            families::hugging_face_names()
+        ),
+        "train a model of one of these families to export it",
     )
 }

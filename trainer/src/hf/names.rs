@@ -1,39 +1,18 @@
-//! What our parameters are called, and how they lie, in files of other systems.
+//! Our parameters, and the tensors that hold them in files.
 
 use std::ops::Range;
 
-use device::ops::NormKind;
-use engine::model::{FeedForward, GptShape, Position, gpt};
+use engine::model::{GptShape, gpt};
 
-/// Whose names and layouts a file has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Our own: a tensor a parameter, without padding.
+use crate::families::{FileTensor, HuggingFace};
+
+/// Whose names and layout the tensors of a folder have.
+#[derive(Clone, Copy)]
+pub enum Naming {
+    /// Ours: one tensor for each parameter, without padding.
     Ours,
-    /// `GPT2LMHeadModel` of `transformers`: its `Conv1D` keeps matrices as `(in, out)`.
-    Gpt2,
-    /// `LlamaForCausalLM` of `transformers`: queries, keys and values, and gate and up, are tensors of their own.
-    Llama,
-}
-
-impl Family {
-    /// The Hugging Face family a shape belongs to, or which of its options no family has.
-    pub fn of(shape: &GptShape) -> Result<Family, &'static str> {
-        let learned = shape.position == Position::Learned;
-        if !shape.attention {
-            return Err("model.attention = false");
-        }
-        match (shape.norm, shape.feed_forward, shape.position) {
-            (NormKind::Layer, FeedForward::Gelu, Position::Learned) if !shape.bias => Err("model.bias = false"),
-            (NormKind::Layer, FeedForward::Gelu, Position::Learned) if shape.kv_heads != shape.heads => {
-                Err("model.kv_heads below model.heads")
-            }
-            (NormKind::Layer, FeedForward::Gelu, Position::Learned) => Ok(Family::Gpt2),
-            (NormKind::Rms, FeedForward::SwiGlu, Position::Rotary { .. }) => Ok(Family::Llama),
-            (NormKind::Rms, ..) if learned => Err("model.norm = \"rmsnorm\" with model.position = \"learned\""),
-            _ => Err("the mix of model.norm, model.activation and model.position"),
-        }
-    }
+    /// Those of a Hugging Face family.
+    Family(&'static dyn HuggingFace),
 }
 
 /// A tensor of a file: these rows of one of our parameters.
@@ -45,72 +24,38 @@ pub struct Part {
     pub rows: Range<usize>,
 }
 
-/// One of our parameters, and the tensors that hold it in files of a family.
+/// One of our parameters, and the tensors that hold it in files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Our name.
     pub name: String,
     /// Our shape, padding not counted.
     pub shape: Vec<usize>,
-    /// The tensors, in the order of their rows, which together are all rows.
+    /// The tensors, in the order of their rows; together they have all rows.
     pub parts: Vec<Part>,
-    /// The file has the transpose; such a parameter has one part.
+    /// The file has the transpose. Such a parameter has one part.
     pub transposed: bool,
 }
 
-/// All parameters of a shape, in their order, as files of the family hold them.
-pub fn entries(shape: &GptShape, family: Family) -> Vec<Entry> {
-    let specs = gpt(shape.clone()).specs;
-    specs
-        .into_iter()
-        .map(|spec| {
-            let mut sizes = spec.shape.sizes().to_vec();
-            sizes[0] = spec.rows;
-            let mut at = 0;
-            let parts = part_names(shape, family, &spec.name).into_iter().map(|(name, rows)| {
-                let rows = at..at + rows.unwrap_or(spec.rows);
-                at = rows.end;
-                Part { name, rows }
-            });
-            let parts: Vec<Part> = parts.collect();
-            let linear = spec.name.starts_with("h.") && sizes.len() == 2;
-            Entry { shape: sizes, parts, transposed: family == Family::Gpt2 && linear, name: spec.name }
-        })
-        .collect()
-}
-
-/// The tensors that hold a parameter, with their rows where they have not all.
-fn part_names(shape: &GptShape, family: Family, name: &str) -> Vec<(String, Option<usize>)> {
-    let whole = |name: String| vec![(name, None)];
-    match family {
-        Family::Ours => whole(name.into()),
-        Family::Gpt2 if name == "lm_head.weight" => whole(name.into()),
-        Family::Gpt2 => whole(format!("transformer.{name}")),
-        Family::Llama => {
-            let Some((block, inner)) = name.strip_prefix("h.").and_then(|rest| rest.split_once('.')) else {
-                return whole(match name {
-                    "wte.weight" => "model.embed_tokens.weight".into(),
-                    "lm_head.weight" => name.into(),
-                    _ => name.replace("ln_f", "model.norm"),
-                });
-            };
-            let layer = format!("model.layers.{block}");
-            let (module, kind) = inner.rsplit_once('.').unwrap_or((inner, ""));
-            let (q_rows, kv_rows) = (shape.hidden, shape.kv_heads * shape.head_dim());
-            match module {
-                "attn.c_attn" => [("q", q_rows), ("k", kv_rows), ("v", kv_rows)]
-                    .map(|(part, rows)| (format!("{layer}.self_attn.{part}_proj.{kind}"), Some(rows)))
-                    .into(),
-                "mlp.c_fc" => {
-                    ["gate", "up"].map(|part| (format!("{layer}.mlp.{part}_proj.{kind}"), Some(shape.ffn))).into()
-                }
-                "attn.c_proj" => whole(format!("{layer}.self_attn.o_proj.{kind}")),
-                "mlp.c_proj" => whole(format!("{layer}.mlp.down_proj.{kind}")),
-                "ln_1" => whole(format!("{layer}.input_layernorm.{kind}")),
-                _ => whole(format!("{layer}.post_attention_layernorm.{kind}")),
-            }
-        }
-    }
+/// All parameters of a shape, in their order, with the tensors that hold them in files of that naming.
+pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
+    let entry = |name: String, sizes: Vec<usize>| {
+        let tensors = match naming {
+            Naming::Ours => FileTensor::whole(name.clone()),
+            Naming::Family(family) => family.tensors(shape, &name),
+        };
+        let mut first = 0;
+        let parts = tensors.into_iter().map(|FileTensor { name, rows }| {
+            let rows = first..first + rows.unwrap_or(sizes[0]);
+            first = rows.end;
+            Part { name, rows }
+        });
+        let parts = parts.collect();
+        let is_linear = name.starts_with("h.") && sizes.len() == 2;
+        let transposed = is_linear && matches!(naming, Naming::Family(family) if family.transposes_linear_layers());
+        Entry { name, shape: sizes, parts, transposed }
+    };
+    gpt(shape.clone()).specs.into_iter().map(|spec| entry(spec.name, spec.whole)).collect()
 }
 
 impl Entry {

@@ -1,7 +1,7 @@
 //! Weights in a folder of safetensors files, read one tensor at a time.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use common::UserError;
 use serde::Deserialize;
 
-use super::{DataType, names};
+use super::DataType;
+use super::names::{self, Naming};
 use crate::checkpoint::{MANIFEST, Manifest, TensorEntry, copy_overlap};
 
 /// A tensor of a file's header.
@@ -20,7 +21,7 @@ struct Header {
     data_offsets: [u64; 2],
 }
 
-/// A block of a tensor: where it lies in a file and what it is.
+/// A block of a tensor, and where it lies in a file.
 struct Located {
     file: usize,
     header: Header,
@@ -30,21 +31,22 @@ struct Located {
     offset: Vec<usize>,
 }
 
-/// A tensor: one block, or those that several ranks have written.
+/// A tensor: one block, or those that several ranks wrote.
 struct Whole {
     shape: Vec<usize>,
     blocks: Vec<Located>,
 }
 
 /// The tensors of `model.safetensors`, of the files that `model.safetensors.index.json` lists, or of a checkpoint that
-/// several ranks have written.
+/// several ranks wrote.
 pub struct WeightFolder {
     folder: PathBuf,
+    naming: Naming,
     files: Vec<(PathBuf, File)>,
     tensors: BTreeMap<String, Whole>,
 }
 
-/// Something of a folder's files is not as it must be.
+/// The error of a damaged file.
 fn broken(path: &Path, problem: impl std::fmt::Display) -> UserError {
     UserError::new(
         format!("{} {problem}", path.display()),
@@ -53,7 +55,7 @@ fn broken(path: &Path, problem: impl std::fmt::Display) -> UserError {
     )
 }
 
-/// A folder's files are as they must be, and not of the model that the options describe.
+/// The error of sound files that belong to another model than the options describe.
 fn unfit(folder: &Path, problem: impl std::fmt::Display) -> UserError {
     UserError::new(
         format!("{} {problem}", folder.display()),
@@ -66,10 +68,10 @@ impl WeightFolder {
     /// Reads the headers of a folder's files.
     ///
     /// # Errors
-    /// No weights there, or files that are not whole.
-    pub fn open(folder: &Path) -> Result<WeightFolder, UserError> {
+    /// A folder without weights, or with damaged files.
+    pub fn open(folder: &Path, naming: Naming) -> Result<WeightFolder, UserError> {
         let index = folder.join("model.safetensors.index.json");
-        let mut weights = WeightFolder { folder: folder.into(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut weights = WeightFolder { folder: folder.into(), naming, files: Vec::new(), tensors: BTreeMap::new() };
         if folder.join(MANIFEST).exists() && !folder.join("model.safetensors").exists() {
             let manifest =
                 Manifest::read(folder).map_err(|damage| broken(&folder.join(&damage.file), &damage.problem))?;
@@ -101,7 +103,7 @@ impl WeightFolder {
         Ok(weights)
     }
 
-    /// Reads the header of one more file, whose tensors are whole but for `parts`.
+    /// Reads the header of one more file. `parts` are those of its tensors of which it has only a part.
     fn add(&mut self, path: PathBuf, parts: &[&TensorEntry]) -> Result<(), UserError> {
         let unreadable = |error: std::io::Error| broken(&path, format!("cannot be read: {error}"));
         let file = File::open(&path).map_err(unreadable)?;
@@ -142,14 +144,17 @@ impl WeightFolder {
         Ok(())
     }
 
-    /// The tensor of that name, with or without the prefix of a model with a head.
+    /// The tensor of that name, with or without the family's prefix.
     fn find(&self, name: &str) -> Option<(&str, &Whole)> {
-        let bare = name.strip_prefix("transformer.").or_else(|| name.strip_prefix("model."));
+        let bare = match self.naming {
+            Naming::Ours => None,
+            Naming::Family(family) => name.strip_prefix(family.prefix()),
+        };
         let found = self.tensors.get_key_value(name).or_else(|| self.tensors.get_key_value(bare?));
         found.map(|(name, whole)| (name.as_str(), whole))
     }
 
-    /// A parameter's values in our layout. Learned positions may be more than wanted: the first are taken.
+    /// A parameter's values in our layout. A file may have more learned positions than the model: the first are read.
     ///
     /// # Errors
     /// A tensor that is missing, has another shape, or a type that is not f32, f16 or bf16.
@@ -207,21 +212,20 @@ impl WeightFolder {
         Ok(dtype.decode(&bytes))
     }
 
-    /// Fails on a tensor that no parameter takes: the model would not be the one that was saved.
+    /// Fails on a tensor that no parameter is read from: the model would not be the one that was saved.
     ///
     /// # Errors
-    /// Names it.
-    pub fn all_taken(&self, entries: &[names::Entry]) -> Result<(), UserError> {
+    /// Names the tensor.
+    pub fn all_used(&self, entries: &[names::Entry]) -> Result<(), UserError> {
         let parts = entries.iter().flat_map(|entry| &entry.parts);
-        let taken: Vec<&str> = parts.filter_map(|part| self.find(&part.name)).map(|(name, _)| name).collect();
-        let taken: std::collections::HashSet<&str> = taken.into_iter().collect();
+        let used: HashSet<&str> = parts.filter_map(|part| self.find(&part.name)).map(|(name, _)| name).collect();
         let tied = !entries.iter().any(|entry| entry.name == "lm_head.weight");
-        // Masks and frequencies that older versions saved, and a tied head that was saved as well.
+        // A tied head may have been saved as well.
         let known = |name: &str| {
-            [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"].iter().any(|end| name.ends_with(end))
-                || (tied && name == "lm_head.weight")
+            (tied && name == "lm_head.weight")
+                || matches!(self.naming, Naming::Family(family) if family.is_leftover(name))
         };
-        match self.tensors.keys().find(|name| !taken.contains(name.as_str()) && !known(name)) {
+        match self.tensors.keys().find(|name| !used.contains(name.as_str()) && !known(name)) {
             Some(name) => {
                 Err(unfit(&self.folder, format!("has a tensor `{name}` that no parameter of the model takes")))
             }

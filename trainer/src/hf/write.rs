@@ -10,18 +10,19 @@ use super::DataType;
 use super::names::{Entry, Part};
 use crate::error::RunError;
 
-/// A tensor to be written: a part of an entry.
+/// A tensor to write: a part of an entry.
 struct Target<'e> {
     entry: usize,
     part: &'e Part,
     shape: Vec<usize>,
 }
 
-/// Writes all parts of all entries to `folder`, in files of at most `shard_bytes` where a tensor allows; `parameter`
-/// gives an entry's values by its number. A tensor at a time is in memory, so parts of one parameter read it again.
+/// Writes all parts of all entries to `folder`, in files of at most `shard_bytes` unless a single tensor is larger.
+/// `parameter` returns the values of the entry with that number. One tensor at a time is in memory, so a parameter of
+/// several parts is read once for each.
 ///
 /// # Errors
-/// What `parameter` said, or the operating system.
+/// What `parameter` returns, or a file that cannot be written.
 pub(super) fn write(
     folder: &Path,
     entries: &[Entry],
@@ -61,7 +62,7 @@ pub(super) fn write(
         for target in shard {
             weight_map.insert(target.part.name.clone(), name.clone().into());
         }
-        // A file of that name is whole.
+        // Renamed once it is whole.
         let partial = folder.join(format!("{name}.partial"));
         let written = write_file(&partial, shard, dtype, &|target| {
             Ok(entries[target.entry].split(&parameter(target.entry)?, target.part))
@@ -80,7 +81,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Writes the file of a shard, to the disk.
+/// Writes the file of a shard, and syncs it.
 fn write_file(
     path: &Path,
     shard: &[Target<'_>],

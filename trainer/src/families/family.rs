@@ -1,0 +1,90 @@
+//! What a model family is.
+
+use common::UserError;
+use engine::model::GptShape;
+use serde_json::Value as Json;
+use toml::Value;
+
+use super::config_json::ConfigJson;
+
+/// Options by key, with values as in TOML.
+pub type Settings = &'static [(&'static str, &'static str)];
+
+/// Values of the model section, by key.
+pub type ModelOptions = Vec<(&'static str, Value)>;
+
+/// A family of models.
+pub struct ModelFamily {
+    /// Its name, for people.
+    pub name: &'static str,
+    /// The options that make a model one of the family, where they differ from the defaults.
+    pub choices: Settings,
+    /// Published sizes.
+    pub sizes: &'static [Size],
+    /// Its files on Hugging Face; `None` if `transformers` does not have it.
+    pub hugging_face: Option<&'static dyn HuggingFace>,
+}
+
+/// A published size of a family, which users name as a [`Preset`](super::Preset).
+pub struct Size {
+    /// The preset's name.
+    pub name: &'static str,
+    /// Its sizes, and the choices in which it differs from the family's.
+    pub model: Settings,
+    /// How it was trained.
+    pub training: Settings,
+}
+
+/// A family's files on Hugging Face: `config.json`, and the tensors in its safetensors files.
+pub trait HuggingFace: Sync {
+    /// `model_type` in `config.json`.
+    fn model_type(&self) -> &'static str;
+
+    /// What makes a model one of the family: whether a shape has it, and what to call the shape if it does not, such as
+    /// `model.bias = false`.
+    fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)>;
+
+    /// The options of the model that a `config.json` describes. Dropout belongs to a training run and is not among them.
+    ///
+    /// # Errors
+    /// A value that the trainer cannot compute with.
+    fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError>;
+
+    /// The keys of `config.json` that are the family's own, as `transformers` reads them.
+    fn config_json(&self, shape: &GptShape) -> Json;
+
+    /// The tensors that hold one of our parameters, in the order of its rows.
+    fn tensors(&self, shape: &GptShape, parameter: &str) -> Vec<FileTensor>;
+
+    /// Whether files have the matrices of linear layers as `(in, out)`; ours are `(out, in)`.
+    fn transposes_linear_layers(&self) -> bool {
+        false
+    }
+
+    /// What tensors' names begin with; left out in files of the model without its head.
+    fn prefix(&self) -> &'static str;
+
+    /// Whether a tensor is one that older versions of `transformers` saved though it is no parameter, such as a mask.
+    fn is_leftover(&self, tensor: &str) -> bool;
+}
+
+/// A tensor in a file of a family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileTensor {
+    /// Its name in the file.
+    pub name: String,
+    /// How many rows of the parameter it has; `None` for all.
+    pub rows: Option<usize>,
+}
+
+impl FileTensor {
+    /// A tensor that has a whole parameter.
+    pub fn whole(name: String) -> Vec<FileTensor> {
+        vec![FileTensor { name, rows: None }]
+    }
+
+    /// A tensor that has some rows of a parameter.
+    pub fn rows(name: String, rows: usize) -> FileTensor {
+        FileTensor { name, rows: Some(rows) }
+    }
+}

@@ -1,0 +1,22 @@
+//! The multi-layer perceptron of the benchmarks.
+
+use super::family::{ModelFamily, Size};
+
+/// The family.
+pub const MLP: ModelFamily = ModelFamily {
+    name: "MLP",
+    choices: &[("model.kind", "\"mlp\"")],
+    sizes: &[Size {
+        name: "mlp",
+        model: &[],
+        training: &[
+            ("optimizer.kind", "\"sgd\""),
+            ("optimizer.lr", "0.1"),
+            ("optimizer.schedule", "\"constant\""),
+            ("optimizer.weight_decay", "0.0"),
+            ("train.micro_batch_size", "640"),
+            ("train.global_batch_size", "640"),
+        ],
+    }],
+    hugging_face: None,
+};

@@ -1,0 +1,143 @@
+//! Model families: the choices that make a model one of a family, its published sizes, and its files on Hugging Face.
+//!
+//! To add a family:
+//! 1. Write a file here with a [`ModelFamily`]: its choices and its published sizes.
+//! 2. Add the family to [`FAMILIES`].
+//! 3. If `transformers` has it, implement [`HuggingFace`] in the same file: `config.json` to options and back, and the
+//!    names of tensors.
+//! 4. If its blocks have a new kind of part, add that to the engine first: see `engine::model`.
+//! 5. Add a small model to `trainer/tests/hf/models.py`, so that its logits are compared with those of `transformers`.
+
+mod config_json;
+mod family;
+mod gpt2;
+mod llama;
+mod mlp;
+mod preset;
+mod training;
+
+use common::UserError;
+use engine::model::GptShape;
+use serde_json::Value as Json;
+
+pub use config_json::ConfigJson;
+pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size};
+pub use preset::Preset;
+
+/// All families.
+pub const FAMILIES: &[ModelFamily] = &[gpt2::GPT2, llama::LLAMA, mlp::MLP];
+
+/// The families that `transformers` has, with their names.
+fn hugging_face() -> impl Iterator<Item = (&'static str, &'static dyn HuggingFace)> {
+    FAMILIES.iter().filter_map(|family| Some((family.name, family.hugging_face?)))
+}
+
+/// The names of the families that `transformers` has, such as `GPT-2, Llama`.
+pub fn hugging_face_names() -> String {
+    hugging_face().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+}
+
+/// The family and the options of the model that a `config.json` describes; `origin` names the file in errors.
+///
+/// # Errors
+/// A family or a choice that the trainer does not have.
+pub fn from_config_json(config: &Json, origin: &str) -> Result<(&'static dyn HuggingFace, ModelOptions), UserError> {
+    let names = hugging_face_names();
+    let config = ConfigJson::new(config, origin, &names);
+    let kind = config.get("model_type").as_str();
+    match hugging_face().find(|(_, family)| Some(family.model_type()) == kind) {
+        Some((_, family)) => Ok((family, family.options(&config)?)),
+        None => {
+            let known: Vec<String> = hugging_face().map(|(_, family)| format!("{:?}", family.model_type())).collect();
+            Err(config.refuse("model_type", &format!("it is {}", known.join(" or "))))
+        }
+    }
+}
+
+/// The Hugging Face family whose files can hold a model of that shape.
+///
+/// # Errors
+/// In words, what the shape has that the nearest family has not.
+pub fn of_shape(shape: &GptShape) -> Result<&'static dyn HuggingFace, String> {
+    let unmet = |family: &dyn HuggingFace| -> Vec<&'static str> {
+        let requirements = family.requirements(shape).into_iter();
+        requirements.filter(|(met, _)| !met).map(|(_, words)| words).collect()
+    };
+    let families = hugging_face().map(|(_, family)| (family, unmet(family)));
+    match families.min_by_key(|(_, unmet)| unmet.len()) {
+        Some((family, unmet)) if unmet.is_empty() => Ok(family),
+        Some((_, unmet)) => Err(unmet.join(" and ")),
+        None => Err("a shape of no family".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use common::Choice;
+
+    use super::*;
+    use crate::config::Layers;
+    use crate::config::model_plan::{ModelPlan, model_plan};
+
+    #[test]
+    fn presets_of_a_name_are_one_and_have_the_choices_of_their_family() {
+        let mut names = Preset::WORDS.to_vec();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Preset::ALL.len());
+        let of = |name: &str, key: &str| {
+            let values = Preset::from_word(name).unwrap().values();
+            values.filter(|(known, _)| *known == key).map(|(_, value)| value).last()
+        };
+        assert_eq!(of("llama-8b", "model.norm"), Some("\"rmsnorm\""));
+        assert_eq!(of("llama-8b", "model.tie_embeddings"), Some("false"));
+        assert_eq!(of("llama-1b", "model.tie_embeddings"), Some("true"), "a size overrides its family's choices");
+        assert_eq!(of("gpt2-124m", "model.norm"), None);
+        assert_eq!(of("gpt2-124m", "optimizer.lr"), Some("6e-4"));
+        assert_eq!(Preset::from_word("llama"), None);
+        assert_eq!(Preset::default().word(), "tiny");
+    }
+
+    /// The family of a model with these options, or how the model differs from the nearest.
+    fn family(options: &str) -> Result<&'static str, String> {
+        let mut layers = Layers::default();
+        layers.read_text(&format!("[model]\n{options}"), "test").unwrap();
+        let ModelPlan::Gpt(shape) = model_plan(&layers.resolve()).unwrap() else { panic!("not a gpt") };
+        of_shape(&shape).map(|family| family.model_type())
+    }
+
+    #[test]
+    fn a_shape_is_of_the_family_whose_choices_it_has_or_differs_from_the_nearest_by_named_options() {
+        assert_eq!(family("preset = \"tiny\""), Ok("gpt2"));
+        assert_eq!(family("preset = \"tiny-llama\"\nbias = true\ntie_embeddings = true"), Ok("llama"));
+        assert_eq!(
+            family("preset = \"tiny-llama\"\nactivation = \"gelu\""),
+            Err("a model.activation other than \"swiglu\"".into())
+        );
+        let differs = family("bias = false\nkv_heads = 2");
+        assert_eq!(differs, Err("model.bias = false and model.kv_heads below model.heads".into()));
+        let differs = family("preset = \"tiny-llama\"\nattention = false\nposition = \"none\"");
+        assert_eq!(differs, Err("model.attention = false and a model.position other than \"rotary\"".into()));
+    }
+
+    #[test]
+    fn the_tensors_of_a_family_have_each_row_of_a_parameter_once() {
+        for preset in ["tiny", "tiny-llama"] {
+            let mut layers = Layers::default();
+            layers.set("model.preset", preset, "test").unwrap();
+            let ModelPlan::Gpt(shape) = model_plan(&layers.resolve()).unwrap() else { panic!("not a gpt") };
+            let family = of_shape(&shape).unwrap();
+            let mut names = Vec::new();
+            for spec in engine::model::gpt(shape.clone()).specs {
+                let tensors = family.tensors(&shape, &spec.name);
+                let rows: usize = tensors.iter().map(|tensor| tensor.rows.unwrap_or(spec.whole[0])).sum();
+                assert_eq!(rows, spec.whole[0], "{preset}: {}", spec.name);
+                names.extend(tensors.into_iter().map(|tensor| tensor.name));
+            }
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{preset}: no tensor has two parameters");
+        }
+    }
+}

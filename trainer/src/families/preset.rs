@@ -1,0 +1,90 @@
+//! The sizes of all families, as users name them.
+
+use std::fmt;
+
+use common::Choice;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::FAMILIES;
+
+/// The name of a [`Size`](super::Size) of some family: a value of `model.preset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preset(&'static str);
+
+impl Preset {
+    /// The options that the preset sets, with values as in TOML. Later ones override earlier ones. Other settings of the user
+    /// override all of them.
+    pub fn values(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let sizes = FAMILIES.iter().flat_map(|family| family.sizes.iter().map(move |size| (family, size)));
+        let named = sizes.filter(move |(_, size)| size.name == self.0);
+        named.flat_map(|(family, size)| [family.choices, size.model, size.training].concat())
+    }
+}
+
+/// The first size of the first family.
+impl Default for Preset {
+    fn default() -> Preset {
+        Preset::ALL[0]
+    }
+}
+
+impl Choice for Preset {
+    const ALL: &'static [Preset] = &{
+        let mut all = [Preset(""); COUNT];
+        let mut at = 0;
+        while at < COUNT {
+            all[at] = Preset(NAMES[at]);
+            at += 1;
+        }
+        all
+    };
+    const WORDS: &'static [&'static str] = &NAMES;
+
+    fn word(self) -> &'static str {
+        self.0
+    }
+}
+
+const COUNT: usize = {
+    let (mut count, mut family) = (0, 0);
+    while family < FAMILIES.len() {
+        count += FAMILIES[family].sizes.len();
+        family += 1;
+    }
+    count
+};
+
+/// The names of all sizes. The table of options is a constant, so they are too.
+const NAMES: [&str; COUNT] = {
+    let mut names = [""; COUNT];
+    let (mut at, mut family) = (0, 0);
+    while family < FAMILIES.len() {
+        let mut size = 0;
+        while size < FAMILIES[family].sizes.len() {
+            names[at] = FAMILIES[family].sizes[size].name;
+            at += 1;
+            size += 1;
+        }
+        family += 1;
+    }
+    names
+};
+
+impl fmt::Display for Preset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl Serialize for Preset {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Preset {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Preset, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Preset::from_word(&word).ok_or_else(|| de::Error::unknown_variant(&word, Preset::WORDS))
+    }
+}
