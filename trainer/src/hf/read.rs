@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use common::UserError;
 use serde::Deserialize;
 
-use super::DataType;
+use super::data_type::DataType;
 use super::names::{self, Naming};
 use crate::checkpoint::{MANIFEST, Manifest, TensorEntry, copy_overlap};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use common::UserError;
 
-use super::DataType;
+use super::data_type::DataType;
 use super::names::{Entry, Part};
 use crate::error::RunError;
 

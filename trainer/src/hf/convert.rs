@@ -1,0 +1,152 @@
+//! A model from our folder to one of Hugging Face, or back.
+
+use std::path::Path;
+
+use common::UserError;
+use engine::model::GptShape;
+use serde_json::{Value as Json, json};
+
+use super::data_type::DataType;
+use super::names::{Entry, Naming, entries};
+use super::pretrained::Pretrained;
+use super::read::WeightFolder;
+use super::write::{not_written, write};
+use crate::checkpoint::tokenizer_of;
+use crate::config::Layers;
+use crate::config::model_plan::{ModelPlan, model_plan};
+use crate::error::RunError;
+use crate::families::{self, HuggingFace};
+
+/// Largest file, in bytes, as `transformers` has it.
+const SHARD_BYTES: usize = 5_000_000_000;
+
+/// The direction of [`convert`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To a folder that `transformers` loads, with values of this type.
+    ToHuggingFace(DataType),
+    /// To a folder that `model.init_from` takes.
+    FromHuggingFace,
+}
+
+/// Writes the model of `source` to the folder `target`, which is created, and returns a line about it.
+///
+/// # Errors
+/// The user's: a source that is damaged or of the other kind, a model of no Hugging Face family, a target that has weights
+/// already or cannot be created. A fault: a file that cannot be written.
+pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<String, RunError> {
+    let pretrained = Pretrained::open(source)?;
+    let source = pretrained.folder.as_path();
+    let theirs = matches!(pretrained.naming, Naming::Family(_));
+    if theirs != (direction == Direction::FromHuggingFace) {
+        let (has, fix) = if theirs { ("config.json", "--from hf") } else { ("config.toml", "--to hf") };
+        return Err(UserError::new(
+            format!("{} has a {has}", source.display()),
+            "--to hf takes our weights, --from hf a Hugging Face model",
+            format!("use {fix}"),
+        )
+        .into());
+    }
+    let config = pretrained.config();
+    let ModelPlan::Gpt(shape) = model_plan(&config)? else {
+        return Err(no_family(source, "model.kind = \"mlp\"").into());
+    };
+    let (naming, dtype) = match direction {
+        Direction::ToHuggingFace(dtype) => {
+            let family = families::of_shape(&shape).map_err(|options| no_family(source, &options))?;
+            (Naming::Family(family), dtype)
+        }
+        Direction::FromHuggingFace => (Naming::Ours, DataType::F32),
+    };
+    for name in ["model.safetensors", "model.safetensors.index.json"] {
+        if target.join(name).exists() {
+            return Err(UserError::new(
+                format!("{} has a {name}", target.display()),
+                "a conversion overwrites no weights",
+                "name another folder",
+            )
+            .into());
+        }
+    }
+    let (from, to) = (entries(&shape, pretrained.naming), entries(&shape, naming));
+    let weights = WeightFolder::open(source, pretrained.naming)?;
+    weights.all_used(&from)?;
+    std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error))?;
+    write(target, &to, dtype, SHARD_BYTES, &|index| weights.parameter(&from[index]))?;
+    write_config(target, &pretrained, &shape, naming, dtype)?;
+    let parameters: usize = to.iter().map(|entry: &Entry| entry.shape.iter().product::<usize>()).sum();
+    Ok(format!(
+        "{}: {parameters} parameters in {} tensors",
+        target.display(),
+        to.iter().map(|e| e.parts.len()).sum::<usize>()
+    ))
+}
+
+fn write_config(
+    target: &Path,
+    pretrained: &Pretrained,
+    shape: &GptShape,
+    naming: Naming,
+    dtype: DataType,
+) -> Result<(), RunError> {
+    let (name, text) = match naming {
+        Naming::Ours => {
+            let lines = pretrained.options.iter().map(|(key, value)| {
+                let name = key.trim_start_matches("model.");
+                format!("{name} = {value}\n")
+            });
+            ("config.toml", format!("[model]\n{}", lines.collect::<String>()))
+        }
+        Naming::Family(family) => {
+            let end = end_of_text(&pretrained.folder, shape.vocab);
+            ("config.json", format!("{:#}\n", config_json(family, shape, dtype, end)))
+        }
+    };
+    let path = target.join(name);
+    std::fs::write(&path, text).map_err(not_written(&path))
+}
+
+/// The `config.json` of a model, as `transformers` reads it. `end` is the token that ends a document, where it is known.
+fn config_json(family: &dyn HuggingFace, shape: &GptShape, dtype: DataType, end: Option<u32>) -> Json {
+    let mut config = family.config_json(shape);
+    // Without the keys of tokens transformers would take its class's defaults, which may lie beyond the vocabulary.
+    let of_all_families = json!({
+        "vocab_size": shape.vocab, "tie_word_embeddings": shape.tied, "initializer_range": shape.init_std,
+        "torch_dtype": dtype.torch_name(), "bos_token_id": null, "eos_token_id": end, "use_cache": true,
+    });
+    if let (Json::Object(config), Json::Object(of_all_families)) = (&mut config, of_all_families) {
+        config.extend(of_all_families);
+    }
+    config
+}
+
+/// The token that ends the documents that a model of ours was trained on; `None` unless its run names a tokenizer that is
+/// still there.
+fn end_of_text(folder: &Path, vocab: usize) -> Option<u32> {
+    let mut layers = Layers::default();
+    layers.read_file(&folder.join("config.toml")).ok()?;
+    let config = layers.resolve();
+    // Without data of its own there were no documents; token files need not say what their tokens mean.
+    let known = config.data.path.is_some() && (config.data.tokenizer != "byte" || vocab <= 256);
+    let tokenizer = known.then(|| tokenizer_of(folder, &config, None).ok())??;
+    Some(tokenizer.end_of_text()).filter(|&end| (end as usize) < vocab)
+}
+
+fn unwritable(folder: &Path, error: &std::io::Error) -> UserError {
+    UserError::new(
+        format!("{} cannot be made: {error}", folder.display()),
+        "a conversion writes into a folder that is there or can be made",
+        "check the path and its permissions",
+    )
+}
+
+fn no_family(source: &Path, options: &str) -> UserError {
+    UserError::new(
+        format!("the model of {} has {options}", source.display()),
+        format!(
+            "a model is exported as one of these families: {}; the presets in `trainer options` have their choices",
+            families::hugging_face_names()
+        ),
+        "train a model of one of these families to export it",
+    )
+}

@@ -1,0 +1,67 @@
+//! Types of values in files.
+
+use half::{bf16, f16};
+
+/// Type of the values in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl DataType {
+    /// The type that safetensors calls so.
+    pub(super) fn named(name: &str) -> Option<DataType> {
+        [DataType::F32, DataType::F16, DataType::Bf16].into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// As options name it; f32 unless that is `f16` or `bf16`.
+    pub fn from_option(word: &str) -> DataType {
+        match word {
+            "f16" => DataType::F16,
+            "bf16" => DataType::Bf16,
+            _ => DataType::F32,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            DataType::F32 => "F32",
+            DataType::F16 => "F16",
+            DataType::Bf16 => "BF16",
+        }
+    }
+
+    pub(super) fn torch_name(self) -> &'static str {
+        match self {
+            DataType::F32 => "float32",
+            DataType::F16 => "float16",
+            DataType::Bf16 => "bfloat16",
+        }
+    }
+
+    pub(super) fn size(self) -> usize {
+        if self == DataType::F32 { 4 } else { 2 }
+    }
+
+    pub(super) fn decode(self, bytes: &[u8]) -> Vec<f32> {
+        let halves = |value: fn([u8; 2]) -> f32| bytes.chunks_exact(2).map(move |b| value([b[0], b[1]])).collect();
+        match self {
+            DataType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            DataType::F16 => halves(|b| f16::from_le_bytes(b).to_f32()),
+            DataType::Bf16 => halves(|b| bf16::from_le_bytes(b).to_f32()),
+        }
+    }
+
+    pub(super) fn encode(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            DataType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            DataType::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+            DataType::Bf16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! A folder of weights, theirs or ours.
+
+use std::path::{Path, PathBuf};
+
+use common::UserError;
+use device::Device;
+use engine::model::GptShape;
+use engine::params::Params;
+use toml::Value;
+
+use super::names::{Naming, entries};
+use super::read::WeightFolder;
+use crate::checkpoint::newest_in;
+use crate::config::{Layers, RunConfig};
+use crate::error::LoadError;
+use crate::families::{self, ModelOptions};
+
+/// A folder with a model: `config.json` and weights of Hugging Face, or our `config.toml` and weights, as in a checkpoint.
+/// In a folder of checkpoints it is the newest complete one.
+pub struct Pretrained {
+    pub(super) folder: PathBuf,
+    pub(super) naming: Naming,
+    pub(super) options: ModelOptions,
+}
+
+impl Pretrained {
+    /// Reads which model a folder has. Its weights are not read yet.
+    ///
+    /// # Errors
+    /// A folder without a configuration, or with one of an unknown family; checkpoints of which none is complete.
+    pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
+        let is_model = ["config.json", "config.toml"].iter().any(|name| folder.join(name).exists());
+        let folder = &if is_model || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? };
+        let theirs = folder.join("config.json");
+        let (naming, options) = if theirs.exists() {
+            let origin = theirs.display().to_string();
+            let wrong = |problem: String| {
+                UserError::new(
+                    format!("{origin} {problem}"),
+                    "it is a model's JSON configuration",
+                    "get the file again",
+                )
+            };
+            let text = std::fs::read(&theirs).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+            let json = serde_json::from_slice(&text).map_err(|error| wrong(format!("is not JSON: {error}")))?;
+            let (family, options) = families::from_config_json(&json, &origin)?;
+            (Naming::Family(family), options)
+        } else {
+            (Naming::Ours, own_options(folder)?)
+        };
+        Ok(Pretrained { folder: folder.clone(), naming, options })
+    }
+
+    /// The model's options, by key.
+    pub fn options(&self) -> &[(&'static str, Value)] {
+        &self.options
+    }
+
+    /// Fills parameters of a model of that shape.
+    ///
+    /// # Errors
+    /// Weights that are missing, broken, or do not fit.
+    pub fn load(&self, shape: &GptShape, params: &Params, device: &Device) -> Result<(), LoadError> {
+        let entries = entries(shape, self.naming);
+        let weights = WeightFolder::open(&self.folder, self.naming)?;
+        weights.all_used(&entries)?;
+        for entry in &entries {
+            let Some(index) = params.specs.iter().position(|spec| spec.name == entry.name) else {
+                continue; // another stage's
+            };
+            let values = weights.parameter(entry)?;
+            params.set(device, index, &params.specs[index].stored_values(|at| values[at]))?;
+        }
+        Ok(())
+    }
+
+    /// The resolved configuration of the model: its options over the defaults.
+    pub(super) fn config(&self) -> RunConfig {
+        let mut layers = Layers::default();
+        layers.start_from(&self.options);
+        layers.resolve()
+    }
+}
+
+/// The model options of our own `config.toml`.
+fn own_options(folder: &Path) -> Result<ModelOptions, UserError> {
+    let path = folder.join("config.toml");
+    if !path.exists() {
+        let problem = if folder.exists() { "has neither config.json nor config.toml" } else { "does not exist" };
+        return Err(UserError::new(
+            format!("{} {problem}", folder.display()),
+            "it is the folder of a Hugging Face model, of a checkpoint or of several, or one that `trainer convert` wrote",
+            "check the path",
+        ));
+    }
+    let mut layers = Layers::default();
+    layers.read_file(&path)?;
+    Ok(layers.model_values())
+}
