@@ -1,4 +1,4 @@
-//! What ends a run early, and with which exit code.
+//! The errors that end a command, and their exit codes.
 
 use std::io::Error as IoError;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use common::UserError;
 use common::format::bytes;
 use data::{DataError, TokenizeError};
 
-/// What ends a run early.
+/// An error that ends a command.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The user's input is wrong: exit code 2.
@@ -22,7 +22,7 @@ pub enum RunError {
     /// The last checkpoint could not be written: exit code 3.
     #[error("{0}")]
     Checkpoint(#[from] SaveError),
-    /// Data cannot be read any more, or written: exit code 3.
+    /// Data can no longer be read, or could not be written: exit code 3.
     #[error("{0}")]
     Data(#[from] DataError),
     /// The trainer has a bug: exit code 3.
@@ -56,7 +56,7 @@ impl RunError {
         }
     }
 
-    /// Whether it may have come of another rank's fault: a transfer that failed, a checkpoint that others could not write.
+    /// Whether another rank's fault may be the cause: a transfer failed, or others could not write a checkpoint.
     pub fn follows(&self) -> bool {
         let device = match self {
             RunError::Checkpoint(error) => return matches!(error, SaveError::Peer { .. }),
@@ -76,10 +76,10 @@ impl From<TokenizeError> for RunError {
     }
 }
 
-/// Why a checkpoint was not written. Earlier ones are as they were.
+/// Why a checkpoint was not written. Earlier checkpoints are untouched.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// There is not enough space; nothing was begun.
+    /// There is not enough space. Nothing was written.
     #[error(
         "checkpoint {} was not written: it needs {}, {} are free there. Earlier checkpoints are untouched. \
          Fix: free space, lower checkpoint.keep, or set another checkpoint.dir",
@@ -93,7 +93,7 @@ pub enum SaveError {
         /// Bytes free in `checkpoint.dir`.
         free: u64,
     },
-    /// A file or folder could not be written; what was begun is removed.
+    /// A file or folder could not be written. What was already written is removed.
     #[error(
         "checkpoint file {} was not written: {error}. The checkpoint needs {}, {} are free there. \
          Earlier checkpoints are untouched. Fix: check space, quota and permissions, or set another checkpoint.dir",
@@ -104,12 +104,12 @@ pub enum SaveError {
         path: PathBuf,
         /// Bytes of all files of the checkpoint.
         needed: u64,
-        /// Bytes free in `checkpoint.dir`, where the system tells.
+        /// Bytes free in `checkpoint.dir`, if the system says.
         free: Option<u64>,
         /// What the operating system said.
         error: IoError,
     },
-    /// Another rank could not do its part, and says why.
+    /// Another rank could not write its part. It says why.
     #[error("checkpoint {} was not written: another rank could not write its part", path.display())]
     Peer {
         /// The checkpoint's folder.
@@ -131,7 +131,7 @@ pub enum LoadError {
     Device(#[from] device::Error),
 }
 
-/// Names what was being written when the operating system refused.
+/// Adds to the operating system's error what was being written.
 pub fn file_error(what: String) -> impl FnOnce(std::io::Error) -> RunError {
     move |error| RunError::File { what, error }
 }

@@ -1,7 +1,4 @@
-//! The application: configuration, the run around the engine's step, checkpoints, reports, and the commands.
-//!
-//! A configuration goes from [`config::options`] (the table) through [`config`] (raw) to [`config::plan`] (checked), and
-//! [`run`] does it with the `engine`'s step.
+#![doc = include_str!("../README.md")]
 
 pub mod checkpoint;
 pub mod commands;

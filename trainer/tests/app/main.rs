@@ -14,6 +14,7 @@ mod checkpoint;
 mod configs;
 mod damage;
 mod default_run;
+mod directions;
 mod distributed_run;
 mod documents;
 mod everywhere;

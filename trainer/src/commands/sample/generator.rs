@@ -1,4 +1,4 @@
-//! A model that goes on with a text: it reads a prompt, and then token after token through a graph.
+//! A model that continues a text: it reads a prompt, and then one token after another through a graph.
 
 use std::rc::Rc;
 
@@ -12,35 +12,35 @@ use graph_manager::{CudaGraphManager, Mempool, Report, Result};
 
 use super::Sampler;
 
-/// Reads a text of any length, keeping in its cache what fits the model's context, and tells what may follow.
+/// Reads a text of any length and gives the logits of the next token. Its cache keeps as much of the text as fits the model's
+/// context.
 ///
-/// Reading a prompt and reading a token are steps of a [`CudaGraphManager`] of their own mode: recorded, run once eagerly,
-/// then captured whole and replayed. The first prompt is thus never a graph, and is not worth one: what a capture needs
-/// (kernels that are loaded, products that are chosen) comes of running once without, so the prompt would be read twice,
-/// and most texts read one. Fields drop in order: graphs, then memory.
+/// Reading a prompt and reading a token are two modes of a [`CudaGraphManager`]. Each is recorded, run once eagerly, then
+/// captured whole and replayed. The first prompt runs eagerly: a capture needs loaded kernels and chosen algorithms, so the
+/// prompt would have to run twice, and most texts have one prompt. Fields drop in order: graphs, then memory.
 pub struct Generator {
     graphs: CudaGraphManager<StepPolicy>,
     compute: Stream,
     decoder: Rc<Decoder>,
     _params: Params,
     cursor: Cursor,
-    /// `(1, most tokens of a prompt)`, i32.
+    /// `(1, longest prompt)`, i32.
     prompt: Tensor,
     /// `(1, 1)`, i32.
     token: Tensor,
     /// `(1, padded vocab)`.
     logits: Tensor,
     vocab: usize,
-    /// Tokens the cache has room for.
+    /// Tokens that fit the cache.
     context: usize,
-    /// What the cache holds, and may yet be read again.
+    /// The tokens in the cache, to read some of them again when it is full.
     read: Vec<i32>,
     _areas: Vec<Area>,
 }
 
 impl Generator {
-    /// Takes a model whose weights are loaded. A prompt has at most `longest` tokens, which is at most the model's
-    /// context.
+    /// A generator for a model with loaded weights. A prompt has at most `longest` tokens, and `longest` is at most the
+    /// model's context.
     ///
     /// # Errors
     /// Out of memory.
@@ -75,7 +75,7 @@ impl Generator {
         Ok(generator)
     }
 
-    /// A forward of that mode, as a step's one region.
+    /// The forward pass of a mode, as the only region of a step.
     fn body(&self, mode: Mode) -> impl FnMut(&mut StepContext<'_>) -> Result<()> + use<> {
         let tokens = if mode == Mode::Prefill { self.prompt } else { self.token };
         let (decoder, cursor, logits) = (self.decoder.clone(), self.cursor, self.logits);
@@ -95,13 +95,13 @@ impl Generator {
         Ok(logits)
     }
 
-    /// Forgets everything and reads the first tokens of a text, at least one and at most the longest prompt; returns the
-    /// logits `(vocab)` of what follows.
+    /// Starts a new text with its first tokens: at least one, and at most the longest prompt. Returns the logits `(vocab)` of
+    /// the next token.
     ///
     /// # Errors
-    /// What the device met.
+    /// The device's.
     pub fn start(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
-        // Behind the prompt, any token: what it leaves in the cache is overwritten before it is read.
+        // Any token will do behind the prompt: its cache entries are overwritten before they are read.
         let mut padded = tokens.to_vec();
         padded.resize(self.prompt.elements(), 0);
         self.compute.write(&self.prompt, &padded)?;
@@ -109,11 +109,11 @@ impl Generator {
         self.forward(Mode::Prefill, 0, tokens.len().saturating_sub(1))
     }
 
-    /// Reads one more token; returns the logits `(vocab)` of what follows. Where the context is full, the newer half of
-    /// it is read again from its beginning, and the older half forgotten.
+    /// Reads one more token; returns the logits `(vocab)` of the next one. If the context is full, the older half is dropped,
+    /// and the newer half is read again from the start.
     ///
     /// # Errors
-    /// What the device met.
+    /// The device's.
     pub fn read(&mut self, token: i32) -> Result<Vec<f32>> {
         let position = self.read.len();
         self.read.push(token);
@@ -125,11 +125,11 @@ impl Generator {
         self.forward(Mode::Decode, position, 0)
     }
 
-    /// Goes on with a text, telling `each` token as it is chosen, until there are `count` or `each` says to stop. Only
-    /// tokens below `vocab` are chosen.
+    /// Continues a text by up to `count` tokens below `vocab`. Passes each token to `each` as it is chosen, and stops when
+    /// `each` returns false.
     ///
     /// # Errors
-    /// What the device met, or `each`.
+    /// The device's, or those of `each`.
     pub fn generate<E: From<graph_manager::Error>>(
         &mut self,
         prompt: &[i32],
@@ -149,20 +149,20 @@ impl Generator {
         Ok(())
     }
 
-    /// The graphs so far.
+    /// A report of all graphs so far.
     pub fn report(&self) -> Report {
         self.graphs.report()
     }
 }
 
-/// How many of a full context's tokens are read again.
+/// The number of tokens that are read again when the context is full.
 fn kept(context: usize) -> usize {
     (context / 2).max(1)
 }
 
-/// The longest prompt that a [`Generator`] must have room for: `prompt` tokens, and what is read again where they and
-/// `count` more do not fit the context.
+/// The longest prompt that a [`Generator`] must have room for, to continue `prompt` tokens by `count`: the prompt itself, or
+/// the tokens that are read again when the context is full.
 pub fn longest_prompt(prompt: usize, count: usize, context: usize) -> usize {
-    // The last token is told, not read.
+    // The last token is chosen, but never read.
     if prompt + count.saturating_sub(1) > context { prompt.max(kept(context)) } else { prompt }
 }

@@ -1,20 +1,20 @@
-//! From logits to a token.
+//! Chooses a token from logits.
 
 use device::host::philox;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampler {
-    /// Divides the logits: below 1 likely tokens become likelier, above 1 less so; 0 always takes the likeliest.
+    /// Divides the logits. Below 1 likely tokens become likelier, above 1 less likely. 0 always takes the likeliest.
     pub temperature: f64,
-    /// Only so many of the likeliest tokens can be chosen; none for all.
+    /// The number of likeliest tokens to choose from. `None` for all.
     pub top_k: Option<usize>,
-    /// The `n`-th choice is a function of this and of `n`.
+    /// The `n`-th choice is a function of the seed and of `n`.
     pub seed: u64,
 }
 
 impl Sampler {
-    /// The `n`-th token of a text, from the logits of all tokens; of equal ones the first counts as likelier.
+    /// The `n`-th token of a text, from the logits of all tokens. Of equal logits the first counts as likelier.
     ///
     /// # Panics
     /// Without logits.
@@ -26,7 +26,7 @@ impl Sampler {
         if kept == 1 {
             return likeliest[0];
         }
-        likeliest.sort_unstable(); // the order of summing up does not depend on the selection
+        likeliest.sort_unstable(); // so that the order of the sum does not depend on the selection
         let highest = likeliest.iter().map(|&token| f64::from(logits[token])).fold(f64::NEG_INFINITY, f64::max);
         let weight = |token: usize| ((f64::from(logits[token]) - highest) / self.temperature).exp();
         let total: f64 = likeliest.iter().map(|&token| weight(token)).sum();
@@ -54,7 +54,7 @@ mod tests {
 
     const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, 2.0, -1.0];
 
-    /// How often each token is chosen in so many choices.
+    /// How often each token is chosen in `choices` choices.
     fn counts(sampler: Sampler, choices: u64) -> [u64; 5] {
         let mut counts = [0; 5];
         (0..choices).for_each(|n| counts[sampler.choose(&LOGITS, n)] += 1);
@@ -77,7 +77,7 @@ mod tests {
             let choices = 40_000;
             for (token, count) in counts(Sampler { temperature, top_k, seed: 7 }, choices).into_iter().enumerate() {
                 let (expected, got) = (weight(token) / total, count as f64 / choices as f64);
-                // Four standard deviations; a token that is cut off never comes.
+                // Four standard deviations. A token outside of the top k never comes.
                 let slack = 4.0 * (expected * (1.0 - expected) / choices as f64).sqrt();
                 assert!((got - expected).abs() <= slack, "{temperature} {top_k:?} {token}: {got} for {expected}");
             }
