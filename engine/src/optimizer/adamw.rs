@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use device::ops::{self, AdamWTensors};
 
-use super::group::{ParamUpdate, StepBlocks, Update, UpdateRule};
+use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
 
 /// AdamW, as `torch.optim.AdamW` computes it. Weight decay is decoupled from the gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +22,7 @@ impl UpdateRule for AdamW {
         &["exp_avg", "exp_avg_sq"]
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, blocks: StepBlocks) -> Box<Update> {
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
         let tensors = |param: &ParamUpdate| AdamWTensors {
             master: param.master,
             compute: param.weight,
@@ -33,7 +33,7 @@ impl UpdateRule for AdamW {
         };
         let tensors: Arc<[AdamWTensors]> = params.iter().map(tensors).collect();
         let AdamW { beta1, beta2, eps } = *self;
-        let StepBlocks { control, status } = blocks;
+        let StepControl { control, status } = control;
         Box::new(move |cx| cx.run(ops::AdamW { tensors: tensors.clone(), beta1, beta2, eps, control, status }))
     }
 }

@@ -39,7 +39,7 @@ pub trait UpdateRule: Debug + Send + Sync {
 
     /// The update of these parameters, as it is recorded in every step. It reads the learning rate from `control` and the
     /// gradients' factor from `status`, and writes nothing in a step whose gradients are not finite.
-    fn update(&self, params: Vec<ParamUpdate>, blocks: StepBlocks) -> Box<Update>;
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update>;
 }
 
 /// Submits the update of a rule's parameters.
@@ -61,7 +61,7 @@ pub struct ParamUpdate {
 
 /// What the host and the gradient norm decided for a step, in device memory.
 #[derive(Clone, Copy, Debug)]
-pub struct StepBlocks {
+pub struct StepControl {
     /// u8, a [`device::ops::Control`].
     pub control: Tensor,
     /// u8, a [`device::ops::Status`].

@@ -19,7 +19,7 @@ use crate::step_policy::StepContext;
 pub use adamw::AdamW;
 use grad_norm::GradNorm;
 pub use grad_norm::NormGroups;
-pub use group::{ParamGroup, ParamUpdate, StepBlocks, Update, UpdateRule};
+pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
 pub use sgd::Sgd;
 
 /// A tensor that a rule keeps for a parameter: its name in a checkpoint, and f32 values in the shape of the parameter's
@@ -31,7 +31,7 @@ pub struct Optimizer {
     norm: GradNorm,
     /// One for each rule.
     updates: Vec<Box<Update>>,
-    blocks: StepBlocks,
+    control: StepControl,
     /// By parameter.
     state: Vec<Vec<StateTensor>>,
     areas: Vec<Area>,
@@ -46,10 +46,10 @@ impl Optimizer {
         device: &Device,
         params: &Params,
         groups: &[ParamGroup],
-        blocks: StepBlocks,
+        control: StepControl,
         norm_groups: NormGroups,
     ) -> Result<Optimizer> {
-        device.zero(&blocks.status)?;
+        device.zero(&control.status)?;
         let mut areas = Vec::new();
         let mut state = vec![Vec::new(); params.specs.len()];
         let mut updates = Vec::new();
@@ -66,10 +66,10 @@ impl Optimizer {
                 state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
                 weight_decay,
             });
-            updates.push(rule.update(update.collect(), blocks));
+            updates.push(rule.update(update.collect(), control));
         }
         let norm = GradNorm::new(params, norm_groups);
-        Ok(Optimizer { norm, updates, blocks, state, areas })
+        Ok(Optimizer { norm, updates, control, state, areas })
     }
 
     /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite.
@@ -78,14 +78,14 @@ impl Optimizer {
     /// What the device refused.
     pub fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let square_sum = self.norm.square_sum(cx)?;
-        let StepBlocks { control, status } = self.blocks;
+        let StepControl { control, status } = self.control;
         cx.run(ClipScale { square_sum, control, status })?;
         self.updates.iter().try_for_each(|update| update(cx))
     }
 
     /// u8, a [`device::ops::Status`].
     pub fn status(&self) -> Tensor {
-        self.blocks.status
+        self.control.status
     }
 
     /// What is kept for the parameter of that index.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use device::ops::{self, SgdTensors};
 
-use super::group::{ParamUpdate, StepBlocks, Update, UpdateRule};
+use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
 
 /// SGD, as `torch.optim.SGD` computes it. Weight decay is added to the gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,7 +18,7 @@ impl UpdateRule for Sgd {
         if self.momentum == 0.0 { &[] } else { &["momentum"] }
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, blocks: StepBlocks) -> Box<Update> {
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
         let tensors = |param: &ParamUpdate| SgdTensors {
             master: param.master,
             compute: param.weight,
@@ -28,7 +28,7 @@ impl UpdateRule for Sgd {
         };
         let tensors: Arc<[SgdTensors]> = params.iter().map(tensors).collect();
         let Sgd { momentum } = *self;
-        let StepBlocks { control, status } = blocks;
+        let StepControl { control, status } = control;
         Box::new(move |cx| cx.run(ops::Sgd { tensors: tensors.clone(), momentum, control, status }))
     }
 }

@@ -65,7 +65,7 @@ pub struct OwnedRange {
 
 /// Where one parameter lies, in elements.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct ParamOffsets {
     /// In `main_grad`.
     pub grad: usize,
     /// In the weights of its type.
@@ -80,7 +80,7 @@ pub struct Place {
 #[derive(Clone, Debug)]
 pub struct FlatLayout {
     /// Where each parameter lies.
-    pub params: Vec<Place>,
+    pub params: Vec<ParamOffsets>,
     /// In the order backward completes them: from the last layer to the first.
     pub buckets: Vec<Bucket>,
     /// Elements of all parameters, with padding.
@@ -128,18 +128,18 @@ impl FlatLayout {
 
 impl Bucket {
     /// Where a parameter lies that begins at `grad` in `main_grad`.
-    fn place(&self, grad: usize, elements: usize, shard: OptimizerShard) -> Place {
+    fn place(&self, grad: usize, elements: usize, shard: OptimizerShard) -> ParamOffsets {
         let part = self.elements / shard.ranks;
         let part_start = self.start + shard.rank * part;
         let (first, end) = (grad.max(part_start), (grad + elements).min(part_start + part));
         let weight = self.weights_start + grad - self.start;
         if first >= end {
-            return Place { grad, weight, owned: OwnedRange::default(), master: 0 };
+            return ParamOffsets { grad, weight, owned: OwnedRange::default(), master: 0 };
         }
         let owned = OwnedRange { first: first - grad, elements: end - first };
         // The parts of the buckets before lie before.
         let master = self.weights_start / shard.ranks + first - part_start;
-        Place { grad, weight, owned, master }
+        ParamOffsets { grad, weight, owned, master }
     }
 }
 

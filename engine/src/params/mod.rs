@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 pub use dense_block::DenseBlock;
 pub(crate) use flat_layout::ALIGNMENT;
-use flat_layout::{Bucket, FlatLayout, Place};
+use flat_layout::{Bucket, FlatLayout, ParamOffsets};
 pub use flat_layout::{OptimizerShard, OwnedRange};
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use tensor_shard::TensorShard;
@@ -130,7 +130,7 @@ impl Params {
             device.zero(weights)?;
             masters.map_or(Ok(()), |masters| device.zero(&masters))?;
         }
-        let param = |(spec, place): (&ParamSpec, &Place)| {
+        let param = |(spec, place): (&ParamSpec, &ParamOffsets)| {
             let typed = of_type(&weights, spec.dtype);
             let weight = typed.weights.view(place.weight, spec.shape);
             let owned = place.owned;

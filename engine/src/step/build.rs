@@ -13,7 +13,7 @@ use crate::gradient_sync::{DataParallelSync, SequenceParallelSync};
 use crate::graph_options::GraphOptions;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
-use crate::optimizer::{AdamW, NormGroups, Optimizer, ParamGroup, StepBlocks};
+use crate::optimizer::{AdamW, NormGroups, Optimizer, ParamGroup, StepControl};
 use crate::params::{OptimizerShard, Params};
 use crate::pipeline::Pipeline;
 use crate::step_policy::{StepPolicy, StepShape};
@@ -114,8 +114,8 @@ impl Stage {
             tensor_parallel,
             pipeline: pipeline.all().cloned(),
         };
-        let blocks = StepBlocks { control, status };
-        let optimizer = Optimizer::new(device, &params, &options.optimizer, blocks, norm_groups)?;
+        let step_control = StepControl { control, status };
+        let optimizer = Optimizer::new(device, &params, &options.optimizer, step_control, norm_groups)?;
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let data_parallel = match data_parallel {
             Some(group) => Some(DataParallelSync::new(device, group, &params, layers, options.grad_reduce)?),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use device::ops::{Control, Status, WriteControl};
 use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
-use engine::optimizer::{AdamW, NormGroups, Optimizer, ParamGroup, ParamUpdate, Sgd, StepBlocks, Update, UpdateRule};
+use engine::optimizer::{AdamW, NormGroups, Optimizer, ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
 use engine::params::{Init, OptimizerShard, ParamSpec, Params};
 use engine::regions::{Mode, Region};
 use engine::step::{Stage, StageGroups, StageOptions};
@@ -94,7 +94,7 @@ impl UpdateRule for Frozen {
         &[]
     }
 
-    fn update(&self, _: Vec<ParamUpdate>, _: StepBlocks) -> Box<Update> {
+    fn update(&self, _: Vec<ParamUpdate>, _: StepControl) -> Box<Update> {
         Box::new(|_| Ok(()))
     }
 }
@@ -137,8 +137,8 @@ fn parameters_of_unlike_types_are_updated_together() {
         let mut areas = Vec::new();
         let mut block = |name, bytes| device.allocate_tensor(&mut areas, name, [bytes], DType::U8).unwrap();
         let (control, status) = (block("control", size_of::<Control>()), block("status", size_of::<Status>()));
-        let (blocks, groups) = (StepBlocks { control, status }, ParamGroup::decay_matrices(ADAMW, 0.1));
-        let optimizer = Optimizer::new(&device, &params, &groups, blocks, NormGroups::default()).unwrap();
+        let (step_control, groups) = (StepControl { control, status }, ParamGroup::decay_matrices(ADAMW, 0.1));
+        let optimizer = Optimizer::new(&device, &params, &groups, step_control, NormGroups::default()).unwrap();
         let compute = device.stream("compute");
         let mut graphs = StepPolicy::manager(compute.clone(), &GraphOptions::default(), StepShape::default()).unwrap();
         for step in 0..3 {

@@ -330,20 +330,20 @@ fn looked_in(settings: &CheckpointConfig) -> Option<&Path> {
 
 /// The checkpoint that a run with these settings would start from. Only sizes are checked, not contents; it is for what is
 /// needed before a [`Session`].
-pub fn at_a_glance(settings: &CheckpointConfig) -> Option<PathBuf> {
+pub fn start_folder(settings: &CheckpointConfig) -> Option<PathBuf> {
     let from = looked_in(settings)?;
     if from.join(MANIFEST).exists() {
         return Some(from.into());
     }
-    newest_at_a_glance(from).map(|(_, path)| path)
+    newest_of_right_sizes(from).map(|(_, path)| path)
 }
 
 /// Steps of the newest checkpoint in a folder. Only sizes are checked, not contents.
 pub fn newest_step(dir: &Path) -> Option<usize> {
-    newest_at_a_glance(dir).map(|(step, _)| step)
+    newest_of_right_sizes(dir).map(|(step, _)| step)
 }
 
-fn newest_at_a_glance(dir: &Path) -> Option<(usize, PathBuf)> {
+fn newest_of_right_sizes(dir: &Path) -> Option<(usize, PathBuf)> {
     steps(dir).ok()?.into_iter().rev().find(|(_, path)| check_sizes(path).is_ok())
 }
 

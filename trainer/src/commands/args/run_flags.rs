@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use common::UserError;
 
 use super::{Parsed, megatron_flags, parse_line, text_flag};
-use crate::checkpoint::{at_a_glance, changed_meaning};
+use crate::checkpoint::{changed_meaning, start_folder};
 use crate::config::options::{Kind, OPTIONS, OptionSpec};
 use crate::config::request::TrainRequest;
 use crate::config::{Layers, recipes};
@@ -88,7 +88,7 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)]) -> Re
     let (mut layers, mut notices) = (layers(matches, preset)?, megatron_flags::notices(matches));
     if let Some(folder) = layers.init_from() {
         // A resumed run has its model in the checkpoint. The folder that it started from may be gone.
-        let folder = at_a_glance(&layers.resolve().checkpoint).unwrap_or_else(|| folder.into());
+        let folder = start_folder(&layers.resolve().checkpoint).unwrap_or_else(|| folder.into());
         let (pretrained, mut theirs) = (Pretrained::open(&folder)?, Layers::default());
         layers.start_from(pretrained.options());
         theirs.start_from(pretrained.options());
