@@ -27,7 +27,7 @@ impl StageLayers {
 
     /// What a stage has of a model whose parts have these numbers of blocks, of which the first part also has the
     /// embedding and the last the head. With `recompute` a layer has as many blocks, or what is left of its part.
-    pub fn of_stage(place: PipelineStage, parts: &[usize], recompute: Option<usize>) -> StageLayers {
+    pub fn of_stage(stage: PipelineStage, parts: &[usize], recompute: Option<usize>) -> StageLayers {
         let size = recompute.unwrap_or(1);
         let mut blocks: Vec<Range<usize>> = Vec::new();
         // Numbers of each part's layers.
@@ -39,7 +39,7 @@ impl StageLayers {
             first += count;
             layers.push(start..blocks.len() + if part + 1 == parts.len() { 2 } else { 1 });
         }
-        let chunks = (0..place.chunks).map(|chunk| layers[place.part(chunk)].clone()).collect();
+        let chunks = (0..stage.chunks()).map(|chunk| layers[stage.part(chunk)].clone()).collect();
         StageLayers { chunks, total: blocks.len() + 2, blocks, recomputed: recompute.is_some() }
     }
 
@@ -103,10 +103,12 @@ pub fn balanced_blocks(blocks: usize, parts: usize, head: f64) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use parallel::{Placement, Schedule};
+
     use super::*;
 
-    fn place(stages: usize, stage: usize, chunks: usize) -> PipelineStage {
-        PipelineStage { stages, stage, chunks, group: stages, zero_bubble: false }
+    fn stage_of(stages: usize, stage: usize, chunks: usize) -> PipelineStage {
+        PipelineStage::new(Schedule::interleaved(stages, chunks, stages), stage)
     }
 
     #[test]
@@ -118,11 +120,14 @@ mod tests {
                 let most = split.iter().max().unwrap() - split.iter().min().unwrap();
                 let middle = split[split.len() / 2];
                 assert!(most <= 1 && (split.len() < 3 || split[0] <= middle), "{split:?}");
-                let stage = |stage| StageLayers::of_stage(place(stages, stage, chunks), &split, None);
+                let stage = |stage| StageLayers::of_stage(stage_of(stages, stage, chunks), &split, None);
                 let by_stage: Vec<StageLayers> = (0..stages).map(stage).collect();
                 let mut next = 0;
-                for part in 0..stages * chunks {
-                    let chunk = &by_stage[part % stages].chunks[part / stages];
+                let placement = Placement::new(stages, chunks);
+                for part in 0..placement.parts() {
+                    let stage = placement.stage_of(part);
+                    let chunk = (0..chunks).find(|&chunk| placement.part(stage, chunk) == part).unwrap();
+                    let chunk = &by_stage[stage].chunks[chunk];
                     assert_eq!(chunk.start, next, "part {part} of {split:?}");
                     next = chunk.end;
                 }
@@ -135,7 +140,7 @@ mod tests {
 
     #[test]
     fn blocks_that_are_computed_again_together_never_cross_stages() {
-        let layers = |stage| StageLayers::of_stage(place(2, stage, 2), &[1, 5, 3, 2], Some(2));
+        let layers = |stage| StageLayers::of_stage(stage_of(2, stage, 2), &[1, 5, 3, 2], Some(2));
         assert_eq!(layers(0).blocks, [0..1, 1..3, 3..5, 5..6, 6..8, 8..9, 9..11]);
         assert_eq!((layers(0).total, layers(0).chunks, layers(1).chunks), (9, vec![0..2, 5..7], vec![2..5, 7..9]));
         assert_eq!([0, 2, 5, 10].map(|block| layers(0).of_block(block)), [1, 2, 4, 7]);
@@ -145,7 +150,7 @@ mod tests {
 
     #[test]
     fn an_uneven_split_is_told_in_words() {
-        let words = |stage| StageLayers::of_stage(place(2, stage, 2), &[1, 2, 3, 1], None).in_words();
+        let words = |stage| StageLayers::of_stage(stage_of(2, stage, 2), &[1, 2, 3, 1], None).in_words();
         assert_eq!(words(0), "embedding, block 1; blocks 4 to 6");
         assert_eq!(words(1), "blocks 2 to 3; block 7, head");
     }

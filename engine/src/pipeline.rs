@@ -12,7 +12,7 @@ use std::rc::Rc;
 use device::ops::{Add, Collective, CollectiveKind, Copy};
 use device::{Area, Communicator, DType, Device, Event, Shape, Stream, Tensor};
 use graph_manager::{Error, Result};
-use parallel::{Arrivals, Direction, PipelineGroups, PipelineStage, Task};
+use parallel::{Direction, PipelineGroups, PipelineStage, ReceiveQueue, Task};
 
 use crate::model::Hidden;
 use crate::params::Params;
@@ -21,7 +21,7 @@ use crate::step_policy::StepContext;
 
 /// A stage's connections to the others; one stage has none.
 pub struct Pipeline {
-    place: PipelineStage,
+    stage: PipelineStage,
     forward: Way,
     backward: Way,
     all: Option<Rc<dyn Communicator>>,
@@ -42,8 +42,8 @@ struct Inbox {
     name: &'static str,
     communicator: Rc<dyn Communicator>,
     stream: Stream,
-    landing: Vec<Tensor>,
-    /// The compute stream is done with what lay in a buffer.
+    receive_buffers: Vec<Tensor>,
+    /// The compute stream has read a buffer.
     free: Event,
     /// By buffer.
     arrived: Vec<Event>,
@@ -52,7 +52,7 @@ struct Inbox {
 struct Outbox {
     communicator: Rc<dyn Communicator>,
     stream: Stream,
-    departure: Tensor,
+    send_buffer: Tensor,
     ready: Event,
     sent: Event,
 }
@@ -64,13 +64,13 @@ impl Pipeline {
     /// Out of memory.
     pub fn new(
         device: &Device,
-        place: PipelineStage,
+        stage: PipelineStage,
         groups: Option<PipelineGroups>,
         residual: Option<(Shape, DType)>,
         params: &Params,
     ) -> Result<Pipeline> {
         let mut pipeline = Pipeline {
-            place,
+            stage,
             forward: Way::default(),
             backward: Way::default(),
             all: None,
@@ -86,17 +86,18 @@ impl Pipeline {
         let mut way = |name: &'static str, direction, from: Option<Rc<dyn Communicator>>, to| -> Result<Way> {
             let mut way = Way::default();
             if let Some(communicator) = from {
-                let count = place.landing_buffers(direction);
-                let landing = (0..count).map(|_| buffer(&format!("{name} landing"))).collect::<Result<_>>()?;
+                let count = stage.receive_buffers(direction);
+                let receive_buffers =
+                    (0..count).map(|_| buffer(&format!("{name} receive buffer"))).collect::<Result<_>>()?;
                 let arrived = (0..count).map(|_| device.event()).collect();
                 let stream = device.transfer_stream(&format!("{name} in"));
-                way.inbox = Some(Inbox { name, communicator, stream, landing, free: device.event(), arrived });
+                way.inbox = Some(Inbox { name, communicator, stream, receive_buffers, free: device.event(), arrived });
             }
             if let Some(communicator) = to {
-                let departure = buffer(&format!("{name} departure"))?;
+                let send_buffer = buffer(&format!("{name} send buffer"))?;
                 let stream = device.transfer_stream(&format!("{name} out"));
                 way.outbox =
-                    Some(Outbox { communicator, stream, departure, ready: device.event(), sent: device.event() });
+                    Some(Outbox { communicator, stream, send_buffer, ready: device.event(), sent: device.event() });
             }
             Ok(way)
         };
@@ -114,8 +115,8 @@ impl Pipeline {
     /// # Errors
     /// A number of microbatches that the schedule does not take.
     pub fn order(&self, microbatches: usize) -> Result<Vec<Task>> {
-        self.place.order(microbatches).ok_or_else(|| Error::Usage {
-            problem: format!("a step of {microbatches} microbatches came to {:?}", self.place),
+        self.stage.tasks(microbatches).ok_or_else(|| Error::Usage {
+            problem: format!("a step of {microbatches} microbatches came to {:?}", self.stage),
             fix: "have at least as many as a group, in whole groups or with a rest of as many as there are stages",
         })
     }
@@ -127,10 +128,10 @@ impl Pipeline {
 
     /// The transfers of a step; of one that is only rehearsed nothing is sent, and what lies in the buffers has arrived.
     pub fn begin(&self, order: &[Task], rehearses: bool) -> Transfers<'_> {
-        let arrivals = |direction| self.place.arrivals(direction, order);
-        let lane = |way, direction| Lane { way, arrivals: arrivals(direction), sending: false, rehearses };
+        let queue = |direction| self.stage.receive_queue(direction, order);
+        let lane = |way, direction| Lane { way, receives: queue(direction), sending: false, rehearses };
         Transfers {
-            place: self.place,
+            stage: self.stage,
             forward: lane(&self.forward, Direction::Forward),
             backward: lane(&self.backward, Direction::Backward),
         }
@@ -158,14 +159,14 @@ impl Pipeline {
 
 /// The transfers of a step under way.
 pub struct Transfers<'p> {
-    place: PipelineStage,
+    stage: PipelineStage,
     forward: Lane<'p>,
     backward: Lane<'p>,
 }
 
 struct Lane<'p> {
     way: &'p Way,
-    arrivals: Arrivals,
+    receives: ReceiveQueue,
     /// A send is under way that nothing has waited for.
     sending: bool,
     rehearses: bool,
@@ -174,7 +175,7 @@ struct Lane<'p> {
 impl Transfers<'_> {
     /// Whether what a task makes goes to another stage.
     pub fn sends(&self, task: Task) -> bool {
-        self.place.sends(task)
+        self.stage.sends(task)
     }
 
     /// Begins the receives that can go on beside the work before the task at `next`.
@@ -192,7 +193,7 @@ impl Transfers<'_> {
     /// # Errors
     /// A failed transfer.
     pub fn activations(&mut self, cx: &StepContext<'_>, task: Task) -> Result<Option<Tensor>> {
-        if !self.place.receives(task) {
+        if !self.stage.receives(task) {
             return Ok(None);
         }
         self.forward.arrived(cx)
@@ -210,7 +211,7 @@ impl Transfers<'_> {
         layer: usize,
         hidden: &Hidden,
     ) -> Result<()> {
-        if !self.place.sends(task) {
+        if !self.stage.sends(task) {
             return Ok(());
         }
         cx.region(Region::Outputs { layer, microbatch: task.microbatch() }, (), |cx, ()| {
@@ -232,7 +233,7 @@ impl Transfers<'_> {
         layer: usize,
         losses: Option<Tensor>,
     ) -> Result<Tensor> {
-        if let (false, Some(losses)) = (self.place.receives(task), losses) {
+        if let (false, Some(losses)) = (self.stage.receives(task), losses) {
             return Ok(losses);
         }
         cx.region(Region::OutputGradients { layer, microbatch: task.microbatch() }, (), |cx, ()| {
@@ -250,7 +251,7 @@ impl Transfers<'_> {
     /// # Errors
     /// A failed transfer.
     pub fn send_gradients(&mut self, cx: &mut StepContext<'_>, task: Task, layer: usize, grad: Tensor) -> Result<()> {
-        if !self.place.sends(task) {
+        if !self.stage.sends(task) {
             return Ok(());
         }
         cx.region(Region::InputGradients { layer, microbatch: task.microbatch() }, (), |cx, ()| {
@@ -271,15 +272,19 @@ impl Transfers<'_> {
 impl Lane<'_> {
     fn receive_ahead(&mut self, cx: &StepContext<'_>, next: usize) -> Result<()> {
         let Some(inbox) = &self.way.inbox else { return Ok(()) };
-        for number in self.arrivals.begin(next) {
-            let buffer = self.arrivals.buffer(number);
+        for number in self.receives.begin(next) {
+            let buffer = self.receives.buffer(number);
             // It belongs to a later task than the one at hand.
             inbox.stream.device().set_scope(&format!("{} arrival {number}", inbox.name));
             cx.compute().record(&inbox.free)?;
             inbox.stream.wait(&inbox.free)?;
             if !self.rehearses {
                 let kind = CollectiveKind::Receive { from: 0 };
-                inbox.stream.submit(Collective::in_place(kind, inbox.communicator.clone(), inbox.landing[buffer]))?;
+                inbox.stream.submit(Collective::in_place(
+                    kind,
+                    inbox.communicator.clone(),
+                    inbox.receive_buffers[buffer],
+                ))?;
             }
             inbox.stream.record(&inbox.arrived[buffer])?;
         }
@@ -288,13 +293,13 @@ impl Lane<'_> {
 
     fn arrived(&mut self, cx: &StepContext<'_>) -> Result<Option<Tensor>> {
         let Some(inbox) = &self.way.inbox else { return Ok(None) };
-        let number = self.arrivals.take();
-        let buffer = self.arrivals.buffer(number);
+        let number = self.receives.take();
+        let buffer = self.receives.buffer(number);
         cx.compute().wait(&inbox.arrived[buffer])?;
-        Ok(Some(inbox.landing[buffer]))
+        Ok(Some(inbox.receive_buffers[buffer]))
     }
 
-    /// Sends what `fill` puts into the departure buffer, once the send before has left it.
+    /// Sends what `fill` puts into the send buffer, once the previous send has read it.
     fn send(
         &mut self,
         cx: &mut StepContext<'_>,
@@ -302,12 +307,12 @@ impl Lane<'_> {
     ) -> Result<()> {
         self.wait_for_send(cx)?;
         let Some(outbox) = &self.way.outbox else { return Ok(()) };
-        fill(cx, outbox.departure)?;
+        fill(cx, outbox.send_buffer)?;
         cx.compute().record(&outbox.ready)?;
         outbox.stream.wait(&outbox.ready)?;
         if !self.rehearses {
             let kind = CollectiveKind::Send { to: 1 };
-            outbox.stream.submit(Collective::in_place(kind, outbox.communicator.clone(), outbox.departure))?;
+            outbox.stream.submit(Collective::in_place(kind, outbox.communicator.clone(), outbox.send_buffer))?;
         }
         outbox.stream.record(&outbox.sent)?;
         self.sending = true;

@@ -1,21 +1,23 @@
-//! Launchers tell a process its place in environment variables; each has its own.
+//! The rank of this process, from the environment variables of the program that started it.
 
-/// A process's place among the ranks of a run.
+/// This process among the ranks of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankEnv {
-    /// Number in the world.
+    /// The number of this rank, from 0.
     pub rank: usize,
-    /// Ranks in all.
+    /// The number of ranks.
     pub world_size: usize,
-    /// Number on this node.
+    /// The number of this rank on its node, from 0.
     pub local_rank: usize,
-    /// Ranks on this node.
+    /// The number of ranks on this node.
     pub local_size: usize,
+    /// What started this process. `None` for a single process, which is a run of its own and starts no MPI.
+    pub launcher: Option<Launcher>,
 }
 
-/// What starts ranks.
+/// A program that starts ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Launcher {
+pub enum Launcher {
     /// Open MPI's mpirun.
     OpenMpi,
     /// MPICH's, or Intel MPI's, mpiexec.
@@ -24,7 +26,7 @@ enum Launcher {
     Slurm,
 }
 
-/// A launcher's variables that make no sense, or are of one that ranks cannot be started by.
+/// Variables of a launcher that contradict each other, or of a launcher that cannot start ranks of the trainer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchError {
     problem: String,
@@ -40,7 +42,7 @@ impl std::fmt::Display for LaunchError {
 
 impl std::error::Error for LaunchError {}
 
-/// The names one launcher uses.
+/// The names of one launcher's variables.
 struct Names {
     launcher: Launcher,
     rank: &'static str,
@@ -73,17 +75,17 @@ const SLURM: Names = Names {
     local_size: "SLURM_STEP_TASKS_PER_NODE",
 };
 
-/// What torchrun sets on every rank. Some containers set the first two, but not the third.
+/// The variables that torchrun sets on every rank. Some containers set the first two, but not the third.
 const TORCHRUN: [&str; 3] = ["RANK", "WORLD_SIZE", "LOCAL_RANK"];
 
-/// Slurm's names of a node's number and of how many there are.
+/// Slurm's variables for the number of this node and the number of nodes.
 const SLURM_NODE: [&str; 2] = ["SLURM_NODEID", "SLURM_STEP_NUM_NODES"];
 
-/// Whose variables count, where several launchers left some.
+/// The launcher whose variables apply. Several launchers may have set theirs.
 ///
-/// mpirun and mpiexec within a Slurm allocation win over Slurm, whose variables then describe the allocation, or the
-/// daemons that mpiexec starts through srun. But srun itself can serve MPICH, and then sets `PMI_RANK` without the
-/// local counterparts that mpiexec sets. A shell in an allocation has `SLURM_PROCID` too; only a step has a size.
+/// mpirun and mpiexec within a Slurm allocation have precedence: Slurm's variables then describe the allocation, or the
+/// daemons that mpiexec starts by srun. But srun itself can serve MPICH, and then sets `PMI_RANK` without the local
+/// variables that mpiexec sets. A shell in an allocation has `SLURM_PROCID` too; only a step has a size.
 fn launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<&'static Names> {
     let any = |names: &[&str]| names.iter().any(|name| lookup(name).is_some());
     if any(&[OPEN_MPI.rank, OPEN_MPI.size]) {
@@ -98,28 +100,33 @@ fn launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<&'static Names> 
 }
 
 impl RankEnv {
+    /// The first of `ranks` ranks on this machine, as no launcher has started them yet.
+    pub fn local(ranks: usize) -> RankEnv {
+        RankEnv { rank: 0, world_size: ranks, local_rank: 0, local_size: ranks, launcher: None }
+    }
+
     /// Reads this process's environment.
     ///
     /// # Errors
-    /// A variable that is missing beside its fellows, is not a number, or a rank that is not below its size; several
-    /// ranks of torchrun's.
+    /// A variable that is missing while others of its launcher are set, that is not a number, or a rank that is not below
+    /// its size; several ranks started by torchrun.
     pub fn detect() -> Result<RankEnv, LaunchError> {
         RankEnv::from_lookup(|name| std::env::var(name).ok())
     }
 
-    /// As [`RankEnv::detect`], from any environment.
+    /// As [`RankEnv::detect`], with the environment variables that `lookup` returns.
     ///
     /// # Errors
     /// As [`RankEnv::detect`].
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<RankEnv, LaunchError> {
         let Some(names) = launcher(&lookup) else {
             refuse_torchrun(&lookup)?;
-            return Ok(RankEnv { rank: 0, world_size: 1, local_rank: 0, local_size: 1 });
+            return Ok(RankEnv::local(1));
         };
         let failed = |variable: &str, problem: String| LaunchError {
             problem: format!("{variable} {problem}"),
             rule: "a launcher sets rank, size and their local counterparts together",
-            fix: "start with mpirun or srun, or unset the variable",
+            fix: "start with trainer launch, mpirun or srun, or unset the variable",
         };
         let text = |name: &str| {
             lookup(name).ok_or_else(|| failed(name, format!("is not set, but others of {:?} are", names.launcher)))
@@ -147,24 +154,24 @@ impl RankEnv {
         if local_size > world_size {
             return Err(failed(names.local_size, format!("is {local_size}, more than {} = {world_size}", names.size)));
         }
-        Ok(RankEnv { rank, world_size, local_rank, local_size })
+        Ok(RankEnv { rank, world_size, local_rank, local_size, launcher: Some(names.launcher) })
     }
 }
 
-/// Fails on a rank of several that torchrun started: each would take itself to be alone.
+/// Fails if torchrun started this process as one of several ranks: each rank would train as a single process.
 fn refuse_torchrun(lookup: &impl Fn(&str) -> Option<String>) -> Result<(), LaunchError> {
     let [Some(rank), Some(size), Some(_)] = TORCHRUN.map(lookup) else { return Ok(()) };
     if size.trim().parse::<usize>().is_ok_and(|size| size > 1) {
         return Err(LaunchError {
             problem: format!("WORLD_SIZE is {size} with RANK = {rank} and LOCAL_RANK, as torchrun sets them"),
             rule: "ranks find each other by MPI, which torchrun does not start",
-            fix: "start with mpirun or srun, or unset LOCAL_RANK for a process alone",
+            fix: "start with trainer launch, mpirun or srun, or unset LOCAL_RANK to run a single process",
         });
     }
     Ok(())
 }
 
-/// Tasks of a node, from Slurm's `2(x3),1`: three nodes with two tasks, then one with one.
+/// The number of tasks of a node. Slurm writes `2(x3),1` for three nodes with two tasks each and one node with one.
 fn tasks_per_node(list: &str, node: usize) -> Option<usize> {
     let mut first: usize = 0;
     for part in list.trim().split(',') {
@@ -197,15 +204,16 @@ mod tests {
     ];
 
     #[test]
-    fn nothing_set_is_a_process_alone() {
+    fn without_variables_this_is_a_single_process() {
         let env = detect(&[]).unwrap();
-        assert_eq!((env.rank, env.world_size, env.local_size), (0, 1, 1));
+        assert_eq!((env.rank, env.world_size, env.local_size, env.launcher), (0, 1, 1, None));
     }
 
     #[test]
     fn open_mpi_is_found() {
         let env = detect(&OPEN_MPI).unwrap();
         assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), (5, 8, 1, 4));
+        assert_eq!(env.launcher, Some(Launcher::OpenMpi));
     }
 
     const MPICH: [(&str, &str); 4] =
@@ -215,6 +223,7 @@ mod tests {
     fn mpich_is_found() {
         let env = detect(&MPICH).unwrap();
         assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), (1, 2, 1, 2));
+        assert_eq!(env.launcher, Some(Launcher::Hydra));
     }
 
     /// The last of seven tasks on four nodes.
@@ -231,6 +240,7 @@ mod tests {
     fn slurm_is_found_with_nodes_of_different_sizes() {
         let env = detect(&SLURM_STEP).unwrap();
         assert_eq!((env.rank, env.world_size, env.local_rank, env.local_size), (6, 7, 0, 1));
+        assert_eq!(env.launcher, Some(Launcher::Slurm));
     }
 
     #[test]
@@ -242,13 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_inside_a_slurm_allocation_is_a_process_alone() {
+    fn a_shell_inside_a_slurm_allocation_is_a_single_process() {
         let shell = [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NODEID", "0"), ("SLURM_NTASKS", "8")];
         assert_eq!(detect(&shell).unwrap(), detect(&[]).unwrap());
     }
 
     #[test]
-    fn mpirun_and_mpiexec_inside_a_slurm_step_win_over_slurm() {
+    fn mpirun_and_mpiexec_inside_a_slurm_step_have_precedence() {
         let with_slurm = |pairs: &[(&'static str, &'static str)]| [&SLURM_STEP, pairs].concat();
         let env = detect(&with_slurm(&OPEN_MPI)).unwrap();
         assert_eq!(env, detect(&OPEN_MPI).unwrap());
@@ -268,9 +278,13 @@ mod tests {
     #[test]
     fn ranks_of_torchrun_are_refused_and_no_others_with_some_of_its_variables() {
         let message = detect(&TORCHRUN).unwrap_err();
-        for part in
-            ["WORLD_SIZE is 2 with RANK = 1", "torchrun", ". Rule: ", "by MPI", ". Fix: start with mpirun or srun"]
-        {
+        for part in [
+            "WORLD_SIZE is 2 with RANK = 1",
+            "torchrun",
+            ". Rule: ",
+            "by MPI",
+            ". Fix: start with trainer launch, mpirun or srun",
+        ] {
             assert!(message.contains(part), "{message}");
         }
         let alone = detect(&[]).unwrap();

@@ -1,15 +1,15 @@
-//! Job files: how a cluster starts a run, under the supervisor that starts it again when it fails.
+//! Job files: how a cluster starts a run under the supervisor.
 
 use serde_json::json;
 
 /// A run on a cluster.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Its name there.
+    /// The job's name.
     pub name: String,
-    /// Machines.
+    /// The number of machines.
     pub nodes: usize,
-    /// Ranks on each.
+    /// The number of ranks on each machine.
     pub ranks_per_node: usize,
     /// Whether each rank has a GPU.
     pub gpus: bool,
@@ -17,31 +17,31 @@ pub struct Job {
     pub trainer: String,
     /// The trainer's flags.
     pub flags: Vec<String>,
-    /// See [`supervise`](crate::supervise).
+    /// The limit of restarts without progress, see [`supervise`](crate::supervise).
     pub max_restarts: usize,
-    /// Seconds from the request to end to the end: what a step and a checkpoint take, and some more.
+    /// Seconds between the request to end and the end of the job: enough for a step and a checkpoint.
     pub notice_seconds: usize,
 }
 
-/// What starts the ranks of a Slurm job.
+/// The program that starts the ranks of a Slurm job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
-    /// Open MPI's mpirun, which learns the nodes from Slurm.
+    /// Open MPI's mpirun, which gets the nodes from Slurm.
     Mpirun,
-    /// srun, where Slurm and Open MPI have PMIx.
+    /// srun. Slurm and Open MPI must have PMIx.
     Srun,
 }
 
-/// What Slurm is told besides.
+/// Slurm's own settings of a job.
 #[derive(Clone, Debug)]
 pub struct Slurm {
-    /// Most time of one start, such as `24:00:00`.
+    /// The time limit, such as `24:00:00`.
     pub time: String,
-    /// Where it waits; the cluster's default if none.
+    /// The partition. `None` for the cluster's default.
     pub partition: Option<String>,
-    /// Who pays.
+    /// The account. `None` for the user's default.
     pub account: Option<String>,
-    /// What starts the ranks.
+    /// The program that starts the ranks.
     pub starter: Starter,
 }
 
@@ -68,7 +68,7 @@ impl Job {
         )
     }
 
-    /// A script for machines without a queue, the first of which runs it.
+    /// A script for machines without a queue. The first of them runs it.
     pub fn hosts(&self, hosts: &[String]) -> String {
         let slots: Vec<String> = hosts.iter().map(|host| format!("{host}:{}", self.ranks_per_node)).collect();
         let supervisor = shell(&self.supervised(&[
@@ -83,13 +83,13 @@ impl Job {
         self.fill(include_str!("../templates/hosts.sh"), &[("supervisor", &supervisor)])
     }
 
-    /// A manifest for Kubernetes with Kubeflow's MPI operator: the containers' image, and a claim of storage that all see
-    /// at `mount`.
+    /// A manifest for Kubernetes with Kubeflow's MPI operator. All containers run `image`, and mount the storage of `claim` at
+    /// `mount`.
     pub fn kubernetes(&self, image: &str, claim: &str, mount: &str) -> String {
         let ranks = self.ranks().to_string();
         let starter = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", &ranks];
         let limits = if self.gpus { json!({ "nvidia.com/gpu": self.ranks_per_node }) } else { json!({}) };
-        // JSON is YAML.
+        // JSON is valid YAML.
         let values = [
             ("limits", limits.to_string()),
             ("image", json!(image).to_string()),
@@ -103,12 +103,12 @@ impl Job {
         )
     }
 
-    /// All ranks.
+    /// The number of ranks.
     fn ranks(&self) -> usize {
         self.nodes * self.ranks_per_node
     }
 
-    /// The supervisor of a run that this starts.
+    /// The command line of the supervisor, which starts the ranks by `starter`.
     fn supervised(&self, starter: &[&str]) -> Vec<String> {
         let restarts = self.max_restarts.to_string();
         let supervisor = [&self.trainer, "supervise", "--max-restarts", &restarts, "--"].map(String::from);
@@ -121,13 +121,13 @@ impl Job {
         let (nodes, ranks) = (self.nodes.to_string(), self.ranks_per_node.to_string());
         let notice = self.notice_seconds.to_string();
         let own = [("name", self.name.as_str()), ("nodes", &nodes), ("ranks", &ranks), ("notice", &notice)];
-        // The command line comes last: what is in it is not replaced again.
+        // The command line comes last, so that names in it are not replaced.
         let all = own.iter().chain(values);
         all.fold(template.to_string(), |text, (name, value)| text.replace(&format!("{{{name}}}"), value))
     }
 }
 
-/// A command line that a shell reads as these words.
+/// The words as a shell command line.
 fn shell(words: &[String]) -> String {
     let quoted =
         words.iter().map(|word| shlex::try_quote(word).map_or_else(|_| word.clone(), |word| word.into_owned()));

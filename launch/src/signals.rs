@@ -11,14 +11,15 @@ use signal_hook::{flag, low_level};
 
 use crate::ONE_REQUEST;
 
-/// From now on SIGTERM, SIGINT and SIGUSR1 are requests to end, and a second one ends the process at once with 128 + its
-/// number. SIGUSR1 is there because mpirun passes it on, where it answers SIGTERM by ending all ranks itself.
+/// Handles signals from now on. SIGTERM, SIGINT and SIGUSR1 are requests to end. A second one ends the process at once, with
+/// exit code 128 + its number. SIGUSR1 is among them because mpirun passes it on to the ranks; on SIGTERM mpirun ends the
+/// ranks itself.
 ///
-/// A file beyond the limit on file sizes is from now on an error of the write, as a full disk is, and not the end of the
-/// process.
+/// Writing beyond the limit on file sizes (SIGXFSZ) is from now on an error of the write, as on a full disk, and does not end
+/// the process.
 ///
 /// # Errors
-/// What the operating system said.
+/// An error of the operating system.
 pub fn listen() -> std::io::Result<Stop> {
     let asking = [SIGTERM, SIGINT, SIGUSR1];
     asking.into_iter().for_each(forget_handler);
@@ -39,10 +40,10 @@ pub fn listen() -> std::io::Result<Stop> {
     Ok(stop)
 }
 
-/// Takes out whoever handles a signal. Libraries bring handlers along, and `signal-hook` calls them before its own: MPI may
-/// load OpenCL to learn what devices there are, OpenCL LLVM, and LLVM's handler ends the process.
+/// Removes the handler of a signal. `signal-hook` would call a handler that a library installed before its own: MPI may load
+/// OpenCL to find devices, OpenCL loads LLVM, and LLVM's handler ends the process.
 fn forget_handler(signal: i32) {
-    // SAFETY: the default action runs no code of ours, and the signals are valid ones.
+    // SAFETY: the default action runs no code of ours, and the signals are valid.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_a_library_left_does_not_run() {
+    fn a_handler_that_a_library_installed_does_not_run() {
         // SAFETY: the handler stores to an atomic, which is allowed there.
         unsafe { libc::signal(SIGUSR1, theirs as extern "C" fn(i32) as libc::sighandler_t) };
         let stop = listen().unwrap();

@@ -1,3 +1,4 @@
 #!/bin/bash
-# Run it on the first host, which reaches the others by ssh without a password. All have this folder and the trainer.
+# Run it on the first host, which must reach the others by ssh without a password. All hosts need this folder and the
+# trainer.
 exec {supervisor}

@@ -1,4 +1,4 @@
-//! Who asks the supervisor to end asks the run. One test, for signals are those of the whole process.
+//! A request to end that the supervisor gets reaches the run. One test, because signals are the whole process's.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use launch::{Ending, supervise};
 
-/// Asks a script to end once it has made a file, by so many signals, one and a half seconds apart; how it ended.
+/// Asks a script to end once it has made a file, by so many signals, three seconds apart; how it ended.
 fn asked(script: &str, signals: usize) -> Ending {
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
@@ -19,7 +19,7 @@ fn asked(script: &str, signals: usize) -> Ending {
         }
         for _ in 0..signals {
             signal_hook::low_level::raise(signal_hook::consts::SIGTERM).unwrap();
-            sleep(Duration::from_millis(1500));
+            sleep(Duration::from_secs(3));
         }
     });
     let starts = Cell::new(0);

@@ -1,72 +1,87 @@
-//! Which ranks share a layer, which share the batch, and which follow each other in the pipeline.
+//! The rank grid: which ranks form a group along each axis of parallelism.
 
-/// The shape of a run: `tensor * data * pipeline` ranks.
+/// An axis of the rank grid.
 ///
-/// Ranks are numbered as Megatron numbers them, the tensor-parallel neighbour first, then the data-parallel one, then the
-/// next stage: those who talk most are nearest, within a node where the launcher fills nodes one by one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// Ranks that share each layer.
-    pub tensor: usize,
-    /// Groups of ranks that each have a part of the batch.
-    pub data: usize,
-    /// Stages, each with a part of the layers.
-    pub pipeline: usize,
+/// The order is Megatron's: ranks that differ in the first axis only are neighbours, because they exchange the most data
+/// and launchers fill nodes with consecutive ranks. To add an axis (context or expert parallelism come between `Tensor` and
+/// `Data`), add a member here and to [`Axis::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// Ranks that share each layer: tensor parallelism.
+    Tensor,
+    /// Ranks with the same weights and different samples: data parallelism.
+    Data,
+    /// Ranks with different layers: the stages of a pipeline.
+    Pipeline,
 }
 
-/// Where a rank stands in a [`Grid`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// Which part of each layer.
-    pub tensor: usize,
-    /// Which part of the batch.
-    pub data: usize,
-    /// Which stage.
-    pub pipeline: usize,
+impl Axis {
+    /// All axes, the one of nearest neighbours first.
+    pub const ALL: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
+}
+
+/// All ranks of a run, numbered along the axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Indexed by [`Axis`].
+    sizes: [usize; Axis::ALL.len()],
 }
 
 impl Grid {
-    /// The grid of `ranks` ranks of which each layer takes `tensor` and the layers together `pipeline`; none if they do
-    /// not divide the ranks.
-    pub fn new(ranks: usize, tensor: usize, pipeline: usize) -> Option<Grid> {
-        let unit = tensor.checked_mul(pipeline).filter(|&unit| unit > 0)?;
-        (ranks > 0 && ranks.is_multiple_of(unit)).then(|| Grid { tensor, data: ranks / unit, pipeline })
-    }
-
-    /// All ranks.
-    pub fn ranks(&self) -> usize {
-        self.tensor * self.data * self.pipeline
-    }
-
-    /// Where a rank stands.
-    pub fn place(&self, rank: usize) -> Place {
-        Place {
-            tensor: rank % self.tensor,
-            data: rank / self.tensor % self.data,
-            pipeline: rank / (self.tensor * self.data),
+    /// Divides `ranks` ranks. `sizes` has the sizes of the axes other than data, 1 where an axis is not listed; the data
+    /// axis takes the rest. `None` if the sizes do not divide the ranks.
+    ///
+    /// # Panics
+    /// If `sizes` lists [`Axis::Data`].
+    pub fn new(ranks: usize, sizes: &[(Axis, usize)]) -> Option<Grid> {
+        let mut grid = Grid { sizes: [1; Axis::ALL.len()] };
+        for &(axis, size) in sizes {
+            assert!(axis != Axis::Data, "the size of the data axis follows from the other sizes");
+            grid.sizes[axis as usize] = size;
         }
+        let model_parallel = grid.sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size))?;
+        if ranks == 0 || model_parallel == 0 || !ranks.is_multiple_of(model_parallel) {
+            return None;
+        }
+        grid.sizes[Axis::Data as usize] = ranks / model_parallel;
+        Some(grid)
     }
 
-    /// Who stands there.
-    pub fn rank(&self, place: Place) -> usize {
-        (place.pipeline * self.data + place.data) * self.tensor + place.tensor
+    /// The grid of `ranks` ranks that all have the whole model.
+    ///
+    /// # Panics
+    /// If `ranks` is 0.
+    pub fn data_parallel(ranks: usize) -> Grid {
+        assert!(ranks > 0, "a grid without ranks");
+        let mut grid = Grid { sizes: [1; Axis::ALL.len()] };
+        grid.sizes[Axis::Data as usize] = ranks;
+        grid
     }
 
-    /// The ranks that share layers with `rank`, itself included, in order.
-    pub fn tensor_group(&self, rank: usize) -> Vec<usize> {
-        let place = self.place(rank);
-        (0..self.tensor).map(|tensor| self.rank(Place { tensor, ..place })).collect()
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.sizes.iter().product()
     }
 
-    /// The ranks that have the same weights as `rank` and other parts of the batch, itself included, in order.
-    pub fn data_group(&self, rank: usize) -> Vec<usize> {
-        let place = self.place(rank);
-        (0..self.data).map(|data| self.rank(Place { data, ..place })).collect()
+    /// The number of ranks along an axis.
+    pub fn size(&self, axis: Axis) -> usize {
+        self.sizes[axis as usize]
     }
 
-    /// The stages that a microbatch of `rank` goes through, itself included, in order.
-    pub fn pipeline_group(&self, rank: usize) -> Vec<usize> {
-        let place = self.place(rank);
-        (0..self.pipeline).map(|pipeline| self.rank(Place { pipeline, ..place })).collect()
+    /// The position of a rank on an axis, from 0 to the axis's size.
+    pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
+        rank / self.stride(axis) % self.size(axis)
+    }
+
+    /// The ranks that differ from `rank` in their position on `axis` only, `rank` included, in ascending order.
+    pub fn group(&self, rank: usize, axis: Axis) -> Vec<usize> {
+        let stride = self.stride(axis);
+        let first = rank - self.coordinate(rank, axis) * stride;
+        (0..self.size(axis)).map(|position| first + position * stride).collect()
+    }
+
+    /// The difference between the numbers of neighbours on an axis.
+    fn stride(&self, axis: Axis) -> usize {
+        self.sizes[..axis as usize].iter().product()
     }
 }

@@ -1,16 +1,16 @@
-//! Tensors in host memory as f32 values, for communicators of the host device.
+//! Reading and writing tensors in host memory as f32 values.
 #![allow(unsafe_code)]
 
 use device::{DType, Float, Tensor, bf16};
 
-/// The values of a tensor of f32 or bf16, widened.
+/// The values of an f32 or bf16 tensor, widened to f32.
 pub(crate) fn read(tensor: &Tensor) -> Vec<f32> {
     let (address, elements) = (tensor.address, tensor.elements());
     if elements == 0 {
         return Vec::new();
     }
-    // SAFETY: the device checked that the tensor is of a floating type and lies in live host memory, aligned for its
-    // type; the thread that owns the device is this one, so nothing writes meanwhile.
+    // SAFETY: the device checked that the tensor has a floating type and is in live host memory, aligned for its type.
+    // This thread owns the device, so nothing writes to it now.
     unsafe {
         match tensor.dtype {
             DType::Bf16 => {
@@ -21,13 +21,13 @@ pub(crate) fn read(tensor: &Tensor) -> Vec<f32> {
     }
 }
 
-/// Overwrites a tensor of f32 or bf16, rounding once. Values beyond its elements are passed over.
+/// Overwrites an f32 or bf16 tensor, rounding once. Values beyond the tensor's elements are ignored.
 pub(crate) fn write(tensor: &Tensor, values: impl Iterator<Item = f32>) {
     let (address, elements) = (tensor.address, tensor.elements());
     if elements == 0 {
         return;
     }
-    // SAFETY: as in `read`; no other slice of this memory is held.
+    // SAFETY: as in `read`, and no other slice of this memory exists.
     unsafe {
         match tensor.dtype {
             DType::Bf16 => std::slice::from_raw_parts_mut(address as *mut bf16, elements)

@@ -1,13 +1,16 @@
-//! What libraries are told through the environment, which is the only way to tell them.
+//! Environment variables for NCCL, CUDA and MPI, which have no other way to set these options.
 #![allow(unsafe_code)]
 
-/// What is set unless the user has set it.
+/// Set unless the user has set them.
 ///
-/// Graph registration of user buffers (`NCCL_GRAPH_REGISTER`) keeps state per captured address and has cost users
-/// memory and hangs at teardown; one connection queue per stream lets side streams run beside the compute stream; and what
-/// goes from stage to stage beside the work takes a few of a GPU's multiprocessors, not up to 32 for each transfer.
-///
-/// A process that no launcher started, Open MPI would give a daemon, which refuses to run as root and takes a while.
+/// - `NCCL_GRAPH_REGISTER`: registering user buffers of graphs keeps state per captured address, and has cost users memory
+///   and hangs at teardown.
+/// - `CUDA_DEVICE_MAX_CONNECTIONS`: with a connection queue per stream, side streams run beside the compute stream.
+/// - `NCCL_MAX_P2P_NCHANNELS`: transfers between stages overlap with work. Each should take a few of a GPU's
+///   multiprocessors, not up to 32.
+/// - `OMPI_MCA_ess_singleton_isolated`: if a launcher's variables are there but its MPI is not (srun without PMIx), Open MPI
+///   would start a daemon, which takes time and refuses to run as root. Without the daemon the rank sees a world of one, and
+///   the caller can report that.
 const DEFAULTS: [(&str, &str); 4] = [
     ("NCCL_GRAPH_REGISTER", "0"),
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
@@ -15,11 +18,11 @@ const DEFAULTS: [(&str, &str); 4] = [
     ("OMPI_MCA_ess_singleton_isolated", "1"),
 ];
 
-/// Sets the environment's defaults. Call first thing in `main`, before any thread is started.
+/// Sets the defaults. Call it first in `main`, before any thread is started.
 pub fn set_library_defaults() {
     for (name, value) in DEFAULTS {
         if std::env::var_os(name).is_none() {
-            // SAFETY: the caller has not started a thread that could read the environment meanwhile.
+            // SAFETY: the caller has not started a thread yet that could read the environment at the same time.
             unsafe { std::env::set_var(name, value) };
         }
     }

@@ -1,4 +1,4 @@
-//! NCCL: the data plane of the CUDA device.
+//! Communicators over NCCL, for tensors in the memory of GPUs.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -10,13 +10,12 @@ use cudarc::nccl::{result, sys};
 use device::cuda::StreamHandle;
 use device::ops::CollectiveKind;
 use device::{Communicator, DType, Error, Probe, Request, Result, Tensor};
+use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Root};
 
-use crate::MpiWorld;
-
-/// The version of the NCCL library found, such as `22809`; none without one.
+/// The version of the NCCL library, such as `22809`. `None` if there is no library.
 pub fn nccl_version() -> Option<i32> {
-    // SAFETY: only looks whether the library can be loaded.
+    // SAFETY: only checks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
         return None;
     }
@@ -28,16 +27,17 @@ fn failed(call: &'static str, name: &str, error: result::NcclError) -> Error {
     Error::Communication { collective: call, communicator: name.into(), problem }
 }
 
-/// A communicator of NCCL's over this rank's `group`, as numbers in the world, each rank with a GPU of its own.
-///
-/// All ranks of the world make theirs together, each with its device open on this thread. It is destroyed when dropped,
-/// which waits for its other ranks to do so: with several, all ranks drop theirs in one order. On a fault the process exits
-/// without dropping it.
+/// A communicator over the ranks of `group`, which have the world ranks `members`. See
+/// [`World::nccl_communicator`](crate::World::nccl_communicator).
 ///
 /// # Errors
-/// No library, or what it said.
-pub fn nccl_communicator(world: &MpiWorld, name: &str, group: &[usize]) -> Result<Rc<dyn Communicator>> {
-    // SAFETY: only looks whether the library can be loaded.
+/// A missing library, or NCCL's own errors.
+pub(crate) fn communicator(
+    group: &SimpleCommunicator,
+    name: &str,
+    members: Vec<usize>,
+) -> Result<Rc<dyn Communicator>> {
+    // SAFETY: only checks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
         let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
         return Err(Error::Driver {
@@ -49,8 +49,6 @@ pub fn nccl_communicator(world: &MpiWorld, name: &str, group: &[usize]) -> Resul
             ),
         });
     }
-    let members = group.to_vec();
-    let group = world.group(group);
     let (rank, size) = (group.rank(), group.size());
     let mut id = [0u8; 128];
     if rank == 0 {
@@ -72,16 +70,16 @@ pub fn nccl_communicator(world: &MpiWorld, name: &str, group: &[usize]) -> Resul
 struct NcclCommunicator {
     name: String,
     handle: sys::ncclComm_t,
-    /// The handle again, for other threads, until it is destroyed.
+    /// The same handle for other threads, until it is destroyed.
     alive: Arc<Mutex<Option<Handle>>>,
     rank: usize,
     members: Vec<usize>,
 }
 
-/// What [`NcclCommunicator::probe`] may ask from another thread.
+/// The handle as [`NcclCommunicator::probe`] uses it on another thread.
 struct Handle(sys::ncclComm_t);
 
-// SAFETY: NCCL lets any thread ask for a communicator's asynchronous errors, whatever the one that uses it does.
+// SAFETY: any thread may read a communicator's asynchronous errors, at any time until it is destroyed.
 unsafe impl Send for Handle {}
 
 impl std::fmt::Debug for NcclCommunicator {
@@ -114,8 +112,8 @@ impl Communicator for NcclCommunicator {
         };
         let (rank, last) = (self.rank as i32, self.members.len() as i32 - 1);
         let dtype = sys::ncclDataType_t::ncclFloat32;
-        // SAFETY: memory and stream live until the stream has done all that uses them. A group that was started is ended
-        // whatever happens in it.
+        // SAFETY: memory and stream live until the stream has finished all work that uses them. A started group is always
+        // ended, also after an error.
         unsafe {
             let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(driver_failed)?;
             let memory = driver::malloc_sync(8).map_err(driver_failed)?;
@@ -135,7 +133,10 @@ impl Communicator for NcclCommunicator {
     }
 
     fn start(&self, kind: CollectiveKind, _input: &Tensor, _output: &Tensor) -> Result<Box<dyn Request>> {
-        Err(Error::operation(kind.name(), format!("{self:?} transfers device memory, and this tensor is the host's")))
+        Err(Error::operation(
+            kind.name(),
+            format!("{self:?} transfers device memory, and this tensor is in host memory"),
+        ))
     }
 
     fn enqueue(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor, stream: StreamHandle) -> Result<()> {
@@ -148,8 +149,8 @@ impl Communicator for NcclCommunicator {
         let (inputs, outputs) = (input.elements(), output.elements());
         let (from, to) = (input.address as *const c_void, output.address as *mut c_void);
         let (group, stream) = (self.handle, stream.0.cast());
-        // SAFETY: the device checked that the tensors lie in its live memory and have the elements that the kind demands;
-        // the stream is the device's.
+        // SAFETY: the device checked that the tensors are in its live memory and have the number of elements that the kind
+        // requires. The stream is the device's.
         let done = unsafe {
             match kind {
                 CollectiveKind::AllReduceSum => result::all_reduce(from, to, inputs, dtype, sum, group, stream),
@@ -170,7 +171,7 @@ impl Communicator for NcclCommunicator {
             let alive = alive.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(Handle(handle)) = *alive else { return Ok(()) };
             let mut state = sys::ncclResult_t::ncclSuccess;
-            // SAFETY: the communicator lives while the lock is held; NCCL writes one value.
+            // SAFETY: the communicator is not destroyed while the lock is held. NCCL writes one value.
             unsafe { sys::ncclCommGetAsyncError(handle, &mut state) }
                 .result()
                 .map_err(|error| failed("ncclCommGetAsyncError", &name, error))?;
@@ -182,7 +183,7 @@ impl Communicator for NcclCommunicator {
 impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         self.alive.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // SAFETY: made by `nccl_communicator`; nothing uses it any more. A failure has no cure here.
+        // SAFETY: the handle is from `ncclCommInitRank`, and nothing uses it any more. There is no way to handle a failure.
         let _ = unsafe { result::comm_destroy(self.handle) };
     }
 }

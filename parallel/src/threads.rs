@@ -1,7 +1,9 @@
-//! Ranks as threads of one process, with the semantics of a real communicator: a transfer starts when it is submitted
-//! and completes when its partners have submitted theirs. Collectives are matched by their number in the communicator's
-//! order, messages by theirs between sender and receiver. Ranks that all wait for each other get an error that says what
-//! for, not a hang, so deadlocks show in tests.
+//! Ranks that are threads of one process, for tests.
+//!
+//! The semantics are those of real communicators: a transfer starts when it is submitted, and completes when its partners
+//! have submitted theirs. Collectives are matched by their number on the communicator, messages by their number between
+//! sender and receiver. If all ranks wait for each other, each gets an error that says who waits for what, so a deadlock
+//! fails a test at once.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,67 +13,67 @@ use std::time::Duration;
 use device::ops::CollectiveKind;
 use device::{Communicator, Error, Request, Result, Tensor};
 
-use crate::board::{Board, Deposit, Key};
 use crate::host_memory;
+use crate::rendezvous::{Contribution, Rendezvous, TransferKey};
 
-/// The meeting place of a group of threads.
+/// A world whose ranks are threads of this process.
 pub struct ThreadWorld;
 
-/// One rank's place in a [`ThreadWorld`], to be taken to its thread.
+/// One rank of a [`ThreadWorld`], to be moved to its thread.
 pub struct ThreadRank {
-    place: Arc<Place>,
+    member: Arc<Member>,
     size: usize,
-    /// Communicators made so far, by all ranks in the same order.
+    /// The number of communicators made so far. All ranks make theirs in the same order.
     made: Cell<u64>,
 }
 
-/// A rank of the world for as long as anything of it lives.
-struct Place {
-    /// In the world.
+/// A rank's membership, which ends when its last communicator is dropped.
+struct Member {
+    /// World rank.
     rank: usize,
     timeout: Duration,
-    board: Arc<Board>,
+    rendezvous: Arc<Rendezvous>,
 }
 
-impl Drop for Place {
+impl Drop for Member {
     fn drop(&mut self) {
-        self.board.leave(self.rank);
+        self.rendezvous.leave(self.rank);
     }
 }
 
 impl ThreadWorld {
-    /// A world of `size` ranks. A wait for ranks that are busy with something else ends with an error after `timeout`;
-    /// one that can never end does so at once.
+    /// A world of `size` ranks. Waiting for a rank that is busy with other work is an error after `timeout`. A deadlock is
+    /// an error at once.
     pub fn ranks(size: usize, timeout: Duration) -> Vec<ThreadRank> {
-        let board = Arc::new(Board::new(size));
-        let place = |rank| Arc::new(Place { rank, timeout, board: board.clone() });
-        (0..size).map(|rank| ThreadRank { place: place(rank), size, made: Cell::new(0) }).collect()
+        let rendezvous = Arc::new(Rendezvous::new(size));
+        let member = |rank| Arc::new(Member { rank, timeout, rendezvous: rendezvous.clone() });
+        (0..size).map(|rank| ThreadRank { member: member(rank), size, made: Cell::new(0) }).collect()
     }
 }
 
 impl ThreadRank {
-    /// This rank's number in the world.
+    /// The number of this rank, from 0.
     pub fn rank(&self) -> usize {
-        self.place.rank
+        self.member.rank
     }
 
-    /// A communicator over all ranks, apart from all others. All ranks make theirs in the same order.
+    /// A communicator over all ranks. All ranks make their communicators in the same order.
     pub fn communicator(&self, name: &str) -> Rc<dyn Communicator> {
         self.split(name, &(0..self.size).collect::<Vec<_>>())
     }
 
-    /// Cuts the world into groups with a communicator each, apart from all others; `group` is this rank's, as numbers in
-    /// the world. All ranks do so in the same order.
+    /// Divides the world into groups, each with a communicator; `group` has the world ranks of this rank's. All ranks make
+    /// their communicators in the same order.
     ///
     /// # Panics
     /// If this rank is not in its group.
     pub fn split(&self, name: &str, group: &[usize]) -> Rc<dyn Communicator> {
-        let Some(rank) = group.iter().position(|&rank| rank == self.place.rank) else {
-            panic!("rank {} is not in its group {group:?}", self.place.rank);
+        let Some(rank) = group.iter().position(|&rank| rank == self.member.rank) else {
+            panic!("rank {} is not in its group {group:?}", self.member.rank);
         };
         self.made.set(self.made.get() + 1);
         Rc::new(ThreadCommunicator {
-            place: self.place.clone(),
+            member: self.member.clone(),
             name: name.into(),
             id: (self.made.get(), group[0]),
             rank,
@@ -83,16 +85,16 @@ impl ThreadRank {
 }
 
 struct ThreadCommunicator {
-    place: Arc<Place>,
+    member: Arc<Member>,
     name: String,
-    /// Which of the world's splits, and which group of it.
+    /// The number of the split of the world, and the first rank of the group.
     id: (u64, usize),
-    /// In the group.
+    /// Rank in the group.
     rank: usize,
     /// World ranks.
     group: Vec<usize>,
     collectives: Cell<u64>,
-    /// By other rank: messages sent to it and received from it.
+    /// By rank of the group: the numbers of messages sent to it and received from it.
     messages: Vec<(Cell<u64>, Cell<u64>)>,
 }
 
@@ -102,13 +104,13 @@ impl std::fmt::Debug for ThreadCommunicator {
     }
 }
 
-/// The number, which is then the next one's predecessor.
+/// Increments a counter and returns its previous value.
 fn next(counter: &Cell<u64>) -> u64 {
     counter.replace(counter.get() + 1)
 }
 
 impl ThreadCommunicator {
-    /// Puts this rank's part of a transfer on the board.
+    /// Submits this rank's part of a transfer.
     fn begin(
         &self,
         kind: CollectiveKind,
@@ -120,13 +122,13 @@ impl ThreadCommunicator {
             Some((from, to)) => (vec![self.group[from], self.group[to]], usize::from(to == self.rank)),
             None => (self.group.clone(), self.rank),
         };
-        // A receiver brings no values.
+        // A receiver contributes no values.
         let values = if between.is_some() && me == 1 { Vec::new() } else { host_memory::read(tensor) };
-        let key = Key { communicator: self.id, between, number };
-        let deposit = Deposit { kind, dtype: tensor.dtype, elements: tensor.elements(), values };
-        self.place.board.put(&key, participants, me, deposit);
+        let key = TransferKey { communicator: self.id, between, number };
+        let contribution = Contribution { kind, dtype: tensor.dtype, elements: tensor.elements(), values };
+        self.member.rendezvous.put(&key, participants, me, contribution);
         let name = self.name.clone();
-        ThreadRequest { place: self.place.clone(), name, kind, key, me, output: None }
+        ThreadRequest { member: self.member.clone(), name, kind, key, me, output: None }
     }
 }
 
@@ -162,24 +164,24 @@ impl Communicator for ThreadCommunicator {
 }
 
 struct ThreadRequest {
-    place: Arc<Place>,
+    member: Arc<Member>,
     name: String,
     kind: CollectiveKind,
-    key: Key,
-    /// This rank among the participants.
+    key: TransferKey,
+    /// The number of this rank among the participants.
     me: usize,
-    /// Where the result goes, if this rank gets one.
+    /// Where the result is written. `None` for a sender.
     output: Option<Tensor>,
 }
 
 impl Request for ThreadRequest {
     fn wait(self: Box<Self>) -> Result<()> {
-        let Place { rank, timeout, ref board } = *self.place;
+        let Member { rank, timeout, ref rendezvous } = *self.member;
         let what = format!("{} number {} on {}", self.kind.name(), self.key.number, self.name);
-        let taken = board.take(&self.key, rank, &what, timeout, |deposits| {
-            agree(self.kind, self.me, deposits)?;
+        let taken = rendezvous.take(&self.key, rank, &what, timeout, |contributions| {
+            agree(self.kind, self.me, contributions)?;
             if let Some(output) = &self.output {
-                result(self.kind, self.me, deposits, output);
+                write_result(self.kind, self.me, contributions, output);
             }
             Ok(())
         });
@@ -191,11 +193,11 @@ impl Request for ThreadRequest {
     }
 }
 
-/// Fails unless all take part in the same transfer.
-fn agree(kind: CollectiveKind, me: usize, deposits: &[Arc<Deposit>]) -> std::result::Result<(), String> {
-    let mine = &deposits[me];
+/// Fails unless all ranks submitted the same transfer.
+fn agree(kind: CollectiveKind, me: usize, contributions: &[Arc<Contribution>]) -> std::result::Result<(), String> {
+    let mine = &contributions[me];
     let is_message = kind.sender().or(kind.receiver()).is_some();
-    for (rank, other) in deposits.iter().enumerate() {
+    for (rank, other) in contributions.iter().enumerate() {
         if other.elements != mine.elements || other.dtype != mine.dtype {
             let (theirs, ours) = ((other.elements, other.dtype), (mine.elements, mine.dtype));
             return Err(format!("{} {} here, {} {} on rank {rank}", ours.0, ours.1, theirs.0, theirs.1));
@@ -207,16 +209,16 @@ fn agree(kind: CollectiveKind, me: usize, deposits: &[Arc<Deposit>]) -> std::res
     Ok(())
 }
 
-/// Writes this rank's result. Sums are taken in rank order on every rank: f32 sums in one order have the same bits.
-fn result(kind: CollectiveKind, me: usize, deposits: &[Arc<Deposit>], output: &Tensor) {
+/// Writes this rank's result. Every rank sums in rank order, so all have the same bits.
+fn write_result(kind: CollectiveKind, me: usize, contributions: &[Arc<Contribution>], output: &Tensor) {
     let sum = |range: std::ops::Range<usize>| {
-        let mut values = deposits[0].values[range.clone()].to_vec();
-        for other in &deposits[1..] {
+        let mut values = contributions[0].values[range.clone()].to_vec();
+        for other in &contributions[1..] {
             values.iter_mut().zip(&other.values[range.clone()]).for_each(|(value, x)| *value += *x);
         }
         host_memory::write(output, values.into_iter());
     };
-    let elements = deposits[me].elements;
+    let elements = contributions[me].elements;
     match kind {
         CollectiveKind::AllReduceSum => sum(0..elements),
         CollectiveKind::ReduceScatterSum => {
@@ -224,9 +226,12 @@ fn result(kind: CollectiveKind, me: usize, deposits: &[Arc<Deposit>], output: &T
             sum(me * part..(me + 1) * part);
         }
         CollectiveKind::AllGather => {
-            host_memory::write(output, deposits.iter().flat_map(|deposit| deposit.values.iter().copied()));
+            host_memory::write(
+                output,
+                contributions.iter().flat_map(|contribution| contribution.values.iter().copied()),
+            );
         }
-        // The sender is the first of the two.
-        _ => host_memory::write(output, deposits[0].values.iter().copied()),
+        // A message: participant 0 is the sender.
+        _ => host_memory::write(output, contributions[0].values.iter().copied()),
     }
 }

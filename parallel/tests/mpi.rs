@@ -1,55 +1,73 @@
-//! The communicator over MPI, on real processes: this test binary starts itself again under mpirun.
+//! The world and its communicators over MPI, on real processes: this test binary starts itself again under mpirun.
 
 mod common;
 
 use std::process::Command;
 
-use common::{assert_right, tensor};
-use device::ops::CollectiveKind::AllReduceSum;
-use device::{Shape, Tensor};
-use parallel::{Grid, MpiWorld};
+use common::{assert_right, tensor, values};
+use device::ops::CollectiveKind::{AllReduceSum, Receive, Send};
+use device::{Communicator, Shape, Tensor};
+use parallel::{Axis, Grid, World};
 
-/// Run alone this is a world of one; the tests below run it under mpirun.
 #[test]
-fn every_kind_of_transfer_is_right_in_this_world_and_in_groups_of_it() {
-    let world = MpiWorld::initialize().unwrap();
-    let (first, second) = (world.communicator("first"), world.communicator("second"));
-    assert_eq!((first.rank(), first.size()), (world.rank(), world.size()));
-    assert_right(&*first);
-    assert_right(&*second);
-    let tensor_size = if world.size().is_multiple_of(2) { 2 } else { 1 };
-    let grid = Grid::new(world.size(), tensor_size, 1).unwrap();
-    let groups = [grid.tensor_group(world.rank()), grid.data_group(world.rank())];
-    for members in groups {
-        let group = world.split("group", &members);
-        assert_eq!((group.size(), members[group.rank()]), (members.len(), world.rank()));
-        assert_right(&*group);
-    }
+#[ignore = "what each rank does; the other tests run it under mpirun"]
+fn rank() {
+    let world = World::mpi().unwrap();
+    let again = World::mpi().map(|_| ()).unwrap_err().to_string();
+    assert_eq!(again, "MPI_Init on world: MPI was initialised already");
+    let (rank, size) = (world.rank(), world.size());
 
-    let mut bytes = if world.rank() == 0 { *b"of rank 0" } else { [0; 9] };
-    world.broadcast(0, &mut bytes);
-    assert_eq!(&bytes, b"of rank 0");
-    let texts = (0..world.size()).map(|rank| world.text_of(rank, format!("of {}", world.rank())));
-    assert!(texts.enumerate().all(|(rank, text)| text == format!("of {rank}")));
-    let mine = world.rank() as u64 + 10;
-    assert_eq!((world.min(mine), world.max(mine)), (10, 9 + world.size() as u64));
+    let texts = (0..size).map(|sender| world.broadcast_text(sender, format!("of {rank}")));
+    assert!(texts.enumerate().all(|(sender, text)| text == format!("of {sender}")));
+    assert_eq!(world.broadcast_text(0, String::new()), "");
+    let mine = rank as u64 + 10;
+    assert_eq!((world.min(mine), world.max(mine)), (10, 9 + size as u64));
+    assert_eq!(world.sum(1), size as u64);
     world.barrier();
 
-    let large = Tensor { shape: Shape::new(&[1 << 31]), ..tensor(&mut [0.0_f32]) };
-    let error = first.start(AllReduceSum, &large, &large).map(|_| ()).unwrap_err().to_string();
-    assert!(error.starts_with("all_reduce on first: more than 2^31 elements"), "{error}");
-    drop(world);
-    println!("rank {} of {} is content", first.rank(), first.size());
+    let all: Vec<usize> = (0..size).collect();
+    let tensor_size = if size.is_multiple_of(2) { 2 } else { 1 };
+    let grid = Grid::new(size, &[(Axis::Tensor, tensor_size)]).unwrap();
+    for group in [&all, &all, &grid.group(rank, Axis::Tensor), &grid.group(rank, Axis::Data)] {
+        let communicator = world.host_communicator("group", group);
+        assert_eq!(communicator.is_some(), group.len() > 1, "a group of one needs no communicator");
+        let Some(communicator) = communicator else { continue };
+        assert_eq!((communicator.size(), group[communicator.rank()]), (group.len(), rank));
+        assert_right(&*communicator);
+    }
+    let last = world.host_communicator("last", &all);
+    drop(world); // MPI keeps running until the last communicator is dropped
+    if let Some(last) = &last {
+        assert_problems_are_errors(&**last);
+    }
+    println!("rank {rank} of {size} is content");
 }
 
+/// Fails unless tensors that are too long, and messages of different lengths, are errors that say so.
+fn assert_problems_are_errors(group: &dyn Communicator) {
+    let large = Tensor { shape: Shape::new(&[1 << 31]), ..tensor(&mut [0.0_f32]) };
+    let error = group.start(AllReduceSum, &large, &large).map(|_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("all_reduce on last: more than 2^31 elements"), "{error}");
+
+    let (rank, size) = (group.rank(), group.size());
+    let (mut long, mut short) = (values::<f32>(rank, 0, 4), [0.0_f32; 2]);
+    let (sent, received) = (tensor(&mut long), tensor(&mut short));
+    let send = group.start(Send { to: (rank + 1) % size }, &sent, &sent).unwrap();
+    let receive = group.start(Receive { from: (rank + size - 1) % size }, &received, &received).unwrap();
+    let error = receive.wait().unwrap_err().to_string();
+    assert!(error.starts_with("receive on last: ") && error.contains("truncate"), "{error}");
+    send.wait().unwrap();
+}
+
+/// Runs [`rank`] on processes of mpirun, with a folder of its own for MPI's files.
 fn assert_ranks_are_content(ranks: usize) {
+    let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("mpirun");
-    // Root has to allow itself twice; for others the variables mean nothing.
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "120", "-n", &ranks.to_string()]);
+    // Root has to confirm; for other users the variables have no meaning.
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").env("TMPDIR", folder.path());
+    command.args(["--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()]);
     command.arg(std::env::current_exe().unwrap());
-    let test = "every_kind_of_transfer_is_right_in_this_world_and_in_groups_of_it";
-    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", "rank", "--ignored", "--nocapture", "--test-threads=1"]);
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("mpirun does not start ({error}); `./x test` installs what the tests need"));
@@ -58,6 +76,11 @@ fn assert_ranks_are_content(ranks: usize) {
     for rank in 0..ranks {
         assert!(text.contains(&format!("rank {rank} of {ranks} is content")), "no word of rank {rank}: {text}");
     }
+}
+
+#[test]
+fn one_process_under_mpirun_is_a_world() {
+    assert_ranks_are_content(1);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use device::ops::{Collective, CollectiveKind};
 use device::{DType, Device, HostOptions};
-use parallel::{Direction, Grid, PipelineGroups, PipelineStage, Task, ThreadWorld};
+use parallel::{Axis, Direction, Grid, PipelineGroups, PipelineStage, Placement, Schedule, Task, ThreadWorld};
 
 /// What a stage does, in the order of its host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,25 +21,25 @@ enum Move {
     Sent(Direction, usize),
 }
 
-/// The moves of a step, as a run makes them: receives ahead of the work, one departure buffer by direction.
-fn moves(place: PipelineStage, order: &[Task]) -> Vec<Move> {
+/// The moves of a step, as a run makes them: receives ahead of the work, one send buffer per direction.
+fn moves(stage: PipelineStage, tasks: &[Task]) -> Vec<Move> {
     let ways = [Direction::Forward, Direction::Backward];
-    let mut arrivals = ways.map(|direction| place.arrivals(direction, order));
+    let mut queues = ways.map(|direction| stage.receive_queue(direction, tasks));
     let mut sent = [0_usize; 2];
     let mut moves = Vec::new();
-    for next in 0..=order.len() {
-        if let Some(&task) = next.checked_sub(1).map(|at| &order[at])
-            && place.receives(task)
+    for next in 0..=tasks.len() {
+        if let Some(&task) = next.checked_sub(1).map(|at| &tasks[at])
+            && stage.receives(task)
             && let Some(direction) = task.direction()
         {
-            let number = arrivals[direction as usize].take();
+            let number = queues[direction as usize].take();
             moves.push(Move::Arrived(direction, number));
         }
-        for (direction, arrivals) in ways.iter().zip(&mut arrivals) {
-            moves.extend(arrivals.begin(next).map(|_| Move::Begin(*direction)));
+        for (direction, queue) in ways.iter().zip(&mut queues) {
+            moves.extend(queue.begin(next).map(|_| Move::Begin(*direction)));
         }
-        if let Some(&task) = next.checked_sub(1).map(|at| &order[at])
-            && place.sends(task)
+        if let Some(&task) = next.checked_sub(1).map(|at| &tasks[at])
+            && stage.sends(task)
             && let Some(direction) = task.direction()
         {
             let number = sent[direction as usize];
@@ -54,15 +54,16 @@ fn moves(place: PipelineStage, order: &[Task]) -> Vec<Move> {
 }
 
 /// Lets all stages go on as far as they can; fails unless all come to their ends, and every message is the one awaited.
-fn assert_all_finish(places: &[PipelineStage], orders: &[Vec<Task>]) {
-    let stages = places.len();
-    let moves: Vec<Vec<Move>> = places.iter().zip(orders).map(|(place, order)| moves(*place, order)).collect();
+fn assert_all_finish(schedule: Schedule, orders: &[Vec<Task>]) {
+    let placement = schedule.placement();
+    let stages = placement.stages();
+    let all: Vec<PipelineStage> = (0..stages).map(|stage| PipelineStage::new(schedule, stage)).collect();
+    let moves: Vec<Vec<Move>> = all.iter().zip(orders).map(|(stage, tasks)| moves(*stage, tasks)).collect();
     // What each stage's tasks receive, in order: the part and the microbatch that made it.
     let expected = |stage: usize, direction: Direction, number: usize| {
-        let place: PipelineStage = places[stage];
-        let due = |task: &&Task| task.direction() == Some(direction) && place.receives(**task);
+        let due = |task: &&Task| task.direction() == Some(direction) && all[stage].receives(**task);
         let task = orders[stage].iter().filter(due).nth(number).unwrap();
-        let part = place.part(task.chunk());
+        let part = all[stage].part(task.chunk());
         (if direction == Direction::Forward { part - 1 } else { part + 1 }, task.microbatch())
     };
     let neighbour = |stage: usize, direction: Direction| match direction {
@@ -83,7 +84,7 @@ fn assert_all_finish(places: &[PipelineStage], orders: &[Vec<Task>]) {
                         true
                     }
                     Move::Send(task) => {
-                        let message = (places[stage].part(task.chunk()), task.microbatch());
+                        let message = (all[stage].part(task.chunk()), task.microbatch());
                         let direction = task.direction().unwrap();
                         sends.entry((neighbour(stage, direction), direction)).or_default().push(message);
                         true
@@ -91,7 +92,7 @@ fn assert_all_finish(places: &[PipelineStage], orders: &[Vec<Task>]) {
                     Move::Arrived(direction, number) => {
                         let message = sends.get(&(stage, direction)).and_then(|sends| sends.get(number));
                         let awaited = expected(stage, direction, number);
-                        assert!(message.is_none_or(|message| *message == awaited), "{:?}: {next:?}", places[stage]);
+                        assert!(message.is_none_or(|message| *message == awaited), "{:?}: {next:?}", all[stage]);
                         message.is_some()
                     }
                     Move::Sent(direction, number) => {
@@ -109,28 +110,29 @@ fn assert_all_finish(places: &[PipelineStage], orders: &[Vec<Task>]) {
         }
     }
     let ends: Vec<usize> = moves.iter().map(Vec::len).collect();
-    assert_eq!(at, ends, "{:?}: stages wait for each other for ever", places[0]);
+    assert_eq!(at, ends, "{schedule:?}: stages wait for each other forever");
 }
 
 #[test]
-fn no_stage_waits_for_ever_in_any_schedule_of_training_or_evaluation() {
+fn no_stage_waits_forever_in_any_schedule_of_training_or_evaluation() {
     let mut schedules = 0;
-    for (stages, chunks) in (1..=7).flat_map(|stages| (1..=4).map(move |chunks| (stages, chunks))) {
-        for microbatches in 1..=18 {
-            for group in stages..=if chunks == 1 { stages } else { microbatches } {
-                for zero_bubble in [false, true] {
-                    let place = |stage| PipelineStage { stages, stage, chunks, group, zero_bubble };
-                    if !place(0).takes(microbatches) || (stages == 1 && chunks > 1) {
-                        continue;
-                    }
-                    let places: Vec<PipelineStage> = (0..stages).map(place).collect();
-                    let mut orders: Vec<Vec<Task>> =
-                        places.iter().map(|place| place.order(microbatches).unwrap()).collect();
-                    assert_all_finish(&places, &orders);
-                    orders.iter_mut().for_each(|order| order.retain(|task| matches!(task, Task::Forward { .. })));
-                    assert_all_finish(&places, &orders);
-                    schedules += 1;
-                }
+    let mut assert_finishes = |schedule: Schedule, microbatches: usize| {
+        let stages = 0..schedule.placement().stages();
+        let Some(mut orders) = stages.map(|stage| schedule.tasks(stage, microbatches)).collect::<Option<Vec<_>>>()
+        else {
+            return;
+        };
+        assert_all_finish(schedule, &orders);
+        orders.iter_mut().for_each(|tasks| tasks.retain(|task| matches!(task, Task::Forward { .. })));
+        assert_all_finish(schedule, &orders);
+        schedules += 1;
+    };
+    for (stages, microbatches) in (1..=7).flat_map(|stages| (1..=18).map(move |count| (stages, count))) {
+        assert_finishes(Schedule::one_f_one_b(stages), microbatches);
+        assert_finishes(Schedule::zero_bubble(stages), microbatches);
+        for (chunks, group) in (2..=4).flat_map(|chunks| (stages..=microbatches).map(move |group| (chunks, group))) {
+            if stages > 1 {
+                assert_finishes(Schedule::interleaved(stages, chunks, group), microbatches);
             }
         }
     }
@@ -138,23 +140,23 @@ fn no_stage_waits_for_ever_in_any_schedule_of_training_or_evaluation() {
 }
 
 #[test]
-fn a_number_of_microbatches_that_would_have_stages_wait_for_ever_has_no_order() {
-    let place = |group| PipelineStage { stages: 3, stage: 1, chunks: 2, group, zero_bubble: false };
-    let taken = |group| (1..=10).filter(|&microbatches| place(group).order(microbatches).is_some()).collect::<Vec<_>>();
+fn a_number_of_microbatches_that_would_have_stages_wait_forever_has_no_tasks() {
+    let taken = |group| {
+        let schedule = Schedule::interleaved(3, 2, group);
+        (1..=10).filter(|&microbatches| schedule.tasks(1, microbatches).is_some()).collect::<Vec<_>>()
+    };
     assert_eq!(taken(3), [3, 6, 9]);
     assert_eq!(taken(4), [4, 7, 8]);
     assert_eq!(taken(2), [] as [usize; 0], "a group smaller than the stages");
-    let plain = PipelineStage { chunks: 1, ..place(3) };
-    assert!((0..=10).all(|microbatches| plain.order(microbatches).is_some()));
-    let split = |place: PipelineStage| PipelineStage { zero_bubble: true, ..place };
-    assert!((0..=10).all(|microbatches| split(plain).order(microbatches).is_some()));
-    assert_eq!(split(place(3)).order(6), None, "several chunks with their backwards split");
+    for schedule in [Schedule::one_f_one_b(3), Schedule::zero_bubble(3)] {
+        assert!((0..=10).all(|microbatches| schedule.takes(microbatches)));
+    }
 }
 
 /// Every stage sends its number along every edge it has; what each hears, as (from before, from after).
-fn neighbours(grid: Grid, ring: bool) -> Vec<(Option<f32>, Option<f32>)> {
+fn neighbours(grid: Grid, placement: Placement) -> Vec<(Option<f32>, Option<f32>)> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadWorld::ranks(grid.ranks(), Duration::from_secs(60))
+        let threads: Vec<_> = ThreadWorld::ranks(grid.ranks(), Duration::from_secs(600))
             .into_iter()
             .map(|rank| {
                 scope.spawn(move || {
@@ -162,11 +164,11 @@ fn neighbours(grid: Grid, ring: bool) -> Vec<(Option<f32>, Option<f32>)> {
                     let mut connect =
                         |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
                     let groups =
-                        PipelineGroups::connect(&grid, rank.rank(), ring, true, &mut connect).unwrap().unwrap();
-                    let place = grid.place(rank.rank());
-                    assert_eq!((groups.all.rank(), groups.all.size()), (place.pipeline, grid.pipeline));
-                    let is_end = place.pipeline == 0 || place.pipeline + 1 == grid.pipeline;
-                    assert_eq!(groups.ends.as_ref().map(|ends| ends.rank()), is_end.then_some(place.pipeline.min(1)));
+                        PipelineGroups::connect(&grid, rank.rank(), placement, true, &mut connect).unwrap().unwrap();
+                    let (stage, stages) = (grid.coordinate(rank.rank(), Axis::Pipeline), grid.size(Axis::Pipeline));
+                    assert_eq!((groups.all.rank(), groups.all.size()), (stage, stages));
+                    let is_end = stage == 0 || stage + 1 == stages;
+                    assert_eq!(groups.ends.as_ref().map(|ends| ends.rank()), is_end.then_some(stage.min(1)));
                     let area = device.allocate("numbers", 3 * 256).unwrap();
                     let number = |index: usize| area.tensor("number", index * 256, [1], DType::F32);
                     device.upload(&number(0), &[rank.rank() as f32]).unwrap();
@@ -195,14 +197,16 @@ fn neighbours(grid: Grid, ring: bool) -> Vec<(Option<f32>, Option<f32>)> {
 #[test]
 fn every_edge_leads_from_a_stage_to_the_next_in_both_directions() {
     for (stages, tensor, data) in [(2, 1, 1), (3, 2, 1), (4, 1, 2), (5, 1, 1)] {
-        let grid = Grid { tensor, data, pipeline: stages };
-        for ring in [false, true] {
-            for (rank, heard) in neighbours(grid, ring).into_iter().enumerate() {
-                let (place, ranks) = (grid.place(rank), grid.pipeline_group(rank));
+        let sizes = [(Axis::Tensor, tensor), (Axis::Pipeline, stages)];
+        let grid = Grid::new(tensor * data * stages, &sizes).unwrap();
+        for chunks in [1, 2] {
+            let wraps = chunks > 1;
+            for (rank, heard) in neighbours(grid, Placement::new(stages, chunks)).into_iter().enumerate() {
+                let (stage, ranks) = (grid.coordinate(rank, Axis::Pipeline), grid.group(rank, Axis::Pipeline));
                 let at = |stage: usize| Some(ranks[stage % stages] as f32);
-                let before = if place.pipeline > 0 || ring { at(place.pipeline + stages - 1) } else { None };
-                let after = if place.pipeline + 1 < stages || ring { at(place.pipeline + 1) } else { None };
-                assert_eq!(heard, (before, after), "rank {rank} of {grid:?}, ring {ring}");
+                let before = if stage > 0 || wraps { at(stage + stages - 1) } else { None };
+                let after = if stage + 1 < stages || wraps { at(stage + 1) } else { None };
+                assert_eq!(heard, (before, after), "rank {rank} of {grid:?}, {chunks} chunks");
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{assert_right, tensor, value};
 use device::Communicator;
 use device::ops::CollectiveKind::{self, AllReduceSum, Receive, ReduceScatterSum, Send};
-use parallel::{Grid, ThreadRank, ThreadWorld};
+use parallel::{Axis, Grid, ThreadRank, ThreadWorld};
 
 /// Runs `rank` on a thread for each of `size` ranks; what each returned, in rank order.
 fn on_ranks<R: std::marker::Send>(size: usize, timeout: Duration, rank: impl Fn(ThreadRank) -> R + Sync) -> Vec<R> {
@@ -20,7 +20,7 @@ fn on_ranks<R: std::marker::Send>(size: usize, timeout: Duration, rank: impl Fn(
     })
 }
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(600);
 
 /// Does an in-place transfer of `length` ones to its end; the error in words, if there is one.
 fn transfer(group: &dyn Communicator, kind: CollectiveKind, length: usize) -> Option<String> {
@@ -39,14 +39,15 @@ fn every_kind_of_transfer_is_right_in_worlds_of_one_to_five_ranks() {
 
 #[test]
 fn groups_of_a_grid_do_not_hear_each_other() {
-    let grid = Grid::new(12, 2, 3).unwrap();
+    let grid = Grid::new(12, &[(Axis::Tensor, 2), (Axis::Pipeline, 3)]).unwrap();
     on_ranks(12, LONG, |place| {
         let rank = place.rank();
-        let tensor = place.split("tensor", &grid.tensor_group(rank));
-        let data = place.split("data", &grid.data_group(rank));
-        let pipeline = place.split("pipeline", &grid.pipeline_group(rank));
+        let tensor = place.split("tensor", &grid.group(rank, Axis::Tensor));
+        let data = place.split("data", &grid.group(rank, Axis::Data));
+        let pipeline = place.split("pipeline", &grid.group(rank, Axis::Pipeline));
         assert_eq!((tensor.size(), data.size(), pipeline.size()), (2, 2, 3));
-        assert_eq!((tensor.rank(), pipeline.rank()), (grid.place(rank).tensor, grid.place(rank).pipeline));
+        let coordinates = [Axis::Tensor, Axis::Data, Axis::Pipeline].map(|axis| grid.coordinate(rank, axis));
+        assert_eq!([tensor.rank(), data.rank(), pipeline.rank()], coordinates);
         for group in [&*pipeline, &*data, &*tensor, &*data] {
             assert_right(group);
         }

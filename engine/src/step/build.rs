@@ -48,7 +48,7 @@ impl Default for StageOptions {
             bucket_bytes: 25 << 20,
             distributed_optimizer: false,
             grad_reduce: DType::F32,
-            pipeline: PipelineStage::alone(),
+            pipeline: PipelineStage::single(),
             graphs: GraphOptions::default(),
         }
     }
@@ -123,7 +123,7 @@ impl Stage {
         };
         let shape = StepShape {
             chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
-            splits_backward: options.pipeline.zero_bubble,
+            splits_backward: options.pipeline.schedule().splits_backward(),
             reduces: data_parallel.is_some() || sequence_parallel.is_some(),
             gathers: shard.is_part(),
         };

@@ -9,6 +9,7 @@ use engine::model::GptShape;
 use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
 use graph_manager::Mempool;
+use parallel::Axis;
 
 use crate::models::{Kind, Layout, MICRO_BATCH, Run, tiny_gpt, tiny_llama};
 
@@ -118,12 +119,12 @@ impl Case {
         let mut all: BTreeMap<String, Vec<Vec<u32>>> = BTreeMap::new();
         let mut tables: BTreeMap<(usize, usize), Vec<u32>> = BTreeMap::new();
         for (rank, (results, weights)) in ranks.iter().enumerate() {
+            let replica = (grid.coordinate(rank, Axis::Tensor), grid.coordinate(rank, Axis::Data));
             let weights: &Vec<(String, Vec<u32>)> = weights;
             assert_eq!(*results, ranks[0].0, "{self:?}: ranks disagree on the numbers");
             for (name, bits) in weights {
-                let place = grid.place(rank);
                 if self.tied && name == "wte.weight" {
-                    let table = tables.entry((place.tensor, place.data)).or_insert_with(|| bits.clone());
+                    let table = tables.entry(replica).or_insert_with(|| bits.clone());
                     assert!(table == bits, "{self:?}: first and last stage disagree on the table");
                 }
                 all.entry(name.clone()).or_default().push(bits.clone());

@@ -14,7 +14,7 @@ const GLOBAL: usize = 4;
 
 /// Trains on `ranks` threads; every rank must see the same numbers and end with the same weights.
 fn train(kind: Kind, ranks: usize, graphs: &GraphOptions, shuffle: Option<u64>) -> (Vec<StepResult>, Vec<f32>) {
-    let places = ThreadWorld::ranks(ranks, Duration::from_secs(60));
+    let places = ThreadWorld::ranks(ranks, Duration::from_secs(600));
     let mut results: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = places
             .into_iter()
@@ -102,7 +102,7 @@ fn replayed(divided: bool, graphs: &GraphOptions, shuffle: Option<u64>) -> Vec<(
         let weights = stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
         ((results, losses, weights.map(f32::to_bits).collect()), [trained, device.reordered_launches() - trained])
     };
-    let places = ThreadWorld::ranks(2, Duration::from_secs(60));
+    let places = ThreadWorld::ranks(2, Duration::from_secs(600));
     std::thread::scope(|scope| {
         let threads: Vec<_> = places.into_iter().map(|place| scope.spawn(move || on_rank(place))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -150,7 +150,7 @@ fn twenty_random_replay_orders_of_every_graph_change_no_bit() {
 
 #[test]
 fn the_last_microbatch_has_reducing_graphs_of_its_own() {
-    let places = ThreadWorld::ranks(1, Duration::from_secs(60));
+    let places = ThreadWorld::ranks(1, Duration::from_secs(600));
     let group = places.into_iter().next().map(|place| place.communicator("data"));
     let run = Run { steps: 3, group, ..Run::new(Kind::Gpt, GLOBAL, GraphOptions::default()) };
     let device = run.device();

@@ -8,7 +8,7 @@ use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{GptShape, TensorParallel};
 use engine::step::StepResult;
 use graph_manager::Mempool;
-use parallel::{Grid, ThreadWorld};
+use parallel::{Axis, Grid, ThreadWorld};
 
 use crate::models::{Kind, Run, tiny_gpt, tiny_llama};
 
@@ -50,14 +50,14 @@ fn train(
     shuffle: Option<u64>,
 ) -> (Vec<StepResult>, Vec<Vec<f32>>) {
     let Layout { tensor, data, sequence } = layout;
-    let grid = Grid::new(tensor * data, tensor, 1).unwrap();
+    let grid = Grid::new(tensor * data, &[(Axis::Tensor, tensor)]).unwrap();
     let mut results: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadWorld::ranks(grid.ranks(), Duration::from_secs(60))
+        let threads: Vec<_> = ThreadWorld::ranks(grid.ranks(), Duration::from_secs(600))
             .into_iter()
             .map(|place| {
                 scope.spawn(move || {
-                    let shared = place.split("tensor", &grid.tensor_group(place.rank()));
-                    let batch = place.split("data", &grid.data_group(place.rank()));
+                    let shared = place.split("tensor", &grid.group(place.rank(), Axis::Tensor));
+                    let batch = place.split("data", &grid.group(place.rank(), Axis::Data));
                     let tensor = TensorParallel { group: Some(shared), sequence };
                     let group = (data > 1).then_some(batch);
                     Run { tensor, group, shuffle, ..run(kind, data, compute, graphs) }.train()
@@ -157,7 +157,7 @@ fn first_weights_are_the_parts_of_one_ranks() {
         let weights: Vec<Vec<f32>> =
             stage.params().iter().map(|(_, param)| device.download::<f32>(&param.master).unwrap()).collect();
         std::thread::scope(|scope| {
-            for place in ThreadWorld::ranks(4, Duration::from_secs(60)) {
+            for place in ThreadWorld::ranks(4, Duration::from_secs(600)) {
                 let weights = &weights;
                 scope.spawn(move || {
                     let tensor = TensorParallel { group: Some(place.communicator("tensor")), sequence: true };
@@ -187,7 +187,7 @@ fn no_rank_holds_more_than_its_part_of_logits_heads_and_channels() {
     };
     let (parameters, activations) = widths(TensorParallel::alone());
     let halves: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadWorld::ranks(4, Duration::from_secs(60))
+        let threads: Vec<_> = ThreadWorld::ranks(4, Duration::from_secs(600))
             .into_iter()
             .map(|place| {
                 scope

@@ -1,28 +1,28 @@
-//! What a rank's host does, as far as others need to know.
+//! What a rank's host is doing, as the watch reports it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// What the thread that owns the device does.
+/// What the thread that owns the device is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Doing {
     /// Set-up, and the steps that warm up and capture.
     Starts,
-    /// It submits a step.
+    /// Submitting a step.
     Steps,
-    /// It waits for the data of a step.
+    /// Waiting for the data of a step.
     WaitsForBatch,
-    /// It waits for the device to finish a step.
+    /// Waiting for the device to finish a step.
     WaitsForDevice,
-    /// It evaluates.
+    /// Evaluating.
     Evaluates,
-    /// It writes a checkpoint, a timeline, or what else is written once.
+    /// Writing a checkpoint, a timeline or another file.
     Writes,
-    /// It waits for the other ranks.
+    /// Waiting for the other ranks.
     WaitsForRanks,
-    /// It ends.
+    /// Ending.
     Ends,
 }
 
@@ -38,7 +38,7 @@ const ALL: [Doing; 8] = [
 ];
 
 impl Doing {
-    /// Whether it may take minutes without any sign of progress.
+    /// Whether minutes without progress are normal.
     pub fn is_slow(self) -> bool {
         matches!(self, Doing::Starts | Doing::Writes)
     }
@@ -59,26 +59,26 @@ impl std::fmt::Display for Doing {
     }
 }
 
-/// What the host does, shared with who reports it. Costs a store to keep current.
+/// What the host is doing, shared between the run and the heartbeat thread. An update costs one store.
 #[derive(Clone, Debug, Default)]
 pub struct Activity {
-    /// The number of changes, and in the lowest byte the place in [`ALL`].
+    /// The number of changes, and in the lowest byte the index in [`ALL`].
     state: Arc<AtomicU64>,
 }
 
 impl Activity {
-    /// From now on the host does this. One thread says so.
+    /// Records what the host is doing from now on. Only one thread calls it.
     pub fn set(&self, doing: Doing) {
         let changes = (self.state.load(Ordering::Relaxed) >> 8) + 1;
         self.state.store(changes << 8 | doing as u64, Ordering::Relaxed);
     }
 
-    /// It has come further in what it does. Any thread may say so.
+    /// Records progress in the current activity. Any thread may call it.
     pub fn advance(&self) {
         self.state.fetch_add(1 << 8, Ordering::Relaxed);
     }
 
-    /// Does `work` as `doing`, and then goes on with what it did before.
+    /// Runs `work` as `doing`, and restores the previous activity afterwards.
     pub fn during<T>(&self, doing: Doing, work: impl FnOnce() -> T) -> T {
         let before = self.now();
         self.set(doing);
@@ -87,12 +87,12 @@ impl Activity {
         result
     }
 
-    /// What it does.
+    /// The current activity.
     pub fn now(&self) -> Doing {
         ALL[(self.state.load(Ordering::Relaxed) & 0xff) as usize]
     }
 
-    /// How often it has begun something, or come further in it.
+    /// The number of changes and of records of progress so far.
     pub fn changes(&self) -> u64 {
         self.state.load(Ordering::Relaxed) >> 8
     }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_done_before_goes_on_after_and_every_change_counts() {
+    fn the_previous_activity_is_restored_and_every_change_counts() {
         let activity = Activity::default();
         assert_eq!((activity.now(), activity.changes()), (Doing::Starts, 0));
         for doing in ALL {

@@ -8,7 +8,7 @@ use common::host_name;
 
 use super::message::{Message, Sender};
 
-/// The watch cannot begin.
+/// The watch cannot start.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}. Rule: every rank reaches rank 0's monitor over TCP. Fix: {fix}")]
 pub struct WatchError {
@@ -17,7 +17,7 @@ pub struct WatchError {
 }
 
 const FIX: &str = "set parallel.monitor_address to an address of rank 0's node that the others reach (host, or host:port), \
-                   or parallel.heartbeat_seconds = 0 to go without";
+                   or parallel.heartbeat_seconds = 0 to turn the watch off";
 
 impl WatchError {
     fn new(problem: String) -> WatchError {
@@ -31,12 +31,12 @@ impl From<std::io::Error> for WatchError {
     }
 }
 
-/// What rank 0 tells all ranks.
+/// What rank 0 sends to all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Announced {
-    /// Shows that who connects belongs to this run.
+    /// Proves that a connection belongs to this run.
     pub token: u64,
-    /// `host:port`, the likeliest first.
+    /// `host:port`, in the order to try.
     addresses: Vec<String>,
 }
 
@@ -47,10 +47,10 @@ impl std::fmt::Display for Announced {
 }
 
 impl Announced {
-    /// Reads what rank 0 told.
+    /// Parses the text from rank 0.
     ///
     /// # Errors
-    /// Rank 0 has no monitor, and says why itself.
+    /// Rank 0 has no monitor. It reports the reason itself.
     pub fn parse(text: &str) -> Result<Announced, WatchError> {
         let mut words = text.split_whitespace();
         let token = words.next().and_then(|word| word.parse().ok());
@@ -59,10 +59,11 @@ impl Announced {
     }
 }
 
-/// Listens on rank 0: at `address` if given; else, if all ranks are on `one_node`, where only that node reaches it.
+/// Listens on rank 0: at `address` if given. Otherwise on the loopback interface if all ranks are on `one_node`, and else on
+/// all interfaces.
 ///
 /// # Errors
-/// An address that is not this node's, or a port in use.
+/// An address of another node, or a port in use.
 pub fn listen(address: Option<&str>, one_node: bool) -> Result<(TcpListener, Announced), WatchError> {
     let wanted = match address {
         Some(address) => with_port(address),
@@ -81,7 +82,7 @@ pub fn listen(address: Option<&str>, one_node: bool) -> Result<(TcpListener, Ann
     Ok((listener, Announced { token, addresses }))
 }
 
-/// The address with a port: 0, any that is free, where none is given.
+/// The address with a port. Port 0, any free one, if it has none.
 fn with_port(address: &str) -> String {
     let bare_v6 = address.parse::<std::net::Ipv6Addr>().is_ok();
     match address.rsplit_once(':') {
@@ -91,14 +92,14 @@ fn with_port(address: &str) -> String {
     }
 }
 
-/// What other nodes may reach this one by: the addresses its name stands for here, the one that it has `outward`, and its
-/// name, which may stand for better ones there.
+/// The addresses by which other nodes may reach this one: those that its name has here, the `outward` one, and the name
+/// itself, which other nodes may resolve to better ones.
 fn reachable(host: &str, outward: Option<IpAddr>, port: u16) -> Vec<String> {
     let name = format!("{host}:{port}");
     let here = name.to_socket_addrs().into_iter().flatten().map(|address| address.ip());
     let mut all: Vec<String> = Vec::new();
     for ip in here.chain(outward) {
-        // The monitor listens on IPv4.
+        // The monitor listens on IPv4 only.
         let outside = ip.is_ipv4() && !ip.is_loopback() && !ip.is_unspecified();
         let address = SocketAddr::new(ip, port).to_string();
         if outside && !all.contains(&address) {
@@ -109,15 +110,15 @@ fn reachable(host: &str, outward: Option<IpAddr>, port: u16) -> Vec<String> {
     all
 }
 
-/// This node's address where its default route begins, for nodes whose name means nothing to others. Nothing is sent: a
-/// datagram socket that is connected knows its own address.
+/// This node's address on its default route, for nodes whose name others cannot resolve. Nothing is sent: a connected
+/// datagram socket knows its own address.
 fn outward() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-    socket.connect("192.0.2.1:9").ok()?; // of the block kept for documentation
+    socket.connect("192.0.2.1:9").ok()?; // an address reserved for documentation
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Connects to the monitor and says hello.
+/// Connects to the monitor and sends the hello.
 ///
 /// # Errors
 /// None of the announced addresses can be reached.

@@ -1,96 +1,96 @@
-//! Whose fault it is: a function of what ranks have said, and for how long they have not.
+//! Which rank is at fault: a pure function of the ranks' reports and of the times without one.
 
 use std::time::Duration;
 
 use super::message::{Beat, Fault};
 
-/// What the monitor knows of a rank.
+/// What the monitor knows about a rank.
 #[derive(Clone, Debug, Default)]
-pub struct Row {
+pub struct RankStatus {
     /// The name of its host, once it has connected.
     pub host: Option<String>,
-    /// It said that it is done.
+    /// It has reported its clean end.
     pub left: bool,
-    /// Its connection is gone.
+    /// Its connection is closed.
     pub closed: bool,
-    /// It ended because rank 0 was not heard of.
-    pub forsaken: bool,
-    /// Since it was last heard of, or since the monitor began.
+    /// It ended because it got no heartbeats from rank 0.
+    pub lost_monitor: bool,
+    /// Time since its last message, or since the monitor started.
     pub silent: Duration,
-    /// Its own error.
+    /// The error that it reported.
     pub fault: Option<Fault>,
-    /// How far it said it has come.
+    /// Its last report of progress.
     pub beat: Option<Beat>,
 }
 
-/// For how long nothing is too long.
+/// How long a rank may make no progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// In a step.
     pub step: Duration,
-    /// Where minutes are normal.
+    /// During set-up and while files are written, where minutes are normal.
     pub setup: Duration,
 }
 
 /// Why a run ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cause {
-    /// Whose fault it is.
+    /// The rank at fault.
     pub rank: usize,
     /// What is wrong with it.
-    pub kind: Kind,
+    pub problem: Problem,
 }
 
 /// What is wrong with a rank.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
-    /// It said so.
+pub enum Problem {
+    /// It reported an error.
     Failed(Fault),
-    /// Its connection broke without goodbye: the process is gone.
+    /// Its connection broke before its clean end: the process is dead.
     Died,
-    /// Nothing is heard of it.
+    /// It sends no messages.
     Silent,
-    /// Rank 0, which watches over all, was not there for so long that others have ended.
+    /// It is rank 0, and the monitor was silent for so long that other ranks have ended.
     Absent,
-    /// It makes no progress; the ranks that wait for it.
+    /// It makes no progress. The ranks that wait for it.
     Hangs(Vec<usize>),
 }
 
-impl Kind {
-    /// For how long it must have been so before it is believed, where ranks are heard of once a heartbeat.
+impl Problem {
+    /// How long the problem must persist before the run is ended. Ranks report once a heartbeat.
     pub fn grace(&self, heartbeat: Duration) -> Duration {
-        // An error that caused what is seen may be on its way.
+        // The message with the original error may not have arrived yet.
         let on_its_way = Duration::from_millis(150);
         match self {
-            Kind::Failed(fault) if !fault.follows => Duration::ZERO,
-            // What ranks said is up to a heartbeat old: one may be ahead by now that, from what it said last, seems to be
-            // waited for by a rank that was heard of later.
-            Kind::Hangs(_) => 2 * heartbeat + on_its_way,
+            Problem::Failed(fault) if !fault.follows => Duration::ZERO,
+            // Reports are up to a heartbeat old. A rank whose report is older than the others' may seem to be behind them
+            // although it is not.
+            Problem::Hangs(_) => 2 * heartbeat + on_its_way,
             _ => on_its_way,
         }
     }
 }
 
-/// The root cause, if there is one: an error that a rank had of its own, then rank 0's absence, then a rank that died, then
-/// an error that may have come of another rank's, then one that is not heard of, and last one that others wait for.
+/// The root cause, if there is one. In order of precedence: a rank's own error, the absence of rank 0, a dead rank, an error
+/// that may have followed from another rank's, a silent rank, and a rank that others wait for.
 ///
-/// Of ranks that hang alike it stays with the one that was suspected before.
-pub fn decide(rows: &[Row], limits: Limits, suspect: Option<usize>) -> Option<Cause> {
+/// Of several ranks that hang alike, `suspect` is chosen, the one of the previous decision.
+pub fn decide(rows: &[RankStatus], limits: Limits, suspect: Option<usize>) -> Option<Cause> {
     let ranks = || rows.iter().enumerate().filter(|(_, row)| !row.left);
     let fault = |follows: bool| {
         ranks().find_map(|(rank, row)| {
             let fault = row.fault.clone().filter(|fault| fault.follows == follows)?;
-            Some(Cause { rank, kind: Kind::Failed(fault) })
+            Some(Cause { rank, problem: Problem::Failed(fault) })
         })
     };
-    let absent = || ranks().any(|(_, row)| row.forsaken).then_some(Cause { rank: 0, kind: Kind::Absent });
+    let absent = || ranks().any(|(_, row)| row.lost_monitor).then_some(Cause { rank: 0, problem: Problem::Absent });
     let died = || {
         let (rank, _) = ranks().find(|(_, row)| row.closed && row.fault.is_none())?;
-        Some(Cause { rank, kind: Kind::Died })
+        Some(Cause { rank, problem: Problem::Died })
     };
     let silent = || {
         let longest = ranks().filter(|(_, row)| row.silent > limits.step).max_by_key(|(_, row)| row.silent)?;
-        Some(Cause { rank: longest.0, kind: Kind::Silent })
+        Some(Cause { rank: longest.0, problem: Problem::Silent })
     };
     fault(false)
         .or_else(absent)
@@ -100,10 +100,10 @@ pub fn decide(rows: &[Row], limits: Limits, suspect: Option<usize>) -> Option<Ca
         .or_else(|| hanging(rows, limits, suspect))
 }
 
-/// A rank that makes no progress and waits for none that is behind it. One that waits for a rank with reason to take its
-/// time, such as for a checkpoint, is not at fault, nor is the other.
-fn hanging(rows: &[Row], limits: Limits, suspect: Option<usize>) -> Option<Cause> {
-    let quiet = |row: &Row| {
+/// A rank that makes no progress and waits for no other rank. A rank that waits for one that may take its time, such as for a
+/// checkpoint, is not at fault, and neither is the other.
+fn hanging(rows: &[RankStatus], limits: Limits, suspect: Option<usize>) -> Option<Cause> {
+    let quiet = |row: &RankStatus| {
         let beat = row.beat.as_ref().filter(|_| !row.left)?;
         let limit = if beat.doing.is_slow() { limits.setup } else { limits.step };
         let quiet = Duration::from_millis(beat.quiet_ms) + row.silent;
@@ -114,19 +114,19 @@ fn hanging(rows: &[Row], limits: Limits, suspect: Option<usize>) -> Option<Cause
         rows.iter().enumerate().filter_map(|(rank, row)| Some((rank, quiet(row)?))).collect();
     let most = |(rank, quiet): &&(usize, Duration)| (suspect == Some(*rank), *quiet);
     let first = stuck.iter().filter(|(rank, _)| waits_for(*rank).next().is_none()).max_by_key(most);
-    // Where all wait in a circle, the one that has waited longest began it.
+    // If all wait for each other in a circle, the one that has waited longest is named.
     let everyone = || {
         let all = stuck.len() == rows.iter().filter(|row| !row.left).count();
         stuck.iter().filter(|_| all).max_by_key(most)
     };
     let (rank, _) = *first.or_else(everyone)?;
     let waiting = (0..rows.len()).filter(|&other| is_behind(rows, rank, other)).collect();
-    Some(Cause { rank, kind: Kind::Hangs(waiting) })
+    Some(Cause { rank, problem: Problem::Hangs(waiting) })
 }
 
-/// Whether `rank` has begun fewer transfers than `than` of an order that they keep together, so that `than` waits, or
-/// will, until it comes.
-fn is_behind(rows: &[Row], rank: usize, than: usize) -> bool {
+/// Whether `rank` has begun fewer transfers than `than` on a communicator that both use, so that `than` waits for it, or
+/// soon will.
+fn is_behind(rows: &[RankStatus], rank: usize, than: usize) -> bool {
     let (Some(mine), Some(theirs)) = (&rows[rank].beat, &rows[than].beat) else { return false };
     if rank == than || rows[rank].left {
         return false;
@@ -143,32 +143,32 @@ fn is_behind(rows: &[Row], rank: usize, than: usize) -> bool {
 impl Cause {
     /// The exit code of the rank at fault.
     pub fn code(&self) -> i32 {
-        match &self.kind {
-            Kind::Failed(fault) => fault.code,
+        match &self.problem {
+            Problem::Failed(fault) => fault.code,
             _ => 3,
         }
     }
 
-    /// The line that says all of it.
-    pub fn line(&self, rows: &[Row], limits: Limits) -> String {
+    /// The line to print.
+    pub fn line(&self, rows: &[RankStatus], limits: Limits) -> String {
         let row = &rows[self.rank];
         let seconds = |time: Duration| time.as_secs();
-        let what = match &self.kind {
-            Kind::Failed(fault) => fault.error.replace('\n', " "),
-            Kind::Died => "the process died without a word (killed, out of memory, or its node went down)".into(),
-            Kind::Silent if row.host.is_none() => {
+        let what = match &self.problem {
+            Problem::Failed(fault) => fault.error.replace('\n', " "),
+            Problem::Died => "the process died without a word (killed, out of memory, or its node went down)".into(),
+            Problem::Silent if row.host.is_none() => {
                 format!("did not join the others within {} s", seconds(row.silent))
             }
-            Kind::Silent => format!(
+            Problem::Silent => format!(
                 "not heard of for {} s: the process is stopped, or its node or the network is down",
                 seconds(row.silent)
             ),
-            Kind::Absent => format!(
+            Problem::Absent => format!(
                 "not heard of for {} s by other ranks, which have ended: the process was stopped, or its node or the \
                  network was down",
                 seconds(limits.step)
             ),
-            Kind::Hangs(waiting) => {
+            Problem::Hangs(waiting) => {
                 let quiet = row.beat.as_ref().map_or(0, |beat| beat.quiet_ms / 1000) + seconds(row.silent);
                 let ranks: Vec<String> = waiting.iter().map(usize::to_string).collect();
                 let waiting = match ranks.len() {
@@ -184,12 +184,12 @@ impl Cause {
                 format!("no progress for {quiet} s{waiting} (parallel.{key} = {})", seconds(limit))
             }
         };
-        format!("error on rank {}: {what} [{}]", self.rank, place(row))
+        format!("error on rank {}: {what} [{}]", self.rank, last_report(row))
     }
 }
 
-/// Where a rank was when it was last heard of.
-fn place(row: &Row) -> String {
+/// What a rank was doing according to its last report.
+fn last_report(row: &RankStatus) -> String {
     let mut parts = vec![format!("host {}", row.host.as_deref().unwrap_or("unknown"))];
     if let Some(beat) = &row.beat {
         parts.push(beat.doing.to_string());
@@ -206,17 +206,17 @@ fn place(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::activity::Doing;
-    use super::super::message::Begun;
+    use super::super::message::TransferCount;
     use super::*;
 
     const LIMITS: Limits = Limits { step: Duration::from_secs(45), setup: Duration::from_secs(600) };
 
-    fn begun(communicator: &str, ranks: &[usize], between: Option<(usize, usize)>, count: u64) -> Begun {
-        Begun { communicator: communicator.into(), ranks: ranks.to_vec(), between, count }
+    fn begun(communicator: &str, ranks: &[usize], between: Option<(usize, usize)>, count: u64) -> TransferCount {
+        TransferCount { communicator: communicator.into(), ranks: ranks.to_vec(), between, count }
     }
 
     /// A rank that has made no progress for so many seconds.
-    fn row(quiet: u64, doing: Doing, begun: Vec<Begun>) -> Row {
+    fn row(quiet: u64, doing: Doing, begun: Vec<TransferCount>) -> RankStatus {
         let beat = Beat {
             doing,
             quiet_ms: quiet * 1000,
@@ -225,11 +225,11 @@ mod tests {
             transfer: begun.last().map(|order| (format!("all_reduce on {}", order.communicator), order.count)),
             begun,
         };
-        Row { host: Some("node1".into()), beat: Some(beat), ..Row::default() }
+        RankStatus { host: Some("node1".into()), beat: Some(beat), ..RankStatus::default() }
     }
 
     /// Ranks of one data-parallel group, each quiet for so long, that have begun so many collectives.
-    fn group(ranks: &[(u64, u64)]) -> Vec<Row> {
+    fn group(ranks: &[(u64, u64)]) -> Vec<RankStatus> {
         let all: Vec<usize> = (0..ranks.len()).collect();
         let row = |&(quiet, count): &(u64, u64)| row(quiet, Doing::Steps, vec![begun("data", &all, None, count)]);
         ranks.iter().map(row).collect()
@@ -239,21 +239,25 @@ mod tests {
         Some(Fault { code: 3, error: error.into(), follows })
     }
 
-    fn culprit(rows: &[Row]) -> Option<usize> {
+    fn culprit(rows: &[RankStatus]) -> Option<usize> {
         decide(rows, LIMITS, None).map(|cause| cause.rank)
     }
 
     #[test]
     fn ranks_that_make_progress_are_left_alone() {
         assert_eq!(decide(&group(&[(0, 7), (44, 7), (3, 6)]), LIMITS, None), None);
-        assert_eq!(decide(&[Row::default(), Row::default()], LIMITS, None), None, "nobody has connected yet");
+        assert_eq!(
+            decide(&[RankStatus::default(), RankStatus::default()], LIMITS, None),
+            None,
+            "nobody has connected yet"
+        );
     }
 
     #[test]
     fn the_rank_behind_hangs_and_not_those_that_wait_for_it_longer() {
         let rows = group(&[(60, 8), (50, 7), (55, 8)]);
         let cause = decide(&rows, LIMITS, None).unwrap();
-        assert_eq!(cause, Cause { rank: 1, kind: Kind::Hangs(vec![0, 2]) });
+        assert_eq!(cause, Cause { rank: 1, problem: Problem::Hangs(vec![0, 2]) });
         let line = cause.line(&rows, LIMITS);
         assert_eq!(
             line,
@@ -284,7 +288,7 @@ mod tests {
             vec![begun("tensor", &[2, 3], None, 20), begun("data", &[0, 2], None, 5)],
             vec![begun("tensor", &[2, 3], None, 19), begun("data", &[1, 3], None, 5)],
         ];
-        let rows: Vec<Row> = rows.into_iter().map(|begun| row(50, Doing::Steps, begun)).collect();
+        let rows: Vec<RankStatus> = rows.into_iter().map(|begun| row(50, Doing::Steps, begun)).collect();
         assert_eq!(culprit(&rows), Some(3));
     }
 
@@ -314,11 +318,11 @@ mod tests {
         let mut rows = group(&[(60, 8), (50, 7), (0, 8), (0, 8)]);
         assert_eq!(culprit(&rows), Some(1));
         rows[0].silent = Duration::from_secs(46);
-        assert_eq!(decide(&rows, LIMITS, None).unwrap(), Cause { rank: 0, kind: Kind::Silent });
+        assert_eq!(decide(&rows, LIMITS, None).unwrap(), Cause { rank: 0, problem: Problem::Silent });
         rows[3].fault = fault("all_reduce on data: remote error", true);
         assert_eq!(culprit(&rows), Some(3));
         rows[2].closed = true;
-        assert_eq!(decide(&rows, LIMITS, None).unwrap(), Cause { rank: 2, kind: Kind::Died });
+        assert_eq!(decide(&rows, LIMITS, None).unwrap(), Cause { rank: 2, problem: Problem::Died });
         rows[1].fault = fault("the metrics in log: No space left", false);
         let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!((cause.rank, cause.code()), (1, 3));
@@ -331,7 +335,7 @@ mod tests {
     #[test]
     fn a_rank_that_is_done_is_neither_dead_nor_late() {
         let mut rows = group(&[(0, 8), (0, 8)]);
-        rows[1] = Row { left: true, closed: true, silent: Duration::from_secs(100), ..rows[1].clone() };
+        rows[1] = RankStatus { left: true, closed: true, silent: Duration::from_secs(100), ..rows[1].clone() };
         assert_eq!(culprit(&rows), None);
         rows[0].beat.as_mut().unwrap().quiet_ms = 46_000;
         assert_eq!(culprit(&rows), Some(0), "who is left behind can still hang");
@@ -340,7 +344,7 @@ mod tests {
     #[test]
     fn rank_0_that_goes_on_after_others_have_ended_for_it_names_itself() {
         let mut rows = group(&[(0, 8), (0, 8), (0, 8)]);
-        (rows[1].forsaken, rows[1].closed) = (true, true);
+        (rows[1].lost_monitor, rows[1].closed) = (true, true);
         rows[2].closed = true; // the launcher has ended it
         let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!((cause.rank, cause.code()), (0, 3));
@@ -351,7 +355,7 @@ mod tests {
     #[test]
     fn a_rank_that_never_connects_is_named() {
         let mut rows = group(&[(0, 0), (0, 0)]);
-        rows[1] = Row { silent: Duration::from_secs(46), ..Row::default() };
+        rows[1] = RankStatus { silent: Duration::from_secs(46), ..RankStatus::default() };
         let cause = decide(&rows, LIMITS, None).unwrap();
         assert_eq!(cause.line(&rows, LIMITS), "error on rank 1: did not join the others within 46 s [host unknown]");
     }
@@ -361,11 +365,11 @@ mod tests {
     fn a_rank_that_was_heard_of_before_another_went_on_is_given_time_to_be_heard_of_again() {
         let rows = group(&[(46, 100), (0, 102)]);
         let cause = decide(&rows, LIMITS, None).unwrap();
-        assert_eq!((cause.rank, &cause.kind), (0, &Kind::Hangs(vec![1])));
+        assert_eq!((cause.rank, &cause.problem), (0, &Problem::Hangs(vec![1])));
         let heartbeat = Duration::from_secs(1);
-        assert!(cause.kind.grace(heartbeat) > 2 * heartbeat);
+        assert!(cause.problem.grace(heartbeat) > 2 * heartbeat);
         assert_eq!(decide(&group(&[(0, 103), (0, 102)]), LIMITS, None), None);
-        assert!(Kind::Died.grace(heartbeat) < heartbeat);
+        assert!(Problem::Died.grace(heartbeat) < heartbeat);
     }
 
     #[test]

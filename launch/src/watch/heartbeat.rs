@@ -1,4 +1,4 @@
-//! A rank's side of the watch: a thread that tells how far the rank has come, and ends it when the monitor says so.
+//! A rank's side of the watch: a thread that reports the rank's progress, and ends the process on the monitor's verdict.
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,29 +8,29 @@ use std::time::{Duration, Instant};
 use device::{Order, Probe, Progress};
 
 use super::activity::Activity;
-use super::message::{Beat, Begun, Fault, Message, Receiver, Reply, Sender, Verdict};
+use super::message::{Beat, Fault, Message, Receiver, Reply, Sender, TransferCount, Verdict};
 use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
-/// Between two looks at what the rank does.
-const LOOK: Duration = Duration::from_millis(100);
-/// How long ranks that are well leave the one at fault to end first, so that its exit code is the one that is seen.
+/// The interval at which the rank's progress is polled.
+const POLL: Duration = Duration::from_millis(100);
+/// By how much the rank at fault exits before the others, so that its exit code is the one that the launcher sees.
 const PRECEDENCE: Duration = Duration::from_millis(500);
 
-/// What the thread reports on.
+/// What the thread reports.
 #[derive(Default)]
-pub(super) struct Heart {
+pub(super) struct Reported {
     pub(super) progress: Progress,
     pub(super) activity: Activity,
     pub(super) probes: Mutex<Vec<Probe>>,
-    /// This rank has said goodbye, and others may end before it.
+    /// This rank has reported its clean end. From then on other ranks may exit before it.
     pub(super) left: AtomicBool,
 }
 
-impl Heart {
-    /// How far the rank has come, which was `quiet` for so long.
+impl Reported {
+    /// The rank's progress. `quiet` is the time without any.
     pub(super) fn beat(&self, quiet: Duration) -> Beat {
         let reached = self.progress.reached();
-        let begun = |(order, count): (Order, u64)| Begun {
+        let begun = |(order, count): (Order, u64)| TransferCount {
             communicator: order.communicator,
             ranks: order.ranks,
             between: order.between,
@@ -49,20 +49,20 @@ impl Heart {
 
 pub(super) struct Heartbeat {
     rank: usize,
-    heart: Arc<Heart>,
+    reported: Arc<Reported>,
     sender: Arc<Mutex<Sender>>,
     interval: Duration,
     timeout: Duration,
-    /// Since the monitor was heard of.
+    /// Time since the monitor's last message.
     unheard: Duration,
-    /// Marks and changes of activity seen last, and for how long they have been the same.
+    /// The last values of the device's marks and the changes of activity, and how long they have been the same.
     seen: (u64, u64),
     quiet: Duration,
 }
 
-/// Starts the thread; it goes on until the process ends, or rank 0's after a goodbye.
+/// Starts the thread. It runs until the process ends, or until rank 0's ends after a clean end.
 pub(super) fn start(heartbeat: Heartbeat, stream: TcpStream) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(LOOK))?;
+    stream.set_read_timeout(Some(POLL))?;
     let receiver = Receiver::new(stream);
     std::thread::Builder::new().name("heartbeat".into()).spawn(move || heartbeat.run(receiver))?;
     Ok(())
@@ -71,23 +71,23 @@ pub(super) fn start(heartbeat: Heartbeat, stream: TcpStream) -> std::io::Result<
 impl Heartbeat {
     pub(super) fn new(
         rank: usize,
-        heart: Arc<Heart>,
+        reported: Arc<Reported>,
         sender: Arc<Mutex<Sender>>,
         settings: &WatchSettings,
     ) -> Heartbeat {
         let WatchSettings { heartbeat: interval, timeout, .. } = *settings;
         let (unheard, quiet) = (Duration::ZERO, Duration::ZERO);
-        Heartbeat { rank, heart, sender, interval, timeout, unheard, seen: (0, 0), quiet }
+        Heartbeat { rank, reported, sender, interval, timeout, unheard, seen: (0, 0), quiet }
     }
 
     fn run(mut self, mut receiver: Receiver) {
-        let mut looked = Instant::now();
+        let mut polled = Instant::now();
         let mut told: Option<Instant> = None;
         loop {
-            let beat = self.look(a_second_at_most(looked));
-            looked = Instant::now();
+            let beat = self.progress(a_second_at_most(polled));
+            polled = Instant::now();
             if told.is_none_or(|told| told.elapsed() >= self.interval) {
-                told = Some(looked);
+                told = Some(polled);
                 self.send(&Message::Beat(beat));
                 if let Some(error) = self.failed_transfer() {
                     self.send(&Message::Fault(Fault { code: 3, error, follows: true }));
@@ -95,39 +95,39 @@ impl Heartbeat {
             }
             let (replies, closed) = receiver.receive::<Reply>();
             if self.rank == 0 {
-                // The monitor is in this process, and ends it.
-                std::thread::sleep(LOOK.saturating_sub(looked.elapsed()));
+                // The monitor is in this process, and ends it itself.
+                std::thread::sleep(POLL.saturating_sub(polled.elapsed()));
                 continue;
             }
-            self.unheard = if replies.is_empty() { self.unheard + a_second_at_most(looked) } else { Duration::ZERO };
+            self.unheard = if replies.is_empty() { self.unheard + a_second_at_most(polled) } else { Duration::ZERO };
             for reply in replies {
                 if let Reply::Verdict(verdict) = reply {
                     self.end(&verdict);
                 }
             }
-            if closed && self.heart.left.load(Ordering::Acquire) {
+            if closed && self.reported.left.load(Ordering::Acquire) {
                 return;
             }
             if closed || self.unheard > self.timeout {
-                self.bereft(closed);
+                self.end_without_monitor(closed);
             }
         }
     }
 
-    /// How far the rank has come, when `passed` is the time since the last look.
-    fn look(&mut self, passed: Duration) -> Beat {
-        let now = (self.heart.progress.reached().marks, self.heart.activity.changes());
+    /// The rank's progress. `passed` is the time since the previous call.
+    fn progress(&mut self, passed: Duration) -> Beat {
+        let now = (self.reported.progress.reached().marks, self.reported.activity.changes());
         self.quiet = if now == self.seen { self.quiet + passed } else { Duration::ZERO };
         self.seen = now;
-        self.heart.beat(self.quiet)
+        self.reported.beat(self.quiet)
     }
 
     fn failed_transfer(&self) -> Option<String> {
-        let probes = self.heart.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        let probes = self.reported.probes.lock().unwrap_or_else(PoisonError::into_inner);
         probes.iter().find_map(|probe| probe().err()).map(|error| error.to_string())
     }
 
-    /// A failure shows as a closed connection too.
+    /// Sends a message. A failure shows as a closed connection as well.
     fn send(&self, message: &Message) {
         let _ = self.sender.lock().unwrap_or_else(PoisonError::into_inner).send(message);
     }
@@ -143,12 +143,12 @@ impl Heartbeat {
         end_process(PEER_FAILED)
     }
 
-    /// Rank 0 went away without a verdict, or is not heard of. Every rank that is left says so: none knows which others are,
-    /// and one that were to speak for all may be gone too, as when rank 0's node goes down.
-    fn bereft(&self, closed: bool) -> ! {
+    /// Ends the process, because rank 0 exited without a verdict or is silent. Every remaining rank prints a line: none knows
+    /// which others remain, and a single speaker could be dead too, for example if rank 0's node is down.
+    fn end_without_monitor(&self, closed: bool) -> ! {
         if !closed {
-            // Should rank 0 go on after all, it is not to take this one for the first that failed.
-            self.send(&Message::Forsaken);
+            // If rank 0 continues after all, it must not report this rank as the first that failed.
+            self.send(&Message::LostMonitor);
         }
         let what = match closed {
             true => "died without a word (killed, out of memory, or its node went down)".into(),
@@ -157,13 +157,14 @@ impl Heartbeat {
                 self.unheard.as_secs()
             ),
         };
-        let line = format!("rank {} ends, for rank 0, which watches over all, {what}", self.rank);
+        let line = format!("rank {} ends because rank 0, which runs the monitor, {what}", self.rank);
         last_words(&line, true);
         end_process(PEER_FAILED)
     }
 }
 
-/// The time that passed. Time in which this process itself was stopped, or its machine asleep, counts against nobody.
+/// The time since `since`, at most a second: time in which this process was stopped, or its machine was asleep, does not
+/// count.
 fn a_second_at_most(since: Instant) -> Duration {
     since.elapsed().min(Duration::from_secs(1))
 }

@@ -1,5 +1,5 @@
-//! A limit on how long ranks take to find each other. A rank that hangs before it has joined leaves the others waiting in
-//! MPI's start, where nobody watches yet.
+//! A time limit for the start of all ranks. If a rank hangs before it has joined the others, they wait for it in MPI's
+//! start, before the monitor exists.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -7,37 +7,37 @@ use std::time::Duration;
 use super::{WatchSettings, end_process, last_words};
 use crate::RankEnv;
 
-/// By how much later rank 1 gives up than rank 0, and the others than rank 1: the launcher ends all once the first of them
-/// has spoken, and that should be one, not all at once.
+/// Rank 1 gives up this much later than rank 0, and the others this much later than rank 1. So usually one rank prints the
+/// line, and the launcher ends the others.
 const PRECEDENCE: Duration = Duration::from_secs(5);
 
-/// The wait for the other ranks; it is over when this is dropped.
+/// The wait for the other ranks. Dropping it ends the wait.
 pub struct Joining {
     _over: Sender<()>,
 }
 
 impl Joining {
-    /// Begins to wait: if it is not over within the limit for set-up, this process ends with exit code 3. No limit for a
-    /// rank alone, or without a watch.
+    /// Starts the wait. If it takes longer than the limit for set-up, this process ends with exit code 3. A single rank has no
+    /// limit, and neither has a run without heartbeats.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub fn begin(env: &RankEnv, settings: &WatchSettings) -> std::io::Result<Option<Joining>> {
         if settings.heartbeat.is_zero() {
             return Ok(None);
         }
         let (rank, seconds) = (env.rank, settings.setup_timeout.as_secs_f64());
         let line = format!(
-            "error on rank {rank}: the ranks have not all joined within {seconds} s, for one hangs before it has, \
+            "error on rank {rank}: the ranks have not all joined within {seconds} s: one hangs, \
              or its node or the network is down (parallel.setup_timeout_seconds = {seconds})"
         );
         Joining::limit(env, settings.setup_timeout, line, 3)
     }
 
-    /// As [`Joining::begin`], with a limit of its own, and what to say and the exit code when it is over.
+    /// As [`Joining::begin`], with another limit, line and exit code.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub fn limit(env: &RankEnv, limit: Duration, line: String, code: i32) -> std::io::Result<Option<Joining>> {
         if env.world_size == 1 {
             return Ok(None);

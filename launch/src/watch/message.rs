@@ -1,4 +1,4 @@
-//! What ranks and the monitor say to each other: a JSON object a line.
+//! The messages between ranks and the monitor: one JSON object per line.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,70 +12,70 @@ use super::activity::Doing;
 /// From a rank to the monitor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
-    /// The first thing said on a connection.
+    /// The first message on a connection.
     Hello {
-        /// What rank 0 told all ranks of this run.
+        /// The number that rank 0 sent to all ranks of this run.
         token: u64,
-        /// Who speaks.
+        /// The sender.
         rank: usize,
         /// The name of its host.
         host: String,
     },
-    /// How far it has come.
+    /// The rank's progress.
     Beat(Beat),
-    /// It cannot go on.
+    /// The rank has an error and cannot continue.
     Fault(Fault),
-    /// It has not heard of the monitor for too long, and ends.
-    Forsaken,
-    /// It is done.
+    /// The rank ends, because it got no message from the monitor for too long.
+    LostMonitor,
+    /// The clean end.
     Goodbye,
 }
 
-/// How far a rank has come.
+/// A rank's progress.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Beat {
-    /// What its host does.
+    /// What its host is doing.
     pub doing: Doing,
-    /// Milliseconds without any sign of progress, on the host or the device.
+    /// Milliseconds without progress on the host or the device.
     pub quiet_ms: u64,
     /// The step under way on the device.
     pub step: Option<u64>,
-    /// The region begun last.
+    /// The region that began last.
     pub region: Option<String>,
-    /// The transfer begun last, and its number.
+    /// The transfer that began last, and its number.
     pub transfer: Option<(String, u64)>,
-    /// How many transfers it has begun in each order that several ranks keep.
-    pub begun: Vec<Begun>,
+    /// The number of transfers begun on each communicator.
+    pub begun: Vec<TransferCount>,
 }
 
-/// Transfers of one order.
+/// The number of transfers of one kind that a rank has begun. All participants count alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Begun {
+pub struct TransferCount {
     /// The communicator's name.
     pub communicator: String,
-    /// World ranks that take part.
+    /// World ranks of the communicator.
     pub ranks: Vec<usize>,
-    /// Sender and receiver, of messages.
+    /// Sender and receiver, by rank of the communicator. `None` for collectives.
     pub between: Option<(usize, usize)>,
-    /// How many have begun.
+    /// How many.
     pub count: u64,
 }
 
-/// A rank's own error.
+/// An error that a rank reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The exit code it asks for.
+    /// The exit code for it.
     pub code: i32,
     /// What went wrong.
     pub error: String,
-    /// Another rank's fault may be behind it.
+    /// Another rank's fault may have caused it.
     pub follows: bool,
 }
 
 /// From the monitor to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
-    /// The monitor is there.
+    /// The monitor is alive.
     Beat,
     /// The run ends.
     Verdict(Verdict),
@@ -84,26 +84,26 @@ pub enum Reply {
 /// Why a run ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Whose fault it is.
+    /// The rank at fault.
     pub rank: usize,
     /// That rank's exit code.
     pub code: i32,
     /// The root cause in one line.
     pub line: String,
-    /// The rank at fault ends itself, and its exit code should be seen first.
+    /// The rank at fault exits by itself. It should exit first, so that its exit code is the one that the launcher sees.
     pub alive: bool,
 }
 
-/// The longest a line may take to be taken by the other side's system.
+/// The longest time for the operating system to accept a line.
 const WRITING: Duration = Duration::from_secs(5);
-/// No line is longer, but for an error's text.
+/// The maximum length of a line, in bytes.
 const LONGEST: usize = 1 << 20;
 
 /// Writes lines.
 pub struct Sender(TcpStream);
 
 impl Sender {
-    /// On a connection that nobody else writes to.
+    /// A sender on a connection that nobody else writes to.
     ///
     /// # Errors
     /// What the operating system said.
@@ -113,7 +113,7 @@ impl Sender {
         Ok(Sender(stream))
     }
 
-    /// Writes one.
+    /// Writes one message.
     ///
     /// # Errors
     /// What the operating system said.
@@ -124,20 +124,20 @@ impl Sender {
     }
 }
 
-/// Reads lines as they come.
+/// Reads lines as they arrive.
 pub struct Receiver {
     stream: TcpStream,
-    /// What came of a line that is not complete.
+    /// The beginning of a line whose rest has not arrived.
     rest: Vec<u8>,
 }
 
 impl Receiver {
-    /// On a connection that either does not block or has a timeout.
+    /// A receiver on a connection that does not block or has a timeout.
     pub fn new(stream: TcpStream) -> Receiver {
         Receiver { stream, rest: Vec::new() }
     }
 
-    /// The messages that have come; the last ones before the connection closed, if it has, and whether it has.
+    /// The messages that have arrived, and whether the connection is closed.
     pub fn receive<T: DeserializeOwned>(&mut self) -> (Vec<T>, bool) {
         let mut buffer = [0; 16 << 10];
         let closed = match self.stream.read(&mut buffer) {
@@ -153,7 +153,7 @@ impl Receiver {
             let line: Vec<u8> = self.rest.drain(..=end).collect();
             match serde_json::from_slice(&line) {
                 Ok(message) => messages.push(message),
-                Err(_) => return (messages, true), // not one of us
+                Err(_) => return (messages, true), // not a rank of this run
             }
         }
         (messages, closed)

@@ -1,10 +1,10 @@
-//! One fault of a distributed run ends all ranks, soon and with one line that says whose it was.
+//! A fault of one rank ends all ranks, within seconds, and with one line that names the rank and the cause.
 //!
-//! Every rank has a thread that tells a **monitor** on rank 0, over TCP, how far the rank has come ([`heartbeat`]). The
-//! monitor ([`monitor`]) decides who is at fault ([`decide`]): a rank that says so, one whose connection breaks, one that
-//! is not heard of, or one that makes no progress while others wait for it. It prints the line and tells all; each rank
-//! then ends its process as it is: on a fault nothing is torn down, for that could wait for ever. Until all ranks are
-//! connected there is a limit of time ([`joining`]).
+//! On every rank a thread reports the rank's progress over TCP to a **monitor** on rank 0 ([`heartbeat`]). The monitor
+//! ([`monitor`]) decides which rank is at fault ([`decide`]): one that reports an error, one whose connection breaks, one
+//! that sends no heartbeats, or one that makes no progress while others wait for it. It prints the line and informs all
+//! ranks. Each rank then exits without tearing anything down, because that could wait forever. Until all ranks are
+//! connected, a time limit applies ([`joining`]).
 
 pub mod activity;
 pub mod address;
@@ -26,26 +26,27 @@ use device::{Order, Probe, Progress};
 use crate::RankEnv;
 use activity::{Activity, Doing};
 use address::{Announced, WatchError};
-use heartbeat::{Heart, Heartbeat};
+use heartbeat::{Heartbeat, Reported};
 use message::{Message, Sender};
 pub use settings::WatchSettings;
 
-/// Exit code of a rank that ended because another failed.
+/// Exit code of a rank that ended because another rank failed.
 pub const PEER_FAILED: i32 = 4;
 
-/// This rank's part in the watch.
+/// This rank's connection to the monitor.
 pub struct Watch {
     rank: usize,
     ranks: usize,
-    heart: Arc<Heart>,
+    reported: Arc<Reported>,
     sender: Arc<Mutex<Sender>>,
-    /// Closed when the monitor, on rank 0, has ended.
+    /// On rank 0: closed when the monitor has ended.
     monitor: Option<Receiver<()>>,
     timeout: Duration,
 }
 
 impl Watch {
-    /// Starts to watch, all ranks together; nothing is started for a rank alone. `of_rank_0` gives all the text of rank 0.
+    /// Starts the watch. All ranks call it together. `None` for a single rank, or if heartbeats are off. `of_rank_0`
+    /// broadcasts the text of rank 0.
     ///
     /// # Errors
     /// The monitor cannot listen, or cannot be reached.
@@ -72,57 +73,57 @@ impl Watch {
         };
         let (stream, sender) = address::connect(&announced, env.rank)?;
         let sender = Arc::new(Mutex::new(sender));
-        let heart = Arc::new(Heart::default());
-        let heartbeat = Heartbeat::new(env.rank, heart.clone(), sender.clone(), settings);
+        let reported = Arc::new(Reported::default());
+        let heartbeat = Heartbeat::new(env.rank, reported.clone(), sender.clone(), settings);
         heartbeat::start(heartbeat, stream)?;
         let (rank, ranks, timeout) = (env.rank, env.world_size, settings.timeout);
-        Ok(Some(Watch { rank, ranks, heart, sender, monitor, timeout }))
+        Ok(Some(Watch { rank, ranks, reported, sender, monitor, timeout }))
     }
 
-    /// Where the device leaves its marks.
+    /// Where the device records its progress.
     pub fn progress(&self) -> Progress {
-        self.heart.progress.clone()
+        self.reported.progress.clone()
     }
 
-    /// What this rank's host does, to be kept current.
+    /// Where the run records what this rank's host does.
     pub fn activity(&self) -> Activity {
-        self.heart.activity.clone()
+        self.reported.activity.clone()
     }
 
-    /// Does `wait`, in which all ranks wait for each other by the host's own means.
+    /// Runs `wait`, in which all ranks wait for each other outside of the device.
     pub fn waiting<T>(&self, name: &str, wait: impl FnOnce() -> T) -> T {
         let order = Order { communicator: "world".into(), ranks: (0..self.ranks).collect(), between: None };
-        self.heart.progress.begin(name, order);
-        self.heart.activity.during(Doing::WaitsForRanks, wait)
+        self.reported.progress.begin(name, order);
+        self.reported.activity.during(Doing::WaitsForRanks, wait)
     }
 
-    /// Asks `probe` at each heartbeat; its error is a fault of this rank.
-    pub fn ask(&self, probe: Probe) {
-        self.heart.probes.lock().unwrap_or_else(PoisonError::into_inner).push(probe);
+    /// Has each heartbeat call `probe`. An error that it returns is a fault of this rank.
+    pub fn add_probe(&self, probe: Probe) {
+        self.reported.probes.lock().unwrap_or_else(PoisonError::into_inner).push(probe);
     }
 
-    /// Tells of this rank's own error and ends the process with its exit code, or 4 if another rank failed before.
-    /// `follows` says that it may have come from another rank's.
+    /// Reports an error of this rank, and ends the process with its exit code, or with 4 if another rank failed before.
+    /// `follows`: another rank's fault may have caused the error.
     pub fn fail(&self, code: i32, error: &str, follows: bool) -> ! {
-        let _ = self.send(&Message::Beat(self.heart.beat(Duration::ZERO)));
+        let _ = self.send(&Message::Beat(self.reported.beat(Duration::ZERO)));
         let told = self.send(&Message::Fault(message::Fault { code, error: error.into(), follows }));
         if told.is_ok() {
-            // The verdict ends this process meanwhile.
+            // The monitor's verdict usually ends this process during the sleep.
             std::thread::sleep(VERDICT);
         }
         warn(&format!("error on rank {}: {error}", self.rank));
         end_process(code)
     }
 
-    /// The clean end, after all that ranks do together: the others are no longer waited for. On rank 0 until they have
-    /// said so too, or the monitor has found who does not.
+    /// Reports the clean end, after everything that ranks do together. Rank 0 waits until all ranks have reported theirs, or
+    /// the monitor has found one that does not.
     pub fn goodbye(&self) {
-        self.heart.left.store(true, Ordering::Release);
+        self.reported.left.store(true, Ordering::Release);
         let told = self.send(&Message::Goodbye);
         if let (Ok(()), Some(ended)) = (told, &self.monitor)
             && let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(self.timeout * 2)
         {
-            warn("notice: some ranks have not said that they are done");
+            warn("notice: some ranks have not reported their end");
         }
     }
 
@@ -131,11 +132,11 @@ impl Watch {
     }
 }
 
-/// The longest that a verdict takes to come back.
+/// The longest time for the monitor to answer with a verdict.
 const VERDICT: Duration = Duration::from_secs(5);
 
-/// Writes a last line to the run's logs and, if wanted, on standard error, for as long as that takes at most: what they
-/// are written to may be what hangs.
+/// Writes a last line to the run's logs and, if `printed`, to standard error. Waits a short time only: the file or terminal
+/// may be what hangs.
 pub fn last_words(line: &str, printed: bool) {
     let (done, wait) = channel();
     let words = [printed.then_some(warn as fn(&str)), Some(|line| tracing::error!(target: PRINTED, "{line}"))];
@@ -151,7 +152,7 @@ pub fn last_words(line: &str, printed: bool) {
     }
 }
 
-/// Ends the process as it is.
+/// Ends the process without tearing anything down.
 fn end_process(code: i32) -> ! {
     signal_hook::low_level::exit(code)
 }

@@ -1,17 +1,17 @@
-//! When a rank is taken to have failed.
+//! Settings of the watch.
 
 use std::time::Duration;
 
-/// When a rank is taken to have failed.
+/// When a rank counts as failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WatchSettings {
-    /// Between two heartbeats; zero for no watch at all.
+    /// The interval of heartbeats. Zero turns the watch off.
     pub heartbeat: Duration,
-    /// A rank that is not heard of, or makes no progress in a step, for this long is at fault.
+    /// A rank that sends nothing, or makes no progress in a step, for this long is at fault.
     pub timeout: Duration,
-    /// The same for progress at the start, in warm-up, and while files are written; at least `timeout`.
+    /// The limit for progress at the start, in warm-up, and while files are written. At least `timeout`.
     pub setup_timeout: Duration,
-    /// Where the monitor listens, `host` or `host:port`; found out if none.
+    /// Where the monitor listens: `host` or `host:port`. `None` finds an address.
     pub address: Option<String>,
 }
 

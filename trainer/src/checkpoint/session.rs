@@ -11,6 +11,7 @@ use common::terminal::{say, warn};
 use data::{self, Identities};
 use device::Device;
 use engine::step::Stage;
+use parallel::Axis;
 
 use super::folder::{clean, foreign, newest, prune, step_name, steps};
 use super::lock::{FolderLock, shows};
@@ -59,15 +60,15 @@ impl<'p> Session<'p> {
         let main = ranks.rank == 0;
         let origin = Origin { config: toml::to_string(&plan.config).unwrap_or_default(), ..Origin::default() };
         let grid = &plan.parallel.grid;
-        let place = grid.place(ranks.rank);
+        let at = |axis| grid.coordinate(ranks.rank, axis);
         let max = ranks.max.clone();
         // With a distributed optimizer every rank has a part that no other has.
         let divided = plan.parallel.distributed_optimizer;
         let writers = Writers {
-            rank: if divided { ranks.rank } else { place.pipeline * grid.tensor + place.tensor },
-            ranks: if divided { grid.ranks() } else { grid.pipeline * grid.tensor },
-            writes: divided || place.data == 0,
-            writes_replicated: place.tensor == 0,
+            rank: if divided { ranks.rank } else { at(Axis::Pipeline) * grid.size(Axis::Tensor) + at(Axis::Tensor) },
+            ranks: if divided { grid.ranks() } else { grid.size(Axis::Pipeline) * grid.size(Axis::Tensor) },
+            writes: divided || at(Axis::Data) == 0,
+            writes_replicated: at(Axis::Tensor) == 0,
             any: Rc::new(move |here| max(here.into()) > 0),
             sum: ranks.sum.clone(),
             activity: ranks.activity.clone(),

@@ -12,6 +12,7 @@ use super::batches::{self, BatchesRequest};
 use super::bench::{self, BenchRequest};
 use super::convert::{self, ConvertRequest};
 use super::doctor::{self, DoctorRequest};
+use super::launch::{self, LaunchRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
 use super::{checkpoint, configs, job, tokenize};
@@ -35,6 +36,8 @@ pub enum Request {
     Convert(ConvertRequest),
     /// Generate text.
     Sample(SampleRequest),
+    /// Start ranks on this machine, each of which does what the request says.
+    Launch(LaunchRequest, Box<Request>),
     /// Run a training command, and restart it when it fails.
     Supervise(SuperviseRequest),
     /// Print this text.
@@ -53,6 +56,7 @@ fn command() -> Command {
         .subcommand(configs::command())
         .subcommand(convert::command())
         .subcommand(sample::command())
+        .subcommand(launch::command())
         .subcommand(supervise::command())
         .subcommand(job::command())
         .subcommand(bench::command())
@@ -78,6 +82,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("configs", matches)) => Request::Print(configs::page(matches)?),
         Some(("convert", matches)) => Request::Convert(convert::request(matches)),
         Some(("sample", matches)) => Request::Sample(sample::request(matches)?),
+        Some(("launch", matches)) => ranks_request(launch::request(matches))?,
         Some(("supervise", matches)) => Request::Supervise(supervise::request(matches)?),
         Some(("job", matches)) => Request::Print(job::file(matches)?),
         Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches)?)),
@@ -86,6 +91,21 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("checkpoint", matches)) => Request::ListCheckpoints(checkpoint::folder(matches)),
         _ => Request::Train(Box::new(train_request(&matches, &[])?)),
     })
+}
+
+/// What each of the ranks to start is to do.
+fn ranks_request(launch: LaunchRequest) -> Result<Request, UserError> {
+    match parse(launch.rank_line())? {
+        request @ (Request::Train(_) | Request::Bench(_) | Request::Doctor(_)) => {
+            Ok(Request::Launch(launch, Box::new(request)))
+        }
+        Request::Print(text) => Ok(Request::Print(text)), // such as --help
+        _ => Err(UserError::new(
+            format!("launch -- {}", launch.rank_line().nth(1).unwrap_or_default().to_string_lossy()),
+            "ranks train, or run bench or doctor; everything else runs on one process",
+            "leave out launch -n ... --",
+        )),
+    }
 }
 
 #[cfg(test)]

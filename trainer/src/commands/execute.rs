@@ -8,6 +8,7 @@ use launch::RankEnv;
 use super::cli::Request;
 use super::{batches, convert, doctor, sample, tokenize, train};
 use crate::checkpoint;
+use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
 use crate::run::process_group::{fail, refuse};
 
@@ -28,8 +29,22 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
             refuse_ranks("tokenize", "one process tokenises, on all cores that it may use", "start it without mpirun");
             finish(tokenize::run(&request))
         }
+        Request::Launch(launch, request) => {
+            let (config, device) = match &*request {
+                Request::Train(run) => (Some(&run.config), run.config.train.device),
+                Request::Bench(bench) => (Some(&bench.run.config), bench.run.config.train.device),
+                Request::Doctor(doctor) => (None, doctor.device),
+                _ => (None, DeviceChoice::Host),
+            };
+            let code = launch.check(config, device, env).and_then(|ranks| match ranks {
+                // A single rank is this process itself, and needs no mpirun.
+                1 => Ok(execute(*request, &RankEnv::local(1), started)),
+                _ => launch.run(ranks),
+            });
+            code.unwrap_or_else(|error| fail(true, 2, &error.to_string()))
+        }
         Request::Supervise(request) => {
-            let fix = format!("trainer supervise -- mpirun -n {} trainer", env.world_size);
+            let fix = format!("trainer supervise -- trainer launch -n {} -- FLAGS", env.world_size);
             refuse_ranks("supervise", "one process starts the ranks", &fix);
             request.run().map_or_else(|error| fail(true, 2, &error.to_string()), |ending| ending.exit_code())
         }

@@ -14,6 +14,7 @@ pub mod doctor;
 mod execute;
 mod interruption;
 mod job;
+mod launch;
 mod random;
 pub mod sample;
 mod supervise;

@@ -10,9 +10,10 @@ use std::process;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use common::terminal::warn;
-use launch::{Ending, supervise};
+use launch::{Ending, refused_as_root, supervise};
 
 use super::args::training_run;
+use super::launch::LaunchRequest;
 use crate::checkpoint::newest_step;
 use crate::config::Resume;
 use crate::report::logs::RUN_LOG;
@@ -34,7 +35,7 @@ pub struct SuperviseRequest {
 pub(super) fn command() -> Command {
     let run = Arg::new("command").value_name("COMMAND").value_parser(value_parser!(OsString));
     Command::new("supervise")
-        .about("Runs a training command, and starts it again when it fails: trainer supervise -- mpirun -n 8 trainer --save DIR")
+        .about("Runs a training command, and starts it again when it fails: trainer supervise -- trainer launch -n 8 -- --save DIR")
         .arg(max_restarts())
         .arg(run.last(true).required(true).num_args(1..).help("What to run. The trainer and its flags come last in it"))
 }
@@ -68,11 +69,19 @@ impl SuperviseRequest {
             let shown: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
             return Err(UserError::new(
                 format!("{} does not start the trainer", shown.join(" ")),
-                "the command is a training run, alone or under mpirun or srun",
-                "for example trainer supervise -- mpirun -n 8 trainer --save checkpoints",
+                "the command is a training run, of a single process or under trainer launch, mpirun or srun",
+                "for example trainer supervise -- trainer launch -n 8 -- --save checkpoints",
             ));
         };
-        let config = training_run(command[at..].iter().cloned())?.config;
+        if let Some(error) = refused_as_root(&command[..at]) {
+            return Err(error);
+        }
+        let line = &command[at..];
+        let run = match line.get(1).is_some_and(|word| word == "launch") {
+            true => training_run(LaunchRequest::read(line)?.rank_line())?,
+            false => training_run(line.iter().cloned())?,
+        };
+        let config = run.config;
         let checkpoints = config.checkpoint.dir.map(PathBuf::from).ok_or_else(no_checkpoints)?;
         let log = Path::new(&config.logging.dir).join(RUN_LOG);
         let starts_elsewhere = config.checkpoint.resume != Resume::Auto;

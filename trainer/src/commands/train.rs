@@ -22,7 +22,7 @@ use crate::report::reporter::Outcome;
 use crate::run::accelerator::{Accelerator, Exactness};
 use crate::run::consistency::shared_settings;
 use crate::run::output_files::check_writable;
-use crate::run::process_group::{Layout, on_all_ranks, refuse};
+use crate::run::process_group::{Topology, on_all_ranks, refuse};
 use crate::run::source::{source, source_to_plan};
 
 /// Trains; returns the exit code. A wrong request ends the process before it touches the device.
@@ -70,7 +70,8 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     let accelerator = Accelerator::choose(plan.config.train.device, env)?;
     if env.rank == 0 {
         let unused = unused_settings::notices(&plan, is_bench);
-        request.notices.iter().chain(&unused).for_each(|notice| warn(&format!("notice: {notice}")));
+        let binding = launch::binding_notice(env);
+        request.notices.iter().chain(&unused).chain(&binding).for_each(|notice| warn(&format!("notice: {notice}")));
     }
     let filter = EnvFilter::try_new(&request.log).map_err(|error| {
         let rule = "a filter is a level, or pairs of target=level";
@@ -102,11 +103,12 @@ fn start(
         Ok(device)
     };
     let parallel = &plan.parallel;
-    let layout = Layout { grid: parallel.grid, ring: parallel.chunks > 1, shares_table: parallel.shares_table };
+    let placement = parallel.schedule.placement();
+    let topology = Topology { grid: parallel.grid, placement, ties_ends: parallel.shares_table };
     let steps = bench_steps.map_or(String::new(), |steps| steps.to_string());
     let command = [("bench", steps), ("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
     let settings = shared_settings(&plan.config, &command);
-    on_all_ranks(env, layout, &settings, train.threads, &plan.watch, open, work)
+    on_all_ranks(env, topology, &settings, train.threads, &plan.watch, open, work)
 }
 
 /// The exit code of a run that came to its end.

@@ -2,25 +2,21 @@
 
 use common::UserError;
 use device::DType;
-use parallel::{Grid, PipelineStage};
+use parallel::{Axis, Grid, PipelineStage, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::model_plan::ModelPlan;
-use crate::config::{GradReduce, PipelineSchedule, RecomputeGranularity, RunConfig, rank_layout};
+use crate::config::{GradReduce, RecomputeGranularity, RunConfig, rank_layout};
 
 /// How the ranks divide the work.
 #[derive(Clone, Debug)]
 pub struct ParallelPlan {
     /// Which ranks share layers, and which the batch.
     pub grid: Grid,
-    /// Chunks of layers of each pipeline stage.
-    pub chunks: usize,
+    /// Which part of the model each pipeline stage has, and the order of its work.
+    pub schedule: Schedule,
     /// Transformer blocks of each of the `stages * chunks` parts of the model. Empty for a model without blocks.
     pub blocks: Vec<usize>,
-    /// With several chunks, the microbatches that go through one chunk before the next.
-    pub microbatch_group: usize,
-    /// Whether stages put off weight gradients to where they would wait.
-    pub zero_bubble: bool,
     /// Blocks that the backward pass recomputes together; `None` unless whole blocks are recomputed.
     pub recomputed_blocks: Option<usize>,
     /// Whether the first and the last stage share the embedding table.
@@ -55,18 +51,16 @@ impl ParallelPlan {
             tied = shape.tied;
         }
         rank_layout::check_schedule(config)?;
-        let microbatch_group = rank_layout::microbatch_group(config, microbatch_counts)?;
+        let schedule = rank_layout::schedule(config, microbatch_counts)?;
         at_least("recompute.layers", config.recompute.layers, 1)?;
         at_least("parallel.bucket_mib", parallel.bucket_mib, 1)?;
         let recomputes_blocks = config.recompute.granularity == RecomputeGranularity::Full;
         Ok(ParallelPlan {
             grid,
-            chunks: parallel.virtual_pipeline,
+            schedule,
             blocks,
-            microbatch_group,
-            zero_bubble: parallel.pipeline_schedule == PipelineSchedule::ZeroBubble,
             recomputed_blocks: recomputes_blocks.then_some(config.recompute.layers),
-            shares_table: grid.pipeline > 1 && tied,
+            shares_table: grid.size(Axis::Pipeline) > 1 && tied,
             sequence_parallel: parallel.sequence_parallel,
             distributed_optimizer: parallel.distributed_optimizer,
             grad_reduce: match parallel.grad_reduce {
@@ -79,17 +73,11 @@ impl ParallelPlan {
 
     /// The pipeline stage of a rank.
     pub fn stage(&self, rank: usize) -> PipelineStage {
-        PipelineStage {
-            stages: self.grid.pipeline,
-            stage: self.grid.place(rank).pipeline,
-            chunks: self.chunks,
-            group: self.microbatch_group,
-            zero_bubble: self.zero_bubble,
-        }
+        PipelineStage::new(self.schedule, self.grid.coordinate(rank, Axis::Pipeline))
     }
 
     /// The part of the batch of a rank: its number among the data-parallel ranks.
     pub fn data_rank(&self, rank: usize) -> usize {
-        self.grid.place(rank).data
+        self.grid.coordinate(rank, Axis::Data)
     }
 }

@@ -5,6 +5,7 @@ use engine::graph_options::{GraphOptions, Scope};
 use engine::layer_partition::StageLayers;
 use graph_manager::Mempool;
 use launch::watch::WatchSettings;
+use parallel::Axis;
 
 use crate::config::batch_plan::BatchPlan;
 use crate::config::checks::{at_least, at_most, require, within};
@@ -56,7 +57,7 @@ impl RunPlan {
     pub fn new(config: RunConfig, world_size: usize) -> Result<RunPlan, UserError> {
         check_magnitudes(&config)?;
         let grid = rank_layout::grid(&config, world_size)?;
-        let batch = BatchPlan::new(&config.train, grid.data)?;
+        let batch = BatchPlan::new(&config.train, grid.size(Axis::Data))?;
         let model = model_plan(&config)?;
         let parallel = ParallelPlan::new(&config, grid, &model, &batch.microbatch_counts())?;
         at_least("train.steps", config.train.steps, 1)?;

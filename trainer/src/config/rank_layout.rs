@@ -3,7 +3,7 @@
 use common::UserError;
 use engine::layer_partition::balanced_blocks;
 use engine::model::GptShape;
-use parallel::Grid;
+use parallel::{Axis, Grid, Schedule};
 
 use crate::config::checks::at_least;
 use crate::config::{
@@ -32,7 +32,7 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
             ));
         }
     }
-    Grid::new(ranks, tensor, pipeline).ok_or_else(|| {
+    Grid::new(ranks, &[(Axis::Tensor, tensor), (Axis::Pipeline, pipeline)]).ok_or_else(|| {
         let divisor = |most: usize, of: usize| (1..=most.min(of)).rev().find(|&fewer| of.is_multiple_of(fewer));
         if pipeline == 1 {
             let divisor = divisor(tensor, ranks).unwrap_or(1);
@@ -135,26 +135,28 @@ pub fn check_schedule(config: &RunConfig) -> Result<(), UserError> {
     Ok(())
 }
 
-/// The number of microbatches that go through one chunk of a stage before the next: the configured number, or the number of
-/// stages. `counts` are the numbers of microbatches that steps can have, the global batch's first.
+/// The pipeline schedule. `counts` are the numbers of microbatches that steps can have, the global batch's first.
 ///
 /// # Errors
-/// A number of microbatches that the interleaved schedule does not take.
-pub fn microbatch_group(config: &RunConfig, counts: &[usize]) -> Result<usize, UserError> {
-    let ParallelConfig { pipeline, virtual_pipeline, microbatch_group, .. } = config.parallel;
+/// A number of microbatches that the interleaved schedule does not take. [`check_schedule`] refuses the rest.
+pub fn schedule(config: &RunConfig, counts: &[usize]) -> Result<Schedule, UserError> {
+    let ParallelConfig { pipeline, virtual_pipeline, microbatch_group, pipeline_schedule, .. } = config.parallel;
     if virtual_pipeline > 1 {
         let group = microbatch_group.unwrap_or(pipeline);
         counts.iter().try_for_each(|&microbatches| interleaves(config, group, microbatches, counts[0]))?;
-        return Ok(group);
+        return Ok(Schedule::interleaved(pipeline, virtual_pipeline, group));
     }
-    match microbatch_group {
-        None => Ok(pipeline),
-        Some(group) => Err(UserError::new(
+    if let Some(group) = microbatch_group {
+        return Err(UserError::new(
             format!("parallel.microbatch_group = {group} with parallel.virtual_pipeline = 1"),
             "microbatches are grouped only if stages have several chunks",
             "leave it unset, or set a parallel.virtual_pipeline of 2 or more",
-        )),
+        ));
     }
+    Ok(match pipeline_schedule {
+        PipelineSchedule::ZeroBubble => Schedule::zero_bubble(pipeline),
+        PipelineSchedule::OneForwardOneBackward => Schedule::one_f_one_b(pipeline),
+    })
 }
 
 /// Fails unless stages with several chunks can take `microbatches` microbatches in a step, in groups of `group`. A step of the

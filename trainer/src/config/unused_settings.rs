@@ -2,6 +2,7 @@
 //! a file that several runs share.
 
 use data::RawTokens;
+use parallel::Axis;
 
 use crate::config::options::find;
 use crate::config::plan::RunPlan;
@@ -65,7 +66,7 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         "it is for model.position = \"rotary\"",
     );
     let alone = "with one data-parallel rank there is nothing to divide or sum";
-    let one_data_rank = plan.parallel.grid.data == 1;
+    let one_data_rank = plan.parallel.grid.size(Axis::Data) == 1;
     tell(parallel.distributed_optimizer && one_data_rank, "parallel.distributed_optimizer = true".into(), alone);
     tell(
         parallel.grad_reduce != GradReduce::F32 && one_data_rank,

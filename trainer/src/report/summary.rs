@@ -5,7 +5,7 @@ use data::Source;
 use device::Device;
 use engine::regions::Mode;
 use engine::step::Stage;
-use parallel::PipelineStage;
+use parallel::Axis;
 
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::plan::RunPlan;
@@ -30,7 +30,7 @@ pub fn summary(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &
         ("memory", memory(device)),
         ("graphs", graphs(plan, stage)),
     ];
-    if plan.parallel.grid.pipeline > 1 {
+    if plan.parallel.grid.size(Axis::Pipeline) > 1 {
         let layers = plan.layers(ranks.rank).in_words();
         let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), ranks.rank);
         rows.splice(3..3, [("pipeline", pipeline), ("layers", layers)]);
@@ -43,7 +43,7 @@ pub fn summary(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &
 
 fn batch(plan: &RunPlan) -> String {
     let batch = &plan.batch;
-    let (data, tensor) = (plan.parallel.grid.data, plan.parallel.grid.tensor);
+    let (data, tensor) = (plan.parallel.grid.size(Axis::Data), plan.parallel.grid.size(Axis::Tensor));
     let shared = match (tensor, plan.parallel.sequence_parallel) {
         (1, _) => String::new(),
         (tensor, false) => format!("; {tensor} ranks share each layer"),
@@ -102,10 +102,10 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
 /// work that is `(stages - 1) / (chunks * microbatches)` (Narayanan et al., 2021), and a third of it with zero bubble, if a
 /// microbatch's weight gradients take as long as its forward pass (Qi et al., 2023).
 fn pipeline(parallel: &ParallelPlan, microbatches: usize, rank: usize) -> String {
-    let PipelineStage { stages, stage, chunks, zero_bubble, .. } = parallel.stage(rank);
-    let filled = if zero_bubble { 3 } else { 1 };
-    let idle = (stages - 1) as f64 / (filled * chunks * microbatches) as f64;
-    format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage + 1, idle * 100.0)
+    let (stage, stages) = (parallel.stage(rank), parallel.schedule.placement().stages());
+    let filled = if parallel.schedule.splits_backward() { 3 } else { 1 };
+    let idle = (stages - 1) as f64 / (filled * stage.chunks() * microbatches) as f64;
+    format!("stage {} of {stages}, idle for {:.1} % of the time of its work", stage.stage() + 1, idle * 100.0)
 }
 
 /// The device memory that a rank needs. In a dry run on a GPU also what libraries and other processes use already.

@@ -13,7 +13,7 @@ use launch::watch::activity::Activity;
 use launch::watch::joining::Joining;
 use launch::watch::{Watch, WatchSettings, last_words};
 use launch::{RankEnv, signals};
-use parallel::{Grid, MpiWorld, PipelineGroups, nccl_communicator};
+use parallel::{Axis, Grid, PipelineGroups, Placement, World};
 
 use crate::error::RunError;
 use crate::ranks::Ranks;
@@ -26,7 +26,7 @@ const OTHERS_COME: Duration = Duration::from_secs(60);
 /// must have been told alike is `told`.
 pub fn on_all_ranks(
     env: &RankEnv,
-    layout: Layout,
+    topology: Topology,
     told: &str,
     threads: Option<usize>,
     settings: &WatchSettings,
@@ -35,7 +35,7 @@ pub fn on_all_ranks(
 ) -> i32 {
     let joining = Joining::begin(env, settings)
         .unwrap_or_else(|error| fail(true, 3, &format!("the watch over ranks cannot start: {error}")));
-    let world = match MpiWorld::initialize() {
+    let world = match world(env) {
         Ok(world) if world.size() == env.world_size => Rc::new(world),
         Ok(world) => {
             let problem = format!(
@@ -50,8 +50,8 @@ pub fn on_all_ranks(
     };
     // Others may have refused what came before: see `refuse`.
     let agreed = agreed(&world, Ok::<(), UserError>(()))
-        .and_then(|()| agreed(&world, check_settings(env.rank, told, &world.text_of(0, told.into()))))
-        .and_then(|()| agreed(&world, Watch::start(env, settings, |text| world.text_of(0, text))));
+        .and_then(|()| agreed(&world, check_settings(env.rank, told, &world.broadcast_text(0, told.into()))))
+        .and_then(|()| agreed(&world, Watch::start(env, settings, |text| world.broadcast_text(0, text))));
     let watch = match agreed {
         Ok(watch) => watch.map(Rc::new),
         Err(code) => return code,
@@ -68,7 +68,7 @@ pub fn on_all_ranks(
     let mut made = Vec::new();
     let connected = opened.as_ref().map_err(|error| RunError::from(error.clone())).and_then(|device| {
         one_gpu_each(&world, device)?;
-        Ok((device, connect(&world, device, layout, watch.as_ref(), &mut made)?))
+        Ok((device, connect(&world, device, topology, watch.as_ref(), &mut made)?))
     });
     let done = match connected {
         Ok((device, groups)) => {
@@ -83,10 +83,7 @@ pub fn on_all_ranks(
             watch.fail(error.exit_code(), &error.to_string(), error.follows());
         }
         last_words(&format!("error on rank {}: {error}", env.rank), true);
-        if world.size() > 1 {
-            world.abort(error.exit_code());
-        }
-        exit(error.exit_code())
+        world.abort(error.exit_code())
     });
     // On a fault nothing is torn down. Else the ranks of a communicator destroy it together, so all destroy theirs in the
     // order of making, which they share; then the device, and MPI last.
@@ -99,9 +96,17 @@ pub fn on_all_ranks(
     code
 }
 
+/// All ranks of the run. MPI is started only if a launcher started this process.
+fn world(env: &RankEnv) -> device::Result<World> {
+    match env.launcher {
+        Some(_) => World::mpi(),
+        None => Ok(World::single()),
+    }
+}
+
 /// What this rank made, if all ranks made theirs. Else the first of those that could not says why, before any of them
 /// ends, and all have the exit code. All ranks call it together, the same number of times.
-fn agreed<T, E: Display>(world: &MpiWorld, here: Result<T, E>) -> Result<T, i32> {
+fn agreed<T, E: Display>(world: &World, here: Result<T, E>) -> Result<T, i32> {
     let speaks = first_of(world, here.is_err());
     match here {
         Ok(made) if !speaks => return Ok(made),
@@ -115,7 +120,7 @@ fn agreed<T, E: Display>(world: &MpiWorld, here: Result<T, E>) -> Result<T, i32>
 
 /// Whether some ranks cannot go on, and, if `here` says so of this one, whether it is the first of them. All ranks call
 /// it together.
-fn first_of(world: &MpiWorld, here: bool) -> bool {
+fn first_of(world: &World, here: bool) -> bool {
     if world.size() == 1 {
         return here;
     }
@@ -131,14 +136,14 @@ pub fn refuse(env: &RankEnv, problem: &str) -> ! {
     }
     let line = format!("error: {problem}");
     let _joining = Joining::limit(env, OTHERS_COME, line, 2);
-    match MpiWorld::initialize() {
+    match world(env) {
         Ok(world) if world.size() == env.world_size => exit(agreed(&world, Err::<(), _>(problem)).err().unwrap_or(2)),
         _ => fail(env.rank == 0, 2, problem),
     }
 }
 
 /// This process among the ranks; while it waits for them by MPI's means, that is seen by who watches.
-fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
+fn team(world: &Rc<World>, groups: Groups, local: usize, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
     let Groups { tensor, data: group, pipeline } = groups;
     let shared = || (world.clone(), watch.cloned());
     let (waiting, comparing, adding, telling) = (shared(), shared(), shared(), shared());
@@ -155,7 +160,7 @@ fn team(world: &Rc<MpiWorld>, groups: Groups, local: usize, threads: usize, watc
             _ => together(&comparing.1, "all_reduce_max", || comparing.0.max(value)),
         }),
         sum: Rc::new(move |value| together(&adding.1, "all_reduce_sum", || adding.0.sum(value))),
-        text_of: Rc::new(move |rank, text| together(&telling.1, "broadcast", || telling.0.text_of(rank, text))),
+        text_of: Rc::new(move |rank, text| together(&telling.1, "broadcast", || telling.0.broadcast_text(rank, text))),
         stop: signals::listen().unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
         activity: watch.map_or_else(Activity::default, |watch| watch.activity()),
     }
@@ -173,12 +178,12 @@ fn together<T>(watch: &Option<Rc<Watch>>, name: &str, wait: impl FnOnce() -> T) 
 ///
 /// NCCL refuses that within what it takes for a host, which `NCCL_HOSTID` names, unless it is told not to (from 2.30 on).
 /// So any layout can be tried, slowly, on a small machine.
-fn one_gpu_each(world: &MpiWorld, device: &Device) -> Result<(), UserError> {
+fn one_gpu_each(world: &World, device: &Device) -> Result<(), UserError> {
     let Some(gpu) = device.gpu().filter(|_| std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() != Ok("1")) else {
         return Ok(());
     };
     let here = format!("{} {}", std::env::var("NCCL_HOSTID").unwrap_or_default(), gpu.uuid);
-    let all: Vec<String> = (0..world.size()).map(|rank| world.text_of(rank, here.clone())).collect();
+    let all: Vec<String> = (0..world.size()).map(|rank| world.broadcast_text(rank, here.clone())).collect();
     let Some((first, second)) = first_twice(&all) else { return Ok(()) };
     Err(UserError::new(
         format!("ranks {first} and {second} have the same GPU, {}", all[first].trim_start()),
@@ -193,15 +198,22 @@ fn first_twice(texts: &[String]) -> Option<(usize, usize)> {
     (0..texts.len()).find_map(|at| texts[..at].iter().position(|text| *text == texts[at]).map(|first| (first, at)))
 }
 
-/// Which ranks talk to each other.
+/// Which ranks exchange data.
 #[derive(Clone, Copy)]
-pub struct Layout {
-    /// The ranks by what they share.
+pub struct Topology {
+    /// The ranks along each axis.
     pub grid: Grid,
-    /// The last stage feeds the first, which has more layers.
-    pub ring: bool,
-    /// The first and the last stage have a parameter in common.
-    pub shares_table: bool,
+    /// Which stage of the pipeline feeds which.
+    pub placement: Placement,
+    /// The first and the last stage share a parameter.
+    pub ties_ends: bool,
+}
+
+impl Topology {
+    /// Every rank has the whole model.
+    pub fn data_parallel(ranks: usize) -> Topology {
+        Topology { grid: Grid::data_parallel(ranks), placement: Placement::new(1, 1), ties_ends: false }
+    }
 }
 
 /// This rank's groups of more than itself: the ranks that share layers, those that share the batch, and the stages.
@@ -213,30 +225,29 @@ struct Groups {
 
 /// Makes them on the device's own data plane, and keeps each in `made`, in order.
 fn connect(
-    world: &MpiWorld,
+    world: &World,
     device: &Device,
-    layout: Layout,
+    topology: Topology,
     watch: Option<&Rc<Watch>>,
     made: &mut Vec<Rc<dyn Communicator>>,
 ) -> device::Result<Groups> {
-    let Layout { grid, ring, shares_table } = layout;
+    let Topology { grid, placement, ties_ends } = topology;
     let rank = world.rank();
     let mut connect = |name: &str, group: Vec<usize>| {
         let communicator = match device.gpu() {
-            Some(_) if group.len() > 1 => Some(nccl_communicator(world, name, &group)?),
-            // A rank that is alone takes part in cutting the world.
-            _ => Some(world.split(name, &group)).filter(|_| group.len() > 1),
+            Some(_) => world.nccl_communicator(name, &group)?,
+            None => world.host_communicator(name, &group),
         };
         if let (Some(watch), Some(probe)) = (watch, communicator.as_ref().and_then(|made| made.probe())) {
-            watch.ask(probe);
+            watch.add_probe(probe);
         }
         made.extend(communicator.clone());
         Ok(communicator)
     };
     Ok(Groups {
-        tensor: connect("tensor", grid.tensor_group(rank))?,
-        data: connect("data", grid.data_group(rank))?,
-        pipeline: PipelineGroups::connect(&grid, rank, ring, shares_table, &mut connect)?,
+        tensor: connect("tensor", grid.group(rank, Axis::Tensor))?,
+        data: connect("data", grid.group(rank, Axis::Data))?,
+        pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, &mut connect)?,
     })
 }
 

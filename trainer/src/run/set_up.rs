@@ -5,7 +5,7 @@ use common::format::bytes;
 use device::Device;
 use engine::model::TensorParallel;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
-use parallel::Place;
+use parallel::Axis;
 
 use crate::config::batch_plan::BatchShare;
 use crate::config::optimizer_plan::OptimizerPlan;
@@ -25,7 +25,7 @@ pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<Stage, Ru
         check_fits(plan, device, ranks)?;
     }
     let mut stage = recorded_stage(plan, device, ranks)?;
-    if device.gpu().is_some() && !device.is_dry() && plan.parallel.grid.pipeline > 1 {
+    if device.gpu().is_some() && !device.is_dry() && plan.parallel.grid.size(Axis::Pipeline) > 1 {
         stage.rehearse(&plan.batch.microbatch_counts(), plan.evaluation.is_some())?;
         device.synchronize()?;
     }
@@ -52,8 +52,8 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
 /// in turn, for the products that no earlier stage has, and all other ranks take over its choices.
 fn check_fits(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<(), RunError> {
     let mut needed = None;
-    for pipeline in 0..plan.parallel.grid.pipeline {
-        let first = plan.parallel.grid.rank(Place { pipeline, tensor: 0, data: 0 });
+    // Rank 0 is the first rank of the first stage, and its pipeline group has the first rank of each.
+    for first in plan.parallel.grid.group(0, Axis::Pipeline) {
         if ranks.rank == first {
             needed = Some(bytes_needed(plan, device, ranks));
             (ranks.text_of)(first, device.export_choices().unwrap_or_default());

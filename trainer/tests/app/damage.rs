@@ -7,7 +7,7 @@ use launch::watch::activity::Activity;
 use trainer::checkpoint::verify;
 
 use crate::harness::{
-    Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, printed, run, saved,
+    Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, mpirun_command, printed, run, saved,
 };
 
 const FILES: [&str; 4] = ["model.safetensors", "optimizer.safetensors", "config.toml", "manifest.json"];
@@ -326,9 +326,7 @@ fn ranks_that_see_different_folders_for_checkpoints_are_refused_at_the_start() {
     let nodes = ["a", "b"].map(|node| folder.path(node));
     nodes.iter().for_each(|node| std::fs::create_dir(node).unwrap());
     let run = |nodes: [&Path; 2], flags: &str| {
-        let mut command = Command::new("mpirun");
-        command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240"]);
-        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let mut command = mpirun_command(&folder.0);
         for (number, node) in nodes.into_iter().enumerate() {
             command.args([":"].iter().take(number)).args(["-n", "1", "-wdir"]).arg(node);
             command.arg(env!("CARGO_BIN_EXE_trainer")).args(arguments(&folder.0, flags));

@@ -62,14 +62,48 @@ pub fn arguments(folder: &Path, flags: &str) -> Vec<String> {
     config.into_iter().chain(flags.split_whitespace().map(String::from)).collect()
 }
 
+/// How long a condition may take to come true. A run that hangs fails its test; a busy machine does not.
+pub const LIMIT: Duration = Duration::from_secs(600);
+
+/// Waits until `condition` has a value.
+pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What MPI needs in tests: root has to allow itself twice, and MPI's files are in the test's own folder.
+pub fn set_mpi(command: &mut Command, folder: &Path) {
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.env("TMPDIR", mpi_folder(folder));
+}
+
+/// The folder for MPI's files in a test's folder.
+pub fn mpi_folder(folder: &Path) -> PathBuf {
+    let mpi = folder.join("mpi");
+    std::fs::create_dir_all(&mpi).unwrap();
+    mpi
+}
+
+/// `mpirun` for ranks that share the cores with those of other tests, without the ranks and the program.
+pub fn mpirun_command(folder: &Path) -> Command {
+    let mut command = Command::new("mpirun");
+    set_mpi(&mut command, folder);
+    command.args(["--oversubscribe", "--bind-to", "none", "--timeout", &LIMIT.as_secs().to_string()]);
+    command
+}
+
 /// The trainer on `ranks` ranks, not yet started; one rank runs without mpirun.
 pub fn command(ranks: usize, folder: &Path, flags: &str) -> Command {
     let trainer = env!("CARGO_BIN_EXE_trainer");
-    let mut command = Command::new(if ranks == 1 { trainer } else { "mpirun" });
+    let mut command = if ranks == 1 { Command::new(trainer) } else { mpirun_command(folder) };
     if ranks > 1 {
-        let ranks = ranks.to_string();
-        command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", &ranks, trainer]);
-        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.args(["-n", &ranks.to_string(), trainer]);
     }
     command.args(arguments(folder, flags));
     command
@@ -81,10 +115,10 @@ pub fn run(ranks: usize, folder: &Path, flags: &str) -> Output {
 
 /// Runs `trainer ARGUMENTS` in `folder` on ranks of mpirun.
 pub fn mpirun(ranks: usize, folder: &Path, arguments: &[&str]) -> Output {
-    let mut command = Command::new("mpirun");
-    command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", &ranks.to_string()]);
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").current_dir(folder);
-    command.arg(env!("CARGO_BIN_EXE_trainer")).args(arguments).output().unwrap()
+    let mut command = mpirun_command(folder);
+    command.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_trainer")]).args(arguments).current_dir(folder);
+    let output = command.output();
+    output.unwrap_or_else(|error| panic!("mpirun does not start ({error}); `./x test` installs what the tests need"))
 }
 
 /// What was printed.
@@ -101,17 +135,18 @@ pub fn expect(output: &Output, code: i32, parts: &[&str]) {
     }
 }
 
-/// Starts a run that would go on for ever, and returns when it has done some steps.
+/// Starts a run that would go on forever, and returns when it has done some steps.
 pub fn start(ranks: usize, folder: &Path, flags: &str) -> Child {
-    let flags = format!("--steps 1000000 {flags}");
-    let mut command = command(ranks, folder, &flags);
+    start_of(command(ranks, folder, &format!("--steps 1000000 {flags}")), folder)
+}
+
+/// As [`start`], of any command that runs in `folder`.
+pub fn start_of(mut command: Command, folder: &Path) -> Child {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let metrics = folder.join("log/metrics.jsonl");
-    let begun = Instant::now();
-    while std::fs::read_to_string(&metrics).unwrap_or_default().lines().count() < 3 {
-        assert!(begun.elapsed() < Duration::from_secs(120), "no step was done");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for("no step was done", || {
+        (std::fs::read_to_string(&metrics).unwrap_or_default().lines().count() >= 3).then_some(())
+    });
     child
 }
 
@@ -123,8 +158,14 @@ pub fn rank_ids(mpirun: &Child) -> Vec<u32> {
 
 /// Sends a signal, by its name without SIG.
 pub fn signal(process: u32, name: &str) {
-    let status = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap();
-    assert!(status.success(), "kill -{name} {process}");
+    signals(process, &[name]);
+}
+
+/// Sends several signals at once: one shell does, so that little time passes between them.
+pub fn signals(process: u32, names: &[&str]) {
+    let kills: Vec<String> = names.iter().map(|name| format!("kill -{name} {process}")).collect();
+    let status = Command::new("bash").args(["-c", &kills.join(" && ")]).status().unwrap();
+    assert!(status.success(), "{kills:?}");
 }
 
 /// Of each step what does not depend on the clock; fails unless the steps are 0, 1, 2, ... in the file.

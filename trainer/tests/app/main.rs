@@ -22,6 +22,7 @@ mod faults;
 mod grad_reduce;
 mod hf;
 mod kill;
+mod launch;
 mod mistakes;
 mod mpirun;
 mod pipeline_run;

@@ -240,7 +240,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("supervise", &["missing: <COMMAND>", "needs these arguments"]),
     (
         "supervise -- mpirun -n 2 other",
-        &["mpirun -n 2 other does not start the trainer", "trainer supervise -- mpirun"],
+        &["mpirun -n 2 other does not start the trainer", "trainer supervise -- trainer launch -n 8 -- --save"],
     ),
     ("supervise -- mpirun -n 2 trainer --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
     ("supervise -- trainer --save s --stepz 5", &["--stepz", "did you mean --steps?"]),
@@ -324,7 +324,12 @@ fn ranks_that_cannot_be_are_refused() {
         refused(&folder.0, "--steps 1", &launched(rank, size, local), needles);
     }
     let torchrun = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
-    refused(&folder.0, "--steps 1", &torchrun, &["WORLD_SIZE is 2", "torchrun", "start with mpirun or srun"]);
+    refused(
+        &folder.0,
+        "--steps 1",
+        &torchrun,
+        &["WORLD_SIZE is 2", "torchrun", "start with trainer launch, mpirun or srun"],
+    );
 }
 
 #[test]

@@ -5,6 +5,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::harness::{mpirun, mpirun_command};
+
 const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
 
 /// A short run with dropout, so that randomness that depends on the rank would show.
@@ -44,25 +46,10 @@ fn printed(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Runs the trainer on `ranks` ranks.
-fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
-    let mut command = Command::new("mpirun");
-    // Tests run side by side, and mpirun would bind the ranks of each to the same first cores. A rank that waits for ever
-    // is ended. Root has to allow itself twice; for others the variables mean nothing.
-    command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", &ranks.to_string(), TRAINER]);
-    command.args(arguments).env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    match command.output() {
-        Ok(output) => output,
-        Err(error) => panic!("mpirun does not start ({error}); `./x test` installs what the tests need"),
-    }
-}
-
 /// Runs the trainer on two ranks, each with arguments of its own.
-fn unlike(first: &[&str], second: &[&str]) -> Output {
-    let mut command = Command::new("mpirun");
-    command.args(["--oversubscribe", "--bind-to", "none", "--timeout", "240", "-n", "1", TRAINER]).args(first);
-    command.args([":", "-n", "1", TRAINER]).args(second);
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").output().unwrap()
+fn unlike(folder: &Folder, first: &[&str], second: &[&str]) -> Output {
+    let mut command = mpirun_command(&folder.0);
+    command.args(["-n", "1", TRAINER]).args(first).args([":", "-n", "1", TRAINER]).args(second).output().unwrap()
 }
 
 #[test]
@@ -77,7 +64,7 @@ fn ranks_that_were_told_different_things_do_not_train() {
         (["--eval-interval", "1"], "rank 1 has train.eval_interval = 1, "),
         (["--global-batch-size", "32"], "rank 1 has train.global_batch_size = 32, "),
     ] {
-        let output = unlike(&common, &[&common[..], &own].concat());
+        let output = unlike(&folder, &common, &[&common[..], &own].concat());
         let text = printed(&output);
         assert!(output.status.code() == Some(2) && text.contains(said) && text.contains("Fix: "), "{own:?}: {text}");
     }
@@ -98,10 +85,10 @@ fn ranks_that_were_told_different_things_do_not_train() {
             "weights 0.1, 0.9, rank 0 has data.path = datasets of weights 0.9",
         ),
     ] {
-        let text = printed(&unlike(&first, &second));
+        let text = printed(&unlike(&folder, &first, &second));
         assert!(text.contains(said), "{said}: {text}");
     }
-    let output = unlike(&on(whole), &on(short));
+    let output = unlike(&folder, &on(whole), &on(short));
     let text = printed(&output);
     let said = "error on rank 1: rank 1 has other data: data of data.path = ";
     assert!(output.status.code() == Some(2) && text.contains(said) && text.contains("(rank 0: "), "{text}");
@@ -112,7 +99,7 @@ fn train(ranks: usize, graphs: bool) -> Vec<(f64, f64)> {
     let folder = Folder::new(&format!("train-{ranks}-{graphs}"));
     let enable = format!("--enable-cuda-graph={graphs}");
     let log_dir = folder.path("run");
-    let output = mpirun(ranks, &[&SHORT[..], &[enable.as_str(), "--log-dir", &log_dir]].concat());
+    let output = mpirun(ranks, &folder.0, &[&SHORT[..], &[enable.as_str(), "--log-dir", &log_dir]].concat());
     assert!(output.status.success(), "{ranks} ranks, graphs {graphs}: {}", printed(&output));
     let metrics = std::fs::read_to_string(folder.0.join("run/metrics.jsonl")).unwrap();
     let steps = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -142,7 +129,7 @@ fn one_two_and_four_ranks_train_alike_and_graphs_change_no_bit() {
 #[test]
 fn eight_ranks_on_fewer_cores_finish() {
     let folder = Folder::new("eight");
-    let output = mpirun(8, &["--enable-cuda-graph", "--steps", "5", "--log-dir", &folder.path("run")]);
+    let output = mpirun(8, &folder.0, &["--enable-cuda-graph", "--steps", "5", "--log-dir", &folder.path("run")]);
     assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
 }
 
@@ -150,14 +137,14 @@ fn eight_ranks_on_fewer_cores_finish() {
 fn a_captured_iteration_of_two_ranks_passes_the_checker() {
     let folder = Folder::new("check");
     let full = ["--enable-cuda-graph", "--cuda-graph-scope", "full_iteration", "--check-graphs"];
-    let output = mpirun(2, &[&full[..], &["--steps", "5", "--log-dir", &folder.path("run")]].concat());
+    let output = mpirun(2, &folder.0, &[&full[..], &["--steps", "5", "--log-dir", &folder.path("run")]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
 }
 
 #[test]
 fn a_batch_that_four_ranks_cannot_share_is_refused_once_before_training() {
     let folder = Folder::new("split");
-    let output = mpirun(4, &["--global-batch-size", "10", "--log-dir", &folder.path("run")]);
+    let output = mpirun(4, &folder.0, &["--global-batch-size", "10", "--log-dir", &folder.path("run")]);
     let text = printed(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error")).collect();
@@ -190,7 +177,7 @@ fn a_fault_of_one_rank_ends_all_of_them_with_one_line() {
     let folder = Folder::new("fault");
     // Only rank 0 writes metrics, so only rank 0 meets this, after MPI has started; the others wait for its gradients.
     std::fs::create_dir_all(folder.0.join("run/metrics.jsonl")).unwrap();
-    let output = mpirun(2, &["--enable-cuda-graph", "--steps", "100000", "--log-dir", &folder.path("run")]);
+    let output = mpirun(2, &folder.0, &["--enable-cuda-graph", "--steps", "100000", "--log-dir", &folder.path("run")]);
     let text = printed(&output);
     assert_eq!(output.status.code(), Some(3), "{text}");
     let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error on rank")).collect();
@@ -202,7 +189,7 @@ fn a_fault_of_one_rank_ends_all_of_them_with_one_line() {
 fn a_run_keeps_its_lines_and_a_log_of_each_rank() {
     let folder = Folder::new("logs");
     let quick = ["--enable-cuda-graph", "--steps", "3", "--eval-interval", "0", "--log", "debug"];
-    let output = mpirun(2, &[&quick[..], &["--log-dir", &folder.path("run")]].concat());
+    let output = mpirun(2, &folder.0, &[&quick[..], &["--log-dir", &folder.path("run")]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
     let log = std::fs::read_to_string(folder.0.join("run/run.log")).unwrap();
     assert!(log.contains("plan of a rank") && log.contains("done: loss"), "{log}");

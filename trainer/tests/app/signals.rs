@@ -2,7 +2,9 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use crate::harness::{Folder, bits, checkpoint, expect, metrics, rank_ids, run, saved, signal, start};
+use crate::harness::{
+    Folder, bits, checkpoint, expect, metrics, rank_ids, run, saved, signal, signals, start, wait_for,
+};
 
 /// Goes on for three steps after a run that was asked to end, and compares with one that never was.
 fn assert_goes_on(folder: &Folder, ranks: usize) {
@@ -53,8 +55,7 @@ fn a_second_signal_ends_the_process_at_once() {
     let folder = Folder::new("signal-twice");
     // Steps of some hundred milliseconds: both signals come within one.
     let child = start(1, &folder.0, "--save-interval 0 --global-batch-size 1024 --eval-interval 0");
-    signal(child.id(), "TERM");
-    signal(child.id(), "INT");
+    signals(child.id(), &["TERM", "INT"]);
     let output = child.wait_with_output().unwrap();
     assert!(matches!(output.status.code(), Some(130 | 143)), "{:?}", output.status);
     assert_eq!(saved(&folder.0), Vec::<usize>::new(), "nothing is saved");
@@ -64,8 +65,7 @@ fn a_second_signal_ends_the_process_at_once() {
 fn the_same_signal_twice_at_once_as_timeout_sends_it_is_one_request() {
     let folder = Folder::new("signal-repeated");
     let child = start(1, &folder.0, "--save-interval 0 --global-batch-size 256 --eval-interval 0");
-    signal(child.id(), "TERM");
-    signal(child.id(), "TERM");
+    signals(child.id(), &["TERM", "TERM"]);
     expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
     assert_eq!(saved(&folder.0), [metrics(&folder.0).len()]);
 }
@@ -78,9 +78,7 @@ fn a_signal_before_the_first_step_ends_the_process_at_once() {
     let mut command = crate::harness::command(1, &folder.0, flags);
     let mut child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
     // The folder is taken after signals are listened to.
-    while !folder.path("log/run.lock").exists() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    wait_for("the folder is not taken", || folder.path("log/run.lock").exists().then_some(()));
     signal(child.id(), "TERM");
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
@@ -91,9 +89,8 @@ fn a_run_without_checkpoints_says_on_a_signal_that_nothing_is_kept() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
     command.current_dir(&folder.0).args(["--threads", "1", "--log-dir", "log"]);
     let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    while std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap_or_default().is_empty() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    let metrics = || std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap_or_default();
+    wait_for("no step was done", || (!metrics().is_empty()).then_some(()));
     signal(child.id(), "TERM");
     expect(&child.wait_with_output().unwrap(), 0, &["not saved, because checkpoint.dir is unset"]);
 }
@@ -123,11 +120,7 @@ fn an_interrupted_tokenize_or_batches_leaves_nothing_behind() {
         command.current_dir(&folder.0).args(flags.split(' ')).stderr(std::process::Stdio::piped());
         let child = command.spawn().unwrap();
         let there = || std::fs::read_dir(&folder.0).unwrap().count();
-        let begun = std::time::Instant::now();
-        while there() < 2 {
-            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "nothing is written");
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
+        wait_for("nothing is written", || (there() >= 2).then_some(()));
         signal(child.id(), name);
         expect(&child.wait_with_output().unwrap(), 3, &["error: interrupted: out was not written. Fix: start again"]);
         assert_eq!(there(), 1, "{flags}: only the text is left");

@@ -3,16 +3,15 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::harness::{Folder, arguments, bits, expect, metrics, named, printed, run, saved, signal};
+use crate::harness::{Folder, arguments, bits, expect, metrics, named, printed, run, saved, set_mpi, signal, wait_for};
 
 /// `trainer ARGUMENTS`, run in `folder`.
 fn trainer(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    set_mpi(&mut command, folder);
     command.current_dir(folder).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -32,14 +31,8 @@ fn children(process: u32) -> Vec<u32> {
 
 /// Waits for a checkpoint of `from` steps or more; its steps.
 fn checkpoint_from(folder: &Path, from: usize) -> usize {
-    let begun = Instant::now();
-    loop {
-        if let Some(step) = named(folder).into_iter().find(|step| *step >= from) {
-            return step;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(120), "no checkpoint of {from} steps or more");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let newer = || named(folder).into_iter().find(|step| *step >= from);
+    wait_for(&format!("no checkpoint of {from} steps or more"), newer)
 }
 
 fn wait(child: Child) -> Output {
@@ -132,7 +125,7 @@ fn start_job(folder: &Path, script: &Output) -> Child {
     let path = format!("{}:{}", folder.join("bin").display(), std::env::var("PATH").unwrap());
     let mut command = Command::new("bash");
     command.arg("job.sh").current_dir(folder).env("PATH", path).env("SLURM_JOB_ID", "17");
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    set_mpi(&mut command, folder);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

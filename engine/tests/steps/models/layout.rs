@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use engine::layer_partition::balanced_blocks;
 use engine::model::TensorParallel;
-use parallel::{Grid, PipelineGroups, PipelineStage, ThreadRank, ThreadWorld};
+use parallel::{Axis, Grid, PipelineGroups, PipelineStage, Schedule, ThreadRank, ThreadWorld};
 
 use super::Run;
 
@@ -30,7 +30,8 @@ impl Layout {
     }
 
     pub fn grid(&self) -> Grid {
-        Grid::new(self.tensor * self.stages * self.data, self.tensor, self.stages).unwrap()
+        let sizes = [(Axis::Tensor, self.tensor), (Axis::Pipeline, self.stages)];
+        Grid::new(self.tensor * self.stages * self.data, &sizes).unwrap()
     }
 
     /// Parts that the model is cut into.
@@ -42,23 +43,24 @@ impl Layout {
     /// unless the run has them divided.
     pub fn part_of(&self, rank: &ThreadRank, run: Run) -> Run {
         let (grid, number) = (self.grid(), rank.rank());
-        let stage = grid.place(number).pipeline;
         let Layout { stages, chunks, group, zero_bubble, .. } = *self;
-        let place = PipelineStage { stages, stage, chunks, group, zero_bubble };
-        let shared = rank.split("tensor", &grid.tensor_group(number));
-        let batch = rank.split("data", &grid.data_group(number));
+        let schedule =
+            if zero_bubble { Schedule::zero_bubble(stages) } else { Schedule::interleaved(stages, chunks, group) };
+        let stage = PipelineStage::new(schedule, grid.coordinate(number, Axis::Pipeline));
+        let shared = rank.split("tensor", &grid.group(number, Axis::Tensor));
+        let batch = rank.split("data", &grid.group(number, Axis::Data));
         let mut connect =
             |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
         let tied = run.shape.as_ref().is_some_and(|shape| shape.tied);
-        let pipeline = PipelineGroups::connect(&grid, number, self.chunks > 1, tied, &mut connect).unwrap();
+        let pipeline = PipelineGroups::connect(&grid, number, schedule.placement(), tied, &mut connect).unwrap();
         let blocks = match &run.shape {
-            Some(shape) if run.blocks.is_empty() => balanced_blocks(shape.layers, place.parts(), 0.0),
+            Some(shape) if run.blocks.is_empty() => balanced_blocks(shape.layers, self.parts(), 0.0),
             _ => run.blocks.clone(),
         };
         Run {
             group: (self.data > 1).then_some(batch),
             tensor: TensorParallel { group: (self.tensor > 1).then_some(shared), sequence: self.sequence },
-            place,
+            stage,
             blocks,
             pipeline,
             ..run
@@ -69,7 +71,7 @@ impl Layout {
     pub fn on_ranks<T: Send>(&self, run: impl Fn() -> Run + Sync, work: impl Fn(Run) -> T + Sync) -> Vec<T> {
         let (run, work) = (&run, &work);
         std::thread::scope(|scope| {
-            let threads: Vec<_> = ThreadWorld::ranks(self.grid().ranks(), Duration::from_secs(60))
+            let threads: Vec<_> = ThreadWorld::ranks(self.grid().ranks(), Duration::from_secs(600))
                 .into_iter()
                 .map(|rank| scope.spawn(move || work(self.part_of(&rank, run()))))
                 .collect();

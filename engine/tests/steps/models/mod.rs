@@ -106,7 +106,7 @@ pub struct Run {
     /// Type in which gradients are summed over data-parallel ranks.
     pub grad_reduce: DType,
     /// Which stage of a pipeline this is, the blocks of each part of the model, and the other stages.
-    pub place: PipelineStage,
+    pub stage: PipelineStage,
     pub blocks: Vec<usize>,
     pub pipeline: Option<PipelineGroups>,
     /// Go through the step before the first one, as stages on GPUs do.
@@ -145,7 +145,7 @@ impl Run {
             tensor: TensorParallel::alone(),
             distributed_optimizer: false,
             grad_reduce: DType::F32,
-            place: PipelineStage::alone(),
+            stage: PipelineStage::single(),
             blocks: Vec::new(),
             pipeline: None,
             rehearses: false,
@@ -178,7 +178,7 @@ impl Run {
                 let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
                 let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.compute));
                 let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
-                let layers = StageLayers::of_stage(self.place, &blocks, self.recompute);
+                let layers = StageLayers::of_stage(self.stage, &blocks, self.recompute);
                 (gpt_part(shape, self.tensor.clone(), layers), adamw)
             }
             Kind::Mlp => {
@@ -193,7 +193,7 @@ impl Run {
             bucket_bytes: 4096,
             distributed_optimizer: self.distributed_optimizer,
             grad_reduce: self.grad_reduce,
-            pipeline: self.place,
+            pipeline: self.stage,
             graphs: self.graphs.clone(),
         };
         let groups = StageGroups { data_parallel: self.group.clone(), pipeline: self.pipeline.clone() };

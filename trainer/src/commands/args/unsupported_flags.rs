@@ -74,6 +74,10 @@ fn find(mut command: Command, arguments: &[OsString]) -> Vec<Unsupported> {
         let (rule, fix) = match (megatrons, arg) {
             (Some((rule, fix)), _) => (rule.into(), fix.into()),
             (None, Some(_)) => continue,
+            (None, None) if path == "trainer launch" => (
+                format!("only what `{path} --help` lists is known"),
+                "put -- before it: the trainer's flags follow --".into(),
+            ),
             (None, None) => {
                 let rule = format!("`{path} --help` lists all flags");
                 let all = command.get_arguments().flat_map(names);

@@ -4,13 +4,12 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use common::Choice;
 use launch::RankEnv;
 use launch::watch::WatchSettings;
-use parallel::Grid;
 
 use super::{DoctorRequest, check};
 use crate::commands::args::one_of;
 use crate::config::DeviceChoice;
 use crate::run::accelerator::{Accelerator, Exactness};
-use crate::run::process_group::{Layout, on_all_ranks, refuse};
+use crate::run::process_group::{Topology, on_all_ranks, refuse};
 
 pub(crate) fn command() -> Command {
     let switch =
@@ -35,10 +34,9 @@ pub(crate) fn request(matches: &ArgMatches) -> DoctorRequest {
 pub(crate) fn run(request: DoctorRequest, env: &RankEnv) -> i32 {
     let accelerator = Accelerator::choose(request.device, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
     let open = |threads| accelerator.open(Exactness::default(), threads, false);
-    let grid = Grid { tensor: 1, data: env.world_size, pipeline: 1 };
-    let layout = Layout { grid, ring: false, shares_table: false };
+    let topology = Topology::data_parallel(env.world_size);
     let settings = format!("device = {}\n", accelerator.kind());
-    on_all_ranks(env, layout, &settings, None, &WatchSettings::default(), open, |ranks, device| {
+    on_all_ranks(env, topology, &settings, None, &WatchSettings::default(), open, |ranks, device| {
         Ok(check(request, accelerator, device, ranks.group.as_ref()))
     })
 }

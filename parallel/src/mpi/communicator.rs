@@ -1,4 +1,4 @@
-//! MPI as the data plane of the host device.
+//! Communicators over MPI, for tensors in host memory.
 #![allow(unsafe_code)]
 
 use std::rc::Rc;
@@ -10,16 +10,16 @@ use mpi::ffi;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{AsRaw, Communicator as _, CommunicatorCollectives as _};
 
+use super::error::{check, failed};
 use crate::host_memory;
-use crate::mpi_world::{check, failed};
 
-/// A group of processes. Everything travels as f32: MPI knows no bf16.
+/// A group of processes. Everything is sent as f32, because MPI has no bf16.
 pub(crate) struct MpiCommunicator {
     name: String,
     group: SimpleCommunicator,
     /// World ranks.
     members: Vec<usize>,
-    /// Freeing `group` after MPI is finalized would be an error.
+    /// Keeps MPI running: freeing `group` after MPI is finalized would be an error.
     _universe: Rc<Universe>,
 }
 
@@ -30,15 +30,15 @@ impl MpiCommunicator {
         members: Vec<usize>,
         universe: Rc<Universe>,
     ) -> MpiCommunicator {
-        // SAFETY: the communicator is valid and MPI is initialised. Errors become return codes instead of aborting.
+        // SAFETY: the communicator is valid and MPI is initialised. From now on errors are return codes, and end no rank.
         unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
         MpiCommunicator { name: name.into(), group, members, _universe: universe }
     }
 }
 
 impl Drop for MpiCommunicator {
-    /// MPI has the ranks of a group free it together, and lets them off without waiting; NCCL does not. Waiting here shows
-    /// on any machine that two ranks let go of their groups in different orders.
+    /// Waits for the other ranks, as NCCL does and MPI does not. So a run whose ranks drop their communicators in different
+    /// orders hangs on any machine, and not on GPUs only.
     fn drop(&mut self) {
         if self.group.size() > 1 && !std::thread::panicking() {
             self.group.barrier();
@@ -75,21 +75,21 @@ impl Communicator for MpiCommunicator {
             i32::try_from(tensor.elements()).map_err(too_long)
         };
         let (inputs, outputs) = (count(input)?, count(output)?);
-        // In place would spare the copy, but MPI_IN_PLACE is a C macro that the bindings do not have.
+        // In-place collectives would save this copy, but MPI_IN_PLACE is a C macro that the bindings do not have.
         let receives = matches!(kind, CollectiveKind::Receive { .. });
         let mut sent = if receives { Vec::new() } else { host_memory::read(input) };
         let from = sent.as_mut_ptr();
         let direct = output.dtype == DType::F32;
-        let mut landing = vec![0.0; if direct { 0 } else { output.elements() }];
-        let to = if direct { output.address as *mut f32 } else { landing.as_mut_ptr() };
+        let mut received = vec![0.0; if direct { 0 } else { output.elements() }];
+        let to = if direct { output.address as *mut f32 } else { received.as_mut_ptr() };
         let group = self.group.as_raw();
-        // SAFETY: statics of the library, set since MPI was initialised.
+        // SAFETY: statics of the library, set when MPI was initialised.
         let (float, sum) = unsafe { (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM) };
         // SAFETY: an all-zero request is a valid place for MPI to write one to.
         let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
-        // SAFETY: `sent` and `landing` move into the request below, their heap memory stays where it is and outlives the
-        // transfer. The device checked that the tensors lie in live host memory and have the elements that the kind
-        // demands; they are not touched before the request has been waited for, as the trait demands.
+        // SAFETY: `sent` and `received` move into the request below; their heap memory stays in place and outlives the
+        // transfer. The device checked that the tensors are in live host memory and have the number of elements that the
+        // kind requires. The trait requires that nobody touches them before the request was waited for.
         let code = unsafe {
             match kind {
                 CollectiveKind::AllReduceSum => {
@@ -102,7 +102,7 @@ impl Communicator for MpiCommunicator {
                     ffi::MPI_Ireduce_scatter_block(from.cast(), to.cast(), outputs, float, sum, group, &mut request)
                 }
                 CollectiveKind::Send { to } => {
-                    landing.clear();
+                    received.clear();
                     ffi::MPI_Issend(from.cast(), inputs, float, to as i32, TAG, group, &mut request)
                 }
                 CollectiveKind::Receive { from } => {
@@ -110,21 +110,21 @@ impl Communicator for MpiCommunicator {
                 }
             }
         };
-        let request = MpiRequest { request, sent, landing, output: *output, kind, name: self.name.clone() };
+        let request = MpiRequest { request, sent, received, output: *output, kind, name: self.name.clone() };
         check(code, kind.name(), &self.name)?;
         Ok(Box::new(request))
     }
 }
 
-/// Messages between two ranks are told apart by their order alone.
+/// One tag for all messages: those between two ranks are matched by their order.
 const TAG: i32 = 0;
 
 struct MpiRequest {
     request: ffi::MPI_Request,
-    /// What MPI reads from until the request is done; emptied then.
+    /// Send buffer. MPI reads from it until the request is done.
     sent: Vec<f32>,
-    /// What MPI writes to where the output is not f32; rounded into it then.
-    landing: Vec<f32>,
+    /// Receive buffer where the output is not f32. Rounded into the output when the request is done.
+    received: Vec<f32>,
     output: Tensor,
     kind: CollectiveKind,
     name: String,
@@ -136,18 +136,18 @@ impl Request for MpiRequest {
         let code = unsafe { ffi::MPI_Wait(&mut self.request, ffi::RSMPI_STATUS_IGNORE) };
         check(code, self.kind.name(), &self.name)?;
         self.sent = Vec::new();
-        let landing = std::mem::take(&mut self.landing);
-        if !landing.is_empty() {
-            host_memory::write(&self.output, landing.into_iter());
+        let received = std::mem::take(&mut self.received);
+        if !received.is_empty() {
+            host_memory::write(&self.output, received.into_iter());
         }
         Ok(())
     }
 }
 
 impl Drop for MpiRequest {
-    /// MPI may still use the memory of a request that failed or that nobody waited for, and waiting here could take for
-    /// ever.
+    /// Leaks the buffers of a request that failed or that nobody waited for: MPI may still use them, and waiting here could
+    /// take forever.
     fn drop(&mut self) {
-        std::mem::forget((std::mem::take(&mut self.sent), std::mem::take(&mut self.landing)));
+        std::mem::forget((std::mem::take(&mut self.sent), std::mem::take(&mut self.received)));
     }
 }

@@ -1,0 +1,89 @@
+//! Which stage of a pipeline has which part of the model.
+
+/// Places the parts of a model on stages. The model is cut into `stages * chunks` consecutive parts, and each stage has
+/// `chunks` of them.
+///
+/// Parts go to the stages in turn, as Megatron's interleaved schedule has them: chunk `c` of stage `r` is part
+/// `c * stages + r`. With several chunks the last stage therefore feeds the first stage's next chunk. [`Placement::part`]
+/// and [`Placement::stage_of`] are the only code that knows this rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    stages: usize,
+    chunks: usize,
+}
+
+impl Placement {
+    /// The placement of `chunks` chunks on each of `stages` stages.
+    ///
+    /// # Panics
+    /// If either is 0.
+    pub fn new(stages: usize, chunks: usize) -> Placement {
+        assert!(stages > 0 && chunks > 0, "{stages} stages with {chunks} chunks each");
+        Placement { stages, chunks }
+    }
+
+    /// The number of stages.
+    pub fn stages(self) -> usize {
+        self.stages
+    }
+
+    /// The number of chunks on each stage.
+    pub fn chunks(self) -> usize {
+        self.chunks
+    }
+
+    /// The number of parts that the model is cut into.
+    pub fn parts(self) -> usize {
+        self.stages * self.chunks
+    }
+
+    /// The part of the model that is chunk `chunk` of stage `stage`.
+    pub fn part(self, stage: usize, chunk: usize) -> usize {
+        chunk * self.stages + stage
+    }
+
+    /// The stage that has a part of the model.
+    pub fn stage_of(self, part: usize) -> usize {
+        part % self.stages
+    }
+
+    /// Each pair of stages of which the first feeds the second, once.
+    pub fn edges(self) -> Vec<(usize, usize)> {
+        let mut edges = Vec::new();
+        for part in 1..self.parts() {
+            let edge = (self.stage_of(part - 1), self.stage_of(part));
+            if edge.0 != edge.1 && !edges.contains(&edge) {
+                edges.push(edge);
+            }
+        }
+        edges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_and_its_stage_are_found_from_each_other() {
+        for (stages, chunks) in (1..6).flat_map(|stages| (1..4).map(move |chunks| (stages, chunks))) {
+            let placement = Placement::new(stages, chunks);
+            let mut parts: Vec<usize> = Vec::new();
+            for (stage, chunk) in (0..stages).flat_map(|stage| (0..chunks).map(move |chunk| (stage, chunk))) {
+                let part = placement.part(stage, chunk);
+                assert_eq!(placement.stage_of(part), stage);
+                parts.push(part);
+            }
+            parts.sort();
+            assert_eq!(parts, (0..placement.parts()).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn the_last_stage_feeds_the_first_only_with_several_chunks() {
+        assert_eq!(Placement::new(1, 1).edges(), []);
+        assert_eq!(Placement::new(3, 1).edges(), [(0, 1), (1, 2)]);
+        assert_eq!(Placement::new(3, 2).edges(), [(0, 1), (1, 2), (2, 0)]);
+        assert_eq!(Placement::new(2, 3).edges(), [(0, 1), (1, 0)]);
+    }
+}

@@ -1,0 +1,46 @@
+//! When a stage begins its receives.
+
+use std::ops::Range;
+
+/// The receives of one direction in a step. They are numbered in the order of the tasks that take them, which is the order
+/// of the sends.
+///
+/// With one buffer, a receive begins one task before the task that takes it: early enough to overlap with a task, late
+/// enough not to occupy a GPU's multiprocessors for long. With more buffers, it begins as soon as a buffer is free: only
+/// then does the sender never wait for a task of this stage that itself waits for the sender.
+pub struct ReceiveQueue {
+    /// Positions of the receiving tasks in the stage's order.
+    receivers: Vec<usize>,
+    buffers: usize,
+    begun: usize,
+    taken: usize,
+}
+
+impl ReceiveQueue {
+    pub(crate) fn new(receivers: Vec<usize>, buffers: usize) -> ReceiveQueue {
+        ReceiveQueue { receivers, buffers, begun: 0, taken: 0 }
+    }
+
+    /// The numbers of the receives to begin now, before the task at position `next`. They count as begun afterwards.
+    pub fn begin(&mut self, next: usize) -> Range<usize> {
+        let first = self.begun;
+        while self.begun < self.receivers.len()
+            && self.begun - self.taken < self.buffers
+            && (self.buffers > 1 || self.receivers[self.begun] <= next)
+        {
+            self.begun += 1;
+        }
+        first..self.begun
+    }
+
+    /// The number of the receive whose values are taken now. Its buffer is free afterwards.
+    pub fn take(&mut self) -> usize {
+        self.taken += 1;
+        self.taken - 1
+    }
+
+    /// The buffer of a receive.
+    pub fn buffer(&self, receive: usize) -> usize {
+        receive % self.buffers
+    }
+}

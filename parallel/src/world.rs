@@ -1,0 +1,134 @@
+//! All ranks of a run, and the control messages between them.
+
+use std::process::exit;
+use std::rc::Rc;
+
+use device::{Communicator, Result};
+
+use crate::mpi::{MpiCommunicator, MpiWorld};
+use crate::nccl;
+
+/// All ranks of a run. A run makes one on its main thread, which then makes all MPI calls.
+///
+/// A process that no launcher started is the whole world. It never starts MPI, which would need a session folder that other
+/// processes share, and time.
+///
+/// Every method that does not return this rank's own number is collective: all ranks call it together, in the same order.
+pub struct World {
+    /// `None` for a single process.
+    mpi: Option<MpiWorld>,
+}
+
+impl World {
+    /// The world of this process alone. MPI is not started.
+    pub fn single() -> World {
+        World { mpi: None }
+    }
+
+    /// The world of all ranks that a launcher started. Starts MPI, which ends when this and all communicators made from it
+    /// are dropped.
+    ///
+    /// # Errors
+    /// When MPI was started before.
+    pub fn mpi() -> Result<World> {
+        Ok(World { mpi: Some(MpiWorld::initialize()?) })
+    }
+
+    /// The number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.mpi.as_ref().map_or(0, MpiWorld::rank)
+    }
+
+    /// The number of processes.
+    pub fn size(&self) -> usize {
+        self.mpi.as_ref().map_or(1, MpiWorld::size)
+    }
+
+    /// Waits for all ranks.
+    pub fn barrier(&self) {
+        if let Some(mpi) = &self.mpi {
+            mpi.barrier();
+        }
+    }
+
+    /// The text that rank `rank` passed, on all ranks.
+    pub fn broadcast_text(&self, rank: usize, text: String) -> String {
+        match &self.mpi {
+            Some(mpi) => mpi.broadcast_text(rank, text),
+            None => text,
+        }
+    }
+
+    /// The largest value of all ranks.
+    pub fn max(&self, value: u64) -> u64 {
+        self.mpi.as_ref().map_or(value, |mpi| mpi.max(value))
+    }
+
+    /// The smallest value of all ranks.
+    pub fn min(&self, value: u64) -> u64 {
+        self.mpi.as_ref().map_or(value, |mpi| mpi.min(value))
+    }
+
+    /// The sum over all ranks.
+    pub fn sum(&self, value: u64) -> u64 {
+        self.mpi.as_ref().map_or(value, |mpi| mpi.sum(value))
+    }
+
+    /// Ends all ranks at once with this exit code. Nothing is torn down.
+    pub fn abort(&self, code: i32) -> ! {
+        match &self.mpi {
+            Some(mpi) if mpi.size() > 1 => mpi.abort(code),
+            _ => exit(code),
+        }
+    }
+
+    /// Divides the world into groups, each with a communicator for tensors in host memory; `group` has the world ranks of
+    /// this rank's. `None` if the group is this rank alone.
+    ///
+    /// # Panics
+    /// If this rank is not in its group.
+    pub fn host_communicator(&self, name: &str, group: &[usize]) -> Option<Rc<dyn Communicator>> {
+        let mpi = self.mpi.as_ref()?;
+        let split = mpi.split(group);
+        let members = group.to_vec();
+        (members.len() > 1).then(|| Rc::new(MpiCommunicator::new(name, split, members, mpi.universe())) as Rc<_>)
+    }
+
+    /// As [`World::host_communicator`], for tensors in the memory of GPUs, by NCCL. Each rank has its own GPU open on this
+    /// thread.
+    ///
+    /// Dropping the communicator waits for the group's other ranks to drop theirs. So all ranks drop several communicators
+    /// in the same order. On a fault the process exits without dropping them.
+    ///
+    /// # Errors
+    /// A missing NCCL library, or NCCL's own errors.
+    ///
+    /// # Panics
+    /// If this rank is not in its group.
+    pub fn nccl_communicator(&self, name: &str, group: &[usize]) -> Result<Option<Rc<dyn Communicator>>> {
+        let Some(mpi) = &self.mpi else { return Ok(None) };
+        let split = mpi.split(group);
+        if group.len() == 1 {
+            return Ok(None);
+        }
+        nccl::communicator(&split, name, group.to_vec()).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_process_is_a_world_of_one_without_communicators() {
+        let world = World::single();
+        assert_eq!((world.rank(), world.size()), (0, 1));
+        assert_eq!((world.max(7), world.min(7), world.sum(7)), (7, 7, 7));
+        world.barrier();
+        assert_eq!(world.broadcast_text(0, "text".into()), "text");
+        assert!(world.host_communicator("data", &[0]).is_none());
+        assert!(world.nccl_communicator("data", &[0]).unwrap().is_none());
+        // MPI was not started: it can be asked whether it was at any time.
+        assert!(!mpi::environment::is_initialized());
+    }
+}
