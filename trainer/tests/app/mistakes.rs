@@ -145,7 +145,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--end-of-text x", &["data.end_of_text without data.path", "leave it out"]),
     ("--validation-path file", &["data.validation_path without data.path"]),
     ("--raw-tokens u16", &["data.raw_tokens without data.path"]),
-    ("--kind mlp --data-path file", &["data.path with model.kind = \"mlp\"", "rows that the trainer makes"]),
+    ("--kind mlp --data-path file", &["data.path with model.kind = \"mlp\"", "an MLP trains on generated data"]),
     // Models.
     ("--hidden 65", &["model.hidden = 65 with model.heads = 4", "set model.hidden = 68"]),
     ("--heads 0", &["model.heads = 0", "at least 1"]),
@@ -230,7 +230,7 @@ const FLAGS: &[(&str, &[&str])] = &[
         &["--validation with train.eval_steps = 0", "leave --validation"],
     ),
     ("batches --output out --validation file/v", &["--validation file/v: Not a directory", "that exists"]),
-    ("tokenize --output file/out value.toml", &["cannot be written: Not a directory", "a folder that can be made"]),
+    ("tokenize --output file/out value.toml", &["cannot be written: Not a directory", "a folder that can be created"]),
     // Files that are written after the steps.
     ("--trace nowhere/t.json", &["logging.trace = nowhere/t.json: No such file", "a folder that exists"]),
     ("--trace empty", &["logging.trace = empty: Is a directory", "a file that can be written"]),
