@@ -7,7 +7,7 @@ use launch::signals::listen;
 /// Listens for SIGINT and SIGTERM from now on.
 ///
 /// # Errors
-/// The operating system's.
+/// Operating system errors.
 pub(super) fn interruption() -> Result<Stop, DataError> {
     let stop = listen().map_err(|error| DataError {
         what: format!("signals cannot be handled: {error}"),

@@ -22,6 +22,8 @@ use crate::config::{CudaGraphConfig, GraphMempool, GraphScope, RunConfig, TrainC
 pub struct RunPlan {
     /// The configuration that the plan was made from. Sections that need no derived values are used from here.
     pub config: RunConfig,
+    /// Steps of the run.
+    pub steps: usize,
     /// The model with all sizes.
     pub model: ModelPlan,
     /// The model's counts.
@@ -77,7 +79,18 @@ impl RunPlan {
         let watch = watch_settings(&config.parallel)?;
         let optimizer = OptimizerPlan::new(&config.optimizer, config.train.steps)?;
         let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
-        Ok(RunPlan { config, model, size, parallel, batch, optimizer, graphs, evaluation, watch })
+        Ok(RunPlan {
+            steps: config.train.steps,
+            config,
+            model,
+            size,
+            parallel,
+            batch,
+            optimizer,
+            graphs,
+            evaluation,
+            watch,
+        })
     }
 
     /// The layers of a rank.

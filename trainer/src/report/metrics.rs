@@ -75,7 +75,7 @@ impl MetricsFile {
     /// Creates the file in `folder`.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
         Ok(MetricsFile { file: BufWriter::new(File::create(folder.join(METRICS))?) })
     }
@@ -84,7 +84,7 @@ impl MetricsFile {
     /// removed, so that each step appears once.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn resume(folder: &Path, step: usize) -> std::io::Result<MetricsFile> {
         let (file, _) = continued(&folder.join(METRICS), "step", step)?;
         Ok(MetricsFile { file: BufWriter::new(file) })
@@ -93,7 +93,7 @@ impl MetricsFile {
     /// Waits until every line is on disk.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn sync(&mut self) -> std::io::Result<()> {
         self.file.flush()?;
         self.file.get_ref().sync_data()
@@ -102,7 +102,7 @@ impl MetricsFile {
     /// Adds a step.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
         serde_json::to_writer(&mut self.file, metrics)?;
         self.file.write_all(b"\n")?;

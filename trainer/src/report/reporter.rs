@@ -88,7 +88,7 @@ impl<'p> Reporter<'p> {
         peak: Option<f64>,
         start: usize,
     ) -> Reporter<'p> {
-        let steps = plan.config.train.steps;
+        let steps = plan.steps;
         let bar = log.is_some().then(|| {
             let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} of {eta} left  {msg}") {

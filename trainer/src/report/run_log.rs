@@ -18,7 +18,7 @@ impl RunLog {
     /// Creates the files in `logging.dir`, or continues them at a `step` above 0.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn open(logging: &LoggingConfig, step: usize) -> std::io::Result<RunLog> {
         let folder = Path::new(&logging.dir);
         let metrics = if step == 0 { MetricsFile::create(folder) } else { MetricsFile::resume(folder, step) }?;
@@ -30,7 +30,7 @@ impl RunLog {
     /// Adds a step.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn write(&mut self, step: &StepMetrics) -> std::io::Result<()> {
         self.metrics.write(step)?;
         if let Some(events) = &mut self.events {
@@ -42,7 +42,7 @@ impl RunLog {
     /// Waits until every line of `metrics.jsonl` is on disk. A resumed run reads that file.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn sync(&mut self) -> std::io::Result<()> {
         self.metrics.sync()
     }
@@ -50,7 +50,7 @@ impl RunLog {
     /// Writes the files that are written once, at the end.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn finish(&mut self) -> std::io::Result<()> {
         self.history.as_mut().map_or(Ok(()), History::finish)
     }

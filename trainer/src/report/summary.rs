@@ -17,12 +17,12 @@ pub fn summary(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &
     let compute = config.precision.compute;
     let preset = config.model.preset;
     let parameters = count(plan.size.parameters as f64);
-    let tokens = plan.batch.samples_of(config.train.steps) as f64 * plan.size.losses_per_sample as f64;
+    let tokens = plan.batch.samples_of(plan.steps) as f64 * plan.size.losses_per_sample as f64;
     let mut rows = vec![
         ("model", format!("{preset}, {parameters} parameters")),
         ("data", source.describe()),
         ("batch", batch(plan)),
-        ("steps", format!("{}, {} tokens", config.train.steps, count(tokens))),
+        ("steps", format!("{}, {} tokens", plan.steps, count(tokens))),
         ("device", format!("{}, {compute}", describe_device(device, ranks))),
         ("weights", weights(plan, stage)),
         ("optimizer", optimizer(plan, stage)),

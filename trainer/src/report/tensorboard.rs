@@ -21,7 +21,7 @@ impl EventFile {
     /// later ones of earlier files.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn create(folder: &Path, step: usize) -> std::io::Result<EventFile> {
         let now = seconds();
         let host = host_name();
@@ -39,7 +39,7 @@ impl EventFile {
     /// Adds a step's numbers.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
         let mut summary = Vec::new();
         for (tag, value) in scalars(metrics) {

@@ -26,7 +26,7 @@ impl History {
     /// Creates the history in `folder`, or continues it at a `step` above 0, after the rows of earlier steps.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn open(folder: &Path, step: usize) -> std::io::Result<History> {
         let path = folder.join("wandb-history.jsonl");
         let (file, last) = continued(&path, "_step", step)?;
@@ -39,7 +39,7 @@ impl History {
     /// Adds a step.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
         let mut row = Map::new();
         row.insert("_step".into(), metrics.step.into());
@@ -55,7 +55,7 @@ impl History {
     /// Writes the summary.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Operating system errors.
     pub fn finish(&mut self) -> std::io::Result<()> {
         std::fs::write(&self.summary_path, format!("{:#}\n", Value::Object(self.summary.clone())))
     }

@@ -68,7 +68,7 @@ impl Accelerator {
     /// Opens the device. With `check`, every operation is checked for races.
     ///
     /// # Errors
-    /// The driver's or a library's; threads that cannot be started.
+    /// Errors of the driver or of a library; threads that cannot be started.
     pub fn open(self, exactness: Exactness, threads: usize, check: bool) -> device::Result<Device> {
         match self {
             Accelerator::Host => Device::host(HostOptions { threads, check, dry: false }),

@@ -19,7 +19,7 @@ const OWNER: &str = "run.id";
 /// run if they end before `resumes_at`. For a run that starts anew, all existing metrics belong to another run.
 ///
 /// # Errors
-/// The operating system's.
+/// Operating system errors.
 pub fn claim(folder: &Path, run: &str, resumes_at: Option<usize>) -> Result<Option<PathBuf>> {
     std::fs::create_dir_all(folder)?;
     let owner = std::fs::read_to_string(folder.join(OWNER)).ok();

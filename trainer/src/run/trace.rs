@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use common::UserError;
 use common::terminal::warn;
 use device::Device;
+use engine::graph_options::GraphOptions;
 use launch::watch::activity::{Activity, Doing};
 
-use crate::config::plan::RunPlan;
+use crate::config::LoggingConfig;
 use crate::error::RunError;
 use crate::ranks::Ranks;
 use crate::report::summary::describe_device;
@@ -47,8 +48,13 @@ impl StepTrace {
     ///
     /// # Errors
     /// CUPTI is missing on a GPU.
-    pub fn prepare(plan: &RunPlan, ranks: &Ranks, device: &Device, first_step: usize) -> Result<StepTrace, UserError> {
-        let logging = &plan.config.logging;
+    pub fn prepare(
+        logging: &LoggingConfig,
+        graphs: &GraphOptions,
+        ranks: &Ranks,
+        device: &Device,
+        first_step: usize,
+    ) -> Result<StepTrace, UserError> {
         let Some(file) = &logging.trace else {
             return Ok(StepTrace { target: None, state: State::Written, write_error: None });
         };
@@ -58,7 +64,7 @@ impl StepTrace {
             let (what, fix) = text.split_once(". Fix: ").unwrap_or((&text, "leave out --trace"));
             UserError::new(format!("logging.trace: {what}"), "times on a GPU come from CUPTI", fix)
         })?;
-        let first_replay = if plan.graphs.enable { plan.graphs.warmup_steps + 1 } else { 1 };
+        let first_replay = if graphs.enable { graphs.warmup_steps + 1 } else { 1 };
         let after = logging.trace_after.map_or(first_replay, |step| step.saturating_sub(first_step));
         let target = Target {
             path,
@@ -73,7 +79,7 @@ impl StepTrace {
     /// Starts the timeline if the next step is its first.
     ///
     /// # Errors
-    /// The device's.
+    /// Device errors.
     pub fn before_step(&mut self, device: &Device) -> Result<(), RunError> {
         match (&self.target, &mut self.state) {
             (Some(target), State::Waiting(0)) => {
@@ -90,7 +96,7 @@ impl StepTrace {
     /// ends with the error only after its last step.
     ///
     /// # Errors
-    /// The device's.
+    /// Device errors.
     pub fn after_step(&mut self, device: &Device) -> Result<(), RunError> {
         let State::Running(steps) = &mut self.state else { return Ok(()) };
         *steps -= 1;

@@ -50,7 +50,9 @@ pub fn train(
     };
     // A timeline is prepared before the first graph, and before any other work that its failure would make vain.
     let first_step = session.as_ref().map(|session| session.progress().step);
-    let trace = first_step.map(|step| StepTrace::prepare(plan, ranks, device, step)).transpose()?;
+    let trace = first_step
+        .map(|step| StepTrace::prepare(&plan.config.logging, &plan.graphs, ranks, device, step))
+        .transpose()?;
     // On a fault nothing is torn down: freeing memory that the device still uses waits for the device, and for the ranks that
     // it waits for, before anybody is told.
     let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
@@ -113,7 +115,7 @@ impl<'r> Trainer<'r> {
         stage: &'r mut Stage,
     ) -> Result<Option<Trainer<'r>>, RunError> {
         let progress = session.progress();
-        let steps = plan.config.train.steps;
+        let steps = plan.steps;
         if progress.step >= steps {
             if ranks.rank == 0 {
                 let done = progress.step;
@@ -151,13 +153,13 @@ impl<'r> Trainer<'r> {
 
     /// Trains until the last step, or until the run has to stop.
     fn run(&mut self) -> Result<(), RunError> {
-        while self.progress.step < self.steps() {
+        while self.progress.step < self.plan.steps {
             let _span = tracing::info_span!("step", step = self.progress.step).entered();
             self.train_step()?;
             self.evaluate_if_due()?;
             let stop = self.must_stop();
             let saved = self.save_if_due(stop)?;
-            if stop && self.progress.step < self.steps() {
+            if stop && self.progress.step < self.plan.steps {
                 self.say_why_stopped(saved);
                 break;
             }
@@ -201,7 +203,7 @@ impl<'r> Trainer<'r> {
 
     /// Evaluates at the configured interval and after the last step, and reports the step before with the loss.
     fn evaluate_if_due(&mut self) -> Result<(), RunError> {
-        let (done, steps) = (self.progress.step, self.steps());
+        let (done, steps) = (self.progress.step, self.plan.steps);
         let Some(evaluation) = self.plan.evaluation.filter(|plan| done % plan.interval == 0 || done == steps) else {
             return Ok(());
         };
@@ -224,7 +226,7 @@ impl<'r> Trainer<'r> {
     /// Writes a checkpoint if one is due. Returns whether this was tried.
     fn save_if_due(&mut self, stop: bool) -> Result<bool, RunError> {
         let step = self.progress.step;
-        let last = stop || step == self.steps();
+        let last = stop || step == self.plan.steps;
         if !self.session.due(step, last) {
             return Ok(false);
         }
@@ -253,7 +255,7 @@ impl<'r> Trainer<'r> {
             (_, true) => "not saved",
             _ => "not saved, because checkpoint.dir is unset",
         };
-        self.report.say(&format!("{why}stops after step {} of {}, {state}", self.progress.step, self.steps()));
+        self.report.say(&format!("{why}stops after step {} of {}, {state}", self.progress.step, self.plan.steps));
     }
 
     /// Reports the last step and writes the files that are written once, at the end.
@@ -294,10 +296,6 @@ impl<'r> Trainer<'r> {
     fn wait(&mut self, step: SubmittedStep) -> Result<FinishedStep, RunError> {
         self.ranks.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
     }
-
-    fn steps(&self) -> usize {
-        self.plan.config.train.steps
-    }
 }
 
 /// Claims the run's folder, writes the resolved configuration and opens the files of steps.
@@ -323,7 +321,7 @@ fn prefetch(
 ) -> Result<Prefetch, RunError> {
     let (batch, data_rank) = (plan.batch.clone(), plan.parallel.data_rank(rank));
     let mut consumed = progress.samples;
-    let steps = progress.step..plan.config.train.steps;
+    let steps = progress.step..plan.steps;
     Ok(Prefetch::start(source, steps, stage.staging(BATCHES_IN_MEMORY)?, move |_| {
         let share = batch.share_after(consumed, data_rank);
         consumed += batch.samples_after(consumed) as u64;

@@ -18,6 +18,7 @@ use crate::report::gpu_peak::peak_tflops;
 use crate::run::accelerator::Accelerator;
 use cases::Case;
 pub(crate) use command::{command, request, run};
+use rates::Unit;
 use workbench::{Workbench, Written, distance};
 
 /// What to check.
@@ -213,9 +214,9 @@ fn rates(device: &Device) -> Vec<Finding> {
         Ok(rates) => rates
             .into_iter()
             .map(|rate| {
-                let share = peak.filter(|_| rate.unit == "TFLOP/s").map(|peak| rate.value / peak * 100.0);
+                let share = peak.filter(|_| rate.unit == Unit::Tflops).map(|peak| rate.value / peak * 100.0);
                 let share = share.map_or(String::new(), |share| format!(", {share:.0} % of the data sheet's peak"));
-                let digits = usize::from(rate.unit == "us");
+                let digits = usize::from(rate.unit == Unit::Microseconds);
                 let value = format!("{:.digits$} {}{share}", rate.value, rate.unit);
                 Finding { about: "rate", name: rate.name, value, verdict: Verdict::Ok }
             })

@@ -1,5 +1,6 @@
 //! The device's rates of matrix products, copies and attention, and the host's time for a launch.
 
+use std::fmt::{self, Display, Formatter};
 use std::time::Instant;
 
 use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Fill, Gemm};
@@ -11,7 +12,25 @@ use super::workbench::Workbench;
 pub(super) struct Rate {
     pub(super) name: String,
     pub(super) value: f64,
-    pub(super) unit: &'static str,
+    pub(super) unit: Unit,
+}
+
+/// The unit of a rate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    Tflops,
+    GigabytesPerSecond,
+    Microseconds,
+}
+
+impl Display for Unit {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unit::Tflops => "TFLOP/s",
+            Unit::GigabytesPerSecond => "GB/s",
+            Unit::Microseconds => "us",
+        })
+    }
 }
 
 /// Operations in a timed graph.
@@ -25,12 +44,16 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     let out = bench.output([size, size], DType::Bf16)?;
     let seconds = seconds(bench, &Gemm::linear(a, b, out, Epilogue::None).into())?;
     let flops = 2.0 * (size as f64).powi(3);
-    rates.push(Rate { name: format!("gemm bf16 {size}^3"), value: flops / seconds / 1e12, unit: "TFLOP/s" });
+    rates.push(Rate { name: format!("gemm bf16 {size}^3"), value: flops / seconds / 1e12, unit: Unit::Tflops });
 
     let (from, to) = (bench.input([1 << 28], DType::F32)?, bench.output([1 << 28], DType::F32)?);
     let seconds_copy = self::seconds(bench, &Copy { input: from, output: to }.into())?;
     let moved = 2.0 * from.bytes() as f64;
-    rates.push(Rate { name: "copy 1 GiB, read + write".into(), value: moved / seconds_copy / 1e9, unit: "GB/s" });
+    rates.push(Rate {
+        name: "copy 1 GiB, read + write".into(),
+        value: moved / seconds_copy / 1e9,
+        unit: Unit::GigabytesPerSecond,
+    });
 
     let (batch, seq, heads, head_dim) = (8, 2048, 16, 128);
     let qkv = bench.input([batch, seq, 3 * heads * head_dim], DType::Bf16)?;
@@ -40,21 +63,21 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     let flops = 2.0 * (batch * heads * seq * seq * head_dim) as f64;
     let name = |pass: &str| format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
     let seconds = self::seconds(bench, &forward)?;
-    rates.push(Rate { name: name("forward"), value: flops / seconds / 1e12, unit: "TFLOP/s" });
+    rates.push(Rate { name: name("forward"), value: flops / seconds / 1e12, unit: Unit::Tflops });
     let grad_output = bench.input([batch, seq, heads * head_dim], DType::Bf16)?;
     let grad_qkv = bench.output(qkv.shape, DType::Bf16)?;
     let backward =
         AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads: heads, dropout: None };
     let seconds = self::seconds(bench, &backward.into())?;
-    rates.push(Rate { name: name("backward"), value: 2.5 * flops / seconds / 1e12, unit: "TFLOP/s" });
+    rates.push(Rate { name: name("backward"), value: 2.5 * flops / seconds / 1e12, unit: Unit::Tflops });
 
     let small: Op = Fill { output: bench.output([1], DType::F32)?, value: 1.0 }.into();
     let value = host_us(bench, || bench.stream.submit(small.clone()))?;
-    rates.push(Rate { name: "host time to launch a kernel".into(), value, unit: "us" });
+    rates.push(Rate { name: "host time to launch a kernel".into(), value, unit: Unit::Microseconds });
     for kernels in [1, REPEATS] {
         let graph = graph_of(bench, &small, kernels)?;
         let value = host_us(bench, || graph.launch(&bench.stream))?;
-        rates.push(Rate { name: format!("host time to launch a graph of {kernels}"), value, unit: "us" });
+        rates.push(Rate { name: format!("host time to launch a graph of {kernels}"), value, unit: Unit::Microseconds });
     }
     Ok(rates)
 }

@@ -99,7 +99,7 @@ impl Generator {
     /// the next token.
     ///
     /// # Errors
-    /// The device's.
+    /// Device errors.
     pub fn start(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
         // Any token will do behind the prompt: its cache entries are overwritten before they are read.
         let mut padded = tokens.to_vec();
@@ -113,7 +113,7 @@ impl Generator {
     /// and the newer half is read again from the start.
     ///
     /// # Errors
-    /// The device's.
+    /// Device errors.
     pub fn read(&mut self, token: i32) -> Result<Vec<f32>> {
         let position = self.read.len();
         self.read.push(token);
@@ -129,7 +129,7 @@ impl Generator {
     /// `each` returns false.
     ///
     /// # Errors
-    /// The device's, or those of `each`.
+    /// Device errors, or those of `each`.
     pub fn generate<E: From<graph_manager::Error>>(
         &mut self,
         prompt: &[i32],

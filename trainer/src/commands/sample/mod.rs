@@ -72,7 +72,7 @@ impl Prompt {
 /// Writes the prompt to `out`, and then each token as it is generated. Returns a line about the model and one about the speed.
 ///
 /// # Errors
-/// A prompt or weights that do not fit; the device's.
+/// A prompt or weights that do not fit; device errors.
 pub fn sample(
     request: &SampleRequest,
     loaded: &Loaded,
