@@ -59,7 +59,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         ("index cut", megatron("cut", &index[..60], &ids), &["has 60 bytes", "2 sequences", "82 bytes"]),
         ("index version", megatron("v2", &[&index[..9], &[2], &index[10..]].concat(), &ids), &["version 2"]),
         ("index of floats", megatron("float", &megatron_index(7, &[300], 2), &ids), &["tokens of type 7"]),
-        ("index with holes", megatron("hole", &moved, &ids), &["sequence 1, 200 tokens", "at byte 200"]),
+        ("index with holes", megatron("hole", &moved, &ids), &["sequence 1, of 200 tokens", "at byte 200"]),
         ("index of another .bin", megatron("other", &index, &ids[..299]), &["600 bytes", "has 598", "belong together"]),
         (
             "id past the vocabulary",

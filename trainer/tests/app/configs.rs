@@ -129,7 +129,7 @@ fn a_dry_run_tells_of_data_that_are_missing_and_a_run_refuses_them() {
     let (code, text) = plan(&["--data-path", there, "--validation-path", "absent"]);
     assert!(code == Some(0) && text.contains("data.validation_path = absent is missing"), "{text}");
     let (code, text) = plan(&["--data-path", there]);
-    assert!(code == Some(0) && text.contains("samples an epoch"), "{text}");
+    assert!(code == Some(0) && text.contains("samples per epoch"), "{text}");
     let (code, _) = plan(&["--data-path", there, "--seq-length", "90000"]);
     assert_eq!(code, Some(2), "what is there and too short is refused");
 }

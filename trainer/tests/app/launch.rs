@@ -80,7 +80,7 @@ fn what_launch_cannot_start_is_answered_with_a_fix() {
         &["launch -- tokenize", "one process"],
     );
     expect(&answer(&["launch", "-n", "2", "--steps", "5"]), 2, &["--steps is unknown", "Fix: put -- before it"]);
-    expect(&answer(&["launch", "-n", "0"]), 2, &["'0'"]);
+    expect(&answer(&["launch", "-n", "0"]), 2, &["`0`", "1..=4096"]);
     let mut nested = mpirun_command(&folder.0);
     let output = nested.args(["-n", "2", TRAINER, "launch", "-n", "2", "--", "--steps", "5"]).output().unwrap();
     expect(&output, 2, &["launch by another launcher", "start it without mpirun"]);
@@ -186,8 +186,8 @@ fn supervised_mpirun_that_would_refuse_root_is_answered_with_the_flag() {
 
 #[test]
 fn ranks_that_mpirun_binds_to_too_few_cores_are_told_and_others_are_not() {
-    let folder = Folder::new("launch-binding");
     let notice = |binding: &[&str]| {
+        let folder = Folder::new("launch-binding");
         let mut command = Command::new("mpirun");
         crate::harness::set_mpi(&mut command, &folder.0);
         command.args(binding).args(["-n", "1", TRAINER]).args(arguments(&folder.0, "--steps 2"));

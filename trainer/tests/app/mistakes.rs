@@ -242,7 +242,7 @@ const FLAGS: &[(&str, &[&str])] = &[
         "supervise -- mpirun -n 2 other",
         &["mpirun -n 2 other does not start the trainer", "trainer supervise -- trainer launch -n 8 -- --save"],
     ),
-    ("supervise -- mpirun -n 2 trainer --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
+    ("supervise -- trainer launch -n 2 -- --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
     ("supervise -- trainer --save s --stepz 5", &["--stepz", "did you mean --steps?"]),
     ("supervise -- trainer doctor", &["these flags do not train"]),
     ("supervise -- trainer --save s --dry-run", &["these flags do not train"]),

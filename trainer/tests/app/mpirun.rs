@@ -73,7 +73,7 @@ fn ranks_that_were_told_different_things_do_not_train() {
     let blend =
         |weights: [&'static str; 2]| [&common[..], &["--data-path", weights[0], whole, weights[1], short]].concat();
     for (first, second, said) in [
-        (on(whole), common.to_vec(), "rank 1 has it not, rank 0 has data.path = one dataset"),
+        (on(whole), common.to_vec(), "rank 1 has no such setting, rank 0 has data.path = one dataset"),
         (
             on(whole),
             [&on(whole)[..], &["--validation-path", short]].concat(),
@@ -207,7 +207,7 @@ fn a_run_keeps_its_lines_and_a_log_of_each_rank() {
 fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
     for (arguments, expected) in [
         ("--stepz 5", ["--stepz is unknown", "`trainer --help`", "did you mean --steps?"]),
-        ("--steps", ["'--steps", "a value as `trainer --help` shows", "`trainer --help`"]),
+        ("--steps", ["--steps <VALUE> has no value", "Rule: ", "`trainer --help`"]),
         ("frobnicate", ["frobnicate", "`trainer --help`", "`trainer --help`"]),
         ("--set train.stepz=5", ["`train.stepz`", "options of the table", "`train.steps`"]),
         ("--set train.steps", ["--set train.steps", "an equals sign", "--set train.steps=100"]),
@@ -281,7 +281,7 @@ fn files_that_are_missing_or_wrong_are_refused_with_path_rule_and_fix() {
     let kind = folder.file("kind.toml", b"[train]\nsteps = \"ten\"\n");
     let broken = folder.file("broken.toml", b"[model]\nlayers = [\n");
     for (arguments, expected) in [
-        (vec!["--data-path", &missing], [missing.as_str(), "files, or folders", "check the path"]),
+        (vec!["--data-path", &missing], [missing.as_str(), "files or folders", "check the path"]),
         (vec!["--data-path", &short], ["holds 11 tokens", "model.seq_length + 1 = 65", "give more text"]),
         (vec!["--data-path", &latin], ["latin.txt is not UTF-8", "data are UTF-8 text", "convert it with iconv"]),
         (vec!["--data-path", &long, "--split", "1"], ["data.split = 1", "not trained on", "set data.split = 0.9"]),
