@@ -6,7 +6,7 @@ struct Gelu {
     template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
 };
 
-// As `max(x, 0)` on the host, a NaN becomes 0 nowhere: it must show.
+// max(x, 0), except that NaN stays NaN, so that it shows.
 struct Relu {
     template <class T> static float value(float x) { return x < 0.0f ? 0.0f : x; }
     template <class T> static float derivative(float x, float grad) { return x <= 0.0f ? 0.0f : grad; }
@@ -61,7 +61,7 @@ template <class T, int N> void swiglu(const T* input, T* output, u32 rows, u32 w
     }
 }
 
-// Its gradient, [grad gate | grad up], and with `output` the forward's result again.
+// The gradient, [grad gate | grad up]; with `output` also the forward's result, recomputed.
 template <class T, int N>
 void swiglu_backward(const T* input, const T* grad_output, T* grad_input, T* output, u32 rows, u32 width) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;

@@ -1,11 +1,12 @@
-// Causal attention over packed QKV, forward and backward, without ever holding the scores in memory (Dao et al., 2022).
+// Causal attention over packed QKV, forward and backward. The scores are never held in memory (Dao et al., 2022).
 //
-// For what cuDNN does not do: f32, dropout with our masks, odd head sizes. Multiplies in f32 on the ordinary cores.
+// For the cases that cuDNN does not do: f32, dropout with our masks, odd head sizes. It multiplies in f32 on the CUDA
+// cores.
 //
 // Memory: qkv and grad_qkv (batch, seq, (heads + 2 kv_heads) dim), output and grad_output (batch, seq, heads dim),
-// stats and delta (batch, heads, seq). A block of 256 threads, seen as 16 x 16, holds tiles of TILE rows in shared memory
-// as f32. Thread (ty, tx) computes the scores of rows ty + 16 i and columns tx + 16 j, and of a result the rows ty + 16 i
-// and the columns 4 (tx + 16 j) .. + 4.
+// stats and delta (batch, heads, seq). A block of 256 threads, seen as 16 x 16, holds tiles of TILE rows in shared
+// memory as f32. Thread (ty, tx) computes the scores of rows ty + 16 i and columns tx + 16 j, and of a result the rows
+// ty + 16 i and the columns 4 (tx + 16 j) .. + 4.
 //
 // Everything is added up in a fixed order: the gradients of queries and those of keys and values come from two kernels,
 // one block for each tile of the result, and a key head's query heads are taken one after the other. No atomics.
@@ -29,7 +30,7 @@ struct Arguments {
     u32 threshold;   // words below it are dropped
     float keep_scale; // 1 / (1 - rate)
     int vector;       // dim is a multiple of 4 and all addresses of 16
-    u32 first_head;   // heads that other ranks have before these, for dropout
+    u32 first_head;   // the number of heads on lower ranks, for dropout
     u32 reserved;
 };
 
@@ -48,8 +49,8 @@ __device__ inline Sample read_sample(const Arguments& a, int batch) {
     return {record[0] + (u32)batch, record[2]};
 }
 
-// Philox4x32-10 (Salmon et al., 2011), word channel % 4 of counter (channel / 4, token, sample, step): what the mask
-// multiplies the probability by.
+// The factor of a probability, from Philox4x32-10 (Salmon et al., 2011): word channel % 4 of the counter (channel / 4,
+// token, sample, step).
 __device__ inline float mask_factor(const Arguments& a, Sample sample, u32 token, u32 channel) {
     u32 c0 = channel / 4, c1 = token, c2 = sample.number, c3 = sample.step;
     u32 k0 = a.key_low, k1 = a.key_high;
@@ -108,7 +109,7 @@ __device__ inline void store4(T* to, float4 x) {
 __device__ inline int padded(const Arguments& a) { return (a.dim + 3) / 4 * 4; }
 __device__ inline int pitch_of(const Arguments& a) { return padded(a) + 4; }
 
-// Rows first .. first + TILE to shared memory; what lies outside the matrix is 0.
+// Copies rows first .. first + TILE to shared memory. Outside of the matrix values are 0.
 template <int TILE, class T>
 __device__ void load_tile(float* tile, Rows<const T> from, int first, const Arguments& a) {
     int chunks = padded(a) / 4, pitch = pitch_of(a);
@@ -268,7 +269,7 @@ __device__ void forward(const Arguments& a) {
                 top = fmaxf(top, scores[i][j]);
             }
             top = row_max(top);
-            // Where all scores are -inf so far, the difference of two infinities would be NaN.
+            // While all scores are -inf, the difference of two infinities would be NaN.
             float base = top == -infinity() ? 0.0f : top;
             float shrink = expf(highest[i] - base), sum = 0.0f;
 #pragma unroll
@@ -318,8 +319,8 @@ __device__ inline ScoreGrad score_grad(const Arguments& a, Sample sample, int he
     return {p * factor, p * (grad * factor - delta) * a.scale};
 }
 
-// The gradient of one tile of queries of one head; writes delta. Shared: queries, their output's gradients, keys, values,
-// weights.
+// The gradient of one tile of queries of one head; writes delta. Shared: queries, their output's gradients, keys,
+// values, weights.
 template <class T, int TILE, int WIDTH>
 __device__ void backward_queries(const Arguments& a) {
     constexpr int R = TILE / 16, C = WIDTH / 64;
@@ -380,8 +381,8 @@ __device__ void backward_queries(const Arguments& a) {
     store_tile(packed((T*)a.grad_qkv, a, batch, head), first, sums, ones, a);
 }
 
-// The gradients of one tile of keys and values of one key head, over its query heads in order; reads delta. Shared: as the
-// queries' kernel.
+// The gradients of one tile of keys and values of one key head, over its query heads in order; reads delta. Shared: as
+// the queries' kernel.
 template <class T, int TILE, int WIDTH>
 __device__ void backward_keys(const Arguments& a) {
     constexpr int R = TILE / 16, C = WIDTH / 64;
@@ -445,7 +446,7 @@ __device__ void backward_keys(const Arguments& a) {
     store_tile(packed((T*)a.grad_qkv, a, batch, a.heads + a.kv_heads + kv), first, value_sums, ones, a);
 }
 
-// Named by type and by the widest head they take; their tiles are known to the host.
+// A name has the type and the widest head that the kernel takes. The host knows the tiles.
 KERNEL(attention_f32_64)(Arguments a) { forward<float, 64, 64>(a); }
 KERNEL(attention_f32_128)(Arguments a) { forward<float, 64, 128>(a); }
 KERNEL(attention_f32_256)(Arguments a) { forward<float, 32, 256>(a); }

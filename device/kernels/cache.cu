@@ -1,8 +1,8 @@
-// Generating text: attention over a cache of keys and values, and rows at a position that lies in device memory, so that
-// one graph serves every token.
+// Generating text: attention over a cache of keys and values, and rows at a position that lies in device memory, so
+// that one graph serves every token.
 #include "common.cuh"
 
-// A position, moved back where `rows` from it would leave `capacity`.
+// The position, clamped so that `rows` from it fit into `capacity`.
 inline u32 position(const int* start, u32 rows, u32 capacity) {
     int at = *start;
     return at < 0 ? 0 : min((u32)at, capacity - rows);
@@ -25,7 +25,8 @@ void take_rows(const T* table, const int* start, T* output, u32 rows, u32 width,
     }
 FOR_EACH_FLOAT(TAKE_ROWS)
 
-// Keys and values of qkv (batch, rows, queries + width) to rows start .. start + rows of cache (batch, capacity, width).
+// Keys and values of qkv (batch, rows, queries + width) to rows start .. start + rows of cache (batch, capacity,
+// width).
 template <class T, int N>
 void append_cache(const T* qkv, T* cache, const int* start, u32 all_rows, u32 rows, u32 queries, u32 width, u32 capacity) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
@@ -58,9 +59,9 @@ struct CachedAttention {
 
 constexpr int WARPS = 8;
 
-// A block for each query (x) and head (y), bound by the reading of the cache. Warp w takes keys w, w + 8, ... and keeps a
-// running maximum, sum and weighted sum of values (Milakov and Gimelshein, 2018), lane l those of channels l, l + 32, ...;
-// at the end the warps' results are added up in order.
+// One block per query (x) and head (y). Reading the cache bounds its speed. Warp w takes keys w, w + 8, ... and keeps a
+// running maximum, sum and weighted sum of values (Milakov and Gimelshein, 2018); its lane l has channels l, l + 32,
+// ... At the end the warps' results are added up in order.
 template <class T, int LANES> void cached_attention(const CachedAttention& a) {
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 sequence = blockIdx.x / a.rows, row = blockIdx.x % a.rows, head = blockIdx.y;

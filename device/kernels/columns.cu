@@ -46,8 +46,8 @@ template <class T, int N> void column_sums(const T* input, float* partial, u32 r
     }
 FOR_EACH_FLOAT(COLUMN_SUMS)
 
-// output[c] (+)= sum of partial[output, chunk, c] over the chunks, for each of as many outputs as the grid has rows. A block
-// is 32 columns by 32 threads of chunks.
+// output[c] (+)= sum of partial[output, chunk, c] over the chunks, for each of as many outputs as the grid has rows. A
+// block is 32 columns by 32 threads of chunks.
 KERNEL(add_partial_columns)
 (const float* partial, float* first, float* second, float* third, u32 chunks, u32 columns, u32 accumulate) {
     __shared__ float sums[32][32];

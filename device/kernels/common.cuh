@@ -115,16 +115,16 @@ template <int N> void store_f32(float* to, const float (&x)[N]) {
     }
 }
 
-// ---- Copies from global to shared memory that go on while the thread does other things ----------------------------
+// ---- Asynchronous copies from global to shared memory -------------------------------------------------------------
 
-// 16 bytes. The thread sees them once it has waited for them, others after a barrier as well.
+// Copies 16 bytes. The thread sees them after it has waited for them, other threads after a barrier besides.
 inline void copy_ahead(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(global)
                  : "memory");
 }
-// The copies since the last call are a group.
+// Makes the copies since the last call a group.
 inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until no more than the last `groups` are under way, 3 at most; a constant.
+// Waits until at most the last `groups` groups are under way. A constant, at most 3.
 inline void wait_for_copies(int groups) {
     if (groups == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
     else if (groups == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -142,8 +142,8 @@ inline void set(bf16* to, float x) { to->bits = (u16)pack_bf16x2(x, 0.0f); }
 // Not a literal: the macro is in a header we do not include.
 inline float infinity() { return __int_as_float(0x7f800000); }
 
-// e^x for results of type T: to the last bits for f32, within 1e-5 for bf16, which rounds at 4e-3. There 0 stands for
-// what is below the smallest normal number: to round that, too, takes three more instructions.
+// e^x for results of type T: precise to the last bits for f32, within 1e-5 for bf16, which rounds at 4e-3. For bf16
+// results below the smallest normal number are 0: to round them correctly would take three more instructions.
 template <class T> float exponential(float x);
 template <> inline float exponential<float>(float x) { return expf(x); }
 template <> inline float exponential<bf16>(float x) {
@@ -183,7 +183,7 @@ template <class F> F block_sum(F x) {
     return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? parts[threadIdx.x % 32] : F(0));
 }
 
-// The largest; a NaN counts only if there is nothing else.
+// The largest value. A NaN counts only if all values are NaN.
 inline float block_max(float x) {
     __shared__ float parts[32];
     x = warp_max(x);

@@ -1,4 +1,4 @@
-// Small blocks that tell a step what the host knows.
+// Small blocks that give a step scalars of the host.
 #include "common.cuh"
 
 KERNEL(write_sample_record)(const Control* control, u64 offset, SampleRecord* record) {

@@ -1,8 +1,8 @@
 // Dropout: the mask is computed, never stored.
 #include "philox.cuh"
 
-// Rows are (sample, token) with `tokens` to a sample, the first here being `first_row` of the batch; one Philox call
-// serves channels 4 k to 4 k + 3.
+// Rows are (sample, token), with `tokens` rows per sample. The first row here is row `first_row` of the batch. One
+// Philox call serves channels 4 k to 4 k + 3.
 template <class T, int N>
 void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,
              u32 key_high, u32 threshold, float scale) {

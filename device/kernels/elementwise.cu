@@ -1,4 +1,4 @@
-// Copies, sums and constants: N values a thread and turn, in a loop over the grid. Every byte is moved once.
+// Copies, sums and constants: a loop over the grid, N values per thread and iteration. Every byte is moved once.
 #include "common.cuh"
 
 // Calls body(first of N values) for all values of the grid's share.
@@ -16,7 +16,7 @@ template <int N, class Body> void for_each(u64 count, Body body) {
     }
 FOR_EACH_FLOAT(FILL)
 
-// Repeats the bytes of a word, the lowest first, from an address that is a multiple of 16 on: a memory set in a graph.
+// Repeats the bytes of a word, the lowest first. The address is a multiple of 16. It replaces memory sets in graphs.
 KERNEL(set_bytes)(u8* to, u32 word, u64 bytes) {
     u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 16;
     if (at + 16 <= bytes) *(uint4*)(to + at) = make_uint4(word, word, word, word);

@@ -1,8 +1,9 @@
 // Gradient of the embedding: sums of gradient rows over runs of equal tokens in a sorted list, whatever their lengths.
 //
-// The list is cut into chunks of 32 entries. A run that lies inside a chunk is complete: it is added to the table. The
-// chunk's first and last runs may go on next door: their sums become two entries of a shorter list, sorted like this one,
-// which is treated the same way, until one chunk is left. So all tokens being equal costs a few small launches more.
+// The list is split into chunks of 32 entries. A run that lies inside a chunk is complete and is added to the table.
+// The chunk's first and last runs may continue in the neighbouring chunks: their sums become two entries of a shorter
+// list, sorted like this one, which is treated the same way, until one chunk is left. So a list of equal tokens costs
+// only a few more small launches.
 #include "common.cuh"
 
 // Entries of a list that one block adds up; `CHUNK` in `device/src/cuda/ops/embedding.rs`.
@@ -11,8 +12,8 @@ const u32 CHUNK = 32;
 const u32 UNROLL = 4;
 const u64 NOTHING = ~0ull;
 
-// Entries of `list` are (token, row of `rows`), or NOTHING; `next_list` has two for each chunk, with rows of `next_rows`
-// of the same numbers. `table` is added to. A block is a chunk, and blockIdx.y a part of the columns.
+// Entries of `list` are (token, row of `rows`), or NOTHING; `next_list` has two for each chunk, with rows of
+// `next_rows` of the same numbers. `table` is added to. A block is a chunk, and blockIdx.y a part of the columns.
 template <class T, int N>
 void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab) {
     __shared__ u64 entries[CHUNK];
@@ -23,7 +24,8 @@ void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, 
     const u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     const bool inside = column < hidden;
     const bool writes_list = threadIdx.x == 0 && blockIdx.y == 0 && !last_list;
-    // The first entry of a chunk is never NOTHING: chunks are even, and the first of each two entries is always there.
+    // The first entry of a chunk is never NOTHING: chunks have an even size, and the first of each pair of entries
+    // exists.
     u32 token = (u32)(entries[0] >> 32);
     bool first_run = true;
     float sum[N] = {};

@@ -1,12 +1,13 @@
-// What a matrix product could not do to its own result: bias, bias and GELU, the gradient of GELU and with it the GELU.
+// Epilogues that the library did not fuse into its product: bias; bias and GELU; the gradient of GELU, with or without
+// the GELU itself.
 //
 // In place on `out`, (rows, columns) row-major. Reads and writes every tensor once; the bias stays in cache.
 #include "gelu.cuh"
 
 struct Epilogue {
     void* out;         // (rows, columns)
-    void* also;        // (rows, columns), of out's type: what a kind writes beside it, or null
-    const void* other; // the bias, (columns), or the kept input of the GELU, (rows, columns)
+    void* also;        // (rows, columns), of out's type: the epilogue's second output, or null
+    const void* other; // the bias, (columns), or the saved input of the GELU, (rows, columns)
     u64 count;         // rows * columns
     u64 columns;
     int other_is_bf16;
@@ -38,7 +39,7 @@ struct BiasGelu {
     }
 };
 
-// out *= gelu'(kept input)
+// out *= gelu'(saved input)
 struct GeluBackward {
     static constexpr bool per_column = false;
     static constexpr bool keeps = false;
@@ -47,7 +48,7 @@ struct GeluBackward {
     }
 };
 
-// out *= gelu'(kept input), also = gelu(kept input)
+// out *= gelu'(saved input), also = gelu(saved input)
 struct GeluBackwardActivated {
     static constexpr bool per_column = false;
     static constexpr bool keeps = true;

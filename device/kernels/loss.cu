@@ -3,7 +3,8 @@
 
 const float LOWEST = -3.4028235e38f;
 
-// The largest value so far and the sum of exponentials below it; LOWEST rather than -inf, as -inf - -inf is no number.
+// The largest value so far and the sum of exponentials relative to it. LOWEST rather than -inf, since -inf - -inf is
+// NaN.
 struct Online {
     float highest;
     float sum;
@@ -31,7 +32,7 @@ template <class T> Online block_online(Online state) {
     return {highest, warp_sum(part.sum * exponential<T>(part.highest - highest))};
 }
 
-// A pack of logits that starts at `column`; what is beyond `vocab` does not count.
+// A pack of logits that starts at `column`. Columns from `vocab` on do not count.
 template <class T, int N> void add_pack(Online& state, const Raw<T, N>& raw, u32 column, u32 vocab) {
     float x[N];
     unpack(raw, x);
@@ -66,8 +67,8 @@ void to_gradient(Raw<T, N>& raw, u32 column, u32 vocab, u32 target, float at_tar
     ::pack(raw, x);
 }
 
-// Softmax and cross-entropy, a block a row, in the online form (Milakov and Gimelshein, 2018). Without `control` nothing is
-// written but the loss. Columns from `vocab` on are padding.
+// Softmax and cross-entropy, one block per row, in the online form (Milakov and Gimelshein, 2018). Without `control`
+// only the loss is written. Columns from `vocab` on are padding.
 struct CrossEntropy {
     void* logits; // (rows, columns), then their gradient
     const int* targets;
@@ -77,7 +78,7 @@ struct CrossEntropy {
     u32 vocab;
 };
 
-// A row whose target is not in the vocabulary counts for nothing.
+// A row whose target is not in the vocabulary does not count.
 template <class T, int N> void ignore(const CrossEntropy& op, T* logits) {
     if (threadIdx.x == 0) op.losses[blockIdx.x] = 0.0f;
     if (!op.control) return;
@@ -87,7 +88,7 @@ template <class T, int N> void ignore(const CrossEntropy& op, T* logits) {
 // Packs of a row that a thread has in flight.
 const int UNROLL = 4;
 
-// Any row: read once more for its gradient.
+// For any row. With a gradient the row is read twice.
 template <class T, int N> void cross_entropy(const CrossEntropy& op) {
     const u64 row = blockIdx.x;
     T* logits = (T*)op.logits + row * op.columns;
@@ -125,12 +126,12 @@ template <class T, int N> void cross_entropy(const CrossEntropy& op) {
     }
 }
 
-// Parts of a row that are waited for one by one.
+// Parts of a row, which are waited for one after the other.
 const int STAGES = 4;
 
-// With a gradient, and rows that fit into shared memory: read once and written once. A thread asks for all its packs at
-// once, with copies that need no registers, and takes them up as they come: the whole row is in flight, while another block
-// of the multiprocessor computes. No thread takes up another's packs, so that there is one barrier in all.
+// With a gradient, for rows that fit into shared memory: a row is read once and written once. A thread requests all its
+// packs at once, with copies that need no registers, and processes them as they arrive. So the whole row is in flight
+// while another block of the multiprocessor computes. No thread processes another's packs, so one barrier is enough.
 template <class T, int N> void cross_entropy_cached(const CrossEntropy& op) {
     extern __shared__ uint4 shared[];
     Raw<T, N>* cache = reinterpret_cast<Raw<T, N>*>(shared);
@@ -181,9 +182,9 @@ FOR_EACH_FLOAT(CROSS_ENTROPY)
 KERNEL(cross_entropy_cached_f32)(const CrossEntropy op) { cross_entropy_cached<float, 4>(op); }
 KERNEL(cross_entropy_cached_bf16)(const CrossEntropy op) { cross_entropy_cached<bf16, 8>(op); }
 
-// What a rank's columns of a row come to, for cross-entropy over a vocabulary that is cut over ranks: the largest logit,
-// the sum of exponentials below it, and the target's logit if it is here; stats (3, rows). Columns from `real` on are
-// padding, and the first is token `first`.
+// For cross-entropy over a vocabulary that is split across ranks: three numbers for each row of a rank's columns, stats
+// (3, rows). They are the largest logit, the sum of exponentials relative to it, and the target's logit if this rank
+// has it. Columns from `real` on are padding. The first column is token `first`.
 template <class T, int N>
 void cross_entropy_part(const T* logits, const int* targets, float* stats, u32 rows, u32 columns, u32 real, u32 first) {
     const u64 row = blockIdx.x;
@@ -213,8 +214,8 @@ void cross_entropy_part(const T* logits, const int* targets, float* stats, u32 r
     }
 FOR_EACH_FLOAT(CROSS_ENTROPY_PART)
 
-// The loss of a row from what all ranks' columns come to, stats (ranks, 3, rows), and with `control` the gradient of the
-// columns here in place of them.
+// The loss of a row from the numbers of all ranks, stats (ranks, 3, rows). With `control` the logits are overwritten by
+// their gradient.
 template <class T, int N>
 void cross_entropy_join(T* logits, const int* targets, const float* stats, float* losses, const Control* control, u32 rows,
                         u32 columns, u32 real, u32 first, u32 vocab, u32 ranks) {

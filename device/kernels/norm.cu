@@ -1,5 +1,5 @@
-// Normalisation with the residual add before it. A row stays in registers: `input` and `residual` are read once, `sum` and
-// `output` written once.
+// Normalisation with the residual add before it. A row stays in registers: `input` and `residual` are read once, `sum`
+// and `output` written once.
 #include "rows.cuh"
 
 struct Norm {
@@ -80,7 +80,7 @@ template <class T, int N, int PACKS, bool WARP> void norm(const Norm& op) {
     KERNEL(norm_##suffix)(const Norm op) { norm<T, N, PACKS, WARP>(op); }
 FOR_EACH_ROW_SHAPE(NORM)
 
-// Any size and address: a block a row, which is read again from the cache.
+// For any size and address: one block per row, which is read again from the cache.
 template <class T> void norm_any(const Norm& op) {
     const T *input = (const T*)op.input, *residual = (const T*)op.residual;
     const T *weight = (const T*)op.weight, *bias = (const T*)op.bias;

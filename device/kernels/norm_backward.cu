@@ -1,8 +1,8 @@
-// Gradient of the normalisation. One pass over the rows, each in registers, gives `grad_input`; the column sums of the
-// parameter gradients, and with SUMS those of `grad_input`, stay in registers from row to row, and go to `partial`, (sums,
-// blocks, hidden) f32: weight, bias if it has one, `grad_input`. `add_partial_columns` adds them up. Moves four tensors of
-// (rows, hidden), and the partial sums twice: 6 % more with two of them at (16384, 2048) bf16 in 528 blocks, most of it in
-// L2.
+// Gradient of the normalisation. One pass over the rows, each in registers, gives `grad_input`. The column sums of the
+// parameter gradients, and with SUMS those of `grad_input`, stay in registers from row to row. In the end they go to
+// `partial`, (sums, blocks, hidden) f32: weight, bias if there is one, `grad_input`. `add_partial_columns` adds them
+// up. It moves four tensors of (rows, hidden), and the partial sums twice: 6 % more with two sums at (16384, 2048) bf16
+// in 528 blocks, most of it in L2.
 #include "rows.cuh"
 
 struct NormBackward {
@@ -41,7 +41,7 @@ template <bool WARP, class T, int N, int PACKS> void fetch_part(Part<T, N, PACKS
     part.rstd = op.rstd[row];
 }
 
-// This block's row of partial sums: what its threads have, and where a warp has a row the warps added in order.
+// This block's row of partial sums, from its threads. With one row per warp, the warps' sums are added in order.
 template <bool WARP, int N, int PACKS> void put_partial(float* partial, const float (&sums)[PACKS][N], u32 hidden) {
     typedef RowThreads<WARP> Threads;
     partial += (u64)blockIdx.x * hidden;
@@ -78,7 +78,8 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
     float grad_weight[PACKS][N] = {}, grad_bias[PACKS][N] = {}, sums[SUMS ? PACKS : 1][N] = {};
     const u64 step = (u64)gridDim.x * Threads::rows();
     u64 row = (u64)blockIdx.x * Threads::rows() + Threads::row();
-    // Warps hide each other's loads. A block waits for all its warps twice a row, so it loads the next row meanwhile.
+    // With one row per warp, warps hide each other's loads. A block waits for all its warps twice per row, so it loads
+    // the next row meanwhile.
     constexpr bool AHEAD = !WARP;
     Part<T, N, PACKS> next = {};
     if (AHEAD && row < op.rows) fetch_part<WARP>(next, op, row);
@@ -93,7 +94,7 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
             float x[N], dy[N], w[N] = {};
             unpack(part.x[p], x);
             unpack(part.dy[p], dy);
-            // Outside the row dy is 0, so nothing below counts.
+            // Outside of the row dy is 0, so nothing there counts.
             if (column < op.hidden) load<N>(weight + column, w);
 #pragma unroll
             for (int i = 0; i < N; i++) {
@@ -125,7 +126,7 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
             pack(raw, x);
             put(grad_input + row * op.hidden + column, raw);
             if constexpr (SUMS) {
-                // Of the values as stored.
+                // The sums are of the values as stored.
                 unpack(raw, x);
 #pragma unroll
                 for (int i = 0; i < N; i++) sums[p][i] += x[i];
@@ -137,8 +138,8 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
     if (op.with_bias) put_partial<WARP>(partial += (u64)gridDim.x * op.hidden, grad_bias, op.hidden);
     if constexpr (SUMS) put_partial<WARP>(partial += (u64)gridDim.x * op.hidden, sums, op.hidden);
 }
-// A block with a row may have 512 threads, for which there are 128 registers each. With a row a warp, blocks are small, and
-// the compiler finds fewer registers where it is told nothing.
+// With one row per block, a block may have 512 threads, and each gets 128 registers. With one row per warp, blocks are
+// small, and without a bound the compiler uses fewer registers.
 #define BOUNDS_true
 #define BOUNDS_false __launch_bounds__(512)
 #define NORM_BACKWARD(T, N, PACKS, WARP, suffix)                                                                       \
@@ -150,7 +151,7 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
     }
 FOR_EACH_ROW_SHAPE(NORM_BACKWARD)
 
-// Any size and address: the columns' sums first, as `grad_input` may take the place of something.
+// For any size and address. The columns' sums come first, since `grad_input` may overwrite an input.
 template <class T> void norm_backward_columns(const NormBackward& op) {
     const T *input = (const T*)op.input, *grad_output = (const T*)op.grad_output;
     u32 blocks = gridDim.y, column = blockIdx.x * blockDim.x + threadIdx.x;

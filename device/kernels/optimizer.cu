@@ -17,7 +17,7 @@ KERNEL(clip_scale)(const float* square_sum, const Control* control, Status* stat
     }
 }
 
-// One tensor; a null pointer where it has no such part.
+// One parameter. A null pointer stands for a tensor that it does not have.
 struct Parameter {
     float* master;
     void* compute;

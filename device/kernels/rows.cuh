@@ -1,4 +1,4 @@
-// Rows of a matrix shared out to threads: a warp a row where rows are short, so that no barrier is needed, else a block.
+// Rows of a matrix distributed to threads: short rows one per warp, which needs no barrier, long rows one per block.
 #pragma once
 #include "common.cuh"
 
@@ -12,7 +12,7 @@ template <bool WARP> struct RowThreads {
         if constexpr (WARP) return warp_sum(x);
         return block_sum(x);
     }
-    // Two at once: as many barriers as for one.
+    // Two sums at once, with as many barriers as for one.
     static void sums(float& x, float& y) {
         x = warp_sum(x), y = warp_sum(y);
         if (WARP || blockDim.x == 32) return;

@@ -1,5 +1,6 @@
-// Stable sort of (token, position) pairs by token: radix sort from the lowest digit (LSD), 8 bits a pass. Each pass counts
-// the digits of every tile, turns the counts into offsets, and moves the pairs. Integers only: always the same order.
+// Stable sort of (token, position) pairs by token: radix sort from the lowest digit (LSD), 8 bits a pass. Each pass
+// counts the digits of every tile, turns the counts into offsets, and moves the pairs. Integers only: always the same
+// order.
 #include "common.cuh"
 
 const u32 DIGITS = 256;
@@ -8,8 +9,8 @@ const u32 WARPS = 8;
 const u32 TILE = 2048;
 const u32 WARP_TILE = TILE / WARPS;
 
-// pairs[i] = row of the token of position i in the upper half, i in the lower; row `vocab` for one outside the table, which
-// begins with token `first`.
+// pairs[i] = (row of the token at position i) in the upper half, i in the lower. The table begins with token `first`; a
+// token outside of it has row `vocab`.
 KERNEL(sort_begin)(const int* tokens, u64* pairs, u32 count, u32 vocab, u32 first) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;

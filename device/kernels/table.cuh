@@ -1,4 +1,5 @@
-// Work over many tensors at once: a table of tensors by value, cut into chunks of fixed size, a block a chunk.
+// Work over many tensors at once: a table of tensors, passed by value and split into chunks of fixed size. One block
+// per chunk.
 #pragma once
 #include "common.cuh"
 

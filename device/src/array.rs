@@ -1,4 +1,4 @@
-//! Arrays on the host that a GPU copies from while the host and the GPU work on.
+//! Arrays on the host that a GPU can copy from asynchronously.
 
 use std::any::Any;
 use std::fmt;
@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::Element;
 use crate::cuda::{PinnedBlock, PrimaryContext};
 
-/// An array of host memory, shared and never changed. Its memory is ordinary memory, or page-locked memory from a
-/// [`Staging`], which a GPU copies without the host's help.
+/// A shared, immutable array in host memory. Its memory is ordinary, or page-locked memory of a [`Staging`], which a
+/// GPU copies without the host's help.
 pub struct HostArray<T> {
     memory: Arc<ArrayMemory<T>>,
 }
@@ -29,14 +29,14 @@ enum ArrayMemory<T> {
     Pinned(BorrowedBlock, usize),
 }
 
-/// A block that returns to its staging memory when nothing reads it any more.
+/// A block that returns to its [`Staging`] when the last array in it is dropped.
 struct BorrowedBlock {
     block: Option<PinnedBlock>,
     home: Staging,
 }
 
-/// Page-locked blocks for arrays. A block is used again when the array in it is gone. Empty on the host device, where
-/// ordinary memory does as well.
+/// Page-locked blocks for arrays. A block is reused once its array is dropped. Empty on the host device, where ordinary
+/// memory serves as well.
 #[derive(Clone, Default)]
 pub struct Staging {
     shared: Arc<Shared>,
@@ -107,7 +107,7 @@ impl<T: Element> ArrayMemory<T> {
 }
 
 impl<T: Element> HostArray<T> {
-    /// The page-locked memory that holds the values; `None` if they are in ordinary memory.
+    /// The page-locked memory of the values. `None` if they are in ordinary memory.
     pub(crate) fn pinned(&self) -> Option<&PinnedBlock> {
         match &*self.memory {
             ArrayMemory::Pageable(_) => None,
@@ -115,7 +115,7 @@ impl<T: Element> HostArray<T> {
         }
     }
 
-    /// Keeps the memory as it is for as long as the returned value lives.
+    /// Keeps the memory for as long as the returned value lives.
     pub(crate) fn hold(&self) -> Arc<dyn Any + Send + Sync> {
         self.memory.clone()
     }

@@ -1,10 +1,11 @@
-//! The graph checker: proves of what is submitted that no two operations race on a buffer and that every read finds
-//! the values of the buffer it names.
+//! The graph checker. It proves for all submitted work that no two operations race on a buffer, and that every read
+//! finds the values of the buffer that it names.
 //!
 //! Happens-before follows from stream order, events, launches and host waits, kept as one vector clock per stream and
-//! per recorded event. MemoryMap is a map of byte ranges, each with the buffer that owns its values, the last write and
-//! the reads since. A graph is analysed once, at the end of its capture, with its nodes' dependencies as the order; a
-//! launch is then one operation that reads what the graph takes from outside and writes what it leaves.
+//! per recorded event. Memory is a map of byte ranges, each with the buffer that owns its values, the last write and
+//! the reads since. A graph is analysed once, at the end of its capture, in the order that its nodes' dependencies
+//! give. From then on a launch counts as one operation. It reads what the graph reads from outside, and writes what the
+//! graph leaves written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -12,7 +13,7 @@ use std::rc::Rc;
 
 use crate::{Accesses, BufferId, CheckError, Node, Result, StreamId, Tensor};
 
-/// How far each stream has come.
+/// A vector clock: how far each stream has come, by its number.
 type Clock = Vec<u64>;
 
 fn join(into: &mut Clock, from: &[u64]) {
@@ -67,7 +68,7 @@ impl MemoryMap {
         }
     }
 
-    /// Puts one blank cell over the range.
+    /// Replaces everything known of the range by `cell`.
     fn replace(&mut self, range: Range<u64>, cell: ByteRange) {
         self.split(range.start);
         self.split(range.end);
@@ -83,7 +84,7 @@ impl MemoryMap {
         self.cells.remove(&range.start);
     }
 
-    /// The cells of a range with the gaps between them filled by blank ones.
+    /// All that is known of a range, in parts. Gaps are filled with blank parts first.
     fn cells(&mut self, range: Range<u64>) -> impl Iterator<Item = (u64, &mut ByteRange)> {
         self.split(range.start);
         self.split(range.end);
@@ -157,7 +158,7 @@ fn write_cell(cell: &mut ByteRange, buffer: BufferId, by: &Access, clock: &Clock
 pub(crate) struct Checker {
     memory: MemoryMap,
     streams: Vec<Clock>,
-    /// What the host has waited for; the host is clock 0, like the default stream.
+    /// What the host has waited for. The host shares number 0 with the default stream.
     host: Clock,
     events: HashMap<u64, Clock>,
 }
@@ -167,7 +168,7 @@ impl Checker {
         Checker { memory: MemoryMap::default(), streams: Vec::new(), host: vec![0], events: HashMap::new() }
     }
 
-    /// The stream's clock after what the host knows, advanced by one operation.
+    /// Advances a stream's clock by one operation, which comes after everything that the host has waited for.
     fn advance(&mut self, stream: StreamId) -> (u64, Clock) {
         let index = stream.index();
         if self.streams.len() <= index {
@@ -279,7 +280,7 @@ impl Checker {
     }
 }
 
-/// A range a graph takes from outside or leaves to it.
+/// A range that a graph reads from outside, or leaves written.
 #[derive(Clone, Debug)]
 struct Effect {
     range: Range<u64>,
@@ -294,7 +295,7 @@ pub(crate) struct Effects {
     writes: Vec<Effect>,
 }
 
-/// Checks a graph's nodes against each other and sums up what a launch reads and writes.
+/// Checks a graph's nodes against each other, and sums up what a launch reads and writes.
 ///
 /// # Errors
 /// A race between nodes, or a read of a buffer another node overwrote.
@@ -303,7 +304,8 @@ pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>]) -> Result<Effects
     let mut effects = Effects::default();
     let mut clocks: Vec<Clock> = Vec::with_capacity(nodes.len());
     for (index, node) in nodes.iter().enumerate() {
-        // Nodes of one stream depend on each other in turn, so a stream is a chain and its count is its clock.
+        // Each node of a stream depends on the node before it. So a stream is a chain, and a node's number can be its
+        // time.
         let mut clock = Clock::new();
         for &dependency in &node.dependencies {
             join(&mut clock, &clocks[dependency]);

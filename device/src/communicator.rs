@@ -1,24 +1,24 @@
-//! What a group of ranks is to a stream. Implementations live in the `parallel` crate.
+//! Groups of ranks, as a stream sees them. Implementations are in the `parallel` crate.
 
 use crate::{Error, Result, Tensor};
 
-/// Which transfer between the ranks of a communicator. Ranks are numbers within it.
+/// A kind of transfer between the ranks of a communicator. Ranks are numbered within the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CollectiveKind {
     /// Every rank ends with the sum over ranks, elementwise.
     AllReduceSum,
     /// Every rank ends with all ranks' inputs, one after the other in rank order.
     AllGather,
-    /// The sum over ranks is cut into as many equal parts as ranks, and each ends with its own.
+    /// The sum over ranks is split into one equal part per rank, and each rank ends with its own part.
     ReduceScatterSum,
-    /// To another rank, which receives it.
+    /// This rank sends its input to another rank.
     Send {
-        /// To whom.
+        /// The receiving rank.
         to: usize,
     },
-    /// From another rank, which sends it.
+    /// This rank receives its output from another rank.
     Receive {
-        /// From whom.
+        /// The sending rank.
         from: usize,
     },
 }
@@ -35,7 +35,7 @@ impl CollectiveKind {
         }
     }
 
-    /// The rank it is sent to.
+    /// The receiving rank of a send.
     pub fn receiver(self) -> Option<usize> {
         match self {
             CollectiveKind::Send { to } => Some(to),
@@ -43,7 +43,7 @@ impl CollectiveKind {
         }
     }
 
-    /// The rank it comes from.
+    /// The sending rank of a receive.
     pub fn sender(self) -> Option<usize> {
         match self {
             CollectiveKind::Receive { from } => Some(from),
@@ -52,14 +52,15 @@ impl CollectiveKind {
     }
 }
 
-/// A CUDA stream of the device's, for libraries that enqueue work on it themselves.
+/// A CUDA stream of the device, for libraries that enqueue work on it themselves.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamHandle(pub *mut std::ffi::c_void);
 
-/// A group of ranks that communicate in one order.
+/// A group of ranks whose transfers keep one order.
 ///
-/// On the host a transfer starts, nonblocking, where its stream reaches it, and is waited for where something comes after
-/// it; both happen on the thread that owns the device. Transfers of one communicator start in submission order.
+/// On the host a transfer starts, without blocking, when its stream reaches it. It is waited for when work that depends
+/// on it is reached. Both happen on the thread that owns the device. Transfers of one communicator start in submission
+/// order.
 pub trait Communicator: std::fmt::Debug {
     /// Its name in errors and traces, such as `data`.
     fn name(&self) -> &str;
@@ -70,8 +71,8 @@ pub trait Communicator: std::fmt::Debug {
     /// Ranks in the group.
     fn size(&self) -> usize;
 
-    /// Makes the connection from each rank to the next, all ranks of the group together. Where it is left to the first
-    /// transfer, the host waits there for the other rank's.
+    /// Connects each rank to the next. All ranks of the group call it together. Without this call the first transfer
+    /// makes the connection, and the host blocks there until the other rank does the same.
     ///
     /// # Errors
     /// [`Error::Communication`] with what the library said.
@@ -79,36 +80,36 @@ pub trait Communicator: std::fmt::Debug {
         Ok(())
     }
 
-    /// Starts a transfer between tensors in host memory, f32 or bf16; bf16 is summed in f32 and rounded once.
+    /// Starts a transfer between tensors in host memory, f32 or bf16. bf16 is summed in f32 and rounded once.
     ///
-    /// What `input` holds is taken at once. Neither tensor's memory may be touched before the returned request has been
-    /// waited for. A send completes when its receiver has come.
+    /// The transfer takes the values that `input` has now. Neither tensor's memory may be touched until the returned
+    /// request has been waited for. A send completes once its receiver has begun to receive.
     ///
     /// # Errors
     /// [`Error::Communication`] with what the library said.
     fn start(&self, kind: CollectiveKind, input: &Tensor, output: &Tensor) -> Result<Box<dyn Request>>;
 
-    /// Enqueues a transfer between tensors in the memory of a CUDA device, or has it recorded while the stream captures.
+    /// Enqueues a transfer between tensors in the memory of a CUDA device, or records it while the stream captures.
     ///
     /// # Errors
-    /// [`Error::Communication`] with what the library said; communicators of the host refuse.
+    /// [`Error::Communication`] with what the library said. A communicator of the host refuses.
     fn enqueue(&self, kind: CollectiveKind, input: &Tensor, _output: &Tensor, _stream: StreamHandle) -> Result<()> {
         let problem = format!("{self:?} transfers host memory, and {:?} is a GPU's", input.shape);
         Err(Error::operation(kind.name(), problem))
     }
 
-    /// World ranks of the group, in its order. Ranks of one group agree.
+    /// The world ranks of the group's members, in the group's order: the same on every member.
     fn members(&self) -> Vec<usize> {
         (0..self.size()).collect()
     }
 
-    /// What another thread can ask while this one waits; none where a failure ends the wait by itself.
+    /// A question that another thread can ask while this thread waits. `None` if a failure ends the wait by itself.
     fn probe(&self) -> Option<Probe> {
         None
     }
 }
 
-/// Fails if a transfer has failed since, without waiting for any: with [`Error::Communication`] and what the library said.
+/// Fails with [`Error::Communication`], and what the library said, if a transfer has failed. It waits for no transfer.
 pub type Probe = Box<dyn Fn() -> Result<()> + Send>;
 
 /// A transfer under way.

@@ -25,7 +25,7 @@ pub enum Error {
         /// What is wrong, with the shapes.
         problem: String,
     },
-    /// Memory could not be had.
+    /// There is not enough memory.
     #[error("out of memory: {name} needs {bytes} bytes, {available}. Fix: a smaller micro-batch, or more ranks")]
     OutOfMemory {
         /// What it was for.
@@ -119,7 +119,7 @@ impl CaptureRule {
         match self {
             CaptureRule::Synchronization => "synchronize before the region begins or after its launch",
             CaptureRule::Allocation => "allocate before the region, or take the buffer from the region's plan",
-            CaptureRule::Invalidated => "mend the first error reported for this capture",
+            CaptureRule::Invalidated => "fix the first error reported for this capture",
             CaptureRule::Unjoined => "record an event on the side stream and wait for it on the capturing stream",
             CaptureRule::Isolation => "wait for outside events before the capture begins",
             CaptureRule::Implicit => "submit to a named stream",
@@ -159,7 +159,7 @@ pub enum CheckError {
         /// The buffer that lies there now.
         owner: String,
     },
-    /// A buffer nothing has written is read.
+    /// A buffer is read that nothing has written.
     #[error("read of nothing: `{reader}` reads buffer `{buffer}`, which no operation has written. Fix: fill it first")]
     Uninitialized {
         /// The operation that reads.
@@ -178,7 +178,7 @@ pub enum CheckError {
         /// The buffer.
         buffer: String,
     },
-    /// A region was replayed at another place than where it was recorded.
+    /// A region was replayed at another position than the one at which it was recorded.
     #[error(
         "replay out of order: step position {position} expects `{expected}`, got `{actual}`. \
          Fix: run every step's regions in the order of the recorded one, or reset the manager"
@@ -188,7 +188,7 @@ pub enum CheckError {
         position: usize,
         /// What was recorded there.
         expected: String,
-        /// What came.
+        /// What was replayed there.
         actual: String,
     },
 }

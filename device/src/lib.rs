@@ -1,7 +1,8 @@
-//! What a GPU is to this project: streams, events, planned memory, capture, graphs, and the operations of a
-//! transformer, behind one vocabulary. The host implementation has CUDA's semantics and runs anywhere.
+//! Streams, events, planned memory, capture and graphs, and the operations of a transformer, behind one vocabulary. On
+//! a GPU it is CUDA. On the host it has CUDA's semantics and runs anywhere.
 //!
-//! Start with [`ops`] (what can be done), then [`Device`] and [`Stream`] (how it is submitted), then [`Graph`].
+//! Start with [`ops`] (what can be done), then [`Device`] and [`Stream`] (how it is submitted), then [`Graph`]. The
+//! crate's `README.md` has an example and says which file holds what.
 
 mod array;
 mod backend;
@@ -30,9 +31,15 @@ pub use dtype::{DType, Element, Float};
 pub use error::{CaptureRule, CheckError, Error, Result};
 pub use graph::{Graph, Node};
 pub use half::bf16;
+pub use host::HostTensors;
 pub use ops::{Accesses, Op, Operation};
 pub use progress::{Order, Progress, ProgressMark, Reached};
 pub use stream::{Event, Stream};
 pub use stream_id::StreamId;
 pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};
 pub use timeline::{Span, Timeline};
+
+/// The README's example, compiled and run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

@@ -1,19 +1,20 @@
-//! How far the work of a device has come, for another thread to read: a watchdog's, while the thread that owns the
-//! device may wait for ever.
+//! How far the work of a device has come. Another thread can read it, such as a watchdog's, while the thread that owns
+//! the device may be blocked forever.
 //!
-//! Work leaves **marks** in host memory: a [`ProgressMark`] is an operation like others, recorded and replayed
-//! with the region it stands in, so that inside a graph too it is known how far the device is. Each kind of mark has a
-//! track of its own: one for steps, one for regions, and one for each order that several ranks keep, such as the
-//! collectives of a communicator. Ranks of a group number these alike: who has begun fewer is the one waited for.
+//! Work leaves **marks** in host memory. A [`ProgressMark`] is an operation like others: it is recorded and replayed
+//! with its region, so progress inside a graph is visible too. Marks lie on **tracks**: one for steps, one for regions,
+//! and one for each order of transfers that several ranks share, such as the collectives of a communicator. All ranks
+//! of a group count these transfers alike, so the rank with the lower count is the straggler.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ops::Collective;
 
-/// Tracks there are; later ones are not marked.
+/// The number of tracks. Orders of transfers beyond it are not marked.
 pub(crate) const TRACKS: usize = 32;
-/// Words of a track: when it was last marked, counted over all tracks, the mark's value, and the track's number of marks.
+/// Words of a track: the sequence number of its last mark (counted over all tracks), that mark's value, and the number
+/// of its marks.
 pub(crate) const WORDS: usize = 3;
 
 const STEPS: usize = 0;
@@ -26,17 +27,17 @@ pub struct Progress {
 }
 
 struct SharedProgress {
-    /// `(TRACKS, WORDS)`. On a GPU its kernels write here too.
+    /// `(TRACKS, WORDS)`. Kernels of a GPU write here too.
     words: [AtomicU64; TRACKS * WORDS],
     sequence: AtomicU64,
-    /// Operations that the host device has run; a GPU has none.
+    /// Operations that the host device has run. It stays 0 on a GPU.
     operations: AtomicU64,
     names: Mutex<ProgressNames>,
 }
 
 #[derive(Default)]
 struct ProgressNames {
-    /// What a mark's value stands for.
+    /// The names that marks' values stand for.
     labels: Vec<String>,
     /// The tracks after those of steps and regions.
     tracks: Vec<Order>,
@@ -57,14 +58,14 @@ impl ProgressMark {
     }
 }
 
-/// An order of transfers that some ranks keep together.
+/// An order of transfers that a group of ranks shares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     /// The communicator's name.
     pub communicator: String,
     /// World ranks that take part.
     pub ranks: Vec<usize>,
-    /// Sender and receiver within the communicator, of messages.
+    /// Sender and receiver within the communicator, for messages from rank to rank.
     pub between: Option<(usize, usize)>,
 }
 
@@ -104,7 +105,7 @@ impl std::fmt::Debug for Progress {
 }
 
 impl Progress {
-    /// The mark of a step's beginning. It is submitted anew each step, never captured.
+    /// The mark of a step's beginning. It is submitted eagerly each step, never captured.
     pub fn step(&self, step: u32) -> ProgressMark {
         ProgressMark { progress: self.clone(), track: STEPS, value: step }
     }
@@ -114,7 +115,7 @@ impl Progress {
         ProgressMark { progress: self.clone(), track: REGIONS, value: self.label(name) }
     }
 
-    /// The mark of a transfer's beginning; none where there are too many orders.
+    /// The mark of a transfer's beginning. `None` if there are too many orders.
     pub(crate) fn transfer(&self, collective: &Collective) -> Option<ProgressMark> {
         let (kind, group) = (collective.kind, &collective.communicator);
         let sent = kind.receiver().map(|to| (group.rank(), to));
@@ -124,7 +125,7 @@ impl Progress {
         self.track(order).map(|track| ProgressMark { progress: self.clone(), track, value })
     }
 
-    /// Marks, from the host, that it begins a transfer of `order` itself. It has no place among the device's.
+    /// Marks that the host itself begins a transfer of `order`. The mark has no position among the device's marks.
     pub fn begin(&self, name: &str, order: Order) {
         let value = self.label(name);
         if let Some(track) = self.track(order) {
@@ -139,7 +140,8 @@ impl Progress {
         self.shared.words[track * WORDS].store(sequence, Ordering::Release);
     }
 
-    /// The host device has run an operation: a region of many takes its time there.
+    /// Notes that the host device has run an operation. There a region of many operations takes long, and this shows
+    /// that it moves.
     pub(crate) fn advance(&self) {
         self.shared.operations.fetch_add(1, Ordering::Relaxed);
     }
@@ -150,7 +152,7 @@ impl Progress {
         track[2].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How far the work has come. A mark that is just being made may be read in part.
+    /// How far the work has come. A mark that is being made meanwhile may be read in part.
     pub fn reached(&self) -> Reached {
         let word = |track: usize, word: usize| self.shared.words[track * WORDS + word].load(Ordering::Acquire);
         let names = self.names();
@@ -186,7 +188,7 @@ impl Progress {
         }) as u32
     }
 
-    /// The track of an order; none where there are too many.
+    /// The track of an order. `None` if there are too many orders.
     fn track(&self, order: Order) -> Option<usize> {
         let tracks = &mut self.names().tracks;
         let known = tracks.iter().position(|track| *track == order);

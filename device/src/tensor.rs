@@ -131,4 +131,17 @@ impl Tensor {
     pub fn range(&self) -> std::ops::Range<u64> {
         self.address..self.address + self.bytes() as u64
     }
+
+    /// As [`Tensor::range`]. `None` if its end is beyond the last address: fields can hold any numbers.
+    pub(crate) fn checked_range(&self) -> Option<std::ops::Range<u64>> {
+        let elements = self.shape.sizes().iter().try_fold(1usize, |elements, size| elements.checked_mul(*size))?;
+        let bytes = elements.checked_mul(self.dtype.size())?;
+        Some(self.address..self.address.checked_add(bytes as u64)?)
+    }
+
+    /// Whether `part` lies in this tensor's memory.
+    pub(crate) fn contains(&self, part: &Tensor) -> bool {
+        let (Some(whole), Some(part)) = (self.checked_range(), part.checked_range()) else { return false };
+        whole.start <= part.start && part.end <= whole.end
+    }
 }

@@ -1,7 +1,8 @@
 //! What a device runs on.
 
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, accept};
 use crate::host::Pool;
+use crate::{Op, Result};
 
 /// What a device runs on.
 pub(crate) enum DeviceBackend {
@@ -9,4 +10,18 @@ pub(crate) enum DeviceBackend {
     Host(Pool),
     /// A GPU.
     Cuda(Box<CudaDevice>),
+}
+
+impl DeviceBackend {
+    /// Fails unless a checked operation can be submitted to a stream, which may be capturing. A capture goes on after
+    /// such a failure.
+    ///
+    /// # Errors
+    /// A GPU cannot run the operation, or cannot capture it yet.
+    pub(crate) fn accept(&self, op: &Op, capturing: bool) -> Result<()> {
+        match self {
+            DeviceBackend::Host(_) => Ok(()),
+            DeviceBackend::Cuda(cuda) => accept(op, capturing, cuda),
+        }
+    }
 }

@@ -5,6 +5,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 
+use common::fnv1a;
 use cudarc::nvrtc::{result, sys};
 
 use super::libraries::Library;
@@ -50,9 +51,9 @@ const HEADERS: &[(&str, &str)] = &[
     kernel_file!("table.cuh"),
 ];
 
-/// Options of every compilation. Not `--use_fast_math`: it flushes subnormals and loosens division everywhere;
-/// kernels ask for fast functions where they want them.
-/// `-v` puts registers and spills of every kernel into the log.
+/// Options of every compilation. `--use_fast_math` is not one of them: it flushes subnormals and loosens division
+/// everywhere, while kernels call fast functions where they want them. `-v` puts the registers and spills of every
+/// kernel into the log.
 const OPTIONS: &[&str] = &["--std=c++17", "-default-device", "--extra-device-vectorization", "--ptxas-options=-v"];
 
 /// NVRTC's version, such as `13.0`.
@@ -123,11 +124,11 @@ pub fn compile(name: &str, source: &str, architecture: &str) -> Result<(Vec<u8>,
     }
 }
 
-/// Loads the machine code of a source with `load`: what an earlier run kept, or what is compiled now, and then kept.
+/// Loads the machine code of a source with `load`. It comes from the cache on disk, or is compiled now and then stored
+/// there.
 ///
 /// # Errors
-/// As [`compile`]; that `load` refuses what was just compiled. Files that cannot be read or written cost time, nothing
-/// else.
+/// As [`compile`]; `load` refuses what was just compiled. A file that cannot be read or written only costs time.
 pub(super) fn load_or_compile<T>(
     name: &str,
     source: &str,
@@ -142,13 +143,14 @@ pub(super) fn load_or_compile<T>(
             Error::operation("cuda", format!("{name}, compiled by NVRTC {version}{place}: {error}"))
         })
     };
-    kept_or_made(file.as_deref(), || Ok(compile(name, source, architecture)?.0), load)
+    load_or_make(file.as_deref(), || Ok(compile(name, source, architecture)?.0), load)
 }
 
-/// What `load` makes of the file or, where there is none or `load` refuses it, of what `make` gives, which is then kept.
-/// A file that is refused goes: it would be refused at every start, such as one that a newer compiler wrote on a node with
+/// Loads a file. If there is none, or `load` refuses it, loads what `make` gives and stores that in the file.
+///
+/// A refused file is removed, or every start would try it again. For example, a newer compiler wrote it on a node with
 /// a newer driver.
-fn kept_or_made<T>(
+fn load_or_make<T>(
     file: Option<&Path>,
     make: impl FnOnce() -> Result<Vec<u8>>,
     load: impl Fn(&[u8]) -> Result<T>,
@@ -158,7 +160,7 @@ fn kept_or_made<T>(
     {
         match load(&bytes) {
             Ok(loaded) => return Ok(loaded),
-            Err(error) => tracing::debug!("{} is removed and made anew: {error}", file.display()),
+            Err(error) => tracing::debug!("{} is removed and compiled again: {error}", file.display()),
         }
         if let Err(error) = std::fs::remove_file(file) {
             tracing::debug!("{} was not removed: {error}", file.display());
@@ -178,8 +180,11 @@ fn kept_or_made<T>(
 fn file_name(name: &str, source: &str, architecture: &str, version: &str) -> String {
     let headers = HEADERS.iter().flat_map(|(name, body)| [*name, *body]);
     let parts = headers.chain(OPTIONS.iter().copied()).chain([source]);
-    // A zero byte after each: where one ends and the next begins counts too.
-    let hash = stored::hash(parts.flat_map(|part| part.bytes().chain([0])));
+    // A zero byte after each part, so that the borders between parts count too.
+    let hash = fnv1a(parts.flat_map(|part| part.bytes().chain([0])));
+    // The name of a custom operation's source may hold anything.
+    let name: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect();
     format!("{name}-{hash:016x}-nvrtc-{version}-{architecture}.cubin")
 }
 
@@ -203,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// A driver that takes machine code of one kind alone.
+    /// A driver that accepts only this machine code.
     fn takes(kind: &'static [u8]) -> impl Fn(&[u8]) -> Result<Vec<u8>> {
         move |bytes| {
             if bytes == kind { Ok(bytes.to_vec()) } else { Err(Error::operation("cuModuleLoadData", "refused")) }
@@ -219,10 +224,10 @@ mod tests {
             Ok(b"new".to_vec())
         };
         for _ in 0..3 {
-            assert_eq!(kept_or_made(Some(&file), make, takes(b"new")).unwrap(), b"new");
+            assert_eq!(load_or_make(Some(&file), make, takes(b"new")).unwrap(), b"new");
         }
         assert_eq!(compiled.get(), 1);
-        assert_eq!(kept_or_made(None, make, takes(b"new")).unwrap(), b"new");
+        assert_eq!(load_or_make(None, make, takes(b"new")).unwrap(), b"new");
         assert_eq!(compiled.get(), 2);
     }
 
@@ -231,7 +236,7 @@ mod tests {
         let folder = tempdir().unwrap();
         let file = folder.path().join("a.cubin");
         stored::store(&file, b"of a newer compiler").unwrap();
-        assert_eq!(kept_or_made(Some(&file), || Ok(b"new".to_vec()), takes(b"new")).unwrap(), b"new");
+        assert_eq!(load_or_make(Some(&file), || Ok(b"new".to_vec()), takes(b"new")).unwrap(), b"new");
         assert_eq!(stored::load(&file).as_deref(), Some(b"new".as_slice()));
     }
 
@@ -240,7 +245,7 @@ mod tests {
         let folder = tempdir().unwrap();
         let file = folder.path().join("a.cubin");
         stored::store(&file, b"of a newer compiler").unwrap();
-        let error = kept_or_made(Some(&file), || Ok(b"of the same compiler".to_vec()), takes(b"new")).unwrap_err();
+        let error = load_or_make(Some(&file), || Ok(b"of the same compiler".to_vec()), takes(b"new")).unwrap_err();
         assert!(error.to_string().contains("refused"), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -254,6 +259,7 @@ mod tests {
             file_name("a.cu", "source", "sm_100", "13.0"),
             file_name("a.cu", "source", "sm_90a", "12.8"),
         ];
+        assert!(file_name("../a b/c.cu", "source", "sm_90a", "13.0").starts_with("..-a-b-c.cu-"));
         let distinct: std::collections::HashSet<&String> = names.iter().collect();
         assert_eq!(distinct.len(), names.len(), "{names:?}");
     }

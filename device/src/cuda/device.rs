@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::cublaslt::CublasLt;
 use super::cudnn::Cudnn;
 use super::driver::{self, DeviceBlock, Gpu, RawEvent};
-use super::{Counters, CudaOptions, Kernels, ProgressMarks};
+use super::{Counters, CudaOptions, CustomKernels, Kernels, ProgressMarks};
 use crate::{Element, Error, Progress, Result, Tensor};
 
 /// A GPU and everything that operations are launched with. Fields drop in order: the context last.
@@ -15,6 +15,7 @@ pub(crate) struct CudaDevice {
     pub(crate) cudnn: Option<Cudnn>,
     pub(crate) cublaslt: CublasLt,
     pub(crate) kernels: Kernels,
+    pub(super) custom_kernels: CustomKernels,
     /// `None` until somebody watches.
     pub(super) marks: Option<ProgressMarks>,
     pub(crate) gpu: Gpu,
@@ -29,12 +30,20 @@ impl CudaDevice {
     pub(crate) fn open(options: CudaOptions) -> Result<CudaDevice> {
         let gpu = Gpu::open(options.ordinal)?;
         let kernels = Kernels::load(&gpu.properties)?;
-        // In this order: cuDNN ends the process where it cannot find cuBLASLt.
+        // cuBLASLt comes first: cuDNN ends the process if it cannot find cuBLASLt.
         let cublaslt = CublasLt::open(&options, &gpu.properties)?;
         let cudnn = Cudnn::open(&options)
             .inspect_err(|error| tracing::warn!("without cuDNN attention runs on our own, slower kernels: {error}"))
             .ok();
-        Ok(CudaDevice { cudnn, cublaslt, kernels, marks: None, gpu, counters: Rc::default() })
+        Ok(CudaDevice {
+            cudnn,
+            cublaslt,
+            kernels,
+            custom_kernels: CustomKernels::default(),
+            marks: None,
+            gpu,
+            counters: Rc::default(),
+        })
     }
 
     /// Lets kernels write progress marks to the memory of `progress`.

@@ -21,7 +21,7 @@ impl RawGraph {
         // SAFETY: the stream lives; the graph is destroyed below or with the returned value.
         unsafe {
             let raw = rewrite::rewrite(graph, kernels).and_then(|()| {
-                // Without this all of a graph has the priority of the stream that it is launched on.
+                // Without this flag the whole graph has the priority of the stream that it is launched on.
                 let flag = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
                 let exec = result::graph::instantiate(graph, flag);
                 exec.driver("cuGraphInstantiate").map(|exec| RawGraph { graph, exec })

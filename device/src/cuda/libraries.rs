@@ -1,4 +1,4 @@
-//! The libraries that are loaded at run time, and the packages that have them.
+//! The libraries that are loaded at run time, and the packages that contain them.
 
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::driver::{driver_version, missing_library};
 use crate::Error;
 
-/// A library that belongs to a CUDA version, which the driver must know.
+/// A library of a CUDA version. The driver must support that version.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Library {
     Nvrtc,
@@ -17,7 +17,7 @@ pub(super) enum Library {
 }
 
 impl Library {
-    /// The error of one that cannot be loaded, with the packages for this machine's driver.
+    /// The error if it cannot be loaded, with the packages for this machine's driver.
     pub(super) fn missing(self) -> Error {
         let name = match self {
             Library::Nvrtc => "nvrtc",
@@ -28,7 +28,7 @@ impl Library {
         missing_library(name, self.file(driver_major()), &self.install())
     }
 
-    /// What to do to have it, for this machine's driver.
+    /// How to install it, for this machine's driver.
     pub(super) fn install(self) -> String {
         self.install_for(driver_major())
     }
@@ -61,10 +61,10 @@ impl Library {
     }
 }
 
-/// The newest CUDA that the driver knows, its major version alone; the newest that we know where there is no driver.
+/// The major version of the newest CUDA that the driver supports. Without a driver, the newest that we know.
 fn driver_major() -> i32 {
     const NEWEST: i32 = 13;
-    // SAFETY: only looks whether the driver library can be loaded.
+    // SAFETY: only checks whether the driver's library can be loaded.
     if !unsafe { sys::is_culib_present() } {
         return NEWEST;
     }

@@ -9,7 +9,7 @@ pub struct CudaOptions {
     pub deterministic: bool,
     /// Compute matrix products of f32 tensors in TF32, which has a mantissa of 10 bits.
     pub tf32: bool,
-    /// Check every operation and launch for races, for reads of overwritten or freed memory, and for reads of memory that
-    /// nothing has written.
+    /// Check every operation and launch for races, for reads of overwritten or freed memory, and for reads of memory
+    /// that nothing has written.
     pub check: bool,
 }

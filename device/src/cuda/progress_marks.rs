@@ -1,4 +1,4 @@
-//! Host memory that kernels leave marks in.
+//! Host memory in which kernels leave progress marks.
 
 #![allow(unsafe_code)]
 
@@ -8,19 +8,19 @@ use super::driver::{self, DeviceBlock, Driver};
 use crate::progress::TRACKS;
 use crate::{Error, Progress, Result};
 
-/// The words of a [`Progress`], mapped into the GPU's addresses, and the counts that kernels keep of their own: reading
-/// host memory would cost them a trip over the bus.
+/// The words of a [`Progress`], mapped into the GPU's addresses. Kernels count in GPU memory, since they would have to
+/// read host memory over the bus.
 pub(crate) struct ProgressMarks {
     progress: Progress,
     /// Address of the words, for kernels.
     words: u64,
-    /// u64, of all tracks together and of each.
+    /// u64: the count of all tracks together, then that of each track.
     counts: DeviceBlock,
 }
 
 impl ProgressMarks {
     /// # Errors
-    /// When the driver cannot map the memory.
+    /// The driver cannot map the memory.
     pub(crate) fn new(progress: Progress) -> Result<ProgressMarks> {
         let bytes = (1 + TRACKS) * size_of::<u64>();
         let none = || Error::operation("mark", format!("{bytes} bytes of GPU memory cannot be had"));
@@ -28,7 +28,7 @@ impl ProgressMarks {
         driver::zero(counts.address(), bytes)?;
         let host = progress.words().as_ptr() as *mut std::ffi::c_void;
         let mut words = 0;
-        // SAFETY: `progress` keeps the memory where it is until it is unregistered in `drop`; it is of atomics, which
+        // SAFETY: `progress` keeps the memory in place until it is unregistered in `drop`. The memory is atomics, which
         // others may write to at any time.
         unsafe {
             sys::cuMemHostRegister_v2(host, size_of_val(progress.words()), sys::CU_MEMHOSTREGISTER_DEVICEMAP)
@@ -51,7 +51,7 @@ impl ProgressMarks {
 
 impl Drop for ProgressMarks {
     fn drop(&mut self) {
-        // SAFETY: registered in `new`; the streams, which were dropped before, have no kernel under way.
+        // SAFETY: registered in `new`. The streams were dropped before, so no kernel is under way.
         let _ = unsafe { sys::cuMemHostUnregister(self.progress.words().as_ptr() as *mut std::ffi::c_void) };
     }
 }

@@ -1,36 +1,38 @@
-//! Files that are kept between runs: machine code of kernels, timed choices.
+//! Files that outlive a run: machine code of kernels, and timed choices.
 //!
-//! Ranks of several nodes may have one home, so a file may be written by several at once, and read meanwhile. Each writes
-//! a file of its own and renames it. A file ends with the length and a hash of what comes before: what a full disk, a
-//! power cut or a file server left of it is taken for no file.
+//! Ranks of several nodes may share a home folder, so several may write a file at once while others read it. Each rank
+//! writes a file of its own and renames it. A file ends with the length and a hash of what comes before. A file without
+//! that end, as a full disk, a power cut or a file server may leave it, counts as missing.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Where they are: `$XDG_CACHE_HOME` or `~/.cache`.
+use common::fnv1a;
+
+/// The folder of these files, in `$XDG_CACHE_HOME` or `~/.cache`. `None` if there is no home.
 pub(super) fn folder() -> Option<PathBuf> {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute()).or_else(home)?;
     Some(base.join("cuda-graph-trainer"))
 }
 
-/// What was stored; nothing where there is no file, or a damaged one.
+/// What was stored. `None` if there is no file, or a damaged one.
 pub(super) fn load(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = std::fs::read(path).ok()?;
     let length = bytes.len().checked_sub(seal(&[]).len())?;
     if bytes[length..] != *seal(&bytes[..length]).as_bytes() {
-        tracing::debug!("{} is damaged, and made anew", path.display());
+        tracing::debug!("{} is damaged, and is replaced", path.display());
         return None;
     }
     bytes.truncate(length);
     Some(bytes)
 }
 
-/// Stores `bytes`, in place of what is there.
+/// Stores `bytes`. They replace an earlier file.
 ///
 /// # Errors
-/// The system's; what was there stays.
+/// The system's; an earlier file stays.
 pub(super) fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -38,7 +40,7 @@ pub(super) fn store(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let temporary = temporary(path);
     let stored = write_new(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path));
     if stored.is_err() {
-        // What is left of it has a name that nobody reads; the error that matters is the first.
+        // Nobody reads a file of this name. The first error is the one that matters.
         let _ = std::fs::remove_file(&temporary);
     }
     stored
@@ -48,28 +50,23 @@ fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = std::fs::File::create_new(path)?;
     file.write_all(bytes)?;
     file.write_all(seal(bytes).as_bytes())?;
-    // Errors of a delayed write come here, and not when the file is closed.
+    // A delayed write reports its errors here, and not when the file is closed.
     file.sync_all()
 }
 
-/// A name that no other process writes to, on whatever node: containers have equal process ids, and even equal hosts.
+/// A name that no other process on any node writes to. Containers may have equal process ids, and even equal host
+/// names.
 fn temporary(path: &Path) -> PathBuf {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host: String = host.chars().filter(char::is_ascii_alphanumeric).collect();
+    let host: String = common::host_name().chars().filter(char::is_ascii_alphanumeric).collect();
     let random = RandomState::new().hash_one(path);
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{host}-{}-{random:016x}.tmp", std::process::id()));
     name.into()
 }
 
-/// The end of a file: text of one length, so that a file of text stays one.
+/// The end of a file, in text of fixed length, so that a text file stays a text file.
 fn seal(bytes: &[u8]) -> String {
-    format!("\n{:016x} {:016x}\n", bytes.len(), hash(bytes.iter().copied()))
-}
-
-/// FNV-1a.
-pub(super) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    format!("\n{:016x} {:016x}\n", bytes.len(), fnv1a(bytes.iter().copied()))
 }
 
 #[cfg(test)]

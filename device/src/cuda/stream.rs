@@ -15,25 +15,26 @@ use crate::{Element, Error, HostArray, Op, Result, Tensor};
 #[derive(Default)]
 pub(crate) struct CudaStream {
     priority: Priority,
-    /// Made at first use.
+    /// Created at first use.
     raw: OnceCell<Rc<RawStream>>,
     /// Bytes of scratch that prepared operations need.
     scratch_bytes: usize,
-    /// The last is in use; graphs captured before it grew refer to those before.
+    /// Sizes and blocks, each larger than the one before. The last is in use; older graphs refer to earlier ones.
     scratch: Vec<(usize, DeviceBlock)>,
-    /// Pinned memory that copies to a tensor come from, by its address, the oldest first.
+    /// Pinned memory that copies to a tensor come from, by the tensor's address, the oldest first.
     outgoing: HashMap<u64, VecDeque<(PinnedBlock, RawEvent)>>,
-    /// Pinned memory that copies from a tensor go to, by its address, the oldest first.
+    /// Pinned memory that copies from a tensor go to, by the tensor's address, the oldest first.
     incoming: HashMap<u64, VecDeque<Rc<CopyToHost>>>,
-    /// Page-locked arrays that copies come from, the oldest first, each with the number of read-backs begun before it.
+    /// Page-locked arrays that copies come from, the oldest first, each with the number of read-backs begun before its
+    /// copy.
     sending: VecDeque<(u64, Arc<dyn Any + Send + Sync>)>,
     /// Read-backs begun.
     begun: u64,
-    /// Number of the newest read-back that was waited for: all work submitted before it is done.
+    /// The highest number of a read-back that was waited for. All work submitted before that read-back is done.
     arrived: Rc<Cell<u64>>,
 }
 
-/// Copies of one tensor that can be under way at once: the host is at most a step ahead.
+/// How many copies to one tensor can be under way at once. The host is at most one step ahead.
 const COPIES: usize = 2;
 
 impl CudaStream {
@@ -49,7 +50,7 @@ impl CudaStream {
         Ok(self.raw.get_or_init(|| raw).clone())
     }
 
-    /// The driver's stream, if anything was done on it.
+    /// The driver's stream. `None` before its first use.
     pub(crate) fn made(&self) -> Option<Rc<RawStream>> {
         self.raw.get().cloned()
     }
@@ -65,7 +66,7 @@ impl CudaStream {
         self.scratch_bytes
     }
 
-    /// Has as much scratch memory as prepared operations need.
+    /// Allocates as much scratch memory as prepared operations need, unless the stream has it.
     pub(crate) fn provide_scratch(&mut self, cuda: &CudaDevice) -> Result<()> {
         let needed = self.scratch_bytes;
         if needed > self.scratch.last().map_or(0, |(bytes, _)| *bytes) {
@@ -98,7 +99,7 @@ impl CudaStream {
         Ok(event)
     }
 
-    /// Through pinned memory, so that neither the host waits nor the caller's data must live on.
+    /// Copies through pinned memory: the host does not wait, and the caller's data need not live on.
     pub(crate) fn write<T: Element>(&mut self, tensor: &Tensor, data: &[T], cuda: &CudaDevice) -> Result<()> {
         let raw = self.raw()?;
         let ring = self.outgoing.entry(tensor.address).or_default();
@@ -121,8 +122,8 @@ impl CudaStream {
         Ok(())
     }
 
-    /// From page-locked memory without a copy on the host; from other memory as [`CudaStream::write`]. The array is held
-    /// until a read-back that was submitted after the copy has arrived.
+    /// Copies from page-locked memory without a copy on the host, from other memory as [`CudaStream::write`]. The array
+    /// is held until a read-back that was submitted after the copy has arrived.
     pub(crate) fn send<T: Element>(&mut self, tensor: &Tensor, data: &HostArray<T>, cuda: &CudaDevice) -> Result<()> {
         let Some(block) = data.pinned() else { return self.write(tensor, data, cuda) };
         let raw = self.raw()?;
@@ -137,7 +138,7 @@ impl CudaStream {
     pub(crate) fn read(&mut self, tensor: &Tensor, cuda: &CudaDevice) -> Result<PendingCopy> {
         let raw = self.raw()?;
         let ring = self.incoming.entry(tensor.address).or_default();
-        // One that nobody waits for any more.
+        // A copy that nobody waits for any more.
         let free = ring.iter().position(|copy| Rc::strong_count(copy) == 1 && copy.bytes() >= tensor.bytes());
         let copy = match free.and_then(|at| ring.remove(at)) {
             Some(copy) => copy,

@@ -1,17 +1,18 @@
-//! Timing candidates on the GPU, before anything is captured: which of several ways to do the same is the fastest.
+//! Timing of candidates on the GPU, before anything is captured: which of several methods is the fastest.
 
 use super::driver::{DeviceBlock, RawEvent, RawStream};
 use super::kernels::{Arg, Grid, Kernels};
 use crate::{BufferId, DType, Result, Shape, Tensor};
 
-/// Times each candidate is measured.
+/// How often each candidate is measured.
 const ROUNDS: usize = 5;
-/// Runs in a row that make a measurement.
+/// Consecutive runs in one measurement.
 const RUNS: usize = 3;
 
-/// Median milliseconds of a run of each candidate; nothing for those that fail.
+/// Median milliseconds of a run of each candidate. `None` for candidates that fail.
 ///
-/// Candidates take turns, so that a change of clocks meets all alike; each turn starts with a run that is not measured.
+/// Candidates take turns, so that a change of clock speeds affects all of them alike. Each turn begins with a run that
+/// is not measured.
 ///
 /// # Errors
 /// The driver's.
@@ -50,14 +51,14 @@ pub(super) fn fastest(times: &[Option<f32>]) -> Option<(usize, f32)> {
     measured.min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// Memory for the time of a measurement.
+/// Memory for a measurement, freed when dropped.
 #[derive(Default)]
 pub(super) struct TimingMemory {
     blocks: Vec<DeviceBlock>,
 }
 
 impl TimingMemory {
-    /// A tensor of random values; nothing when the GPU has not that much memory.
+    /// A tensor of random values. `None` if the GPU has too little memory.
     ///
     /// # Errors
     /// The driver's.
@@ -77,7 +78,7 @@ impl TimingMemory {
         Ok(Some(Tensor { address, shape, dtype, buffer: BufferId(0) }))
     }
 
-    /// The address of memory whose values do not matter; nothing when the GPU has not that much.
+    /// The address of memory whose values do not matter. `None` if the GPU has too little.
     ///
     /// # Errors
     /// The driver's.

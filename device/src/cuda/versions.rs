@@ -1,12 +1,12 @@
-//! Which libraries were found, for people who wonder which.
+//! The versions of the libraries that were found, for reports.
 
 #![allow(unsafe_code)]
 
 use cudarc::{cublaslt, cudnn};
 
-/// Name and version of each library the device uses; none for one that was not found.
+/// The name and version of each library that the device uses. `None` for one that was not found.
 pub fn library_versions() -> Vec<(&'static str, Option<String>)> {
-    // SAFETY: each library is asked for its version only after a look whether it can be loaded.
+    // SAFETY: each library is asked for its version only if it can be loaded.
     unsafe {
         vec![
             ("NVRTC", super::compile::version().ok()),

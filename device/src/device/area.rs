@@ -46,8 +46,8 @@ impl Device {
         Ok(Area { device: self.clone(), start, bytes })
     }
 
-    /// Allocates a tensor in an area of its own, a buffer of that name. The area joins `areas`: the tensor's memory lasts
-    /// as long as they do.
+    /// Allocates a tensor, a buffer of that name, in an area of its own. The area is added to `areas`: the tensor's
+    /// memory lives as long as they do.
     ///
     /// # Errors
     /// As [`Device::allocate`].
@@ -72,7 +72,7 @@ impl Device {
         BufferId(core.buffers.len() as u32 - 1)
     }
 
-    /// The name a buffer was given.
+    /// A buffer's name.
     pub fn buffer_name(&self, buffer: BufferId) -> Rc<str> {
         self.peek().buffer_name(buffer)
     }
@@ -111,9 +111,9 @@ impl Core {
 
     /// Fails unless the tensor lies in memory that is allocated.
     pub(crate) fn check_live(&self, user: &str, tensor: &Tensor) -> Result<()> {
-        let range = tensor.range();
-        let area = self.areas.range(..=range.start).next_back();
-        if area.is_some_and(|(_, area)| range.end <= area.end) {
+        let area = self.areas.range(..=tensor.address).next_back();
+        let inside = area.zip(tensor.checked_range()).is_some_and(|((_, area), range)| range.end <= area.end);
+        if inside {
             return Ok(());
         }
         Err(CheckError::Freed { user: user.into(), buffer: self.buffer_name(tensor.buffer).to_string() }.into())
@@ -135,7 +135,7 @@ impl Area {
         self.start
     }
 
-    /// Its size as asked for.
+    /// Its size in bytes, as it was asked for.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -149,7 +149,7 @@ impl Area {
         self.place(buffer, offset, shape, dtype)
     }
 
-    /// A tensor at `offset` bytes that is a view of a buffer named before.
+    /// A tensor at `offset` bytes, as a view of a buffer that has a name already.
     ///
     /// # Panics
     /// If it does not fit: offsets come from plans.

@@ -1,4 +1,4 @@
-//! Copies between host and device that wait: for set-up, not for steps.
+//! Copies between host and device that block: for set-up, not for steps.
 
 use super::Device;
 use crate::backend::DeviceBackend;
@@ -7,7 +7,7 @@ use crate::host::view;
 use crate::{Element, Error, Result, Staging, Tensor};
 
 impl Device {
-    /// Writes host data to a tensor, waiting for everything submitted before: for set-up, not for steps.
+    /// Waits for everything submitted before, then writes host data to a tensor: for set-up, not for steps.
     ///
     /// # Errors
     /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type or size that differs.
@@ -29,7 +29,7 @@ impl Device {
         Ok(())
     }
 
-    /// Sets every byte of a tensor to 0, waiting for everything submitted before: for set-up, not for steps.
+    /// Waits for everything submitted before, then sets every byte of a tensor to 0: for set-up, not for steps.
     ///
     /// # Errors
     /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; freed memory.
@@ -50,10 +50,12 @@ impl Device {
         Ok(())
     }
 
-    /// Reads a tensor back, waiting for everything submitted before: for set-up, tests and checkpoints, not for steps.
+    /// Waits for everything submitted before, then reads a tensor back: for set-up, tests and checkpoints, not for
+    /// steps.
     ///
     /// # Errors
-    /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type that differs; freed memory.
+    /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type that differs; freed
+    /// memory.
     pub fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
         self.check_image::<T>("download", tensor, tensor.elements())?;
         self.synchronize()?;
@@ -72,10 +74,10 @@ impl Device {
         }
     }
 
-    /// Page-locked memory for host arrays of these sizes in bytes; nothing on the host device.
+    /// Page-locked memory for host arrays of these sizes in bytes. Empty on the host device.
     ///
     /// # Errors
-    /// When the system cannot lock that much.
+    /// The system cannot lock that much.
     pub fn staging(&self, bytes: impl IntoIterator<Item = usize>) -> Result<Staging> {
         match &self.peek().backend {
             DeviceBackend::Host(_) => Ok(Staging::default()),

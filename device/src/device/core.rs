@@ -19,7 +19,7 @@ pub(crate) struct Core {
     pub(crate) checker: Option<Checker>,
     pub(crate) trace: Option<Vec<TraceEvent>>,
     pub(crate) dry: bool,
-    /// The region operations belong to, for messages and reports.
+    /// The region that operations belong to, for messages and reports.
     pub(crate) scope: Rc<str>,
     /// Seed of the order in which graph nodes are replayed; `None` for the captured order.
     pub(crate) shuffle: Option<u64>,
@@ -27,13 +27,13 @@ pub(crate) struct Core {
     /// Nanoseconds since 1970.
     pub(crate) timeline_began_ns: u64,
     pub(crate) progress: Option<Progress>,
-    /// Counts frees, so that a graph knows when to look at its addresses again.
+    /// Counts frees, so that a graph knows when to check its addresses again.
     pub(crate) frees: u64,
     pub(super) areas: BTreeMap<u64, AreaInfo>,
     pub(crate) buffers: Vec<Rc<str>>,
     pub(super) next_virtual: u64,
     pub(super) allocations: u64,
-    /// The most that an operation noted so far takes from the system while it runs, on the host.
+    /// The most bytes that an operation traced so far allocates while it runs, on the host.
     pub(crate) host_scratch: usize,
     /// Launches of graphs whose nodes did not run in the order of capture.
     pub(crate) reordered: u64,
@@ -86,7 +86,7 @@ impl Core {
         if self.scope.is_empty() { op.into() } else { format!("{}/{op}", self.scope).into() }
     }
 
-    /// Fails, and spoils the captures under way, when any stream captures.
+    /// Fails, and spoils the captures under way, if any stream captures.
     pub(crate) fn refuse_during_capture(&mut self, rule: CaptureRule, detail: impl FnOnce() -> String) -> Result<()> {
         if self.captures.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What is known of a device: what it is, what memory it has, what it did and what it chose.
+//! What is known of a device: its properties, its memory, its counters and its choices.
 
 use super::Device;
 use crate::Result;
@@ -7,7 +7,7 @@ use crate::cuda::{Counters, GpuProperties};
 use crate::host::memory::available;
 
 impl Device {
-    /// What the GPU is; nothing on the host.
+    /// The GPU's properties. `None` on the host.
     pub fn gpu(&self) -> Option<GpuProperties> {
         match &self.peek().backend {
             DeviceBackend::Host(_) => None,
@@ -15,7 +15,7 @@ impl Device {
         }
     }
 
-    /// Free and total bytes of the GPU's memory; nothing on the host.
+    /// Free and total bytes of the GPU's memory. `None` on the host.
     ///
     /// # Errors
     /// The driver's.
@@ -26,7 +26,7 @@ impl Device {
         }
     }
 
-    /// Bytes of memory in use: on a GPU by this process and others, on the host by areas.
+    /// Bytes of memory in use: on a GPU those of all processes, on the host those of areas.
     ///
     /// # Errors
     /// The driver's.
@@ -37,18 +37,18 @@ impl Device {
         }
     }
 
-    /// Bytes of the machine's memory that this process can still take, where the device computes in them and the system
-    /// tells.
+    /// Bytes of the machine's memory that this process can still allocate. `None` on a GPU, and if the system does not
+    /// say.
     pub fn free_host_memory(&self) -> Option<usize> {
         matches!(self.peek().backend, DeviceBackend::Host(_)).then(available).flatten()
     }
 
-    /// The most bytes that one of the operations traced so far takes from the system while it runs; 0 on a GPU.
+    /// The most bytes that one of the operations traced so far allocates while it runs. 0 on a GPU.
     pub fn host_scratch_bytes(&self) -> usize {
         self.peek().host_scratch
     }
 
-    /// What was done so far that a steady step must not do; on the host all 0.
+    /// Counts of what a steady step must not do. On the host all are 0.
     pub fn counters(&self) -> Counters {
         match &self.peek().backend {
             DeviceBackend::Host(_) => Counters::default(),
@@ -56,8 +56,8 @@ impl Device {
         }
     }
 
-    /// How matrix products are done on this GPU: text for [`Device::import_choices`] of other ranks, and of a run that goes
-    /// on with this one's bits. Nothing on the host, which has no choice.
+    /// The methods chosen for matrix products on this GPU. The text is for [`Device::import_choices`] of other ranks,
+    /// and of a later run that must give the same bits. `None` on the host, which has no choices.
     pub fn export_choices(&self) -> Option<String> {
         match &self.peek().backend {
             DeviceBackend::Host(_) => None,
@@ -65,10 +65,10 @@ impl Device {
         }
     }
 
-    /// Takes over the choices of another rank or run, in place of its own.
+    /// Replaces this device's choices by those of another rank or run.
     ///
     /// # Errors
-    /// The choices are for another GPU or version of cuBLASLt, or damaged.
+    /// The choices are for another GPU or another version of cuBLASLt, or are damaged.
     pub fn import_choices(&self, choices: &str) -> Result<()> {
         match &self.peek().backend {
             DeviceBackend::Host(_) => Ok(()),

@@ -6,7 +6,7 @@ use crate::host::memory::HostBlock;
 /// Every buffer begins at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;
 
-/// Virtual addresses, given while nothing is allocated, begin here: far above any real one.
+/// Virtual addresses begin here, far above any real address. They are given while nothing is allocated.
 pub(super) const VIRTUAL: u64 = 1 << 60;
 
 /// An area, by its first address in [`Core`](super::Core).
@@ -18,7 +18,7 @@ pub(crate) struct AreaInfo {
 /// What owns an area's memory.
 #[allow(dead_code, reason = "held until the area is freed")]
 pub(super) enum AreaMemory {
-    /// Nothing: a dry device.
+    /// Nobody: the device is dry.
     None,
     Host(HostBlock),
     Cuda(DeviceBlock),

@@ -32,7 +32,8 @@ pub struct Device {
 pub struct HostOptions {
     /// Threads of its pool; at least 1.
     pub threads: usize,
-    /// Check every operation and launch for races, reads of overwritten or freed memory, and reads of nothing.
+    /// Check every operation and launch for races, for reads of overwritten or freed memory, and for reads of memory
+    /// that nothing has written.
     pub check: bool,
     /// Allocate and run nothing: sizes and orders only.
     pub dry: bool,
@@ -80,12 +81,13 @@ impl Device {
         self.peek().dry
     }
 
-    /// From now on, or no longer, nothing is allocated or run: a plan's sizes are found before its memory is taken.
+    /// Switches dry mode on or off. In dry mode nothing is allocated or run: a plan's sizes are found before its memory
+    /// is allocated.
     pub fn set_dry(&self, dry: bool) {
         self.core().dry = dry;
     }
 
-    /// Waits until everything submitted to any stream is done.
+    /// Blocks until everything submitted to any stream is done.
     ///
     /// # Errors
     /// [`CaptureRule::Synchronization`] while a stream captures; a failed collective.
@@ -104,7 +106,7 @@ impl Device {
         Ok(())
     }
 
-    /// From now on transfers leave marks in `progress`, and [`Device::progress`] has it for others that do.
+    /// From now on transfers leave marks in `progress`. [`Device::progress`] returns it to others that leave marks.
     ///
     /// # Errors
     /// When the GPU cannot write to its memory.
@@ -117,7 +119,7 @@ impl Device {
         Ok(())
     }
 
-    /// Where marks are left, if somebody watches.
+    /// Where marks are left. `None` if nobody watches.
     pub fn progress(&self) -> Option<Progress> {
         self.peek().progress.clone()
     }
@@ -130,8 +132,8 @@ impl Device {
         }
     }
 
-    /// Replays graph nodes in a random order that their dependencies allow, drawn from `seed`, or again in the order
-    /// of capture. Collectives of one communicator keep their order.
+    /// From now on graphs replay their nodes in a random order that the dependencies allow, drawn from `seed`. `None`
+    /// returns to the order of capture. Collectives of one communicator keep their order.
     pub fn shuffle_replays(&self, seed: Option<u64>) {
         self.core().shuffle = seed;
     }

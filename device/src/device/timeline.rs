@@ -10,8 +10,8 @@ use crate::host::HostClock;
 use crate::{Error, Result, Timeline};
 
 impl Device {
-    /// Makes timelines possible. Call it before the first capture: the names of operations in graphs are kept from
-    /// now on.
+    /// Prepares for timelines. Call it before the first capture: a timeline has the names of operations that are
+    /// captured from now on.
     ///
     /// # Errors
     /// On CUDA: CUPTI is missing, or another profiler is attached.
@@ -24,7 +24,7 @@ impl Device {
         Ok(())
     }
 
-    /// Begins a timeline once all work submitted before is done.
+    /// Waits for all submitted work, then begins a timeline.
     ///
     /// # Errors
     /// [`Device::prepare_timeline`] was not called; as [`Device::synchronize`]; CUPTI's.
@@ -48,7 +48,7 @@ impl Device {
         self.core().recorder.is_running()
     }
 
-    /// Ends the timeline once all work is done, and returns it; an empty one if none was begun.
+    /// Waits for all submitted work, then ends the timeline and returns it. It is empty if none was begun.
     ///
     /// # Errors
     /// As [`Device::synchronize`]; CUPTI's.

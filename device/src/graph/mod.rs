@@ -21,11 +21,11 @@ use crate::{CaptureRule, Device, Error, Op, Progress, Result, Stream, host};
 pub struct Graph {
     name: String,
     nodes: Vec<Node>,
-    /// What a launch reads from and leaves to the outside; known when the checker is on.
+    /// What a launch reads from outside and leaves written. `None` without the checker.
     effects: Option<Effects>,
-    /// The device's count of frees when the addresses were last found alive.
+    /// The device's count of frees when the addresses were last checked.
     checked_at: Cell<u64>,
-    /// The driver's graph, on CUDA.
+    /// The driver's graph. `None` on the host.
     raw: Option<RawGraph>,
     device: Device,
 }
@@ -92,8 +92,8 @@ impl Graph {
         }
     }
 
-    /// Runs the nodes in `order`. A transfer goes on until a node that depends on it, or the end; as on a stream, transfers
-    /// of unrelated memory go on side by side.
+    /// Runs the nodes in `order`. A transfer runs asynchronously until a node that depends on it, or until the end. As
+    /// on a stream, transfers of unrelated memory overlap.
     fn run(&self, core: &Core, order: impl Iterator<Item = usize>) -> Result<()> {
         let DeviceBackend::Host(pool) = &core.backend else { unreachable!("on CUDA the driver runs graphs") };
         let mut under_way = UnderWay::default();
@@ -102,7 +102,7 @@ impl Graph {
             let node = &self.nodes[index];
             match &node.op {
                 Op::Collective(_) => under_way.finish_conflicts(&self.nodes, node)?,
-                // A mark says what has begun: transfers go on meanwhile.
+                // A progress mark says what has begun. It does not wait for transfers.
                 Op::ProgressMark(_) => {}
                 _ => node.dependencies.iter().try_for_each(|&before| under_way.finish(&self.nodes, before))?,
             }
@@ -110,7 +110,7 @@ impl Graph {
             if let Op::Collective(collective) = &node.op {
                 under_way.transfers.push((index, collective.start()?, note));
             } else {
-                host::run(&node.op, pool);
+                host::run(&node.op, pool)?;
                 core.progress.iter().for_each(Progress::advance);
             }
         }

@@ -28,21 +28,21 @@ pub(super) fn random_order(nodes: &[Node], seed: u64) -> Vec<usize> {
     }
     let transfer = |index: usize| matches!(nodes[index].op, Op::Collective(_));
     let mark = |index: usize| matches!(nodes[index].op, Op::ProgressMark(_));
-    // Whose followers wait for a transfer: marks pass that on.
+    // Nodes whose followers wait for a transfer: transfers, and marks after them.
     let mut leads = vec![false; nodes.len()];
     for (index, node) in nodes.iter().enumerate() {
         leads[index] = transfer(index) || (mark(index) && node.dependencies.iter().any(|&before| leads[before]));
     }
     let mut ready: Vec<usize> = (0..nodes.len()).filter(|&index| waits_for[index] == 0).collect();
     let mut order = Vec::with_capacity(nodes.len());
-    // Mixed, or the draws of a launch would be those of the one before but for the first.
+    // Mixed. Otherwise the draws of a launch would be those of the launch before, shifted by one.
     let mut state = (seed ^ (seed >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
     while !ready.is_empty() {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let draw = (state >> 33) as usize;
         let mut at = draw % ready.len();
-        // A node that waits for a transfer would hold up this one thread, on a GPU only its own stream: what other
-        // ranks may need to send theirs goes first.
+        // A node that waits for a transfer blocks this one thread (on a GPU only its own stream). Other ranks may need
+        // more from this rank before they can do their part. So transfers and marks go first.
         let free = |index: usize| transfer(index) || mark(index);
         let waits = nodes[ready[at]].dependencies.iter().any(|&before| leads[before]);
         if waits && !free(ready[at]) {

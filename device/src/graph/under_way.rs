@@ -7,7 +7,7 @@ use crate::{Op, Request, Result};
 /// Transfers that were started and not yet waited for.
 #[derive(Default)]
 pub(super) struct UnderWay {
-    /// With the number of their nodes.
+    /// Each with the index of its node.
     pub(super) transfers: Vec<(usize, Box<dyn Request>, Note)>,
 }
 
@@ -16,12 +16,13 @@ impl UnderWay {
         self.transfers.iter().any(|(index, ..)| *index == node)
     }
 
-    /// Whether others may wait for transfers through this node: it is one, or it did not wait itself.
+    /// Whether a transfer can still be under way when this node has run: the node is one, or it is a mark, which waits
+    /// for nothing.
     fn passes(&self, nodes: &[Node], node: usize) -> bool {
         self.has(node) || matches!(nodes[node].op, Op::ProgressMark(_))
     }
 
-    /// Waits for a node, if it is one of these, and for those it depends on.
+    /// Waits for the transfers that a node depends on, and for the node itself if it is one.
     pub(super) fn finish(&mut self, nodes: &[Node], node: usize) -> Result<()> {
         if self.transfers.is_empty() || !self.passes(nodes, node) {
             return Ok(());
@@ -33,7 +34,7 @@ impl UnderWay {
         }
     }
 
-    /// Waits for those that a transfer depends on and that touch its memory.
+    /// Waits for the transfers that `transfer` depends on and that touch its memory.
     pub(super) fn finish_conflicts(&mut self, nodes: &[Node], transfer: &Node) -> Result<()> {
         let mut before = transfer.dependencies.clone();
         while let Some(node) = before.pop().filter(|_| !self.transfers.is_empty()) {

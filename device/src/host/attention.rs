@@ -1,59 +1,31 @@
-//! Causal attention, one task per head, one block of queries at a time: the scores of a block are all that is held.
+//! Causal attention: one task per head, one block of queries at a time. Only the scores of one block are in memory.
 
-use std::borrow::Cow;
-
+use super::Pool;
 use super::math::{exp, max, sum};
 use super::philox::DropoutMask;
 use super::small_gemm::{Matrix, multiply};
-use super::{Pool, view};
-use crate::ops::{Attention, AttentionBackward};
+use super::view::{self, to_f32};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes};
 use crate::{DType, Float, Tensor, bf16};
 
 /// Queries of a block.
 const BLOCK: usize = 64;
 
-/// The sizes of a packed attention.
-#[derive(Clone, Copy)]
-struct Packed {
-    batch: usize,
-    seq: usize,
-    heads: usize,
-    kv_heads: usize,
-    dim: usize,
+/// The `(seq, dim)` matrix of a group of channels of `qkv`: query heads come first, then key heads, then value heads.
+fn packed_head<'a>(sizes: &AttentionSizes, qkv: &'a [f32], batch: usize, group: usize) -> Matrix<'a> {
+    let width = sizes.packed_width();
+    Matrix { data: qkv, offset: batch * sizes.seq * width + group * sizes.dim, row_stride: width, column_stride: 1 }
 }
 
-impl Packed {
-    fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> Packed {
-        let sizes = qkv.shape.sizes();
-        Packed { batch: sizes[0], seq: sizes[1], heads, kv_heads, dim: sizes[2] / (heads + 2 * kv_heads) }
-    }
-
-    fn width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.dim
-    }
-
-    /// The `(seq, dim)` matrix of a group of channels: query heads first, then keys, then values.
-    fn part<'a>(&self, qkv: &'a [f32], batch: usize, group: usize) -> Matrix<'a> {
-        let offset = batch * self.seq * self.width() + group * self.dim;
-        Matrix { data: qkv, offset, row_stride: self.width(), column_stride: 1 }
-    }
-
-    /// The `(seq, dim)` matrix of a head of a `(batch, seq, heads * dim)` tensor.
-    fn head<'a>(&self, data: &'a [f32], batch: usize, head: usize) -> Matrix<'a> {
-        let width = self.heads * self.dim;
-        Matrix { data, offset: batch * self.seq * width + head * self.dim, row_stride: width, column_stride: 1 }
-    }
+/// The `(seq, dim)` matrix of a head of a `(batch, seq, heads * dim)` tensor.
+fn plain_head<'a>(sizes: &AttentionSizes, data: &'a [f32], batch: usize, head: usize) -> Matrix<'a> {
+    let width = sizes.heads * sizes.dim;
+    Matrix { data, offset: batch * sizes.seq * width + head * sizes.dim, row_stride: width, column_stride: 1 }
 }
 
+/// The rows of a matrix from `row` on.
 pub(super) fn below(matrix: Matrix<'_>, row: usize) -> Matrix<'_> {
     Matrix { offset: matrix.offset + row * matrix.row_stride, ..matrix }
-}
-
-pub(super) fn to_f32<'a>(tensor: &Tensor) -> Cow<'a, [f32]> {
-    match tensor.dtype {
-        DType::F32 => view::read::<f32>(tensor).into(),
-        _ => view::read::<bf16>(tensor).iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
-    }
 }
 
 /// Writes a `(seq, dim)` matrix to columns of a `(seq, width)` one.
@@ -73,7 +45,7 @@ pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, v
 
 /// See [`Attention`].
 pub(super) fn attention(op: &Attention, pool: &Pool) {
-    let p = Packed::new(&op.qkv, op.heads, op.kv_heads);
+    let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
     let qkv = to_f32(&op.qkv);
     let mask = op.dropout.as_ref().map(DropoutMask::new);
     let results = pool.map(p.batch * p.heads, |task| {
@@ -91,16 +63,16 @@ pub(super) fn attention(op: &Attention, pool: &Pool) {
 
 /// One head's output `(seq, dim)` and log-sum-exp `(seq)`.
 fn forward_head(
-    p: &Packed,
+    p: &AttentionSizes,
     qkv: &[f32],
     batch: usize,
     head: usize,
     mask: Option<&DropoutMask>,
 ) -> (Vec<f32>, Vec<f32>) {
     let kv = head / (p.heads / p.kv_heads);
-    let query = p.part(qkv, batch, head);
-    let key = p.part(qkv, batch, p.heads + kv);
-    let value = p.part(qkv, batch, p.heads + p.kv_heads + kv);
+    let query = packed_head(p, qkv, batch, head);
+    let key = packed_head(p, qkv, batch, p.heads + kv);
+    let value = packed_head(p, qkv, batch, p.heads + p.kv_heads + kv);
     let scale = 1.0 / (p.dim as f32).sqrt();
     let mut output = vec![0.0; p.seq * p.dim];
     let mut lse = vec![0.0; p.seq];
@@ -133,7 +105,7 @@ fn forward_head(
 
 /// See [`AttentionBackward`]. One task per key head, so that the query heads that share it add up in order.
 pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
-    let p = Packed::new(&op.qkv, op.heads, op.kv_heads);
+    let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
     let inputs = Inputs {
         qkv: &to_f32(&op.qkv),
         output: &to_f32(&op.output),
@@ -146,12 +118,12 @@ pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
         pool.map(p.batch * p.kv_heads, |task| backward_group(&p, &inputs, task / p.kv_heads, task % p.kv_heads));
     for (task, grads) in results.iter().enumerate() {
         let (batch, kv) = (task / p.kv_heads, task % p.kv_heads);
-        let start = |part: usize| batch * p.seq * p.width() + part * p.dim;
+        let start = |part: usize| batch * p.seq * p.packed_width() + part * p.dim;
         for (i, grad_query) in grads.query.iter().enumerate() {
-            scatter(&op.grad_qkv, start(kv * group + i), p.width(), p.dim, grad_query);
+            scatter(&op.grad_qkv, start(kv * group + i), p.packed_width(), p.dim, grad_query);
         }
-        scatter(&op.grad_qkv, start(p.heads + kv), p.width(), p.dim, &grads.key);
-        scatter(&op.grad_qkv, start(p.heads + p.kv_heads + kv), p.width(), p.dim, &grads.value);
+        scatter(&op.grad_qkv, start(p.heads + kv), p.packed_width(), p.dim, &grads.key);
+        scatter(&op.grad_qkv, start(p.heads + p.kv_heads + kv), p.packed_width(), p.dim, &grads.value);
     }
 }
 
@@ -170,10 +142,10 @@ struct Grads {
     value: Vec<f32>,
 }
 
-fn backward_group(p: &Packed, inputs: &Inputs<'_>, batch: usize, kv: usize) -> Grads {
+fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, batch: usize, kv: usize) -> Grads {
     let group = p.heads / p.kv_heads;
-    let key = p.part(inputs.qkv, batch, p.heads + kv);
-    let value = p.part(inputs.qkv, batch, p.heads + p.kv_heads + kv);
+    let key = packed_head(p, inputs.qkv, batch, p.heads + kv);
+    let value = packed_head(p, inputs.qkv, batch, p.heads + p.kv_heads + kv);
     let scale = 1.0 / (p.dim as f32).sqrt();
     let zeros = || vec![0.0; p.seq * p.dim];
     let mut grads = Grads { query: Vec::with_capacity(group), key: zeros(), value: zeros() };
@@ -181,9 +153,9 @@ fn backward_group(p: &Packed, inputs: &Inputs<'_>, batch: usize, kv: usize) -> G
     let mut dropped = vec![0.0; BLOCK * p.seq];
     let mut grad_scores = vec![0.0; BLOCK * p.seq];
     for head in kv * group..(kv + 1) * group {
-        let query = p.part(inputs.qkv, batch, head);
-        let output = p.head(inputs.output, batch, head);
-        let grad_output = p.head(inputs.grad_output, batch, head);
+        let query = packed_head(p, inputs.qkv, batch, head);
+        let output = plain_head(p, inputs.output, batch, head);
+        let grad_output = plain_head(p, inputs.grad_output, batch, head);
         let stats = &inputs.stats[(batch * p.heads + head) * p.seq..][..p.seq];
         let mut grad_query = zeros();
         for start in (0..p.seq).step_by(BLOCK) {

@@ -1,17 +1,18 @@
 //! Attention over a cache, and rows at a position in device memory.
 
-use super::attention::{below, scatter, to_f32};
+use super::Pool;
+use super::attention::{below, scatter};
 use super::elementwise::with_float;
 use super::math::{exp, max, sum};
 use super::small_gemm::{Matrix, multiply};
-use super::{Pool, view};
+use super::view::{self, to_f32};
 use crate::ops::{CachedAttention, TakeRows};
 use crate::{Float, Tensor};
 
 /// Queries of a block.
 const BLOCK: usize = 64;
 
-/// A position that was written to the device, moved back where `rows` from it would leave `capacity`.
+/// The position in device memory, clamped so that `rows` from it fit into `capacity`.
 fn position(start: &Tensor, rows: usize, capacity: usize) -> usize {
     usize::try_from(view::read::<i32>(start)[0]).unwrap_or(0).min(capacity - rows)
 }
@@ -39,7 +40,7 @@ pub(super) fn cached_attention(op: &CachedAttention, pool: &Pool) {
     let start = position(&op.start, rows, op.capacity());
     with_float!(op.qkv.dtype, T => append::<T>(op, start));
     let qkv = to_f32(&op.qkv);
-    // Only what is read is converted where the cache is not f32 already.
+    // Only the rows that are read are converted to f32.
     let filled: Vec<_> = (0..batch).map(|b| to_f32(&op.cache.at(b).narrow(0, start + rows))).collect();
     let outputs = pool.map(batch * op.heads, |task| {
         let (b, head) = (task / op.heads, task % op.heads);

@@ -137,7 +137,7 @@ pub(super) fn column_sums<'a, T: 'a>(
     sums
 }
 
-/// Adds partial sums in order, to what is there or to 0.
+/// Adds partial sums in order: to the values of `output` with `accumulate`, else to 0.
 pub(super) fn store_sums(partial: &[Vec<f32>], output: &Tensor, accumulate: bool) {
     let output = view::write::<f32>(output);
     let mut total = vec![0.0f32; output.len()];

@@ -5,7 +5,7 @@ use super::{Pool, view};
 use crate::Float;
 use crate::ops::{Embedding, EmbeddingBackward};
 
-/// The row of a token in a table of `rows` that begins with token `first`; none for one outside.
+/// The row of a token in a table of `rows` rows that begins with token `first`. `None` for a token outside of it.
 fn row(token: i32, first: usize, rows: usize) -> Option<usize> {
     usize::try_from(token).ok()?.checked_sub(first).filter(|&row| row < rows)
 }
@@ -35,7 +35,8 @@ fn forward<T: Float>(op: &Embedding, pool: &Pool) {
 /// Table rows whose gradients one task adds up.
 const ROWS: usize = 64;
 
-/// See [`EmbeddingBackward`]. A task goes through all tokens in order and adds those of its range of table rows.
+/// See [`EmbeddingBackward`]. Each task owns a range of table rows: it goes through all tokens in order and adds those
+/// of its rows.
 pub(super) fn embedding_backward(op: &EmbeddingBackward, pool: &Pool) {
     with_float!(op.grad_output.dtype, T => backward::<T>(op, pool));
 }

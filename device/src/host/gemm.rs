@@ -1,11 +1,12 @@
 //! Matrix product: tiles of fixed size over `out`, each a call into the GEMM library.
 
+use super::Pool;
 use super::elementwise::map;
 use super::math::{gelu, gelu_derivative};
 use super::small_gemm::{Matrix, multiply};
-use super::{Pool, view};
+use super::view::{self, to_f32};
 use crate::ops::{Epilogue, Gemm};
-use crate::{DType, Float, Tensor, bf16};
+use crate::{DType, Float, bf16};
 
 /// Rows of `out` that one task computes. Fixed, so that bits do not depend on the threads.
 pub(super) const TILE_ROWS: usize = 128;
@@ -16,14 +17,6 @@ pub(super) fn gemm(op: &Gemm, pool: &Pool) {
     match op.out.dtype {
         DType::F32 => into::<f32>(op, &a, &b, pool),
         _ => into::<bf16>(op, &a, &b, pool),
-    }
-}
-
-/// The elements as f32; converted when they are not.
-fn to_f32<'a>(tensor: &Tensor) -> std::borrow::Cow<'a, [f32]> {
-    match tensor.dtype {
-        DType::F32 => view::read::<f32>(tensor).into(),
-        _ => view::read::<bf16>(tensor).iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
     }
 }
 
@@ -42,7 +35,7 @@ fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {
     match op.epilogue {
         Epilogue::BiasGelu { bias, pre } => {
             let bias = to_f32(&bias);
-            // Each task needs its rows of both outputs.
+            // Each task writes its rows of both outputs.
             let pre = view::write::<T>(&pre);
             let size = TILE_ROWS * n;
             pool.for_each_chunk_pair((out, size), (pre, size), |tile, out, pre| {

@@ -1,4 +1,4 @@
-//! Cross-entropy over a vocabulary that is cut over ranks.
+//! Cross-entropy over a vocabulary that is split across ranks.
 
 use super::elementwise::with_float;
 use super::math::{exp, max, sum};
@@ -6,7 +6,7 @@ use super::{Pool, view};
 use crate::Float;
 use crate::ops::{Control, CrossEntropyJoin, CrossEntropyPart, VocabPart};
 
-/// The column of a target, if it is here.
+/// The column of a target, if this rank has it.
 fn column(part: VocabPart, target: i32, real: usize) -> Option<usize> {
     usize::try_from(target).ok()?.checked_sub(part.first_token).filter(|&column| column < real)
 }

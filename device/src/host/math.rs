@@ -1,4 +1,4 @@
-//! Elementary functions in forms the compiler can vectorise.
+//! Elementary functions in forms that the compiler can vectorise.
 
 /// `e^x` within 2e-7 relative: argument reduction by powers of two and a degree-6 polynomial (the Cephes method).
 /// Below -87.3 the result is 0, so that masked scores vanish.
@@ -22,7 +22,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { result }
 }
 
-/// GELU, tanh form. `0.5 (1 + tanh(u))` is the sigmoid of `2 u`, which takes one division less.
+/// GELU, tanh form, as a sigmoid: `0.5 (1 + tanh(u))` is the sigmoid of `2 u`, which takes one division less.
 #[inline(always)]
 pub(crate) fn gelu(x: f32) -> f32 {
     x * sigmoid(twice_u(x))

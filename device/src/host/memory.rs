@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-/// Blocks up to this many bytes are asked for without a look at what is free.
+/// Blocks of up to this many bytes are allocated without checking how much memory is free.
 const SMALL: usize = 1 << 20;
 
-/// Bytes that this process can still take, by the system's own estimates; `None` where it makes none.
+/// Bytes that this process can still allocate, by the system's own estimates. `None` if it gives none.
 pub(crate) fn available() -> Option<usize> {
     free_of_machine().into_iter().chain(free_of_group()).min()
 }
@@ -16,8 +16,9 @@ fn free_of_machine() -> Option<usize> {
     line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// What the limits of this process's control groups leave, a container's among them: beyond them the kernel ends a process
-/// whatever the machine has. Cached files give way, so they do not count.
+/// Bytes that the limits of this process's control groups leave, a container's among them. The kernel kills a process
+/// beyond them, however much memory the machine has. Cached files do not count: the kernel drops them when memory is
+/// short.
 fn free_of_group() -> Option<usize> {
     let free_in = |folder: &str, [most, used, cached]: [&str; 3]| -> Option<usize> {
         let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).ok();
@@ -35,14 +36,15 @@ fn free_of_group() -> Option<usize> {
             _ => ("/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "]),
         };
         let counts = ["", "memory"].iter().any(|name| controllers.split(',').any(|controller| controller == *name));
-        // A group lives within those above it. In a container the path may be seen from outside: the top is its own then.
+        // The limits of the groups above apply too. In a container the path may be the one seen from outside; the top
+        // folder is then the container's own group.
         let folders = Path::new(path).ancestors().filter(move |_| counts);
         folders.filter_map(move |path| free_in(&format!("{root}{}", path.display()), files)).collect::<Vec<_>>()
     });
     free.min()
 }
 
-/// 64 bytes, the alignment every buffer has.
+/// 64 bytes, which every buffer is aligned to.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
@@ -53,7 +55,7 @@ pub(crate) struct HostBlock {
 }
 
 impl HostBlock {
-    /// `None` when the system has not that much. It would promise more than it has, and end the process on use.
+    /// `None` if the system has less. It would promise the memory all the same, and kill the process when it is used.
     pub(crate) fn new(bytes: usize) -> Option<HostBlock> {
         if bytes > SMALL && available().is_some_and(|free| bytes > free) {
             return None;

@@ -1,4 +1,4 @@
-//! The update.
+//! The update: gradient norm, clip and the optimizers.
 
 use super::loss::sum_f64;
 use super::{Pool, view};
@@ -45,7 +45,7 @@ fn for_each_part(sizes: impl Iterator<Item = usize>, pool: &Pool, work: impl Fn(
     });
 }
 
-/// Rounds new master weights into what layers compute with.
+/// Rounds new master weights to the weights that layers compute with.
 fn publish(compute: Option<Tensor>, start: usize, master: &[f32]) {
     let Some(compute) = compute else { return };
     let compute = compute.view(start, [master.len()]);

@@ -24,7 +24,7 @@ pub fn normal(seed: u64, stream: u64, index: u64) -> f32 {
     ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
 }
 
-/// The masks of one dropout, with the device's record read.
+/// The masks of one dropout, for the step and samples in its record.
 #[derive(Clone, Copy)]
 pub(crate) struct DropoutMask {
     key: [u32; 2],
@@ -40,14 +40,13 @@ pub(crate) struct DropoutMask {
 impl DropoutMask {
     pub(crate) fn new(site: &DropoutSite) -> DropoutMask {
         let record: SampleRecord = view::read_block(&site.record);
-        let place = u32::from(site.layer) << 16 | u32::from(site.site);
         DropoutMask {
-            key: [site.seed as u32, (site.seed >> 32) as u32 ^ place],
+            key: site.key(),
             step: record.step,
             first_sample: record.first_sample as u32,
             first_head: site.part.first_head,
-            threshold: (f64::from(site.rate) * 4294967296.0) as u32,
-            scale: 1.0 / (1.0 - site.rate),
+            threshold: site.threshold(),
+            scale: site.keep_scale(),
         }
     }
 

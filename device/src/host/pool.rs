@@ -10,7 +10,7 @@ pub struct Pool {
 
 impl Pool {
     /// # Errors
-    /// What the operating system said when threads could not be started.
+    /// The operating system's, if threads cannot be started.
     pub fn new(threads: usize) -> Result<Pool, rayon::ThreadPoolBuildError> {
         if threads <= 1 {
             return Ok(Pool { threads: None });
@@ -45,7 +45,7 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::for_each_chunk`] over two slices at once, each with its own size of chunk and as many of them.
+    /// As [`Pool::for_each_chunk`] over two slices at once. Each has its own chunk size; both have as many chunks.
     pub fn for_each_chunk_pair<A: Send, B: Send>(
         &self,
         (a, size_a): (&mut [A], usize),

@@ -1,17 +1,21 @@
 //! From an operation to the function that runs it.
 
 use super::{
-    Pool, activation, attention, cache, dropout, elementwise, embedding, gemm, loss, loss_parallel, norm, optimizer,
-    rotary, view,
+    Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, loss, loss_parallel, norm,
+    optimizer, rotary, view,
 };
-use crate::Op;
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
+use crate::{Op, Result};
 
 /// Runs a checked operation to its end on the calling thread and the pool's.
 ///
-/// Collectives never come here: the lane starts and waits for them itself.
-pub(crate) fn run(op: &Op, pool: &Pool) {
+/// Collectives never come here: streams and graphs start them and wait for them.
+///
+/// # Errors
+/// A custom operation's.
+pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
     match op {
+        Op::Custom(op) => return custom::custom(op, pool),
         Op::Gemm(op) => gemm::gemm(op, pool),
         Op::BiasGrad(op) => elementwise::bias_grad(op, pool),
         Op::Add(op) => elementwise::add(op, pool),
@@ -47,6 +51,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) {
         Op::ProgressMark(mark) => mark.leave(),
         Op::Collective(_) => unreachable!("streams start collectives"),
     }
+    Ok(())
 }
 
 fn write_control(op: &WriteControl) {

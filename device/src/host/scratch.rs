@@ -1,12 +1,12 @@
-//! What operations need beside their tensors while they run: none of it is planned, so it is told beforehand.
+//! Memory that operations allocate while they run. It is in no memory plan, so it is estimated beforehand.
 
 use super::Pool;
 use super::gemm::TILE_ROWS;
 use crate::ops::Epilogue;
 use crate::{DType, Op, Tensor};
 
-/// Bytes an operation takes from the system while it runs, but for small change: matrix products and attention compute in
-/// f32, with a copy of factors that are not, and attention collects its heads before it stores them.
+/// Bytes that an operation allocates while it runs, small allocations aside. Matrix products and attention compute in
+/// f32: they copy factors of other types. Attention collects the results of its heads before it stores them.
 pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
     let in_f32 = |tensor: &Tensor| tensor.shape.elements() * 4;
     let accesses = op.accesses();

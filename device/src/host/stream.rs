@@ -47,7 +47,7 @@ impl HostStream {
             if !matches!(op, Op::ProgressMark(_)) {
                 self.finish()?;
             }
-            run(op, pool);
+            run(op, pool)?;
         }
         Ok(())
     }

@@ -1,36 +1,46 @@
-//! Tensors as slices. The only place where the host kernels turn addresses into memory.
+//! Tensors as slices. Only here do host kernels turn addresses into memory.
 #![allow(unsafe_code)]
 
-use crate::{DType, Element, Tensor};
+use std::borrow::Cow;
+
+use crate::{DType, Element, Tensor, bf16};
 
 /// The elements of `tensor`, to read.
 ///
-/// The lifetime is the kernel's call: kernels keep no slice. Must be of type `T`.
+/// The lifetime is the kernel's call: kernels keep no slice.
 ///
 /// # Panics
-/// If the tensor is of another type: a kernel that asks for it is wrong.
+/// If the tensor is of another type than `T`, or begins within an element: the kernel has a bug.
 pub(crate) fn read<'a, T: Element>(tensor: &Tensor) -> &'a [T] {
-    assert_eq!(tensor.dtype, T::DTYPE);
+    assert!(tensor.dtype == T::DTYPE && tensor.address.is_multiple_of(align_of::<T>() as u64));
     if tensor.elements() == 0 {
         return &[];
     }
-    // SAFETY: the device checked at submission that the range lies in a live area of host memory, which is aligned to
-    // 64 bytes with every buffer at a multiple of 64; one thread submits, so no other operation runs meanwhile.
+    // SAFETY: the device checked at submission that the range lies in a live area of host memory; it is aligned, see
+    // above; one thread submits, so no other operation runs meanwhile.
     unsafe { std::slice::from_raw_parts(tensor.address as *const T, tensor.elements()) }
 }
 
 /// The elements of `tensor`, to write. A kernel takes one mutable slice of a buffer and no other slice that overlaps
-/// it: where an operation may work in place, the kernel handles that case apart.
+/// it. A kernel of an operation that may work in place handles that case separately.
 ///
 /// # Panics
-/// If the tensor is of another type.
+/// As [`read`].
 pub(crate) fn write<'a, T: Element>(tensor: &Tensor) -> &'a mut [T] {
-    assert_eq!(tensor.dtype, T::DTYPE);
+    assert!(tensor.dtype == T::DTYPE && tensor.address.is_multiple_of(align_of::<T>() as u64));
     if tensor.elements() == 0 {
         return &mut [];
     }
     // SAFETY: as in `read`; the kernel holds no other slice of this range, see above.
     unsafe { std::slice::from_raw_parts_mut(tensor.address as *mut T, tensor.elements()) }
+}
+
+/// The elements of a floating tensor as f32. They are copied only if the tensor is of another type.
+pub(crate) fn to_f32<'a>(tensor: &Tensor) -> Cow<'a, [f32]> {
+    match tensor.dtype {
+        DType::F32 => read::<f32>(tensor).into(),
+        _ => read::<bf16>(tensor).iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
+    }
 }
 
 /// Sets every byte of `tensor` to 0, of whatever type it is.

@@ -103,7 +103,7 @@ pub struct SwiGluBackward {
     pub grad_output: Tensor,
     /// `(rows, 2 f)`.
     pub grad_input: Tensor,
-    /// `(rows, f)`, written if there: the forward's output, where it was not kept.
+    /// `(rows, f)`, written if present: the forward's output, for a forward that did not save it.
     pub output: Option<Tensor>,
 }
 

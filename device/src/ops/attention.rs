@@ -1,6 +1,6 @@
 //! Causal attention over packed QKV.
 
-use super::{Accesses, DropoutSite, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, DropoutSite, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads};
 use crate::{DType, Result, Tensor};
 
 /// `output = dropout(softmax(causal(Q K^T / sqrt(head_dim)))) V` per head, never holding the scores in memory
@@ -25,7 +25,36 @@ pub struct Attention {
     pub dropout: Option<DropoutSite>,
 }
 
-/// Shapes of a packed attention.
+/// The sizes of an attention over packed queries, keys and values.
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionSizes {
+    pub(crate) batch: usize,
+    pub(crate) seq: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// Channels of a head.
+    pub(crate) dim: usize,
+}
+
+impl AttentionSizes {
+    /// The sizes of a checked `qkv`, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+    pub(crate) fn new(qkv: &Tensor, heads: usize, kv_heads: usize) -> AttentionSizes {
+        let sizes = qkv.shape.sizes();
+        AttentionSizes { batch: sizes[0], seq: sizes[1], heads, kv_heads, dim: sizes[2] / (heads + 2 * kv_heads) }
+    }
+
+    /// Elements of a row of `qkv`.
+    pub(crate) fn packed_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.dim
+    }
+
+    /// Whether there is nothing to compute.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.batch * self.seq * self.dim == 0
+    }
+}
+
+/// Checks the shapes and types that both directions share.
 fn check_packed(
     op: &'static str,
     qkv: &Tensor,
@@ -34,9 +63,7 @@ fn check_packed(
     heads: usize,
     kv_heads: usize,
 ) -> Result<()> {
-    ensure(op, heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
-        format!("{heads} heads cannot share {kv_heads} key and value heads: the first must be a multiple")
-    })?;
+    ensure_heads(op, heads, kv_heads)?;
     let sizes = qkv.shape.sizes();
     let groups = heads + 2 * kv_heads;
     ensure(op, sizes.len() == 3 && sizes[2].is_multiple_of(groups), || {

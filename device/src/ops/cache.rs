@@ -1,14 +1,14 @@
-//! Generating text: attention over a cache of keys and values, and rows at a position known only to the device.
+//! For generating text: attention over a cache of keys and values, and rows at a position that lies in device memory.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_shape};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape};
 use crate::{DType, Result, Tensor};
 
-/// Causal attention of new tokens over themselves and all before them, whose keys and values a cache holds.
+/// Causal attention of new tokens over themselves and over all earlier tokens, whose keys and values a cache holds.
 ///
-/// The keys and values of `qkv` are first written to rows `start .. start + rows` of `cache`; then query `i` attends to
-/// rows `0 ..= start + i`, as [`Attention`](super::Attention) would over the whole sequence. Rows beyond are never
-/// read. The position lies in device memory, so that one graph serves every token. A `start` that would leave the cache
-/// is the caller's fault and is moved back into it.
+/// First the keys and values of `qkv` are written to rows `start .. start + rows` of `cache`. Then query `i` attends to
+/// rows `0 ..= start + i`, as [`Attention`](super::Attention) would over the whole sequence. Later rows are never read.
+/// The position lies in device memory, so that one graph serves every token. A `start` outside of `0 ..= capacity -
+/// rows` is a mistake of the caller and is clamped to that range.
 #[derive(Clone, Debug)]
 pub struct CachedAttention {
     /// `(batch, rows, (heads + 2 kv_heads) * head_dim)`: rows of `[query heads | key heads | value heads]`.
@@ -43,9 +43,7 @@ impl Operation for CachedAttention {
 
     fn check(&self) -> Result<()> {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
-        ensure(Self::NAME, heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
-            format!("{heads} heads cannot share {kv_heads} key and value heads: the first must be a multiple")
-        })?;
+        ensure_heads(Self::NAME, heads, kv_heads)?;
         let sizes = self.qkv.shape.sizes();
         let groups = heads + 2 * kv_heads;
         ensure(Self::NAME, sizes.len() == 3 && sizes[2].is_multiple_of(groups), || {
@@ -72,8 +70,8 @@ impl Operation for CachedAttention {
     }
 }
 
-/// `output = table[start .. start + rows]`, with `start` in device memory. One that would leave the table is the
-/// caller's fault and is moved back into it.
+/// `output = table[start .. start + rows]`, with `start` in device memory. A `start` that would leave the table is a
+/// mistake of the caller and is clamped.
 #[derive(Clone, Debug)]
 pub struct TakeRows {
     /// `(rows or more, ...)`.

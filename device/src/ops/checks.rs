@@ -36,3 +36,10 @@ pub(crate) fn ensure_float(op: &'static str, tensors: &[(&str, Tensor)]) -> Resu
     }
     Ok(())
 }
+
+/// Fails unless each key and value head serves the same number of query heads.
+pub(crate) fn ensure_heads(op: &'static str, heads: usize, kv_heads: usize) -> Result<()> {
+    ensure(op, heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads), || {
+        format!("{heads} heads cannot share {kv_heads} key and value heads: the first must be a multiple")
+    })
+}

@@ -12,17 +12,17 @@ use crate::{Communicator, Request, Result, Tensor};
 pub struct Collective {
     /// Which transfer.
     pub kind: CollectiveKind,
-    /// Among whom.
+    /// The group of ranks.
     pub communicator: Rc<dyn Communicator>,
-    /// f32 or bf16, any shape. A receive has none: the same as `output`.
+    /// f32 or bf16, any shape. A receive has no input: the same tensor as `output`.
     pub input: Tensor,
-    /// Of the same type; may be `input`. As many elements, except that an all-gather has as many times more as there are
-    /// ranks and a reduce-scatter as many times fewer. A send has none: the same as `input`.
+    /// Of the same type; may be `input`. As many elements as `input`, times the number of ranks for an all-gather,
+    /// divided by it for a reduce-scatter. A send has no output: the same tensor as `input`.
     pub output: Tensor,
 }
 
 impl Collective {
-    /// A transfer that leaves its result where its input was.
+    /// A transfer whose output is its input.
     pub fn in_place(kind: CollectiveKind, communicator: Rc<dyn Communicator>, tensor: Tensor) -> Collective {
         Collective { kind, communicator, input: tensor, output: tensor }
     }
@@ -35,7 +35,7 @@ impl Collective {
         self.communicator.start(self.kind, &self.input, &self.output)
     }
 
-    /// Whether this rank's input matters, and whether it gets an output.
+    /// Whether this rank has an input, and whether it has an output.
     fn takes_and_gives(&self) -> (bool, bool) {
         match self.kind {
             CollectiveKind::Send { .. } => (true, false),

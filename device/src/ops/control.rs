@@ -1,4 +1,4 @@
-//! What the host tells a step: small blocks written by value, so that no graph holds a host scalar.
+//! Scalars that the host gives to a step: small blocks written by value, so that no graph holds a host scalar.
 
 use super::{Accesses, Operation, ensure_dtype, ensure_elements};
 use crate::{DType, Result, Tensor};
@@ -23,7 +23,7 @@ pub struct Control {
     pub inverse_loss_scale: f32,
 }
 
-/// What the update keeps on the device from step to step.
+/// What the optimizer's update keeps on the device from step to step.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Status {
@@ -80,7 +80,7 @@ impl Operation for WriteControl {
 pub struct WriteSampleRecord {
     /// u8, a [`Control`].
     pub control: Tensor,
-    /// Samples of the step before this microbatch's first.
+    /// The number of the step's samples before this microbatch's first.
     pub offset: u64,
     /// u8, `size_of::<SampleRecord>()` bytes.
     pub record: Tensor,

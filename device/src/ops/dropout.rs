@@ -1,10 +1,11 @@
-//! Dropout whose mask is a function of what is dropped, not of a generator's state.
+//! Dropout whose mask is a function of what is dropped, not of the state of a generator.
 
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
-/// Where in the model a mask is drawn. With the step and the global sample number, both read from `record` on the
-/// device, it determines every mask bit, whatever the parallel layout, and again in backward and recompute.
+/// Where in the model a mask is drawn. Together with the step and the global sample number, which are read from
+/// `record` on the device, it determines every mask bit. So the bits are the same in any parallel layout, and again in
+/// backward and recompute.
 ///
 /// The bits are Philox4x32-10 (Salmon et al., 2011): key = `(seed low, seed high)` xor `(layer, site)` in the high
 /// and low 16 bits of the second word; counter = `(channel / 4, token, sample, step)`; word `channel % 4` of the result
@@ -25,12 +26,30 @@ pub struct DropoutSite {
     pub part: DropoutPart,
 }
 
-/// Where the part of a tensor that a rank has lies in the whole; the default is all of it.
+impl DropoutSite {
+    /// The key of Philox.
+    pub(crate) fn key(&self) -> [u32; 2] {
+        let site = u32::from(self.layer) << 16 | u32::from(self.site);
+        [self.seed as u32, (self.seed >> 32) as u32 ^ site]
+    }
+
+    /// Words below this are dropped.
+    pub(crate) fn threshold(&self) -> u32 {
+        (f64::from(self.rate) * 4_294_967_296.0) as u32
+    }
+
+    /// What kept values are multiplied by: `1 / (1 - rate)`.
+    pub(crate) fn keep_scale(&self) -> f32 {
+        1.0 / (1.0 - self.rate)
+    }
+}
+
+/// Which part of the whole tensor a rank has. The default is all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DropoutPart {
     /// Rows `(sample, token)` of the batch before the first one here.
     pub first_row: usize,
-    /// Tokens of a sample; 0 where the tensor's shape tells.
+    /// Tokens of a sample; 0 takes them from the tensor's shape.
     pub tokens: usize,
     /// Attention heads before the first one here.
     pub first_head: usize,
@@ -38,8 +57,9 @@ pub struct DropoutPart {
 
 /// `output = input * mask / (1 - rate)`. Its own gradient: applied to `grad_output` it gives `grad_input`.
 ///
-/// The outermost axis counts samples, the innermost channels, those between tokens; a part of the rows has any axes
-/// before the channels, and [`DropoutPart`] tells which rows. `output` may be `input`.
+/// The outermost axis is samples, the innermost is channels, and the axes between are tokens. A tensor that has only
+/// some of the rows may have any axes before the channels: [`DropoutPart`] says which rows they are. `output` may be
+/// `input`.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     /// `(batch, ..., channels)`.

@@ -5,7 +5,8 @@ use crate::{DType, Result, Tensor};
 
 /// `output[b, s] = table[tokens[b, s] - first_token] + positions[s]`.
 ///
-/// A token outside the table is another rank's, or a fault of the data reader, which checks ids; its row is 0.
+/// The row of a token outside the table is 0: the token is another rank's, or a mistake of the data reader, which
+/// checks ids.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// `(batch, seq)`, i32.
@@ -53,9 +54,10 @@ fn check_tokens(
 }
 
 /// Gradient of [`Embedding`]: rows of `grad_output` are added to the table row of their token, in token order, so the
-/// result has the same bits each time. Those of tokens outside the table are passed over.
+/// result has the same bits each time. Rows of tokens outside the table are skipped.
 ///
-/// Both gradients are always added to, never overwritten: the table is sparse in tokens and may be tied to the head.
+/// Both gradients are added to, never overwritten: a batch touches few of the table's rows, and the table may be tied
+/// to the head.
 #[derive(Clone, Debug)]
 pub struct EmbeddingBackward {
     /// `(batch, seq)`, i32.

@@ -33,7 +33,7 @@ pub enum Epilogue {
     None,
     /// Adds a bias `(n)` to every row.
     Bias(Tensor),
-    /// `out = gelu(product + bias)`; `pre`, `(m, n)`, keeps `product + bias` for the backward.
+    /// `out = gelu(product + bias)`; `pre`, `(m, n)`, saves `product + bias` for the backward.
     BiasGelu {
         /// `(n)`.
         bias: Tensor,
@@ -42,9 +42,9 @@ pub enum Epilogue {
     },
     /// `out = product * gelu'(pre)`: the input gradient through a GELU.
     GeluBackward {
-        /// `(m, n)`, as kept by the forward.
+        /// `(m, n)`, as the forward saved it.
         pre: Tensor,
-        /// `(m, n)`, of `out`'s type, written if there: `gelu(pre)`, where the forward did not keep it.
+        /// `(m, n)`, of `out`'s type, written if present: `gelu(pre)`, for a forward that did not save it.
         activated: Option<Tensor>,
     },
 }

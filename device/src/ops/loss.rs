@@ -5,9 +5,10 @@ use crate::{DType, Result, Tensor};
 
 /// Softmax and cross-entropy: `losses[i] = logsumexp(logits[i, ..vocab]) - logits[i, targets[i]]`, in f32.
 ///
-/// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, `grad_scale` read from the
-/// control block. Columns from `vocab` on are padding: no probability, gradient 0. A row whose target is negative has
-/// loss and gradient 0; a target from `vocab` on is a fault of the data reader, which checks ids, and is ignored alike.
+/// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from
+/// the control block. Columns from `vocab` on are padding: their probability and gradient are 0. A row whose target is
+/// negative has loss and gradient 0. So has a row whose target is `vocab` or more, which is a mistake of the data
+/// reader.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// `(rows, padded vocab)`, f32 or bf16; overwritten by the gradient with `control`.

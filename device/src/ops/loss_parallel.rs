@@ -1,5 +1,6 @@
-//! Cross-entropy over a vocabulary that is cut over ranks. No rank ever has a whole row of logits: each sums up its own
-//! columns in three numbers a row, these are gathered, and each then knows the loss and its columns' gradient.
+//! Cross-entropy over a vocabulary that is split across ranks. No rank ever has a whole row of logits. Each rank
+//! reduces its own columns to three numbers per row. These are gathered, and from them each rank computes the loss and
+//! the gradient of its columns.
 
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
@@ -9,20 +10,20 @@ use crate::{DType, Result, Tensor};
 pub struct VocabPart {
     /// The token of the first column here.
     pub first_token: usize,
-    /// Tokens of the whole vocabulary; columns of later ones are padding.
+    /// Tokens of the whole vocabulary; later columns are padding.
     pub vocab: usize,
 }
 
 impl VocabPart {
-    /// Columns that are real, of so many here.
+    /// How many of this rank's `columns` are no padding.
     pub fn real(&self, columns: usize) -> usize {
         self.vocab.saturating_sub(self.first_token).min(columns)
     }
 }
 
-/// The first half: `stats[0, i]` is the largest of `logits[i]`, `stats[1, i]` the sum of `exp(logits[i] - stats[0, i])`,
-/// and `stats[2, i]` the target's logit where it is here, else 0. Padding does not count; of no columns the largest is the
-/// least f32.
+/// The first half: `stats[0, i]` is the largest of `logits[i]`, `stats[1, i]` the sum of `exp(logits[i] - stats[0,
+/// i])`, and `stats[2, i]` the target's logit if it is one of these columns, else 0. Padding does not count. Without
+/// any real column the largest is the lowest finite f32.
 #[derive(Clone, Debug)]
 pub struct CrossEntropyPart {
     /// `(rows, columns)`, f32 or bf16.
@@ -35,8 +36,8 @@ pub struct CrossEntropyPart {
     pub part: VocabPart,
 }
 
-/// The second half: losses from all ranks' [`CrossEntropyPart`], and with `control` the gradient of the logits here in
-/// place of them, as [`super::CrossEntropy`] defines both.
+/// The second half: losses from the `stats` of all ranks' [`CrossEntropyPart`]. With `control`, `logits` is overwritten
+/// by its gradient. [`super::CrossEntropy`] defines both.
 #[derive(Clone, Debug)]
 pub struct CrossEntropyJoin {
     /// `(rows, columns)`, f32 or bf16; overwritten by the gradient with `control`.

@@ -90,8 +90,10 @@ fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) -> Result<()>
 /// Gradient of [`Norm`]: `grad_input = d norm(input) + grad_residual`, and the parameter gradients.
 ///
 /// `input` is what was normalised (the forward's `sum` where it had a residual). Parameter gradients are summed over
-/// rows in fixed chunks, in f32. `grad_input` may be `grad_residual`. It is also the gradient of what the forward added to
-/// its residual: where that is a linear layer's output, the gradient of the layer's bias is `grad_input_sums`.
+/// rows in fixed chunks, in f32. `grad_input` may be `grad_residual`.
+///
+/// `grad_input` is also the gradient of what the forward added to its residual. If that was the output of a linear
+/// layer, `grad_input_sums` is the gradient of the layer's bias.
 #[derive(Clone, Debug)]
 pub struct NormBackward {
     /// LayerNorm or RMSNorm.
@@ -106,13 +108,13 @@ pub struct NormBackward {
     pub rstd: Tensor,
     /// `(rows, hidden)`.
     pub grad_output: Tensor,
-    /// `(rows, hidden)`: the gradient that reaches `sum` past the norm.
+    /// `(rows, hidden)`: the gradient that reaches `sum` around the norm.
     pub grad_residual: Option<Tensor>,
     /// `(rows, hidden)`.
     pub grad_input: Tensor,
     /// `(hidden)`, f32.
     pub grad_weight: Tensor,
-    /// `(hidden)`, f32; where the forward had a bias.
+    /// `(hidden)`, f32; present if the forward had a bias.
     pub grad_bias: Option<Tensor>,
     /// `(hidden)`, f32: sums over the rows of `grad_input` as stored; a parameter gradient like the others.
     pub grad_input_sums: Option<Tensor>,

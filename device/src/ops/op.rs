@@ -2,13 +2,13 @@
 
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
-    ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Dropout, Embedding,
-    EmbeddingBackward, Fill, Gemm, Mse, Norm, NormBackward, Operation, Poison, ProgressMark, Rotary, Sgd, SquareSum,
-    SumInto, SwiGlu, SwiGluBackward, TakeRows, WriteControl, WriteSampleRecord,
+    ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, Dropout,
+    Embedding, EmbeddingBackward, Fill, Gemm, Mse, Norm, NormBackward, Operation, Poison, ProgressMark, Rotary, Sgd,
+    SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
-/// One enum over all operations, a conversion from each, and the three questions passed on.
+/// An enum over all operations, a conversion from each, and methods that ask the operation.
 macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Any operation.
@@ -86,9 +86,9 @@ operations! {
     EmbeddingBackward,
     /// Softmax and cross-entropy, forward and backward.
     CrossEntropy,
-    /// Cross-entropy over a part of the vocabulary: what is to be gathered.
+    /// Cross-entropy over a part of the vocabulary, before the gather: three numbers per row.
     CrossEntropyPart,
-    /// The rest of it, forward and backward.
+    /// Cross-entropy over a part of the vocabulary, after the gather, forward and backward.
     CrossEntropyJoin,
     /// Mean squared error, forward and backward.
     Mse,
@@ -108,6 +108,8 @@ operations! {
     WriteSampleRecord,
     /// Communication between ranks.
     Collective,
+    /// An operation of a caller's own.
+    Custom,
     /// How far the work has come.
     ProgressMark,
 }

@@ -8,7 +8,7 @@ pub trait Operation: Clone {
     /// Its name in errors, reports and traces.
     const NAME: &'static str;
 
-    /// The same, where it depends on the value.
+    /// The name of this value, for an operation whose name depends on it.
     fn name(&self) -> &'static str {
         Self::NAME
     }

@@ -1,4 +1,4 @@
-//! A capture from its beginning to its end: of what a stream is given, a graph.
+//! A stream's capture, from its beginning to its graph.
 
 use super::Stream;
 use crate::capture::Capture;
@@ -7,7 +7,8 @@ use crate::device::Core;
 use crate::{CaptureRule, Error, Graph, Result, StreamId};
 
 impl Stream {
-    /// From now on what is submitted to this stream, and to streams that fork from it by an event, is recorded.
+    /// From now on what is submitted to this stream, and to streams that fork from it by an event, is recorded and not
+    /// run.
     ///
     /// # Errors
     /// [`CaptureRule::Implicit`] on the default stream; [`CaptureRule::Invalidated`] if it captures already.
@@ -33,8 +34,8 @@ impl Stream {
     /// Ends the capture begun on this stream and returns what was recorded, ready to launch.
     ///
     /// # Errors
-    /// [`CaptureRule::Invalidated`] if a call failed during it, [`CaptureRule::Unjoined`], or with the checker on a race
-    /// or a read of an overwritten buffer inside the graph. The capture is over in any case.
+    /// [`CaptureRule::Invalidated`] if a call failed during it, [`CaptureRule::Unjoined`], or with the checker on a
+    /// race or a read of an overwritten buffer inside the graph. The capture is over in any case.
     pub fn end_capture(&self, name: &str) -> Result<Graph> {
         let mut core = self.device.core();
         let core = &mut *core;
@@ -79,7 +80,7 @@ impl Stream {
 }
 
 impl Core {
-    /// Does something to a capture; a failure spoils it.
+    /// Does something to a capture. A failure spoils it.
     pub(super) fn with_capture(
         &mut self,
         id: u64,

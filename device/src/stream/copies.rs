@@ -5,7 +5,7 @@ use crate::backend::{DeviceBackend, StreamBackend};
 use crate::{Accesses, CaptureRule, Element, HostArray, Readback, Result, Tensor};
 
 impl Stream {
-    /// Copies host data to a tensor, in stream order, without waiting; `data` may be reused at once.
+    /// Copies host data to a tensor, in stream order, without blocking. `data` may be changed as soon as this returns.
     ///
     /// # Errors
     /// [`CaptureRule::Synchronization`] while this stream captures: a graph would repeat the same host data forever.
@@ -13,7 +13,7 @@ impl Stream {
         self.copy_in::<T>(tensor, data.len(), |stream, device| stream.write(tensor, data, device))
     }
 
-    /// As [`Stream::write`], without a copy on the host where the array is in page-locked memory.
+    /// As [`Stream::write`], without a copy on the host if the array is in page-locked memory.
     ///
     /// # Errors
     /// As [`Stream::write`].
@@ -47,7 +47,7 @@ impl Stream {
         copy(&mut stream.backend, &core.backend)
     }
 
-    /// Copies a tensor to the host, in stream order. The values are there once the returned copy has been waited for.
+    /// Copies a tensor to the host, in stream order. [`Readback::wait`] returns the values.
     ///
     /// # Errors
     /// [`CaptureRule::Synchronization`] while this stream captures; a checker's finding.

@@ -1,4 +1,4 @@
-//! Events: points of streams, in or out of a capture, that others wait for.
+//! Events: points in streams, inside or outside of a capture, that others wait for.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ enum EventState {
         stream: StreamId,
         point: RecordedPoint,
     },
-    /// Recorded during a capture: these of its nodes.
+    /// Recorded during a capture. Who waits for it depends on `nodes`.
     Captured {
         capture: u64,
         nodes: Vec<usize>,
@@ -77,7 +77,7 @@ impl Event {
 }
 
 impl Stream {
-    /// Marks the point this stream has reached.
+    /// Records the point that this stream has reached.
     ///
     /// # Errors
     /// [`CaptureRule::Implicit`] on the default stream during a capture.
@@ -120,7 +120,7 @@ impl Stream {
             (EventState::Never, _) => Ok(()),
             (EventState::Recorded { stream, point }, None) => {
                 match point {
-                    // Host work is in the past but for collectives, which somebody has to wait for.
+                    // On the host all work is done already, except for collectives: wait for those.
                     RecordedPoint::Host(_) => core.streams[stream.index()].backend.finish_up_to(point)?,
                     RecordedPoint::Cuda(_) => core.streams[self.id.index()].backend.wait(point)?,
                 }

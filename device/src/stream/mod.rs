@@ -1,4 +1,4 @@
-//! Streams and events: what is submitted to a stream happens in order; events order streams.
+//! Streams and events. Work of one stream runs in order; events order the work of several streams.
 
 mod capture;
 mod copies;
@@ -12,7 +12,7 @@ use crate::host;
 use crate::priority::Priority;
 use crate::{CaptureRule, Device, Op, Result, StreamId, TraceEvent};
 
-/// An ordered queue of work. On the host work runs where it is submitted; only collectives go on meanwhile.
+/// An ordered queue of work. On the host, work runs when it is submitted; only collectives run asynchronously.
 #[derive(Clone)]
 pub struct Stream {
     device: Device,
@@ -25,8 +25,9 @@ impl Device {
         self.add_stream(name, Priority::Compute)
     }
 
-    /// A new stream for transfers between ranks. Where its work and another stream's are both ready, the GPU begins with
-    /// its: a transfer needs little of the card and has other ranks wait, while a product that begins first takes it whole.
+    /// A new stream for transfers between ranks. When its work and another stream's are both ready, the GPU starts its
+    /// work first. A transfer occupies little of the GPU and other ranks wait for it, while a matrix product that
+    /// starts first occupies the whole GPU.
     pub fn transfer_stream(&self, name: &str) -> Stream {
         self.add_stream(name, Priority::Transfer)
     }
@@ -36,7 +37,8 @@ impl Device {
         Stream { device: self.clone(), id }
     }
 
-    /// CUDA's legacy default stream, which waits for all others: it exists to be refused while a capture is under way.
+    /// CUDA's legacy default stream, which waits for all others. It exists so that its use during a capture can be
+    /// refused.
     pub fn default_stream(&self) -> Stream {
         Stream { device: self.clone(), id: StreamId::DEFAULT }
     }
@@ -56,35 +58,39 @@ impl Stream {
     /// Runs `op` after everything submitted to this stream before, or records it while the stream captures.
     ///
     /// # Errors
-    /// [`Error::Operation`](crate::Error::Operation) when the tensors do not fit, a capture rule, a checker's finding, a
-    /// failed collective.
+    /// [`Error::Operation`](crate::Error::Operation) when the tensors do not fit, a capture rule, a checker's finding,
+    /// a failed collective.
     pub fn submit(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         op.check()?;
         self.announce(&op)?;
-        self.place(op)
+        self.submit_checked(op)
     }
 
-    /// Tells a watch here that a transfer begins, on this stream or another; nothing of other operations.
+    /// Leaves a progress mark on this stream that a transfer begins, on this stream or on another. Does nothing for
+    /// other operations, and if nobody watches.
     ///
     /// # Errors
     /// As [`Stream::submit`].
     pub fn announce(&self, op: &Op) -> Result<()> {
         let (Op::Collective(collective), Some(progress)) = (op, self.device.progress()) else { return Ok(()) };
-        progress.transfer(collective).map_or(Ok(()), |mark| self.place(mark.into()))
+        progress.transfer(collective).map_or(Ok(()), |mark| self.submit_checked(mark.into()))
     }
 
-    /// As [`Stream::submit`], of what another stream has announced.
+    /// As [`Stream::submit`], for a transfer that another stream has announced.
     ///
     /// # Errors
     /// As [`Stream::submit`].
     pub fn submit_announced(&self, op: Op) -> Result<()> {
         op.check()?;
-        self.place(op)
+        self.submit_checked(op)
     }
 
-    fn place(&self, op: Op) -> Result<()> {
+    /// Traces, records or runs an operation whose shapes and types were checked.
+    fn submit_checked(&self, op: Op) -> Result<()> {
         let mut core = self.device.core();
+        let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
+        core.backend.accept(&op, capturing)?;
         if let Some(trace) = &mut core.trace {
             let accesses = op.accesses();
             let buffers = accesses.reads.iter().chain(&accesses.writes).map(|tensor| tensor.buffer).collect();

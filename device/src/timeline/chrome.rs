@@ -10,11 +10,11 @@ use serde_json::{Map, Value, json};
 use super::{Span, Timeline};
 
 impl Timeline {
-    /// Writes the timeline as JSON. `process` names where it comes from, and `rank` tells it from those of other ranks
-    /// when several are shown together.
+    /// Writes the timeline as JSON. `process` names where it comes from. `rank` distinguishes it from the timelines of
+    /// other ranks when several are shown together.
     ///
     /// # Errors
-    /// What the writer said.
+    /// The writer's.
     pub fn write_chrome(&self, rank: usize, process: &str, mut to: impl Write) -> io::Result<()> {
         let rows = self.rows();
         let named = |kind: &str, row: usize, name: &str| json!({"ph": "M", "name": kind, "pid": rank, "tid": row, "args": {"name": name}});

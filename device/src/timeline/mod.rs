@@ -1,4 +1,4 @@
-//! Where the time of a few steps goes: spans of time on rows, a row a stream, for a viewer such as Perfetto.
+//! Where the time of a few steps goes: spans of time on rows, one row per stream, for a viewer such as Perfetto.
 //!
 //! On the host an operation's span is when it ran, since streams run inline. On CUDA times come from CUPTI
 //! ([`crate::cuda`]'s `cupti`), for work inside graphs too.
@@ -8,9 +8,9 @@ mod chrome;
 /// A span of time on a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// The stream `compute` is row `stream compute`; what the host does is on row `host`.
+    /// `stream compute` for the stream `compute`; `host` for what the host does.
     pub row: String,
-    /// What was done: `region/operation` where that is known.
+    /// What was done: `region/operation` if that is known.
     pub name: String,
     /// `operation`, `launch`, `kernel`, `copy`, `set` or `call`.
     pub category: &'static str,
@@ -18,14 +18,14 @@ pub struct Span {
     pub start_ns: u64,
     /// Nanoseconds it took.
     pub duration_ns: u64,
-    /// What else is known, by name: the kernel's symbol, bytes, the region it was launched for.
+    /// What else is known, by name: the kernel's symbol, the bytes, the region it was launched for.
     pub details: Vec<(&'static str, String)>,
 }
 
 /// What happened between [`Device::begin_timeline`] and [`Device::end_timeline`], by time of start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// When it began, in nanoseconds since 1970 by this machine's clock: what tells ranks' timelines together.
+    /// When it began, in nanoseconds since 1970 by this machine's clock. It aligns the timelines of several ranks.
     pub began_ns: u64,
     /// The spans.
     pub spans: Vec<Span>,
@@ -36,8 +36,8 @@ pub(crate) fn stream_row(name: &str) -> String {
     format!("stream {name}")
 }
 
-/// The label of a captured operation in a launch of its graph for `region`. A graph of one region serves all
-/// microbatches of its slot, and its operations are labelled with the one it was captured with.
+/// The label of a captured operation when its graph is launched for `region`. One graph serves all microbatches of its
+/// slot, and its operations are labelled with the microbatch of the capture. The region of the launch takes its place.
 pub(crate) fn launched_label(label: &str, graph: &str, region: &str) -> String {
     match label.rsplit_once('/') {
         Some((captured, op)) if !region.is_empty() && graph.starts_with(captured) => format!("{region}/{op}"),

@@ -16,7 +16,7 @@ use crate::cuda::libraries::Library;
 use crate::ops::{Epilogue, Gemm};
 use crate::{DType, Error, Result};
 
-/// Most algorithms that are asked for.
+/// The number of algorithms that heuristics are asked for.
 const CANDIDATES: usize = 8;
 
 /// The library's handle.
@@ -116,7 +116,7 @@ impl Descriptors {
         check("cublasLtMatmulDescSetAttribute", status)
     }
 
-    /// The addresses of bias and kept input; heuristics take their alignment from them.
+    /// Sets the addresses of bias and saved input. Heuristics take their alignment from them.
     fn point(&self, epilogue: &Epilogue) -> Result<()> {
         let (bias, pre) = match *epilogue {
             Epilogue::None => (None, None),
@@ -133,10 +133,10 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Algorithms that fit into `workspace` bytes, the most promising first; none where cuBLASLt cannot do the epilogue.
+    /// Algorithms that fit into `workspace` bytes, the most promising first. Empty if cuBLASLt cannot do the epilogue.
     ///
     /// # Errors
-    /// cuBLASLt's, other than that it does not support the problem.
+    /// cuBLASLt's, except that it does not support the problem.
     pub(super) fn heuristics(
         &self,
         handle: &CublasLtHandle,
@@ -189,7 +189,7 @@ impl Descriptors {
             .collect())
     }
 
-    /// Whether an algorithm from elsewhere does this problem within `workspace` bytes.
+    /// Whether an algorithm of another run or rank can do this problem within `workspace` bytes.
     pub(super) fn accepts(
         &self,
         handle: &CublasLtHandle,
@@ -215,7 +215,7 @@ impl Descriptors {
         status == Ok(sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS) && result.workspaceSize <= workspace
     }
 
-    /// Submits the product; no allocation, no waiting, fit for capture.
+    /// Submits the product. It neither allocates nor waits, so it can be captured.
     ///
     /// # Errors
     /// cuBLASLt's.
@@ -291,8 +291,9 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t> {
     }
 }
 
-/// How partial products may be added up. A product counts as accumulated in f32, so never in bf16. In place, in an f32
-/// output, is one block after the other and so repeatable, but takes counters; without timing it is left out.
+/// How partial products may be added up. Sums are in f32, never in bf16. Adding up in place, in an f32 output, goes one
+/// block after the other and so gives the same bits each time, but it needs counters. A deterministic run leaves it
+/// out.
 fn reduction_schemes(output: DType, deterministic: bool) -> u32 {
     use sys::cublasLtReductionScheme_t::*;
     let in_place = output == DType::F32 && !deterministic;
@@ -326,7 +327,7 @@ fn no_result() -> sys::cublasLtMatmulHeuristicResult_t {
     }
 }
 
-/// What heuristics are to keep to.
+/// The limits that heuristics keep to.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {

@@ -1,5 +1,5 @@
-//! Matrix products through cuBLASLt. For each problem the best of its algorithms, and of doing the epilogue apart, is
-//! found by timing, once; the choice is kept on disk and can be passed from rank to rank.
+//! Matrix products through cuBLASLt. Each problem is timed once: the library's algorithms, and a plain product followed
+//! by our own epilogue kernel. The fastest method is stored on disk and can be passed from rank to rank.
 
 mod descriptors;
 mod problem;
@@ -31,7 +31,7 @@ pub(crate) struct CublasLt {
     workspace: usize,
     prepared: RefCell<HashMap<GemmProblem, Rc<PreparedGemm>>>,
     table: RefCell<ChoiceTable>,
-    /// Where the table is kept between runs, if anywhere.
+    /// The file of the table. `None` if it is not stored.
     file: Option<PathBuf>,
 }
 
@@ -74,13 +74,13 @@ impl CublasLt {
         })
     }
 
-    /// Bytes of scratch that every product gets.
+    /// Bytes of scratch that every product needs.
     pub(crate) fn scratch_bytes(&self) -> usize {
         self.workspace
     }
 
-    /// Chooses how to do a product, by timing unless the choice is known or the run is to be deterministic. The tensors
-    /// need no memory: timing has its own for as long as it takes.
+    /// Chooses how to do a product: by timing, unless the choice is known or the run is deterministic. The tensors need
+    /// no memory, since timing allocates its own and frees it.
     ///
     /// # Errors
     /// A product cuBLASLt cannot do; a driver's error.
@@ -91,8 +91,8 @@ impl CublasLt {
         self.prepared(op, (!self.deterministic).then_some(kernels)).map(|_| ())
     }
 
-    /// Submits a product, or records it while the stream captures. One that was never prepared takes the first algorithm
-    /// that cuBLASLt proposes.
+    /// Submits a product, or records it while the stream captures. A product that was never prepared takes the first
+    /// algorithm that cuBLASLt proposes.
     ///
     /// # Errors
     /// A product cuBLASLt cannot do; a driver's error.
@@ -103,7 +103,7 @@ impl CublasLt {
         let prepared = self.prepared(op, None)?;
         match &prepared.method {
             GemmMethod::Library(algorithm) => self.multiply(&prepared.descriptors, op, algorithm, queue),
-            GemmMethod::Separate(plain) => self.multiply_apart(plain, op, queue),
+            GemmMethod::Separate(plain) => self.multiply_separately(plain, op, queue),
         }
     }
 
@@ -112,10 +112,10 @@ impl CublasLt {
         self.table.borrow().to_text()
     }
 
-    /// Takes over choices of another rank, in place of its own.
+    /// Replaces this rank's choices by those of another rank.
     ///
     /// # Errors
-    /// They are for another version of the library or another GPU, or damaged.
+    /// They are for another version of the library or another GPU, or are damaged.
     pub(crate) fn import(&self, text: &str) -> Result<()> {
         self.table.borrow_mut().merge(text).map_err(|problem| Error::operation("cublaslt", problem))?;
         self.prepared.borrow_mut().clear();
@@ -129,15 +129,15 @@ impl CublasLt {
         gemm_epilogue::run_rest(op, queue)
     }
 
-    fn multiply_apart(&self, plain: &PreparedGemm, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
+    fn multiply_separately(&self, plain: &PreparedGemm, op: &Gemm, queue: &Queue<'_>) -> Result<()> {
         let GemmMethod::Library(algorithm) = &plain.method else {
-            unreachable!("a plain product has no epilogue to do apart")
+            unreachable!("a plain product has no epilogue to do separately")
         };
         self.multiply(&plain.descriptors, &without_epilogue(op), algorithm, queue)?;
         gemm_epilogue::run(op, queue)
     }
 
-    /// How to do a product: as before, as the table says, or chosen now, by timing if there is something to time with.
+    /// How to do a product: as before, else as the table says, else chosen now. With `time_on` it is chosen by timing.
     fn prepared(&self, op: &Gemm, time_on: Option<&Kernels>) -> Result<Rc<PreparedGemm>> {
         let problem = GemmProblem::of(op, self.tf32);
         if let Some(prepared) = self.prepared.borrow().get(&problem) {
@@ -157,7 +157,7 @@ impl CublasLt {
         Ok(prepared)
     }
 
-    /// What the table says, if that can be done.
+    /// The table's method, if it works here.
     fn known(&self, problem: &GemmProblem, op: &Gemm, descriptors: &Descriptors) -> Result<Option<GemmMethod>> {
         let entry = self.table.borrow().entries.get(&problem.to_string()).copied();
         Ok(match entry.map(|entry| entry.method) {
@@ -171,7 +171,8 @@ impl CublasLt {
         })
     }
 
-    /// The fastest method, or the first; noted in the table if it was timed, or if runs are to repeat it.
+    /// The fastest method, or the first without timing. It is put into the table if it was timed or the run is
+    /// deterministic.
     fn choose(
         &self,
         problem: &GemmProblem,
@@ -205,7 +206,7 @@ impl CublasLt {
         Ok(methods.into_iter().nth(best))
     }
 
-    /// Which of `methods` is the fastest, and its milliseconds; nothing when there is no memory to time in.
+    /// The index of the fastest of `methods`, and its milliseconds. `None` if there is no memory to time in.
     fn time(
         &self,
         op: &Gemm,
@@ -222,7 +223,7 @@ impl CublasLt {
         let queue = Queue { kernels, stream: &stream, scratch };
         let times = medians(&stream, methods.len(), |method| match &methods[method] {
             GemmMethod::Library(algorithm) => self.multiply(descriptors, &trial, algorithm, &queue),
-            GemmMethod::Separate(plain) => self.multiply_apart(plain, &trial, &queue),
+            GemmMethod::Separate(plain) => self.multiply_separately(plain, &trial, &queue),
         })?;
         stream.synchronize()?;
         tracing::debug!("{}: {times:?} ms", GemmProblem::of(op, self.tf32));
@@ -241,7 +242,7 @@ impl CublasLt {
     }
 }
 
-/// What NVIDIA advises for the GPU, which is what heuristics count on.
+/// What NVIDIA recommends for the GPU; heuristics assume it.
 fn workspace_bytes(gpu: &GpuProperties) -> usize {
     if gpu.capability.0 >= 9 { 32 << 20 } else { 8 << 20 }
 }
@@ -250,13 +251,13 @@ fn without_epilogue(op: &Gemm) -> Gemm {
     Gemm { epilogue: Epilogue::None, ..op.clone() }
 }
 
-/// cuBLASLt knows no empty matrices.
+/// Whether a matrix is empty, which cuBLASLt does not support.
 fn is_empty(op: &Gemm) -> bool {
     let (m, n, k) = op.dimensions();
     m == 0 || n == 0 || k == 0
 }
 
-/// A sum over nothing is zero.
+/// A product of empty matrices: a sum over nothing is zero.
 fn run_empty(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
     if op.out.bytes() == 0 || op.accumulate {
         return Ok(());
@@ -265,7 +266,7 @@ fn run_empty(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
     gemm_epilogue::run(op, queue)
 }
 
-/// The same product on memory of its own; nothing when there is not that much.
+/// The same product on memory of its own. `None` if there is not enough.
 fn on_timing_memory(
     op: &Gemm,
     memory: &mut TimingMemory,

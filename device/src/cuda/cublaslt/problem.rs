@@ -1,14 +1,14 @@
-//! What the choice of an algorithm depends on: sizes, types, epilogue and alignment, not addresses.
+//! What the choice of an algorithm depends on: sizes, types, epilogue and alignment, but not addresses.
 
 use std::fmt;
 
 use crate::ops::{Epilogue, Gemm};
 use crate::{DType, Tensor};
 
-/// Stricter alignment than this is of no use to any kernel; device memory starts at multiples of it.
+/// No kernel profits from stricter alignment than this. Device memory starts at multiples of it.
 const ALIGNMENT: u16 = 256;
 
-/// A matrix product but for its addresses; `m`, `n` and `k` as in [`Gemm`].
+/// A matrix product without its addresses. `m`, `n` and `k` are those of [`Gemm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GemmProblem {
     pub(super) m: usize,
@@ -21,9 +21,9 @@ pub(super) struct GemmProblem {
     pub(super) accumulate: bool,
     pub(super) tf32: bool,
     pub(super) epilogue: EpilogueKind,
-    /// Of `a`, `b`, `out`, `pre` and `bias`: the largest power of two that divides the address, at most 256.
+    /// The largest power of two, at most 256, that divides the address: of `a`, `b`, `out`, `pre` and `bias`.
     pub(super) alignment: [u16; 5],
-    /// Whether bias and kept input are of the output's type, which the library wants.
+    /// Whether bias and saved input are of the output's type, as the library demands.
     same_type: bool,
 }
 
@@ -71,7 +71,7 @@ impl GemmProblem {
         }
     }
 
-    /// Whether cuBLASLt may be asked for the epilogue: its rules for bias and auxiliary matrices.
+    /// Whether cuBLASLt may be asked to fuse the epilogue, by its rules for bias and auxiliary matrices.
     pub(super) fn fusible(&self) -> bool {
         self.same_type && !(self.epilogue.has_auxiliary() && (!self.n.is_multiple_of(8) || self.alignment[3] < 16))
     }

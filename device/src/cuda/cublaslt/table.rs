@@ -1,6 +1,6 @@
-//! Choices that were timed, as text: read and written to disk, and passed from rank to rank.
+//! Timed choices as text: stored on disk, and passed from rank to rank.
 //!
-//! The first line names the library's version and the GPU, for whom alone the choices hold. Each other line is
+//! The first line names the library's version and the GPU; the choices hold for these alone. Each other line is
 //! `key method microseconds`, where the method is `separate` or `algorithm:workspace:hex`.
 
 use std::collections::BTreeMap;
@@ -8,20 +8,20 @@ use std::fmt::Write;
 
 use super::descriptors::Algorithm;
 
-/// What was best for a problem.
+/// The best method for a problem.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ChoiceEntry {
     pub(super) method: ChosenMethod,
-    /// What it took, in microseconds.
+    /// Its time, in microseconds.
     pub(super) microseconds: f32,
 }
 
 /// How a problem is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ChosenMethod {
-    /// All in one call of the library.
+    /// One call of the library does it all.
     Algorithm(Algorithm),
-    /// A plain product, and our own kernel for the epilogue.
+    /// A plain product, then our own kernel for the epilogue.
     Separate,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct ChoiceTable {
 }
 
 impl ChoiceTable {
-    /// An empty one, for a version of the library and a GPU.
+    /// An empty table for a version of the library and a GPU.
     pub(super) fn new(version: usize, gpu: &str) -> ChoiceTable {
         ChoiceTable { header: format!("cublaslt {version} {gpu}"), entries: BTreeMap::new() }
     }
@@ -54,7 +54,7 @@ impl ChoiceTable {
         text
     }
 
-    /// Takes over the entries of `text`; none if it has any fault.
+    /// Takes over the entries of `text`, or none of them if one line is damaged.
     ///
     /// # Errors
     /// Another version or GPU, or a line that is no entry.

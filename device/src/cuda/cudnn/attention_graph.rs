@@ -1,5 +1,6 @@
-//! Causal attention as cuDNN's graph, forward and backward: the very patterns its fused kernels are found by, as NVIDIA's
-//! own frontend builds them. The order of operations, which tensors have memory, and the strides are all part of that.
+//! Causal attention as graphs of cuDNN operations, forward and backward. cuDNN finds its fused kernels by pattern, so
+//! these are the patterns that NVIDIA's own frontend builds. The order of operations, which tensors have memory, and
+//! the strides are all part of a pattern.
 
 use cudarc::cudnn::sys::cudnnPointwiseMode_t as Pointwise;
 use cudarc::cudnn::sys::cudnnReduceTensorOp_t::{CUDNN_REDUCE_TENSOR_ADD as SUM, CUDNN_REDUCE_TENSOR_MAX as MAXIMUM};
@@ -18,13 +19,13 @@ pub(super) mod number {
     pub(in crate::cuda::cudnn) const GRAD_QUERY: i64 = 7;
     pub(in crate::cuda::cudnn) const GRAD_KEY: i64 = 8;
     pub(in crate::cuda::cudnn) const GRAD_VALUE: i64 = 9;
-    /// f32 `(batch, heads, seq)`, scratch: the row sums of grad_output * output.
+    /// f32 `(batch, heads, seq)`, scratch: row sums of grad_output * output.
     pub(in crate::cuda::cudnn) const DELTA: i64 = 10;
-    /// f32 `(batch, heads, seq, dim)`, scratch that gradients of queries are added up in.
+    /// f32 `(batch, heads, seq, dim)`, scratch: sums of the gradients of queries.
     pub(in crate::cuda::cudnn) const GRAD_QUERY_SUM: i64 = 11;
     /// Host scalar: 1 / sqrt(dim).
     pub(in crate::cuda::cudnn) const SCALE: i64 = 12;
-    /// Host scalar: -inf, what masked scores become.
+    /// Host scalar: -inf, the value of masked scores.
     pub(in crate::cuda::cudnn) const MASKED: i64 = 13;
     /// Host scalar: 1.
     pub(in crate::cuda::cudnn) const ONE: i64 = 14;
@@ -41,7 +42,7 @@ pub(super) struct GraphSizes {
 }
 
 impl GraphSizes {
-    /// `heads` heads as they lie in rows of `width` elements: `(batch, heads, seq, dim)`.
+    /// `heads` heads that lie in rows of `width` elements, as `(batch, heads, seq, dim)`.
     fn in_rows_of(&self, heads: i64, width: i64) -> TensorLayout {
         TensorLayout { sizes: [self.batch, heads, self.seq, self.dim], strides: [self.seq * width, self.dim, width, 1] }
     }
@@ -69,7 +70,7 @@ impl GraphSizes {
         TensorLayout::dense([self.batch, self.heads, self.seq, self.seq])
     }
 
-    /// A number for each row of scores.
+    /// One number per row of scores.
     fn rows(&self) -> TensorLayout {
         TensorLayout::dense([self.batch, self.heads, self.seq, 1])
     }
@@ -122,8 +123,8 @@ pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     Ok(graph)
 }
 
-/// Backward: 22 operations, two more with fewer key heads. `deterministic` writes the gradient of queries without adding
-/// it up in f32 by atomics first, which is one operation less and takes memory for the gradients of all scores.
+/// Backward: 22 operations, and two more with fewer key heads. Without `deterministic` the gradient of queries is first
+/// added up in f32 by atomics. With it, that operation is left out, and the gradients of all scores take memory.
 pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<OperationGraph> {
     let mut graph = OperationGraph::default();
     let g = &mut graph;
@@ -142,7 +143,8 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     let masked = g.scalar(number::MASKED)?;
     let one = g.scalar(number::ONE)?;
 
-    // delta = row sums of grad_output * output. The product has no memory: its strides are those the frontend sends.
+    // delta = row sums of grad_output * output. The product has no memory; its strides are those that the frontend
+    // sends.
     let GraphSizes { seq, heads, dim, .. } = *sizes;
     let strides = [heads * seq * dim, seq * dim, heads * dim, 1];
     let elementwise = g.inner(F32, TensorLayout { strides, ..sizes.output() })?;
@@ -151,7 +153,7 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     g.reduce(SUM, elementwise, row_sums)?;
     g.binary(Pointwise::CUDNN_POINTWISE_MUL, row_sums, one, delta)?;
 
-    // The probabilities again; here the mask comes after the statistics.
+    // The probabilities, recomputed. Here the mask comes after the statistics.
     let product = g.inner(F32, scores)?;
     g.matmul(query, key, product)?;
     let scaled = g.inner(F32, scores)?;

@@ -13,7 +13,7 @@ use crate::cuda::driver::RawStream;
 use crate::cuda::libraries::Library;
 use crate::{Error, Result};
 
-/// The oldest version whose backward is right: 9.10.0 and 9.10.1 are not.
+/// The oldest version whose backward is correct: those of 9.10.0 and 9.10.1 are not.
 const OLDEST: usize = 91002;
 
 fn check(call: &'static str, status: sys::cudnnStatus_t) -> Result<()> {
@@ -52,7 +52,7 @@ impl CudnnHandle {
         Ok(CudnnHandle(handle))
     }
 
-    /// Such as 91900.
+    /// The library's version, such as 91900.
     pub(super) fn version(&self) -> usize {
         // SAFETY: the library is loaded.
         unsafe { sys::cudnnGetVersion() }
@@ -62,8 +62,8 @@ impl CudnnHandle {
     pub(super) fn execute(&self, plan: &Descriptor, pack: &Descriptor, stream: &RawStream) -> Result<()> {
         // SAFETY: handle and stream live.
         check("cudnnSetStream", unsafe { sys::cudnnSetStream(self.0, stream.handle().cast()) })?;
-        // SAFETY: the plan and the pack are finalized; the memory in the pack was checked to be alive when the operation
-        // was submitted, and host scalars in it are read during the call.
+        // SAFETY: the plan and the pack are finalized; the memory in the pack was checked to be alive when the
+        // operation was submitted, and host scalars in it are read during the call.
         check("cudnnBackendExecute", unsafe { sys::cudnnBackendExecute(self.0, plan.0, pack.0) })
     }
 }
@@ -75,7 +75,7 @@ impl Drop for CudnnHandle {
     }
 }
 
-/// A backend descriptor: made, given attributes, then [`Descriptor::finalize`]d.
+/// A backend descriptor: created, given attributes, then [`Descriptor::finalize`]d.
 pub(super) struct Descriptor(sys::cudnnBackendDescriptor_t);
 
 impl Descriptor {
@@ -87,7 +87,7 @@ impl Descriptor {
         Ok(Descriptor(descriptor))
     }
 
-    /// Sets an attribute; `values` are of the type that `kind` names.
+    /// Sets an attribute. `values` are of the type that `kind` names.
     fn set<T: Copy>(self, attribute: Attribute, kind: AttributeType, values: &[T]) -> Result<Descriptor> {
         let (count, start) = (values.len() as i64, values.as_ptr().cast::<c_void>());
         // SAFETY: `count` values of the named type; they are copied.
@@ -161,7 +161,7 @@ impl Descriptor {
     /// An attribute that is a list of descriptors of one kind.
     pub(super) fn list(&self, attribute: Attribute, kind: DescriptorType) -> Result<Vec<Descriptor>> {
         let mut count = 0i64;
-        // SAFETY: nothing is asked for but how many there are.
+        // SAFETY: only the number of descriptors is asked for.
         let status = unsafe {
             let (of, none) = (AttributeType::CUDNN_TYPE_BACKEND_DESCRIPTOR, std::ptr::null_mut());
             sys::cudnnBackendGetAttribute(self.0, attribute, of, 0, &mut count, none)

@@ -1,5 +1,5 @@
-//! A graph of cuDNN operations: tensors, and operations that connect them. It is matched against patterns that cuDNN has
-//! fused kernels for, so the order of operations and every shape count.
+//! A graph of cuDNN operations: tensors, and operations that connect them. cuDNN matches it against the patterns that
+//! it has fused kernels for, so the order of operations and every shape matter.
 
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType, cudnnDataType_t,
@@ -14,10 +14,10 @@ pub(super) const BF16: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_BFLOAT16;
 const I32: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_INT32;
 const BOOLEAN: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_BOOLEAN;
 
-/// Bytes that every address is a multiple of.
+/// Every address is a multiple of this many bytes.
 pub(super) const ALIGNMENT: u64 = 16;
 
-/// The first number for tensors without memory; those with memory are numbered by whoever names them.
+/// The first number of tensors without memory. The caller numbers those with memory.
 const FIRST_VIRTUAL: i64 = 1000;
 
 /// Sizes and strides of a tensor, in elements.
@@ -41,7 +41,7 @@ impl TensorLayout {
     }
 }
 
-/// A tensor of a [`OperationGraph`].
+/// A tensor of an [`OperationGraph`].
 #[derive(Clone, Copy)]
 pub(super) struct GraphTensor(usize);
 
@@ -50,7 +50,7 @@ pub(super) struct GraphTensor(usize);
 pub(super) struct OperationGraph {
     pub(super) operations: Vec<Descriptor>,
     tensors: Vec<Descriptor>,
-    /// Descriptors that operations refer to.
+    /// Descriptors that operations refer to, kept alive.
     kept: Vec<Descriptor>,
 }
 
@@ -81,13 +81,13 @@ impl OperationGraph {
         self.tensor(number, dtype, layout, None)
     }
 
-    /// A tensor that lives within the fused kernel alone.
+    /// A tensor that exists within the fused kernel alone.
     pub(super) fn inner(&mut self, dtype: cudnnDataType_t, layout: TensorLayout) -> Result<GraphTensor> {
         let number = FIRST_VIRTUAL + self.tensors.len() as i64;
         self.tensor(number, dtype, layout, Some(Attribute::CUDNN_ATTR_TENSOR_IS_VIRTUAL))
     }
 
-    /// An f32 on the host, whose value goes into the launch.
+    /// An f32 on the host. The launch takes its value.
     pub(super) fn scalar(&mut self, number: i64) -> Result<GraphTensor> {
         self.tensor(number, F32, TensorLayout::dense([1; 4]), Some(Attribute::CUDNN_ATTR_TENSOR_IS_BY_VALUE))
     }
@@ -133,7 +133,7 @@ impl OperationGraph {
         self.pointwise((mode, F32, None), x, Some(b), None, y)
     }
 
-    /// `y = x` where the row is not before the column, else `otherwise`; all of layout `scores`.
+    /// `y = x` where row >= column, else `otherwise`. All have the layout `scores`.
     pub(super) fn causal(
         &mut self,
         scores: TensorLayout,
@@ -166,7 +166,7 @@ impl OperationGraph {
         Ok(())
     }
 
-    /// `y` = the sum or maximum of `x` over the axes along which `y` has size 1, or fewer heads
+    /// `y` = the sum or maximum of `x` over the axes along which `y` has size 1 or fewer heads
     pub(super) fn reduce(&mut self, operator: cudnnReduceTensorOp_t, x: GraphTensor, y: GraphTensor) -> Result<()> {
         let reduction = Descriptor::new(DescriptorType::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
             .data_type(Attribute::CUDNN_ATTR_REDUCTION_COMP_TYPE, F32)?

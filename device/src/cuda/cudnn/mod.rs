@@ -20,14 +20,14 @@ use crate::ops::{Attention, AttentionBackward};
 use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
 
-/// Before this version the first configuration cuDNN proposes is not always the fastest.
+/// From this version on the first configuration that cuDNN proposes is the fastest.
 const FIRST_IS_BEST: usize = 91900;
-/// Plans that are timed against each other before that version.
+/// How many plans are timed against each other before that version.
 const CANDIDATES: usize = 3;
 
 /// cuDNN on one GPU.
 pub(crate) struct Cudnn {
-    /// Nothing where cuDNN has no plan.
+    /// By problem. `None` if cuDNN has no plan for it.
     plans: RefCell<HashMap<AttentionProblem, Option<Rc<AttentionPlan>>>>,
     deterministic: bool,
     handle: CudnnHandle,
@@ -39,13 +39,13 @@ struct AttentionProblem {
     backward: bool,
 }
 
-/// A plan, and how its scratch is laid out.
+/// The plans for a problem, and which of them is used.
 pub(crate) struct AttentionPlan {
     problem: AttentionProblem,
     plans: Plans,
-    /// Which of the plans.
+    /// The index of the plan that is used.
     chosen: usize,
-    /// Whether gradients of queries are added up in scratch.
+    /// Whether the gradients of queries are added up in scratch.
     sums_queries: bool,
 }
 
@@ -88,8 +88,8 @@ impl Cudnn {
         Ok(Cudnn { plans: RefCell::default(), deterministic: options.deterministic, handle: CudnnHandle::open()? })
     }
 
-    /// The plan for a forward: made at the first call for its shape, which must not be during a capture. Nothing where
-    /// cuDNN is not to be used.
+    /// The plan for a forward. The first call for a shape makes the plan and must not be during a capture. `None` if
+    /// cuDNN is not used for it.
     pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
         let fits = op.dropout.is_none() && TensorAddresses::forward(op).are_aligned();
         let sizes = sizes(&op.qkv, op.heads, op.kv_heads).filter(|_| fits)?;
@@ -159,7 +159,7 @@ impl Cudnn {
         Ok(plan)
     }
 
-    /// Which of the plans is the fastest; nothing when there is no memory to time in.
+    /// The index of the fastest plan. `None` if there is no memory to time in.
     fn time(&self, plan: &AttentionPlan, kernels: &Kernels) -> Result<Option<usize>> {
         let (mut memory, stream) = (TimingMemory::default(), RawStream::new(Priority::Compute)?);
         let GraphSizes { batch, seq, heads, kv_heads, dim } = plan.problem.sizes;
@@ -226,7 +226,7 @@ impl Cudnn {
     }
 }
 
-/// Where the pieces of scratch start, in bytes; the workspace comes first.
+/// Where the parts of scratch begin, in bytes. The workspace comes first.
 struct ScratchLayout {
     delta: usize,
     query_sums: usize,
@@ -242,15 +242,15 @@ impl AttentionPlan {
     fn layout(&self, candidate: usize) -> ScratchLayout {
         let GraphSizes { batch, seq, heads, dim, .. } = self.problem.sizes;
         let rows = (batch * heads * seq) as usize * size_of::<f32>();
-        let piece = |used: bool, bytes: usize| if used { bytes.next_multiple_of(256) } else { 0 };
+        let part = |used: bool, bytes: usize| if used { bytes.next_multiple_of(256) } else { 0 };
         let delta = self.plans.plans[candidate].workspace.next_multiple_of(256);
-        let query_sums = delta + piece(self.problem.backward, rows);
-        let bytes = query_sums + piece(self.sums_queries, rows * dim as usize);
+        let query_sums = delta + part(self.problem.backward, rows);
+        let bytes = query_sums + part(self.sums_queries, rows * dim as usize);
         ScratchLayout { delta, query_sums, bytes }
     }
 }
 
-/// The sizes of an attention that cuDNN's kernels are for.
+/// The sizes of an attention. `None` if cuDNN has no kernels for it.
 fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize) -> Option<GraphSizes> {
     let packed = qkv.shape.sizes();
     let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));

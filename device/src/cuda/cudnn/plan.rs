@@ -72,8 +72,8 @@ impl Plan {
         Ok(Plan { plan, workspace, _configuration: configuration })
     }
 
-    /// Submits the plan, or records it while the stream captures. `pointers` are numbers of tensors and their addresses,
-    /// `scalars` numbers and values, which go into the launch.
+    /// Submits the plan, or records it while the stream captures. `pointers` are the numbers and addresses of tensors,
+    /// `scalars` the numbers and values of host scalars.
     ///
     /// # Errors
     /// cuDNN's.

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 const CORRELATION: sys::CUpti_ExternalCorrelationKind =
     sys::CUpti_ExternalCorrelationKind::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 
-/// Adds to a result of CUPTI's what was being done.
+/// Adds to a result of CUPTI what was being done.
 pub(super) fn call<T>(call: &'static str, result: std::result::Result<T, CuptiError>) -> Result<T> {
     result.map_err(|error| {
         let text = error.error_string().map_or("unknown".into(), |text| text.to_string_lossy());
@@ -25,13 +25,12 @@ pub(super) fn call<T>(call: &'static str, result: std::result::Result<T, CuptiEr
     })
 }
 
-/// Loads CUPTI from where libraries are, or from where CUDA's toolkit keeps it, which is no such place.
+/// Loads CUPTI from where the loader looks, or from CUDA's toolkit, where the loader does not look.
 pub(super) fn load() -> Result<()> {
     for path in folders().iter().flat_map(|folder| FILES.map(|file| folder.join(file))) {
         // SAFETY: NVIDIA's library, whose initializers do nothing of note.
         if let Ok(library) = unsafe { libloading::Library::new(&path) } {
-            // It stays loaded, so that from now on the loader finds it by its name alone, and since it is not made to be
-            // unloaded.
+            // It stays loaded: from now on the loader finds it by its name alone, and CUPTI is not made to be unloaded.
             std::mem::forget(library);
             // SAFETY: only looks whether the library can be loaded.
             if unsafe { sys::is_culib_present() } {
@@ -42,10 +41,10 @@ pub(super) fn load() -> Result<()> {
     Err(Library::Cupti.missing())
 }
 
-/// What it is called, the newest first.
+/// The names of its file, the newest first.
 const FILES: [&str; 2] = ["libcupti.so.13", "libcupti.so.12"];
 
-/// Where to look: first where the loader does, which is what no folder means, then where toolkits keep it.
+/// Where to look: first where the loader does (the empty path), then in toolkits.
 fn folders() -> Vec<PathBuf> {
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     let homes = homes.chain([PathBuf::from("/usr/local/cuda")]);
@@ -53,7 +52,7 @@ fn folders() -> Vec<PathBuf> {
     [PathBuf::new()].into_iter().chain(kept).collect()
 }
 
-/// An error of CUPTI's.
+/// An error of CUPTI.
 fn failed(call: &'static str, problem: impl Into<String>) -> Error {
     Error::Driver { call, problem: problem.into() }
 }
@@ -61,13 +60,13 @@ fn failed(call: &'static str, problem: impl Into<String>) -> Error {
 /// The process's one subscription to callbacks.
 pub(super) struct Subscription(sys::CUpti_SubscriberHandle);
 
-/// What is called for every graph node created or cloned, on the thread that did it.
+/// The callback for every graph node that is created or cloned, on the thread that does it.
 pub(super) type OnResource =
     unsafe extern "C" fn(*mut c_void, sys::CUpti_CallbackDomain, sys::CUpti_CallbackId, *const c_void);
 
 impl Subscription {
     /// # Errors
-    /// There is one already: another profiler's.
+    /// Another profiler is subscribed.
     pub(super) fn new(on_resource: OnResource) -> Result<Subscription> {
         use sys::CUpti_CallbackIdResource as Id;
         let domain = sys::CUpti_CallbackDomain::CUPTI_CB_DOMAIN_RESOURCE;
@@ -89,7 +88,7 @@ impl Subscription {
         Ok(subscription)
     }
 
-    /// The number records have for a stream.
+    /// The number that records have for a stream.
     pub(super) fn stream_id(&self, stream: &RawStream) -> Result<u32> {
         let mut id = 0;
         let context = driver::result::ctx::get_current().ok().flatten().unwrap_or(std::ptr::null_mut());
@@ -107,7 +106,7 @@ impl Drop for Subscription {
     }
 }
 
-/// The number records have for a node of a graph.
+/// The number that records have for a node of a graph.
 ///
 /// # Safety
 /// The node exists.
@@ -117,7 +116,7 @@ pub(super) unsafe fn node_id(node: driver::sys::CUgraphNode) -> Option<u64> {
     unsafe { result::get_graph_node_id(node, &mut id) }.ok().map(|()| id)
 }
 
-/// CUPTI's clock, nanoseconds.
+/// CUPTI's clock, in nanoseconds.
 pub(super) fn now() -> Result<u64> {
     let mut now = 0;
     // SAFETY: writes one integer.
@@ -125,18 +124,18 @@ pub(super) fn now() -> Result<u64> {
     Ok(now)
 }
 
-/// Has CUPTI hand over all records, those of unfinished work too.
+/// Makes CUPTI hand over all records, including those of unfinished work.
 pub(super) fn flush() -> Result<()> {
     const FORCED: u32 = 1;
     call("cuptiActivityFlushAll", activity::flush_all(FORCED))
 }
 
-/// Marks this thread's calls with `id` until it is popped.
+/// Correlates this thread's calls with `id` until it is popped.
 pub(super) fn push_correlation(id: u64) -> std::result::Result<(), CuptiError> {
     activity::push_external_correlation_id(CORRELATION, id)
 }
 
-/// Ends the last mark.
+/// Ends the last correlation.
 pub(super) fn pop_correlation() {
     let mut last = 0;
     // SAFETY: writes one integer. A failure costs names, nothing else.

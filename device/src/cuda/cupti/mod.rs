@@ -1,9 +1,10 @@
-//! Times of work on the GPU from CUPTI, NVIDIA's profiling library: kernels, copies and memsets, inside graphs too, and
-//! the calls the host made.
+//! Times of work on the GPU from CUPTI, NVIDIA's profiling library: kernels, copies and memory sets, inside graphs too,
+//! and the calls that the host made.
 //!
-//! Names come two ways. What is submitted eagerly is marked with an external correlation id, which CUPTI repeats beside
-//! the correlation id of the driver's call and so of the kernel. A kernel in a graph carries its node's id; nodes are
-//! noted with the operation under way while they are captured, and again when instantiating clones them ([`nodes`]).
+//! Work gets its name in one of two ways. Work that is submitted eagerly has an external correlation id, which CUPTI
+//! reports together with the correlation id of the driver's call, and so of the kernel. A kernel in a graph carries its
+//! node's id. [`nodes`] notes which operation a node belongs to, when it is captured and again when instantiation
+//! clones it.
 
 mod library;
 mod nodes;
@@ -22,7 +23,7 @@ use super::driver::RawStream;
 use crate::Result;
 use crate::timeline::Span;
 
-/// What is timed.
+/// The kinds of activity that are recorded.
 const KINDS: [sys::CUpti_ActivityKind; 6] = [
     sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
     sys::CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY,
@@ -37,17 +38,17 @@ pub(crate) struct Cupti {
     subscription: library::Subscription,
     /// When the timeline under way began, in CUPTI's nanoseconds.
     began: Cell<Option<u64>>,
-    /// Number n is id n + 1 in CUPTI.
+    /// The entry at index n has id n + 1 in CUPTI.
     submitted: RefCell<Vec<Submitted>>,
 }
 
-/// An operation while it is submitted: what CUPTI sees until this is dropped belongs to it.
+/// An operation that is being submitted. All that CUPTI sees until this is dropped belongs to it.
 pub(crate) struct CuptiNote {
     correlated: bool,
 }
 
 impl Cupti {
-    /// Loads CUPTI and has it tell of every graph node from now on.
+    /// Loads CUPTI and subscribes to every graph node from now on.
     ///
     /// # Errors
     /// The library is missing, or another profiler is attached to this process.
@@ -62,7 +63,8 @@ impl Cupti {
         self.began.get().is_some()
     }
 
-    /// Marks what is submitted until the note is dropped; nothing when neither a timeline nor a capture is under way.
+    /// Gives a name to what is submitted until the note is dropped. `None` if neither a timeline nor a capture is under
+    /// way.
     pub(crate) fn submit(&self, label: &str, graph: Option<&str>, capturing: bool) -> Option<CuptiNote> {
         if !capturing && !self.is_running() {
             return None;
@@ -73,12 +75,12 @@ impl Cupti {
         if capturing {
             nodes::set_current(id);
         }
-        // A mark that fails costs a name, not the step.
+        // A failure costs a name, not the step.
         let correlated = self.is_running() && library::push_correlation(id).is_ok();
         Some(CuptiNote { correlated })
     }
 
-    /// Begins a timeline. All work is done.
+    /// Begins a timeline. No work is under way.
     ///
     /// # Errors
     /// CUPTI's.
@@ -91,7 +93,7 @@ impl Cupti {
         Ok(())
     }
 
-    /// Ends the timeline and returns its spans. All work is done; `streams` are those with names.
+    /// Ends the timeline and returns its spans. No work is under way. `streams` are the streams and their names.
     ///
     /// # Errors
     /// CUPTI's.

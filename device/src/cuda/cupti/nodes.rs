@@ -1,6 +1,6 @@
-//! Which operation each graph node is of.
+//! Which operation each graph node belongs to.
 //!
-//! CUPTI calls back on the thread that captures or instantiates, with no place for our data, so this is the process's.
+//! CUPTI calls back on the thread that captures or instantiates, and passes no data of ours. So this state is global.
 
 #![allow(unsafe_code)]
 
@@ -20,18 +20,18 @@ static CURRENT: AtomicU64 = AtomicU64::new(0);
 /// Ids of operations by CUPTI's ids of nodes.
 static NODES: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
 
-/// From now on nodes are of this operation; 0 for none.
+/// From now on new nodes belong to this operation; 0 for none.
 pub(super) fn set_current(id: u64) {
     CURRENT.store(id, Ordering::Relaxed);
 }
 
-/// Adds nodes, which belong to the operation that another node is of.
+/// Adds nodes with `add`. They belong to the operation of another node.
 ///
 /// # Safety
 /// The other node exists.
 pub(crate) unsafe fn name_nodes_like<T>(other: CUgraphNode, add: impl FnOnce() -> T) -> T {
     let mut known = NODES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    // Without CUPTI no node is known, and it must not be asked.
+    // Without CUPTI no node is known, and CUPTI must not be called.
     let operation = known.as_mut().and_then(|nodes| {
         // SAFETY: the caller's promise.
         nodes.get(&unsafe { node_id(other) }?).copied()

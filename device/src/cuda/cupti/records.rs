@@ -1,7 +1,7 @@
-//! CUPTI's records, read from its buffers as they come.
+//! CUPTI's records, read from its buffers.
 //!
-//! A record's fields keep their places from one version of CUPTI to the next, which add fields at the end; so only
-//! fields that CUDA 12 has too are read.
+//! New versions of CUPTI add fields at the end of a record; the others keep their offsets. So only fields that CUDA 12
+//! has too are read.
 
 #![allow(unsafe_code)]
 
@@ -15,18 +15,18 @@ use cudarc::driver::sys::CUcontext;
 use super::library::{activity, call, sys};
 use crate::Result;
 
-/// Something that CUPTI timed; times are its nanoseconds.
+/// Something that CUPTI recorded. Times are in CUPTI's nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Record {
     /// The GPU did something.
     Work { what: Work, start: u64, end: u64, stream: u32, correlation: u32, node: u64 },
     /// The host called the driver, or the runtime.
     Call { driver: bool, id: u32, start: u64, end: u64, thread: u32, correlation: u32 },
-    /// A call was made for what has this id.
+    /// A call was made for the submitted work with this id.
     Correlation { id: u64, correlation: u32 },
 }
 
-/// What the GPU does.
+/// What the GPU did.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Work {
     Kernel { symbol: String, grid: [i32; 3], block: [i32; 3] },
@@ -34,14 +34,14 @@ pub(super) enum Work {
     Set { bytes: u64 },
 }
 
-/// Bytes of a buffer, and what its address is a multiple of.
+/// Bytes of a buffer, and its alignment.
 const BUFFER: usize = 8 << 20;
 const ALIGNMENT: usize = 8;
 
-/// Records so far, and how many CUPTI had no room for.
+/// The records so far, and how many CUPTI dropped for lack of room.
 static RECORDS: Mutex<(Vec<Record>, usize)> = Mutex::new((Vec::new(), 0));
 
-/// Has CUPTI take its buffers from here.
+/// Makes CUPTI take its buffers from here.
 pub(super) fn register() -> Result<()> {
     call("cuptiActivityRegisterCallbacks", activity::register_callbacks(Some(buffer_requested), Some(buffer_completed)))
 }
@@ -89,7 +89,7 @@ unsafe extern "C" fn buffer_completed(context: CUcontext, stream: u32, buffer: *
     all.1 += lost;
 }
 
-/// A record, if it is of a kind that was asked for.
+/// A record. `None` if it is of another kind than those asked for.
 ///
 /// # Safety
 /// `record` points to a record of CUPTI's.
@@ -100,7 +100,7 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
     const SET: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
     const DRIVER: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER as u32;
     const RUNTIME: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME as u32;
-    const MARK: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION as u32;
+    const CORRELATION: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION as u32;
     /// Reads a field where it lies; records are packed, and enums may have values our bindings do not know.
     macro_rules! field {
         ($record:ident.$field:ident) => {
@@ -159,9 +159,9 @@ unsafe fn read(record: *const sys::CUpti_Activity) -> Option<Record> {
                     correlation: field!(api.correlationId),
                 }
             }
-            MARK => {
-                let mark = record.cast::<sys::CUpti_ActivityExternalCorrelation>();
-                Record::Correlation { id: field!(mark.externalId), correlation: field!(mark.correlationId) }
+            CORRELATION => {
+                let external = record.cast::<sys::CUpti_ActivityExternalCorrelation>();
+                Record::Correlation { id: field!(external.externalId), correlation: field!(external.correlationId) }
             }
             _ => return None,
         })

@@ -16,11 +16,11 @@ pub(super) struct Submitted {
 
 /// What is known besides the records.
 pub(super) struct SpanNames<'a> {
-    /// Number n has id n + 1.
+    /// The entry at index n has id n + 1.
     pub(super) submitted: &'a [Submitted],
-    /// Ids by graph node.
+    /// Ids of submitted work by graph node.
     pub(super) nodes: &'a HashMap<u64, u64>,
-    /// Streams by CUPTI's number.
+    /// Names of streams by CUPTI's number.
     pub(super) streams: &'a HashMap<u32, String>,
 }
 
@@ -30,28 +30,29 @@ impl SpanNames<'_> {
     }
 }
 
-/// The spans of records that started after `began`. `call_name` names a call of the driver, or the runtime, by its id.
+/// The spans of records that started after `began`. `call_name` names a call of the driver (`true`) or the runtime by
+/// its id.
 pub(super) fn spans(
     records: &[Record],
     began: u64,
     names: &SpanNames<'_>,
     call_name: impl Fn(bool, u32) -> String,
 ) -> Vec<Span> {
-    let marks: HashMap<u32, u64> = records.iter().filter_map(mark).collect();
-    // The thread that submits is the one with marked calls.
+    let correlations: HashMap<u32, u64> = records.iter().filter_map(correlation).collect();
+    // The thread that submits is the one whose calls are correlated.
     let submits = records.iter().find_map(|record| match record {
-        Record::Call { thread, correlation, .. } if marks.contains_key(correlation) => Some(*thread),
+        Record::Call { thread, correlation, .. } if correlations.contains_key(correlation) => Some(*thread),
         _ => None,
     });
     let span = |record: &Record| match record {
         Record::Work { what, start, end, stream, correlation, node } if *start >= began => {
-            let launch = names.get(marks.get(correlation));
+            let launch = names.get(correlations.get(correlation));
             let name = names.streams.get(stream).map_or_else(|| stream.to_string(), Clone::clone);
             Some(work(what, *start - began, *end, began, &stream_row(&name), launch, names.get(names.nodes.get(node))))
         }
         Record::Call { driver, id, start, end, thread, correlation } if *start >= began => {
             let row = if submits == Some(*thread) { "host".into() } else { format!("host, thread {thread}") };
-            let details = names.get(marks.get(correlation)).map(|what| ("for", what.label.clone()));
+            let details = names.get(correlations.get(correlation)).map(|what| ("for", what.label.clone()));
             Some(Span {
                 row,
                 name: call_name(*driver, *id),
@@ -66,14 +67,14 @@ pub(super) fn spans(
     records.iter().filter_map(span).collect()
 }
 
-fn mark(record: &Record) -> Option<(u32, u64)> {
+fn correlation(record: &Record) -> Option<(u32, u64)> {
     match record {
         Record::Correlation { id, correlation } => Some((*correlation, *id)),
         _ => None,
     }
 }
 
-/// Work of the GPU: named after its node's operation, or after what was submitted, or after itself.
+/// The span of a GPU's work. It is named after its node's operation, else after what was submitted, else after itself.
 fn work(
     what: &Work,
     start_ns: u64,

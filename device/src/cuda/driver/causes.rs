@@ -1,36 +1,36 @@
-//! What a driver's error code means to who runs a training, and what to do.
+//! What a driver's error code means to the person who runs a training, and what to do.
 
-/// Cause and fix, to follow the driver's own words; nothing for codes that only a mistake in this program can raise.
+/// Cause and fix, to follow the driver's own words. Empty for codes that only a mistake in this program can raise.
 pub(super) fn cause_and_fix(code: u32) -> &'static str {
     match code {
         2 => {
-            ". The GPU's memory is full or, where page-locked memory was asked for, the host's. Fix: a smaller \
+            ". The GPU's memory is full or, if page-locked memory was asked for, the host's. Fix: a smaller \
              micro-batch, more ranks, or fewer other processes"
         }
         46 => ". Another process has the GPU for itself. Fix: end it, or `nvidia-smi -c DEFAULT`",
         // No such image, no binary for the GPU, invalid PTX, PTX of a newer version.
         200 | 209 | 218 | 222 => {
-            ". The driver does not take the machine code, which its compiler made for another GPU or for a newer driver. \
+            ". The machine code was compiled for another GPU or for a newer driver. \
              Fix: NVRTC of the driver's CUDA (`trainer doctor` prints both versions), or a newer driver"
         }
         214 => {
-            ". The GPU's memory had an error that could not be corrected. Fix: go on from the last checkpoint on another \
-             GPU; `nvidia-smi -q -d ECC` counts them, and resetting the GPU takes bad pages out of use"
+            ". The GPU's memory had an error that could not be corrected. Fix: resume from the last checkpoint on another \
+             GPU; `nvidia-smi -q -d ECC` counts these errors, and a reset of the GPU takes bad pages out of use"
         }
         700 | 702 | 710 | 714..=719 => {
-            ". It comes from earlier work on the GPU, not from this call. Fix: find which by running the same settings \
+            ". The cause is earlier work on the GPU, not this call. Fix: to find that work, run the same settings \
              with `--device host --check-graphs`, or on the GPU under `compute-sanitizer`"
         }
         802 => {
-            ". The driver is still starting. Fix: where GPUs are connected by NVSwitch, start nvidia-fabricmanager; else \
+            ". The driver is still starting. Fix: if the GPUs are connected by NVSwitch, start nvidia-fabricmanager; else \
              wait and try again"
         }
         803 | 804 => {
-            ". The driver's library does not fit the kernel's module, as after an update. Fix: reboot the node or load the \
-             module anew; in a container, leave out its own libcuda.so"
+            ". The driver's library and the kernel's module are of different versions, as after an update. Fix: reboot the \
+             node or load the module again; in a container, leave out its own libcuda.so"
         }
         999 => {
-            ". The driver does not say what. Fix: look for `Xid` in the kernel's log (`dmesg`); reset the GPU or the node"
+            ". The driver does not say more. Fix: look for `Xid` in the kernel's log (`dmesg`); reset the GPU or the node"
         }
         _ => "",
     }

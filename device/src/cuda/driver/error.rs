@@ -5,10 +5,10 @@ use cudarc::driver::DriverError;
 use super::causes::cause_and_fix;
 use crate::{Error, Result};
 
-/// Adds to a driver's result what was being done.
+/// Adds to a result of the driver what was being done.
 pub(in crate::cuda) trait Driver<T> {
     /// # Errors
-    /// The driver's, with its name, its meaning, and what to do.
+    /// The driver's, with its name, its meaning and a fix.
     fn driver(self, call: &'static str) -> Result<T>;
 }
 
@@ -25,7 +25,7 @@ impl<T> Driver<T> for std::result::Result<T, DriverError> {
     }
 }
 
-/// A library that could not be loaded.
+/// The error of a library that could not be loaded.
 pub(in crate::cuda) fn missing_library(name: &'static str, file: &str, fix: &str) -> Error {
     let searched = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let problem = format!("{file} was not found (LD_LIBRARY_PATH={searched:?}, then the system's folders). Fix: {fix}");

@@ -7,17 +7,18 @@ use cudarc::driver::{result, sys};
 use super::Driver;
 use crate::Result;
 
-/// An event of the driver's, without timing unless asked for.
+/// An event of the driver.
 pub(crate) struct RawEvent {
     handle: sys::CUevent,
 }
 
 impl RawEvent {
+    /// An event that cannot be timed, which costs less.
     pub(crate) fn new() -> Result<RawEvent> {
         RawEvent::with(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// One that knows when it passed.
+    /// An event that can be timed.
     pub(crate) fn timed() -> Result<RawEvent> {
         RawEvent::with(sys::CUevent_flags::CU_EVENT_DEFAULT)
     }

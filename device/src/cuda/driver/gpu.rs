@@ -11,26 +11,26 @@ use crate::{Error, Result};
 
 /// A GPU with its primary context current on the thread that opened it.
 pub(crate) struct Gpu {
-    /// What outlives the device in another thread holds it too.
+    /// Staging memory holds it too, since it may outlive the device in another thread.
     pub(crate) context: Arc<PrimaryContext>,
-    /// What is known of it.
+    /// Its properties.
     pub(crate) properties: GpuProperties,
 }
 
-/// What is known of a GPU.
+/// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuProperties {
     /// Its number among the visible GPUs.
     pub ordinal: usize,
     /// Its product name.
     pub name: String,
-    /// Its identity, in hexadecimal: no other GPU has it, on any machine.
+    /// Its identity in hexadecimal, which is unique among all GPUs.
     pub uuid: String,
     /// Compute capability, such as `(9, 0)`.
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of memory in all.
+    /// Bytes of memory in total.
     pub memory_bytes: usize,
     /// Shared memory a block may ask for, in bytes.
     pub shared_bytes: u32,
@@ -38,9 +38,9 @@ pub struct GpuProperties {
     pub driver_version: i32,
 }
 
-/// Number of GPUs a process can see; none without a driver.
+/// The number of GPUs that this process can see. 0 without a driver.
 pub fn gpu_count() -> usize {
-    // SAFETY: only looks whether the driver library can be loaded.
+    // SAFETY: only checks whether the driver's library can be loaded.
     if !unsafe { sys::is_culib_present() } || result::init().is_err() {
         return 0;
     }
@@ -53,7 +53,7 @@ impl Gpu {
     /// # Errors
     /// No driver or an old one, no such GPU, or compute capability below 8.0.
     pub(crate) fn open(ordinal: usize) -> Result<Gpu> {
-        // SAFETY: only looks whether the driver library can be loaded.
+        // SAFETY: only checks whether the driver's library can be loaded.
         if !unsafe { sys::is_culib_present() } {
             return Err(missing_library("cuda", "libcuda.so.1", "install NVIDIA's driver, or use --device host"));
         }
@@ -109,7 +109,8 @@ impl PrimaryContext {
 impl Drop for PrimaryContext {
     fn drop(&mut self) {
         // SAFETY: retained in `make_current`. Areas, streams, graphs and staging memory hold the context, so they are
-        // dropped before. Events and copies to the host do not: their owners drop them first. A failure has no cure here.
+        // dropped before. Events and copies to the host do not: their owners drop them first. A failure has no cure
+        // here.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
@@ -122,7 +123,7 @@ pub(in crate::cuda) fn driver_version() -> Result<i32> {
     Ok(version)
 }
 
-/// The oldest CUDA whose driver has every function that is called: `cuEventElapsedTime_v2` came last.
+/// The oldest CUDA whose driver has all functions that are called. `cuEventElapsedTime_v2` is the newest of them.
 const OLDEST_DRIVER: i32 = 12080;
 
 fn refuse_old_driver(version: i32) -> Result<()> {

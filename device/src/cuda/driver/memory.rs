@@ -13,10 +13,10 @@ pub(crate) struct DeviceBlock {
 }
 
 impl DeviceBlock {
-    /// `None` when the GPU has not that much.
+    /// `None` if the GPU has less memory free.
     ///
     /// # Errors
-    /// Any other of the driver's: that of work submitted earlier may come out here.
+    /// Any other of the driver's. It may be an error of work that was submitted earlier.
     pub(crate) fn new(bytes: usize) -> Result<Option<DeviceBlock>> {
         // SAFETY: freed once, when dropped.
         match unsafe { result::malloc_sync(bytes) } {
@@ -52,8 +52,8 @@ pub(in crate::cuda) fn zero(address: u64, bytes: usize) -> Result<()> {
     synchronize()
 }
 
-/// Waits for what the calls above began on the default stream: they return once a small copy is staged, or a memory set
-/// submitted, and no stream of ours is ordered after that one.
+/// Waits for what the calls above began on the default stream. They return as soon as a small copy is staged or a
+/// memory set is submitted, and our streams do not wait for the default stream.
 fn synchronize() -> Result<()> {
     // SAFETY: the null pointer is the default stream.
     unsafe { result::stream::synchronize(std::ptr::null_mut()) }.driver("cuStreamSynchronize")
@@ -67,7 +67,7 @@ pub(in crate::cuda) fn copy_to_host<T: Element>(address: u64, count: usize) -> R
     Ok(values)
 }
 
-/// Page-locked host memory, which copies to and from the GPU can use without the host waiting.
+/// Page-locked host memory. Copies to and from it do not block the host.
 pub(crate) struct PinnedBlock {
     start: *mut u8,
     bytes: usize,
@@ -75,7 +75,7 @@ pub(crate) struct PinnedBlock {
 
 impl PinnedBlock {
     /// # Errors
-    /// When the system cannot lock that much.
+    /// The system cannot lock that much.
     pub(crate) fn new(bytes: usize) -> Result<PinnedBlock> {
         // SAFETY: freed once, when dropped.
         let start = unsafe { result::malloc_host(bytes.max(1), 0) }.driver("cuMemHostAlloc")?.cast();

@@ -8,13 +8,13 @@ use super::{Driver, PinnedBlock, RawEvent};
 use crate::Result;
 use crate::priority::Priority;
 
-/// A named stream of the driver's, not synchronising with the legacy default stream.
+/// A stream of the driver that does not synchronise with the legacy default stream.
 pub(crate) struct RawStream {
     handle: sys::CUstream,
 }
 
 impl RawStream {
-    /// A stream that waits for no other by itself. Its kernels keep its priority in graphs.
+    /// A stream that waits for no other by itself. Its kernels keep its priority inside graphs.
     pub(crate) fn new(priority: Priority) -> Result<RawStream> {
         let (least, greatest) = result::stream::get_priority_range().driver("cuCtxGetStreamPriorityRange")?;
         let priority = if priority == Priority::Transfer { greatest } else { least };
@@ -72,11 +72,12 @@ impl RawStream {
         unsafe { result::memset_d8_async(address, value, bytes, self.handle) }.driver("cuMemsetD8Async")
     }
 
-    /// Writes 64-bit words from `address` on, in stream order: the stream does it itself, without a kernel.
+    /// Writes 64-bit words from `address` on, in stream order. The stream does it itself, without a kernel.
     pub(crate) fn write_words(&self, address: u64, words: &[u64]) -> Result<()> {
         let mut writes: Vec<sys::CUstreamBatchMemOpParams> = Vec::with_capacity(words.len());
         for (at, &word) in words.iter().enumerate() {
-            // SAFETY: plain numbers, of which zeros are a value. Written as a member, the rest stays zero.
+            // SAFETY: a union of plain numbers, for which zeros are valid. Only the member below is set; the rest stays
+            // zero.
             let mut write: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
             write.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
                 operation: sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
@@ -107,9 +108,9 @@ impl RawStream {
         unsafe { result::stream::end_capture(self.handle) }.driver("cuStreamEndCapture")
     }
 
-    /// Ends a capture whose graph nobody wants.
+    /// Ends a capture and discards its graph.
     pub(crate) fn abandon_capture(&self) {
-        // SAFETY: the stream lives. A capture that had failed gives no graph and an error that says so: both are fine.
+        // SAFETY: the stream lives. A failed capture gives an error and no graph, which is fine here.
         unsafe {
             if let Ok(graph) = result::stream::end_capture(self.handle)
                 && !graph.is_null()

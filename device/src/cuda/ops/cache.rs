@@ -74,7 +74,7 @@ pub(super) fn cached_attention(op: &CachedAttention, queue: &Queue<'_>) -> Resul
 fn append(op: &CachedAttention, queue: &Queue<'_>) -> Result<()> {
     let ((batch, rows, dim), dtype) = (op.sizes(), op.qkv.dtype);
     let (queries, width) = (op.heads * dim, op.cache.shape.last());
-    // A row's keys start after its queries, and the next row after both: all three are whole vectors or none is.
+    // A row holds queries, then keys and values. Vectors need both parts to be whole numbers of them.
     let whole = |columns: usize| LoadWidth::of(columns, [op.qkv, op.cache] as [Tensor; 2]);
     let load = if whole(queries) == LoadWidth::Vector { whole(width) } else { LoadWidth::Scalar };
     let grid = over_rows(batch * rows, width / load.values(dtype), queue);

@@ -6,13 +6,13 @@ use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::BiasGrad;
 use crate::{DType, Result, Tensor};
 
-/// Parts that the rows are cut into, so that the GPU is full and each part is worth a block.
+/// The number of parts that the rows are split into. It fills the GPU, and each part is large enough for a block.
 fn chunks(rows: usize, columns: usize, width: usize, multiprocessors: usize) -> usize {
     let tiles = columns.div_ceil(32 * width).max(1);
     (multiprocessors * 8 / tiles).clamp(1, 65_535).min(rows.div_ceil(64))
 }
 
-/// See [`BiasGrad`]: chunks of rows first, then the chunks in order.
+/// See [`BiasGrad`]: first the sums of chunks of rows, then their sum, in order.
 pub(super) fn bias_grad(op: &BiasGrad, queue: &Queue<'_>) -> Result<()> {
     let (rows, columns, dtype) = (op.grad_output.shape.rows(), op.grad_output.shape.last(), op.grad_output.dtype);
     let load = LoadWidth::of(columns, [op.grad_output]);
@@ -33,14 +33,14 @@ pub(super) fn bias_grad(op: &BiasGrad, queue: &Queue<'_>) -> Result<()> {
     add_partial(chunks, [Some(op.grad_bias), None, None], op.accumulate, queue)
 }
 
-/// The partial sums of [`bias_grad`]; with vectors there are most chunks.
+/// Scratch for the partial sums of [`bias_grad`]. Vector loads give the most chunks.
 pub(super) fn scratch_bytes(op: &BiasGrad, multiprocessors: usize) -> usize {
     let (rows, columns) = (op.grad_output.shape.rows(), op.grad_output.shape.last());
     chunks(rows, columns, LoadWidth::Vector.values(op.grad_output.dtype), multiprocessors) * columns * DType::F32.size()
 }
 
-/// `output (+)= sum over chunks of partial`, for each of `outputs` that is there, all of one size; the partial sums are
-/// `(outputs, chunks, columns)`, in scratch.
+/// `output (+)= sum over chunks of partial`, for each of `outputs` that is present, all of one size. The partial sums
+/// are `(outputs, chunks, columns)`, in scratch.
 pub(super) fn add_partial(
     chunks: usize,
     outputs: [Option<Tensor>; 3],

@@ -10,7 +10,7 @@ use crate::ops::Dropout;
 pub(super) fn dropout(op: &Dropout, queue: &Queue<'_>) -> Result<()> {
     let (rows, channels, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let site = &op.site;
-    let place = u32::from(site.layer) << 16 | u32::from(site.site);
+    let [key_low, key_high] = site.key();
     let load = LoadWidth::of(channels, [op.input, op.output]);
     let grid = over_rows(rows, channels / load.values(dtype), queue);
     queue.launch(
@@ -24,10 +24,10 @@ pub(super) fn dropout(op: &Dropout, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(op.site.part.first_row as u32),
             Arg::U32(op.tokens() as u32),
             Arg::U32(channels as u32),
-            Arg::U32(site.seed as u32),
-            Arg::U32((site.seed >> 32) as u32 ^ place),
-            Arg::U32((f64::from(site.rate) * 4_294_967_296.0) as u32),
-            Arg::F32(1.0 / (1.0 - site.rate)),
+            Arg::U32(key_low),
+            Arg::U32(key_high),
+            Arg::U32(site.threshold()),
+            Arg::F32(site.keep_scale()),
         ],
     )
 }

@@ -6,7 +6,7 @@ use crate::cuda::kernels::Arg;
 use crate::ops::{Add, ColumnRange, Copy, CopyColumns, Fill, Poison};
 use crate::{DType, Result, Tensor};
 
-/// See [`Fill`]. Zeros are set by the driver.
+/// See [`Fill`]. The driver sets zeros.
 pub(super) fn fill(op: &Fill, queue: &Queue<'_>) -> Result<()> {
     if op.value.to_bits() == 0 {
         return set_bytes(&op.output, 0, queue);

@@ -29,26 +29,26 @@ pub(super) fn embedding(op: &Embedding, queue: &Queue<'_>) -> Result<()> {
     )
 }
 
-/// Pairs that a block of the sort has; `TILE` in `kernels/sort.cu`.
+/// Pairs that a block of the sort handles; `TILE` in `kernels/sort.cu`.
 const TILE: usize = 2048;
 /// Entries that a block adds up; `CHUNK` in `kernels/embedding_backward.cu`.
 const CHUNK: usize = 32;
-/// Bytes of an entry: a token, and the number of a row.
+/// Bytes of an entry: a token and the number of a row.
 const ENTRY: usize = 8;
 
-/// Where the pieces of scratch begin, and how large it is.
+/// Where the parts of scratch begin, and its size.
 struct Scratch {
-    /// Pairs, before and after a pass of the sort.
+    /// Pairs before and after a pass of the sort.
     pairs: [usize; 2],
-    /// Counts of digits a tile.
+    /// Counts of digits per tile.
     counts: usize,
-    /// Lists of unfinished runs, each made from the other, and their rows.
+    /// Lists of unfinished runs, each made from the other in turn, and their rows.
     lists: [usize; 2],
     rows: [usize; 2],
     bytes: usize,
 }
 
-/// Entries of the list that is made from one of `count`.
+/// Entries of the list that is made from a list of `count` entries.
 fn next_count(count: usize) -> usize {
     2 * count.div_ceil(CHUNK)
 }
@@ -57,17 +57,17 @@ impl Scratch {
     fn new(op: &EmbeddingBackward) -> Scratch {
         let (count, hidden) = (op.tokens.elements(), op.grad_table.shape.last());
         let mut bytes = 0;
-        let mut piece = |size: usize| {
+        let mut part = |size: usize| {
             let start = bytes;
             bytes += size.next_multiple_of(256);
             start
         };
-        let pairs = [piece(count * ENTRY), piece(count * ENTRY)];
-        let counts = piece(256 * count.div_ceil(TILE) * DType::I32.size());
+        let pairs = [part(count * ENTRY), part(count * ENTRY)];
+        let counts = part(256 * count.div_ceil(TILE) * DType::I32.size());
         let (first, second) = (next_count(count), next_count(next_count(count)));
-        let lists = [piece(first * ENTRY), piece(second * ENTRY)];
+        let lists = [part(first * ENTRY), part(second * ENTRY)];
         let row = hidden * DType::F32.size();
-        let rows = [piece(first * row), piece(second * row)];
+        let rows = [part(first * row), part(second * row)];
         Scratch { pairs, counts, lists, rows, bytes }
     }
 }
@@ -77,17 +77,18 @@ pub(super) fn scratch_bytes(op: &EmbeddingBackward) -> usize {
     Scratch::new(op).bytes
 }
 
-/// See [`EmbeddingBackward`]: tokens are sorted, keeping their order, and runs of equal ones added up in fixed chunks.
+/// See [`EmbeddingBackward`]: tokens are sorted by a stable sort, and runs of equal tokens are added up in fixed
+/// chunks.
 pub(super) fn embedding_backward(op: &EmbeddingBackward, queue: &Queue<'_>) -> Result<()> {
     let count = op.tokens.elements();
     if count == 0 {
         return Ok(());
     }
     let scratch = Scratch::new(op);
-    let at = |piece: usize| queue.scratch + piece as u64;
+    let at = |part: usize| queue.scratch + part as u64;
     let sorted = sort(op, &scratch, queue)?;
     let hidden = op.grad_table.shape.last();
-    // The list, its rows, their type; then the lists made from it.
+    // First the sorted list with the gradient's rows, then the lists made from it with f32 rows.
     let (mut list, mut rows, mut dtype, mut count) = (sorted, op.grad_output.address, op.grad_output.dtype, count);
     for next in (0..2).cycle() {
         let load = if rows.is_multiple_of(16) { LoadWidth::of(hidden, [op.grad_table]) } else { LoadWidth::Scalar };
@@ -122,7 +123,7 @@ pub(super) fn embedding_backward(op: &EmbeddingBackward, queue: &Queue<'_>) -> R
 fn sort(op: &EmbeddingBackward, scratch: &Scratch, queue: &Queue<'_>) -> Result<u64> {
     let (count, vocab) = (op.tokens.elements(), op.grad_table.shape.rows());
     let counts = queue.scratch + scratch.counts as u64;
-    let [mut from, mut to] = scratch.pairs.map(|piece| queue.scratch + piece as u64);
+    let [mut from, mut to] = scratch.pairs.map(|part| queue.scratch + part as u64);
     let number = Arg::U32(count as u32);
     queue.launch(
         "sort_begin",
@@ -130,7 +131,7 @@ fn sort(op: &EmbeddingBackward, scratch: &Scratch, queue: &Queue<'_>) -> Result<
         &[op.tokens.into(), Arg::Pointer(from), number, Arg::U32(vocab as u32), Arg::U32(op.first_token as u32)],
     )?;
     let tiles = Grid::line(count.div_ceil(TILE), 256);
-    // Those outside the table have number `vocab`.
+    // Tokens outside the table have the number `vocab`.
     let bits = usize::BITS - vocab.leading_zeros();
     for shift in (0..bits).step_by(8).map(Arg::U32) {
         queue.launch("sort_count", tiles, &[Arg::Pointer(from), Arg::Pointer(counts), number, shift])?;

@@ -1,4 +1,4 @@
-//! What cuBLASLt could not do to its own product: `kernels/gemm_epilogue.cu`.
+//! Epilogues that cuBLASLt does not fuse into its product: `kernels/gemm_epilogue.cu`.
 
 use super::shape::LoadWidth;
 use crate::cuda::Queue;
@@ -47,7 +47,7 @@ pub(in crate::cuda) fn run(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
     queue.launch_block(&format!("{kernel}_{}", op.out.dtype), grid, &arguments)
 }
 
-/// The part of an epilogue that cuBLASLt has no epilogue for: `gelu(pre)` beside its own GELU gradient.
+/// The part of an epilogue that cuBLASLt never does: `gelu(pre)`, beside its own GELU gradient.
 ///
 /// # Errors
 /// The driver's.

@@ -6,7 +6,7 @@ use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{CrossEntropy, Mse};
 
-/// Shared memory a kernel of losses declares itself, rounded up.
+/// Shared memory that a loss kernel declares itself, rounded up.
 const DECLARED: usize = 1024;
 
 /// The struct of the same name in `kernels/loss.cu`; 0 is the null pointer.
@@ -21,16 +21,16 @@ struct CrossEntropyBlock {
     vocab: u32,
 }
 
-/// See [`CrossEntropy`]: the row in shared memory where it fits.
+/// See [`CrossEntropy`]. A row is kept in shared memory if it fits.
 pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> {
     let (rows, columns, dtype) = (op.logits.shape.rows(), op.logits.shape.last(), op.logits.dtype);
     let load = LoadWidth::of(columns, [op.logits]);
     let row_bytes = columns * dtype.size();
-    // Without a gradient the row is needed once only.
+    // Without a gradient the row is read only once.
     let fits = row_bytes + DECLARED <= queue.gpu().shared_bytes as usize;
     let cached = op.control.is_some() && fits && load == LoadWidth::Vector;
     let name = if cached { "cross_entropy_cached" } else { "cross_entropy" };
-    // More than one warp: the kernel relies on barriers.
+    // At least two warps: the kernel relies on barriers.
     let threads = (columns / load.values(dtype)).next_multiple_of(32).clamp(64, 512);
     let shared = if cached { row_bytes as u32 } else { 0 };
     let block = CrossEntropyBlock {

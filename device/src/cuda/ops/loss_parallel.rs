@@ -1,4 +1,4 @@
-//! Cross-entropy over a vocabulary that is cut over ranks.
+//! Cross-entropy over a vocabulary that is split across ranks.
 
 use super::shape::LoadWidth;
 use crate::Result;
@@ -6,7 +6,7 @@ use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{CrossEntropyJoin, CrossEntropyPart};
 
-/// A block for each row; more than one warp, as the kernels rely on barriers.
+/// One block per row, of at least two warps: the kernels rely on barriers.
 fn grid(rows: usize, packs: usize) -> Grid {
     Grid::line(rows, packs.next_multiple_of(32).clamp(64, 512) as u32)
 }

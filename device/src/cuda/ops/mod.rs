@@ -5,6 +5,7 @@ mod attention;
 mod cache;
 mod columns;
 mod control;
+mod custom;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -20,4 +21,5 @@ mod run;
 mod shape;
 mod table;
 
+pub(crate) use run::accept;
 pub(super) use run::{prepare, run, scratch_bytes};

@@ -7,18 +7,18 @@ use crate::cuda::kernels::Grid;
 use crate::ops::{BiasGrad, Norm, NormBackward};
 use crate::{DType, Result, Tensor};
 
-/// How a row is shared out to threads; the suffix of the kernel's name is in `rows.cuh`.
+/// How a row is distributed to threads. `rows.cuh` has the suffixes of the kernels' names.
 #[derive(Clone, Copy)]
 enum RowShape {
-    /// A warp a row, each thread with this many packs in registers.
+    /// One warp per row. Each thread has this many packs in registers.
     Warp(usize),
-    /// A block of this many threads a row, each with two packs in registers.
+    /// One block of this many threads per row. Each thread has two packs in registers.
     Block(usize),
-    /// A block a row, whatever its size.
+    /// One block per row of any size.
     Any,
 }
 
-/// Threads of a block with a row a warp.
+/// Threads of a block with one row per warp.
 const WARP_THREADS: usize = 128;
 
 impl RowShape {
@@ -30,7 +30,7 @@ impl RowShape {
             packs @ (0..=2 | 4) => RowShape::Warp(packs.max(1)),
             3 if dtype == DType::Bf16 => RowShape::Warp(3),
             3 => RowShape::Warp(4),
-            // Two packs a thread; more threads than 512 would not have registers enough.
+            // Two packs per thread. For more than 512 threads there are not enough registers.
             packs @ ..=32 => RowShape::Block(packs.div_ceil(2) * 32),
             _ => RowShape::Any,
         }
@@ -52,7 +52,7 @@ impl RowShape {
         }
     }
 
-    /// Rows that a block has at a time.
+    /// Rows that a block handles at a time.
     fn rows(self) -> usize {
         if matches!(self, RowShape::Warp(_)) { WARP_THREADS / 32 } else { 1 }
     }
@@ -122,10 +122,11 @@ struct NormBackwardBlock {
 }
 
 impl RowShape {
-    /// Blocks of the backward, each with a row of partial sums: as many as there are registers for at once.
+    /// Blocks of the backward, each with a row of partial sums: as many as have registers at the same time.
     fn backward_blocks(self, rows: usize, sums: bool, multiprocessors: usize) -> usize {
         let at_once = match self {
-            // On an H200 four packs take a thread 168 registers and 240 with the sums, three 168 with them; all else 128.
+            // Registers of a thread on an H200: four packs 168, with the sums 240; three packs with the sums 168; else
+            // 128.
             RowShape::Warp(4) => 3 - usize::from(sums),
             RowShape::Warp(3) if sums => 3,
             RowShape::Block(threads) => 512 / threads,
@@ -135,7 +136,8 @@ impl RowShape {
     }
 }
 
-/// See [`NormBackward`]: the rows with partial sums of the parameters' gradients, then those sums in order.
+/// See [`NormBackward`]: first the rows, with partial sums of the parameters' gradients, then the sum of those, in
+/// order.
 pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> {
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let vectors = [op.input, op.weight, op.grad_output, op.grad_input].into_iter().chain(op.grad_residual);
@@ -168,19 +170,19 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
     add_partial(blocks, [Some(op.grad_weight), op.grad_bias, op.grad_input_sums], op.accumulate, queue)
 }
 
-/// The sums of `grad_input` as an operation of its own.
+/// The sums of `grad_input` as a separate operation.
 fn input_sums(op: &NormBackward) -> Option<BiasGrad> {
     let sums = |grad_bias| BiasGrad { grad_output: op.grad_input, grad_bias, accumulate: op.accumulate };
     op.grad_input_sums.map(sums)
 }
 
-/// The partial sums of [`norm_backward`], whatever shape its rows turn out to have.
+/// Scratch for the partial sums of [`norm_backward`], for either row shape that it may take.
 pub(super) fn scratch_bytes(op: &NormBackward, multiprocessors: usize) -> usize {
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let with_sums = op.grad_input_sums.is_some();
     let blocks = |shape: RowShape| shape.backward_blocks(rows, with_sums, multiprocessors);
     let sums = 1 + usize::from(op.grad_bias.is_some()) + usize::from(with_sums);
     let most = blocks(RowShape::of(hidden, dtype, [])).max(blocks(RowShape::Any));
-    let apart = input_sums(op).map_or(0, |sums| columns::scratch_bytes(&sums, multiprocessors));
-    (sums * most * hidden * DType::F32.size()).max(apart)
+    let separate = input_sums(op).map_or(0, |sums| columns::scratch_bytes(&sums, multiprocessors));
+    (sums * most * hidden * DType::F32.size()).max(separate)
 }

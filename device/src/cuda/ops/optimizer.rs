@@ -1,4 +1,4 @@
-//! The update.
+//! The update: clip scale and the optimizers.
 
 use super::table::for_each_table;
 use crate::cuda::Queue;
@@ -40,7 +40,7 @@ struct Update {
     entries: [Parameter; 48],
 }
 
-/// The tensors of a parameter, as both optimizers have them.
+/// The tensors of a parameter, for either optimizer.
 struct UpdateTensors {
     master: Tensor,
     compute: Option<Tensor>,

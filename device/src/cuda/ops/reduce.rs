@@ -36,7 +36,7 @@ pub(super) fn square_sum(op: &SquareSum, queue: &Queue<'_>) -> Result<()> {
     sum(&op.inputs, true, &op.total, false, queue)
 }
 
-/// Partial sums of chunks in scratch, then those in order.
+/// First the sums of chunks, in scratch, then their sum, in order.
 fn sum(inputs: &[Tensor], square: bool, total: &Tensor, accumulate: bool, queue: &Queue<'_>) -> Result<()> {
     let mut partials = 0;
     for_each_table(
@@ -61,7 +61,7 @@ fn sum(inputs: &[Tensor], square: bool, total: &Tensor, accumulate: bool, queue:
     )
 }
 
-/// The partial sums of these tensors.
+/// Scratch for the partial sums of these tensors.
 pub(super) fn scratch_bytes(inputs: &[Tensor]) -> usize {
     inputs.iter().map(|input| chunks(input.elements())).sum::<usize>() * size_of::<f64>()
 }

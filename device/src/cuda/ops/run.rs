@@ -1,7 +1,7 @@
 //! From an operation to the function that launches it.
 
 use super::{
-    activation, attention, cache, columns, control, dropout, elementwise, embedding, loss, loss_parallel, norm,
+    activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, loss, loss_parallel, norm,
     optimizer, progress_mark, reduce, rotary,
 };
 use crate::communicator::StreamHandle;
@@ -47,6 +47,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::WriteControl(op) => control::write_control(op, queue),
         Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),
         Op::ProgressMark(op) => progress_mark::progress_mark(op, cuda.marks.as_ref(), queue),
+        Op::Custom(op) => custom::custom(op, &cuda.custom_kernels, queue),
         Op::Collective(op) => {
             let stream = StreamHandle(queue.stream.handle().cast());
             op.communicator.enqueue(op.kind, &op.input, &op.output, stream)
@@ -54,19 +55,31 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
     }
 }
 
-/// Has libraries choose how to do an operation.
+/// Fails unless a checked operation can be submitted to a stream, which may be capturing.
+///
+/// # Errors
+/// A custom operation without a CUDA side, or whose kernel is not loaded when it is to be captured.
+pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+    match op {
+        Op::Custom(op) => custom::accept(op, capturing, cuda),
+        _ => Ok(()),
+    }
+}
+
+/// Lets libraries choose how to do an operation, and loads the kernel of a custom operation.
 ///
 /// # Errors
 /// An operation that a library cannot do.
 pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
     match op {
         Op::Gemm(op) => cuda.cublaslt.prepare(op, &cuda.kernels),
-        // Whether cuDNN does it or we: `scratch_bytes` asks, and so makes the plan.
+        Op::Custom(op) => custom::prepare(op, cuda),
+        // For attention `scratch_bytes` asks whether cuDNN does it, which makes its plan.
         _ => Ok(()),
     }
 }
 
-/// Bytes of scratch memory the operation needs while it runs; known before anything is allocated.
+/// Bytes of scratch memory that the operation needs while it runs. Known before anything is allocated.
 pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
     let multiprocessors = cuda.gpu.properties.multiprocessors as usize;
     match op {

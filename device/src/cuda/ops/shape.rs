@@ -1,4 +1,5 @@
-//! From shapes to names of kernels and grids. A grid depends on the shape and on the number of multiprocessors alone.
+//! From shapes to the names of kernels and to grids. A grid depends only on the shape and on the number of
+//! multiprocessors.
 
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
@@ -7,7 +8,7 @@ use crate::{DType, Tensor};
 /// Threads of a block, unless a kernel needs another number.
 pub(super) const THREADS: usize = 256;
 
-/// Values a kernel moves at a time: 16 bytes' worth, or one.
+/// How much a thread of a kernel loads and stores at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LoadWidth {
     /// 16 bytes at a time.
@@ -17,7 +18,7 @@ pub(super) enum LoadWidth {
 }
 
 impl LoadWidth {
-    /// Vectors where rows are whole numbers of them and every tensor starts at a multiple of 16 bytes.
+    /// `Vector` if a row is a whole number of vectors and every tensor begins at a multiple of 16 bytes.
     pub(super) fn of(columns: usize, tensors: impl IntoIterator<Item = Tensor>) -> LoadWidth {
         let fits = |tensor: Tensor| {
             tensor.address.is_multiple_of(16) && columns.is_multiple_of(LoadWidth::Vector.values(tensor.dtype))
@@ -25,7 +26,7 @@ impl LoadWidth {
         if tensors.into_iter().all(fits) { LoadWidth::Vector } else { LoadWidth::Scalar }
     }
 
-    /// Values at a time.
+    /// The number of values that are loaded at a time.
     pub(super) fn values(self, dtype: DType) -> usize {
         match self {
             LoadWidth::Vector => 16 / dtype.size(),
@@ -33,19 +34,19 @@ impl LoadWidth {
         }
     }
 
-    /// The kernel's name for a type, as `FOR_EACH_FLOAT` in `common.cuh` makes it.
+    /// The kernel's name for a type, as `FOR_EACH_FLOAT` in `common.cuh` forms it.
     pub(super) fn kernel(self, name: &str, dtype: DType) -> String {
         let suffix = if self == LoadWidth::Scalar { "_scalar" } else { "" };
         format!("{name}_{dtype}{suffix}")
     }
 }
 
-/// A grid for a loop over `packs` with nothing but their order.
+/// A grid for a loop over `packs` in any order.
 pub(super) fn over_packs(packs: usize, queue: &Queue<'_>) -> Grid {
     Grid::line(packs.div_ceil(THREADS).min(queue.multiprocessors() * 8), THREADS as u32)
 }
 
-/// A grid whose x covers the `packs` of a row, a thread each, and whose y shares out the rows.
+/// A grid whose x covers the `packs` of a row, one thread per pack, and whose y distributes the rows.
 pub(super) fn over_rows(rows: usize, packs: usize, queue: &Queue<'_>) -> Grid {
     let blocks = packs.div_ceil(THREADS);
     let threads = packs.div_ceil(blocks.max(1)).next_multiple_of(32).max(32);

@@ -1,6 +1,6 @@
-//! Work over many tensors, cut into chunks; several launches where one table does not hold them all.
+//! Work over many tensors, split into chunks. It takes several launches if one table does not hold all tensors.
 
-/// Elements of a chunk, which a block works on; `CHUNK` in `kernels/table.cuh`.
+/// Elements of a chunk, the work of one block; `CHUNK` in `kernels/table.cuh`.
 const CHUNK: usize = 1 << 14;
 
 /// Chunks of a tensor of so many elements.
@@ -8,8 +8,8 @@ pub(super) fn chunks(elements: usize) -> usize {
     elements.div_ceil(CHUNK)
 }
 
-/// Groups what has elements by tables of `N`: calls `launch(entries, number of entries, chunks before, chunks)` for each,
-/// `entry` making an entry from an item and the chunk that it begins at within its table.
+/// Groups the items that have elements into tables of `N`, and calls `launch(entries, number of entries, chunks before,
+/// chunks)` for each table. `entry` makes an entry from an item and the chunk at which it begins within its table.
 pub(super) fn for_each_table<I, E: bytemuck::Zeroable + Copy, const N: usize>(
     items: impl IntoIterator<Item = (I, usize)>,
     entry: impl Fn(I, u32) -> E,

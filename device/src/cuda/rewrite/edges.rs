@@ -1,7 +1,8 @@
-//! Dependencies that follow from others.
+//! Implied dependencies: those that follow from other dependencies.
 //!
-//! NCCL has each of its kernels wait for the one before it on the same communicator, beside what the stream waits for, which
-//! mostly comes after that anyway. The driver takes a node that two others wait for as a fork, and a fork costs the GPU a join.
+//! NCCL makes each of its kernels wait for the one before it on the same communicator. The kernel's stream mostly waits
+//! for later work anyway, so this dependency is implied. But the driver treats a node that two others wait for as a
+//! fork, and a fork costs the GPU a join.
 
 #![allow(unsafe_code)]
 
@@ -12,7 +13,7 @@ use super::order::topological_positions;
 use crate::Result;
 use crate::cuda::driver::Driver;
 
-/// Removes every dependency that follows from others.
+/// Removes every implied dependency.
 ///
 /// # Safety
 /// As [`super::rewrite`].
@@ -23,7 +24,7 @@ pub(super) unsafe fn reduce(graph: sys::CUgraph) -> Result<()> {
     // SAFETY: the caller's graph, and edges that the driver said are in it.
     unsafe {
         let GraphParts { nodes, edges, data } = whole(graph)?;
-        // Nothing follows from an edge that is not plain.
+        // An edge that is not plain implies nothing.
         let strict: Vec<usize> = (0..edges.len()).filter(|&edge| plain(&data[edge])).collect();
         let between: Vec<(usize, usize)> = strict.iter().map(|&edge| edges[edge]).collect();
         let removed: Vec<usize> = implied(nodes.len(), &between).into_iter().map(|edge| strict[edge]).collect();
@@ -39,21 +40,21 @@ pub(super) unsafe fn reduce(graph: sys::CUgraph) -> Result<()> {
     }
 }
 
-/// The edges `(from, to)` between whose ends other edges make a path, in a graph without cycles.
+/// The implied edges `(from, to)` of a graph without cycles: other edges make a path from `from` to `to`.
 fn implied(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut before = vec![Vec::new(); nodes];
     edges.iter().for_each(|&(from, to)| before[to].push(from));
-    let place = topological_positions(nodes, edges);
-    // For each node with several before it: which of these are before another of them.
+    let position = topological_positions(nodes, edges);
+    // For a node with several predecessors: which of these come before another of them.
     let mut reached_for = vec![usize::MAX; nodes];
     let mut is_implied = |from: usize, to: usize| {
         if reached_for[to] != to {
             reached_for[to] = to;
-            let first = before[to].iter().map(|&node| place[node]).min().unwrap_or(0);
+            let first = before[to].iter().map(|&node| position[node]).min().unwrap_or(0);
             let mut open: Vec<usize> = before[to].clone();
             while let Some(node) = open.pop() {
                 for &earlier in &before[node] {
-                    if place[earlier] >= first && reached_for[earlier] != to {
+                    if position[earlier] >= first && reached_for[earlier] != to {
                         reached_for[earlier] = to;
                         open.push(earlier);
                     }

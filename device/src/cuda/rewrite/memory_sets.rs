@@ -1,7 +1,8 @@
-//! Memory sets inside graphs, done by a kernel of ours.
+//! Memory sets inside graphs, replaced by a kernel of ours.
 //!
-//! Libraries record them: cuBLASLt for products cut along their inner dimension, cuDNN for attention. On an H200 such a node
-//! waits some 10 us for the work before it and keeps the work after it waiting for 3 more; a kernel takes 2 in all.
+//! Libraries record memory sets: cuBLASLt for products that are split along their inner dimension, cuDNN for attention.
+//! On an H200 such a node starts some 10 us after the work before it, and delays the work after it by 3 us more. A
+//! kernel takes 2 us in total.
 
 #![allow(unsafe_code)]
 
@@ -29,7 +30,8 @@ struct MemorySet {
 }
 
 impl MemorySet {
-    /// What a node does; nothing for one the kernel cannot do: of several rows apart, or at an odd address.
+    /// What a node does. `None` if the kernel cannot do it: the node sets rows with gaps between them, or begins at an
+    /// address that is no multiple of 16.
     fn of(node: &sys::CUDA_MEMSET_NODE_PARAMS) -> Option<MemorySet> {
         let row = node.width * node.elementSize as usize;
         let word = match node.elementSize {
@@ -43,7 +45,7 @@ impl MemorySet {
     }
 }
 
-/// Puts a kernel in the place of every memory set of a graph that is not instantiated yet.
+/// Replaces every memory set of a graph that is not instantiated yet by a kernel.
 ///
 /// # Safety
 /// The graph is the caller's, and nothing uses it meanwhile.
@@ -52,8 +54,8 @@ impl MemorySet {
 /// The driver's.
 pub(super) unsafe fn replace(graph: sys::CUgraph, kernels: &Kernels) -> Result<()> {
     let set_bytes = kernels.function("set_bytes")?;
-    // SAFETY: nodes are the graph's until they are destroyed; every buffer has the size the driver said; the arguments of a
-    // kernel node are copied while it is added.
+    // SAFETY: nodes are the graph's until they are destroyed; every buffer has the size the driver said; the arguments
+    // of a kernel node are copied while it is added.
     unsafe {
         for node in nodes(graph)? {
             if !is_of(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET)? {

@@ -1,4 +1,4 @@
-//! A captured graph is made lighter for the GPU before it is instantiated; what it computes stays the same.
+//! Makes a captured graph cheaper for the GPU before it is instantiated. What it computes stays the same.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use cudarc::driver::sys;
 use super::Kernels;
 use crate::Result;
 
-/// Has memory sets done by a kernel, and removes records of events before the last and dependencies that follow from others.
+/// Replaces memory sets by kernels, and removes repeated event records and implied dependencies.
 ///
 /// # Safety
 /// The graph is the caller's, is not instantiated yet, and nothing uses it meanwhile.
@@ -21,7 +21,7 @@ use crate::Result;
 /// # Errors
 /// The driver's.
 pub(super) unsafe fn rewrite(graph: sys::CUgraph, kernels: &Kernels) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises it.
     unsafe {
         memory_sets::replace(graph, kernels)?;
         records::remove_repeated(graph)?;

@@ -16,13 +16,13 @@ pub(super) type Neighbours = (Vec<sys::CUgraphNode>, Vec<sys::CUgraphEdgeData>);
 /// All nodes and edges of a graph.
 pub(super) struct GraphParts {
     pub(super) nodes: Vec<sys::CUgraphNode>,
-    /// From and to, by the nodes' numbers.
+    /// From and to, by indices of `nodes`.
     pub(super) edges: Vec<(usize, usize)>,
     /// What the driver keeps with each edge.
     pub(super) data: Vec<sys::CUgraphEdgeData>,
 }
 
-/// Whether one end of an edge begins when the other is done: others let it begin before.
+/// Whether an edge is a full dependency: its end begins when its start is done. Other edges let the end begin earlier.
 pub(super) fn plain(data: &sys::CUgraphEdgeData) -> bool {
     data.from_port == 0 && data.to_port == 0 && data.type_ == 0
 }
@@ -70,7 +70,7 @@ pub(super) unsafe fn whole(graph: sys::CUgraph) -> Result<GraphParts> {
     Ok(GraphParts { nodes, edges, data })
 }
 
-/// The type of a node, as a number: newer drivers know types that our bindings do not.
+/// Whether a node is of a type. Types are compared as numbers, since newer drivers have types that our bindings lack.
 ///
 /// # Safety
 /// The node exists.
@@ -101,7 +101,7 @@ pub(super) unsafe fn neighbours(node: sys::CUgraphNode, before: bool) -> Result<
     }
 }
 
-/// Adds an edge from each of some nodes to the one beside it.
+/// Adds an edge from `from[i]` to `to[i]` for every `i`.
 ///
 /// # Safety
 /// All nodes are the graph's.
@@ -115,7 +115,7 @@ pub(super) unsafe fn connect(
     if data.is_empty() {
         return Ok(());
     }
-    // SAFETY: the caller's promise, and the three are of one length.
+    // SAFETY: the caller promises it, and the three are of one length.
     unsafe { sys::cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), data.as_ptr(), data.len()) }
         .result()
         .driver("cuGraphAddDependencies")

@@ -1,6 +1,6 @@
-//! Orders of graphs, apart from any driver.
+//! Orders of a graph's nodes, independent of the driver.
 
-/// The place of each node in an order in which every edge `(from, to)` goes forward.
+/// The position of each node in an order in which every edge `(from, to)` goes forward.
 pub(super) fn topological_positions(nodes: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut after = vec![Vec::new(); nodes];
     let mut missing = vec![0; nodes];
@@ -8,11 +8,11 @@ pub(super) fn topological_positions(nodes: usize, edges: &[(usize, usize)]) -> V
         after[from].push(to);
         missing[to] += 1;
     }
-    let mut place = vec![0; nodes];
+    let mut position = vec![0; nodes];
     let mut ready: Vec<usize> = (0..nodes).filter(|&node| missing[node] == 0).collect();
     let mut next = 0;
     while let Some(node) = ready.pop() {
-        place[node] = next;
+        position[node] = next;
         next += 1;
         for &end in &after[node] {
             missing[end] -= 1;
@@ -21,7 +21,7 @@ pub(super) fn topological_positions(nodes: usize, edges: &[(usize, usize)]) -> V
             }
         }
     }
-    place
+    position
 }
 
 #[cfg(test)]
@@ -62,9 +62,9 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn every_edge_goes_forward_and_no_two_nodes_share_a_place((nodes, edges) in graphs()) {
-            let place = topological_positions(nodes, &edges);
-            prop_assert!(edges.iter().all(|&(from, to)| place[from] < place[to]));
-            let mut all = place.clone();
+            let position = topological_positions(nodes, &edges);
+            prop_assert!(edges.iter().all(|&(from, to)| position[from] < position[to]));
+            let mut all = position.clone();
             all.sort_unstable();
             prop_assert_eq!(all, (0..nodes).collect::<Vec<_>>());
         }

@@ -1,9 +1,9 @@
-//! Events recorded within a graph more than once.
+//! Events that are recorded more than once within a graph.
 //!
-//! NCCL records an event after each of its kernels, so that what comes after the launch waits for all transfers of the same
-//! communicator, and has the next of its kernels wait for that node. Only the last record tells something new, while each one
-//! makes a branch of its own, which the GPU takes 14 us to join again. A graph of NCCL's waits for the same event once, before
-//! its first kernel: a record that a wait of the same graph comes after stays.
+//! NCCL records an event after each of its kernels, so that work after the launch waits for all transfers of the same
+//! communicator. It also makes its next kernel wait for that node. Only the last record matters, while each one is a
+//! branch of its own, which the GPU takes 14 us to join again. A graph with NCCL's kernels also waits for the same
+//! event once, before the first of them. So a record stays if a node after it waits for its event.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ use super::order::topological_positions;
 use crate::Result;
 use crate::cuda::driver::Driver;
 
-/// What a node does with an event, by the event's number.
+/// What a node does with an event. Events are numbered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EventUse {
     Record(usize),
@@ -25,7 +25,7 @@ enum EventUse {
     Other,
 }
 
-/// Takes out every record of an event that is recorded again by a node that comes after it.
+/// Removes every record of an event that a later node records again.
 ///
 /// # Safety
 /// As [`super::rewrite`].
@@ -36,10 +36,10 @@ pub(super) unsafe fn remove_repeated(graph: sys::CUgraph) -> Result<()> {
     // SAFETY: the caller's graph.
     let GraphParts { nodes, edges, data } = unsafe { whole(graph) }?;
     let mut events = HashMap::new();
-    let mut does = Vec::with_capacity(nodes.len());
+    let mut uses = Vec::with_capacity(nodes.len());
     for &node in &nodes {
         // SAFETY: the graph's node.
-        does.push(match unsafe { event_of(node) }? {
+        uses.push(match unsafe { event_of(node) }? {
             None => EventUse::Other,
             Some((records, event)) => {
                 let next = events.len();
@@ -48,10 +48,10 @@ pub(super) unsafe fn remove_repeated(graph: sys::CUgraph) -> Result<()> {
             }
         });
     }
-    // An edge that is not plain orders less than a wait: what it touches stays, and nothing follows from it.
+    // An edge that is not plain orders less than a full dependency. Its nodes stay, and it implies nothing.
     let partial: Vec<(usize, usize)> = (0..edges.len()).filter(|&at| !plain(&data[at])).map(|at| edges[at]).collect();
     let edges: Vec<(usize, usize)> = (0..edges.len()).filter(|&at| plain(&data[at])).map(|at| edges[at]).collect();
-    let mut removed = recorded_again(&edges, &does);
+    let mut removed = recorded_again(&edges, &uses);
     removed.retain(|&node| !partial.iter().any(|&(from, to)| from == node || to == node));
     let new = bridges(&edges, &removed, nodes.len());
     if new.iter().any(|edge| partial.contains(edge)) {
@@ -59,8 +59,8 @@ pub(super) unsafe fn remove_repeated(graph: sys::CUgraph) -> Result<()> {
     }
     let from: Vec<sys::CUgraphNode> = new.iter().map(|&(from, _)| nodes[from]).collect();
     let to: Vec<sys::CUgraphNode> = new.iter().map(|&(_, to)| nodes[to]).collect();
-    // SAFETY: the graph's nodes, not connected so far; zeros are a plain edge. What waited for a destroyed node waits for
-    // what that waited for, and nothing refers to the node afterwards.
+    // SAFETY: the graph's nodes, not connected so far; zeros are a plain edge. Nodes that waited for a destroyed node
+    // now wait for what that node waited for. Nothing refers to the destroyed node afterwards.
     unsafe {
         connect(graph, &from, &to, &vec![std::mem::zeroed(); new.len()])?;
         for &node in &removed {
@@ -70,13 +70,13 @@ pub(super) unsafe fn remove_repeated(graph: sys::CUgraph) -> Result<()> {
     Ok(())
 }
 
-/// The event a node records (true) or waits for (false).
+/// The event that a node records (`true`) or waits for (`false`).
 ///
 /// # Safety
 /// The node exists.
 unsafe fn event_of(node: sys::CUgraphNode) -> Result<Option<(bool, sys::CUevent)>> {
     let mut event = null_mut();
-    // SAFETY: the caller's node, of the type that is asked.
+    // SAFETY: the caller's node, of the type that each call is for.
     unsafe {
         if is_of(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD)? {
             let got = sys::cuGraphEventRecordNodeGetEvent(node, &mut event).result();
@@ -90,17 +90,17 @@ unsafe fn event_of(node: sys::CUgraphNode) -> Result<Option<(bool, sys::CUevent)
     Ok(None)
 }
 
-/// Which nodes record an event that a later node of the same graph records, and no later one waits for.
-fn recorded_again(edges: &[(usize, usize)], does: &[EventUse]) -> Vec<usize> {
-    // One bit for each of the first 64 events: records of others stay.
+/// The nodes that record an event which a later node records again, and which no later node waits for.
+fn recorded_again(edges: &[(usize, usize)], uses: &[EventUse]) -> Vec<usize> {
+    // One bit for each of the first 64 events. Records of further events stay.
     let bit = |event: usize| 1_u64.checked_shl(event as u32).unwrap_or(0);
-    let place = topological_positions(does.len(), edges);
+    let position = topological_positions(uses.len(), edges);
     let mut backward = edges.to_vec();
-    backward.sort_unstable_by_key(|&(from, _)| std::cmp::Reverse(place[from]));
+    backward.sort_unstable_by_key(|&(from, _)| std::cmp::Reverse(position[from]));
     // Events recorded, and waited for, after each node.
-    let (mut records, mut waits) = (vec![0_u64; does.len()], vec![0_u64; does.len()]);
+    let (mut records, mut waits) = (vec![0_u64; uses.len()], vec![0_u64; uses.len()]);
     for (from, to) in backward {
-        let (record, wait) = match does[to] {
+        let (record, wait) = match uses[to] {
             EventUse::Record(event) => (bit(event), 0),
             EventUse::Wait(event) => (0, bit(event)),
             EventUse::Other => (0, 0),
@@ -108,26 +108,27 @@ fn recorded_again(edges: &[(usize, usize)], does: &[EventUse]) -> Vec<usize> {
         records[from] |= records[to] | record;
         waits[from] |= waits[to] | wait;
     }
-    let again = |node: usize| match does[node] {
+    let again = |node: usize| match uses[node] {
         EventUse::Record(event) => records[node] & !waits[node] & bit(event) != 0,
         _ => false,
     };
-    (0..does.len()).filter(|&node| again(node)).collect()
+    (0..uses.len()).filter(|&node| again(node)).collect()
 }
 
-/// The edges to add so that the other nodes come in the same order when some go.
+/// The edges to add so that the remaining nodes keep their order when some are removed.
 fn bridges(edges: &[(usize, usize)], removed: &[usize], nodes: usize) -> Vec<(usize, usize)> {
-    let mut goes = vec![false; nodes];
-    removed.iter().for_each(|&node| goes[node] = true);
-    let place = topological_positions(nodes, edges);
-    let mut forward: Vec<(usize, usize)> = edges.iter().copied().filter(|&(from, to)| goes[from] || goes[to]).collect();
-    forward.sort_unstable_by_key(|&(_, to)| place[to]);
-    // Of each node that goes, the ones that stay and that it waits for, itself or through others that go.
+    let mut is_removed = vec![false; nodes];
+    removed.iter().for_each(|&node| is_removed[node] = true);
+    let position = topological_positions(nodes, edges);
+    let mut forward: Vec<(usize, usize)> =
+        edges.iter().copied().filter(|&(from, to)| is_removed[from] || is_removed[to]).collect();
+    forward.sort_unstable_by_key(|&(_, to)| position[to]);
+    // For each removed node: the remaining nodes that it waits for, directly or through other removed nodes.
     let mut waited_for = vec![BTreeSet::new(); nodes];
     let mut new = BTreeSet::new();
     for (from, to) in forward {
-        let first = if goes[from] { waited_for[from].clone() } else { BTreeSet::from([from]) };
-        if goes[to] {
+        let first = if is_removed[from] { waited_for[from].clone() } else { BTreeSet::from([from]) };
+        if is_removed[to] {
             waited_for[to].extend(first);
         } else {
             new.extend(first.into_iter().map(|first| (first, to)));
@@ -170,9 +171,9 @@ mod tests {
 
     #[test]
     fn events_after_the_64th_stay() {
-        let does: Vec<EventUse> = (0..140).map(|node| Record(node % 70)).collect();
+        let uses: Vec<EventUse> = (0..140).map(|node| Record(node % 70)).collect();
         let edges: Vec<(usize, usize)> = (1..140).map(|node| (node - 1, node)).collect();
-        assert_eq!(recorded_again(&edges, &does), (0..64).collect::<Vec<_>>());
+        assert_eq!(recorded_again(&edges, &uses), (0..64).collect::<Vec<_>>());
     }
 
     proptest! {
@@ -183,12 +184,12 @@ mod tests {
         ) {
             let reaches = reaches(nodes, &edges);
             let kind = |&(kind, event): &(usize, usize)| [Record(event), Wait(event), Other][kind];
-            let does: Vec<EventUse> = kinds[..nodes].iter().map(kind).collect();
-            let after = |a: usize, what: EventUse| (0..nodes).any(|b| reaches[a][b] && does[b] == what);
+            let uses: Vec<EventUse> = kinds[..nodes].iter().map(kind).collect();
+            let after = |a: usize, what: EventUse| (0..nodes).any(|b| reaches[a][b] && uses[b] == what);
             let expected: Vec<usize> = (0..nodes)
-                .filter(|&a| matches!(does[a], Record(e) if after(a, Record(e)) && !after(a, Wait(e))))
+                .filter(|&a| matches!(uses[a], Record(e) if after(a, Record(e)) && !after(a, Wait(e))))
                 .collect();
-            prop_assert_eq!(recorded_again(&edges, &does), expected);
+            prop_assert_eq!(recorded_again(&edges, &uses), expected);
         }
 
         #[test]

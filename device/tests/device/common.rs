@@ -1,5 +1,4 @@
 //! A bench for single operations: tensors from f64 values, one submission, f64 values back.
-#![allow(dead_code)]
 
 use device::{Area, DType, Device, HostOptions, Op, Stream, Tensor, bf16};
 use std::cell::RefCell;

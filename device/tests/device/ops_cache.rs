@@ -1,8 +1,6 @@
 //! Attention over a cache against a naive f64 reference, and rows at a position in device memory.
 
-mod common;
-
-use common::{FLOATS, assert_close, bench, numbers};
+use crate::common::{FLOATS, assert_close, bench, numbers};
 use device::DType::{Bf16, F32};
 use device::ops::*;
 use proptest::prelude::*;

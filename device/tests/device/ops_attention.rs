@@ -1,8 +1,6 @@
 //! Attention, dropout, embedding and the update against naive f64 references and finite differences.
 
-mod common;
-
-use common::{Bench, FLOATS, assert_close, bench, finite_differences, numbers};
+use crate::common::{Bench, FLOATS, assert_close, bench, finite_differences, numbers, rounded};
 use device::DType::{Bf16, F32};
 use device::host::philox::philox4x32_10;
 use device::ops::*;
@@ -346,7 +344,7 @@ fn adamw_agrees_with_f64_over_steps_of_which_one_is_skipped() {
     }
     let status: Status = u.t.get_block(&u.status);
     assert_eq!((status.applied, status.skipped), (4, 1));
-    let rounded: Vec<f64> = u.t.get(&master).into_iter().map(|x| common::rounded(x, Bf16)).collect();
+    let rounded: Vec<f64> = u.t.get(&master).into_iter().map(|x| rounded(x, Bf16)).collect();
     assert_eq!(u.t.get(&compute), rounded, "what layers compute with is the master, rounded");
 }
 

@@ -80,6 +80,20 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
 }
 
 #[test]
+fn a_custom_operation_s_kernel_compiles_for_every_supported_gpu_and_may_include_the_shared_headers() {
+    let with_headers = "#include \"common.cuh\"
+        KERNEL(halve)(bf16* x, u64 count) {
+            u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < count) set(x + i, 0.5f * value(x + i));
+        }";
+    for target in TARGETS {
+        for (file, source) in [("axpy.cu", include_str!("../../examples/axpy.cu")), ("halve.cu", with_headers)] {
+            assert_eq!(problems(file, source, target), Vec::<String>::new());
+        }
+    }
+}
+
+#[test]
 fn a_kernel_that_spills_is_named_with_its_target_and_bytes() {
     // 255 registers a thread at most: 400 values that all live across the loop do not fit.
     let source = "extern \"C\" __global__ void greedy(float* x, int n) {

@@ -1,8 +1,6 @@
 //! Products, norms, activations and losses against naive f64 references and finite differences, over odd shapes.
 
-mod common;
-
-use common::{Bench, FLOATS, assert_close, assert_sums_close, bench, finite_differences, numbers};
+use crate::common::{Bench, FLOATS, assert_close, assert_sums_close, bench, finite_differences, numbers, rounded};
 use device::DType::{Bf16, F32};
 use device::ops::*;
 use device::{DType, Tensor};
@@ -251,7 +249,7 @@ fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {
     for to in FLOATS {
         let converted = t.empty(&shape, to);
         t.run(Copy { input: a_t, output: converted });
-        assert_eq!(t.get(&converted), a.iter().map(|x| common::rounded(*x, to)).collect::<Vec<_>>());
+        assert_eq!(t.get(&converted), a.iter().map(|x| rounded(*x, to)).collect::<Vec<_>>());
     }
     t.run(Fill { output: out, value: 1.5 });
     assert_eq!(t.get(&out), vec![1.5; size]);

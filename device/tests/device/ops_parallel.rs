@@ -1,8 +1,6 @@
 //! Operations on parts of a tensor, put together, give what the whole operation gives.
 
-mod common;
-
-use common::{Bench, FLOATS, assert_close, bench, numbers};
+use crate::common::{Bench, FLOATS, assert_close, bench, numbers};
 use device::DType::{self, F32};
 use device::Tensor;
 use device::ops::*;

@@ -1,0 +1,97 @@
+//! Machine code that is loaded on the GPU.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+
+use cudarc::driver::{result, sys};
+
+use super::compile::load_or_compile;
+use super::driver::{Driver, GpuProperties, RawStream};
+use crate::{Error, Result};
+
+/// The machine code of one source, unloaded when dropped.
+pub(super) struct Module(sys::CUmodule);
+
+/// A kernel of a [`Module`] that lives.
+pub(super) type Function = sys::CUfunction;
+
+/// Blocks, threads of a block, and bytes of dynamic shared memory of a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaunchSizes {
+    pub(super) blocks: (u32, u32, u32),
+    pub(super) threads: (u32, u32, u32),
+    pub(super) shared: u32,
+}
+
+impl Module {
+    /// Compiles a source, or takes its machine code from the cache, and loads it.
+    ///
+    /// # Errors
+    /// The compiler's or the driver's.
+    pub(super) fn load(file: &str, source: &str, gpu: &GpuProperties) -> Result<Module> {
+        load_or_compile(file, source, &gpu.architecture(), |cubin| {
+            // SAFETY: whole, as it came from the compiler; unloaded when dropped.
+            unsafe { result::module::load_data(cubin.as_ptr().cast()) }.driver("cuModuleLoadData").map(Module)
+        })
+    }
+
+    /// Its kernels by name, ready to launch. A kernel that the driver loads at its first launch could not be captured.
+    pub(super) fn functions(&self) -> Result<Vec<(String, Function)>> {
+        let mut count = 0;
+        // SAFETY: the module is loaded; the functions and their names live as long; the buffer is as large as the
+        // count.
+        unsafe {
+            sys::cuModuleGetFunctionCount(&mut count, self.0).result().driver("cuModuleGetFunctionCount")?;
+            let mut functions = vec![std::ptr::null_mut(); count as usize];
+            sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.0)
+                .result()
+                .driver("cuModuleEnumerateFunctions")?;
+            let named = |function| {
+                let mut name = std::ptr::null();
+                sys::cuFuncLoad(function).result().driver("cuFuncLoad")?;
+                sys::cuFuncGetName(&mut name, function).result().driver("cuFuncGetName")?;
+                Ok((CStr::from_ptr(name).to_string_lossy().into_owned(), function))
+            };
+            functions.into_iter().map(named).collect()
+        }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded in `load`; nothing launches from it any more. A failure has no cure here.
+        let _ = unsafe { result::module::unload(self.0) };
+    }
+}
+
+/// Launches a kernel on a stream, or records it while the stream captures. `arguments` point to the values of the
+/// arguments that the kernel declares, in order.
+///
+/// # Errors
+/// The driver's refusal of the sizes.
+pub(super) fn launch(
+    stream: &RawStream,
+    kernel: &str,
+    function: Function,
+    sizes: LaunchSizes,
+    arguments: &mut [*mut c_void],
+) -> Result<()> {
+    let LaunchSizes { blocks, threads, shared } = sizes;
+    if blocks.0 == 0 || blocks.1 == 0 || blocks.2 == 0 {
+        return Ok(());
+    }
+    // SAFETY: the function is loaded; the arguments are copied during the call; the memory they point to was checked to
+    // be alive when the operation was submitted.
+    unsafe {
+        // With what the kernel declares itself, more than 48 KiB in all must be asked for.
+        if shared > 32 * 1024 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, attribute, shared as i32)
+                .driver("cuFuncSetAttribute")?;
+        }
+        result::launch_kernel(function, blocks, threads, shared, stream.handle(), arguments)
+            .driver("cuLaunchKernel")
+            .map_err(|error| Error::operation("cuda", format!("kernel `{kernel}`, {sizes:?}: {error}")))
+    }
+}

@@ -1,0 +1,147 @@
+//! Custom operations.
+
+use crate::cuda::kernels::Arg;
+use crate::cuda::{CudaDevice, CudaLaunch, CustomKernels, GpuProperties, KernelArgument, Queue};
+use crate::ops::{Custom, Operation};
+use crate::{Accesses, Error, Result};
+
+/// The launch of a custom operation.
+///
+/// # Errors
+/// It has no CUDA side.
+fn launch_of(op: &Custom, gpu: &GpuProperties) -> Result<CudaLaunch> {
+    op.op().cuda_launch(gpu).ok_or_else(|| {
+        let problem = "has no CUDA side, and its stream is a GPU's. Rule: an operation runs where its tensors are. Fix: \
+                       implement CustomOp::cuda_launch, or use the host device";
+        Error::operation(op.name(), problem)
+    })
+}
+
+/// Fails unless the operation can be submitted now.
+///
+/// # Errors
+/// It has no CUDA side, or the stream captures and the kernel is not loaded yet.
+pub(super) fn accept(op: &Custom, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+    let launch = launch_of(op, &cuda.gpu.properties)?;
+    if capturing && !cuda.custom_kernels.has(&launch.kernel) {
+        let function = launch.kernel.function;
+        let rule = "Rule: nothing is compiled or loaded during a capture. Fix: a warm-up step before the capture";
+        return Err(Error::operation(op.name(), format!("its kernel `{function}` is not loaded. {rule}")));
+    }
+    Ok(())
+}
+
+/// Compiles and loads the kernel, unless that was done before.
+///
+/// # Errors
+/// It has no CUDA side; as [`CustomKernels::load`].
+pub(super) fn prepare(op: &Custom, cuda: &CudaDevice) -> Result<()> {
+    let gpu = &cuda.gpu.properties;
+    cuda.custom_kernels.load(&launch_of(op, gpu)?.kernel, gpu)
+}
+
+/// See [`CustomOp`](crate::ops::CustomOp).
+pub(super) fn custom(op: &Custom, kernels: &CustomKernels, queue: &Queue<'_>) -> Result<()> {
+    let launch = launch_of(op, queue.gpu())?;
+    let arguments = arguments(op.name(), &launch, op.declared())?;
+    kernels.load(&launch.kernel, queue.gpu())?;
+    kernels.launch(queue.stream, &launch, &arguments)
+}
+
+/// The arguments, once it is clear that every tensor among them was declared.
+fn arguments(op: &'static str, launch: &CudaLaunch, accesses: &Accesses) -> Result<Vec<Arg>> {
+    let argument = |(at, argument): (usize, &KernelArgument)| match *argument {
+        KernelArgument::Tensor(tensor) => {
+            if !accesses.reads.iter().chain(&accesses.writes).any(|declared| declared.contains(&tensor)) {
+                let rule = "Rule: a kernel gets the tensors that CustomOp::accesses declares. Fix: declare it";
+                let shape = tensor.shape;
+                return Err(Error::operation(op, format!("argument {at} is an undeclared tensor {shape:?}. {rule}")));
+            }
+            Ok(Arg::Pointer(tensor.address))
+        }
+        KernelArgument::Null => Ok(Arg::Pointer(0)),
+        KernelArgument::U32(value) => Ok(Arg::U32(value)),
+        KernelArgument::I32(value) => Ok(Arg::U32(value.cast_unsigned())),
+        KernelArgument::U64(value) => Ok(Arg::U64(value)),
+        KernelArgument::I64(value) => Ok(Arg::U64(value.cast_unsigned())),
+        KernelArgument::F32(value) => Ok(Arg::F32(value)),
+    };
+    launch.arguments.iter().enumerate().map(argument).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::cuda::CudaKernel;
+    use crate::ops::CustomOp;
+    use crate::{BufferId, DType, HostTensors, Tensor};
+
+    #[derive(Debug)]
+    struct HostOnly;
+
+    impl CustomOp for HostOnly {
+        fn name(&self) -> &'static str {
+            "host_only"
+        }
+
+        fn check(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn accesses(&self) -> Accesses {
+            Accesses::default()
+        }
+
+        fn run_host(&self, _tensors: &mut HostTensors<'_>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_operation_without_a_cuda_side_is_refused_with_its_name_the_rule_and_the_fix() {
+        let gpu = GpuProperties {
+            ordinal: 0,
+            name: "GPU".into(),
+            uuid: "0".into(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            memory_bytes: 1 << 30,
+            shared_bytes: 1 << 17,
+            driver_version: 13000,
+        };
+        let message = launch_of(&Custom::new(Rc::new(HostOnly)), &gpu).unwrap_err().to_string();
+        assert!(message.starts_with("host_only: has no CUDA side"), "{message}");
+        assert!(message.contains("Rule:") && message.contains("Fix: implement CustomOp::cuda_launch"), "{message}");
+    }
+
+    #[test]
+    fn a_kernel_gets_declared_tensors_and_parts_of_them_alone() {
+        let tensor =
+            |address, elements| Tensor { address, shape: [elements].into(), dtype: DType::F32, buffer: BufferId(0) };
+        let (x, y) = (tensor(1024, 16), tensor(4096, 16));
+        let given = |argument: KernelArgument| {
+            let kernel = CudaKernel { file: "k.cu", source: "", function: "k" };
+            let arguments = vec![y.into(), argument];
+            let launch = CudaLaunch { kernel, blocks: (1, 1, 1), threads: (1, 1, 1), shared_bytes: 0, arguments };
+            arguments_of(&launch, &Accesses::new([x], [y]))
+        };
+        assert_eq!(given(x.into()).unwrap(), [Arg::Pointer(4096), Arg::Pointer(1024)]);
+        assert_eq!(given(x.narrow(4, 8).into()).unwrap(), [Arg::Pointer(4096), Arg::Pointer(1024 + 16)]);
+        assert_eq!(given(None.into()).unwrap(), [Arg::Pointer(4096), Arg::Pointer(0)]);
+        assert_eq!(given((-1).into()).unwrap(), [Arg::Pointer(4096), Arg::U32(u32::MAX)]);
+        assert_eq!(given((-1i64).into()).unwrap(), [Arg::Pointer(4096), Arg::U64(u64::MAX)]);
+        for undeclared in [tensor(2048, 1), tensor(1024, 17), tensor(1020, 4)] {
+            let message = given(undeclared.into()).unwrap_err().to_string();
+            assert!(
+                message.contains("argument 1") && message.contains("Rule:") && message.contains("Fix:"),
+                "{message}"
+            );
+        }
+    }
+
+    fn arguments_of(launch: &CudaLaunch, accesses: &Accesses) -> Result<Vec<Arg>> {
+        arguments("k", launch, accesses)
+    }
+}

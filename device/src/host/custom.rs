@@ -1,0 +1,10 @@
+//! Custom operations.
+
+use super::{HostTensors, Pool};
+use crate::Result;
+use crate::ops::{Custom, Operation};
+
+/// See [`CustomOp`](crate::ops::CustomOp).
+pub(super) fn custom(op: &Custom, pool: &Pool) -> Result<()> {
+    op.op().run_host(&mut HostTensors::new(op.name(), op.declared(), pool))
+}

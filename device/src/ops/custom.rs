@@ -1,0 +1,155 @@
+//! Operations that a user of this crate adds.
+
+use std::fmt;
+use std::rc::Rc;
+
+use super::{Accesses, Operation};
+use crate::Result;
+use crate::cuda::{CudaLaunch, GpuProperties};
+use crate::host::HostTensors;
+
+/// An operation of a caller's own. It is submitted, recorded, captured, replayed and checked like the others.
+///
+/// Its effect is a function of the tensors that it declares to read, and of its own fields. The memory plan, the
+/// checker and the replay order all rely on what [`CustomOp::accesses`] declares.
+///
+/// # Example
+/// `y = a * x + y` on f32 tensors. `device/examples/custom_operation.rs` is this operation with a CUDA kernel, on a GPU
+/// if there is one.
+///
+/// ```
+/// use device::ops::{Accesses, CustomOp};
+/// use device::{DType, Device, Error, HostOptions, HostTensors, Result, Tensor};
+///
+/// #[derive(Debug)]
+/// struct Axpy {
+///     a: f32,
+///     x: Tensor,
+///     y: Tensor,
+/// }
+///
+/// impl CustomOp for Axpy {
+///     fn name(&self) -> &'static str {
+///         "axpy"
+///     }
+///
+///     fn check(&self) -> Result<()> {
+///         let fits = self.x.dtype == DType::F32 && self.y.dtype == DType::F32 && self.x.shape == self.y.shape;
+///         if fits { Ok(()) } else { Err(Error::operation("axpy", "`x` and `y` are f32 and of one shape")) }
+///     }
+///
+///     fn accesses(&self) -> Accesses {
+///         Accesses::new([self.x, self.y], [self.y])
+///     }
+///
+///     fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
+///         let x = tensors.read::<f32>(&self.x)?;
+///         let y = tensors.write::<f32>(&self.y)?;
+///         const CHUNK: usize = 4096;
+///         tensors.pool().for_each_chunk(y, CHUNK, |chunk, y| {
+///             for (y, x) in y.iter_mut().zip(&x[chunk * CHUNK..]) {
+///                 *y += self.a * x;
+///             }
+///         });
+///         Ok(())
+///     }
+/// }
+///
+/// let device = Device::host(HostOptions { check: true, ..HostOptions::default() })?;
+/// let mut areas = Vec::new();
+/// let x = device.allocate_tensor(&mut areas, "x", [3], DType::F32)?;
+/// let y = device.allocate_tensor(&mut areas, "y", [3], DType::F32)?;
+/// device.upload(&x, &[1.0f32, 2.0, 3.0])?;
+/// device.upload(&y, &[10.0f32, 20.0, 30.0])?;
+///
+/// let stream = device.stream("compute");
+/// stream.submit(Axpy { a: 2.0, x, y })?; // runs now
+/// stream.begin_capture()?;
+/// stream.submit(Axpy { a: 2.0, x, y })?; // is recorded
+/// let graph = stream.end_capture("axpy")?;
+/// graph.launch(&stream)?;
+/// assert_eq!(device.download::<f32>(&y)?, [14.0, 28.0, 42.0]);
+/// # Ok::<(), Error>(())
+/// ```
+pub trait CustomOp: fmt::Debug {
+    /// Its name in errors, reports and traces.
+    fn name(&self) -> &'static str;
+
+    /// Checks shapes and types. Called when the operation is submitted, before anything else.
+    ///
+    /// # Errors
+    /// [`Error::operation`](crate::Error::operation) with the shapes that do not fit.
+    fn check(&self) -> Result<()>;
+
+    /// The tensors it reads and those it writes. A tensor that is updated in place is in both. Memory that it needs
+    /// only while it runs is a tensor that it writes.
+    ///
+    /// Called once, when the operation becomes an [`Op`](super::Op).
+    fn accesses(&self) -> Accesses;
+
+    /// Runs it on the host device, to its end. `tensors` gives access to the declared tensors, and to the device's
+    /// threads.
+    ///
+    /// Work is split by shape alone and partial sums are combined in order, so that the bits do not depend on the
+    /// number of threads.
+    ///
+    /// # Errors
+    /// Those of [`HostTensors`], and the operation's own.
+    fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()>;
+
+    /// The kernel launch that does it on a GPU. `None`, the default, for an operation without a CUDA side: a CUDA
+    /// stream refuses it.
+    ///
+    /// The kernel is compiled and loaded when the operation is first recorded by
+    /// [`Device::begin_trace`](crate::Device::begin_trace) or first runs. A launch compiles and allocates nothing.
+    fn cuda_launch(&self, _gpu: &GpuProperties) -> Option<CudaLaunch> {
+        None
+    }
+}
+
+/// A [`CustomOp`] with the accesses it declared when it was made into an operation.
+#[derive(Clone, Debug)]
+pub struct Custom {
+    op: Rc<dyn CustomOp>,
+    accesses: Accesses,
+}
+
+impl Custom {
+    /// The operation, ready to submit. Anything that implements [`CustomOp`] can also be submitted as it is.
+    pub fn new(op: Rc<dyn CustomOp>) -> Custom {
+        let accesses = op.accesses();
+        Custom { op, accesses }
+    }
+
+    /// The caller's operation.
+    pub fn op(&self) -> &dyn CustomOp {
+        &*self.op
+    }
+
+    /// What it declared to read and write.
+    pub fn declared(&self) -> &Accesses {
+        &self.accesses
+    }
+}
+
+impl Operation for Custom {
+    const NAME: &'static str = "custom";
+
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.op.check()
+    }
+
+    fn accesses(&self) -> Accesses {
+        self.accesses.clone()
+    }
+}
+
+impl<T: CustomOp + 'static> From<T> for super::Op {
+    fn from(op: T) -> super::Op {
+        Custom::new(Rc::new(op)).into()
+    }
+}

@@ -1,0 +1,13 @@
+//! The device's promises on the host: capture rules, the checker, every operation against an independent reference. And
+//! that the kernels compile for every supported GPU.
+
+mod common;
+
+mod capture_rules;
+mod checker;
+mod custom;
+mod kernels_compile;
+mod ops_attention;
+mod ops_cache;
+mod ops_dense;
+mod ops_parallel;
