@@ -330,7 +330,7 @@ fn columns_of_a_matrix_are_copied_in_overlapping_ranges_and_converted_as_a_copy_
             t.run(CopyColumns { input, parts: [None, part(&first, a)] });
             t.run(CopyColumns { input, parts: [part(&second, b), None] });
             for (range, output) in [(&first, a), (&second, b)] {
-                let wanted: Vec<f64> = picked(range).into_iter().map(|at| common::rounded(values[at], to)).collect();
+                let wanted: Vec<f64> = picked(range).into_iter().map(|at| rounded(values[at], to)).collect();
                 assert_eq!(t.get(&output), wanted, "{range:?} of ({rows}, {width}) to {to}");
             }
         }

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use launch::watch::activity::Activity;
@@ -148,6 +149,13 @@ pub fn start_of(mut command: Command, folder: &Path) -> Child {
         (std::fs::read_to_string(&metrics).unwrap_or_default().lines().count() >= 3).then_some(())
     });
     child
+}
+
+/// Waits for the end of a run. It reads what the run prints meanwhile: a full pipe would hold up mpirun, and with it the end.
+pub fn output_of(child: Child) -> Output {
+    let (ended, wait) = channel();
+    std::thread::spawn(move || ended.send(child.wait_with_output()));
+    wait.recv_timeout(LIMIT).expect("the run goes on").unwrap()
 }
 
 /// Process numbers of mpirun's ranks.

@@ -5,7 +5,7 @@ use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use crate::harness::{Folder, command, expect, printed, rank_ids, run, signal, start, wait_for};
+use crate::harness::{Folder, command, expect, output_of, printed, rank_ids, run, signal, start, wait_for};
 
 const IMPATIENT: &str = "--distributed-timeout-seconds 3";
 /// Many heartbeats within [`heartbeats_pass`].
@@ -19,15 +19,15 @@ fn heartbeats_pass() {
 }
 
 /// Waits for a run to end of itself, with all its processes.
-fn ended(mut child: Child, ranks: &[u32]) -> Output {
-    wait_for("the run goes on", || child.try_wait().unwrap());
+fn ended(child: Child, ranks: &[u32]) -> Output {
+    let output = output_of(child);
     let runs = |rank: &u32| {
         // A process that has ended may wait for its parent to take notice.
         let stat = std::fs::read_to_string(format!("/proc/{rank}/stat")).unwrap_or_default();
         !stat.is_empty() && !stat.contains(") Z ")
     };
     wait_for("a process is left", || (!ranks.iter().any(runs)).then_some(()));
-    child.wait_with_output().unwrap()
+    output
 }
 
 /// The one line that names a root cause; fails unless there is one, and it and the exit code are as expected.
