@@ -32,7 +32,8 @@ pub struct CudaLaunch {
     pub arguments: Vec<KernelArgument>,
 }
 
-/// An argument of a kernel. Its type must be the one that the kernel declares: nothing can check that.
+/// An argument of a kernel. Its type must be the one that the kernel declares. A launch checks the sizes of the
+/// arguments; nothing can check their types.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KernelArgument {
     /// A pointer to the first element of a tensor that the operation declared, or of a part of one.

@@ -11,7 +11,7 @@ use crate::checker::Checker;
 use crate::priority::Priority;
 use crate::{CaptureRule, Error, Progress, Result, StreamId};
 
-/// Fields drop in order: streams and memory before what they came from.
+/// Fields drop in order: streams and memory before the backend that they came from.
 pub(crate) struct Core {
     pub(crate) streams: Vec<StreamState>,
     pub(crate) captures: BTreeMap<u64, Capture>,

@@ -1,4 +1,4 @@
-//! Submissions noted instead of run, for plans of what would be.
+//! Submissions that are noted instead of run. Plans are made from them.
 
 use crate::{BufferId, StreamId};
 

@@ -22,7 +22,8 @@ pub struct Span {
     pub details: Vec<(&'static str, String)>,
 }
 
-/// What happened between [`Device::begin_timeline`] and [`Device::end_timeline`], by time of start.
+/// What happened between [`begin_timeline`](crate::Device::begin_timeline) and
+/// [`end_timeline`](crate::Device::end_timeline), by time of start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// When it began, in nanoseconds since 1970 by this machine's clock. It aligns the timelines of several ranks.

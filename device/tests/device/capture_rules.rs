@@ -1,4 +1,4 @@
-//! The mistakes CUDA punishes during capture are refused here with the same codes, each with what to change.
+//! The mistakes that CUDA punishes during capture are refused here with the same codes, and each error names a fix.
 
 use device::ops::{Add, Fill};
 use device::{Area, CaptureRule, DType, Device, Error, HostOptions, Stream, Tensor};

@@ -62,7 +62,7 @@ impl Bench {
         bytemuck::pod_read_unaligned(&self.device.download::<u8>(tensor).unwrap())
     }
 
-    /// A tensor of NaN: what an operation leaves unwritten shows.
+    /// A tensor of NaN, which shows what an operation leaves unwritten.
     pub fn empty(&self, shape: &[usize], dtype: DType) -> Tensor {
         let nan = vec![f64::NAN; shape.iter().product()];
         self.put(shape, dtype, &nan)
@@ -99,8 +99,8 @@ pub fn assert_close(what: &str, dtype: DType, ours: &[f64], truth: &[f64]) {
     assert_sums_close(what, dtype, ours, truth, &[]);
 }
 
-/// As [`assert_close`], for sums of terms that may all but cancel each other: they are computed in f32, so what is also
-/// allowed is 1e-6 of the sums of the terms' magnitudes.
+/// As [`assert_close`], for sums of terms that may nearly cancel each other. They are computed in f32, so an error of
+/// 1e-6 times the sum of the terms' magnitudes is allowed too.
 pub fn assert_sums_close(what: &str, dtype: DType, ours: &[f64], truth: &[f64], magnitudes: &[f64]) {
     assert_eq!(ours.len(), truth.len(), "{what}");
     let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();

@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use device::cuda::{CudaKernel, CudaLaunch, CudaOptions, GpuProperties, KernelArgument};
 use device::ops::{Accesses, Copy, Custom, CustomOp, Fill};
 use device::{CheckError, DType, Device, Error, HostOptions, HostTensors, Result, Stream, Tensor, TraceEvent};
 
@@ -281,4 +282,91 @@ fn a_custom_operation_that_fails_ends_the_submission_or_the_launch_with_its_erro
         stream.end_capture("failing")
     };
     assert_eq!(graph(&t.stream).unwrap().launch(&t.stream).unwrap_err().to_string(), "probe: no");
+}
+
+/// [`Axpy`] with a CUDA side, which launches `function` with `arguments`.
+#[derive(Debug)]
+struct CudaAxpy {
+    host: Axpy,
+    function: &'static str,
+    arguments: Vec<KernelArgument>,
+}
+
+impl CudaAxpy {
+    fn new(a: f32, x: Tensor, y: Tensor) -> CudaAxpy {
+        let arguments = vec![a.into(), x.into(), y.into(), (y.elements() as u64).into()];
+        CudaAxpy { host: Axpy { a, x, y }, function: "axpy", arguments }
+    }
+}
+
+impl CustomOp for CudaAxpy {
+    fn name(&self) -> &'static str {
+        "cuda_axpy"
+    }
+
+    fn check(&self) -> Result<()> {
+        self.host.check()
+    }
+
+    fn accesses(&self) -> Accesses {
+        self.host.accesses()
+    }
+
+    fn run_host(&self, tensors: &mut HostTensors<'_>) -> Result<()> {
+        self.host.run_host(tensors)
+    }
+
+    fn cuda_launch(&self, _gpu: &GpuProperties) -> Option<CudaLaunch> {
+        let source = include_str!("../../examples/axpy.cu");
+        Some(CudaLaunch {
+            kernel: CudaKernel { file: "axpy.cu", source, function: self.function },
+            blocks: (self.host.y.elements().div_ceil(128) as u32, 1, 1),
+            threads: (128, 1, 1),
+            shared_bytes: 0,
+            arguments: self.arguments.clone(),
+        })
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn on_a_gpu_what_a_capture_cannot_record_is_refused_and_the_capture_goes_on() {
+    let device = Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap();
+    let (mut areas, stream) = (Vec::new(), device.stream("compute"));
+    let [x, y] = ["x", "y"].map(|name| device.allocate_tensor(&mut areas, name, [N], DType::F32).unwrap());
+    let reset = || {
+        device.upload(&x, &[3.0f32; N]).unwrap();
+        device.upload(&y, &[1.0f32; N]).unwrap();
+    };
+    let refused = |op: CudaAxpy, words: &str| {
+        let message = stream.submit(op).unwrap_err().to_string();
+        assert!(message.contains(words) && message.contains("Fix:"), "{message}");
+    };
+    reset();
+    stream.begin_capture().unwrap();
+    refused(CudaAxpy::new(2.0, x, y), "cuda_axpy: its kernel `axpy` is not loaded. Rule:");
+    let message = stream.submit(Axpy { a: 2.0, x, y }).unwrap_err().to_string();
+    assert!(message.starts_with("axpy: has no CUDA side") && message.contains("Fix:"), "{message}");
+    stream.submit(Fill { output: y, value: 5.0 }).unwrap();
+    stream.end_capture("fill").unwrap().launch(&stream).unwrap();
+    assert_eq!(device.download::<f32>(&y).unwrap(), [5.0; N]);
+
+    reset();
+    stream.submit(CudaAxpy::new(2.0, x, y)).unwrap();
+    refused(CudaAxpy { function: "axpyy", ..CudaAxpy::new(2.0, x, y) }, "axpy.cu has no kernel `axpyy`, only [axpy]");
+    let too_few = vec![2.0f32.into(), x.into(), y.into()];
+    refused(CudaAxpy { arguments: too_few, ..CudaAxpy::new(2.0, x, y) }, "declares arguments of [4, 8, 8, 8] bytes");
+    stream.begin_capture().unwrap();
+    stream.submit(CudaAxpy::new(2.0, x, y)).unwrap();
+    let graph = stream.end_capture("axpy").unwrap();
+    let before = device.counters();
+    graph.launch(&stream).unwrap();
+    assert_eq!(device.counters().allocations, before.allocations);
+    assert_eq!(device.download::<f32>(&y).unwrap(), [13.0; N]);
+
+    // A trace runs nothing.
+    device.begin_trace();
+    stream.submit(CudaAxpy::new(2.0, x, y)).unwrap();
+    device.end_trace();
+    assert_eq!(device.download::<f32>(&y).unwrap(), [13.0; N]);
 }

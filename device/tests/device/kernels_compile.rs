@@ -1,5 +1,5 @@
-//! Every kernel, compiled for every GPU that is supported, by the function that compiles it on the GPU's machine. Needs
-//! NVRTC and no GPU; `./x test` installs it.
+//! Every kernel compiles for every supported GPU, by the function that compiles it on a machine with the GPU. It needs
+//! NVRTC and no GPU; `./x test` installs NVRTC.
 
 use device::cuda::{SOURCES, compile};
 use rayon::prelude::*;
@@ -7,8 +7,8 @@ use rayon::prelude::*;
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
 const TARGETS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
 
-/// Takes longer to compile than all others together, and has no instruction of its own for any GPU: compiled for H200s
-/// alone, and for all with `ALL_KERNELS=1` in the environment.
+/// Takes longer to compile than all others together, and uses no instruction that only some GPUs have. It is compiled
+/// for the H200 alone, and for all GPUs with `ALL_KERNELS=1` in the environment.
 const SLOW: &str = "attention.cu";
 
 /// What the assembler says of one kernel.
@@ -40,7 +40,7 @@ fn kernels(log: &str) -> Vec<Kernel> {
     named.map(kernel).collect()
 }
 
-/// What is wrong with a source on a target, a line for each kernel that uses local memory.
+/// What is wrong with a source on a target: one line per kernel that uses local memory.
 fn problems(file: &str, source: &str, target: &str) -> Vec<String> {
     let (cubin, log) = match compile(file, source, target) {
         Ok(compiled) => compiled,
@@ -69,7 +69,7 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
         TARGETS.iter().flat_map(|target| SOURCES.iter().map(move |source| (target, source))).collect();
     let every = std::env::var_os("ALL_KERNELS").is_some_and(|value| value == "1");
     all.retain(|(target, (file, _))| every || *file != SLOW || **target == "sm_90a");
-    // The longest first: nothing long is left when only one core has work.
+    // The longest first, so that no core works on a long one while the others have finished.
     all.sort_by_key(|(_, (_, source))| std::cmp::Reverse(source.len()));
     let problems: Vec<String> = all
         .into_par_iter()

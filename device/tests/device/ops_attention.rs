@@ -115,7 +115,7 @@ fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
         let truth = finite_differences(&qkv, &dy, |qkv| attention(h, qkv, dropout).0);
         assert_close("gradient of qkv", dtype, &t.get(&grad_qkv), &truth);
     } else {
-        // Too long for all differences: along a few directions.
+        // Too many elements for a difference in each: differences along a few directions.
         let gradient = t.get(&grad_qkv);
         for seed in 0..4 {
             let direction = numbers(100 + seed, qkv.len(), F32);
@@ -282,7 +282,8 @@ impl Update {
         Update { t, control, status, square_sum }
     }
 
-    /// Clips a gradient into `grad` on the device; the factor by the reference, `None` when it is not finite.
+    /// Clips a gradient into `grad` on the device. Returns the reference's factor, `None` for a gradient that is not
+    /// finite.
     fn clip(&self, step: u32, grad: &Tensor, values: &[f64]) -> Option<f64> {
         self.t.device.upload(grad, &values.iter().map(|x| *x as f32).collect::<Vec<_>>()).unwrap();
         let value =
@@ -301,7 +302,7 @@ impl Update {
     }
 }
 
-/// Gradients of five steps: large, small, not finite, and two more.
+/// Gradients of five steps: one large, one small, one that is not finite, and two more.
 fn gradients() -> Vec<Vec<f64>> {
     let mut all: Vec<Vec<f64>> = (0..5).map(|step| numbers(10 + step, SIZE, F32)).collect();
     all[1].iter_mut().for_each(|x| *x *= 0.01);

@@ -41,7 +41,7 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
     };
     let absolute = |values: &[f64]| -> Vec<f64> { values.iter().map(|x| x.abs()).collect() };
     let product = matmul(&a, &b, dims, ta, tb);
-    // Of products, and of what is added to them, which is below 1.
+    // The magnitudes of the products, and of what is added to them, which is below 1.
     let magnitudes: Vec<f64> = matmul(&absolute(&a), &absolute(&b), dims, ta, tb).iter().map(|x| x + 1.0).collect();
     let close = |what: &str, ours: &Tensor, truth: &[f64]| {
         assert_sums_close(what, out, &t.get(ours), truth, &magnitudes);
@@ -162,7 +162,7 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual:
     }
     assert_close("normed", dtype, &t.get(&output), &norm(&x, &weight, &bias, layer));
 
-    // Backward, onto a gradient that passes by, into gradients that hold something already.
+    // Backward: with a gradient along the residual stream, added to parameter gradients that hold something.
     let (dy, past) = (numbers(5, n, dtype), numbers(6, n, dtype));
     let before = numbers(7, hidden, F32);
     for (accumulate, in_place) in [(false, false), (true, true)] {

@@ -1,4 +1,4 @@
-//! Operations on parts of a tensor, put together, give what the whole operation gives.
+//! Operations on the parts of a tensor give together what the operation on the whole tensor gives.
 
 use crate::common::{Bench, FLOATS, assert_close, bench, numbers};
 use device::DType::{self, F32};
@@ -13,7 +13,7 @@ fn columns(values: &[f64], all: usize, start: usize, width: usize) -> Vec<f64> {
 fn check_cross_entropy(t: &Bench, vocab: usize, padded: usize, ranks: usize, dtype: DType, trains: bool) {
     let rows = 7;
     let logits: Vec<f64> = numbers(1, rows * padded, dtype).into_iter().map(|x| x * 4.0).collect();
-    // Among them one that does not count, one beyond the vocabulary, and the first and last tokens of ranks.
+    // Among them are a target that does not count, one beyond the vocabulary, and the first and last tokens of ranks.
     let targets = [0, vocab as i32 - 1, -1, padded as i32 / ranks as i32, 1, vocab as i32, 5];
     let targets = t.ints(&[rows], &targets);
     let control = trains.then(|| t.block(&Control { grad_scale: 0.25, ..Control::default() }));
