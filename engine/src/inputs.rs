@@ -6,7 +6,7 @@ use graph_manager::Result;
 use parallel::Task;
 
 use crate::layer_partition::StageLayers;
-use crate::model::{Hidden, Model, SampleRow};
+use crate::model::{Chunk, Hidden, Model, SampleRow};
 use crate::pipeline::Transfers;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -82,8 +82,7 @@ impl Inputs {
     }
 
     /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot. The first chunk of the model
-    /// takes its inputs from the samples, the others from the stage before. The last chunk takes the targets too. `layer` is
-    /// the chunk's first layer.
+    /// takes its inputs from the samples, the others from the stage before. The chunk with the head takes the targets too.
     ///
     /// # Errors
     /// What the device refused, or a failed transfer.
@@ -92,16 +91,15 @@ impl Inputs {
         cx: &mut StepContext<'_>,
         transfers: &mut Transfers<'_>,
         task: Task,
-        layer: usize,
+        chunk: &Chunk,
     ) -> Result<Hidden> {
-        let microbatch = task.microbatch();
+        let (layer, microbatch) = (chunk.first, task.microbatch());
         cx.region(Region::Inputs { layer, microbatch }, (), |cx, ()| {
-            let received = transfers.activations(cx, task)?;
+            let received = transfers.receive_activations(cx, task)?;
             let (shape, dtype) = received.map_or(self.inputs, |received| (received.shape, received.dtype));
             let x = cx.tensor("inputs", shape, dtype)?;
-            let makes_losses = !transfers.sends(task);
             let mut targets = None;
-            if makes_losses {
+            if chunk.head.is_some() {
                 targets = Some(cx.tensor("targets", self.targets.0, self.targets.1)?);
             }
             let record = cx.tensor("record", [size_of::<SampleRecord>()], DType::U8)?;

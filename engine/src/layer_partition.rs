@@ -4,33 +4,34 @@ use std::ops::Range;
 
 use parallel::PipelineStage;
 
-/// The layers of one stage. Layer 0 is the embedding and the last the head; those between are of one block each, or of a
-/// few that are computed again together.
+/// The layers of one stage. Layer 0 is the embedding, the last layer is the head. Each layer between them is one block, or a
+/// few blocks that are recomputed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageLayers {
-    /// Numbers of the layers of each chunk, in the order data pass them.
+    /// The layer numbers of each chunk, in the order of forward.
     pub chunks: Vec<Range<usize>>,
-    /// Layers of the whole model.
+    /// Number of layers of the whole model.
     pub total: usize,
-    /// The blocks of each layer between embedding and head, counted from 0, of the whole model.
+    /// The blocks, counted from 0, of each layer between embedding and head of the whole model.
     pub blocks: Vec<Range<usize>>,
-    /// These layers keep their input alone, and backward computes the rest again.
+    /// Full recompute: these layers save only their input, and backward recomputes the rest.
     pub recomputed: bool,
 }
 
 impl StageLayers {
-    /// All layers of a model of `total`, in one chunk.
+    /// All `total` layers of a model, in one chunk.
     pub fn whole(total: usize) -> StageLayers {
         let blocks = (0..total.saturating_sub(2)).map(|block| block..block + 1).collect();
         StageLayers { chunks: vec![Range { start: 0, end: total }], total, blocks, recomputed: false }
     }
 
-    /// What a stage has of a model whose parts have these numbers of blocks, of which the first part also has the
-    /// embedding and the last the head. With `recompute` a layer has as many blocks, or what is left of its part.
+    /// The layers of a stage. `parts` is the number of blocks of each part of the model. The first part also has the
+    /// embedding, the last one the head. With `recompute` a layer is that many blocks; the last layer of a part may have
+    /// fewer.
     pub fn of_stage(stage: PipelineStage, parts: &[usize], recompute: Option<usize>) -> StageLayers {
         let size = recompute.unwrap_or(1);
         let mut blocks: Vec<Range<usize>> = Vec::new();
-        // Numbers of each part's layers.
+        // The layer numbers of each part.
         let mut layers = Vec::new();
         let mut first = 0;
         for (part, count) in parts.iter().enumerate() {
@@ -48,17 +49,17 @@ impl StageLayers {
         1 + self.blocks.iter().position(|blocks| blocks.contains(&block)).unwrap_or(self.blocks.len())
     }
 
-    /// Whether the layer of that number is here.
+    /// Whether this stage has the layer.
     pub fn has(&self, layer: usize) -> bool {
         self.chunks.iter().any(|chunk| chunk.contains(&layer))
     }
 
-    /// Whether the model's inputs are taken here.
+    /// Whether this stage has the first layer, which takes the model's inputs.
     pub fn has_first(&self) -> bool {
         self.has(0)
     }
 
-    /// Whether the losses are made here.
+    /// Whether this stage has the head, which computes the losses.
     pub fn has_last(&self) -> bool {
         self.has(self.total - 1)
     }
@@ -82,19 +83,19 @@ impl StageLayers {
     }
 }
 
-/// Blocks of each of `parts` parts such that the heaviest is as light as can be: the last part also has the head, which
-/// weighs as much as `head` blocks. What cannot be shared evenly goes to the parts in the middle, for the first has the
-/// embedding too. The head's weight is an estimate: of splits that are as good, the one is taken that bears a head a quarter
-/// heavier best.
+/// The number of blocks of each of `parts` parts, chosen so that the slowest part is as fast as possible. The last part also
+/// has the head, which takes as long as `head` blocks. A remainder goes to the parts in the middle first, since the first part
+/// also has the embedding. The head's time is an estimate. Of equally good splits, the one is chosen that is best for a head
+/// that takes a quarter longer.
 pub fn balanced_blocks(blocks: usize, parts: usize, head: f64) -> Vec<usize> {
     if parts == 1 {
         return vec![blocks];
     }
     let before = parts - 1;
-    let heaviest = |last: usize, head: f64| (last as f64 + head).max((blocks - last).div_ceil(before) as f64);
-    let compare = |a: usize, b: usize, head: f64| heaviest(a, head).total_cmp(&heaviest(b, head));
-    let by_weight = |&a: &usize, &b: &usize| compare(a, b, head).then(compare(a, b, 1.25 * head));
-    let last = (1..=blocks / parts).rev().min_by(by_weight).unwrap_or(1);
+    let slowest = |last: usize, head: f64| (last as f64 + head).max((blocks - last).div_ceil(before) as f64);
+    let compare = |a: usize, b: usize, head: f64| slowest(a, head).total_cmp(&slowest(b, head));
+    let by_time = |&a: &usize, &b: &usize| compare(a, b, head).then(compare(a, b, 1.25 * head));
+    let last = (1..=blocks / parts).rev().min_by(by_time).unwrap_or(1);
     let mut all = vec![(blocks - last) / before; before];
     (1..before).chain([0]).take((blocks - last) % before).for_each(|part| all[part] += 1);
     all.push(last);
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_computed_again_together_never_cross_stages() {
+    fn blocks_that_are_recomputed_together_never_cross_stages() {
         let layers = |stage| StageLayers::of_stage(stage_of(2, stage, 2), &[1, 5, 3, 2], Some(2));
         assert_eq!(layers(0).blocks, [0..1, 1..3, 3..5, 5..6, 6..8, 8..9, 9..11]);
         assert_eq!((layers(0).total, layers(0).chunks, layers(1).chunks), (9, vec![0..2, 5..7], vec![2..5, 7..9]));
@@ -149,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn an_uneven_split_is_told_in_words() {
+    fn an_uneven_split_in_words() {
         let words = |stage| StageLayers::of_stage(stage_of(2, stage, 2), &[1, 2, 3, 1], None).in_words();
         assert_eq!(words(0), "embedding, block 1; blocks 4 to 6");
         assert_eq!(words(1), "blocks 2 to 3; block 7, head");
     }
 
     #[test]
-    fn the_last_part_has_fewer_blocks_where_the_head_weighs_as_much_as_some() {
+    fn the_last_part_has_fewer_blocks_if_the_head_takes_as_long_as_some() {
         assert_eq!(balanced_blocks(7, 4, 0.0), [2, 2, 2, 1]);
         assert_eq!(balanced_blocks(5, 4, 0.3), [1, 2, 1, 1]);
         assert_eq!(balanced_blocks(24, 1, 4.1), [24]);

@@ -2,7 +2,7 @@
 
 use device::{DType, Shape, Tensor};
 
-use super::layer::Layer;
+use super::layer::{Layer, LossHead};
 use super::position::RotaryTable;
 use super::sample_row::SampleRow;
 use super::tensor_parallel::TensorParallel;
@@ -24,14 +24,16 @@ pub struct StepTensors {
 pub struct Chunk {
     /// Number of the first one within the whole model.
     pub first: usize,
-    /// The layers.
+    /// The layers, without the head.
     pub layers: Vec<Box<dyn Layer>>,
+    /// The last layer of the whole model, if it is here.
+    pub head: Option<Box<dyn LossHead>>,
 }
 
 impl Chunk {
-    /// Number of the last layer within the whole model.
+    /// Number of the last layer within the whole model; the head counts.
     pub fn last(&self) -> usize {
-        self.first + self.layers.len() - 1
+        self.first + self.layers.len() + usize::from(self.head.is_some()) - 1
     }
 }
 

@@ -13,7 +13,7 @@ use super::block::{Block, block_params};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::{EmbeddingLayer, embedding_params};
 use super::head::{LanguageHead, head_params};
-use super::layer::Layer;
+use super::layer::{Layer, LossHead};
 use super::position::{Position, RotaryTable};
 use super::recompute::RecomputedBlocks;
 use super::sample_row::SampleRow;
@@ -83,7 +83,6 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
     let layer = |number: usize| -> Box<dyn Layer> {
         match number {
             0 => Box::new(EmbeddingLayer::build(builder)),
-            head if head + 1 == layers.total => Box::new(LanguageHead::build(builder)),
             others => {
                 let mut blocks = layers.blocks[others - 1].clone().map(|block| Block::build(builder, block));
                 match blocks.next() {
@@ -93,7 +92,15 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
             }
         }
     };
-    let chunk = |range: &Range<usize>| Chunk { first: range.start, layers: range.clone().map(layer).collect() };
+    let chunk = |range: &Range<usize>| {
+        let mut head: Option<Box<dyn LossHead>> = None;
+        let mut end = range.end;
+        if end == layers.total {
+            head = Some(Box::new(LanguageHead::build(builder)));
+            end -= 1;
+        }
+        Chunk { first: range.start, layers: (range.start..end).map(layer).collect(), head }
+    };
     let ShardedShape { shape, parallel } = builder.of;
     let tokens = ([shape.batch, shape.seq].into(), DType::I32);
     let residual = match parallel.splits_rows() {

@@ -10,7 +10,7 @@ use graph_manager::Result;
 use super::architecture::StepTensors;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::TOKEN_TABLE;
-use super::layer::{Hidden, Layer};
+use super::layer::{Hidden, LossHead};
 use super::norm::{NormLayer, NormSpec, SavedNorm};
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
@@ -74,8 +74,8 @@ impl LanguageHead {
     }
 }
 
-impl Layer for LanguageHead {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+impl LossHead for LanguageHead {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let normed = self.region.gather_rows(cx, "all_normed", normed)?;
         let targets = input.loss_targets();
@@ -99,11 +99,10 @@ impl Layer for LanguageHead {
         if let Some(grad_normed) = grad_normed {
             cx.save_for_backward(Saved { norm, grad_normed })?;
         }
-        Ok(Hidden { x: losses, delta: None, ..input })
+        Ok(())
     }
 
-    /// The incoming gradient is not read: forward has scaled the losses' gradient by the control block's `grad_scale`.
-    fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
+    fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
         let saved: Saved = cx.saved()?;
         let grad_normed = self.region.reduce(cx, "grad_normed_here", saved.grad_normed)?;
         self.norm.backward(cx, &saved.norm, grad_normed, None, None)
@@ -135,8 +134,8 @@ pub(crate) struct RegressionHead {
     pub(crate) step: StepTensors,
 }
 
-impl Layer for RegressionHead {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+impl LossHead for RegressionHead {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
         let losses = cx.tensor("losses", [input.x.shape.rows()], DType::F32)?;
         let mut grad = None;
         if cx.mode() == Mode::Train {
@@ -145,11 +144,10 @@ impl Layer for RegressionHead {
             grad = Some((tensor, self.step.control));
         }
         cx.run(Mse { prediction: input.x, target: input.loss_targets(), losses, grad })?;
-        cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
-        Ok(Hidden { x: losses, ..input })
+        cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })
     }
 
-    fn backward(&self, cx: &mut StepContext<'_>, _grad: Tensor) -> Result<Tensor> {
+    fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
         cx.saved()
     }
 }

@@ -10,7 +10,7 @@ use crate::step_policy::StepContext;
 #[derive(Clone, Copy, Debug)]
 pub struct Hidden {
     /// The residual stream `(batch, seq, hidden)`, with sequence parallelism this rank's rows `(1, rows, hidden)`. Before the
-    /// first layer it is the microbatch's inputs, after the last the losses `(batch * seq)`.
+    /// first layer it is the microbatch's inputs.
     pub x: Tensor,
     /// What the next norm adds to the residual stream; of its shape.
     pub delta: Option<Tensor>,
@@ -57,4 +57,19 @@ pub trait Layer {
     /// # Errors
     /// What the device refused.
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor>;
+}
+
+/// The last layer of a model, which computes the losses. Nothing comes after it: backward begins here.
+pub trait LossHead {
+    /// Computes the losses and adds them to the step's loss sum.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()>;
+
+    /// The input's gradient, and the parameters' `main_grad`. The gradient of each loss is the control block's `grad_scale`.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor>;
 }

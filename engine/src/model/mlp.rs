@@ -79,9 +79,8 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
             },
         }));
     }
-    layers.push(Box::new(RegressionHead { step }));
     Model {
-        chunks: vec![Chunk { first: 0, layers }],
+        chunks: vec![Chunk { first: 0, layers, head: Some(Box::new(RegressionHead { step })) }],
         residual: None,
         sample: SampleRow::regression(shape.sizes[0], shape.sizes[last + 1]),
         inputs: ([shape.batch, shape.sizes[0]].into(), shape.dtype),

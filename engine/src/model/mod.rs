@@ -32,7 +32,7 @@ mod token_cost;
 pub use architecture::{Architecture, Build, Chunk, Model, StepTensors};
 pub use decoder::{Cursor, Decoder};
 pub use gpt::{gpt, gpt_part};
-pub use layer::{Hidden, Layer};
+pub use layer::{Hidden, Layer, LossHead};
 pub use mlp::{MlpShape, mlp};
 pub use position::{Position, RotaryTable, Scaling};
 pub use sample_row::SampleRow;

@@ -8,7 +8,8 @@ use device::{Communicator, DType, Device};
 use graph_manager::Result;
 use parallel::{PipelineGroups, PipelineStage};
 
-use super::{Stage, StepNumbers};
+use super::metrics::StepNumbers;
+use super::{Stage, StepProgram};
 use crate::gradient_sync::{DataParallelSync, SequenceParallelSync};
 use crate::graph_options::GraphOptions;
 use crate::inputs::Inputs;
@@ -101,8 +102,8 @@ impl Stage {
         let status = part(offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
         let loss_sum = part(offset_of!(StepNumbers, loss_sum), 1, DType::F32);
         areas.push(numbers);
-        let step = StepTensors { control, loss_sum, rotary };
-        let model = (architecture.build)(&params, step);
+        let tensors = StepTensors { control, loss_sum, rotary };
+        let model = (architecture.build)(&params, tensors);
         let layers = &architecture.layers;
         let micro_batch_size = model.inputs.0.sizes()[0];
         let inputs = Inputs::new(device, &model, layers, control, options.microbatches, micro_batch_size)?;
@@ -112,7 +113,7 @@ impl Stage {
         let norm_groups = NormGroups {
             data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
             tensor_parallel,
-            pipeline: pipeline.all().cloned(),
+            pipeline: pipeline.all_stages().cloned(),
         };
         let step_control = StepControl { control, status };
         let optimizer = Optimizer::new(device, &params, &options.optimizer, step_control, norm_groups)?;
@@ -129,18 +130,20 @@ impl Stage {
         };
         Ok(Stage {
             graphs: StepPolicy::manager(compute.clone(), &options.graphs, shape)?,
-            data_parallel,
-            sequence_parallel,
-            pipeline,
-            compute,
             losses_per_microbatch: model.losses * ranks,
-            model,
-            optimizer,
-            params,
+            program: StepProgram {
+                model,
+                params,
+                optimizer,
+                inputs,
+                pipeline,
+                data_parallel,
+                sequence_parallel,
+                tensors,
+            },
+            compute,
             params_elsewhere: architecture.elsewhere.clone(),
-            step,
             numbers: all_numbers,
-            inputs,
             _areas: areas,
         })
     }

@@ -374,6 +374,15 @@ fn slots_take_steps_of_any_number_of_microbatches() {
 }
 
 #[test]
+fn only_the_first_and_the_last_stage_need_samples() {
+    for chunks in [1, 2] {
+        let case = Case { layers: 8, ..Case::new(Kind::Gpt, 4, chunks, 4) };
+        let needs = case.on_ranks(|run| run.stage(&run.device()).needs_batch());
+        assert_eq!(needs, [true, false, false, true], "{chunks} chunks");
+    }
+}
+
+#[test]
 fn a_number_of_microbatches_that_the_schedule_does_not_take_is_an_error_and_no_hang() {
     let errors = Case::new(Kind::Gpt, 2, 2, 4).on_ranks(|run| {
         let device = run.device();

@@ -232,8 +232,9 @@ impl Run {
         let results = (0..self.steps)
             .map(|step| {
                 let settings = self.settings(step);
-                let batch = batch(self.kind, settings.first_sample, self.microbatches);
-                stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
+                // As in a run: stages between the first and the last have no samples.
+                let batch = stage.needs_batch().then(|| batch(self.kind, settings.first_sample, self.microbatches));
+                stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap()
             })
             .collect();
         (results, stage)

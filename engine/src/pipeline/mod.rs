@@ -1,0 +1,107 @@
+//! Transfers between the stages of a pipeline.
+//!
+//! Forward sends the residual stream to the next stage. Backward sends its gradient to the stage before. A stage has up to
+//! four ends of links: forward in and out, backward in and out. Each end has its own communicator, side stream and buffers,
+//! at fixed addresses for the whole run, so no transfer waits for another one.
+
+mod link;
+mod transfers;
+
+use std::rc::Rc;
+
+use device::ops::{Collective, CollectiveKind};
+use device::{Area, Communicator, DType, Device, Shape, Tensor};
+use graph_manager::{Error, Result};
+use parallel::{Direction, PipelineGroups, PipelineStage, Task};
+
+use crate::params::Params;
+use crate::step_policy::StepContext;
+use link::Link;
+pub use transfers::Transfers;
+
+/// A stage's connections to the other stages. The only stage of a run has none.
+pub struct Pipeline {
+    stage: PipelineStage,
+    forward: Link,
+    backward: Link,
+    all_stages: Option<Rc<dyn Communicator>>,
+    /// The first and the last stage, and the gradients of the parameter that both have: the part that this rank updates.
+    tied: Option<(Rc<dyn Communicator>, Tensor)>,
+    _areas: Vec<Area>,
+}
+
+impl Pipeline {
+    /// Allocates the send and receive buffers, each of the shape and type of `residual`.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(
+        device: &Device,
+        stage: PipelineStage,
+        groups: Option<PipelineGroups>,
+        residual: Option<(Shape, DType)>,
+        params: &Params,
+    ) -> Result<Pipeline> {
+        let (mut forward, mut backward) = (Link::default(), Link::default());
+        let (mut all_stages, mut tied) = (None, None);
+        let mut areas = Vec::new();
+        if let (Some(groups), Some((shape, dtype))) = (groups, residual) {
+            let mut buffer = |name: &str| -> Result<Tensor> {
+                let tensor = device.allocate_tensor(&mut areas, name, shape, dtype)?;
+                device.zero(&tensor)?;
+                Ok(tensor)
+            };
+            let PipelineGroups { all, ends, forward_in, forward_out, backward_in, backward_out } = groups;
+            let receives = stage.receive_buffers(Direction::Forward);
+            forward = Link::new(device, "forward", (forward_in, receives), forward_out, &mut buffer)?;
+            let receives = stage.receive_buffers(Direction::Backward);
+            backward = Link::new(device, "backward", (backward_in, receives), backward_out, &mut buffer)?;
+            all_stages = Some(all);
+            let tied_bucket = params.buckets().find(|bucket| bucket.tied.is_some());
+            tied = ends.zip(tied_bucket.map(|bucket| params.optimizer_shard().of(bucket.grads)));
+        }
+        Ok(Pipeline { stage, forward, backward, all_stages, tied, _areas: areas })
+    }
+
+    /// The stage's tasks of a step, in order.
+    ///
+    /// # Errors
+    /// A number of microbatches that the schedule cannot run.
+    pub fn tasks(&self, microbatches: usize) -> Result<Vec<Task>> {
+        self.stage.tasks(microbatches).ok_or_else(|| Error::Usage {
+            problem: format!("a step of {microbatches} microbatches on {:?}", self.stage),
+            fix: "give at least one group of microbatches; a last, incomplete group has at least one for each stage",
+        })
+    }
+
+    /// All stages; `None` if this is the only one.
+    pub fn all_stages(&self) -> Option<&Rc<dyn Communicator>> {
+        self.all_stages.as_ref()
+    }
+
+    /// The transfers of a step with these tasks. With `rehearse` nothing is sent or received: the receive buffers keep the
+    /// values that they have.
+    pub fn start_step(&self, tasks: &[Task], rehearse: bool) -> Transfers<'_> {
+        Transfers::new(self.stage, [&self.forward, &self.backward], tasks, rehearse)
+    }
+
+    /// Sums the gradients of the parameter that the first and the last stage both have. It comes after all backwards and
+    /// after the data-parallel reduction. A sum of two has the same bits in either order, so both stages make the same
+    /// update.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn sum_tied_gradients(&self, cx: &StepContext<'_>) -> Result<()> {
+        let Some((ends, grads)) = &self.tied else { return Ok(()) };
+        cx.run(Collective::in_place(CollectiveKind::AllReduceSum, ends.clone(), *grads))
+    }
+
+    /// Sums a small tensor over the stages, such as the loss, which only the last stage computes.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn sum_over_stages(&self, cx: &StepContext<'_>, tensor: Tensor) -> Result<()> {
+        let Some(all) = &self.all_stages else { return Ok(()) };
+        cx.run(Collective::in_place(CollectiveKind::AllReduceSum, all.clone(), tensor))
+    }
+}

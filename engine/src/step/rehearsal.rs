@@ -1,0 +1,43 @@
+//! Steps before the first real one: recorded for the memory plan, and rehearsed before stages depend on each other.
+
+use graph_manager::Result;
+
+use super::{Run, Stage, StepSettings};
+use crate::regions::Mode;
+
+impl Stage {
+    /// Records a training step, and if wanted an evaluation step, of so many microbatches. Nothing runs: the recording says
+    /// how much memory a step needs, and when.
+    ///
+    /// # Errors
+    /// As [`Stage::train_step`].
+    pub fn record(&mut self, microbatches: usize, evaluates: bool) -> Result<()> {
+        self.graphs.record(Mode::Train, microbatches, &mut |cx| self.program.train(cx, Run::Real))?;
+        if evaluates {
+            self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx, Run::Real))?;
+        }
+        Ok(())
+    }
+
+    /// Runs a step without transfers and without update for each of these numbers of microbatches, and if wanted an
+    /// evaluation step of the first of them. Samples and receive buffers hold zeros.
+    ///
+    /// A real step begins with everything loaded and captured: a stage that loads a kernel or captures a graph while another
+    /// one waits for it could block both; see [`CudaGraphManager::rehearse`](graph_manager::CudaGraphManager::rehearse).
+    ///
+    /// # Errors
+    /// As [`Stage::train_step`].
+    pub fn rehearse(&mut self, microbatches: &[usize], evaluates: bool) -> Result<()> {
+        self.program.inputs.clear(self.device())?;
+        for (at, &microbatches) in microbatches.iter().enumerate() {
+            let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
+            self.write_inputs(settings, None)?;
+            self.graphs.rehearse(Mode::Train, microbatches, &mut |cx| self.program.train(cx, Run::Rehearsal))?;
+            if evaluates && at == 0 {
+                let program = &self.program;
+                self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| program.evaluate(cx, Run::Rehearsal))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,33 @@
+//! What the host decides for one step.
+
+use device::ops::Control;
+
+/// What the host decides for one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepSettings {
+    /// The step, counted from 0.
+    pub step: u32,
+    /// Microbatches of this step on this rank.
+    pub microbatches: usize,
+    /// Global number of this rank's first sample.
+    pub first_sample: u64,
+    /// Learning rate.
+    pub learning_rate: f32,
+    /// Largest gradient norm; 0 = no clipping.
+    pub clip: f32,
+}
+
+impl StepSettings {
+    /// The control block of a step whose loss is the mean of `losses` losses.
+    pub(super) fn control(&self, losses: usize) -> Control {
+        Control {
+            first_sample: self.first_sample,
+            step: self.step,
+            microbatches: self.microbatches as u32,
+            learning_rate: self.learning_rate,
+            clip: self.clip,
+            grad_scale: (1.0 / losses as f64) as f32,
+            inverse_loss_scale: 1.0,
+        }
+    }
+}
