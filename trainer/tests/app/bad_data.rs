@@ -60,7 +60,11 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         ("index version", megatron("v2", &[&index[..9], &[2], &index[10..]].concat(), &ids), &["version 2"]),
         ("index of floats", megatron("float", &megatron_index(7, &[300], 2), &ids), &["tokens of type 7"]),
         ("index with holes", megatron("hole", &moved, &ids), &["sequence 1, of 200 tokens", "at byte 200"]),
-        ("index of another .bin", megatron("other", &index, &ids[..299]), &["600 bytes", "has 598", "belong together"]),
+        (
+            "index of another .bin",
+            megatron("other", &index, &ids[..299]),
+            &["600 bytes", "has 598", "of the same dataset"],
+        ),
         (
             "id past the vocabulary",
             folder.file("big.bin", llmc(20240520, 1, &[50256; 300], 2)),
@@ -83,14 +87,14 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
             folder.file("e.jsonl", "{\"text\": \"\"}\n".repeat(200)),
             &["e.jsonl", "holds no UTF-8 text"],
         ),
-        ("pipe", pipe("pipe"), &["pipe cannot be read: it is no regular file"]),
-        ("pipe of tokens", pipe("pipe.bin"), &["pipe.bin cannot be read: it is no regular file"]),
+        ("pipe", pipe("pipe"), &["pipe cannot be read: it is not a regular file"]),
+        ("pipe of tokens", pipe("pipe.bin"), &["pipe.bin cannot be read: it is not a regular file"]),
         ("weight of no number", blend(["0.5", "nan"]), &["weight NaN", "finite"]),
         ("weights without a finite sum", blend(["1e308", "1e308"]), &["the sum of all weights is finite"]),
         (
             "broken JSON",
             folder.file("x.jsonl", "{\"text\": \"a\"}\n{"),
-            &["line 2 is not JSON", "Fix: mend that line\n"],
+            &["line 2 is not JSON", "Fix: correct that line\n"],
         ),
         (
             "JSON without text",
@@ -127,7 +131,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         (
             "no tokenizer",
             vec!["--data-path", &text, "--tokenizer", &text],
-            &["text.txt is no tokenizer", "tokenizer.json"],
+            &["text.txt is not a tokenizer", "tokenizer.json"],
         ),
         ("no end of text", vec!["--data-path", &text, "--tokenizer", &no_end], &["<|endoftext|>", "data.end_of_text"]),
         (
@@ -162,7 +166,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         ),
         ("tokenize: no text", vec!["tokenize", "--output", "never", &blank], &["1 files hold no UTF-8 text"]),
         ("weight of no number as a flag", vec!["--data-path", "0.5", &path, "nan", &path], &["weight NaN", "finite"]),
-        ("tokenize: a pipe", vec!["tokenize", "--output", "never", &piped], &["it is no regular file"]),
+        ("tokenize: a pipe", vec!["tokenize", "--output", "never", &piped], &["it is not a regular file"]),
         ("tokenize: empty texts", vec!["tokenize", "--output", "never", &empty], &["1 files hold no UTF-8 text"]),
         ("tokenize: not text", vec!["tokenize", "--output", "never", TRAINER], &["not UTF-8 text (byte "]),
     ];
