@@ -1,7 +1,4 @@
-//! One rank's training step: layers, parameters, gradient synchronisation, optimizer, pipeline transfers, and the graphs that
-//! run them. It reads no file, flag or environment.
-//!
-//! Start with [`step::Stage::train_step`]; the layers it runs are in [`model`].
+#![doc = include_str!("../README.md")]
 
 mod gradient_sync;
 pub mod graph_options;
@@ -11,6 +8,7 @@ pub mod model;
 pub mod optimizer;
 pub mod params;
 mod pipeline;
+pub mod precision;
 pub mod regions;
 pub mod step;
 pub mod step_policy;

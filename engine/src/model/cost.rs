@@ -47,12 +47,10 @@ fn moving(cost: TokenCost) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use device::DType;
-    use device::ops::NormKind;
-
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::{FeedForward, Position};
+    use crate::model::FeedForward;
+    use crate::precision::Precision;
 
     fn gpt2_350m() -> GptShape {
         GptShape {
@@ -61,25 +59,8 @@ mod tests {
             heads: 16,
             kv_heads: 16,
             ffn: 4096,
-            vocab: 50257,
-            padded_vocab: 50304,
-            seq: 1024,
-            batch: 1,
-            tied: true,
-            attention: true,
-            norm: NormKind::Layer,
-            norm_eps: 1e-5,
-            feed_forward: FeedForward::Gelu,
-            position: Position::Learned,
-            bias: true,
-            init_std: 0.02,
-            scaled_residual_init: true,
-            hidden_dropout: 0.0,
-            attention_dropout: 0.0,
-            recompute: false,
-            loss_pieces: 1,
-            seed: 0,
-            dtype: DType::Bf16,
+            precision: Precision::Bf16,
+            ..GptShape::default()
         }
     }
 

@@ -62,7 +62,12 @@ impl Decoder {
                 let cache = match branch.part.cache_width() {
                     Some(width) => {
                         let name = format!("cache of block {block}");
-                        Some(device.allocate_tensor(&mut areas, &name, [1, shape.seq, width], shape.dtype)?)
+                        Some(device.allocate_tensor(
+                            &mut areas,
+                            &name,
+                            [1, shape.seq, width],
+                            shape.precision.activations(),
+                        )?)
                     }
                     None => None,
                 };

@@ -56,7 +56,7 @@ impl EmbeddingLayer {
             positions: (of.shape.position == Position::Learned).then(|| params.get(POSITION_TABLE)),
             dropout: of.hidden_dropout(0, 0),
             first_token: of.first_token(),
-            dtype: of.shape.dtype,
+            dtype: of.shape.precision.activations(),
             region: of.region(),
         }
     }

@@ -57,7 +57,7 @@ pub(crate) fn rotary_table(shape: &GptShape) -> Option<RotaryTable> {
 fn params(shape: &ShardedShape<'_>, stage: &StageLayers) -> Vec<ParamSpec> {
     let blocks = (0..shape.shape.layers).flat_map(|block| block_params(shape, block, stage.of_block(block)));
     let all = embedding_params(shape).into_iter().chain(blocks).chain(head_params(shape, stage.total - 1));
-    all.map(|spec| ParamSpec { dtype: shape.shape.dtype, ..spec }).collect()
+    shape.shape.precision.apply(all)
 }
 
 /// A stage's parameters, and the names of those that other stages have. A tied table is on the first stage, which looks
@@ -109,7 +109,7 @@ fn build(builder: &LayerBuilder<'_>, layers: &StageLayers) -> Model {
     };
     Model {
         chunks: layers.chunks.iter().map(chunk).collect(),
-        residual: Some((residual.into(), shape.dtype)),
+        residual: Some((residual.into(), shape.precision.activations())),
         sample: SampleRow::tokens(shape.seq),
         inputs: tokens,
         targets: tokens,

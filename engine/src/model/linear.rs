@@ -1,12 +1,13 @@
 //! A linear layer: its parameters, its products forward and backward, and how ranks share it.
 
-use device::Tensor;
 use device::ops::{BiasGrad, Epilogue, Gemm};
+use device::{Shape, Tensor};
 use graph_manager::Result;
 
 use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
 use super::token_cost::TokenCost;
 use crate::params::{Init, Param, ParamSpec, Params};
+use crate::precision::{Precision, Product};
 use crate::step_policy::StepContext;
 
 /// A linear layer before it has memory: what it declares, and what it is built from.
@@ -68,9 +69,10 @@ impl LinearSpec {
         [weight].into_iter().chain(bias).collect()
     }
 
-    /// The layer over its parameters.
-    pub(crate) fn build(&self, params: &Params) -> Linear {
-        Linear { weight: params.get(&self.weight_name()), bias: self.bias.then(|| params.get(&self.bias_name())) }
+    /// The layer over its parameters, whose products have the formats of a recipe.
+    pub(crate) fn build(&self, params: &Params, precision: Precision) -> Linear {
+        let bias = self.bias.then(|| params.get(&self.bias_name()));
+        Linear { weight: params.get(&self.weight_name()), bias, precision }
     }
 
     /// What it costs, whole: each of its three products reads or writes input and output once.
@@ -84,6 +86,7 @@ impl LinearSpec {
 pub(crate) struct Linear {
     pub(crate) weight: Param,
     pub(crate) bias: Option<Param>,
+    pub(crate) precision: Precision,
 }
 
 impl Linear {
@@ -97,13 +100,34 @@ impl Linear {
         self.weight.weight.shape.last()
     }
 
-    /// `output` `(..., out)` from `input` `(..., in)`.
-    pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
-        self.product(cx, input, output, self.bias)
+    /// A buffer for its output `(..., out)`, for an input `(..., in)`.
+    pub(crate) fn output(&self, cx: &mut StepContext<'_>, name: &'static str, input: &Tensor) -> Result<Tensor> {
+        cx.tensor(name, with_width(input, self.width()), self.precision.output(Product::Forward))
     }
 
-    fn product(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor, bias: Option<Param>) -> Result<()> {
-        let epilogue = bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight));
+    /// A buffer for its input gradient `(..., in)`, for an output gradient `(..., out)`.
+    pub(crate) fn input_gradient(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        grad_output: &Tensor,
+    ) -> Result<Tensor> {
+        cx.tensor(name, with_width(grad_output, self.input_width()), self.precision.output(Product::InputGradient))
+    }
+
+    /// `output` `(..., out)` from `input` `(..., in)`.
+    pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
+        self.forward_through(cx, input, output, add_bias(self.bias))
+    }
+
+    /// The product of `input` `(..., in)` with the weight, through an epilogue.
+    pub(crate) fn forward_through(
+        &self,
+        cx: &StepContext<'_>,
+        input: Tensor,
+        output: Tensor,
+        epilogue: Epilogue,
+    ) -> Result<()> {
         cx.run(Gemm::linear(input, self.weight.weight, output, epilogue))
     }
 
@@ -116,8 +140,8 @@ impl Linear {
         names: [&'static str; 2],
         region: &TensorParallelRegion,
     ) -> Result<Tensor> {
-        let output = tensor_like(cx, names[0], &input, self.width())?;
-        self.product(cx, input, output, region.parallel.on_first_rank(self.bias))?;
+        let output = self.output(cx, names[0], &input)?;
+        self.forward_through(cx, input, output, add_bias(region.parallel.on_first_rank(self.bias)))?;
         region.reduce(cx, names[1], output)
     }
 
@@ -132,7 +156,7 @@ impl Linear {
         names: [&'static str; 2],
         region: &TensorParallelRegion,
     ) -> Result<(Tensor, PendingTransfer)> {
-        let grad_input = region.tensor(cx, names[0], self.input_width(), grad_output.dtype)?;
+        let grad_input = self.input_gradient(cx, names[0], &grad_output)?;
         self.dgrad(cx, grad_output, grad_input, Epilogue::None)?;
         // Joined before the next transfer starts: a later join would wait for that transfer too.
         let input = input.join(cx)?;
@@ -214,8 +238,19 @@ impl PendingWeightGradients {
     }
 }
 
-/// A buffer `(batch, seq, width)` with the batch, tokens and type of `like` `(batch, seq, _)`.
+fn add_bias(bias: Option<Param>) -> Epilogue {
+    bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight))
+}
+
+/// The shape `(..., width)` of a tensor `(..., _)`.
+fn with_width(like: &Tensor, width: usize) -> Shape {
+    let mut sizes = like.shape.sizes().to_vec();
+    sizes.pop();
+    sizes.push(width);
+    Shape::new(&sizes)
+}
+
+/// A buffer `(..., width)` with the rows and the type of `like` `(..., _)`.
 pub(super) fn tensor_like(cx: &mut StepContext<'_>, name: &'static str, like: &Tensor, width: usize) -> Result<Tensor> {
-    let [batch, seq, _] = like.shape.sizes()[..] else { unreachable!("hidden states are (batch, seq, width)") };
-    cx.tensor(name, [batch, seq, width], like.dtype)
+    cx.tensor(name, with_width(like, width), like.dtype)
 }

@@ -1,7 +1,7 @@
 //! A multi-layer perceptron trained on squared error: linear, ReLU and dropout between layers.
 
+use device::Tensor;
 use device::ops::{Activation, ActivationBackward, ActivationKind, DropoutPart, DropoutSite, Epilogue};
-use device::{DType, Tensor};
 use graph_manager::Result;
 
 use super::architecture::{Architecture, Chunk, Model, StepTensors};
@@ -12,7 +12,8 @@ use super::linear::{Linear, LinearSpec};
 use super::sample_row::SampleRow;
 use super::tensor_parallel::TensorParallel;
 use crate::layer_partition::StageLayers;
-use crate::params::{Init, ParamSpec, Params};
+use crate::params::{Init, Params};
+use crate::precision::Precision;
 use crate::step_policy::StepContext;
 
 /// The sizes of an MLP.
@@ -24,10 +25,10 @@ pub struct MlpShape {
     pub dropouts: Vec<f32>,
     /// Rows of a microbatch.
     pub batch: usize,
-    /// Seed of weights and dropout.
+    /// Seed of dropout.
     pub seed: u64,
-    /// Type of activations and weights in layers.
-    pub dtype: DType,
+    /// The number formats of weights and activations.
+    pub precision: Precision,
 }
 
 impl MlpShape {
@@ -51,7 +52,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
     let tensor = TensorParallel::alone();
     let params = shape.linears().enumerate().flat_map(|(layer, linear)| linear.params(&tensor, layer));
     Architecture {
-        specs: params.map(|spec| ParamSpec { dtype: shape.dtype, ..spec }).collect(),
+        specs: shape.precision.apply(params),
         elsewhere: Vec::new(),
         // The loss is a layer too.
         layers: StageLayers::whole(shape.sizes.len()),
@@ -67,7 +68,7 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
     for (layer, linear) in shape.linears().enumerate() {
         let rate = if layer == last { 0.0 } else { shape.dropouts.get(layer).copied().unwrap_or(0.0) };
         layers.push(Box::new(Perceptron {
-            linear: linear.build(params),
+            linear: linear.build(params, shape.precision),
             first: layer == 0,
             activated: layer != last,
             dropout: DropoutLayer {
@@ -79,12 +80,13 @@ fn build(shape: &MlpShape, params: &Params, step: StepTensors) -> Model {
             },
         }));
     }
+    let dtype = shape.precision.activations();
     Model {
         chunks: vec![Chunk { first: 0, layers, head: Some(Box::new(RegressionHead { step })) }],
         residual: None,
         sample: SampleRow::regression(shape.sizes[0], shape.sizes[last + 1]),
-        inputs: ([shape.batch, shape.sizes[0]].into(), shape.dtype),
-        targets: ([shape.batch, shape.sizes[last + 1]].into(), shape.dtype),
+        inputs: ([shape.batch, shape.sizes[0]].into(), dtype),
+        targets: ([shape.batch, shape.sizes[last + 1]].into(), dtype),
         losses: shape.batch,
     }
 }
@@ -110,13 +112,12 @@ struct Saved {
 impl Layer for Perceptron {
     /// From `(batch, in)` to `(batch, out)`.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let shape = [input.x.shape.rows(), self.linear.width()];
-        let pre = cx.tensor("pre", shape, input.x.dtype)?;
+        let pre = self.linear.output(cx, "pre", &input.x)?;
         self.linear.forward(cx, input.x, pre)?;
         let mut x = pre;
         let dropout = self.dropout.site(cx, input.record);
         if self.activated {
-            x = cx.tensor("activated", shape, input.x.dtype)?;
+            x = cx.tensor("activated", pre.shape, input.x.dtype)?;
             cx.run(Activation { kind: ActivationKind::Relu, input: pre, output: x })?;
             drop_in_place(cx, x, dropout)?;
         }
@@ -139,7 +140,7 @@ impl Layer for Perceptron {
         }
         let mut grad_input = grad_pre;
         if !self.first {
-            grad_input = cx.tensor("grad_input", saved.input.shape, grad.dtype)?;
+            grad_input = self.linear.input_gradient(cx, "grad_input", &grad_pre)?;
             self.linear.dgrad(cx, grad_pre, grad_input, Epilogue::None)?;
         }
         self.linear.wgrad(cx, saved.input, grad_pre)?;

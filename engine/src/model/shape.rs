@@ -1,10 +1,10 @@
 //! The sizes and choices of a decoder-only transformer.
 
-use device::DType;
 use device::ops::NormKind;
 
 use super::position::Position;
 use crate::params::Init;
+use crate::precision::Precision;
 
 /// Which feed-forward layer blocks have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +63,42 @@ pub struct GptShape {
     /// The loss is computed in this many pieces of a microbatch's rows, one after the other, so that only one piece of the
     /// logits is in memory; divides `batch * seq`.
     pub loss_pieces: usize,
-    /// Seed of weights and dropout.
+    /// Seed of dropout.
     pub seed: u64,
-    /// Type of activations and weights in layers.
-    pub dtype: DType,
+    /// The number formats of weights and activations.
+    pub precision: Precision,
+}
+
+impl Default for GptShape {
+    /// GPT-2 with 124 million parameters, on one sequence at a time, without dropout.
+    fn default() -> GptShape {
+        GptShape {
+            layers: 12,
+            hidden: 768,
+            heads: 12,
+            kv_heads: 12,
+            ffn: 3072,
+            vocab: 50_257,
+            padded_vocab: 50_304,
+            seq: 1024,
+            batch: 1,
+            tied: true,
+            attention: true,
+            norm: NormKind::Layer,
+            norm_eps: 1e-5,
+            feed_forward: FeedForward::Gelu,
+            position: Position::Learned,
+            bias: true,
+            init_std: 0.02,
+            scaled_residual_init: true,
+            hidden_dropout: 0.0,
+            attention_dropout: 0.0,
+            recompute: false,
+            loss_pieces: 1,
+            seed: 0,
+            precision: Precision::F32,
+        }
+    }
 }
 
 impl GptShape {

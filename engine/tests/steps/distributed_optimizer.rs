@@ -1,8 +1,9 @@
 //! Ranks that divide the optimizer's state train as ranks that each have all of it: the same bits of losses and weights
 //! where no norm enters them, and with clipping the same up to the order of the norm's sum.
 
-use device::{DType, Device};
+use device::Device;
 use engine::graph_options::{GraphOptions, Scope};
+use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 use graph_manager::Mempool;
 
@@ -18,7 +19,7 @@ struct Case {
     data: usize,
     /// Of each rank.
     microbatches: usize,
-    compute: DType,
+    precision: Precision,
     clip: f32,
     divided: bool,
     graphs: GraphOptions,
@@ -29,8 +30,8 @@ impl Case {
     /// Data-parallel ranks without clipping, so that no number depends on the norm, and without graphs.
     fn new(kind: Kind, data: usize, microbatches: usize) -> Case {
         let graphs = GraphOptions { enable: false, ..GraphOptions::default() };
-        let compute = DType::F32;
-        Case { kind, tensor: 1, data, microbatches, compute, clip: 0.0, divided: true, graphs, shuffle: None }
+        let precision = Precision::F32;
+        Case { kind, tensor: 1, data, microbatches, precision, clip: 0.0, divided: true, graphs, shuffle: None }
     }
 
     /// The same, each rank with the whole optimizer.
@@ -41,13 +42,13 @@ impl Case {
     fn run(&self) -> Run {
         let shape = match self.kind {
             // Enough key and value heads for two ranks.
-            Kind::Llama => Some(tiny_llama(0.1, self.compute)),
-            Kind::Gpt => Some(tiny_gpt(0.1, self.compute)),
+            Kind::Llama => Some(tiny_llama(0.1, self.precision)),
+            Kind::Gpt => Some(tiny_gpt(0.1, self.precision)),
             Kind::Mlp => None,
         };
         Run {
             shape,
-            compute: self.compute,
+            precision: self.precision,
             steps: STEPS,
             shuffle: self.shuffle,
             distributed_optimizer: self.divided,
@@ -152,7 +153,7 @@ fn without_clipping_ranks_that_also_share_layers_have_the_bits_of_those_that_do_
 #[test]
 fn in_bf16_master_weights_and_moments_have_the_same_bits_too() {
     for (kind, tensor) in [(Kind::Gpt, 1), (Kind::Llama, 2), (Kind::Mlp, 1)] {
-        assert_same_but_for_the_norm(&Case { tensor, compute: DType::Bf16, ..Case::new(kind, 2, 2) });
+        assert_same_but_for_the_norm(&Case { tensor, precision: Precision::Bf16, ..Case::new(kind, 2, 2) });
     }
 }
 
@@ -177,7 +178,7 @@ fn graphs_change_no_bit_in_any_setting() {
         assert!(Case { graphs: graphs.clone(), ..case.clone() }.train() == eager, "{name}");
     }
     for case in [
-        Case { compute: DType::Bf16, ..Case::new(Kind::Llama, 4, 1) },
+        Case { precision: Precision::Bf16, ..Case::new(Kind::Llama, 4, 1) },
         Case { tensor: 2, ..Case::new(Kind::Llama, 2, 4) },
         Case::new(Kind::Mlp, 4, 4),
     ] {
@@ -273,8 +274,8 @@ fn a_gradient_that_is_not_finite_on_one_ranks_part_skips_the_update_on_all() {
 
 #[test]
 fn master_weights_and_moments_take_the_memory_of_one_part() {
-    for (compute, data) in [(DType::F32, 2), (DType::Bf16, 2), (DType::Bf16, 4)] {
-        let case = Case { compute, ..Case::new(Kind::Gpt, data, 2) };
+    for (precision, data) in [(Precision::F32, 2), (Precision::Bf16, 2), (Precision::Bf16, 4)] {
+        let case = Case { precision, ..Case::new(Kind::Gpt, data, 2) };
         let measure = |case: &Case| {
             case.on_ranks(|run| {
                 let device = run.device();
@@ -289,7 +290,7 @@ fn master_weights_and_moments_take_the_memory_of_one_part() {
             plain.into_iter().zip(divided)
         {
             // Buckets are padded to equal parts of 64 elements, which is much for a model so small.
-            assert!(own_state * data < state * 11 / 10, "{compute} {data}: {own_state} of {state} bytes of state");
+            assert!(own_state * data < state * 11 / 10, "{precision} {data}: {own_state} of {state} bytes of state");
             let padding = own_weights - weights + own_grads - grads;
             assert!(own_all < all + padding - state * (data - 1) / data + state / 10, "{own_all} of {all} bytes");
         }

@@ -2,6 +2,7 @@
 
 use device::DType;
 use engine::graph_options::{GraphOptions, Scope};
+use engine::precision::Precision;
 use engine::step::StepResult;
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
@@ -35,7 +36,7 @@ impl Case {
         let own = || {
             let shape = if self.kind == Kind::Llama { tiny_llama } else { tiny_gpt };
             Run {
-                shape: Some(shape(0.1, DType::F32)),
+                shape: Some(shape(0.1, Precision::F32)),
                 steps: 10,
                 clip: 0.0,
                 grad_reduce: self.travels,

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use device::DType;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
+use engine::precision::Precision;
 use engine::step::StepResult;
 use graph_manager::Mempool;
 
@@ -49,9 +49,9 @@ impl Model {
     fn shape(&self, recompute: Recompute) -> GptShape {
         let (layers, tied, recompute) = (self.layers, self.tied, recompute == Recompute::Selective);
         if self.llama {
-            GptShape { layers, tied, recompute, heads: 8, kv_heads: 4, ..tiny_llama(0.1, DType::F32) }
+            GptShape { layers, tied, recompute, heads: 8, kv_heads: 4, ..tiny_llama(0.1, Precision::F32) }
         } else {
-            GptShape { layers, tied, recompute, ..tiny_gpt(0.1, DType::F32) }
+            GptShape { layers, tied, recompute, ..tiny_gpt(0.1, Precision::F32) }
         }
     }
 

@@ -1,10 +1,14 @@
 //! The engine's promises, on small models: the same bits in every setting and layout, and the numbers of independent references.
 
+#[allow(dead_code)]
+#[path = "../../examples/minimal.rs"]
+mod minimal;
 mod models;
 
 mod distributed_optimizer;
 mod grad_reduce;
 mod layouts;
+mod minimal_example;
 mod parameter_groups;
 mod parity;
 mod pipeline;

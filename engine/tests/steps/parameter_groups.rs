@@ -8,6 +8,7 @@ use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
 use engine::optimizer::{AdamW, NormGroups, Optimizer, ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
 use engine::params::{Init, OptimizerShard, ParamSpec, Params};
+use engine::precision::Precision;
 use engine::regions::{Mode, Region};
 use engine::step::{Stage, StageGroups, StageOptions};
 use engine::step_policy::{StepContext, StepPolicy, StepShape};
@@ -111,7 +112,7 @@ fn a_rule_of_a_users_own_updates_its_group_alone() {
 fn a_parameter_that_no_group_takes_is_named() {
     let run = Run::new(Kind::Mlp, 1, GraphOptions::default());
     let options = StageOptions { optimizer: vec![group(ParamSpec::is_matrix, SGD)], ..StageOptions::default() };
-    let stage = Stage::new(&run.device(), &tiny_mlp(0.0, DType::F32), options, StageGroups::default());
+    let stage = Stage::new(&run.device(), &tiny_mlp(0.0, Precision::F32), options, StageGroups::default());
     let error = stage.err().unwrap().to_string();
     assert!(error.contains("no parameter group takes `layers.0.bias`"), "{error}");
 }

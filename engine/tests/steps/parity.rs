@@ -7,10 +7,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use device::HostValues;
 use device::ops::NormKind;
-use device::{DType, HostValues};
 use engine::graph_options::GraphOptions;
 use engine::model::{FeedForward, GptShape, Position, Scaling};
+use engine::precision::Precision;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::models::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
@@ -67,8 +68,8 @@ fn python() -> PathBuf {
 
 /// How close two trainings have to be.
 struct Tolerances {
-    /// The type our layers compute in.
-    compute: DType,
+    /// The type our layers precision in.
+    precision: Precision,
     /// Of each step's loss, relative.
     loss: f64,
     /// Of the first step's gradients, relative L2.
@@ -82,11 +83,11 @@ struct Tolerances {
 /// A few times what the reference itself differs between f32 and f64 on these cases: losses 1e-7, gradients 1e-6, final
 /// weights 3e-5 under AdamW, whose first updates have the learning rate's size however small a gradient is.
 // Each processor adds in an order of its own, and twenty steps of training magnify that: by up to 1.1e-6 of a loss.
-const F32: Tolerances = Tolerances { compute: DType::F32, loss: 4e-6, grads: 5e-6, norms: 5e-5, weights: 2e-4 };
+const F32: Tolerances = Tolerances { precision: Precision::F32, loss: 4e-6, grads: 5e-6, norms: 5e-5, weights: 2e-4 };
 
 /// bf16 layers against the reference in f32: 8 bits of precision are 4e-3 a rounding, a gradient has met a few, and
 /// AdamW turns the sign of a small gradient into a whole step: most in the products of queries and keys.
-const BF16: Tolerances = Tolerances { compute: DType::Bf16, loss: 2e-2, grads: 5e-2, norms: 1e-1, weights: 3e-1 };
+const BF16: Tolerances = Tolerances { precision: Precision::Bf16, loss: 2e-2, grads: 5e-2, norms: 1e-1, weights: 3e-1 };
 
 /// A range of columns of a microbatch's rows.
 fn columns<T: Clone>(rows: &[T], width: usize, microbatch: usize, range: Range<usize>) -> Vec<T> {
@@ -99,7 +100,7 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     let options = GraphOptions::default();
     let run = Run {
         dropout: 0.0,
-        compute: within.compute,
+        precision: within.precision,
         shape: shape.clone(),
         steps: STEPS,
         ..Run::new(kind, MICROBATCHES, options)
@@ -211,7 +212,7 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
 /// Trains a transformer of this shape on both sides.
 fn transformer(name: &str, kind: &str, within: &Tolerances, shape: GptShape) {
     let case = case(kind, &shape);
-    compare(name, Kind::Gpt, Some(GptShape { dtype: within.compute, ..shape }), within, case);
+    compare(name, Kind::Gpt, Some(GptShape { precision: within.precision, ..shape }), within, case);
 }
 
 fn mlp(within: &Tolerances) {
@@ -221,27 +222,27 @@ fn mlp(within: &Tolerances) {
             "kind": "sgd", "lr": vec![0.01; STEPS], "momentum": 0.9, "weight_decay": 0.1, "clip": 1.0,
         },
     });
-    compare(&format!("mlp-{}", within.compute), Kind::Mlp, None, within, case);
+    compare(&format!("mlp-{}", within.precision), Kind::Mlp, None, within, case);
 }
 
 #[test]
 fn gpt_agrees_with_pytorch_in_losses_gradients_and_final_weights() {
-    transformer("gpt", "gpt", &F32, tiny_gpt(0.0, DType::F32));
+    transformer("gpt", "gpt", &F32, tiny_gpt(0.0, Precision::F32));
 }
 
 #[test]
 fn gpt_in_bf16_stays_beside_pytorch_in_f32() {
-    transformer("gpt-bf16", "gpt", &BF16, tiny_gpt(0.0, DType::Bf16));
+    transformer("gpt-bf16", "gpt", &BF16, tiny_gpt(0.0, Precision::Bf16));
 }
 
 #[test]
 fn llama_agrees_with_transformers_in_losses_gradients_and_final_weights() {
-    transformer("llama", "llama", &F32, tiny_llama(0.0, DType::F32));
+    transformer("llama", "llama", &F32, tiny_llama(0.0, Precision::F32));
 }
 
 #[test]
 fn llama_in_bf16_stays_beside_transformers_in_f32() {
-    transformer("llama-bf16", "llama", &BF16, tiny_llama(0.0, DType::Bf16));
+    transformer("llama-bf16", "llama", &BF16, tiny_llama(0.0, Precision::Bf16));
 }
 
 #[test]
@@ -249,21 +250,21 @@ fn a_tied_llama_with_scaled_frequencies_agrees_with_transformers() {
     // Wavelengths of 6 to 200 around a context of 16: one pair is scaled in part, slower ones in full.
     let scaling = Some(Scaling { factor: 8.0, low: 0.5, high: 4.0, original_context: 16.0 });
     let position = Position::Rotary { base: 100.0, scaling };
-    let shape = GptShape { tied: true, kv_heads: 1, position, ..tiny_llama(0.0, DType::F32) };
+    let shape = GptShape { tied: true, kv_heads: 1, position, ..tiny_llama(0.0, Precision::F32) };
     transformer("llama-scaled", "llama", &F32, shape);
 }
 
 #[test]
 fn a_gpt_with_rotary_positions_rms_norms_and_no_biases_agrees_with_pytorch() {
     let position = Position::Rotary { base: 1e4, scaling: None };
-    let own = tiny_gpt(0.0, DType::F32);
+    let own = tiny_gpt(0.0, Precision::F32);
     let shape = GptShape { kv_heads: 2, norm: NormKind::Rms, position, bias: false, ..own };
     transformer("mixed-rotary", "gpt", &F32, shape);
 }
 
 #[test]
 fn a_gpt_with_swiglu_biases_and_no_positions_agrees_with_pytorch() {
-    let own = tiny_gpt(0.0, DType::F32);
+    let own = tiny_gpt(0.0, Precision::F32);
     let shape = GptShape { feed_forward: FeedForward::SwiGlu, position: Position::None, tied: false, ..own };
     transformer("mixed-swiglu", "gpt", &F32, shape);
 }

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use device::DType;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
+use engine::precision::Precision;
 use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
 use graph_manager::Mempool;
@@ -30,7 +30,7 @@ struct Case {
     data: usize,
     /// Of each rank.
     microbatches: usize,
-    compute: DType,
+    precision: Precision,
     clip: f32,
     divided: bool,
     graphs: GraphOptions,
@@ -54,7 +54,7 @@ impl Case {
             tensor: 1,
             data: 1,
             microbatches,
-            compute: DType::F32,
+            precision: Precision::F32,
             clip: 0.0,
             divided: false,
             graphs,
@@ -74,8 +74,8 @@ impl Case {
     fn shape(&self) -> GptShape {
         let (layers, tied) = (self.layers, self.tied);
         match self.kind {
-            Kind::Llama => GptShape { layers, tied, recompute: true, ..tiny_llama(0.1, self.compute) },
-            _ => GptShape { layers, tied, ..tiny_gpt(0.1, self.compute) },
+            Kind::Llama => GptShape { layers, tied, recompute: true, ..tiny_llama(0.1, self.precision) },
+            _ => GptShape { layers, tied, ..tiny_gpt(0.1, self.precision) },
         }
     }
 
@@ -87,7 +87,7 @@ impl Case {
     fn run(&self) -> Run {
         Run {
             shape: Some(self.shape()),
-            compute: self.compute,
+            precision: self.precision,
             steps: STEPS,
             shuffle: self.shuffle,
             rehearses: self.rehearses,
@@ -190,7 +190,7 @@ fn with_a_tied_table_and_clipping_stages_have_the_losses_and_norms_of_one_rank()
 #[test]
 fn in_bf16_the_boundary_rounds_as_the_norm_behind_it_does() {
     for (kind, chunks) in [(Kind::Gpt, 1), (Kind::Llama, 2)] {
-        assert_bits_of_one_rank(&Case { tied: false, compute: DType::Bf16, ..Case::new(kind, 2, chunks, 4) });
+        assert_bits_of_one_rank(&Case { tied: false, precision: Precision::Bf16, ..Case::new(kind, 2, chunks, 4) });
     }
 }
 

@@ -1,8 +1,8 @@
 //! Full recompute changes when activations are computed, never a bit, and needs less memory.
 
-use device::DType;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
+use engine::precision::Precision;
 use engine::step::StepResult;
 use graph_manager::Mempool;
 
@@ -10,13 +10,13 @@ use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
 const LAYERS: usize = 5;
 
-fn shape(kind: Kind, dtype: DType) -> GptShape {
+fn shape(kind: Kind, dtype: Precision) -> GptShape {
     let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
     GptShape { layers: LAYERS, heads: 8, kv_heads: 4, ..own(0.1, dtype) }
 }
 
 fn run(kind: Kind, recompute: Option<usize>, graphs: GraphOptions) -> Run {
-    let shape = Some(shape(kind, DType::F32));
+    let shape = Some(shape(kind, Precision::F32));
     Run { shape, recompute, steps: 6, ..Run::new(kind, 3, graphs) }
 }
 
@@ -56,9 +56,9 @@ fn blocks_computed_again_alone_or_together_give_the_same_bits_in_every_setting()
 #[test]
 fn bf16_has_the_same_bits_too_with_graphs_replayed_in_random_orders() {
     let of = |recompute, shuffle| {
-        let shape = Some(shape(Kind::Llama, DType::Bf16));
+        let shape = Some(shape(Kind::Llama, Precision::Bf16));
         let run = run(Kind::Llama, recompute, GraphOptions { poison: true, ..GraphOptions::default() });
-        Run { shape, compute: DType::Bf16, shuffle, ..run }.train()
+        Run { shape, precision: Precision::Bf16, shuffle, ..run }.train()
     };
     let (kept, weights) = of(None, None);
     for (together, shuffle) in [(1, None), (2, Some(7)), (3, Some(8))] {
@@ -73,7 +73,7 @@ fn less_is_kept_in_every_scope_and_pool() {
     for scope in [Scope::PerLayer, Scope::FullIteration] {
         for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
             let bytes = |layers, recompute| {
-                let shape = Some(GptShape { layers, ..shape(Kind::Gpt, DType::F32) });
+                let shape = Some(GptShape { layers, ..shape(Kind::Gpt, Precision::F32) });
                 let graphs = GraphOptions { scope, mempool, ..GraphOptions::default() };
                 memory(&Run { shape, ..run(Kind::Gpt, recompute, graphs) })
             };
@@ -81,7 +81,7 @@ fn less_is_kept_in_every_scope_and_pool() {
             let each = |recompute| (bytes(many, recompute) - bytes(few, recompute)) / (many - few);
             let (kept, again, pairs) = (each(None), each(Some(1)), each(Some(2)));
             // A block has its residual stream and what is added to it, of some thirty tensors of that size.
-            let input = 2 * shape(Kind::Gpt, DType::F32).batch * crate::models::SEQ * 32 * 4;
+            let input = 2 * shape(Kind::Gpt, Precision::F32).batch * crate::models::SEQ * 32 * 4;
             assert!(again <= input + input / 4, "{scope:?} {mempool:?}: {again} bytes a block, its input has {input}");
             assert!(pairs * 2 <= input + input / 4, "{scope:?} {mempool:?}: {pairs} bytes a block of two");
             assert!(kept > 5 * again, "{scope:?} {mempool:?}: {kept} bytes a block kept, {again} computed again");

@@ -1,9 +1,9 @@
 //! Graphs change when work is submitted, never what is computed: losses, norms and weights are the same bits for every
 //! scope, pool and boundary setting, with dropout on, for any number of microbatches.
 
-use device::DType;
 use engine::graph_options::GraphOptions;
 use engine::model::GptShape;
+use engine::precision::Precision;
 use engine::step::{StepResult, StepSettings};
 
 use crate::models::{Kind, Run, all_settings, tiny_gpt, tiny_llama};
@@ -76,9 +76,9 @@ fn the_number_of_threads_does_not_change_a_bit() {
 
 #[test]
 fn recomputing_norms_and_activations_changes_no_bit_and_saves_memory() {
-    for (kind, own) in [(Kind::Gpt, tiny_gpt as fn(f32, DType) -> GptShape), (Kind::Llama, tiny_llama)] {
+    for (kind, own) in [(Kind::Gpt, tiny_gpt as fn(f32, Precision) -> GptShape), (Kind::Llama, tiny_llama)] {
         let run = |recompute| {
-            let shape = Some(GptShape { recompute, ..own(0.1, DType::F32) });
+            let shape = Some(GptShape { recompute, ..own(0.1, Precision::F32) });
             let run = Run { shape, ..Run::new(kind, 4, GraphOptions::default()) };
             let device = run.device();
             let mut stage = run.stage(&device);
@@ -102,7 +102,7 @@ fn recomputing_norms_and_activations_changes_no_bit_and_saves_memory() {
 #[test]
 fn a_loss_in_pieces_differs_in_the_order_of_sums_alone_and_needs_less_memory() {
     let run = |loss_pieces| {
-        let shape = Some(GptShape { loss_pieces, ..tiny_gpt(0.1, DType::F32) });
+        let shape = Some(GptShape { loss_pieces, ..tiny_gpt(0.1, Precision::F32) });
         let run = Run { shape, steps: 8, ..Run::new(Kind::Gpt, 4, GraphOptions::default()) };
         let device = run.device();
         let mut stage = run.stage(&device);

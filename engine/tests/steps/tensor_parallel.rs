@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use device::DType;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::{GptShape, TensorParallel};
+use engine::precision::Precision;
 use engine::step::StepResult;
 use graph_manager::Mempool;
 use parallel::{Axis, Grid, ThreadWorld};
@@ -17,10 +17,10 @@ const GLOBAL: usize = 4;
 const STEPS: usize = 10;
 
 /// Enough heads for four ranks; dropout, so that a mask that depends on the layout would show.
-fn shape(kind: Kind, compute: DType) -> GptShape {
+fn shape(kind: Kind, precision: Precision) -> GptShape {
     match kind {
-        Kind::Llama => GptShape { heads: 8, kv_heads: 4, recompute: true, ..tiny_llama(0.1, compute) },
-        _ => tiny_gpt(0.1, compute),
+        Kind::Llama => GptShape { heads: 8, kv_heads: 4, recompute: true, ..tiny_llama(0.1, precision) },
+        _ => tiny_gpt(0.1, precision),
     }
 }
 
@@ -28,9 +28,9 @@ fn off() -> GraphOptions {
     GraphOptions { enable: false, ..GraphOptions::default() }
 }
 
-fn run(kind: Kind, data: usize, compute: DType, graphs: &GraphOptions) -> Run {
-    let shape = Some(shape(kind, compute));
-    Run { shape, compute, steps: STEPS, ..Run::new(kind, GLOBAL / data, graphs.clone()) }
+fn run(kind: Kind, data: usize, precision: Precision, graphs: &GraphOptions) -> Run {
+    let shape = Some(shape(kind, precision));
+    Run { shape, precision, steps: STEPS, ..Run::new(kind, GLOBAL / data, graphs.clone()) }
 }
 
 /// How ranks are laid out.
@@ -45,7 +45,7 @@ struct Layout {
 fn train(
     kind: Kind,
     layout: Layout,
-    compute: DType,
+    precision: Precision,
     graphs: &GraphOptions,
     shuffle: Option<u64>,
 ) -> (Vec<StepResult>, Vec<Vec<f32>>) {
@@ -60,7 +60,7 @@ fn train(
                     let batch = place.split("data", &grid.group(place.rank(), Axis::Data));
                     let tensor = TensorParallel { group: Some(shared), sequence };
                     let group = (data > 1).then_some(batch);
-                    Run { tensor, group, shuffle, ..run(kind, data, compute, graphs) }.train()
+                    Run { tensor, group, shuffle, ..run(kind, data, precision, graphs) }.train()
                 })
             })
             .collect();
@@ -94,9 +94,9 @@ fn layouts() -> impl Iterator<Item = Layout> {
 }
 
 fn assert_every_layout_is_one_rank(kind: Kind) {
-    let (alone, _) = run(kind, 1, DType::F32, &off()).train();
+    let (alone, _) = run(kind, 1, Precision::F32, &off()).train();
     for layout in layouts() {
-        let (together, _) = train(kind, layout, DType::F32, &off(), None);
+        let (together, _) = train(kind, layout, Precision::F32, &off(), None);
         // f32 sums in another order differ by about 1e-7; ten steps of AdamW stretch that to at most 1e-5.
         assert_close(&format!("{kind:?} {layout:?}"), &alone, &together, 1e-6, 2e-5);
     }
@@ -114,9 +114,9 @@ fn a_llama_shared_by_2_and_4_ranks_has_the_losses_and_gradient_norms_of_one() {
 
 #[test]
 fn in_bf16_a_shared_model_learns_as_one_rank_does() {
-    let (alone, _) = run(Kind::Gpt, 1, DType::Bf16, &off()).train();
+    let (alone, _) = run(Kind::Gpt, 1, Precision::Bf16, &off()).train();
     let layout = Layout { tensor: 2, data: 1, sequence: true };
-    let (together, _) = train(Kind::Gpt, layout, DType::Bf16, &off(), None);
+    let (together, _) = train(Kind::Gpt, layout, Precision::Bf16, &off(), None);
     // Halves of a sum are rounded to bf16 before they are added.
     assert_close("bf16", &alone, &together, 1e-3, 1e-2);
 }
@@ -125,11 +125,11 @@ fn in_bf16_a_shared_model_learns_as_one_rank_does() {
 fn graphs_change_no_bit_of_a_shared_model() {
     for (kind, sequence) in [(Kind::Gpt, true), (Kind::Gpt, false), (Kind::Llama, true)] {
         let layout = Layout { tensor: 2, data: 2, sequence };
-        let plain = train(kind, layout, DType::F32, &off(), None);
+        let plain = train(kind, layout, Precision::F32, &off(), None);
         for scope in [Scope::PerLayer, Scope::FullIteration] {
             for (mempool, share_io_buffers) in [(Mempool::PerMicrobatch, true), (Mempool::Single, false)] {
                 let graphs = GraphOptions { scope, mempool, share_io_buffers, poison: true, ..GraphOptions::default() };
-                let captured = train(kind, layout, DType::F32, &graphs, None);
+                let captured = train(kind, layout, Precision::F32, &graphs, None);
                 assert!(captured == plain, "{kind:?} {layout:?} {scope:?} {mempool:?}");
             }
         }
@@ -141,9 +141,9 @@ fn random_replay_orders_change_no_bit_of_a_shared_model() {
     let layout = Layout { tensor: 2, data: 2, sequence: true };
     for scope in [Scope::PerLayer, Scope::FullIteration] {
         let graphs = GraphOptions { scope, ..GraphOptions::default() };
-        let plain = train(Kind::Llama, layout, DType::F32, &graphs, None);
+        let plain = train(Kind::Llama, layout, Precision::F32, &graphs, None);
         for seed in 0..3 {
-            assert!(train(Kind::Llama, layout, DType::F32, &graphs, Some(seed)) == plain, "{scope:?} seed {seed}");
+            assert!(train(Kind::Llama, layout, Precision::F32, &graphs, Some(seed)) == plain, "{scope:?} seed {seed}");
         }
     }
 }
@@ -151,7 +151,7 @@ fn random_replay_orders_change_no_bit_of_a_shared_model() {
 #[test]
 fn first_weights_are_the_parts_of_one_ranks() {
     for kind in [Kind::Gpt, Kind::Llama] {
-        let whole = run(kind, 1, DType::F32, &off());
+        let whole = run(kind, 1, Precision::F32, &off());
         let device = whole.device();
         let stage = whole.stage(&device);
         let weights: Vec<Vec<f32>> =
@@ -161,7 +161,7 @@ fn first_weights_are_the_parts_of_one_ranks() {
                 let weights = &weights;
                 scope.spawn(move || {
                     let tensor = TensorParallel { group: Some(place.communicator("tensor")), sequence: true };
-                    let part = Run { tensor, ..run(kind, 1, DType::F32, &off()) };
+                    let part = Run { tensor, ..run(kind, 1, Precision::F32, &off()) };
                     let device = part.device();
                     let stage = part.stage(&device);
                     for ((spec, param), whole) in stage.params().iter().zip(weights) {
@@ -178,7 +178,7 @@ fn first_weights_are_the_parts_of_one_ranks() {
 fn no_rank_holds_more_than_its_part_of_logits_heads_and_channels() {
     // A buffer of a whole row of logits, or of all heads or channels, would be found in the plan by its size.
     let widths = |tensor: TensorParallel| {
-        let run = Run { tensor, ..run(Kind::Llama, 1, DType::F32, &off()) };
+        let run = Run { tensor, ..run(Kind::Llama, 1, Precision::F32, &off()) };
         let device = run.device();
         let mut stage = run.stage(&device);
         stage.record(GLOBAL, true).unwrap();

@@ -3,6 +3,7 @@
 use device::DType;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
+use engine::precision::Precision;
 use engine::regions::Mode;
 use engine::step::{StepResult, StepSettings};
 use graph_manager::Mempool;
@@ -24,7 +25,7 @@ struct Case {
     full: Option<usize>,
     /// Of each rank.
     microbatches: usize,
-    compute: DType,
+    precision: Precision,
     divided: bool,
     grad_reduce: DType,
     graphs: GraphOptions,
@@ -47,7 +48,7 @@ impl Case {
             selective: false,
             full: None,
             microbatches,
-            compute: DType::F32,
+            precision: Precision::F32,
             divided: false,
             grad_reduce: DType::F32,
             graphs: off(),
@@ -72,8 +73,8 @@ impl Case {
         let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
         let Case { layers, tied, selective: recompute, .. } = *self;
         Run {
-            shape: Some(GptShape { layers, tied, recompute, ..own(0.1, self.compute) }),
-            compute: self.compute,
+            shape: Some(GptShape { layers, tied, recompute, ..own(0.1, self.precision) }),
+            precision: self.precision,
             steps: STEPS,
             shuffle: self.shuffle,
             rehearses: self.rehearses,
@@ -134,7 +135,7 @@ fn tied_or_not_with_anything_computed_again_and_in_bf16_the_bits_are_those_of_1f
     for case in [
         Case { tied: false, ..Case::new(Kind::Gpt, 2, 4) },
         Case { tied: true, selective: true, ..Case::new(Kind::Llama, 2, 4) },
-        Case { selective: true, compute: DType::Bf16, ..Case::new(Kind::Gpt, 2, 4) },
+        Case { selective: true, precision: Precision::Bf16, ..Case::new(Kind::Gpt, 2, 4) },
         Case { full: Some(1), ..Case::new(Kind::Llama, 2, 4) },
         Case { full: Some(2), ..Case::new(Kind::Gpt, 2, 4) },
     ] {

@@ -110,8 +110,10 @@ fn ranks_request(launch: LaunchRequest) -> Result<Request, UserError> {
 
 #[cfg(test)]
 mod tests {
+    use engine::precision::Precision;
+
     use super::*;
-    use crate::config::{Activation, Compute, GraphMempool, Normalization, PositionEmbedding, RecomputeGranularity};
+    use crate::config::{Activation, GraphMempool, Normalization, PositionEmbedding, RecomputeGranularity};
 
     #[test]
     fn megatron_flags_with_the_same_meaning_set_the_same_options() {
@@ -131,7 +133,7 @@ mod tests {
         assert_eq!((model.tie_embeddings, model.seq_length, model.kv_heads), (false, 32, Some(2)));
         assert_eq!((config.train.steps, &config.train.rampup_batch_size[..]), (7, &[4, 4, 1000][..]));
         assert_eq!(config.optimizer.betas, [0.8, 0.9]);
-        assert_eq!((config.precision.compute, config.cuda_graph.mempool), (Compute::Bf16, GraphMempool::Single));
+        assert_eq!((config.precision.compute, config.cuda_graph.mempool), (Precision::Bf16, GraphMempool::Single));
         assert_eq!(config.recompute.granularity, RecomputeGranularity::Selective);
         assert_eq!(config.data.split, 0.99);
         assert_eq!(request.notices.len(), 2, "{:?}", request.notices);

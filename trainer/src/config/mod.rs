@@ -25,8 +25,8 @@ mod watch;
 
 pub use layers::Layers;
 pub use sections::{
-    Activation, CheckpointConfig, Compute, CudaGraphConfig, DecayStyle, DeviceChoice, GradReduce, GraphMempool,
-    GraphScope, LoggingConfig, ModelConfig, ModelKind, Normalization, OptimizerChoice, OptimizerConfig, ParallelConfig,
+    Activation, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, GradReduce, GraphMempool, GraphScope,
+    LoggingConfig, ModelConfig, ModelKind, Normalization, OptimizerChoice, OptimizerConfig, ParallelConfig,
     PipelineSchedule, PositionEmbedding, PrecisionConfig, RecomputeConfig, RecomputeGranularity, RecomputeMethod,
     ResidualInit, Resume, RunConfig, TrainConfig, by_key,
 };

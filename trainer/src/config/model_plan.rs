@@ -79,7 +79,7 @@ fn mlp_shape(config: &RunConfig) -> Result<MlpShape, UserError> {
         dropouts: model.dropouts.iter().map(|&rate| rate as f32).collect(),
         batch,
         seed: config.train.seed,
-        dtype: config.precision.compute.dtype(),
+        precision: config.precision.compute,
     })
 }
 
@@ -135,7 +135,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         loss_pieces: loss_pieces(config)?,
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         seed: config.train.seed,
-        dtype: config.precision.compute.dtype(),
+        precision: config.precision.compute,
     })
 }
 
@@ -184,7 +184,7 @@ fn loss_pieces(config: &RunConfig) -> Result<usize, UserError> {
         })?;
         return Ok(pieces);
     }
-    let bytes = rows * config.model.vocab * config.precision.compute.dtype().size();
+    let bytes = rows * config.model.vocab * config.precision.compute.activations().size();
     let bytes = bytes / config.parallel.tensor.max(1);
     let enough = |pieces: &usize| rows.is_multiple_of(*pieces) && bytes / pieces <= 1 << 30;
     Ok((0..usize::BITS).map(|power| 1 << power).take_while(|pieces| *pieces <= rows).find(enough).unwrap_or(1))

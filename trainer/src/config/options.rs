@@ -2,9 +2,10 @@
 
 use common::Choice;
 use data::RawTokens;
+use engine::precision::Precision;
 
 use crate::config::{
-    Activation, Compute, DecayStyle, DeviceChoice, GradReduce, GraphMempool, GraphScope, ModelKind, Normalization,
+    Activation, DecayStyle, DeviceChoice, GradReduce, GraphMempool, GraphScope, ModelKind, Normalization,
     OptimizerChoice, PipelineSchedule, PositionEmbedding, RecomputeGranularity, RecomputeMethod, ResidualInit,
 };
 use crate::families::Preset;
@@ -135,7 +136,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.weight_decay", "weight-decay", &[], "0.1", Kind::Float, "Weight decay of matrices. Biases and norms have none"),
     option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
 
-    option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(Compute::WORDS), "Type of weights and activations in layers. Master weights are f32. tf32 is f32 with faster, less exact products on a GPU"),
+    option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(Precision::WORDS), "Type of weights and activations in layers. Master weights are f32. tf32 is f32 with faster, less exact products on a GPU"),
 
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Number of ranks that share each layer. Heads, feed-forward channels and the vocabulary are divided among them"),
     option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also divide the tokens between layers: less memory for the same traffic"),

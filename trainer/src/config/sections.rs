@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use common::choice;
 use data::DataConfig;
-use device::DType;
+use engine::precision::Precision;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
@@ -201,29 +201,7 @@ choice! {
     }
 }
 
-section!(PrecisionConfig { compute: Compute });
-
-choice! {
-    /// The type of weights and activations in layers.
-    pub enum Compute {
-        /// f32.
-        F32 = "f32",
-        /// f32, with matrix products in TF32 on a GPU.
-        Tf32 = "tf32",
-        /// bf16, with f32 master weights.
-        Bf16 = "bf16",
-    }
-}
-
-impl Compute {
-    /// The type of tensors.
-    pub fn dtype(self) -> DType {
-        match self {
-            Compute::F32 | Compute::Tf32 => DType::F32,
-            Compute::Bf16 => DType::Bf16,
-        }
-    }
-}
+section!(PrecisionConfig { compute: Precision });
 
 section!(ParallelConfig {
     tensor: usize,

@@ -1,9 +1,9 @@
 //! The peak speed of GPUs, to which the model FLOPs utilization (MFU) refers.
 
-use crate::config::Compute;
+use engine::precision::Precision;
 
 /// The dense matrix peak of a GPU in TFLOP/s, from NVIDIA's data sheets. `None` where it is not known.
-pub fn peak_tflops(gpu: &str, compute: Compute) -> Option<f64> {
+pub fn peak_tflops(gpu: &str, precision: Precision) -> Option<f64> {
     const BF16: &[(&str, f64)] = &[
         ("B200", 2250.0),
         ("GH200", 989.4),
@@ -20,10 +20,10 @@ pub fn peak_tflops(gpu: &str, compute: Compute) -> Option<f64> {
     let words = |text: &str| format!(" {} ", text.replace(|c: char| !c.is_ascii_alphanumeric(), " "));
     let gpu = words(gpu);
     let bf16 = BF16.iter().find(|(name, _)| gpu.contains(&words(name))).map(|(_, peak)| *peak)?;
-    match compute {
-        Compute::Bf16 => Some(bf16),
-        Compute::Tf32 => Some(bf16 / 2.0),
-        Compute::F32 => None, // f32 runs on other units, whose peak does not follow from that of the matrix units
+    match precision {
+        Precision::Bf16 => Some(bf16),
+        Precision::Tf32 => Some(bf16 / 2.0),
+        Precision::F32 => None, // f32 runs on other units, whose peak does not follow from that of the matrix units
     }
 }
 
@@ -33,12 +33,12 @@ mod tests {
 
     #[test]
     fn the_whole_name_of_a_gpu_decides_its_peak() {
-        assert_eq!(peak_tflops("NVIDIA H100 PCIe", Compute::Bf16), Some(756.0));
-        assert_eq!(peak_tflops("NVIDIA H100 80GB HBM3", Compute::Bf16), Some(989.4));
-        assert_eq!(peak_tflops("NVIDIA H200", Compute::Tf32), Some(494.7));
-        assert_eq!(peak_tflops("NVIDIA A100-SXM4-80GB", Compute::Bf16), Some(311.9));
+        assert_eq!(peak_tflops("NVIDIA H100 PCIe", Precision::Bf16), Some(756.0));
+        assert_eq!(peak_tflops("NVIDIA H100 80GB HBM3", Precision::Bf16), Some(989.4));
+        assert_eq!(peak_tflops("NVIDIA H200", Precision::Tf32), Some(494.7));
+        assert_eq!(peak_tflops("NVIDIA A100-SXM4-80GB", Precision::Bf16), Some(311.9));
         for other in ["Tesla T4", "NVIDIA RTX A1000", "NVIDIA A10G", "NVIDIA GB200"] {
-            assert_eq!(peak_tflops(other, Compute::Bf16), None, "{other}");
+            assert_eq!(peak_tflops(other, Precision::Bf16), None, "{other}");
         }
     }
 }

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use common::terminal::{PRINTED, say, warn};
 use device::Device;
+use engine::precision::Precision;
 use engine::step::StepResult;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::config::LoggingConfig;
 use crate::config::learning_rate::LearningRate;
 use crate::config::model_size::ModelSize;
 use crate::config::plan::{ModelPlan, RunPlan};
-use crate::config::{Compute, LoggingConfig};
 use crate::error::{RunError, file_error};
 use crate::report::gpu_peak::peak_tflops;
 use crate::report::metrics::StepMetrics;
@@ -44,8 +45,8 @@ pub(crate) struct FinishedStep {
 }
 
 /// Peak FLOP/s of `ranks` GPUs, where it is known.
-pub(crate) fn peak_flops(device: &Device, compute: Compute, ranks: usize) -> Option<f64> {
-    let peak = peak_tflops(&device.gpu()?.name, compute)?;
+pub(crate) fn peak_flops(device: &Device, precision: Precision, ranks: usize) -> Option<f64> {
+    let peak = peak_tflops(&device.gpu()?.name, precision)?;
     Some(peak * 1e12 * ranks as f64)
 }
 

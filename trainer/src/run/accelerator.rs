@@ -3,9 +3,10 @@
 use common::UserError;
 use device::cuda::{CudaOptions, gpu_count};
 use device::{Device, HostOptions};
+use engine::precision::Precision;
 use launch::RankEnv;
 
-use crate::config::{Compute, DeviceChoice};
+use crate::config::DeviceChoice;
 
 /// The device of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +28,8 @@ pub struct Exactness {
 
 impl Exactness {
     /// The exactness of a run.
-    pub fn new(deterministic: bool, compute: Compute) -> Exactness {
-        Exactness { deterministic, tf32: compute == Compute::Tf32 }
+    pub fn new(deterministic: bool, precision: Precision) -> Exactness {
+        Exactness { deterministic, tf32: precision.rounds_to_tf32() }
     }
 }
 

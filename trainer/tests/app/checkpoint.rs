@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use data::{MarkovSource, Source, Split};
-use device::ops::{NormKind, Status};
+use device::ops::Status;
 use device::{DType, Device, HostOptions, Staging};
 use engine::graph_options::GraphOptions;
-use engine::model::{FeedForward, GptShape, Position, gpt};
+use engine::model::{GptShape, gpt};
 use engine::optimizer::{AdamW, ParamGroup, Sgd};
+use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use launch::watch::activity::Activity;
 use safetensors::SafeTensors;
@@ -33,7 +34,7 @@ struct Case {
     padded_vocab: usize,
     seq: usize,
     tied: bool,
-    dtype: DType,
+    precision: Precision,
     optimizer: Groups,
 }
 
@@ -43,7 +44,7 @@ fn device() -> Device {
 
 impl Case {
     fn stage(&self, device: &Device, seed: u64) -> Stage {
-        let Case { layers, hidden, vocab, padded_vocab, seq, tied, dtype, optimizer } = *self;
+        let Case { layers, hidden, vocab, padded_vocab, seq, tied, precision, optimizer } = *self;
         let shape = GptShape {
             layers,
             hidden,
@@ -55,20 +56,10 @@ impl Case {
             seq,
             batch: 2,
             tied,
-            attention: true,
-            norm: NormKind::Layer,
-            norm_eps: 1e-5,
-            feed_forward: FeedForward::Gelu,
-            position: Position::Learned,
-            bias: true,
-            init_std: 0.02,
-            scaled_residual_init: true,
             hidden_dropout: 0.1,
-            attention_dropout: 0.0,
-            recompute: false,
-            loss_pieces: 1,
             seed,
-            dtype,
+            precision,
+            ..GptShape::default()
         };
         let options = StageOptions {
             seed,
@@ -136,7 +127,7 @@ fn models_of_many_shapes_come_back_with_every_bit() {
             padded_vocab: 256,
             seq: 3 + number,
             tied: number % 2 == 0,
-            dtype: if number % 4 < 2 { DType::F32 } else { DType::Bf16 },
+            precision: if number % 4 < 2 { Precision::F32 } else { Precision::Bf16 },
             optimizer: kinds[number % 3],
         };
         let dir = tempfile::tempdir().unwrap();
@@ -170,7 +161,7 @@ fn files_are_safetensors_with_the_names_of_gpt_2_and_no_padding() {
         padded_vocab: 256,
         seq: 5,
         tied: true,
-        dtype: DType::F32,
+        precision: Precision::F32,
         optimizer: adamw,
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());
@@ -206,7 +197,7 @@ fn writing_checking_and_loading_a_checkpoint_are_seen_to_go_on_mib_by_mib() {
         padded_vocab: 40_064,
         seq: 5,
         tied: true,
-        dtype: DType::F32,
+        precision: Precision::F32,
         optimizer: adamw,
     };
     let (device, dir) = (device(), tempfile::tempdir().unwrap());

@@ -2,10 +2,11 @@
 //! data could have held.
 
 use data::{TextStream, Tokenizer};
-use device::{DType, Device, HostOptions, HostValues};
+use device::{Device, HostOptions, HostValues};
 use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, gpt};
 use engine::params::{OptimizerShard, Params};
+use engine::precision::Precision;
 use trainer::commands::sample::{Generator, Sampler, longest_prompt};
 
 use crate::data_files::{Folder, small_tokenizer};
@@ -14,8 +15,8 @@ use crate::models::{Kind, MICRO_BATCH, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 const TOKENS: [i32; SEQ] = [5, 90, 13, 13, 0, 96, 41, 7, 7, 7, 60, 2];
 
 /// A model whose first weights are large enough to have opinions.
-fn shape(kind: Kind, dtype: DType) -> GptShape {
-    let shape = if kind == Kind::Gpt { tiny_gpt(0.0, dtype) } else { tiny_llama(0.0, dtype) };
+fn shape(kind: Kind, precision: Precision) -> GptShape {
+    let shape = if kind == Kind::Gpt { tiny_gpt(0.0, precision) } else { tiny_llama(0.0, precision) };
     GptShape { init_std: 0.3, scaled_residual_init: false, ..shape }
 }
 
@@ -30,8 +31,8 @@ fn generator(shape: &GptShape, longest: usize) -> (Device, Generator) {
 
 /// Log probability of every token after each of [`TOKENS`], by the forward of training. Of a sequence that ends with the
 /// token, the loss at the last position alone depends on the token: the others cancel in the softmax.
-fn whole_forward(kind: Kind, dtype: DType) -> Vec<Vec<f64>> {
-    let run = Run { shape: Some(shape(kind, dtype)), compute: dtype, ..Run::new(kind, 1, GraphOptions::default()) };
+fn whole_forward(kind: Kind, precision: Precision) -> Vec<Vec<f64>> {
+    let run = Run { shape: Some(shape(kind, precision)), precision, ..Run::new(kind, 1, GraphOptions::default()) };
     let device = run.device();
     let mut stage = run.stage(&device);
     let losses = (MICRO_BATCH * SEQ) as f64;
@@ -59,23 +60,24 @@ fn likeliest(values: &[f64]) -> usize {
 
 #[test]
 fn a_token_read_through_the_cache_has_the_distribution_of_the_whole_forward() {
-    for (kind, dtype, tolerance) in [
-        (Kind::Gpt, DType::F32, 1e-4),
-        (Kind::Llama, DType::F32, 1e-4),
-        (Kind::Gpt, DType::Bf16, 0.2),
-        (Kind::Llama, DType::Bf16, 0.2),
+    for (kind, precision, tolerance) in [
+        (Kind::Gpt, Precision::F32, 1e-4),
+        (Kind::Llama, Precision::F32, 1e-4),
+        (Kind::Gpt, Precision::Bf16, 0.2),
+        (Kind::Llama, Precision::Bf16, 0.2),
     ] {
-        let truth = whole_forward(kind, dtype);
+        let truth = whole_forward(kind, precision);
         for prompt in [1, 4] {
-            let (_device, mut generator) = generator(&shape(kind, dtype), 5);
+            let (_device, mut generator) = generator(&shape(kind, precision), 5);
             let mut logits = generator.start(&TOKENS[..prompt]).unwrap();
             for position in prompt - 1..SEQ {
                 let ours = log_softmax(&logits);
                 for (token, (ours, truth)) in ours.iter().zip(&truth[position]).enumerate() {
-                    let what = format!("{kind:?} {dtype} token {token} after position {position}, prompt of {prompt}");
+                    let what =
+                        format!("{kind:?} {precision} token {token} after position {position}, prompt of {prompt}");
                     assert!((ours - truth).abs() < tolerance, "{what}: {ours} beside {truth}");
                 }
-                if dtype == DType::F32 {
+                if precision == Precision::F32 {
                     assert_eq!(likeliest(&ours), likeliest(&truth[position]), "{kind:?} {position}");
                 }
                 if position + 1 < SEQ {
@@ -91,7 +93,7 @@ fn a_token_read_through_the_cache_has_the_distribution_of_the_whole_forward() {
 #[test]
 fn beyond_the_context_the_newer_half_is_read_again() {
     for kind in [Kind::Gpt, Kind::Llama] {
-        let shape = shape(kind, DType::F32);
+        let shape = shape(kind, Precision::F32);
         let longest = longest_prompt(3, 30, SEQ);
         assert_eq!(longest, SEQ / 2);
         let (_device, mut long) = generator(&shape, longest);
@@ -116,7 +118,7 @@ fn beyond_the_context_the_newer_half_is_read_again() {
 
 #[test]
 fn greedy_text_is_the_likeliest_token_each_time_and_a_seed_gives_one_text() {
-    let shape = shape(Kind::Llama, DType::F32);
+    let shape = shape(Kind::Llama, Precision::F32);
     let text = |sampler: Sampler| -> Vec<u32> {
         let (_device, mut generator) = generator(&shape, 6);
         let mut text = Vec::new();

@@ -23,12 +23,12 @@ impl CausalAttention {
     pub(super) fn decode_cached(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
         let Some(cache) = step.cache else { unreachable!("attention has a cache width, so it has a cache") };
         let (heads, kv_heads) = (self.heads, self.kv_heads);
-        let qkv = tensor_like(cx, "qkv", &normed, self.qkv.width())?;
+        let qkv = self.qkv.output(cx, "qkv", &normed)?;
         self.qkv.forward(cx, normed, qkv)?;
         self.rotate(cx, qkv, step.angles, false)?;
-        let context = tensor_like(cx, "context", &normed, self.projection.input_width())?;
+        let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         cx.run(CachedAttention { qkv, cache, start: step.start, output: context, heads, kv_heads })?;
-        let delta = tensor_like(cx, "attention_out", &normed, self.projection.width())?;
+        let delta = self.projection.output(cx, "attention_out", &context)?;
         self.projection.forward(cx, context, delta)?;
         Ok(delta)
     }

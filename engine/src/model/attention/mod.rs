@@ -8,7 +8,7 @@ use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use super::linear::{Linear, LinearSpec, PendingWeightGradients};
+use super::linear::{Linear, LinearSpec, PendingWeightGradients, tensor_like};
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
@@ -39,7 +39,8 @@ impl PartSpec for CausalAttentionSpec {
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
         let ShardedShape { shape, parallel } = builder.of;
-        let [qkv, projection] = self.linears(shape, block).map(|linear| linear.build(builder.params));
+        let precision = shape.precision;
+        let [qkv, projection] = self.linears(shape, block).map(|linear| linear.build(builder.params, precision));
         let heads = shape.heads / parallel.size();
         let own_heads = DropoutPart { first_head: parallel.rank() * heads, ..DropoutPart::default() };
         let layer = block + 1;
@@ -110,12 +111,12 @@ impl CausalAttention {
 impl BlockPart for CausalAttention {
     fn forward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, Saved)> {
         let (batch, seq) = self.region.tokens;
-        let (heads, kv_heads, dtype) = (self.heads, self.kv_heads, normed.dtype);
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
         let all_normed = self.region.gather_rows(cx, "all_normed", normed)?;
-        let qkv = self.region.tensor(cx, "qkv", self.qkv.width(), dtype)?;
+        let qkv = self.qkv.output(cx, "qkv", &all_normed)?;
         self.qkv.forward(cx, all_normed, qkv)?;
         self.rotate(cx, qkv, self.rotary, false)?;
-        let context = self.region.tensor(cx, "context", self.projection.input_width(), dtype)?;
+        let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
         cx.run(Attention { qkv, output: context, stats, heads, kv_heads, dropout: probabilities })?;
@@ -140,7 +141,7 @@ impl BlockPart for CausalAttention {
 
         let normed = input.normed(cx)?;
         let normed = self.region.gather_rows_async(cx, "all_normed_1", normed)?;
-        let grad_context = cx.tensor("grad_context", saved.context.shape, grad.dtype)?;
+        let grad_context = self.projection.input_gradient(cx, "grad_context", &grad_delta)?;
         self.projection.dgrad(cx, grad_delta, grad_context, Epilogue::None)?;
         let bias = self.projection.bias.filter(|_| !self.bias_left_to_norm);
         let projection = Linear { bias, ..self.projection };

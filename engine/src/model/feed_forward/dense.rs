@@ -74,7 +74,8 @@ impl PartSpec for DenseSpec {
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
-        let [up, down] = self.linears(builder.of.shape, block).map(|linear| linear.build(builder.params));
+        let precision = builder.of.shape.precision;
+        let [up, down] = self.linears(builder.of.shape, block).map(|linear| linear.build(builder.params, precision));
         Box::new(DenseFeedForward {
             activation: self.activation,
             up,
@@ -118,8 +119,8 @@ impl DenseFeedForward {
     /// Forward up to the second product: the activated values `(batch, seq, ffn)`, and what backward needs.
     fn activate(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, SavedFeedForward)> {
         let all_normed = self.region.gather_rows(cx, "all_normed", normed)?;
-        let pre = tensor_like(cx, "pre_activation", &all_normed, self.up.width())?;
-        let activated = tensor_like(cx, "activated", &all_normed, self.down.input_width())?;
+        let pre = self.up.output(cx, "pre_activation", &all_normed)?;
+        let activated = tensor_like(cx, "activated", &pre, self.down.input_width())?;
         self.activation.forward(cx, &self.up, all_normed, pre, activated)?;
         let output = self.output.site(cx, record);
         Ok((activated, SavedFeedForward { pre, activated: (!self.recompute).then_some(activated), output }))

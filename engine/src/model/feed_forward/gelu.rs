@@ -1,7 +1,7 @@
 //! GELU in its tanh form (Hendrycks and Gimpel, 2016) between the two matrices.
 
 use device::Tensor;
-use device::ops::{self, ActivationKind, Epilogue, Gemm};
+use device::ops::{self, ActivationKind, Epilogue};
 use graph_manager::Result;
 
 use super::dense::{Activation, ActivationBackward};
@@ -21,10 +21,7 @@ impl Activation for Gelu {
 
     fn forward(&self, cx: &StepContext<'_>, up: &Linear, input: Tensor, pre: Tensor, activated: Tensor) -> Result<()> {
         match up.bias {
-            Some(bias) => {
-                let epilogue = Epilogue::BiasGelu { bias: bias.weight, pre };
-                cx.run(Gemm::linear(input, up.weight.weight, activated, epilogue))
-            }
+            Some(bias) => up.forward_through(cx, input, activated, Epilogue::BiasGelu { bias: bias.weight, pre }),
             None => {
                 up.forward(cx, input, pre)?;
                 cx.run(ops::Activation { kind: ActivationKind::Gelu, input: pre, output: activated })

@@ -27,7 +27,7 @@ impl Activation for SwiGlu {
 
     fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
         let ActivationBackward { grad_output, pre, grad_pre, activated, recompute } = tensors;
-        let grad_activated = cx.tensor("grad_activated", activated.shape, grad_pre.dtype)?;
+        let grad_activated = down.input_gradient(cx, "grad_activated", &grad_output)?;
         down.dgrad(cx, grad_output, grad_activated, Epilogue::None)?;
         let output = recompute.then_some(activated);
         cx.run(SwiGluBackward { input: pre, grad_output: grad_activated, grad_input: grad_pre, output })

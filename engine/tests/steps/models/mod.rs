@@ -12,6 +12,7 @@ use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
 use engine::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
 use engine::optimizer::{AdamW, ParamGroup, Sgd};
+use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
 use parallel::{PipelineGroups, PipelineStage};
 
@@ -30,7 +31,7 @@ pub enum Kind {
     Mlp,
 }
 
-pub fn tiny_gpt(dropout: f32, dtype: DType) -> GptShape {
+pub fn tiny_gpt(dropout: f32, precision: Precision) -> GptShape {
     GptShape {
         layers: 2,
         hidden: 32,
@@ -41,25 +42,15 @@ pub fn tiny_gpt(dropout: f32, dtype: DType) -> GptShape {
         padded_vocab: 128,
         seq: SEQ,
         batch: MICRO_BATCH,
-        tied: true,
-        attention: true,
-        norm: NormKind::Layer,
-        norm_eps: 1e-5,
-        feed_forward: FeedForward::Gelu,
-        position: Position::Learned,
-        bias: true,
-        init_std: 0.02,
-        scaled_residual_init: true,
         hidden_dropout: dropout.into(),
         attention_dropout: dropout.into(),
-        recompute: false,
-        loss_pieces: 1,
         seed: 7,
-        dtype,
+        precision,
+        ..GptShape::default()
     }
 }
 
-pub fn tiny_llama(dropout: f32, dtype: DType) -> GptShape {
+pub fn tiny_llama(dropout: f32, precision: Precision) -> GptShape {
     GptShape {
         kv_heads: 2,
         ffn: 48,
@@ -69,19 +60,19 @@ pub fn tiny_llama(dropout: f32, dtype: DType) -> GptShape {
         position: Position::Rotary { base: 500_000.0, scaling: None },
         bias: false,
         scaled_residual_init: false,
-        ..tiny_gpt(dropout, dtype)
+        ..tiny_gpt(dropout, precision)
     }
 }
 
 pub const MLP_SIZES: [usize; 4] = [24, 32, 17, 8];
 
-pub fn tiny_mlp(dropout: f32, dtype: DType) -> Architecture {
+pub fn tiny_mlp(dropout: f32, precision: Precision) -> Architecture {
     mlp(MlpShape {
         sizes: MLP_SIZES.to_vec(),
         dropouts: vec![dropout, dropout / 2.0],
         batch: MICRO_BATCH,
         seed: 7,
-        dtype,
+        precision,
     })
 }
 
@@ -91,8 +82,7 @@ pub struct Run {
     /// Another transformer than the kind's own.
     pub shape: Option<GptShape>,
     pub dropout: f32,
-    /// Type of weights and activations in layers.
-    pub compute: DType,
+    pub precision: Precision,
     pub microbatches: usize,
     pub steps: usize,
     pub threads: usize,
@@ -134,7 +124,7 @@ impl Run {
             kind,
             shape: None,
             dropout,
-            compute: DType::F32,
+            precision: Precision::F32,
             microbatches,
             steps: 20,
             threads: 1,
@@ -176,14 +166,14 @@ impl Run {
         let (architecture, optimizer) = match self.kind {
             Kind::Gpt | Kind::Llama => {
                 let own = if self.kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
-                let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.compute));
+                let shape = self.shape.clone().unwrap_or_else(|| own(self.dropout, self.precision));
                 let blocks = if self.blocks.is_empty() { vec![shape.layers] } else { self.blocks.clone() };
                 let layers = StageLayers::of_stage(self.stage, &blocks, self.recompute);
                 (gpt_part(shape, self.tensor.clone(), layers), adamw)
             }
             Kind::Mlp => {
                 let sgd = ParamGroup::decay_matrices(Sgd { momentum: 0.9 }, decay);
-                (tiny_mlp(self.dropout, self.compute), sgd)
+                (tiny_mlp(self.dropout, self.precision), sgd)
             }
         };
         let options = StageOptions {

@@ -11,9 +11,10 @@ use std::rc::Rc;
 use common::terminal::say;
 use device::cuda::library_versions;
 use device::{Communicator, DType, Device, HostOptions, Op};
+use engine::precision::Precision;
 use serde::Serialize;
 
-use crate::config::{Compute, DeviceChoice};
+use crate::config::DeviceChoice;
 use crate::report::gpu_peak::peak_tflops;
 use crate::run::accelerator::Accelerator;
 use cases::Case;
@@ -209,7 +210,7 @@ fn all_reduce(device: &Device, group: &Rc<dyn Communicator>) -> Finding {
 }
 
 fn rates(device: &Device) -> Vec<Finding> {
-    let peak = device.gpu().and_then(|gpu| peak_tflops(&gpu.name, Compute::Bf16));
+    let peak = device.gpu().and_then(|gpu| peak_tflops(&gpu.name, Precision::Bf16));
     match rates::measure(&mut Workbench::new(device)) {
         Ok(rates) => rates
             .into_iter()

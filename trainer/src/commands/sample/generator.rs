@@ -51,7 +51,8 @@ impl Generator {
         let wanted = device.allocate_tensor(&mut areas, "wanted", [1], DType::I32)?;
         let prompt = device.allocate_tensor(&mut areas, "prompt", [1, longest], DType::I32)?;
         let token = device.allocate_tensor(&mut areas, "token", [1, 1], DType::I32)?;
-        let logits = device.allocate_tensor(&mut areas, "logits", [1, shape.padded_vocab], shape.dtype)?;
+        let logits =
+            device.allocate_tensor(&mut areas, "logits", [1, shape.padded_vocab], shape.precision.activations())?;
         let options = GraphOptions { scope: Scope::FullIteration, mempool: Mempool::Single, ..GraphOptions::default() };
         let mut generator = Generator {
             graphs: StepPolicy::manager(compute.clone(), &options, StepShape::default())?,

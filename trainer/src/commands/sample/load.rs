@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use data::Tokenizer;
-use device::{DType, Device};
+use device::Device;
 use engine::model::{GptShape, gpt};
 use engine::params::Params;
 use toml::Value;
@@ -100,13 +100,8 @@ impl Loaded {
 
     /// The model in a line.
     pub fn describe(&self) -> String {
-        let GptShape { layers, hidden, vocab, seq, dtype, .. } = &self.shape;
-        format!("{}: {layers} layers of {hidden}, {vocab} tokens, context {seq}, {dtype}", self.folder.display())
-    }
-
-    /// Type of weights and activations in layers.
-    pub fn dtype(&self) -> DType {
-        self.shape.dtype
+        let GptShape { layers, hidden, vocab, seq, precision, .. } = &self.shape;
+        format!("{}: {layers} layers of {hidden}, {vocab} tokens, context {seq}, {precision}", self.folder.display())
     }
 }
 
