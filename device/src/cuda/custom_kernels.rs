@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use cudarc::driver::sys;
 
@@ -51,16 +52,19 @@ impl CustomKernels {
     /// The compiler's, with its log; the driver's; the source declares no such kernel.
     pub(super) fn load(&self, kernel: &CudaKernel, gpu: &GpuProperties) -> Result<()> {
         let mut sources = self.sources.borrow_mut();
-        if !sources.contains_key(&address(kernel)) {
-            let module = Module::load(kernel.file, kernel.source, gpu)?;
-            let loaded = |(name, function)| {
-                let arguments = argument_sizes(function)?;
-                Ok((name, LoadedKernel { function, arguments }))
-            };
-            let kernels = module.functions()?.into_iter().map(loaded).collect::<Result<_>>()?;
-            sources.insert(address(kernel), LoadedSource { kernels, _module: module });
-        }
-        let known = &sources[&address(kernel)].kernels;
+        let source = match sources.entry(address(kernel)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let module = Module::load(kernel.file, kernel.source, gpu)?;
+                let loaded = |(name, function)| {
+                    let arguments = argument_sizes(function)?;
+                    Ok((name, LoadedKernel { function, arguments }))
+                };
+                let kernels = module.functions()?.into_iter().map(loaded).collect::<Result<_>>()?;
+                new.insert(LoadedSource { kernels, _module: module })
+            }
+        };
+        let known = &source.kernels;
         if known.contains_key(kernel.function) {
             return Ok(());
         }

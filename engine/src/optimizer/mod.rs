@@ -113,12 +113,12 @@ impl Optimizer {
 /// A parameter's index and memory, and the weight decay of its group.
 type Member<'p> = (usize, &'p Param, f32);
 
+/// A rule, and the parameters that it updates.
+type RuleMembers<'g, 'p> = (&'g Arc<dyn UpdateRule>, Vec<Member<'p>>);
+
 /// The rules of all groups, each with its parameters in order of declaration.
-fn by_rule<'g, 'p>(
-    params: &'p Params,
-    groups: &'g [ParamGroup],
-) -> Result<Vec<(&'g Arc<dyn UpdateRule>, Vec<Member<'p>>)>> {
-    let mut rules: Vec<(&Arc<dyn UpdateRule>, Vec<Member<'p>>)> = Vec::new();
+fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<RuleMembers<'g, 'p>>> {
+    let mut rules: Vec<RuleMembers<'_, '_>> = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate() {
         let Some(group) = groups.iter().find(|group| (group.takes)(spec)) else {
             return Err(Error::Usage {
