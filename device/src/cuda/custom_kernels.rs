@@ -29,11 +29,22 @@ struct LoadedSource {
     _module: Module,
 }
 
-#[derive(Clone)]
 struct LoadedKernel {
     function: Function,
     /// Bytes of each argument that it declares, in order.
     arguments: Vec<usize>,
+}
+
+impl LoadedSource {
+    fn new(kernel: &CudaKernel, gpu: &GpuProperties) -> Result<LoadedSource> {
+        let module = Module::load(kernel.file, kernel.source, gpu)?;
+        let loaded = |(name, function)| {
+            let arguments = argument_sizes(function)?;
+            Ok((name, LoadedKernel { function, arguments }))
+        };
+        let kernels = module.functions()?.into_iter().map(loaded).collect::<Result<_>>()?;
+        Ok(LoadedSource { kernels, _module: module })
+    }
 }
 
 fn address(kernel: &CudaKernel) -> SourceAddress {
@@ -52,23 +63,14 @@ impl CustomKernels {
     /// The compiler's, with its log; the driver's; the source declares no such kernel.
     pub(super) fn load(&self, kernel: &CudaKernel, gpu: &GpuProperties) -> Result<()> {
         let mut sources = self.sources.borrow_mut();
-        let source = match sources.entry(address(kernel)) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                let module = Module::load(kernel.file, kernel.source, gpu)?;
-                let loaded = |(name, function)| {
-                    let arguments = argument_sizes(function)?;
-                    Ok((name, LoadedKernel { function, arguments }))
-                };
-                let kernels = module.functions()?.into_iter().map(loaded).collect::<Result<_>>()?;
-                new.insert(LoadedSource { kernels, _module: module })
-            }
+        let loaded = match sources.entry(address(kernel)) {
+            Entry::Occupied(loaded) => loaded.into_mut(),
+            Entry::Vacant(new) => new.insert(LoadedSource::new(kernel, gpu)?),
         };
-        let known = &source.kernels;
-        if known.contains_key(kernel.function) {
+        if loaded.kernels.contains_key(kernel.function) {
             return Ok(());
         }
-        let mut names: Vec<&str> = known.keys().map(String::as_str).collect();
+        let mut names: Vec<&str> = loaded.kernels.keys().map(String::as_str).collect();
         names.sort_unstable();
         let CudaKernel { file, function, .. } = kernel;
         let problem = format!("{file} has no kernel `{function}`, only [{}]", names.join(", "));

@@ -147,9 +147,3 @@ impl Operation for Custom {
         self.accesses.clone()
     }
 }
-
-impl<T: CustomOp + 'static> From<T> for super::Op {
-    fn from(op: T) -> super::Op {
-        Custom::new(Rc::new(op)).into()
-    }
-}

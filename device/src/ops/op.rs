@@ -1,10 +1,12 @@
 //! Any operation, as one type.
 
+use std::rc::Rc;
+
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
-    ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, Dropout,
-    Embedding, EmbeddingBackward, Fill, Gemm, Mse, Norm, NormBackward, Operation, Poison, ProgressMark, Rotary, Sgd,
-    SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, WriteControl, WriteSampleRecord,
+    ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp,
+    Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Mse, Norm, NormBackward, Operation, Poison, ProgressMark,
+    Rotary, Sgd, SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
@@ -112,4 +114,10 @@ operations! {
     Custom,
     /// How far the work has come.
     ProgressMark,
+}
+
+impl<T: CustomOp + 'static> From<T> for Op {
+    fn from(op: T) -> Op {
+        Custom::new(Rc::new(op)).into()
+    }
 }
