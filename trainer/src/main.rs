@@ -7,7 +7,7 @@ use launch::RankEnv;
 use parallel::set_library_defaults;
 use trainer::commands::cli::parse;
 use trainer::commands::execute;
-use trainer::run::process_group::{fail, refuse};
+use trainer::run::ranks::{fail, refuse};
 
 fn main() {
     let started = Instant::now();

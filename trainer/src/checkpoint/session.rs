@@ -23,7 +23,7 @@ use super::writers::Writers;
 use crate::config::plan::RunPlan;
 use crate::config::{CheckpointConfig, Resume, by_key};
 use crate::error::{RunError, SaveError};
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 
 /// A checkpoint to start from.
 type Found = (PathBuf, Manifest);
@@ -54,24 +54,24 @@ impl<'p> Session<'p> {
     /// # Errors
     /// A folder in use by another run; only damaged checkpoints; a start that would mix the checkpoints of two runs; a
     /// checkpoint of another model; a rank that sees another `checkpoint.dir`.
-    pub fn open(plan: &'p RunPlan, ranks: &Ranks, data: Identities) -> Result<Session<'p>, RunError> {
+    pub fn open(plan: &'p RunPlan, group: &ProcessGroup, data: Identities) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
-        let main = ranks.rank == 0;
+        let main = group.rank == 0;
         let origin = Origin { config: toml::to_string(&plan.config).unwrap_or_default(), ..Origin::default() };
         let grid = &plan.parallel.grid;
-        let at = |axis| grid.coordinate(ranks.rank, axis);
-        let max = ranks.max.clone();
+        let at = |axis| grid.coordinate(group.rank, axis);
+        let (any, sum) = (group.control.clone(), group.control.clone());
         // With a distributed optimizer every rank has a part that no other has.
         let divided = plan.parallel.distributed_optimizer;
         let writers = Writers {
-            rank: if divided { ranks.rank } else { at(Axis::Pipeline) * grid.size(Axis::Tensor) + at(Axis::Tensor) },
+            rank: if divided { group.rank } else { at(Axis::Pipeline) * grid.size(Axis::Tensor) + at(Axis::Tensor) },
             ranks: if divided { grid.ranks() } else { grid.size(Axis::Pipeline) * grid.size(Axis::Tensor) },
             writes: divided || at(Axis::Data) == 0,
             writes_replicated: at(Axis::Tensor) == 0,
-            any: Rc::new(move |here| max(here.into()) > 0),
-            sum: ranks.sum.clone(),
-            activity: ranks.activity.clone(),
+            any: Rc::new(move |here| any.any(here)),
+            sum: Rc::new(move |value| sum.sum(value)),
+            activity: group.activity.clone(),
         };
         let mut session = Session { settings, dir, origin, main, writers, found: None, _locks: Vec::new() };
         let mark = if main { format!("mark {}", new_run()) } else { String::new() };
@@ -83,7 +83,7 @@ impl<'p> Session<'p> {
             }
         }
         if let Some(dir) = dir {
-            all_see(dir, mark, ranks, grid.ranks())?;
+            all_see(dir, mark, group, grid.ranks())?;
         }
         if main {
             if let Some(dir) = dir {
@@ -110,11 +110,11 @@ impl<'p> Session<'p> {
         }
         // Rank 0 has read every byte of the checkpoint. The others take the same one.
         let step = session.found.as_ref().map_or(0, |(_, manifest)| manifest.step as u64 + 1);
-        let step = (ranks.max)(step);
+        let step = group.control.max(step);
         if !main && step > 0 {
             let path = session.path_of(step as usize - 1);
             let manifest = check_sizes(&path)
-                .map_err(|damage| not_shared(format!("rank {} cannot use {}: {damage}", ranks.rank, path.display())))?;
+                .map_err(|damage| not_shared(format!("rank {} cannot use {}: {damage}", group.rank, path.display())))?;
             session.found = Some((path, manifest));
         }
         Ok(session)
@@ -303,15 +303,17 @@ impl<'p> Session<'p> {
 }
 
 /// Fails on all ranks if one of them does not see the mark that rank 0 left in `dir`. All ranks call it together.
-fn all_see(dir: &Path, mark: String, ranks: &Ranks, all: usize) -> Result<(), UserError> {
-    let mark = (ranks.text_of)(0, mark);
+fn all_see(dir: &Path, mark: String, group: &ProcessGroup, all: usize) -> Result<(), UserError> {
+    let mark = group.control.broadcast_text(0, mark);
     // Ranks of one machine see at once what the others write.
-    let patience = if ranks.local == all { Duration::ZERO } else { PATIENCE };
-    let blind = ranks.rank > 0 && !shows(dir, LOCK, &mark, patience);
+    let patience = if group.local_size == all { Duration::ZERO } else { PATIENCE };
+    let blind = group.rank > 0 && !shows(dir, LOCK, &mark, patience);
     // The highest such rank is named; 0 means none.
-    let Some(last) = (ranks.max)(if blind { ranks.rank as u64 + 1 } else { 0 }).checked_sub(1) else { return Ok(()) };
+    let Some(last) = group.control.max(if blind { group.rank as u64 + 1 } else { 0 }).checked_sub(1) else {
+        return Ok(());
+    };
     let here = std::path::absolute(dir).unwrap_or(dir.into()).display().to_string();
-    let [first, other] = [0, last as usize].map(|rank| (ranks.text_of)(rank, here.clone()));
+    let [first, other] = [0, last as usize].map(|rank| group.control.broadcast_text(rank, here.clone()));
     let what = format!("checkpoint.dir = {}: rank {last} does not see in {other} what rank 0 wrote", dir.display());
     Err(not_shared(if first == other { what } else { format!("{what} in {first}") }))
 }

@@ -16,7 +16,7 @@ use super::random::uniform;
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::config::request::TrainRequest;
 use crate::error::RunError;
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 use crate::report::gpu_peak::peak_tflops;
 use crate::run::set_up::{load_start, stage, step_settings};
 
@@ -164,19 +164,19 @@ impl SteadyCounts {
 /// See [`RunError`].
 pub(super) fn measure(
     plan: &RunPlan,
-    ranks: &Ranks,
+    group: &ProcessGroup,
     device: &Device,
     steps: usize,
     started: Instant,
 ) -> Result<BenchResult, RunError> {
     // As in training, nothing is torn down on a fault.
-    let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
+    let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
     load_start(plan, device, &stage)?;
     let batch = random_batch(plan, &stage.staging(1)?);
     let mut step = 0;
     // Submits a step; also returns when its work was submitted.
     let mut timed = |batch: Option<&HostValues>| -> Result<(PendingMetrics, Instant), RunError> {
-        let share = plan.batch.share_of_global((step * plan.batch.global) as u64, plan.parallel.data_rank(ranks.rank));
+        let share = plan.batch.share_of_global((step * plan.batch.global) as u64, plan.parallel.data_rank(group.rank));
         let losses = stage.submit(step_settings(&plan.optimizer, step, share), batch)?;
         let launched = Instant::now();
         step += 1;
@@ -206,7 +206,7 @@ pub(super) fn measure(
     let (launch_with_inputs_us, issue_with_inputs_us) = issue(Some(&batch))?;
     let mut next = |batch: Option<&HostValues>| timed(batch).map(|(pending, _)| pending);
 
-    (ranks.barrier)();
+    group.control.barrier();
     device.synchronize()?;
     let before = device.counters();
     let mut ends = vec![Instant::now()];

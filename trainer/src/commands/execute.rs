@@ -10,7 +10,7 @@ use super::{batches, convert, doctor, sample, tokenize, train};
 use crate::checkpoint;
 use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
-use crate::run::process_group::{fail, refuse};
+use crate::run::ranks::{fail, refuse};
 
 /// Does what was asked for; returns the exit code. The process started at `started`.
 ///

@@ -12,7 +12,7 @@ use super::args::{Parsed, parse_line};
 use crate::config::plan::RunPlan;
 use crate::config::{DeviceChoice, RunConfig};
 use crate::run::accelerator::Accelerator;
-use crate::run::process_group::{fail, refuse};
+use crate::run::ranks::{fail, refuse};
 
 /// Ranks to start.
 #[derive(Clone, Debug)]

@@ -16,21 +16,21 @@ use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::config::unused_settings;
 use crate::error::{RunError, file_error};
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 use crate::report::logs;
 use crate::report::reporter::Outcome;
 use crate::run::accelerator::{Accelerator, Exactness};
 use crate::run::consistency::shared_settings;
 use crate::run::output_files::check_writable;
-use crate::run::process_group::{Topology, on_all_ranks, refuse};
+use crate::run::ranks::{Topology, on_all_ranks, refuse};
 use crate::run::source::{source, source_to_plan};
 
 /// Trains; returns the exit code. A wrong request ends the process before it touches the device.
 pub(super) fn train(request: &TrainRequest, env: &RankEnv) -> i32 {
     let prepared = prepare(request, false, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
     let Prepared { plan, source, .. } = &prepared;
-    start(request, &prepared, env, None, |ranks, device| {
-        let outcome = crate::run::train(plan, request, ranks, device, source.clone())?;
+    start(request, &prepared, env, None, |group, device| {
+        let outcome = crate::run::train(plan, request, group, device, source.clone())?;
         Ok(exit_code(outcome))
     })
 }
@@ -43,9 +43,9 @@ pub(super) fn bench(request: &BenchRequest, env: &RankEnv, started: Instant) -> 
         return train(run, env);
     }
     let prepared = prepare(run, true, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    start(run, &prepared, env, Some(*steps), |ranks, device| {
-        let result = bench::measure(&prepared.plan, ranks, device, *steps, started)?;
-        if ranks.rank == 0 {
+    start(run, &prepared, env, Some(*steps), |group, device| {
+        let result = bench::measure(&prepared.plan, group, device, *steps, started)?;
+        if group.rank == 0 {
             print(&serde_json::to_string_pretty(&result).unwrap_or_default())
                 .map_err(file_error("standard output".into()))?;
         }
@@ -92,7 +92,7 @@ fn start(
     prepared: &Prepared,
     env: &RankEnv,
     bench_steps: Option<usize>,
-    work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
+    work: impl FnOnce(&ProcessGroup, &Device) -> Result<i32, RunError>,
 ) -> i32 {
     let Prepared { plan, accelerator, .. } = prepared;
     let train = &plan.config.train;

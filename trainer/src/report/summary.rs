@@ -9,10 +9,16 @@ use parallel::Axis;
 
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::plan::RunPlan;
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 
 /// The summary of one rank's plan, as a box.
-pub fn summary(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &Device, ranks: &Ranks) -> String {
+pub fn summary(
+    plan: &RunPlan,
+    stage: &mut Stage,
+    source: &dyn Source,
+    device: &Device,
+    group: &ProcessGroup,
+) -> String {
     let config = &plan.config;
     let compute = config.precision.compute;
     let preset = config.model.preset;
@@ -23,7 +29,7 @@ pub fn summary(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &
         ("data", source.describe()),
         ("batch", batch(plan)),
         ("steps", format!("{}, {} tokens", plan.steps, count(tokens))),
-        ("device", format!("{}, {compute}", describe_device(device, ranks))),
+        ("device", format!("{}, {compute}", describe_device(device, group))),
         ("weights", weights(plan, stage)),
         ("optimizer", optimizer(plan, stage)),
         ("activations", activations(stage)),
@@ -31,8 +37,8 @@ pub fn summary(plan: &RunPlan, stage: &mut Stage, source: &dyn Source, device: &
         ("graphs", graphs(plan, stage)),
     ];
     if plan.parallel.grid.size(Axis::Pipeline) > 1 {
-        let layers = plan.layers(ranks.rank).in_words();
-        let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), ranks.rank);
+        let layers = plan.layers(group.rank).in_words();
+        let pipeline = pipeline(&plan.parallel, plan.batch.microbatches(), group.rank);
         rows.splice(3..3, [("pipeline", pipeline), ("layers", layers)]);
     }
     if let Some(floor) = source.floor() {
@@ -124,7 +130,7 @@ fn memory(device: &Device) -> String {
 }
 
 /// The device in words.
-pub(crate) fn describe_device(device: &Device, ranks: &Ranks) -> String {
+pub(crate) fn describe_device(device: &Device, group: &ProcessGroup) -> String {
     match device.gpu() {
         Some(gpu) => format!(
             "{}, compute capability {}.{}, CUDA {}.{}",
@@ -134,6 +140,6 @@ pub(crate) fn describe_device(device: &Device, ranks: &Ranks) -> String {
             gpu.driver_version / 1000,
             gpu.driver_version % 1000 / 10
         ),
-        None => format!("host, {} threads a rank", ranks.threads),
+        None => format!("host, {} threads a rank", group.threads),
     }
 }

@@ -7,7 +7,7 @@ use data::{Identities, Paths, Source};
 
 use crate::config::RunConfig;
 use crate::error::RunError;
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 
 /// Keys that may differ from rank to rank: no result depends on them, or they are compared in another form.
 const MAY_DIFFER: &[&str] = &["train.threads", "data.path", "data.validation_path"];
@@ -61,12 +61,12 @@ pub fn check_settings(rank: usize, here: &str, first: &str) -> Result<(), UserEr
 ///
 /// # Errors
 /// Data that are not those of rank 0, or that cannot be read any more.
-pub(crate) fn check_data(ranks: &Ranks, source: &dyn Source) -> Result<Identities, RunError> {
+pub(crate) fn check_data(group: &ProcessGroup, source: &dyn Source) -> Result<Identities, RunError> {
     let here = source.identities()?;
-    let first = (ranks.text_of)(0, serde_json::to_string(&here).unwrap_or_default());
+    let first = group.control.broadcast_text(0, serde_json::to_string(&here).unwrap_or_default());
     match serde_json::from_str(&first).map(|first| data::changed(&first, &here)) {
         Ok(changed) if !changed.is_empty() => Err(UserError::new(
-            format!("rank {} has other data: {}", ranks.rank, changed.join(", ").replace("(was ", "(rank 0: ")),
+            format!("rank {} has other data: {}", group.rank, changed.join(", ").replace("(was ", "(rank 0: ")),
             "all ranks read the same data",
             "put the data on a file system that all nodes share, or copy the same files to each node",
         )

@@ -4,20 +4,20 @@ use common::UserError;
 use common::format::bytes;
 use device::Device;
 
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 
 /// The memory of a rank besides that of its device, bytes: program, libraries, data being read.
 const HEADROOM: usize = 64 << 20;
 
 /// Fails if the ranks of this machine need more memory than it has. The operating system would kill one of them without a
 /// message.
-pub(crate) fn fits_host(needed: usize, device: &Device, ranks: &Ranks) -> Result<(), UserError> {
+pub(crate) fn fits_host(needed: usize, device: &Device, group: &ProcessGroup) -> Result<(), UserError> {
     let scratch = device.host_scratch_bytes();
-    let most = (ranks.max)((needed + scratch + HEADROOM) as u64) as usize;
+    let most = group.control.max((needed + scratch + HEADROOM) as u64) as usize;
     let free = device.free_host_memory();
-    (ranks.barrier)(); // all ranks read the free memory before any rank takes some
+    group.control.barrier(); // all ranks read the free memory before any rank takes some
     match free {
-        Some(free) if most.saturating_mul(ranks.local) > free => Err(UserError::new(
+        Some(free) if most.saturating_mul(group.local_size) > free => Err(UserError::new(
             format!(
                 "a rank needs {} of memory ({} planned, {} while an operation runs, {} for the rest), {} are free{}",
                 bytes(most),
@@ -25,7 +25,7 @@ pub(crate) fn fits_host(needed: usize, device: &Device, ranks: &Ranks) -> Result
                 bytes(scratch),
                 bytes(HEADROOM),
                 bytes(free),
-                if ranks.local > 1 { format!(" for {} ranks", ranks.local) } else { String::new() }
+                if group.local_size > 1 { format!(" for {} ranks", group.local_size) } else { String::new() }
             ),
             "weights, optimizer state, activations and temporary buffers fit the machine's memory",
             "set a smaller train.micro_batch_size, recompute.granularity, fewer train.threads or ranks, or a smaller model; \

@@ -4,7 +4,7 @@ pub mod accelerator;
 pub mod consistency;
 mod host_memory;
 pub mod output_files;
-pub mod process_group;
+pub mod ranks;
 pub mod run_folder;
 pub mod set_up;
 pub mod source;

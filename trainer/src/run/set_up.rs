@@ -12,19 +12,19 @@ use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::RunError;
 use crate::hf::Pretrained;
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 use crate::run::host_memory::fits_host;
 
 /// Creates this rank's stage with its first weights, records its steps and allocates its memory. All ranks call it together.
 ///
 /// # Errors
 /// Out of memory, or settings that exclude each other.
-pub fn stage(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<Stage, RunError> {
+pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
     // A dry run on the host plans for another machine.
     if device.gpu().is_some() || !device.is_dry() {
-        check_fits(plan, device, ranks)?;
+        check_fits(plan, device, group)?;
     }
-    let mut stage = recorded_stage(plan, device, ranks)?;
+    let mut stage = recorded_stage(plan, device, group)?;
     if device.gpu().is_some() && !device.is_dry() && plan.parallel.grid.size(Axis::Pipeline) > 1 {
         stage.rehearse(&plan.batch.microbatch_counts(), plan.evaluation.is_some())?;
         device.synchronize()?;
@@ -50,20 +50,20 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
 ///
 /// On a GPU this is also when the algorithms of matrix products are chosen, by timing. The first rank of each stage does that
 /// in turn, for the products that no earlier stage has, and all other ranks take over its choices.
-fn check_fits(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<(), RunError> {
+fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(), RunError> {
     let mut needed = None;
     // Rank 0 is the first rank of the first stage, and its pipeline group has the first rank of each.
     for first in plan.parallel.grid.group(0, Axis::Pipeline) {
-        if ranks.rank == first {
-            needed = Some(bytes_needed(plan, device, ranks));
-            (ranks.text_of)(first, device.export_choices().unwrap_or_default());
+        if group.rank == first {
+            needed = Some(bytes_needed(plan, device, group));
+            group.control.broadcast_text(first, device.export_choices().unwrap_or_default());
         } else {
-            device.import_choices(&(ranks.text_of)(first, String::new()))?;
+            device.import_choices(&group.control.broadcast_text(first, String::new()))?;
         }
     }
-    let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, ranks))?;
+    let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, group))?;
     if device.gpu().is_none() {
-        return Ok(fits_host(needed, device, ranks)?);
+        return Ok(fits_host(needed, device, group)?);
     }
     match device.gpu_memory()? {
         Some((free, total)) if needed > free => Err(UserError::new(
@@ -82,10 +82,10 @@ fn check_fits(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<(), RunE
 }
 
 /// The bytes of device memory that a stage needs. Nothing is allocated.
-fn bytes_needed(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<usize, RunError> {
+fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<usize, RunError> {
     let dry = device.is_dry();
     device.set_dry(true);
-    let needed = recorded_stage(plan, device, ranks).map(|stage| {
+    let needed = recorded_stage(plan, device, group).map(|stage| {
         let needed = device.allocated_bytes();
         drop(stage);
         needed
@@ -94,9 +94,9 @@ fn bytes_needed(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<usize,
     needed
 }
 
-fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<Stage, RunError> {
+fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
     let sequence = plan.parallel.sequence_parallel;
-    let tensor = TensorParallel { group: ranks.tensor.clone(), sequence };
+    let tensor = TensorParallel { group: group.tensor.clone(), sequence };
     let options = StageOptions {
         seed: plan.config.train.seed,
         microbatches: plan.batch.microbatches(),
@@ -104,19 +104,19 @@ fn recorded_stage(plan: &RunPlan, device: &Device, ranks: &Ranks) -> Result<Stag
         bucket_bytes: plan.parallel.bucket_bytes,
         distributed_optimizer: plan.parallel.distributed_optimizer,
         grad_reduce: plan.parallel.grad_reduce,
-        pipeline: plan.parallel.stage(ranks.rank),
+        pipeline: plan.parallel.stage(group.rank),
         graphs: plan.graphs.clone(),
     };
-    let architecture = plan.model.part(tensor, plan.layers(ranks.rank));
-    let groups = StageGroups { data_parallel: ranks.group.clone(), pipeline: ranks.pipeline.clone() };
+    let architecture = plan.model.part(tensor, plan.layers(group.rank));
+    let groups = StageGroups { data_parallel: group.data.clone(), pipeline: group.pipeline.clone() };
     let mut stage = Stage::new(device, &architecture, options, groups)?;
     for (at, microbatches) in plan.batch.microbatch_counts().into_iter().enumerate() {
         stage.record(microbatches, at == 0 && plan.evaluation.is_some())?;
     }
     stage.graphs().allocate()?;
-    let barrier = ranks.barrier.clone();
+    let control = group.control.clone();
     stage.graphs().before_capture(move || {
-        barrier();
+        control.barrier();
         Ok(())
     });
     Ok(stage)

@@ -12,7 +12,7 @@ use launch::watch::activity::{Activity, Doing};
 
 use crate::config::LoggingConfig;
 use crate::error::RunError;
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 use crate::report::summary::describe_device;
 
 /// The timeline of a run, if one is asked for.
@@ -51,14 +51,14 @@ impl StepTrace {
     pub fn prepare(
         logging: &LoggingConfig,
         graphs: &GraphOptions,
-        ranks: &Ranks,
+        group: &ProcessGroup,
         device: &Device,
         first_step: usize,
     ) -> Result<StepTrace, UserError> {
         let Some(file) = &logging.trace else {
             return Ok(StepTrace { target: None, state: State::Written, write_error: None });
         };
-        let path = of_rank(Path::new(file), ranks.rank);
+        let path = of_rank(Path::new(file), group.rank);
         device.prepare_timeline().map_err(|error| {
             let text = error.to_string();
             let (what, fix) = text.split_once(". Fix: ").unwrap_or((&text, "leave out --trace"));
@@ -68,10 +68,10 @@ impl StepTrace {
         let after = logging.trace_after.map_or(first_replay, |step| step.saturating_sub(first_step));
         let target = Target {
             path,
-            rank: ranks.rank,
-            process: format!("rank {}, {}", ranks.rank, describe_device(device, ranks)),
+            rank: group.rank,
+            process: format!("rank {}, {}", group.rank, describe_device(device, group)),
             steps: logging.trace_steps,
-            activity: ranks.activity.clone(),
+            activity: group.activity.clone(),
         };
         Ok(StepTrace { target: Some(target), state: State::Waiting(after), write_error: None })
     }

@@ -18,7 +18,7 @@ use crate::checkpoint::{Occasion, Progress, Session};
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
-use crate::ranks::Ranks;
+use crate::process_group::ProcessGroup;
 use crate::report::reporter::{FinishedStep, Outcome, Reporter, peak_flops};
 use crate::report::run_log::RunLog;
 use crate::report::summary::summary;
@@ -37,36 +37,36 @@ use crate::run::trace::StepTrace;
 pub fn train(
     plan: &RunPlan,
     request: &TrainRequest,
-    ranks: &Ranks,
+    group: &ProcessGroup,
     device: &Device,
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
     let session = if request.dry_run {
         None
     } else {
-        let session = Session::open(plan, ranks, check_data(ranks, &*source)?)?;
+        let session = Session::open(plan, group, check_data(group, &*source)?)?;
         session.compute_alike(device);
         Some(session)
     };
     // A timeline is prepared before the first graph, and before any other work that its failure would make vain.
     let first_step = session.as_ref().map(|session| session.progress().step);
     let trace = first_step
-        .map(|step| StepTrace::prepare(&plan.config.logging, &plan.graphs, ranks, device, step))
+        .map(|step| StepTrace::prepare(&plan.config.logging, &plan.graphs, group, device, step))
         .transpose()?;
     // On a fault nothing is torn down: freeing memory that the device still uses waits for the device, and for the ranks that
     // it waits for, before anybody is told.
-    let mut stage = ManuallyDrop::new(stage(plan, device, ranks)?);
+    let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
     if session.as_ref().is_none_or(Session::begins_anew) {
         load_start(plan, device, &stage)?;
     }
-    if ranks.rank == 0 {
-        let text = summary(plan, &mut stage, &*source, device, ranks);
+    if group.rank == 0 {
+        let text = summary(plan, &mut stage, &*source, device, group);
         say(&text);
         tracing::info!(target: PRINTED, "{text}");
     }
     let outcome = match (session, trace) {
         (Some(session), Some(trace)) => {
-            match Trainer::start(plan, ranks, device, source, session, trace, &mut stage)? {
+            match Trainer::start(plan, group, device, source, session, trace, &mut stage)? {
                 Some(mut trainer) => {
                     trainer.run()?;
                     Some(trainer.finish(request.graph_report.as_deref())?)
@@ -83,7 +83,7 @@ pub fn train(
 /// A run in progress.
 struct Trainer<'r> {
     plan: &'r RunPlan,
-    ranks: &'r Ranks,
+    group: &'r ProcessGroup,
     device: &'r Device,
     stage: &'r mut Stage,
     source: Arc<dyn Source>,
@@ -107,7 +107,7 @@ impl<'r> Trainer<'r> {
     /// before.
     fn start(
         plan: &'r RunPlan,
-        ranks: &'r Ranks,
+        group: &'r ProcessGroup,
         device: &'r Device,
         source: Arc<dyn Source>,
         session: Session<'r>,
@@ -117,26 +117,26 @@ impl<'r> Trainer<'r> {
         let progress = session.progress();
         let steps = plan.steps;
         if progress.step >= steps {
-            if ranks.rank == 0 {
+            if group.rank == 0 {
                 let done = progress.step;
                 say(&format!("done before: {done} of {steps} steps. To continue, set a larger train.steps"));
             }
             return Ok(None);
         }
         session.restore(stage)?;
-        let log = (ranks.rank == 0).then(|| open_log(plan, &session)).transpose()?;
+        let log = (group.rank == 0).then(|| open_log(plan, &session)).transpose()?;
         let peak = peak_flops(device, plan.config.precision.compute, plan.parallel.grid.ranks());
         let report = Reporter::new(plan, log, device.allocated_bytes(), peak, progress.step);
-        tracing::info!(rank = ranks.rank, threads = ranks.threads, "training begins");
+        tracing::info!(rank = group.rank, threads = group.threads, "training begins");
         let batches = match stage.needs_batch() {
-            true => Some(prefetch(plan, ranks.rank, source.clone(), progress, stage)?),
+            true => Some(prefetch(plan, group.rank, source.clone(), progress, stage)?),
             false => None,
         };
-        ranks.stop.heed();
+        group.stop.heed();
         let (first_step, in_flight, last_end) = (progress.step, None, None);
         Ok(Some(Trainer {
             plan,
-            ranks,
+            group,
             device,
             stage,
             source,
@@ -172,18 +172,18 @@ impl<'r> Trainer<'r> {
     fn train_step(&mut self) -> Result<(), RunError> {
         let Progress { step, samples: consumed } = self.progress;
         let started = Instant::now();
-        let share = self.plan.batch.share_after(consumed, self.plan.parallel.data_rank(self.ranks.rank));
+        let share = self.plan.batch.share_after(consumed, self.plan.parallel.data_rank(self.group.rank));
         let settings = step_settings(&self.plan.optimizer, step, share);
         // The first batch may take long, as set-up does.
         let waits = if step > self.first_step { Doing::WaitsForBatch } else { Doing::Starts };
         let (mut batch, mut data_wait) = (None, Duration::ZERO);
         if let Some(batches) = &mut self.batches {
-            let (next, waited) = self.ranks.activity.during(waits, || batches.next_batch())?;
+            let (next, waited) = self.group.activity.during(waits, || batches.next_batch())?;
             (batch, data_wait) = (Some(next), waited);
         }
         self.trace.before_step(self.device)?;
         let settled = self.stage.graphs().is_settled(Mode::Train, settings.microbatches);
-        self.ranks.activity.set(if settled { Doing::Steps } else { Doing::Starts });
+        self.group.activity.set(if settled { Doing::Steps } else { Doing::Starts });
         let metrics = self.stage.train_step(settings, batch.as_ref())?;
         self.trace.after_step(self.device)?;
         let host = started.elapsed();
@@ -208,9 +208,9 @@ impl<'r> Trainer<'r> {
             return Ok(());
         };
         let last = self.in_flight.take().map(|step| self.wait(step)).transpose()?;
-        let activity = &self.ranks.activity;
+        let activity = &self.group.activity;
         let loss = activity.during(Doing::Evaluates, || {
-            evaluate(self.plan, self.stage, &*self.source, self.ranks.rank, evaluation.batches)
+            evaluate(self.plan, self.stage, &*self.source, self.group.rank, evaluation.batches)
         })?;
         if let Some(last) = last {
             self.report.report_step(&last, Some(loss));
@@ -220,7 +220,7 @@ impl<'r> Trainer<'r> {
 
     /// Whether the run ends now, because any rank was asked to end or cannot continue. All ranks call it together.
     fn must_stop(&self) -> bool {
-        (self.ranks.max)((self.ranks.stop.is_asked() || self.report.must_stop()).into()) > 0
+        self.group.control.any(self.group.stop.is_asked() || self.report.must_stop())
     }
 
     /// Writes a checkpoint if one is due. Returns whether this was tried.
@@ -238,7 +238,7 @@ impl<'r> Trainer<'r> {
             }
             return Ok(false);
         }
-        self.ranks.activity.during(Doing::Writes, || {
+        self.group.activity.during(Doing::Writes, || {
             self.report.sync(); // the metrics on disk are never behind a checkpoint
             let occasion = if last { Occasion::End } else { Occasion::Interval };
             if self.session.save(self.stage, self.progress, occasion)? && self.report.is_sound() {
@@ -260,13 +260,13 @@ impl<'r> Trainer<'r> {
 
     /// Reports the last step and writes the files that are written once, at the end.
     fn finish(mut self, graph_report: Option<&Path>) -> Result<Outcome, RunError> {
-        self.ranks.activity.set(Doing::Ends);
+        self.group.activity.set(Doing::Ends);
         self.report_in_flight()?;
-        let Trainer { ranks, device, stage, source, trace, mut report, .. } = self;
-        ranks.activity.during(Doing::Writes, || {
+        let Trainer { group, device, stage, source, trace, mut report, .. } = self;
+        group.activity.during(Doing::Writes, || {
             report.close()?;
             match graph_report {
-                Some(path) if ranks.rank == 0 => write_graph_report(stage, path),
+                Some(path) if group.rank == 0 => write_graph_report(stage, path),
                 _ => Ok(()),
             }
         })?;
@@ -276,7 +276,7 @@ impl<'r> Trainer<'r> {
         let diverged = !report.last_loss.is_finite() || report.has_diverged();
         let outcome = Outcome {
             loss: report.last_loss,
-            finite: (ranks.max)(diverged.into()) == 0,
+            finite: !group.control.any(diverged),
             validation_loss: report.last_validation,
             floor: source.floor(),
         };
@@ -294,7 +294,7 @@ impl<'r> Trainer<'r> {
     }
 
     fn wait(&mut self, step: SubmittedStep) -> Result<FinishedStep, RunError> {
-        self.ranks.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
+        self.group.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
     }
 }
 

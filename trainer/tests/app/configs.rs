@@ -9,7 +9,7 @@ use parallel::ThreadWorld;
 use trainer::config::Layers;
 use trainer::config::plan::RunPlan;
 use trainer::config::recipes::RECIPES;
-use trainer::ranks::Ranks;
+use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::stage;
 
 /// What an H200 has, bytes, less a GiB for the driver and libraries.
@@ -57,8 +57,8 @@ fn what_a_recipe_for_h200s_needs_is_less_than_a_gpu_has() {
         let device = Device::host(HostOptions { threads: 1, check: false, dry: true }).unwrap();
         // A dry run transfers nothing, so the first of the ranks can plan alone.
         let others = ThreadWorld::ranks(plan.parallel.grid.ranks(), Duration::ZERO);
-        let group = others.first().map(|rank| rank.communicator("data"));
-        stage(&plan, &device, &Ranks { group, ..Ranks::alone(1) }).unwrap();
+        let data = others.first().map(|rank| rank.communicator("data"));
+        stage(&plan, &device, &ProcessGroup { data, ..ProcessGroup::single(1) }).unwrap();
         let needed = device.allocated_bytes();
         assert!(needed < H200, "{name}: {needed} bytes");
     }

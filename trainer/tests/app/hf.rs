@@ -15,7 +15,7 @@ use trainer::commands::sample::Generator;
 use trainer::config::plan::{ModelPlan, RunPlan};
 use trainer::error::RunError;
 use trainer::hf::{DataType, Direction, Pretrained, convert};
-use trainer::ranks::Ranks;
+use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::{load_start, stage};
 
 /// Plans a run from a command line.
@@ -27,8 +27,8 @@ fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {
 
 fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
-    let ranks = Ranks::alone(1);
-    let stage = stage(plan, &device, &ranks)?;
+    let group = ProcessGroup::single(1);
+    let stage = stage(plan, &device, &group)?;
     load_start(plan, &device, &stage)?;
     Ok((device, stage))
 }

@@ -3,7 +3,7 @@
 use device::{Device, HostOptions};
 use trainer::commands::cli::{Request, parse};
 use trainer::config::plan::RunPlan;
-use trainer::ranks::Ranks;
+use trainer::process_group::ProcessGroup;
 use trainer::report::reporter::Outcome;
 use trainer::run::source::source;
 use trainer::run::train;
@@ -19,9 +19,9 @@ fn run(folder: &Folder, flags: &[&str]) -> (Outcome, Vec<serde_json::Value>) {
         other => panic!("{other:?}"),
     };
     let plan = RunPlan::new(request.config.clone(), 1).unwrap();
-    let ranks = Ranks::alone(2);
+    let group = ProcessGroup::single(2);
     let device = Device::host(HostOptions { threads: 2, ..HostOptions::default() }).unwrap();
-    let outcome = train(&plan, &request, &ranks, &device, source(&plan).unwrap()).unwrap().unwrap();
+    let outcome = train(&plan, &request, &group, &device, source(&plan).unwrap()).unwrap().unwrap();
     let lines = std::fs::read_to_string(folder.path("run/metrics.jsonl")).unwrap();
     (outcome, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
 }

@@ -9,7 +9,7 @@ use super::{DoctorRequest, check};
 use crate::commands::args::one_of;
 use crate::config::DeviceChoice;
 use crate::run::accelerator::{Accelerator, Exactness};
-use crate::run::process_group::{Topology, on_all_ranks, refuse};
+use crate::run::ranks::{Topology, on_all_ranks, refuse};
 
 pub(crate) fn command() -> Command {
     let switch =
@@ -36,7 +36,7 @@ pub(crate) fn run(request: DoctorRequest, env: &RankEnv) -> i32 {
     let open = |threads| accelerator.open(Exactness::default(), threads, false);
     let topology = Topology::data_parallel(env.world_size);
     let settings = format!("device = {}\n", accelerator.kind());
-    on_all_ranks(env, topology, &settings, None, &WatchSettings::default(), open, |ranks, device| {
-        Ok(check(request, accelerator, device, ranks.group.as_ref()))
+    on_all_ranks(env, topology, &settings, None, &WatchSettings::default(), open, |group, device| {
+        Ok(check(request, accelerator, device, group.data.as_ref()))
     })
 }

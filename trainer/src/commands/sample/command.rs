@@ -13,7 +13,7 @@ use crate::commands::args::{one_of, text};
 use crate::config::DeviceChoice;
 use crate::error::RunError;
 use crate::run::accelerator::{Accelerator, Exactness};
-use crate::run::process_group::fail;
+use crate::run::ranks::fail;
 
 pub(crate) fn command() -> Command {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {

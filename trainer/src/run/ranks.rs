@@ -1,4 +1,4 @@
-//! What is around the work of all ranks: MPI, the watch, the device, communicators, and an end together.
+//! Brings the ranks together for a piece of work, and ends them together: MPI, the watch, the device and the communicators.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,22 +16,22 @@ use launch::{RankEnv, signals};
 use parallel::{Axis, Grid, PipelineGroups, Placement, World};
 
 use crate::error::RunError;
-use crate::ranks::Ranks;
+use crate::process_group::{Control, ProcessGroup};
 use crate::run::consistency::check_settings;
 
-/// How long a rank that refuses waits for the others before it says why: they may be reading their data still, or hang.
+/// How long a rank that refuses its input waits for the others before it says why. They may still be reading data, or hang.
 const OTHERS_COME: Duration = Duration::from_secs(60);
 
-/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; the exit code. What all ranks
-/// must have been told alike is `told`.
+/// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; returns the exit code. `shared`
+/// are the settings that must be the same on all ranks.
 pub fn on_all_ranks(
     env: &RankEnv,
     topology: Topology,
-    told: &str,
+    shared: &str,
     threads: Option<usize>,
     settings: &WatchSettings,
     open: impl FnOnce(usize) -> device::Result<Device>,
-    work: impl FnOnce(&Ranks, &Device) -> Result<i32, RunError>,
+    work: impl FnOnce(&ProcessGroup, &Device) -> Result<i32, RunError>,
 ) -> i32 {
     let joining = Joining::begin(env, settings)
         .unwrap_or_else(|error| fail(true, 3, &format!("the watch over ranks cannot start: {error}")));
@@ -48,9 +48,9 @@ pub fn on_all_ranks(
         }
         Err(error) => fail(true, 3, &error.to_string()),
     };
-    // Others may have refused what came before: see `refuse`.
+    // Other ranks may have refused their input before: see `refuse`.
     let agreed = agreed(&world, Ok::<(), UserError>(()))
-        .and_then(|()| agreed(&world, check_settings(env.rank, told, &world.broadcast_text(0, told.into()))))
+        .and_then(|()| agreed(&world, check_settings(env.rank, shared, &world.broadcast_text(0, shared.into()))))
         .and_then(|()| agreed(&world, Watch::start(env, settings, |text| world.broadcast_text(0, text))));
     let watch = match agreed {
         Ok(watch) => watch.map(Rc::new),
@@ -59,7 +59,7 @@ pub fn on_all_ranks(
     drop(joining);
     let threads = threads
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
-    // For set-up work outside of the device, such as first weights; it is there already only where tests made it.
+    // These threads are for set-up outside of the device, such as first weights. Only in tests they exist already.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     let opened = open(threads).and_then(|device| {
         watch.as_ref().map_or(Ok(()), |watch| device.watch(watch.progress()))?;
@@ -72,8 +72,8 @@ pub fn on_all_ranks(
     });
     let done = match connected {
         Ok((device, groups)) => {
-            let ranks = team(&world, groups, env.local_size, threads, watch.as_ref());
-            let done = catch_unwind(AssertUnwindSafe(|| work(&ranks, device)));
+            let group = process_group(&world, groups, env.local_size, threads, watch.as_ref());
+            let done = catch_unwind(AssertUnwindSafe(|| work(&group, device)));
             done.unwrap_or_else(|panic| Err(RunError::Panic(panic_text(&*panic))))
         }
         Err(error) => Err(error),
@@ -85,13 +85,13 @@ pub fn on_all_ranks(
         last_words(&format!("error on rank {}: {error}", env.rank), true);
         world.abort(error.exit_code())
     });
-    // On a fault nothing is torn down. Else the ranks of a communicator destroy it together, so all destroy theirs in the
-    // order of making, which they share; then the device, and MPI last.
+    // On a fault nothing is torn down. Otherwise the ranks of a communicator destroy it together, so every rank destroys its
+    // communicators in the order in which they were made. The device follows, and MPI comes last.
     made.into_iter().for_each(drop);
     drop(opened);
     drop(world);
     if let Some(watch) = &watch {
-        watch.goodbye(); // after all that ranks do together, so that this too is watched
+        watch.goodbye(); // last, so that the watch covers everything that ranks do together
     }
     code
 }
@@ -104,13 +104,13 @@ fn world(env: &RankEnv) -> device::Result<World> {
     }
 }
 
-/// What this rank made, if all ranks made theirs. Else the first of those that could not says why, before any of them
-/// ends, and all have the exit code. All ranks call it together, the same number of times.
+/// This rank's result, if all ranks succeeded. Otherwise the first rank that failed prints why before any rank ends, and all
+/// get the exit code. All ranks call it together.
 fn agreed<T, E: Display>(world: &World, here: Result<T, E>) -> Result<T, i32> {
     let speaks = first_of(world, here.is_err());
     match here {
         Ok(made) if !speaks => return Ok(made),
-        Ok(_) => {} // another rank refuses, and says why
+        Ok(_) => {} // another rank failed, and prints why
         Err(error) if speaks => warn(&format!("error: {error}")),
         Err(_) => {}
     }
@@ -118,8 +118,8 @@ fn agreed<T, E: Display>(world: &World, here: Result<T, E>) -> Result<T, i32> {
     Err(2)
 }
 
-/// Whether some ranks cannot go on, and, if `here` says so of this one, whether it is the first of them. All ranks call
-/// it together.
+/// If this rank failed (`here`): whether it is the first that did. Otherwise: whether any rank failed. All ranks call it
+/// together.
 fn first_of(world: &World, here: bool) -> bool {
     if world.size() == 1 {
         return here;
@@ -128,8 +128,8 @@ fn first_of(world: &World, here: bool) -> bool {
     if here { first == world.rank() as u64 } else { first < u64::MAX }
 }
 
-/// Ends this rank because its input is wrong, and with it all others, for which it may be right; the first to refuse
-/// says why.
+/// Ends this rank because its input is wrong, and with it all others, whose input may be right. The first rank that refuses
+/// prints why.
 pub fn refuse(env: &RankEnv, problem: &str) -> ! {
     if env.world_size == 1 {
         fail(true, 2, problem);
@@ -142,42 +142,31 @@ pub fn refuse(env: &RankEnv, problem: &str) -> ! {
     }
 }
 
-/// This process among the ranks; while it waits for them by MPI's means, that is seen by who watches.
-fn team(world: &Rc<World>, groups: Groups, local: usize, threads: usize, watch: Option<&Rc<Watch>>) -> Ranks {
-    let Groups { tensor, data: group, pipeline } = groups;
-    let shared = || (world.clone(), watch.cloned());
-    let (waiting, comparing, adding, telling) = (shared(), shared(), shared(), shared());
-    Ranks {
+fn process_group(
+    world: &Rc<World>,
+    groups: Groups,
+    local_size: usize,
+    threads: usize,
+    watch: Option<&Rc<Watch>>,
+) -> ProcessGroup {
+    let Groups { tensor, data, pipeline } = groups;
+    ProcessGroup {
         rank: world.rank(),
-        group,
+        local_size,
+        threads,
+        data,
         tensor,
         pipeline,
-        local,
-        threads,
-        barrier: Rc::new(move || together(&waiting.1, "barrier", || waiting.0.barrier())),
-        max: Rc::new(move |value| match comparing.0.size() {
-            1 => value,
-            _ => together(&comparing.1, "all_reduce_max", || comparing.0.max(value)),
-        }),
-        sum: Rc::new(move |value| together(&adding.1, "all_reduce_sum", || adding.0.sum(value))),
-        text_of: Rc::new(move |rank, text| together(&telling.1, "broadcast", || telling.0.broadcast_text(rank, text))),
+        control: Control::new(world.clone(), watch.cloned()),
         stop: signals::listen().unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
         activity: watch.map_or_else(Activity::default, |watch| watch.activity()),
     }
 }
 
-/// Waits for all ranks, and lets that be seen.
-fn together<T>(watch: &Option<Rc<Watch>>, name: &str, wait: impl FnOnce() -> T) -> T {
-    match watch {
-        Some(watch) => watch.waiting(&format!("{name} on world"), wait),
-        None => wait(),
-    }
-}
-
-/// Fails on all ranks where two of one host have the same GPU, as a launcher that shows each rank but one leaves open.
+/// Fails on all ranks if two ranks of one host have the same GPU. That can happen if a launcher shows each rank a single GPU.
 ///
-/// NCCL refuses that within what it takes for a host, which `NCCL_HOSTID` names, unless it is told not to (from 2.30 on).
-/// So any layout can be tried, slowly, on a small machine.
+/// NCCL refuses it too, unless NCCL_MULTI_RANK_GPU_ENABLE is 1 (from version 2.30 on). It takes ranks with another
+/// `NCCL_HOSTID` for those of another host, so any parallel layout can be tried, slowly, on a small machine.
 fn one_gpu_each(world: &World, device: &Device) -> Result<(), UserError> {
     let Some(gpu) = device.gpu().filter(|_| std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() != Ok("1")) else {
         return Ok(());
@@ -188,12 +177,12 @@ fn one_gpu_each(world: &World, device: &Device) -> Result<(), UserError> {
     Err(UserError::new(
         format!("ranks {first} and {second} have the same GPU, {}", all[first].trim_start()),
         "each rank has a GPU of its own",
-        "show all ranks of a node all of its GPUs, or each another one: CUDA_VISIBLE_DEVICES; \
-         to try a layout on fewer GPUs, give each of these ranks another NCCL_HOSTID",
+        "show all ranks of a node all of its GPUs, or each a different one: CUDA_VISIBLE_DEVICES; \
+         to try a parallel layout on fewer GPUs, give each of these ranks a different NCCL_HOSTID",
     ))
 }
 
-/// The first two places with the same text.
+/// The first two indices with the same text.
 fn first_twice(texts: &[String]) -> Option<(usize, usize)> {
     (0..texts.len()).find_map(|at| texts[..at].iter().position(|text| *text == texts[at]).map(|first| (first, at)))
 }
@@ -216,14 +205,14 @@ impl Topology {
     }
 }
 
-/// This rank's groups of more than itself: the ranks that share layers, those that share the batch, and the stages.
+/// This rank's communicators, one for each axis with other ranks.
 struct Groups {
     tensor: Option<Rc<dyn Communicator>>,
     data: Option<Rc<dyn Communicator>>,
     pipeline: Option<PipelineGroups>,
 }
 
-/// Makes them on the device's own data plane, and keeps each in `made`, in order.
+/// Makes this rank's communicators, over NCCL for GPUs and over MPI for hosts. Also adds them to `made`, in order.
 fn connect(
     world: &World,
     device: &Device,
@@ -251,7 +240,7 @@ fn connect(
     })
 }
 
-/// Ends this process with what is wrong, if it is the one to speak.
+/// Ends this process with the exit code. Prints the error if this process is the one to `speak`.
 pub fn fail(speak: bool, code: i32, message: &str) -> ! {
     if speak {
         warn(&format!("error: {message}"));

@@ -1,0 +1,95 @@
+//! The process group: all ranks of a run, as one of them sees them.
+
+use std::rc::Rc;
+
+use common::Stop;
+use device::Communicator;
+use launch::watch::Watch;
+use launch::watch::activity::Activity;
+use parallel::{PipelineGroups, World};
+
+/// All ranks of a run, as one of them sees them: its number, its communicators, and control messages.
+pub struct ProcessGroup {
+    /// The number of this rank, from 0.
+    pub rank: usize,
+    /// The number of ranks on this machine, this one included.
+    pub local_size: usize,
+    /// Threads of the host device.
+    pub threads: usize,
+    /// The ranks with the same weights and other samples. `None` if there are no others.
+    pub data: Option<Rc<dyn Communicator>>,
+    /// The ranks that share layers. `None` if there are no others.
+    pub tensor: Option<Rc<dyn Communicator>>,
+    /// The pipeline stages with other layers. `None` if there are no others.
+    pub pipeline: Option<PipelineGroups>,
+    /// Messages between the hosts of all ranks.
+    pub control: Control,
+    /// Whether this process was asked to end. The run then ends on all ranks after the current step.
+    pub stop: Stop,
+    /// What this rank does at the moment, for the watch.
+    pub activity: Activity,
+}
+
+impl ProcessGroup {
+    /// The group of a single process.
+    pub fn single(threads: usize) -> ProcessGroup {
+        ProcessGroup {
+            rank: 0,
+            local_size: 1,
+            threads,
+            data: None,
+            tensor: None,
+            pipeline: None,
+            control: Control { world: Rc::new(World::single()), watch: None },
+            stop: Stop::default(),
+            activity: Activity::default(),
+        }
+    }
+}
+
+/// Messages between the hosts of all ranks. All ranks call a method together, in the same order. While one waits, the watch
+/// sees what it waits for.
+#[derive(Clone)]
+pub struct Control {
+    world: Rc<World>,
+    watch: Option<Rc<Watch>>,
+}
+
+impl Control {
+    /// Messages between the ranks of `world`, under a watch if there is one.
+    pub(crate) fn new(world: Rc<World>, watch: Option<Rc<Watch>>) -> Control {
+        Control { world, watch }
+    }
+
+    /// Waits for all ranks.
+    pub fn barrier(&self) {
+        self.wait("barrier", World::barrier);
+    }
+
+    /// The largest value of all ranks.
+    pub fn max(&self, value: u64) -> u64 {
+        self.wait("all_reduce_max", |world| world.max(value))
+    }
+
+    /// Whether any rank says so.
+    pub fn any(&self, here: bool) -> bool {
+        self.max(here.into()) > 0
+    }
+
+    /// The sum over all ranks.
+    pub fn sum(&self, value: u64) -> u64 {
+        self.wait("all_reduce_sum", |world| world.sum(value))
+    }
+
+    /// The text that rank `rank` passed, on all ranks.
+    pub fn broadcast_text(&self, rank: usize, text: String) -> String {
+        self.wait("broadcast", |world| world.broadcast_text(rank, text))
+    }
+
+    fn wait<T>(&self, name: &str, message: impl FnOnce(&World) -> T) -> T {
+        match &self.watch {
+            Some(watch) if self.world.size() > 1 => watch.waiting(&format!("{name} on world"), || message(&self.world)),
+            _ => message(&self.world),
+        }
+    }
+}
