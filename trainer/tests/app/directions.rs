@@ -8,7 +8,8 @@ const CRATES: &[&[&str]] =
     &[&["common"], &["device"], &["graph-manager", "parallel", "data", "launch"], &["engine"], &["trainer"]];
 
 /// The modules at the top of the trainer. Each imports only from those before it.
-const TRAINER: &[&str] = &["error", "process_group", "config", "checkpoint", "hf", "report", "run", "commands"];
+const TRAINER: &[&str] =
+    &["error", "process_group", "families", "config", "checkpoint", "hf", "report", "run", "commands", "main"];
 
 /// The most files of a crate that may import each other in a circle.
 const LARGEST_CIRCLE: usize = 3;
@@ -35,7 +36,8 @@ fn crates_depend_in_one_direction() {
 fn the_folders_of_the_trainer_import_in_one_direction() {
     let place = |module: &str| TRAINER.iter().position(|name| *name == module);
     for (module, file) in Files::of("trainer").0 {
-        let Some(own) = module.first().and_then(|top| place(top)) else { continue };
+        let Some(top) = module.first() else { continue }; // lib.rs, which only names the modules
+        let own = place(top).unwrap_or_else(|| panic!("{top} has no place among the modules of the trainer"));
         for Import { path: import, .. } in imports(&module, &file) {
             let Some(other) = import.first().and_then(|top| place(top)) else { continue };
             assert!(other <= own, "{} imports {}, which is above it", module.join("::"), import.join("::"));
