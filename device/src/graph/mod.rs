@@ -7,7 +7,7 @@ mod under_way;
 use std::cell::Cell;
 
 pub use node::Node;
-use replay_order::random_order;
+use replay_order::{next_random, random_order};
 use under_way::UnderWay;
 
 use crate::backend::{DeviceBackend, Note};
@@ -84,7 +84,7 @@ impl Graph {
         match core.shuffle {
             None => self.run(core, 0..self.nodes.len()),
             Some(seed) => {
-                core.shuffle = Some(seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407));
+                core.shuffle = Some(next_random(seed));
                 let order = random_order(&self.nodes, seed);
                 core.reordered += u64::from(!order.is_sorted());
                 self.run(core, order.into_iter())

@@ -5,6 +5,11 @@ use std::rc::Rc;
 use super::Node;
 use crate::Op;
 
+/// The next state of a linear congruential generator (Knuth's MMIX).
+pub(super) fn next_random(state: u64) -> u64 {
+    state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407)
+}
+
 /// A random order that respects the dependencies and, per communicator, the order of capture.
 pub(super) fn random_order(nodes: &[Node], seed: u64) -> Vec<usize> {
     let mut waits_for: Vec<usize> = nodes.iter().map(|node| node.dependencies.len()).collect();
@@ -38,7 +43,7 @@ pub(super) fn random_order(nodes: &[Node], seed: u64) -> Vec<usize> {
     // Mixed. Otherwise the draws of a launch would be those of the launch before, shifted by one.
     let mut state = (seed ^ (seed >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
     while !ready.is_empty() {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = next_random(state);
         let draw = (state >> 33) as usize;
         let mut at = draw % ready.len();
         // A node that waits for a transfer blocks this one thread (on a GPU only its own stream). Other ranks may need
