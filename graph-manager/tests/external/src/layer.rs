@@ -1,12 +1,13 @@
 //! The network's layer.
 
-use device::ops::{Activation, ActivationBackward, ActivationKind, Epilogue, Gemm};
+use device::ops::{Epilogue, Gemm};
 use device::{DType, Tensor};
 use graph_manager::{Result, StepContext};
 
 use crate::regions::NetworkPolicy;
+use crate::squared_relu::{SquaredRelu, SquaredReluBackward};
 
-/// `relu(input @ weight^T)`, with `weight` and `grad` of `(out, in)`.
+/// `relu(input @ weight^T)^2`, with `weight` and `grad` of `(out, in)`.
 pub struct Layer {
     pub weight: Tensor,
     pub grad: Tensor,
@@ -19,7 +20,7 @@ impl Layer {
         let product = cx.tensor("product", shape, DType::F32)?;
         let output = cx.tensor("output", shape, DType::F32)?;
         cx.run(Gemm::linear(input, self.weight, product, Epilogue::None))?;
-        cx.run(Activation { kind: ActivationKind::Relu, input: product, output })?;
+        cx.run(SquaredRelu { input: product, output })?;
         cx.save_for_backward((input, product))?;
         Ok(output)
     }
@@ -29,12 +30,7 @@ impl Layer {
         let (input, product): (Tensor, Tensor) = cx.saved()?;
         let grad_product = cx.tensor("grad_product", product.shape, DType::F32)?;
         let grad_input = cx.tensor("grad_input", input.shape, DType::F32)?;
-        cx.run(ActivationBackward {
-            kind: ActivationKind::Relu,
-            input: product,
-            grad_output,
-            grad_input: grad_product,
-        })?;
+        cx.run(SquaredReluBackward { input: product, grad_output, grad_input: grad_product })?;
         cx.run(Gemm::wgrad(grad_product, input, self.grad, true))?;
         cx.run(Gemm::dgrad(grad_product, self.weight, grad_input, Epilogue::None))?;
         Ok(grad_input)

@@ -1,9 +1,12 @@
 //! A user of `graph-manager` and `device` alone: a small network with regions, layers and an operation of its own. It is
-//! trained with graphs off and on, two microbatches in flight, and must learn the same to the bit.
+//! trained with graphs off and on, two microbatches in flight, and must learn the same to the bit: on the host, or on a GPU
+//! with the argument `cuda`.
 
 mod layer;
 mod regions;
+mod squared_relu;
 
+use device::cuda::CudaOptions;
 use device::ops::{Add, Control, Copy, Fill, Mse, SumInto, WriteControl};
 use device::{Area, DType, Device, HostOptions, Tensor};
 use graph_manager::{CudaGraphManager, ManagerOptions, Result, StepContext};
@@ -102,7 +105,10 @@ impl Network {
 
 /// The loss of each step, and the number of graphs.
 fn train(options: ManagerOptions) -> Result<(Vec<f32>, usize)> {
-    let device = Device::host(HostOptions { check: true, ..HostOptions::default() })?;
+    let device = match std::env::args().nth(1).as_deref() {
+        Some("cuda") => Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true })?,
+        _ => Device::host(HostOptions { check: true, ..HostOptions::default() })?,
+    };
     let network = Network::new(&device)?;
     let compute = device.stream("compute");
     let mut manager = CudaGraphManager::new(compute.clone(), options, NetworkPolicy)?;
