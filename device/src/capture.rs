@@ -1,6 +1,6 @@
 //! A capture under way: what was submitted, and what each operation waits for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::{Accesses, CaptureRule, Error, Node, Op, Result, StreamId};
@@ -29,13 +29,38 @@ impl Capture {
     }
 
     pub(crate) fn add(&mut self, stream: StreamId, op: Op, accesses: Accesses, label: Rc<str>) -> Result<()> {
-        if let Some(first) = &self.spoiled {
-            return Err(Error::capture(CaptureRule::Invalidated, format!("`{label}` was submitted after: {first}")));
-        }
+        self.refuse_spoiled(&label)?;
         let dependencies = self.frontier(stream);
         self.frontier.insert(stream, vec![self.nodes.len()]);
         self.nodes.push(Node { op, accesses, label, stream, dependencies });
         Ok(())
+    }
+
+    /// Adds the nodes of a graph that is launched within the capture. They start after all that the stream did before, and
+    /// what the stream does next starts after all of them.
+    pub(crate) fn add_child(&mut self, stream: StreamId, graph: &str, nodes: &[Node]) -> Result<()> {
+        self.refuse_spoiled(graph)?;
+        let (first, before) = (self.nodes.len(), self.frontier(stream));
+        let mut last: BTreeSet<usize> = (first..first + nodes.len()).collect();
+        for node in nodes {
+            let inside = node.dependencies.iter().map(|dependency| first + dependency);
+            inside.clone().for_each(|dependency| _ = last.remove(&dependency));
+            let dependencies = if node.dependencies.is_empty() { before.clone() } else { inside.collect() };
+            self.nodes.push(Node { dependencies, label: format!("{graph}: {}", node.label).into(), ..node.clone() });
+        }
+        if !nodes.is_empty() {
+            self.frontier.insert(stream, last.into_iter().collect());
+        }
+        Ok(())
+    }
+
+    fn refuse_spoiled(&self, label: &str) -> Result<()> {
+        match &self.spoiled {
+            None => Ok(()),
+            Some(first) => {
+                Err(Error::capture(CaptureRule::Invalidated, format!("`{label}` was submitted after: {first}")))
+            }
+        }
     }
 
     pub(crate) fn frontier(&self, stream: StreamId) -> Vec<usize> {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use device::{DType, Op, Shape, Stream, Tensor, TraceEvent};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OUTSIDE, Result};
 use crate::handover::Handover;
 use crate::keys::{CodeKey, RegionKey, StepKey};
 use crate::lifetimes::lifetimes;
@@ -13,6 +13,7 @@ use crate::recording::{RecordedBuffer, Recording};
 use crate::resources::Resources;
 use crate::side_stream::{Fork, SideStream};
 use crate::state::State;
+use crate::tensor_tree::TensorTree;
 
 /// A step under way.
 pub struct StepContext<'m, P: Policy> {
@@ -69,9 +70,15 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// The end of a recorded step, with what was submitted.
     pub(crate) fn into_recording(self, trace: &[TraceEvent]) -> Recording<P::Region> {
-        let lifetimes = lifetimes(trace, self.resources.compute.id());
+        let mut lifetimes = lifetimes(trace, self.resources.compute.id());
         match self.phase {
-            Phase::Record { recording, .. } => Recording { lifetimes, ..recording },
+            Phase::Record { recording, .. } => {
+                for (buffer, until) in &recording.kept {
+                    let used = lifetimes.get_mut(buffer).into_iter();
+                    used.for_each(|used| used.last = used.last.max(*until));
+                }
+                Recording { lifetimes, ..recording }
+            }
             Phase::Run { .. } => unreachable!("a step that runs is not recorded"),
         }
     }
@@ -107,7 +114,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// A side stream that all regions share.
     pub fn side_stream(&self) -> &Rc<SideStream> {
-        &self.resources.side
+        self.resources.pool.side()
     }
 
     /// Starts operations on a side stream, after all that was submitted so far. They run next to what follows until they
@@ -167,17 +174,33 @@ impl<'m, P: Policy> StepContext<'m, P> {
         }
     }
 
+    /// Keeps the memory of tensors up to here, for code outside of the step that reads what a region returned.
+    pub(crate) fn keep(&mut self, tensors: &impl TensorTree) -> Result<()> {
+        let Phase::Record { recording, .. } = &mut self.phase else { return Ok(()) };
+        let now = self.resources.device.trace_position();
+        tensors.map(&mut |_, tensor| {
+            recording.kept.push((tensor.buffer, now));
+            Ok(tensor)
+        })?;
+        Ok(())
+    }
+
     pub(crate) fn in_region(&self, source: device::Error) -> Error {
         Error::Device { region: self.region_name(), source }
     }
 
     pub(crate) fn region_name(&self) -> String {
-        self.current.map_or("step".into(), |current| current.region.to_string())
+        self.current.map_or(OUTSIDE.into(), |current| current.region.to_string())
     }
 
     /// What is known of steps of this kind, once they are recorded.
     pub(crate) fn state(&self) -> &State<P> {
         &self.resources.states[&self.key]
+    }
+
+    /// The recording that this step repeats.
+    pub(crate) fn recording(&self) -> &Recording<P::Region> {
+        &self.state().recordings[&self.microbatches]
     }
 
     pub(crate) fn state_mut(&mut self) -> &mut State<P> {

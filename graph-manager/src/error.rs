@@ -1,5 +1,7 @@
 //! What can go wrong in a step.
 
+use crate::options::Mempool;
+
 /// The result of a step, a region or a plan.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -24,6 +26,38 @@ pub enum Error {
         /// What to do.
         fix: &'static str,
     },
+    /// A replayed region's code would now do something else than its graph.
+    #[error(
+        "{region}: {problem}. Rule: a graph repeats what was captured. Fix: keep what changes in device memory, such as a \
+         control block or a static buffer, or leave the region out of the graphs"
+    )]
+    Frozen {
+        /// The region.
+        region: String,
+        /// The operation, and the field that differs.
+        problem: String,
+    },
+    /// The planned memory is not there.
+    #[error(
+        "out of memory: {area} needs {}, {available}. The plan needs {} in all, with mempool {other:?} {}. \
+         Fix: {}a smaller microbatch, fewer microbatches in flight, or recompute in backward",
+        mib(*bytes), mib(*planned), mib(*with_other),
+        if with_other < planned { format!("mempool {other:?}, ") } else { String::new() }
+    )]
+    OutOfMemory {
+        /// The area that could not be allocated.
+        area: String,
+        /// Its size.
+        bytes: usize,
+        /// What the device said it had.
+        available: String,
+        /// Bytes of the whole plan.
+        planned: usize,
+        /// The other pool.
+        other: Mempool,
+        /// Bytes of the whole plan with the other pool.
+        with_other: usize,
+    },
     /// The manager was used in a way its settings do not allow.
     #[error("{problem}. Fix: {fix}")]
     Usage {
@@ -34,8 +68,27 @@ pub enum Error {
     },
 }
 
+fn mib(bytes: usize) -> String {
+    format!("{:.1} MiB", bytes as f64 / 1048576.0)
+}
+
+impl Error {
+    /// Adds the region to an error that names none.
+    pub(crate) fn within(self, region: impl std::fmt::Display) -> Error {
+        match self {
+            Error::Device { region: outside, source } if outside == OUTSIDE => {
+                Error::Device { region: region.to_string(), source }
+            }
+            named => named,
+        }
+    }
+}
+
+/// What stands for the region where there is none.
+pub(crate) const OUTSIDE: &str = "step";
+
 impl From<device::Error> for Error {
     fn from(source: device::Error) -> Error {
-        Error::Device { region: "step".into(), source }
+        Error::Device { region: OUTSIDE.into(), source }
     }
 }

@@ -1,18 +1,24 @@
 #![doc = include_str!("../README.md")]
 
 mod area;
+mod callables;
+mod capture;
 mod context;
 mod deferred;
 mod error;
+mod frozen;
 mod handover;
 mod interval_index;
 mod keys;
 mod lifetimes;
 mod manager;
 mod options;
+mod order;
 mod placement;
 mod plan;
 mod policy;
+mod pool;
+mod random;
 mod recording;
 mod region;
 mod report;
@@ -24,11 +30,16 @@ mod state;
 mod tensor_tree;
 
 pub use area::MemoryUse;
+pub use callables::{EveryCall, GraphedCallables, Layer, graph_callables};
+pub use capture::{ByHand, Capture, Signature};
 pub use context::StepContext;
 pub use error::{Error, Result};
 pub use manager::CudaGraphManager;
 pub use options::{ManagerOptions, Mempool};
+pub use order::{Call, CallOrder, Pass};
 pub use policy::{CaptureAll, Instance, NoVariant, Policy};
-pub use report::{EagerReport, GraphReport, Report};
+pub use pool::Pool;
+pub use random::RandomState;
+pub use report::{EagerReport, GraphReport, Launch, Report, StepReport};
 pub use side_stream::{Fork, SideStream};
 pub use tensor_tree::TensorTree;

@@ -1,5 +1,7 @@
 //! How a manager captures.
 
+use std::num::NonZeroUsize;
+
 /// How memory is shared between microbatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mempool {
@@ -23,7 +25,16 @@ pub struct ManagerOptions {
     pub warmup_steps: usize,
     /// Overwrite buffers with poison after their last use, so that a stray read shows in the numbers.
     pub poison: bool,
+    /// Run the code of a replayed region again, without its work, and compare what it submits with the graph. It finds
+    /// host values and branches that have changed since the capture, which a graph cannot follow. Slow.
+    pub check_replays: bool,
+    /// How many plans are kept with their graphs: one per mode, and per number of microbatches where the pool is
+    /// [`Mempool::Single`]. Where one more comes, the one that has not run for the longest time is forgotten.
+    pub plan_limit: NonZeroUsize,
 }
+
+/// The bound on plans that a manager has unless it is told another.
+const PLAN_LIMIT: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 impl Default for ManagerOptions {
     fn default() -> ManagerOptions {
@@ -33,6 +44,8 @@ impl Default for ManagerOptions {
             share_io_buffers: true,
             warmup_steps: 1,
             poison: false,
+            check_replays: false,
+            plan_limit: PLAN_LIMIT,
         }
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Recording<R> {
     pub(crate) buffers: Vec<RecordedBuffer>,
     /// A buffer that no operation uses has none.
     pub(crate) lifetimes: HashMap<BufferId, Lifetime>,
+    /// Buffers that code outside of the step reads, each with the position in the trace until which it does.
+    pub(crate) kept: Vec<(BufferId, usize)>,
 }
 
 /// One region of the recorded order.
@@ -49,7 +51,7 @@ pub(crate) struct RecordedBuffer {
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
     pub(crate) fn new(microbatches: usize) -> Recording<R> {
-        Recording { microbatches, order: Vec::new(), buffers: Vec::new(), lifetimes: HashMap::new() }
+        Recording { microbatches, order: Vec::new(), buffers: Vec::new(), lifetimes: HashMap::new(), kept: Vec::new() }
     }
 
     /// Adds a region that begins at this position; returns its index in `order`.
@@ -71,6 +73,12 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         self.order[visit].next > visit + 1
     }
 
+    /// Bytes of the buffers that a region takes, those of the regions inside it included.
+    pub(crate) fn bytes(&self, visit: usize) -> usize {
+        let inside = visit..self.order[visit].next;
+        self.buffers.iter().filter(|buffer| inside.contains(&buffer.visit)).map(|buffer| buffer.bytes).sum()
+    }
+
     /// Index of the innermost region that contains a position.
     pub(crate) fn innermost(&self, position: usize) -> Option<usize> {
         let begun = self.order.partition_point(|visit| visit.start <= position);
@@ -82,13 +90,13 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
     }
 
     /// Indices of the regions that are submitted on their own rather than as part of a captured one.
-    pub(crate) fn submitted(&self, is_captured: impl Fn(R) -> bool) -> impl Iterator<Item = usize> {
+    pub(crate) fn submitted(&self, is_captured: impl Fn(usize) -> bool) -> impl Iterator<Item = usize> {
         let mut next = 0;
         self.order.iter().enumerate().filter_map(move |(at, visit)| {
             if at < next {
                 return None;
             }
-            if is_captured(visit.region) {
+            if is_captured(at) {
                 next = visit.next;
             }
             Some(at)

@@ -1,13 +1,15 @@
 //! Where a region is recorded, run, captured or replayed.
 
 use device::ops::{Copy, Poison};
-use device::{CheckError, DType, Tensor};
+use device::{CheckError, DType, Graph, Tensor};
 
 use crate::context::{Current, Phase, StepContext};
-use crate::error::{Error, Result};
+use crate::error::{Error, OUTSIDE, Result};
+use crate::frozen;
 use crate::keys::GraphKey;
 use crate::policy::Policy;
 use crate::recording::Visit;
+use crate::resources::Resources;
 use crate::state::Captured;
 use crate::tensor_tree::TensorTree;
 
@@ -20,7 +22,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     ///
     /// # Errors
     /// What `body` returns; an out-of-order error when the recorded step has another region here; [`Error::Changed`]
-    /// when an input lies elsewhere than at capture.
+    /// when an input lies elsewhere than at capture; [`Error::Frozen`] from a manager that checks replays.
     pub fn region<I: TensorTree, O: TensorTree>(
         &mut self,
         region: P::Region,
@@ -43,18 +45,18 @@ impl<'m, P: Policy> StepContext<'m, P> {
         }
         let visit = self.expect(region)?;
         let graphs = matches!(self.phase, Phase::Run { graphs: true, .. });
-        if graphs && !self.capturing && self.resources.captured(region).is_ok() {
-            let state = self.state();
-            let recording = &state.recordings[&self.microbatches];
+        let (state, recording) = (self.state(), self.recording());
+        if graphs && !self.capturing && self.resources.captured(recording, visit).is_ok() {
             let key = state.graph_key(&self.resources.policy, self.mode, recording, visit);
-            if state.graphs.contains_key(&key) {
-                let next = recording.order[visit].next;
-                if let Phase::Run { position, .. } = &mut self.phase {
-                    *position = next;
-                }
-                return self.replay((region, visit), &key, input);
+            if !state.graphs.contains_key(&key) {
+                return self.capture((region, visit), key, input, body);
             }
-            return self.capture((region, visit), key, input, body);
+            let next = recording.order[visit].next;
+            let output = self.replay((region, visit), &key, input, body)?;
+            if let Phase::Run { position, .. } = &mut self.phase {
+                *position = next;
+            }
+            return Ok(output);
         }
         self.set_scope(visit);
         self.inside((region, visit), |cx| {
@@ -74,7 +76,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     ) -> Result<O> {
         let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
         self.forget_deferred();
-        let result = work(self);
+        let result = work(self).map_err(|error| error.within(region));
         self.current = outer;
         result
     }
@@ -90,6 +92,24 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let variant = key.code.variant.to_string();
         let name = if variant.is_empty() { region.to_string() } else { format!("{region}, {variant}") };
         self.set_scope(visit);
+        let (graph, inputs, output) = self.capture_code(at, &name, input, body)?;
+        tracing::debug!(graph = %graph.name(), nodes = graph.nodes().len(), "captured");
+        graph.launch(&self.resources.compute).map_err(|source| Error::Device { region: name, source })?;
+        let state = self.state_mut();
+        state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });
+        state.captured.push(key);
+        Ok(output)
+    }
+
+    /// The region's graph, which is not launched, with its inputs and its output.
+    fn capture_code<I: TensorTree, O: TensorTree>(
+        &mut self,
+        at: At<P::Region>,
+        name: &str,
+        input: I,
+        body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
+    ) -> Result<(Graph, Vec<Tensor>, O)> {
+        let region = at.0;
         let compute = self.resources.compute.clone();
         let mut inputs = Vec::new();
         let output = self.inside(at, |cx| {
@@ -110,13 +130,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
             }
             output
         })?;
-        let graph = compute.end_capture(&name).map_err(|source| Error::Device { region: name.clone(), source })?;
-        tracing::debug!(graph = %graph.name(), nodes = graph.nodes().len(), "captured");
-        graph.launch(&compute).map_err(|source| Error::Device { region: name, source })?;
-        let state = self.state_mut();
-        state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });
-        state.captured.push(key);
-        Ok(output)
+        let graph = compute.end_capture(name).map_err(|source| Error::Device { region: name.into(), source })?;
+        Ok((graph, inputs, output))
     }
 
     fn replay<I: TensorTree, O: TensorTree>(
@@ -124,8 +139,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
         (region, visit): At<P::Region>,
         key: &GraphKey<P::Region, P::Variant>,
         input: I,
+        body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
-        if self.resources.device.is_timed() {
+        if self.resources.device.is_timed() || self.resources.options.check_replays {
             self.set_scope(visit);
         }
         let captured = &self.state().graphs[key];
@@ -154,6 +170,14 @@ impl<'m, P: Policy> StepContext<'m, P> {
         if at < captured.inputs.len() {
             return Err(other_inputs(region, format!("it has {at} inputs of {}", captured.inputs.len())));
         }
+        if self.resources.options.check_replays {
+            let (graph, ..) = self.capture_code((region, visit), "check", input, body)?;
+            let was = &self.state().graphs[key].graph;
+            if let Some(problem) = frozen::difference(was.nodes(), graph.nodes()) {
+                return Err(Error::Frozen { region: region.to_string(), problem });
+            }
+        }
+        let captured = &self.state().graphs[key];
         captured
             .graph
             .launch(&self.resources.compute)
@@ -170,13 +194,13 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Names the region that operations belong to from now on.
     fn set_scope(&self, visit: usize) {
-        let recording = &self.state().recordings[&self.microbatches];
-        self.resources.device.set_scope(&recording.order[visit].name);
+        self.resources.device.set_scope(&self.recording().order[visit].name);
     }
 
     /// With boundary copies, the captured region's own copies of its inputs; else the inputs themselves.
     fn own_inputs<I: TensorTree>(&mut self, region: P::Region, input: I) -> Result<I> {
-        if self.resources.options.share_io_buffers || self.resources.captured(region).is_err() {
+        let Resources { options, policy, .. } = &*self.resources;
+        if options.share_io_buffers || !options.enable || policy.captured(region).is_err() {
             return Ok(input);
         }
         input.map(&mut |name, tensor| {
@@ -211,7 +235,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Checks that the recorded order has this region next, and moves on.
     fn expect(&mut self, region: P::Region) -> Result<usize> {
         let Phase::Run { position: visit, .. } = self.phase else { return Ok(0) };
-        match self.state().recordings[&self.microbatches].order.get(visit) {
+        match self.recording().order.get(visit) {
             Some(expected) if expected.region == region => {}
             expected => return Err(out_of_order(visit, expected, &region.to_string())),
         }
@@ -224,7 +248,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Checks that the step has gone through all of the recorded order.
     pub(crate) fn check_complete(&self) -> Result<()> {
         let Phase::Run { position, .. } = &self.phase else { return Ok(()) };
-        match self.state().recordings[&self.microbatches].order.get(*position) {
+        match self.recording().order.get(*position) {
             None => Ok(()),
             expected => Err(out_of_order(*position, expected, "the end of the step")),
         }
@@ -234,7 +258,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
 fn out_of_order<R>(position: usize, expected: Option<&Visit<R>>, actual: &str) -> Error {
     let expected = expected.map_or("the end of the step".into(), |visit| visit.name.to_string());
     let hazard = CheckError::OutOfOrder { position, expected, actual: actual.into() };
-    Error::Device { region: "step".into(), source: hazard.into() }
+    Error::Device { region: OUTSIDE.into(), source: hazard.into() }
 }
 
 fn other_inputs(region: impl std::fmt::Display, problem: String) -> Error {

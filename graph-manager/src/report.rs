@@ -15,6 +15,30 @@ pub struct Report {
     pub eager: Vec<EagerReport>,
     /// Bytes by area.
     pub memory: Vec<MemoryUse>,
+    /// What each recorded kind of step goes through, in order.
+    pub steps: Vec<StepReport>,
+}
+
+/// One recorded kind of step.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct StepReport {
+    /// What it is for.
+    pub mode: String,
+    /// Its microbatches.
+    pub microbatches: usize,
+    /// What is launched or run eagerly, in order.
+    pub order: Vec<Launch>,
+}
+
+/// A region's turn in a step.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Launch {
+    /// The region.
+    pub region: String,
+    /// The microbatch that it belongs to.
+    pub microbatch: Option<usize>,
+    /// Index of its graph in the report. `None` if it runs eagerly, or has not been captured yet.
+    pub graph: Option<usize>,
 }
 
 /// One graph.
@@ -22,6 +46,15 @@ pub struct Report {
 pub struct GraphReport {
     /// Its region, and its variant unless that is the default.
     pub name: String,
+    /// The mode of the steps that replay it.
+    pub mode: String,
+    /// The slot of memory that its microbatches share. `None` where memory is planned over the whole step.
+    pub slot: Option<usize>,
+    /// The microbatches that it serves. Empty for a region that belongs to none.
+    pub microbatches: Vec<usize>,
+    /// Bytes of the buffers that the region takes, those of inner regions included. Other graphs use the same memory at
+    /// other times.
+    pub bytes: usize,
     /// Its operations in order of capture, as `region/operation`.
     pub nodes: Vec<String>,
     /// For each node, the nodes it waits for.
@@ -40,17 +73,36 @@ pub struct EagerReport {
 }
 
 impl GraphReport {
-    pub(crate) fn new(graph: &Graph) -> GraphReport {
+    pub(crate) fn new(graph: &Graph, mode: String, slot: Option<usize>) -> GraphReport {
         GraphReport {
             name: graph.name().into(),
+            mode,
+            slot,
+            microbatches: Vec::new(),
+            bytes: 0,
             nodes: graph.nodes().iter().map(|node| node.label.to_string()).collect(),
             dependencies: graph.nodes().iter().map(|node| node.dependencies.clone()).collect(),
             streams: graph.nodes().iter().map(|node| node.stream.0).collect(),
         }
     }
+
+    /// Notes a turn of its region, with the bytes that the region takes.
+    pub(crate) fn serve(&mut self, microbatch: Option<usize>, bytes: usize) {
+        self.bytes = bytes;
+        if let Some(microbatch) = microbatch.filter(|microbatch| !self.microbatches.contains(microbatch)) {
+            self.microbatches.push(microbatch);
+        }
+    }
 }
 
 impl Report {
+    pub(crate) fn add_eager(&mut self, region: String, reason: &str) {
+        let entry = EagerReport { region, reason: reason.into() };
+        if !self.eager.contains(&entry) {
+            self.eager.push(entry);
+        }
+    }
+
     /// Operations in all graphs.
     pub fn nodes(&self) -> usize {
         self.graphs.iter().map(|graph| graph.nodes.len()).sum()

@@ -26,6 +26,10 @@ pub(crate) struct State<P: Policy> {
     pub(crate) captured: Vec<Key<P>>,
     /// Steps done.
     pub(crate) steps: usize,
+    /// Whether its first capture has begun.
+    pub(crate) begun: bool,
+    /// When it last ran, in steps of the manager.
+    pub(crate) last_used: u64,
 }
 
 /// A region's graph, what it was captured with and what it returned.
@@ -53,7 +57,17 @@ impl<P: Policy> State<P> {
             graphs: HashMap::new(),
             captured: Vec::new(),
             steps: 0,
+            begun: false,
+            last_used: 0,
         })
+    }
+
+    /// Forgets graphs, and values that point into memory.
+    pub(crate) fn forget_graphs(&mut self) {
+        self.graphs.clear();
+        self.captured.clear();
+        self.handover = Handover::default();
+        self.begun = false;
     }
 
     /// The key of a region's code in a step with so many microbatches.
@@ -121,7 +135,7 @@ impl<P: Policy> State<P> {
                 return Err(Error::Changed {
                     region: region.to_string(),
                     problem: format!("buffer `{}` of {} bytes was not in the plan", buffer.name, buffer.bytes),
-                    fix: "keep shapes the same from step to step, or make a new manager",
+                    fix: "give each shape a mode of its own, or call CudaGraphManager::reset",
                 });
             }
         }

@@ -25,8 +25,36 @@ impl TensorTree for Tensor {
     }
 }
 
+impl<A: TensorTree, B: TensorTree> TensorTree for (A, B) {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<(A, B)> {
+        Ok((self.0.map(f)?, self.1.map(f)?))
+    }
+}
+
+impl<A: TensorTree, B: TensorTree, C: TensorTree> TensorTree for (A, B, C) {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<(A, B, C)> {
+        Ok((self.0.map(f)?, self.1.map(f)?, self.2.map(f)?))
+    }
+}
+
+impl<T: TensorTree> TensorTree for Vec<T> {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Vec<T>> {
+        self.iter().map(|tree| tree.map(f)).collect()
+    }
+}
+
 impl<T: TensorTree> TensorTree for Option<T> {
     fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Option<T>> {
         self.as_ref().map(|tree| tree.map(f)).transpose()
     }
+}
+
+/// All tensors of a tree, in order.
+pub(crate) fn tensors(tree: &impl TensorTree) -> Result<Vec<Tensor>> {
+    let mut all = Vec::new();
+    tree.map(&mut |_, tensor| {
+        all.push(tensor);
+        Ok(tensor)
+    })?;
+    Ok(all)
 }

@@ -132,6 +132,11 @@ impl Device {
         }
     }
 
+    /// The region that operations submitted now belong to.
+    pub fn scope(&self) -> Rc<str> {
+        self.peek().scope.clone()
+    }
+
     /// From now on graphs replay their nodes in a random order that the dependencies allow, drawn from `seed`. `None`
     /// returns to the order of capture. Collectives of one communicator keep their order.
     pub fn shuffle_replays(&self, seed: Option<u64>) {
@@ -146,6 +151,11 @@ impl Device {
     /// From now on submissions are noted instead of run.
     pub fn begin_trace(&self) {
         self.core().trace = Some(Vec::new());
+    }
+
+    /// Whether submissions are noted instead of run.
+    pub fn is_tracing(&self) -> bool {
+        self.peek().trace.is_some()
     }
 
     /// Number of events noted so far.

@@ -15,7 +15,7 @@ use crate::checker::Effects;
 use crate::cuda::RawGraph;
 use crate::device::Core;
 use crate::timeline::launched_label;
-use crate::{CaptureRule, Device, Error, Op, Progress, Result, Stream, host};
+use crate::{Device, Op, Progress, Result, Stream, TraceEvent, host};
 
 /// A captured piece of work. A launch starts after everything its stream did before and ends when all its nodes have.
 pub struct Graph {
@@ -52,18 +52,23 @@ impl Graph {
         &self.nodes
     }
 
-    /// Runs the graph as the next operation of `stream`.
+    /// Runs the graph as the next operation of `stream`. On a stream that captures, the graph becomes part of the new one:
+    /// a child graph.
     ///
     /// # Errors
-    /// A checker's finding, freed memory, a failed collective, or a capture under way on the stream.
+    /// A checker's finding, freed memory, a failed collective.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let mut core = self.device.core();
         let core = &mut *core;
-        stream.refuse_default(core, &self.name)?;
-        if core.streams[stream.id().index()].capture.is_some() {
-            let detail = format!("graph `{}` was launched on a capturing stream", self.name);
-            return Err(Error::capture(CaptureRule::Synchronization, detail));
+        if let Some(trace) = &mut core.trace {
+            let operation = |node: &Node| TraceEvent::Operation { stream: stream.id(), buffers: node.accesses.buffers() };
+            trace.extend(self.nodes.iter().map(operation));
+            return Ok(());
         }
+        if core.dry {
+            return Ok(());
+        }
+        stream.refuse_default(core, &self.name)?;
         if self.checked_at.get() != core.frees {
             for node in &self.nodes {
                 for tensor in node.accesses.reads.iter().chain(&node.accesses.writes) {
@@ -71,6 +76,15 @@ impl Graph {
                 }
             }
             self.checked_at.set(core.frees);
+        }
+        if let Some(id) = core.streams[stream.id().index()].capture {
+            return core.with_capture(id, |core, capture| {
+                capture.add_child(stream.id(), &self.name, &self.nodes)?;
+                match &self.raw {
+                    Some(raw) => core.streams[stream.id().index()].backend.launch(raw),
+                    None => Ok(()),
+                }
+            });
         }
         if let (Some(checker), Some(effects)) = (&mut core.checker, &self.effects) {
             checker.launch(stream.id(), &self.name, effects, &core.buffers)?;

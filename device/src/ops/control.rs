@@ -5,7 +5,7 @@ use crate::{DType, Result, Tensor};
 
 /// The control block of a step, as it lies in device memory.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Control {
     /// Global number of the first sample of the step on this data-parallel rank.
     pub first_sample: u64,
@@ -21,6 +21,21 @@ pub struct Control {
     pub grad_scale: f32,
     /// 1 / loss scale, applied before norm, clip and update.
     pub inverse_loss_scale: f32,
+}
+
+/// The first step, without scales: gradients and updates are multiplied by 1. The learning rate is 0.
+impl Default for Control {
+    fn default() -> Control {
+        Control {
+            first_sample: 0,
+            step: 0,
+            microbatches: 1,
+            learning_rate: 0.0,
+            clip: 0.0,
+            grad_scale: 1.0,
+            inverse_loss_scale: 1.0,
+        }
+    }
 }
 
 /// What the optimizer's update keeps on the device from step to step.

@@ -31,6 +31,11 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether this stream captures.
+    pub fn is_capturing(&self) -> bool {
+        self.device.core().streams[self.id.index()].capture.is_some()
+    }
+
     /// Ends the capture begun on this stream and returns what was recorded, ready to launch.
     ///
     /// # Errors
@@ -81,7 +86,7 @@ impl Stream {
 
 impl Core {
     /// Does something to a capture. A failure spoils it.
-    pub(super) fn with_capture(
+    pub(crate) fn with_capture(
         &mut self,
         id: u64,
         work: impl FnOnce(&mut Core, &mut Capture) -> Result<()>,

@@ -40,7 +40,7 @@ fn the_number_of_graphs_follows_the_microbatches_in_flight_not_their_number() {
             toy.train(&mut manager, microbatches, ahead).unwrap();
         }
         assert_eq!(manager.report().graphs.len(), manager.expected_graphs(Mode::Train));
-        manager.report().graphs.len() - 1 // without the optimizer's
+        manager.report().graphs.len()
     };
     assert_eq!(count(Mempool::PerMicrobatch, 8, 0), 2 * LAYERS);
     assert_eq!(count(Mempool::PerMicrobatch, 8, 2), 2 * LAYERS * 3);
@@ -125,7 +125,7 @@ fn a_variant_has_a_graph_of_its_own_which_names_it() {
     for name in ["backward of layer 0, microbatch 0, overwriting", "forward of layer 0, microbatch 0"] {
         assert_eq!(names.iter().filter(|other| *other == name).count(), 1, "{name} in {names:?}");
     }
-    assert_eq!(names.len(), 3 * LAYERS + 1, "forwards, backwards of both variants, the optimizer: {names:?}");
+    assert_eq!(names.len(), 3 * LAYERS, "forwards, and backwards of both variants: {names:?}");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_captured_region_of_all_microbatches_has_a_graph_for_each_number_of_them() {
 
 #[test]
 fn a_rehearsal_captures_leaf_regions_and_no_composite_ones() {
-    for (whole, graphs) in [(false, 2 * LAYERS + 1), (true, 0)] {
+    for (whole, graphs) in [(false, 2 * LAYERS), (true, 0)] {
         let toy = toy_with(ToyPolicy { whole, ..ToyPolicy::default() });
         let mut manager = toy.manager(ManagerOptions::default());
         manager.rehearse(Mode::Train, 2, &mut |cx| toy.step(cx, 0)).unwrap();
@@ -165,7 +165,7 @@ fn modes_share_memory_and_have_graphs_of_their_own() {
     for mode in [Mode::Train, Mode::Evaluate, Mode::Train, Mode::Evaluate] {
         manager.step(mode, 2, &mut |cx| toy.step(cx, 0)).unwrap();
     }
-    assert_eq!(manager.report().graphs.len(), 2 * (2 * LAYERS + 1));
+    assert_eq!(manager.report().graphs.len(), 2 * 2 * LAYERS);
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! The manager on a toy model: order, slots, boundaries, side streams, and the mistakes it refuses.
 
+mod by_hand;
 mod capture;
 mod external;
 mod handover;
 mod mistakes;
 mod side_streams;
 mod toy;
+mod traps;

@@ -69,9 +69,9 @@ fn allocating_inside_a_region_fails_at_its_capture() {
     let toy = toy();
     let mut manager = toy.manager(ManagerOptions::default());
     let mut step = |cx: &mut StepContext<'_>| {
-        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |_, ()| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
             toy.device.allocate("sneaky", 64)?;
-            Ok(())
+            cx.run(Fill { output: toy.sums, value: 0.0 })
         })
     };
     manager.step(Mode::Train, 1, &mut step).unwrap();

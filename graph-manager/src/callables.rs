@@ -1,0 +1,245 @@
+//! Layers as graphs, made ahead of time: `make_graphed_callables` of PyTorch and of Transformer Engine.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use device::{DType, Tensor};
+
+use crate::context::StepContext;
+use crate::error::{Error, Result};
+use crate::manager::CudaGraphManager;
+use crate::options::{ManagerOptions, Mempool};
+use crate::order::{Call, CallOrder, Pass};
+use crate::policy::{Instance, NoVariant, Policy};
+use crate::pool::Pool;
+use crate::report::Report;
+use crate::tensor_tree::TensorTree;
+
+/// Work with an explicit forward and backward: a layer, several, or a part of one.
+pub trait Layer<P: Policy> {
+    /// What forward takes.
+    type Input: TensorTree;
+    /// What forward returns, and the structure of its gradient, which backward takes.
+    type Output: TensorTree;
+    /// What backward returns.
+    type InputGrad: TensorTree;
+
+    /// Output from input. What backward needs goes to [`StepContext::save_for_backward`].
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn forward(&self, cx: &mut StepContext<'_, P>, input: Self::Input) -> Result<Self::Output>;
+
+    /// The input's gradient from the output's. Gradients of weights are added to memory of the layer's own, by
+    /// [`StepContext::defer`] if they may be computed later.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn backward(&self, cx: &mut StepContext<'_, P>, grad: Self::Output) -> Result<Self::InputGrad>;
+}
+
+/// The policy of [`GraphedCallables`]: every call is a graph.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EveryCall {
+    splits_backward: bool,
+}
+
+impl Policy for EveryCall {
+    type Region = Call;
+    type Mode = ();
+    type Variant = NoVariant;
+
+    fn instance(&self, call: Call) -> Option<Instance<Call>> {
+        Some(Instance { microbatch: call.microbatch, first: Call { microbatch: 0, ..call }, chunk: call.layer })
+    }
+
+    fn saved_by(&self, call: Call) -> Option<Call> {
+        Some(Call { pass: Pass::Forward, ..call })
+    }
+
+    fn deferred_by(&self, call: Call) -> Option<Call> {
+        (self.splits_backward && call.pass != Pass::Forward).then_some(Call { pass: Pass::Backward, ..call })
+    }
+}
+
+/// Layers whose forwards and backwards are graphs. Loss, optimizer and everything else stay outside and run eagerly.
+///
+/// Inputs and gradients are copied into buffers of the graphs, unless they lie there. An output stays until its backward
+/// begins; an input's gradient until the next backward of its group begins, where a group is all layers of an order, or a
+/// layer alone without one.
+pub struct GraphedCallables<L> {
+    layers: Vec<L>,
+    groups: Vec<Group>,
+}
+
+/// Layers that share memory, and are called in one order.
+struct Group {
+    manager: CudaGraphManager<EveryCall>,
+    layers: Range<usize>,
+    order: CallOrder,
+    /// Index of the next call in the order.
+    next: usize,
+}
+
+/// Captures the forward and the backward of each layer, in memory planned for `order`: what is in use at different times
+/// shares memory, so calls must come in this order. Without an order each layer has memory of its own, and layers may be
+/// called in any order; only its own backward has to follow a layer's forward.
+///
+/// `samples` has an input for each layer, with the shapes and types that will come. Before the capture, `warm_up` passes,
+/// at least one, run forwards on them, and backwards on gradients of 0: accumulated gradients of weights do not change.
+///
+/// # Errors
+/// [`Error::Usage`] where samples, layers and order do not fit, or without warm-up; what a layer returns.
+pub fn graph_callables<L: Layer<EveryCall>>(
+    pool: &Pool,
+    layers: Vec<L>,
+    samples: &[L::Input],
+    warm_up: usize,
+    order: Option<CallOrder>,
+) -> Result<GraphedCallables<L>> {
+    if samples.len() != layers.len() {
+        return Err(Error::Usage {
+            problem: format!("{} samples were given for {} layers", samples.len(), layers.len()),
+            fix: "give one sample input for each layer",
+        });
+    }
+    let options =
+        || ManagerOptions { mempool: Mempool::Single, share_io_buffers: false, warmup_steps: warm_up, ..Default::default() };
+    let group = |layers: Range<usize>, order: CallOrder| -> Result<Group> {
+        let policy = EveryCall { splits_backward: order.splits_backward };
+        Ok(Group { manager: CudaGraphManager::in_pool(pool, options(), policy)?, layers, order, next: 0 })
+    };
+    let mut groups = Vec::new();
+    match order {
+        Some(order) => {
+            let of_order = order.calls.iter().map(|call| call.layer + 1).max().unwrap_or(0);
+            if of_order != layers.len() {
+                return Err(Error::Usage {
+                    problem: format!("the order has {of_order} layers, {} were given", layers.len()),
+                    fix: "let the chunks' numbers of layers sum to the number of layers",
+                });
+            }
+            groups.push(group(0..layers.len(), order)?);
+        }
+        None => {
+            for layer in 0..layers.len() {
+                let calls = [Pass::Forward, Pass::Backward].map(|pass| Call { pass, layer, microbatch: 0 });
+                let order = CallOrder { calls: calls.into(), microbatches: 1, splits_backward: false };
+                groups.push(group(layer..layer + 1, order)?);
+            }
+        }
+    }
+    groups.iter_mut().try_for_each(|group| group.capture(&layers, samples, warm_up))?;
+    Ok(GraphedCallables { layers, groups })
+}
+
+impl<L: Layer<EveryCall>> GraphedCallables<L> {
+    /// Replays the forward of a layer for its next microbatch.
+    ///
+    /// # Errors
+    /// An out-of-order error that names the call that is due; an input of another shape.
+    pub fn forward(&mut self, layer: usize, input: L::Input) -> Result<L::Output> {
+        self.call(Pass::Forward, layer, input, |layer, cx, input| layer.forward(cx, input))
+    }
+
+    /// Replays the backward of a layer for its next microbatch. `grad` is the gradient of what its forward returned.
+    ///
+    /// # Errors
+    /// As [`GraphedCallables::forward`].
+    pub fn backward(&mut self, layer: usize, grad: L::Output) -> Result<L::InputGrad> {
+        self.call(Pass::Backward, layer, grad, |layer, cx, grad| layer.backward(cx, grad))
+    }
+
+    /// Replays what the backward of a layer has deferred for its next microbatch. Only with an order that has such calls.
+    ///
+    /// # Errors
+    /// As [`GraphedCallables::forward`].
+    pub fn weight_gradients(&mut self, layer: usize) -> Result<()> {
+        self.call(Pass::WeightGradients, layer, (), |_, cx, ()| cx.run_deferred())
+    }
+
+    /// What was captured, by group of layers that share memory.
+    pub fn reports(&self) -> Vec<Report> {
+        self.groups.iter().map(|group| group.manager.report()).collect()
+    }
+
+    fn call<I: TensorTree, O: TensorTree>(
+        &mut self,
+        pass: Pass,
+        layer: usize,
+        input: I,
+        body: impl for<'m> FnOnce(&L, &mut StepContext<'m, EveryCall>, I) -> Result<O>,
+    ) -> Result<O> {
+        let Some(group) = self.groups.iter_mut().find(|group| group.layers.contains(&layer)) else {
+            return Err(Error::Usage {
+                problem: format!("layer {layer} was called, of {}", self.layers.len()),
+                fix: "count layers from 0",
+            });
+        };
+        // A layer alone may go forward again, as in evaluation: nothing else has its memory.
+        if group.order.calls.len() == 2 && pass == Pass::Forward {
+            group.next = 0;
+        }
+        let done = |call: &&Call| (call.pass, call.layer) == (pass, layer);
+        let microbatch = group.order.calls[..group.next].iter().filter(done).count();
+        let (at, of) = (&self.layers[layer], ((), group.order.microbatches, group.next));
+        let output = group.manager.replay(of, Call { pass, layer, microbatch }, input, |cx, input| body(at, cx, input))?;
+        group.next = (group.next + 1) % group.order.calls.len();
+        Ok(output)
+    }
+}
+
+impl Group {
+    /// Goes through the order: recorded, `warm_up` times eagerly, and once to capture it.
+    fn capture<L: Layer<EveryCall>>(&mut self, layers: &[L], samples: &[L::Input], warm_up: usize) -> Result<()> {
+        let Group { manager, order, .. } = self;
+        let (microbatches, device) = (order.microbatches, manager.resources.device.clone());
+        let mut largest = 0;
+        let mut virtual_zeros = |of: Tensor| {
+            largest = largest.max(of.bytes());
+            device.virtual_tensor("gradient", of.shape, of.dtype)
+        };
+        manager.record((), microbatches, &mut |cx| pass(cx, order, layers, samples, &mut virtual_zeros))?;
+        let area = device.allocate("gradients of 0", largest)?;
+        let zero = area.tensor("gradients of 0", 0, [largest], DType::U8);
+        device.zero(&zero)?;
+        for _ in 0..=warm_up {
+            manager.step((), microbatches, &mut |cx| {
+                pass(cx, order, layers, samples, &mut |of| area.place(zero.buffer, 0, of.shape, of.dtype))
+            })?;
+        }
+        // The area of zeros is given back here, and the copies from it must be done.
+        manager.resources.compute.synchronize()?;
+        Ok(())
+    }
+}
+
+/// One pass through an order, with sample inputs, and `zeros` for gradients of outputs.
+fn pass<L: Layer<EveryCall>>(
+    cx: &mut StepContext<'_, EveryCall>,
+    order: &CallOrder,
+    layers: &[L],
+    samples: &[L::Input],
+    zeros: &mut dyn FnMut(Tensor) -> Tensor,
+) -> Result<()> {
+    let mut outputs: HashMap<(usize, usize), L::Output> = HashMap::new();
+    let mut last_grad: Option<L::InputGrad> = None;
+    for &call in &order.calls {
+        let at = (call.layer, call.microbatch);
+        let layer = &layers[call.layer];
+        match call.pass {
+            Pass::Forward => {
+                let sample = samples[call.layer].clone();
+                outputs.insert(at, cx.region(call, sample, |cx, input| layer.forward(cx, input))?);
+            }
+            Pass::Backward => {
+                let Some(output) = outputs.remove(&at) else { continue };
+                cx.keep(&(output.clone(), last_grad.take()))?;
+                let grad = output.map(&mut |_, tensor| Ok(zeros(tensor)))?;
+                last_grad = Some(cx.region(call, grad, |cx, grad| layer.backward(cx, grad))?);
+            }
+            Pass::WeightGradients => cx.region(call, (), |cx, ()| cx.run_deferred())?,
+        }
+    }
+    cx.keep(&last_grad)
+}

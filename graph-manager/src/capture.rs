@@ -1,0 +1,134 @@
+//! A piece of GPU work captured by hand, as `torch.cuda.graph` does.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroUsize;
+
+use device::ops::Copy;
+
+use crate::context::StepContext;
+use crate::error::{Error, Result};
+use crate::manager::CudaGraphManager;
+use crate::options::{ManagerOptions, Mempool};
+use crate::policy::{NoVariant, Policy};
+use crate::pool::Pool;
+use crate::report::Report;
+use crate::tensor_tree::{TensorTree, tensors};
+
+/// The shapes and types of a capture's inputs, as one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Signature(u64);
+
+/// The policy of a [`Capture`]: one region, captured for each [`Signature`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByHand;
+
+impl Policy for ByHand {
+    type Region = &'static str;
+    type Mode = Signature;
+    type Variant = NoVariant;
+
+    /// A capture may hold a forward and its backward: tell layers apart by [`StepContext::part`].
+    fn saved_by(&self, region: &'static str) -> Option<&'static str> {
+        Some(region)
+    }
+}
+
+/// What a capture runs.
+type Body<I, O> = Box<dyn for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Result<O>>;
+
+/// A piece of GPU work that becomes a graph: forward, loss, backward, update, or any part of them.
+///
+/// Each [`Capture::run`] does the work once. The first runs are eager and warm up, then one captures, the later ones
+/// launch the graph. Inputs are copied into buffers of the capture, so they may lie anywhere. An input of another shape
+/// has a plan and a graph of its own, within a bound.
+pub struct Capture<I: TensorTree, O: TensorTree> {
+    name: &'static str,
+    manager: CudaGraphManager<ByHand>,
+    body: Body<I, O>,
+}
+
+impl<I: TensorTree, O: TensorTree> Capture<I, O> {
+    /// A capture whose graphs run on the pool's stream and share the pool's scratch. `warm_up` runs, at least one, are eager
+    /// for each shape of input; at most `shapes` shapes have graphs at a time.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] without a warm-up run.
+    pub fn new(
+        pool: &Pool,
+        name: &'static str,
+        warm_up: usize,
+        shapes: NonZeroUsize,
+        body: impl for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Result<O> + 'static,
+    ) -> Result<Capture<I, O>> {
+        let options = ManagerOptions {
+            mempool: Mempool::Single,
+            share_io_buffers: false,
+            warmup_steps: warm_up,
+            plan_limit: shapes,
+            ..ManagerOptions::default()
+        };
+        Ok(Capture { name, manager: CudaGraphManager::in_pool(pool, options, ByHand)?, body: Box::new(body) })
+    }
+
+    /// Does the work. What it returns stays until the next run overwrites it; see [`Capture::run_into`].
+    ///
+    /// Inside a region of another step, or another capture, the graph becomes a child of the other graph. It needs a
+    /// [`Pool`] of its own then.
+    ///
+    /// # Errors
+    /// What the work returns; [`Error::Usage`] inside another region of the same pool, or before this shape has its graph.
+    pub fn run(&mut self, input: I) -> Result<O> {
+        let signature = signature(&input)?;
+        let resources = &self.manager.resources;
+        resources.pool.check_free()?;
+        let nested = resources.device.is_tracing() || resources.compute.is_capturing();
+        if nested && !self.manager.is_settled(signature, 1) {
+            return Err(Error::Usage {
+                problem: format!("`{}` has no graph yet and was run inside another region", self.name),
+                fix: "run it before, once more than it has warm-up runs, with inputs of this shape",
+            });
+        }
+        let (name, body, mut output) = (self.name, &mut self.body, None);
+        self.manager.step(signature, 1, &mut |cx| {
+            let returned = cx.region(name, input.clone(), &mut *body)?;
+            cx.keep(&returned)?;
+            output = Some(returned);
+            Ok(())
+        })?;
+        match output {
+            Some(output) => Ok(output),
+            None => unreachable!("a step calls its code"),
+        }
+    }
+
+    /// Does the work, and copies what it returns to `output`, which later runs leave alone.
+    ///
+    /// # Errors
+    /// As [`Capture::run`]; shapes that do not fit.
+    pub fn run_into(&mut self, input: I, output: &O) -> Result<()> {
+        let (from, to) = (tensors(&self.run(input)?)?, tensors(output)?);
+        let compute = &self.manager.resources.compute;
+        from.into_iter().zip(to).try_for_each(|(input, output)| Ok(compute.submit(Copy { input, output })?))
+    }
+
+    /// What has been captured so far.
+    pub fn report(&self) -> Report {
+        self.manager.report()
+    }
+
+    /// Forgets all graphs and gives their memory back. The next run begins anew.
+    ///
+    /// # Errors
+    /// As [`CudaGraphManager::reset`].
+    pub fn reset(&mut self) -> Result<()> {
+        self.manager.reset()
+    }
+}
+
+fn signature(input: &impl TensorTree) -> Result<Signature> {
+    let mut hasher = DefaultHasher::new();
+    for tensor in tensors(input)? {
+        (tensor.shape, tensor.dtype).hash(&mut hasher);
+    }
+    Ok(Signature(hasher.finish()))
+}

@@ -1,0 +1,133 @@
+//! The order in which callables are called in a step.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::{Display, Formatter};
+
+use crate::error::{Error, Result};
+
+/// What a call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pass {
+    /// Output from input.
+    Forward,
+    /// Gradient of the input from that of the output.
+    Backward,
+    /// Gradients of weights that the backward has deferred.
+    WeightGradients,
+}
+
+/// One call of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Call {
+    /// What it does.
+    pub pass: Pass,
+    /// The layer, counted from 0.
+    pub layer: usize,
+    /// The microbatch, counted from 0.
+    pub microbatch: usize,
+}
+
+impl Display for Pass {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+            Pass::WeightGradients => "weight gradients",
+        })
+    }
+}
+
+impl Display for Call {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of layer {}, microbatch {}", self.pass, self.layer, self.microbatch)
+    }
+}
+
+/// All calls of a step, in order. Layers are divided into chunks, as a stage of an interleaved pipeline has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallOrder {
+    pub(crate) calls: Vec<Call>,
+    pub(crate) microbatches: usize,
+    pub(crate) splits_backward: bool,
+}
+
+impl CallOrder {
+    /// The order in Transformer Engine's notation: `k` is the forward of chunk `k`, counted from 1; `-k` its backward; and
+    /// `-k - 0.5` the weight gradients that this backward has deferred. The n-th forward of a chunk is that of its
+    /// microbatch n; backwards, and weight gradients, follow in the same order of microbatches. `chunks` has the number
+    /// of layers of each chunk.
+    ///
+    /// ```
+    /// # use graph_manager::CallOrder;
+    /// // Two chunks of one layer, three microbatches.
+    /// let order = [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, -2.0, -1.0, -2.0, -1.0, -2.0, -1.0];
+    /// CallOrder::signed(&order, &[1, 1])?;
+    /// let error = CallOrder::signed(&[1.0, -1.0, -1.0], &[1]).unwrap_err().to_string();
+    /// assert!(error.contains("call 2 (-1) is the backward of chunk 1 that no forward comes before"));
+    /// # Ok::<(), graph_manager::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a number that is no chunk, a backward without its forward, a forward without its backward, and
+    /// chunks with different numbers of microbatches.
+    pub fn signed(order: &[f32], chunks: &[usize]) -> Result<CallOrder> {
+        let refuse = |problem: String| Error::Usage {
+            problem,
+            fix: "give each forward of a chunk (k) one backward (-k) after it, and with delayed weight gradients one \
+                  (-k - 0.5) after that, as often for each chunk",
+        };
+        let mut calls = Vec::new();
+        let mut forwards: BTreeMap<usize, usize> = BTreeMap::new();
+        // Microbatches whose backward, and whose weight gradients, are still to come.
+        let mut open: BTreeMap<(usize, Pass), VecDeque<usize>> = BTreeMap::new();
+        let splits_backward = order.iter().any(|number| number.fract() != 0.0);
+        for (at, &number) in order.iter().enumerate() {
+            let chunk = number.abs().floor() as usize;
+            let pass = match number.fract() {
+                0.0 if number > 0.0 => Pass::Forward,
+                0.0 => Pass::Backward,
+                -0.5 => Pass::WeightGradients,
+                _ => return Err(refuse(format!("call {at} ({number}) is neither k, -k nor -k - 0.5"))),
+            };
+            if chunk == 0 || chunk > chunks.len() {
+                return Err(refuse(format!("call {at} ({number}) is of chunk {chunk}, of {} chunks", chunks.len())));
+            }
+            let microbatch = match pass {
+                Pass::Forward => {
+                    let count = forwards.entry(chunk).or_default();
+                    *count += 1;
+                    open.entry((chunk, Pass::Backward)).or_default().push_back(*count - 1);
+                    Some(*count - 1)
+                }
+                Pass::Backward => {
+                    let microbatch = open.entry((chunk, Pass::Backward)).or_default().pop_front();
+                    let later = microbatch.filter(|_| splits_backward);
+                    open.entry((chunk, Pass::WeightGradients)).or_default().extend(later);
+                    microbatch
+                }
+                Pass::WeightGradients => open.entry((chunk, Pass::WeightGradients)).or_default().pop_front(),
+            };
+            let Some(microbatch) = microbatch else {
+                let before = if pass == Pass::Backward { Pass::Forward } else { Pass::Backward };
+                let problem = format!("call {at} ({number}) is the {pass} of chunk {chunk} that no {before} comes before");
+                return Err(refuse(problem));
+            };
+            let first: usize = chunks[..chunk - 1].iter().sum();
+            let layers = first..first + chunks[chunk - 1];
+            let call = |layer| Call { pass, layer, microbatch };
+            match pass {
+                Pass::Forward => calls.extend(layers.map(call)),
+                Pass::Backward | Pass::WeightGradients => calls.extend(layers.rev().map(call)),
+            }
+        }
+        if let Some(((chunk, pass), _)) = open.iter().find(|(_, microbatches)| !microbatches.is_empty()) {
+            return Err(refuse(format!("the order ends before the {pass} of a microbatch of chunk {chunk}")));
+        }
+        let microbatches = forwards.get(&1).copied().unwrap_or(0);
+        if let Some(chunk) = (1..=chunks.len()).find(|chunk| forwards.get(chunk).copied().unwrap_or(0) != microbatches) {
+            let count = forwards.get(&chunk).copied().unwrap_or(0);
+            return Err(refuse(format!("chunk {chunk} has {count} forwards, chunk 1 has {microbatches}")));
+        }
+        Ok(CallOrder { calls, microbatches, splits_backward })
+    }
+}

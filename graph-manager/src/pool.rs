@@ -1,0 +1,90 @@
+//! Memory that several managers and captures share.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use device::{Area, Device, Stream, StreamId};
+
+use crate::error::{Error, Result};
+use crate::side_stream::SideStream;
+
+/// A stream, and the scratch memory of everything that is captured on it. Managers and captures of one pool share scratch,
+/// because a stream runs one of their graphs at a time. What a graph returns lies in memory of its own.
+///
+/// Memory is given back when the last manager or capture that uses it is dropped.
+#[derive(Clone)]
+pub struct Pool {
+    shared: Rc<Shared>,
+}
+
+struct Shared {
+    scratch: RefCell<Vec<(StreamId, Weak<Area>)>>,
+    /// Whether a step of the pool is under way.
+    busy: Cell<bool>,
+    side: Rc<SideStream>,
+    compute: Stream,
+}
+
+impl Pool {
+    /// A pool of graphs that are launched on `compute`.
+    pub fn new(compute: Stream) -> Pool {
+        let side = SideStream::new(compute.device(), "side");
+        Pool { shared: Rc::new(Shared { scratch: RefCell::default(), busy: Cell::new(false), side, compute }) }
+    }
+
+    /// The stream that its graphs are launched on.
+    pub fn compute(&self) -> &Stream {
+        &self.shared.compute
+    }
+
+    /// The stream's device.
+    pub fn device(&self) -> &Device {
+        self.shared.compute.device()
+    }
+
+    /// Bytes of scratch in use.
+    pub fn bytes(&self) -> usize {
+        self.shared.scratch.borrow().iter().filter_map(|(_, area)| area.upgrade()).map(|area| area.bytes()).sum()
+    }
+
+    pub(crate) fn side(&self) -> &Rc<SideStream> {
+        &self.shared.side
+    }
+
+    /// Fails while a step of the pool is under way: another one would write over the scratch in use.
+    pub(crate) fn check_free(&self) -> Result<()> {
+        if !self.shared.busy.get() {
+            return Ok(());
+        }
+        Err(Error::Usage {
+            problem: "a capture or step was run inside a region that it shares scratch with".into(),
+            fix: "give the inner one a Pool of its own, on the same stream",
+        })
+    }
+
+    /// Does the work of a step.
+    ///
+    /// # Errors
+    /// What the step returns; as [`Pool::check_free`].
+    pub(crate) fn during<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.check_free()?;
+        self.shared.busy.set(true);
+        let result = step();
+        self.shared.busy.set(false);
+        result
+    }
+
+    /// Scratch of a stream: what is there if it is large enough, else new memory. Graphs hold the addresses of what is
+    /// there, so it cannot grow.
+    pub(crate) fn scratch(&self, stream: StreamId, name: &str, bytes: usize) -> Result<Rc<Area>> {
+        let mut scratch = self.shared.scratch.borrow_mut();
+        scratch.retain(|(_, area)| area.strong_count() > 0);
+        let of_stream = scratch.iter().filter(|(of, _)| *of == stream).filter_map(|(_, area)| area.upgrade());
+        if let Some(area) = of_stream.filter(|area| area.bytes() >= bytes).min_by_key(|area| area.bytes()) {
+            return Ok(area);
+        }
+        let area = Rc::new(self.device().allocate(name, bytes)?);
+        scratch.push((stream, Rc::downgrade(&area)));
+        Ok(area)
+    }
+}

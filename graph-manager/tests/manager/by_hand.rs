@@ -1,0 +1,316 @@
+//! Captures by hand and graphed layers.
+
+use std::num::NonZeroUsize;
+
+use device::ops::{Add, Copy, Dropout, DropoutPart, DropoutSite};
+use device::{Area, DType, Device, HostOptions, Tensor};
+use graph_manager::{
+    CallOrder, Capture, Error, GraphedCallables, Layer, Policy, Pool, RandomState, Result, StepContext, graph_callables,
+};
+
+const FEW: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+
+struct Bench {
+    device: Device,
+    pool: Pool,
+    areas: Vec<Area>,
+}
+
+fn bench() -> Bench {
+    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    Bench { pool: Pool::new(device.stream("compute")), device, areas: Vec::new() }
+}
+
+impl Bench {
+    fn tensor(&mut self, values: &[f32]) -> Tensor {
+        let tensor = self.device.allocate_tensor(&mut self.areas, "t", [values.len()], DType::F32).unwrap();
+        self.device.upload(&tensor, values).unwrap();
+        tensor
+    }
+
+    fn read(&self, tensor: Tensor) -> Vec<f32> {
+        self.device.download(&tensor).unwrap()
+    }
+
+    /// `x -> 2 x + x` by way of a scratch buffer.
+    fn triple(&self, name: &'static str) -> Capture<Tensor, Tensor> {
+        Capture::new(&self.pool, name, 1, FEW, |cx, x: Tensor| {
+            let scratch = cx.tensor("scratch", x.shape, DType::F32)?;
+            let output = cx.tensor("output", x.shape, DType::F32)?;
+            cx.run(Add { a: x, b: x, output: scratch })?;
+            cx.run(Add { a: scratch, b: x, output })?;
+            Ok(output)
+        })
+        .unwrap()
+    }
+}
+
+#[test]
+fn each_run_does_the_work_once_eagerly_captured_and_replayed() {
+    let mut bench = bench();
+    let mut triple = bench.triple("triple");
+    for run in 0..5 {
+        let x = bench.tensor(&[run as f32, 1.0]);
+        let output = triple.run(x).unwrap();
+        assert_eq!(bench.read(output), [3.0 * run as f32, 3.0], "run {run}");
+    }
+    assert_eq!((triple.report().graphs.len(), triple.report().nodes()), (1, 2));
+}
+
+#[test]
+fn outputs_stay_until_the_next_run_and_clones_longer() {
+    let mut bench = bench();
+    let (mut one, mut two) = (bench.triple("one"), bench.triple("two"));
+    let (a, b, clone) = (bench.tensor(&[1.0]), bench.tensor(&[2.0]), bench.tensor(&[0.0]));
+    for _ in 0..4 {
+        let first = one.run(a).unwrap();
+        two.run_into(b, &clone).unwrap();
+        assert_eq!(bench.read(first), [3.0], "the pool shares scratch, not outputs");
+        two.run(a).unwrap();
+        assert_eq!(bench.read(clone), [6.0]);
+    }
+}
+
+#[test]
+fn captures_of_one_pool_share_scratch() {
+    let mut bench = bench();
+    let x = bench.tensor(&[1.0; 4096]);
+    let mut captures = [bench.triple("one"), bench.triple("two"), bench.triple("three")];
+    captures.iter_mut().for_each(|capture| _ = capture.run(x).unwrap());
+    assert_eq!(bench.pool.bytes(), 2 * 4 * 4096, "of one: its copy of the input, and a buffer");
+    drop(captures);
+    assert_eq!(bench.pool.bytes(), 0, "and give it back");
+}
+
+#[test]
+fn each_shape_has_a_graph_and_the_oldest_goes_at_the_bound() {
+    let mut bench = bench();
+    let mut triple = bench.triple("triple");
+    for length in [1, 2, 3, 4, 5, 6, 1, 1, 1] {
+        let x = bench.tensor(&vec![2.0; length]);
+        for _ in 0..3 {
+            let output = triple.run(x).unwrap();
+            assert_eq!(bench.read(output), vec![6.0; length]);
+        }
+        assert!(triple.report().graphs.len() <= FEW.get());
+    }
+}
+
+#[test]
+fn a_capture_inside_another_becomes_a_child_graph() {
+    let mut bench = bench();
+    let mut inner = bench.triple("inner");
+    let x = bench.tensor(&[1.0]);
+    let other_pool = Pool::new(bench.pool.compute().clone());
+    for (pool, words) in [(&other_pool, "`early` has no graph yet"), (&bench.pool, "shares scratch with")] {
+        let mut early = bench.triple("early");
+        let mut outer = Capture::new(pool, "outer", 1, FEW, move |_, x: Tensor| early.run(x)).unwrap();
+        let error = outer.run(x).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    (0..2).for_each(|_| _ = inner.run(x).unwrap());
+    let mut outer = Capture::new(&other_pool, "outer", 1, FEW, move |cx, x: Tensor| {
+        let y = cx.tensor("y", x.shape, DType::F32)?;
+        cx.run(Copy { input: x, output: y })?;
+        let tripled = inner.run(y)?;
+        cx.run(Add { a: tripled, b: x, output: y })?;
+        Ok(y)
+    })
+    .unwrap();
+    for run in 0..5 {
+        let x = bench.tensor(&[run as f32]);
+        let output = outer.run(x).unwrap();
+        assert_eq!(bench.read(output), [4.0 * run as f32], "run {run}");
+    }
+    let nodes = outer.report().graphs.remove(0).nodes;
+    assert!(nodes.iter().any(|node| node.starts_with("inner: ")), "{nodes:?}");
+}
+
+#[test]
+fn dropout_in_a_graph_draws_new_masks_and_the_same_again_after_a_seek() {
+    let mut bench = bench();
+    let mut random = RandomState::new(&bench.pool).unwrap();
+    let record = random.record();
+    let x = bench.tensor(&[1.0; 256]);
+    let x = x.reshape([1, 2, 128]);
+    let mut drop_out = Capture::new(&bench.pool, "dropout", 1, FEW, move |cx, x: Tensor| {
+        let output = cx.tensor("output", x.shape, DType::F32)?;
+        let site = DropoutSite { rate: 0.5, seed: 7, layer: 0, site: 0, record, part: DropoutPart::default() };
+        cx.run(Dropout { input: x, output, site })?;
+        Ok(output)
+    })
+    .unwrap();
+    let mut masks = Vec::new();
+    for _ in 0..5 {
+        let output = drop_out.run(x).unwrap();
+        masks.push(bench.read(output));
+        random.advance().unwrap();
+    }
+    assert!((0..5).all(|a| (0..a).all(|b| masks[a] != masks[b])));
+    for step in [3, 0, 4] {
+        random.seek(step).unwrap();
+        let output = drop_out.run(x).unwrap();
+        assert_eq!(bench.read(output), masks[step as usize]);
+    }
+}
+
+/// `y = 3 x`; its backward adds the output's gradient times the saved input's sign (here: the gradient) to `sum`.
+struct Tripling {
+    sum: Tensor,
+}
+
+impl<P: Policy> Layer<P> for Tripling {
+    type Input = Tensor;
+    type Output = Tensor;
+    type InputGrad = Tensor;
+
+    fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<Tensor> {
+        let (twice, y) = (cx.tensor("twice", x.shape, DType::F32)?, cx.tensor("y", x.shape, DType::F32)?);
+        cx.run(Add { a: x, b: x, output: twice })?;
+        cx.run(Add { a: twice, b: x, output: y })?;
+        cx.save_for_backward(x)?;
+        Ok(y)
+    }
+
+    fn backward(&self, cx: &mut StepContext<'_, P>, grad: Tensor) -> Result<Tensor> {
+        let x: Tensor = cx.saved()?;
+        let out = cx.tensor("grad", grad.shape, DType::F32)?;
+        cx.run(Add { a: grad, b: x, output: out })?;
+        cx.defer(Add { a: self.sum, b: grad, output: self.sum })?;
+        Ok(out)
+    }
+}
+
+fn layers(bench: &mut Bench, count: usize) -> (Vec<Tripling>, Vec<Tensor>) {
+    let sums: Vec<Tensor> = (0..count).map(|_| bench.tensor(&[0.0, 0.0])).collect();
+    (sums.iter().map(|&sum| Tripling { sum }).collect(), sums)
+}
+
+/// Two chunks and three microbatches in an interleaved order; `split` has weight gradients apart.
+fn interleaved(split: bool) -> Vec<f32> {
+    let mut order = vec![1.0, 2.0, 1.0, 2.0, 1.0, 2.0];
+    for _ in 0..3 {
+        order.extend([-2.0, -1.0]);
+        if split {
+            order.extend([-2.5, -1.5]);
+        }
+    }
+    order
+}
+
+#[test]
+fn graphed_layers_in_pipeline_order_give_the_numbers_of_plain_arithmetic() {
+    for split in [false, true] {
+        let mut bench = bench();
+        let (layers, sums) = layers(&mut bench, 2);
+        let sample = bench.tensor(&[0.5, 0.5]);
+        let order = CallOrder::signed(&interleaved(split), &[1, 1]).unwrap();
+        let mut graphed = graph_callables(&bench.pool, layers, &[sample, sample], 2, Some(order)).unwrap();
+        assert_eq!(bench.read(sums[0]), [0.0, 0.0], "warm-up leaves gradients alone");
+        assert_eq!(graphed.reports()[0].graphs.len(), if split { 18 } else { 12 });
+        for step in 0..3 {
+            for sum in &sums {
+                bench.device.upload(sum, &[0.0f32, 0.0]).unwrap();
+            }
+            let inputs: Vec<Tensor> = (0..3).map(|m| bench.tensor(&[m as f32, step as f32])).collect();
+            let mut outputs = Vec::new();
+            for &x in &inputs {
+                let middle = graphed.forward(0, x).unwrap();
+                outputs.push(graphed.forward(1, middle).unwrap());
+            }
+            for (m, &output) in outputs.iter().enumerate() {
+                let (x, s) = (m as f32, step as f32);
+                assert_eq!(bench.read(output), [9.0 * x, 9.0 * s], "outputs stay until their backward");
+                let loss_grad = bench.tensor(&[1.0, 2.0]);
+                let grad = graphed.backward(1, loss_grad).unwrap();
+                assert_eq!(bench.read(grad), [1.0 + 3.0 * x, 2.0 + 3.0 * s]);
+                let grad = graphed.backward(0, grad).unwrap();
+                assert_eq!(bench.read(grad), [1.0 + 4.0 * x, 2.0 + 4.0 * s]);
+                if split {
+                    graphed.weight_gradients(1).unwrap();
+                    graphed.weight_gradients(0).unwrap();
+                }
+            }
+            assert_eq!(bench.read(sums[1]), [3.0, 6.0]);
+            assert_eq!(bench.read(sums[0]), [3.0 + 9.0, 6.0 + 9.0 * step as f32]);
+        }
+    }
+}
+
+#[test]
+fn a_call_out_of_order_names_the_one_that_is_due_and_harms_nothing() {
+    let mut bench = bench();
+    let (layers, _) = layers(&mut bench, 2);
+    let x = bench.tensor(&[1.0, 1.0]);
+    let order = CallOrder::signed(&interleaved(false), &[1, 1]).unwrap();
+    let mut graphed = graph_callables(&bench.pool, layers, &[x, x], 1, Some(order)).unwrap();
+    graphed.forward(0, x).unwrap();
+    let error = graphed.forward(0, x).unwrap_err().to_string();
+    let words = "expects `forward of layer 1, microbatch 0`, got `forward of layer 0, microbatch 1`";
+    assert!(error.contains("replay out of order") && error.contains(words), "{error}");
+    graphed.forward(1, x).unwrap();
+}
+
+#[test]
+fn layers_without_an_order_are_called_in_any_order() {
+    let mut bench = bench();
+    let (layers, sums) = layers(&mut bench, 3);
+    let x = bench.tensor(&[1.0, 2.0]);
+    let mut graphed: GraphedCallables<Tripling> = graph_callables(&bench.pool, layers, &[x, x, x], 1, None).unwrap();
+    let y = [2, 0, 1].map(|layer| graphed.forward(layer, x).unwrap());
+    for output in y {
+        assert_eq!(bench.read(output), [3.0, 6.0], "nothing is shared");
+    }
+    for layer in [1, 2, 0] {
+        let grad = graphed.backward(layer, x).unwrap();
+        assert_eq!(bench.read(grad), [2.0, 4.0]);
+        assert_eq!(bench.read(sums[layer]), [1.0, 2.0]);
+    }
+    // Forward alone, as in evaluation.
+    graphed.forward(0, x).unwrap();
+    graphed.forward(0, x).unwrap();
+    graphed.backward(0, x).unwrap();
+    assert!(graphed.backward(0, x).unwrap_err().to_string().contains("replay out of order"));
+}
+
+#[test]
+fn an_order_shares_the_memory_of_what_is_not_in_use_at_once() {
+    let plans = |order: &[f32]| {
+        let mut bench = bench();
+        let (layers, _) = layers(&mut bench, 1);
+        let x = bench.tensor(&[1.0; 1024]);
+        let layers = layers.into_iter().map(|_| Tripling { sum: x }).collect();
+        let order = CallOrder::signed(order, &[1]).unwrap();
+        graph_callables(&bench.pool, layers, &[x], 1, Some(order)).unwrap().reports()[0].bytes()
+    };
+    let (in_turn, all_ahead) = (plans(&[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]), plans(&[1.0, 1.0, 1.0, -1.0, -1.0, -1.0]));
+    assert!(2 * in_turn < all_ahead + 4 * 1024 * 3, "{in_turn} {all_ahead}");
+    assert!(in_turn < all_ahead, "{in_turn} {all_ahead}");
+}
+
+#[test]
+fn samples_and_orders_that_do_not_fit_are_refused() {
+    let mut bench = bench();
+    let x = bench.tensor(&[1.0]);
+    let refused = |layers: usize, samples: usize, order: Option<&[f32]>| {
+        let layers: Vec<Tripling> = (0..layers).map(|_| Tripling { sum: x }).collect();
+        let order = order.map(|order| CallOrder::signed(order, &[1, 1]).unwrap());
+        match graph_callables(&bench.pool, layers, &vec![x; samples], 1, order) {
+            Err(Error::Usage { problem, .. }) => problem,
+            _ => String::new(),
+        }
+    };
+    assert!(refused(2, 1, None).contains("1 samples were given for 2 layers"));
+    assert!(refused(3, 3, Some(&[1.0, 2.0, -2.0, -1.0])).contains("the order has 2 layers, 3 were given"));
+    for (order, words) in [
+        (&[1.0, -1.0, -1.0][..], "no forward comes before"),
+        (&[1.0, -1.5, -1.0], "no backward comes before"),
+        (&[1.0, 3.0], "of chunk 3, of 2 chunks"),
+        (&[1.0, 0.25], "is neither k, -k nor -k - 0.5"),
+        (&[1.0, 2.0, -2.0], "ends before the backward of a microbatch of chunk 1"),
+        (&[1.0, -1.0, 2.0, -2.0, 2.0, -2.0], "chunk 2 has 2 forwards, chunk 1 has 1"),
+    ] {
+        let error = CallOrder::signed(order, &[1, 1]).unwrap_err().to_string();
+        assert!(error.contains(words), "{order:?}: {error}");
+    }
+}
