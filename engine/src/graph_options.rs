@@ -1,5 +1,7 @@
 //! How a rank's steps are captured.
 
+use std::num::NonZeroUsize;
+
 use graph_manager::{ManagerOptions, Mempool};
 
 /// What is captured as one graph.
@@ -28,19 +30,22 @@ pub struct GraphOptions {
     pub warmup_steps: usize,
     /// Overwrite buffers with poison after their last use.
     pub poison: bool,
+    /// Compare the code of replayed regions with their graphs; see [`ManagerOptions::check_replays`].
+    pub check_replays: bool,
 }
 
 impl Default for GraphOptions {
     fn default() -> GraphOptions {
-        let ManagerOptions { enable, mempool, share_io_buffers, warmup_steps, poison } = ManagerOptions::default();
+        let manager = ManagerOptions::default();
         GraphOptions {
-            enable,
+            enable: manager.enable,
             scope: Scope::PerLayer,
-            mempool,
-            share_io_buffers,
+            mempool: manager.mempool,
+            share_io_buffers: manager.share_io_buffers,
             capture_optimizer: true,
-            warmup_steps,
-            poison,
+            warmup_steps: manager.warmup_steps,
+            poison: manager.poison,
+            check_replays: manager.check_replays,
         }
     }
 }
@@ -55,6 +60,9 @@ impl GraphOptions {
             share_io_buffers: self.share_io_buffers,
             warmup_steps: self.warmup_steps,
             poison: self.poison,
+            check_replays: self.check_replays,
+            // Every kind of step that a run meets is recorded before its first step.
+            plan_limit: NonZeroUsize::MAX,
         }
     }
 }

@@ -67,6 +67,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     let mut plan = RunPlan::new(request.config.clone(), env.world_size)?;
     let source = open(&plan)?;
     plan.graphs.poison = request.check_graphs;
+    plan.graphs.check_replays = request.check_graphs;
     let accelerator = Accelerator::choose(plan.config.train.device, env)?;
     if env.rank == 0 {
         let unused = unused_settings::notices(&plan, is_bench);

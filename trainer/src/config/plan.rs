@@ -163,5 +163,6 @@ fn graph_options(graph: &CudaGraphConfig) -> Result<GraphOptions, UserError> {
         capture_optimizer: graph.capture_optimizer,
         warmup_steps: graph.warmup_steps,
         poison: false,
+        check_replays: false,
     })
 }

@@ -11,7 +11,8 @@ pub struct TrainRequest {
     pub config: RunConfig,
     /// Print the plan and stop.
     pub dry_run: bool,
-    /// Check every operation and launch for races, and poison memory after its last use.
+    /// Check every operation and launch for races, poison memory after its last use, and compare the code of replayed
+    /// regions with their graphs.
     pub check_graphs: bool,
     /// The file for a report of all graphs: JSON, and Graphviz beside it.
     pub graph_report: Option<PathBuf>,
