@@ -1,7 +1,4 @@
-//! What every crate of the trainer shares and none of them owns: the error of wrong input, numbers as people read them,
-//! the terminal, the request to end, and a hash.
-//!
-//! It depends on no other crate of the workspace.
+#![doc = include_str!("../README.md")]
 
 mod choice;
 pub mod format;

@@ -95,7 +95,7 @@ pub fn train(device: &Device, precision: Precision, text: &[u8], steps: usize) -
         };
         // Step 0 is recorded, its memory planned, and then run; step 1 captures the graphs; from then on they are launched.
         let pending = stage.train_step(settings, Some(&batch(text, step)))?;
-        // The host waits for the step before, so that it never holds up the device.
+        // The host waits for the previous step only, so the device always has a step to work on.
         if let Some(before) = under_way.replace(pending) {
             losses.push(report(losses.len(), before)?);
         }

@@ -84,9 +84,9 @@ impl StageLayers {
 }
 
 /// The number of blocks of each of `parts` parts, chosen so that the slowest part is as fast as possible. The last part also
-/// has the head, which takes as long as `head` blocks. A remainder goes to the parts in the middle first, since the first part
-/// also has the embedding. The head's time is an estimate. Of equally good splits, the one is chosen that is best for a head
-/// that takes a quarter longer.
+/// has the head, which takes as long as `head` blocks. Blocks that do not divide evenly go to the parts in the middle first,
+/// because the first part also has the embedding. `head` is an estimate: of equally good splits, the result is the one that
+/// would be best if the head took a quarter longer.
 pub fn balanced_blocks(blocks: usize, parts: usize, head: f64) -> Vec<usize> {
     if parts == 1 {
         return vec![blocks];

@@ -18,8 +18,8 @@ choice! {
     }
 }
 
-/// A matrix product of a linear layer whose output is an activation or its gradient. The third, the weight gradient (wgrad),
-/// goes to `main_grad`.
+/// Two of a linear layer's three matrix products: those whose output is an activation or its gradient. The third one is the
+/// weight gradient (wgrad), whose output is always f32, in `main_grad`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     /// The output, from input and weight.
@@ -37,7 +37,7 @@ impl Precision {
         }
     }
 
-    /// The type of a parameter's weights, as layers read them. All parameters of today's recipes have that of activations.
+    /// The type of a parameter's weights, as layers read them. In all present recipes it is the type of activations.
     pub fn weights(self, _: &ParamSpec) -> DType {
         self.activations()
     }

@@ -20,7 +20,7 @@ pub enum Region {
     Step,
     /// All forwards and backwards.
     Iteration,
-    /// What comes before the first microbatch: gradients are zeroed.
+    /// Before the first microbatch: sets the gradients and the loss sum to 0.
     Begin,
     /// Copies the input of a microbatch's forward into its slot: the step's inputs, or what another stage sent.
     Inputs {
@@ -71,7 +71,7 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
-    /// Reduces the last gradient bucket, which no backward is left to hide.
+    /// Reduces the last gradient bucket. No backward is left that could overlap with it.
     Reduce,
     /// Norm, clip and update.
     Optimizer,
@@ -85,7 +85,7 @@ pub struct Variant {
     /// The last region to add to its layer's gradients reduces them: the last microbatch's backward, or its weight gradients
     /// where backwards are split.
     pub reduces: bool,
-    /// Parameter gradients overwrite `main_grad` instead of adding to it, for the step has a single microbatch.
+    /// Parameter gradients overwrite `main_grad` instead of adding to it, because the step has a single microbatch.
     pub overwrites: bool,
 }
 

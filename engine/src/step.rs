@@ -37,7 +37,7 @@ pub struct Stage {
     params_elsewhere: Vec<String>,
     /// u8, a `StepNumbers`: what a step returns to the host.
     numbers: Tensor,
-    /// Losses of a microbatch, over all data-parallel ranks.
+    /// The number of losses of a microbatch on all data-parallel ranks together.
     losses_per_microbatch: usize,
     _areas: Vec<Area>,
 }
@@ -77,8 +77,7 @@ impl Stage {
         self.metrics(losses)
     }
 
-    /// [`Stage::train_step`] without reading its numbers back. Returns the number of losses that the step's loss is the mean
-    /// of.
+    /// [`Stage::train_step`] without reading its numbers back. Returns how many losses the step's loss is the mean of.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
@@ -114,7 +113,7 @@ impl Stage {
         Ok(losses)
     }
 
-    /// Begins to read back the numbers of the step submitted last, whose loss is a mean of so many losses.
+    /// Begins to read back the numbers of the step that was submitted last. `losses` is what [`Stage::submit`] returned.
     ///
     /// # Errors
     /// What the device refused.
@@ -341,8 +340,8 @@ impl StepProgram {
         Ok(output)
     }
 
-    /// Runs work that adds to a layer's gradients. Where it is the last to do so in the step, the gradients that the layer
-    /// after it completed are reduced over the data-parallel ranks meanwhile.
+    /// Runs work that adds to a layer's gradients. If it is the last such work of the step, the buckets that the previous
+    /// region completed are reduced over the data-parallel ranks meanwhile.
     fn reduce_during<T>(
         &self,
         cx: &mut StepContext<'_>,
@@ -372,8 +371,8 @@ impl StepProgram {
         self.pipeline.sum_over_stages(cx, self.tensors.loss_sum)
     }
 
-    /// Norm, clip and update. Then the first layer's new weights are gathered: no forward comes before it that could hide
-    /// that.
+    /// Norm, clip and update. Then the first layer's new weights are gathered. The next step's first forward reads them, so
+    /// no earlier forward can overlap with this gather.
     fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         self.optimizer.update(cx)?;
         match &self.data_parallel {

@@ -9,17 +9,17 @@ use crate::regions::{Mode, Region, Variant};
 /// A step under way, as layers see it.
 pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
 
-/// What a rank's steps are made of; it follows from the layers that the rank has, and is nothing that a user sets.
+/// What a rank's steps consist of. It follows from the rank's layers and groups; it is not a setting.
 #[derive(Clone, Debug, Default)]
 pub struct StepShape {
-    /// The first layer of each chunk of layers that a microbatch passes through at once: microbatches are in flight, and
-    /// have slots, by chunk. Empty where there is only one.
+    /// The number of the first layer of each chunk. Microbatches in flight are counted for each chunk by itself, so each
+    /// chunk has its own slots. Empty if there is only one chunk.
     pub chunks: Vec<usize>,
     /// Backwards defer weight gradients to [`Region::WeightGradients`], which then complete a layer's gradients.
     pub splits_backward: bool,
-    /// The last microbatch's regions that complete gradients reduce them, so they have graphs of their own.
+    /// In the last microbatch, the regions that complete gradients also reduce them. So they have graphs of their own.
     pub reduces: bool,
-    /// The first microbatch's forward regions gather weights, so they have graphs of their own.
+    /// In the first microbatch, forward regions also gather weights. So they have graphs of their own.
     pub gathers: bool,
 }
 
@@ -32,7 +32,7 @@ pub struct StepPolicy {
 }
 
 impl StepPolicy {
-    /// A manager of steps of that shape, whose regions run on `compute`.
+    /// A graph manager for steps of that shape. Their operations are submitted to `compute`.
     ///
     /// # Errors
     /// Graphs that are on without a warm-up step.

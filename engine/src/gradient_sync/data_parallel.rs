@@ -28,17 +28,17 @@ pub struct DataParallelSync {
     side: Rc<SideStream>,
     buckets: Vec<BucketMemory>,
     shard: OptimizerShard,
-    /// Where gradients that travel in another type are summed: flat, as large as the largest bucket. The side stream uses
-    /// it for one bucket after the other.
+    /// Where gradients are summed if that is not done in f32: flat, as large as the largest bucket. The side stream uses it
+    /// for one bucket after the other.
     rounded: Option<Tensor>,
     _areas: Vec<Area>,
-    /// The numbers of the layers that are here, in the order of forward.
+    /// The numbers of the layers on this rank, in the order of forward.
     layers: Vec<usize>,
 }
 
 impl DataParallelSync {
-    /// For the buckets of all parameters, on a side stream of its own. `layers` are those that are here. `travels` is the
-    /// type in which gradients are summed, f32 or bf16.
+    /// Syncs the buckets of all parameters, on a side stream of its own. `layers` are the layers on this rank. `travels` is
+    /// the type in which gradients are summed: f32 or bf16.
     ///
     /// # Errors
     /// Out of memory.
@@ -61,14 +61,14 @@ impl DataParallelSync {
         Ok(DataParallelSync { communicator, side, buckets, shard, rounded, _areas: areas, layers })
     }
 
-    /// The layer here that comes after this one in forward, and before it in backward.
+    /// The layer of this rank that comes after `layer` in forward, and so before it in backward.
     fn after(&self, layer: usize) -> Option<usize> {
         let at = self.layers.iter().position(|&here| here == layer)?;
         self.layers.get(at + 1).copied()
     }
 
-    /// Starts to reduce the buckets that the backward region before completed. It is called inside the backward region of
-    /// `layer`, which joins the fork at its end.
+    /// Starts to reduce the buckets that the previous backward region completed. It is called at the start of the backward
+    /// region of `layer`, which joins the fork at its end.
     ///
     /// # Errors
     /// A failed collective.
@@ -101,7 +101,8 @@ impl DataParallelSync {
         self.gather(cx, self.after(layer))
     }
 
-    /// Gathers the buckets of the first layer, right after the update: no forward comes before that could hide it.
+    /// Gathers the buckets of the first layer, right after the update. No forward comes before it that could overlap with
+    /// the gather.
     ///
     /// # Errors
     /// A failed collective.
@@ -130,7 +131,8 @@ impl DataParallelSync {
         cx.fork(&self.side, buckets.flat_map(|bucket| self.reduction(bucket)).chain(others.iter().map(sum)))
     }
 
-    /// The sum of a bucket over the ranks; with a distributed optimizer of this rank's part alone.
+    /// The operations that sum a bucket over the ranks. With a distributed optimizer this rank receives the sum of its own
+    /// part only.
     fn reduction(&self, bucket: &BucketMemory) -> Vec<Op> {
         let grads = bucket.grads;
         let input = self.rounded.map_or(grads, |rounded| rounded.view(0, [grads.elements()]));

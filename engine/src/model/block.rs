@@ -78,7 +78,8 @@ impl Block {
         Block { branches }
     }
 
-    /// Forward as far as backward needs it: without the block's output, and so without a third of its products.
+    /// Runs the forward as far as backward needs it, without the block's output. In the last part this saves the matrix
+    /// product that computes the output.
     pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
         let mut hidden = input;
         let mut saved: Vec<SavedBranch> = Vec::new();

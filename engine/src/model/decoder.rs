@@ -112,7 +112,7 @@ impl Decoder {
     }
 }
 
-/// `rows` rows of a table, from the one that `start` names.
+/// `rows` consecutive rows of a table, beginning at the row that `start` holds.
 fn take_rows(
     cx: &mut StepContext<'_>,
     name: &'static str,

@@ -28,8 +28,8 @@ pub fn gpt(shape: GptShape) -> Architecture {
     gpt_part(shape, TensorParallel::alone(), layers)
 }
 
-/// What a rank has of a transformer of that shape: a shard of each layer of a pipeline stage. Heads, key and value heads,
-/// the feed-forward width and the padded vocabulary are multiples of the ranks that share a layer; with sequence
+/// A rank's part of a transformer of that shape: its shard of each layer of its pipeline stage. The number of ranks that
+/// share a layer divides the heads, the key and value heads, the feed-forward width and the padded vocabulary; with sequence
 /// parallelism also a microbatch's tokens.
 pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) -> Architecture {
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);

@@ -38,15 +38,15 @@ pub(crate) fn head_cost(shape: &GptShape) -> TokenCost {
     TokenCost { weights: hidden * vocab, values: 3 * (hidden + vocab) + 2 * vocab, ..TokenCost::default() }
 }
 
-/// Final norm, logits and cross-entropy, one piece of the rows at a time. In training, forward takes each piece's gradient
-/// back through the table at once, so that only one piece of the logits is ever in memory.
+/// Final norm, logits and cross-entropy, one piece of the rows at a time. In training, forward also computes the gradients
+/// of each piece (of the table and of the normed rows), so only one piece of the logits is ever in memory.
 pub(crate) struct LanguageHead {
     pub(crate) norm: NormLayer,
     /// `(padded vocab, hidden)`, or this rank's rows of it; the embedding's table when tied.
     pub(crate) table: Param,
     /// The vocabulary, and which rows of the table are here.
     vocab: VocabPart,
-    /// Pieces that the rows are divided into; a divisor of their number.
+    /// The number of pieces that the rows are divided into; it divides the number of rows.
     pieces: usize,
     region: TensorParallelRegion,
     step: StepTensors,

@@ -23,7 +23,7 @@ pub(crate) struct LinearSpec {
 
 /// How the ranks of a tensor-parallel group share a linear layer.
 enum Split {
-    /// By outputs, bias and all. The groups are the widths packed in the output, such as queries, keys and values; a rank
+    /// By outputs, the bias too. The groups are the widths packed in the output, such as queries, keys and values; a rank
     /// has an equal part of each.
     Columns(Vec<usize>),
     /// By inputs. Each rank has the whole bias, and the ranks' results are summed.
@@ -185,8 +185,8 @@ impl Linear {
         }
     }
 
-    /// The gradients of weight and bias, for the caller to compute while the transfer runs that it starts next. With
-    /// `transfer` false no transfer comes next: they are computed at once, which frees the buffers that they read.
+    /// The gradients of weight and bias. With `transfer` the caller starts a transfer next, and computes the returned
+    /// gradients while it runs. Without `transfer` they are computed here, which frees the buffers that they read.
     pub(crate) fn wgrad_during(
         &self,
         cx: &mut StepContext<'_>,
@@ -202,7 +202,7 @@ impl Linear {
     }
 }
 
-/// Weight gradients of a linear layer that are yet to be computed, while a transfer runs.
+/// Weight gradients of a linear layer that are not computed yet. They will be, while a transfer runs.
 #[must_use]
 pub(crate) struct PendingWeightGradients(Option<(Linear, Tensor, Tensor)>);
 

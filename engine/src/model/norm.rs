@@ -50,7 +50,7 @@ impl NormSpec<'_> {
         }
     }
 
-    /// What it costs. Forward reads two tensors and writes two, for it also adds to the residual stream; backward reads
+    /// What it costs. Forward reads two tensors and writes two, because it also adds to the residual stream. Backward reads
     /// three and writes one.
     pub(crate) fn cost(&self) -> TokenCost {
         TokenCost { values: 8 * self.shape.hidden, ..TokenCost::default() }
@@ -126,8 +126,8 @@ impl NormLayer {
         self.forward(cx, saved.input, None).map(|(_, normed, _)| normed)
     }
 
-    /// The residual stream's gradient: `grad_output` through the norm, plus `grad_residual`, which passes by it. Its sum
-    /// over all rows, `(hidden)`, goes to the gradient of `delta_bias`.
+    /// The residual stream's gradient: `grad_output` through the norm, plus `grad_residual`, which arrives by the residual
+    /// path. Its sum over all rows, `(hidden)`, goes to the gradient of `delta_bias`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,

@@ -46,9 +46,9 @@ pub(crate) trait BlockPart {
         self.forward(cx, normed, record).map(|(_, saved)| saved)
     }
 
-    /// The gradient of the normed residual stream from `grad`, that of the output; and the gradients of the parameters, but
-    /// for weight gradients that the caller should compute during its next transfer. `pending` are those that the part
-    /// after this one has left.
+    /// Computes the gradient of the normed residual stream from `grad`, the gradient of the output. Also computes the
+    /// gradients of the part's parameters, except those that it returns as pending: the caller computes these during its
+    /// next transfer. `pending` are the ones that the next part of the block returned.
     ///
     /// # Errors
     /// What the device refused.
@@ -74,9 +74,9 @@ pub(crate) trait BlockPart {
         None
     }
 
-    /// Called once, while the block is built, if another norm follows in the same block. That norm can sum the gradient of
-    /// this part's output over all rows, for it computes that gradient. A part that leaves the gradient of its output's bias
-    /// to the norm returns the bias, and no longer computes its gradient.
+    /// Called once, while the block is built, if another norm follows in the same block. The backward of that norm computes
+    /// the gradient of this part's output, so it can also sum it over all rows: that sum is the gradient of the output's
+    /// bias. A part that leaves this to the norm returns its bias, and no longer computes the bias's gradient.
     fn leave_bias_to_next_norm(&mut self) -> Option<Param> {
         None
     }

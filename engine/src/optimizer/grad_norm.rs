@@ -10,7 +10,7 @@ use graph_manager::Result;
 use crate::params::{ParamSpec, Params, TiedCopy};
 use crate::step_policy::StepContext;
 
-/// The groups over which this rank's gradients are not all there is.
+/// The groups of ranks that have gradients which this rank does not have. `None`: there are no such ranks.
 #[derive(Default)]
 pub struct NormGroups {
     /// The data-parallel ranks, with a distributed optimizer: each owns a part.

@@ -33,8 +33,8 @@ impl ParamGroup {
 /// How parameters are updated from their gradients. Each rule is a file of its own; see [`AdamW`](super::AdamW). The
 /// learning rate comes with each step, so it is not part of a rule.
 pub trait UpdateRule: Debug + Send + Sync {
-    /// The names of what the rule keeps for each parameter, as checkpoints name it. Each is an f32 tensor with an element
-    /// for each element that this rank updates, 0 at the start.
+    /// The names of the state that the rule keeps for each parameter, as checkpoints name it. Each is an f32 tensor, 0 at
+    /// the start, with one element for each element that this rank updates.
     fn state(&self) -> &'static [&'static str];
 
     /// The update of these parameters, as it is recorded in every step. It reads the learning rate from `control` and the
@@ -45,7 +45,7 @@ pub trait UpdateRule: Debug + Send + Sync {
 /// Submits the update of a rule's parameters.
 pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
 
-/// What a rule updates of one parameter. All tensors have the same number of elements.
+/// The tensors of one parameter that an update reads and writes. All have the same number of elements.
 pub struct ParamUpdate {
     /// Master weights, f32, updated.
     pub master: Tensor,

@@ -88,12 +88,12 @@ impl Optimizer {
         self.control.status
     }
 
-    /// What is kept for the parameter of that index.
+    /// The state of the parameter with that index.
     pub fn state(&self, index: usize) -> &[StateTensor] {
         &self.state[index]
     }
 
-    /// The names of what any rule keeps.
+    /// The names of all states, each once.
     pub fn state_names(&self) -> Vec<&'static str> {
         let mut names = Vec::new();
         for (name, _) in self.state.iter().flatten() {

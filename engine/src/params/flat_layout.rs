@@ -8,8 +8,9 @@ use super::spec::{ParamSpec, TiedCopy};
 /// The first elements of parameters lie at multiples of this: 256 bytes of f32, 128 of bf16.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Which part of every bucket a rank has master weights and optimizer state of. With a distributed optimizer (ZeRO stage
-/// 1, Rajbhandari et al., 2020) each data-parallel rank has one of equal parts. Otherwise every rank has all.
+/// The part of every bucket that a rank updates: it has master weights and optimizer state of this part only. With a
+/// distributed optimizer (ZeRO stage 1, Rajbhandari et al., 2020) the data-parallel ranks have equal parts. Otherwise every
+/// rank has the whole bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptimizerShard {
     /// Which part.
@@ -44,7 +45,7 @@ pub struct Bucket {
     pub layer: usize,
     /// Its first element in `main_grad`.
     pub start: usize,
-    /// Its elements, with the padding that makes the parts of ranks equal and aligned.
+    /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,
     /// The type of its weights.
     pub dtype: DType,
@@ -137,15 +138,15 @@ impl Bucket {
             return ParamOffsets { grad, weight, owned: OwnedRange::default(), master: 0 };
         }
         let owned = OwnedRange { first: first - grad, elements: end - first };
-        // The parts of the buckets before lie before.
+        // This rank's parts of the earlier buckets come first.
         let master = self.weights_start / shard.ranks + first - part_start;
         ParamOffsets { grad, weight, owned, master }
     }
 }
 
-/// The indices of the parameters that begin a bucket. Layer 0 has a bucket of its own: with tied embeddings its backward
-/// is the last to write the table. A tied parameter is alone in its bucket. The weights of a bucket have one type. No bucket
-/// spans layers of other stages, because the backwards before and after these are far apart.
+/// The indices of the parameters that begin a bucket. Layer 0 has a bucket of its own: with tied embeddings its backward is
+/// the last to write the table. A tied parameter is alone in its bucket. The weights of a bucket have one type. A bucket
+/// never has layers from both sides of another stage's layers: their backwards are far apart in time.
 fn first_of_buckets(specs: &[ParamSpec], bucket_bytes: usize) -> Vec<usize> {
     let mut firsts = Vec::new();
     let mut bytes = 0;

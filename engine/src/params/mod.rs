@@ -166,7 +166,7 @@ impl Params {
     /// The parameter of that name.
     ///
     /// # Panics
-    /// If the model declared none: layers ask for what the same file declares.
+    /// If the model declared no such parameter. A layer asks only for parameters that it declared itself.
     pub fn get(&self, name: &str) -> Param {
         match self.by_name.get(name) {
             Some(&index) => self.params[index],
@@ -195,7 +195,8 @@ impl Params {
         self.layout.shard
     }
 
-    /// The ranges of `main_grad` that chosen parameters have, each with its layer. Neighbours of one layer are one range.
+    /// The ranges of `main_grad` that belong to the chosen parameters, each with its layer. Parameters of one layer that are
+    /// neighbours form one range.
     pub fn grad_ranges(&self, chosen: impl Fn(&ParamSpec) -> bool) -> Vec<(usize, Tensor)> {
         let mut ranges: Vec<(usize, usize, usize)> = Vec::new(); // layer, first element, end
         let mut joins = false;

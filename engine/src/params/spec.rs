@@ -42,8 +42,8 @@ pub struct ParamSpec {
     pub init: Init,
     /// The layer whose backward completes its gradient.
     pub layer: usize,
-    /// Backward always adds to its gradient and never overwrites it, so the gradient is zeroed at every step. So it is
-    /// with embedding tables.
+    /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
+    /// tables are like this.
     pub sparse: bool,
     /// Sequence parallelism: backward sees the tokens of this rank only, so the gradient is summed over the
     /// tensor-parallel group.
@@ -71,7 +71,7 @@ impl ParamSpec {
         }
     }
 
-    /// The same parameter, of whose rows only the first `rows` are real.
+    /// The same parameter, with only the first `rows` rows real. The others are padding.
     pub fn with_rows(self, rows: usize) -> ParamSpec {
         let mut whole = self.whole;
         whole[0] = rows;

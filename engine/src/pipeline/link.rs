@@ -19,9 +19,9 @@ pub(super) struct ReceiveEnd {
     pub(super) communicator: Rc<dyn Communicator>,
     pub(super) stream: Stream,
     pub(super) buffers: Vec<Tensor>,
-    /// The compute stream has read the buffer that the next receive writes.
+    /// Recorded when the compute stream has read the buffer that the next receive writes.
     pub(super) free: Event,
-    /// The values are in the buffer; one event for each buffer.
+    /// Recorded when the values are in the buffer; one event for each buffer.
     pub(super) received: Vec<Event>,
 }
 
@@ -30,14 +30,14 @@ pub(super) struct SendEnd {
     pub(super) communicator: Rc<dyn Communicator>,
     pub(super) stream: Stream,
     pub(super) buffer: Tensor,
-    /// The compute stream has written the buffer.
+    /// Recorded when the compute stream has written the buffer.
     pub(super) ready: Event,
-    /// The send has read the buffer.
+    /// Recorded when the send has read the buffer.
     pub(super) sent: Event,
 }
 
 impl Link {
-    /// The ends that have a communicator. `receive` has the number of receive buffers beside it.
+    /// Makes the ends that have a communicator. `buffers` is the number of receive buffers.
     ///
     /// # Errors
     /// Out of memory.

@@ -25,7 +25,8 @@ pub struct Pipeline {
     forward: Link,
     backward: Link,
     all_stages: Option<Rc<dyn Communicator>>,
-    /// The first and the last stage, and the gradients of the parameter that both have: the part that this rank updates.
+    /// The communicator of the first and the last stage, and the gradients of the tied parameter that both have: the part
+    /// that this rank updates.
     tied: Option<(Rc<dyn Communicator>, Tensor)>,
     _areas: Vec<Area>,
 }

@@ -18,7 +18,7 @@ use crate::step_policy::StepContext;
 /// The transfers of a step under way.
 pub struct Transfers<'p> {
     stage: PipelineStage,
-    /// Tasks before which receives were begun.
+    /// How often [`Transfers::receive_ahead`] was called: the position of the next task.
     position: usize,
     forward: Channel<'p>,
     backward: Channel<'p>,
@@ -28,7 +28,7 @@ pub struct Transfers<'p> {
 struct Channel<'p> {
     link: &'p Link,
     receives: ReceiveQueue,
-    /// No later work waits for the last send yet.
+    /// The last send is under way: the compute stream does not wait for it yet.
     sending: bool,
     rehearse: bool,
 }
@@ -52,8 +52,8 @@ impl<'p> Transfers<'p> {
         }
     }
 
-    /// Begins the receives that overlap with the work before the next task. Each task calls this once, when it has copied
-    /// its own values out of the receive buffer. One call comes before the first task.
+    /// Begins the receives for the next task, which overlap with the work of this one. It is called once before the first
+    /// task, and then once in each task, after the task has copied its own values out of the receive buffer.
     ///
     /// # Errors
     /// A failed transfer.

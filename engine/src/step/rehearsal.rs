@@ -6,8 +6,8 @@ use super::{Run, Stage, StepSettings};
 use crate::regions::Mode;
 
 impl Stage {
-    /// Records a training step, and if wanted an evaluation step, of so many microbatches. Nothing runs: the recording says
-    /// how much memory a step needs, and when.
+    /// Records a training step of `microbatches` microbatches, and with `evaluates` an evaluation step too. No operation
+    /// runs. The recording says how much memory a step needs, and when.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
@@ -19,11 +19,12 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs a step without transfers and without update for each of these numbers of microbatches, and if wanted an
-    /// evaluation step of the first of them. Samples and receive buffers hold zeros.
+    /// Runs a step without transfers and without update for each of these numbers of microbatches. With `evaluates` it also
+    /// runs an evaluation step of the first number. Samples and receive buffers hold zeros.
     ///
-    /// A real step begins with everything loaded and captured: a stage that loads a kernel or captures a graph while another
-    /// one waits for it could block both; see [`CudaGraphManager::rehearse`](graph_manager::CudaGraphManager::rehearse).
+    /// After it everything is loaded and captured. That must come before the first real step: a stage that loads a kernel or
+    /// captures a graph while another stage waits for it could block both; see
+    /// [`CudaGraphManager::rehearse`](graph_manager::CudaGraphManager::rehearse).
     ///
     /// # Errors
     /// As [`Stage::train_step`].

@@ -39,7 +39,7 @@ pub struct BatchesRequest {
 pub(super) fn command() -> Command {
     let output = "File for the training batches of all steps: samples of seq_length + 1 tokens end to end";
     let batches = Command::new("batches")
-        .about("Writes the samples that a run with these flags takes, in its order, for other frameworks")
+        .about("Writes the samples of a run to a file, in the order of the run, for other frameworks")
         .arg(text_flag("output", "FILE", output).required(true))
         .arg(text_flag("validation", "FILE", "File for the batches of an evaluation"));
     with_run_flags(batches)
@@ -170,7 +170,7 @@ impl Samples<'_> {
     }
 }
 
-/// An incomplete file. Dropping it removes it, unless it was renamed.
+/// An incomplete file. Dropping it removes the file, unless the file was renamed.
 struct PartialFile {
     /// The name of the complete file.
     path: PathBuf,

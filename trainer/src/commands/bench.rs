@@ -1,4 +1,4 @@
-//! `trainer bench`: the speed of a step without data and files, and what the host does meanwhile.
+//! `trainer bench`: the speed of a step without reading data or writing files, and what the host does meanwhile.
 
 use std::convert::Infallible;
 use std::mem::ManuallyDrop;
@@ -42,17 +42,17 @@ const CASES: &[Case] = &[
     ("mlp", &[("model.preset", "mlp"), ("train.micro_batch_size", "640"), ("train.global_batch_size", "640"), ("precision.compute", "tf32"), ("optimizer.clip", "0.0")]),
 ];
 
-/// Most steps to measure, unless the command line says otherwise.
+/// The largest number of steps to measure, unless the command line sets `train.steps`.
 const STEPS: usize = 100;
 
-/// Steps before anything is measured: warm-up, capture, and some to settle.
+/// Steps before anything is measured: warm-up, capture, and some until the speed is steady.
 const SETTLE: usize = 10;
 
 pub(super) fn command() -> Command {
     let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
     let bench = Command::new("bench")
         .about(format!(
-            "Measures the speed of a training run's steps on fixed random data; takes its flags. {STEPS} steps unless --steps is given"
+            "Measures the speed of training steps on random data; takes the flags of a training run. {STEPS} steps unless --steps is given"
         ))
         .arg(Arg::new("case").value_name("CASE").value_parser(names).help("A case to measure"));
     with_run_flags(bench)
@@ -68,7 +68,7 @@ pub(super) fn request(matches: &ArgMatches) -> Result<BenchRequest, UserError> {
     let preset: Vec<_> = case.map_or(vec![], |(_, sets)| [sets, &[("train.eval_interval", "0")][..]].concat());
     let mut run = train_request(matches, &preset)?;
     refuse_files(&run)?;
-    // The number of steps in a config is for training. That on the command line is for this.
+    // The number of steps in a config file is meant for training, the one on the command line for the benchmark.
     let most = if sets_option(matches, "train.steps") { usize::MAX } else { STEPS };
     let steps = run.config.train.steps.min(most);
     run.config.train.steps = steps;
@@ -104,11 +104,12 @@ pub struct BenchResult {
     pub tflops: f64,
     /// Share of the data sheet's peak.
     pub mfu: Option<f64>,
-    /// Median time to submit a step to an idle device, inputs in place: control block and graphs, microseconds.
+    /// Median time to submit a step to an idle device whose inputs are already there: control block and graphs,
+    /// microseconds.
     pub launch_us: f64,
-    /// The same with the copies of new inputs, microseconds.
+    /// The same, with the copies of new inputs to the device, microseconds.
     pub launch_with_inputs_us: f64,
-    /// Median time of all of a step on the old inputs, with the read-back of its numbers, microseconds.
+    /// Median time of all calls of a step on inputs that are already there, with the read-back of its numbers, microseconds.
     pub issue_us: f64,
     /// The same on new inputs, microseconds.
     pub issue_with_inputs_us: f64,

@@ -9,7 +9,7 @@ use super::args::{positional, text};
 pub(super) fn command() -> Command {
     let list = Command::new("list").about("Lists the checkpoints in a folder and checks every byte");
     Command::new("checkpoint")
-        .about("Examines checkpoints")
+        .about("Lists and checks checkpoints")
         .subcommand_required(true)
         .subcommand(list.arg(positional("dir", "The checkpoint.dir of a run").value_name("DIR")))
 }

@@ -48,7 +48,7 @@ pub enum Request {
 
 fn command() -> Command {
     let trainer = Command::new("trainer")
-        .about("Trains GPT-class models. Without a subcommand it trains")
+        .about("Trains GPT-class models. Without a command it starts a training run")
         .version(env!("CARGO_PKG_VERSION"))
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
@@ -93,7 +93,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     })
 }
 
-/// What each of the ranks to start is to do.
+/// What each of the ranks will do that `launch` starts.
 fn ranks_request(launch: LaunchRequest) -> Result<Request, UserError> {
     match parse(launch.rank_line())? {
         request @ (Request::Train(_) | Request::Bench(_) | Request::Doctor(_)) => {

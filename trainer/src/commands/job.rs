@@ -97,7 +97,7 @@ pub(super) fn file(matches: &ArgMatches) -> Result<String, UserError> {
     }
 }
 
-/// The job. Its run is planned for all ranks, so that a wrong one is refused now, and not after the queue.
+/// The job. Its run is planned for all ranks here, so that a mistake is refused now and not after hours in the queue.
 fn job(matches: &ArgMatches, nodes: usize) -> Result<Job, UserError> {
     let flags: Vec<String> = matches.get_many("flags").into_iter().flatten().cloned().collect();
     let run = training_run(["trainer".to_string()].iter().chain(&flags).map(OsString::from))?;

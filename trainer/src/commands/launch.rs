@@ -40,7 +40,7 @@ pub(super) fn command() -> Command {
                 .value_parser(value_parser!(OsString))
                 .last(true)
                 .num_args(0..)
-                .help("The trainer's flags, for all ranks. Also bench or doctor with their flags"),
+                .help("The trainer's flags, the same for all ranks; or `bench` or `doctor` with their flags"),
         )
 }
 
@@ -69,8 +69,8 @@ impl LaunchRequest {
         once("trainer".into()).chain(self.flags.iter().cloned())
     }
 
-    /// The number of ranks, for a run on `device`. Checks the run for that number, so that a mistake is reported once, and
-    /// before mpirun starts. `config`: the ranks train or measure. Ends the process if a launcher started it.
+    /// The number of ranks for a run on `device`. With `config` (if the ranks train or measure) it checks the run for that
+    /// number of ranks, so that a mistake is reported once, before mpirun starts. Ends the process if a launcher started it.
     ///
     /// # Errors
     /// What is wrong with the run.
@@ -83,7 +83,12 @@ impl LaunchRequest {
         // A shell in a step of Slurm is a rank of its own, and may start others.
         if env.world_size > 1 || matches!(env.launcher, Some(Launcher::OpenMpi | Launcher::Hydra)) {
             let fix = "start it without mpirun or srun";
-            refuse(env, &format!("launch by another launcher. Rule: one process starts the ranks. Fix: {fix}"));
+            refuse(
+                env,
+                &format!(
+                    "`trainer launch` was itself started by mpirun or srun. Rule: one process starts the ranks. Fix: {fix}"
+                ),
+            );
         }
         let default = || if device == DeviceChoice::Host { 1 } else { gpu_count().max(1) };
         let ranks = self.ranks.unwrap_or_else(default);

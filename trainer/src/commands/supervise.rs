@@ -28,7 +28,7 @@ pub struct SuperviseRequest {
     checkpoints: PathBuf,
     /// The run's log. It has the cause of a failure, which a launcher that kills all ranks may swallow.
     log: PathBuf,
-    /// Whether the command names another checkpoint to start from than its newest.
+    /// Whether the command names a checkpoint to start from that is not its own newest.
     starts_elsewhere: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn command() -> Command {
     Command::new("supervise")
         .about("Runs a training command, and starts it again when it fails: trainer supervise -- trainer launch -n 8 -- --save DIR")
         .arg(max_restarts())
-        .arg(run.last(true).required(true).num_args(1..).help("What to run. The trainer and its flags come last in it"))
+        .arg(run.last(true).required(true).num_args(1..).help("Command to run. It ends with the trainer and its flags"))
 }
 
 /// The flag of `trainer supervise`, which `trainer job` passes on.
@@ -117,7 +117,7 @@ impl SuperviseRequest {
     }
 }
 
-/// The error for a run that would start anew after each restart.
+/// The error for a run that would start at step 0 after each restart.
 pub(super) fn no_checkpoints() -> UserError {
     UserError::new(
         "checkpoint.dir is unset",
@@ -126,7 +126,7 @@ pub(super) fn no_checkpoints() -> UserError {
     )
 }
 
-/// The last error in a log behind its first `after` bytes.
+/// The last error in a log, after its first `after` bytes.
 fn last_error(log: &Path, after: u64) -> Option<String> {
     let mut log = File::open(log).ok()?;
     log.seek(SeekFrom::Start(after)).ok()?;

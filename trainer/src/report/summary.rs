@@ -7,6 +7,7 @@ use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Axis;
 
+use crate::config::GraphScope;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::plan::RunPlan;
 use crate::process_group::ProcessGroup;
@@ -101,7 +102,11 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
     let modes = [(Mode::Train, "training"), (Mode::Evaluate, "evaluation")];
     let counts = modes.map(|(mode, name)| format!("{} for {name}", stage.graphs().expected_graphs(mode)));
     let graph = &plan.config.cuda_graph;
-    format!("{}, {} pool: {}", graph.scope, graph.mempool, counts.join(", "))
+    match graph.scope {
+        GraphScope::PerLayer => format!("{}, {} pool: {}", graph.scope, graph.mempool, counts.join(", ")),
+        // The pool has no effect on the plan over the whole step.
+        GraphScope::FullIteration => format!("{}: {}", graph.scope, counts.join(", ")),
+    }
 }
 
 /// The rank's stage, and the share of time that it is idle while the pipeline fills and drains. Relative to the time of its

@@ -17,7 +17,7 @@ pub enum Accelerator {
     Cuda(usize),
 }
 
-/// How exactly a GPU computes. The host is always exact and deterministic.
+/// How exactly a GPU computes. The host needs neither setting: it is always deterministic and never rounds to TF32.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Exactness {
     /// The same bits from run to run.
@@ -47,7 +47,7 @@ impl Accelerator {
                 "install the driver, or set train.device = \"host\"",
             )),
             0 => Ok(Accelerator::Host),
-            // A launcher may show each rank only its own GPU.
+            // A launcher may make only its own GPU visible to each rank.
             1 if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() => Ok(Accelerator::Cuda(0)),
             _ if gpus >= env.local_size => Ok(Accelerator::Cuda(env.local_rank)),
             _ => Err(UserError::new(

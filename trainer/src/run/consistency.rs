@@ -9,10 +9,11 @@ use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 
-/// Keys that may differ from rank to rank: no result depends on them, or they are compared in another form.
+/// Keys that may differ from rank to rank: no result depends on them, or they are compared by other means.
 const MAY_DIFFER: &[&str] = &["train.threads", "data.path", "data.validation_path"];
 
-/// The settings that must be the same on all ranks, one per line. `command` has further ones from the command line, by name.
+/// The settings that must be the same on all ranks, one per line. `command` has those that are only on the command line:
+/// names and values.
 pub fn shared_settings(config: &RunConfig, command: &[(&str, String)]) -> String {
     let compared = |key: &str| !key.starts_with("logging.") && !MAY_DIFFER.contains(&key);
     let of_config = config.by_key().into_iter().filter(|(key, _)| compared(key));
@@ -60,7 +61,7 @@ pub fn check_settings(rank: usize, here: &str, first: &str) -> Result<(), UserEr
 /// The identities of this rank's data. All ranks call it together.
 ///
 /// # Errors
-/// Data that are not those of rank 0, or that cannot be read any more.
+/// Data that differ from those of rank 0, or that can no longer be read.
 pub(crate) fn check_data(group: &ProcessGroup, source: &dyn Source) -> Result<Identities, RunError> {
     let here = source.identities()?;
     let first = group.control.broadcast_text(0, serde_json::to_string(&here).unwrap_or_default());

@@ -6,7 +6,7 @@ use device::Device;
 
 use crate::process_group::ProcessGroup;
 
-/// The memory of a rank besides that of its device, bytes: program, libraries, data being read.
+/// Bytes that a rank needs besides the memory of its device: for the program, libraries and data.
 const HEADROOM: usize = 64 << 20;
 
 /// Fails if the ranks of this machine need more memory than it has. The operating system would kill one of them without a

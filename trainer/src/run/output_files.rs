@@ -30,7 +30,8 @@ pub fn check_writable(logging: &LoggingConfig, graph_report: Option<&Path>, rank
     Ok(())
 }
 
-/// Creates `logging.dir` if the file goes there. If that fails, opening the file fails too, and is reported.
+/// Creates `logging.dir` if the file lies in it. An error is not reported here: opening the file will fail too, and is
+/// reported.
 fn create_run_folder(logging: &LoggingConfig, path: &Path) {
     let parent = path.parent().map(std::path::absolute);
     if let (Some(Ok(parent)), Ok(folder)) = (parent, std::path::absolute(&logging.dir))

@@ -1,4 +1,4 @@
-//! Brings the ranks together for a piece of work, and ends them together: MPI, the watch, the device and the communicators.
+//! Starts all ranks of a run together and ends them together: MPI, the watch, the device and the communicators.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,8 @@ use crate::error::RunError;
 use crate::process_group::{Control, ProcessGroup};
 use crate::run::consistency::check_settings;
 
-/// How long a rank that refuses its input waits for the others before it says why. They may still be reading data, or hang.
+/// A rank that refuses its input waits for the others, so that only one rank says why. This is how long it waits: the others
+/// may still read data, or hang.
 const OTHERS_COME: Duration = Duration::from_secs(60);
 
 /// Starts MPI and the watch over ranks, opens the device, connects the ranks and does `work`; returns the exit code. `shared`
@@ -48,7 +49,7 @@ pub fn on_all_ranks(
         }
         Err(error) => fail(true, 3, &error.to_string()),
     };
-    // Other ranks may have refused their input before: see `refuse`.
+    // Other ranks may already have refused their input: see `refuse`.
     let agreed = agreed(&world, Ok::<(), UserError>(()))
         .and_then(|()| agreed(&world, check_settings(env.rank, shared, &world.broadcast_text(0, shared.into()))))
         .and_then(|()| agreed(&world, Watch::start(env, settings, |text| world.broadcast_text(0, text))));
@@ -59,7 +60,7 @@ pub fn on_all_ranks(
     drop(joining);
     let threads = threads
         .unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), env.local_size));
-    // These threads are for set-up outside of the device, such as first weights. Only in tests they exist already.
+    // These threads are for set-up work outside of the device, such as first weights. They can exist already only in tests.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     let opened = open(threads).and_then(|device| {
         watch.as_ref().map_or(Ok(()), |watch| device.watch(watch.progress()))?;
@@ -118,8 +119,8 @@ fn agreed<T, E: Display>(world: &World, here: Result<T, E>) -> Result<T, i32> {
     Err(2)
 }
 
-/// If this rank failed (`here`): whether it is the first that did. Otherwise: whether any rank failed. All ranks call it
-/// together.
+/// On a rank that failed (`here`): whether it is the failed rank with the lowest number. On the others: whether any rank
+/// failed. All ranks call it together.
 fn first_of(world: &World, here: bool) -> bool {
     if world.size() == 1 {
         return here;
@@ -128,8 +129,8 @@ fn first_of(world: &World, here: bool) -> bool {
     if here { first == world.rank() as u64 } else { first < u64::MAX }
 }
 
-/// Ends this rank because its input is wrong, and with it all others, whose input may be right. The first rank that refuses
-/// prints why.
+/// Ends this rank because its input is wrong. All other ranks end too, even if their input is right. Of the ranks that
+/// refuse, only the first prints why.
 pub fn refuse(env: &RankEnv, problem: &str) -> ! {
     if env.world_size == 1 {
         fail(true, 2, problem);

@@ -11,12 +11,12 @@ use crate::report::metrics::METRICS;
 /// The file with the name of the run whose metrics the folder has.
 const OWNER: &str = "run.id";
 
-/// Makes `folder` that of `run`. `resumes_at` is the step at which the run resumes, or `None` if it starts anew or from another
-/// run's checkpoint. Metrics of another run are moved to a folder within, `earlier-1` or the next free number, which is
-/// returned.
+/// Gives `folder` to `run`. `resumes_at` is the step at which the run resumes, or `None` if it starts at step 0 or from
+/// another run's checkpoint. Metrics of another run are moved to a folder inside, `earlier-1` or the next free number.
+/// Returns that folder.
 ///
-/// Metrics belong to another run if their run has another name. Older builds wrote no name; then metrics belong to another
-/// run if they end before `resumes_at`. For a run that starts anew, all existing metrics belong to another run.
+/// Metrics belong to another run if the name in `run.id` is not that of `run`. Older builds wrote no name: then they belong
+/// to another run if they end before `resumes_at`. If the run does not resume, all existing metrics belong to another run.
 ///
 /// # Errors
 /// Operating system errors.
@@ -45,7 +45,7 @@ fn steps_of(path: &Path) -> Result<usize> {
     Ok(steps)
 }
 
-/// Moves all files about steps to a new folder within.
+/// Moves all files about steps to a new folder inside.
 fn move_aside(folder: &Path) -> Result<PathBuf> {
     let free = |number: &usize| !folder.join(format!("earlier-{number}")).exists();
     let aside = folder.join(format!("earlier-{}", (1..).find(free).unwrap_or(1)));

@@ -48,11 +48,11 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
 /// Fails before anything is allocated if the run does not fit the memory of the GPU or the host. To find what it needs, set-up
 /// runs without taking memory.
 ///
-/// On a GPU this is also when the algorithms of matrix products are chosen, by timing. The first rank of each stage does that
-/// in turn, for the products that no earlier stage has, and all other ranks take over its choices.
+/// On a GPU this also times the algorithms of matrix products and chooses among them. The first rank of each stage does
+/// that, one stage after the other, for the products that no earlier stage has. All other ranks take over its choices.
 fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(), RunError> {
     let mut needed = None;
-    // Rank 0 is the first rank of the first stage, and its pipeline group has the first rank of each.
+    // The pipeline group of rank 0 consists of the first rank of each stage.
     for first in plan.parallel.grid.group(0, Axis::Pipeline) {
         if group.rank == first {
             needed = Some(bytes_needed(plan, device, group));

@@ -23,8 +23,8 @@ pub(crate) struct SubmittedStep {
 impl SubmittedStep {
     /// Waits for the step's end. `last_end` is the end of the step before, and becomes that of this one.
     ///
-    /// A step's time runs from its start, or from the end of the step before if that is later. The host device computes while
-    /// a step is submitted, so the time is at least that of submission.
+    /// A step's time begins when the host starts it, or when the step before ends if that is later. It is at least the time
+    /// of submission, because the host device computes during submission.
     pub(crate) fn wait(self, last_end: &mut Option<Instant>) -> Result<FinishedStep, RunError> {
         let result = self.metrics.wait()?;
         let end = Instant::now();

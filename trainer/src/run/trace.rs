@@ -30,21 +30,21 @@ struct Target {
     /// The rank and its device, in words.
     process: String,
     steps: usize,
-    /// Shows the watch that the timeline is being written, which may take long.
+    /// Tells the watch that the timeline is being written, which may take long.
     activity: Activity,
 }
 
 enum State {
-    /// This many steps come first.
+    /// Steps to wait for before the timeline begins.
     Waiting(usize),
-    /// This many steps are left.
+    /// Steps of the timeline that are left.
     Running(usize),
     Written,
 }
 
 impl StepTrace {
-    /// Prepares the timeline, if one is asked for. Comes before the first graph. The process starts at step `first_step` of
-    /// the run. [`crate::run::output_files`] has checked that the file can be written.
+    /// Prepares the timeline, if one is asked for. Call it before the first graph is captured. The process starts at step
+    /// `first_step` of the run. [`crate::run::output_files`] has checked that the file can be written.
     ///
     /// # Errors
     /// CUPTI is missing on a GPU.

@@ -29,8 +29,8 @@ use crate::run::set_up::{load_start, stage, step_settings};
 use crate::run::submitted_step::SubmittedStep;
 use crate::run::trace::StepTrace;
 
-/// Trains as planned, on data that [`source()`](crate::run::source::source) opened. `None` if there was nothing to train: after
-/// a dry run, or if the run had ended before.
+/// Trains as planned, on data that [`source()`](crate::run::source::source) opened. Returns `None` if nothing was trained:
+/// in a dry run, or if the run already has all its steps.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -48,13 +48,14 @@ pub fn train(
         session.compute_alike(device);
         Some(session)
     };
-    // A timeline is prepared before the first graph, and before any other work that its failure would make vain.
+    // A timeline is prepared before the first graph. It comes first also because it may fail, and all other work would then
+    // be in vain.
     let first_step = session.as_ref().map(|session| session.progress().step);
     let trace = first_step
         .map(|step| StepTrace::prepare(&plan.config.logging, &plan.graphs, group, device, step))
         .transpose()?;
-    // On a fault nothing is torn down: freeing memory that the device still uses waits for the device, and for the ranks that
-    // it waits for, before anybody is told.
+    // On a fault nothing is torn down. To free memory that the device still uses, this rank would wait for the device, and
+    // the device may wait for other ranks: for ever, and before anybody was told of the fault.
     let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
     if session.as_ref().is_none_or(Session::begins_anew) {
         load_start(plan, device, &stage)?;
@@ -103,8 +104,8 @@ struct Trainer<'r> {
 }
 
 impl<'r> Trainer<'r> {
-    /// Restores the checkpoint of the session, opens the run's files and starts to read batches. `None` if the run has ended
-    /// before.
+    /// Restores the checkpoint of the session, opens the run's files and starts to read batches. Returns `None` if the run
+    /// already has all its steps.
     fn start(
         plan: &'r RunPlan,
         group: &'r ProcessGroup,
@@ -174,7 +175,7 @@ impl<'r> Trainer<'r> {
         let started = Instant::now();
         let share = self.plan.batch.share_after(consumed, self.plan.parallel.data_rank(self.group.rank));
         let settings = step_settings(&self.plan.optimizer, step, share);
-        // The first batch may take long, as set-up does.
+        // The first batch may take long, so it counts as part of the start.
         let waits = if step > self.first_step { Doing::WaitsForBatch } else { Doing::Starts };
         let (mut batch, mut data_wait) = (None, Duration::ZERO);
         if let Some(batches) = &mut self.batches {
@@ -201,7 +202,8 @@ impl<'r> Trainer<'r> {
         Ok(())
     }
 
-    /// Evaluates at the configured interval and after the last step, and reports the step before with the loss.
+    /// Evaluates at the configured interval and after the last step. Reports the step just submitted together with the
+    /// validation loss.
     fn evaluate_if_due(&mut self) -> Result<(), RunError> {
         let (done, steps) = (self.progress.step, self.plan.steps);
         let Some(evaluation) = self.plan.evaluation.filter(|plan| done % plan.interval == 0 || done == steps) else {
@@ -223,7 +225,7 @@ impl<'r> Trainer<'r> {
         self.group.control.any(self.group.stop.is_asked() || self.report.must_stop())
     }
 
-    /// Writes a checkpoint if one is due. Returns whether this was tried.
+    /// Writes a checkpoint if one is due and the state may be saved. Returns whether it tried.
     fn save_if_due(&mut self, stop: bool) -> Result<bool, RunError> {
         let step = self.progress.step;
         let last = stop || step == self.plan.steps;
@@ -298,7 +300,7 @@ impl<'r> Trainer<'r> {
     }
 }
 
-/// Claims the run's folder, writes the resolved configuration and opens the files of steps.
+/// Claims the run's folder, writes every option to `config.toml`, and opens the files that get a line for each step.
 fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
     let folder = Path::new(&plan.config.logging.dir);
     let file = |what: &str| file_error(format!("{what} in {}", folder.display()));

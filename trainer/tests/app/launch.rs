@@ -83,7 +83,7 @@ fn what_launch_cannot_start_is_answered_with_a_fix() {
     expect(&answer(&["launch", "-n", "0"]), 2, &["`0`", "1..=4096"]);
     let mut nested = mpirun_command(&folder.0);
     let output = nested.args(["-n", "2", TRAINER, "launch", "-n", "2", "--", "--steps", "5"]).output().unwrap();
-    expect(&output, 2, &["launch by another launcher", "start it without mpirun"]);
+    expect(&output, 2, &["`trainer launch` was itself started by mpirun or srun", "start it without mpirun"]);
     assert_eq!(printed(&output).matches("error: ").count(), 1, "{}", printed(&output));
 }
 

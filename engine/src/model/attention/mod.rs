@@ -1,4 +1,4 @@
-//! Causal self-attention with packed queries, keys and values, and fewer key and value heads where the shape has it so.
+//! Causal self-attention with packed queries, keys and values. There may be fewer key and value heads than query heads.
 
 mod cached;
 
@@ -61,7 +61,7 @@ impl PartSpec for CausalAttentionSpec {
         let width = shape.heads * shape.head_dim();
         let qkv = width + 2 * shape.kv_heads * shape.head_dim();
         let attention = TokenCost {
-            // Scores and weighted values, of each of which the causal mask leaves half.
+            // Scores, and values weighted by them. The causal mask leaves half of each product.
             scores: width * shape.seq,
             values: (qkv + width) + (2 * qkv + 2 * width),
             ..TokenCost::default()
@@ -174,7 +174,8 @@ impl BlockPart for CausalAttention {
     }
 
     fn leave_bias_to_next_norm(&mut self) -> Option<Param> {
-        // Without dropout in between, and with all rows on this rank, the bias's gradient is the residual stream's, summed.
+        // The bias's gradient is the sum of the residual stream's gradient over rows, if no dropout lies between the two and
+        // all rows are on this rank.
         let can = self.output.is_off() && !self.region.parallel.splits_rows();
         self.bias_left_to_norm = can;
         self.projection.bias.filter(|_| can)

@@ -32,7 +32,7 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
 /// Sets the options that the given flags stand for.
 ///
 /// # Errors
-/// None, as long as the table is right.
+/// A value in the table of flags that the option refuses, which would be a bug.
 pub(super) fn set_options(matches: &ArgMatches, layers: &mut Layers) -> Result<(), UserError> {
     for (flag, meaning) in FLAGS {
         if let Meaning::Sets(key, value) = meaning
@@ -67,7 +67,7 @@ pub(super) fn check_agreement(matches: &ArgMatches, config: &RunConfig) -> Resul
                     (!same_value(given, &(of as f64 / by as f64).to_string())).then_some((what, fix))
                 })
             }
-            // The option itself, on the same command line, has another value.
+            // The option itself has another value on the same command line.
             Meaning::Sets(key, value) if matches.get_flag(flag) => value_of(key)
                 .map(|value| value.as_str().map_or(value.to_string(), str::to_string))
                 .filter(|other| other != value)

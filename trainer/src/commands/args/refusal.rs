@@ -79,7 +79,7 @@ fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     }
 }
 
-/// A switch followed by a space and its value, if that value is what clap refuses.
+/// The error for a switch that is followed by a space and a value (`--flag false`), if that value is what clap refuses.
 fn switch_with_value(error: &clap::Error, arguments: &[OsString]) -> Option<UserError> {
     let roles = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue];
     let refused: Vec<String> = roles.into_iter().flat_map(|role| texts(error, role)).collect();

@@ -63,7 +63,7 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
             .long(option.flag)
             .visible_aliases(option.aliases.to_vec())
             .help_heading(section)
-            // The words of some choices are long, and would push all help far to the right.
+            // The words of some choices are long. In one column with them, all help texts would begin far to the right.
             .next_line_help(true)
             .help(format!("{}{default}", option.doc));
         arg = match option.kind {
@@ -148,7 +148,7 @@ fn layers(matches: &ArgMatches, preset: &[(&str, &str)]) -> Result<Layers, UserE
     if let Some(path) = matches.get_one::<String>("config") {
         match recipes::recipe(path).filter(|_| !Path::new(path).exists()) {
             Some(text) => layers.read_text(text, &format!("recipe {path}"))?,
-            // A name that does not look like a path was meant to be a recipe.
+            // A name that does not look like a path was probably meant to be a recipe.
             None if !Path::new(path).exists() && !path.contains(['/', '\\']) && !path.ends_with(".toml") => {
                 recipes::named(path)?;
             }

@@ -16,7 +16,7 @@ pub(crate) fn command() -> Command {
         |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
     let device = Arg::new("device").long("device").value_parser(one_of::<DeviceChoice>());
     Command::new("doctor")
-        .about("Examines the machine: libraries, every operation against the host device, rates")
+        .about("Checks the machine: libraries, every operation against the host device, speed")
         .arg(switch("json", "Print JSON"))
         .arg(switch("quick", "Do not measure rates"))
         .arg(device.default_value(DeviceChoice::Auto.word()).help("Device to examine"))

@@ -117,7 +117,7 @@ fn seconds(bench: &Workbench, op: &Op) -> Result<f64> {
         bench.device.synchronize()?;
         times.push(started.elapsed().as_secs_f64() / REPEATS as f64);
     }
-    times.remove(0); // the first also warms the GPU up
+    times.remove(0); // the first run also warms the GPU up
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])
 }

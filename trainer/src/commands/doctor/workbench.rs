@@ -1,4 +1,4 @@
-//! The place where one operation is tried. Its tensors have the same values on every device.
+//! Runs one operation on a device. Its tensors have the same values on every device.
 
 use device::{Area, DType, Device, Op, Result, Shape, Stream, Tensor, bf16};
 

@@ -19,7 +19,7 @@ pub(crate) fn command() -> Command {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name(value).help(help)
     };
-    // A text may begin with a hyphen, and a negative number is to be refused in our words.
+    // A text may begin with a hyphen. A negative number should be refused by our own error, not by clap.
     let any = |name, value, help| arg(name, value, help).allow_hyphen_values(true);
     let checkpoint = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
     let prompt = "Text to continue. Without it the model begins a document";

@@ -68,7 +68,7 @@ impl Generator {
             read: Vec::new(),
             _areas: areas,
         };
-        // The memory of both is known before either runs.
+        // Both modes are recorded before either runs, because memory is planned for both together.
         for mode in [Mode::Prefill, Mode::Decode] {
             let mut body = generator.body(mode);
             generator.graphs.record(mode, 1, &mut body)?;

@@ -111,7 +111,7 @@ fn config(folder: &Path, pretrained: &Pretrained, is_hugging_face: bool) -> Resu
     if !is_hugging_face {
         layers.read_file(&folder.join("config.toml"))?;
     }
-    // The run's options have what `init_from` named. That folder may be gone.
+    // The options of the run already have the model's. The folder that `init_from` named may be gone.
     let model: Vec<(&'static str, Value)> = pretrained.options().to_vec();
     layers.start_from(&model);
     Ok(layers.resolve())
