@@ -3,7 +3,8 @@
     python pytorch_mlp.py --mode graph
 
 Prints one JSON object: step_ms (wall, steady), issue_us (host, idle GPU). Modes: `eager`, `compile`, `graph` (forward,
-backward and optimizer in one CUDA graph).
+backward and optimizer in one CUDA graph), `callables` (make_graphed_callables of the model; loss and optimizer outside),
+`block2` (make_graphed_callables of the second block alone).
 """
 
 import argparse
@@ -17,23 +18,28 @@ from torch import nn
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=["eager", "compile", "graph"], default="graph")
+    parser.add_argument("--mode", choices=["eager", "compile", "graph", "callables", "block2"], default="graph")
     parser.add_argument("--steps", type=int, default=200)
     case = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     sizes, dropouts = [4096, 2048, 1024, 512, 256], [0.2, 0.1, 0.1]
-    layers = []
+    blocks = []
     for i, (n_in, n_out) in enumerate(zip(sizes, sizes[1:])):
-        layers.append(nn.Linear(n_in, n_out))
-        if i < len(sizes) - 2:
-            layers += [nn.ReLU(), nn.Dropout(dropouts[i])]
-    model = nn.Sequential(*layers).cuda()
+        rest = [nn.ReLU(), nn.Dropout(dropouts[i])] if i < len(sizes) - 2 else []
+        blocks.append(nn.Sequential(nn.Linear(n_in, n_out), *rest))
+    model = nn.Sequential(*blocks).cuda()
     run = torch.compile(model) if case.mode == "compile" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = torch.randn(640, sizes[0], device="cuda"), torch.randn(640, sizes[-1], device="cuda")
 
+    if case.mode == "callables":
+        run = torch.cuda.make_graphed_callables(model, (inputs,))
+    if case.mode == "block2":
+        model[1] = torch.cuda.make_graphed_callables(model[1], (torch.randn(640, sizes[1], device="cuda", requires_grad=True),))
+
     def step():
-        optimizer.zero_grad(set_to_none=True)
+        # Graphs of backward write into gradients that must stay where they are.
+        optimizer.zero_grad(set_to_none=case.mode != "callables")
         loss = nn.functional.mse_loss(run(inputs), targets)
         loss.backward()
         optimizer.step()

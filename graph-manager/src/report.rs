@@ -140,6 +140,9 @@ impl std::fmt::Display for Report {
             let eager: Vec<String> = self.eager.iter().map(|e| format!("{} ({})", e.region, e.reason)).collect();
             write!(f, "; eager: {}", eager.join(", "))?;
         }
+        if self.memory.is_empty() {
+            return Ok(());
+        }
         let memory: Vec<String> =
             self.memory.iter().map(|area| format!("{} {:.1} MiB", area.area, area.bytes as f64 / 1048576.0)).collect();
         write!(f, "; memory: {}", memory.join(", "))

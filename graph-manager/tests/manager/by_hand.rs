@@ -3,10 +3,12 @@
 use std::num::NonZeroUsize;
 
 use device::ops::{Add, Copy, Dropout, DropoutPart, DropoutSite};
-use device::{Area, DType, Device, HostOptions, Tensor};
+use device::{Area, DType, Device, Tensor};
 use graph_manager::{
     CallOrder, Capture, Error, GraphedCallables, Layer, Policy, Pool, RandomState, Result, StepContext, graph_callables,
 };
+
+use crate::toy::checked_device;
 
 const FEW: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
@@ -17,7 +19,7 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    let device = checked_device();
     Bench { pool: Pool::new(device.stream("compute")), device, areas: Vec::new() }
 }
 

@@ -2,6 +2,7 @@
 
 mod by_hand;
 mod capture;
+mod examples;
 mod external;
 mod handover;
 mod mistakes;

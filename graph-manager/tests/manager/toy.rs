@@ -3,6 +3,7 @@
 use std::fmt::{Display, Formatter};
 use std::rc::Rc;
 
+use device::cuda::CudaOptions;
 use device::ops::{Add, Copy, Fill};
 use device::{Area, DType, Device, HostOptions, Stream, Tensor};
 use graph_manager::{CudaGraphManager, Instance, ManagerOptions, Policy, Result, SideStream};
@@ -134,12 +135,20 @@ pub struct Toy {
     _areas: Vec<Area>,
 }
 
+/// The host device, or with `TEST_DEVICE=cuda` the first GPU, with the checker on.
+pub fn checked_device() -> Device {
+    if std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+        return Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap();
+    }
+    Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap()
+}
+
 pub fn toy() -> Toy {
     toy_with(ToyPolicy::default())
 }
 
 pub fn toy_with(policy: ToyPolicy) -> Toy {
-    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    let device = checked_device();
     let mut areas = Vec::new();
     let inputs = device.allocate_tensor(&mut areas, "inputs", [16, WIDTH], DType::F32).unwrap();
     let sums = device.allocate_tensor(&mut areas, "sums", [LAYERS, WIDTH], DType::F32).unwrap();

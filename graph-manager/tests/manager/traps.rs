@@ -4,17 +4,17 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
-use device::ops::{Add, AdamW, Control, Fill, Status};
+use device::ops::{AdamW, Add, Control, Fill, Status};
 use device::{DType, Device, HostOptions, Tensor};
 use graph_manager::{CaptureAll, CudaGraphManager, Error, ManagerOptions, Mempool, Result, StepContext};
 
-use crate::toy::{Mode, ToyPolicy, toy, toy_with};
+use crate::toy::{Mode, ToyPolicy, checked_device, toy, toy_with};
 
 type Manager = CudaGraphManager<CaptureAll<&'static str>>;
 
 /// A device with one tensor of four elements, and a manager on it.
 fn small(options: ManagerOptions) -> (Device, Tensor, device::Area, Manager) {
-    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    let device = checked_device();
     let area = device.allocate("x", 16).unwrap();
     let x = area.tensor("x", 0, [4], DType::F32);
     device.zero(&x).unwrap();
@@ -27,7 +27,9 @@ fn checked() -> ManagerOptions {
 }
 
 /// What the third of three steps says, whose captured region runs `body` with the number of the step.
-fn third_step(body: impl Fn(&mut StepContext<'_, CaptureAll<&'static str>>, Tensor, usize) -> Result<()>) -> Result<()> {
+fn third_step(
+    body: impl Fn(&mut StepContext<'_, CaptureAll<&'static str>>, Tensor, usize) -> Result<()>,
+) -> Result<()> {
     let (_device, x, _area, mut manager) = small(checked());
     let mut step = |number| manager.step("step", 1, &mut |cx| cx.region("work", (), |cx, ()| body(cx, x, number)));
     step(0)?;

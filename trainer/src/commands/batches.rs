@@ -87,11 +87,12 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
             return Err(UserError::new(what, "no file is overwritten", "name another, or remove it").into());
         }
     }
+    // Before there is a file that an interruption could leave behind.
+    let stop = interruption()?;
     let mut partial_files = Vec::new();
     for (flag, path, split, steps) in files.into_iter().flatten() {
         partial_files.push((PartialFile::create(flag, path)?, split, steps));
     }
-    let stop = interruption()?;
     let source = source(&plan)?;
     if request.validation.is_some() && !source.validates() {
         let what = format!("--validation with data.split = {}", plan.config.data.split);
