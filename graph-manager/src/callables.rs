@@ -103,8 +103,12 @@ pub fn graph_callables<L: Layer<EveryCall>>(
             fix: "give one sample input for each layer",
         });
     }
-    let options =
-        || ManagerOptions { mempool: Mempool::Single, share_io_buffers: false, warmup_steps: warm_up, ..Default::default() };
+    let options = || ManagerOptions {
+        mempool: Mempool::Single,
+        share_io_buffers: false,
+        warmup_steps: warm_up,
+        ..Default::default()
+    };
     let group = |layers: Range<usize>, order: CallOrder| -> Result<Group> {
         let policy = EveryCall { splits_backward: order.splits_backward };
         Ok(Group { manager: CudaGraphManager::in_pool(pool, options(), policy)?, layers, order, next: 0 })
@@ -183,7 +187,8 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
         let done = |call: &&Call| (call.pass, call.layer) == (pass, layer);
         let microbatch = group.order.calls[..group.next].iter().filter(done).count();
         let (at, of) = (&self.layers[layer], ((), group.order.microbatches, group.next));
-        let output = group.manager.replay(of, Call { pass, layer, microbatch }, input, |cx, input| body(at, cx, input))?;
+        let output =
+            group.manager.replay(of, Call { pass, layer, microbatch }, input, |cx, input| body(at, cx, input))?;
         group.next = (group.next + 1) % group.order.calls.len();
         Ok(output)
     }

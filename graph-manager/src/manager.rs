@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::keys::StepKey;
 use crate::options::ManagerOptions;
 use crate::policy::Policy;
-use crate::report::{GraphReport, Launch, Report, StepReport};
 use crate::pool::Pool;
+use crate::report::{GraphReport, Launch, Report, StepReport};
 use crate::resources::Resources;
 use crate::tensor_tree::TensorTree;
 

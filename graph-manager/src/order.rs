@@ -109,7 +109,8 @@ impl CallOrder {
             };
             let Some(microbatch) = microbatch else {
                 let before = if pass == Pass::Backward { Pass::Forward } else { Pass::Backward };
-                let problem = format!("call {at} ({number}) is the {pass} of chunk {chunk} that no {before} comes before");
+                let problem =
+                    format!("call {at} ({number}) is the {pass} of chunk {chunk} that no {before} comes before");
                 return Err(refuse(problem));
             };
             let first: usize = chunks[..chunk - 1].iter().sum();
@@ -124,7 +125,8 @@ impl CallOrder {
             return Err(refuse(format!("the order ends before the {pass} of a microbatch of chunk {chunk}")));
         }
         let microbatches = forwards.get(&1).copied().unwrap_or(0);
-        if let Some(chunk) = (1..=chunks.len()).find(|chunk| forwards.get(chunk).copied().unwrap_or(0) != microbatches) {
+        if let Some(chunk) = (1..=chunks.len()).find(|chunk| forwards.get(chunk).copied().unwrap_or(0) != microbatches)
+        {
             let count = forwards.get(&chunk).copied().unwrap_or(0);
             return Err(refuse(format!("chunk {chunk} has {count} forwards, chunk 1 has {microbatches}")));
         }

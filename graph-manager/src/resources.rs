@@ -9,8 +9,8 @@ use crate::area::AreaKind;
 use crate::error::{Error, Result};
 use crate::keys::StepKey;
 use crate::options::{ManagerOptions, Mempool};
-use crate::policy::Policy;
 use crate::plan::Plan;
+use crate::policy::Policy;
 use crate::pool::Pool;
 use crate::recording::Recording;
 use crate::slots::in_flight;
@@ -107,7 +107,11 @@ impl<P: Policy> Resources<P> {
                 let count = slots.entry(chunk).or_default();
                 *count = needed.max(*count);
             }
-            recordings.iter().max_by_key(|recording| recording.microbatches).iter().for_each(|r| add(r, Some(slots.clone())));
+            recordings
+                .iter()
+                .max_by_key(|recording| recording.microbatches)
+                .iter()
+                .for_each(|r| add(r, Some(slots.clone())));
         }
         sizes
     }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
-use device::ops::{Add, AdamW, Control, Fill, Status};
+use device::ops::{AdamW, Add, Control, Fill, Status};
 use device::{DType, Device, HostOptions, Tensor};
 use graph_manager::{CaptureAll, CudaGraphManager, Error, ManagerOptions, Mempool, Result, StepContext};
 
@@ -27,7 +27,9 @@ fn checked() -> ManagerOptions {
 }
 
 /// What the third of three steps says, whose captured region runs `body` with the number of the step.
-fn third_step(body: impl Fn(&mut StepContext<'_, CaptureAll<&'static str>>, Tensor, usize) -> Result<()>) -> Result<()> {
+fn third_step(
+    body: impl Fn(&mut StepContext<'_, CaptureAll<&'static str>>, Tensor, usize) -> Result<()>,
+) -> Result<()> {
     let (_device, x, _area, mut manager) = small(checked());
     let mut step = |number| manager.step("step", 1, &mut |cx| cx.region("work", (), |cx, ()| body(cx, x, number)));
     step(0)?;
