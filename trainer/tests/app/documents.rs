@@ -71,10 +71,12 @@ fn documents() -> Vec<String> {
 #[test]
 fn every_command_in_the_documents_and_recipes_is_taken() {
     let folder = Folder::new("documents");
-    // What the commands read while they are parsed: a configuration, and a model.
+    // What the commands read while they are parsed: a configuration, and two models.
     std::fs::write(folder.path("run.toml"), "[train]\nsteps = 5\n").unwrap();
-    std::fs::create_dir(folder.path("llama-hf")).unwrap();
-    std::fs::write(folder.path("llama-hf/config.toml"), "[model]\npreset = \"tiny-llama\"\n").unwrap();
+    for (model, preset) in [("llama-hf", "tiny-llama"), ("ckpt", "tiny")] {
+        std::fs::create_dir(folder.path(model)).unwrap();
+        std::fs::write(folder.path(model).join("config.toml"), format!("[model]\npreset = \"{preset}\"\n")).unwrap();
+    }
     std::env::set_current_dir(&folder.0).unwrap();
     let documents: Vec<String> = documents().iter().map(|document| fenced(document, "sh")).collect();
     let recipes = RECIPES.iter().flat_map(|(_, text)| text.lines().filter_map(|line| line.strip_prefix("#   ")));
