@@ -10,8 +10,13 @@ use crate::process_group::ProcessGroup;
 const HEADROOM: usize = 64 << 20;
 
 /// Fails if the ranks of this machine need more memory than it has. The operating system would kill one of them without a
-/// message.
-pub(crate) fn fits_host(needed: usize, device: &Device, group: &ProcessGroup) -> Result<(), UserError> {
+/// message. `cheaper` names settings that need less.
+pub(crate) fn fits_host(
+    needed: usize,
+    device: &Device,
+    group: &ProcessGroup,
+    cheaper: impl Fn() -> String,
+) -> Result<(), UserError> {
     let scratch = device.host_scratch_bytes();
     let most = group.control.max((needed + scratch + HEADROOM) as u64) as usize;
     let free = device.free_host_memory();
@@ -28,8 +33,11 @@ pub(crate) fn fits_host(needed: usize, device: &Device, group: &ProcessGroup) ->
                 if group.local_size > 1 { format!(" for {} ranks", group.local_size) } else { String::new() }
             ),
             "weights, optimizer state, activations and temporary buffers fit the machine's memory",
-            "set a smaller train.micro_batch_size, recompute.granularity, fewer train.threads or ranks, or a smaller model; \
-             `--dry-run` shows what needs how much",
+            format!(
+                "set a smaller train.micro_batch_size, fewer train.threads or ranks, or a smaller model{}; `--dry-run` shows \
+                 what needs how much",
+                cheaper()
+            ),
         )),
         _ => Ok(()),
     }

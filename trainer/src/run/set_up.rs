@@ -13,6 +13,7 @@ use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::RunError;
 use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
+use crate::run::cheaper::cheaper_settings;
 use crate::run::host_memory::fits_host;
 
 /// Creates this rank's stage with its first weights, records its steps and allocates its memory. All ranks call it together.
@@ -63,18 +64,18 @@ fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(
     }
     let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, group))?;
     if device.gpu().is_none() {
-        return Ok(fits_host(needed, device, group)?);
+        return Ok(fits_host(needed, device, group, || {
+            cheaper_settings(plan, needed, |plan| bytes_needed(plan, device, group))
+        })?);
     }
     match device.gpu_memory()? {
         Some((free, total)) if needed > free => Err(UserError::new(
-            format!(
-                "a rank needs {} of GPU memory, {} of {} are free",
-                bytes(needed),
-                bytes(free),
-                bytes(total)
-            ),
+            format!("a rank needs {} of GPU memory, {} of {} are free", bytes(needed), bytes(free), bytes(total)),
             "weights, optimizer state and activations fit a rank's GPU",
-            "set a smaller train.micro_batch_size, recompute.granularity, or a smaller model; `--dry-run` shows what needs how much",
+            format!(
+                "set a smaller train.micro_batch_size or a smaller model{}; `--dry-run` shows what needs how much",
+                cheaper_settings(plan, needed, |plan| bytes_needed(plan, device, group))
+            ),
         )
         .into()),
         _ => Ok(()),

@@ -98,6 +98,17 @@ fn more_memory_than_there_is_is_refused_with_the_numbers_before_any_is_taken() {
     assert!(!folder.path("log/metrics.jsonl").exists());
 }
 
+#[test]
+fn a_run_that_does_not_fit_names_the_settings_that_need_less_with_their_bytes() {
+    let folder = Folder::new("fault-cheaper");
+    let flags = "--layers 1024 --seq-length 32768 --micro-batch-size 64 --global-batch-size 1024 --enable-cuda-graph \
+                 --pipeline-model-parallel-size 2";
+    let output = run(2, &folder.0, flags);
+    let settings = ["recompute.granularity = \"selective\" needs ", "recompute.granularity = \"full\" with "];
+    expect(&output, 2, &["a rank needs ", "cuda_graph.mempool = \"single\" needs "]);
+    expect(&output, 2, &settings);
+}
+
 /// Runs `trainer FLAGS` with standard output to a full disk.
 fn to_full_disk(folder: &Path, flags: &[String]) -> Output {
     let disk = std::fs::File::options().write(true).open(FULL).unwrap();

@@ -1,0 +1,41 @@
+//! Settings with which a run that does not fit would need less memory.
+
+use common::format::bytes;
+
+use crate::config::plan::RunPlan;
+use crate::config::{GraphMempool, GraphScope, RecomputeGranularity, RunConfig};
+use crate::error::RunError;
+
+/// One setting changed.
+type Change = (&'static str, fn(&mut RunConfig));
+
+const CHANGES: [Change; 4] = [
+    ("cuda_graph.mempool = \"single\"", |config| config.cuda_graph.mempool = GraphMempool::Single),
+    ("cuda_graph.scope = \"full_iteration\"", |config| config.cuda_graph.scope = GraphScope::FullIteration),
+    ("recompute.granularity = \"selective\"", |config| {
+        config.recompute.granularity = RecomputeGranularity::Selective;
+    }),
+    ("recompute.granularity = \"full\" with cuda_graph.mempool = \"single\"", |config| {
+        config.recompute.granularity = RecomputeGranularity::Full;
+        config.cuda_graph.mempool = GraphMempool::Single;
+    }),
+];
+
+/// Each change of a setting with which a rank needs less than `needed` bytes, with what it needs then: the end of a
+/// sentence. Empty where there is none. `bytes_needed` rehearses a plan.
+pub(crate) fn cheaper_settings(
+    plan: &RunPlan,
+    needed: usize,
+    bytes_needed: impl Fn(&RunPlan) -> Result<usize, RunError>,
+) -> String {
+    let with = |(words, change): &Change| {
+        let mut config = plan.config.clone();
+        change(&mut config);
+        // What excludes another setting, or changes nothing, is no help.
+        let other = RunPlan::new(config, plan.parallel.grid.ranks()).ok()?;
+        let less = bytes_needed(&other).ok().filter(|less| *less < needed)?;
+        Some(format!("{words} needs {}", bytes(less)))
+    };
+    let found: Vec<String> = CHANGES.iter().filter_map(with).collect();
+    if found.is_empty() { String::new() } else { format!("; {}", found.join(", ")) }
+}
