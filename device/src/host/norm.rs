@@ -31,7 +31,10 @@ fn forward<T: Float>(op: &Norm, pool: &Pool) {
         pool.for_each_chunk(view::write::<f32>(mean), ROWS, |chunk, means| {
             for (i, mean) in means.iter_mut().enumerate() {
                 let row = row(chunk * ROWS + i);
-                *mean = sum(hidden, |c| row[c].to_f32()) / hidden as f32;
+                // Relative to the first number: the mean of equal numbers is that number, and with a small eps the rounding
+                // of a sum of thousands would count as variance.
+                let first = row[0].to_f32();
+                *mean = first + sum(hidden, |c| row[c].to_f32() - first) / hidden as f32;
             }
         });
     }
