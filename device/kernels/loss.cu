@@ -45,17 +45,32 @@ template <class T, int N> void add_pack(Online& state, const Raw<T, N>& raw, u32
     add<T, N>(state, x);
 }
 
-// The gradient of a pack, in its place: (softmax - one at the target) * scale.
-template <class T, int N>
-void to_gradient(Raw<T, N>& raw, u32 column, u32 vocab, u32 target, float at_target, float lse, float scale) {
+// The loss of a row. The largest logit and the sum stay apart, here and below: their log-sum-exp as one f32 would lose
+// as many digits as the largest logit has before the point.
+inline float loss(const Online& state, float at_target) { return logf(state.sum) - (at_target - state.highest); }
+
+// What the gradient of a row needs.
+struct Gradient {
+    float highest;
+    float factor;    // softmax * grad_scale is e^(x - highest) * factor
+    float at_target; // (softmax - 1) * grad_scale at the target
+};
+
+template <class T> Gradient gradient(const Online& state, float at_target, float scale) {
+    float inverse = 1.0f / state.sum, softmax = exponential<T>(at_target - state.highest) * inverse;
+    return {state.highest, scale * inverse, (softmax - 1.0f) * scale};
+}
+
+// The gradient of a pack, in its place: (softmax - one at the target) * grad_scale.
+template <class T, int N> void to_gradient(Raw<T, N>& raw, u32 column, u32 vocab, u32 target, const Gradient& of) {
     float x[N];
     unpack(raw, x);
 #pragma unroll
-    for (int i = 0; i < N; i++) x[i] = exponential<T>(x[i] - lse) * scale;
+    for (int i = 0; i < N; i++) x[i] = exponential<T>(x[i] - of.highest) * of.factor;
     if (target - column < N) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            if (column + i == target) x[i] = (exponential<T>(at_target - lse) - 1.0f) * scale;
+            if (column + i == target) x[i] = of.at_target;
         }
     }
     if (column + N > vocab) {
@@ -111,16 +126,15 @@ template <class T, int N> void cross_entropy(const CrossEntropy& op) {
         }
     }
     state = block_online<T>(state);
-    float lse = state.highest + logf(state.sum);
-    if (threadIdx.x == 0) op.losses[row] = lse - at_target;
+    if (threadIdx.x == 0) op.losses[row] = loss(state, at_target);
     if (!op.control) return;
-    float scale = op.control->grad_scale;
+    Gradient of = gradient<T>(state, at_target, op.control->grad_scale);
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
         u32 column = pack * N;
         Raw<T, N> raw = {};
         if (column < vocab) {
             raw = fetch<N>(logits + column);
-            to_gradient<T, N>(raw, column, vocab, target, at_target, lse, scale);
+            to_gradient<T, N>(raw, column, vocab, target, of);
         }
         put(logits + column, raw);
     }
@@ -164,13 +178,13 @@ template <class T, int N> void cross_entropy_cached(const CrossEntropy& op) {
         }
     }
     state = block_online<T>(state);
-    float lse = state.highest + logf(state.sum);
-    if (threadIdx.x == 0) op.losses[row] = lse - at_target;
+    if (threadIdx.x == 0) op.losses[row] = loss(state, at_target);
+    Gradient of = gradient<T>(state, at_target, scale);
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
         Raw<T, N> raw = {};
         if (pack < packs) {
             raw = cache[pack];
-            to_gradient<T, N>(raw, pack * N, vocab, target, at_target, lse, scale);
+            to_gradient<T, N>(raw, pack * N, vocab, target, of);
         }
         put(logits + pack * N, raw);
     }
@@ -224,25 +238,25 @@ void cross_entropy_join(T* logits, const int* targets, const float* stats, float
     stats += row;
     u32 target = targets[row];
     bool counts = target < vocab;
-    float highest = LOWEST, sum = 0.0f, at_target = 0.0f;
-    for (u32 rank = 0; rank < ranks; rank++) highest = fmaxf(highest, stats[(u64)rank * 3 * rows]);
+    Online state = {LOWEST, 0.0f};
+    float at_target = 0.0f;
+    for (u32 rank = 0; rank < ranks; rank++) state.highest = fmaxf(state.highest, stats[(u64)rank * 3 * rows]);
     for (u32 rank = 0; rank < ranks; rank++) {
         const float* theirs = stats + (u64)rank * 3 * rows;
-        sum += theirs[rows] * exponential<T>(theirs[0] - highest);
-        at_target += theirs[2 * rows];
+        state.sum += theirs[rows] * exponential<T>(theirs[0] - state.highest);
+        at_target += theirs[2 * rows]; // one rank has it, the others have 0
     }
-    float lse = highest + logf(sum);
-    if (threadIdx.x == 0) losses[row] = counts ? lse - at_target : 0.0f;
+    if (threadIdx.x == 0) losses[row] = counts ? loss(state, at_target) : 0.0f;
     if (!control) return;
-    float scale = counts ? control->grad_scale : 0.0f;
+    Gradient of = gradient<T>(state, at_target, control->grad_scale);
     for (u32 column = threadIdx.x * N; column < columns; column += blockDim.x * N) {
         float x[N];
         load<N>(logits + column, x);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float gradient = exponential<T>(x[i] - lse);
-            if (first + column + i == target) gradient -= 1.0f;
-            x[i] = counts && column + i < real ? gradient * scale : 0.0f;
+            float y = exponential<T>(x[i] - of.highest) * of.factor;
+            if (first + column + i == target) y = of.at_target;
+            x[i] = counts && column + i < real ? y : 0.0f;
         }
         store<N>(logits + column, x);
     }

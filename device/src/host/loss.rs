@@ -6,6 +6,34 @@ use super::{Pool, view};
 use crate::Float;
 use crate::ops::{Control, CrossEntropy, Mse, SumInto};
 
+/// The exponentials of a row of logits. The largest logit and the sum are kept apart: their log-sum-exp as one f32 would
+/// lose as many digits as the largest logit has before the point.
+#[derive(Clone, Copy)]
+pub(super) struct Exponentials {
+    /// The largest logit.
+    pub(super) highest: f32,
+    /// The sum of exponentials of the logits less the largest one.
+    pub(super) sum: f32,
+}
+
+impl Exponentials {
+    /// The cross-entropy of a row, from the target's logit.
+    pub(super) fn loss(self, at_target: f32) -> f32 {
+        self.sum.ln() - (at_target - self.highest)
+    }
+
+    /// Overwrites logits that are not the target's by their gradient, `softmax * scale`.
+    pub(super) fn overwrite_by_gradient<T: Float>(self, logits: &mut [T], scale: f32) {
+        let factor = scale / self.sum;
+        logits.iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - self.highest) * factor));
+    }
+
+    /// The gradient of the target's logit, `(softmax - 1) * scale`.
+    pub(super) fn gradient_at_target(self, at_target: f32, scale: f32) -> f32 {
+        (exp(at_target - self.highest) / self.sum - 1.0) * scale
+    }
+}
+
 /// See [`CrossEntropy`].
 pub(super) fn cross_entropy(op: &CrossEntropy, pool: &Pool) {
     with_float!(op.logits.dtype, T => rows::<T>(op, pool));
@@ -16,28 +44,31 @@ fn rows<T: Float>(op: &CrossEntropy, pool: &Pool) {
     let targets = view::read::<i32>(&op.targets);
     let target = |row: usize| usize::try_from(targets[row]).ok().filter(|&target| target < vocab);
     let losses = view::write::<f32>(&op.losses);
-    // -> (loss, log-sum-exp) of a row
-    let loss = |row: usize, logits: &[T]| {
+    let exponentials = |logits: &[T]| {
         let highest = max(vocab, |c| logits[c].to_f32());
-        let lse = highest + sum(vocab, |c| exp(logits[c].to_f32() - highest)).ln();
-        (target(row).map_or(0.0, |target| lse - logits[target].to_f32()), lse)
+        Exponentials { highest, sum: sum(vocab, |c| exp(logits[c].to_f32() - highest)) }
     };
+    let loss =
+        |row: usize, logits: &[T], of: Exponentials| target(row).map_or(0.0, |target| of.loss(logits[target].to_f32()));
     let Some(control) = &op.control else {
         let logits = view::read::<T>(&op.logits);
-        pool.for_each_chunk(losses, 1, |row, out| out[0] = loss(row, &logits[row * columns..(row + 1) * columns]).0);
+        pool.for_each_chunk(losses, 1, |row, out| {
+            let logits = &logits[row * columns..(row + 1) * columns];
+            out[0] = loss(row, logits, exponentials(logits));
+        });
         return;
     };
     let scale = view::read_block::<Control>(control).grad_scale;
     pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (losses, 1), |row, logits, out| {
-        let (value, lse) = loss(row, logits);
-        out[0] = value;
+        let of = exponentials(logits);
+        out[0] = loss(row, logits, of);
         let Some(target) = target(row) else {
             logits.fill(T::from_f32(0.0));
             return;
         };
         let at_target = logits[target].to_f32();
-        logits[..vocab].iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - lse) * scale));
-        logits[target] = T::from_f32((exp(at_target - lse) - 1.0) * scale);
+        of.overwrite_by_gradient(&mut logits[..vocab], scale);
+        logits[target] = T::from_f32(of.gradient_at_target(at_target, scale));
         logits[vocab..].fill(T::from_f32(0.0));
     });
 }

@@ -1,6 +1,7 @@
 //! Cross-entropy over a vocabulary that is split across ranks.
 
 use super::elementwise::with_float;
+use super::loss::Exponentials;
 use super::math::{exp, max, sum};
 use super::{Pool, view};
 use crate::Float;
@@ -44,29 +45,31 @@ fn join_rows<T: Float>(op: &CrossEntropyJoin, pool: &Pool) {
     let ranks = stats.len() / (3 * rows).max(1);
     let stat = |rank: usize, which: usize, row: usize| stats[(rank * 3 + which) * rows + row];
     let counts = |row: usize| usize::try_from(targets[row]).is_ok_and(|target| target < op.part.vocab);
-    // -> (loss, log-sum-exp) of a row
-    let loss = |row: usize| {
+    let exponentials = |row: usize| {
         let highest = (0..ranks).map(|rank| stat(rank, 0, row)).fold(f32::MIN, f32::max);
-        let total: f32 = (0..ranks).map(|rank| stat(rank, 1, row) * exp(stat(rank, 0, row) - highest)).sum();
+        let sum = (0..ranks).map(|rank| stat(rank, 1, row) * exp(stat(rank, 0, row) - highest)).sum();
+        Exponentials { highest, sum }
+    };
+    let loss = |row: usize, of: Exponentials| {
+        // One rank has the target's logit, the others have 0.
         let at_target: f32 = (0..ranks).map(|rank| stat(rank, 2, row)).sum();
-        let lse = highest + total.ln();
-        (if counts(row) { lse - at_target } else { 0.0 }, lse)
+        if counts(row) { of.loss(at_target) } else { 0.0 }
     };
     let losses = view::write::<f32>(&op.losses);
     let Some(control) = &op.control else {
-        return pool.for_each_chunk(losses, 1, |row, out| out[0] = loss(row).0);
+        return pool.for_each_chunk(losses, 1, |row, out| out[0] = loss(row, exponentials(row)));
     };
     let scale = view::read_block::<Control>(control).grad_scale;
     pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (losses, 1), |row, logits, out| {
-        let (value, lse) = loss(row);
-        out[0] = value;
+        let of = exponentials(row);
+        out[0] = loss(row, of);
         if !counts(row) {
             return logits.fill(T::from_f32(0.0));
         }
         let target = column(op.part, targets[row], real).map(|target| (target, logits[target].to_f32()));
-        logits[..real].iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - lse) * scale));
+        of.overwrite_by_gradient(&mut logits[..real], scale);
         if let Some((target, at_target)) = target {
-            logits[target] = T::from_f32((exp(at_target - lse) - 1.0) * scale);
+            logits[target] = T::from_f32(of.gradient_at_target(at_target, scale));
         }
         logits[real..].fill(T::from_f32(0.0));
     });

@@ -8,7 +8,7 @@ use crate::{DType, Result, Tensor};
 /// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from
 /// the control block. Columns from `vocab` on are padding: their probability and gradient are 0. A row whose target is
 /// negative has loss and gradient 0. So has a row whose target is `vocab` or more, which is a mistake of the data
-/// reader.
+/// reader. Logits far from zero cost no precision: the largest one and the logarithm of the sum are never added.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// `(rows, padded vocab)`, f32 or bf16; overwritten by the gradient with `control`.

@@ -1,5 +1,6 @@
 //! A bench for single operations: tensors from f64 values, one submission, f64 values back.
 
+use device::cuda::CudaOptions;
 use device::{Area, DType, Device, HostOptions, Op, Stream, Tensor, bf16};
 use std::cell::RefCell;
 
@@ -11,7 +12,15 @@ pub struct Bench {
 
 /// A bench whose device has that many threads, with the checker on.
 pub fn bench(threads: usize) -> Bench {
-    let device = Device::host(HostOptions { threads, check: true, dry: false }).unwrap();
+    on(Device::host(HostOptions { threads, check: true, dry: false }).unwrap())
+}
+
+/// A bench on the first GPU, with the checker on.
+pub fn cuda_bench() -> Bench {
+    on(Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap())
+}
+
+fn on(device: Device) -> Bench {
     let stream = device.stream("ops");
     Bench { device, stream, areas: RefCell::new(Vec::new()) }
 }

@@ -6,6 +6,7 @@ mod common;
 mod capture_rules;
 mod checker;
 mod custom;
+mod extremes;
 mod kernels_compile;
 mod ops_attention;
 mod ops_cache;
