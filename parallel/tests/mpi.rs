@@ -89,6 +89,11 @@ fn three_processes_transfer_as_one_world() {
 }
 
 #[test]
+fn five_processes_sum_in_one_order_whatever_the_collective_and_the_length() {
+    assert_ranks_are_content(5);
+}
+
+#[test]
 fn four_processes_transfer_as_one_world_and_as_two_by_two() {
     assert_ranks_are_content(4);
 }

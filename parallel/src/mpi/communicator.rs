@@ -1,10 +1,12 @@
 //! Communicators over MPI, for tensors in host memory.
 #![allow(unsafe_code)]
 
+use std::ffi::{c_int, c_void};
 use std::rc::Rc;
 
 use device::ops::CollectiveKind;
 use device::{Communicator, DType, Request, Result, Tensor};
+use mpi::collective::UnsafeUserOperation;
 use mpi::environment::Universe;
 use mpi::ffi;
 use mpi::topology::SimpleCommunicator;
@@ -14,9 +16,16 @@ use super::error::{check, failed};
 use crate::host_memory;
 
 /// A group of processes. Everything is sent as f32, because MPI has no bf16.
+///
+/// Every sum over the group has one order, whatever the collective and the length. So ranks that divide a sum get the
+/// bits of ranks that each have all of it. With `MPI_SUM`, Open MPI chooses among algorithms by collective, length and
+/// number of ranks, and these sum in different orders. Two things prevent that. A sum is an operation of our own,
+/// declared not commutative, which Open MPI and MPICH always add up along the same tree of ranks. And a reduce-scatter is
+/// an all-reduce of which each rank takes its part; Open MPI's own moves as many bytes.
 pub(crate) struct MpiCommunicator {
     name: String,
     group: SimpleCommunicator,
+    sum: UnsafeUserOperation,
     /// World ranks.
     members: Vec<usize>,
     /// Keeps MPI running: freeing `group` after MPI is finalized would be an error.
@@ -32,8 +41,28 @@ impl MpiCommunicator {
     ) -> MpiCommunicator {
         // SAFETY: the communicator is valid and MPI is initialised. From now on errors are return codes, and end no rank.
         unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
-        MpiCommunicator { name: name.into(), group, members, _universe: universe }
+        // SAFETY: `add` does what MPI asks of such a function, and only f32 is ever summed.
+        let sum = unsafe { UnsafeUserOperation::associative(add) };
+        MpiCommunicator { name: name.into(), group, sum, members, _universe: universe }
     }
+}
+
+/// `into[i] = from[i] + into[i]` over `length` f32.
+unsafe extern "C" fn add(from: *mut c_void, into: *mut c_void, length: *mut c_int, _: *mut ffi::MPI_Datatype) {
+    // SAFETY: MPI passes a valid length.
+    let length = unsafe { *length };
+    if length <= 0 {
+        return; // the addresses of no elements may be null
+    }
+    // SAFETY: MPI passes two arrays of as many f32, which do not overlap.
+    let (from, into) = unsafe {
+        let length = length as usize;
+        (
+            std::slice::from_raw_parts(from.cast::<f32>(), length),
+            std::slice::from_raw_parts_mut(into.cast::<f32>(), length),
+        )
+    };
+    into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
 }
 
 impl Drop for MpiCommunicator {
@@ -79,12 +108,18 @@ impl Communicator for MpiCommunicator {
         let receives = matches!(kind, CollectiveKind::Receive { .. });
         let mut sent = if receives { Vec::new() } else { host_memory::read(input) };
         let from = sent.as_mut_ptr();
-        let direct = output.dtype == DType::F32;
-        let mut received = vec![0.0; if direct { 0 } else { output.elements() }];
+        // Where the output's first element is in what MPI delivers.
+        let (delivered, first) = match kind {
+            CollectiveKind::ReduceScatterSum => (input.elements(), self.rank() * output.elements()),
+            _ => (output.elements(), 0),
+        };
+        let direct = output.dtype == DType::F32 && delivered == output.elements();
+        let mut received = vec![0.0; if direct { 0 } else { delivered }];
         let to = if direct { output.address as *mut f32 } else { received.as_mut_ptr() };
         let group = self.group.as_raw();
-        // SAFETY: statics of the library, set when MPI was initialised.
-        let (float, sum) = unsafe { (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM) };
+        // SAFETY: a static of the library, set when MPI was initialised.
+        let float = unsafe { ffi::RSMPI_FLOAT };
+        let sum = self.sum.as_raw();
         // SAFETY: an all-zero request is a valid place for MPI to write one to.
         let mut request: ffi::MPI_Request = unsafe { std::mem::zeroed() };
         // SAFETY: `sent` and `received` move into the request below; their heap memory stays in place and outlives the
@@ -92,14 +127,11 @@ impl Communicator for MpiCommunicator {
         // kind requires. The trait requires that nobody touches them before the request was waited for.
         let code = unsafe {
             match kind {
-                CollectiveKind::AllReduceSum => {
+                CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum => {
                     ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, sum, group, &mut request)
                 }
                 CollectiveKind::AllGather => {
                     ffi::MPI_Iallgather(from.cast(), inputs, float, to.cast(), inputs, float, group, &mut request)
-                }
-                CollectiveKind::ReduceScatterSum => {
-                    ffi::MPI_Ireduce_scatter_block(from.cast(), to.cast(), outputs, float, sum, group, &mut request)
                 }
                 CollectiveKind::Send { to } => {
                     received.clear();
@@ -110,7 +142,7 @@ impl Communicator for MpiCommunicator {
                 }
             }
         };
-        let request = MpiRequest { request, sent, received, output: *output, kind, name: self.name.clone() };
+        let request = MpiRequest { request, sent, received, first, output: *output, kind, name: self.name.clone() };
         check(code, kind.name(), &self.name)?;
         Ok(Box::new(request))
     }
@@ -123,8 +155,11 @@ struct MpiRequest {
     request: ffi::MPI_Request,
     /// Send buffer. MPI reads from it until the request is done.
     sent: Vec<f32>,
-    /// Receive buffer where the output is not f32. Rounded into the output when the request is done.
+    /// Receive buffer where the output is not f32, or is a part of what MPI delivers. Written into the output when the
+    /// request is done.
     received: Vec<f32>,
+    /// The first element of `received` that belongs to the output.
+    first: usize,
     output: Tensor,
     kind: CollectiveKind,
     name: String,
@@ -138,7 +173,7 @@ impl Request for MpiRequest {
         self.sent = Vec::new();
         let received = std::mem::take(&mut self.received);
         if !received.is_empty() {
-            host_memory::write(&self.output, received.into_iter());
+            host_memory::write(&self.output, received.into_iter().skip(self.first));
         }
         Ok(())
     }

@@ -68,8 +68,34 @@ pub fn assert_all_kinds_are_right<T: Float>(group: &dyn Communicator) {
             assert_eq!(bits(theirs), bits(&sum), "sums have other bits on rank {other}");
         }
     }
+    assert_sums_have_one_order::<T>(group);
     if size > 1 {
         assert_messages_arrive::<T>(group);
+    }
+}
+
+/// Fails unless a sum has the same bits as an all-reduce, as a reduce-scatter, and as part of a longer all-reduce. Open
+/// MPI has other algorithms for long sums than for short ones.
+fn assert_sums_have_one_order<T: Float>(group: &dyn Communicator) {
+    let (rank, size) = (group.rank(), group.size());
+    for part in [64, 5000, 64_000] {
+        let summed = |length: usize| {
+            let mut values = values::<T>(rank, 1, length);
+            let tensor = tensor(&mut values);
+            group.start(AllReduceSum, &tensor, &tensor).unwrap().wait().unwrap();
+            bits(&values)
+        };
+        let length = part * size;
+        let whole = summed(length);
+        let (mut mine, mut scattered) = (values::<T>(rank, 1, length), vec![T::zeroed(); part]);
+        group.start(ReduceScatterSum, &tensor(&mut mine), &tensor(&mut scattered)).unwrap().wait().unwrap();
+        let differing = |a: &[u32], b: &[u32]| a.iter().zip(b).filter(|(a, b)| a != b).count();
+        let others = differing(&bits(&scattered), &whole[rank * part..(rank + 1) * part]);
+        assert_eq!(others, 0, "elements of {part} with other bits by reduce-scatter than by all-reduce");
+        for shorter in [part, length - 1] {
+            let others = differing(&summed(shorter), &whole);
+            assert_eq!(others, 0, "elements of {shorter} with other bits than among {length}");
+        }
     }
 }
 
