@@ -3,14 +3,15 @@
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, kill_process, kill_process_group, set_parent_process_death_signal};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
+
+use crate::ranks_below::{RanksBelow, program, ranks_below};
 
 /// The interval at which the child and the signals are polled.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
@@ -24,6 +25,8 @@ pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     /// Whether this process was asked to end meanwhile.
     pub(crate) asked: bool,
+    /// It was a launcher that went on after all its ranks had ended, and had to be ended.
+    pub(crate) deserted: bool,
 }
 
 /// The signals that ask a run to end, from now on received by this process.
@@ -39,16 +42,24 @@ pub(crate) fn run_child(command: Command) -> io::Result<Ended> {
 /// As [`run_child`], for a caller that listens to signals itself between runs.
 ///
 /// The first signal asks the run to end, by SIGUSR1. The second one terminates the child's process group, and the third
-/// one kills it.
+/// one kills it. If this process dies, the child is terminated. When this returns, no rank that was seen below the child is
+/// left on this machine.
 pub(crate) fn run_child_with(mut command: Command, signals: &mut Signals) -> io::Result<Ended> {
+    end_with_parent(&mut command);
     // The child has a process group of its own, so that a terminal's ^C does not end it before it has saved.
     let mut child = command.stdin(Stdio::null()).process_group(0).spawn()?;
     let process = Pid::from_child(&child);
+    let mut ranks = RanksBelow::new(process);
     let mut requests = 0;
     let mut last: Option<Instant> = None;
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(Ended { status, asked: requests > 0 });
+            ranks.end_ranks();
+            return Ok(Ended { status, asked: requests > 0, deserted: false });
+        }
+        if ranks.are_gone() {
+            ranks.end_launcher();
+            return Ok(Ended { status: child.wait()?, asked: requests > 0, deserted: true });
         }
         for _ in signals.pending() {
             if last.is_some_and(|last| last.elapsed() < ONE_REQUEST) {
@@ -71,33 +82,29 @@ pub(crate) fn run_child_with(mut command: Command, signals: &mut Signals) -> io:
 fn ask(process: Pid) -> rustix::io::Result<()> {
     let asked = kill_process(process, Signal::USR1);
     let id = process.as_raw_nonzero().get();
-    let program = |id: i32| {
-        let path = std::fs::read_link(PathBuf::from(format!("/proc/{id}/exe"))).ok()?;
-        path.file_name().map(ToOwned::to_owned)
-    };
-    let own = program(std::process::id() as i32);
     // `trainer launch` passes the request on itself. Other programs may not: not every mpirun does.
-    if own.is_none() || program(id) == own {
+    if program(id) == program(std::process::id() as i32) {
         return asked;
     }
-    for rank in descendants(id).into_iter().filter(|&id| program(id) == own).filter_map(Pid::from_raw) {
+    for rank in ranks_below(id).into_iter().filter_map(Pid::from_raw) {
         let _ = kill_process(rank, Signal::USR1);
     }
     asked
 }
 
-/// The children of a process, their children, and so on.
-fn descendants(process: i32) -> Vec<i32> {
-    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|id| id.parse().ok());
-    children.flat_map(|child| std::iter::once(child).chain(descendants(child))).collect()
-}
-
 /// Has the child get SIGTERM when the thread that starts it ends.
-pub(crate) fn end_with_parent(command: &mut Command) {
-    // SAFETY: between fork and exec the closure makes one system call, and allocates nothing.
+fn end_with_parent(command: &mut Command) {
+    let parent = std::process::id() as i32;
+    // SAFETY: between fork and exec the closure makes system calls, and allocates nothing.
     unsafe {
-        command.pre_exec(|| set_parent_process_death_signal(Some(Signal::TERM)).map_err(io::Error::from));
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::TERM))?;
+            match getppid() {
+                // A parent outside of this process's view has no number.
+                Some(now) if now.as_raw_nonzero().get() != parent => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+                _ => Ok(()),
+            }
+        });
     }
 }
 

@@ -105,6 +105,13 @@ impl RankEnv {
         RankEnv { rank: 0, world_size: ranks, local_rank: 0, local_size: ranks, launcher: None }
     }
 
+    /// Whether a launcher started ranks, and all of them are on this node. A shell in a step of Slurm is no rank: it may
+    /// start ranks on other nodes.
+    pub fn is_one_node(&self) -> bool {
+        let started = self.launcher == Some(Launcher::OpenMpi) || self.world_size > 1;
+        started && self.local_size == self.world_size
+    }
+
     /// Reads this process's environment.
     ///
     /// # Errors
@@ -202,6 +209,22 @@ mod tests {
         ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
     ];
+
+    #[test]
+    fn ranks_on_one_node_are_known_and_a_shell_in_a_step_is_not_among_them() {
+        let one_node = |pairs: &[(&str, &str)]| detect(pairs).unwrap().is_one_node();
+        assert!(!one_node(&[]) && !one_node(&OPEN_MPI) && !one_node(&SLURM_STEP));
+        assert!(one_node(&with(&OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE", "8")) && one_node(&MPICH));
+        let shell = [
+            ("SLURM_PROCID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "1"),
+            ("SLURM_LOCALID", "0"),
+            ("SLURM_STEP_TASKS_PER_NODE", "1"),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_STEP_NUM_NODES", "1"),
+        ];
+        assert!(!one_node(&shell));
+    }
 
     #[test]
     fn without_variables_this_is_a_single_process() {

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::UserError;
+use common::terminal::warn;
 use rustix::process::geteuid;
 
 use crate::child::{exit_code, run_child};
+use crate::leftovers::remove_unused_segments;
 
 /// Open MPI's mpirun.
 #[derive(Clone, Debug)]
@@ -51,14 +53,18 @@ impl Mpirun {
 
     /// Runs `program` on `ranks` ranks of this machine, and returns mpirun's exit code, which is that of the first rank that
     /// failed. SIGTERM, SIGINT and SIGUSR1 are passed on as [`supervise`](crate::supervise) does. If this process dies,
-    /// mpirun ends the ranks.
+    /// mpirun ends the ranks. If mpirun goes on after all ranks have ended, it is ended, and the exit code is 3.
     ///
     /// # Errors
     /// mpirun cannot be started.
     pub fn run(&self, ranks: usize, program: &Path, arguments: &[OsString]) -> io::Result<i32> {
-        let mut command = self.command(ranks, program, arguments);
-        crate::child::end_with_parent(&mut command);
-        Ok(exit_code(run_child(command)?.status))
+        remove_unused_segments();
+        let ended = run_child(self.command(ranks, program, arguments))?;
+        if ended.deserted {
+            warn("notice: all ranks had ended, and mpirun had not. It was ended");
+            return Ok(3);
+        }
+        Ok(exit_code(ended.status))
     }
 }
 

@@ -5,7 +5,8 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::child::{Ended, POLL, describe, listen, run_child_with};
+use crate::child::{Ended, POLL, describe, exit_code, listen, run_child_with};
+use crate::leftovers::remove_unused_segments;
 
 /// The longest pause before the command is started again.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -15,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 pub enum Ending {
     /// The run did all its steps.
     Done,
-    /// The user's input is wrong. Starting again would not help.
+    /// The run has never begun, because the user's input is wrong. Starting again would not help.
     Refused,
     /// The run failed too often without progress, or it failed after it was asked to end.
     Failed,
@@ -35,44 +36,65 @@ impl Ending {
     }
 }
 
-/// Runs the command that `start` makes, and again when it fails, until it succeeds or was started again `max_restarts` times
-/// in a row without progress. `progress` returns the number of steps that are saved, `None` at first. `say` gets a line for
-/// each event.
+/// A run that can be started again.
+pub trait Supervised {
+    /// The command of the next start.
+    fn command(&self) -> Command;
+
+    /// The number of steps that are saved. `None` at first.
+    fn progress(&self) -> Option<u64>;
+
+    /// Whether a process has the run's folders. It may be one that is about to end.
+    fn is_in_use(&self) -> bool;
+
+    /// Tells the user a line.
+    fn say(&self, text: &str);
+}
+
+/// Starts the run, and again when it fails, until it succeeds or was started again `max_restarts` times in a row without
+/// progress. Before each start it removes what killed ranks have left in shared memory.
+///
+/// Exit code 2 is final if the run has never begun: then the input is wrong. Later, or while another process has the run's
+/// folders, it is a failure like others: a file may be away for a moment.
 ///
 /// SIGTERM, SIGINT and SIGUSR1 ask the run to end: the command and the ranks below it get SIGUSR1. A second signal terminates
-/// the command's process group, and a third one kills it.
+/// the command's process group, and a third one kills it. If this process is killed, the command is terminated.
 ///
 /// # Errors
-/// The program cannot be started, or another error of the operating system.
-pub fn supervise(
-    start: &dyn Fn() -> Command,
-    progress: &dyn Fn() -> Option<u64>,
-    max_restarts: usize,
-    say: &dyn Fn(&str),
-) -> io::Result<Ending> {
+/// The program cannot be started, and the run has never begun; another error of the operating system.
+pub fn supervise(run: &dyn Supervised, max_restarts: usize) -> io::Result<Ending> {
     let mut signals = listen()?;
-    let mut failures = 0;
+    let (mut failures, mut begun) = (0, false);
     loop {
-        let before = progress();
-        let Ended { status, asked } = run_child_with(start(), &mut signals)?;
-        match status.code() {
+        let before = run.progress();
+        begun |= before.is_some();
+        let in_use = run.is_in_use();
+        remove_unused_segments();
+        let (ended, asked, code) = match run_child_with(run.command(), &mut signals) {
+            Ok(Ended { asked, deserted: true, .. }) => {
+                ("all ranks ended, and their launcher did not".into(), asked, None)
+            }
+            Ok(Ended { status, asked, .. }) => (describe(status), asked, Some(exit_code(status))),
+            Err(error) if begun => (format!("it cannot be started: {error}"), false, None),
+            Err(error) => return Err(error),
+        };
+        match code {
             Some(0) if asked => return Ok(Ending::Asked),
             Some(0) => return Ok(Ending::Done),
-            Some(2) => return Ok(Ending::Refused),
+            Some(2) if !begun && !in_use && !run.is_in_use() => return Ok(Ending::Refused),
             // A signal ended the run before its first step. Nothing has changed.
-            code if asked && code.is_none_or(|code| code > 128) => return Ok(Ending::Asked),
+            Some(code) if asked && code > 128 => return Ok(Ending::Asked),
             _ if asked => {
-                say(&format!("the run was asked to end and failed ({})", describe(status)));
+                run.say(&format!("the run was asked to end and failed ({ended})"));
                 return Ok(Ending::Failed);
             }
-            _ => {}
+            code => begun |= code != Some(2),
         }
-        failures = if progress() > before { 0 } else { failures + 1 };
+        failures = if run.progress() > before { 0 } else { failures + 1 };
         if failures > max_restarts {
-            say(&format!(
-                "the run ended ({}), {failures} times in a row without a new checkpoint. Fix what it says is wrong, and \
-                 start it again: it goes on",
-                describe(status)
+            run.say(&format!(
+                "the run ended ({ended}), {failures} times in a row without a new checkpoint. Fix what it says is wrong, \
+                 and start it again: it goes on"
             ));
             return Ok(Ending::Failed);
         }
@@ -81,9 +103,9 @@ pub fn supervise(
             0 => "after a new checkpoint".to_string(),
             _ => format!("without a new checkpoint, {failures} of at most {max_restarts} in a row"),
         };
-        say(&format!("the run ended ({}); starts it again in {} s, {count}", describe(status), pause.as_secs()));
-        let begun = Instant::now();
-        while begun.elapsed() < pause {
+        run.say(&format!("the run ended ({ended}); starts it again in {} s, {count}", pause.as_secs()));
+        let since = Instant::now();
+        while since.elapsed() < pause {
             if signals.pending().next().is_some() {
                 return Ok(Ending::Asked);
             }
@@ -98,22 +120,49 @@ mod tests {
 
     use super::*;
 
-    /// Supervises a shell script whose `$N` is the number of the start, from 1; how it ended, starts, and what was said.
+    /// A shell script whose `$N` is the number of the start, from 1.
+    struct Script<'t> {
+        script: &'t str,
+        progress: &'t dyn Fn(u64) -> Option<u64>,
+        in_use: bool,
+        starts: Cell<u64>,
+        said: RefCell<Vec<String>>,
+    }
+
+    impl Supervised for Script<'_> {
+        fn command(&self) -> Command {
+            self.starts.set(self.starts.get() + 1);
+            let mut command = Command::new("sh");
+            command.args(["-c", self.script]).env("N", self.starts.get().to_string());
+            command
+        }
+
+        fn progress(&self) -> Option<u64> {
+            (self.progress)(self.starts.get())
+        }
+
+        fn is_in_use(&self) -> bool {
+            self.in_use
+        }
+
+        fn say(&self, text: &str) {
+            self.said.borrow_mut().push(text.to_string());
+        }
+    }
+
+    fn run<'t>(script: &'t str, progress: &'t dyn Fn(u64) -> Option<u64>) -> Script<'t> {
+        Script { script, progress, in_use: false, starts: Cell::new(0), said: RefCell::default() }
+    }
+
+    /// Supervises a script: how it ended, starts, and what was said.
     fn supervised(
         script: &str,
         max_restarts: usize,
         progress: &dyn Fn(u64) -> Option<u64>,
     ) -> (Ending, u64, Vec<String>) {
-        let (starts, said) = (Cell::new(0), RefCell::new(Vec::new()));
-        let start = || {
-            starts.set(starts.get() + 1);
-            let mut command = Command::new("sh");
-            command.args(["-c", script]).env("N", starts.get().to_string());
-            command
-        };
-        let say = |text: &str| said.borrow_mut().push(text.to_string());
-        let ending = supervise(&start, &|| progress(starts.get()), max_restarts, &say).unwrap();
-        (ending, starts.get(), said.into_inner())
+        let run = run(script, progress);
+        let ending = supervise(&run, max_restarts).unwrap();
+        (ending, run.starts.get(), run.said.into_inner())
     }
 
     #[test]
@@ -142,8 +191,45 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_an_error() {
-        let start = || Command::new("/no/such/program");
-        assert!(supervise(&start, &|| None, 3, &|_| ()).is_err());
+    fn a_run_that_has_begun_and_refuses_its_input_is_tried_again() {
+        // It has failed otherwise before: the file that it now misses was there.
+        let (ending, starts, said) = supervised("case $N in 1) exit 3;; 2) exit 2;; esac", 3, &|_| None);
+        assert_eq!((ending, starts), (Ending::Done, 3), "{said:?}");
+        // It has a checkpoint.
+        let (ending, starts, said) = supervised("[ $N = 2 ] || exit 2", 1, &|_| Some(7));
+        assert_eq!((ending, starts), (Ending::Done, 2));
+        assert!(said[0].starts_with("the run ended (exit code 2); starts it again in 2 s"), "{said:?}");
+    }
+
+    #[test]
+    fn a_folder_that_is_in_use_is_waited_for() {
+        let run = Script { in_use: true, ..run("[ $N = 2 ] || exit 2", &|_| None) };
+        assert_eq!((supervise(&run, 1).unwrap(), run.starts.get()), (Ending::Done, 2));
+    }
+
+    /// A program that is there only for its first start.
+    struct Away(Cell<usize>, Option<u64>);
+
+    impl Supervised for Away {
+        fn command(&self) -> Command {
+            self.0.set(self.0.get() + 1);
+            Command::new(if self.0.get() == 1 { "/no/such/program" } else { "true" })
+        }
+
+        fn progress(&self) -> Option<u64> {
+            self.1
+        }
+
+        fn is_in_use(&self) -> bool {
+            false
+        }
+
+        fn say(&self, _: &str) {}
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error_unless_the_run_has_begun() {
+        assert!(supervise(&Away(Cell::new(0), None), 3).is_err());
+        assert_eq!(supervise(&Away(Cell::new(0), Some(1)), 3).unwrap(), Ending::Done);
     }
 }

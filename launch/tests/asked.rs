@@ -6,7 +6,31 @@ use std::process::Command;
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
-use launch::{Ending, supervise};
+use launch::{Ending, Supervised, supervise};
+
+struct Script {
+    script: String,
+    starts: Cell<usize>,
+}
+
+impl Supervised for Script {
+    fn command(&self) -> Command {
+        self.starts.set(self.starts.get() + 1);
+        let mut command = Command::new("sh");
+        command.args(["-c", &self.script]);
+        command
+    }
+
+    fn progress(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_in_use(&self) -> bool {
+        false
+    }
+
+    fn say(&self, _: &str) {}
+}
 
 /// Asks a script to end once it has made a file, by so many signals, three seconds apart; how it ended.
 fn asked(script: &str, signals: usize) -> Ending {
@@ -22,16 +46,10 @@ fn asked(script: &str, signals: usize) -> Ending {
             sleep(Duration::from_secs(3));
         }
     });
-    let starts = Cell::new(0);
-    let start = || {
-        starts.set(starts.get() + 1);
-        let mut command = Command::new("sh");
-        command.args(["-c", &script]);
-        command
-    };
-    let ending = supervise(&start, &|| None, 3, &|_| ()).unwrap();
+    let run = Script { script, starts: Cell::new(0) };
+    let ending = supervise(&run, 3).unwrap();
     asks.join().unwrap();
-    assert_eq!(starts.get(), 1, "what was asked to end is not started again");
+    assert_eq!(run.starts.get(), 1, "what was asked to end is not started again");
     ending
 }
 

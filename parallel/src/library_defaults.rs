@@ -18,12 +18,46 @@ const DEFAULTS: [(&str, &str); 4] = [
     ("OMPI_MCA_ess_singleton_isolated", "1"),
 ];
 
-/// Sets the defaults. Call it first in `main`, before any thread is started.
-pub fn set_library_defaults() {
-    for (name, value) in DEFAULTS {
+/// Sets the defaults. Call it first in `main`, before any thread is started. `one_node`: a launcher started this process,
+/// and all ranks are on this node.
+///
+/// Ranks of one node exchange MPI messages through shared memory (`OMPI_MCA_pml`, `OMPI_MCA_btl`). Otherwise each rank
+/// would also listen for TCP on all addresses, and wait there for the rest of any message that a stranger begins.
+pub fn set_library_defaults(one_node: bool) {
+    let shared_memory = [("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", shared_memory(&mpi_version()))];
+    for (name, value) in DEFAULTS.into_iter().chain(shared_memory.into_iter().filter(|_| one_node)) {
         if std::env::var_os(name).is_none() {
             // SAFETY: the caller has not started a thread yet that could read the environment at the same time.
             unsafe { std::env::set_var(name, value) };
         }
+    }
+}
+
+fn mpi_version() -> String {
+    mpi::environment::library_version().unwrap_or_default()
+}
+
+/// Open MPI's transports for ranks of one node: to the rank itself, and to others through shared memory. The latter got
+/// another name in version 5.
+fn shared_memory(version: &str) -> &'static str {
+    let major = version.split_once("Open MPI v").and_then(|(_, number)| number.split('.').next()?.parse::<u32>().ok());
+    if major.is_some_and(|major| major >= 5) { "self,sm" } else { "self,vader" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_has_the_name_that_the_version_knows() {
+        assert_eq!(shared_memory("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4"), "self,vader");
+        assert_eq!(shared_memory("Open MPI v5.0.8, package: Open MPI"), "self,sm");
+        assert_eq!(shared_memory("Open MPI v10.1.0rc1, package"), "self,sm");
+        assert_eq!(shared_memory("MPICH Version: 4.0.2"), "self,vader");
+    }
+
+    #[test]
+    fn the_version_of_the_linked_mpi_is_known_before_mpi_starts() {
+        assert!(!mpi_version().is_empty());
     }
 }

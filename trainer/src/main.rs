@@ -11,8 +11,8 @@ use trainer::run::ranks::{fail, refuse};
 
 fn main() {
     let started = Instant::now();
-    set_library_defaults();
     let ranks = RankEnv::detect().unwrap_or_else(|error| fail(true, 2, &error.to_string()));
+    set_library_defaults(ranks.is_one_node());
     let request = parse(std::env::args_os()).unwrap_or_else(|error| refuse(&ranks, &error.to_string()));
     exit(execute(request, &ranks, started))
 }

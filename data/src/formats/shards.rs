@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::DataError;
@@ -15,6 +16,8 @@ pub(crate) struct ShardWriter {
     folder: PathBuf,
     /// Its path until then, in the same parent.
     partial: PathBuf,
+    /// Shows other processes that somebody writes the partial folder. The system releases it however the process ends.
+    _lock: File,
     kind: TokenType,
     /// Tokens of each file except the last, which may have fewer.
     tokens_per_shard: u64,
@@ -30,16 +33,19 @@ struct Shard {
 }
 
 impl ShardWriter {
-    /// Begins the files of `folder`, of `tokens_per_shard` tokens each.
+    /// Begins the files of `folder`, of `tokens_per_shard` tokens each. Removes what processes that were killed have left
+    /// of it.
     ///
     /// # Errors
     /// What the operating system said.
     pub(crate) fn create(folder: &Path, kind: TokenType, tokens_per_shard: u64) -> Result<ShardWriter, DataError> {
         let folder = std::path::absolute(folder).map_err(|error| failed(folder, &error))?;
         let name = folder.file_name().map(|name| name.display().to_string()).unwrap_or_default();
-        let partial = folder.with_file_name(format!(".{name}.partial-{}", std::process::id()));
-        std::fs::create_dir_all(&partial).map_err(|error| failed(&partial, &error))?;
-        Ok(ShardWriter { folder, partial, kind, tokens_per_shard, shard: None, shards: 0 })
+        let prefix = format!(".{name}.partial-");
+        remove_leftovers(&folder, &prefix);
+        let partial = folder.with_file_name(format!("{prefix}{}", std::process::id()));
+        let _lock = make_locked(&partial).map_err(|error| failed(&partial, &error))?;
+        Ok(ShardWriter { folder, partial, _lock, kind, tokens_per_shard, shard: None, shards: 0 })
     }
 
     /// Appends tokens. A full file is closed, and the next one is begun.
@@ -114,9 +120,66 @@ impl Drop for ShardWriter {
     }
 }
 
+/// Removes the folders beside `folder` whose names begin with `prefix`, and that nobody writes.
+fn remove_leftovers(folder: &Path, prefix: &str) {
+    let beside = folder.parent().and_then(|parent| std::fs::read_dir(parent).ok());
+    for entry in beside.into_iter().flatten().flatten() {
+        let path = entry.path();
+        let named = entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes());
+        if named && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = std::fs::remove_dir_all(&path);
+        }
+    }
+}
+
+/// Makes a folder and locks it. Some network file systems have no locks: then its leftovers stay.
+fn make_locked(path: &Path) -> std::io::Result<File> {
+    loop {
+        std::fs::create_dir_all(path)?;
+        let folder = match File::open(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            opened => opened?,
+        };
+        let _ = folder.try_lock();
+        // Before it was locked, another process may have taken it for a leftover.
+        let made = folder.metadata()?;
+        if std::fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (made.dev(), made.ino())) {
+            return Ok(folder);
+        }
+    }
+}
+
 fn failed(path: &Path, error: &std::io::Error) -> DataError {
     DataError {
         what: format!("{} cannot be written: {error}", path.display()),
         fix: "check the folder's permissions and space, or name another with --output".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_has_left_goes_and_what_is_being_written_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let output = parent.path().join("out");
+        let left = parent.path().join(".out.partial-4194305");
+        let other = parent.path().join(".other.partial-4194305");
+        for folder in [&left, &other] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(folder.join("tokens_000000.bin"), [0; 100]).unwrap();
+        }
+        let written = parent.path().join(".out.partial-4194306");
+        let lock = make_locked(&written).unwrap();
+        let mut writer = ShardWriter::create(&output, TokenType::U16, 10).unwrap();
+        assert_eq!([&left, &other, &written].map(|path| path.exists()), [false, true, true]);
+        drop(lock);
+        writer.push(&[1, 2, 3]).unwrap();
+        writer.finish().unwrap();
+        assert!(output.join("tokens_000000.bin").exists());
+        drop(ShardWriter::create(&parent.path().join("out"), TokenType::U16, 10).unwrap());
+        let names: Vec<_> = std::fs::read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
     }
 }

@@ -1,12 +1,11 @@
 //! Where the monitor listens, and how ranks reach it.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
 use common::host_name;
 
-use super::message::{Message, Sender};
+use super::message::{Message, Sender, Token};
 
 /// The watch cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -35,51 +34,73 @@ impl From<std::io::Error> for WatchError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Announced {
     /// Proves that a connection belongs to this run.
-    pub token: u64,
+    pub token: Token,
     /// `host:port`, in the order to try.
     addresses: Vec<String>,
 }
 
-impl std::fmt::Display for Announced {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.token, self.addresses.join(" "))
-    }
-}
-
 impl Announced {
+    /// The text to send to the ranks. It has the token, so it is not printed.
+    pub fn to_text(&self) -> String {
+        format!("{} {}", self.token.to_text(), self.addresses.join(" "))
+    }
+
     /// Parses the text from rank 0.
     ///
     /// # Errors
     /// Rank 0 has no monitor. It reports the reason itself.
     pub fn parse(text: &str) -> Result<Announced, WatchError> {
         let mut words = text.split_whitespace();
-        let token = words.next().and_then(|word| word.parse().ok());
+        let token = words.next().and_then(|word| Token::parse(word));
         let none = || WatchError::new("rank 0 has no monitor".into());
         Ok(Announced { token: token.ok_or_else(none)?, addresses: words.map(String::from).collect() })
     }
 }
 
-/// Listens on rank 0: at `address` if given. Otherwise on the loopback interface if all ranks are on `one_node`, and else on
-/// all interfaces.
+/// Listens on rank 0: at `address` if given. Otherwise on the loopback interface if all ranks are on `one_node`, and else at
+/// the addresses by which other nodes may reach this one. Ranks are told those addresses, and no others.
 ///
 /// # Errors
 /// An address of another node, or a port in use.
-pub fn listen(address: Option<&str>, one_node: bool) -> Result<(TcpListener, Announced), WatchError> {
-    let wanted = match address {
-        Some(address) => with_port(address),
-        None if one_node => "127.0.0.1:0".into(),
-        None => "0.0.0.0:0".into(),
+pub fn listen(address: Option<&str>, one_node: bool) -> Result<(Vec<TcpListener>, Announced), WatchError> {
+    let (listeners, addresses) = match address {
+        Some(address) => {
+            let wanted = with_port(address);
+            let (listener, port) = bind(&wanted)?;
+            (vec![listener], vec![format!("{}:{port}", wanted.rsplit_once(':').map_or("", |(host, _)| host))])
+        }
+        None if one_node => {
+            let (listener, port) = bind("127.0.0.1:0")?;
+            (vec![listener], vec![format!("127.0.0.1:{port}")])
+        }
+        None => listen_outside(&host_name(), outward())?,
     };
-    let listener = TcpListener::bind(&wanted)
+    Ok((listeners, Announced { token: Token::random(), addresses }))
+}
+
+/// Binds, and returns the port too.
+fn bind(wanted: &str) -> Result<(TcpListener, u16), WatchError> {
+    let listener = TcpListener::bind(wanted)
         .map_err(|error| WatchError::new(format!("the monitor cannot listen on {wanted}: {error}")))?;
     let port = listener.local_addr()?.port();
-    let addresses = match address {
-        Some(_) => vec![format!("{}:{port}", wanted.rsplit_once(':').map_or("", |(host, _)| host))],
-        None if one_node => vec![format!("127.0.0.1:{port}")],
-        None => reachable(&host_name(), outward(), port),
-    };
-    let token = RandomState::new().build_hasher().finish();
-    Ok((listener, Announced { token, addresses }))
+    Ok((listener, port))
+}
+
+/// Listens at the addresses by which other nodes may reach this one: those that its name has here, and the `outward` one.
+/// A node without any is known to others by its name alone. Which address that is cannot be known here, so then the
+/// monitor listens on all.
+fn listen_outside(host: &str, outward: Option<IpAddr>) -> Result<(Vec<TcpListener>, Vec<String>), WatchError> {
+    // An address of the name may be one of a gateway, and not of this node.
+    let bound: Vec<_> = reachable(host, outward).iter().filter_map(|ip| bind(&format!("{ip}:0")).ok()).collect();
+    if bound.is_empty() {
+        let (listener, port) = bind("0.0.0.0:0")?;
+        return Ok((vec![listener], vec![format!("{host}:{port}")]));
+    }
+    let mut addresses = Vec::new();
+    for (listener, _) in &bound {
+        addresses.push(listener.local_addr()?.to_string());
+    }
+    Ok((bound.into_iter().map(|(listener, _)| listener).collect(), addresses))
 }
 
 /// The address with a port. Port 0, any free one, if it has none.
@@ -92,21 +113,16 @@ fn with_port(address: &str) -> String {
     }
 }
 
-/// The addresses by which other nodes may reach this one: those that its name has here, the `outward` one, and the name
-/// itself, which other nodes may resolve to better ones.
-fn reachable(host: &str, outward: Option<IpAddr>, port: u16) -> Vec<String> {
-    let name = format!("{host}:{port}");
-    let here = name.to_socket_addrs().into_iter().flatten().map(|address| address.ip());
-    let mut all: Vec<String> = Vec::new();
+/// The IPv4 addresses that the name has here, and the `outward` one, without those that other nodes cannot use.
+fn reachable(host: &str, outward: Option<IpAddr>) -> Vec<IpAddr> {
+    let here = (host, 0).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
+    let mut all = Vec::new();
     for ip in here.chain(outward) {
-        // The monitor listens on IPv4 only.
         let outside = ip.is_ipv4() && !ip.is_loopback() && !ip.is_unspecified();
-        let address = SocketAddr::new(ip, port).to_string();
-        if outside && !all.contains(&address) {
-            all.push(address);
+        if outside && !all.contains(&ip) {
+            all.push(ip);
         }
     }
-    all.push(name);
     all
 }
 
@@ -160,23 +176,39 @@ mod tests {
 
     #[test]
     fn a_node_whose_name_means_nothing_is_reached_by_its_address() {
-        let outward = Some(IpAddr::from([10, 1, 2, 3]));
-        assert_eq!(reachable("node7.invalid", outward, 40), ["10.1.2.3:40", "node7.invalid:40"]);
+        let ip = |last| IpAddr::from([10, 1, 2, last]);
+        assert_eq!(reachable("node7.invalid", Some(ip(3))), [ip(3)]);
         // A name that stands for the loopback, as Debian sets it up, is of no use to others.
-        assert_eq!(reachable("127.0.1.1", outward, 40), ["10.1.2.3:40", "127.0.1.1:40"]);
-        assert_eq!(reachable("10.9.9.9", outward, 40)[..2], ["10.9.9.9:40", "10.1.2.3:40"]);
+        assert_eq!(reachable("127.0.1.1", Some(ip(3))), [ip(3)]);
+        assert_eq!(reachable("10.1.2.9", Some(ip(3))), [ip(9), ip(3)]);
+    }
+
+    #[test]
+    fn on_several_nodes_the_monitor_listens_where_ranks_are_told_and_nowhere_else() {
+        // A machine for tests may have no address but the loopback's.
+        if let Some(outward) = outward().filter(|ip| !ip.is_loopback()) {
+            let (listeners, told) = listen_outside("127.0.1.1", Some(outward)).unwrap();
+            let bound: Vec<String> = listeners.iter().map(|at| at.local_addr().unwrap().to_string()).collect();
+            assert_eq!(bound, told);
+            assert!(told.iter().all(|address| address.starts_with(&format!("{outward}:"))), "{told:?}");
+        }
+        // An address of another machine cannot be listened on, so ranks are told the name.
+        let (listeners, told) = listen_outside("node7.invalid", Some(IpAddr::from([192, 0, 2, 1]))).unwrap();
+        let port = listeners[0].local_addr().unwrap().port();
+        assert_eq!((listeners.len(), told), (1, vec![format!("node7.invalid:{port}")]));
     }
 
     #[test]
     fn ranks_find_the_monitor_by_what_rank_0_tells() {
         for (address, one_node) in [(None, true), (None, false), (Some("127.0.0.1"), false)] {
-            let (listener, announced) = listen(address, one_node).unwrap();
-            let heard = Announced::parse(&announced.to_string()).unwrap();
+            let (listeners, announced) = listen(address, one_node).unwrap();
+            let heard = Announced::parse(&announced.to_text()).unwrap();
             assert_eq!(heard, announced);
             connect(&heard, 3).unwrap_or_else(|error| panic!("{address:?}, one node {one_node}: {error}"));
-            drop(listener);
+            drop(listeners);
             let error = connect(&heard, 3).map(|_| ()).unwrap_err().to_string();
             assert!(error.starts_with("rank 3 cannot reach the monitor") && error.contains("Fix: set"), "{error}");
+            assert!(!error.contains(&announced.token.to_text()), "{error}");
         }
         assert!(Announced::parse("").unwrap_err().to_string().starts_with("rank 0 has no monitor"));
     }

@@ -1,5 +1,6 @@
 //! The messages between ranks and the monitor: one JSON object per line.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -9,13 +10,41 @@ use serde::{Deserialize, Serialize};
 
 use super::activity::Doing;
 
+/// Proves that a connection belongs to this run. It is not printed.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Token(u64);
+
+impl Token {
+    /// A token that nobody can guess.
+    pub fn random() -> Token {
+        Token(RandomState::new().build_hasher().finish())
+    }
+
+    /// The token of a text from [`Token::to_text`].
+    pub(super) fn parse(text: &str) -> Option<Token> {
+        text.parse().ok().map(Token)
+    }
+
+    /// The token as text, for the ranks of this run only.
+    pub(super) fn to_text(self) -> String {
+        self.0.to_string()
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
 /// From a rank to the monitor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
     /// The first message on a connection.
     Hello {
         /// The number that rank 0 sent to all ranks of this run.
-        token: u64,
+        token: Token,
         /// The sender.
         rank: usize,
         /// The name of its host.
@@ -98,6 +127,8 @@ pub struct Verdict {
 const WRITING: Duration = Duration::from_secs(5);
 /// The maximum length of a line, in bytes.
 const LONGEST: usize = 1 << 20;
+/// The same for a connection that has not proved yet that it belongs to this run. A hello is shorter.
+const LONGEST_OF_STRANGER: usize = 1 << 10;
 
 /// Writes lines.
 pub struct Sender(TcpStream);
@@ -127,35 +158,126 @@ impl Sender {
 /// Reads lines as they arrive.
 pub struct Receiver {
     stream: TcpStream,
-    /// The beginning of a line whose rest has not arrived.
+    /// The beginning of a line whose rest has not arrived. It has no line end.
     rest: Vec<u8>,
+    /// The most bytes that `rest` may hold.
+    longest: usize,
 }
 
 impl Receiver {
-    /// A receiver on a connection that does not block or has a timeout.
+    /// A receiver on a connection to a process of this run. The connection does not block, or has a timeout.
     pub fn new(stream: TcpStream) -> Receiver {
-        Receiver { stream, rest: Vec::new() }
+        Receiver { stream, rest: Vec::new(), longest: LONGEST }
     }
 
-    /// The messages that have arrived, and whether the connection is closed.
+    /// As [`Receiver::new`], on a connection that anybody may have made. It takes up to 1 KiB before the first whole line.
+    pub fn of_stranger(stream: TcpStream) -> Receiver {
+        Receiver { longest: LONGEST_OF_STRANGER, ..Receiver::new(stream) }
+    }
+
+    /// The other side has proved that it belongs to this run. Returns a sender to it.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub fn trust(&mut self) -> std::io::Result<Sender> {
+        self.longest = LONGEST;
+        Sender::new(self.stream.try_clone()?)
+    }
+
+    /// The messages that have arrived, and whether the connection is closed, or must be: it is not one of this run.
     pub fn receive<T: DeserializeOwned>(&mut self) -> (Vec<T>, bool) {
         let mut buffer = [0; 16 << 10];
-        let closed = match self.stream.read(&mut buffer) {
+        let room = (self.longest + 1 - self.rest.len()).min(buffer.len());
+        let before = self.rest.len();
+        let closed = match self.stream.read(&mut buffer[..room]) {
             Ok(0) => true,
             Ok(count) => {
                 self.rest.extend(&buffer[..count]);
-                self.rest.len() > LONGEST
+                false
             }
             Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted),
         };
-        let mut messages = Vec::new();
-        while let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = self.rest.drain(..=end).collect();
-            match serde_json::from_slice(&line) {
+        let (mut messages, mut begin, mut searched) = (Vec::new(), 0, before);
+        while let Some(at) = self.rest[searched..].iter().position(|&byte| byte == b'\n') {
+            let end = searched + at;
+            match serde_json::from_slice(&self.rest[begin..end]) {
                 Ok(message) => messages.push(message),
                 Err(_) => return (messages, true), // not a rank of this run
             }
+            (begin, searched) = (end + 1, end + 1);
         }
-        (messages, closed)
+        self.rest.drain(..begin);
+        (messages, closed || self.rest.len() > self.longest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Both ends of a connection. The receiver does not block.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let receiver = listener.accept().unwrap().0;
+        receiver.set_nonblocking(true).unwrap();
+        (sender, receiver)
+    }
+
+    /// Receives until `enough`; all messages, and whether the connection is closed.
+    fn receive_until(receiver: &mut Receiver, enough: impl Fn(&[Message], bool) -> bool) -> (Vec<Message>, bool) {
+        let mut all = Vec::new();
+        loop {
+            let (messages, closed) = receiver.receive();
+            all.extend(messages);
+            if enough(&all, closed) {
+                return (all, closed);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn lines_arrive_whole_however_they_are_cut() {
+        let (mut sender, receiver) = connection();
+        let mut receiver = Receiver::of_stranger(receiver);
+        let line = |message: &Message| serde_json::to_string(message).unwrap() + "\n";
+        let token = Token::random();
+        let hello = Message::Hello { token, rank: 3, host: "node".into() };
+        let error = "x".repeat(100_000);
+        let fault = Message::Fault(Fault { code: 3, error, follows: false });
+        let text = line(&hello) + &line(&Message::Goodbye);
+        for byte in text.as_bytes() {
+            sender.write_all(&[*byte]).unwrap();
+        }
+        let (messages, closed) = receive_until(&mut receiver, |all, _| all.len() == 2);
+        assert_eq!((messages, closed), (vec![hello, Message::Goodbye], false));
+        receiver.trust().unwrap();
+        let two = line(&fault) + &line(&Message::LostMonitor);
+        let sends = std::thread::spawn(move || sender.write_all(two.as_bytes()));
+        let (messages, _) = receive_until(&mut receiver, |all, closed| closed || all.len() == 2);
+        assert_eq!(messages, [fault, Message::LostMonitor], "longer than a read, and than a stranger's line");
+        sends.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_stranger_sends_a_kilobyte_and_no_more() {
+        let (mut sender, receiver) = connection();
+        let mut receiver = Receiver::of_stranger(receiver);
+        sender.write_all(&[b' '; 16 << 10]).unwrap();
+        let (messages, closed) = receive_until(&mut receiver, |_, closed| closed);
+        assert!(messages.is_empty() && closed);
+        assert!(receiver.rest.len() <= LONGEST_OF_STRANGER + 1, "{}", receiver.rest.len());
+    }
+
+    #[test]
+    fn a_token_is_not_printed() {
+        let token = Token::random();
+        let hello = Message::Hello { token, rank: 0, host: String::new() };
+        assert!(!format!("{hello:?}").contains(&token.to_text()));
+        assert_eq!(Token::parse(&token.to_text()), Some(token));
+        assert!(token != Token::random());
     }
 }

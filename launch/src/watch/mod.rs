@@ -60,12 +60,12 @@ impl Watch {
         }
         let mut monitor = None;
         let announced = if env.rank == 0 {
-            let listening = address::listen(settings.address.as_deref(), env.local_size == env.world_size);
-            let text = listening.as_ref().map_or(String::new(), |(_, announced)| announced.to_string());
+            let listening = address::listen(settings.address.as_deref(), env.is_one_node());
+            let text = listening.as_ref().map_or(String::new(), |(_, announced)| announced.to_text());
             of_rank_0(text);
-            let (listener, announced) = listening?;
+            let (listeners, announced) = listening?;
             let (alive, ended) = channel();
-            monitor::start(listener, announced.token, env.world_size, settings, alive)?;
+            monitor::start(listeners, announced.token, env.world_size, settings, alive)?;
             monitor = Some(ended);
             announced
         } else {

@@ -1,36 +1,38 @@
 //! The monitor: a thread on rank 0 that receives the reports of all ranks and ends the run when one is at fault.
 
 use std::mem::{Discriminant, discriminant};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::decide::{Cause, Limits, Problem, RankStatus, decide};
-use super::message::{Message, Receiver, Reply, Sender, Verdict};
+use super::message::{Message, Receiver, Reply, Sender, Token, Verdict};
 use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// The interval at which all connections are polled.
 const POLL: Duration = Duration::from_millis(50);
 /// How long a new connection may take to send its hello. A rank sends it at once; port scanners do not.
-const HELLO: Duration = Duration::from_secs(30);
+const HELLO: Duration = Duration::from_secs(10);
+/// How many connections may be without a hello at a time.
+const STRANGERS: usize = 64;
 /// How long ranks may take to read the verdict and exit.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 struct Monitor {
-    listener: TcpListener,
-    token: u64,
+    /// Empty once all ranks have connected: nobody else has a reason to.
+    listeners: Vec<TcpListener>,
+    token: Token,
     heartbeat: Duration,
     limits: Limits,
-    /// Connections without a hello so far.
-    pending: Vec<PendingConnection>,
+    /// Connections without a hello so far, oldest first. At most [`STRANGERS`].
+    strangers: Vec<Stranger>,
     connections: Vec<Option<(Receiver, Sender)>>,
     statuses: Vec<RankStatus>,
 }
 
 /// A connection that has not sent its hello, and its age.
-struct PendingConnection {
+struct Stranger {
     receiver: Receiver,
-    sender: Sender,
     waited: Duration,
 }
 
@@ -58,25 +60,25 @@ impl Suspicion {
     }
 }
 
-/// Starts the monitor's thread. It serves `ranks` ranks on `listener` until all have reported their clean end, and then drops
+/// Starts the monitor's thread. It serves `ranks` ranks on `listeners` until all have reported their clean end, and then drops
 /// `alive`.
 ///
 /// # Errors
 /// The thread cannot be started.
 pub(super) fn start(
-    listener: TcpListener,
-    token: u64,
+    listeners: Vec<TcpListener>,
+    token: Token,
     ranks: usize,
     settings: &WatchSettings,
     alive: mpsc::Sender<()>,
 ) -> std::io::Result<()> {
-    listener.set_nonblocking(true)?;
+    listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
     let monitor = Monitor {
-        listener,
+        listeners,
         token,
         heartbeat: settings.heartbeat,
         limits: Limits { step: settings.timeout, setup: settings.setup_timeout },
-        pending: Vec::new(),
+        strangers: Vec::new(),
         connections: (0..ranks).map(|_| None).collect(),
         statuses: vec![RankStatus::default(); ranks],
     };
@@ -112,27 +114,47 @@ impl Monitor {
     }
 
     /// Accepts new connections, and assigns those that have sent a hello to their rank. Drops those that sent none in time.
+    /// When all ranks have connected, it stops listening. `passed` is the time since the previous call.
     fn accept(&mut self, passed: Duration) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            self.pending.extend(open(stream));
+        for stranger in std::mem::take(&mut self.strangers) {
+            self.hear(Stranger { waited: stranger.waited + passed, ..stranger });
         }
-        let mut pending = Vec::new();
-        for PendingConnection { mut receiver, sender, waited } in std::mem::take(&mut self.pending) {
-            let waited = waited + passed;
-            let (messages, closed) = receiver.receive();
-            let mut messages = messages.into_iter();
-            match messages.next() {
-                Some(Message::Hello { token, rank, host }) if token == self.token && rank < self.statuses.len() => {
-                    self.statuses[rank].host = Some(host);
-                    self.statuses[rank].closed = closed;
-                    self.connections[rank] = Some((receiver, sender));
-                    messages.for_each(|message| self.record(rank, message));
+        for at in 0..self.listeners.len() {
+            // However many come, the ranks that have connected are served between.
+            for _ in 0..STRANGERS {
+                let Ok((stream, _)) = self.listeners[at].accept() else { break };
+                if stream.set_nonblocking(true).is_ok() {
+                    self.hear(Stranger { receiver: Receiver::of_stranger(stream), waited: Duration::ZERO });
                 }
-                None if !closed && waited < HELLO => pending.push(PendingConnection { receiver, sender, waited }),
-                _ => {}
             }
         }
-        self.pending = pending;
+        if self.connections.iter().all(Option::is_some) {
+            self.listeners.clear();
+            self.strangers.clear();
+        }
+    }
+
+    /// Assigns a connection to its rank if it has sent a hello. Otherwise it stays a stranger, for some time. A new one
+    /// takes the place of the oldest.
+    fn hear(&mut self, mut stranger: Stranger) {
+        let (messages, closed) = stranger.receiver.receive();
+        let mut messages = messages.into_iter();
+        match messages.next() {
+            Some(Message::Hello { token, rank, host }) if token == self.token && rank < self.statuses.len() => {
+                let Ok(sender) = stranger.receiver.trust() else { return };
+                self.statuses[rank].host = Some(host);
+                self.statuses[rank].closed = closed;
+                self.connections[rank] = Some((stranger.receiver, sender));
+                messages.for_each(|message| self.record(rank, message));
+            }
+            None if !closed && stranger.waited < HELLO => {
+                if self.strangers.len() == STRANGERS {
+                    self.strangers.remove(0);
+                }
+                self.strangers.push(stranger);
+            }
+            _ => {}
+        }
     }
 
     /// Receives the ranks' messages. `passed` is the time since the previous call.
@@ -191,16 +213,10 @@ impl Monitor {
     }
 }
 
-/// Prepares a new connection: reads do not block.
-fn open(stream: TcpStream) -> Option<PendingConnection> {
-    stream.set_nonblocking(true).ok()?;
-    let sender = Sender::new(stream.try_clone().ok()?).ok()?;
-    Some(PendingConnection { receiver: Receiver::new(stream), sender, waited: Duration::ZERO })
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::net::TcpStream;
 
     use super::*;
 
@@ -216,35 +232,86 @@ mod tests {
         assert_eq!((held(hangs(0)), held(None), held(hangs(0))), (1, 1, 1));
     }
 
-    #[test]
-    fn a_connection_without_a_hello_is_dropped_in_time_and_ranks_stay() {
+    /// A monitor of so many ranks, its address and its token.
+    fn monitor(ranks: usize) -> (Monitor, std::net::SocketAddr, Token) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
-        let mut monitor = Monitor {
-            listener,
-            token: 7,
+        let (address, token) = (listener.local_addr().unwrap(), Token::random());
+        let monitor = Monitor {
+            listeners: vec![listener],
+            token,
             heartbeat: Duration::from_secs(1),
             limits: Limits { step: Duration::from_secs(45), setup: Duration::from_secs(600) },
-            pending: Vec::new(),
-            connections: vec![None],
-            statuses: vec![RankStatus::default()],
+            strangers: Vec::new(),
+            connections: (0..ranks).map(|_| None).collect(),
+            statuses: vec![RankStatus::default(); ranks],
         };
+        (monitor, address, token)
+    }
+
+    /// Whether the other side closes a connection.
+    fn is_closed(stream: &mut TcpStream) -> bool {
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        // A side that closes before it has read everything resets the connection.
+        stream.read(&mut [0]).map_or_else(|error| error.kind() == std::io::ErrorKind::ConnectionReset, |read| read == 0)
+    }
+
+    fn accept_until(monitor: &mut Monitor, done: impl Fn(&Monitor) -> bool) {
+        while !done(monitor) {
+            monitor.accept(Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn a_connection_without_a_hello_is_dropped_in_time_and_ranks_stay() {
+        let (mut monitor, address, token) = monitor(2);
         let mut silent = TcpStream::connect(address).unwrap();
         let mut rank = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
-        while monitor.pending.len() < 2 {
-            monitor.accept(Duration::ZERO);
-        }
-        rank.send(&Message::Hello { token: 7, rank: 0, host: "node".into() }).unwrap();
-        while monitor.connections[0].is_none() {
-            monitor.accept(Duration::ZERO);
-        }
+        accept_until(&mut monitor, |monitor| monitor.strangers.len() == 2);
+        rank.send(&Message::Hello { token, rank: 0, host: "node".into() }).unwrap();
+        accept_until(&mut monitor, |monitor| monitor.connections[0].is_some());
         monitor.accept(HELLO - POLL);
-        assert_eq!(monitor.pending.len(), 1, "there is time left");
+        assert_eq!(monitor.strangers.len(), 1, "there is time left");
         monitor.accept(POLL);
-        assert!(monitor.pending.is_empty() && monitor.connections[0].is_some());
-        // Its descriptor is closed, so the other side reads the end of the stream.
-        silent.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+        assert!(monitor.strangers.is_empty() && monitor.connections[0].is_some());
+        assert!(is_closed(&mut silent));
+    }
+
+    #[test]
+    fn strangers_keep_no_rank_out_and_cost_64_connections_at_most() {
+        let (mut monitor, address, token) = monitor(1);
+        let mut strangers: Vec<TcpStream> = Vec::new();
+        for _ in 0..STRANGERS + 5 {
+            strangers.push(TcpStream::connect(address).unwrap());
+            strangers.last_mut().unwrap().set_nodelay(true).unwrap();
+            monitor.accept(Duration::ZERO);
+            assert!(monitor.strangers.len() <= STRANGERS);
+        }
+        accept_until(&mut monitor, |monitor| monitor.strangers.len() == STRANGERS);
+        assert!(strangers[..5].iter_mut().all(is_closed), "the oldest made room");
+        let mut wrong = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
+        wrong.send(&Message::Hello { token: Token::random(), rank: 0, host: "node".into() }).unwrap();
+        let mut rank = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
+        rank.send(&Message::Hello { token, rank: 0, host: "node".into() }).unwrap();
+        accept_until(&mut monitor, |monitor| monitor.connections[0].is_some());
+        assert_eq!(monitor.statuses[0].host.as_deref(), Some("node"));
+    }
+
+    #[test]
+    fn nobody_can_connect_once_all_ranks_have() {
+        let (mut monitor, address, token) = monitor(2);
+        let mut stranger = TcpStream::connect(address).unwrap();
+        let ranks: Vec<Sender> = (0..2)
+            .map(|rank| {
+                let mut sender = Sender::new(TcpStream::connect(address).unwrap()).unwrap();
+                sender.send(&Message::Hello { token, rank, host: "node".into() }).unwrap();
+                sender
+            })
+            .collect();
+        accept_until(&mut monitor, |monitor| monitor.connections.iter().all(Option::is_some));
+        assert!(monitor.listeners.is_empty() && monitor.strangers.is_empty());
+        assert!(is_closed(&mut stranger));
+        assert!(TcpStream::connect(address).is_err());
+        drop(ranks);
     }
 }

@@ -54,6 +54,11 @@ impl FolderLock {
     }
 }
 
+/// Whether a process has locked `dir` by the file `name` in it.
+pub(super) fn is_locked(dir: &Path, name: &str) -> bool {
+    File::open(dir.join(name)).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
 /// Makes the folder and the file where they are missing.
 fn open(dir: &Path, path: &Path) -> std::io::Result<(Made, File)> {
     let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
@@ -134,7 +139,9 @@ mod tests {
             let second = FolderLock::take(&dir, "lock", "key", "").map(|_| ()).unwrap_err().to_string();
             assert!(second.contains(&format!("in use by process {}.", std::process::id())), "{second}");
             assert!(dir.join("lock").exists(), "a refused lock removes nothing of the holder's");
+            assert!(is_locked(&dir, "lock"));
             drop(lock);
+            assert!(!is_locked(&dir, "lock"));
             assert!(!folder.path().join("a").exists());
         }
         drop(FolderLock::take(folder.path(), "lock", "key", "").map_err(|error| error.to_string()).unwrap());

@@ -36,7 +36,7 @@ pub use manifest::{Damage, FileEntry, MANIFEST, Manifest, Progress, TensorEntry}
 pub use meaning::changed_meaning;
 pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
-pub use session::{Session, newest_step, start_folder};
+pub use session::{Session, is_in_use, newest_step, start_folder};
 pub use tokenizer::tokenizer_of;
 pub use write::{Occasion, Origin, SaveRequest, save};
 pub use writers::Writers;

@@ -14,7 +14,7 @@ use engine::step::Stage;
 use parallel::Axis;
 
 use super::folder::{clean, foreign, newest, prune, step_name, steps};
-use super::lock::{FolderLock, shows};
+use super::lock::{FolderLock, is_locked, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::meaning::other_model;
 use super::read::{check_sizes, config, damaged, load, verify};
@@ -31,8 +31,16 @@ type Found = (PathBuf, Manifest);
 /// The file by which a run locks `checkpoint.dir`.
 const LOCK: &str = "checkpoints.lock";
 
+/// The file by which a run locks `logging.dir`.
+const LOG_LOCK: &str = "run.lock";
+
 /// How long a network file system may take to show one node what another has written.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether a run has locked one of these folders, its `logging.dir` and its `checkpoint.dir`.
+pub fn is_in_use(logs: &Path, checkpoints: &Path) -> bool {
+    is_locked(logs, LOG_LOCK) || is_locked(checkpoints, LOCK)
+}
 
 /// A run's checkpoints. Only rank 0 reads folders and decides. Each rank writes the part of the state that it alone has. Of
 /// ranks with the same state one writes.
@@ -77,7 +85,7 @@ impl<'p> Session<'p> {
         let mark = if main { format!("mark {}", new_run()) } else { String::new() };
         if main {
             let logs = Path::new(&plan.config.logging.dir);
-            session._locks.push(FolderLock::take(logs, "run.lock", "logging.dir", &mark)?);
+            session._locks.push(FolderLock::take(logs, LOG_LOCK, "logging.dir", &mark)?);
             if let Some(dir) = dir {
                 session._locks.push(FolderLock::take(dir, LOCK, "checkpoint.dir", &mark)?);
             }

@@ -10,11 +10,11 @@ use std::process;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use common::terminal::warn;
-use launch::{Ending, refused_as_root, supervise};
+use launch::{Ending, Supervised, refused_as_root, supervise};
 
 use super::args::training_run;
 use super::launch::LaunchRequest;
-use crate::checkpoint::newest_step;
+use crate::checkpoint::{is_in_use, newest_step};
 use crate::config::Resume;
 use crate::report::logs::RUN_LOG;
 
@@ -26,8 +26,8 @@ pub struct SuperviseRequest {
     max_restarts: usize,
     /// The run's checkpoints.
     checkpoints: PathBuf,
-    /// The run's log. It has the cause of a failure, which a launcher that kills all ranks may swallow.
-    log: PathBuf,
+    /// The folder of the run's log. The log has the cause of a failure, which a launcher that kills all ranks may swallow.
+    logs: PathBuf,
     /// Whether the command names a checkpoint to start from that is not its own newest.
     starts_elsewhere: bool,
 }
@@ -83,9 +83,9 @@ impl SuperviseRequest {
         };
         let config = run.config;
         let checkpoints = config.checkpoint.dir.map(PathBuf::from).ok_or_else(no_checkpoints)?;
-        let log = Path::new(&config.logging.dir).join(RUN_LOG);
+        let logs = PathBuf::from(&config.logging.dir);
         let starts_elsewhere = config.checkpoint.resume != Resume::Auto;
-        Ok(SuperviseRequest { command, max_restarts, checkpoints, log, starts_elsewhere })
+        Ok(SuperviseRequest { command, max_restarts, checkpoints, logs, starts_elsewhere })
     }
 
     /// Runs the command to its end.
@@ -93,27 +93,47 @@ impl SuperviseRequest {
     /// # Errors
     /// A program that cannot be started.
     pub(super) fn run(&self) -> Result<Ending, UserError> {
-        let progress = || newest_step(&self.checkpoints).map(|step| step as u64);
-        let log_length = Cell::new(0);
-        let start = || {
-            log_length.set(std::fs::metadata(&self.log).map_or(0, |log| log.len()));
-            let mut command = process::Command::new(&self.command[0]);
-            command.args(&self.command[1..]);
-            if self.starts_elsewhere && progress().is_some() {
-                command.args(["--set", "checkpoint.resume=auto"]);
-            }
-            command
-        };
-        let say = |text: &str| {
-            if let Some(cause) = last_error(&self.log, log_length.get()) {
-                warn(&format!("supervise: {} says: {cause}", self.log.display()));
-            }
-            warn(&format!("supervise: {text}"));
-        };
-        supervise(&start, &progress, self.max_restarts, &say).map_err(|error| {
+        let run = Run { request: self, log_length: Cell::new(0) };
+        supervise(&run, self.max_restarts).map_err(|error| {
             let what = format!("{} cannot be started: {error}", self.command[0].to_string_lossy());
             UserError::new(what, "the first word is a program", "check its name and PATH")
         })
+    }
+}
+
+/// A request being supervised.
+struct Run<'r> {
+    request: &'r SuperviseRequest,
+    /// The length of the run's log at the last start.
+    log_length: Cell<u64>,
+}
+
+impl Supervised for Run<'_> {
+    fn command(&self) -> process::Command {
+        let SuperviseRequest { command: words, logs, starts_elsewhere, .. } = self.request;
+        self.log_length.set(std::fs::metadata(logs.join(RUN_LOG)).map_or(0, |log| log.len()));
+        let mut command = process::Command::new(&words[0]);
+        command.args(&words[1..]);
+        if *starts_elsewhere && self.progress().is_some() {
+            command.args(["--set", "checkpoint.resume=auto"]);
+        }
+        command
+    }
+
+    fn progress(&self) -> Option<u64> {
+        newest_step(&self.request.checkpoints).map(|step| step as u64)
+    }
+
+    fn is_in_use(&self) -> bool {
+        is_in_use(&self.request.logs, &self.request.checkpoints)
+    }
+
+    fn say(&self, text: &str) {
+        let log = self.request.logs.join(RUN_LOG);
+        if let Some(cause) = last_error(&log, self.log_length.get()) {
+            warn(&format!("supervise: {} says: {cause}", log.display()));
+        }
+        warn(&format!("supervise: {text}"));
     }
 }
 
