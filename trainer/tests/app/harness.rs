@@ -1,9 +1,12 @@
 //! The binary as users run it, on a small model with dropout, for the tests of checkpoints.
 #![allow(dead_code)]
 
+use std::io::Read;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use launch::watch::activity::Activity;
@@ -38,7 +41,9 @@ pub struct Folder(pub PathBuf);
 
 impl Folder {
     pub fn new(name: &str) -> Folder {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
@@ -137,31 +142,99 @@ pub fn expect(output: &Output, code: i32, parts: &[&str]) {
 }
 
 /// Starts a run that would go on forever, and returns when it has done some steps.
-pub fn start(ranks: usize, folder: &Path, flags: &str) -> Child {
+pub fn start(ranks: usize, folder: &Path, flags: &str) -> Running {
     start_of(command(ranks, folder, &format!("--steps 1000000 {flags}")), folder)
 }
 
 /// As [`start`], of any command that runs in `folder`.
-pub fn start_of(mut command: Command, folder: &Path) -> Child {
+pub fn start_of(mut command: Command, folder: &Path) -> Running {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let metrics = folder.join("log/metrics.jsonl");
-    wait_for("no step was done", || {
-        (std::fs::read_to_string(&metrics).unwrap_or_default().lines().count() >= 3).then_some(())
-    });
-    child
+    wait_for("no step was done", || (steps_done(folder) >= 3).then_some(()));
+    child.into()
 }
 
-/// Waits for the end of a run. It reads what the run prints meanwhile: a full pipe would hold up mpirun, and with it the end.
-pub fn output_of(child: Child) -> Output {
-    let (ended, wait) = channel();
-    std::thread::spawn(move || ended.send(child.wait_with_output()));
-    wait.recv_timeout(LIMIT).expect("the run goes on").unwrap()
+/// The number of steps in a run's metrics.
+pub fn steps_done(folder: &Path) -> usize {
+    std::fs::read_to_string(folder.join("log/metrics.jsonl")).unwrap_or_default().lines().count()
+}
+
+/// A process whose output is read as it comes: a full pipe would hold up mpirun, and with it the run.
+pub struct Running {
+    child: Child,
+    stdout: Receiver<Vec<u8>>,
+    stderr: Receiver<Vec<u8>>,
+}
+
+impl From<Child> for Running {
+    fn from(mut child: Child) -> Running {
+        let (stdout, stderr) = (read_along(child.stdout.take()), read_along(child.stderr.take()));
+        Running { child, stdout, stderr }
+    }
+}
+
+/// Receives everything that is read, at its end.
+fn read_along(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (end, wait) = channel();
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        if let Some(mut pipe) = pipe {
+            pipe.read_to_end(&mut all).unwrap();
+        }
+        end.send(all)
+    });
+    wait
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+/// Waits for the end of a run.
+pub fn output_of(run: impl Into<Running>) -> Output {
+    let mut run = run.into();
+    let status = wait_for("the run goes on", || run.child.try_wait().unwrap());
+    let read = |pipe: Receiver<Vec<u8>>| pipe.recv_timeout(LIMIT).expect("a process keeps the output open");
+    Output { status, stdout: read(run.stdout), stderr: read(run.stderr) }
+}
+
+/// Process numbers of the trainers below a process that started no others: its ranks.
+pub fn ranks_below(process: u32) -> Vec<u32> {
+    let trainer = Path::new(env!("CARGO_BIN_EXE_trainer")).canonicalize().unwrap();
+    let all = children(process);
+    let is_trainer = |id: &u32| std::fs::read_link(format!("/proc/{id}/exe")).is_ok_and(|exe| exe == trainer);
+    let deeper: Vec<u32> = all.iter().flat_map(|id| ranks_below(*id)).collect();
+    if deeper.is_empty() { all.into_iter().filter(is_trainer).collect() } else { deeper }
+}
+
+/// Process numbers of the children of a process.
+pub fn children(process: u32) -> Vec<u32> {
+    let ids = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    ids.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// Waits until no process of these is left.
+pub fn wait_until_gone(processes: &[u32]) {
+    let left = |process: &u32| {
+        // A process that has ended may wait for its parent to take notice.
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    wait_for("a process is left", || (!processes.iter().any(left)).then_some(()));
 }
 
 /// Process numbers of mpirun's ranks.
 pub fn rank_ids(mpirun: &Child) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", mpirun.id())).unwrap();
-    children.split_whitespace().map(|id| id.parse().unwrap()).collect()
+    children(mpirun.id())
 }
 
 /// Sends a signal, by its name without SIG.

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant, SystemTime};
 use launch::watch::activity::Activity;
 use trainer::checkpoint::verify;
 
-use crate::harness::{Folder, bits, checkpoint, command, expect, metrics, named, rank_ids, run, saved, signal, start};
+use crate::harness::{
+    Folder, bits, checkpoint, command, expect, metrics, named, output_of, rank_ids, run, saved, signal, start,
+};
 
 const KILLS: usize = 5;
 const FLAGS: &str = "--steps 60 --save-interval 2 --checkpoint-keep 2";
@@ -70,7 +72,7 @@ fn a_killed_rank_ends_the_others_and_all_go_on_with_the_same_bits() {
         let (folder, unbroken) = (Folder::new("kill-rank"), Folder::new("kill-rank-unbroken"));
         let child = start(ranks, &folder.0, &format!("--save-interval 2 --checkpoint-keep 2 {graphs}"));
         signal(rank_ids(&child)[1], "KILL");
-        assert!(!child.wait_with_output().unwrap().status.success());
+        assert!(!output_of(child).status.success());
         let last = named(&folder.0).pop().unwrap();
         let flags = format!("--steps {}", last + 3);
         expect(&run(ranks, &folder.0, &format!("{flags} {graphs}")), 0, &[&format!("at step {last}, ")]);

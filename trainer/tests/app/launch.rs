@@ -6,8 +6,8 @@ use std::process::{Child, Command, Output, Stdio};
 use launch::online_cores;
 
 use crate::harness::{
-    Folder, arguments, expect, metrics, mpi_folder, mpirun_command, named, printed, run, saved, signal, start_of,
-    wait_for,
+    Folder, Running, arguments, expect, metrics, mpi_folder, mpirun_command, named, output_of, printed, ranks_below,
+    run, saved, signal, start_of, wait_for, wait_until_gone,
 };
 
 const TRAINER: &str = env!("CARGO_BIN_EXE_trainer");
@@ -23,17 +23,6 @@ fn trainer(folder: &Path, words: &[&str], flags: &str) -> Command {
 
 fn launch(folder: &Path, ranks: &str, flags: &str) -> Output {
     trainer(folder, &["launch", "-n", ranks], flags).output().unwrap()
-}
-
-/// Process numbers of the ranks below a process: trainers that started no others.
-fn ranks_below(process: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
-    let all: Vec<u32> = children.split_whitespace().map(|id| id.parse().unwrap()).collect();
-    let is_trainer = |id: &u32| {
-        std::fs::read_link(format!("/proc/{id}/exe")).is_ok_and(|exe| exe == Path::new(TRAINER).canonicalize().unwrap())
-    };
-    let deeper: Vec<u32> = all.iter().flat_map(|id| ranks_below(*id)).collect();
-    if deeper.is_empty() { all.into_iter().filter(is_trainer).collect() } else { deeper }
 }
 
 #[test]
@@ -116,21 +105,12 @@ fn a_signal_to_launch_ends_all_ranks_with_a_checkpoint() {
         let child =
             start_of(trainer(&folder.0, &["launch", "-n", "2"], "--steps 1000000 --save-interval 0"), &folder.0);
         signal(child.id(), name);
-        expect(&child.wait_with_output().unwrap(), 0, &["asked to end: stops after step", "saved"]);
+        expect(&output_of(child), 0, &["asked to end: stops after step", "saved"]);
         assert_eq!(saved(&folder.0), [metrics(&folder.0).len()]);
     }
 }
 
-/// Waits until no process of these is left.
-fn assert_gone(ranks: &[u32]) {
-    let left = |rank: &u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{rank}/stat")).unwrap_or_default();
-        !stat.is_empty() && !stat.contains(") Z ")
-    };
-    wait_for("a rank is left", || (!ranks.iter().any(left)).then_some(()));
-}
-
-fn kill(mut child: Child) {
+fn kill(mut child: Running) {
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -142,7 +122,7 @@ fn killing_launch_ends_its_ranks() {
     let ranks = ranks_below(child.id());
     assert_eq!(ranks.len(), 2, "{ranks:?}");
     kill(child);
-    assert_gone(&ranks);
+    wait_until_gone(&ranks);
 }
 
 #[test]
@@ -156,11 +136,11 @@ fn a_supervised_launch_starts_again_after_a_fault_and_saves_when_it_is_asked_to_
     let ranks = ranks_below(child.id());
     assert_eq!(ranks.len(), 2, "{ranks:?}");
     signal(ranks[1], "KILL");
-    assert_gone(&ranks);
+    wait_until_gone(&ranks);
     let last = named(&folder.0).into_iter().max().unwrap_or(first);
     newer(last);
     signal(child.id(), "TERM");
-    let output = child.wait_with_output().unwrap();
+    let output = output_of(child);
     expect(&output, 75, &["supervise: the run ended (exit code", "asked to end: stops after step"]);
 }
 
@@ -214,7 +194,7 @@ fn twenty_single_processes_started_four_at_a_time_all_train() {
     for four in folders.chunks(4) {
         let children: Vec<Child> = four.iter().map(start).collect();
         for (child, folder) in children.into_iter().zip(four) {
-            expect(&child.wait_with_output().unwrap(), 0, &["done: loss"]);
+            expect(&output_of(child), 0, &["done: loss"]);
             assert_eq!(metrics(&folder.0).len(), 2);
         }
     }

@@ -25,6 +25,7 @@ mod kill;
 mod launch;
 mod mistakes;
 mod mpirun;
+mod network;
 mod pipeline_run;
 mod recompute;
 mod resume;

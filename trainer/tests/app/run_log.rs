@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, expect, metrics, run};
+use crate::harness::{Folder, expect, metrics, output_of, run};
 
 /// CRC-32C bit by bit (Castagnoli's polynomial, reversed), masked as TensorFlow does.
 fn masked_crc(data: &[u8]) -> u32 {
@@ -305,7 +305,7 @@ fn a_log_keeps_what_it_has_when_a_second_run_is_refused_and_when_a_run_goes_on_a
     expect(&run(1, &folder.0, "--steps 3"), 2, &["logging.dir"]);
     keeps("a second one is refused");
     crate::harness::signal(child.id(), "TERM");
-    expect(&child.wait_with_output().unwrap(), 0, &["asked to end"]);
+    expect(&output_of(child), 0, &["asked to end"]);
     assert!(keeps("it ends").contains("asked to end"));
     let metrics = folder.path("log/metrics.jsonl");
     std::fs::remove_file(&metrics).unwrap();

@@ -1,12 +1,19 @@
 //! A supervised run comes to its end whatever happens to it, and job files start one.
 
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::harness::{Folder, arguments, bits, expect, metrics, named, printed, run, saved, set_mpi, signal, wait_for};
+use crate::harness::{
+    Folder, Running, arguments, bits, children, expect, metrics, named, output_of, printed, ranks_below, run, saved,
+    set_mpi, signal, start, start_of, wait_for, wait_until_gone,
+};
+use crate::network::listening_ports;
 
 /// `trainer ARGUMENTS`, run in `folder`.
 fn trainer(folder: &Path, arguments: &[&str]) -> Command {
@@ -24,26 +31,17 @@ fn supervised(folder: &Path, flags: &str) -> Command {
     command
 }
 
-fn children(process: u32) -> Vec<u32> {
-    let ids = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
-    ids.split_whitespace().map(|id| id.parse().unwrap()).collect()
-}
-
 /// Waits for a checkpoint of `from` steps or more; its steps.
 fn checkpoint_from(folder: &Path, from: usize) -> usize {
     let newer = || named(folder).into_iter().find(|step| *step >= from);
     wait_for(&format!("no checkpoint of {from} steps or more"), newer)
 }
 
-fn wait(child: Child) -> Output {
-    child.wait_with_output().unwrap()
-}
-
 #[test]
 fn a_run_whose_ranks_are_killed_again_and_again_ends_with_the_bits_of_one_that_was_not() {
     let (folder, unbroken) = (Folder::new("supervise-kills"), Folder::new("supervise-unbroken"));
     let flags = "--steps 3000 --save-interval 20 --eval-interval 0 --enable-cuda-graph";
-    let mut child = supervised(&folder.0, flags).spawn().unwrap();
+    let mut child = Running::from(supervised(&folder.0, flags).spawn().unwrap());
     let mut from = 1;
     for rank in [0, 1] {
         from = checkpoint_from(&folder.0, from) + 21;
@@ -54,7 +52,7 @@ fn a_run_whose_ranks_are_killed_again_and_again_ends_with_the_bits_of_one_that_w
     from = checkpoint_from(&folder.0, from);
     assert!(child.try_wait().unwrap().is_none());
     signal(child.id(), "TERM");
-    let output = wait(child);
+    let output = output_of(child);
     expect(
         &output,
         75,
@@ -67,7 +65,11 @@ fn a_run_whose_ranks_are_killed_again_and_again_ends_with_the_bits_of_one_that_w
     let last = *saved(&folder.0).last().unwrap();
     assert!(last >= from);
     let flags = format!("--steps {} --save-interval 20 --eval-interval 0", last + 3);
-    expect(&wait(supervised(&folder.0, &flags).spawn().unwrap()), 0, &[&format!("at step {last}, "), "done: loss"]);
+    expect(
+        &output_of(supervised(&folder.0, &flags).spawn().unwrap()),
+        0,
+        &[&format!("at step {last}, "), "done: loss"],
+    );
     expect(&run(2, &unbroken.0, &flags), 0, &[]);
     assert_eq!(metrics(&folder.0), metrics(&unbroken.0));
     assert_eq!(bits(&folder.0, last + 3), bits(&unbroken.0, last + 3));
@@ -79,10 +81,10 @@ fn a_launcher_that_passes_no_signal_on_does_not_keep_a_run_from_its_end() {
     let script = "trap '' USR1; \"$@\"; exit $?";
     let mut command =
         trainer(&folder.0, &["supervise", "--", "bash", "-c", script, "bash", env!("CARGO_BIN_EXE_trainer")]);
-    let child = command.args(arguments(&folder.0, "--steps 100000 --save-interval 2")).spawn().unwrap();
+    let child = Running::from(command.args(arguments(&folder.0, "--steps 100000 --save-interval 2")).spawn().unwrap());
     checkpoint_from(&folder.0, 2);
     signal(child.id(), "TERM");
-    expect(&wait(child), 75, &["asked to end: stops after step"]);
+    expect(&output_of(child), 75, &["asked to end: stops after step"]);
 }
 
 #[test]
@@ -91,7 +93,7 @@ fn a_fork_goes_on_from_its_own_checkpoints_once_it_has_some() {
     expect(&run(1, &start.0, "--steps 2"), 0, &[]);
     let flags = |steps: usize| format!("--steps {steps} --resume {}", start.path("saved").display());
     for (steps, from) in [(4, 2), (6, 4)] {
-        let output = wait(supervised(&folder.0, &flags(steps)).spawn().unwrap());
+        let output = output_of(supervised(&folder.0, &flags(steps)).spawn().unwrap());
         expect(&output, 0, &[&format!("step-{from:08} at step {from}, "), "done: loss"]);
     }
 }
@@ -103,8 +105,123 @@ fn a_fault_that_comes_again_ends_it_with_3() {
     let command = supervised(&folder.0, "--steps 50 --save-interval 2 --lr 1e38");
     let mut all: Vec<_> = command.get_args().map(|word| word.to_os_string()).collect();
     all.splice(1..1, ["--max-restarts".into(), "1".into()]);
-    let output = wait(trainer(&folder.0, &[]).args(all).spawn().unwrap());
+    let output = output_of(trainer(&folder.0, &[]).args(all).spawn().unwrap());
     expect(&output, 3, &["starts it again in 2 s, without a new checkpoint, 1 of at most 1 in a row"]);
+}
+
+/// A supervised run on two ranks that goes on until it is asked to end, with checkpoints; it has begun.
+fn endless(folder: &Path) -> Running {
+    let run = supervised(folder, "--steps 1000000 --save-interval 20 --eval-interval 0 --log-interval 1000");
+    let run = start_of(run, folder);
+    checkpoint_from(folder, 1);
+    run
+}
+
+/// Waits for a checkpoint that a later start has made, and asks the run to end.
+fn goes_on_and_ends(folder: &Path, run: Running) -> String {
+    let last = named(folder).pop().unwrap();
+    checkpoint_from(folder, last + 1);
+    signal(run.id(), "TERM");
+    let output = output_of(run);
+    expect(&output, 75, &["supervise: the run ended (", "; starts it again in ", "asked to end: stops after step"]);
+    printed(&output)
+}
+
+#[test]
+fn mpirun_that_outlives_its_ranks_is_ended_and_the_run_starts_again() {
+    let folder = Folder::new("supervise-deserted");
+    let run = endless(&folder.0);
+    let mpirun = children(run.id())[0];
+    // A stranger who begins a message and does not end it holds up mpirun, so it sees no rank end.
+    let mut strangers: Vec<TcpStream> = Vec::new();
+    for port in listening_ports(mpirun) {
+        // A port may be of IPv6 alone.
+        if let Ok(mut stranger) = TcpStream::connect(("127.0.0.1", port)) {
+            stranger.write_all(b"OPA").unwrap();
+            strangers.push(stranger);
+        }
+    }
+    let ranks = ranks_below(mpirun);
+    signal(ranks[1], "KILL");
+    wait_until_gone(&ranks);
+    wait_until_gone(&[mpirun]);
+    let text = goes_on_and_ends(&folder.0, run);
+    assert!(text.contains("supervise: the run ended (all ranks ended, and their launcher did not); starts"), "{text}");
+    drop(strangers);
+}
+
+#[test]
+fn ranks_whose_mpirun_was_killed_end_and_their_shared_memory_goes_at_the_next_start() {
+    let folder = Folder::new("supervise-orphans");
+    let run = endless(&folder.0);
+    let mpirun = children(run.id())[0];
+    let ranks = ranks_below(mpirun);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", ranks[0])).unwrap();
+    let segments: BTreeSet<&Path> =
+        maps.lines().filter_map(|line| Some(Path::new(&line[line.find("/dev/shm/vader_segment")?..]))).collect();
+    assert!(segments.len() == 2 && segments.iter().all(|segment| segment.exists()), "{segments:?}");
+    signal(mpirun, "KILL");
+    wait_until_gone(&ranks);
+    goes_on_and_ends(&folder.0, run);
+    assert!(!segments.iter().any(|segment| segment.exists()), "{segments:?}");
+}
+
+#[test]
+fn killing_the_supervisor_ends_its_ranks() {
+    let folder = Folder::new("supervise-killed");
+    let mut run = endless(&folder.0);
+    let mpirun = children(run.id())[0];
+    let ranks = ranks_below(mpirun);
+    assert_eq!(ranks.len(), 2, "{ranks:?}");
+    run.kill().unwrap();
+    wait_until_gone(&[&ranks[..], &[mpirun]].concat());
+    // The folders are free again, and the run goes on.
+    let flags = format!("--steps {} --eval-interval 0", named(&folder.0).pop().unwrap() + 2);
+    let again = supervised(&folder.0, &flags).spawn().unwrap();
+    expect(&output_of(again), 0, &["continues ", "done: loss"]);
+}
+
+#[test]
+fn a_file_that_is_away_for_a_moment_does_not_end_a_run_that_has_begun() {
+    let folder = Folder::new("supervise-away");
+    let (data, away, starts) = (folder.path("data.txt"), folder.path("away.txt"), folder.path("starts"));
+    std::fs::write(&data, "to be or not to be ".repeat(2000)).unwrap();
+    let script = "echo >> starts; exec \"$@\"";
+    let words =
+        ["supervise", "--max-restarts", "20", "--", "bash", "-c", script, "bash", env!("CARGO_BIN_EXE_trainer")];
+    let mut command = trainer(&folder.0, &words);
+    let flags = format!(
+        "--steps 1000000 --save-interval 20 --eval-interval 0 --log-interval 1000 --data-path {}",
+        data.display()
+    );
+    command.args(arguments(&folder.0, &flags));
+    let run = start_of(command, &folder.0);
+    checkpoint_from(&folder.0, 1);
+    std::fs::rename(&data, &away).unwrap();
+    signal(children(run.id())[0], "KILL");
+    // The third start comes after the second was refused.
+    let started = || std::fs::read_to_string(&starts).unwrap().lines().count();
+    wait_for("it is not started again", || (started() >= 3).then_some(()));
+    std::fs::rename(&away, &data).unwrap();
+    let text = goes_on_and_ends(&folder.0, run);
+    assert!(text.contains("the run ended (exit code 2); starts it again in 2 s"), "{text}");
+}
+
+#[test]
+fn a_run_whose_folder_is_in_use_is_tried_until_it_is_free() {
+    let folder = Folder::new("supervise-in-use");
+    let mut first = start(1, &folder.0, "--save-interval 0 --eval-interval 0");
+    let starts = folder.path("starts");
+    let script = "echo >> starts; exec \"$@\"";
+    let words =
+        ["supervise", "--max-restarts", "20", "--", "bash", "-c", script, "bash", env!("CARGO_BIN_EXE_trainer")];
+    let mut command = trainer(&folder.0, &words);
+    let second = Running::from(command.args(arguments(&folder.0, "--steps 3")).spawn().unwrap());
+    let started = || std::fs::read_to_string(&starts).unwrap_or_default().lines().count();
+    wait_for("it is not started again", || (started() >= 2).then_some(()));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    expect(&output_of(second), 0, &["is in use by process", "(exit code 2); starts it again in 2 s", "done: loss"]);
 }
 
 /// A job file of two ranks on this machine, without GPUs.
@@ -115,7 +232,7 @@ fn job(folder: &Path, cluster: &[&str], flags: &str) -> Output {
 }
 
 /// What bash makes of a job file, as process 17 of a queue whose commands are noted in `queue`.
-fn start_job(folder: &Path, script: &Output) -> Child {
+fn start_job(folder: &Path, script: &Output) -> Running {
     expect(script, 0, &[]);
     std::fs::write(folder.join("job.sh"), &script.stdout).unwrap();
     let stub = folder.join("bin/scontrol");
@@ -126,7 +243,7 @@ fn start_job(folder: &Path, script: &Output) -> Child {
     let mut command = Command::new("bash");
     command.arg("job.sh").current_dir(folder).env("PATH", path).env("SLURM_JOB_ID", "17");
     set_mpi(&mut command, folder);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap().into()
 }
 
 #[test]
@@ -139,11 +256,11 @@ fn a_slurm_job_saves_before_its_time_is_over_and_queues_again_until_it_is_done()
     let child = start_job(&folder.0, &script);
     checkpoint_from(&folder.0, 5);
     signal(child.id(), "USR1");
-    expect(&wait(child), 75, &["asked to end: stops after step"]);
+    expect(&output_of(child), 75, &["asked to end: stops after step"]);
     assert_eq!(std::fs::read_to_string(folder.path("queue")).unwrap(), "requeue 17\n");
     let last = *saved(&folder.0).last().unwrap();
     let script = job(&folder.0, &slurm, &format!("--steps {} --device host", last + 1));
-    expect(&wait(start_job(&folder.0, &script)), 0, &["done: loss"]);
+    expect(&output_of(start_job(&folder.0, &script)), 0, &["done: loss"]);
     assert_eq!(std::fs::read_to_string(folder.path("queue")).unwrap(), "requeue 17\n");
 }
 
@@ -158,7 +275,7 @@ fn hosts_start_a_run_whose_flags_hold_blanks_and_quotes() {
     assert!(text.contains("mpirun --host localhost:2 -n 2 "), "{text}");
     let words = ["job", "hosts", "--hosts", "localhost", "--ranks-per-node", "2", "--", "--config", "it's small.toml"];
     let script = trainer(&folder.0, &words).args(["--steps", "2", "--device", "host"]).output().unwrap();
-    expect(&wait(start_job(&folder.0, &script)), 0, &["done: loss"]);
+    expect(&output_of(start_job(&folder.0, &script)), 0, &["done: loss"]);
     assert!(folder.path("a log/metrics.jsonl").exists());
 }
 

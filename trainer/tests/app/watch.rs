@@ -2,31 +2,49 @@
 
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use crate::harness::{Folder, command, expect, output_of, printed, rank_ids, run, signal, start, wait_for};
+use crate::harness::{
+    Folder, Running, command, expect, output_of, printed, rank_ids, run, signal, start, wait_for, wait_until_gone,
+};
 
-const IMPATIENT: &str = "--distributed-timeout-seconds 3";
-/// Many heartbeats within [`heartbeats_pass`].
+/// Short for a test, and long for a rank that works on a busy machine.
+const IMPATIENT: &str = "--distributed-timeout-seconds 6";
+/// Many heartbeats a second.
 const OFTEN: &str = "--heartbeat-seconds 0.1";
 /// `O_NONBLOCK`: a pipe can be opened for reading before somebody writes.
 const NONBLOCK: i32 = 0o4000;
 
-/// Waits until a heartbeat has said where each rank is. With so many of them, one has even on a busy machine.
-fn heartbeats_pass() {
-    std::thread::sleep(Duration::from_secs(3));
+/// Waits until heartbeats have said where each rank is, and the monitor has read them.
+fn heartbeats_pass(ids: &[u32]) {
+    let of: Vec<PathBuf> = ids.iter().map(|id| thread(*id, "heartbeat")).chain([thread(ids[0], "monitor")]).collect();
+    let before: Vec<u64> = of.iter().map(|thread| pauses(thread)).collect();
+    // A heartbeat's thread pauses at most twice, and for 100 ms at most, between looks at the clock.
+    wait_for("no heartbeats", || {
+        of.iter().zip(&before).all(|(thread, before)| pauses(thread) >= before + 30).then_some(())
+    });
+}
+
+/// The folder in `/proc` of a process's thread.
+fn thread(process: u32, name: &str) -> PathBuf {
+    let all = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|thread| thread.unwrap().path());
+    let is = |thread: &PathBuf| std::fs::read_to_string(thread.join("comm")).is_ok_and(|text| text.trim() == name);
+    all.into_iter().find(is).unwrap_or_else(|| panic!("no thread {name}"))
+}
+
+/// How often a thread has waited so far.
+fn pauses(thread: &Path) -> u64 {
+    let status = std::fs::read_to_string(thread.join("status")).unwrap();
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.unwrap().trim().parse().unwrap()
 }
 
 /// Waits for a run to end of itself, with all its processes.
-fn ended(child: Child, ranks: &[u32]) -> Output {
-    let output = output_of(child);
-    let runs = |rank: &u32| {
-        // A process that has ended may wait for its parent to take notice.
-        let stat = std::fs::read_to_string(format!("/proc/{rank}/stat")).unwrap_or_default();
-        !stat.is_empty() && !stat.contains(") Z ")
-    };
-    wait_for("a process is left", || (!ranks.iter().any(runs)).then_some(()));
+fn ended(run: impl Into<Running>, ranks: &[u32]) -> Output {
+    let output = output_of(run);
+    wait_until_gone(ranks);
     output
 }
 
@@ -66,8 +84,8 @@ fn each_rank_that_is_killed_ends_all_with_its_last_region_and_collective() {
     ] {
         let folder = Folder::new("watch-kill");
         let child = start(ranks, &folder.0, &format!("{flags} {OFTEN}"));
-        heartbeats_pass();
         let ids = rank_ids(&child);
+        heartbeats_pass(&ids);
         signal(ids[killed], "KILL");
         // mpirun's code says the signal.
         let line = root_cause(&ended(child, &ids), &[137, 4], &[]);
@@ -83,8 +101,8 @@ fn each_rank_that_is_stopped_ends_all_once_it_is_not_heard_of() {
     for stopped in 1..4 {
         let folder = Folder::new("watch-stop");
         let child = start(4, &folder.0, &format!("--enable-cuda-graph {IMPATIENT} {OFTEN}"));
-        heartbeats_pass();
         let ids = rank_ids(&child);
+        heartbeats_pass(&ids);
         signal(ids[stopped], "STOP");
         let line = root_cause(&ended(child, &ids), &[4], &[]);
         assert_places(&line);
@@ -111,7 +129,7 @@ fn a_rank_whose_log_cannot_be_written_on_hangs_and_is_named_though_all_hearts_be
         let mut command = command(ranks, &folder.0, &flags);
         let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let output = ended(child, &[]);
-        let line = root_cause(&output, &[3, 4], &[waits, "distributed_timeout_seconds = 3"]);
+        let line = root_cause(&output, &[3, 4], &[waits, "distributed_timeout_seconds = 6"]);
         assert!(line.starts_with(&format!("error on rank {hangs}: no progress for ")), "{layout}: {line}");
         for part in ["[host ", " step ", "last collective "] {
             assert!(line.contains(part), "{part:?} is not in {line:?}");
@@ -140,10 +158,10 @@ fn a_rank_that_hangs_before_it_has_joined_ends_all_after_the_limit_for_set_up() 
     std::fs::create_dir_all(folder.path("log")).unwrap();
     // Nobody reads: rank 1 waits forever where it opens its log, before MPI's start, in which the others wait for it.
     assert!(Command::new("mkfifo").arg(folder.path("log/rank-1.jsonl")).status().unwrap().success());
-    let flags = format!("--steps 5 --setup-timeout-seconds 3 {IMPATIENT}");
+    let flags = format!("--steps 5 --setup-timeout-seconds 6 {IMPATIENT}");
     let mut command = command(4, &folder.0, &flags);
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let parts = ["not all joined within 3 s", "parallel.setup_timeout_seconds = 3"];
+    let parts = ["not all joined within 6 s", "parallel.setup_timeout_seconds = 6"];
     let line = root_cause(&ended(child, &[]), &[3], &parts);
     assert!(line.starts_with("error on rank 0: "), "{line}");
 }
@@ -159,9 +177,9 @@ fn writing_that_takes_longer_than_a_step_may_is_no_fault() {
     let child = command(2, &folder.0, &flags).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // It is opened twice: to see that it can be, and to be written.
     drop(std::fs::File::open(&pipe).unwrap());
-    std::thread::sleep(Duration::from_secs(5));
+    std::thread::sleep(Duration::from_secs(8));
     let read = std::fs::read_to_string(&pipe).unwrap();
-    let output = child.wait_with_output().unwrap();
+    let output = output_of(child);
     expect(&output, 0, &["done: loss"]);
     assert!(read.contains("rank 1"), "{read}");
 }
@@ -217,6 +235,6 @@ fn ranks_without_a_watch_train_too() {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
     let names: Vec<_> = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap()).collect();
     signal(child.id(), "KILL");
-    let _ = child.wait_with_output();
+    output_of(child);
     assert!(!names.iter().any(|name| name.contains("heartbeat") || name.contains("monitor")), "{names:?}");
 }
