@@ -51,7 +51,7 @@ impl Announced {
     /// Rank 0 has no monitor. It reports the reason itself.
     pub fn parse(text: &str) -> Result<Announced, WatchError> {
         let mut words = text.split_whitespace();
-        let token = words.next().and_then(|word| Token::parse(word));
+        let token = words.next().and_then(Token::parse);
         let none = || WatchError::new("rank 0 has no monitor".into());
         Ok(Announced { token: token.ok_or_else(none)?, addresses: words.map(String::from).collect() })
     }

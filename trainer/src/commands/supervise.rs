@@ -28,7 +28,7 @@ pub struct SuperviseRequest {
     checkpoints: PathBuf,
     /// The folder of the run's log. The log has the cause of a failure, which a launcher that kills all ranks may swallow.
     logs: PathBuf,
-    /// Whether the command names another checkpoint to start from than its newest.
+    /// Whether the command names a checkpoint to start from that is not its own newest.
     starts_elsewhere: bool,
 }
 
@@ -137,7 +137,7 @@ impl Supervised for Run<'_> {
     }
 }
 
-/// The error for a run that would start anew after each restart.
+/// The error for a run that would start at step 0 after each restart.
 pub(super) fn no_checkpoints() -> UserError {
     UserError::new(
         "checkpoint.dir is unset",
