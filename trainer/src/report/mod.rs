@@ -1,8 +1,10 @@
 //! What a run reports: lines on the console, logs, and files of metrics.
 
 pub mod gpu_peak;
+pub mod graph_report;
 pub mod logs;
 pub mod metrics;
+mod replay_picture;
 pub mod reporter;
 pub mod run_log;
 pub mod summary;

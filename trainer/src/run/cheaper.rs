@@ -21,8 +21,8 @@ const CHANGES: [Change; 4] = [
     }),
 ];
 
-/// Each change of a setting with which a rank needs less than `needed` bytes, with what it needs then: the end of a
-/// sentence. Empty where there is none. `bytes_needed` rehearses a plan.
+/// Each change of a setting with which a rank needs at least a twentieth less than `needed` bytes, with what it needs then:
+/// the end of a sentence. Empty where there is none. `bytes_needed` rehearses a plan.
 pub(crate) fn cheaper_settings(
     plan: &RunPlan,
     needed: usize,
@@ -33,7 +33,7 @@ pub(crate) fn cheaper_settings(
         change(&mut config);
         // What excludes another setting, or changes nothing, is no help.
         let other = RunPlan::new(config, plan.parallel.grid.ranks()).ok()?;
-        let less = bytes_needed(&other).ok().filter(|less| *less < needed)?;
+        let less = bytes_needed(&other).ok().filter(|less| *less < needed - needed / 20)?;
         Some(format!("{words} needs {}", bytes(less)))
     };
     let found: Vec<String> = CHANGES.iter().filter_map(with).collect();

@@ -1,13 +1,12 @@
 //! Files that a run writes after its steps. They are checked before the run begins.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::UserError;
-use engine::step::Stage;
 
 use crate::config::LoggingConfig;
-use crate::error::{RunError, file_error};
+use crate::report::graph_report::beside;
 use crate::run::trace;
 
 /// Fails if rank `rank` cannot write the files of `--trace` and `--graph-report`. Missing files are created empty, existing
@@ -22,7 +21,8 @@ pub fn check_writable(logging: &LoggingConfig, graph_report: Option<&Path>, rank
         writable(&format!("logging.trace = {}", path.display()), &path)?;
     }
     if let (0, Some(path)) = (rank, graph_report) {
-        for path in [path, &path.with_extension("dot")] {
+        let beside = beside(path);
+        for path in std::iter::once(path).chain(beside.iter().map(PathBuf::as_path)) {
             create_run_folder(logging, path);
             writable(&format!("--graph-report {}", path.display()), path)?;
         }
@@ -46,17 +46,4 @@ fn writable(what: &str, path: &Path) -> Result<(), UserError> {
         let rule = "the path is that of a file that can be written";
         UserError::new(format!("{what}: {error}"), rule, "name a file in a folder that exists")
     })
-}
-
-/// Writes all graphs as JSON to `path`, and as Graphviz to the file beside it that ends in `.dot`.
-///
-/// # Errors
-/// A file that cannot be written.
-pub(crate) fn write_graph_report(stage: &mut Stage, path: &Path) -> Result<(), RunError> {
-    let report = stage.graphs().report();
-    let written = serde_json::to_vec_pretty(&report)
-        .map_err(std::io::Error::from)
-        .and_then(|json| std::fs::write(path, json))
-        .and_then(|()| std::fs::write(path.with_extension("dot"), report.dot()));
-    written.map_err(file_error(format!("the graph report, {}", path.display())))
 }

@@ -19,11 +19,11 @@ use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
 use crate::process_group::ProcessGroup;
+use crate::report::graph_report::write_graph_report;
 use crate::report::reporter::{FinishedStep, Outcome, Reporter, peak_flops};
 use crate::report::run_log::RunLog;
 use crate::report::summary::summary;
 use crate::run::consistency::check_data;
-use crate::run::output_files::write_graph_report;
 use crate::run::run_folder;
 use crate::run::set_up::{load_start, stage, step_settings};
 use crate::run::submitted_step::SubmittedStep;
@@ -264,12 +264,12 @@ impl<'r> Trainer<'r> {
     fn finish(mut self, graph_report: Option<&Path>) -> Result<Outcome, RunError> {
         self.group.activity.set(Doing::Ends);
         self.report_in_flight()?;
-        let Trainer { group, device, stage, source, trace, mut report, .. } = self;
+        let Trainer { group, device, stage, source, trace, plan, mut report, .. } = self;
         group.activity.during(Doing::Writes, || {
             report.close()?;
             match graph_report {
-                Some(path) if group.rank == 0 => write_graph_report(stage, path),
-                _ => Ok(()),
+                Some(path) => write_graph_report(stage, group, &plan.parallel.grid, path),
+                None => Ok(()),
             }
         })?;
         if let Some(line) = trace.finish(device)? {

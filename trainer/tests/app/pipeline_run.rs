@@ -160,3 +160,46 @@ fn the_plan_tells_what_a_stage_has_and_how_long_it_waits_and_counts_the_whole_mo
     assert_ne!(row(&staged, " main_grad"), row(&alone, " main_grad"), "a stage holds less");
     assert!(!alone.contains("stage 1 of"), "{alone}");
 }
+
+#[test]
+fn the_graph_report_has_every_rank_its_slots_and_the_order_of_replays_and_a_picture_of_each_stage() {
+    let folder = Folder::new("pipeline-report");
+    let layout = format!(
+        "--pipeline-model-parallel-size 2 --virtual-pipeline-model-parallel-size 2 --micro-batch-size 1 \
+         --global-batch-size 4 --enable-cuda-graph --graph-report {}",
+        folder.path("graphs.json").display()
+    );
+    expect(&run(2, &folder.0, &flags(&layout)), 0, &[]);
+    let report: Value = serde_json::from_slice(&std::fs::read(folder.path("graphs.json")).unwrap()).unwrap();
+    let ranks = report["ranks"].as_array().unwrap();
+    assert_eq!(ranks.iter().map(|rank| rank["pipeline"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1]);
+    for rank in ranks {
+        let graphs = rank["graphs"].as_array().unwrap();
+        let train = rank["steps"].as_array().unwrap().iter().find(|step| step["mode"] == "Train").unwrap();
+        assert_eq!(train["microbatches"], 4);
+        let mut served: Vec<(u64, u64)> = Vec::new();
+        for launch in train["order"].as_array().unwrap() {
+            let Some(graph) = launch["graph"].as_u64() else { continue };
+            let Some(microbatch) = launch["microbatch"].as_u64() else { continue };
+            let serves = graphs[graph as usize]["microbatches"].as_array().unwrap();
+            assert!(serves.contains(&microbatch.into()), "{launch}");
+            served.push((graph, microbatch));
+        }
+        for (at, graph) in graphs.iter().enumerate().filter(|(_, graph)| graph["mode"] == "Train") {
+            let name = graph["name"].as_str().unwrap();
+            let replays = served.iter().filter(|(graph, _)| *graph == at as u64).count();
+            assert_eq!(replays, graph["microbatches"].as_array().unwrap().len(), "{name}");
+            // Every layer has a graph for each slot, and takes memory.
+            if name.starts_with("forward") {
+                assert!(graph["slot"].is_u64() && graph["bytes"].as_u64().unwrap() > 0, "{graph}");
+            }
+        }
+    }
+    let picture = std::fs::read_to_string(folder.path("graphs.svg")).unwrap();
+    for words in
+        ["stage 0, rank 0: ", "stage 1, rank 1: ", "<title>forward of layer 0, microbatch 0: graph `", ">m3</text>"]
+    {
+        assert!(picture.contains(words), "{words}");
+    }
+    assert_eq!(picture.matches("<g").count(), picture.matches("</g>").count());
+}

@@ -1,0 +1,55 @@
+//! The files of `--graph-report`.
+
+use std::path::Path;
+
+use engine::step::Stage;
+use parallel::{Axis, Grid};
+
+use crate::error::{RunError, file_error};
+use crate::process_group::ProcessGroup;
+use crate::report::replay_picture::{replay_picture, stage_part};
+
+/// The graphs of one rank.
+#[derive(serde::Serialize)]
+struct RankReport<'r> {
+    rank: usize,
+    tensor: usize,
+    pipeline: usize,
+    data: usize,
+    #[serde(flatten)]
+    report: &'r graph_manager::Report,
+}
+
+/// What all ranks captured, on rank 0: as JSON to `path`; beside it rank 0's graphs for Graphviz, ending in `.dot`, and a
+/// picture of the order of replays on each stage, ending in `.svg`. All ranks call it together.
+///
+/// # Errors
+/// A file that cannot be written.
+pub(crate) fn write_graph_report(
+    stage: &mut Stage,
+    group: &ProcessGroup,
+    grid: &Grid,
+    path: &Path,
+) -> Result<(), RunError> {
+    let (report, rank) = (stage.graphs().report(), group.rank);
+    let [tensor, pipeline, data] = [Axis::Tensor, Axis::Pipeline, Axis::Data].map(|axis| grid.coordinate(rank, axis));
+    let failed = |what: &Path| file_error(format!("the graph report, {}", what.display()));
+    let of_rank = RankReport { rank, tensor, pipeline, data, report: &report };
+    let own = serde_json::to_string_pretty(&of_rank).map_err(std::io::Error::from).map_err(failed(path))?;
+    let part = stage_part(&format!("stage {pipeline}, rank {rank}"), &report);
+    let from_all = |text: String| move |rank| group.control.broadcast_text(rank, text.clone());
+    let reports: Vec<String> = (0..grid.ranks()).map(from_all(own)).collect();
+    let parts: Vec<String> = grid.group(0, Axis::Pipeline).into_iter().map(from_all(part)).collect();
+    if rank != 0 {
+        return Ok(());
+    }
+    let [dot, svg] = beside(path);
+    std::fs::write(path, format!("{{\"ranks\": [\n{}\n]}}\n", reports.join(",\n"))).map_err(failed(path))?;
+    std::fs::write(&dot, report.dot()).map_err(failed(&dot))?;
+    std::fs::write(&svg, replay_picture(&parts)).map_err(failed(&svg))
+}
+
+/// The files that are written beside the JSON.
+pub(crate) fn beside(path: &Path) -> [std::path::PathBuf; 2] {
+    [path.with_extension("dot"), path.with_extension("svg")]
+}

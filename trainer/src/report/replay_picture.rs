@@ -1,0 +1,92 @@
+//! A picture of the order in which the stages of a pipeline replay their graphs.
+
+use std::fmt::Write;
+
+use graph_manager::{Launch, Report};
+
+/// Sizes in pixels.
+const BOX: (usize, usize) = (30, 34);
+const EAGER_WIDTH: usize = 8;
+const LINE: usize = 1440;
+const MARGIN: usize = 12;
+
+/// Fill by microbatch, for forwards and for backwards.
+const FORWARD: [&str; 4] = ["#9ecae1", "#6baed6", "#4292c6", "#2171b5"];
+const BACKWARD: [&str; 4] = ["#fdd0a2", "#fdae6b", "#fd8d3c", "#e6550d"];
+const OTHER: &str = "#bdbdbd";
+
+/// A picture with one part a stage, each made by [`stage_part`].
+pub(crate) fn replay_picture(parts: &[String]) -> String {
+    let mut svg = String::new();
+    let mut y = 48;
+    for part in parts {
+        let (height, body) = part.split_once('\n').unwrap_or(("0", ""));
+        let _ = writeln!(svg, "<g transform=\"translate({MARGIN},{y})\">\n{body}</g>");
+        y += height.parse::<usize>().unwrap_or(0) + 18;
+    }
+    let legend = "A training step, left to right, line after line. Blue: forward; orange: backward; grey: the rest. A box is \
+                  a graph launch: layer above, microbatch below, darker for later microbatches. A thin box runs eagerly.";
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{y}\" font-family=\"sans-serif\" \
+         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+         <text x=\"{MARGIN}\" y=\"26\" font-size=\"12\">{legend}</text>\n{svg}</svg>\n",
+        LINE + 2 * MARGIN
+    )
+}
+
+/// The part of one stage: its height, and on the next lines its drawing.
+pub(crate) fn stage_part(title: &str, report: &Report) -> String {
+    let largest = report.steps.iter().filter(|step| step.mode == "Train").max_by_key(|step| step.microbatches);
+    let launches: &[Launch] = largest.map_or(&[], |step| &step.order);
+    let graphs = launches.iter().filter_map(|launch| launch.graph).collect::<std::collections::BTreeSet<_>>().len();
+    let count = launches.iter().filter(|launch| launch.graph.is_some()).count();
+    let mut body = format!(
+        "<text y=\"12\" font-size=\"13\" font-weight=\"bold\">{title}: {graphs} graphs, launched {count} times a step</text>\n"
+    );
+    let (mut x, mut y) = (0, 20);
+    for launch in launches {
+        let width = if launch.graph.is_some() { BOX.0 } else { EAGER_WIDTH };
+        if x + width > LINE {
+            (x, y) = (0, y + BOX.1 + 6);
+        }
+        draw(&mut body, launch, report, (x, y), width);
+        x += width + 2;
+    }
+    format!("{}\n{body}", y + BOX.1)
+}
+
+fn draw(body: &mut String, launch: &Launch, report: &Report, (x, y): (usize, usize), width: usize) {
+    let shade = launch.microbatch.unwrap_or(0) % FORWARD.len();
+    let fill = match launch.region.split(' ').next() {
+        Some("forward") => FORWARD[shade],
+        Some("backward" | "weights") => BACKWARD[shade],
+        _ => OTHER,
+    };
+    let graph = launch.graph.map(|graph| &report.graphs[graph]);
+    let slot = graph.and_then(|graph| graph.slot).map_or(String::new(), |slot| format!(", slot {slot}"));
+    let how = graph
+        .map_or("runs eagerly".into(), |graph| format!("graph `{}`, {} nodes{slot}", graph.name, graph.nodes.len()));
+    let (fill, height) = if graph.is_some() { (fill, BOX.1) } else { ("white", BOX.1) };
+    let _ = writeln!(
+        body,
+        "<g><title>{}: {how}</title><rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{fill}\" \
+         stroke=\"#636363\" stroke-width=\"0.6\"/>",
+        launch.region
+    );
+    if graph.is_some() {
+        let middle = x + width / 2;
+        let layer = number_after(&launch.region, "layer ").unwrap_or(&launch.region[..launch.region.len().min(5)]);
+        let microbatch = launch.microbatch.map_or(String::new(), |m| format!("m{m}"));
+        for (text, at) in [(layer, y + 14), (&microbatch, y + 28)] {
+            let _ = writeln!(body, "<text x=\"{middle}\" y=\"{at}\" text-anchor=\"middle\">{text}</text>");
+        }
+    }
+    body.push_str("</g>\n");
+}
+
+/// The digits that follow `word`.
+fn number_after<'t>(text: &'t str, word: &str) -> Option<&'t str> {
+    let rest = &text[text.find(word)? + word.len()..];
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    Some(&rest[..end])
+}
