@@ -5,6 +5,7 @@ pub mod logs;
 pub mod metrics;
 pub mod reporter;
 pub mod run_log;
+mod step_file;
 pub mod summary;
 pub mod tensorboard;
 pub mod wandb;
