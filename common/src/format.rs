@@ -1,12 +1,15 @@
 //! Numbers and tables as people read them.
 
-/// A box of labels and values.
+use crate::escape::one_line;
+
+/// A box of labels and values, each on one line.
 pub fn boxed(title: &str, rows: &[(&str, String)]) -> String {
+    let rows: Vec<(&str, String)> = rows.iter().map(|(label, value)| (*label, one_line(value))).collect();
     let label = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
     let value = rows.iter().map(|(_, value)| value.chars().count()).max().unwrap_or(0);
     let width = (label + value + 3).max(title.chars().count() + 1);
     let mut text = format!("┌─ {title} {}┐\n", "─".repeat(width - title.chars().count() - 1));
-    for (name, content) in rows {
+    for (name, content) in &rows {
         let line = format!("{name:label$}   {content}");
         text += &format!("│ {line:width$} │\n", width = width);
     }

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod choice;
+pub mod escape;
+pub mod files;
 pub mod format;
 mod hash;
 mod host;
@@ -12,6 +14,6 @@ mod user_error;
 pub use choice::Choice;
 pub use hash::fnv1a;
 pub use host::host_name;
-pub use panic::panic_text;
+pub use panic::{caught, panic_text};
 pub use stop::Stop;
 pub use user_error::{UserError, nearest};

@@ -1,5 +1,7 @@
 //! The error of wrong input.
 
+use crate::escape::one_line;
+
 /// The user's input is wrong: what was given, the rule, and the fix. Exit code 2.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}. Rule: {rule}. Fix: {fix}")]
@@ -13,9 +15,10 @@ pub struct UserError {
 }
 
 impl UserError {
-    /// A new error.
+    /// A new error. It is one line, and what a terminal would act on is escaped: the texts may come from files.
     pub fn new(what: impl Into<String>, rule: impl Into<String>, fix: impl Into<String>) -> UserError {
-        UserError { what: what.into(), rule: rule.into(), fix: fix.into() }
+        let [what, rule, fix] = [what.into(), rule.into(), fix.into()].map(|text: String| one_line(&text));
+        UserError { what, rule, fix }
     }
 }
 

@@ -6,7 +6,7 @@ use common::UserError;
 use common::format::count;
 
 use crate::config::{DataConfig, RawTokens};
-use crate::formats::mapped::MappedFile;
+use crate::formats::data_file::DataFile;
 use crate::formats::tokens::{Storage, TokenType, Tokens};
 use crate::formats::{llmc, megatron};
 use crate::paths::Paths;
@@ -153,15 +153,16 @@ impl Reader<'_> {
             return megatron::open(path, &index);
         }
         let name = path.display().to_string();
-        let file = MappedFile::open(path).map_err(|error| unreadable(&name, &error))?;
-        let bytes = file.bytes().map_err(|error| unreadable(&name, &error))?;
+        let file = DataFile::open(path).map_err(|error| unreadable(&name, &error))?;
+        let length = file.len();
+        let mut begin = vec![0; length.min(llmc::HEADER_BYTES as u64) as usize];
+        file.read(&mut begin, 0).map_err(|error| unreadable(&name, &error))?;
         let wrong = |what: &str, rule: &str, fix: &str| Err(UserError::new(format!("{name} {what}"), rule, fix));
-        if bytes.is_empty() {
+        if length == 0 {
             return wrong("is empty", "a token file contains tokens", "write it again");
         }
-        let length = bytes.len();
-        if let Some(llmc::Header { kind, len, largest }) = llmc::read_header(&name, bytes)? {
-            return Ok(Tokens { name, storage: Storage::Mapped(file), kind, offset: llmc::HEADER_BYTES, len, largest });
+        if let Some(llmc::Header { kind, len, largest }) = llmc::read_header(&name, &begin, length)? {
+            return Ok(Tokens { name, storage: Storage::File(file), kind, offset: llmc::HEADER_BYTES, len, largest });
         }
         let kind = match self.data.raw_tokens {
             RawTokens::U16 => TokenType::U16,
@@ -174,12 +175,12 @@ impl Reader<'_> {
                 );
             }
         };
-        if !length.is_multiple_of(kind.size()) {
+        if !length.is_multiple_of(kind.size() as u64) {
             let what = format!("has {length} bytes");
             return wrong(&what, &format!("tokens have {} bytes each", kind.size()), "copy it completely");
         }
-        let len = (length / kind.size()) as u64;
-        Ok(Tokens { name, storage: Storage::Mapped(file), kind, offset: 0, len, largest: None })
+        let len = length / kind.size() as u64;
+        Ok(Tokens { name, storage: Storage::File(file), kind, offset: 0, len, largest: None })
     }
 
     fn described(&self, paths: &Paths) -> String {

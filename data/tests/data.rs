@@ -1,6 +1,8 @@
 //! Samples are what the files hold, whatever wrote them, each once an epoch, in an order that only the seed decides.
 
 mod data_files;
+mod fuzz;
+mod mutations;
 
 use common::{Stop, UserError};
 use data::{DataConfig, Source, Split, TokenSource, TokenizeRequest, open, tokenize};

@@ -43,11 +43,12 @@ pub(crate) struct Header {
     pub(crate) largest: Option<u32>,
 }
 
-/// Reads the header of a file. `bytes` is the whole file. `None` if it starts with neither magic number.
+/// Reads the header of a file of `length` bytes that begins with `bytes`: [`HEADER_BYTES`] of them, or all. `None` if it starts
+/// with neither magic number.
 ///
 /// # Errors
 /// An unknown version, or fewer or more tokens than the header says.
-pub(crate) fn read_header(name: &str, bytes: &[u8]) -> Result<Option<Header>, UserError> {
+pub(crate) fn read_header(name: &str, bytes: &[u8], length: u64) -> Result<Option<Header>, UserError> {
     let integer = |place: usize| bytes.as_chunks().0.get(place).map(|bytes| u32::from_le_bytes(*bytes));
     let Some(&(magic, version, kind)) = KINDS.iter().find(|kind| Some(kind.0) == integer(0)) else {
         return Ok(None);
@@ -58,15 +59,15 @@ pub(crate) fn read_header(name: &str, bytes: &[u8]) -> Result<Option<Header>, Us
     let (Some(found), Some(len), Some(bound), true) = (integer(1), integer(2), integer(3), bytes.len() >= HEADER_BYTES)
     else {
         let rule = format!("a token file starts with a header of {HEADER_BYTES} bytes");
-        return Err(wrong(format!("has {} bytes", bytes.len()), rule));
+        return Err(wrong(format!("has {length} bytes"), rule));
     };
     if found != version {
         return Err(wrong(format!("has version {found}"), format!("files of magic {magic} have version {version}")));
     }
-    let expected = HEADER_BYTES + len as usize * kind.size();
-    if bytes.len() != expected {
+    let expected = HEADER_BYTES as u64 + u64::from(len) * kind.size() as u64;
+    if length != expected {
         let rule = format!("its header says {len} tokens: {expected} bytes with the header");
-        return Err(wrong(format!("has {} bytes", bytes.len()), rule));
+        return Err(wrong(format!("has {length} bytes"), rule));
     }
     Ok(Some(Header { kind, len: len.into(), largest: bound.checked_sub(1) }))
 }

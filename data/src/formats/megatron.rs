@@ -9,12 +9,14 @@ use std::path::Path;
 
 use common::UserError;
 
-use crate::formats::mapped::MappedFile;
+use crate::formats::data_file::{DataFile, Sequential};
 use crate::formats::tokens::{Storage, TokenType, Tokens};
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 /// Bytes before the lengths.
 const HEADER_BYTES: usize = 34;
+/// Sequences of an index that are read at a time.
+const AT_A_TIME: usize = 64 << 10;
 
 /// Opens a dataset.
 ///
@@ -32,19 +34,19 @@ pub fn open(bin: &Path, index: &Path) -> Result<Tokens, UserError> {
         let fix = "write the dataset again with Megatron's preprocess_data.py, or copy both files completely";
         UserError::new(format!("{} {what}", index.display()), rule, fix)
     };
-    let file = MappedFile::open(bin).map_err(|error| unreadable(bin, error))?;
-    let bytes = file.bytes().map_err(|error| unreadable(bin, error))?.len();
-    let map = MappedFile::open(index).map_err(|error| unreadable(index, error))?;
-    let idx = map.bytes().map_err(|error| unreadable(index, error))?;
+    let file = DataFile::open(bin).map_err(|error| unreadable(bin, error))?;
+    let bytes = file.len();
+    let index_file = DataFile::open(index).map_err(|error| unreadable(index, error))?;
+    let length = index_file.len();
+    let mut header = vec![0; length.min(HEADER_BYTES as u64) as usize];
+    index_file.read(&mut header, 0).map_err(|error| unreadable(index, error))?;
+    let idx = &header[..];
     if !idx.starts_with(MAGIC) {
         let what = format!("starts with {:?}", String::from_utf8_lossy(&idx[..idx.len().min(MAGIC.len())]));
         return Err(wrong(what, "an index starts with the magic MMIDIDX".into()));
     }
     if idx.len() < HEADER_BYTES {
-        return Err(wrong(
-            format!("has {} bytes", idx.len()),
-            format!("an index has a header of {HEADER_BYTES} bytes"),
-        ));
+        return Err(wrong(format!("has {length} bytes"), format!("an index has a header of {HEADER_BYTES} bytes")));
     }
     let (version, sequences, boundaries) = (read_u64(idx, 9), read_u64(idx, 18), read_u64(idx, 26));
     if version != 1 {
@@ -64,31 +66,44 @@ pub fn open(bin: &Path, index: &Path) -> Result<Tokens, UserError> {
     // u128: a corrupt count must not overflow. Multimodal datasets have one more byte for each sequence.
     let expected = u128::from(sequences) * 12 + u128::from(boundaries) * 8 + HEADER_BYTES as u128;
     let multimodal = expected + u128::from(sequences);
-    if idx.len() as u128 != expected && idx.len() as u128 != multimodal {
+    if u128::from(length) != expected && u128::from(length) != multimodal {
         let rule =
             format!("its header says {sequences} sequences and {boundaries} document boundaries: {expected} bytes");
-        return Err(wrong(format!("has {} bytes", idx.len()), rule));
+        return Err(wrong(format!("has {length} bytes"), rule));
     }
-    let (lengths, rest) = idx[HEADER_BYTES..].split_at(4 * sequences as usize);
-    let mut next = 0u64;
-    for (number, (length, offset)) in lengths.as_chunks().0.iter().zip(rest.as_chunks().0).enumerate() {
-        let (length, offset) = (i32::from_le_bytes(*length), u64::from_le_bytes(*offset));
-        if length < 0 || offset != next {
-            let what = format!("has sequence {number}, of {length} tokens, at byte {offset}");
-            return Err(wrong(what, format!("sequences lie end to end, so this one is at byte {next}")));
+    // The lengths of all sequences come first, then their offsets.
+    let begin = HEADER_BYTES as u64;
+    let middle = begin + 4 * sequences;
+    let mut lengths = Sequential::new(&index_file, begin, middle);
+    let mut offsets = Sequential::new(&index_file, middle, middle + 8 * sequences);
+    let (mut next, mut number) = (0u64, 0u64);
+    while number < sequences {
+        let count = (sequences - number).min(AT_A_TIME as u64) as usize;
+        for (values, size) in [(&mut lengths, 4), (&mut offsets, 8)] {
+            values.fill(count * size).map_err(|error| unreadable(index, error))?;
         }
-        next += length as u64 * kind.size() as u64;
+        for (length, offset) in lengths.buffer().as_chunks().0.iter().zip(offsets.buffer().as_chunks().0) {
+            let (length, offset) = (i32::from_le_bytes(*length), u64::from_le_bytes(*offset));
+            if length < 0 || offset != next {
+                let what = format!("has sequence {number}, of {length} tokens, at byte {offset}");
+                return Err(wrong(what, format!("sequences lie end to end, so this one is at byte {next}")));
+            }
+            next += length as u64 * kind.size() as u64;
+            number += 1;
+        }
+        lengths.skip(count * 4);
+        offsets.skip(count * 8);
     }
-    if next != bytes as u64 {
+    if next != bytes {
         let what = format!("describes {next} bytes, but {} has {bytes}", bin.display());
         return Err(wrong(what, "the index and the tokens are of the same dataset".into()));
     }
     Ok(Tokens {
         name: bin.display().to_string(),
-        storage: Storage::Mapped(file),
+        storage: Storage::File(file),
         kind,
         offset: 0,
-        len: (bytes / kind.size()) as u64,
+        len: bytes / kind.size() as u64,
         largest: None,
     })
 }

@@ -1,7 +1,7 @@
 //! Token files on disk: their formats, reading and writing.
 
+pub(crate) mod data_file;
 pub mod llmc;
-pub(crate) mod mapped;
 pub(crate) mod megatron;
 pub(crate) mod shards;
 pub(crate) mod tokens;

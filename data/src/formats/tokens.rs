@@ -1,11 +1,13 @@
-//! A run of tokens in a mapped file or in memory, of any type that files have.
+//! A run of tokens in a file or in memory, of any type that files have.
+
+use std::ops::Range;
 
 use common::UserError;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use crate::error::DataError;
-use crate::formats::mapped::MappedFile;
+use crate::formats::data_file::DataFile;
 
 /// Bytes of a dataset that are checked before a run begins: half of them at the beginnings of its files, half at their
 /// ends. Reading all of a large dataset would delay every start, by minutes from a remote disk.
@@ -64,10 +66,16 @@ impl TokenType {
 /// Bytes at a file's beginning, and as many at its end, that identify it.
 const IDENTIFYING_BYTES: usize = 4096;
 
+/// Files are checked in pieces of this many bytes.
+const PIECE: u64 = 1 << 20;
+
+/// Rows are read in pieces of this many bytes, on the stack: the rows of most runs fit.
+const ROW: usize = 16 << 10;
+
 /// Where the bytes of tokens are.
 pub(crate) enum Storage {
-    /// In a mapped file.
-    Mapped(MappedFile),
+    /// In a file.
+    File(DataFile),
     /// In memory: text that was tokenised at the start.
     Memory(Vec<u8>),
 }
@@ -96,20 +104,25 @@ impl Tokens {
     /// [`Tokens::check`] did not look at it, or it changed since.
     pub(crate) fn read(&self, start: u64, row: &mut [i32], vocab: usize) -> Result<(), DataError> {
         let size = self.kind.size();
-        let first = self.offset + start as usize * size;
-        let bytes = &self.bytes().map_err(|error| self.changed(&error.to_string()))?[first..first + row.len() * size];
+        let first = (self.offset + start as usize * size) as u64;
         let (mut outside, mut position) = (None, start);
-        let mut places = row.iter_mut();
-        self.kind.decode(bytes, |id| {
-            if let Some(place) = places.next() {
-                // Ids below `vocab` fit: vocabularies are far below 2^31.
-                *place = id as i32;
-            }
-            if outside.is_none() && (id < 0 || id >= vocab as i64) {
-                outside = Some((id, position));
-            }
-            position += 1;
-        });
+        let mut bytes = [0; ROW];
+        for (number, row) in row.chunks_mut(ROW / size).enumerate() {
+            let bytes = &mut bytes[..row.len() * size];
+            let at = first + (number * ROW) as u64;
+            self.read_bytes(bytes, at).map_err(|error| self.changed(&error.to_string()))?;
+            let mut places = row.iter_mut();
+            self.kind.decode(bytes, |id| {
+                if let Some(place) = places.next() {
+                    // Ids below `vocab` fit: vocabularies are far below 2^31.
+                    *place = id as i32;
+                }
+                if outside.is_none() && (id < 0 || id >= vocab as i64) {
+                    outside = Some((id, position));
+                }
+                position += 1;
+            });
+        }
         match outside {
             Some((id, position)) => {
                 let UserError { what, rule, fix } = self.outside(id, Some(position), vocab);
@@ -129,31 +142,44 @@ impl Tokens {
             let fits = i64::from(largest) < vocab as i64;
             return if fits { Ok(()) } else { Err(self.outside(largest.into(), None, vocab)) };
         }
-        let bytes = self.bytes().map_err(|error| {
+        let (size, first) = (self.kind.size(), self.offset as u64);
+        let bytes = self.len * size as u64;
+        let part = match self.storage {
+            Storage::Memory(_) => bytes,
+            Storage::File(_) => (part.next_multiple_of(size) as u64).min(bytes),
+        };
+        // The two may overlap.
+        let ends = [0, bytes - part];
+        let ends = if part == bytes { &ends[..1] } else { &ends };
+        let unreadable = |error: std::io::Error| {
             UserError::new(
                 format!("{} cannot be read: {error}", self.name),
                 "data do not change during a run",
                 "start again",
             )
-        })?;
-        let size = self.kind.size();
-        let bytes = &bytes[self.offset..self.offset + self.len as usize * size];
-        let part = match self.storage {
-            Storage::Memory(_) => bytes.len(),
-            Storage::Mapped(_) => part.next_multiple_of(size).min(bytes.len()),
         };
-        // The two may overlap.
-        let ends = [0, bytes.len() - part];
-        let ends = if part == bytes.len() { &ends[..1] } else { &ends };
-        let parts = || ends.iter().map(|&first| (first, &bytes[first..first + part]));
+        let pieces = |begin: u64| {
+            let piece = move |number| begin + number * PIECE..begin + part.min((number + 1) * PIECE);
+            (0..part.div_ceil(PIECE)).map(piece)
+        };
+        let all: Vec<Range<u64>> = ends.iter().copied().flat_map(pieces).collect();
+        let read = |piece: &Range<u64>| -> std::io::Result<Vec<u8>> {
+            let mut bytes = vec![0; (piece.end - piece.start) as usize];
+            self.read_bytes(&mut bytes, first + piece.start).map(|()| bytes)
+        };
+        let ranges = all.par_iter().map(|piece| Ok(self.range(&read(piece)?)));
         let (smallest, largest) =
-            parts().map(|(_, part)| self.range(part)).fold((0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)));
+            ranges.try_reduce(|| (0, 0), |a, b| Ok((a.0.min(b.0), a.1.max(b.1)))).map_err(unreadable)?;
         let id = if smallest < 0 { smallest } else { largest };
         if (0..vocab as i64).contains(&id) {
             return Ok(());
         }
-        let position = parts().find_map(|(first, part)| Some((first / size + self.find(part, id)?) as u64));
-        Err(self.outside(id, position, vocab))
+        for piece in &all {
+            if let Some(place) = self.find(&read(piece).map_err(unreadable)?, id) {
+                return Err(self.outside(id, Some(piece.start / size as u64 + place), vocab));
+            }
+        }
+        Err(self.outside(id, None, vocab))
     }
 
     /// Adds what identifies these tokens to a hash: their number, then all tokens in memory, or the first and the last few
@@ -162,31 +188,32 @@ impl Tokens {
     /// # Errors
     /// The file cannot be read any more.
     pub(crate) fn identify(&self, hash: &mut Sha256) -> Result<(), DataError> {
-        let bytes = self.bytes().map_err(|error| self.changed(&error.to_string()))?;
-        let bytes = &bytes[self.offset..self.offset + self.len as usize * self.kind.size()];
         hash.update(self.len.to_le_bytes());
-        match &self.storage {
-            Storage::Mapped(_) => {
-                hash.update(&bytes[..bytes.len().min(IDENTIFYING_BYTES)]);
-                hash.update(&bytes[bytes.len().saturating_sub(IDENTIFYING_BYTES)..]);
+        let (first, bytes) = (self.offset as u64, self.len * self.kind.size() as u64);
+        let Storage::File(_) = &self.storage else {
+            if let Storage::Memory(bytes) = &self.storage {
+                hash.update(bytes);
             }
-            Storage::Memory(_) => hash.update(bytes),
+            return Ok(());
+        };
+        let part = bytes.min(IDENTIFYING_BYTES as u64);
+        for at in [first, first + bytes - part] {
+            let mut piece = vec![0; part as usize];
+            self.read_bytes(&mut piece, at).map_err(|error| self.changed(&error.to_string()))?;
+            hash.update(&piece);
         }
         Ok(())
     }
 
     /// Smallest and largest token; 0 counts as one of them.
     fn range(&self, bytes: &[u8]) -> (i64, i64) {
-        let of_chunk = |chunk: &[u8]| {
-            let (mut smallest, mut largest) = (0, 0);
-            self.kind.decode(chunk, |id| (smallest, largest) = (id.min(smallest), id.max(largest)));
-            (smallest, largest)
-        };
-        bytes.par_chunks(1 << 20).map(of_chunk).reduce(|| (0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1)))
+        let (mut smallest, mut largest) = (0, 0);
+        self.kind.decode(bytes, |id| (smallest, largest) = (id.min(smallest), id.max(largest)));
+        (smallest, largest)
     }
 
     /// The position of the first such token.
-    fn find(&self, bytes: &[u8], wanted: i64) -> Option<usize> {
+    fn find(&self, bytes: &[u8], wanted: i64) -> Option<u64> {
         let (mut found, mut position) = (None, 0);
         self.kind.decode(bytes, |id| {
             if id == wanted && found.is_none() {
@@ -211,10 +238,14 @@ impl Tokens {
         )
     }
 
-    fn bytes(&self) -> std::io::Result<&[u8]> {
+    /// Reads bytes from `at` on, until `bytes` is full.
+    fn read_bytes(&self, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
         match &self.storage {
-            Storage::Mapped(file) => file.bytes(),
-            Storage::Memory(bytes) => Ok(bytes),
+            Storage::File(file) => file.read(bytes, at),
+            Storage::Memory(all) => {
+                bytes.copy_from_slice(&all[at as usize..at as usize + bytes.len()]);
+                Ok(())
+            }
         }
     }
 
@@ -269,7 +300,7 @@ mod tests {
         bytes[2 * position..2 * position + 2].copy_from_slice(&300u16.to_le_bytes());
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &bytes).unwrap();
-        let storage = Storage::Mapped(MappedFile::open(file.path()).unwrap());
+        let storage = Storage::File(DataFile::open(file.path()).unwrap());
         Tokens { storage, ..tokens(TokenType::U16, bytes) }
     }
 

@@ -1,22 +1,20 @@
 //! From files of text to one run of tokens: the tokens of each document, then the token that ends a document.
 //!
 //! A file is a document. In a `.jsonl` file each line is one. Threads share the work in pieces: a short document is one
-//! piece. A long one is cut at ends of lines where the tokenizer returns the same tokens with and without the cut.
+//! piece. A long one is cut at ends of lines where the tokenizer returns the same tokens with and without the cut. Files are
+//! read through buffers: no more of them is in memory than is tokenised at a time.
 
 use std::path::{Path, PathBuf};
 
 use common::UserError;
 use rayon::prelude::*;
 
-use crate::formats::mapped::MappedFile;
+use crate::formats::data_file::DataFile;
+use crate::text::text_file::{Piece, TextReader, check_text};
 use crate::text::tokenizer::Tokenizer;
 
 /// Bytes of text that are tokenised at a time.
 const BATCH: usize = 16 << 20;
-/// Smallest size of a piece of a long document, in bytes.
-const PIECE: usize = 256 << 10;
-/// How many bytes after that a place to cut is searched.
-const SEARCH: usize = 64 << 10;
 
 /// How much was tokenised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,169 +89,60 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
     mut sink: impl FnMut(&[u32], Totals) -> Result<(), E>,
 ) -> Result<Totals, E> {
     let mut totals = Totals::default();
-    let mut group: Vec<Text> = Vec::new();
-    for (number, file) in files.iter().enumerate() {
-        match Text::open(file)? {
-            Some(text) => group.push(text),
-            None => totals.skipped += 1,
+    let mut batch: Vec<Piece> = Vec::new();
+    let mut held = 0;
+    let mut encode = |batch: &mut Vec<Piece>, totals: &mut Totals| -> Result<(), E> {
+        let encoded: Vec<Vec<u32>> =
+            batch.par_iter().map(|piece| piece.encode(tokenizer, json_key)).collect::<Result<_, UserError>>()?;
+        for (piece, mut tokens) in batch.drain(..).zip(encoded) {
+            if piece.ends_document {
+                tokens.push(tokenizer.end_of_text());
+                totals.documents += 1;
+            }
+            totals.bytes += piece.text.len() as u64;
+            totals.tokens += tokens.len() as u64;
+            sink(&tokens, *totals)?;
         }
-        let held: usize = group.iter().map(|text| text.len).sum();
-        if held < BATCH && number + 1 < files.len() {
+        Ok(())
+    };
+    for TextFile { path, in_folder } in files {
+        let file = DataFile::open(path).map_err(|error| {
+            let what = format!("{} cannot be read: {error}", path.display());
+            UserError::new(what, "data files are readable", "check the path")
+        })?;
+        if let Err(error) = check_text(path, &file)? {
+            // A file that the user named is text.
+            if !in_folder {
+                return Err(error.into());
+            }
+            totals.skipped += 1;
             continue;
         }
-        let mut pieces = Vec::new();
-        for text in &group {
-            pieces.extend(text.pieces(tokenizer)?);
-        }
-        for batch in batches(&pieces) {
-            let encoded: Vec<Vec<u32>> =
-                batch.par_iter().map(|piece| piece.encode(tokenizer, json_key)).collect::<Result<_, UserError>>()?;
-            for (piece, mut tokens) in batch.iter().zip(encoded) {
-                if piece.ends_document {
-                    tokens.push(tokenizer.end_of_text());
-                    totals.documents += 1;
-                }
-                totals.bytes += piece.text.len() as u64;
-                totals.tokens += tokens.len() as u64;
-                sink(&tokens, totals)?;
+        let mut reader = TextReader::new(path, &file, tokenizer);
+        while let Some(piece) = reader.next()? {
+            held += piece.text.len();
+            batch.push(piece);
+            if held >= BATCH {
+                encode(&mut batch, &mut totals)?;
+                held = 0;
             }
         }
-        drop(pieces);
-        group.clear();
     }
+    encode(&mut batch, &mut totals)?;
     Ok(totals)
 }
 
-/// Cuts the pieces into runs of about [`BATCH`] bytes.
-fn batches<'p, 't>(pieces: &'p [Piece<'t>]) -> impl Iterator<Item = &'p [Piece<'t>]> {
-    let mut rest = pieces;
-    std::iter::from_fn(move || {
-        let mut bytes = 0;
-        let fits = rest.iter().take_while(|piece| {
-            let fits = bytes < BATCH;
-            bytes += piece.text.len();
-            fits
-        });
-        let (batch, after) = rest.split_at(fits.count());
-        rest = after;
-        (!batch.is_empty()).then_some(batch)
-    })
-}
-
-/// A mapped file of UTF-8.
-struct Text {
-    path: PathBuf,
-    file: MappedFile,
-    len: usize,
-}
-
-impl Text {
-    /// Maps a file. `None` if it is not UTF-8 and the user named its folder only.
-    fn open(file: &TextFile) -> Result<Option<Text>, UserError> {
-        let TextFile { path, in_folder } = file;
-        let name = path.display();
-        let map = MappedFile::open(path).map_err(|error| {
-            UserError::new(format!("{name} cannot be read: {error}"), "data files are readable", "check the path")
-        })?;
-        let text = Text { path: path.clone(), len: map.bytes().map_or(0, <[u8]>::len), file: map };
-        match text.text() {
-            Ok(_) => Ok(Some(text)),
-            Err(_) if *in_folder => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn text(&self) -> Result<&str, UserError> {
-        let name = self.path.display();
-        let bytes = self.file.bytes().map_err(|error| {
-            UserError::new(format!("{name} cannot be read: {error}"), "data do not change during a run", "start again")
-        })?;
-        std::str::from_utf8(bytes).map_err(|error| {
-            let what = format!("{name} is not UTF-8 text (byte {})", error.valid_up_to());
-            if self.is_json_lines() {
-                let fix = "write it again, or convert it with iconv";
-                return UserError::new(what, "a .jsonl file is UTF-8 text with one JSON object per line", fix);
-            }
-            let extension = self.path.extension().map_or("none".into(), |text| format!(".{}", text.display()));
-            let unknown = match &*extension {
-                ".txt" | ".text" | ".md" => String::new(),
-                other => format!(" and its extension, {other}, is unknown"),
-            };
-            UserError::new(
-                format!("{what}{unknown}"),
-                "data are UTF-8 text, .jsonl, token files .bin, or Megatron's .bin with .idx",
-                "unpack it, convert it with iconv, or write its text to .jsonl",
-            )
-        })
-    }
-
-    fn is_json_lines(&self) -> bool {
-        self.path.extension().is_some_and(|extension| extension == "jsonl")
-    }
-
-    fn pieces(&self, tokenizer: &Tokenizer) -> Result<Vec<Piece<'_>>, UserError> {
-        let text = self.text()?;
-        let path = &self.path;
-        let piece = |text, line, ends_document| Piece { path, text, line, ends_document };
-        if self.is_json_lines() {
-            let lines = text.split_inclusive('\n').enumerate().filter(|(_, line)| !line.trim().is_empty());
-            return Ok(lines.map(|(number, line)| piece(line, Some(number + 1), true)).collect());
-        }
-        let mut pieces = Vec::new();
-        let mut rest = text;
-        while let Some(at) = cut(rest, tokenizer) {
-            let (first, after) = rest.split_at(at);
-            pieces.push(piece(first, None, false));
-            rest = after;
-        }
-        // An empty file is not a document.
-        if !text.is_empty() {
-            pieces.push(piece(rest, None, true));
-        }
-        Ok(pieces)
-    }
-}
-
-/// Where to cut a long text. `None` if it is short, or no end of line nearby is a good place.
-fn cut(text: &str, tokenizer: &Tokenizer) -> Option<usize> {
-    if text.len() <= PIECE + SEARCH {
-        return None;
-    }
-    let bytes = text.as_bytes();
-    let blank = |byte: u8| byte.is_ascii_whitespace() || !byte.is_ascii();
-    // Both lines have a visible character at the cut: tokenizers join runs of white space.
-    let place = |at: &usize| bytes[at - 1] == b'\n' && !blank(bytes[at - 2]) && !blank(bytes[*at]);
-    (PIECE..PIECE + SEARCH)
-        .filter(place)
-        .take(16)
-        .find(|at| tokenizer.separates(&text[..PIECE + SEARCH + boundary(text)], *at))
-}
-
-/// How many bytes of the last searched character lie after the searched part.
-fn boundary(text: &str) -> usize {
-    (0..4).find(|more| text.is_char_boundary(PIECE + SEARCH + more)).unwrap_or(0)
-}
-
-/// A document, or a part of a long one.
-struct Piece<'t> {
-    path: &'t Path,
-    text: &'t str,
-    /// Its line number in a `.jsonl` file.
-    line: Option<usize>,
-    ends_document: bool,
-}
-
-impl Piece<'_> {
+impl Piece {
     fn encode(&self, tokenizer: &Tokenizer, json_key: &str) -> Result<Vec<u32>, UserError> {
         let name = self.path.display();
         let encoded = match self.line {
-            None => tokenizer.encode(self.text),
+            None => tokenizer.encode(&self.text),
             Some(line) => {
                 let wrong = |what: String, fix: &str| {
                     let rule = format!("each line is a JSON object with text under `{json_key}`");
                     UserError::new(format!("{name} line {line} {what}"), rule, fix)
                 };
-                let value: serde_json::Value = serde_json::from_str(self.text)
+                let value: serde_json::Value = serde_json::from_str(&self.text)
                     .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
                 let text = value.get(json_key).and_then(serde_json::Value::as_str).ok_or_else(|| {
                     let fix = "correct that line, or make token files with `trainer tokenize --json-key KEY`";
@@ -269,30 +158,5 @@ impl Piece<'_> {
                 "use a tokenizer.json with an unknown token, or a byte-level one",
             )
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_document_is_cut_into_pieces_that_make_it_up() {
-        let line = "some words of a line that is not very long\n";
-        let text = line.repeat(3 * PIECE / line.len());
-        let mut rest = text.as_str();
-        let mut pieces = Vec::new();
-        while let Some(at) = cut(rest, &Tokenizer::Bytes) {
-            pieces.push(&rest[..at]);
-            rest = &rest[at..];
-        }
-        assert!(pieces.len() >= 2 && pieces.iter().all(|piece| piece.ends_with('\n')));
-        assert_eq!(pieces.concat() + rest, text);
-    }
-
-    #[test]
-    fn text_without_a_good_place_is_not_cut() {
-        assert_eq!(cut(&"no lines ".repeat(PIECE), &Tokenizer::Bytes), None);
-        assert_eq!(cut(&"é\n\n".repeat(PIECE), &Tokenizer::Bytes), None);
     }
 }

@@ -2,7 +2,21 @@
 
 use std::path::Path;
 
-use common::UserError;
+use common::files::read_file;
+use common::{UserError, caught};
+use serde::Deserialize;
+use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+
+use crate::text::normalizer::{BoundedNormalizer, check_replacements};
+
+/// The largest tokenizer.json that is read, in bytes. Those of 256 k tokens have about 35 MB.
+const LARGEST: u64 = 128 << 20;
+
+/// The longest word that WordPiece may search for pieces, in characters. The time grows with the cube of it.
+const LONGEST_WORD: u64 = 1000;
+
+/// A text that shows at the start whether a tokenizer works at all.
+const PROBE: &str = "A text, of 2 lines.\n\tCafé ▁ <s> 日本語 😀\r\n";
 
 /// Usual names of the token that ends a document, in the order of search.
 const USUAL_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"];
@@ -12,14 +26,58 @@ pub enum Tokenizer {
     /// One token per byte. Byte 0, which text does not contain, ends a document.
     Bytes,
     /// One read from a `tokenizer.json`.
-    HuggingFace {
-        /// The tokenizer, without truncation and padding.
-        tokenizer: Box<tokenizers::Tokenizer>,
-        /// The token that ends a document.
-        end: u32,
-        /// One more than its largest id.
-        vocab: usize,
-    },
+    HuggingFace(Box<HuggingFace>),
+}
+
+/// A tokenizer that was read from a `tokenizer.json`.
+pub struct HuggingFace {
+    /// Without truncation and padding.
+    tokenizer: Parts,
+    /// The token that ends a document.
+    end: u32,
+    /// One more than its largest id.
+    vocab: usize,
+}
+
+type Parts = TokenizerImpl<ModelWrapper, BoundedNormalizer, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+impl HuggingFace {
+    /// The tokens of a text; with those that the tokenizer adds for its own model, if `special`.
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
+        let encoded = caught(|| self.tokenizer.encode_fast(text, special).map(|encoding| encoding.get_ids().to_vec()));
+        encoded?.map_err(|error| error.to_string())
+    }
+}
+
+/// Reads a `tokenizer.json`. The library panics on some files that are wrong, and computes for ever on others.
+fn read(bytes: &[u8]) -> Result<Parts, String> {
+    #[derive(Deserialize)]
+    struct Model {
+        max_input_chars_per_word: Option<u64>,
+    }
+    #[derive(Deserialize)]
+    struct Checked {
+        model: Model,
+        decoder: Option<serde_json::Value>,
+    }
+    let Checked { model, decoder } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if let Some(longest) = model.max_input_chars_per_word.filter(|longest| *longest > LONGEST_WORD) {
+        return Err(format!("max_input_chars_per_word = {longest}, and words are searched up to {LONGEST_WORD}"));
+    }
+    check_replacements(&decoder.unwrap_or_default())?;
+    let read = caught(|| serde_json::from_slice::<Parts>(bytes));
+    let mut tokenizer =
+        read.map_err(|panic| format!("reading it fails: {panic}"))?.map_err(|error| error.to_string())?;
+    // Documents are not cut or filled, whatever the tokenizer does for its own model.
+    let _ = tokenizer.with_truncation(None);
+    tokenizer.with_padding(None);
+    let tried = caught(|| {
+        // An error is one of that text, such as a character without a token. A panic is one of the tokenizer.
+        let tokens = tokenizer.encode_fast(PROBE, true).map(|encoding| encoding.get_ids().to_vec());
+        tokenizer.decode(&tokens.unwrap_or_default(), false).map(|_| ())
+    });
+    tried.map_err(|panic| format!("it fails on a short text: {panic}"))?.ok();
+    Ok(tokenizer)
 }
 
 impl Tokenizer {
@@ -46,13 +104,10 @@ impl Tokenizer {
             let rule = "it is `byte`, a Hugging Face tokenizer.json, or a folder with one";
             UserError::new(what, rule, "check the path, or save the tokenizer with save_pretrained")
         };
-        let bytes = std::fs::read(&path)
+        let bytes = read_file(&path, LARGEST)
             .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} cannot be read: {error}")))?;
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes)
+        let tokenizer = read(&bytes)
             .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} is not a tokenizer: {error}")))?;
-        // Documents are not cut or filled, whatever the tokenizer does for its own model.
-        let _ = tokenizer.with_truncation(None);
-        tokenizer.with_padding(None);
         let found = match end {
             Some(end) => tokenizer.token_to_id(end),
             None => USUAL_ENDS.iter().find_map(|end| tokenizer.token_to_id(end)),
@@ -66,34 +121,28 @@ impl Tokenizer {
             return Err(UserError::new(what, rule, "name one with data.end_of_text (--end-of-text)"));
         };
         let vocab = tokenizer.get_vocab(true).into_values().max().unwrap_or(0) as usize + 1;
-        Ok(Tokenizer::HuggingFace { tokenizer: Box::new(tokenizer), end, vocab })
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, end, vocab })))
     }
 
     /// The tokens of a text, with none added before or after.
     ///
     /// # Errors
-    /// What the tokenizer says. The byte tokenizer has no errors.
+    /// What the tokenizer says, also if it panics. The byte tokenizer has no errors.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Tokenizer::HuggingFace { tokenizer, .. } => {
-                let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
-                Ok(encoding.get_ids().to_vec())
-            }
+            Tokenizer::HuggingFace(read) => read.encode(text, false),
         }
     }
 
     /// As [`Tokenizer::encode`], with the tokens that the tokenizer adds for its own model, such as a first token.
     ///
     /// # Errors
-    /// What the tokenizer says. The byte tokenizer has no errors.
+    /// What the tokenizer says, also if it panics. The byte tokenizer has no errors.
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, String> {
         match self {
             Tokenizer::Bytes => self.encode(text),
-            Tokenizer::HuggingFace { tokenizer, .. } => {
-                let encoding = tokenizer.encode_fast(text, true).map_err(|error| error.to_string())?;
-                Ok(encoding.get_ids().to_vec())
-            }
+            Tokenizer::HuggingFace(read) => read.encode(text, true),
         }
     }
 
@@ -104,7 +153,9 @@ impl Tokenizer {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
                 String::from_utf8_lossy(&bytes).into_owned()
             }
-            Tokenizer::HuggingFace { tokenizer, .. } => tokenizer.decode(tokens, false).unwrap_or_default(),
+            Tokenizer::HuggingFace(read) => {
+                caught(|| read.tokenizer.decode(tokens, false).unwrap_or_default()).unwrap_or_default()
+            }
         }
     }
 
@@ -112,7 +163,7 @@ impl Tokenizer {
     pub fn end_of_text(&self) -> u32 {
         match self {
             Tokenizer::Bytes => 0,
-            Tokenizer::HuggingFace { end, .. } => *end,
+            Tokenizer::HuggingFace(read) => read.end,
         }
     }
 
@@ -120,13 +171,13 @@ impl Tokenizer {
     pub fn vocab(&self) -> usize {
         match self {
             Tokenizer::Bytes => 256,
-            Tokenizer::HuggingFace { vocab, .. } => *vocab,
+            Tokenizer::HuggingFace(read) => read.vocab,
         }
     }
 
     /// Whether text may be cut at byte `at`, the start of a line: the two lines there have the same tokens apart and together.
     pub fn separates(&self, text: &str, at: usize) -> bool {
-        let Tokenizer::HuggingFace { .. } = self else { return true };
+        let Tokenizer::HuggingFace(_) = self else { return true };
         let before = text[..at - 1].rfind('\n').map_or(0, |end| end + 1);
         let after = text[at..].find('\n').map_or(text.len(), |end| at + end + 1);
         let encoded = [before..after, before..at, at..after].map(|range| self.encode(&text[range]));

@@ -1,4 +1,16 @@
 //! Tensors as slices. Only here do host kernels turn addresses into memory.
+//!
+//! What makes that sound, in three parts:
+//!
+//! 1. **The memory is there.** Before an operation or a copy runs, and before a graph is launched after anything was freed,
+//!    the device checks that every tensor lies in an area that is allocated (`Core::check_live`). Areas of the host are
+//!    zeroed when they are allocated, and every bit pattern is a value of an [`Element`].
+//! 2. **One operation at a time.** A device belongs to one thread, on which operations run one after the other, each to its
+//!    end. Its threads work on parts of the slices that are taken here, and no slice outlives the operation.
+//! 3. **Transfers are waited for.** Only transfers between ranks run beside operations. They write to their output until
+//!    they were waited for, and a stream or graph does that before work that is ordered after them. Work that touches
+//!    the output without being ordered after the transfer is a race of the caller's. Nothing here can rule it out; the
+//!    checker reports it.
 #![allow(unsafe_code)]
 
 use std::borrow::Cow;
@@ -7,7 +19,7 @@ use crate::{DType, Element, Tensor, bf16};
 
 /// The elements of `tensor`, to read.
 ///
-/// The lifetime is the kernel's call: kernels keep no slice.
+/// The lifetime is chosen by the caller, and must end with the operation: kernels keep no slice.
 ///
 /// # Panics
 /// If the tensor is of another type than `T`, or begins within an element: the kernel has a bug.
@@ -16,8 +28,9 @@ pub(crate) fn read<'a, T: Element>(tensor: &Tensor) -> &'a [T] {
     if tensor.elements() == 0 {
         return &[];
     }
-    // SAFETY: the device checked at submission that the range lies in a live area of host memory; it is aligned, see
-    // above; one thread submits, so no other operation runs meanwhile.
+    // SAFETY: the range lies in memory that is allocated and initialised (1), and it is aligned, see above. Nobody writes
+    // to it while the slice lives: not another operation (2), not this one, which takes a slice to write only of memory
+    // that no other slice of it has, and not a transfer (3).
     unsafe { std::slice::from_raw_parts(tensor.address as *const T, tensor.elements()) }
 }
 
@@ -31,7 +44,7 @@ pub(crate) fn write<'a, T: Element>(tensor: &Tensor) -> &'a mut [T] {
     if tensor.elements() == 0 {
         return &mut [];
     }
-    // SAFETY: as in `read`; the kernel holds no other slice of this range, see above.
+    // SAFETY: as in `read`. The operation has no other slice of this range, see above.
     unsafe { std::slice::from_raw_parts_mut(tensor.address as *mut T, tensor.elements()) }
 }
 

@@ -8,64 +8,87 @@ use common::format::bytes;
 use launch::watch::activity::Activity;
 
 use super::layout::is_file_name;
-use super::manifest::{Damage, MANIFEST, Manifest};
+use super::manifest::{Damage, Extent, MANIFEST, Manifest};
 use super::read::verify;
-
-/// The name of the checkpoint after so many steps.
-pub(super) fn step_name(step: usize) -> String {
-    format!("step-{step:08}")
-}
+use super::step_name::{FolderName, folder_name, step_of};
 
 /// The folder of a checkpoint that is being written.
 pub(super) fn temporary(path: &Path) -> PathBuf {
     path.with_extension("tmp")
 }
 
-/// Removes a checkpoint. It is renamed first, so that no half-removed folder has a checkpoint's name.
+/// Removes a checkpoint. It is renamed first, so that no half-removed folder has a checkpoint's name. One that holds files of
+/// somebody else keeps all of them under another name, `step-00001000.kept-1` or the next free number.
 pub(super) fn remove(path: &Path) -> std::io::Result<()> {
-    if !is_ours(path)? {
-        return Err(std::io::Error::new(ErrorKind::AlreadyExists, "it holds files that no checkpoint has"));
+    if !is_folder_of_ours(path)? {
+        return Err(std::io::Error::new(ErrorKind::AlreadyExists, "it is not a checkpoint"));
+    }
+    if !has_only_our_files(path)? {
+        let kept = |number: usize| path.with_extension(format!("kept-{number}"));
+        let free = (1..).map(kept).find(|path| std::fs::symlink_metadata(path).is_err());
+        return free.map_or(Ok(()), |free| std::fs::rename(path, free));
     }
     let renamed = path.with_extension("old.tmp");
+    if std::fs::symlink_metadata(&renamed).is_ok() {
+        remove_files(&renamed)?;
+    }
     std::fs::rename(path, &renamed)?;
-    std::fs::remove_dir_all(renamed)
+    remove_files(&renamed)
 }
 
-/// What a folder's name says of it.
-enum FolderName {
-    /// A checkpoint after so many steps.
-    Checkpoint(usize),
-    /// A checkpoint that is being written or removed.
-    Temporary,
-}
-
-/// What a path's last part says; `None` unless it is exactly a name that this module gives.
-fn folder_name(path: &Path) -> Option<FolderName> {
-    let name = path.file_name()?.to_str()?;
-    let digits = |text: &str| text.parse().ok().filter(|step| step_name(*step).strip_prefix("step-") == Some(text));
-    let rest = name.strip_prefix("step-")?;
-    match rest.strip_suffix(".old.tmp").or(rest.strip_suffix(".tmp")) {
-        Some(rest) => digits(rest).map(|_| FolderName::Temporary),
-        None => digits(rest).map(FolderName::Checkpoint),
+/// Removes a folder with the files in it that checkpoints have, and nothing else.
+///
+/// # Errors
+/// Operating system errors; the folder holds other files, which stay.
+pub(super) fn remove_files(folder: &Path) -> std::io::Result<()> {
+    if std::fs::symlink_metadata(folder)?.is_symlink() {
+        return std::fs::remove_file(folder); // the link alone
     }
+    for path in entries(folder)? {
+        if is_our_file(&path)? {
+            std::fs::remove_file(path)?;
+        }
+    }
+    std::fs::remove_dir(folder)
 }
 
-/// Whether a run wrote a folder of such a name: it has a manifest, or only files that checkpoints have.
-fn is_ours(path: &Path) -> std::io::Result<bool> {
-    if !path.is_dir() {
-        return Ok(false);
+/// Whether a run wrote a folder of a checkpoint's name: it has a manifest, or only files that checkpoints have. Users may have
+/// put files of their own beside a manifest.
+fn is_folder_of_ours(path: &Path) -> std::io::Result<bool> {
+    Ok(path.is_dir() && (std::fs::symlink_metadata(path.join(MANIFEST)).is_ok() || has_only_our_files(path)?))
+}
+
+/// Whether a folder has only files that checkpoints have.
+fn has_only_our_files(folder: &Path) -> std::io::Result<bool> {
+    for path in entries(folder)? {
+        if !is_our_file(&path)? {
+            return Ok(false);
+        }
     }
-    let all = entries(path)?;
-    let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_string();
-    Ok(all.iter().any(|file| name(file) == MANIFEST) || all.iter().all(|file| is_file_name(&name(file))))
+    Ok(true)
+}
+
+/// Whether it has the name of a checkpoint's file and is no folder.
+fn is_our_file(path: &Path) -> std::io::Result<bool> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    Ok(name.is_some_and(is_file_name) && !std::fs::symlink_metadata(path)?.is_dir())
+}
+
+/// Whether a path whose name says so is a checkpoint, or one that was begun. All of what was begun is removed some day, so it
+/// may have nothing else in it.
+fn is_ours(path: &Path, name: FolderName) -> std::io::Result<bool> {
+    match name {
+        FolderName::Checkpoint(_) => is_folder_of_ours(path),
+        FolderName::Temporary => Ok(std::fs::symlink_metadata(path)?.is_dir() && has_only_our_files(path)?),
+    }
 }
 
 /// All checkpoints of a folder, complete or not, by steps. A missing folder has none.
 pub(super) fn steps(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
     let mut found = Vec::new();
     for path in entries(dir)? {
-        if let Some(FolderName::Checkpoint(step)) = folder_name(&path)
-            && is_ours(&path)?
+        if let Some(name @ FolderName::Checkpoint(step)) = folder_name(&path)
+            && is_ours(&path, name)?
         {
             found.push((step, path));
         }
@@ -77,7 +100,9 @@ pub(super) fn steps(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
 /// A path in a folder that has a checkpoint's name but is none. A checkpoint could not be written there.
 pub(super) fn foreign(dir: &Path) -> std::io::Result<Option<PathBuf>> {
     for path in entries(dir)? {
-        if folder_name(&path).is_some() && !is_ours(&path)? {
+        if let Some(name) = folder_name(&path)
+            && !is_ours(&path, name)?
+        {
             return Ok(Some(path));
         }
     }
@@ -95,8 +120,10 @@ fn entries(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// Removes the checkpoints that a dead process left half written or half removed, and nothing else.
 pub(super) fn clean(dir: &Path) -> std::io::Result<()> {
     for path in entries(dir)? {
-        if matches!(folder_name(&path), Some(FolderName::Temporary)) && is_ours(&path)? {
-            std::fs::remove_dir_all(path)?;
+        if let Some(name @ FolderName::Temporary) = folder_name(&path)
+            && is_ours(&path, name)?
+        {
+            remove_files(&path)?;
         }
     }
     Ok(())
@@ -105,20 +132,42 @@ pub(super) fn clean(dir: &Path) -> std::io::Result<()> {
 /// The newest complete checkpoint, and what is wrong with each newer one.
 pub(super) type Newest = (Option<(PathBuf, Manifest)>, Vec<(PathBuf, Damage)>);
 
+/// Why no newest checkpoint was found. A run that started from an older one would overwrite the newest.
+pub(super) enum Unclear {
+    /// The folder, or a newer checkpoint that may be complete, cannot be read, either now or by this build.
+    Unreadable(std::io::Error),
+    /// A newer checkpoint has links or other things in place of files.
+    NotFiles(UserError),
+}
+
+impl From<std::io::Error> for Unclear {
+    fn from(error: std::io::Error) -> Unclear {
+        Unclear::Unreadable(error)
+    }
+}
+
 /// The newest checkpoint that passes [`verify`].
 ///
 /// # Errors
-/// A newer checkpoint that may be complete but cannot be read, either now or by this build.
-pub(super) fn newest(dir: &Path, activity: &Activity) -> std::io::Result<Newest> {
+/// See [`Unclear`].
+pub(super) fn newest(dir: &Path, activity: &Activity) -> Result<Newest, Unclear> {
     let mut damaged = Vec::new();
     for (_, path) in steps(dir)?.into_iter().rev() {
         match verify(&path, activity) {
             Ok(manifest) => return Ok((Some((path, manifest)), damaged)),
-            // A run that started from an older one would overwrite it.
-            Err(damage) if damage.may_be_complete => {
-                return Err(std::io::Error::other(format!("{} is the newest, and {damage}", path.display())));
-            }
-            Err(damage) => damaged.push((path, damage)),
+            Err(damage) => match damage.extent {
+                Extent::Lost => damaged.push((path, damage)),
+                Extent::Unreadable => {
+                    return Err(std::io::Error::other(format!("{} is the newest, and {damage}", path.display())).into());
+                }
+                Extent::NotFiles => {
+                    return Err(Unclear::NotFiles(UserError::new(
+                        format!("{} is the newest, and {damage}", path.display()),
+                        "a checkpoint is read as the trainer wrote it, and nothing outside of its folder is read",
+                        "put the files themselves there, or move that checkpoint away to continue the one before it",
+                    )));
+                }
+            },
         }
     }
     Ok((None, damaged))
@@ -135,7 +184,8 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
     let wrong =
         |error: std::io::Error| UserError::new(format!("{shown} cannot be read: {error}"), rule, "check the path");
     std::fs::read_dir(path).map_err(wrong)?;
-    if path.join(MANIFEST).exists() {
+    // A checkpoint without its manifest is damaged, and no folder of another kind.
+    if path.join(MANIFEST).exists() || (step_of(path).is_some() && !path.join("config.json").exists()) {
         let other = "name another (`trainer checkpoint list DIR` checks them all)";
         verify(path, &Activity::default()).map_err(|damage| {
             UserError::new(
@@ -146,7 +196,10 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
         })?;
         return Ok(path.into());
     }
-    let (found, damaged) = newest(path, &Activity::default()).map_err(wrong)?;
+    let (found, damaged) = newest(path, &Activity::default()).map_err(|unclear| match unclear {
+        Unclear::Unreadable(error) => wrong(error),
+        Unclear::NotFiles(error) => error,
+    })?;
     match (found, damaged.first()) {
         (Some((newest, _)), _) => Ok(newest),
         (None, Some((newest, damage))) => {
@@ -158,7 +211,8 @@ pub fn newest_in(path: &Path) -> Result<PathBuf, UserError> {
 }
 
 /// Removes this run's older checkpoints. Of those of up to `step` steps the newest `keep` complete ones stay; 0 keeps all.
-/// `complete` says which checkpoints are. Checkpoints of other runs, or of unknown runs, stay.
+/// `complete` says which checkpoints are. Checkpoints of other runs, or of unknown runs, stay, and so do those that hold files
+/// of somebody else.
 pub(super) fn prune(
     dir: &Path,
     step: usize,
@@ -175,7 +229,9 @@ pub(super) fn prune(
     let mut kept = 0;
     for path in all {
         if kept >= keep {
-            remove(&path)?;
+            if has_only_our_files(&path)? {
+                remove(&path)?;
+            }
         } else if complete(&path) {
             kept += 1;
         }
@@ -196,7 +252,7 @@ pub fn list(dir: &Path) -> Result<(String, bool), UserError> {
         return Err(wrong("does not exist".into()));
     }
     let mut found = steps(dir).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    if found.is_empty() && dir.join(MANIFEST).exists() {
+    if found.is_empty() && (dir.join(MANIFEST).exists() || step_of(dir).is_some()) {
         found.push((0, dir.into()));
     }
     if found.is_empty() {

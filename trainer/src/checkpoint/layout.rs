@@ -13,13 +13,20 @@ pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 /// The file of the configuration.
 pub(super) const CONFIG: &str = "config.toml";
 
-/// Whether a file of a checkpoint's folder may have that name, also while the checkpoint is written.
+/// The file of the metrics that the run could not write elsewhere.
+pub(super) const METRICS: &str = "metrics.jsonl";
+
+/// Whether a run gives files of a checkpoint that name, also while the checkpoint is written.
 pub(super) fn is_file_name(name: &str) -> bool {
-    let between = |start: &str, end: &str| name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end));
-    [CONFIG, MANIFEST].contains(&name)
-        || between("model", ".safetensors")
-        || between("optimizer", ".safetensors")
-        || between("rank-", ".json")
+    let number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts_of = |rest: &str| rest.split_once("-of-").is_some_and(|(rank, ranks)| number(rank) && number(ranks));
+    let tensors =
+        |name: &str| ["model", "optimizer"].iter().find_map(|stem| Some(name.strip_prefix(stem)?.to_string()));
+    if let Some(rest) = name.strip_suffix(".safetensors").and_then(tensors) {
+        return rest.is_empty() || rest.strip_prefix('-').is_some_and(parts_of);
+    }
+    let note = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".json"));
+    [CONFIG, MANIFEST, METRICS].contains(&name) || note.is_some_and(number)
 }
 
 /// What a tensor is to the stage.

@@ -1,14 +1,19 @@
 //! One run in a folder at a time.
 
 use std::fs::{File, TryLockError};
-use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::{Error, ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::UserError;
+use common::files::{open_unlinked, read_at_most};
+use rustix::fs::OFlags;
 
 use crate::error::RunError;
+
+/// The most bytes of a lock file: a process and a mark.
+const LARGEST: u64 = 4096;
 
 /// A folder that this process has locked. The system releases the lock when the process ends, however it ends. The lock's
 /// file is removed with it, and so is the folder if the lock made it and it is still empty.
@@ -36,8 +41,9 @@ impl FolderLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 made.0.clear();
-                let mut holder = String::new();
-                let _ = file.read_to_string(&mut holder);
+                let mut holder = Vec::new();
+                let _ = Read::by_ref(&mut file).take(LARGEST).read_to_end(&mut holder);
+                let holder = String::from_utf8_lossy(&holder);
                 let holder = holder.lines().next().unwrap_or("another run");
                 let what = format!("{key} = {} is in use by {holder}", dir.display());
                 let fix = format!("wait for that run to end, or set another {key}");
@@ -56,22 +62,31 @@ impl FolderLock {
 
 /// Whether a process has locked `dir` by the file `name` in it.
 pub(super) fn is_locked(dir: &Path, name: &str) -> bool {
-    File::open(dir.join(name)).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    open_unlinked(&dir.join(name)).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Makes the folder and the file where they are missing.
+/// Makes the folder and the file where they are missing. The file is written to, so a link is not followed: it may lead to
+/// any file of the user's.
 fn open(dir: &Path, path: &Path) -> std::io::Result<(Made, File)> {
     let missing = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let made = Made(missing.map(Path::to_path_buf).collect());
     std::fs::create_dir_all(dir)?;
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let options = File::options().read(true).write(true).create(true).truncate(false).custom_flags(flags).clone();
+    let file = options.open(path).map_err(|error| match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => Error::new(ErrorKind::InvalidInput, "it is a link"),
+        _ => error,
+    })?;
+    if !file.metadata()?.is_file() {
+        return Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
+    }
     Ok((made, file))
 }
 
 /// Whether the path still names this file: another process may have removed its own lock file meanwhile.
 fn is_still(path: &Path, file: &File) -> bool {
     let id = |found: &std::fs::Metadata| (found.dev(), found.ino());
-    matches!((path.metadata(), file.metadata()), (Ok(there), Ok(here)) if id(&there) == id(&here))
+    matches!((std::fs::symlink_metadata(path), file.metadata()), (Ok(there), Ok(here)) if id(&there) == id(&here))
 }
 
 /// The file and the folders that the lock made, inner ones first.
@@ -94,8 +109,8 @@ pub(super) fn shows(dir: &Path, name: &str, mark: &str, patience: Duration) -> b
         for folder in [dir.join(".."), dir.into()] {
             let _ = std::fs::read_dir(folder).map(Iterator::count);
         }
-        let text = std::fs::read_to_string(dir.join(name)).unwrap_or_default();
-        if text.lines().any(|line| line == mark) {
+        let text = open_unlinked(&dir.join(name)).and_then(|file| read_at_most(file, LARGEST)).unwrap_or_default();
+        if String::from_utf8_lossy(&text).lines().any(|line| line == mark) {
             return true;
         }
         if began.elapsed() >= patience {

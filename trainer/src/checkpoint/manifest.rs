@@ -1,17 +1,33 @@
 //! The manifest: which files a checkpoint has, and what lies in them.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
 
+use common::escape::one_line;
+use common::files::{is_plain_name, open_unlinked, read_at_most};
 use data::Identities;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+use super::header::MOST_AXES;
+use super::step_name::step_of;
 
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 
 /// The version of the format that this build writes and reads.
 const FORMAT: u32 = 1;
+
+/// The largest manifest that is read, in bytes. One for a model of 70 G parameters on 512 ranks has a few MiB.
+const LARGEST: u64 = 256 << 20;
+
+/// Most elements of a tensor, as for a model's options.
+const MOST_ELEMENTS: usize = 1 << 44;
+
+/// Most parts of a tensor: each is compared with the others.
+const MOST_PARTS: usize = 1 << 14;
 
 /// How far a run is, between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,13 +111,25 @@ pub struct Damage {
     pub file: String,
     /// What is wrong with it.
     pub problem: String,
-    /// Whether the checkpoint may still be complete: the system does not let it be read now, or this build cannot read it.
-    pub may_be_complete: bool,
+    /// Whether the checkpoint is lost.
+    pub extent: Extent,
+}
+
+/// Whether a damaged checkpoint is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Its content is not what was written.
+    Lost,
+    /// It may be complete: the system does not let it be read now, or this build cannot read it.
+    Unreadable,
+    /// It has links or other things in place of files. What they lead to may be complete, and is not read.
+    NotFiles,
 }
 
 impl Damage {
     pub(super) fn new(file: &str, problem: impl Into<String>) -> Damage {
-        Damage { file: file.into(), problem: problem.into(), may_be_complete: false }
+        // Both may have text from the checkpoint's files.
+        Damage { file: one_line(file), problem: one_line(&problem.into()), extent: Extent::Lost }
     }
 
     pub(super) fn unreadable(file: &str, error: &std::io::Error) -> Damage {
@@ -109,7 +137,13 @@ impl Damage {
             ErrorKind::NotFound => Damage::new(file, "is missing"),
             // A shortened file is damaged, not unreadable.
             ErrorKind::UnexpectedEof => Damage::new(file, "ends too soon"),
-            _ => Damage { may_be_complete: true, ..Damage::new(file, format!("cannot be read: {error}")) },
+            // Of opening a file; see `open_unlinked`.
+            ErrorKind::InvalidInput => {
+                let problem = format!("cannot be read: {error}, and checkpoints have regular files");
+                Damage { extent: Extent::NotFiles, ..Damage::new(file, problem) }
+            }
+            ErrorKind::FileTooLarge => Damage::new(file, format!("cannot be read: {error}")),
+            _ => Damage { extent: Extent::Unreadable, ..Damage::new(file, format!("cannot be read: {error}")) },
         }
     }
 }
@@ -128,7 +162,12 @@ impl Manifest {
 
     /// Bytes of all files but the manifest.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        self.files.iter().fold(0, |all, file| all.saturating_add(file.bytes))
+    }
+
+    /// Whether it lists a file of that name.
+    pub(super) fn has_file(&self, name: &str) -> bool {
+        self.files.iter().any(|file| file.name == name)
     }
 
     /// The file's content, with the hash in place.
@@ -143,39 +182,129 @@ impl Manifest {
         hex(&Sha256::digest(text))
     }
 
-    /// Reads the manifest of a checkpoint's folder.
+    /// Reads the manifest of a checkpoint's folder, and checks that it describes one.
     ///
     /// # Errors
-    /// A file that is missing, is not a manifest, is of another format or differs from its own hash.
+    /// A file that is missing, is not a manifest, is of another format or differs from its own hash; names that are no plain
+    /// file names; parts of tensors that lie outside them, overlap or do not cover them; another step than the folder's name
+    /// says.
     pub fn read(folder: &Path) -> Result<Manifest, Damage> {
         let damage = |problem: String| Damage::new(MANIFEST, problem);
-        let text = std::fs::read(folder.join(MANIFEST)).map_err(|error| Damage::unreadable(MANIFEST, &error))?;
-        let value: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|error| damage(format!("is not JSON: {error}")))?;
+        let file = open(folder, MANIFEST)?;
+        let text = read_at_most(file, LARGEST).map_err(|error| Damage::unreadable(MANIFEST, &error))?;
         // A newer format may have other fields, so its number is checked first.
-        if value["format"] != FORMAT {
-            let problem = format!("is of format {}; this build reads format {FORMAT}", value["format"]);
-            return Err(Damage { may_be_complete: true, ..damage(problem) });
+        #[derive(Deserialize)]
+        struct Version {
+            format: serde_json::Value,
+        }
+        let Version { format } =
+            serde_json::from_slice(&text).map_err(|error| damage(format!("is not JSON with a format: {error}")))?;
+        if format != FORMAT {
+            let problem = format!("is of format {format}; this build reads format {FORMAT}");
+            return Err(Damage { extent: Extent::Unreadable, ..damage(problem) });
         }
         let manifest: Manifest =
-            serde_json::from_value(value).map_err(|error| damage(format!("is not a manifest: {error}")))?;
+            serde_json::from_slice(&text).map_err(|error| damage(format!("is not a manifest: {error}")))?;
         if manifest.digest() != manifest.sha256 {
             return Err(damage("differs from its own SHA-256".into()));
         }
-        match manifest.tensors.iter().find(|tensor| !tensor.is_part()) {
-            Some(tensor) => Err(damage(format!("places `{}` outside its shape", tensor.name))),
-            None => Ok(manifest),
+        manifest.check(folder).map_err(damage)?;
+        Ok(manifest)
+    }
+
+    /// Fails, in words, on a manifest that describes no checkpoint. A hash says only that nothing changed since.
+    fn check(&self, folder: &Path) -> Result<(), String> {
+        if let Some(step) = step_of(folder).filter(|step| *step != self.step) {
+            return Err(format!("is of step {}, and its folder's name says {step}", self.step));
         }
+        let mut files = BTreeSet::new();
+        for FileEntry { name, .. } in &self.files {
+            if !is_plain_name(name) || name == MANIFEST {
+                return Err(format!("names a file `{name}`, which is no name of a file in its folder"));
+            }
+            if !files.insert(name.as_str()) {
+                return Err(format!("names the file `{name}` twice"));
+            }
+        }
+        let mut tensors: BTreeMap<&str, Vec<&TensorEntry>> = BTreeMap::new();
+        let mut keys = BTreeSet::new();
+        for tensor in &self.tensors {
+            let TensorEntry { name, file, .. } = tensor;
+            if !files.contains(file.as_str()) {
+                return Err(format!("has `{name}` in `{file}`, which is not among its files"));
+            }
+            if !keys.insert((file.as_str(), tensor.key())) {
+                return Err(format!("has `{}` of `{file}` twice", tensor.key()));
+            }
+            if !tensor.is_part() {
+                return Err(format!("places `{name}` outside its shape"));
+            }
+            tensors.entry(name).or_default().push(tensor);
+        }
+        tensors.into_iter().try_for_each(|(name, parts)| make_up_a_tensor(name, parts))
     }
 }
 
+/// Fails unless parts of the same tensor cover it and do not overlap.
+fn make_up_a_tensor(name: &str, mut parts: Vec<&TensorEntry>) -> Result<(), String> {
+    let shape = &parts[0].shape;
+    if parts.iter().any(|part| part.shape != *shape) {
+        return Err(format!("gives `{name}` two shapes"));
+    }
+    if parts.len() > MOST_PARTS {
+        return Err(format!("divides `{name}` into {} parts; most are {MOST_PARTS}", parts.len()));
+    }
+    // A part can overlap only those after it, in this order, that begin before it ends along the first axis.
+    parts.sort_by(|a, b| a.offset.cmp(&b.offset));
+    for (number, part) in parts.iter().enumerate() {
+        let end = part.end(0);
+        let near = parts[number + 1..].iter().take_while(|other| other.offset.first() < end.as_ref());
+        if near.into_iter().any(|other| part.overlaps(other)) || (shape.is_empty() && number > 0) {
+            return Err(format!("has parts of `{name}` that overlap"));
+        }
+    }
+    // No sum overflows: parts that do not overlap are no more than the whole.
+    let (there, all): (usize, usize) =
+        (parts.iter().map(|part| part.sizes.iter().product::<usize>()).sum(), shape.iter().product());
+    if there != all { Err(format!("has {there} of the {all} elements of `{name}`")) } else { Ok(()) }
+}
+
+/// Opens a file of a checkpoint to read.
+///
+/// # Errors
+/// As [`Damage::unreadable`]; a link, or something else that is not a regular file.
+pub(super) fn open(folder: &Path, name: &str) -> Result<File, Damage> {
+    open_unlinked(&folder.join(name)).map_err(|error| Damage::unreadable(name, &error))
+}
+
 impl TensorEntry {
-    /// Whether offset and sizes describe a part of the shape.
+    /// The part's name in its file.
+    pub fn key(&self) -> &str {
+        self.key.as_ref().unwrap_or(&self.name)
+    }
+
+    /// Whether offset and sizes describe a part of the shape, and the shape a tensor that may exist.
     fn is_part(&self) -> bool {
         let axes = self.shape.len();
         let inside =
             |axis: usize| self.offset[axis].checked_add(self.sizes[axis]).is_some_and(|end| end <= self.shape[axis]);
-        self.offset.len() == axes && self.sizes.len() == axes && (0..axes).all(inside)
+        let elements = self.shape.iter().try_fold(1usize, |all, &size| all.checked_mul(size));
+        axes <= MOST_AXES
+            && elements.is_some_and(|elements| elements <= MOST_ELEMENTS)
+            && self.offset.len() == axes
+            && self.sizes.len() == axes
+            && (0..axes).all(inside)
+    }
+
+    /// Where the part ends along an axis; `None` without such an axis.
+    fn end(&self, axis: usize) -> Option<usize> {
+        Some(self.offset.get(axis)? + self.sizes.get(axis)?)
+    }
+
+    /// Whether two parts of one tensor have elements in common.
+    fn overlaps(&self, other: &TensorEntry) -> bool {
+        let begins = |part: &TensorEntry, axis: usize| part.offset.get(axis).copied();
+        (0..self.shape.len()).all(|axis| begins(self, axis) < other.end(axis) && begins(other, axis) < self.end(axis))
     }
 }
 
@@ -193,7 +322,7 @@ mod tests {
     use super::*;
 
     /// As an earlier build wrote it.
-    const WRITTEN_BEFORE: &str = r#"{"format":1,"step":7,"samples":56,"applied":6,"skipped":1,"products":"p","run":"r","data":{"data.path":{"tokens":9,"sha256":"aa"}},"files":[{"name":"model.safetensors","bytes":12,"sha256":"bb"}],"tensors":[{"name":"wte.weight","file":"model.safetensors","key":"k","shape":[4,2],"offset":[2,0],"sizes":[2,2]}],"sha256":"ec39d00335107a7b76738205c4c9e95d57e230437042f10e18a6fd280e6108ac"}"#;
+    const WRITTEN_BEFORE: &str = r#"{"format":1,"step":7,"samples":56,"applied":6,"skipped":1,"products":"p","run":"r","data":{"data.path":{"tokens":9,"sha256":"aa"}},"files":[{"name":"model.safetensors","bytes":12,"sha256":"bb"}],"tensors":[{"name":"wte.weight","file":"model.safetensors","key":"k","shape":[4,2],"offset":[2,0],"sizes":[2,2]},{"name":"wte.weight","file":"model.safetensors","shape":[4,2],"offset":[0,0],"sizes":[2,2]}],"sha256":"1431c422108de6ae78280f8006b455d429911ae6fa6938eda0fd0c30ed142aa9"}"#;
 
     #[test]
     fn a_manifest_that_an_earlier_build_wrote_is_read() {
@@ -210,7 +339,73 @@ mod tests {
         let shortest = Manifest { products: None, run: None, data: None, tensors: Vec::new(), ..manifest };
         assert!(read(&String::from_utf8(shortest.clone().seal()).unwrap()).is_ok());
         let changed = read(&WRITTEN_BEFORE.replace(":56,", ":57,")).unwrap_err();
-        assert_eq!((changed.problem.as_str(), changed.may_be_complete), ("differs from its own SHA-256", false));
-        assert!(read(&WRITTEN_BEFORE.replace("\"format\":1", "\"format\":2")).unwrap_err().may_be_complete);
+        assert_eq!((changed.problem.as_str(), changed.extent), ("differs from its own SHA-256", Extent::Lost));
+        assert_eq!(
+            read(&WRITTEN_BEFORE.replace("\"format\":1", "\"format\":2")).unwrap_err().extent,
+            Extent::Unreadable
+        );
+    }
+
+    /// A sound manifest of one tensor in two parts, as `change` makes it, in a folder of that name.
+    fn refusal(folder_name: &str, change: impl Fn(&mut Manifest)) -> String {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join(folder_name);
+        std::fs::create_dir(&folder).unwrap();
+        let mut manifest: Manifest = serde_json::from_str(WRITTEN_BEFORE).unwrap();
+        change(&mut manifest);
+        std::fs::write(folder.join(MANIFEST), manifest.seal()).unwrap();
+        Manifest::read(&folder).err().map_or(String::new(), |damage| damage.problem)
+    }
+
+    #[test]
+    fn parts_of_a_tensor_cover_it_and_do_not_overlap() {
+        let of = |change: &dyn Fn(&mut Vec<TensorEntry>)| refusal("x", |manifest| change(&mut manifest.tensors));
+        assert_eq!(of(&|_| ()), "");
+        assert_eq!(of(&|parts| parts[0].offset = vec![1, 0]), "has parts of `wte.weight` that overlap");
+        assert_eq!(of(&|parts| parts[0].offset = vec![3, 0]), "places `wte.weight` outside its shape");
+        assert_eq!(of(&|parts| parts[0].offset = vec![usize::MAX, 0]), "places `wte.weight` outside its shape");
+        assert_eq!(of(&|parts| parts[0].offset.push(0)), "places `wte.weight` outside its shape");
+        assert_eq!(of(&|parts| parts[0].sizes = vec![1, 2]), "has 6 of the 8 elements of `wte.weight`");
+        assert_eq!(of(&|parts| parts[0].shape = vec![4, 3]), "gives `wte.weight` two shapes");
+        assert_eq!(of(&|parts| parts[0].key = None), "has `wte.weight` of `model.safetensors` twice");
+        assert!(of(&|parts| parts[0].file = "other".into()).contains("which is not among its files"));
+        let huge = |parts: &mut Vec<TensorEntry>| {
+            parts.truncate(1);
+            let part = &mut parts[0];
+            (part.shape, part.offset, part.sizes) = (vec![usize::MAX; 3], vec![0; 3], vec![usize::MAX; 3]);
+        };
+        assert_eq!(of(&huge), "places `wte.weight` outside its shape");
+    }
+
+    #[test]
+    fn a_manifest_names_files_of_its_own_folder_and_has_the_step_of_the_folders_name() {
+        for name in ["../x", "/etc/passwd", "a/b", "..", "", MANIFEST, "x\u{1b}[2J"] {
+            let problem = refusal("x", |manifest| manifest.files[0].name = name.into());
+            assert!(problem.contains("no name of a file in its folder") && !problem.contains('\u{1b}'), "{problem}");
+        }
+        assert!(refusal("x", |manifest| manifest.files.push(manifest.files[0].clone())).contains("twice"));
+        assert_eq!(refusal("step-00000007", |_| ()), "");
+        assert_eq!(refusal("step-00000008", |_| ()), "is of step 7, and its folder's name says 8");
+    }
+
+    #[test]
+    fn many_parts_are_compared_in_bounded_time() {
+        let began = std::time::Instant::now();
+        let split = |axis: usize, parts: usize| {
+            refusal("x", |manifest| {
+                let whole = manifest.tensors.remove(0);
+                manifest.tensors = (0..parts)
+                    .map(|number| {
+                        let mut part = TensorEntry { key: Some(number.to_string()), ..whole.clone() };
+                        (part.shape, part.offset, part.sizes) = (vec![1; 2], vec![0; 2], vec![1; 2]);
+                        (part.shape[axis], part.offset[axis]) = (parts, number);
+                        part
+                    })
+                    .collect();
+            })
+        };
+        assert_eq!([split(0, MOST_PARTS), split(1, MOST_PARTS)], ["", ""]);
+        assert!(split(0, MOST_PARTS + 1).contains("most are"));
+        assert!(began.elapsed() < std::time::Duration::from_secs(60));
     }
 }

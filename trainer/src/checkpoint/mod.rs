@@ -14,25 +14,32 @@
 //! - `manifest.json`: a [`Manifest`]: counters, the data's position and identities, every file's size and SHA-256, and for
 //!   every tensor its global shape and which part of it each file has.
 //!
+//! - `metrics.jsonl`, only where the run could not write its metrics elsewhere: the lines that are missing there.
+//!
+//! Files are regular files with plain names. Links are not followed: nothing outside of the folder is read.
+//!
 //! A folder of that name is complete, at whatever moment a process dies: see [`save`]. Randomness and data are functions of
 //! step and sample, so there is no generator state to save.
 //!
 //! Start with [`Session`], which is all that the training loop uses.
 
 mod folder;
+mod header;
 mod layout;
 mod lock;
 mod manifest;
 mod meaning;
 mod read;
 mod session;
+mod step_name;
 mod tensor_file;
 mod tokenizer;
 mod write;
 mod writers;
 
 pub use folder::{list, newest_in};
-pub use manifest::{Damage, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
+pub(crate) use header::{FileHeader, TensorHeader};
+pub use manifest::{Damage, Extent, FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
 pub use meaning::changed_meaning;
 pub(crate) use read::copy_overlap;
 pub use read::{load, verify};

@@ -1,31 +1,39 @@
 //! Checking checkpoints and loading them.
 
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use common::UserError;
+use common::files::{open_unlinked, read_at_most};
 use device::ops::Status;
 use engine::params::DenseBlock;
 use engine::step::Stage;
 use launch::watch::activity::Activity;
 use rayon::prelude::*;
-use safetensors::Dtype;
-use safetensors::tensor::Metadata;
 use sha2::{Digest, Sha256};
 
-use super::layout::{CONFIG, LocalTensor, Role, local_tensors, names_elsewhere};
-use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex};
+use super::header::FileHeader;
+use super::layout::{CONFIG, LocalTensor, METRICS, Role, local_tensors, names_elsewhere};
+use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex, open};
 use crate::error::RunError;
 
 /// Files are read and written in chunks of this many bytes. Each counts as progress.
 pub(super) const CHUNK: usize = 1 << 20;
 
+/// The largest file of metrics that is read, in bytes: those of several million steps.
+const LARGEST_METRICS: u64 = 1 << 30;
+
+/// The largest configuration that is read, in bytes.
+const LARGEST_CONFIG: u64 = 16 << 20;
+
 /// Fails unless the folder holds every file of its manifest in the right size. It reads no file but the manifest.
 pub(super) fn check_sizes(folder: &Path) -> Result<Manifest, Damage> {
     let manifest = Manifest::read(folder)?;
     for FileEntry { name, bytes, .. } in &manifest.files {
-        let found = std::fs::metadata(folder.join(name)).map_err(|error| Damage::unreadable(name, &error))?.len();
+        let found = open(folder, name)?.metadata().map_err(|error| Damage::unreadable(name, &error))?.len();
         if found != *bytes {
             return Err(Damage::new(name, format!("has {found} bytes instead of {bytes}")));
         }
@@ -50,7 +58,7 @@ pub fn verify(folder: &Path, activity: &Activity) -> Result<Manifest, Damage> {
 fn compare(folder: &Path, entry: &FileEntry, activity: &Activity) -> Result<(), Damage> {
     let FileEntry { name, sha256, .. } = entry;
     let unreadable = |error| Damage::unreadable(name, &error);
-    let mut file = File::open(folder.join(name)).map_err(unreadable)?;
+    let mut file = open(folder, name)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -68,7 +76,18 @@ fn compare(folder: &Path, entry: &FileEntry, activity: &Activity) -> Result<(), 
 
 /// The configuration of the run that wrote the checkpoint, as TOML.
 pub(super) fn config(folder: &Path) -> Result<String, Damage> {
-    std::fs::read_to_string(folder.join(CONFIG)).map_err(|error| Damage::unreadable(CONFIG, &error))
+    let text = open_unlinked(&folder.join(CONFIG)).and_then(|file| read_at_most(file, LARGEST_CONFIG));
+    let text = text.map_err(|error| Damage::unreadable(CONFIG, &error))?;
+    String::from_utf8(text).map_err(|_| Damage::new(CONFIG, "is not UTF-8 text"))
+}
+
+/// The lines of metrics that the checkpoint has; usually none.
+pub(super) fn metrics_of(folder: &Path, manifest: &Manifest) -> Result<Vec<u8>, Damage> {
+    if !manifest.has_file(METRICS) {
+        return Ok(Vec::new());
+    }
+    let text = open_unlinked(&folder.join(METRICS)).and_then(|file| read_at_most(file, LARGEST_METRICS));
+    text.map_err(|error| Damage::unreadable(METRICS, &error))
 }
 
 /// Loads weights, optimizer state and counters of a checkpoint into a stage, tensor by tensor. `activity` counts each MiB
@@ -82,15 +101,18 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
     let tensors = local_tensors(stage);
     check_fits(folder, manifest, &tensors, &names_elsewhere(stage))?;
     let damaged = |damage| RunError::from(damaged(folder, &damage));
+    let mut parts: BTreeMap<&str, Vec<&TensorEntry>> = BTreeMap::new();
+    manifest.tensors.iter().for_each(|part| parts.entry(&part.name).or_default().push(part));
+    let mut files = TensorFiles { folder: folder.into(), open: BTreeMap::new() };
     for tensor in &tensors {
         // Layers compute with the whole parameter, also where other ranks update parts of it.
         let wanted = if matches!(tensor.role, Role::Weights(_)) { &tensor.blocks } else { &tensor.owned };
         let mut values = vec![0.0; tensor.elements];
-        for part in manifest.tensors.iter().filter(|part| part.name == tensor.name) {
+        for part in parts.get(tensor.name.as_str()).into_iter().flatten() {
             if !wanted.iter().any(|block| overlap(part, block)) {
                 continue;
             }
-            let stored = read_part(folder, part, activity).map_err(damaged)?;
+            let stored = files.read(part, activity).map_err(damaged)?;
             for block in wanted {
                 let here = &mut values[block.start..block.start + block.elements()];
                 copy_overlap((&stored, &part.offset, &part.sizes), (here, &block.offset, &block.sizes));
@@ -134,19 +156,15 @@ fn check_fits(
             format!("set [model] and [optimizer] as in {}, or another checkpoint.dir", folder.join(CONFIG).display()),
         ))
     };
+    // The parts of a tensor have one shape and make it up: the manifest was checked.
+    let theirs: BTreeMap<&str, &TensorEntry> = manifest.tensors.iter().map(|part| (part.name.as_str(), part)).collect();
     for tensor in tensors {
-        let Some(part) = manifest.tensors.iter().find(|part| part.name == tensor.name) else {
+        let Some(part) = theirs.get(tensor.name.as_str()) else {
             return misfit(format!("it has no `{}`", tensor.name));
         };
         if part.shape != tensor.shape {
             let (theirs, ours) = (shape(&part.shape), shape(&tensor.shape));
             return misfit(format!("its `{}` is {theirs}, this run's is {ours}", tensor.name));
-        }
-        let parts = manifest.tensors.iter().filter(|part| part.name == tensor.name);
-        let there: usize = parts.map(|part| part.sizes.iter().product::<usize>()).sum();
-        let all: usize = tensor.shape.iter().product();
-        if there != all {
-            return misfit(format!("it has {there} of the {all} elements of `{}`", tensor.name));
         }
     }
     let here = tensors.iter().map(|tensor| tensor.name.as_str());
@@ -161,32 +179,37 @@ fn shape(sizes: &[usize]) -> String {
     format!("({})", sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
 }
 
-/// The values of one part, from its file.
-fn read_part(folder: &Path, part: &TensorEntry, activity: &Activity) -> Result<Vec<f32>, Damage> {
-    let name = &part.file;
-    let unreadable = |error| Damage::unreadable(name, &error);
-    let mut file = File::open(folder.join(name)).map_err(unreadable)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(unreadable)?;
-    let length = u64::from_le_bytes(length);
-    let mut header = Vec::new();
-    Read::by_ref(&mut file).take(length).read_to_end(&mut header).map_err(unreadable)?;
-    let metadata: Metadata =
-        serde_json::from_slice(&header).map_err(|error| Damage::new(name, format!("has a wrong header: {error}")))?;
-    let info = metadata
-        .info(part.key.as_ref().unwrap_or(&part.name))
-        .filter(|info| info.dtype == Dtype::F32 && info.shape == part.sizes);
-    let Some(info) = info else {
-        let problem = format!("has no f32 `{}` of {}", part.name, shape(&part.sizes));
-        return Err(Damage::new(name, problem));
-    };
-    file.seek(SeekFrom::Start(8 + length + info.data_offsets.0 as u64)).map_err(unreadable)?;
-    let mut values = vec![0.0f32; part.sizes.iter().product()];
-    for chunk in bytemuck::cast_slice_mut(&mut values).chunks_mut(CHUNK) {
-        file.read_exact(chunk).map_err(unreadable)?;
-        activity.advance();
+/// The files of a checkpoint's tensors, each opened once.
+struct TensorFiles {
+    folder: PathBuf,
+    open: BTreeMap<String, (File, FileHeader)>,
+}
+
+impl TensorFiles {
+    /// The values of one part, from its file.
+    fn read(&mut self, part: &TensorEntry, activity: &Activity) -> Result<Vec<f32>, Damage> {
+        let name = &part.file;
+        if !self.open.contains_key(name) {
+            let file = open(&self.folder, name)?;
+            let header = FileHeader::read(&file).map_err(|problem| Damage::new(name, problem))?;
+            self.open.insert(name.clone(), (file, header));
+        }
+        let (file, header) = &self.open[name];
+        let tensor = header.tensors.get(part.key());
+        let Some(tensor) = tensor.filter(|tensor| tensor.dtype == "F32" && tensor.shape == part.sizes) else {
+            let problem = format!("has no f32 `{}` of {}", part.name, shape(&part.sizes));
+            return Err(Damage::new(name, problem));
+        };
+        // No more than the file has: the header was checked.
+        let mut values = vec![0.0f32; part.sizes.iter().product()];
+        let mut at = header.data + tensor.data_offsets[0];
+        for chunk in bytemuck::cast_slice_mut(&mut values).chunks_mut(CHUNK) {
+            file.read_exact_at(chunk, at).map_err(|error| Damage::unreadable(name, &error))?;
+            at += chunk.len() as u64;
+            activity.advance();
+        }
+        Ok(values)
     }
-    Ok(values)
 }
 
 /// Whether a file's part of a tensor and a block of it have elements in common.

@@ -13,11 +13,12 @@ use device::Device;
 use engine::step::Stage;
 use parallel::Axis;
 
-use super::folder::{clean, foreign, newest, prune, step_name, steps};
+use super::folder::{Unclear, clean, foreign, newest, prune, steps};
 use super::lock::{FolderLock, is_locked, shows};
 use super::manifest::{MANIFEST, Manifest, Progress};
 use super::meaning::other_model;
-use super::read::{check_sizes, config, damaged, load, verify};
+use super::read::{check_sizes, config, damaged, load, metrics_of, verify};
+use super::step_name::step_name;
 use super::write::{Occasion, Origin, SaveRequest, save};
 use super::writers::Writers;
 use crate::config::plan::RunPlan;
@@ -165,6 +166,18 @@ impl<'p> Session<'p> {
         }
     }
 
+    /// The lines of metrics that the checkpoint has because the run could not write them elsewhere. None where another run's
+    /// checkpoint is the start: a new run has its own metrics.
+    ///
+    /// # Errors
+    /// The file cannot be read any more.
+    pub fn carried_metrics(&self) -> Result<Vec<u8>, RunError> {
+        match self.continued() {
+            Some((path, manifest)) => Ok(metrics_of(path, manifest).map_err(|damage| damaged(path, &damage))?),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// Loads the checkpoint to start from into the stage, if there is one.
     ///
     /// # Errors
@@ -185,11 +198,17 @@ impl<'p> Session<'p> {
     /// Writes a checkpoint, all ranks together, and returns whether it is on disk now. At an interval a checkpoint that
     /// cannot be written is a warning, because the run is worth more than the checkpoint. At the end it is an error. Where
     /// there is too little space, checkpoints beyond `checkpoint.keep` that were there when the run started are removed
-    /// first.
+    /// first. `metrics` are the run's lines that could not be written elsewhere; only rank 0's are used.
     ///
     /// # Errors
     /// See [`SaveError`]; a device that cannot be read.
-    pub fn save(&self, stage: &Stage, progress: Progress, occasion: Occasion) -> Result<bool, RunError> {
+    pub fn save(
+        &self,
+        stage: &Stage,
+        progress: Progress,
+        occasion: Occasion,
+        metrics: &[u8],
+    ) -> Result<bool, RunError> {
         let Some(dir) = self.dir else { return Ok(false) };
         // Checkpoints of this start may replace those only if the run is sound, which is not known here; see `prune`.
         let make_room = || {
@@ -198,7 +217,8 @@ impl<'p> Session<'p> {
             prune(dir, before, self.settings.keep, self.origin.run.as_deref(), complete)
         };
         let (origin, writers) = (&self.origin, &self.writers);
-        match save(stage, &SaveRequest { dir, progress, origin, writers, occasion, make_room: &make_room }) {
+        let make_room = &make_room;
+        match save(stage, &SaveRequest { dir, progress, origin, metrics, writers, occasion, make_room }) {
             Ok(_) => Ok(true),
             Err(SaveError::Device(error)) => Err(error.into()),
             Err(error) if occasion == Occasion::End => Err(error.into()),
@@ -267,8 +287,11 @@ impl<'p> Session<'p> {
     /// # Errors
     /// All checkpoints are damaged.
     fn newest(&self, dir: &Path) -> Result<Option<Found>, RunError> {
-        let (found, damaged) = newest(dir, &self.writers.activity).map_err(unreadable(dir))?;
-        for (path, damage) in &damaged {
+        let (found, damaged) = newest(dir, &self.writers.activity).map_err(|unclear| match unclear {
+            Unclear::Unreadable(error) => unreadable(dir)(error),
+            Unclear::NotFiles(error) => error.into(),
+        })?;
+        for (path, damage) in damaged.iter().filter(|_| found.is_some()) {
             warn(&format!("notice: checkpoint {} is damaged and skipped: {damage}", path.display()));
         }
         if let (None, [(path, damage), ..]) = (&found, &damaged[..]) {

@@ -13,9 +13,10 @@ use engine::step::Stage;
 use launch::watch::activity::Activity;
 use serde::{Deserialize, Serialize};
 
-use super::folder::{remove, step_name, temporary};
-use super::layout::{CONFIG, LocalTensor, MODEL, OPTIMIZER, local_tensors};
+use super::folder::{remove, remove_files, temporary};
+use super::layout::{CONFIG, LocalTensor, METRICS, MODEL, OPTIMIZER, local_tensors};
 use super::manifest::{FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
+use super::step_name::step_name;
 use super::tensor_file::{Output, TensorFile, WriteError, tensor_entries};
 use super::writers::Writers;
 use crate::error::SaveError;
@@ -48,6 +49,8 @@ pub struct SaveRequest<'s> {
     pub progress: Progress,
     /// The run.
     pub origin: &'s Origin,
+    /// The run's lines of metrics that could not be written elsewhere. Only the rank that leads writes them.
+    pub metrics: &'s [u8],
     /// Who writes what.
     pub writers: &'s Writers,
     /// When it is written.
@@ -70,12 +73,12 @@ pub fn save(stage: &Stage, request: &SaveRequest<'_>) -> Result<PathBuf, SaveErr
     let files = [MODEL, OPTIMIZER].into_iter().filter_map(|name| TensorFile::new(name, writers, &tensors));
     let files: Vec<TensorFile<'_>> = files.collect();
     let here = if writers.writes { files.iter().map(TensorFile::bytes).sum() } else { 0 };
-    let needed = (writers.sum)(here) + request.origin.config.len() as u64;
+    let needed = (writers.sum)(here + request.metrics.len() as u64) + request.origin.config.len() as u64;
     let path = request.dir.join(step_name(request.progress.step));
     let saving = Saving { request, folder: temporary(&path), path, needed };
     let result = saving.save(stage, &tensors, &files);
     if result.is_err() && writers.leads() {
-        let _ = std::fs::remove_dir_all(&saving.folder);
+        let _ = remove_files(&saving.folder);
     }
     result.map(|()| saving.path)
 }
@@ -171,7 +174,8 @@ impl Saving<'_> {
             manifest.files.extend(files);
             manifest.tensors.extend(tensors);
         }
-        write_manifest(&self.folder, &self.request.origin.config, manifest, activity)?;
+        let SaveRequest { origin, metrics, .. } = self.request;
+        write_manifest(&self.folder, &origin.config, metrics, manifest, activity)?;
         rename(&self.folder, &self.path).map_err(|error| WriteError::File(self.path.clone(), error))
     }
 
@@ -190,10 +194,10 @@ impl Saving<'_> {
     }
 }
 
-/// Makes the folder, empty.
+/// Makes the folder, empty. Files in it that no checkpoint has stay, and are an error.
 fn empty_folder(folder: &Path) -> std::io::Result<()> {
-    if folder.exists() {
-        std::fs::remove_dir_all(folder)?;
+    if std::fs::symlink_metadata(folder).is_ok() {
+        remove_files(folder)?;
     }
     std::fs::create_dir(folder)
 }
@@ -210,11 +214,21 @@ fn take_note(path: &Path) -> Result<Written, WriteError> {
     Ok(written)
 }
 
-/// Writes the configuration, then the manifest, and syncs the folder.
-fn write_manifest(folder: &Path, config: &str, mut manifest: Manifest, activity: &Activity) -> Result<(), WriteError> {
-    let mut output = Output::create(folder, CONFIG, activity)?;
-    output.write(config.as_bytes())?;
-    manifest.files.push(output.finish()?);
+/// Writes the configuration, metrics if there are any, then the manifest, and syncs the folder.
+fn write_manifest(
+    folder: &Path,
+    config: &str,
+    metrics: &[u8],
+    mut manifest: Manifest,
+    activity: &Activity,
+) -> Result<(), WriteError> {
+    for (name, content) in [(CONFIG, config.as_bytes()), (METRICS, metrics)] {
+        if name == CONFIG || !content.is_empty() {
+            let mut output = Output::create(folder, name, activity)?;
+            output.write(content)?;
+            manifest.files.push(output.finish()?);
+        }
+    }
     let mut output = Output::create(folder, MANIFEST, activity)?;
     output.write(&manifest.seal())?;
     output.finish()?;
@@ -223,7 +237,7 @@ fn write_manifest(folder: &Path, config: &str, mut manifest: Manifest, activity:
 
 /// Gives a folder its name, and syncs it so that the name survives a power cut.
 fn rename(folder: &Path, path: &Path) -> std::io::Result<()> {
-    if path.exists() {
+    if std::fs::symlink_metadata(path).is_ok() {
         remove(path)?;
     }
     std::fs::rename(folder, path)?;

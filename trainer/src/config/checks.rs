@@ -35,3 +35,15 @@ pub(crate) fn holdable(what: &str, sizes: &[usize]) -> Result<(), UserError> {
 pub(crate) fn within(key: &str, value: f64, ok: bool, rule: &str, fix: &str) -> Result<(), UserError> {
     require(ok, || UserError::new(format!("{key} = {value}"), rule, fix))
 }
+
+/// Fails on a number that f32 holds as infinity, or as 0 though it is not 0. Devices compute with f32.
+pub(crate) fn fits_f32(key: &str, value: f64) -> Result<(), UserError> {
+    let near = value as f32;
+    within(
+        key,
+        value,
+        near.is_finite() && (near != 0.0 || value == 0.0),
+        "devices compute with f32, which holds 0, and numbers from 1e-45 to 3.4e38",
+        "set a number in that range",
+    )
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use common::files::read_text;
 use common::{Choice, UserError, nearest};
 use toml::Value;
 
@@ -10,6 +11,9 @@ use crate::config::RunConfig;
 use crate::config::megatron::words;
 use crate::config::options::{Kind, OPTIONS, OptionSpec, find};
 use crate::families::{ModelOptions, Preset};
+
+/// The largest configuration that is read, in bytes.
+const LARGEST: u64 = 16 << 20;
 
 /// Values by key, in layers: a flag overrides the file, which overrides the model that training starts from.
 #[derive(Default)]
@@ -26,7 +30,7 @@ impl Layers {
     /// A file that cannot be read or parsed, an unknown key, a value of the wrong type.
     pub fn read_file(&mut self, path: &Path) -> Result<(), UserError> {
         let name = path.display();
-        let text = std::fs::read_to_string(path).map_err(|error| {
+        let text = read_text(path, LARGEST).map_err(|error| {
             UserError::new(
                 format!("config file {name} cannot be read: {error}"),
                 "--config names a TOML file",

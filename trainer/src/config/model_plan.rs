@@ -7,7 +7,7 @@ use engine::model::{
     Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, TensorParallel, gpt, gpt_part, mlp,
 };
 
-use crate::config::checks::{at_least, holdable, require, within};
+use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::{
     Activation, ModelKind, Normalization, PositionEmbedding, RecomputeGranularity, ResidualInit, RunConfig,
 };
@@ -44,14 +44,44 @@ impl ModelPlan {
 /// # Errors
 /// The first rule that is broken.
 pub(crate) fn model_plan(config: &RunConfig) -> Result<ModelPlan, UserError> {
+    check_model_magnitudes(config)?;
     match config.model.kind {
         ModelKind::Gpt => gpt_shape(config).map(ModelPlan::Gpt),
         ModelKind::Mlp => mlp_shape(config).map(ModelPlan::Mlp),
     }
 }
 
+/// Fails on sizes so large that they can only be typing mistakes, and on numbers that no device computes with.
+pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError> {
+    let model = &config.model;
+    for (key, value, most) in [
+        ("model.layers", model.layers, 1 << 14),
+        ("model.hidden", model.hidden, 1 << 30),
+        ("model.heads", model.heads, 1 << 30),
+        ("model.kv_heads", model.kv_heads.unwrap_or(1), 1 << 30),
+        ("model.ffn", model.ffn.unwrap_or(1), 1 << 30),
+        ("model.vocab", model.vocab, 1 << 30),
+        ("model.seq_length", model.seq_length, 1 << 30),
+        // Shapes are padded to multiples of it.
+        ("parallel.tensor", config.parallel.tensor, 1 << 16),
+    ] {
+        at_most(key, value, most)?;
+    }
+    for (key, value) in [
+        ("model.norm_eps", model.norm_eps),
+        ("model.init_std", model.init_std),
+        ("model.rope_base", model.rope_base),
+        ("model.hidden_dropout", model.hidden_dropout),
+        ("model.attention_dropout", model.attention_dropout),
+    ] {
+        fits_f32(key, value)?;
+    }
+    model.rope_scaling.iter().try_for_each(|&value| fits_f32("model.rope_scaling", value))
+}
+
 fn is_dropout_rate(key: &str, value: f64) -> Result<(), UserError> {
-    within(key, value, (0.0..1.0).contains(&value), "a dropout rate is in [0, 1)", "set it to 0 for none")
+    let is_rate = (0.0..1.0).contains(&value) && (value as f32) < 1.0;
+    within(key, value, is_rate, "a dropout rate is in [0, 1), also as f32", "set it to 0 for none")
 }
 
 fn mlp_shape(config: &RunConfig) -> Result<MlpShape, UserError> {
@@ -103,6 +133,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
     holdable("model.vocab x hidden", &[model.vocab, hidden])?;
     holdable("model.ffn x hidden", &[ffn, hidden])?;
+    holdable("model.hidden x hidden", &[hidden, hidden])?;
     holdable("model.seq_length x hidden", &[seq, hidden])?;
     holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
     holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;

@@ -3,7 +3,7 @@
 use common::UserError;
 use engine::optimizer::{AdamW, ParamGroup, Sgd};
 
-use crate::config::checks::{require, within};
+use crate::config::checks::{fits_f32, require, within};
 use crate::config::learning_rate::{Decay, LearningRate};
 use crate::config::{DecayStyle, OptimizerChoice, OptimizerConfig};
 
@@ -31,6 +31,16 @@ impl OptimizerPlan {
                 "set them to 0 to turn them off",
             )
         })?;
+        for (key, value) in [
+            ("optimizer.lr", optimizer.lr),
+            ("optimizer.min_lr", optimizer.min_lr),
+            ("optimizer.eps", optimizer.eps),
+            ("optimizer.momentum", optimizer.momentum),
+            ("optimizer.weight_decay", optimizer.weight_decay),
+            ("optimizer.clip", optimizer.clip),
+        ] {
+            fits_f32(key, value)?;
+        }
         Ok(OptimizerPlan {
             groups: groups(optimizer)?,
             clip: optimizer.clip as f32,
@@ -42,7 +52,8 @@ impl OptimizerPlan {
 fn groups(optimizer: &OptimizerConfig) -> Result<Vec<ParamGroup>, UserError> {
     let weight_decay = optimizer.weight_decay as f32;
     let decay = |key: &str, value: f64| {
-        within(key, value, (0.0..1.0).contains(&value), "a decay is in [0, 1)", "see `trainer options` for defaults")
+        let is_decay = (0.0..1.0).contains(&value) && (value as f32) < 1.0;
+        within(key, value, is_decay, "a decay is in [0, 1), also as f32", "see `trainer options` for defaults")
     };
     if optimizer.kind == OptimizerChoice::Sgd {
         decay("optimizer.momentum", optimizer.momentum)?;

@@ -10,7 +10,7 @@ use parallel::Axis;
 use crate::config::batch_plan::BatchPlan;
 use crate::config::checks::{at_least, at_most, require, within};
 pub use crate::config::model_plan::ModelPlan;
-use crate::config::model_plan::model_plan;
+use crate::config::model_plan::{check_model_magnitudes, model_plan};
 use crate::config::model_size::ModelSize;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
@@ -115,23 +115,16 @@ fn evaluation(train: &TrainConfig) -> Option<EvaluationPlan> {
 
 /// Fails on numbers so large that they can only be typing mistakes.
 fn check_magnitudes(config: &RunConfig) -> Result<(), UserError> {
-    let (model, train) = (&config.model, &config.train);
+    check_model_magnitudes(config)?;
+    let train = &config.train;
     for (key, value, most) in [
-        ("model.layers", model.layers, 1 << 14),
         ("recompute.layers", config.recompute.layers, 1 << 14),
-        ("model.hidden", model.hidden, 1 << 30),
-        ("model.heads", model.heads, 1 << 30),
-        ("model.kv_heads", model.kv_heads.unwrap_or(1), 1 << 30),
-        ("model.ffn", model.ffn.unwrap_or(1), 1 << 30),
-        ("model.vocab", model.vocab, 1 << 30),
-        ("model.seq_length", model.seq_length, 1 << 30),
         ("train.global_batch_size", train.global_batch_size, 1 << 24),
         ("train.micro_batch_size", train.micro_batch_size, 1 << 24),
         // The device counts steps in 32 bits.
         ("train.steps", train.steps, 1 << 31),
         ("train.eval_steps", train.eval_steps, 1 << 31),
         ("train.threads", train.threads.unwrap_or(1), 1 << 12),
-        ("parallel.tensor", config.parallel.tensor, 1 << 16),
         ("parallel.pipeline", config.parallel.pipeline, 1 << 14),
         ("parallel.virtual_pipeline", config.parallel.virtual_pipeline, 1 << 14),
         ("parallel.bucket_mib", config.parallel.bucket_mib, 1 << 20),

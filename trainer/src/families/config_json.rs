@@ -1,7 +1,13 @@
 //! Values of a `config.json`, read and checked.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use common::UserError;
 use serde_json::Value as Json;
+
+/// No size of a model is larger.
+const LARGEST_SIZE: i64 = 1 << 30;
 
 /// A `config.json`, and where it was read, for errors.
 pub struct ConfigJson<'c> {
@@ -9,17 +15,41 @@ pub struct ConfigJson<'c> {
     origin: &'c str,
     /// Families that can be read, for errors.
     families: &'c str,
+    /// The keys that were asked for.
+    asked: RefCell<BTreeSet<String>>,
 }
 
 impl<'c> ConfigJson<'c> {
     /// The configuration read from the file `origin`. `families` names those that can be read, for errors.
     pub fn new(config: &'c Json, origin: &'c str, families: &'c str) -> ConfigJson<'c> {
-        ConfigJson { config, origin, families }
+        ConfigJson { config, origin, families, asked: RefCell::default() }
     }
 
     /// A value as it stands; null where the key is absent.
     pub fn get(&self, key: &str) -> &'c Json {
+        self.asked.borrow_mut().insert(key.into());
         &self.config[key]
+    }
+
+    /// Fails on a key that differs in one letter from one that was asked for and is absent: it was misspelled or damaged. A
+    /// `config.json` has many keys that are not asked for, so an unknown key alone is no error.
+    ///
+    /// # Errors
+    /// Names both keys.
+    pub fn no_key_is_misspelled(&self) -> Result<(), UserError> {
+        let asked = self.asked.borrow();
+        let absent = || asked.iter().filter(|key| self.config.get(key.as_str()).is_none());
+        for key in self.config.as_object().into_iter().flat_map(|object| object.keys()) {
+            let near = |wanted: &&String| strsim::damerau_levenshtein(key, wanted) == 1;
+            if let Some(wanted) = absent().find(near).filter(|_| key.len() < 100 && !asked.contains(key)) {
+                return Err(UserError::new(
+                    format!("{} has a key `{key}` and no `{wanted}`", self.origin),
+                    "keys are those that `transformers` writes",
+                    format!("correct it to `{wanted}`, or get the file again"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The error of a value that breaks a rule.
@@ -27,17 +57,17 @@ impl<'c> ConfigJson<'c> {
         UserError::new(
             format!("{key} = {} in {}", self.config[key], self.origin),
             rule,
-            format!("convert another model of one of these families: {}", self.families),
+            format!("get the file again, or take another model of one of these families: {}", self.families),
         )
     }
 
-    /// A whole number above 0.
+    /// A size: a whole number above 0. Products of two sizes do not overflow.
     ///
     /// # Errors
     /// Another value, or none.
     pub fn whole(&self, key: &str) -> Result<i64, UserError> {
-        let number = self.config[key].as_i64().filter(|&number| number > 0);
-        number.ok_or_else(|| self.refuse(key, "it is a whole number above 0"))
+        let number = self.get(key).as_i64().filter(|number| (1..=LARGEST_SIZE).contains(number));
+        number.ok_or_else(|| self.refuse(key, &format!("it is a whole number from 1 to {LARGEST_SIZE}")))
     }
 
     /// A whole number above 0, which may be absent or null.
@@ -45,18 +75,19 @@ impl<'c> ConfigJson<'c> {
     /// # Errors
     /// Another value.
     pub fn whole_or(&self, key: &str, default: i64) -> Result<i64, UserError> {
-        if self.config[key].is_null() { Ok(default) } else { self.whole(key) }
+        if self.get(key).is_null() { Ok(default) } else { self.whole(key) }
     }
 
-    /// A number, which may be absent or null.
+    /// A number that f32 can hold, which may be absent or null.
     ///
     /// # Errors
     /// Another value.
     pub fn number_or(&self, key: &str, default: f64) -> Result<f64, UserError> {
-        if self.config[key].is_null() {
+        if self.get(key).is_null() {
             return Ok(default);
         }
-        self.config[key].as_f64().ok_or_else(|| self.refuse(key, "it is a number"))
+        let number = self.get(key).as_f64().filter(|&number| (number as f32).is_finite());
+        number.ok_or_else(|| self.refuse(key, "it is a number, no larger than f32 can hold"))
     }
 
     /// True or false, which may be absent or null.
@@ -64,10 +95,10 @@ impl<'c> ConfigJson<'c> {
     /// # Errors
     /// Another value.
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool, UserError> {
-        if self.config[key].is_null() {
+        if self.get(key).is_null() {
             return Ok(default);
         }
-        self.config[key].as_bool().ok_or_else(|| self.refuse(key, "it is true or false"))
+        self.get(key).as_bool().ok_or_else(|| self.refuse(key, "it is true or false"))
     }
 
     /// Checks that a value is one of `known`, absent or null.
@@ -75,7 +106,7 @@ impl<'c> ConfigJson<'c> {
     /// # Errors
     /// Another value.
     pub fn is_known(&self, key: &str, known: &[Json]) -> Result<(), UserError> {
-        let value = &self.config[key];
+        let value = self.get(key);
         if value.is_null() || known.contains(value) {
             return Ok(());
         }

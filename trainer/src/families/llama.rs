@@ -190,7 +190,10 @@ impl HuggingFace for LlamaFiles {
 /// `rope_parameters`.
 fn rope(config: &ConfigJson<'_>) -> Result<(Value, Value), UserError> {
     let parameters = config.get("rope_parameters");
-    let base = parameters["rope_theta"].as_f64().map_or_else(|| config.number_or("rope_theta", 10_000.0), Ok)?;
+    let base = match &parameters["rope_theta"] {
+        Json::Null => config.number_or("rope_theta", 10_000.0)?,
+        base => base.as_f64().ok_or_else(|| config.refuse("rope_parameters", "its rope_theta is a number"))?,
+    };
     let key = if parameters.is_object() { "rope_parameters" } else { "rope_scaling" };
     Ok((base.into(), rope_scaling(config, key)?))
 }

@@ -46,7 +46,11 @@ pub fn from_config_json(config: &Json, origin: &str) -> Result<(&'static dyn Hug
     let config = ConfigJson::new(config, origin, &names);
     let kind = config.get("model_type").as_str();
     match hugging_face().find(|(_, family)| Some(family.model_type()) == kind) {
-        Some((_, family)) => Ok((family, family.options(&config)?)),
+        Some((_, family)) => {
+            let options = family.options(&config)?;
+            config.no_key_is_misspelled()?;
+            Ok((family, options))
+        }
         None => {
             let known: Vec<String> = hugging_face().map(|(_, family)| format!("{:?}", family.model_type())).collect();
             Err(config.refuse("model_type", &format!("it is {}", known.join(" or "))))

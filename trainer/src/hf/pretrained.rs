@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use common::UserError;
+use common::files::read_file;
 use device::Device;
 use engine::model::GptShape;
 use engine::params::Params;
@@ -10,10 +11,13 @@ use toml::Value;
 
 use super::names::{Naming, entries};
 use super::read::WeightFolder;
-use crate::checkpoint::newest_in;
+use crate::checkpoint::{MANIFEST, newest_in};
 use crate::config::{Layers, RunConfig};
 use crate::error::LoadError;
 use crate::families::{self, ModelOptions};
+
+/// The largest `config.json` that is read, in bytes.
+const LARGEST_CONFIG: u64 = 4 << 20;
 
 /// A folder with a model: `config.json` and weights of Hugging Face, or our `config.toml` and weights, as in a checkpoint.
 /// In a folder of checkpoints it is the newest complete one.
@@ -24,12 +28,23 @@ pub struct Pretrained {
 }
 
 impl Pretrained {
-    /// Reads which model a folder has. Its weights are not read yet.
+    /// Reads which model a folder has, and compares every byte of a checkpoint with its hashes.
     ///
     /// # Errors
-    /// A folder without a configuration, or with one of an unknown family; checkpoints of which none is complete.
+    /// A folder without a configuration, or with one of an unknown family; a damaged checkpoint; checkpoints of which none is
+    /// complete.
     pub fn open(folder: &Path) -> Result<Pretrained, UserError> {
-        let is_model = ["config.json", "config.toml"].iter().any(|name| folder.join(name).exists());
+        let is_theirs = folder.join("config.json").exists();
+        // What `convert` wrote has no manifest. `newest_in` returns such a folder as it is.
+        Pretrained::open_checked(&if is_theirs || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? })
+    }
+
+    /// As [`Pretrained::open`], of a folder whose hashes were compared before, or of what [`newest_in`] returned.
+    ///
+    /// # Errors
+    /// As [`Pretrained::open`].
+    pub fn open_checked(folder: &Path) -> Result<Pretrained, UserError> {
+        let is_model = ["config.json", "config.toml", MANIFEST].iter().any(|name| folder.join(name).exists());
         let folder = &if is_model || !folder.is_dir() { folder.to_path_buf() } else { newest_in(folder)? };
         let theirs = folder.join("config.json");
         let (naming, options) = if theirs.exists() {
@@ -41,7 +56,7 @@ impl Pretrained {
                     "get the file again",
                 )
             };
-            let text = std::fs::read(&theirs).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+            let text = read_file(&theirs, LARGEST_CONFIG).map_err(|error| wrong(format!("cannot be read: {error}")))?;
             let json = serde_json::from_slice(&text).map_err(|error| wrong(format!("is not JSON: {error}")))?;
             let (family, options) = families::from_config_json(&json, &origin)?;
             (Naming::Family(family), options)

@@ -1,30 +1,26 @@
 //! Weights in a folder of safetensors files, read one tensor at a time.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
+use common::files::{is_plain_name, open_file, read_file};
 use serde::Deserialize;
 
 use super::data_type::DataType;
 use super::names::{self, Naming};
-use crate::checkpoint::{MANIFEST, Manifest, TensorEntry, copy_overlap};
+use crate::checkpoint::{FileHeader, MANIFEST, Manifest, TensorEntry, TensorHeader, copy_overlap};
 
-/// A tensor of a file's header.
-#[derive(Clone, Debug, Deserialize)]
-struct Header {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: [u64; 2],
-}
+/// The largest index that is read, in bytes.
+const LARGEST_INDEX: u64 = 64 << 20;
 
 /// A block of a tensor, and where it lies in a file.
 struct Located {
     file: usize,
-    header: Header,
+    header: TensorHeader,
     /// Where the file's data begins.
     data: u64,
     /// Where the block begins in the tensor, by axis.
@@ -77,59 +73,48 @@ impl WeightFolder {
                 Manifest::read(folder).map_err(|damage| broken(&folder.join(&damage.file), &damage.problem))?;
             let files = manifest.files.iter().filter(|file| file.name.starts_with("model-"));
             for name in files.map(|file| &file.name) {
-                let parts: Vec<&TensorEntry> = manifest.tensors.iter().filter(|part| part.file == *name).collect();
-                weights.add(folder.join(name), &parts)?;
+                let parts = manifest.tensors.iter().filter(|part| part.file == *name);
+                weights.add(folder.join(name), &parts.map(|part| (part.key(), part)).collect())?;
             }
             return Ok(weights);
         }
         let names: Vec<String> = if index.exists() {
             #[derive(Deserialize)]
             struct Index {
-                weight_map: HashMap<String, String>,
+                weight_map: BTreeMap<String, String>,
             }
-            let text = std::fs::read(&index).map_err(|error| broken(&index, format!("cannot be read: {error}")))?;
+            let text = read_file(&index, LARGEST_INDEX);
+            let text = text.map_err(|error| broken(&index, format!("cannot be read: {error}")))?;
             let parsed: Index =
                 serde_json::from_slice(&text).map_err(|error| broken(&index, format!("is not an index: {error}")))?;
-            let mut names: Vec<String> = parsed.weight_map.into_values().collect();
-            names.sort();
-            names.dedup();
-            names
+            let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+            if let Some(name) = names.iter().find(|name| !is_plain_name(name)) {
+                return Err(broken(&index, format!("names a file `{name}`, which is no name of a file in its folder")));
+            }
+            names.into_iter().collect()
         } else {
             vec!["model.safetensors".into()]
         };
         for name in names {
-            weights.add(folder.join(name), &[])?;
+            weights.add(folder.join(name), &BTreeMap::new())?;
         }
         Ok(weights)
     }
 
-    /// Reads the header of one more file. `parts` are those of its tensors of which it has only a part.
-    fn add(&mut self, path: PathBuf, parts: &[&TensorEntry]) -> Result<(), UserError> {
-        let unreadable = |error: std::io::Error| broken(&path, format!("cannot be read: {error}"));
-        let file = File::open(&path).map_err(unreadable)?;
-        let bytes = file.metadata().map_err(unreadable)?.len();
-        let mut length = [0; 8];
-        file.read_exact_at(&mut length, 0).map_err(unreadable)?;
-        let length = u64::from_le_bytes(length);
-        // The format's own limit on headers: 100 MB.
-        if length > 100_000_000 || length + 8 > bytes {
-            return Err(broken(&path, format!("says its header has {length} bytes, of {bytes} in all")));
-        }
-        let mut header = vec![0; length as usize];
-        file.read_exact_at(&mut header, 8).map_err(unreadable)?;
-        let not_a_header = |error: serde_json::Error| broken(&path, format!("has a header that is not one: {error}"));
-        let mut header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(&header).map_err(not_a_header)?;
-        header.remove("__metadata__");
-        for (name, value) in header {
-            let header: Header = serde_json::from_value(value).map_err(not_a_header)?;
-            let [begin, end] = header.data_offsets;
-            if begin > end || end > bytes - 8 - length {
-                return Err(broken(&path, format!("ends before its tensor `{name}` does")));
+    /// Reads the header of one more file. `parts` are those of its tensors of which it has only a part, by their names in it.
+    fn add(&mut self, path: PathBuf, parts: &BTreeMap<&str, &TensorEntry>) -> Result<(), UserError> {
+        let file = open_file(&path).map_err(|error| broken(&path, format!("cannot be read: {error}")))?;
+        let header = FileHeader::read(&file).map_err(|problem| broken(&path, problem))?;
+        let data = header.data;
+        for (name, header) in header.tensors {
+            let part = parts.get(name.as_str()).copied();
+            if let Some(part) = part.filter(|part| part.sizes != header.shape) {
+                let (found, wanted) = (&header.shape, &part.sizes);
+                return Err(broken(&path, format!("has `{name}` with shape {found:?}, and its manifest {wanted:?}")));
             }
-            let part = parts.iter().find(|part| *part.key.as_ref().unwrap_or(&part.name) == name);
             let offset = part.map_or(vec![0; header.shape.len()], |part| part.offset.clone());
             let shape = part.map_or(&header.shape, |part| &part.shape).clone();
-            let located = Located { file: self.files.len(), header, data: 8 + length, offset };
+            let located = Located { file: self.files.len(), header, data, offset };
             match (part, self.tensors.entry(part.map_or(name, |part| part.name.clone()))) {
                 (_, Entry::Vacant(entry)) => {
                     entry.insert(Whole { shape, blocks: vec![located] });
@@ -198,14 +183,11 @@ impl WeightFolder {
 
     fn values(&self, name: &str, located: &Located) -> Result<Vec<f32>, UserError> {
         let (path, file) = &self.files[located.file];
-        let Header { dtype, shape, data_offsets: [begin, end] } = &located.header;
+        let TensorHeader { dtype, data_offsets: [begin, end], .. } = &located.header;
         let Some(dtype) = DataType::named(dtype) else {
             return Err(broken(path, format!("has `{name}` as {dtype}, which is not F32, F16 or BF16")));
         };
-        let elements = shape.iter().try_fold(1u64, |all, &size| all.checked_mul(size as u64));
-        if elements.and_then(|elements| elements.checked_mul(dtype.size() as u64)) != Some(end - begin) {
-            return Err(broken(path, format!("has `{name}` with shape {shape:?} in {} bytes", end - begin)));
-        }
+        // As many as the shape says, and no more than the file has: the header was checked.
         let mut bytes = vec![0; (end - begin) as usize];
         file.read_exact_at(&mut bytes, located.data + begin)
             .map_err(|error| broken(path, format!("cannot be read: {error}")))?;

@@ -1,7 +1,8 @@
 //! The numbers of a step: a line for people, and a JSON object in `metrics.jsonl`.
 
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 
@@ -9,6 +10,8 @@ use common::format::count;
 use common::terminal::warn;
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::report::step_file::StepFile;
 
 /// The numbers of a step, as in `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -66,9 +69,9 @@ impl StepMetrics {
 /// The file with a line for each step.
 pub(crate) const METRICS: &str = "metrics.jsonl";
 
-/// Appends to `metrics.jsonl`, one object per line. Every line is flushed.
+/// Appends to `metrics.jsonl`, one object per line. Every line is written at once.
 pub struct MetricsFile {
-    file: BufWriter<File>,
+    lines: StepFile,
 }
 
 impl MetricsFile {
@@ -77,37 +80,63 @@ impl MetricsFile {
     /// # Errors
     /// Operating system errors.
     pub fn create(folder: &Path) -> std::io::Result<MetricsFile> {
-        Ok(MetricsFile { file: BufWriter::new(File::create(folder.join(METRICS))?) })
+        let path = folder.join(METRICS);
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        Ok(MetricsFile { lines: StepFile::new(path, file)? })
     }
 
     /// Continues the file in `folder` at `step`. Lines of that step and later steps, and an incomplete last line, are
-    /// removed, so that each step appears once.
+    /// removed, so that each step appears once. Of `carried`, which the checkpoint has, steps are added that are missing.
     ///
     /// # Errors
     /// Operating system errors.
-    pub fn resume(folder: &Path, step: usize) -> std::io::Result<MetricsFile> {
-        let (file, _) = continued(&folder.join(METRICS), "step", step)?;
-        Ok(MetricsFile { file: BufWriter::new(file) })
+    pub fn resume(folder: &Path, step: usize, carried: &[u8]) -> std::io::Result<MetricsFile> {
+        let path = folder.join(METRICS);
+        let (mut file, _) = continued(&path, "step", step)?;
+        if !carried.is_empty() {
+            file = merged(&path, file, carried, step)?;
+        }
+        Ok(MetricsFile { lines: StepFile::new(path, file)? })
     }
 
-    /// Waits until every line is on disk.
+    /// Waits until every line is on disk. A file that was removed is made again.
     ///
     /// # Errors
     /// Operating system errors.
     pub fn sync(&mut self) -> std::io::Result<()> {
-        self.file.flush()?;
-        self.file.get_ref().sync_data()
+        self.lines.sync()
+    }
+
+    /// The lines that may not be on disk.
+    pub fn missing(&self) -> Vec<u8> {
+        self.lines.missing()
     }
 
     /// Adds a step.
     ///
     /// # Errors
-    /// Operating system errors.
+    /// Operating system errors. The step is kept, and written with a later one.
     pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
-        serde_json::to_writer(&mut self.file, metrics)?;
-        self.file.write_all(b"\n")?;
-        self.file.flush()
+        let mut line = serde_json::to_vec(metrics)?;
+        line.push(b'\n');
+        self.lines.write(&line)
     }
+}
+
+/// Adds to a file of whole lines those of `carried` for steps below `step` that it lacks, each in its place.
+fn merged(path: &Path, mut file: File, carried: &[u8], step: usize) -> std::io::Result<File> {
+    let mut content = Vec::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.read_to_end(&mut content)?;
+    let mut steps: BTreeMap<u64, &[u8]> = BTreeMap::new();
+    for line in content.split_inclusive(|byte| *byte == b'\n').chain(carried.split_inclusive(|byte| *byte == b'\n')) {
+        let value: Option<Value> = serde_json::from_slice(line).ok();
+        let of = value.and_then(|value| value["step"].as_u64()).filter(|of| *of < step as u64);
+        if let Some(of) = of.filter(|_| line.ends_with(b"\n")) {
+            steps.entry(of).or_insert(line);
+        }
+    }
+    replaced(path, |copy| steps.values().try_for_each(|line| copy.write_all(line)))
 }
 
 /// Opens a file of one JSON object per line to continue it at `step`. Lines whose `key` is that step or a later one, and an
@@ -167,12 +196,20 @@ fn lines_before(file: &File, key: &str, step: usize) -> std::io::Result<Lines> {
 
 /// Replaces the file at `path` by these parts of it.
 fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result<File> {
+    replaced(path, |copy| {
+        for part in parts {
+            file.seek(SeekFrom::Start(part.start))?;
+            std::io::copy(&mut file.take(part.end - part.start), copy)?;
+        }
+        Ok(())
+    })
+}
+
+/// Replaces the file at `path` by what `write` writes.
+fn replaced(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<File> {
     let temporary = path.with_extension("jsonl.tmp");
     let mut copy = File::options().read(true).write(true).create(true).truncate(true).open(&temporary)?;
-    for part in parts {
-        file.seek(SeekFrom::Start(part.start))?;
-        std::io::copy(&mut file.take(part.end - part.start), &mut copy)?;
-    }
+    write(&mut copy)?;
     copy.sync_all()?;
     std::fs::rename(temporary, path)?;
     Ok(copy)
@@ -191,7 +228,7 @@ mod tests {
             [(lines.concat(), 3, 3), (lines.concat() + "{\"ste", 9, 5), (lines.concat(), 0, 0), (String::new(), 2, 0)]
         {
             std::fs::write(&path, text).unwrap();
-            MetricsFile::resume(folder.path(), step).unwrap().sync().unwrap();
+            MetricsFile::resume(folder.path(), step, b"").unwrap().sync().unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), lines[..kept].concat(), "continued at {step}");
         }
     }
@@ -212,6 +249,24 @@ mod tests {
                 assert_eq!(std::fs::read(&path).unwrap(), expected, "line {at} is {damaged:?}");
                 assert_eq!(last.unwrap()["step"], if at == 11 { 10 } else { 11 });
             }
+        }
+    }
+
+    #[test]
+    fn lines_that_a_checkpoint_carried_take_their_places_and_steps_appear_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS);
+        let line = |step: usize, loss: usize| format!("{{\"step\":{step},\"loss\":{loss}}}\n");
+        let lines = |steps: &[usize], loss| steps.iter().map(|step| line(*step, loss)).collect::<String>();
+        for (there, carried, all) in [
+            (lines(&[0, 1], 1), lines(&[2, 3], 2), lines(&[0, 1], 1) + &lines(&[2, 3], 2)),
+            (lines(&[0, 1, 2], 1) + "{\"st", lines(&[2, 3, 4], 2), lines(&[0, 1, 2], 1) + &lines(&[3], 2)),
+            (lines(&[0, 3], 1), lines(&[1, 2, 3], 2) + "no line", line(0, 1) + &lines(&[1, 2], 2) + &line(3, 1)),
+            (String::new(), lines(&[0, 1, 2, 3], 2), lines(&[0, 1, 2, 3], 2)),
+        ] {
+            std::fs::write(&path, there).unwrap();
+            MetricsFile::resume(folder.path(), 4, carried.as_bytes()).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), all);
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod metrics;
 mod replay_picture;
 pub mod reporter;
 pub mod run_log;
+mod step_file;
 pub mod summary;
 pub mod tensorboard;
 pub mod wandb;

@@ -66,7 +66,7 @@ pub(crate) struct Reporter<'p> {
     saves_checkpoints: bool,
     /// The run's files, on rank 0.
     log: Option<RunLog>,
-    /// Why the files are no longer written. The run saves its state and ends with this error.
+    /// Why a file was not written. The run saves its state and ends with this error.
     write_error: Option<RunError>,
     /// Consecutive skipped updates.
     skipped: usize,
@@ -161,16 +161,17 @@ impl<'p> Reporter<'p> {
         self.write("the metrics", |log| log.write(&metrics));
     }
 
-    /// Waits until the reported steps are on disk.
-    pub(crate) fn sync(&mut self) {
+    /// Waits until the reported steps are on disk. Returns the lines of metrics that cannot be written; none on other ranks.
+    pub(crate) fn sync(&mut self) -> Vec<u8> {
         self.write("the metrics", RunLog::sync);
+        self.log.as_ref().map(RunLog::missing).unwrap_or_default()
     }
 
-    /// Writes to the files. After a failure nothing more is written.
+    /// Writes to the files. The first failure ends the run.
     fn write(&mut self, what: &str, write: impl FnOnce(&mut RunLog) -> std::io::Result<()>) {
         let Some(Err(error)) = self.log.as_mut().map(write) else { return };
-        self.log = None;
-        self.write_error = Some(file_error(format!("{what} in {}", self.logging.dir))(error));
+        let what = format!("{what} in {}", self.logging.dir);
+        self.write_error.get_or_insert_with(|| file_error(what)(error));
     }
 
     /// Whether training has diverged. The answer is the same on all ranks.
@@ -193,6 +194,7 @@ impl<'p> Reporter<'p> {
     /// # Errors
     /// The first error of writing, now or earlier.
     pub(crate) fn close(&mut self) -> Result<(), RunError> {
+        self.sync();
         self.write("wandb-summary.json", RunLog::finish);
         self.write_error.take().map_or(Ok(()), Err)
     }

@@ -15,28 +15,43 @@ pub struct RunLog {
 }
 
 impl RunLog {
-    /// Creates the files in `logging.dir`, or continues them at a `step` above 0.
+    /// Creates the files in `logging.dir`, or continues them at a `step` above 0. `carried` are lines of metrics that the
+    /// checkpoint has.
     ///
     /// # Errors
     /// Operating system errors.
-    pub fn open(logging: &LoggingConfig, step: usize) -> std::io::Result<RunLog> {
+    pub fn open(logging: &LoggingConfig, step: usize, carried: &[u8]) -> std::io::Result<RunLog> {
         let folder = Path::new(&logging.dir);
-        let metrics = if step == 0 { MetricsFile::create(folder) } else { MetricsFile::resume(folder, step) }?;
+        let metrics = match step {
+            0 => MetricsFile::create(folder)?,
+            _ => MetricsFile::resume(folder, step, carried)?,
+        };
         let events = logging.tensorboard.then(|| EventFile::create(folder, step)).transpose()?;
         let history = logging.wandb.then(|| History::open(folder, step)).transpose()?;
         Ok(RunLog { metrics, events, history })
     }
 
-    /// Adds a step.
+    /// Adds a step. Metrics that cannot be written are kept for later. A file of another kind that cannot be written is
+    /// given up.
     ///
     /// # Errors
     /// Operating system errors.
     pub fn write(&mut self, step: &StepMetrics) -> std::io::Result<()> {
-        self.metrics.write(step)?;
-        if let Some(events) = &mut self.events {
-            events.write(step)?;
+        let metrics = self.metrics.write(step);
+        let events = self.events.as_mut().map_or(Ok(()), |events| events.write(step));
+        if events.is_err() {
+            self.events = None;
         }
-        self.history.as_mut().map_or(Ok(()), |history| history.write(step))
+        let history = self.history.as_mut().map_or(Ok(()), |history| history.write(step));
+        if history.is_err() {
+            self.history = None;
+        }
+        metrics.and(events).and(history)
+    }
+
+    /// The lines of `metrics.jsonl` that may not be on disk.
+    pub fn missing(&self) -> Vec<u8> {
+        self.metrics.missing()
     }
 
     /// Waits until every line of `metrics.jsonl` is on disk. A resumed run reads that file.

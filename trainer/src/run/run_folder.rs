@@ -4,12 +4,16 @@
 use std::io::{BufRead, BufReader, Result};
 use std::path::{Path, PathBuf};
 
+use common::files::read_text;
 use serde_json::Value;
 
 use crate::report::metrics::METRICS;
 
 /// The file with the name of the run whose metrics the folder has.
 const OWNER: &str = "run.id";
+
+/// The most bytes of that file.
+const LONGEST_NAME: u64 = 4096;
 
 /// Gives `folder` to `run`. `resumes_at` is the step at which the run resumes, or `None` if it starts at step 0 or from
 /// another run's checkpoint. Metrics of another run are moved to a folder inside, `earlier-1` or the next free number.
@@ -22,7 +26,7 @@ const OWNER: &str = "run.id";
 /// Operating system errors.
 pub fn claim(folder: &Path, run: &str, resumes_at: Option<usize>) -> Result<Option<PathBuf>> {
     std::fs::create_dir_all(folder)?;
-    let owner = std::fs::read_to_string(folder.join(OWNER)).ok();
+    let owner = read_text(&folder.join(OWNER), LONGEST_NAME).ok();
     let metrics = folder.join(METRICS);
     let exists = std::fs::metadata(&metrics).is_ok_and(|file| file.is_file() && file.len() > 0);
     let ours = match (resumes_at, owner) {
@@ -31,8 +35,21 @@ pub fn claim(folder: &Path, run: &str, resumes_at: Option<usize>) -> Result<Opti
         (Some(step), None) => exists && steps_of(&metrics)? >= step,
     };
     let aside = if exists && !ours { Some(move_aside(folder)?) } else { None };
-    std::fs::write(folder.join(OWNER), format!("{run}\n"))?;
+    mark(folder, run)?;
     Ok(aside)
+}
+
+/// Writes which run the folder is of, also if the folder was removed.
+///
+/// # Errors
+/// Operating system errors.
+pub fn mark(folder: &Path, run: &str) -> Result<()> {
+    let path = folder.join(OWNER);
+    if read_text(&path, LONGEST_NAME).is_ok_and(|owner| owner.trim() == run) {
+        return Ok(());
+    }
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(path, format!("{run}\n"))
 }
 
 /// One more than the last step of a metrics file, 0 if it has none.

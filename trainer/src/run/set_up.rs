@@ -41,7 +41,8 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
     if let (Some(folder), ModelPlan::Gpt(shape)) = (&plan.config.model.init_from, &plan.model)
         && !device.is_dry()
     {
-        Pretrained::open(folder.as_ref())?.load(shape, stage.params(), device)?;
+        // The command line has compared its hashes.
+        Pretrained::open_checked(folder.as_ref())?.load(shape, stage.params(), device)?;
     }
     Ok(())
 }

@@ -241,9 +241,14 @@ impl<'r> Trainer<'r> {
             return Ok(false);
         }
         self.group.activity.during(Doing::Writes, || {
-            self.report.sync(); // the metrics on disk are never behind a checkpoint
+            if self.group.rank == 0 {
+                // Lest a removed folder comes back as nobody's. If this fails, so do the metrics.
+                let _ = run_folder::mark(Path::new(&self.plan.config.logging.dir), self.session.run());
+            }
+            // A checkpoint is never ahead of its metrics: it has those that are not on disk.
+            let metrics = self.report.sync();
             let occasion = if last { Occasion::End } else { Occasion::Interval };
-            if self.session.save(self.stage, self.progress, occasion)? && self.report.is_sound() {
+            if self.session.save(self.stage, self.progress, occasion, &metrics)? && self.report.is_sound() {
                 self.session.prune(step);
             }
             Ok(true)
@@ -310,7 +315,8 @@ fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
     }
     let resolved = toml::to_string(&plan.config).unwrap_or_default();
     std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
-    RunLog::open(&plan.config.logging, session.progress().step).map_err(file("metrics.jsonl"))
+    let carried = session.carried_metrics()?;
+    RunLog::open(&plan.config.logging, session.progress().step, &carried).map_err(file("metrics.jsonl"))
 }
 
 /// Starts to read the batches of all remaining steps, on a thread of its own.

@@ -177,6 +177,48 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
 }
 
 #[test]
+fn tokenizers_that_panic_or_make_texts_explode_are_refused_in_bounded_time() {
+    let folder = Folder::new("bad-tokenizer");
+    let text = folder.file("text.txt", "a text of words ".repeat(1000));
+    let good = folder.path("good.json");
+    small_tokenizer(good.as_ref(), "some text");
+    let good: serde_json::Value = serde_json::from_slice(&std::fs::read(good).unwrap()).unwrap();
+    let replace =
+        |from: &str, to: &str| serde_json::json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let chain = |steps: Vec<serde_json::Value>| serde_json::json!({"type": "Sequence", "normalizers": steps});
+    let long = "a".repeat(60);
+    let cases: Vec<(&str, &str, serde_json::Value, &str)> = vec![
+        ("chain", "normalizer", chain(vec![replace("a", &long); 40]), "its normalizer makes a text of "),
+        ("nested chain", "normalizer", chain(vec![chain(vec![replace("a", &long)]); 40]), "are allowed"),
+        ("long replacement", "normalizer", replace("a", &"x".repeat(1 << 20)), "a replacement has at most 64"),
+        ("long decoding", "decoder", replace("a", &"x".repeat(1 << 20)), "a replacement has at most 64"),
+        (
+            "pieces of no length",
+            "pre_tokenizer",
+            serde_json::json!({"type": "FixedLength", "length": 0}),
+            "it fails on a short text: ",
+        ),
+        (
+            "search of words of any length",
+            "model",
+            serde_json::json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 1_000_000_000, "vocab": {"[UNK]": 0, "a": 1}}),
+            "max_input_chars_per_word = 1000000000",
+        ),
+        ("a model of another kind", "model", serde_json::json!({"type": "\u{1b}[2J"}), "is not a tokenizer"),
+    ];
+    for (name, part, value, needle) in cases {
+        let mut tokenizer = good.clone();
+        tokenizer[part] = value;
+        let path = folder.file("tokenizer.json", tokenizer.to_string());
+        let began = std::time::Instant::now();
+        refused(name, &["--data-path", &text, "--tokenizer", &path, "--vocab", "400"], &["tokenizer", needle]);
+        assert!(began.elapsed().as_secs() < 60, "{name} took {:?}", began.elapsed());
+    }
+    refused("a device", &["--data-path", &text, "--tokenizer", "/dev/zero"], &["it is not a regular file"]);
+}
+
+#[test]
 fn a_folder_within_the_data_that_cannot_be_read_is_named() {
     let folder = Folder::new("bad-folder");
     let inner = folder.path("inner");

@@ -82,7 +82,7 @@ impl Case {
 /// Writes the stage of a rank that has everything.
 fn save_alone(dir: &Path, stage: &Stage, progress: Progress, writers: &Writers) -> PathBuf {
     let (origin, occasion) = (&Origin::default(), Occasion::Interval);
-    save(stage, &SaveRequest { dir, progress, origin, writers, occasion, make_room: &|| Ok(()) }).unwrap()
+    save(stage, &SaveRequest { dir, progress, origin, metrics: b"", writers, occasion, make_room: &|| Ok(()) }).unwrap()
 }
 
 /// Every bit that a checkpoint has to bring back: real rows of weights and moments by name, compute weights, counters.

@@ -1,13 +1,19 @@
 //! Checkpoints that are damaged, do not fit or cannot be written.
 
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use launch::watch::activity::Activity;
-use trainer::checkpoint::verify;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use trainer::checkpoint::{MANIFEST, Manifest, verify};
 
 use crate::harness::{
-    Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, mpirun_command, printed, run, saved,
+    Folder, arguments, bits, checkpoint, copy_folder, copy_run, expect, metrics, mpirun_command, output_of, printed,
+    run, saved, signal, start,
 };
 
 const FILES: [&str; 4] = ["model.safetensors", "optimizer.safetensors", "config.toml", "manifest.json"];
@@ -62,17 +68,278 @@ fn a_newest_checkpoint_that_cannot_be_read_now_may_be_complete_and_is_not_skippe
     let refused = run(1, &whole.0, further);
     expect(&refused, 3, &["step-00000006 is the newest, and manifest.json is of format 2; this build reads format 1"]);
     std::fs::write(&manifest, text).unwrap();
-    let (weights, aside) = (newest.join("model.safetensors"), whole.path("aside"));
-    std::fs::rename(&weights, &aside).unwrap();
-    std::os::unix::fs::symlink(&weights, &weights).unwrap(); // a loop
-    expect(
-        &run(1, &whole.0, further),
-        3,
-        &["step-00000006 is the newest, and model.safetensors cannot be read: Too many"],
-    );
-    std::fs::remove_file(&weights).unwrap();
-    std::fs::rename(&aside, &weights).unwrap();
+    // Root may read anything, so the run is somebody else's.
+    let all = |mode| std::fs::Permissions::from_mode(mode);
+    for path in [&whole.0, &whole.path("log"), &whole.path("saved"), &newest] {
+        std::fs::set_permissions(path, all(0o777)).unwrap();
+        for entry in std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+            std::fs::set_permissions(entry, all(0o666)).unwrap();
+        }
+    }
+    let weights = newest.join("model.safetensors");
+    std::fs::set_permissions(&weights, all(0o000)).unwrap();
+    let mut command = crate::harness::command(1, &whole.0, further);
+    if std::fs::read(&weights).is_ok() {
+        command.uid(65534);
+    }
+    let refused = command.output().unwrap();
+    expect(&refused, 3, &["step-00000006 is the newest, and model.safetensors cannot be read: Permission denied"]);
+    std::fs::set_permissions(&weights, all(0o644)).unwrap();
     expect(&run(1, &whole.0, further), 0, &["step-00000006 at step 6", "done: loss"]);
+}
+
+/// A manifest's content with the hash that belongs to it; `None` if it is no manifest.
+pub fn resealed(mut manifest: Value) -> Option<Vec<u8>> {
+    *manifest.get_mut("sha256")? = "".into();
+    let mut manifest: Manifest = serde_json::from_value(manifest).ok()?;
+    let hash = Sha256::digest(serde_json::to_vec(&manifest).ok()?);
+    manifest.sha256 = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    serde_json::to_vec(&manifest).ok()
+}
+
+/// Changes the manifest of a checkpoint, and makes its hash right.
+fn reseal(folder: &Path, change: impl Fn(&mut Value)) {
+    let path = folder.join(MANIFEST);
+    let mut manifest = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut manifest);
+    std::fs::write(path, resealed(manifest).unwrap()).unwrap();
+}
+
+/// `trainer` with these arguments. It ends within a minute.
+fn trainer(arguments: &[&str]) -> Output {
+    let began = Instant::now();
+    let output = Command::new(env!("CARGO_BIN_EXE_trainer")).args(arguments).output().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(60), "{arguments:?} took {:?}", began.elapsed());
+    output
+}
+
+/// Fails unless the input is refused in one line that has all of `parts`, and nothing that a terminal would act on.
+fn refused(output: &Output, parts: &[&str]) {
+    let text = printed(output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("notice: ")).collect();
+    let [line] = lines[..] else { panic!("it is not one line: {text}") };
+    assert!(output.stdout.is_empty() && line.starts_with("error") && !line.contains(char::is_control), "{text:?}");
+    for part in parts.iter().chain(&["Rule: ", "Fix: "]) {
+        assert!(line.contains(part), "{part:?} is not in {line}");
+    }
+}
+
+#[test]
+fn weights_of_a_damaged_checkpoint_are_neither_converted_nor_started_from() {
+    let whole = Folder::new("weights-whole");
+    expect(&run(1, &whole.0, "--steps 2"), 0, &[]);
+    for (what, damage) in [("flipped", flip_a_bit as fn(&Path)), ("truncated", truncate), ("deleted", delete)] {
+        for file in FILES {
+            let folder = Folder::new("weights");
+            copy_run(&whole.0, &folder.0, 2);
+            let step = checkpoint(&folder.0, 2);
+            damage(&step.join(file));
+            let (from, to) = (step.to_str().unwrap(), folder.path("hf"));
+            let is_damaged = format!("step-00000002 is damaged: {file} ");
+            refused(&trainer(&["convert", "--to", "hf", from, to.to_str().unwrap()]), &[&is_damaged]);
+            refused(&trainer(&["--init-from", from, "--steps", "1"]), &[&is_damaged]);
+            refused(&trainer(&["sample", "--checkpoint", from]), &[&is_damaged]);
+            assert!(!to.exists(), "{file} {what}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_whose_manifest_describes_none_is_refused_whoever_reads_it() {
+    let whole = Folder::new("describes-whole");
+    expect(&run(1, &whole.0, "--steps 2"), 0, &[]);
+    let outside = whole.path("outside.safetensors");
+    std::fs::copy(checkpoint(&whole.0, 2).join("model.safetensors"), &outside).unwrap();
+    type Change = fn(&mut Value);
+    let changes: [(&str, Change); 8] = [
+        ("its folder's name says 2", |manifest| manifest["step"] = 1.into()),
+        ("overlap", |manifest| {
+            let part = manifest["tensors"][0].clone();
+            manifest["tensors"].as_array_mut().unwrap().push(part);
+            manifest["tensors"][0]["key"] = "other".into();
+        }),
+        ("outside its shape", |manifest| manifest["tensors"][0]["offset"] = vec![0; 9].into()),
+        ("outside its shape", |manifest| manifest["tensors"][0]["shape"] = vec![usize::MAX; 2].into()),
+        ("of the ", |manifest| manifest["tensors"][0]["sizes"][0] = 1.into()),
+        ("no name of a file in its folder", |manifest| {
+            manifest["files"][0]["name"] = "../../outside.safetensors".into()
+        }),
+        ("no name of a file in its folder", |manifest| manifest["files"][0]["name"] = "/dev/zero".into()),
+        ("no name of a file in its folder", |manifest| manifest["files"][0]["name"] = "\u{1b}[2J\n".into()),
+    ];
+    for (says, change) in changes {
+        let folder = Folder::new("describes");
+        copy_run(&whole.0, &folder.0, 2);
+        let step = checkpoint(&folder.0, 2);
+        reseal(&step, change);
+        let from = step.to_str().unwrap();
+        let says = ["manifest.json ", says];
+        refused(&run(1, &folder.0, "--steps 4"), &says);
+        refused(&run(1, &folder.0, &format!("--steps 4 --save {}/other --resume {from}", folder.0.display())), &says);
+        refused(&trainer(&["convert", "--to", "hf", from, folder.path("hf").to_str().unwrap()]), &says);
+        refused(&trainer(&["--init-from", from, "--steps", "1"]), &says);
+    }
+}
+
+#[test]
+fn links_pipes_and_devices_in_place_of_a_checkpoints_files_are_refused_without_reading_them() {
+    let whole = Folder::new("links-whole");
+    expect(&run(1, &whole.0, "--steps 4 --save-interval 2"), 0, &[]);
+    let zero = |path: &Path| symlink("/dev/zero", path).unwrap();
+    let pipe = |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    let copy = |path: &Path| {
+        let (aside, name) = (path.ancestors().nth(3).unwrap(), path.file_name().unwrap());
+        let target = aside.join(name);
+        std::fs::copy(whole.path("saved/step-00000004").join(name), &target).unwrap();
+        symlink(target, path).unwrap();
+    };
+    type Make<'m> = &'m dyn Fn(&Path);
+    let all: [(&str, Make<'_>); 3] =
+        [("it is a link", &zero), ("it is not a regular file", &pipe), ("it is a link", &copy)];
+    for (says, make) in all {
+        for file in FILES {
+            let folder = Folder::new("links");
+            copy_run(&whole.0, &folder.0, 2);
+            copy_run(&whole.0, &folder.0, 4);
+            let newest = checkpoint(&folder.0, 4);
+            delete(&newest.join(file));
+            make(&newest.join(file));
+            let says = format!("{file} cannot be read: {says}, and checkpoints have regular files");
+            // It may be complete, so the one before it is not continued in its place.
+            refused(&run(1, &folder.0, "--steps 6"), &["step-00000004 is the newest, and ", &says]);
+            refused(&trainer(&["--init-from", newest.to_str().unwrap(), "--steps", "1"]), &[&says]);
+        }
+    }
+}
+
+#[test]
+fn a_lock_file_that_is_a_link_is_not_written_through() {
+    for (key, lock) in [("checkpoint.dir", "saved/checkpoints.lock"), ("logging.dir", "log/run.lock")] {
+        let folder = Folder::new("lock-link");
+        let (victim, lock) = (folder.path("victim"), folder.path(lock));
+        std::fs::write(&victim, "keep me").unwrap();
+        std::fs::create_dir_all(lock.parent().unwrap()).unwrap();
+        symlink(&victim, &lock).unwrap();
+        refused(&run(1, &folder.0, "--steps 1"), &[key, "cannot be written: it is a link"]);
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "keep me");
+        delete(&lock);
+        assert!(Command::new("mkfifo").arg(&lock).status().unwrap().success());
+        refused(&run(1, &folder.0, "--steps 1"), &[key, "cannot be written: it is not a regular file"]);
+    }
+}
+
+#[test]
+fn files_of_somebody_else_in_a_checkpoint_that_is_removed_stay() {
+    let folder = Folder::new("somebody");
+    let notes = ["saved/step-00000003.tmp/notes.txt", "saved/step-00000003.old.tmp/model-best.safetensors"];
+    for name in notes {
+        let path = folder.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path.with_file_name(MANIFEST), "{}").unwrap();
+        std::fs::write(&path, "keep me").unwrap();
+        refused(&run(1, &folder.0, "--steps 1"), &["is there and is not a checkpoint"]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "keep me");
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+    // Beside a checkpoint's files they may lie. It is no longer removed to keep fewer.
+    let flags = "--save-interval 1 --checkpoint-keep 1";
+    expect(&run(1, &folder.0, &format!("--steps 1 {flags}")), 0, &[]);
+    let notes = checkpoint(&folder.0, 1).join("notes.txt");
+    std::fs::write(&notes, "keep me").unwrap();
+    expect(&run(1, &folder.0, &format!("--steps 3 {flags}")), 0, &[]);
+    assert_eq!((std::fs::read_to_string(&notes).unwrap(), saved(&folder.0)), ("keep me".into(), vec![1, 3]));
+    // A damaged one is replaced, and what lay beside it is put aside.
+    let newest = checkpoint(&folder.0, 3);
+    std::fs::write(newest.join("notes.txt"), "keep me too").unwrap();
+    flip_a_bit(&newest.join(FILES[0]));
+    expect(&run(1, &folder.0, "--steps 3 --checkpoint-keep 0"), 0, &["is damaged and skipped", "at step 1"]);
+    let aside = folder.path("saved/step-00000003.kept-1/notes.txt");
+    assert_eq!(std::fs::read_to_string(aside).unwrap(), "keep me too");
+    assert!(verify(&newest, &Activity::default()).is_ok());
+}
+
+#[test]
+fn numbers_beyond_f32_are_refused() {
+    for flags in [
+        ["--eps", "1e39"],
+        ["--eps", "1e-60"],
+        ["--lr", "1e39"],
+        ["--lr", "1e-60"],
+        ["--weight-decay", "1e300"],
+        ["--clip-grad", "1e39"],
+        ["--norm-eps", "1e39"],
+        ["--init-std", "1e39"],
+        ["--hidden-dropout", "0.99999999999"],
+        ["--betas", "0.99999999999"],
+    ] {
+        let mut arguments = vec!["--steps", "1", flags[0], flags[1]];
+        if flags[0] == "--betas" {
+            arguments.push("0.9");
+        }
+        refused(&trainer(&arguments), &["f32"]);
+    }
+    refused(&trainer(&["--position", "rotary", "--rope-base", "1e60"]), &["model.rope_base = 1", "f32"]);
+}
+
+#[test]
+fn nothing_that_a_terminal_acts_on_comes_from_a_file_or_a_name() {
+    let folder = Folder::new("escapes");
+    let odd = folder.path("a\u{1b}[2J\u{202e}b\n.txt");
+    std::fs::write(&odd, "some text to train on. ".repeat(40)).unwrap();
+    let name = odd.to_str().unwrap();
+    let steady = |text: &[u8]| {
+        let text = String::from_utf8_lossy(text).into_owned();
+        assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text:?}");
+        text
+    };
+    let mut command = crate::harness::command(1, &folder.0, "--steps 1 --eval-interval 0");
+    let output = command.args(["--data-path", name]).output().unwrap();
+    expect(&output, 0, &["a\\u{1b}[2J\\u{202e}b", "done: loss"]);
+    steady(printed(&output).as_bytes());
+    assert!(steady(&std::fs::read(folder.path("log/run.log")).unwrap()).contains("\\u{1b}[2J"));
+    refused(&trainer(&["--data-path", &format!("{name}x")]), &["a\\u{1b}[2J\\u{202e}b\\n.txtx"]);
+    let model = folder.path("model");
+    std::fs::create_dir(&model).unwrap();
+    std::fs::write(model.join("config.json"), "{\"model_type\": \"\\u001b]0;title\\u0007\\n\"}").unwrap();
+    refused(&trainer(&["--init-from", model.to_str().unwrap()]), &["model_type = "]);
+    let config = folder.path("odd.toml");
+    std::fs::write(&config, "[model]\n\"\\u001b[2J\" = 1\n").unwrap();
+    refused(&trainer(&["--config", config.to_str().unwrap()]), &["unknown key `model.\\u{1b}[2J`"]);
+    refused(&trainer(&["--config", "/dev/zero"]), &["it is not a regular file"]);
+}
+
+#[test]
+fn metrics_have_each_step_once_though_their_folder_was_removed_under_the_run() {
+    let folder = Folder::new("log-removed");
+    let child = start(1, &folder.0, "--save-interval 1000000");
+    std::fs::remove_dir_all(folder.path("log")).unwrap();
+    signal(child.id(), "TERM");
+    expect(&output_of(child), 0, &["asked to end: stops after step "]);
+    let done = saved(&folder.0)[0];
+    assert_eq!(metrics(&folder.0).len(), done);
+    expect(&run(1, &folder.0, &format!("--steps {}", done + 2)), 0, &["done: loss"]);
+    assert_eq!(metrics(&folder.0).len(), done + 2, "they are still the run's own");
+}
+
+#[test]
+fn metrics_have_each_step_once_though_their_disk_was_full_for_a_while() {
+    let folder = Folder::new("log-full");
+    std::fs::create_dir(folder.path("log")).unwrap();
+    let script = format!("\"$0\" \"$@\"; code=$?; cp -r {0} {0}.after; exit $code", folder.path("log").display());
+    let Some(mut command) = on_small_disk("64k", &folder.path("log"), &script) else { return };
+    let run_of = crate::harness::command(1, &folder.0, "--steps 100000 --eval-interval 0");
+    let output = command.arg(run_of.get_program()).args(run_of.get_args()).output().unwrap();
+    expect(&output, 3, &["No space left on device", "stops after step "]);
+    let done = saved(&folder.0)[0];
+    let there = std::fs::read_to_string(folder.path("log.after/metrics.jsonl")).unwrap();
+    assert!(there.is_empty() || there.ends_with('\n'), "no line is there in part");
+    assert!(there.lines().count() < done && checkpoint(&folder.0, done).join("metrics.jsonl").exists());
+    std::fs::remove_dir(folder.path("log")).unwrap();
+    std::fs::rename(folder.path("log.after"), folder.path("log")).unwrap();
+    expect(&run(1, &folder.0, &format!("--steps {} --eval-interval 0", done + 2)), 0, &["done: loss"]);
+    assert_eq!(metrics(&folder.0).len(), done + 2);
+    assert!(!checkpoint(&folder.0, done + 2).join("metrics.jsonl").exists(), "later ones need none");
 }
 
 #[test]

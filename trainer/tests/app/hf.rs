@@ -118,7 +118,7 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
 }
 
 /// A folder of ours with a model of its first weights, as `--preset` and flags make it.
-fn trained(folder: &Path, flags: &[&str]) {
+pub fn trained(folder: &Path, flags: &[&str]) {
     let plan = plan(flags).unwrap();
     let (device, stage) = stage_of(&plan).unwrap();
     std::fs::create_dir_all(folder).unwrap();
@@ -224,6 +224,82 @@ fn folders_that_are_not_whole_or_not_ours_are_refused_by_name() {
         refusal(|f| replace(f, "config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1")),
         "no parameter",
     );
+}
+
+/// Replaces the header of the weights, with its length.
+fn with_header(folder: &Path, change: impl Fn(&mut serde_json::Map<String, serde_json::Value>)) {
+    let path = folder.join("model.safetensors");
+    let content = std::fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(content[..8].try_into().unwrap()) as usize;
+    let mut header = serde_json::from_slice(&content[8..data]).unwrap();
+    change(&mut header);
+    let header = serde_json::to_vec(&header).unwrap();
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(path, [&length[..], &header, &content[data..]].concat()).unwrap();
+}
+
+#[test]
+fn tensors_that_overlap_absurd_sizes_and_names_that_lead_elsewhere_are_refused() {
+    let says = |error: String, words: &str| assert!(error.contains(words), "{error}\nshould say: {words}");
+    let (up, gate) = ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.gate_proj.weight");
+    let same_bytes =
+        |f: &Path| with_header(f, |header| header[up]["data_offsets"] = header[gate]["data_offsets"].clone());
+    says(refusal(same_bytes), "overlaps another");
+    let axes = |f: &Path| with_header(f, |header| header[up]["shape"] = serde_json::json!([176, 64, 1]));
+    says(refusal(axes), "has shape [176, 64, 1], the model [176, 64]");
+    let huge = |f: &Path| with_header(f, |header| header[up]["shape"] = serde_json::json!([1u64 << 62, 1u64 << 62]));
+    says(refusal(huge), "with shape [4611686018427387904, 4611686018427387904]");
+    for layers in ["2147483648", "1e300", "-1", "16385", "\"\\u001b[2J\""] {
+        let layers = |f: &Path| {
+            replace(f, "config.json", "\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"))
+        };
+        let error = refusal(layers);
+        assert!(error.contains("Rule: ") && !error.contains(char::is_control), "{error}");
+    }
+    let many_heads = |f: &Path| replace(f, "config.json", "\"head_dim\": 16", "\"head_dim\": 9223372036854775807");
+    says(refusal(many_heads), "head_dim = 9223372036854775807");
+    says(
+        refusal(|f| replace(f, "config.json", "\"rms_norm_eps\"", "\"rms_norn_eps\"")),
+        "a key `rms_norn_eps` and no `rms_norm_eps`",
+    );
+    says(
+        refusal(|f| replace(f, "config.json", "\"rms_norm_eps\": 0.00001", "\"rms_norm_eps\": 1e39")),
+        "no larger than f32 can hold",
+    );
+    let index = |name: &str| {
+        let text = format!("{{\"weight_map\": {{\"a\": \"{name}\"}}}}");
+        refusal(|f| std::fs::write(f.join("model.safetensors.index.json"), &text).unwrap())
+    };
+    for name in ["../ours/model.safetensors", "/dev/zero", "..", ""] {
+        says(index(name), "which is no name of a file in its folder");
+    }
+    for (file, said) in
+        [("config.json", "config.json cannot be read"), ("model.safetensors", "model.safetensors cannot be read")]
+    {
+        let zero = |f: &Path| {
+            std::fs::remove_file(f.join(file)).unwrap();
+            std::os::unix::fs::symlink("/dev/zero", f.join(file)).unwrap();
+        };
+        says(refusal(zero), &format!("{said}: it is not a regular file"));
+        let pipe = |f: &Path| {
+            std::fs::remove_file(f.join(file)).unwrap();
+            assert!(Command::new("mkfifo").arg(f.join(file)).status().unwrap().success());
+        };
+        says(refusal(pipe), &format!("{said}: it is not a regular file"));
+    }
+}
+
+#[test]
+fn a_folder_of_links_is_read_as_the_library_of_hugging_face_leaves_it() {
+    let folder = TempDir::new().unwrap();
+    let [ours, blobs, theirs, back] = ["ours", "blobs", "snapshot", "back"].map(|name| folder.path().join(name));
+    trained(&ours, &["--preset", "tiny-llama"]);
+    convert(&ours, &blobs, Direction::ToHuggingFace(DataType::F32)).unwrap();
+    std::fs::create_dir(&theirs).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::os::unix::fs::symlink(blobs.join(name), theirs.join(name)).unwrap();
+    }
+    convert(&theirs, &back, Direction::FromHuggingFace).unwrap();
 }
 
 #[test]

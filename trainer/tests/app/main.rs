@@ -6,6 +6,8 @@ mod harness;
 mod data_files;
 #[path = "../../../engine/tests/steps/models/mod.rs"]
 mod models;
+#[path = "../../../data/tests/mutations/mod.rs"]
+mod mutations;
 
 mod bad_data;
 mod batch_ramp;
@@ -19,6 +21,7 @@ mod distributed_run;
 mod documents;
 mod everywhere;
 mod faults;
+mod fuzz;
 mod grad_reduce;
 mod hf;
 mod kill;

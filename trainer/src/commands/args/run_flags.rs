@@ -88,8 +88,12 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)]) -> Re
     let (mut layers, mut notices) = (layers(matches, preset)?, megatron_flags::notices(matches));
     if let Some(folder) = layers.init_from() {
         // A resumed run has its model in the checkpoint. The folder that it started from may be gone.
-        let folder = start_folder(&layers.resolve().checkpoint).unwrap_or_else(|| folder.into());
-        let (pretrained, mut theirs) = (Pretrained::open(&folder)?, Layers::default());
+        let resumed = start_folder(&layers.resolve().checkpoint);
+        let pretrained = match &resumed {
+            Some(checkpoint) => Pretrained::open_checked(checkpoint)?, // the run compares its hashes when it resumes
+            None => Pretrained::open(folder.as_ref())?,
+        };
+        let (folder, mut theirs) = (resumed.unwrap_or_else(|| folder.into()), Layers::default());
         layers.start_from(pretrained.options());
         theirs.start_from(pretrained.options());
         let differ = changed_meaning(&theirs.resolve().model, &layers.resolve().model).join(", ");

@@ -1,10 +1,10 @@
 //! The command line of `trainer sample`, and its start.
 
-use std::io::stdout;
+use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
-use common::terminal::warn;
+use common::terminal::{Screen, warn};
 use common::{Choice, UserError};
 use launch::RankEnv;
 
@@ -112,5 +112,9 @@ fn generate(request: &SampleRequest, env: &RankEnv) -> Result<String, RunError> 
     let threads =
         request.threads.unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), 1));
     let device = Accelerator::choose(request.device, env)?.open(Exactness::default(), threads, false)?;
-    sample(request, &loaded, &device, &mut stdout())
+    // A model may write anything. Files and other programs get all of it as it is.
+    match stdout().is_terminal() {
+        true => sample(request, &loaded, &device, &mut Screen),
+        false => sample(request, &loaded, &device, &mut stdout()),
+    }
 }

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use common::UserError;
+use common::files::read_text;
 use common::terminal::write_to;
 use data::TextStream;
 use device::Device;
@@ -22,6 +23,9 @@ pub(crate) use command::{command, request, run};
 pub use generator::{Generator, longest_prompt};
 pub use load::Loaded;
 pub use sampler::Sampler;
+
+/// The largest file with a prompt that is read, in bytes.
+const LARGEST_PROMPT: u64 = 64 << 20;
 
 /// A text to continue, and how.
 #[derive(Clone, Debug)]
@@ -61,7 +65,7 @@ impl Prompt {
     pub fn text(&self) -> Result<String, UserError> {
         match self {
             Prompt::Text(text) => Ok(text.clone()),
-            Prompt::File(path) => std::fs::read_to_string(path).map_err(|error| {
+            Prompt::File(path) => read_text(path, LARGEST_PROMPT).map_err(|error| {
                 let what = format!("--prompt-file {} cannot be read: {error}", path.display());
                 UserError::new(what, "a prompt file has UTF-8 text", "check the path, or use --prompt TEXT")
             }),

@@ -151,7 +151,7 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("reset-attention-mask", Unsupported(CAUSAL, "leave it out")),
     ("eod-mask-loss", Unsupported(CAUSAL, "leave it out")),
     ("data-cache-path", Unsupported("the order of samples is computed; nothing is cached", "leave it out")),
-    ("no-mmap-bin-files", Unsupported("token files are mapped into memory", "leave it out")),
+    ("no-mmap-bin-files", Unsupported("token files are never mapped into memory", "leave it out")),
     ("dataloader-type", Unsupported("every sample comes once an epoch, in an order that data.seed decides", "leave it out")),
     ("vocab-file", Unsupported(TOKENIZERS, "--tokenizer; token files need none")),
     ("merge-file", Unsupported(TOKENIZERS, "--tokenizer; token files need none")),

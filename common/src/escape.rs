@@ -1,0 +1,57 @@
+//! Text from files, made safe for terminals and logs.
+
+/// The longest message of an error, in characters.
+const LONGEST: usize = 8192;
+
+/// The text on one line: control characters, line breaks among them, and characters that reorder text become escapes such
+/// as `\u{1b}`. A very long text is cut.
+pub fn one_line(text: &str) -> String {
+    let all = text.chars().count();
+    if all <= LONGEST {
+        return escaped(text, |_| false);
+    }
+    let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at);
+    format!("{} ... ({} more characters)", escaped(&text[..end], |_| false), all - LONGEST)
+}
+
+/// The text with its line breaks and tabs, and without what else a terminal would act on.
+pub fn for_terminal(text: &str) -> String {
+    escaped(text, |character| matches!(character, '\n' | '\t'))
+}
+
+fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match acts_on_terminal(character) && !stays(character) {
+            true => shown.extend(character.escape_default()),
+            false => shown.push(character),
+        }
+    }
+    shown
+}
+
+/// Control characters, and those that change the direction of the text after them (Unicode Standard Annex 9) or are
+/// line breaks to some programs.
+fn acts_on_terminal(character: char) -> bool {
+    let reorders =
+        matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    character.is_control() || reorders || matches!(character, '\u{2028}' | '\u{2029}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_act_on_is_shown_instead() {
+        assert_eq!(one_line("a\u{1b}[2Jb\nc\td é ┌"), "a\\u{1b}[2Jb\\nc\\td é ┌");
+        assert_eq!(one_line("x\u{202e}y\u{9b}31m\u{7f}"), "x\\u{202e}y\\u{9b}31m\\u{7f}");
+        assert_eq!(for_terminal("a\u{1b}]0;b\nc\td\r"), "a\\u{1b}]0;b\nc\td\\r");
+    }
+
+    #[test]
+    fn a_very_long_text_is_cut_between_characters() {
+        let text = one_line(&"é".repeat(LONGEST + 7));
+        assert!(text.ends_with("é ... (7 more characters)") && text.chars().count() < LONGEST + 40);
+    }
+}

@@ -1,0 +1,106 @@
+//! Files of data, read by position. Data may be larger than memory; the system keeps what was read for all ranks of a node.
+//!
+//! Nothing is mapped into memory: touching a mapped byte that the file has lost ends the process by a signal, and bytes that
+//! change while they are read are undefined behaviour where text is expected.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use common::files::open_file;
+
+/// A file of data.
+pub(crate) struct DataFile {
+    file: File,
+    len: u64,
+}
+
+impl DataFile {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// What the operating system said. A path that is not a regular file is refused: opening a pipe would wait for a writer.
+    pub(crate) fn open(path: &Path) -> Result<DataFile> {
+        let file = open_file(path)?;
+        let len = file.metadata()?.len();
+        Ok(DataFile { file, len })
+    }
+
+    /// Bytes of the file when it was opened.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Reads the bytes from `at` on until `bytes` is full.
+    ///
+    /// # Errors
+    /// What the operating system said; the file is shorter now.
+    pub(crate) fn read(&self, bytes: &mut [u8], at: u64) -> Result<()> {
+        self.file.read_exact_at(bytes, at).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => self.shorter(),
+            _ => error,
+        })
+    }
+
+    fn shorter(&self) -> Error {
+        let now = self.file.metadata().map_or("fewer".into(), |now| now.len().to_string());
+        let text = format!("it had {} bytes when it was opened and now has {now}", self.len);
+        Error::new(ErrorKind::UnexpectedEof, text)
+    }
+}
+
+/// Reads a file of data, or a part of it, from its first to its last byte.
+pub(crate) struct Sequential<'f> {
+    file: &'f DataFile,
+    /// The next byte to read from the file.
+    at: u64,
+    end: u64,
+    bytes: Vec<u8>,
+    /// How many of these bytes were taken.
+    taken: usize,
+}
+
+impl<'f> Sequential<'f> {
+    /// A reader of the bytes `at..end`, which the file has.
+    pub(crate) fn new(file: &'f DataFile, at: u64, end: u64) -> Sequential<'f> {
+        Sequential { file, at, end, bytes: Vec::new(), taken: 0 }
+    }
+
+    /// The bytes that were read and not taken yet.
+    pub(crate) fn buffer(&self) -> &[u8] {
+        &self.bytes[self.taken..]
+    }
+
+    /// Whether the buffer has all of the rest.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.at == self.end
+    }
+
+    /// Reads until the buffer has `wanted` bytes, or all of the rest.
+    ///
+    /// # Errors
+    /// As [`DataFile::read`].
+    pub(crate) fn fill(&mut self, wanted: usize) -> Result<()> {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        let held = self.bytes.len();
+        let more = (wanted.saturating_sub(held) as u64).min(self.end - self.at);
+        self.bytes.resize(held + more as usize, 0);
+        self.file.read(&mut self.bytes[held..], self.at)?;
+        self.at += more;
+        Ok(())
+    }
+
+    /// The first `count` bytes of the buffer, which are taken out of it.
+    pub(crate) fn take(&mut self, count: usize) -> Vec<u8> {
+        let bytes = self.buffer()[..count].to_vec();
+        self.taken += count;
+        bytes
+    }
+
+    /// Drops the first `count` bytes of the buffer.
+    pub(crate) fn skip(&mut self, count: usize) {
+        self.taken += count;
+    }
+}

@@ -1,0 +1,274 @@
+//! A file of UTF-8, read as the pieces that threads tokenise.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::UserError;
+
+use crate::formats::data_file::{DataFile, Sequential};
+use crate::text::tokenizer::Tokenizer;
+
+/// Smallest size of a piece of a long document, in bytes.
+const PIECE: usize = 256 << 10;
+/// How many bytes after that a place to cut is searched.
+const SEARCH: usize = 64 << 10;
+/// How much of a document is looked at to cut it: a character may lie across the end of the search.
+const WINDOW: usize = PIECE + SEARCH + 4;
+/// Bytes that are read at a time.
+const READ: usize = 1 << 20;
+
+/// A document, or a part of a long one.
+pub(crate) struct Piece {
+    pub(crate) path: Arc<Path>,
+    pub(crate) text: String,
+    /// Its line number in a `.jsonl` file.
+    pub(crate) line: Option<usize>,
+    pub(crate) ends_document: bool,
+}
+
+/// Whether all of a file is UTF-8. The inner error says where it is not.
+///
+/// # Errors
+/// The file cannot be read, or is shorter now.
+pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), UserError>, UserError> {
+    let mut bytes = Sequential::new(file, 0, file.len());
+    let mut at = 0;
+    loop {
+        bytes.fill(READ).map_err(|error| changed(path, &error.to_string()))?;
+        let valid = match std::str::from_utf8(bytes.buffer()) {
+            Ok(text) => text.len(),
+            // A character that continues in the bytes that follow.
+            Err(error) if error.error_len().is_none() && !bytes.is_complete() => error.valid_up_to(),
+            Err(error) => return Ok(Err(not_text(path, at + error.valid_up_to()))),
+        };
+        if bytes.is_complete() {
+            return Ok(Ok(()));
+        }
+        at += valid;
+        bytes.skip(valid);
+    }
+}
+
+/// The pieces of a file, from first to last.
+pub(crate) struct TextReader<'f> {
+    path: Arc<Path>,
+    bytes: Sequential<'f>,
+    tokenizer: &'f Tokenizer,
+    /// Lines read so far, of a `.jsonl` file.
+    lines: usize,
+    /// Whether the last piece of the only document was returned.
+    ended: bool,
+}
+
+impl<'f> TextReader<'f> {
+    /// A reader of a file that [`check_text`] has found to be text.
+    pub(crate) fn new(path: &Path, file: &'f DataFile, tokenizer: &'f Tokenizer) -> TextReader<'f> {
+        // An empty file is not a document.
+        let ended = file.len() == 0;
+        TextReader { path: path.into(), bytes: Sequential::new(file, 0, file.len()), tokenizer, lines: 0, ended }
+    }
+
+    /// The next piece.
+    ///
+    /// # Errors
+    /// The file cannot be read, is shorter now, or is no longer text.
+    pub(crate) fn next(&mut self) -> Result<Option<Piece>, UserError> {
+        if is_json_lines(&self.path) { self.next_line() } else { self.next_part() }
+    }
+
+    /// The next line of a `.jsonl` file that is not blank.
+    fn next_line(&mut self) -> Result<Option<Piece>, UserError> {
+        loop {
+            let mut searched = 0;
+            let end = loop {
+                let rest = &self.bytes.buffer()[searched..];
+                if let Some(found) = rest.iter().position(|byte| *byte == b'\n') {
+                    break searched + found + 1;
+                }
+                searched += rest.len();
+                if self.bytes.is_complete() {
+                    break searched;
+                }
+                self.fill(searched + READ)?;
+            };
+            if end == 0 {
+                return Ok(None);
+            }
+            self.lines += 1;
+            let text = self.text(end)?;
+            if !text.trim().is_empty() {
+                let line = Some(self.lines);
+                return Ok(Some(Piece { path: self.path.clone(), text, line, ends_document: true }));
+            }
+        }
+    }
+
+    /// The next part of a file that is one document.
+    fn next_part(&mut self) -> Result<Option<Piece>, UserError> {
+        if self.ended {
+            return Ok(None);
+        }
+        if self.bytes.buffer().len() < WINDOW {
+            self.fill(WINDOW + READ)?;
+        }
+        let window = &self.bytes.buffer()[..self.bytes.buffer().len().min(WINDOW)];
+        let window = match std::str::from_utf8(window) {
+            Ok(text) => text,
+            Err(error) if error.error_len().is_none() => {
+                std::str::from_utf8(&window[..error.valid_up_to()]).unwrap_or_default()
+            }
+            Err(_) => return Err(changed(&self.path, NOT_TEXT_NOW)),
+        };
+        let end = match cut(window, self.tokenizer) {
+            Some(at) => at,
+            None => {
+                self.fill(usize::MAX)?;
+                self.ended = true;
+                self.bytes.buffer().len()
+            }
+        };
+        let text = self.text(end)?;
+        Ok(Some(Piece { path: self.path.clone(), text, line: None, ends_document: self.ended }))
+    }
+
+    fn fill(&mut self, wanted: usize) -> Result<(), UserError> {
+        self.bytes.fill(wanted).map_err(|error| changed(&self.path, &error.to_string()))
+    }
+
+    fn text(&mut self, end: usize) -> Result<String, UserError> {
+        String::from_utf8(self.bytes.take(end)).map_err(|_| changed(&self.path, NOT_TEXT_NOW))
+    }
+}
+
+const NOT_TEXT_NOW: &str = "it was UTF-8 text when it was opened and is not now";
+
+fn is_json_lines(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "jsonl")
+}
+
+fn changed(path: &Path, how: &str) -> UserError {
+    let what = format!("{} cannot be read: {how}", path.display());
+    UserError::new(what, "data do not change while they are read", "start again")
+}
+
+/// The error for a file that is not text from byte `at` on.
+fn not_text(path: &Path, at: usize) -> UserError {
+    let what = format!("{} is not UTF-8 text (byte {at})", path.display());
+    if is_json_lines(path) {
+        let fix = "write it again, or convert it with iconv";
+        return UserError::new(what, "a .jsonl file is UTF-8 text with one JSON object per line", fix);
+    }
+    let extension = path.extension().map_or("none".into(), |text| format!(".{}", text.display()));
+    let unknown = match &*extension {
+        ".txt" | ".text" | ".md" => String::new(),
+        other => format!(" and its extension, {other}, is unknown"),
+    };
+    UserError::new(
+        format!("{what}{unknown}"),
+        "data are UTF-8 text, .jsonl, token files .bin, or Megatron's .bin with .idx",
+        "unpack it, convert it with iconv, or write its text to .jsonl",
+    )
+}
+
+/// Where to cut a long text, of which `text` has the first [`WINDOW`] bytes or nearly so. `None` if it is short, or no end of
+/// line nearby is a good place.
+fn cut(text: &str, tokenizer: &Tokenizer) -> Option<usize> {
+    if text.len() <= PIECE + SEARCH {
+        return None;
+    }
+    let bytes = text.as_bytes();
+    let blank = |byte: u8| byte.is_ascii_whitespace() || !byte.is_ascii();
+    // Both lines have a visible character at the cut: tokenizers join runs of white space.
+    let place = |at: &usize| bytes[at - 1] == b'\n' && !blank(bytes[at - 2]) && !blank(bytes[*at]);
+    (PIECE..PIECE + SEARCH)
+        .filter(place)
+        .take(16)
+        .find(|at| tokenizer.separates(&text[..PIECE + SEARCH + boundary(text)], *at))
+}
+
+/// How many bytes of the last searched character lie after the searched part.
+fn boundary(text: &str) -> usize {
+    (0..4).find(|more| text.is_char_boundary(PIECE + SEARCH + more)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pieces of a file with that content.
+    fn pieces(name: &str, content: &str) -> Vec<Piece> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        let file = DataFile::open(&path).unwrap();
+        check_text(&path, &file).unwrap().unwrap();
+        let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes);
+        std::iter::from_fn(|| reader.next().unwrap()).collect()
+    }
+
+    fn texts(pieces: &[Piece]) -> Vec<&str> {
+        pieces.iter().map(|piece| piece.text.as_str()).collect()
+    }
+
+    #[test]
+    fn a_long_document_is_cut_into_pieces_that_make_it_up() {
+        let line = "some words, é among them, of a line that is not very long\n";
+        let text = line.repeat(9 * PIECE / line.len());
+        let pieces = pieces("x.txt", &text);
+        assert!(pieces.len() >= 7 && pieces.iter().rev().skip(1).all(|piece| piece.text.ends_with('\n')));
+        assert_eq!(texts(&pieces).concat(), text);
+        let ends: Vec<bool> = pieces.iter().map(|piece| piece.ends_document).collect();
+        assert_eq!(ends.iter().position(|end| *end), Some(ends.len() - 1));
+    }
+
+    #[test]
+    fn text_without_a_good_place_is_not_cut_and_text_of_no_bytes_is_no_document() {
+        for text in ["no lines ".repeat(PIECE), "é\n\n".repeat(PIECE)] {
+            assert_eq!(texts(&pieces("x", &text)), [text]);
+        }
+        assert!(pieces("x", "").is_empty());
+    }
+
+    #[test]
+    fn lines_of_any_length_are_pieces_with_their_numbers_and_blank_lines_are_none() {
+        let long = "é".repeat(READ);
+        let content = format!("a\n\n{long}\n \t\nb\r\nlast");
+        let pieces = pieces("x.jsonl", &content);
+        assert_eq!(texts(&pieces), ["a\n", &format!("{long}\n"), "b\r\n", "last"]);
+        assert_eq!(pieces.iter().map(|piece| piece.line).collect::<Vec<_>>(), [1, 3, 5, 6].map(Some));
+    }
+
+    #[test]
+    fn text_that_ends_within_a_character_or_has_a_wrong_byte_far_inside_is_no_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.txt");
+        let problem = |content: &[u8]| {
+            std::fs::write(&path, content).unwrap();
+            let file = DataFile::open(&path).unwrap();
+            check_text(&path, &file).unwrap().err().map_or(String::new(), |error| error.what)
+        };
+        let text = "é".repeat(2 * READ).into_bytes();
+        assert_eq!(problem(&text), "");
+        assert!(problem(&text[..text.len() - 1]).contains(&format!("byte {}", text.len() - 2)));
+        let mut wrong = [b"x", &text[..]].concat();
+        wrong[2 * READ] = 0xff;
+        assert!(problem(&wrong).contains(&format!("byte {}", 2 * READ - 1)), "{}", problem(&wrong));
+    }
+
+    #[test]
+    fn a_file_that_shrinks_or_stops_being_text_while_it_is_read_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.txt");
+        let text = "a line of the text\n".repeat(4 * READ / 19);
+        for spoil in [b"\xff".repeat(text.len()), text.as_bytes()[..100].to_vec()] {
+            std::fs::write(&path, &text).unwrap();
+            let file = DataFile::open(&path).unwrap();
+            check_text(&path, &file).unwrap().unwrap();
+            let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes);
+            assert!(reader.next().unwrap().is_some());
+            std::fs::write(&path, spoil).unwrap();
+            let error = std::iter::from_fn(|| reader.next().transpose()).find_map(Result::err).unwrap();
+            assert!(error.to_string().contains("Rule: data do not change while they are read"), "{error}");
+        }
+    }
+}

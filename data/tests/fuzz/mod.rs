@@ -1,0 +1,68 @@
+//! Changed files of data: each is refused, or read as what it says.
+
+use proptest::prelude::*;
+
+use super::{Folder, ids, llmc, megatron_index, packed, source, stream};
+use crate::mutations::each_change;
+
+#[test]
+fn a_changed_index_is_refused_or_the_tokens_stay() {
+    let folder = Folder::new("fuzz-index");
+    let tokens: Vec<i32> = ids(120).iter().map(|id| id % 900).collect();
+    let bin = folder.file("x.bin", packed(&tokens, 2));
+    each_change(&megatron_index(8, &[20, 70, 30], 2), |index| {
+        folder.file("x.idx", index);
+        if let Ok(source) = source(&[("path", &bin), ("split", "1")], 7, 1000) {
+            prop_assert_eq!(stream(&source), &tokens[..120]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_changed_header_of_a_token_file_is_refused_or_the_tokens_stay() {
+    let folder = Folder::new("fuzz-header");
+    let tokens: Vec<i32> = ids(106).iter().map(|id| id % 900).collect();
+    let file = llmc(20240520, 1, &tokens, 2);
+    // What follows the first integers is not read.
+    each_change(&file[..24], |begin| {
+        let path = folder.file("x.bin", [&begin, &file[24..]].concat());
+        if let Ok(source) = source(&[("path", &path), ("split", "1")], 7, 1000) {
+            prop_assert_eq!(stream(&source), &tokens[..106]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn changed_json_lines_are_refused_or_their_texts_are_the_tokens() {
+    let folder = Folder::new("fuzz-lines");
+    let lines =
+        "{\"text\": \"first, with é\"}\n\n{\"id\": 7, \"text\": \"second \\u00e9 \\n line\"}\n{\"text\":\"third\"}\n";
+    // Each text, and the byte that ends it.
+    let expected = |content: &[u8]| -> Option<Vec<i32>> {
+        let mut tokens = Vec::new();
+        for line in std::str::from_utf8(content).ok()?.split('\n').filter(|line| !line.trim().is_empty()) {
+            let value: serde_json::Value = serde_json::from_str(line).ok()?;
+            tokens.extend(value.get("text")?.as_str()?.bytes().chain([0]).map(i32::from));
+        }
+        Some(tokens)
+    };
+    each_change(lines.as_bytes(), |content| {
+        let path = folder.file("x.jsonl", &content);
+        let read = source(&[("path", &path), ("split", "1")], 3, 256);
+        match (read, expected(&content)) {
+            (Ok(source), Some(tokens)) => {
+                let found = stream(&source);
+                prop_assert!(found.len() + 3 >= tokens.len() && tokens.starts_with(&found), "{:?}", found);
+            }
+            (Ok(_), None) => prop_assert!(false, "{:?} was read", String::from_utf8_lossy(&content)),
+            // Too little is left for a sample, or there is no text.
+            (Err(error), Some(tokens)) => {
+                prop_assert!(tokens.len() < 4 || tokens.iter().all(|token| *token == 0), "{}", error);
+            }
+            (Err(error), None) => prop_assert!(!error.to_string().contains('\n'), "{}", error),
+        }
+        Ok(())
+    });
+}
