@@ -54,15 +54,15 @@ pub(super) fn words(modules: &[GraphModule]) -> String {
 
 /// What becomes one graph, in words: the scope, and the modules and layers that it is limited to.
 pub fn graph_scope(graph: &CudaGraphConfig) -> String {
-    let words = |words: Vec<String>| words.join(" ");
-    let mut scope = graph.scope.to_string();
-    if !graph.modules.is_empty() {
-        scope += &format!(", only {}", words(graph.modules.iter().map(GraphModule::to_string).collect()));
+    let listed = |words: Vec<String>| words.join(", ");
+    let modules = listed(graph.modules.iter().map(GraphModule::to_string).collect());
+    let layers = listed(graph.layers.iter().map(usize::to_string).collect());
+    match (modules.is_empty(), layers.is_empty()) {
+        (true, true) => graph.scope.to_string(),
+        (false, true) => format!("{} (only {modules})", graph.scope),
+        (true, false) => format!("{} (only layers {layers})", graph.scope),
+        (false, false) => format!("{} (only {modules} of layers {layers})", graph.scope),
     }
-    if !graph.layers.is_empty() {
-        scope += &format!(", only layers {}", words(graph.layers.iter().map(usize::to_string).collect()));
-    }
-    scope
 }
 
 /// Fails on modules and layers that the scope or the model does not have, or that have nothing in common.
