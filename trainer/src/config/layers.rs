@@ -74,6 +74,7 @@ impl Layers {
         let text = &*words::ours(option.key, text);
         let unquoted = || Value::String(text.into());
         let value = match option.kind {
+            _ if text.trim().is_empty() => unquoted(),
             Kind::Text | Kind::Choice(_) if !text.starts_with('"') => unquoted(),
             Kind::Paths if !text.starts_with(['"', '[']) => unquoted(),
             Kind::Integers if !text.starts_with('[') => literal(&format!("[{text}]")).unwrap_or_else(unquoted),

@@ -175,6 +175,8 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--save=", &["checkpoint.dir = \"\" (--checkpoint-dir)", "not empty", "or leave it out"]),
     ("--log-dir=", &["logging.dir = \"\"", "not empty"]),
     ("--trace=", &["logging.trace = \"\"", "not empty"]),
+    ("--cuda-graph-modules=", &["cuda_graph.modules = \"\"", "or leave it out"]),
+    ("--cuda-graph-layers=", &["cuda_graph.layers = \"\"", "or leave it out"]),
     ("--init-from=", &["model.init_from = \"\"", "not empty"]),
     ("--data-path=", &["data.path = \"\"", "a path"]),
     ("--set data.validation_path=[\"\"]", &["data.validation_path = [\"\"]", "a list of paths"]),
