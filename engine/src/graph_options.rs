@@ -1,7 +1,9 @@
 //! How a rank's steps are captured.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 
+use common::choice;
 use graph_manager::{ManagerOptions, Mempool};
 
 /// What is captured as one graph.
@@ -13,6 +15,39 @@ pub enum Scope {
     FullIteration,
 }
 
+choice! {
+    /// A module of a model that graphs can be limited to.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub enum GraphModule {
+        /// The first layer.
+        Embedding = "embedding",
+        /// A block's attention, with the norm before it.
+        Attention = "attention",
+        /// A block's feed-forward layer, with the norm before it.
+        FeedForward = "mlp",
+        /// The last layer.
+        Head = "head",
+    }
+}
+
+/// Which parts of the layers become graphs under [`Scope::PerLayer`]. What is not chosen runs eagerly. With both sets, what
+/// both choose becomes a graph.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GraphSelection {
+    /// Only these modules; empty for all. A block of which every module is chosen is one graph. Of other blocks each chosen
+    /// module is a graph.
+    pub modules: BTreeSet<GraphModule>,
+    /// Only these layers, counted over the whole model as in [`Region`](crate::regions::Region); empty for all.
+    pub layers: BTreeSet<usize>,
+}
+
+impl GraphSelection {
+    /// Whether all layers become graphs.
+    pub fn is_everything(&self) -> bool {
+        self.modules.is_empty() && self.layers.is_empty()
+    }
+}
+
 /// The settings of a rank's graphs.
 #[derive(Clone, Debug)]
 pub struct GraphOptions {
@@ -20,6 +55,8 @@ pub struct GraphOptions {
     pub enable: bool,
     /// What is one graph.
     pub scope: Scope,
+    /// Which parts of the layers become graphs. Under [`Scope::FullIteration`] it must be everything.
+    pub only: GraphSelection,
     /// How memory is shared. The graph of a full iteration always has one plan over the whole step.
     pub mempool: Mempool,
     /// Neighbouring regions share boundary buffers; see [`ManagerOptions::share_io_buffers`].
@@ -40,6 +77,7 @@ impl Default for GraphOptions {
         GraphOptions {
             enable: manager.enable,
             scope: Scope::PerLayer,
+            only: GraphSelection::default(),
             mempool: manager.mempool,
             share_io_buffers: manager.share_io_buffers,
             capture_optimizer: true,

@@ -1,5 +1,7 @@
 //! The regions of a step.
 
+use crate::graph_options::GraphModule;
+
 /// What a step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
@@ -50,6 +52,18 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
+    /// A block's module, within the forward, backward or weight gradients of its layer. Only where some modules of a block
+    /// become graphs and others do not; see [`GraphSelection`](crate::graph_options::GraphSelection).
+    Module {
+        /// The module.
+        module: GraphModule,
+        /// The region of the layer that it is in.
+        pass: Pass,
+        /// The layer.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
     /// Sends a layer's output to the next stage.
     Outputs {
         /// The layer.
@@ -77,6 +91,17 @@ pub enum Region {
     Optimizer,
 }
 
+/// The region of a layer that a module's region is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// [`Region::Forward`].
+    Forward,
+    /// [`Region::Backward`].
+    Backward,
+    /// [`Region::WeightGradients`].
+    WeightGradients,
+}
+
 /// What a region does in some steps or microbatches and not in others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Variant {
@@ -99,9 +124,21 @@ impl Region {
             | Region::OutputGradients { layer, microbatch }
             | Region::Backward { layer, microbatch }
             | Region::WeightGradients { layer, microbatch }
+            | Region::Module { layer, microbatch, .. }
             | Region::InputGradients { layer, microbatch } => Some((layer, microbatch)),
             Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => None,
         }
+    }
+
+    /// The region of a module within this region of its layer; `None` where modules have none.
+    pub(crate) fn of_module(self, module: GraphModule) -> Option<Region> {
+        let (pass, layer, microbatch) = match self {
+            Region::Forward { layer, microbatch } => (Pass::Forward, layer, microbatch),
+            Region::Backward { layer, microbatch } => (Pass::Backward, layer, microbatch),
+            Region::WeightGradients { layer, microbatch } => (Pass::WeightGradients, layer, microbatch),
+            _ => return None,
+        };
+        Some(Region::Module { module, pass, layer, microbatch })
     }
 
     /// The same region of another microbatch.
@@ -113,6 +150,7 @@ impl Region {
             Region::OutputGradients { layer, .. } => Region::OutputGradients { layer, microbatch },
             Region::Backward { layer, .. } => Region::Backward { layer, microbatch },
             Region::WeightGradients { layer, .. } => Region::WeightGradients { layer, microbatch },
+            Region::Module { module, pass, layer, .. } => Region::Module { module, pass, layer, microbatch },
             Region::InputGradients { layer, .. } => Region::InputGradients { layer, microbatch },
             Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => self,
         }
@@ -136,12 +174,25 @@ impl std::fmt::Display for Region {
             Region::WeightGradients { layer, microbatch } => {
                 write!(f, "weights of layer {layer}, microbatch {microbatch}")
             }
+            Region::Module { module, pass, layer, microbatch } => {
+                write!(f, "{module} {pass} of layer {layer}, microbatch {microbatch}")
+            }
             Region::InputGradients { layer, microbatch } => {
                 write!(f, "input gradients of layer {layer}, microbatch {microbatch}")
             }
             Region::Reduce => write!(f, "reduce"),
             Region::Optimizer => write!(f, "optimizer"),
         }
+    }
+}
+
+impl std::fmt::Display for Pass {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+            Pass::WeightGradients => "weights",
+        })
     }
 }
 

@@ -317,7 +317,10 @@ impl StepProgram {
         for layer in (chunk.first..=chunk.last()).rev() {
             let _span = tracing::debug_span!("layer", layer).entered();
             cx.region(Region::WeightGradients { layer, microbatch }, (), |cx, ()| {
-                self.reduce_during(cx, layer, |cx| cx.run_deferred())
+                self.reduce_during(cx, layer, |cx| match chunk.layers.get(layer - chunk.first) {
+                    Some(module) => module.weight_gradients(cx),
+                    None => cx.run_deferred(),
+                })
             })?;
         }
         Ok(())

@@ -1,10 +1,10 @@
 //! What the graph manager is told about the regions of a step.
 
 use device::Stream;
-use graph_manager::{CudaGraphManager, Instance, Policy};
+use graph_manager::{CudaGraphManager, Error, Instance, Policy};
 
-use crate::graph_options::{GraphOptions, Scope};
-use crate::regions::{Mode, Region, Variant};
+use crate::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
+use crate::regions::{Mode, Pass, Region, Variant};
 
 /// A step under way, as layers see it.
 pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
@@ -12,6 +12,12 @@ pub type StepContext<'m> = graph_manager::StepContext<'m, StepPolicy>;
 /// What a rank's steps consist of. It follows from the rank's layers and groups; it is not a setting.
 #[derive(Clone, Debug, Default)]
 pub struct StepShape {
+    /// Layers of the whole model; the first embeds, the last is the head.
+    pub layers: usize,
+    /// The modules that the model is made of.
+    pub modules: Vec<GraphModule>,
+    /// Backwards recompute whole blocks.
+    pub recomputes_blocks: bool,
     /// The number of the first layer of each chunk. Microbatches in flight are counted for each chunk by itself, so each
     /// chunk has its own slots. Empty if there is only one chunk.
     pub chunks: Vec<usize>,
@@ -27,22 +33,90 @@ pub struct StepShape {
 #[derive(Clone, Debug)]
 pub struct StepPolicy {
     scope: Scope,
+    /// Everything where the scope is not per layer, and where graphs are off.
+    only: GraphSelection,
     capture_optimizer: bool,
     shape: StepShape,
+}
+
+/// What becomes a graph of a layer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LayerGraphs {
+    /// All of it, as one.
+    Whole,
+    /// Some modules of a block.
+    Modules,
+    /// Nothing, for this reason.
+    None(&'static str),
 }
 
 impl StepPolicy {
     /// A graph manager for steps of that shape. Their operations are submitted to `compute`.
     ///
     /// # Errors
-    /// Graphs that are on without a warm-up step.
+    /// Graphs that are on without a warm-up step; a choice of modules or layers that the model or the scope does not have.
     pub fn manager(
         compute: Stream,
         options: &GraphOptions,
         shape: StepShape,
     ) -> graph_manager::Result<CudaGraphManager<StepPolicy>> {
-        let policy = StepPolicy { scope: options.scope, capture_optimizer: options.capture_optimizer, shape };
+        let only = if options.enable { options.only.clone() } else { GraphSelection::default() };
+        let policy = StepPolicy { scope: options.scope, only, capture_optimizer: options.capture_optimizer, shape };
+        policy.check_selection()?;
         CudaGraphManager::new(compute, options.manager_options(), policy)
+    }
+
+    /// Fails if modules or layers are chosen that the model or the scope does not have.
+    fn check_selection(&self) -> graph_manager::Result<()> {
+        let refuse = |problem: String, fix: &'static str| Err(Error::Usage { problem, fix });
+        if self.scope == Scope::FullIteration && !self.only.is_everything() {
+            let problem = "some modules or layers are chosen, but under FullIteration the whole step is one graph";
+            return refuse(problem.into(), "set scope to PerLayer, or choose everything");
+        }
+        if let Some(module) = self.only.modules.iter().find(|module| !self.shape.modules.contains(module)) {
+            return refuse(format!("the chosen module `{module}` is not in the model"), "choose modules of the model");
+        }
+        if let Some(layer) = self.only.layers.iter().find(|layer| **layer >= self.shape.layers) {
+            let problem = format!("the chosen layer {layer} is not in the model, which has {}", self.shape.layers);
+            return refuse(problem, "choose layers of the model, counted from 0");
+        }
+        if self.shape.recomputes_blocks && self.splits_blocks() {
+            let problem = "a module of a block cannot be a graph where backward recomputes whole blocks";
+            return refuse(problem.into(), "choose both attention and feed-forward, or recompute no whole blocks");
+        }
+        Ok(())
+    }
+
+    /// The modules of a block, and those of them that are chosen.
+    fn block_modules(&self) -> (usize, usize) {
+        let is_of_block = |module: &&GraphModule| matches!(module, GraphModule::Attention | GraphModule::FeedForward);
+        let of_block = self.shape.modules.iter().filter(is_of_block);
+        (of_block.clone().count(), of_block.filter(|module| self.only.modules.contains(module)).count())
+    }
+
+    /// Whether blocks have modules that become graphs and others that do not.
+    fn splits_blocks(&self) -> bool {
+        let (all, chosen) = self.block_modules();
+        (1..all).contains(&chosen)
+    }
+
+    /// What becomes a graph of a layer.
+    fn layer_graphs(&self, layer: usize) -> LayerGraphs {
+        let GraphSelection { modules, layers } = &self.only;
+        let either = |chosen, reason| if chosen { LayerGraphs::Whole } else { LayerGraphs::None(reason) };
+        if !layers.is_empty() && !layers.contains(&layer) {
+            LayerGraphs::None("its layer is not among the chosen ones")
+        } else if modules.is_empty() {
+            LayerGraphs::Whole
+        } else if layer == 0 {
+            either(modules.contains(&GraphModule::Embedding), "the embedding is not among the chosen modules")
+        } else if layer + 1 == self.shape.layers {
+            either(modules.contains(&GraphModule::Head), "the head is not among the chosen modules")
+        } else if self.splits_blocks() {
+            LayerGraphs::Modules
+        } else {
+            either(self.block_modules().1 > 0, "neither module of a block is among the chosen ones")
+        }
     }
 
     /// The chunk a layer belongs to.
@@ -56,16 +130,30 @@ impl Policy for StepPolicy {
     type Mode = Mode;
     type Variant = Variant;
 
+    fn is_region(&self, region: Region) -> bool {
+        match region {
+            Region::Module { layer, .. } => self.layer_graphs(layer) == LayerGraphs::Modules,
+            _ => true,
+        }
+    }
+
     fn captured(&self, region: Region) -> Result<(), &'static str> {
         let per_layer = self.scope == Scope::PerLayer;
         match region {
             Region::Step if !per_layer && self.capture_optimizer => Ok(()),
             Region::Iteration if !per_layer && !self.capture_optimizer => Ok(()),
-            Region::Forward { .. } | Region::Backward { .. } | Region::WeightGradients { .. } | Region::Reduce
+            Region::Forward { layer, .. } | Region::Backward { layer, .. } | Region::WeightGradients { layer, .. }
                 if per_layer =>
             {
-                Ok(())
+                match self.layer_graphs(layer) {
+                    LayerGraphs::Whole => Ok(()),
+                    LayerGraphs::Modules => Err("it is made of regions"),
+                    LayerGraphs::None(reason) => Err(reason),
+                }
             }
+            Region::Module { module, .. } if self.only.modules.contains(&module) => Ok(()),
+            Region::Module { .. } => Err("it is not among the chosen modules"),
+            Region::Reduce if per_layer => Ok(()),
             Region::Optimizer if per_layer && self.capture_optimizer => Ok(()),
             Region::Optimizer => Err("capture_optimizer is off"),
             Region::Step | Region::Iteration => Err("it is made of regions"),
@@ -106,6 +194,9 @@ impl Policy for StepPolicy {
             Region::Forward { layer, microbatch } | Region::Backward { layer, microbatch } => {
                 Some(Region::Forward { layer, microbatch })
             }
+            Region::Module { module, pass: Pass::Forward | Pass::Backward, layer, microbatch } => {
+                Some(Region::Module { module, pass: Pass::Forward, layer, microbatch })
+            }
             _ => None,
         }
     }
@@ -114,6 +205,10 @@ impl Policy for StepPolicy {
         match region {
             Region::Backward { layer, microbatch } | Region::WeightGradients { layer, microbatch } => {
                 self.shape.splits_backward.then_some(Region::Backward { layer, microbatch })
+            }
+            Region::Module { module, pass: Pass::Backward | Pass::WeightGradients, layer, microbatch } => {
+                let backward = Region::Module { module, pass: Pass::Backward, layer, microbatch };
+                self.shape.splits_backward.then_some(backward)
             }
             _ => None,
         }
@@ -130,6 +225,7 @@ impl Policy for StepPolicy {
             Region::Forward { layer, .. } => Some(format!("forward of layer {layer}")),
             Region::Backward { layer, .. } => Some(format!("backward of layer {layer}")),
             Region::WeightGradients { layer, .. } => Some(format!("weights of layer {layer}")),
+            Region::Module { module, pass, layer, .. } => Some(format!("{module} {pass} of layer {layer}")),
             other => Some(other.to_string()),
         }
     }

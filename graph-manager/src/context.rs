@@ -93,6 +93,11 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.microbatches
     }
 
+    /// The innermost region under way; `None` outside of any.
+    pub fn current_region(&self) -> Option<P::Region> {
+        self.current.map(|current| current.region)
+    }
+
     /// The variant of the current region; the default outside of any.
     pub fn variant(&self) -> P::Variant {
         let of = |current: Current<_>| self.resources.policy.variant(self.mode, current.region, self.microbatches);

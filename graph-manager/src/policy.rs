@@ -19,6 +19,11 @@ pub trait Policy: 'static {
     /// variants takes [`NoVariant`].
     type Variant: Copy + Eq + Hash + Default + Display + 'static;
 
+    /// Whether the code has a region of its own here. Where not, it runs as part of the region around it.
+    fn is_region(&self, _region: Self::Region) -> bool {
+        true
+    }
+
     /// Whether the region becomes a graph, or the reason why not. A region inside a captured one is not asked about.
     ///
     /// # Errors

@@ -18,7 +18,8 @@ type At<R> = (R, usize);
 
 impl<'m, P: Policy> StepContext<'m, P> {
     /// A region of the step. It is recorded, run eagerly, captured and launched, or replayed, as the phase and the policy
-    /// decide. A replay does not call `body`; it returns the captured output again.
+    /// decide. A replay does not call `body`; it returns the captured output again. Where [`Policy::is_region`] answers
+    /// false, `body` runs as part of the region around it.
     ///
     /// # Errors
     /// What `body` returns; an out-of-order error when the recorded step has another region here; [`Error::Changed`]
@@ -29,6 +30,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
+        if !self.resources.policy.is_region(region) {
+            return body(self, input);
+        }
         let outer = self.current.map(|current| current.visit);
         if let Phase::Record { recording, .. } = &mut self.phase {
             let visit = recording.begin(region, outer, self.resources.device.trace_position());

@@ -6,6 +6,7 @@ use super::layer::{Layer, LossHead};
 use super::position::RotaryTable;
 use super::sample_row::SampleRow;
 use super::tensor_parallel::TensorParallel;
+use crate::graph_options::GraphModule;
 use crate::layer_partition::StageLayers;
 use crate::params::{ParamSpec, Params};
 
@@ -66,6 +67,8 @@ pub struct Architecture {
     pub layers: StageLayers,
     /// The ranks that share the layers.
     pub tensor: TensorParallel,
+    /// The modules that it is made of; empty where layers have none of these.
+    pub modules: Vec<GraphModule>,
     /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].
     pub rotary: Option<RotaryTable>,
     /// Builds the layers.

@@ -16,17 +16,31 @@ use super::norm::{NormLayer, NormSpec, SavedNorm};
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::shape::GptShape;
 use super::token_cost::TokenCost;
+use crate::graph_options::GraphModule;
 use crate::params::{Param, ParamSpec};
+use crate::regions::Region;
 use crate::step_policy::StepContext;
 
+/// A part of a block, before it has memory.
+struct BranchSpec {
+    module: GraphModule,
+    norm: &'static str,
+    part: Box<dyn PartSpec>,
+}
+
 /// The parts of a block in order, each with the name of its norm.
-fn parts(shape: &GptShape) -> Vec<(&'static str, Box<dyn PartSpec>)> {
-    let mut parts: Vec<(&'static str, Box<dyn PartSpec>)> = Vec::new();
+fn parts(shape: &GptShape) -> Vec<BranchSpec> {
+    let mut parts = Vec::new();
     if shape.attention {
-        parts.push(("ln_1", Box::new(CausalAttentionSpec)));
+        parts.push(BranchSpec { module: GraphModule::Attention, norm: "ln_1", part: Box::new(CausalAttentionSpec) });
     }
-    parts.push(("ln_2", shape.feed_forward.spec()));
+    parts.push(BranchSpec { module: GraphModule::FeedForward, norm: "ln_2", part: shape.feed_forward.spec() });
     parts
+}
+
+/// The modules that a block is made of, in order.
+pub(crate) fn block_modules(shape: &GptShape) -> Vec<GraphModule> {
+    parts(shape).into_iter().map(|branch| branch.module).collect()
 }
 
 /// The norm of that name in a block.
@@ -38,14 +52,14 @@ fn norm<'s>(shape: &'s GptShape, block: usize, name: &str) -> NormSpec<'s> {
 /// belong to.
 pub(crate) fn block_params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
     let parts = parts(shape.shape);
-    let of_parts = parts.iter().flat_map(|(_, part)| part.params(shape, block, layer));
-    let of_norms = parts.iter().flat_map(|(name, _)| norm(shape.shape, block, name).params(shape.parallel, layer));
+    let of_parts = parts.iter().flat_map(|branch| branch.part.params(shape, block, layer));
+    let of_norms = parts.iter().flat_map(|branch| norm(shape.shape, block, branch.norm).params(shape.parallel, layer));
     of_parts.chain(of_norms).collect()
 }
 
 /// What a token costs in a block, on all ranks together.
 pub(crate) fn block_cost(shape: &GptShape) -> TokenCost {
-    parts(shape).iter().map(|(name, part)| norm(shape, 0, name).cost() + part.cost(shape)).sum()
+    parts(shape).iter().map(|branch| norm(shape, 0, branch.norm).cost() + branch.part.cost(shape)).sum()
 }
 
 /// A transformer block.
@@ -55,6 +69,9 @@ pub(crate) struct Block {
 
 /// A norm and the part that it feeds. What the part computes is added to the residual stream by the next norm.
 pub(crate) struct Branch {
+    module: GraphModule,
+    /// Its number over the whole model. What it saves is filed under this number.
+    number: usize,
     norm: NormLayer,
     pub(crate) part: Box<dyn BlockPart>,
     /// The output bias of the part before, if the norm sums its gradient.
@@ -68,12 +85,14 @@ impl Block {
     /// A block over its parameters.
     pub(crate) fn build(builder: &LayerBuilder<'_>, block: usize) -> Block {
         let mut branches: Vec<Branch> = Vec::new();
-        for (name, part) in parts(builder.of.shape) {
+        let parts = parts(builder.of.shape);
+        let first = block * parts.len();
+        for (at, BranchSpec { module, norm: name, part }) in parts.into_iter().enumerate() {
             // The residual stream that the first norm reads is another layer's output. That layer's own backward makes the
             // gradient of its bias, because its bucket is reduced while this layer's backward runs.
             let delta_bias = branches.last_mut().and_then(|before| before.part.leave_bias_to_next_norm());
             let norm = norm(builder.of.shape, block, name).build(builder.params);
-            branches.push(Branch { norm, part: part.build(builder, block), delta_bias });
+            branches.push(Branch { module, number: first + at, norm, part: part.build(builder, block), delta_bias });
         }
         Block { branches }
     }
@@ -82,54 +101,83 @@ impl Block {
     /// product that computes the output.
     pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
         let mut hidden = input;
-        let mut saved: Vec<SavedBranch> = Vec::new();
         for (at, branch) in self.branches.iter().enumerate() {
-            if at + 1 == self.branches.len() {
-                saved.push(branch.prepare_backward(cx, hidden)?);
+            if at + 1 < self.branches.len() {
+                hidden = branch.forward(cx, hidden)?;
             } else {
-                let (output, of_branch) = branch.forward(cx, hidden)?;
-                hidden = output;
-                saved.push(of_branch);
+                branch.prepare_backward(cx, hidden)?;
             }
         }
-        cx.save_for_backward(saved)
+        Ok(())
     }
 }
 
 impl Layer for Block {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let mut hidden = input;
-        let mut saved: Vec<SavedBranch> = Vec::new();
         for branch in &self.branches {
-            let (output, of_branch) = branch.forward(cx, hidden)?;
-            hidden = output;
-            saved.push(of_branch);
+            hidden = cx.region(branch.region(cx), hidden, |cx, hidden| branch.forward(cx, hidden))?;
         }
-        cx.save_for_backward(saved)?;
         Ok(hidden)
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
-        let saved: Vec<SavedBranch> = cx.saved()?;
         let (mut grad, mut pending) = (grad, PendingWeightGradients::none());
-        for (branch, saved) in self.branches.iter().zip(&saved).rev() {
-            (grad, pending) = branch.backward(cx, grad, saved, pending)?;
+        for branch in self.branches.iter().rev() {
+            let region = branch.region(cx);
+            let before = std::mem::replace(&mut pending, PendingWeightGradients::none());
+            grad = cx.region(region, grad, |cx, grad| {
+                let (grad, left) = branch.backward(cx, grad, before)?;
+                if cx.current_region() == Some(region) {
+                    // A replay of the next region would not run this code, so nothing may be left for it.
+                    left.compute(cx)?;
+                } else {
+                    pending = left;
+                }
+                Ok(grad)
+            })?;
         }
         pending.compute(cx)?;
         Ok(grad)
     }
+
+    fn weight_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        for branch in self.branches.iter().rev() {
+            let region = branch.region(cx);
+            cx.region(region, (), |cx, ()| match cx.current_region() == Some(region) {
+                true => cx.run_deferred(),
+                false => Ok(()),
+            })?;
+        }
+        // Without regions of their own, the modules' operations were deferred by the layer.
+        cx.run_deferred()
+    }
 }
 
 impl Branch {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<(Hidden, SavedBranch)> {
-        let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
-        let (delta, saved) = self.part.forward(cx, normed, input.record)?;
-        Ok((Hidden { x, delta: Some(delta), ..input }, (norm, saved)))
+    /// The module's region within the region of its layer.
+    fn region(&self, cx: &StepContext<'_>) -> Region {
+        match cx.current_region().and_then(|region| region.of_module(self.module)) {
+            Some(region) => region,
+            None => unreachable!("a block runs in a forward, backward or weight gradients of its layer"),
+        }
     }
 
-    fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<SavedBranch> {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+        let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
+        let (delta, saved) = self.part.forward(cx, normed, input.record)?;
+        self.save(cx, (norm, saved))?;
+        Ok(Hidden { x, delta: Some(delta), ..input })
+    }
+
+    fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
-        Ok((norm, self.part.prepare_backward(cx, normed, input.record)?))
+        let saved = self.part.prepare_backward(cx, normed, input.record)?;
+        self.save(cx, (norm, saved))
+    }
+
+    fn save(&self, cx: &mut StepContext<'_>, saved: SavedBranch) -> Result<()> {
+        cx.part(self.number, |cx| cx.save_for_backward(saved))
     }
 
     /// The gradient of the residual stream before the branch from `grad`, the one after it; see [`BlockPart::backward`].
@@ -137,12 +185,12 @@ impl Branch {
         &self,
         cx: &mut StepContext<'_>,
         grad: Tensor,
-        (norm, saved): &SavedBranch,
         pending: PendingWeightGradients,
     ) -> Result<(Tensor, PendingWeightGradients)> {
-        let input = SavedInput::new(&self.norm, norm);
-        let (grad_normed, pending) = self.part.backward(cx, grad, input, saved, pending)?;
-        let grad = self.norm.backward(cx, norm, grad_normed, Some(grad), self.delta_bias)?;
+        let (norm, saved): SavedBranch = cx.part(self.number, |cx| cx.saved())?;
+        let input = SavedInput::new(&self.norm, &norm);
+        let (grad_normed, pending) = self.part.backward(cx, grad, input, &saved, pending)?;
+        let grad = self.norm.backward(cx, &norm, grad_normed, Some(grad), self.delta_bias)?;
         Ok((grad, pending))
     }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use device::DType;
 
 use super::architecture::{Architecture, Chunk, Model, StepTensors};
-use super::block::{Block, block_params};
+use super::block::{Block, block_modules, block_params};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::{EmbeddingLayer, embedding_params};
 use super::head::{LanguageHead, head_params};
@@ -19,6 +19,7 @@ use super::recompute::RecomputedBlocks;
 use super::sample_row::SampleRow;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallel;
+use crate::graph_options::GraphModule;
 use crate::layer_partition::StageLayers;
 use crate::params::{ParamSpec, Params, TiedCopy};
 
@@ -34,13 +35,15 @@ pub fn gpt(shape: GptShape) -> Architecture {
 pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) -> Architecture {
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
+    let modules =
+        [GraphModule::Embedding].into_iter().chain(block_modules(&shape)).chain([GraphModule::Head]).collect();
     let rotary = rotary_table(&shape);
     let (parallel, here) = (tensor.clone(), layers.clone());
     let build = move |params: &Params, step: StepTensors| {
         let of = ShardedShape { shape: &shape, parallel: &parallel };
         build(&LayerBuilder { of, params, step }, &here)
     };
-    Architecture { specs, elsewhere, layers, tensor, rotary, build: Box::new(build) }
+    Architecture { specs, elsewhere, layers, tensor, modules, rotary, build: Box::new(build) }
 }
 
 /// The angles that attention reads, if positions are rotary.

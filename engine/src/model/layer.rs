@@ -57,6 +57,14 @@ pub trait Layer {
     /// # Errors
     /// What the device refused.
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor>;
+
+    /// Computes the weight gradients that backward deferred.
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn weight_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        cx.run_deferred()
+    }
 }
 
 /// The last layer of a model, which computes the losses. Nothing comes after it: backward begins here.

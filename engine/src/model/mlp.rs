@@ -57,6 +57,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         // The loss is a layer too.
         layers: StageLayers::whole(shape.sizes.len()),
         tensor,
+        modules: Vec::new(),
         rotary: None,
         build: Box::new(move |params, step| build(&shape, params, step)),
     }

@@ -19,8 +19,8 @@ pub(crate) struct RecomputedBlocks {
 impl Layer for RecomputedBlocks {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let mut hidden = input;
-        for (at, block) in self.blocks.iter().enumerate() {
-            hidden = cx.part(at, |cx| block.forward(cx, hidden))?;
+        for block in &self.blocks {
+            hidden = block.forward(cx, hidden)?;
         }
         cx.save_for_backward(input)?;
         Ok(hidden)
@@ -30,14 +30,14 @@ impl Layer for RecomputedBlocks {
         let mut hidden: Hidden = cx.saved()?;
         for (at, block) in self.blocks.iter().enumerate() {
             if at + 1 < self.blocks.len() {
-                hidden = cx.part(at, |cx| block.forward(cx, hidden))?;
+                hidden = block.forward(cx, hidden)?;
             } else {
-                cx.part(at, |cx| block.prepare_backward(cx, hidden))?;
+                block.prepare_backward(cx, hidden)?;
             }
         }
         let mut grad = grad;
-        for (at, block) in self.blocks.iter().enumerate().rev() {
-            grad = cx.part(at, |cx| block.backward(cx, grad))?;
+        for block in self.blocks.iter().rev() {
+            grad = block.backward(cx, grad)?;
         }
         Ok(grad)
     }

@@ -123,6 +123,9 @@ impl Stage {
             None => None,
         };
         let shape = StepShape {
+            layers: layers.total,
+            modules: architecture.modules.clone(),
+            recomputes_blocks: layers.recomputed,
             chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
             splits_backward: options.pipeline.schedule().splits_backward(),
             reduces: data_parallel.is_some() || sequence_parallel.is_some(),

@@ -7,6 +7,7 @@ mod models;
 
 mod distributed_optimizer;
 mod grad_reduce;
+mod graph_modules;
 mod layouts;
 mod minimal_example;
 mod parameter_groups;

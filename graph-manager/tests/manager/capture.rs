@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use device::DType;
 use device::ops::{Copy, Fill};
-use graph_manager::{CaptureAll, CudaGraphManager, ManagerOptions, Mempool};
+use graph_manager::{CaptureAll, CudaGraphManager, ManagerOptions, Mempool, NoVariant, Policy};
 
 use crate::toy::{LAYERS, Mode, Region, StepContext, ToyPolicy, WIDTH, toy, toy_with};
 
@@ -187,4 +187,54 @@ fn regions_named_by_strings_need_no_policy_of_their_own() {
     }
     let line = manager.report().to_string();
     assert!(line.starts_with("2 graphs, 2 nodes; memory: step"), "{line}");
+}
+
+/// Regions by name, of which `inner` has none of its own where `merged`.
+struct Named {
+    merged: bool,
+}
+
+impl Policy for Named {
+    type Region = &'static str;
+    type Mode = &'static str;
+    type Variant = NoVariant;
+
+    fn is_region(&self, region: &'static str) -> bool {
+        region != "inner" || !self.merged
+    }
+
+    fn captured(&self, region: &'static str) -> std::result::Result<(), &'static str> {
+        if region == "outer" && !self.merged { Err("it is made of regions") } else { Ok(()) }
+    }
+}
+
+#[test]
+fn a_place_that_is_no_region_runs_as_part_of_the_region_around_it() {
+    for (merged, graph, nodes) in [(true, "outer", 3), (false, "inner", 1)] {
+        let toy = toy();
+        let mut manager =
+            CudaGraphManager::new(toy.compute.clone(), ManagerOptions::default(), Named { merged }).unwrap();
+        let mut step = |cx: &mut graph_manager::StepContext<'_, Named>| {
+            assert_eq!(cx.current_region(), None);
+            cx.region("outer", (), |cx, ()| {
+                let x = cx.tensor("x", [WIDTH], DType::F32)?;
+                cx.run(Fill { output: x, value: 1.0 })?;
+                let y = cx.region("inner", x, |cx, x| {
+                    assert_eq!(cx.current_region(), Some(if merged { "outer" } else { "inner" }));
+                    let y = cx.tensor("y", [WIDTH], DType::F32)?;
+                    cx.run(Copy { input: x, output: y })?;
+                    Ok(y)
+                })?;
+                cx.run(Copy { input: y, output: toy.sum() })
+            })
+        };
+        for _ in 0..4 {
+            manager.step("train", 1, &mut step).unwrap();
+            assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![1.0; WIDTH]);
+        }
+        let graphs = manager.report().graphs;
+        let names: Vec<&str> = graphs.iter().map(|graph| graph.name.as_str()).collect();
+        assert_eq!((&names[..], graphs[0].nodes.len()), (&[graph][..], nodes));
+        assert!(graphs[0].nodes.iter().all(|node| node.starts_with(&format!("{graph}/"))), "{graphs:?}");
+    }
 }

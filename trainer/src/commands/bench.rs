@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::args::{sets_option, text, train_request, with_run_flags};
 use super::random::uniform;
+use crate::config::graph_plan::graph_scope;
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::config::request::TrainRequest;
 use crate::error::RunError;
@@ -92,7 +93,7 @@ fn refuse_files(run: &TrainRequest) -> Result<(), UserError> {
 pub struct BenchResult {
     /// The GPU's name, or `host`.
     pub device: String,
-    /// `off`, `per_layer` or `full_iteration`.
+    /// `off`, or what becomes one graph.
     pub graphs: String,
     /// Ranks.
     pub ranks: usize,
@@ -229,7 +230,7 @@ pub(super) fn measure(
     let memory_bytes = device.memory_in_use()?;
     let result = BenchResult {
         device: gpu.map_or("host".into(), |gpu| gpu.name),
-        graphs: if plan.graphs.enable { plan.config.cuda_graph.scope.to_string() } else { "off".into() },
+        graphs: if plan.graphs.enable { graph_scope(&plan.config.cuda_graph) } else { "off".into() },
         ranks: plan.parallel.grid.ranks(),
         step_ms: median(each),
         tokens_per_s,

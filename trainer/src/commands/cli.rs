@@ -110,10 +110,11 @@ fn ranks_request(launch: LaunchRequest) -> Result<Request, UserError> {
 
 #[cfg(test)]
 mod tests {
+    use engine::graph_options::GraphModule;
     use engine::precision::Precision;
 
     use super::*;
-    use crate::config::{Activation, GraphMempool, Normalization, PositionEmbedding, RecomputeGranularity};
+    use crate::config::{Activation, GraphMempool, GraphScope, Normalization, PositionEmbedding, RecomputeGranularity};
 
     #[test]
     fn megatron_flags_with_the_same_meaning_set_the_same_options() {
@@ -137,5 +138,46 @@ mod tests {
         assert_eq!(config.recompute.granularity, RecomputeGranularity::Selective);
         assert_eq!(config.data.split, 0.99);
         assert_eq!(request.notices.len(), 2, "{:?}", request.notices);
+    }
+
+    #[test]
+    fn megatrons_words_for_graphs_choose_scope_and_modules() {
+        /// Flags, and what they set: enable, scope, modules, layers.
+        type Case = (&'static str, bool, GraphScope, &'static [GraphModule], &'static [usize]);
+        const ATTENTION: GraphModule = GraphModule::Attention;
+        const MLP: GraphModule = GraphModule::FeedForward;
+        let cases: [Case; 11] = [
+            ("--cuda-graph-impl none", false, GraphScope::PerLayer, &[], &[]),
+            ("--cuda-graph-impl local", true, GraphScope::PerLayer, &[], &[]),
+            ("--cuda-graph-impl=full_iteration", true, GraphScope::FullIteration, &[], &[]),
+            ("--cuda-graph-impl local --enable-cuda-graph", true, GraphScope::PerLayer, &[], &[]),
+            ("--cuda-graph-modules attn mlp", false, GraphScope::PerLayer, &[ATTENTION, MLP], &[]),
+            ("--cuda-graph-modules attention,mlp", false, GraphScope::PerLayer, &[ATTENTION, MLP], &[]),
+            ("--set cuda_graph.modules=[\"mlp\"]", false, GraphScope::PerLayer, &[MLP], &[]),
+            ("--cuda-graph-scope attn", false, GraphScope::PerLayer, &[ATTENTION], &[]),
+            ("--cuda-graph-scope mlp", false, GraphScope::PerLayer, &[MLP], &[]),
+            ("--cuda-graph-scope full", false, GraphScope::PerLayer, &[], &[]),
+            ("--cuda-graph-layers 2", false, GraphScope::PerLayer, &[], &[2]),
+        ];
+        for (flags, enable, scope, modules, layers) in cases {
+            for command in ["trainer", "trainer bench"] {
+                let line = format!("{command} {flags}");
+                let config = match parse(line.split_whitespace().map(OsString::from)) {
+                    Ok(Request::Train(request)) => request.config.cuda_graph,
+                    Ok(Request::Bench(request)) => request.run.config.cuda_graph,
+                    other => panic!("{line}: {other:?}"),
+                };
+                assert_eq!((config.enable, config.scope), (enable, scope), "{line}");
+                assert_eq!((&config.modules[..], &config.layers[..]), (modules, layers), "{line}");
+            }
+        }
+        for (flags, layers) in [("--cuda-graph-layers 1 3", [1, 3]), ("--cuda-graph-layers 1,3", [1, 3])] {
+            let Ok(Request::Train(request)) =
+                parse(["trainer"].into_iter().chain(flags.split(' ')).map(OsString::from))
+            else {
+                panic!("{flags} does not train")
+            };
+            assert_eq!(request.config.cuda_graph.layers, layers, "{flags}");
+        }
     }
 }

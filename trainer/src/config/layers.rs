@@ -72,11 +72,17 @@ impl Layers {
     /// An unknown key, a value of the wrong type.
     pub fn set(&mut self, key: &str, text: &str, origin: &str) -> Result<(), UserError> {
         let option = find(key).ok_or_else(|| unknown(key, origin))?;
+        if let Some((other, value)) = words::also_sets(option.key, text) {
+            self.set(other, value, origin)?;
+        }
         let text = &*words::ours(option.key, text);
         let unquoted = || Value::String(text.into());
         let value = match option.kind {
+            _ if text.trim().is_empty() => unquoted(),
             Kind::Text | Kind::Choice(_) if !text.starts_with('"') => unquoted(),
             Kind::Paths if !text.starts_with(['"', '[']) => unquoted(),
+            Kind::Integers if !text.starts_with('[') => literal(&format!("[{text}]")).unwrap_or_else(unquoted),
+            Kind::Choices(_) => Value::Array(listed(option.key, text)),
             _ => literal(text).unwrap_or_else(unquoted),
         };
         self.flags.insert(option.key, checked(option, value, origin)?);
@@ -141,6 +147,12 @@ fn literal(text: &str) -> Option<Value> {
     format!("x = {text}").parse::<toml::Table>().ok()?.remove("x")
 }
 
+/// The words of a list, with or without brackets and quotes, in our terms.
+fn listed(key: &str, text: &str) -> Vec<Value> {
+    let words = text.split(|c: char| c.is_whitespace() || "[],\"".contains(c)).filter(|word| !word.is_empty());
+    words.map(|word| Value::String(words::ours(key, word).into())).collect()
+}
+
 /// The value with whole numbers as floats, where the option takes floats.
 fn widened(option: &OptionSpec, value: Value) -> Value {
     let float = |value| match value {
@@ -164,6 +176,10 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
         Kind::Float => value.as_float().is_some_and(f64::is_finite),
         Kind::Text => value.as_str().is_some_and(|text| !text.trim().is_empty()),
         Kind::Choice(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+        Kind::Choices(words) => {
+            let word = |item: &Value| item.as_str().is_some_and(|word| words.contains(&word));
+            value.as_array().is_some_and(|items| items.iter().all(word))
+        }
         Kind::Integers => value.as_array().is_some_and(|items| items.iter().all(natural)),
         Kind::Floats => value.as_array().is_some_and(|items| items.iter().all(Value::is_float)),
         Kind::Paths => {
@@ -182,13 +198,18 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
     if value.as_str().is_some_and(|text| text.trim().is_empty()) {
         fix = format!("give {} a value, or leave it out", option.key);
     }
-    if let (Kind::Choice(words), Some(word)) = (option.kind, value.as_str())
-        && let Some(near) = nearest(word, words.iter().copied())
-    {
-        fix = format!("did you mean `{near}`?");
-    }
-    if let Some(known) = value.as_str().and_then(|text| words::fix(option.key, text)) {
-        fix = known;
+    // The text that is wrong: the value, or one item of a list.
+    let items = std::slice::from_ref(&value).iter().chain(value.as_array().into_iter().flatten());
+    for text in items.filter_map(Value::as_str) {
+        if let Kind::Choice(words) | Kind::Choices(words) = option.kind
+            && !words.contains(&text)
+            && let Some(near) = nearest(text, words.iter().copied())
+        {
+            fix = format!("did you mean `{near}`?");
+        }
+        if let Some(known) = words::fix(option.key, text) {
+            fix = known;
+        }
     }
     Err(UserError::new(
         format!("{} = {value} ({origin})", option.key),

@@ -6,6 +6,7 @@
 
 pub mod batch_plan;
 mod checks;
+pub mod graph_plan;
 mod layers;
 pub mod learning_rate;
 pub mod megatron;

@@ -2,6 +2,7 @@
 
 use common::Choice;
 use data::RawTokens;
+use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 
 use crate::config::{
@@ -23,6 +24,8 @@ pub enum Kind {
     Text,
     /// One of these words, those of a [`Choice`].
     Choice(&'static [&'static str]),
+    /// Any of these words, those of a [`Choice`].
+    Choices(&'static [&'static str]),
     /// Whole numbers.
     Integers,
     /// Numbers.
@@ -40,6 +43,7 @@ impl Kind {
             Kind::Float => "a number".into(),
             Kind::Text => "text, not empty".into(),
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
+            Kind::Choices(words) => format!("a list of any of {}", words.join(", ")),
             Kind::Integers => "a list of whole numbers".into(),
             Kind::Floats => "a list of numbers".into(),
             Kind::Paths => "a path, a list of paths, or a list of weights and paths in turn".into(),
@@ -159,6 +163,8 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
     option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(GraphScope::WORDS), "What one graph holds: a layer in one direction, or the whole step"),
+    option("cuda_graph.modules", "cuda-graph-modules", &[], "[]", Kind::Choices(GraphModule::WORDS), "per_layer: only these modules become graphs, the rest runs eagerly. attention and mlp are each a graph of their own in a block, with the norm before it; both together are one. Empty: all"),
+    option("cuda_graph.layers", "cuda-graph-layers", &[], "[]", Kind::Integers, "per_layer: only these layers become graphs, the rest runs eagerly. Layer 0 is the embedding, then come the blocks, then the head. Empty: all"),
     option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before the capture; at least 1"),
     option("cuda_graph.mempool", "cuda-graph-mempool", &[], "\"per_microbatch\"", Kind::Choice(GraphMempool::WORDS), "How microbatches share memory: a slot for each in flight, or one plan over the whole step"),
     option("cuda_graph.share_io_buffers", "cuda-graph-share-io-buffers", &[], "true", Kind::Bool, "Neighbouring graphs share the buffers between them. false: each copies its inputs"),

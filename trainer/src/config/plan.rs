@@ -1,21 +1,21 @@
 //! The checked plan of a run. All validation happens here, before any other work.
 
 use common::UserError;
-use engine::graph_options::{GraphOptions, Scope};
+use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
-use graph_manager::Mempool;
 use launch::watch::WatchSettings;
 use parallel::Axis;
 
 use crate::config::batch_plan::BatchPlan;
-use crate::config::checks::{at_least, at_most, require, within};
+use crate::config::checks::{at_least, at_most, within};
+use crate::config::graph_plan::graph_options;
 pub use crate::config::model_plan::ModelPlan;
 use crate::config::model_plan::{check_model_magnitudes, model_plan};
 use crate::config::model_size::ModelSize;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::watch::watch_settings;
-use crate::config::{CudaGraphConfig, GraphMempool, GraphScope, RunConfig, TrainConfig, rank_layout};
+use crate::config::{RunConfig, TrainConfig, rank_layout};
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -75,7 +75,8 @@ impl RunPlan {
         if let Some(threads) = config.train.threads {
             at_least("train.threads", threads, 1)?;
         }
-        let graphs = graph_options(&config.cuda_graph)?;
+        let layers = stage_layers(&model, &parallel, 0);
+        let graphs = graph_options(&config, &layers)?;
         let watch = watch_settings(&config.parallel)?;
         let optimizer = OptimizerPlan::new(&config.optimizer, config.train.steps)?;
         let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
@@ -95,16 +96,21 @@ impl RunPlan {
 
     /// The layers of a rank.
     pub fn layers(&self, rank: usize) -> StageLayers {
-        let ParallelPlan { blocks, recomputed_blocks, .. } = &self.parallel;
-        match &self.model {
-            ModelPlan::Gpt(_) => StageLayers::of_stage(self.parallel.stage(rank), blocks, *recomputed_blocks),
-            ModelPlan::Mlp(shape) => StageLayers::whole(shape.sizes.len()),
-        }
+        stage_layers(&self.model, &self.parallel, rank)
     }
 
     /// Losses of a step of the global batch, over all ranks: its tokens, or its rows.
     pub fn tokens_per_step(&self) -> usize {
         self.batch.global * self.size.losses_per_sample
+    }
+}
+
+/// The layers of a rank.
+fn stage_layers(model: &ModelPlan, parallel: &ParallelPlan, rank: usize) -> StageLayers {
+    let ParallelPlan { blocks, recomputed_blocks, .. } = parallel;
+    match model {
+        ModelPlan::Gpt(_) => StageLayers::of_stage(parallel.stage(rank), blocks, *recomputed_blocks),
+        ModelPlan::Mlp(shape) => StageLayers::whole(shape.sizes.len()),
     }
 }
 
@@ -132,30 +138,4 @@ fn check_magnitudes(config: &RunConfig) -> Result<(), UserError> {
         at_most(key, value, most)?;
     }
     Ok(())
-}
-
-fn graph_options(graph: &CudaGraphConfig) -> Result<GraphOptions, UserError> {
-    require(!graph.enable || graph.warmup_steps >= 1, || {
-        UserError::new(
-            "cuda_graph.warmup_steps = 0",
-            "every collective runs at least once before it is captured",
-            "set cuda_graph.warmup_steps = 1",
-        )
-    })?;
-    Ok(GraphOptions {
-        enable: graph.enable,
-        scope: match graph.scope {
-            GraphScope::PerLayer => Scope::PerLayer,
-            GraphScope::FullIteration => Scope::FullIteration,
-        },
-        mempool: match graph.mempool {
-            GraphMempool::PerMicrobatch => Mempool::PerMicrobatch,
-            GraphMempool::Single => Mempool::Single,
-        },
-        share_io_buffers: graph.share_io_buffers,
-        capture_optimizer: graph.capture_optimizer,
-        warmup_steps: graph.warmup_steps,
-        poison: false,
-        check_replays: false,
-    })
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use common::Choice;
 
-use crate::config::megatron::{FLAGS, Meaning, our_flag};
+use crate::config::megatron::{FLAGS, Meaning, our_flag, our_flags};
 use crate::config::options::{Kind, OPTIONS};
 use crate::families::Preset;
 
@@ -30,6 +30,7 @@ fn options() -> String {
         let default = if option.default.is_empty() { "unset".into() } else { format!("`{}`", option.default) };
         let values = match option.kind {
             Kind::Choice(words) => format!(". One of: {}", words.join(", ")),
+            Kind::Choices(words) => format!(". Any of: {}", words.join(", ")),
             _ => String::new(),
         };
         let _ = writeln!(text, "| `{}` | {} | {default} | {}{values} |", option.key, flags.join(" "), option.doc);
@@ -42,6 +43,10 @@ fn megatron_flags() -> String {
     for (flag, meaning) in FLAGS {
         let here = match meaning {
             Meaning::Sets(key, value) => format!("`{}`", our_flag(key, value)),
+            Meaning::SetsByValue(values, rule, fix) => {
+                let each = values.iter().map(|(word, sets)| format!("`{word}`: `{}`", our_flags(sets)));
+                format!("{}. Others are not supported: {rule}. Instead: {fix}", each.collect::<Vec<_>>().join(", "))
+            }
             Meaning::Equals(key) => format!("accepted if it equals `{key}`"),
             Meaning::EqualsRatio(whole, parts) => format!("accepted if it equals `{whole}` / `{parts}`"),
             Meaning::OnlyValue(word, rule, fix) => format!("accepted if it is `{word}`: {rule}. Instead: {fix}"),

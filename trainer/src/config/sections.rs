@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use common::choice;
 use data::DataConfig;
+use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 use serde::{Deserialize, Serialize};
 use toml::Value;
@@ -265,6 +266,8 @@ choice! {
 section!(CudaGraphConfig {
     enable: bool,
     scope: GraphScope,
+    modules: Vec<GraphModule>,
+    layers: Vec<usize>,
     warmup_steps: usize,
     mempool: GraphMempool,
     share_io_buffers: bool,

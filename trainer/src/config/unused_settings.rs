@@ -4,6 +4,7 @@
 use data::RawTokens;
 use parallel::Axis;
 
+use crate::config::graph_plan::words;
 use crate::config::options::find;
 use crate::config::plan::RunPlan;
 use crate::config::{
@@ -31,6 +32,8 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
     let off = "without cuda_graph.enable (--enable-cuda-graph) nothing is captured";
     for (key, value) in [
         ("cuda_graph.scope", format!("\"{}\"", graph.scope)),
+        ("cuda_graph.modules", words(&graph.modules)),
+        ("cuda_graph.layers", format!("{:?}", graph.layers)),
         ("cuda_graph.warmup_steps", graph.warmup_steps.to_string()),
         ("cuda_graph.share_io_buffers", graph.share_io_buffers.to_string()),
         ("cuda_graph.capture_optimizer", graph.capture_optimizer.to_string()),
@@ -186,6 +189,8 @@ mod tests {
         for (setting, beside, says) in [
             ("parallel.sequence_parallel=true", "", "parallel.tensor = 1"),
             ("cuda_graph.scope=full_iteration", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            ("cuda_graph.modules=attention", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            ("cuda_graph.layers=[1]", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.warmup_steps=3", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.share_io_buffers=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.capture_optimizer=false", "cuda_graph.enable=true", "--enable-cuda-graph"),

@@ -8,6 +8,7 @@ use engine::step::Stage;
 use parallel::Axis;
 
 use crate::config::GraphScope;
+use crate::config::graph_plan::graph_scope;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::plan::RunPlan;
 use crate::process_group::ProcessGroup;
@@ -103,7 +104,7 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
     let counts = modes.map(|(mode, name)| format!("{} for {name}", stage.graphs().expected_graphs(mode)));
     let graph = &plan.config.cuda_graph;
     match graph.scope {
-        GraphScope::PerLayer => format!("{}, {} pool: {}", graph.scope, graph.mempool, counts.join(", ")),
+        GraphScope::PerLayer => format!("{}, {} pool: {}", graph_scope(graph), graph.mempool, counts.join(", ")),
         // The pool has no effect on the plan over the whole step.
         GraphScope::FullIteration => format!("{}: {}", graph.scope, counts.join(", ")),
     }

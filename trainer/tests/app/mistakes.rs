@@ -110,7 +110,50 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--mock-data --data-path tokens", &["--mock-data with data.path = ", "agrees", "Fix: give one of them"]),
     ("--bf16 --compute f32", &["--bf16 with precision.compute = f32", "Fix: give one of them"]),
     ("--split 949,50,1", &["data.split = \"949,50,1\"", "set data.split = 0.949"]),
-    ("--cuda-graph-scope attn", &["cuda_graph.scope = \"attn\"", "set cuda_graph.scope = \"per_layer\""]),
+    ("--cuda-graph-scope moe", &["cuda_graph.scope = \"moe\"", "name embedding, attention, mlp or head"]),
+    (
+        "--cuda-graph-scope attn --cuda-graph-modules mlp",
+        &["--cuda-graph-scope attn with --cuda-graph-modules", "an older form of --cuda-graph-modules attention"],
+    ),
+    ("--cuda-graph-modules attn moe_router", &["[\"attention\", \"moe_router\"]", "models are dense transformers"]),
+    ("--cuda-graph-modules attention,mpl", &["[\"attention\", \"mpl\"]", "any of embedding", "did you mean `mlp`?"]),
+    ("--cuda-graph-layers one", &["cuda_graph.layers = \"one\"", "a list of whole numbers"]),
+    (
+        "--cuda-graph-impl transformer_engine",
+        &["--cuda-graph-impl transformer_engine is not supported", "Fix: --cuda-graph-impl local"],
+    ),
+    (
+        "--cuda-graph-impl none --enable-cuda-graph",
+        &["--cuda-graph-impl none with cuda_graph.enable = true", "give one of them"],
+    ),
+    (
+        "--cuda-graph-impl full_iteration --cuda-graph-modules attn",
+        &["cuda_graph.modules = [\"attention\"] with cuda_graph.scope = \"full_iteration\"", "the whole step is one"],
+    ),
+    (
+        "--enable-cuda-graph --cuda-graph-scope full_iteration --cuda-graph-layers 1",
+        &["cuda_graph.layers = [1] with cuda_graph.scope = \"full_iteration\"", "\"per_layer\""],
+    ),
+    (
+        "--enable-cuda-graph --cuda-graph-layers 1 4",
+        &["cuda_graph.layers = [1, 4]: there is no layer 4", "the head, is 3", "from 0 to 3"],
+    ),
+    (
+        "--enable-cuda-graph --cuda-graph-layers 1,2 --cuda-graph-modules head",
+        &["cuda_graph.modules = [\"head\"] with cuda_graph.layers = [1, 2]", "layer 3 the head"],
+    ),
+    (
+        "--enable-cuda-graph --cuda-graph-modules mlp --recompute-granularity full --cuda-graph-mempool single",
+        &["cuda_graph.modules = [\"mlp\"] with recompute.granularity = \"full\"", "both attention and mlp"],
+    ),
+    (
+        "--enable-cuda-graph --cuda-graph-modules attention --attention=false",
+        &["cuda_graph.modules = [\"attention\"] with model.attention = false", "leave attention out"],
+    ),
+    (
+        "--enable-cuda-graph --kind mlp --cuda-graph-modules mlp",
+        &["cuda_graph.modules = [\"mlp\"] with model.kind = \"mlp\"", "set cuda_graph.layers instead"],
+    ),
     ("--cuda-graph-scope all", &["cuda_graph.scope = \"all\"", "for example, set cuda_graph.scope = \"per_layer\""]),
     ("--lr-decay-style linear", &["optimizer.schedule = \"linear\"", "set optimizer.schedule = \"wsd\""]),
     // Keys and the kinds of their values.
@@ -122,7 +165,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--lr high", &["optimizer.lr = \"high\"", "a number"]),
     ("--lr inf", &["optimizer.lr = inf", "a number"]),
     ("--betas 0.9", &["optimizer.betas = 0.9", "a list of numbers"]),
-    ("--layer-sizes 5", &["model.layer_sizes = 5", "a list of whole numbers"]),
+    ("--layer-sizes 5.5", &["model.layer_sizes = [5.5]", "a list of whole numbers"]),
     ("--enable-cuda-graph=maybe", &["cuda_graph.enable = \"maybe\"", "true or false"]),
     ("--optimizer adam", &["optimizer.kind = \"adam\"", "did you mean `adamw`?"]),
     ("--preset gpt2-125m", &["model.preset = \"gpt2-125m\"", "did you mean `gpt2-124m`?"]),
@@ -132,6 +175,8 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--save=", &["checkpoint.dir = \"\" (--checkpoint-dir)", "not empty", "or leave it out"]),
     ("--log-dir=", &["logging.dir = \"\"", "not empty"]),
     ("--trace=", &["logging.trace = \"\"", "not empty"]),
+    ("--cuda-graph-modules=", &["cuda_graph.modules = \"\"", "or leave it out"]),
+    ("--cuda-graph-layers=", &["cuda_graph.layers = \"\"", "or leave it out"]),
     ("--init-from=", &["model.init_from = \"\"", "not empty"]),
     ("--data-path=", &["data.path = \"\"", "a path"]),
     ("--set data.validation_path=[\"\"]", &["data.validation_path = [\"\"]", "a list of paths"]),

@@ -4,8 +4,13 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use common::UserError;
 use toml::Value;
 
-use crate::config::megatron::{FLAGS, Meaning, our_flag, same_value};
+use crate::config::megatron::{FLAGS, Meaning, our_flag, our_flags, same_value};
 use crate::config::{Layers, RunConfig};
+
+/// Keys, each with the value that it is set to.
+type Sets = &'static [(&'static str, &'static str)];
+/// The values of a flag, each with what it sets.
+type Values = &'static [(&'static str, Sets)];
 
 /// Adds the flags that are accepted to a command.
 pub(super) fn with_megatron_flags(mut command: Command) -> Command {
@@ -16,6 +21,13 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
             Meaning::Sets(key, value) => {
                 let help = format!("Same as {}", our_flag(key, value));
                 command.arg(arg.action(ArgAction::SetTrue).help_heading(section(key)).help(help))
+            }
+            Meaning::SetsByValue(values, ..) => {
+                let words: Vec<&str> = values.iter().map(|(word, _)| *word).collect();
+                let each = values.iter().map(|(word, sets)| format!("{word}: {}", our_flags(sets)));
+                let help = each.collect::<Vec<_>>().join(". ");
+                let heading = values.first().and_then(|(_, sets)| sets.first()).map_or("", |(key, _)| section(key));
+                command.arg(arg.value_name(words.join("|")).help_heading(heading).help(help))
             }
             Meaning::Equals(_) | Meaning::EqualsRatio(..) | Meaning::OnlyValue(..) => {
                 command.arg(arg.value_name("VALUE").allow_negative_numbers(true).hide(true))
@@ -35,13 +47,22 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
 /// A value in the table of flags that the option refuses, which would be a bug.
 pub(super) fn set_options(matches: &ArgMatches, layers: &mut Layers) -> Result<(), UserError> {
     for (flag, meaning) in FLAGS {
-        if let Meaning::Sets(key, value) = meaning
-            && matches.get_flag(flag)
-        {
+        let sets: &[(&str, &str)] = match meaning {
+            Meaning::Sets(key, value) if matches.get_flag(flag) => &[(key, value)],
+            Meaning::SetsByValue(values, ..) => given(matches, flag, values).map_or(&[], |(_, sets)| sets),
+            _ => &[],
+        };
+        for (key, value) in sets {
             layers.set(key, value, &format!("--{flag}"))?;
         }
     }
     Ok(())
+}
+
+/// The value that a flag was given, and what it sets.
+fn given(matches: &ArgMatches, flag: &str, values: Values) -> Option<(&'static str, Sets)> {
+    let given = matches.get_one::<String>(flag)?;
+    values.iter().find(|(word, _)| word == given).copied()
 }
 
 /// Fails on a flag that contradicts an option.
@@ -51,7 +72,13 @@ pub(super) fn set_options(matches: &ArgMatches, layers: &mut Layers) -> Result<(
 pub(super) fn check_agreement(matches: &ArgMatches, config: &RunConfig) -> Result<(), UserError> {
     let values = config.by_key();
     let value_of = |key: &str| values.get(key);
+    // The option itself has another value on the same command line.
+    let other_than = |key: &str, value: &str| {
+        let text = value_of(key).map(|value| value.as_str().map_or(value.to_string(), str::to_string));
+        text.filter(|other| other != value).map(|other| format!("{key} = {other}"))
+    };
     for (flag, meaning) in FLAGS {
+        let one = "give one of them".to_string();
         let given = || matches.get_one::<String>(flag);
         let against = match meaning {
             Meaning::Equals(key) => value_of(key).zip(given()).and_then(|(value, given)| {
@@ -67,13 +94,16 @@ pub(super) fn check_agreement(matches: &ArgMatches, config: &RunConfig) -> Resul
                     (!same_value(given, &(of as f64 / by as f64).to_string())).then_some((what, fix))
                 })
             }
-            // The option itself has another value on the same command line.
-            Meaning::Sets(key, value) if matches.get_flag(flag) => value_of(key)
-                .map(|value| value.as_str().map_or(value.to_string(), str::to_string))
-                .filter(|other| other != value)
-                .map(|other| (format!("--{flag} with {key} = {other}"), "give one of them".to_string())),
-            Meaning::OnlyWithout(key, _) if matches.get_flag(flag) => value_of(key)
-                .map(|value: &Value| (format!("--{flag} with {key} = {value}"), "give one of them".to_string())),
+            Meaning::Sets(key, value) if matches.get_flag(flag) => {
+                other_than(key, value).map(|other| (format!("--{flag} with {other}"), one))
+            }
+            Meaning::SetsByValue(values, ..) => self::given(matches, flag, values).and_then(|(word, sets)| {
+                let other = sets.iter().find_map(|(key, value)| other_than(key, value))?;
+                Some((format!("--{flag} {word} with {other}"), one))
+            }),
+            Meaning::OnlyWithout(key, _) if matches.get_flag(flag) => {
+                value_of(key).map(|value: &Value| (format!("--{flag} with {key} = {value}"), one))
+            }
             _ => None,
         };
         if let Some((what, fix)) = against {

@@ -9,7 +9,8 @@ use common::UserError;
 
 use super::{Parsed, megatron_flags, parse_line, text_flag};
 use crate::checkpoint::{changed_meaning, start_folder};
-use crate::config::options::{Kind, OPTIONS, OptionSpec};
+use crate::config::megatron::{our_flag, words};
+use crate::config::options::{Kind, OPTIONS, OptionSpec, find};
 use crate::config::request::TrainRequest;
 use crate::config::{Layers, recipes};
 use crate::hf::Pretrained;
@@ -72,6 +73,8 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
             Kind::Paths => arg.num_args(1..).value_name("PATHS"),
             // As in Megatron: --rampup-batch-size 16 16 100000.
             Kind::Integers | Kind::Floats => arg.num_args(1..).value_name("VALUES").allow_negative_numbers(true),
+            // As in Megatron: --cuda-graph-modules attn mlp.
+            Kind::Choices(words) => arg.num_args(1..).value_name(words.join("|")),
             Kind::Choice(words) => arg.value_name(words.join("|")).allow_hyphen_values(true),
             _ => arg.value_name("VALUE").allow_hyphen_values(true),
         };
@@ -167,6 +170,7 @@ fn layers(matches: &ArgMatches, preset: &[(&str, &str)]) -> Result<Layers, UserE
     for option in OPTIONS {
         let texts: Vec<&String> = matches.get_many(option.key).into_iter().flatten().collect();
         refuse_flag_as_value(option, &texts)?;
+        refuse_second_name(matches, option, &texts)?;
         match texts[..] {
             [] => {}
             [text] => layers.set(option.key, text, &format!("--{}", option.flag))?,
@@ -199,6 +203,21 @@ fn refuse_flag_as_value(option: &OptionSpec, texts: &[&String]) -> Result<(), Us
         format!("{name} has {text} as its value"),
         "a value does not begin with --",
         format!("give {name} a value before {text} (is a variable empty?), or leave it out"),
+    ))
+}
+
+/// Fails if a value sets another option too, whose own flag is given.
+fn refuse_second_name(matches: &ArgMatches, option: &OptionSpec, texts: &[&String]) -> Result<(), UserError> {
+    let also = texts.iter().find_map(|text| Some((text, words::also_sets(option.key, text)?)));
+    let Some((text, (key, value))) = also.filter(|(_, (key, _))| matches.contains_id(key)) else { return Ok(()) };
+    Err(UserError::new(
+        format!(
+            "--{} {text} with {}",
+            option.flag,
+            find(key).map_or(key.into(), |option| format!("--{}", option.flag))
+        ),
+        format!("it is an older form of {}", our_flag(key, value)),
+        format!("leave out --{} {text}", option.flag),
     ))
 }
 

@@ -5,6 +5,8 @@
 pub enum Meaning {
     /// It sets this key to this value.
     Sets(&'static str, &'static str),
+    /// Each of these values sets these keys. For other values: the rule and the fix.
+    SetsByValue(&'static [(&'static str, &'static [(&'static str, &'static str)])], &'static str, &'static str),
     /// Its value must equal this key's.
     Equals(&'static str),
     /// Its value must equal the first key's value divided by the second's.
@@ -19,7 +21,7 @@ pub enum Meaning {
     Unsupported(&'static str, &'static str),
 }
 
-use Meaning::{Equals, EqualsRatio, NotNeeded, OnlyValue, OnlyWithout, Sets, Unsupported};
+use Meaning::{Equals, EqualsRatio, NotNeeded, OnlyValue, OnlyWithout, Sets, SetsByValue, Unsupported};
 
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
 const OWN_GRAPHS: &str = "the trainer captures its own graphs, in one way";
@@ -41,6 +43,12 @@ const ONE_RATE: &str = "all weights have one learning rate";
 const ONE_DECAY: &str = "weight decay stays the same";
 const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
 
+const GRAPH_IMPL: &[(&str, &[(&str, &str)])] = &[
+    ("none", &[("cuda_graph.enable", "false")]),
+    ("local", &[("cuda_graph.enable", "true"), ("cuda_graph.scope", "per_layer")]),
+    ("full_iteration", &[("cuda_graph.enable", "true"), ("cuda_graph.scope", "full_iteration")]),
+];
+
 /// The flags, without dashes in front.
 #[rustfmt::skip]
 pub const FLAGS: &[(&str, Meaning)] = &[
@@ -52,6 +60,8 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("recompute-activations", Sets("recompute.granularity", "selective")),
     ("cuda-graph-use-single-mempool", Sets("cuda_graph.mempool", "single")),
     ("grad-reduce-in-bf16", Sets("parallel.grad_reduce", "bf16")),
+
+    ("cuda-graph-impl", SetsByValue(GRAPH_IMPL, OWN_GRAPHS, "--cuda-graph-impl local, full_iteration or none")),
 
     ("max-position-embeddings", Equals("model.seq_length")),
     ("kv-channels", EqualsRatio("model.hidden", "model.heads")),
@@ -128,7 +138,6 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("add-qkv-bias", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=true or --bias=false")),
     ("disable-bias-linear", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=false")),
     ("external-cuda-graph", Unsupported(OWN_GRAPHS, "--enable-cuda-graph")),
-    ("cuda-graph-impl", Unsupported(OWN_GRAPHS, "--enable-cuda-graph, or leave it out for none")),
     ("adam-beta1", Unsupported("both are one option", "for example --betas [0.9,0.95]")),
     ("adam-beta2", Unsupported("both are one option", "for example --betas [0.9,0.95]")),
     ("train-samples", Unsupported(IN_STEPS, "--steps")),

@@ -5,13 +5,16 @@ mod flags;
 pub mod words;
 
 use crate::config::options::{Kind, find};
-use Meaning::{OnlyValue, Unsupported};
+use Meaning::{OnlyValue, SetsByValue, Unsupported};
 pub use flags::{FLAGS, Meaning};
 
 /// The rule and the fix for a flag that is not supported, or not with this value.
 pub fn unsupported(flag: &str, value: Option<&str>) -> Option<(&'static str, &'static str)> {
     FLAGS.iter().find(|(name, _)| *name == flag).and_then(|(_, meaning)| match meaning {
         Unsupported(rule, fix) => Some((*rule, *fix)),
+        SetsByValue(values, rule, fix) => {
+            (!values.iter().any(|(known, _)| value == Some(known))).then_some((*rule, *fix))
+        }
         OnlyValue(word, rule, fix) => (!value.is_some_and(|value| same_value(value, word))).then_some((*rule, *fix)),
         _ => None,
     })
@@ -31,6 +34,11 @@ pub fn our_flag(key: &str, value: &str) -> String {
     }
 }
 
+/// The flags of ours that give options these values.
+pub fn our_flags(values: &[(&str, &str)]) -> String {
+    values.iter().map(|(key, value)| our_flag(key, value)).collect::<Vec<_>>().join(" ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +53,11 @@ mod tests {
             assert!(!own(flag) && seen.insert(flag), "--{flag} twice");
             match meaning {
                 Meaning::Sets(key, value) => Layers::default().set(key, value, flag).unwrap(),
+                SetsByValue(values, ..) => {
+                    for (key, value) in values.iter().flat_map(|(_, sets)| *sets) {
+                        Layers::default().set(key, value, flag).unwrap();
+                    }
+                }
                 Meaning::Equals(key) => assert!(find(key).is_some(), "{key}"),
                 Meaning::EqualsRatio(whole, parts) => assert!(find(whole).is_some() && find(parts).is_some()),
                 Meaning::OnlyWithout(key, why) => assert!(find(key).is_some() && !why.is_empty(), "{key}"),
@@ -52,8 +65,8 @@ mod tests {
                 Unsupported(_, fix) | OnlyValue(_, _, fix) => {
                     let named = fix.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
                     for name in named.filter_map(|word| word.strip_prefix("--")) {
-                        let sets =
-                            FLAGS.iter().any(|(flag, meaning)| *flag == name && matches!(meaning, Meaning::Sets(..)));
+                        let is_setter = |meaning| matches!(meaning, &Meaning::Sets(..) | &SetsByValue(..));
+                        let sets = FLAGS.iter().any(|(flag, meaning)| *flag == name && is_setter(meaning));
                         assert!(sets || own(name) || name == "config", "--{flag}: there is no --{name}");
                     }
                 }
@@ -71,6 +84,8 @@ mod tests {
             ("attention-backend", "auto", true),
             ("attention-backend", "flash", false),
             ("fp16", "", false),
+            ("cuda-graph-impl", "local", true),
+            ("cuda-graph-impl", "transformer_engine", false),
             ("kv-channels", "16", true),
         ] {
             assert_eq!(unsupported(flag, Some(value)).is_none(), taken, "--{flag} {value}");

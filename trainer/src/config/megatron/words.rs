@@ -8,15 +8,33 @@ const SAME: &[(&str, &str, &str)] = &[
     ("model.norm", "RMSNorm", "rmsnorm"),
     ("model.position", "learned_absolute", "learned"),
     ("model.position", "rope", "rotary"),
+    ("cuda_graph.scope", "full", "per_layer"),
+    ("cuda_graph.scope", "attn", "per_layer"),
+    ("cuda_graph.scope", "mlp", "per_layer"),
+    ("cuda_graph.modules", "attn", "attention"),
 ];
 
-const LAYERS: &str = "set cuda_graph.scope = \"per_layer\": one graph has the whole layer, attention and feed-forward";
+/// Words that set another option too: key, Megatron's word, the other key, its value. These scopes were the modules of
+/// earlier releases.
+const ALSO: &[(&str, &str, &str, &str)] = &[
+    ("cuda_graph.scope", "attn", "cuda_graph.modules", "attention"),
+    ("cuda_graph.scope", "mlp", "cuda_graph.modules", "mlp"),
+];
+
+const DENSE: &str = "models are dense transformers: name embedding, attention, mlp or head";
 
 /// Words without an equivalent: key, Megatron's word, the fix.
 const OTHER: &[(&str, &str, &str)] = &[
-    ("cuda_graph.scope", "attn", LAYERS),
-    ("cuda_graph.scope", "mlp", LAYERS),
-    ("cuda_graph.scope", "full", LAYERS),
+    ("cuda_graph.modules", "moe", DENSE),
+    ("cuda_graph.modules", "moe_router", DENSE),
+    ("cuda_graph.modules", "moe_preprocess", DENSE),
+    ("cuda_graph.modules", "mamba", DENSE),
+    ("cuda_graph.modules", "full", "leave cuda_graph.modules out: whole layers are the default"),
+    ("cuda_graph.modules", "full_iteration", "set cuda_graph.scope = \"full_iteration\""),
+    ("cuda_graph.scope", "moe", DENSE),
+    ("cuda_graph.scope", "moe_router", DENSE),
+    ("cuda_graph.scope", "moe_preprocess", DENSE),
+    ("cuda_graph.scope", "mamba", DENSE),
     ("optimizer.schedule", "WSD", "set optimizer.schedule = \"wsd\", whose decay is linear"),
     (
         "optimizer.schedule",
@@ -33,6 +51,11 @@ pub fn ours<'w>(key: &str, word: &'w str) -> Cow<'w, str> {
         return share.to_string().into();
     }
     SAME.iter().find(|known| (known.0, known.1) == (key, word)).map_or(word, |known| known.2).into()
+}
+
+/// Another option that this value sets too, and its value.
+pub fn also_sets(key: &str, word: &str) -> Option<(&'static str, &'static str)> {
+    ALSO.iter().find(|known| (known.0, known.1) == (key, word)).map(|known| (known.2, known.3))
 }
 
 /// The fix for a value that the option does not take, if it is one of Megatron's.
@@ -60,7 +83,7 @@ mod tests {
 
     #[test]
     fn every_word_stands_for_a_value_of_an_option() {
-        for (key, _, ours) in SAME {
+        for (key, ours) in SAME.iter().map(|word| (word.0, word.2)).chain(ALSO.iter().map(|word| (word.2, word.3))) {
             Layers::default().set(key, ours, "test").unwrap();
         }
         assert!(OTHER.iter().all(|(key, ..)| find(key).is_some()));
