@@ -1,7 +1,9 @@
 //! The mistakes that CUDA punishes during capture are refused here with the same codes, and each error names a fix.
 
 use device::ops::{Add, Fill};
-use device::{Area, CaptureRule, DType, Device, Error, HostOptions, Stream, Tensor};
+use device::{Area, CaptureRule, DType, Device, Error, Stream, Tensor};
+
+use crate::common::checked_device;
 
 struct Bench {
     device: Device,
@@ -13,7 +15,7 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    let device = checked_device();
     let area = device.allocate("test", 4096).unwrap();
     let a = area.tensor("a", 0, [64], DType::F32);
     let b = area.tensor("b", 1024, [64], DType::F32);

@@ -3,6 +3,8 @@
 use device::ops::{Add, Copy, Fill, Poison};
 use device::{Area, CheckError, DType, Device, Error, HostOptions, Stream, Tensor};
 
+use crate::common::checked_device;
+
 struct Bench {
     device: Device,
     main: Stream,
@@ -13,7 +15,7 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    let device = Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap();
+    let device = checked_device();
     let area = device.allocate("test", 4096).unwrap();
     let a = area.tensor("a", 0, [64], DType::F32);
     let b = area.tensor("b", 1024, [64], DType::F32);

@@ -15,6 +15,14 @@ pub fn bench(threads: usize) -> Bench {
     on(Device::host(HostOptions { threads, check: true, dry: false }).unwrap())
 }
 
+/// The host device, or with `TEST_DEVICE=cuda` the first GPU, with the checker on.
+pub fn checked_device() -> Device {
+    if std::env::var("TEST_DEVICE").is_ok_and(|device| device == "cuda") {
+        return Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap();
+    }
+    Device::host(HostOptions { check: true, ..HostOptions::default() }).unwrap()
+}
+
 /// A bench on the first GPU, with the checker on.
 pub fn cuda_bench() -> Bench {
     on(Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap())
