@@ -112,8 +112,15 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Submits an operation to the compute stream.
     ///
     /// # Errors
-    /// What the device refused, with the region.
+    /// What the device refused, with the region; while recording, an update of weights whose status no `clip_scale` of the
+    /// step has written.
     pub fn run(&self, op: impl Into<Op>) -> Result<()> {
+        let op = op.into();
+        if let Phase::Record { recording, .. } = &self.phase
+            && let Err(source) = recording.check_clipped(&op)
+        {
+            return Err(self.in_region(source));
+        }
         self.resources.compute.submit(op).map_err(|source| self.in_region(source))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use device::BufferId;
+use device::{BufferId, Op};
 
 use crate::error::{Error, Result};
 use crate::lifetimes::Lifetime;
@@ -18,6 +18,8 @@ pub(crate) struct Recording<R> {
     pub(crate) lifetimes: HashMap<BufferId, Lifetime>,
     /// Buffers that code outside of the step reads, each with the position in the trace until which it does.
     pub(crate) kept: Vec<(BufferId, usize)>,
+    /// What `clip_scale` has written.
+    clipped: Vec<BufferId>,
 }
 
 /// One region of the recorded order.
@@ -51,7 +53,33 @@ pub(crate) struct RecordedBuffer {
 
 impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
     pub(crate) fn new(microbatches: usize) -> Recording<R> {
-        Recording { microbatches, order: Vec::new(), buffers: Vec::new(), lifetimes: HashMap::new(), kept: Vec::new() }
+        Recording {
+            microbatches,
+            order: Vec::new(),
+            buffers: Vec::new(),
+            lifetimes: HashMap::new(),
+            kept: Vec::new(),
+            clipped: Vec::new(),
+        }
+    }
+
+    /// Refuses an update before which nothing has written its status: on the device it would skip every step in silence.
+    pub(crate) fn check_clipped(&mut self, op: &Op) -> device::Result<()> {
+        let status = match op {
+            Op::ClipScale(clip) => {
+                self.clipped.push(clip.status.buffer);
+                return Ok(());
+            }
+            Op::AdamW(update) => update.status.buffer,
+            Op::Sgd(update) => update.status.buffer,
+            _ => return Ok(()),
+        };
+        if self.clipped.contains(&status) {
+            return Ok(());
+        }
+        let problem = "no clip_scale comes before it in the step, so it would never update. Fix: submit square_sum and \
+                       clip_scale with this status first, also without clipping";
+        Err(device::Error::operation(op.name(), problem))
     }
 
     /// Adds a region that begins at this position; returns its index in `order`.

@@ -169,6 +169,14 @@ impl StreamBackend {
         }
     }
 
+    /// Makes a graph of the driver a child of what this stream captures.
+    pub(crate) fn add_to_capture(&self, graph: &RawGraph) -> Result<()> {
+        match self {
+            StreamBackend::Host(_) => unreachable!("a graph is of its device's kind"),
+            StreamBackend::Cuda(stream) => graph.add_to_capture(&*stream.raw()?),
+        }
+    }
+
     /// Launches a graph of the driver.
     pub(crate) fn launch(&self, graph: &RawGraph) -> Result<()> {
         match self {

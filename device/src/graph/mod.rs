@@ -82,7 +82,7 @@ impl Graph {
             return core.with_capture(id, |core, capture| {
                 capture.add_child(stream.id(), &self.name, &self.nodes)?;
                 match &self.raw {
-                    Some(raw) => core.streams[stream.id().index()].backend.launch(raw),
+                    Some(raw) => core.streams[stream.id().index()].backend.add_to_capture(raw),
                     None => Ok(()),
                 }
             });

@@ -10,7 +10,7 @@ use crate::backend::DeviceBackend;
 use crate::device::Core;
 use crate::host;
 use crate::priority::Priority;
-use crate::{CaptureRule, Device, Error, Op, Result, StreamId, TraceEvent};
+use crate::{CaptureRule, Device, Op, Result, StreamId, TraceEvent};
 
 /// An ordered queue of work. On the host, work runs when it is submitted; only collectives run asynchronously.
 #[derive(Clone)]
@@ -92,7 +92,6 @@ impl Stream {
         let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
         core.backend.accept(&op, capturing)?;
         if let Some(trace) = &mut core.trace {
-            check_clipped(&op, trace)?;
             trace.push(TraceEvent::Operation { stream: self.id, buffers: op.accesses().buffers() });
             let core = &mut *core;
             if let DeviceBackend::Host(pool) = &core.backend {
@@ -160,20 +159,4 @@ impl Stream {
         }
         Ok(())
     }
-}
-
-/// Refuses an update before which nothing has written its status: on the device it would skip every step in silence.
-fn check_clipped(op: &Op, trace: &[TraceEvent]) -> Result<()> {
-    let status = match op {
-        Op::AdamW(update) => update.status.buffer,
-        Op::Sgd(update) => update.status.buffer,
-        _ => return Ok(()),
-    };
-    let uses = |event: &TraceEvent| matches!(event, TraceEvent::Operation { buffers, .. } if buffers.contains(&status));
-    if trace.iter().any(uses) {
-        return Ok(());
-    }
-    let problem = "no clip_scale comes before it in the step, so it would never update. Fix: submit square_sum and \
-                   clip_scale with this status first, also without clipping";
-    Err(Error::operation(op.name(), problem))
 }
