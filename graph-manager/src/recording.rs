@@ -1,5 +1,6 @@
 //! A recorded step: its regions in order, the buffers they take, and when these are in use.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -19,7 +20,7 @@ pub(crate) struct Recording<R> {
     /// Buffers that code outside of the step reads, each with the position in the trace until which it does.
     pub(crate) kept: Vec<(BufferId, usize)>,
     /// What `clip_scale` has written.
-    clipped: Vec<BufferId>,
+    clipped: RefCell<Vec<BufferId>>,
 }
 
 /// One region of the recorded order.
@@ -59,22 +60,22 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
             buffers: Vec::new(),
             lifetimes: HashMap::new(),
             kept: Vec::new(),
-            clipped: Vec::new(),
+            clipped: RefCell::default(),
         }
     }
 
     /// Refuses an update before which nothing has written its status: on the device it would skip every step in silence.
-    pub(crate) fn check_clipped(&mut self, op: &Op) -> device::Result<()> {
+    pub(crate) fn check_clipped(&self, op: &Op) -> device::Result<()> {
         let status = match op {
             Op::ClipScale(clip) => {
-                self.clipped.push(clip.status.buffer);
+                self.clipped.borrow_mut().push(clip.status.buffer);
                 return Ok(());
             }
             Op::AdamW(update) => update.status.buffer,
             Op::Sgd(update) => update.status.buffer,
             _ => return Ok(()),
         };
-        if self.clipped.contains(&status) {
+        if self.clipped.borrow().contains(&status) {
             return Ok(());
         }
         let problem = "no clip_scale comes before it in the step, so it would never update. Fix: submit square_sum and \

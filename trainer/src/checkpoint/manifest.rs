@@ -21,7 +21,7 @@ pub const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
 
 /// The largest manifest that is read, in bytes. One for a model of 70 G parameters on 512 ranks has a few MiB.
-const LARGEST: u64 = 256 << 20;
+pub(super) const LARGEST: u64 = 256 << 20;
 
 /// Most elements of a tensor, as for a model's options.
 const MOST_ELEMENTS: usize = 1 << 44;

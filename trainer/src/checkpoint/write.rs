@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
 
+use common::files::{open_unlinked, read_at_most};
 use common::format::bytes;
 use common::terminal::warn;
 use data::Identities;
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{remove, remove_files, temporary};
 use super::layout::{CONFIG, LocalTensor, METRICS, MODEL, OPTIMIZER, local_tensors};
-use super::manifest::{FileEntry, MANIFEST, Manifest, Progress, TensorEntry};
+use super::manifest::{FileEntry, LARGEST, MANIFEST, Manifest, Progress, TensorEntry};
 use super::step_name::step_name;
 use super::tensor_file::{Output, TensorFile, WriteError, tensor_entries};
 use super::writers::Writers;
@@ -209,7 +210,8 @@ fn leave_note(path: &Path, written: &Written) -> Result<(), WriteError> {
 
 fn take_note(path: &Path) -> Result<Written, WriteError> {
     let at = |error: IoError| WriteError::File(path.into(), error);
-    let written = serde_json::from_slice(&std::fs::read(path).map_err(at)?).map_err(|error| at(error.into()))?;
+    let text = open_unlinked(path).and_then(|file| read_at_most(file, LARGEST)).map_err(at)?;
+    let written = serde_json::from_slice(&text).map_err(|error| at(error.into()))?;
     std::fs::remove_file(path).map_err(at)?;
     Ok(written)
 }
