@@ -20,7 +20,7 @@ pub(crate) struct Recording<R> {
     /// Buffers that code outside of the step reads, each with the position in the trace until which it does.
     pub(crate) kept: Vec<(BufferId, usize)>,
     /// What `clip_scale` has written.
-    clipped: RefCell<Vec<BufferId>>,
+    pub(crate) clipped: RefCell<Vec<BufferId>>,
 }
 
 /// One region of the recorded order.
