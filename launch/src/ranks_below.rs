@@ -49,7 +49,9 @@ impl RanksBelow {
         if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             let now: Vec<Process> = ranks_below(self.launcher).into_iter().filter_map(Process::of).collect();
-            if !now.is_empty() || self.seen.is_empty() {
+            // Ranks that ended before they were seen have left their entries, for which the launcher has not asked.
+            let had_ranks = || !self.seen.is_empty() || descendants(self.launcher).into_iter().any(is_zombie);
+            if !now.is_empty() || !had_ranks() {
                 self.deserted = None;
             } else {
                 self.deserted.get_or_insert_with(Instant::now);
@@ -99,14 +101,23 @@ fn end(processes: &[Process], also: impl Fn(Signal)) {
     }
 }
 
+/// The state of a process as one letter, and the time of its start. `None` if it is gone.
+fn stat(id: i32) -> Option<(String, u64)> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The second field is the program's name in parentheses, which may hold anything.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.into(), fields.nth(18)?.parse().ok()?))
+}
+
+/// Whether a process has ended and its parent has not asked for its status.
+fn is_zombie(id: i32) -> bool {
+    stat(id).is_some_and(|(state, _)| state == "Z")
+}
+
 impl Process {
     /// `None` if it has ended.
     fn of(id: i32) -> Option<Process> {
-        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-        // The second field is the program's name in parentheses, which may hold anything.
-        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-        let state = fields.next()?;
-        let started = fields.nth(18)?.parse().ok()?;
+        let (state, started) = stat(id)?;
         (state != "Z" && state != "X").then_some(Process { id, started })
     }
 
@@ -152,5 +163,20 @@ mod tests {
         end(&[process], |_| ());
         assert!(!process.runs());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn ranks_that_ended_before_they_were_seen_leave_a_deserted_launcher() {
+        // The shell becomes `sleep`, which never asks for the status of the shell's child.
+        let mut launcher = Command::new("sh").args(["-c", "true & exec sleep 600"]).spawn().unwrap();
+        let mut ranks = RanksBelow::new(Pid::from_child(&launcher));
+        let begun = Instant::now();
+        while ranks.deserted.is_none() && begun.elapsed() < Duration::from_secs(60) {
+            sleep(POLL);
+            assert!(!ranks.are_gone(), "not before they have been gone for a while");
+        }
+        assert!(ranks.seen.is_empty() && ranks.deserted.is_some());
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
     }
 }
