@@ -192,7 +192,7 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
         return Ok(value);
     }
     let mut fix = match option.default {
-        "" => format!("set {} to {}", option.key, option.kind.expected()),
+        "" | "[]" => format!("set {} to {}", option.key, option.kind.expected()),
         default => format!("for example, set {} = {default}", option.key),
     };
     if value.as_str().is_some_and(|text| text.trim().is_empty()) {

@@ -116,7 +116,8 @@ const FLAGS: &[(&str, &[&str])] = &[
         &["--cuda-graph-scope attn with --cuda-graph-modules", "an older form of --cuda-graph-modules attention"],
     ),
     ("--cuda-graph-modules attn moe_router", &["[\"attention\", \"moe_router\"]", "models are dense transformers"]),
-    ("--cuda-graph-modules attention,mpl", &["[\"attention\", \"mpl\"]", "any of embedding", "did you mean `mlp`?"]),
+    ("--cuda-graph-modules mlp,atention", &["[\"mlp\", \"atention\"]", "any of embedding", "mean `attention`?"]),
+    ("--cuda-graph-modules mlp,norm", &["[\"mlp\", \"norm\"]", "set cuda_graph.modules to a list of any of"]),
     ("--cuda-graph-layers one", &["cuda_graph.layers = \"one\"", "a list of whole numbers"]),
     (
         "--cuda-graph-impl transformer_engine",
