@@ -7,6 +7,8 @@ use graph_manager::{Launch, Report};
 /// Sizes in pixels.
 const BOX: (usize, usize) = (30, 34);
 const EAGER_WIDTH: usize = 8;
+/// Of a region without a layer, which has its name in the box.
+const NAMED_WIDTH: usize = 60;
 const LINE: usize = 1440;
 const MARGIN: usize = 12;
 
@@ -45,7 +47,11 @@ pub(crate) fn stage_part(title: &str, report: &Report) -> String {
     );
     let (mut x, mut y) = (0, 20);
     for launch in launches {
-        let width = if launch.graph.is_some() { BOX.0 } else { EAGER_WIDTH };
+        let width = match (launch.graph, number_after(&launch.region, "layer ")) {
+            (None, _) => EAGER_WIDTH,
+            (Some(_), Some(_)) => BOX.0,
+            (Some(_), None) => NAMED_WIDTH,
+        };
         if x + width > LINE {
             (x, y) = (0, y + BOX.1 + 6);
         }
@@ -66,16 +72,16 @@ fn draw(body: &mut String, launch: &Launch, report: &Report, (x, y): (usize, usi
     let slot = graph.and_then(|graph| graph.slot).map_or(String::new(), |slot| format!(", slot {slot}"));
     let how = graph
         .map_or("runs eagerly".into(), |graph| format!("graph `{}`, {} nodes{slot}", graph.name, graph.nodes.len()));
-    let (fill, height) = if graph.is_some() { (fill, BOX.1) } else { ("white", BOX.1) };
+    let fill = if graph.is_some() { fill } else { "white" };
     let _ = writeln!(
         body,
-        "<g><title>{}: {how}</title><rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{fill}\" \
+        "<g><title>{}: {how}</title><rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{}\" fill=\"{fill}\" \
          stroke=\"#636363\" stroke-width=\"0.6\"/>",
-        launch.region
+        launch.region, BOX.1
     );
     if graph.is_some() {
         let middle = x + width / 2;
-        let layer = number_after(&launch.region, "layer ").unwrap_or(&launch.region[..launch.region.len().min(5)]);
+        let layer = number_after(&launch.region, "layer ").unwrap_or(&launch.region);
         let microbatch = launch.microbatch.map_or(String::new(), |m| format!("m{m}"));
         for (text, at) in [(layer, y + 14), (&microbatch, y + 28)] {
             let _ = writeln!(body, "<text x=\"{middle}\" y=\"{at}\" text-anchor=\"middle\">{text}</text>");

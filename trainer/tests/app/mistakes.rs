@@ -252,7 +252,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--pipeline-layers [1,1]", &["parallel.pipeline_layers = [1, 1]", "= 1 numbers", "= [2], or []"]),
     // Configs and recipes.
     ("--config absent.toml", &["absent.toml cannot be read: No such file", "check the path"]),
-    ("--config empty", &["empty cannot be read: Is a directory"]),
+    ("--config empty", &["empty cannot be read: it is not a regular file"]),
     ("--config gpt2-124m-1xh100", &["`gpt2-124m-1xh100`", "did you mean `gpt2-124m-1xh200`?"]),
     ("configs show zebra", &["`zebra`", "trainer configs list"]),
     ("--config value.toml", &["value.toml is not TOML: line 2: ", "correct that line"]),
