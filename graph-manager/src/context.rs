@@ -30,7 +30,7 @@ pub struct StepContext<'m, P: Policy> {
 
 pub(crate) enum Phase<P: Policy> {
     /// Nothing runs.
-    Record { recording: Recording<P::Region>, handover: Handover<P> },
+    Record { recording: Box<Recording<P::Region>>, handover: Handover<P> },
     /// Work is submitted; with `graphs`, regions are captured or replayed. `position` is the next visit expected.
     Run { graphs: bool, position: usize },
 }
@@ -49,7 +49,7 @@ pub(crate) struct Current<R> {
 impl<'m, P: Policy> StepContext<'m, P> {
     /// A step that is recorded.
     pub(crate) fn record(resources: &'m mut Resources<P>, mode: P::Mode, microbatches: usize) -> StepContext<'m, P> {
-        let phase = Phase::Record { recording: Recording::new(microbatches), handover: Handover::default() };
+        let phase = Phase::Record { recording: Recording::new(microbatches).into(), handover: Handover::default() };
         StepContext::new(resources, mode, microbatches, phase)
     }
 
@@ -77,7 +77,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
                     let used = lifetimes.get_mut(buffer).into_iter();
                     used.for_each(|used| used.last = used.last.max(*until));
                 }
-                Recording { lifetimes, ..recording }
+                Recording { lifetimes, ..*recording }
             }
             Phase::Run { .. } => unreachable!("a step that runs is not recorded"),
         }
