@@ -88,6 +88,43 @@ struct Group {
 /// `samples` has an input for each layer, with the shapes and types that will come. Before the capture, `warm_up` passes,
 /// at least one, run forwards on them, and backwards on gradients of 0: accumulated gradients of weights do not change.
 ///
+/// ```
+/// use device::ops::Add;
+/// use device::{DType, Device, HostOptions, Tensor};
+/// use graph_manager::{Layer, Policy, Pool, Result, StepContext, graph_callables};
+///
+/// /// `y = 2 x`.
+/// struct Double;
+///
+/// impl<P: Policy> Layer<P> for Double {
+///     type Input = Tensor;
+///     type Output = Tensor;
+///     type InputGrad = Tensor;
+///
+///     fn forward(&self, cx: &mut StepContext<'_, P>, x: Tensor) -> Result<Tensor> {
+///         let y = cx.tensor("y", x.shape, DType::F32)?;
+///         cx.run(Add { a: x, b: x, output: y })?;
+///         Ok(y)
+///     }
+///
+///     fn backward(&self, cx: &mut StepContext<'_, P>, grad: Tensor) -> Result<Tensor> {
+///         Layer::<P>::forward(self, cx, grad)
+///     }
+/// }
+///
+/// let device = Device::host(HostOptions::default())?;
+/// let area = device.allocate("x", 4 * 4)?;
+/// let x = area.tensor("x", 0, [4], DType::F32);
+/// device.upload(&x, &[3.0_f32; 4])?;
+/// let pool = Pool::new(device.stream("compute"));
+/// let mut graphed = graph_callables(&pool, vec![Double], &[x], 1, None)?;
+/// let y = graphed.forward(0, x)?;
+/// assert_eq!(device.download::<f32>(&y)?, [6.0; 4]);
+/// let grad = graphed.backward(0, x)?; // any tensor of that shape
+/// assert_eq!(device.download::<f32>(&grad)?, [6.0; 4]);
+/// # Ok::<(), graph_manager::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Usage`] where samples, layers and order do not fit, or without warm-up; what a layer returns.
 pub fn graph_callables<L: Layer<EveryCall>>(

@@ -41,6 +41,31 @@ type Body<I, O> = Box<dyn for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Resu
 /// Each [`Capture::run`] does the work once. The first runs are eager and warm up, then one captures, the later ones
 /// launch the graph. Inputs are copied into buffers of the capture, so they may lie anywhere. An input of another shape
 /// has a plan and a graph of its own, within a bound.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use device::ops::Add;
+/// use device::{DType, Device, HostOptions, Tensor};
+/// use graph_manager::{Capture, Pool};
+///
+/// let device = Device::host(HostOptions::default())?;
+/// let area = device.allocate("x", 4 * 4)?;
+/// let x = area.tensor("x", 0, [4], DType::F32);
+/// let pool = Pool::new(device.stream("compute"));
+/// let mut double = Capture::new(&pool, "double", 1, NonZeroUsize::MIN, |cx, x: Tensor| {
+///     let output = cx.tensor("output", x.shape, DType::F32)?;
+///     cx.run(Add { a: x, b: x, output })?;
+///     Ok(output)
+/// })?;
+/// for value in [1.0_f32, 2.0, 3.0] {
+///     device.upload(&x, &[value; 4])?;
+///     let output = double.run(x)?; // eager, captured, replayed
+///     assert_eq!(device.download::<f32>(&output)?, [2.0 * value; 4]);
+/// }
+/// assert_eq!(double.report().graphs.len(), 1);
+/// # Ok::<(), graph_manager::Error>(())
+/// ```
 pub struct Capture<I: TensorTree, O: TensorTree> {
     name: &'static str,
     manager: CudaGraphManager<ByHand>,
