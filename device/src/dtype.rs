@@ -9,6 +9,11 @@ pub enum DType {
     F32,
     /// bfloat16: the exponent of f32, 8 bits of precision. Arithmetic on it is done in f32.
     Bf16,
+    /// 8-bit floating, 4 bits of exponent; see [`F8E4M3`](crate::F8E4M3). Only matrix products and what makes their factors
+    /// take it.
+    F8E4M3,
+    /// 8-bit floating, 5 bits of exponent; see [`F8E5M2`](crate::F8E5M2). As [`DType::F8E4M3`].
+    F8E5M2,
     /// Token ids and targets.
     I32,
     /// Raw bytes: control blocks and records.
@@ -21,7 +26,7 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::Bf16 => 2,
-            DType::U8 => 1,
+            DType::F8E4M3 | DType::F8E5M2 | DType::U8 => 1,
         }
     }
 
@@ -30,9 +35,18 @@ impl DType {
         match self {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
+            DType::F8E4M3 => "fp8-e4m3",
+            DType::F8E5M2 => "fp8-e5m2",
             DType::I32 => "i32",
             DType::U8 => "u8",
         }
+    }
+}
+
+impl DType {
+    /// Whether it is one of the two 8-bit floating types.
+    pub const fn is_fp8(self) -> bool {
+        matches!(self, DType::F8E4M3 | DType::F8E5M2)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Pool, view};
 use crate::ops::{Add, BiasGrad, Copy, CopyColumns, Fill, Poison};
-use crate::{DType, Element, Float, Tensor, bf16};
+use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 
 /// Elements of one task.
 pub(super) const CHUNK: usize = 1 << 14;
@@ -61,6 +61,8 @@ pub(super) fn copy(op: &Copy, pool: &Pool) {
         (DType::F32, _) => duplicate::<f32>(op, pool),
         (DType::Bf16, _) => duplicate::<bf16>(op, pool),
         (DType::I32, _) => duplicate::<i32>(op, pool),
+        (DType::F8E4M3, _) => duplicate::<F8E4M3>(op, pool),
+        (DType::F8E5M2, _) => duplicate::<F8E5M2>(op, pool),
         (DType::U8, _) => duplicate::<u8>(op, pool),
     }
 }

@@ -1,11 +1,13 @@
 //! Matrix product: tiles of fixed size over `out`, each a call into the GEMM library.
 
+use std::borrow::Cow;
+
 use super::Pool;
 use super::elementwise::map;
 use super::math::{gelu, gelu_derivative};
 use super::small_gemm::{Matrix, multiply};
 use super::view::{self, to_f32};
-use crate::ops::{Epilogue, Gemm};
+use crate::ops::{Epilogue, Gemm, Scale};
 use crate::{DType, Float, bf16};
 
 /// Rows of `out` that one task computes. Fixed, so that bits do not depend on the threads.
@@ -13,11 +15,21 @@ pub(super) const TILE_ROWS: usize = 128;
 
 /// See [`Gemm`].
 pub(super) fn gemm(op: &Gemm, pool: &Pool) {
-    let (a, b) = (to_f32(&op.a), to_f32(&op.b));
+    let (mut a, mut b) = (to_f32(&op.a), to_f32(&op.b));
+    if let Some(scales) = &op.fp8 {
+        (a, b) = (scaled(&a, &scales.a), scaled(&b, &scales.b));
+    }
     match op.out.dtype {
         DType::F32 => into::<f32>(op, &a, &b, pool),
         _ => into::<bf16>(op, &a, &b, pool),
     }
+}
+
+/// The values that 8-bit factors stand for.
+fn scaled(values: &[f32], scale: &Scale) -> Cow<'static, [f32]> {
+    let scales = view::read::<f32>(&scale.tensor());
+    let row = (values.len() / scales.len()).max(1);
+    values.chunks(row).zip(scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect()
 }
 
 fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {

@@ -17,6 +17,7 @@ mod norm;
 mod optimizer;
 pub mod philox;
 mod pool;
+mod quantize;
 mod rotary;
 mod run;
 mod scratch;

@@ -2,7 +2,7 @@
 
 use super::{
     Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, loss, loss_parallel, norm,
-    optimizer, rotary, view,
+    optimizer, quantize, rotary, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
@@ -23,6 +23,8 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::CopyColumns(op) => elementwise::copy_columns(op, pool),
         Op::Fill(op) => elementwise::fill(op, pool),
         Op::Poison(op) => elementwise::poison(op, pool),
+        Op::Quantize(op) => quantize::quantize(op, pool),
+        Op::UpdateScales(op) => quantize::update_scales(op),
         Op::Activation(op) => activation::activation(op, pool),
         Op::ActivationBackward(op) => activation::activation_backward(op, pool),
         Op::SwiGlu(op) => activation::swiglu(op, pool),

@@ -10,15 +10,21 @@ use crate::{DType, Op, Tensor};
 pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
     let in_f32 = |tensor: &Tensor| tensor.shape.elements() * 4;
     let accesses = op.accesses();
-    let halves = accesses.reads.iter().filter(|tensor| tensor.dtype == DType::Bf16);
-    let copies: usize = halves.map(in_f32).sum();
+    let small = accesses.reads.iter().filter(|tensor| tensor.dtype == DType::Bf16 || tensor.dtype.is_fp8());
+    let copies: usize = small.map(in_f32).sum();
     match op {
         Op::Gemm(op) => {
             let (m, n, _) = op.dimensions();
             let tiled = op.out.dtype != DType::F32 || matches!(op.epilogue, Epilogue::BiasGelu { .. });
+            // The values of 8-bit factors are scaled in a second copy.
+            let copies = if op.fp8.is_some() { 2 * copies } else { copies };
             copies + if tiled { 4 * n * m.min(pool.threads() * TILE_ROWS) } else { 0 }
         }
         Op::Attention(_) | Op::AttentionBackward(_) => copies + accesses.writes.iter().map(in_f32).sum::<usize>(),
+        Op::Quantize(op) => {
+            let (rows, columns) = op.source.dimensions();
+            4 * rows * columns
+        }
         _ => 0,
     }
 }

@@ -15,7 +15,7 @@
 
 use std::borrow::Cow;
 
-use crate::{DType, Element, Tensor, bf16};
+use crate::{DType, Element, F8E4M3, F8E5M2, Float, Tensor, bf16};
 
 /// The elements of `tensor`, to read.
 ///
@@ -52,8 +52,14 @@ pub(crate) fn write<'a, T: Element>(tensor: &Tensor) -> &'a mut [T] {
 pub(crate) fn to_f32<'a>(tensor: &Tensor) -> Cow<'a, [f32]> {
     match tensor.dtype {
         DType::F32 => read::<f32>(tensor).into(),
-        _ => read::<bf16>(tensor).iter().map(|x| x.to_f32()).collect::<Vec<f32>>().into(),
+        DType::F8E4M3 => widened::<F8E4M3>(tensor).into(),
+        DType::F8E5M2 => widened::<F8E5M2>(tensor).into(),
+        _ => widened::<bf16>(tensor).into(),
     }
+}
+
+fn widened<T: Float>(tensor: &Tensor) -> Vec<f32> {
+    read::<T>(tensor).iter().map(|x| x.to_f32()).collect()
 }
 
 /// Sets every byte of `tensor` to 0, of whatever type it is.

@@ -24,6 +24,7 @@ mod op;
 mod operation;
 mod optimizer;
 mod progress_mark;
+mod quantize;
 mod rotary;
 
 pub use accesses::Accesses;
@@ -38,13 +39,14 @@ pub use custom::{Custom, CustomOp};
 pub use dropout::{Dropout, DropoutPart, DropoutSite};
 pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
-pub use gemm::{Epilogue, Gemm};
+pub use gemm::{Epilogue, Fp8Scales, Gemm};
 pub use loss::{CrossEntropy, Mse, SumInto};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use op::Op;
 pub use operation::Operation;
 pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
+pub use quantize::{Fp8Matrix, Quantize, QuantizeSource, Scale, UpdateScales};
 pub use rotary::Rotary;
 
 pub use crate::communicator::CollectiveKind;

@@ -6,7 +6,8 @@ use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp,
     Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Mse, Norm, NormBackward, Operation, Poison, ProgressMark,
-    Rotary, Sgd, SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, WriteControl, WriteSampleRecord,
+    Quantize, Rotary, Sgd, SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, UpdateScales, WriteControl,
+    WriteSampleRecord,
 };
 use crate::Result;
 
@@ -58,6 +59,10 @@ operations! {
     Fill,
     /// Bytes no valid value has.
     Poison,
+    /// 8-bit copies of a matrix.
+    Quantize,
+    /// Scales of 8-bit copies.
+    UpdateScales,
     /// GELU or ReLU.
     Activation,
     /// Its gradient.

@@ -1,0 +1,178 @@
+//! 8-bit copies of matrices, and their scales.
+
+use super::elementwise::{CHUNK, column_sums, store_sums, with_float};
+use super::math::{gelu, gelu_derivative, sigmoid};
+use super::{Pool, view};
+use crate::ops::{ActivationKind, Fp8Matrix, Quantize, QuantizeSource, Scale, UpdateScales};
+use crate::{DType, F8E4M3, F8E5M2, Float, Tensor};
+
+/// Rows whose column sums one task adds up.
+const SUM_ROWS: usize = 128;
+
+/// See [`Quantize`].
+pub(super) fn quantize(op: &Quantize, pool: &Pool) {
+    let (rows, columns) = op.source.dimensions();
+    if rows == 0 || columns == 0 {
+        return op.sums.iter().for_each(|sums| store_sums(&[], sums, op.accumulate));
+    }
+    let values = values(&op.source, pool);
+    if let Some(amax) = &op.amax {
+        let amax = &mut view::write::<f32>(amax)[0];
+        let largest = pool.map(values.len().div_ceil(CHUNK), |chunk| {
+            magnitude(&values[chunk * CHUNK..values.len().min((chunk + 1) * CHUNK)])
+        });
+        *amax = larger(*amax, magnitude(&largest));
+    }
+    if let Some(copy) = &op.rows {
+        if let Scale::Rows(scales) = copy.scale {
+            let largest = largest(copy.values.dtype);
+            pool.for_each_chunk(view::write::<f32>(&scales), 1, |row, scale| {
+                scale[0] = scale_now(magnitude(&values[row * columns..][..columns]), largest, 0);
+            });
+        }
+        store(copy, columns, |row, column| values[row * columns + column], pool);
+    }
+    if let Some(copy) = &op.columns {
+        store(copy, rows, |column, row| values[row * columns + column], pool);
+    }
+    if let Some(sums) = &op.sums {
+        let partial = pool.map(rows.div_ceil(SUM_ROWS), |chunk| {
+            let rows = &values[chunk * SUM_ROWS * columns..values.len().min((chunk + 1) * SUM_ROWS * columns)];
+            column_sums(columns, rows.chunks(columns), |x| *x)
+        });
+        store_sums(&partial, sums, op.accumulate);
+    }
+}
+
+/// The matrix that is quantised, in f32.
+fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
+    let (rows, columns) = source.dimensions();
+    let mut values = vec![0.0; rows * columns];
+    with_float!(source.dtype(), T => {
+        let mut fill = |value: &(dyn Fn(usize) -> f32 + Sync)| {
+            pool.for_each_chunk(&mut values, CHUNK, |chunk, out| {
+                out.iter_mut().enumerate().for_each(|(i, out)| *out = value(chunk * CHUNK + i));
+            });
+        };
+        match source {
+            QuantizeSource::Stored(input) => {
+                let x = view::read::<T>(input);
+                fill(&|i| x[i].to_f32());
+            }
+            QuantizeSource::Activation { kind, input } => {
+                let x = view::read::<T>(input);
+                match kind {
+                    ActivationKind::Gelu => fill(&|i| gelu(x[i].to_f32())),
+                    ActivationKind::Relu => fill(&|i| match x[i].to_f32() {
+                        x if x <= 0.0 => 0.0,
+                        x => x,
+                    }),
+                }
+            }
+            QuantizeSource::ActivationBackward { kind, input, grad_output } => {
+                let (x, grad) = (view::read::<T>(input), view::read::<T>(grad_output));
+                match kind {
+                    ActivationKind::Gelu => fill(&|i| grad[i].to_f32() * gelu_derivative(x[i].to_f32())),
+                    ActivationKind::Relu => fill(&|i| if x[i].to_f32() > 0.0 { grad[i].to_f32() } else { 0.0 }),
+                }
+            }
+            QuantizeSource::SwiGlu { input } => {
+                let x = view::read::<T>(input);
+                fill(&|i| {
+                    let gate = i / columns * 2 * columns + i % columns;
+                    let (g, u) = (x[gate].to_f32(), x[gate + columns].to_f32());
+                    g * sigmoid(g) * u
+                });
+            }
+            QuantizeSource::SwiGluBackward { input, grad_output } => {
+                let (x, grad, half) = (view::read::<T>(input), view::read::<T>(grad_output), columns / 2);
+                fill(&|i| {
+                    let (row, column) = (i / columns, i % columns);
+                    let gate = row * columns + column % half;
+                    let (g, u) = (x[gate].to_f32(), x[gate + half].to_f32());
+                    let dy = grad[row * half + column % half].to_f32();
+                    let s = sigmoid(g);
+                    if column < half { dy * u * s * (1.0 + g * (1.0 - s)) } else { dy * g * s }
+                });
+            }
+        }
+    });
+    values
+}
+
+/// Stores a copy `(_, width)` of `value(row, column)`.
+fn store(copy: &Fp8Matrix, width: usize, value: impl Fn(usize, usize) -> f32 + Sync, pool: &Pool) {
+    match copy.values.dtype {
+        DType::F8E5M2 => store_as::<F8E5M2>(copy, width, value, pool),
+        _ => store_as::<F8E4M3>(copy, width, value, pool),
+    }
+}
+
+fn store_as<T: Float>(copy: &Fp8Matrix, width: usize, value: impl Fn(usize, usize) -> f32 + Sync, pool: &Pool) {
+    let scales = view::read::<f32>(&copy.scale.tensor());
+    pool.for_each_chunk(view::write::<T>(&copy.values), width, |row, out| {
+        let scale = match copy.scale {
+            Scale::Tensor(_) => scales[0],
+            Scale::Rows(_) => scales[row],
+        };
+        let inverse = 1.0 / scale;
+        out.iter_mut().enumerate().for_each(|(column, out)| *out = T::from_f32(value(row, column) * inverse));
+    });
+}
+
+/// See [`UpdateScales`].
+pub(super) fn update_scales(op: &UpdateScales) {
+    let (amax, scale) = (view::write::<f32>(&op.amax), view::write::<f32>(&op.scale));
+    let largest = view::read::<f32>(&op.largest);
+    let n = amax.len();
+    let mut history = op.history.map(|history| view::write::<f32>(&history));
+    for (i, ((amax, scale), largest)) in amax.iter_mut().zip(scale).zip(largest).enumerate() {
+        match &mut history {
+            None => *scale = scale_now(*amax, *largest, op.margin),
+            Some(history) => {
+                let length = history.len() / n;
+                if *amax > 0.0 && amax.is_finite() {
+                    for age in (1..length).rev() {
+                        history[age * n + i] = history[(age - 1) * n + i];
+                    }
+                    history[i] = *amax;
+                }
+                let peak = (0..length).map(|age| history[age * n + i]).fold(0.0, f32::max);
+                if peak > 0.0 {
+                    *scale = scale_now(peak, *largest, op.margin);
+                }
+            }
+        }
+        *amax = 0.0;
+    }
+}
+
+/// The scale that makes the largest magnitude the largest number of the type. It is 1 for a matrix of zeros. It is NaN where
+/// a value is not finite, so that all products of the matrix show it. It is never so small that its inverse is infinite.
+fn scale_now(amax: f32, largest: f32, margin: i32) -> f32 {
+    if amax == 0.0 {
+        1.0
+    } else if amax.is_finite() {
+        (amax * 2f32.powi(margin) / largest).max(f32::MIN_POSITIVE)
+    } else {
+        f32::NAN
+    }
+}
+
+/// The largest number of an 8-bit type.
+fn largest(dtype: DType) -> f32 {
+    match dtype {
+        DType::F8E5M2 => F8E5M2::LARGEST,
+        _ => F8E4M3::LARGEST,
+    }
+}
+
+/// The largest magnitude; NaN and infinity are larger than all numbers.
+fn magnitude(values: &[f32]) -> f32 {
+    values.iter().fold(0.0f32, |amax, x| larger(amax, x.abs()))
+}
+
+/// The larger of two numbers that are not negative, in the order of their bits: infinity above all numbers, NaN above that.
+fn larger(a: f32, b: f32) -> f32 {
+    f32::from_bits(a.to_bits().max(b.to_bits()))
+}

@@ -1,0 +1,245 @@
+//! Copies in an 8-bit floating type, and their scales.
+//!
+//! A value is the number in memory times its scale: `x ≈ q * scale`. On GPUs of compute capability 9.0 a product of 8-bit
+//! factors reads both along the rows, so what several products read has two copies: one in its own layout and a transposed
+//! one.
+
+use super::{Accesses, ActivationKind, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// A matrix in an 8-bit floating type, with its scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8Matrix {
+    /// `(rows, columns)`, of [`DType::F8E4M3`] or [`DType::F8E5M2`].
+    pub values: Tensor,
+    /// What the values are to be multiplied by.
+    pub scale: Scale,
+}
+
+/// The scales of an [`Fp8Matrix`], f32.
+#[derive(Clone, Copy, Debug)]
+pub enum Scale {
+    /// `(1)`: the same for all values. Whoever quantises reads it.
+    Tensor(Tensor),
+    /// `(rows)`: one for each row of the matrix. Whoever quantises writes them: the largest magnitude of a row becomes the
+    /// largest number of the type.
+    Rows(Tensor),
+}
+
+impl Scale {
+    /// Where the scales lie.
+    pub fn tensor(&self) -> Tensor {
+        match *self {
+            Scale::Tensor(tensor) | Scale::Rows(tensor) => tensor,
+        }
+    }
+}
+
+impl Fp8Matrix {
+    /// Fails unless it is a matrix of one of the two types with scales of the right number.
+    pub(crate) fn check(&self, op: &'static str, name: &str, rows: usize, columns: usize) -> Result<()> {
+        let (values, scale) = (&self.values, self.scale.tensor());
+        ensure(op, values.dtype.is_fp8(), || format!("`{name}` is {}, needs an 8-bit floating type", values.dtype))?;
+        ensure(op, values.shape.rows() == rows && values.shape.last() == columns, || {
+            format!("`{name}` is {:?}, needs ({rows}, {columns})", values.shape)
+        })?;
+        ensure_dtype(op, "scale", &scale, DType::F32)?;
+        let scales = match self.scale {
+            Scale::Tensor(_) => 1,
+            Scale::Rows(_) => rows,
+        };
+        ensure_elements(op, "scale", &scale, scales)
+    }
+}
+
+/// What is quantised: a matrix `(rows, columns)` that lies in memory, or that is computed from others and never stored
+/// itself. The inputs are bf16 or f32, all of one type; values are computed in f32.
+#[derive(Clone, Copy, Debug)]
+pub enum QuantizeSource {
+    /// `(rows, columns)`.
+    Stored(Tensor),
+    /// `f(input)`, as [`Activation`](super::Activation).
+    Activation {
+        /// The function.
+        kind: ActivationKind,
+        /// `(rows, columns)`.
+        input: Tensor,
+    },
+    /// `grad_output * f'(input)`, as [`ActivationBackward`](super::ActivationBackward).
+    ActivationBackward {
+        /// The function.
+        kind: ActivationKind,
+        /// `(rows, columns)`.
+        input: Tensor,
+        /// `(rows, columns)`.
+        grad_output: Tensor,
+    },
+    /// `silu(gate) * up`, as [`SwiGlu`](super::SwiGlu).
+    SwiGlu {
+        /// `(rows, 2 columns)`: `[gate | up]`.
+        input: Tensor,
+    },
+    /// The gradient of `[gate | up]`, as [`SwiGluBackward`](super::SwiGluBackward).
+    SwiGluBackward {
+        /// `(rows, columns)`: `[gate | up]`.
+        input: Tensor,
+        /// `(rows, columns / 2)`.
+        grad_output: Tensor,
+    },
+}
+
+impl QuantizeSource {
+    /// The tensors it is computed from.
+    fn inputs(&self) -> Vec<(&'static str, Tensor)> {
+        match *self {
+            QuantizeSource::Stored(input)
+            | QuantizeSource::Activation { input, .. }
+            | QuantizeSource::SwiGlu { input } => vec![("input", input)],
+            QuantizeSource::ActivationBackward { input, grad_output, .. }
+            | QuantizeSource::SwiGluBackward { input, grad_output } => {
+                vec![("input", input), ("grad_output", grad_output)]
+            }
+        }
+    }
+
+    /// The type of its inputs.
+    pub fn dtype(&self) -> DType {
+        self.inputs()[0].1.dtype
+    }
+
+    /// `(rows, columns)` of the matrix.
+    pub fn dimensions(&self) -> (usize, usize) {
+        match *self {
+            QuantizeSource::Stored(input)
+            | QuantizeSource::Activation { input, .. }
+            | QuantizeSource::ActivationBackward { input, .. }
+            | QuantizeSource::SwiGluBackward { input, .. } => (input.shape.rows(), input.shape.last()),
+            QuantizeSource::SwiGlu { input } => (input.shape.rows(), input.shape.last() / 2),
+        }
+    }
+
+    fn check(&self, op: &'static str) -> Result<()> {
+        let (rows, columns) = self.dimensions();
+        ensure_float(op, &self.inputs())?;
+        match self {
+            QuantizeSource::Stored(_) | QuantizeSource::Activation { .. } => Ok(()),
+            QuantizeSource::ActivationBackward { grad_output, .. } => {
+                ensure_elements(op, "grad_output", grad_output, rows * columns)
+            }
+            QuantizeSource::SwiGlu { input } => ensure(op, input.shape.last().is_multiple_of(2), || {
+                format!("`[gate | up]` is {:?}, needs an even last axis", input.shape)
+            }),
+            QuantizeSource::SwiGluBackward { input, grad_output } => {
+                let halves = grad_output.shape.rows() == rows && 2 * grad_output.shape.last() == columns;
+                ensure(op, halves, || {
+                    let (wide, narrow) = (input.shape, grad_output.shape);
+                    format!("`[gate | up]` is {wide:?}, needs twice the last axis of {narrow:?}")
+                })
+            }
+        }
+    }
+}
+
+/// Makes 8-bit copies of a matrix, in one pass over it. Also what is known best on the way: its largest magnitude, and its
+/// column sums, which are a bias gradient where the matrix is the gradient of a linear layer's output.
+///
+/// A value `x` becomes the number nearest to `x * (1 / scale)`. Each output is optional.
+#[derive(Clone, Debug)]
+pub struct Quantize {
+    /// The matrix `(rows, columns)`.
+    pub source: QuantizeSource,
+    /// `(rows, columns)`.
+    pub rows: Option<Fp8Matrix>,
+    /// `(columns, rows)`: the transposed copy. Its scale is one for the whole tensor.
+    pub columns: Option<Fp8Matrix>,
+    /// `(1)`, f32, updated: the larger of what it was and the largest magnitude. NaN and infinities are kept as they are
+    /// found: both are larger than all numbers.
+    pub amax: Option<Tensor>,
+    /// `(columns)`, f32: sums over all rows, in fixed chunks.
+    pub sums: Option<Tensor>,
+    /// Add to `sums` instead of overwriting them.
+    pub accumulate: bool,
+}
+
+impl Operation for Quantize {
+    const NAME: &'static str = "quantize";
+
+    fn check(&self) -> Result<()> {
+        let (rows, columns) = self.source.dimensions();
+        self.source.check(Self::NAME)?;
+        if let Some(matrix) = &self.rows {
+            matrix.check(Self::NAME, "rows", rows, columns)?;
+        }
+        if let Some(matrix) = &self.columns {
+            matrix.check(Self::NAME, "columns", columns, rows)?;
+            ensure(Self::NAME, matches!(matrix.scale, Scale::Tensor(_)), || {
+                "the transposed copy has one scale for the whole tensor".into()
+            })?;
+        }
+        if let Some(amax) = &self.amax {
+            ensure_dtype(Self::NAME, "amax", amax, DType::F32)?;
+            ensure_elements(Self::NAME, "amax", amax, 1)?;
+        }
+        if let Some(sums) = &self.sums {
+            ensure_dtype(Self::NAME, "sums", sums, DType::F32)?;
+            ensure_elements(Self::NAME, "sums", sums, columns)?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let mut all = Accesses::new(self.source.inputs().into_iter().map(|(_, tensor)| tensor), []);
+        for matrix in self.rows.iter().chain(&self.columns) {
+            all.writes.push(matrix.values);
+            match matrix.scale {
+                Scale::Tensor(scale) => all.reads.push(scale),
+                Scale::Rows(scales) => all.writes.push(scales),
+            }
+        }
+        all.reads(self.amax).writes(self.amax).reads(self.sums.filter(|_| self.accumulate)).writes(self.sums)
+    }
+}
+
+/// New scales of many tensors from their largest magnitudes: `scale = amax * 2^margin / largest`. Sets the magnitudes to 0
+/// for the next step.
+///
+/// Without a history, `amax` is that of the tensor that is quantised next (current scaling). With one it is the largest of
+/// this step and the last `length - 1` ones (delayed scaling, Micikevicius et al., 2022). A magnitude that is 0 or not
+/// finite says nothing: it does not enter the history. Where none says anything the scale stays what it was.
+#[derive(Clone, Debug)]
+pub struct UpdateScales {
+    /// `(n)`, f32, set to 0.
+    pub amax: Tensor,
+    /// `(length, n)`, f32, updated: the magnitudes of earlier steps, the newest first. 0 where there was none.
+    pub history: Option<Tensor>,
+    /// `(n)`, f32: the largest number of each tensor's type.
+    pub largest: Tensor,
+    /// `(n)`, f32, updated.
+    pub scale: Tensor,
+    /// Powers of two that are left free above the largest magnitude.
+    pub margin: i32,
+}
+
+impl Operation for UpdateScales {
+    const NAME: &'static str = "update_scales";
+
+    fn check(&self) -> Result<()> {
+        let n = self.amax.elements();
+        for (name, tensor) in [("amax", self.amax), ("largest", self.largest), ("scale", self.scale)] {
+            ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
+            ensure_elements(Self::NAME, name, &tensor, n)?;
+        }
+        let Some(history) = &self.history else { return Ok(()) };
+        ensure_dtype(Self::NAME, "history", history, DType::F32)?;
+        ensure(Self::NAME, history.shape.last() == n && history.shape.rows() > 0, || {
+            format!("`history` is {:?}, needs rows of {n}", history.shape)
+        })?;
+        ensure(Self::NAME, self.margin.abs() < 100, || format!("a margin of 2^{} leaves nothing", self.margin))
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.amax, self.largest, self.scale], [self.amax, self.scale])
+            .reads(self.history)
+            .writes(self.history)
+    }
+}
