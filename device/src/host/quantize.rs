@@ -4,7 +4,7 @@ use super::elementwise::{CHUNK, column_sums, store_sums, with_float};
 use super::math::{gelu, gelu_derivative, sigmoid};
 use super::{Pool, view};
 use crate::ops::{ActivationKind, Fp8Matrix, Quantize, QuantizeSource, Scale, UpdateScales};
-use crate::{DType, F8E4M3, F8E5M2, Float, Tensor};
+use crate::{DType, F8E4M3, F8E5M2, Float};
 
 /// Rows whose column sums one task adds up.
 const SUM_ROWS: usize = 128;

@@ -15,6 +15,7 @@ mod loss_parallel;
 mod norm;
 mod optimizer;
 mod progress_mark;
+mod quantize;
 mod reduce;
 mod rotary;
 mod run;

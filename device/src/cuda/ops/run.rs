@@ -2,7 +2,7 @@
 
 use super::{
     activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, loss, loss_parallel, norm,
-    optimizer, progress_mark, reduce, rotary,
+    optimizer, progress_mark, quantize, reduce, rotary,
 };
 use crate::communicator::StreamHandle;
 use crate::cuda::{CudaDevice, Queue};
@@ -25,6 +25,8 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::CopyColumns(op) => elementwise::copy_columns(op, queue),
         Op::Fill(op) => elementwise::fill(op, queue),
         Op::Poison(op) => elementwise::poison(op, queue),
+        Op::Quantize(op) => quantize::quantize(op, queue),
+        Op::UpdateScales(op) => quantize::update_scales(op, queue),
         Op::Activation(op) => activation::activation(op, queue),
         Op::ActivationBackward(op) => activation::activation_backward(op, queue),
         Op::SwiGlu(op) => activation::swiglu(op, queue),
