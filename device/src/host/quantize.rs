@@ -3,7 +3,7 @@
 use super::elementwise::{CHUNK, column_sums, store_sums, with_float};
 use super::math::{gelu, gelu_derivative, sigmoid};
 use super::{Pool, view};
-use crate::ops::{ActivationKind, Fp8Matrix, Quantize, QuantizeSource, Scale, UpdateScales};
+use crate::ops::{ActivationKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 use crate::{DType, F8E4M3, F8E5M2, Float};
 
 /// Rows whose column sums one task adds up.
@@ -18,10 +18,7 @@ pub(super) fn quantize(op: &Quantize, pool: &Pool) {
     let values = values(&op.source, pool);
     if let Some(amax) = &op.amax {
         let amax = &mut view::write::<f32>(amax)[0];
-        let largest = pool.map(values.len().div_ceil(CHUNK), |chunk| {
-            magnitude(&values[chunk * CHUNK..values.len().min((chunk + 1) * CHUNK)])
-        });
-        *amax = larger(*amax, magnitude(&largest));
+        *amax = larger(*amax, magnitude_of_all(&values, pool));
     }
     if let Some(copy) = &op.rows {
         if let Scale::Rows(scales) = copy.scale {
@@ -115,9 +112,19 @@ fn store_as<T: Float>(copy: &Fp8Matrix, width: usize, value: impl Fn(usize, usiz
             Scale::Tensor(_) => scales[0],
             Scale::Rows(_) => scales[row],
         };
-        let inverse = 1.0 / scale;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         out.iter_mut().enumerate().for_each(|(column, out)| *out = T::from_f32(value(row, column) * inverse));
     });
+}
+
+/// See [`MakeScale`].
+pub(super) fn make_scale(op: &MakeScale, pool: &Pool) {
+    let scale = &mut view::write::<f32>(&op.scale)[0];
+    if op.keep_known && *scale != 0.0 {
+        return;
+    }
+    let amax = magnitude_of_all(&values(&op.source, pool), pool);
+    *scale = if op.keep_known && amax == 0.0 { 0.0 } else { scale_now(amax, largest(op.dtype), 0) };
 }
 
 /// See [`UpdateScales`].
@@ -125,23 +132,18 @@ pub(super) fn update_scales(op: &UpdateScales) {
     let (amax, scale) = (view::write::<f32>(&op.amax), view::write::<f32>(&op.scale));
     let largest = view::read::<f32>(&op.largest);
     let n = amax.len();
-    let mut history = op.history.map(|history| view::write::<f32>(&history));
+    let history = view::write::<f32>(&op.history);
+    let length = op.history.shape.rows();
     for (i, ((amax, scale), largest)) in amax.iter_mut().zip(scale).zip(largest).enumerate() {
-        match &mut history {
-            None => *scale = scale_now(*amax, *largest, op.margin),
-            Some(history) => {
-                let length = history.len() / n;
-                if *amax > 0.0 && amax.is_finite() {
-                    for age in (1..length).rev() {
-                        history[age * n + i] = history[(age - 1) * n + i];
-                    }
-                    history[i] = *amax;
-                }
-                let peak = (0..length).map(|age| history[age * n + i]).fold(0.0, f32::max);
-                if peak > 0.0 {
-                    *scale = scale_now(peak, *largest, op.margin);
-                }
+        if *amax > 0.0 && amax.is_finite() {
+            for age in (1..length).rev() {
+                history[age * n + i] = history[(age - 1) * n + i];
             }
+            history[i] = *amax;
+        }
+        let peak = (0..length).map(|age| history[age * n + i]).fold(0.0, f32::max);
+        if peak > 0.0 {
+            *scale = scale_now(peak, *largest, op.margin);
         }
         *amax = 0.0;
     }
@@ -165,6 +167,12 @@ fn largest(dtype: DType) -> f32 {
         DType::F8E5M2 => F8E5M2::LARGEST,
         _ => F8E4M3::LARGEST,
     }
+}
+
+/// [`magnitude`] of a whole matrix.
+fn magnitude_of_all(values: &[f32], pool: &Pool) -> f32 {
+    let of_chunk = |chunk: usize| magnitude(&values[chunk * CHUNK..values.len().min((chunk + 1) * CHUNK)]);
+    magnitude(&pool.map(values.len().div_ceil(CHUNK), of_chunk))
 }
 
 /// The largest magnitude; NaN and infinity are larger than all numbers.

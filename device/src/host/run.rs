@@ -24,6 +24,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::Fill(op) => elementwise::fill(op, pool),
         Op::Poison(op) => elementwise::poison(op, pool),
         Op::Quantize(op) => quantize::quantize(op, pool),
+        Op::MakeScale(op) => quantize::make_scale(op, pool),
         Op::UpdateScales(op) => quantize::update_scales(op),
         Op::Activation(op) => activation::activation(op, pool),
         Op::ActivationBackward(op) => activation::activation_backward(op, pool),

@@ -46,7 +46,7 @@ pub use norm::{Norm, NormBackward, NormKind};
 pub use op::Op;
 pub use operation::Operation;
 pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
-pub use quantize::{Fp8Matrix, Quantize, QuantizeSource, Scale, UpdateScales};
+pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 pub use rotary::Rotary;
 
 pub use crate::communicator::CollectiveKind;

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp,
-    Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Mse, Norm, NormBackward, Operation, Poison, ProgressMark,
-    Quantize, Rotary, Sgd, SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, UpdateScales, WriteControl,
-    WriteSampleRecord,
+    Dropout, Embedding, EmbeddingBackward, Fill, Gemm, MakeScale, Mse, Norm, NormBackward, Operation, Poison,
+    ProgressMark, Quantize, Rotary, Sgd, SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, UpdateScales,
+    WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
@@ -61,7 +61,9 @@ operations! {
     Poison,
     /// 8-bit copies of a matrix.
     Quantize,
-    /// Scales of 8-bit copies.
+    /// The scale of an 8-bit copy.
+    MakeScale,
+    /// Scales of many 8-bit copies.
     UpdateScales,
     /// GELU or ReLU.
     Activation,

@@ -19,7 +19,7 @@ pub struct Fp8Matrix {
 /// The scales of an [`Fp8Matrix`], f32.
 #[derive(Clone, Copy, Debug)]
 pub enum Scale {
-    /// `(1)`: the same for all values. Whoever quantises reads it.
+    /// `(1)`: the same for all values. Whoever quantises reads it. 0 means that it is not known yet: all values become 0.
     Tensor(Tensor),
     /// `(rows)`: one for each row of the matrix. Whoever quantises writes them: the largest magnitude of a row becomes the
     /// largest number of the type.
@@ -200,18 +200,48 @@ impl Operation for Quantize {
     }
 }
 
+/// The scale of a matrix that is about to be quantised: the largest magnitude becomes the largest number of the type. It is 1
+/// for a matrix of zeros, and NaN where a value is not finite, so that all products of the matrix show it.
+#[derive(Clone, Debug)]
+pub struct MakeScale {
+    /// The matrix `(rows, columns)`.
+    pub source: QuantizeSource,
+    /// The type that it will have.
+    pub dtype: DType,
+    /// `(1)`, f32, written.
+    pub scale: Tensor,
+    /// Leave a scale that is known, which is one that is not 0. A matrix of zeros then makes none known.
+    pub keep_known: bool,
+}
+
+impl Operation for MakeScale {
+    const NAME: &'static str = "make_scale";
+
+    fn check(&self) -> Result<()> {
+        self.source.check(Self::NAME)?;
+        ensure(Self::NAME, self.dtype.is_fp8(), || format!("{} is no 8-bit floating type", self.dtype))?;
+        ensure_dtype(Self::NAME, "scale", &self.scale, DType::F32)?;
+        ensure_elements(Self::NAME, "scale", &self.scale, 1)
+    }
+
+    fn accesses(&self) -> Accesses {
+        let known = self.keep_known.then_some(self.scale);
+        Accesses::new(self.source.inputs().into_iter().map(|(_, tensor)| tensor), [self.scale]).reads(known)
+    }
+}
+
 /// New scales of many tensors from their largest magnitudes: `scale = amax * 2^margin / largest`. Sets the magnitudes to 0
 /// for the next step.
 ///
-/// Without a history, `amax` is that of the tensor that is quantised next (current scaling). With one it is the largest of
-/// this step and the last `length - 1` ones (delayed scaling, Micikevicius et al., 2022). A magnitude that is 0 or not
-/// finite says nothing: it does not enter the history. Where none says anything the scale stays what it was.
+/// This is delayed scaling (Micikevicius et al., 2022): `amax` is the largest of the magnitudes of this step and the last
+/// `length - 1` ones. A magnitude that is 0 or not finite says nothing, and does not enter the history. Where none says
+/// anything the scale stays what it was.
 #[derive(Clone, Debug)]
 pub struct UpdateScales {
     /// `(n)`, f32, set to 0.
     pub amax: Tensor,
     /// `(length, n)`, f32, updated: the magnitudes of earlier steps, the newest first. 0 where there was none.
-    pub history: Option<Tensor>,
+    pub history: Tensor,
     /// `(n)`, f32: the largest number of each tensor's type.
     pub largest: Tensor,
     /// `(n)`, f32, updated.
@@ -229,17 +259,14 @@ impl Operation for UpdateScales {
             ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
             ensure_elements(Self::NAME, name, &tensor, n)?;
         }
-        let Some(history) = &self.history else { return Ok(()) };
-        ensure_dtype(Self::NAME, "history", history, DType::F32)?;
-        ensure(Self::NAME, history.shape.last() == n && history.shape.rows() > 0, || {
-            format!("`history` is {:?}, needs rows of {n}", history.shape)
+        ensure_dtype(Self::NAME, "history", &self.history, DType::F32)?;
+        ensure(Self::NAME, self.history.shape.last() == n && self.history.shape.rows() > 0, || {
+            format!("`history` is {:?}, needs rows of {n}", self.history.shape)
         })?;
         ensure(Self::NAME, self.margin.abs() < 100, || format!("a margin of 2^{} leaves nothing", self.margin))
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.amax, self.largest, self.scale], [self.amax, self.scale])
-            .reads(self.history)
-            .writes(self.history)
+        Accesses::new([self.amax, self.history, self.largest, self.scale], [self.amax, self.history, self.scale])
     }
 }

@@ -26,6 +26,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::Fill(op) => elementwise::fill(op, queue),
         Op::Poison(op) => elementwise::poison(op, queue),
         Op::Quantize(op) => quantize::quantize(op, queue),
+        Op::MakeScale(op) => quantize::make_scale(op, queue),
         Op::UpdateScales(op) => quantize::update_scales(op, queue),
         Op::Activation(op) => activation::activation(op, queue),
         Op::ActivationBackward(op) => activation::activation_backward(op, queue),
