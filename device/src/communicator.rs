@@ -7,6 +7,8 @@ use crate::{Error, Result, Tensor};
 pub enum CollectiveKind {
     /// Every rank ends with the sum over ranks, elementwise.
     AllReduceSum,
+    /// Every rank ends with the largest value of all ranks, elementwise.
+    AllReduceMax,
     /// Every rank ends with all ranks' inputs, one after the other in rank order.
     AllGather,
     /// The sum over ranks is split into one equal part per rank, and each rank ends with its own part.
@@ -28,6 +30,7 @@ impl CollectiveKind {
     pub fn name(self) -> &'static str {
         match self {
             CollectiveKind::AllReduceSum => "all_reduce",
+            CollectiveKind::AllReduceMax => "all_reduce_max",
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::ReduceScatterSum => "reduce_scatter",
             CollectiveKind::Send { .. } => "send",

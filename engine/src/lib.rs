@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod fp8;
 mod gradient_sync;
 pub mod graph_options;
 mod inputs;

@@ -107,6 +107,8 @@ pub enum Pass {
 pub struct Variant {
     /// The first microbatch's forward gathers weights.
     pub gathers: bool,
+    /// The first microbatch's forward makes the 8-bit copies of weights.
+    pub quantizes: bool,
     /// The last region to add to its layer's gradients reduces them: the last microbatch's backward, or its weight gradients
     /// where backwards are split.
     pub reduces: bool,

@@ -9,8 +9,10 @@ mod metrics;
 mod rehearsal;
 mod settings;
 
+use std::rc::Rc;
+
 use device::ops::{Fill, WriteControl};
-use device::{Area, Device, HostValues, Staging, Stream, Tensor};
+use device::{Area, Communicator, Device, HostValues, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, Result};
 use parallel::Task;
 
@@ -51,6 +53,8 @@ struct StepProgram {
     pipeline: Pipeline,
     data_parallel: Option<DataParallelSync>,
     sequence_parallel: Option<SequenceParallelSync>,
+    /// The ranks that scale 8-bit tensors alike.
+    scale_groups: Vec<Rc<dyn Communicator>>,
     tensors: StepTensors,
 }
 
@@ -378,6 +382,9 @@ impl StepProgram {
     /// no earlier forward can overlap with this gather.
     fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         self.optimizer.update(cx)?;
+        if let Some(scales) = self.params.scales() {
+            scales.update(cx, &self.scale_groups)?;
+        }
         match &self.data_parallel {
             Some(ranks) => ranks.gather_first(cx),
             None => Ok(()),

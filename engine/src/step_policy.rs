@@ -27,6 +27,8 @@ pub struct StepShape {
     pub reduces: bool,
     /// In the first microbatch, forward regions also gather weights. So they have graphs of their own.
     pub gathers: bool,
+    /// In the first microbatch, forward regions also make 8-bit copies of weights. So they have graphs of their own.
+    pub quantizes: bool,
 }
 
 /// Which regions become graphs, and what microbatches share.
@@ -177,13 +179,19 @@ impl Policy for StepPolicy {
         let last = |microbatch: usize| train && shape.reduces && microbatch == microbatches - 1;
         match region {
             Region::Forward { microbatch, .. } => {
-                Variant { gathers: shape.gathers && microbatch == 0, reduces: false, overwrites }
+                let first = microbatch == 0;
+                let (gathers, quantizes) = (shape.gathers && first, shape.quantizes && first);
+                Variant { gathers, quantizes, reduces: false, overwrites }
+            }
+            Region::Module { microbatch, pass: Pass::Forward, .. } => {
+                Variant { quantizes: shape.quantizes && microbatch == 0, overwrites, ..Variant::default() }
             }
             Region::Backward { microbatch, .. } => {
-                Variant { gathers: false, reduces: !shape.splits_backward && last(microbatch), overwrites }
+                let reduces = !shape.splits_backward && last(microbatch);
+                Variant { reduces, overwrites, ..Variant::default() }
             }
             Region::WeightGradients { microbatch, .. } => {
-                Variant { gathers: false, reduces: last(microbatch), overwrites }
+                Variant { reduces: last(microbatch), overwrites, ..Variant::default() }
             }
             _ => Variant { overwrites, ..Variant::default() },
         }

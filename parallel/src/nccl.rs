@@ -154,6 +154,10 @@ impl Communicator for NcclCommunicator {
         let done = unsafe {
             match kind {
                 CollectiveKind::AllReduceSum => result::all_reduce(from, to, inputs, dtype, sum, group, stream),
+                CollectiveKind::AllReduceMax => {
+                    let max = sys::ncclRedOp_t::ncclMax;
+                    result::all_reduce(from, to, inputs, dtype, max, group, stream)
+                }
                 CollectiveKind::AllGather => result::all_gather(from, to, inputs, dtype, group, stream),
                 CollectiveKind::ReduceScatterSum => {
                     result::reduce_scatter(from, to, outputs, dtype, sum, group, stream)

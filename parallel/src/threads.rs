@@ -209,18 +209,20 @@ fn agree(kind: CollectiveKind, me: usize, contributions: &[Arc<Contribution>]) -
     Ok(())
 }
 
-/// Writes this rank's result. Every rank sums in rank order, so all have the same bits.
+/// Writes this rank's result. Every rank combines values in rank order, so all have the same bits.
 fn write_result(kind: CollectiveKind, me: usize, contributions: &[Arc<Contribution>], output: &Tensor) {
-    let sum = |range: std::ops::Range<usize>| {
+    let reduce = |range: std::ops::Range<usize>, combine: fn(f32, f32) -> f32| {
         let mut values = contributions[0].values[range.clone()].to_vec();
         for other in &contributions[1..] {
-            values.iter_mut().zip(&other.values[range.clone()]).for_each(|(value, x)| *value += *x);
+            values.iter_mut().zip(&other.values[range.clone()]).for_each(|(value, x)| *value = combine(*value, *x));
         }
         host_memory::write(output, values.into_iter());
     };
+    let sum = |range| reduce(range, |a, b| a + b);
     let elements = contributions[me].elements;
     match kind {
         CollectiveKind::AllReduceSum => sum(0..elements),
+        CollectiveKind::AllReduceMax => reduce(0..elements, f32::max),
         CollectiveKind::ReduceScatterSum => {
             let part = output.elements();
             sum(me * part..(me + 1) * part);

@@ -176,8 +176,9 @@ impl Branch {
         self.save(cx, (norm, saved))
     }
 
-    fn save(&self, cx: &mut StepContext<'_>, saved: SavedBranch) -> Result<()> {
-        cx.part(self.number, |cx| cx.save_for_backward(saved))
+    fn save(&self, cx: &mut StepContext<'_>, (norm, saved): SavedBranch) -> Result<()> {
+        let norm = if self.part.keeps_input() { norm.without_output() } else { norm };
+        cx.part(self.number, |cx| cx.save_for_backward((norm, saved)))
     }
 
     /// The gradient of the residual stream before the branch from `grad`, the one after it; see [`BlockPart::backward`].

@@ -1,13 +1,15 @@
 //! A linear layer: its parameters, its products forward and backward, and how ranks share it.
 
-use device::ops::{BiasGrad, Epilogue, Gemm};
+use device::ops::{BiasGrad, Epilogue, Gemm, MakeScale, Quantize, QuantizeSource};
 use device::{Shape, Tensor};
 use graph_manager::Result;
 
 use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
 use super::token_cost::TokenCost;
+use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs};
 use crate::params::{Init, Param, ParamSpec, Params};
 use crate::precision::{Precision, Product};
+use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
 /// A linear layer before it has memory: what it declares, and what it is built from.
@@ -19,6 +21,7 @@ pub(crate) struct LinearSpec {
     init: Init,
     bias: bool,
     split: Split,
+    fp8: Option<Fp8>,
 }
 
 /// How the ranks of a tensor-parallel group share a linear layer.
@@ -40,12 +43,17 @@ impl LinearSpec {
         bias: bool,
     ) -> LinearSpec {
         let output = groups.iter().sum();
-        LinearSpec { name, input, output, init, bias, split: Split::Columns(groups) }
+        LinearSpec { name, input, output, init, bias, split: Split::Columns(groups), fp8: None }
     }
 
     /// A layer whose inputs are split over the ranks.
     pub(crate) fn row_parallel(name: String, input: usize, output: usize, init: Init, bias: bool) -> LinearSpec {
-        LinearSpec { name, input, output, init, bias, split: Split::Rows }
+        LinearSpec { name, input, output, init, bias, split: Split::Rows, fp8: None }
+    }
+
+    /// The same layer, whose products have 8-bit factors if there is a recipe for them.
+    pub(crate) fn in_8_bits(self, fp8: Option<Fp8>) -> LinearSpec {
+        LinearSpec { fp8, ..self }
     }
 
     fn weight_name(&self) -> String {
@@ -59,6 +67,7 @@ impl LinearSpec {
     /// The parameters that this rank has of it: weight, then bias. `layer` is the layer that they belong to.
     pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
         let weight = ParamSpec::new(self.weight_name(), [self.output, self.input], self.init, layer);
+        let weight = ParamSpec { fp8: self.fp8, ..weight };
         let bias = self.bias.then(|| ParamSpec::new(self.bias_name(), [self.output], Init::Constant(0.0), layer));
         let (weight, bias) = match &self.split {
             Split::Columns(groups) => {
@@ -100,6 +109,86 @@ impl Linear {
         self.weight.weight.shape.last()
     }
 
+    /// Whether its products have 8-bit factors.
+    pub(crate) fn is_8_bit(&self) -> bool {
+        self.weight.fp8.is_some()
+    }
+
+    /// An input `(..., in)` as the products read it.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn input(&self, cx: &mut StepContext<'_>, input: Tensor, copies: Copies) -> Result<Operand> {
+        match &self.weight.fp8 {
+            Some(fp8) => Linear::quantized_input(cx, fp8, QuantizeSource::Stored(input), copies),
+            None => Ok(Operand::Plain(input)),
+        }
+    }
+
+    /// The input of an 8-bit layer, computed from other tensors and not stored otherwise.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn computed_input(
+        &self,
+        cx: &mut StepContext<'_>,
+        source: QuantizeSource,
+        copies: Copies,
+    ) -> Result<Operand> {
+        Linear::quantized_input(cx, self.fp8(), source, copies)
+    }
+
+    fn quantized_input(
+        cx: &mut StepContext<'_>,
+        fp8: &Fp8Param,
+        source: QuantizeSource,
+        copies: Copies,
+    ) -> Result<Operand> {
+        let quantize_as = QuantizeAs { fp8, dtype: fp8.fp8.input(), cell: fp8.input, sums: None };
+        Operand::quantized(cx, source, copies, quantize_as)
+    }
+
+    /// An output gradient `(..., out)` as the products read it. In 8 bits the bias gradient is computed on the way.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn grad_output(&self, cx: &mut StepContext<'_>, grad_output: Tensor) -> Result<Operand> {
+        match self.is_8_bit() {
+            true => self.computed_grad_output(cx, QuantizeSource::Stored(grad_output)),
+            false => Ok(Operand::Plain(grad_output)),
+        }
+    }
+
+    /// The output gradient of an 8-bit layer, computed from other tensors and not stored otherwise. The bias gradient is
+    /// computed on the way.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn computed_grad_output(&self, cx: &mut StepContext<'_>, source: QuantizeSource) -> Result<Operand> {
+        let fp8 = self.fp8();
+        let sums = self.bias.map(|bias| bias.grad);
+        let quantize_as = QuantizeAs { fp8, dtype: fp8.fp8.grad_output(), cell: fp8.grad_output, sums };
+        Operand::quantized(cx, source, Copies::Both, quantize_as)
+    }
+
+    fn fp8(&self) -> &Fp8Param {
+        match &self.weight.fp8 {
+            Some(fp8) => fp8,
+            None => unreachable!("only an 8-bit layer has computed operands"),
+        }
+    }
+
+    /// Makes the 8-bit copies of the weight, if the step has not made them.
+    fn quantize_weight(&self, cx: &StepContext<'_>, fp8: &Fp8Param) -> Result<()> {
+        if !cx.variant().quantizes {
+            return Ok(());
+        }
+        let source = QuantizeSource::Stored(self.weight.weight);
+        let columns = (cx.mode() == Mode::Train).then_some(fp8.columns);
+        cx.run(MakeScale { source, dtype: fp8.fp8.input(), scale: fp8.rows.scale.tensor(), keep_known: false })?;
+        cx.run(Quantize { source, rows: Some(fp8.rows), columns, amax: None, sums: None, accumulate: false })
+    }
+
     /// A buffer for its output `(..., out)`, for an input `(..., in)`.
     pub(crate) fn output(&self, cx: &mut StepContext<'_>, name: &'static str, input: &Tensor) -> Result<Tensor> {
         cx.tensor(name, with_width(input, self.width()), self.precision.output(Product::Forward))
@@ -116,7 +205,7 @@ impl Linear {
     }
 
     /// `output` `(..., out)` from `input` `(..., in)`.
-    pub(crate) fn forward(&self, cx: &StepContext<'_>, input: Tensor, output: Tensor) -> Result<()> {
+    pub(crate) fn forward(&self, cx: &StepContext<'_>, input: &Operand, output: Tensor) -> Result<()> {
         self.forward_through(cx, input, output, add_bias(self.bias))
     }
 
@@ -124,11 +213,18 @@ impl Linear {
     pub(crate) fn forward_through(
         &self,
         cx: &StepContext<'_>,
-        input: Tensor,
+        input: &Operand,
         output: Tensor,
         epilogue: Epilogue,
     ) -> Result<()> {
-        cx.run(Gemm::linear(input, self.weight.weight, output, epilogue))
+        match (&self.weight.fp8, input) {
+            (Some(fp8), Operand::Fp8 { rows: Some(rows), .. }) => {
+                self.quantize_weight(cx, fp8)?;
+                // Its sums are as long as the layer is wide, so few bits are enough; see the recipes of Transformer Engine.
+                cx.run(Gemm { epilogue, ..Gemm::fp8(*rows, fp8.rows, output, true) })
+            }
+            _ => cx.run(Gemm::linear(input.plain(), self.weight.weight, output, epilogue)),
+        }
     }
 
     /// Forward of a row-parallel layer: the sum of all ranks' products `(batch, seq, out)`, with sequence parallelism this
@@ -136,30 +232,31 @@ impl Linear {
     pub(crate) fn forward_row_parallel(
         &self,
         cx: &mut StepContext<'_>,
-        input: Tensor,
+        input: &Operand,
         names: [&'static str; 2],
         region: &TensorParallelRegion,
     ) -> Result<Tensor> {
-        let output = self.output(cx, names[0], &input)?;
+        let output = region.tensor(cx, names[0], self.width(), self.precision.output(Product::Forward))?;
         self.forward_through(cx, input, output, add_bias(region.parallel.on_first_rank(self.bias)))?;
         region.reduce(cx, names[1], output)
     }
 
     /// Input gradient of a column-parallel layer. Takes the layer's input while its rows are still being gathered, and
-    /// returns it gathered, with the pending sum of the input gradient over the ranks: `(batch, seq, in)`, with sequence
+    /// returns it as the weight gradient reads it, with the pending sum of the input gradient over the ranks: `(batch, seq, in)`, with sequence
     /// parallelism this rank's rows. `names` are those of the gradient and of this rank's rows.
     pub(crate) fn dgrad_column_parallel(
         &self,
         cx: &mut StepContext<'_>,
-        input: PendingTransfer,
-        grad_output: Tensor,
+        input: PendingInput,
+        grad_output: &Operand,
         names: [&'static str; 2],
         region: &TensorParallelRegion,
-    ) -> Result<(Tensor, PendingTransfer)> {
-        let grad_input = self.input_gradient(cx, names[0], &grad_output)?;
+    ) -> Result<(Operand, PendingTransfer)> {
+        let grad_input =
+            region.tensor(cx, names[0], self.input_width(), self.precision.output(Product::InputGradient))?;
         self.dgrad(cx, grad_output, grad_input, Epilogue::None)?;
         // Joined before the next transfer starts: a later join would wait for that transfer too.
-        let input = input.join(cx)?;
+        let input = input.join(cx, self)?;
         Ok((input, region.reduce_async(cx, names[1], grad_input)?))
     }
 
@@ -167,17 +264,29 @@ impl Linear {
     pub(crate) fn dgrad(
         &self,
         cx: &StepContext<'_>,
-        grad_output: Tensor,
+        grad_output: &Operand,
         grad_input: Tensor,
         epilogue: Epilogue,
     ) -> Result<()> {
-        cx.run(Gemm::dgrad(grad_output, self.weight.weight, grad_input, epilogue))
+        match (&self.weight.fp8, grad_output) {
+            (Some(fp8), Operand::Fp8 { rows: Some(rows), .. }) => {
+                cx.run(Gemm { epilogue, ..Gemm::fp8(*rows, fp8.columns, grad_input, false) })
+            }
+            _ => cx.run(Gemm::dgrad(grad_output.plain(), self.weight.weight, grad_input, epilogue)),
+        }
     }
 
     /// The gradients of weight and bias. A step whose backward is split runs them later, so nothing in the layer may write
     /// to `input` or `grad_output` after this call.
-    pub(crate) fn wgrad(&self, cx: &mut StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
+    pub(crate) fn wgrad(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         let accumulate = !cx.variant().overwrites;
+        if let (Operand::Fp8 { columns: Some(input), .. }, Operand::Fp8 { columns: Some(grad), .. }) =
+            (input, grad_output)
+        {
+            // The bias gradient was computed when the output gradient was made.
+            return cx.defer(Gemm { accumulate, ..Gemm::fp8(grad, input, self.weight.grad, false) });
+        }
+        let (input, grad_output) = (input.plain(), grad_output.plain());
         cx.defer(Gemm::wgrad(grad_output, input, self.weight.grad, accumulate))?;
         match self.bias {
             Some(bias) => cx.defer(BiasGrad { grad_output, grad_bias: bias.grad, accumulate }),
@@ -190,8 +299,8 @@ impl Linear {
     pub(crate) fn wgrad_during(
         &self,
         cx: &mut StepContext<'_>,
-        input: Tensor,
-        grad_output: Tensor,
+        input: Operand,
+        grad_output: Operand,
         transfer: bool,
     ) -> Result<PendingWeightGradients> {
         if transfer {
@@ -202,9 +311,34 @@ impl Linear {
     }
 }
 
+/// What a weight gradient reads of a layer's input, while it may still be underway.
+#[must_use]
+pub(crate) enum PendingInput {
+    /// As forward saved it.
+    Saved(Operand),
+    /// Its rows are being gathered.
+    Gathering(PendingTransfer),
+}
+
+impl PendingInput {
+    /// Makes the compute stream wait for it; it is the input of `linear`.
+    ///
+    /// # Errors
+    /// A failed transfer; what the device refused.
+    pub(crate) fn join(self, cx: &mut StepContext<'_>, linear: &Linear) -> Result<Operand> {
+        match self {
+            PendingInput::Saved(input) => Ok(input),
+            PendingInput::Gathering(transfer) => {
+                let input = transfer.join(cx)?;
+                linear.input(cx, input, Copies::Columns)
+            }
+        }
+    }
+}
+
 /// Weight gradients of a linear layer that are not computed yet. They will be, while a transfer runs.
 #[must_use]
-pub(crate) struct PendingWeightGradients(Option<(Linear, Tensor, Tensor)>);
+pub(crate) struct PendingWeightGradients(Option<(Linear, Operand, Operand)>);
 
 impl PendingWeightGradients {
     /// Nothing is left to compute.

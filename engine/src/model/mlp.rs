@@ -11,6 +11,7 @@ use super::layer::{Hidden, Layer};
 use super::linear::{Linear, LinearSpec};
 use super::sample_row::SampleRow;
 use super::tensor_parallel::TensorParallel;
+use crate::fp8::Operand;
 use crate::layer_partition::StageLayers;
 use crate::params::{Init, Params};
 use crate::precision::Precision;
@@ -114,7 +115,7 @@ impl Layer for Perceptron {
     /// From `(batch, in)` to `(batch, out)`.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let pre = self.linear.output(cx, "pre", &input.x)?;
-        self.linear.forward(cx, input.x, pre)?;
+        self.linear.forward(cx, &Operand::Plain(input.x), pre)?;
         let mut x = pre;
         let dropout = self.dropout.site(cx, input.record);
         if self.activated {
@@ -142,9 +143,9 @@ impl Layer for Perceptron {
         let mut grad_input = grad_pre;
         if !self.first {
             grad_input = self.linear.input_gradient(cx, "grad_input", &grad_pre)?;
-            self.linear.dgrad(cx, grad_pre, grad_input, Epilogue::None)?;
+            self.linear.dgrad(cx, &Operand::Plain(grad_pre), grad_input, Epilogue::None)?;
         }
-        self.linear.wgrad(cx, saved.input, grad_pre)?;
+        self.linear.wgrad(cx, Operand::Plain(saved.input), Operand::Plain(grad_pre))?;
         Ok(grad_input)
     }
 }

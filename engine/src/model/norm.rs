@@ -81,6 +81,13 @@ pub(crate) struct SavedNorm {
     output: Option<Tensor>,
 }
 
+impl SavedNorm {
+    /// Without the normed values, which the part that reads them saves itself.
+    pub(crate) fn without_output(self) -> SavedNorm {
+        SavedNorm { output: None, ..self }
+    }
+}
+
 impl NormLayer {
     /// Adds `delta` to the residual stream `x` and normalises the sum. Returns the new stream, the normed values, and what
     /// backward needs. All tensors have the residual stream's shape.

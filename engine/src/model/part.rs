@@ -8,10 +8,12 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
-use super::linear::PendingWeightGradients;
+use super::linear::{PendingInput, PendingWeightGradients};
 use super::norm::{NormLayer, SavedNorm};
 use super::shape::GptShape;
+use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
+use crate::fp8::Operand;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -74,6 +76,11 @@ pub(crate) trait BlockPart {
         None
     }
 
+    /// Whether the part saves the normed values itself, as its weight gradient reads them. The norm then need not keep them.
+    fn keeps_input(&self) -> bool {
+        false
+    }
+
     /// Called once, while the block is built, if another norm follows in the same block. The backward of that norm computes
     /// the gradient of this part's output, so it can also sum it over all rows: that sum is the gradient of the output's
     /// bias. A part that leaves this to the norm returns its bias, and no longer computes the bias's gradient.
@@ -113,12 +120,23 @@ impl<'b> SavedInput<'b> {
         SavedInput { norm, saved }
     }
 
-    /// The normed residual stream.
+    /// The normed residual stream, as the weight gradient of a part's first layer reads it: as the part `saved` it, or its
+    /// rows, which are being gathered when this returns.
     ///
     /// # Errors
     /// What the device refused.
-    pub(crate) fn normed(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
-        self.norm.output(cx, self.saved)
+    pub(crate) fn gather(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        saved: Option<Operand>,
+        region: &TensorParallelRegion,
+    ) -> Result<PendingInput> {
+        if let Some(saved) = saved {
+            return Ok(PendingInput::Saved(saved));
+        }
+        let normed = self.norm.output(cx, self.saved)?;
+        Ok(PendingInput::Gathering(region.gather_rows_async(cx, name, normed)?))
     }
 }
 

@@ -3,6 +3,7 @@
 use device::ops::NormKind;
 
 use super::position::Position;
+use crate::fp8::Fp8;
 use crate::params::Init;
 use crate::precision::Precision;
 
@@ -67,6 +68,8 @@ pub struct GptShape {
     pub seed: u64,
     /// The number formats of weights and activations.
     pub precision: Precision,
+    /// How linear layers of blocks multiply in 8 bits, where they do. Goes with [`Precision::Bf16`].
+    pub fp8: Option<Fp8>,
 }
 
 impl Default for GptShape {
@@ -97,6 +100,7 @@ impl Default for GptShape {
             loss_pieces: 1,
             seed: 0,
             precision: Precision::F32,
+            fp8: None,
         }
     }
 }
@@ -105,6 +109,11 @@ impl GptShape {
     /// Channels of a head.
     pub fn head_dim(&self) -> usize {
         self.hidden / self.heads
+    }
+
+    /// How the linear layers of a block multiply in 8 bits; `None` where they do not.
+    pub(crate) fn block_fp8(&self, block: usize) -> Option<Fp8> {
+        self.fp8.filter(|fp8| fp8.covers(block, self.layers))
     }
 
     /// First values of matrices.

@@ -12,6 +12,8 @@ use device::host::philox;
 use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
 use rayon::prelude::*;
 
+use crate::fp8::{Fp8Memory, Fp8Param, ScaleState};
+
 pub use dense_block::DenseBlock;
 pub(crate) use flat_layout::ALIGNMENT;
 use flat_layout::{Bucket, FlatLayout, ParamOffsets};
@@ -32,6 +34,8 @@ pub struct Param {
     pub grad: Tensor,
     /// The elements that this rank updates.
     pub owned: OwnedRange,
+    /// Set where its products have 8-bit factors.
+    pub fp8: Option<Fp8Param>,
 }
 
 impl Param {
@@ -64,6 +68,7 @@ pub struct Params {
     /// All of `main_grad`, f32, flat.
     pub grads: Tensor,
     weights: Vec<TypedWeights>,
+    fp8: Fp8Memory,
     layout: FlatLayout,
     _areas: Vec<Area>,
 }
@@ -130,7 +135,9 @@ impl Params {
             device.zero(weights)?;
             masters.map_or(Ok(()), |masters| device.zero(&masters))?;
         }
-        let param = |(spec, place): (&ParamSpec, &ParamOffsets)| {
+        // A model that is not trained computes in 16 bits.
+        let fp8 = Fp8Memory::allocate(device, if gradients { &specs } else { &[] })?;
+        let param = |(index, (spec, place)): (usize, (&ParamSpec, &ParamOffsets))| {
             let typed = of_type(&weights, spec.dtype);
             let weight = typed.weights.view(place.weight, spec.shape);
             let owned = place.owned;
@@ -139,11 +146,12 @@ impl Params {
                 Some(masters) => masters.view(place.master, shape),
                 None => weight.view(owned.first, shape),
             };
-            Param { weight, master, grad: grads.view(place.grad, spec.shape), owned }
+            let fp8 = fp8.params.get(index).copied().flatten();
+            Param { weight, master, grad: grads.view(place.grad, spec.shape), owned, fp8 }
         };
-        let params = specs.iter().zip(&layout.params).map(param).collect();
+        let params = specs.iter().zip(&layout.params).enumerate().map(param).collect();
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
-        Ok(Params { specs, params, by_name, grads, weights, layout, _areas: areas })
+        Ok(Params { specs, params, by_name, grads, weights, fp8, layout, _areas: areas })
     }
 
     /// Overwrites a parameter with f32 values of its stored shape: the weights that layers read and the master weights.
@@ -211,6 +219,16 @@ impl Params {
             joins = chosen(spec);
         }
         ranges.into_iter().map(|(layer, first, end)| (layer, self.grads.view(first, [end - first]))).collect()
+    }
+
+    /// The scales of 8-bit products; `None` if there are none.
+    pub fn scales(&self) -> Option<&ScaleState> {
+        self.fp8.scales.as_ref()
+    }
+
+    /// Bytes of 8-bit copies of weights, and of scales.
+    pub fn fp8_bytes(&self) -> usize {
+        self.fp8.bytes()
     }
 
     /// Bytes of the weights that layers read.

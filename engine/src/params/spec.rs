@@ -4,6 +4,7 @@ use device::{DType, Shape};
 
 use super::dense_block::DenseBlock;
 use super::tensor_shard::{TensorShard, dense_blocks, fill};
+use crate::fp8::Fp8;
 
 /// The first values of a parameter. They are a function of (seed, name, element), whatever the parallel layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,6 +49,8 @@ pub struct ParamSpec {
     /// Sequence parallelism: backward sees the tokens of this rank only, so the gradient is summed over the
     /// tensor-parallel group.
     pub sequence_parallel: bool,
+    /// Its products have 8-bit factors, by this recipe.
+    pub fp8: Option<Fp8>,
     /// Another stage has a copy too. The gradients of both copies are summed, and both stages make the same update.
     pub tied: Option<TiedCopy>,
 }
@@ -67,6 +70,7 @@ impl ParamSpec {
             layer,
             sparse: false,
             sequence_parallel: false,
+            fp8: None,
             tied: None,
         }
     }

@@ -110,6 +110,7 @@ impl Stage {
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
         let tensor_parallel = architecture.tensor.group.clone();
         let sequence_parallel = SequenceParallelSync::new(tensor_parallel.clone(), &params);
+        let scale_groups = data_parallel.iter().chain(&tensor_parallel).cloned().collect();
         let norm_groups = NormGroups {
             data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
             tensor_parallel,
@@ -130,6 +131,7 @@ impl Stage {
             splits_backward: options.pipeline.schedule().splits_backward(),
             reduces: data_parallel.is_some() || sequence_parallel.is_some(),
             gathers: shard.is_part(),
+            quantizes: params.scales().is_some(),
         };
         Ok(Stage {
             graphs: StepPolicy::manager(compute.clone(), &options.graphs, shape)?,
@@ -142,6 +144,7 @@ impl Stage {
                 pipeline,
                 data_parallel,
                 sequence_parallel,
+                scale_groups,
                 tensors,
             },
             compute,

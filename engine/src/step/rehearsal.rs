@@ -30,6 +30,9 @@ impl Stage {
     /// As [`Stage::train_step`].
     pub fn rehearse(&mut self, microbatches: &[usize], evaluates: bool) -> Result<()> {
         self.program.inputs.clear(self.device())?;
+        // The samples are no real ones, so what they say about scales is forgotten.
+        let device = self.device().clone();
+        let scales = self.program.params.scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
             let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
             self.write_inputs(settings, None)?;
@@ -39,6 +42,9 @@ impl Stage {
                 self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| program.evaluate(cx, Run::Rehearsal))?;
             }
         }
-        Ok(())
+        match scales {
+            Some(restore) => Ok(restore.restore(&device)?),
+            None => Ok(()),
+        }
     }
 }

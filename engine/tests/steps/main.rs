@@ -6,6 +6,7 @@ mod minimal;
 mod models;
 
 mod distributed_optimizer;
+mod fp8;
 mod grad_reduce;
 mod graph_modules;
 mod layouts;

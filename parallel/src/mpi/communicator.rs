@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use device::ops::CollectiveKind;
 use device::{Communicator, DType, Request, Result, Tensor};
-use mpi::collective::UnsafeUserOperation;
+use mpi::collective::{SystemOperation, UnsafeUserOperation};
 use mpi::environment::Universe;
 use mpi::ffi;
 use mpi::topology::SimpleCommunicator;
@@ -26,6 +26,7 @@ pub(crate) struct MpiCommunicator {
     name: String,
     group: SimpleCommunicator,
     sum: UnsafeUserOperation,
+    max: SystemOperation,
     /// World ranks.
     members: Vec<usize>,
     /// Keeps MPI running: freeing `group` after MPI is finalized would be an error.
@@ -43,7 +44,7 @@ impl MpiCommunicator {
         unsafe { ffi::MPI_Comm_set_errhandler(group.as_raw(), ffi::RSMPI_ERRORS_RETURN) };
         // SAFETY: `add` does what MPI asks of such a function, and only f32 is ever summed.
         let sum = unsafe { UnsafeUserOperation::associative(add) };
-        MpiCommunicator { name: name.into(), group, sum, members, _universe: universe }
+        MpiCommunicator { name: name.into(), group, sum, max: SystemOperation::max(), members, _universe: universe }
     }
 }
 
@@ -129,6 +130,9 @@ impl Communicator for MpiCommunicator {
             match kind {
                 CollectiveKind::AllReduceSum | CollectiveKind::ReduceScatterSum => {
                     ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, sum, group, &mut request)
+                }
+                CollectiveKind::AllReduceMax => {
+                    ffi::MPI_Iallreduce(from.cast(), to.cast(), inputs, float, self.max.as_raw(), group, &mut request)
                 }
                 CollectiveKind::AllGather => {
                     ffi::MPI_Iallgather(from.cast(), inputs, float, to.cast(), inputs, float, group, &mut request)

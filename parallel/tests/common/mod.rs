@@ -1,6 +1,6 @@
 //! What every communicator must do, whatever it is made of.
 
-use device::ops::CollectiveKind::{AllGather, AllReduceSum, Receive, ReduceScatterSum, Send};
+use device::ops::CollectiveKind::{AllGather, AllReduceMax, AllReduceSum, Receive, ReduceScatterSum, Send};
 use device::{BufferId, Communicator, DType, Element, Float, Request, Shape, Tensor, bf16};
 
 /// The tensor whose memory is `values`.
@@ -58,6 +58,14 @@ pub fn assert_all_kinds_are_right<T: Float>(group: &dyn Communicator) {
             }
         }
         assert_eq!(bits(&input), bits(&mine), "an input is left alone");
+
+        let mut largest = mine.clone();
+        let tensor_of_largest = tensor(&mut largest);
+        start(AllReduceMax, &tensor_of_largest, &tensor_of_largest).wait().unwrap();
+        for (index, largest) in largest.iter().enumerate() {
+            let of_rank = |rank| T::from_f32(value(rank, transfer, index)).to_f32();
+            assert_eq!(largest.to_f32(), (0..size).map(of_rank).fold(f32::MIN, f32::max), "largest of {index}");
+        }
 
         let (mut scattered, mut whole) = (vec![T::zeroed(); length], values::<T>(rank, transfer, length * size));
         start(ReduceScatterSum, &tensor(&mut whole), &tensor(&mut scattered)).wait().unwrap();

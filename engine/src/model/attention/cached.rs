@@ -5,6 +5,7 @@ use device::ops::CachedAttention;
 use graph_manager::Result;
 
 use super::CausalAttention;
+use crate::fp8::Copies;
 use crate::model::linear::tensor_like;
 use crate::model::part::DecodeStep;
 use crate::step_policy::StepContext;
@@ -24,12 +25,14 @@ impl CausalAttention {
         let Some(cache) = step.cache else { unreachable!("attention has a cache width, so it has a cache") };
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let qkv = self.qkv.output(cx, "qkv", &normed)?;
-        self.qkv.forward(cx, normed, qkv)?;
+        let input = self.qkv.input(cx, normed, Copies::Rows)?;
+        self.qkv.forward(cx, &input, qkv)?;
         self.rotate(cx, qkv, step.angles, false)?;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         cx.run(CachedAttention { qkv, cache, start: step.start, output: context, heads, kv_heads })?;
         let delta = self.projection.output(cx, "attention_out", &context)?;
-        self.projection.forward(cx, context, delta)?;
+        let projected = self.projection.input(cx, context, Copies::Rows)?;
+        self.projection.forward(cx, &projected, delta)?;
         Ok(delta)
     }
 }

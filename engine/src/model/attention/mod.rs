@@ -13,6 +13,7 @@ use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
+use crate::fp8::{Copies, Operand};
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
@@ -25,9 +26,12 @@ impl CausalAttentionSpec {
         let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
         let name = |name: &str| format!("h.{block}.attn.{name}");
         let groups = vec![queries, keys, keys];
+        let fp8 = shape.block_fp8(block);
         [
-            LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), shape.bias),
-            LinearSpec::row_parallel(name("c_proj"), queries, shape.hidden, shape.residual_init(), shape.bias),
+            LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), shape.bias)
+                .in_8_bits(fp8),
+            LinearSpec::row_parallel(name("c_proj"), queries, shape.hidden, shape.residual_init(), shape.bias)
+                .in_8_bits(fp8),
         ]
     }
 }
@@ -54,6 +58,7 @@ impl PartSpec for CausalAttentionSpec {
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
             region: builder.of.region(),
+            recompute: shape.recompute,
         })
     }
 
@@ -86,14 +91,20 @@ struct CausalAttention {
     probabilities: DropoutLayer,
     output: DropoutLayer,
     region: TensorParallelRegion,
+    /// Backward recomputes normed values instead of keeping them.
+    recompute: bool,
 }
 
 #[derive(Clone, Copy)]
 struct SavedAttention {
+    /// The normed values, where the norm does not keep them.
+    normed: Option<Operand>,
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, after rotation.
     qkv: Tensor,
     /// `(batch, seq, heads * head_dim)`.
     context: Tensor,
+    /// As the projection's weight gradient reads it.
+    projected: Operand,
     /// `(batch, heads, seq)`, f32.
     stats: Tensor,
     probabilities: Option<DropoutSite>,
@@ -114,17 +125,21 @@ impl BlockPart for CausalAttention {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let all_normed = self.region.gather_rows(cx, "all_normed", normed)?;
         let qkv = self.qkv.output(cx, "qkv", &all_normed)?;
-        self.qkv.forward(cx, all_normed, qkv)?;
+        let input = self.qkv.input(cx, all_normed, Copies::of_input(cx, self.keeps_input()))?;
+        self.qkv.forward(cx, &input, qkv)?;
         self.rotate(cx, qkv, self.rotary, false)?;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
         cx.run(Attention { qkv, output: context, stats, heads, kv_heads, dropout: probabilities })?;
         let names = ["attention_out", "attention_out_here"];
-        let delta = self.projection.forward_row_parallel(cx, context, names, &self.region)?;
+        let projected = self.projection.input(cx, context, Copies::of_input(cx, true))?;
+        let delta = self.projection.forward_row_parallel(cx, &projected, names, &self.region)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
-        Ok((delta, Saved::new(SavedAttention { qkv, context, stats, probabilities, output })))
+        let normed = self.keeps_input().then(|| input.for_weight_gradient());
+        let projected = projected.for_weight_gradient();
+        Ok((delta, Saved::new(SavedAttention { normed, qkv, context, projected, stats, probabilities, output })))
     }
 
     fn backward(
@@ -139,13 +154,13 @@ impl BlockPart for CausalAttention {
         let grad_delta = dropout_backward(cx, "grad_attention_out", grad, saved.output)?;
         let grad_delta = pending.compute_during_gather(cx, "all_grad_attention_out", grad_delta, &self.region)?;
 
-        let normed = input.normed(cx)?;
-        let normed = self.region.gather_rows_async(cx, "all_normed_1", normed)?;
-        let grad_context = self.projection.input_gradient(cx, "grad_context", &grad_delta)?;
-        self.projection.dgrad(cx, grad_delta, grad_context, Epilogue::None)?;
+        let normed = input.gather(cx, "all_normed_1", saved.normed, &self.region)?;
         let bias = self.projection.bias.filter(|_| !self.bias_left_to_norm);
         let projection = Linear { bias, ..self.projection };
-        let pending = projection.wgrad_during(cx, saved.context, grad_delta, self.region.is_shared())?;
+        let grad_context = projection.input_gradient(cx, "grad_context", &grad_delta)?;
+        let grad_delta = projection.grad_output(cx, grad_delta)?;
+        projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
+        let pending = projection.wgrad_during(cx, saved.projected, grad_delta, self.region.is_shared())?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv: saved.qkv,
@@ -159,7 +174,8 @@ impl BlockPart for CausalAttention {
         })?;
         self.rotate(cx, grad_qkv, self.rotary, true)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
-        let (normed, grad_normed) = self.qkv.dgrad_column_parallel(cx, normed, grad_qkv, names, &self.region)?;
+        let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
+        let (normed, grad_normed) = self.qkv.dgrad_column_parallel(cx, normed, &grad_qkv, names, &self.region)?;
         pending.compute(cx)?;
         self.qkv.wgrad(cx, normed, grad_qkv)?;
         Ok((grad_normed.join(cx)?, PendingWeightGradients::none()))
@@ -171,6 +187,11 @@ impl BlockPart for CausalAttention {
 
     fn cache_width(&self) -> Option<usize> {
         Some(self.keys_and_values())
+    }
+
+    fn keeps_input(&self) -> bool {
+        // What the weight gradient reads in 8 bits is smaller. It cannot be gathered, though.
+        self.qkv.is_8_bit() && !self.recompute && !self.region.parallel.splits_rows()
     }
 
     fn leave_bias_to_next_norm(&mut self) -> Option<Param> {

@@ -1,9 +1,10 @@
 //! A feed-forward layer that every token passes whole: a matrix up to its width, an activation, a matrix down.
 
 use device::Tensor;
-use device::ops::DropoutSite;
+use device::ops::{DropoutSite, Epilogue, QuantizeSource};
 use graph_manager::Result;
 
+use crate::fp8::{Copies, Operand};
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use crate::model::linear::{Linear, LinearSpec, PendingWeightGradients, tensor_like};
@@ -23,12 +24,19 @@ pub(super) trait Activation {
     /// The width `ffn` where none is given.
     fn default_width(&self, hidden: usize) -> usize;
 
+    /// What `down` multiplies, from `pre`: for an 8-bit layer, which does not store it otherwise.
+    fn source(&self, pre: Tensor) -> QuantizeSource;
+
+    /// The gradient of `pre` from that of what `down` multiplies `(batch, seq, ffn)`, as [`Activation::source`].
+    fn backward_source(&self, pre: Tensor, grad_output: Tensor) -> QuantizeSource;
+
     /// `activated` `(batch, seq, ffn)` from `input` `(batch, seq, hidden)` through `up`. Leaves in `pre`
     /// `(batch, seq, groups * ffn)` what backward starts from.
     ///
     /// # Errors
     /// What the device refused.
-    fn forward(&self, cx: &StepContext<'_>, up: &Linear, input: Tensor, pre: Tensor, activated: Tensor) -> Result<()>;
+    fn forward(&self, cx: &StepContext<'_>, up: &Linear, input: &Operand, pre: Tensor, activated: Tensor)
+    -> Result<()>;
 
     /// `grad_pre` through `down` and the activation.
     ///
@@ -40,7 +48,7 @@ pub(super) trait Activation {
 /// The tensors of an activation's backward.
 pub(super) struct ActivationBackward {
     /// `(batch, seq, hidden)`: gradient of the layer's output.
-    pub(super) grad_output: Tensor,
+    pub(super) grad_output: Operand,
     /// `(batch, seq, groups * ffn)`, of the forward.
     pub(super) pre: Tensor,
     /// As `pre`, written.
@@ -61,9 +69,10 @@ impl DenseSpec {
         let GptShape { hidden, ffn, bias, .. } = *shape;
         let name = |name: &str| format!("h.{block}.mlp.{name}");
         let groups = vec![ffn; self.activation.groups()];
+        let fp8 = shape.block_fp8(block);
         [
-            LinearSpec::column_parallel(name("c_fc"), hidden, groups, shape.matrix_init(), bias),
-            LinearSpec::row_parallel(name("c_proj"), ffn, hidden, shape.residual_init(), bias),
+            LinearSpec::column_parallel(name("c_fc"), hidden, groups, shape.matrix_init(), bias).in_8_bits(fp8),
+            LinearSpec::row_parallel(name("c_proj"), ffn, hidden, shape.residual_init(), bias).in_8_bits(fp8),
         ]
     }
 }
@@ -108,22 +117,71 @@ struct DenseFeedForward {
 
 #[derive(Clone, Copy)]
 struct SavedFeedForward {
+    /// The normed values, where the norm does not keep them.
+    normed: Option<Operand>,
     /// `(batch, seq, groups * ffn)`.
     pre: Tensor,
     /// `(batch, seq, ffn)`, unless it is recomputed.
-    activated: Option<Tensor>,
+    activated: Option<Operand>,
     output: Option<DropoutSite>,
 }
 
 impl DenseFeedForward {
     /// Forward up to the second product: the activated values `(batch, seq, ffn)`, and what backward needs.
-    fn activate(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, SavedFeedForward)> {
+    fn activate(
+        &self,
+        cx: &mut StepContext<'_>,
+        normed: Tensor,
+        record: Tensor,
+    ) -> Result<(Operand, SavedFeedForward)> {
         let all_normed = self.region.gather_rows(cx, "all_normed", normed)?;
         let pre = self.up.output(cx, "pre_activation", &all_normed)?;
-        let activated = tensor_like(cx, "activated", &pre, self.down.input_width())?;
-        self.activation.forward(cx, &self.up, all_normed, pre, activated)?;
-        let output = self.output.site(cx, record);
-        Ok((activated, SavedFeedForward { pre, activated: (!self.recompute).then_some(activated), output }))
+        let input = self.up.input(cx, all_normed, Copies::of_input(cx, self.keeps_input()))?;
+        let activated = match self.down.is_8_bit() {
+            true => {
+                self.up.forward(cx, &input, pre)?;
+                let copies = Copies::of_input(cx, !self.recompute);
+                self.down.computed_input(cx, self.activation.source(pre), copies)?
+            }
+            false => {
+                let activated = tensor_like(cx, "activated", &pre, self.down.input_width())?;
+                self.activation.forward(cx, &self.up, &input, pre, activated)?;
+                Operand::Plain(activated)
+            }
+        };
+        let normed = self.keeps_input().then(|| input.for_weight_gradient());
+        let saved = (!self.recompute).then(|| activated.for_weight_gradient());
+        Ok((activated, SavedFeedForward { normed, pre, activated: saved, output: self.output.site(cx, record) }))
+    }
+
+    /// Backward through the second matrix and the activation: the gradients of the layer's output and of `pre`, and the
+    /// activated values.
+    fn backward_to_pre(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad_delta: Tensor,
+        saved: &SavedFeedForward,
+    ) -> Result<[Operand; 3]> {
+        let grad_output = self.down.grad_output(cx, grad_delta)?;
+        if self.down.is_8_bit() {
+            let grad_activated = self.down.input_gradient(cx, "grad_activated", &grad_delta)?;
+            self.down.dgrad(cx, &grad_output, grad_activated, Epilogue::None)?;
+            let activated = match saved.activated {
+                Some(activated) => activated,
+                None => self.down.computed_input(cx, self.activation.source(saved.pre), Copies::Columns)?,
+            };
+            let source = self.activation.backward_source(saved.pre, grad_activated);
+            return Ok([grad_output, self.up.computed_grad_output(cx, source)?, activated]);
+        }
+        let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad_delta.dtype)?;
+        let activated = match saved.activated {
+            Some(activated) => activated.plain(),
+            None => tensor_like(cx, "activated", &saved.pre, self.down.input_width())?,
+        };
+        let recompute = saved.activated.is_none();
+        let tensors = ActivationBackward { grad_output, pre: saved.pre, grad_pre, activated, recompute };
+        self.activation.backward(cx, &self.down, tensors)?;
+        Ok([grad_output, Operand::Plain(grad_pre), Operand::Plain(activated)])
     }
 }
 
@@ -131,7 +189,7 @@ impl BlockPart for DenseFeedForward {
     fn forward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, Saved)> {
         let (activated, saved) = self.activate(cx, normed, record)?;
         let names = ["ffn_out", "ffn_out_here"];
-        let delta = self.down.forward_row_parallel(cx, activated, names, &self.region)?;
+        let delta = self.down.forward_row_parallel(cx, &activated, names, &self.region)?;
         drop_in_place(cx, delta, saved.output)?;
         Ok((delta, Saved::new(saved)))
     }
@@ -152,22 +210,19 @@ impl BlockPart for DenseFeedForward {
         let grad_delta = dropout_backward(cx, "grad_ffn_out", grad, saved.output)?;
         let grad_delta = pending.compute_during_gather(cx, "all_grad_ffn_out", grad_delta, &self.region)?;
 
-        let normed = input.normed(cx)?;
-        let normed = self.region.gather_rows_async(cx, "all_normed_2", normed)?;
-        let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad.dtype)?;
-        let activated = match saved.activated {
-            Some(activated) => activated,
-            None => tensor_like(cx, "activated", &saved.pre, self.down.input_width())?,
-        };
-        let recompute = saved.activated.is_none();
-        let tensors = ActivationBackward { grad_output: grad_delta, pre: saved.pre, grad_pre, activated, recompute };
-        self.activation.backward(cx, &self.down, tensors)?;
+        let normed = input.gather(cx, "all_normed_2", saved.normed, &self.region)?;
+        let [grad_delta, grad_pre, activated] = self.backward_to_pre(cx, grad_delta, &saved)?;
         let pending = self.down.wgrad_during(cx, activated, grad_delta, self.region.is_shared())?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
-        let (normed, grad_normed) = self.up.dgrad_column_parallel(cx, normed, grad_pre, names, &self.region)?;
+        let (normed, grad_normed) = self.up.dgrad_column_parallel(cx, normed, &grad_pre, names, &self.region)?;
         pending.compute(cx)?;
         // With sequence parallelism a gather comes next; otherwise the sum that runs now is the last transfer.
         let pending = self.up.wgrad_during(cx, normed, grad_pre, self.region.parallel.splits_rows())?;
         Ok((grad_normed.join(cx)?, pending))
+    }
+
+    fn keeps_input(&self) -> bool {
+        // What the weight gradient reads in 8 bits is smaller. It cannot be gathered, though.
+        self.up.is_8_bit() && !self.recompute && !self.region.parallel.splits_rows()
     }
 }

@@ -1,10 +1,11 @@
 //! SwiGLU between the matrices (Shazeer, 2020): the first matrix packs the rows of the gate, then those of what it gates.
 
 use device::Tensor;
-use device::ops::{self, Epilogue, SwiGluBackward};
+use device::ops::{self, Epilogue, QuantizeSource, SwiGluBackward};
 use graph_manager::Result;
 
 use super::dense::{Activation, ActivationBackward};
+use crate::fp8::Operand;
 use crate::model::linear::Linear;
 use crate::step_policy::StepContext;
 
@@ -20,15 +21,30 @@ impl Activation for SwiGlu {
         (8 * hidden / 3).next_multiple_of(256)
     }
 
-    fn forward(&self, cx: &StepContext<'_>, up: &Linear, input: Tensor, pre: Tensor, activated: Tensor) -> Result<()> {
+    fn source(&self, pre: Tensor) -> QuantizeSource {
+        QuantizeSource::SwiGlu { input: pre }
+    }
+
+    fn backward_source(&self, pre: Tensor, grad_output: Tensor) -> QuantizeSource {
+        QuantizeSource::SwiGluBackward { input: pre, grad_output }
+    }
+
+    fn forward(
+        &self,
+        cx: &StepContext<'_>,
+        up: &Linear,
+        input: &Operand,
+        pre: Tensor,
+        activated: Tensor,
+    ) -> Result<()> {
         up.forward(cx, input, pre)?;
         cx.run(ops::SwiGlu { input: pre, output: activated })
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
         let ActivationBackward { grad_output, pre, grad_pre, activated, recompute } = tensors;
-        let grad_activated = down.input_gradient(cx, "grad_activated", &grad_output)?;
-        down.dgrad(cx, grad_output, grad_activated, Epilogue::None)?;
+        let grad_activated = down.input_gradient(cx, "grad_activated", &grad_output.plain())?;
+        down.dgrad(cx, &grad_output, grad_activated, Epilogue::None)?;
         let output = recompute.then_some(activated);
         cx.run(SwiGluBackward { input: pre, grad_output: grad_activated, grad_input: grad_pre, output })
     }

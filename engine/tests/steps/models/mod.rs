@@ -20,7 +20,8 @@ use parallel::{PipelineGroups, PipelineStage};
 pub use layout::Layout;
 
 pub const VOCAB: usize = 97;
-pub const SEQ: usize = 12;
+/// With two samples a microbatch has 16 tokens, which 8-bit products need.
+pub const SEQ: usize = 8;
 pub const MICRO_BATCH: usize = 2;
 
 /// Which model a run trains.

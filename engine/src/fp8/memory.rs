@@ -1,0 +1,168 @@
+//! What is kept for the weights whose products have 8-bit factors: copies of the weights, and the state of scales.
+
+use std::rc::Rc;
+
+use device::ops::{Collective, CollectiveKind, Fp8Matrix, Scale, UpdateScales};
+use device::{Area, Communicator, DType, Device, F8E4M3, F8E5M2, Result, Shape, Tensor};
+
+use super::recipe::Fp8;
+use crate::params::ParamSpec;
+use crate::step_policy::StepContext;
+
+/// The memory of all 8-bit weights of a rank.
+pub(crate) struct Fp8Memory {
+    pub(crate) params: Vec<Option<Fp8Param>>,
+    pub(crate) scales: Option<ScaleState>,
+    _areas: Vec<Area>,
+}
+
+/// What a weight `(out, in)` has beyond its [`Param`](crate::params::Param). The copies are made by the first microbatch's
+/// forward of each step, and serve all of its products.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8Param {
+    /// How it multiplies.
+    pub fp8: Fp8,
+    /// `(out, in)`, for the output.
+    pub rows: Fp8Matrix,
+    /// `(in, out)`, for the input gradient. The scale is that of `rows`.
+    pub columns: Fp8Matrix,
+    /// The layer's input.
+    pub input: ScaleCell,
+    /// The gradient of the layer's output.
+    pub grad_output: ScaleCell,
+}
+
+/// The state of one scale; see [`ScaleState`].
+#[derive(Clone, Copy, Debug)]
+pub struct ScaleCell {
+    /// `(1)`, f32.
+    pub scale: Tensor,
+    /// `(1)`, f32: the largest magnitude so far in this step.
+    pub amax: Tensor,
+}
+
+/// The scales of all inputs and output gradients, with what they follow from. Each weight with 8-bit products has two
+/// columns: its input, its output gradient. All are 0 before the first step.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaleState {
+    /// `(n)`, f32. 0 where none is known.
+    pub scale: Tensor,
+    /// `(n)`, f32: largest magnitudes of this step.
+    pub amax: Tensor,
+    /// `(length, n)`, f32: those of earlier steps, the newest first.
+    pub history: Tensor,
+    /// `(n)`, f32: the largest number of each type.
+    pub largest: Tensor,
+    /// Powers of two left free.
+    margin: i32,
+}
+
+impl ScaleState {
+    /// What ends a step: new scales from its magnitudes, which are the largest of all ranks in `groups`.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub(crate) fn update(&self, cx: &StepContext<'_>, groups: &[Rc<dyn Communicator>]) -> graph_manager::Result<()> {
+        let ScaleState { scale, amax, history, largest, margin } = *self;
+        for group in groups {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceMax, group.clone(), amax))?;
+        }
+        cx.run(UpdateScales { amax, history, largest, scale, margin })
+    }
+
+    /// Reads the values that steps change.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn remember(&self, device: &Device) -> Result<ScaleValues> {
+        let mut values = Vec::new();
+        for tensor in [self.scale, self.amax, self.history] {
+            values.push((tensor, device.download(&tensor)?));
+        }
+        Ok(ScaleValues(values))
+    }
+
+    fn cell(&self, index: usize) -> ScaleCell {
+        ScaleCell { scale: self.scale.view(index, [1]), amax: self.amax.view(index, [1]) }
+    }
+}
+
+/// The values of a [`ScaleState`] at some time.
+pub(crate) struct ScaleValues(Vec<(Tensor, Vec<f32>)>);
+
+impl ScaleValues {
+    /// Writes them back.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn restore(&self, device: &Device) -> Result<()> {
+        self.0.iter().try_for_each(|(tensor, values)| device.upload(tensor, values))
+    }
+}
+
+impl Fp8Memory {
+    /// Allocates what these parameters need; nothing for those without 8-bit products.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn allocate(device: &Device, specs: &[ParamSpec]) -> Result<Fp8Memory> {
+        let all: Vec<(&ParamSpec, Fp8)> = specs.iter().filter_map(|spec| Some((spec, spec.fp8?))).collect();
+        let mut areas = Vec::new();
+        let Some((_, first)) = all.first() else {
+            return Ok(Fp8Memory { params: vec![None; specs.len()], scales: None, _areas: areas });
+        };
+        let count = 2 * all.len();
+        let mut flat =
+            |name, shape: &[usize], dtype| device.allocate_tensor(&mut areas, name, Shape::new(shape), dtype);
+        let weights: usize = all.iter().map(|(spec, _)| spec.shape.elements().next_multiple_of(ALIGNMENT)).sum();
+        let rows = flat("8-bit weights", &[weights], DType::F8E4M3)?;
+        let columns = flat("8-bit weights, transposed", &[weights], DType::F8E4M3)?;
+        let weight_scales = flat("scales of 8-bit weights", &[all.len()], DType::F32)?;
+        let state = ScaleState {
+            scale: flat("8-bit scales", &[count], DType::F32)?,
+            amax: flat("largest magnitudes", &[count], DType::F32)?,
+            history: flat("history of magnitudes", &[first.amax_history, count], DType::F32)?,
+            largest: flat("largest numbers", &[count], DType::F32)?,
+            margin: first.margin,
+        };
+        for tensor in [rows, columns, weight_scales, state.scale, state.amax, state.history] {
+            device.zero(&tensor)?;
+        }
+        if !device.is_dry() {
+            let largest: Vec<f32> =
+                all.iter().flat_map(|(_, fp8)| [largest(fp8.input()), largest(fp8.grad_output())]).collect();
+            device.upload(&state.largest, &largest)?;
+        }
+        let (mut index, mut start) = (0, 0);
+        let param = |spec: &ParamSpec| {
+            let fp8 = spec.fp8?;
+            let (out, input) = (spec.shape.rows(), spec.shape.last());
+            let scale = Scale::Tensor(weight_scales.view(index, [1]));
+            let param = Fp8Param {
+                fp8,
+                rows: Fp8Matrix { values: rows.view(start, [out, input]), scale },
+                columns: Fp8Matrix { values: columns.view(start, [input, out]), scale },
+                input: state.cell(2 * index),
+                grad_output: state.cell(2 * index + 1),
+            };
+            (index, start) = (index + 1, start + (out * input).next_multiple_of(ALIGNMENT));
+            Some(param)
+        };
+        Ok(Fp8Memory { params: specs.iter().map(param).collect(), scales: Some(state), _areas: areas })
+    }
+
+    /// Bytes of all of it.
+    pub(crate) fn bytes(&self) -> usize {
+        self._areas.iter().map(Area::bytes).sum()
+    }
+}
+
+/// Elements, and bytes, at whose multiples weights begin.
+const ALIGNMENT: usize = 256;
+
+fn largest(dtype: DType) -> f32 {
+    match dtype {
+        DType::F8E5M2 => F8E5M2::LARGEST,
+        _ => F8E4M3::LARGEST,
+    }
+}

@@ -1,0 +1,113 @@
+//! What a linear layer's products read of an activation or of an output gradient.
+
+use device::ops::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale};
+use device::{DType, Tensor};
+use graph_manager::Result;
+
+use super::memory::{Fp8Param, ScaleCell};
+use super::recipe::Fp8Recipe;
+use crate::regions::Mode;
+use crate::step_policy::StepContext;
+
+/// An activation `(rows, in)` or an output gradient `(rows, out)`, as the products of a linear layer read it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Operand {
+    /// As it is.
+    Plain(Tensor),
+    /// In 8 bits.
+    Fp8 {
+        /// `(rows, width)`, for the output or the input gradient.
+        rows: Option<Fp8Matrix>,
+        /// `(width, rows)`, for the weight gradient.
+        columns: Option<Fp8Matrix>,
+    },
+}
+
+/// Which copies of an operand are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copies {
+    /// For the output alone, or the input gradient alone.
+    Rows,
+    /// For the weight gradient alone.
+    Columns,
+    /// For both.
+    Both,
+}
+
+impl Copies {
+    /// Those of a layer's input in forward. Backward `keeps` what its weight gradient reads, or makes it again.
+    pub(crate) fn of_input(cx: &StepContext<'_>, keeps: bool) -> Copies {
+        match keeps && cx.mode() == Mode::Train {
+            true => Copies::Both,
+            false => Copies::Rows,
+        }
+    }
+
+    fn rows(self) -> bool {
+        self != Copies::Columns
+    }
+
+    fn columns(self) -> bool {
+        self != Copies::Rows
+    }
+}
+
+impl Operand {
+    /// The values as they are.
+    ///
+    /// # Panics
+    /// If they are in 8 bits: a layer mixed up what it made itself.
+    pub(crate) fn plain(&self) -> Tensor {
+        match self {
+            Operand::Plain(tensor) => *tensor,
+            Operand::Fp8 { .. } => unreachable!("a 16-bit layer made its operand in 8 bits"),
+        }
+    }
+
+    /// What the weight gradient reads, for a backward to keep.
+    pub(crate) fn for_weight_gradient(self) -> Operand {
+        match self {
+            Operand::Fp8 { columns, .. } => Operand::Fp8 { rows: None, columns },
+            plain => plain,
+        }
+    }
+
+    /// In 8 bits, made from `source`.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn quantized(
+        cx: &mut StepContext<'_>,
+        source: QuantizeSource,
+        copies: Copies,
+        QuantizeAs { fp8, dtype, cell, sums }: QuantizeAs<'_>,
+    ) -> Result<Operand> {
+        let delayed = fp8.fp8.recipe == Fp8Recipe::Delayed && cx.mode() == Mode::Train;
+        let scale = match delayed {
+            true => cell.scale,
+            false => cx.tensor("scale", [1], DType::F32)?,
+        };
+        // The first step of a run has no history: its scale is that of its first microbatch.
+        cx.run(MakeScale { source, dtype, scale, keep_known: delayed })?;
+        let (height, width) = source.dimensions();
+        let mut matrix = |wanted: bool, name, shape: [usize; 2]| {
+            let values = wanted.then(|| cx.tensor(name, shape, dtype)).transpose()?;
+            Ok::<_, graph_manager::Error>(values.map(|values| Fp8Matrix { values, scale: Scale::Tensor(scale) }))
+        };
+        let rows = matrix(copies.rows(), "rows_8bit", [height, width])?;
+        let columns = matrix(copies.columns(), "columns_8bit", [width, height])?;
+        let amax = delayed.then_some(cell.amax);
+        let accumulate = !cx.variant().overwrites;
+        cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;
+        Ok(Operand::Fp8 { rows, columns })
+    }
+}
+
+/// How an operand is quantised.
+pub(crate) struct QuantizeAs<'p> {
+    pub(crate) fp8: &'p Fp8Param,
+    pub(crate) dtype: DType,
+    pub(crate) cell: ScaleCell,
+    /// `(width)`, f32: gets the sums over rows, which are a bias gradient.
+    pub(crate) sums: Option<Tensor>,
+}

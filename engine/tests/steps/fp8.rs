@@ -1,0 +1,155 @@
+//! Products of 8-bit factors: learning as in 16 bits, graphs and recompute that change no bit, and ranks that agree.
+
+use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
+use engine::graph_options::GraphOptions;
+use engine::model::GptShape;
+use engine::precision::Precision;
+use engine::step::StepResult;
+
+use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
+
+const RECIPES: [Fp8Recipe; 2] = [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed];
+
+/// All sizes are multiples of 16, for two ranks that share layers too.
+fn shape(kind: Kind, dropout: f32, fp8: Option<Fp8>) -> GptShape {
+    let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
+    GptShape { ffn: 64, kv_heads: 4, layers: 3, fp8, ..own(dropout, Precision::Bf16) }
+}
+
+fn fp8(recipe: Fp8Recipe) -> Fp8 {
+    Fp8 { recipe, amax_history: 4, ..Fp8::default() }
+}
+
+fn run(shape: GptShape, kind: Kind, microbatches: usize, graphs: GraphOptions) -> Run {
+    Run { shape: Some(shape), steps: 8, learning_rate: 3e-3, ..Run::new(kind, microbatches, graphs) }
+}
+
+fn off() -> GraphOptions {
+    GraphOptions { enable: false, ..GraphOptions::default() }
+}
+
+fn losses(results: &[StepResult]) -> Vec<f64> {
+    results.iter().map(|step| step.loss).collect()
+}
+
+#[test]
+fn every_recipe_learns_as_16_bits_do() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        let of = |fp8| {
+            let run = Run { steps: 40, ..run(shape(kind, 0.0, fp8), kind, 2, off()) };
+            losses(&run.train().0)
+        };
+        let bf16 = of(None);
+        for recipe in RECIPES {
+            for format in [Fp8Format::Hybrid, Fp8Format::E4m3] {
+                let eight = of(Some(Fp8 { format, ..fp8(recipe) }));
+                let gap = bf16.iter().zip(&eight).map(|(a, b)| (b / a - 1.0).abs()).fold(0.0, f64::max);
+                assert!(eight[39] < 0.7 * eight[0], "{kind:?} {recipe} {format}: {eight:?}");
+                assert!(gap > 0.0 && gap < 0.05, "{kind:?} {recipe} {format}: {gap} away from {bf16:?}: {eight:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn graphs_change_no_bit_in_any_setting() {
+    for (kind, microbatches) in [(Kind::Gpt, 1), (Kind::Llama, 3)] {
+        for recipe in RECIPES {
+            let of = |graphs| run(shape(kind, 0.1, Some(fp8(recipe))), kind, microbatches, graphs).train();
+            let (plain, weights) = of(off());
+            assert!(plain.iter().all(|step| step.applied));
+            for (name, graphs) in &all_settings()[1..] {
+                let (results, others) = of(graphs.clone());
+                assert_eq!(plain, results, "{kind:?} {recipe} {name}");
+                assert!(
+                    weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "{kind:?} {recipe} {name}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn recompute_has_the_scales_of_the_first_forward() {
+    for kind in [Kind::Gpt, Kind::Llama] {
+        for recipe in RECIPES {
+            let of = |selective, full| {
+                let shape = GptShape { recompute: selective, ..shape(kind, 0.1, Some(fp8(recipe))) };
+                Run { recompute: full, ..run(shape, kind, 2, GraphOptions::default()) }.train()
+            };
+            let (kept, weights) = of(false, None);
+            for (selective, full) in [(true, None), (false, Some(1)), (true, Some(2))] {
+                let (again, others) = of(selective, full);
+                assert_eq!(kept, again, "{kind:?} {recipe} {selective} {full:?}");
+                assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()));
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_at_both_ends_can_stay_in_16_bits() {
+    let of = |bf16_blocks| {
+        let fp8 = Fp8 { bf16_blocks, ..fp8(Fp8Recipe::Delayed) };
+        let run = run(shape(Kind::Gpt, 0.0, Some(fp8)), Kind::Gpt, 1, GraphOptions::default());
+        let stage = run.stage(&run.device());
+        let eight = stage.params().iter().filter(|(_, param)| param.fp8.is_some());
+        (eight.map(|(spec, _)| spec.name.clone()).collect::<Vec<String>>(), losses(&run.train().0))
+    };
+    let (names, _) = of([1, 1]);
+    let of_block_1 = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"].map(|name| format!("h.1.{name}.weight"));
+    assert_eq!(names, of_block_1);
+    let (none, sixteen) = of([2, 1]);
+    let plain = run(shape(Kind::Gpt, 0.0, None), Kind::Gpt, 1, GraphOptions::default());
+    assert!(none.is_empty());
+    assert_eq!(sixteen, losses(&plain.train().0));
+}
+
+#[test]
+fn evaluation_leaves_the_scales_alone() {
+    let run = run(shape(Kind::Gpt, 0.0, Some(fp8(Fp8Recipe::Delayed))), Kind::Gpt, 2, GraphOptions::default());
+    let train = |evaluates: bool| {
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        let step = |step| {
+            let settings = run.settings(step);
+            let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
+            if evaluates {
+                let loss = stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss;
+                assert!(loss.is_finite());
+            }
+            stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
+        };
+        (0..6).map(step).collect::<Vec<StepResult>>()
+    };
+    assert_eq!(train(false), train(true));
+}
+
+#[test]
+fn ranks_train_as_one_does() {
+    for recipe in RECIPES {
+        let shape = |dropout| shape(Kind::Llama, dropout, Some(fp8(recipe)));
+        let alone = losses(&run(shape(0.0), Kind::Llama, 4, GraphOptions::default()).train().0);
+        for (layout, divided) in [
+            (Layout::new(2, 1, 1, 1), false),
+            (Layout { sequence: false, ..Layout::new(2, 1, 1, 1) }, false),
+            (Layout::new(1, 1, 1, 2), false),
+            (Layout::new(1, 1, 1, 2), true),
+            (Layout::new(1, 3, 1, 1), false),
+            (Layout { zero_bubble: true, ..Layout::new(1, 3, 1, 1) }, false),
+            (Layout::new(2, 3, 1, 1), false),
+        ] {
+            let own = || Run {
+                distributed_optimizer: divided,
+                ..run(shape(0.0), Kind::Llama, 4 / layout.data, GraphOptions::default())
+            };
+            let ranks = layout.on_ranks(own, |run| losses(&run.train().0));
+            for others in &ranks {
+                let gap = alone.iter().zip(others).map(|(a, b)| (b / a - 1.0).abs()).fold(0.0, f64::max);
+                // Sums in another order round to other 8-bit numbers.
+                assert!(gap < 0.01, "{recipe} {layout:?} divided {divided}: {gap}: {alone:?} and {others:?}");
+            }
+        }
+    }
+}
