@@ -6,6 +6,7 @@
 
 pub mod batch_plan;
 mod checks;
+mod fp8_plan;
 pub mod graph_plan;
 mod layers;
 pub mod learning_rate;
@@ -26,8 +27,8 @@ mod watch;
 
 pub use layers::Layers;
 pub use sections::{
-    Activation, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, GradReduce, GraphMempool, GraphScope,
-    LoggingConfig, ModelConfig, ModelKind, Normalization, OptimizerChoice, OptimizerConfig, ParallelConfig,
-    PipelineSchedule, PositionEmbedding, PrecisionConfig, RecomputeConfig, RecomputeGranularity, RecomputeMethod,
-    ResidualInit, Resume, RunConfig, TrainConfig, by_key,
+    Activation, AmaxAlgo, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice, GradReduce,
+    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, Normalization, OptimizerChoice, OptimizerConfig,
+    ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, RecomputeConfig, RecomputeGranularity,
+    RecomputeMethod, ResidualInit, Resume, RunConfig, TrainConfig, by_key,
 };

@@ -8,8 +8,9 @@ use engine::model::{
 };
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
+use crate::config::fp8_plan::fp8_plan;
 use crate::config::{
-    Activation, ModelKind, Normalization, PositionEmbedding, RecomputeGranularity, ResidualInit, RunConfig,
+    Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, RecomputeGranularity, ResidualInit, RunConfig,
 };
 
 /// Which model, with all sizes.
@@ -104,6 +105,13 @@ fn mlp_shape(config: &RunConfig) -> Result<MlpShape, UserError> {
     model.layer_sizes.windows(2).try_for_each(|pair| holdable("model.layer_sizes, a weight", pair))?;
     model.layer_sizes.iter().try_for_each(|&size| holdable("micro_batch_size x a layer's size", &[batch, size]))?;
     model.dropouts.iter().try_for_each(|&value| is_dropout_rate("model.dropouts", value))?;
+    require(config.precision.fp8 == Fp8Choice::None, || {
+        UserError::new(
+            format!("precision.fp8 = \"{}\" with model.kind = \"mlp\"", config.precision.fp8),
+            "8-bit products are for the blocks of a transformer",
+            "set precision.fp8 = \"none\"",
+        )
+    })?;
     Ok(MlpShape {
         sizes: model.layer_sizes.clone(),
         dropouts: model.dropouts.iter().map(|&rate| rate as f32).collect(),
@@ -167,6 +175,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         seed: config.train.seed,
         precision: config.precision.compute,
+        fp8: fp8_plan(config, ffn, kv_heads)?,
     })
 }
 

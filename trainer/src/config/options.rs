@@ -2,12 +2,14 @@
 
 use common::Choice;
 use data::RawTokens;
+use engine::fp8::Fp8Recipe;
 use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 
 use crate::config::{
-    Activation, DecayStyle, DeviceChoice, GradReduce, GraphMempool, GraphScope, ModelKind, Normalization,
-    OptimizerChoice, PipelineSchedule, PositionEmbedding, RecomputeGranularity, RecomputeMethod, ResidualInit,
+    Activation, AmaxAlgo, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind,
+    Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, RecomputeGranularity, RecomputeMethod,
+    ResidualInit,
 };
 use crate::families::Preset;
 
@@ -141,6 +143,12 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
 
     option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(Precision::WORDS), "Type of weights and activations in layers. Master weights are f32. tf32 is f32 with faster, less exact products on a GPU"),
+    option("precision.fp8", "fp8-format", &["fp8"], "\"none\"", Kind::Choice(Fp8Choice::WORDS), "Linear layers of blocks multiply in 8 bits (with compute = \"bf16\"). hybrid: E4M3 for inputs and weights, E5M2 for gradients. e4m3: E4M3 for all. Attention, norms, embedding and head stay in bf16"),
+    option("precision.fp8_recipe", "fp8-recipe", &[], "\"tensorwise\"", Kind::Choice(Fp8Recipe::WORDS), "When 8-bit scales are made. tensorwise: from the tensor itself, for one more pass over it. delayed: from the largest magnitudes of earlier steps"),
+    option("precision.fp8_amax_history", "fp8-amax-history-len", &[], "16", Kind::Integer, "delayed: number of steps whose largest magnitudes are kept"),
+    option("precision.fp8_amax_algo", "fp8-amax-compute-algo", &[], "\"max\"", Kind::Choice(AmaxAlgo::WORDS), "delayed: the largest of these magnitudes counts, or the newest"),
+    option("precision.fp8_margin", "fp8-margin", &[], "0", Kind::Integer, "delayed: powers of two that are left free above the largest magnitude"),
+    option("precision.bf16_blocks", "bf16-blocks", &[], "[0, 0]", Kind::Integers, "Blocks at the start and at the end of the model that stay in bf16"),
 
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Number of ranks that share each layer. Heads, feed-forward channels and the vocabulary are divided among them"),
     option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also divide the tokens between layers: less memory for the same traffic"),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use common::choice;
 use data::DataConfig;
+use engine::fp8::Fp8Recipe;
 use engine::graph_options::GraphModule;
 use engine::precision::Precision;
 use serde::{Deserialize, Serialize};
@@ -202,7 +203,37 @@ choice! {
     }
 }
 
-section!(PrecisionConfig { compute: Precision });
+section!(PrecisionConfig {
+    compute: Precision,
+    fp8: Fp8Choice,
+    fp8_recipe: Fp8Recipe,
+    fp8_amax_history: usize,
+    fp8_amax_algo: AmaxAlgo,
+    fp8_margin: usize,
+    bf16_blocks: Vec<usize>,
+});
+
+choice! {
+    /// The types of the factors of 8-bit products.
+    pub enum Fp8Choice {
+        /// There are no 8-bit products.
+        None = "none",
+        /// See [`Fp8Format::Hybrid`](engine::fp8::Fp8Format::Hybrid).
+        Hybrid = "hybrid",
+        /// See [`Fp8Format::E4m3`](engine::fp8::Fp8Format::E4m3).
+        E4m3 = "e4m3",
+    }
+}
+
+choice! {
+    /// Which of the magnitudes in the history a delayed scale follows from.
+    pub enum AmaxAlgo {
+        /// The largest.
+        Max = "max",
+        /// The newest.
+        MostRecent = "most_recent",
+    }
+}
 
 section!(ParallelConfig {
     tensor: usize,

@@ -2,13 +2,15 @@
 //! a file that several runs share.
 
 use data::RawTokens;
+use engine::fp8::Fp8Recipe;
 use parallel::Axis;
 
 use crate::config::graph_plan::words;
 use crate::config::options::find;
 use crate::config::plan::RunPlan;
 use crate::config::{
-    DecayStyle, GradReduce, Layers, ModelConfig, ModelKind, OptimizerChoice, PositionEmbedding, RecomputeGranularity,
+    DecayStyle, Fp8Choice, GradReduce, Layers, ModelConfig, ModelKind, OptimizerChoice, PositionEmbedding,
+    RecomputeGranularity,
 };
 
 /// One line for each setting without effect. For a benchmark (`is_bench`) settings about files and the run's length do not
@@ -58,6 +60,24 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         format!("recompute.layers = {}", recompute.layers),
         "it is for recompute.granularity = \"full\"",
     );
+    let precision = &config.precision;
+    for (key, value, only_delayed) in [
+        ("precision.fp8_recipe", format!("\"{}\"", precision.fp8_recipe), false),
+        ("precision.bf16_blocks", format!("{:?}", precision.bf16_blocks), false),
+        ("precision.fp8_amax_history", precision.fp8_amax_history.to_string(), true),
+        ("precision.fp8_amax_algo", format!("\"{}\"", precision.fp8_amax_algo), true),
+        ("precision.fp8_margin", precision.fp8_margin.to_string(), true),
+    ] {
+        let unused = match precision.fp8 {
+            Fp8Choice::None => true,
+            _ => only_delayed && precision.fp8_recipe != Fp8Recipe::Delayed,
+        };
+        let why = match precision.fp8 {
+            Fp8Choice::None => "without precision.fp8 (--fp8-format) no layer multiplies in 8 bits",
+            _ => "it is for precision.fp8_recipe = \"delayed\"",
+        };
+        tell(unused && !is_default(key, &value), format!("{key} = {value}"), why);
+    }
     tell(
         optimizer.schedule == DecayStyle::Constant && !is_default_number("optimizer.min_lr", optimizer.min_lr),
         format!("optimizer.min_lr = {}", optimizer.min_lr),

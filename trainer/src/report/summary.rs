@@ -7,10 +7,10 @@ use engine::regions::Mode;
 use engine::step::Stage;
 use parallel::Axis;
 
-use crate::config::GraphScope;
 use crate::config::graph_plan::graph_scope;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::plan::RunPlan;
+use crate::config::{Fp8Choice, GraphScope, RunConfig};
 use crate::process_group::ProcessGroup;
 
 /// The summary of one rank's plan, as a box.
@@ -31,7 +31,7 @@ pub fn summary(
         ("data", source.describe()),
         ("batch", batch(plan)),
         ("steps", format!("{}, {} tokens", plan.steps, count(tokens))),
-        ("device", format!("{}, {compute}", describe_device(device, group))),
+        ("device", format!("{}, {compute}{}", describe_device(device, group), fp8(config))),
         ("weights", weights(plan, stage)),
         ("optimizer", optimizer(plan, stage)),
         ("activations", activations(stage)),
@@ -67,6 +67,15 @@ fn batch(plan: &RunPlan) -> String {
     )
 }
 
+/// How layers multiply in 8 bits, if they do.
+fn fp8(config: &RunConfig) -> String {
+    let precision = &config.precision;
+    match precision.fp8 {
+        Fp8Choice::None => String::new(),
+        format => format!(", 8-bit products ({format}, {})", precision.fp8_recipe),
+    }
+}
+
 fn weights(plan: &RunPlan, stage: &Stage) -> String {
     let grads = bytes(stage.params().grads.bytes());
     let weights = bytes(stage.params().weight_bytes());
@@ -75,7 +84,11 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
         (0, ranks) => format!("{weights}, 1/{ranks} of them master, {grads} main_grad"),
         (master, _) => {
             let compute = plan.config.precision.compute;
-            format!("{} master, {grads} main_grad, {weights} {compute}", bytes(master))
+            let eight_bit = match stage.params().fp8_bytes() {
+                0 => String::new(),
+                copies => format!(", {} in 8 bits", bytes(copies)),
+            };
+            format!("{} master, {grads} main_grad, {weights} {compute}{eight_bit}", bytes(master))
         }
     }
 }

@@ -1,0 +1,65 @@
+//! The recipe of 8-bit products, and what it asks of a model's sizes.
+
+use common::UserError;
+use engine::fp8::{Fp8, Fp8Format};
+use engine::precision::Precision;
+
+use crate::config::checks::{at_least, at_most, require};
+use crate::config::{AmaxAlgo, Fp8Choice, RunConfig};
+
+/// Sizes of 8-bit products are multiples of it: cuBLASLt's rule.
+const MULTIPLE: usize = 16;
+
+/// The recipe; `None` without 8-bit products. `ffn` and `kv_heads` are the model's, with defaults filled in.
+///
+/// # Errors
+/// A setting out of its range, another type than bf16 beside it, or a size that is no multiple of 16.
+pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize) -> Result<Option<Fp8>, UserError> {
+    let precision = &config.precision;
+    at_least("precision.fp8_amax_history", precision.fp8_amax_history, 1)?;
+    at_most("precision.fp8_amax_history", precision.fp8_amax_history, 1 << 12)?;
+    at_most("precision.fp8_margin", precision.fp8_margin, 16)?;
+    let [first, last] = precision.bf16_blocks[..] else {
+        return Err(UserError::new(
+            format!("precision.bf16_blocks = {:?}", precision.bf16_blocks),
+            "it is two numbers: blocks at the start, blocks at the end",
+            "set precision.bf16_blocks = [1, 1]",
+        ));
+    };
+    let format = match precision.fp8 {
+        Fp8Choice::None => return Ok(None),
+        Fp8Choice::Hybrid => Fp8Format::Hybrid,
+        Fp8Choice::E4m3 => Fp8Format::E4m3,
+    };
+    require(precision.compute == Precision::Bf16, || {
+        UserError::new(
+            format!("precision.fp8 = \"{}\" with precision.compute = \"{}\"", precision.fp8, precision.compute),
+            "8-bit products go with bf16 for everything else",
+            "set precision.compute = \"bf16\" (--bf16)",
+        )
+    })?;
+    let (model, tensor) = (&config.model, config.parallel.tensor.max(1));
+    let head_dim = model.hidden / model.heads;
+    let share = |size: usize| size / tensor;
+    for (what, size) in [
+        ("model.hidden", model.hidden),
+        ("queries, keys and values of a rank", share((model.heads + 2 * kv_heads) * head_dim)),
+        ("heads x head size of a rank", share(model.heads * head_dim)),
+        ("model.ffn of a rank", share(ffn)),
+        ("tokens of a microbatch", config.train.micro_batch_size * model.seq_length),
+    ] {
+        require(size.is_multiple_of(MULTIPLE), || {
+            UserError::new(
+                format!("precision.fp8 = \"{}\" with {what} = {size}", precision.fp8),
+                format!("sizes of 8-bit products are multiples of {MULTIPLE}"),
+                format!("choose sizes so that it is {}, or leave out --fp8-format", size.next_multiple_of(MULTIPLE)),
+            )
+        })?;
+    }
+    let amax_history = match precision.fp8_amax_algo {
+        AmaxAlgo::Max => precision.fp8_amax_history,
+        AmaxAlgo::MostRecent => 1,
+    };
+    let (recipe, margin) = (precision.fp8_recipe, precision.fp8_margin as i32);
+    Ok(Some(Fp8 { recipe, format, amax_history, margin, bf16_blocks: [first, last] }))
+}
