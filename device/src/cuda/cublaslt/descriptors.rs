@@ -7,9 +7,9 @@
 
 use std::ffi::c_void;
 
+use cudarc::cublaslt::sys::cublasLtMatmulMatrixScale_t as ScaleMode;
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t};
 use cudarc::cublaslt::sys::{cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cudaDataType_t};
-use cudarc::cublaslt::sys::cublasLtMatmulMatrixScale_t as ScaleMode;
 
 use super::problem::{EpilogueKind, Fp8Problem, GemmProblem};
 use crate::cuda::driver::RawStream;
@@ -212,13 +212,7 @@ impl Descriptors {
     }
 
     /// Whether an algorithm of another run or rank can do this problem within `workspace` bytes.
-    pub(super) fn accepts(
-        &self,
-        handle: &CublasLtHandle,
-        op: &Gemm,
-        algorithm: &Algorithm,
-        workspace: usize,
-    ) -> bool {
+    pub(super) fn accepts(&self, handle: &CublasLtHandle, op: &Gemm, algorithm: &Algorithm, workspace: usize) -> bool {
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm.bytes };
         let mut result = no_result();
         // SAFETY: descriptors and handle live; one result is written.

@@ -110,6 +110,7 @@ pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
         Op::BiasGrad(op) => columns::scratch_bytes(op, multiprocessors),
         Op::NormBackward(op) => norm::scratch_bytes(op, multiprocessors),
         Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),
+        Op::Quantize(op) => quantize::scratch_bytes(op),
         Op::SumInto(op) => reduce::scratch_bytes(&[op.input]),
         Op::SquareSum(op) => reduce::scratch_bytes(&op.inputs),
         _ => 0,
