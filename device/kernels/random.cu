@@ -19,3 +19,21 @@ template <class T> void fill(T* output, u64 count, u32 seed) {
 
 KERNEL(random_f32)(float* output, u64 count, u32 seed) { fill(output, count, seed); }
 KERNEL(random_bf16)(bf16* output, u64 count, u32 seed) { fill(output, count, seed); }
+
+// The same numbers in an 8-bit floating type, towards zero, and 0 where they are below its normal ones. By bits, so that
+// every GPU can: the sign, then the exponent and the upper bits of the mantissa, with the bias moved.
+template <int MANTISSA, int BIAS> u8 truncated(float x) {
+    u32 bits = __float_as_uint(x);
+    int code = (int)((bits & 0x7fffffffu) >> (23 - MANTISSA)) - ((127 - BIAS) << MANTISSA);
+    return (u8)(bits >> 24 & 0x80u | (code < 1 << MANTISSA ? 0 : code));
+}
+
+template <int MANTISSA, int BIAS> void fill_f8(u8* output, u64 count, u32 seed) {
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += stride) {
+        output[i] = truncated<MANTISSA, BIAS>(noise(i, seed));
+    }
+}
+
+KERNEL(random_f8e4m3)(u8* output, u64 count, u32 seed) { fill_f8<3, 7>(output, count, seed); }
+KERNEL(random_f8e5m2)(u8* output, u64 count, u32 seed) { fill_f8<2, 15>(output, count, seed); }

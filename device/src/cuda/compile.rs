@@ -36,9 +36,12 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("norm.cu"),
     kernel_file!("norm_backward.cu"),
     kernel_file!("optimizer.cu"),
+    kernel_file!("quantize.cu"),
+    kernel_file!("quantize_rows.cu"),
     kernel_file!("random.cu"),
     kernel_file!("reduce.cu"),
     kernel_file!("rotary.cu"),
+    kernel_file!("scales.cu"),
     kernel_file!("sort.cu"),
 ];
 
@@ -47,6 +50,7 @@ const HEADERS: &[(&str, &str)] = &[
     kernel_file!("common.cuh"),
     kernel_file!("gelu.cuh"),
     kernel_file!("philox.cuh"),
+    kernel_file!("quantize.cuh"),
     kernel_file!("rows.cuh"),
     kernel_file!("table.cuh"),
 ];

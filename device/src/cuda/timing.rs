@@ -71,10 +71,28 @@ impl TimingMemory {
     ) -> Result<Option<Tensor>> {
         let count = shape.elements();
         let Some(address) = self.scratch(count * dtype.size())? else { return Ok(None) };
-        let kernel = if dtype == DType::Bf16 { "random_bf16" } else { "random_f32" };
+        let kernel = match dtype {
+            DType::Bf16 => "random_bf16",
+            DType::F8E4M3 => "random_f8e4m3",
+            DType::F8E5M2 => "random_f8e5m2",
+            _ => "random_f32",
+        };
         let grid = Grid::line(count.div_ceil(1024).clamp(1, 4096), 256);
         let seed = self.blocks.len() as u32;
         kernels.launch(stream, kernel, grid, &[Arg::Pointer(address), Arg::U64(count as u64), Arg::U32(seed)])?;
+        Ok(Some(Tensor { address, shape, dtype, buffer: BufferId(0) }))
+    }
+
+    /// A tensor of ones, f32. `None` if the GPU has too little memory.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn ones(&mut self, shape: Shape, kernels: &Kernels, stream: &RawStream) -> Result<Option<Tensor>> {
+        let (count, dtype) = (shape.elements(), DType::F32);
+        let Some(address) = self.scratch(count * dtype.size())? else { return Ok(None) };
+        let grid = Grid::line(count.div_ceil(1024).clamp(1, 4096), 256);
+        let arguments = [Arg::Pointer(address), Arg::F32(1.0), Arg::U64(count as u64)];
+        kernels.launch(stream, "fill_f32_scalar", grid, &arguments)?;
         Ok(Some(Tensor { address, shape, dtype, buffer: BufferId(0) }))
     }
 

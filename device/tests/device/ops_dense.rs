@@ -38,6 +38,7 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
         transpose_b: tb,
         accumulate,
         epilogue,
+        fp8: None,
     };
     let absolute = |values: &[f64]| -> Vec<f64> { values.iter().map(|x| x.abs()).collect() };
     let product = matmul(&a, &b, dims, ta, tb);

@@ -7,10 +7,11 @@
 
 use std::ffi::c_void;
 
+use cudarc::cublaslt::sys::cublasLtMatmulMatrixScale_t as ScaleMode;
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t};
 use cudarc::cublaslt::sys::{cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cudaDataType_t};
 
-use super::problem::{EpilogueKind, GemmProblem};
+use super::problem::{EpilogueKind, Fp8Problem, GemmProblem};
 use crate::cuda::driver::RawStream;
 use crate::cuda::libraries::Library;
 use crate::ops::{Epilogue, Gemm};
@@ -95,16 +96,33 @@ impl Descriptors {
         };
         new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32)?;
         if matches!(problem.epilogue, EpilogueKind::Bias | EpilogueKind::BiasGelu) {
-            new.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(problem.output)? as i32)?;
+            new.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(problem.bias_type())? as i32)?;
         }
         if problem.epilogue.has_auxiliary() {
             new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, n as i64)?;
         }
-        let (input, output) = (data_type(problem.input)?, data_type(problem.output)?);
-        new.a = if problem.transpose_b { layout(input, k, n)? } else { layout(input, n, k)? };
-        new.b = if problem.transpose_a { layout(input, m, k)? } else { layout(input, k, m)? };
+        if let Some(fp8) = &problem.fp8 {
+            new.set_fp8(fp8)?;
+        }
+        let [a, b] = problem.inputs;
+        let (a, b, output) = (data_type(a)?, data_type(b)?, data_type(problem.output)?);
+        new.a = if problem.transpose_b { layout(b, k, n)? } else { layout(b, n, k)? };
+        new.b = if problem.transpose_a { layout(a, m, k)? } else { layout(a, k, m)? };
         new.out = layout(output, n, m)?;
         Ok(new)
+    }
+
+    /// What only products of 8-bit factors have. The scales' addresses are set by [`Descriptors::point`].
+    fn set_fp8(&self, fp8: &Fp8Problem) -> Result<()> {
+        // One scale for each row of a factor is one for each row of cuBLASLt's op(A) and each column of its op(B).
+        let mode = if fp8.per_row {
+            ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+        } else {
+            ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F
+        };
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode as i32)?;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode as i32)?;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, i8::from(fp8.fast_accumulation))
     }
 
     fn set<T>(&self, attribute: Attribute, value: T) -> Result<()> {
@@ -116,9 +134,13 @@ impl Descriptors {
         check("cublasLtMatmulDescSetAttribute", status)
     }
 
-    /// Sets the addresses of bias and saved input. Heuristics take their alignment from them.
-    fn point(&self, epilogue: &Epilogue) -> Result<()> {
-        let (bias, pre) = match *epilogue {
+    /// Sets the addresses of bias, saved input and scales. Heuristics take their alignment from them.
+    fn point(&self, op: &Gemm) -> Result<()> {
+        if let Some(scales) = &op.fp8 {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.b.tensor().address)?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.a.tensor().address)?;
+        }
+        let (bias, pre) = match op.epilogue {
             Epilogue::None => (None, None),
             Epilogue::Bias(bias) => (Some(bias), None),
             Epilogue::BiasGelu { bias, pre } => (Some(bias), Some(pre)),
@@ -141,11 +163,11 @@ impl Descriptors {
         &self,
         handle: &CublasLtHandle,
         problem: &GemmProblem,
-        epilogue: &Epilogue,
+        op: &Gemm,
         workspace: usize,
         deterministic: bool,
     ) -> Result<Vec<Algorithm>> {
-        self.point(epilogue)?;
+        self.point(op)?;
         let preference = Preference::new()?;
         let [a, b, out, ..] = problem.alignment.map(u32::from);
         let reduction = reduction_schemes(problem.output, deterministic);
@@ -190,17 +212,11 @@ impl Descriptors {
     }
 
     /// Whether an algorithm of another run or rank can do this problem within `workspace` bytes.
-    pub(super) fn accepts(
-        &self,
-        handle: &CublasLtHandle,
-        epilogue: &Epilogue,
-        algorithm: &Algorithm,
-        workspace: usize,
-    ) -> bool {
+    pub(super) fn accepts(&self, handle: &CublasLtHandle, op: &Gemm, algorithm: &Algorithm, workspace: usize) -> bool {
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm.bytes };
         let mut result = no_result();
         // SAFETY: descriptors and handle live; one result is written.
-        let status = self.point(epilogue).map(|()| unsafe {
+        let status = self.point(op).map(|()| unsafe {
             sys::cublasLtMatmulAlgoCheck(
                 handle.0,
                 self.matmul,
@@ -227,7 +243,7 @@ impl Descriptors {
         stream: &RawStream,
         workspace: (u64, usize),
     ) -> Result<()> {
-        self.point(&op.epilogue)?;
+        self.point(op)?;
         let alpha = 1.0f32;
         let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm.bytes };
@@ -287,7 +303,9 @@ fn data_type(dtype: DType) -> Result<cudaDataType_t> {
     match dtype {
         DType::F32 => Ok(cudaDataType_t::CUDA_R_32F),
         DType::Bf16 => Ok(cudaDataType_t::CUDA_R_16BF),
-        other => Err(Error::operation("gemm", format!("cannot multiply {other}, only f32 and bf16"))),
+        DType::F8E4M3 => Ok(cudaDataType_t::CUDA_R_8F_E4M3),
+        DType::F8E5M2 => Ok(cudaDataType_t::CUDA_R_8F_E5M2),
+        other => Err(Error::operation("gemm", format!("cannot multiply {other}"))),
     }
 }
 

@@ -19,7 +19,7 @@ use super::ops::gemm_epilogue;
 use super::stored;
 use super::timing::{TimingMemory, fastest, medians};
 use super::{CudaOptions, Kernels, Queue};
-use crate::ops::{Epilogue, Gemm};
+use crate::ops::{Epilogue, Fp8Scales, Gemm, Scale};
 use crate::priority::Priority;
 use crate::{Error, Result, Tensor};
 
@@ -149,8 +149,11 @@ impl CublasLt {
             None => self.choose(&problem, op, &descriptors, time_on)?,
         };
         let method = known.ok_or_else(|| {
-            let problem = format!("cuBLASLt has no algorithm for {problem}");
-            Error::operation("gemm", format!("{problem}. Fix: another precision, or sizes that are multiples of 8"))
+            let fix = match op.fp8 {
+                None => "another precision, or sizes that are multiples of 8",
+                Some(_) => "addresses that are multiples of 16, or bf16",
+            };
+            Error::operation("gemm", format!("cuBLASLt has no algorithm for {problem}. Fix: {fix}"))
         })?;
         let prepared = Rc::new(PreparedGemm { descriptors, method });
         self.prepared.borrow_mut().insert(problem, prepared.clone());
@@ -162,7 +165,7 @@ impl CublasLt {
         let entry = self.table.borrow().entries.get(&problem.to_string()).copied();
         Ok(match entry.map(|entry| entry.method) {
             Some(ChosenMethod::Algorithm(algorithm)) => descriptors
-                .accepts(&self.handle, &op.epilogue, &algorithm, self.workspace)
+                .accepts(&self.handle, op, &algorithm, self.workspace)
                 .then_some(GemmMethod::Library(algorithm)),
             Some(ChosenMethod::Separate) if problem.epilogue != EpilogueKind::None => {
                 Some(GemmMethod::Separate(self.prepared(&without_epilogue(op), None)?))
@@ -183,7 +186,7 @@ impl CublasLt {
         let mut methods: Vec<GemmMethod> = Vec::new();
         if problem.fusible() {
             let found = descriptors
-                .heuristics(&self.handle, problem, &op.epilogue, self.workspace, self.deterministic)
+                .heuristics(&self.handle, problem, op, self.workspace, self.deterministic)
                 .map_err(|error| refused(op, &error))?;
             methods.extend(found.into_iter().map(GemmMethod::Library));
         }
@@ -288,7 +291,29 @@ fn on_timing_memory(
             .zip(tensor(activated)?)
             .map(|(pre, activated)| Epilogue::GeluBackward { pre, activated: Some(activated) }),
     };
-    Ok(epilogue.map(|epilogue| Gemm { a, b, out, epilogue, ..op.clone() }))
+    let fp8 = match &op.fp8 {
+        None => None,
+        Some(scales) => {
+            let mut ones = |scale: &Scale| scale_of_ones(scale, memory, kernels, stream);
+            let (Some(a), Some(b)) = (ones(&scales.a)?, ones(&scales.b)?) else { return Ok(None) };
+            Some(Fp8Scales { a, b, ..*scales })
+        }
+    };
+    Ok(epilogue.map(|epilogue| Gemm { a, b, out, epilogue, fp8, ..op.clone() }))
+}
+
+/// Scales of 1, as many as `like` has.
+fn scale_of_ones(
+    like: &Scale,
+    memory: &mut TimingMemory,
+    kernels: &Kernels,
+    stream: &RawStream,
+) -> Result<Option<Scale>> {
+    let ones = memory.ones(like.tensor().shape, kernels, stream)?;
+    Ok(ones.map(|ones| match like {
+        Scale::Tensor(_) => Scale::Tensor(ones),
+        Scale::Rows(_) => Scale::Rows(ones),
+    }))
 }
 
 fn refused(op: &Gemm, error: &Error) -> Error {

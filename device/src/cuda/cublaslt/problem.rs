@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ops::{Epilogue, Gemm};
+use crate::ops::{Epilogue, Fp8Scales, Gemm, Scale};
 use crate::{DType, Tensor};
 
 /// No kernel profits from stricter alignment than this. Device memory starts at multiples of it.
@@ -16,15 +16,33 @@ pub(super) struct GemmProblem {
     pub(super) k: usize,
     pub(super) transpose_a: bool,
     pub(super) transpose_b: bool,
-    pub(super) input: DType,
+    /// The types of `a` and `b`, which differ only among 8-bit ones.
+    pub(super) inputs: [DType; 2],
     pub(super) output: DType,
+    /// Present if the factors are of 8-bit types.
+    pub(super) fp8: Option<Fp8Problem>,
     pub(super) accumulate: bool,
     pub(super) tf32: bool,
     pub(super) epilogue: EpilogueKind,
     /// The largest power of two, at most 256, that divides the address: of `a`, `b`, `out`, `pre` and `bias`.
     pub(super) alignment: [u16; 5],
-    /// Whether bias and saved input are of the output's type, as the library demands.
+    /// Whether bias and saved input are of the type that the library demands.
     same_type: bool,
+}
+
+/// [`Fp8Scales`] without its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Fp8Problem {
+    /// A scale for each row of `a` and of `b`, instead of one for each of the two.
+    pub(super) per_row: bool,
+    pub(super) fast_accumulation: bool,
+}
+
+impl Fp8Problem {
+    fn of(scales: &Fp8Scales) -> Fp8Problem {
+        let per_row = matches!(scales.a, Scale::Rows(_));
+        Fp8Problem { per_row, fast_accumulation: scales.fast_accumulation }
+    }
 }
 
 /// Which [`Epilogue`].
@@ -55,26 +73,39 @@ impl GemmProblem {
             Epilogue::GeluBackward { pre, .. } => (EpilogueKind::GeluBackwardActivated, None, Some(pre)),
         };
         let aligned = |tensor: Option<Tensor>| tensor.map_or(ALIGNMENT, |tensor| alignment(tensor.address));
+        let fp8 = op.fp8.as_ref().map(Fp8Problem::of);
+        let demanded = bias_type(op.out.dtype, fp8);
         GemmProblem {
             m,
             n,
             k,
             transpose_a: op.transpose_a,
             transpose_b: op.transpose_b,
-            input: op.a.dtype,
+            inputs: [op.a.dtype, op.b.dtype],
             output: op.out.dtype,
+            fp8,
             accumulate: op.accumulate,
             tf32: tf32 && op.a.dtype == DType::F32,
             epilogue,
             alignment: [Some(op.a), Some(op.b), Some(op.out), pre, bias].map(aligned),
-            same_type: [pre, bias].into_iter().flatten().all(|tensor| tensor.dtype == op.out.dtype),
+            same_type: [pre, bias].into_iter().flatten().all(|tensor| tensor.dtype == demanded),
         }
+    }
+
+    /// The type of a bias that cuBLASLt fuses.
+    pub(super) fn bias_type(&self) -> DType {
+        bias_type(self.output, self.fp8)
     }
 
     /// Whether cuBLASLt may be asked to fuse the epilogue, by its rules for bias and auxiliary matrices.
     pub(super) fn fusible(&self) -> bool {
         self.same_type && !(self.epilogue.has_auxiliary() && (!self.n.is_multiple_of(8) || self.alignment[3] < 16))
     }
+}
+
+/// cuBLASLt takes a bias of the output's type, except that of a product of 8-bit factors is bf16.
+fn bias_type(output: DType, fp8: Option<Fp8Problem>) -> DType {
+    if fp8.is_some() { DType::Bf16 } else { output }
 }
 
 fn alignment(address: u64) -> u16 {
@@ -87,7 +118,16 @@ impl fmt::Display for GemmProblem {
         let letter = |transposed| if transposed { 't' } else { 'n' };
         write!(f, "{}x{}x{}-", self.m, self.n, self.k)?;
         write!(f, "{}{}-", letter(self.transpose_a), letter(self.transpose_b))?;
-        write!(f, "{}{}-{}", self.input, if self.tf32 { "(tf32)" } else { "" }, self.output)?;
+        let [a, b] = self.inputs;
+        match self.fp8 {
+            None => write!(f, "{a}{}", if self.tf32 { "(tf32)" } else { "" })?,
+            Some(Fp8Problem { per_row, fast_accumulation }) => {
+                let scales = if per_row { "rows" } else { "tensor" };
+                let accumulation = if fast_accumulation { "fast" } else { "precise" };
+                write!(f, "{a}x{b}({scales},{accumulation})")?;
+            }
+        }
+        write!(f, "-{}", self.output)?;
         write!(f, "{}-{:?}", if self.accumulate { "-accumulate" } else { "" }, self.epilogue)?;
         write!(f, "{}", if self.same_type { "" } else { "(mixed)" })?;
         let [a, b, out, pre, bias] = self.alignment;
@@ -98,6 +138,7 @@ impl fmt::Display for GemmProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Fp8Matrix;
     use crate::{BufferId, Shape};
 
     fn tensor(address: u64, sizes: &[usize], dtype: DType) -> Tensor {
@@ -125,6 +166,46 @@ mod tests {
         }
         assert_eq!(linear(gelu, 32, 0), linear(gelu, 32, 256));
         assert!(!problems[0].tf32, "TF32 is for f32 alone");
+    }
+
+    fn fp8(types: [DType; 2], per_row: bool, fast: bool, out: DType, epilogue: Epilogue) -> GemmProblem {
+        let scale = |rows| {
+            let scales = tensor(512, &[if per_row { rows } else { 1 }], DType::F32);
+            if per_row { Scale::Rows(scales) } else { Scale::Tensor(scales) }
+        };
+        let [a, b] = types.map(|dtype| Fp8Matrix { values: tensor(4096, &[32, 64], dtype), scale: scale(32) });
+        GemmProblem::of(&Gemm { epilogue, ..Gemm::fp8(a, b, tensor(1 << 20, &[32, 32], out), fast) }, true)
+    }
+
+    #[test]
+    fn products_of_8_bit_factors_differ_by_both_types_scales_and_accumulation() {
+        use DType::{Bf16, F8E4M3, F8E5M2, F32};
+        let (e4, mixed) = ([F8E4M3; 2], [F8E5M2, F8E4M3]);
+        let problems = [
+            fp8(e4, false, true, Bf16, Epilogue::None),
+            fp8(e4, false, false, Bf16, Epilogue::None),
+            fp8(e4, true, true, Bf16, Epilogue::None),
+            fp8(mixed, false, true, Bf16, Epilogue::None),
+            fp8([F8E4M3, F8E5M2], false, true, Bf16, Epilogue::None),
+            fp8(e4, false, true, F32, Epilogue::None),
+        ];
+        for (i, a) in problems.iter().enumerate() {
+            assert!(problems[..i].iter().all(|b| a != b && a.to_string() != b.to_string()), "{a}");
+            assert!(!a.to_string().contains(char::is_whitespace), "{a} is not one word");
+        }
+        assert_eq!(
+            problems[3].to_string(),
+            "32x32x64-nt-fp8-e5m2xfp8-e4m3(tensor,fast)-bf16-None-align256,256,256,256,256"
+        );
+    }
+
+    #[test]
+    fn the_bias_of_a_product_of_8_bit_factors_is_fused_if_it_is_bf16_whatever_the_output_is() {
+        for out in [DType::Bf16, DType::F32] {
+            let with = |dtype| fp8([DType::F8E4M3; 2], false, true, out, Epilogue::Bias(tensor(512, &[32], dtype)));
+            assert!(with(DType::Bf16).fusible() && with(DType::Bf16).bias_type() == DType::Bf16);
+            assert!(!with(DType::F32).fusible());
+        }
     }
 
     #[test]

@@ -5,8 +5,11 @@ use super::{
     optimizer, progress_mark, quantize, reduce, rotary,
 };
 use crate::communicator::StreamHandle;
-use crate::cuda::{CudaDevice, Queue};
-use crate::{Op, Result};
+use crate::cuda::{CudaDevice, GpuProperties, Queue};
+use crate::{Error, Op, Result};
+
+/// The first compute capability with instructions for 8-bit floating types.
+const FP8_CAPABILITY: (u32, u32) = (8, 9);
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
 ///
@@ -61,12 +64,28 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
 /// Fails unless a checked operation can be submitted to a stream, which may be capturing.
 ///
 /// # Errors
-/// A custom operation without a CUDA side, or whose kernel is not loaded when it is to be captured.
+/// A custom operation without a CUDA side, or whose kernel is not loaded when it is to be captured; an 8-bit floating
+/// type on a GPU that has none.
 pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> {
+    let properties = &cuda.gpu.properties;
     match op {
         Op::Custom(op) => custom::accept(op, capturing, cuda),
+        Op::Gemm(gemm) if gemm.fp8.is_some() => accept_fp8(op.name(), properties),
+        Op::Quantize(_) => accept_fp8(op.name(), properties),
         _ => Ok(()),
     }
+}
+
+fn accept_fp8(op: &'static str, gpu: &GpuProperties) -> Result<()> {
+    let (major, minor) = gpu.capability;
+    if gpu.capability >= FP8_CAPABILITY {
+        return Ok(());
+    }
+    let problem = format!(
+        "8-bit floating types need compute capability 8.9 or newer; {} has {major}.{minor}. Fix: bf16, or a newer GPU",
+        gpu.name
+    );
+    Err(Error::operation(op, problem))
 }
 
 /// Lets libraries choose how to do an operation, and loads the kernel of a custom operation.
@@ -92,6 +111,7 @@ pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
         Op::BiasGrad(op) => columns::scratch_bytes(op, multiprocessors),
         Op::NormBackward(op) => norm::scratch_bytes(op, multiprocessors),
         Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),
+        Op::Quantize(op) => quantize::scratch_bytes(op),
         Op::SumInto(op) => reduce::scratch_bytes(&[op.input]),
         Op::SquareSum(op) => reduce::scratch_bytes(&op.inputs),
         _ => 0,

@@ -1,0 +1,151 @@
+// 8-bit copies with one scale for the whole matrix: in its own layout, transposed, or both. On the way its largest
+// magnitude and its column sums. Every input is read once and every copy written once.
+//
+// A block is a tile of 128 rows by 64 columns (for SwiGluBackward 64 columns of each half), a thread 4 rows by 8
+// columns, loaded 16 bytes at a time before the first is used. A thread's 4 x 8 bytes are transposed in registers to
+// a word of 4 rows for each column. The words meet in shared memory, and each column's 128 bytes leave in pieces of 16.
+#include "quantize.cuh"
+
+const int TILE_ROWS = 128, TILE_COLUMNS = 64;
+const int GROUPS = TILE_COLUMNS / 8; // of 8 columns
+const int QUADS = TILE_ROWS / 4;     // of 4 rows
+
+// Transposes 4 x 4 bytes: byte r of column c is byte c of row r.
+inline void transpose(const u32 (&row)[4], u32 (&column)[4]) {
+    u32 upper = __byte_perm(row[0], row[1], 0x5140), lower = __byte_perm(row[2], row[3], 0x5140);
+    column[0] = __byte_perm(upper, lower, 0x5410), column[1] = __byte_perm(upper, lower, 0x7632);
+    upper = __byte_perm(row[0], row[1], 0x7362), lower = __byte_perm(row[2], row[3], 0x7362);
+    column[2] = __byte_perm(upper, lower, 0x5410), column[3] = __byte_perm(upper, lower, 0x7632);
+}
+
+// Words of a tile, (column, quad of rows). Word `quad` lies at `quad ^ place(column)`, so that neither the writes, a
+// quad of 8 groups, nor the reads, 16 bytes along a column, meet in a bank.
+struct Words {
+    u32 word[TILE_COLUMNS][QUADS];
+};
+inline int place(int column) { return column / 8 % GROUPS * 4; }
+
+// Sixteen rows of a column of the transposed copy, from `row` on.
+inline void store_column(const Quantize& q, u64 column, u32 row, uint4 bytes) {
+    u8* to = q.columns_out + column * q.rows + row;
+    if (q.wide_columns) {
+        if (row < q.rows) *reinterpret_cast<uint4*>(to) = bytes;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        u32 word = i < 4 ? bytes.x : i < 8 ? bytes.y : i < 12 ? bytes.z : bytes.w;
+        if (row + i < q.rows) to[i] = (u8)(word >> 8 * (i % 4));
+    }
+}
+
+template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
+    constexpr int OUTPUTS = S::OUTPUTS, WARPS = 8;
+    __shared__ __align__(16) Words staged[OUTPUTS];
+    __shared__ float sums[WARPS][OUTPUTS][TILE_COLUMNS];
+    __shared__ u32 largest[WARPS];
+    u32 tiles = (q.width + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    u32 tile_row = blockIdx.x / tiles, first_column = blockIdx.x % tiles * TILE_COLUMNS;
+    u32 group = threadIdx.x % GROUPS, quad = threadIdx.x / GROUPS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 column = first_column + group * 8;
+    u64 first_row = (u64)tile_row * TILE_ROWS, row = first_row + quad * 4;
+
+    // Zeros beyond the matrix: each source makes zeros of them.
+    Pack<T, S::LOADS> packs[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        bool inside = row + r < q.rows && column < q.width;
+        packs[r] = inside ? fetch_pack<S, T, VECTOR>(q, row + r, column) : Pack<T, S::LOADS>{};
+    }
+    float rows_inverse = q.rows_out ? 1.0f / *q.rows_scale : 0.0f;
+    float columns_inverse = q.columns_out ? 1.0f / *q.columns_scale : 0.0f;
+
+    u32 peak = 0, bytes[OUTPUTS][2][4];
+    float total[OUTPUTS][8] = {};
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float x[OUTPUTS][8];
+        evaluate<S, T>(packs[r], x);
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                peak = max(peak, magnitude(x[o][i]));
+                total[o][i] += x[o][i];
+            }
+            uint2 eight = make_uint2(0, 0);
+            if (q.rows_out) {
+                eight = quantized(x[o], rows_inverse, q.rows_e5m2);
+                if (row + r < q.rows && column < q.width) store_row<S, VECTOR>(q, row + r, column, o, eight);
+            }
+            if (q.columns_out && !q.same_bytes) eight = quantized(x[o], columns_inverse, q.columns_e5m2);
+            bytes[o][0][r] = eight.x, bytes[o][1][r] = eight.y;
+        }
+    }
+
+    if (q.columns_out) {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                u32 words[4];
+                transpose(bytes[o][half], words);
+                u32 c = group * 8 + half * 4;
+#pragma unroll
+                for (int i = 0; i < 4; i++) staged[o].word[c + i][quad ^ place(c)] = words[i];
+            }
+        }
+    }
+    if (q.partial) {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                // The warp's four quads.
+                float sum = total[o][i];
+                sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+                if (lane < GROUPS) sums[warp][o][group * 8 + i] = sum;
+            }
+        }
+    }
+    if (q.amax) {
+        peak = __reduce_max_sync(0xffffffffu, peak);
+        if (lane == 0) largest[warp] = peak;
+    }
+    __syncthreads();
+
+    if (q.columns_out) {
+        constexpr int PIECES = TILE_ROWS / 16;
+#pragma unroll
+        for (int i = 0; i < OUTPUTS * TILE_COLUMNS * PIECES / 256; i++) {
+            u32 at = i * 256 + threadIdx.x, piece = at % PIECES, c = at / PIECES % TILE_COLUMNS;
+            u32 o = at / (PIECES * TILE_COLUMNS);
+            uint4 sixteen = *reinterpret_cast<const uint4*>(&staged[o].word[c][piece * 4 ^ place(c)]);
+            if (first_column + c < q.width) {
+                store_column(q, (u64)o * q.width + first_column + c, (u32)first_row + piece * 16, sixteen);
+            }
+        }
+    }
+    if (q.partial && threadIdx.x < OUTPUTS * TILE_COLUMNS) {
+        u32 o = threadIdx.x / TILE_COLUMNS, c = threadIdx.x % TILE_COLUMNS;
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += sums[w][o][c];
+        if (first_column + c < q.width) {
+            q.partial[((u64)tile_row * OUTPUTS + o) * q.width + first_column + c] = sum;
+        }
+    }
+    if (q.amax && threadIdx.x == 0) {
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) peak = max(peak, largest[w]);
+        // The largest of all tiles, whatever their order.
+        atomicMax(q.amax, peak);
+    }
+}
+
+#define QUANTIZE(source, name, T, VECTOR, suffix)                                             \
+    extern "C" __global__ void __launch_bounds__(256) quantize_##name##_##suffix(Quantize q) { \
+        quantize_tile<source, T, VECTOR>(q);                                                  \
+    }
+FOR_EACH_SOURCE(QUANTIZE)

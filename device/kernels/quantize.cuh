@@ -1,0 +1,222 @@
+// What is quantised, and conversion to the two 8-bit floating types. Shared by the tile kernel and the row kernel.
+#pragma once
+#include "gelu.cuh"
+
+struct Quantize {
+    const void* input;
+    const void* grad;           // the sources with a gradient
+    u8* rows_out;               // (rows, columns), or null
+    u8* columns_out;            // (columns, rows), or null
+    float* rows_scale;          // (1), or (rows) written by the row kernel
+    const float* columns_scale; // (1)
+    u32* amax;                  // (1), or null: the bits of an f32 that is not negative
+    float* partial;             // (row tiles, columns), or null
+    u32 rows;
+    u32 width;        // what threads walk along: the columns, or half of them for SwiGluBackward
+    u32 rows_e5m2;    // types: e5m2, else e4m3
+    u32 columns_e5m2;
+    u32 same_bytes;   // both copies have one type and one scale
+    u32 wide_columns; // the rows of `columns_out` are stored 16 bytes at a time
+    u32 kept;         // the row kernel keeps a row in shared memory
+    u32 reserved;
+};
+
+// ---- 8-bit floating types -----------------------------------------------------------------------------------------
+
+// The numbers nearest to `low` and `high`, `low` in the lower byte; finite ones beyond the largest become the largest,
+// NaN stays NaN. The host refuses GPUs that have no such instruction.
+template <bool E5M2> u32 pack_f8x2(float low, float high) {
+    u16 packed = 0;
+#if __CUDA_ARCH__ >= 890
+    if constexpr (E5M2) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+    else asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+#endif
+    return packed;
+}
+
+// x * inverse, infinity as NaN: 0 times infinity is NaN, and finite numbers stay what they are.
+inline float scaled(float x, float inverse) {
+    float y = x * inverse;
+    return fmaf(y, 0.0f, y);
+}
+
+template <bool E5M2> uint2 pack_f8x8(const float (&x)[8], float inverse) {
+    u32 pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) pairs[i] = pack_f8x2<E5M2>(scaled(x[2 * i], inverse), scaled(x[2 * i + 1], inverse));
+    return make_uint2(__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410));
+}
+
+// Eight values as bytes, the first one lowest. All threads take the same way.
+inline uint2 quantized(const float (&x)[8], float inverse, u32 e5m2) {
+    return e5m2 ? pack_f8x8<true>(x, inverse) : pack_f8x8<false>(x, inverse);
+}
+
+// The scale that makes the largest magnitude the largest number of the type, as `scale_now` in `device/src/host/quantize.rs`.
+inline float scale_of(float amax, float largest) {
+    if (amax == 0.0f) return 1.0f;
+    if (!(amax < infinity())) return __int_as_float(0x7fc00000);
+    return fmaxf(amax / largest, 1.17549435e-38f);
+}
+
+// ---- Magnitudes: numbers that are not negative have the order of their bits, infinity and NaN above all ----------
+
+inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+
+// ---- What is quantised --------------------------------------------------------------------------------------------
+
+// Each source computes OUTPUTS values from LOADS loaded ones. Load `l` of a row and column lies at `at(..., l)`; output
+// `o` is column `o * width + column`.
+
+template <class T> struct Stored {
+    static constexpr int LOADS = 1, OUTPUTS = 1;
+    static const T* at(const Quantize& q, u64 row, u32 column, int) {
+        return (const T*)q.input + row * q.width + column;
+    }
+    static void compute(const float (&in)[1], float (&out)[1]) { out[0] = in[0]; }
+};
+
+struct GeluFunction {
+    template <class T> static float value(float x) { return gelu<T>(x); }
+    template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
+};
+
+// NaN stays NaN, so that it shows.
+struct ReluFunction {
+    template <class T> static float value(float x) { return x <= 0.0f ? 0.0f : x; }
+    template <class T> static float derivative(float x, float grad) { return x > 0.0f ? grad : 0.0f; }
+};
+
+template <class F, class T> struct Activated : Stored<T> {
+    static void compute(const float (&in)[1], float (&out)[1]) { out[0] = F::template value<T>(in[0]); }
+};
+
+template <class F, class T> struct ActivatedBackward {
+    static constexpr int LOADS = 2, OUTPUTS = 1;
+    static const T* at(const Quantize& q, u64 row, u32 column, int l) {
+        return (const T*)(l == 0 ? q.input : q.grad) + row * q.width + column;
+    }
+    static void compute(const float (&in)[2], float (&out)[1]) { out[0] = F::template derivative<T>(in[0], in[1]); }
+};
+
+// [gate | up] has 2 `width` columns.
+template <class T> struct SwiGlu {
+    static constexpr int LOADS = 2, OUTPUTS = 1;
+    static const T* at(const Quantize& q, u64 row, u32 column, int l) {
+        return (const T*)q.input + (row * 2 + l) * q.width + column;
+    }
+    static void compute(const float (&in)[2], float (&out)[1]) { out[0] = in[0] * sigmoid<T>(in[0]) * in[1]; }
+};
+
+template <class T> struct SwiGluBackward {
+    static constexpr int LOADS = 3, OUTPUTS = 2;
+    static const T* at(const Quantize& q, u64 row, u32 column, int l) {
+        if (l == 2) return (const T*)q.grad + row * q.width + column;
+        return (const T*)q.input + (row * 2 + l) * q.width + column;
+    }
+    static void compute(const float (&in)[3], float (&out)[2]) {
+        float gate = in[0], up = in[1], dy = in[2], s = sigmoid<T>(gate);
+        out[0] = dy * up * s * (1.0f + gate * (1.0f - s));
+        out[1] = dy * gate * s;
+    }
+};
+
+// ---- Eight columns of a row ---------------------------------------------------------------------------------------
+
+// Eight values of each load as they lie in memory.
+template <class T, int LOADS> struct Pack {
+    static constexpr int WORDS = sizeof(T) / 2; // of 16 bytes
+    uint4 words[LOADS][WORDS];
+};
+
+inline void unpack_pack(const uint4 (&words)[1], float (&x)[8]) { unpack(Raw<bf16, 8>{words[0]}, x); }
+inline void unpack_pack(const uint4 (&words)[2], float (&x)[8]) {
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        x[4 * w] = __uint_as_float(words[w].x), x[4 * w + 1] = __uint_as_float(words[w].y);
+        x[4 * w + 2] = __uint_as_float(words[w].z), x[4 * w + 3] = __uint_as_float(words[w].w);
+    }
+}
+
+// Values from `column` on, one by one; 0 beyond `width`.
+inline void fetch_singly(const bf16* from, u32 column, u32 width, uint4 (&words)[1]) {
+    u32 pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 low = column + 2 * i < width ? from[2 * i].bits : 0, high = column + 2 * i + 1 < width ? from[2 * i + 1].bits : 0;
+        pairs[i] = low | high << 16;
+    }
+    words[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+inline void fetch_singly(const float* from, u32 column, u32 width, uint4 (&words)[2]) {
+    u32 bits[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) bits[i] = column + i < width ? __float_as_uint(from[i]) : 0;
+    words[0] = make_uint4(bits[0], bits[1], bits[2], bits[3]), words[1] = make_uint4(bits[4], bits[5], bits[6], bits[7]);
+}
+
+// Columns `column` to `column + 8` of a row. With VECTOR 16 bytes at a time: `width` is a multiple of 8.
+template <class S, class T, bool VECTOR> Pack<T, S::LOADS> fetch_pack(const Quantize& q, u64 row, u32 column) {
+    Pack<T, S::LOADS> pack;
+#pragma unroll
+    for (int l = 0; l < S::LOADS; l++) {
+        const T* from = S::at(q, row, column, l);
+        if constexpr (VECTOR) {
+#pragma unroll
+            for (int w = 0; w < pack.WORDS; w++) pack.words[l][w] = reinterpret_cast<const uint4*>(from)[w];
+        } else {
+            fetch_singly(from, column, q.width, pack.words[l]);
+        }
+    }
+    return pack;
+}
+
+// The values that are quantised.
+template <class S, class T> void evaluate(const Pack<T, S::LOADS>& pack, float (&x)[S::OUTPUTS][8]) {
+    float loaded[S::LOADS][8];
+#pragma unroll
+    for (int l = 0; l < S::LOADS; l++) unpack_pack(pack.words[l], loaded[l]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float in[S::LOADS], out[S::OUTPUTS];
+#pragma unroll
+        for (int l = 0; l < S::LOADS; l++) in[l] = loaded[l][i];
+        S::compute(in, out);
+#pragma unroll
+        for (int o = 0; o < S::OUTPUTS; o++) x[o][i] = out[o];
+    }
+}
+
+// Eight bytes of the row copy, from column `o * width + column` on.
+template <class S, bool VECTOR> void store_row(const Quantize& q, u64 row, u32 column, int o, uint2 bytes) {
+    u8* to = q.rows_out + (row * S::OUTPUTS + o) * q.width + column;
+    if constexpr (VECTOR) {
+        *reinterpret_cast<uint2*>(to) = bytes;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (column + i < q.width) to[i] = (u8)((i < 4 ? bytes.x : bytes.y) >> 8 * (i % 4));
+        }
+    }
+}
+
+// Declares a kernel for each source, type and path: DECLARE(source of T, its name, type, 16 bytes at a time, suffix).
+#define FOR_EACH_PATH(DECLARE, source, name)      \
+    DECLARE(source<bf16>, name, bf16, true, bf16) \
+    DECLARE(source<float>, name, float, true, f32) \
+    DECLARE(source<bf16>, name, bf16, false, bf16_scalar) \
+    DECLARE(source<float>, name, float, false, f32_scalar)
+
+template <class T> using GeluSource = Activated<GeluFunction, T>;
+template <class T> using ReluSource = Activated<ReluFunction, T>;
+template <class T> using GeluBackwardSource = ActivatedBackward<GeluFunction, T>;
+template <class T> using ReluBackwardSource = ActivatedBackward<ReluFunction, T>;
+
+#define FOR_EACH_SOURCE(DECLARE)                              \
+    FOR_EACH_PATH(DECLARE, Stored, stored)                    \
+    FOR_EACH_PATH(DECLARE, GeluSource, gelu)                  \
+    FOR_EACH_PATH(DECLARE, ReluSource, relu)                  \
+    FOR_EACH_PATH(DECLARE, GeluBackwardSource, gelu_backward) \
+    FOR_EACH_PATH(DECLARE, ReluBackwardSource, relu_backward) \
+    FOR_EACH_PATH(DECLARE, SwiGlu, swiglu)                    \
+    FOR_EACH_PATH(DECLARE, SwiGluBackward, swiglu_backward)

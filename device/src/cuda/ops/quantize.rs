@@ -1,0 +1,202 @@
+//! 8-bit copies of matrices, and their scales.
+
+use super::columns::add_partial;
+use crate::cuda::Queue;
+use crate::cuda::kernels::{Arg, Grid};
+use crate::ops::{ActivationKind, Fp8Matrix, Quantize, QuantizeSource, Scale, UpdateScales};
+use crate::{DType, Result, Tensor};
+
+/// A tile of `kernels/quantize.cu`.
+const TILE_ROWS: usize = 128;
+const TILE_COLUMNS: usize = 64;
+/// Values that a thread loads at a time.
+const PACK: usize = 8;
+/// The largest number of threads of a block of `kernels/quantize_rows.cu`.
+const ROW_THREADS: usize = 256;
+
+/// `Quantize` of `kernels/quantize.cuh`; 0 is the null pointer.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct QuantizeBlock {
+    input: u64,
+    grad: u64,
+    rows_out: u64,
+    columns_out: u64,
+    rows_scale: u64,
+    columns_scale: u64,
+    amax: u64,
+    partial: u64,
+    rows: u32,
+    width: u32,
+    rows_e5m2: u32,
+    columns_e5m2: u32,
+    same_bytes: u32,
+    wide_columns: u32,
+    kept: u32,
+    reserved: u32,
+}
+
+/// What is quantised, as the kernels see it.
+struct Source {
+    /// In the kernels' names.
+    name: &'static str,
+    input: Tensor,
+    grad: Option<Tensor>,
+    /// Values loaded for each one that a thread walks along.
+    loads: usize,
+    /// The columns that a thread walks along: all, or half of them where it computes a value of each half.
+    width: usize,
+}
+
+impl Source {
+    fn of(source: &QuantizeSource) -> Source {
+        let (_, columns) = source.dimensions();
+        let (name, input, grad, loads, width) = match *source {
+            QuantizeSource::Stored(input) => ("stored", input, None, 1, columns),
+            QuantizeSource::Activation { kind: ActivationKind::Gelu, input } => ("gelu", input, None, 1, columns),
+            QuantizeSource::Activation { kind: ActivationKind::Relu, input } => ("relu", input, None, 1, columns),
+            QuantizeSource::ActivationBackward { kind, input, grad_output } => {
+                let name = match kind {
+                    ActivationKind::Gelu => "gelu_backward",
+                    ActivationKind::Relu => "relu_backward",
+                };
+                (name, input, Some(grad_output), 2, columns)
+            }
+            QuantizeSource::SwiGlu { input } => ("swiglu", input, None, 2, columns),
+            QuantizeSource::SwiGluBackward { input, grad_output } => {
+                ("swiglu_backward", input, Some(grad_output), 3, columns / 2)
+            }
+        };
+        Source { name, input, grad, loads, width }
+    }
+
+    /// Whether a thread can load 16 bytes at a time, and store 8 bytes of the copy in its own layout.
+    fn vector(&self, rows: Option<&Fp8Matrix>) -> bool {
+        let aligned = |tensor: Tensor, to: u64| tensor.address.is_multiple_of(to);
+        self.width.is_multiple_of(PACK)
+            && aligned(self.input, 16)
+            && self.grad.is_none_or(|grad| aligned(grad, 16))
+            && rows.is_none_or(|rows| aligned(rows.values, 8))
+    }
+
+    /// The kernel's name for this source.
+    fn kernel(&self, kernel: &str, vector: bool) -> String {
+        let (name, dtype, suffix) = (self.name, self.input.dtype, if vector { "" } else { "_scalar" });
+        format!("{kernel}_{name}_{dtype}{suffix}")
+    }
+}
+
+fn is_e5m2(matrix: Option<&Fp8Matrix>) -> u32 {
+    matrix.is_some_and(|matrix| matrix.values.dtype == DType::F8E5M2).into()
+}
+
+/// Whether two copies hold the same bytes, transposed: one type, and one scale at one address.
+fn same_bytes(rows: &Fp8Matrix, columns: &Fp8Matrix) -> bool {
+    rows.values.dtype == columns.values.dtype && rows.scale.tensor().address == columns.scale.tensor().address
+}
+
+/// See [`Quantize`]. A copy with a scale for each row has a kernel of its own, which owns whole rows. Everything else is
+/// made in one pass over tiles.
+pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
+    let (per_row, per_tensor) = match op.rows {
+        Some(copy @ Fp8Matrix { scale: Scale::Rows(_), .. }) => (Some(copy), None),
+        copy => (None, copy),
+    };
+    let mut amax = op.amax;
+    if let Some(copy) = &per_row {
+        quantize_rows(&op.source, copy, amax.take(), queue)?;
+    }
+    if per_tensor.is_some() || op.columns.is_some() || op.sums.is_some() || amax.is_some() {
+        quantize_tiles(op, per_tensor.as_ref(), amax, queue)?;
+    }
+    Ok(())
+}
+
+fn quantize_rows(source: &QuantizeSource, copy: &Fp8Matrix, amax: Option<Tensor>, queue: &Queue<'_>) -> Result<()> {
+    let ((rows, _), dtype, source) = (source.dimensions(), source.dtype(), Source::of(source));
+    let (packs, vector) = (source.width.div_ceil(PACK), source.vector(Some(copy)));
+    let row_bytes = source.loads * source.width * dtype.size();
+    let kept = vector && row_bytes + 1024 <= queue.gpu().shared_bytes as usize;
+    let block = QuantizeBlock {
+        input: source.input.address,
+        grad: source.grad.map_or(0, |grad| grad.address),
+        rows_out: copy.values.address,
+        columns_out: 0,
+        rows_scale: copy.scale.tensor().address,
+        columns_scale: 0,
+        amax: amax.map_or(0, |amax| amax.address),
+        partial: 0,
+        rows: rows as u32,
+        width: source.width as u32,
+        rows_e5m2: is_e5m2(Some(copy)),
+        columns_e5m2: 0,
+        same_bytes: 0,
+        wide_columns: 0,
+        kept: kept.into(),
+        reserved: 0,
+    };
+    // Two packs a thread or more: short rows have small blocks, of which more are under way.
+    let threads = (packs.div_ceil(2).next_multiple_of(32)).clamp(32, ROW_THREADS);
+    let grid = Grid {
+        blocks: (if source.width == 0 { 0 } else { rows as u32 }, 1, 1),
+        threads: threads as u32,
+        shared: if kept { row_bytes as u32 } else { 0 },
+    };
+    queue.launch_block(&source.kernel("quantize_rows", vector), grid, &block)
+}
+
+/// Everything but a copy with a scale for each row.
+fn quantize_tiles(op: &Quantize, copy: Option<&Fp8Matrix>, amax: Option<Tensor>, queue: &Queue<'_>) -> Result<()> {
+    let ((rows, _), source, transposed) = (op.source.dimensions(), Source::of(&op.source), op.columns.as_ref());
+    let scale = |matrix: Option<&Fp8Matrix>| matrix.map_or(0, |matrix| matrix.scale.tensor().address);
+    let address = |matrix: Option<&Fp8Matrix>| matrix.map_or(0, |matrix| matrix.values.address);
+    let block = QuantizeBlock {
+        input: source.input.address,
+        grad: source.grad.map_or(0, |grad| grad.address),
+        rows_out: address(copy),
+        columns_out: address(transposed),
+        rows_scale: scale(copy),
+        columns_scale: scale(transposed),
+        amax: amax.map_or(0, |amax| amax.address),
+        partial: if op.sums.is_some() { queue.scratch } else { 0 },
+        rows: rows as u32,
+        width: source.width as u32,
+        rows_e5m2: is_e5m2(copy),
+        columns_e5m2: is_e5m2(transposed),
+        same_bytes: copy.zip(transposed).is_some_and(|(rows, columns)| same_bytes(rows, columns)).into(),
+        wide_columns: (rows.is_multiple_of(16) && address(transposed).is_multiple_of(16)).into(),
+        kept: 0,
+        reserved: 0,
+    };
+    let row_tiles = rows.div_ceil(TILE_ROWS);
+    let grid = Grid::line(row_tiles * source.width.div_ceil(TILE_COLUMNS), 256);
+    queue.launch_block(&source.kernel("quantize", source.vector(copy)), grid, &block)?;
+    match op.sums {
+        Some(sums) => add_partial(row_tiles, [Some(sums), None, None], op.accumulate, queue),
+        None => Ok(()),
+    }
+}
+
+/// Scratch for a row of partial sums for each row of tiles.
+pub(super) fn scratch_bytes(op: &Quantize) -> usize {
+    let (rows, columns) = op.source.dimensions();
+    if op.sums.is_some() { rows.div_ceil(TILE_ROWS) * columns * DType::F32.size() } else { 0 }
+}
+
+/// See [`UpdateScales`]. A block is a tensor.
+pub(super) fn update_scales(op: &UpdateScales, queue: &Queue<'_>) -> Result<()> {
+    let (tensors, length) = (op.amax.elements(), op.history.map_or(0, |history| history.shape.rows()));
+    queue.launch(
+        "update_scales",
+        Grid::line(tensors, length.next_multiple_of(32).clamp(32, 256) as u32),
+        &[
+            op.amax.into(),
+            op.history.into(),
+            op.largest.into(),
+            op.scale.into(),
+            Arg::U32(tensors as u32),
+            Arg::U32(length as u32),
+            Arg::F32(2f32.powi(op.margin)),
+        ],
+    )
+}
