@@ -57,8 +57,8 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
         bool inside = row + r < q.rows && column < q.width;
         packs[r] = inside ? fetch_pack<S, T, VECTOR>(q, row + r, column) : Pack<T, S::LOADS>{};
     }
-    float rows_inverse = q.rows_out ? 1.0f / *q.rows_scale : 0.0f;
-    float columns_inverse = q.columns_out ? 1.0f / *q.columns_scale : 0.0f;
+    float rows_inverse = q.rows_out ? inverse_of(*q.rows_scale) : 0.0f;
+    float columns_inverse = q.columns_out ? inverse_of(*q.columns_scale) : 0.0f;
 
     u32 peak = 0, bytes[OUTPUTS][2][4];
     float total[OUTPUTS][8] = {};
@@ -139,8 +139,8 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
     if (q.amax && threadIdx.x == 0) {
 #pragma unroll
         for (int w = 0; w < WARPS; w++) peak = max(peak, largest[w]);
-        // The largest of all tiles, whatever their order.
-        atomicMax(q.amax, peak);
+        // The largest of all tiles, whatever their order. Few of them are larger than what is there.
+        if (peak > *(volatile u32*)q.amax) atomicMax(q.amax, peak);
     }
 }
 

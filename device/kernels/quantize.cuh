@@ -17,7 +17,7 @@ struct Quantize {
     u32 columns_e5m2;
     u32 same_bytes;   // both copies have one type and one scale
     u32 wide_columns; // the rows of `columns_out` are stored 16 bytes at a time
-    u32 kept;         // the row kernel keeps a row in shared memory
+    u32 kept;         // the row kernel keeps a row in shared memory; `largest` leaves a scale that is known
     u32 reserved;
 };
 
@@ -51,6 +51,9 @@ template <bool E5M2> uint2 pack_f8x8(const float (&x)[8], float inverse) {
 inline uint2 quantized(const float (&x)[8], float inverse, u32 e5m2) {
     return e5m2 ? pack_f8x8<true>(x, inverse) : pack_f8x8<false>(x, inverse);
 }
+
+// What values are multiplied by. A scale of 0 is not known yet, and makes all values 0.
+inline float inverse_of(float scale) { return scale == 0.0f ? 0.0f : 1.0f / scale; }
 
 // The scale that makes the largest magnitude the largest number of the type, as `scale_now` in `device/src/host/quantize.rs`.
 inline float scale_of(float amax, float largest) {

@@ -35,6 +35,7 @@ pub use driver::{GpuProperties, gpu_count};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::Kernels;
 pub use launch::{CudaKernel, CudaLaunch, KernelArgument};
+pub use ops::FP8_CAPABILITY;
 pub(crate) use ops::accept;
 pub use options::CudaOptions;
 pub(crate) use progress_marks::ProgressMarks;

@@ -22,5 +22,6 @@ mod run;
 mod shape;
 mod table;
 
+pub use run::FP8_CAPABILITY;
 pub(crate) use run::accept;
 pub(super) use run::{prepare, run, scratch_bytes};

@@ -3,8 +3,8 @@
 use super::columns::add_partial;
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
-use crate::ops::{ActivationKind, Fp8Matrix, Quantize, QuantizeSource, Scale, UpdateScales};
-use crate::{DType, Result, Tensor};
+use crate::ops::{ActivationKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
+use crate::{DType, F8E4M3, F8E5M2, Result, Tensor};
 
 /// A tile of `kernels/quantize.cu`.
 const TILE_ROWS: usize = 128;
@@ -183,9 +183,46 @@ pub(super) fn scratch_bytes(op: &Quantize) -> usize {
     if op.sums.is_some() { rows.div_ceil(TILE_ROWS) * columns * DType::F32.size() } else { 0 }
 }
 
+/// Blocks of the kernel that looks for the largest magnitude: enough for every GPU, and few to combine.
+const LARGEST_BLOCKS: usize = 1024;
+
+/// See [`MakeScale`].
+pub(super) fn make_scale(op: &MakeScale, queue: &Queue<'_>) -> Result<()> {
+    let ((rows, _), source) = (op.source.dimensions(), Source::of(&op.source));
+    let block = QuantizeBlock {
+        input: source.input.address,
+        grad: source.grad.map_or(0, |grad| grad.address),
+        rows_scale: op.scale.address,
+        partial: queue.scratch,
+        rows: rows as u32,
+        width: source.width as u32,
+        kept: op.keep_known.into(),
+        ..bytemuck::Zeroable::zeroed()
+    };
+    let blocks = (rows * source.width.div_ceil(PACK)).div_ceil(256).clamp(1, LARGEST_BLOCKS);
+    queue.launch_block(&source.kernel("largest", source.vector(None)), Grid::line(blocks, 256), &block)?;
+    let largest = if op.dtype == DType::F8E5M2 { F8E5M2::LARGEST } else { F8E4M3::LARGEST };
+    queue.launch(
+        "make_scale",
+        Grid::line(1, 32),
+        &[
+            Arg::Pointer(queue.scratch),
+            Arg::U32(blocks as u32),
+            op.scale.into(),
+            Arg::F32(largest),
+            Arg::U32(op.keep_known.into()),
+        ],
+    )
+}
+
+/// Scratch for the largest magnitude of each block of [`make_scale`].
+pub(super) fn make_scale_scratch_bytes() -> usize {
+    LARGEST_BLOCKS * DType::F32.size()
+}
+
 /// See [`UpdateScales`]. A block is a tensor.
 pub(super) fn update_scales(op: &UpdateScales, queue: &Queue<'_>) -> Result<()> {
-    let (tensors, length) = (op.amax.elements(), op.history.map_or(0, |history| history.shape.rows()));
+    let (tensors, length) = (op.amax.elements(), op.history.shape.rows());
     queue.launch(
         "update_scales",
         Grid::line(tensors, length.next_multiple_of(32).clamp(32, 256) as u32),

@@ -9,7 +9,7 @@ use crate::cuda::{CudaDevice, GpuProperties, Queue};
 use crate::{Error, Op, Result};
 
 /// The first compute capability with instructions for 8-bit floating types.
-const FP8_CAPABILITY: (u32, u32) = (8, 9);
+pub const FP8_CAPABILITY: (u32, u32) = (8, 9);
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
 ///
@@ -112,6 +112,7 @@ pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
         Op::NormBackward(op) => norm::scratch_bytes(op, multiprocessors),
         Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),
         Op::Quantize(op) => quantize::scratch_bytes(op),
+        Op::MakeScale(_) => quantize::make_scale_scratch_bytes(),
         Op::SumInto(op) => reduce::scratch_bytes(&[op.input]),
         Op::SquareSum(op) => reduce::scratch_bytes(&op.inputs),
         _ => 0,

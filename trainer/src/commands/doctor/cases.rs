@@ -8,8 +8,8 @@ use device::ops::{
 };
 use device::{DType, Result, Tensor};
 
-use super::generation;
 use super::workbench::{AddTrial, Make, Workbench};
+use super::{fp8, generation};
 use crate::commands::random::uniform;
 
 /// The trial of an operation.
@@ -80,6 +80,8 @@ pub(super) fn all() -> Vec<Case> {
             updates(sizes, dtype, &mut add);
         }
     }
+    let mut add = |name: &str, make: Make| all.push(Case { name: name.into(), dtype: DType::F8E4M3, make });
+    fp8::trials(usual.rows(), usual.hidden(), usual.ffn, &mut add);
     all
 }
 

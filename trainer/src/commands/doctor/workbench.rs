@@ -1,6 +1,6 @@
 //! Runs one operation on a device. Its tensors have the same values on every device.
 
-use device::{Area, DType, Device, Op, Result, Shape, Stream, Tensor, bf16};
+use device::{Area, DType, Device, F8E4M3, F8E5M2, Float, Op, Result, Shape, Stream, Tensor, bf16};
 
 use crate::commands::random::uniform;
 
@@ -43,11 +43,21 @@ impl Workbench {
             (0..tensor.elements()).map(|i| scale * (2.0 * uniform(stream, i as u64) - 1.0)).collect();
         match dtype {
             DType::Bf16 => {
-                let rounded: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
-                self.device.upload(&tensor, &rounded)?;
+                self.device.upload(&tensor, &rounded::<bf16>(&values))?;
             }
+            DType::F8E4M3 => self.device.upload(&tensor, &rounded::<F8E4M3>(&values))?,
+            DType::F8E5M2 => self.device.upload(&tensor, &rounded::<F8E5M2>(&values))?,
             _ => self.device.upload(&tensor, &values)?,
         }
+        Ok(tensor)
+    }
+
+    /// An f32 tensor with values uniform between two numbers.
+    pub(super) fn between(&mut self, shape: impl Into<Shape>, low: f32, high: f32) -> Result<Tensor> {
+        let tensor = self.allocate(shape.into(), DType::F32)?;
+        let stream = self.areas.len() as u64;
+        let value = |i: usize| low + (high - low) * uniform(stream, i as u64);
+        self.device.upload(&tensor, &(0..tensor.elements()).map(value).collect::<Vec<f32>>())?;
         Ok(tensor)
     }
 
@@ -72,6 +82,8 @@ impl Workbench {
             DType::F32 => self.device.upload(&tensor, &vec![f32::NAN; tensor.elements()])?,
             DType::Bf16 => self.device.upload(&tensor, &vec![bf16::NAN; tensor.elements()])?,
             DType::I32 => self.device.upload(&tensor, &vec![-1i32; tensor.elements()])?,
+            DType::F8E4M3 => self.device.upload(&tensor, &vec![F8E4M3(0x7f); tensor.elements()])?,
+            DType::F8E5M2 => self.device.upload(&tensor, &vec![F8E5M2(0x7f); tensor.elements()])?,
             DType::U8 => self.device.upload(&tensor, &vec![0xffu8; tensor.elements()])?,
         }
         Ok(tensor)
@@ -103,9 +115,15 @@ impl Workbench {
             DType::F32 => self.device.download::<f32>(&flat)?.into_iter().map(f64::from).collect(),
             DType::Bf16 => self.device.download::<bf16>(&flat)?.into_iter().map(f64::from).collect(),
             DType::I32 => self.device.download::<i32>(&flat)?.into_iter().map(f64::from).collect(),
+            DType::F8E4M3 => self.device.download::<F8E4M3>(&flat)?.into_iter().map(|x| x.to_f32().into()).collect(),
+            DType::F8E5M2 => self.device.download::<F8E5M2>(&flat)?.into_iter().map(|x| x.to_f32().into()).collect(),
             DType::U8 => self.device.download::<u8>(&flat)?.into_iter().map(f64::from).collect(),
         })
     }
+}
+
+fn rounded<T: Float>(values: &[f32]) -> Vec<T> {
+    values.iter().map(|&x| T::from_f32(x)).collect()
 }
 
 /// The largest relative L2 distance between corresponding tensors; infinite if any value is NaN.

@@ -1,0 +1,117 @@
+//! Trials of 8-bit copies and of products of them.
+
+use device::ops::{
+    ActivationKind, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales,
+};
+use device::{DType, Result, Tensor};
+
+use super::workbench::{AddTrial, Workbench};
+
+/// Copies of every kind of matrix, and the products that training does. `rows`, `hidden` and `ffn` are multiples of 16.
+pub(super) fn trials(rows: usize, hidden: usize, ffn: usize, add: AddTrial<'_>) {
+    copies(rows, ffn, add);
+    let (e4m3, e5m2) = (DType::F8E4M3, DType::F8E5M2);
+    for per_row in [false, true] {
+        let scales = if per_row { "a scale a row" } else { "one scale" };
+        for (name, a, b, (m, n, k), fast) in
+            [("linear", e4m3, e4m3, (rows, ffn, hidden), true), ("dgrad", e5m2, e4m3, (rows, hidden, ffn), false)]
+        {
+            for bias in [false, true] {
+                let name = format!("gemm in 8 bits, {name}{}, {scales}", if bias { " + bias" } else { "" });
+                add(
+                    &name,
+                    Box::new(move |bench| {
+                        let (a, b) = (matrix(bench, [m, k], a, per_row)?, matrix(bench, [n, k], b, per_row)?);
+                        let bias = if bias { Some(bench.input([n], DType::Bf16)?) } else { None };
+                        let epilogue = bias.map_or(Epilogue::None, Epilogue::Bias);
+                        let out = bench.output([m, n], DType::Bf16)?;
+                        Ok(Gemm { epilogue, ..Gemm::fp8(a, b, out, fast) }.into())
+                    }),
+                );
+            }
+        }
+        for accumulate in [false, true] {
+            let name = format!("gemm in 8 bits, wgrad{}, {scales}", if accumulate { " accumulated" } else { "" });
+            add(
+                &name,
+                Box::new(move |bench| {
+                    let a = matrix(bench, [ffn, rows], e5m2, per_row)?;
+                    let b = matrix(bench, [hidden, rows], e4m3, per_row)?;
+                    let out = match accumulate {
+                        true => bench.input([ffn, hidden], DType::F32)?,
+                        false => bench.output([ffn, hidden], DType::F32)?,
+                    };
+                    Ok(Gemm { accumulate, ..Gemm::fp8(a, b, out, false) }.into())
+                }),
+            );
+        }
+    }
+}
+
+/// A matrix in 8 bits with positive scales.
+fn matrix(bench: &mut Workbench, shape: [usize; 2], dtype: DType, per_row: bool) -> Result<Fp8Matrix> {
+    let values = bench.scaled(shape, dtype, 200.0)?;
+    let count = if per_row { shape[0] } else { 1 };
+    let scale = bench.between([count], 1e-3, 2e-3)?;
+    Ok(Fp8Matrix { values, scale: if per_row { Scale::Rows(scale) } else { Scale::Tensor(scale) } })
+}
+
+fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
+    type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;
+    let sources: [(&str, MakeSource); 5] = [
+        ("stored", |bench, rows, width| Ok(QuantizeSource::Stored(wide(bench, rows, width)?))),
+        ("gelu", |bench, rows, width| {
+            Ok(QuantizeSource::Activation { kind: ActivationKind::Gelu, input: wide(bench, rows, width)? })
+        }),
+        ("gelu_backward", |bench, rows, width| {
+            let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width)?);
+            Ok(QuantizeSource::ActivationBackward { kind: ActivationKind::Gelu, input, grad_output })
+        }),
+        ("swiglu", |bench, rows, width| Ok(QuantizeSource::SwiGlu { input: wide(bench, rows, 2 * width)? })),
+        ("swiglu_backward", |bench, rows, width| {
+            let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width / 2)?);
+            Ok(QuantizeSource::SwiGluBackward { input, grad_output })
+        }),
+    ];
+    for (name, make) in sources {
+        for (dtype, per_row) in [(DType::F8E4M3, false), (DType::F8E5M2, false), (DType::F8E4M3, true)] {
+            let scales = if per_row { "a scale a row" } else { "one scale" };
+            add(
+                &format!("quantize {name} to {dtype}, {scales}"),
+                Box::new(move |bench| {
+                    let source = make(bench, rows, width)?;
+                    let given = Scale::Tensor(bench.between([1], 0.01, 0.02)?);
+                    let scale = if per_row { Scale::Rows(bench.output([rows], DType::F32)?) } else { given };
+                    let copy = Fp8Matrix { values: bench.output([rows, width], dtype)?, scale };
+                    let transposed = Fp8Matrix { values: bench.output([width, rows], dtype)?, scale: given };
+                    let amax = Some(bench.between([1], 0.0, 1e-3)?);
+                    let sums = Some(bench.output([width], DType::F32)?);
+                    let (rows, columns) = (Some(copy), Some(transposed));
+                    Ok(Quantize { source, rows, columns, amax, sums, accumulate: false }.into())
+                }),
+            );
+        }
+        add(
+            &format!("make_scale of {name}"),
+            Box::new(move |bench| {
+                let source = make(bench, rows, width)?;
+                let scale = bench.output([1], DType::F32)?;
+                Ok(MakeScale { source, dtype: DType::F8E4M3, scale, keep_known: false }.into())
+            }),
+        );
+    }
+    add(
+        "update_scales",
+        Box::new(|bench| {
+            let (tensors, length) = (70, 40);
+            let amax = bench.between([tensors], 0.0, 5.0)?;
+            let history = bench.between([length, tensors], 0.0, 4.0)?;
+            let (largest, scale) = (bench.between([tensors], 448.0, 448.5)?, bench.between([tensors], 0.1, 0.2)?);
+            Ok(UpdateScales { amax, history, largest, scale, margin: 1 }.into())
+        }),
+    );
+}
+
+fn wide(bench: &mut Workbench, rows: usize, width: usize) -> Result<Tensor> {
+    bench.scaled([rows, width], DType::Bf16, 3.0)
+}
