@@ -33,7 +33,7 @@ pub struct Gemm {
 /// What a product of 8-bit factors has to know beyond them.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Scales {
-    /// Of `a`.
+    /// Of `a`. The addresses of scales are multiples of 16.
     pub a: Scale,
     /// Of `b`. Both factors have one scale each, or both have one for each row.
     pub b: Scale,
@@ -121,6 +121,9 @@ impl Gemm {
         })?;
         ensure(Self::NAME, self.a.dtype != DType::F8E5M2 || self.b.dtype != DType::F8E5M2, || {
             format!("both factors are {}; one of them may be", self.a.dtype)
+        })?;
+        ensure(Self::NAME, [scales.a, scales.b].iter().all(|scale| scale.tensor().address.is_multiple_of(16)), || {
+            "scales begin at addresses that are multiples of 16".into()
         })?;
         let per_row = |scale: &Scale| matches!(scale, Scale::Rows(_));
         ensure(Self::NAME, per_row(&scales.a) == per_row(&scales.b), || {

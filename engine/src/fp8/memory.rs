@@ -41,8 +41,8 @@ pub struct ScaleCell {
     pub amax: Tensor,
 }
 
-/// The scales of all inputs and output gradients, with what they follow from. Each weight with 8-bit products has two
-/// columns: its input, its output gradient. All are 0 before the first step.
+/// The scales of all inputs and output gradients, with what they follow from. Each weight with 8-bit products has two:
+/// its input's, its output gradient's. All are 0 before the first step.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleState {
     /// `(n)`, f32. 0 where none is known.
@@ -83,7 +83,8 @@ impl ScaleState {
     }
 
     fn cell(&self, index: usize) -> ScaleCell {
-        ScaleCell { scale: self.scale.view(index, [1]), amax: self.amax.view(index, [1]) }
+        let at = index * SCALE_STRIDE;
+        ScaleCell { scale: self.scale.view(at, [1]), amax: self.amax.view(at, [1]) }
     }
 }
 
@@ -111,13 +112,13 @@ impl Fp8Memory {
         let Some((_, first)) = all.first() else {
             return Ok(Fp8Memory { params: vec![None; specs.len()], scales: None, _areas: areas });
         };
-        let count = 2 * all.len();
+        let count = 2 * all.len() * SCALE_STRIDE;
         let mut flat =
             |name, shape: &[usize], dtype| device.allocate_tensor(&mut areas, name, Shape::new(shape), dtype);
         let weights: usize = all.iter().map(|(spec, _)| spec.shape.elements().next_multiple_of(ALIGNMENT)).sum();
         let rows = flat("8-bit weights", &[weights], DType::F8E4M3)?;
         let columns = flat("8-bit weights, transposed", &[weights], DType::F8E4M3)?;
-        let weight_scales = flat("scales of 8-bit weights", &[all.len()], DType::F32)?;
+        let weight_scales = flat("scales of 8-bit weights", &[all.len() * SCALE_STRIDE], DType::F32)?;
         let state = ScaleState {
             scale: flat("8-bit scales", &[count], DType::F32)?,
             amax: flat("largest magnitudes", &[count], DType::F32)?,
@@ -129,15 +130,15 @@ impl Fp8Memory {
             device.zero(&tensor)?;
         }
         if !device.is_dry() {
-            let largest: Vec<f32> =
-                all.iter().flat_map(|(_, fp8)| [largest(fp8.input()), largest(fp8.grad_output())]).collect();
+            let types = all.iter().flat_map(|(_, fp8)| [fp8.input(), fp8.grad_output()]);
+            let largest: Vec<f32> = types.flat_map(|dtype| [largest(dtype); SCALE_STRIDE]).collect();
             device.upload(&state.largest, &largest)?;
         }
         let (mut index, mut start) = (0, 0);
         let param = |spec: &ParamSpec| {
             let fp8 = spec.fp8?;
             let (out, input) = (spec.shape.rows(), spec.shape.last());
-            let scale = Scale::Tensor(weight_scales.view(index, [1]));
+            let scale = Scale::Tensor(weight_scales.view(index * SCALE_STRIDE, [1]));
             let param = Fp8Param {
                 fp8,
                 rows: Fp8Matrix { values: rows.view(start, [out, input]), scale },
@@ -156,6 +157,9 @@ impl Fp8Memory {
         self._areas.iter().map(Area::bytes).sum()
     }
 }
+
+/// Scales begin at multiples of 16 bytes, as products need them. What lies between is never used and stays 0.
+const SCALE_STRIDE: usize = 4;
 
 /// Elements, and bytes, at whose multiples weights begin.
 const ALIGNMENT: usize = 256;
