@@ -15,7 +15,8 @@ use crate::pool::Pool;
 use crate::report::Report;
 use crate::tensor_tree::TensorTree;
 
-/// Work with an explicit forward and backward: a layer, several, or a part of one.
+/// Work with an explicit forward and backward: a layer, several, or a part of one. Implement it for every policy, with
+/// `impl<P: Policy> Layer<P> for ..`: then it runs eagerly, in a manager's regions and in [`graph_callables`].
 pub trait Layer<P: Policy> {
     /// What forward takes.
     type Input: TensorTree;
@@ -24,7 +25,8 @@ pub trait Layer<P: Policy> {
     /// What backward returns.
     type InputGrad: TensorTree;
 
-    /// Output from input. What backward needs goes to [`StepContext::save_for_backward`].
+    /// Output from input. What backward needs goes to [`StepContext::save_for_backward`]. A layer made of layers calls each
+    /// within a [`StepContext::part`], in forward and backward; else the next layer's value replaces the one before.
     ///
     /// # Errors
     /// What the device refused.

@@ -42,6 +42,9 @@ type Body<I, O> = Box<dyn for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Resu
 /// launch the graph. Inputs are copied into buffers of the capture, so they may lie anywhere. An input of another shape
 /// has a plan and a graph of its own, within a bound.
 ///
+/// Tensors that the code names itself, such as weights or static buffers, are read and written where they lie. Fill a static
+/// buffer before each run with [`device::Stream::write`].
+///
 /// ```
 /// use std::num::NonZeroUsize;
 ///
@@ -74,7 +77,8 @@ pub struct Capture<I: TensorTree, O: TensorTree> {
 
 impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     /// A capture whose graphs run on the pool's stream and share the pool's scratch. `warm_up` runs, at least one, are eager
-    /// for each shape of input; at most `shapes` shapes have graphs at a time.
+    /// for each shape of input; at most `shapes` shapes have graphs at a time. `body` owns what it uses: move a copy of the
+    /// tensors into it.
     ///
     /// # Errors
     /// [`Error::Usage`] without a warm-up run.
