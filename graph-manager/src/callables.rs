@@ -153,7 +153,7 @@ pub fn graph_callables<L: Layer<EveryCall>>(
     };
     let mut groups = Vec::new();
     for (range, order) in orders {
-        let policy = EveryCall { splits_backward: order.splits_backward };
+        let policy = EveryCall { splits_backward: order.calls.iter().any(|call| call.pass == Pass::WeightGradients) };
         let manager = CudaGraphManager::in_pool(pool, ManagerOptions::for_one_plan(warm_up), policy)?;
         let mut group = Group { manager, layers: range, order, next: 0 };
         group.capture(&layers, samples, warm_up)?;

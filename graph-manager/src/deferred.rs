@@ -51,13 +51,9 @@ impl<P: Policy> StepContext<'_, P> {
 
     /// Fails if the recorded step deferred operations that it never ran.
     pub(crate) fn check_deferred(&mut self) -> Result<()> {
-        match self.handover().deferred.keys().next() {
-            None => Ok(()),
-            Some(key) => Err(Error::usage(
-                format!("{}: the step ends before its deferred operations run", key.region.region),
-                "call run_deferred in a region for which Policy::deferred_by names this one",
-            )),
-        }
+        let Some(key) = self.handover().deferred.keys().next() else { return Ok(()) };
+        let problem = format!("{}: the step ends before its deferred operations run", key.region.region);
+        Err(Error::usage(problem, "call run_deferred in a region for which Policy::deferred_by names this one"))
     }
 
     /// The key of the current region's list, if it defers.

@@ -47,14 +47,13 @@ impl Display for Call {
 pub struct CallOrder {
     pub(crate) calls: Vec<Call>,
     pub(crate) microbatches: usize,
-    pub(crate) splits_backward: bool,
 }
 
 impl CallOrder {
     /// A layer alone: its forward, then its backward.
     pub(crate) fn of_one(layer: usize) -> CallOrder {
         let calls = [Pass::Forward, Pass::Backward].map(|pass| Call { pass, layer, microbatch: 0 });
-        CallOrder { calls: calls.into(), microbatches: 1, splits_backward: false }
+        CallOrder { calls: calls.into(), microbatches: 1 }
     }
 
     /// The order in Transformer Engine's notation: `k` is the forward of chunk `k`, counted from 1; `-k` its backward; and
@@ -81,8 +80,7 @@ impl CallOrder {
             fix: "give each forward of a chunk (k) one backward (-k) after it, and with delayed weight gradients one \
                   (-k - 0.5) after that, as often for each chunk",
         };
-        let splits_backward = order.iter().any(|number| number.fract() != 0.0);
-        let mut calls = Vec::new();
+        let mut calls: Vec<Call> = Vec::new();
         // Calls so far, by chunk and pass.
         let mut counts = vec![[0; 3]; chunks.len()];
         for (at, &number) in order.iter().enumerate() {
@@ -116,6 +114,7 @@ impl CallOrder {
                 Pass::Backward | Pass::WeightGradients => calls.extend(layers.rev().map(call)),
             }
         }
+        let splits_backward = calls.iter().any(|call| call.pass == Pass::WeightGradients);
         let microbatches = counts.first().map_or(0, |[forwards, ..]| *forwards);
         for (chunk, [forwards, backwards, weight_gradients]) in (1..).zip(counts) {
             let problem = if backwards < forwards {
@@ -129,6 +128,6 @@ impl CallOrder {
             };
             return Err(refuse(problem));
         }
-        Ok(CallOrder { calls, microbatches, splits_backward })
+        Ok(CallOrder { calls, microbatches })
     }
 }

@@ -47,6 +47,9 @@ pub(crate) struct Placement {
     pub(crate) buffer: BufferId,
 }
 
+/// A buffer, and when it is in use.
+type Used<'r> = (&'r RecordedBuffer, Lifetime);
+
 /// A memory plan.
 pub(crate) struct Plan<R> {
     /// By region and number within the region.
@@ -72,7 +75,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         // One microbatch stands for all of its slot: they repeat each other, shifted in time.
         let mut stands_for: HashMap<RegionKey<R>, usize> = HashMap::new();
         // By area. All regions share the bytes of scratch, but it is placed for each visit on its own.
-        let mut groups: BTreeMap<(AreaKind, Option<usize>), Vec<(&RecordedBuffer, Lifetime)>> = BTreeMap::new();
+        let mut groups: BTreeMap<(AreaKind, Option<usize>), Vec<Used<'_>>> = BTreeMap::new();
         for buffer in &recording.buffers {
             let (visit, key) = (&recording.order[buffer.visit], keys[buffer.visit]);
             if *stands_for.entry(key).or_insert(buffer.visit) != buffer.visit {
@@ -135,7 +138,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         recording: &Recording<R>,
         keys: &[RegionKey<R>],
         area: AreaKind,
-        buffers: &[(&RecordedBuffer, Lifetime)],
+        buffers: &[Used<'_>],
         compute: StreamId,
     ) {
         let intervals: Vec<Interval> = buffers

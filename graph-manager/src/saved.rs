@@ -2,7 +2,7 @@
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
-use crate::keys::CodeKey;
+use crate::keys::SavedKey;
 use crate::policy::Policy;
 
 impl<'m, P: Policy> StepContext<'m, P> {
@@ -45,7 +45,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         })
     }
 
-    fn saved_key(&self, what: &str) -> Result<(CodeKey<P::Region, P::Variant>, Option<usize>)> {
+    fn saved_key(&self, what: &str) -> Result<SavedKey<P::Region, P::Variant>> {
         let known = self.current.and_then(|current| {
             let forward = self.manager.policy.saved_by(current.region)?;
             Some((self.code_key(forward), current.part))

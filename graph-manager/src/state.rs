@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use device::{Graph, Op, StreamId, Tensor};
 
 use crate::error::{Error, Result};
-use crate::keys::{CodeKey, GraphKey};
+use crate::keys::{CodeKey, GraphKey, SavedKey};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::recording::Recording;
@@ -27,10 +27,10 @@ pub(crate) struct State<P: Policy> {
     pub(crate) last_used: u64,
 }
 
-/// What the code of one region leaves for another: values saved for backward, and deferred operations. A replayed region runs no code, so what its capture left stays.
+/// What the code of one region leaves for another: values saved for backward, and deferred operations. A replayed region
+/// runs no code, so what its capture left stays.
 pub(crate) struct Handover<P: Policy> {
-    /// By the region that saved it, and the part of that region.
-    pub(crate) saved: HashMap<(CodeKey<P::Region, P::Variant>, Option<usize>), Box<dyn Any>>,
+    pub(crate) saved: HashMap<SavedKey<P::Region, P::Variant>, Box<dyn Any>>,
     /// By the region that deferred them, in the order of submission.
     pub(crate) deferred: HashMap<CodeKey<P::Region, P::Variant>, Vec<Op>>,
 }
