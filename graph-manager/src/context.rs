@@ -19,8 +19,8 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) mode: P::Mode,
     pub(crate) microbatches: usize,
     key: StepKey<P::Mode>,
-    /// While the step is recorded. Nothing runs then.
-    pub(crate) recorder: Option<Recorder<P>>,
+    /// While the step is recorded. Nothing runs then. It is boxed because a replay makes a context each step.
+    pub(crate) recorder: Option<Box<Recorder<P>>>,
     /// Whether regions are captured or replayed.
     pub(crate) graphs: bool,
     /// The next visit expected in the recorded order.
@@ -140,7 +140,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         let index = current.taken;
         current.taken += 1;
         let Current { region, visit, .. } = *current;
-        if let Some(Recorder { recording, .. }) = &mut self.recorder {
+        if let Some(Recorder { recording, .. }) = self.recorder.as_deref_mut() {
             let device = self.manager.pool.device();
             let tensor = device.virtual_tensor(&format!("{region}/{name}"), shape, dtype);
             let taken_at = device.trace_position();
@@ -148,7 +148,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
             return Ok(tensor);
         }
         let plan = &self.state().plan;
-        match plan.placement(plan.key(&self.manager.policy, region, self.microbatches), index) {
+        let key = plan.key(&self.manager.policy, region, self.microbatches);
+        match plan.placements.get(&(key, index)) {
             Some(at) if at.bytes == bytes && at.name == name => {
                 Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype))
             }
@@ -162,7 +163,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Keeps the memory of tensors up to here, for code outside of the step that reads what a region returned.
     pub(crate) fn keep(&mut self, tree: &impl TensorTree) -> Result<()> {
-        if let Some(Recorder { recording, .. }) = &mut self.recorder {
+        if let Some(Recorder { recording, .. }) = self.recorder.as_deref_mut() {
             let now = self.manager.pool.device().trace_position();
             recording.kept.extend(tensors(tree)?.into_iter().map(|tensor| (tensor.buffer, now)));
         }

@@ -53,9 +53,9 @@ type Used<'r> = (&'r RecordedBuffer, Lifetime);
 /// A memory plan.
 pub(crate) struct Plan<R> {
     /// By region and number within the region.
-    placements: HashMap<(RegionKey<R>, usize), Placement>,
+    pub(crate) placements: HashMap<(RegionKey<R>, usize), Placement>,
     /// Buffers whose memory is free once a region is over.
-    dead_after: HashMap<RegionKey<R>, Vec<Placement>>,
+    pub(crate) dead_after: HashMap<RegionKey<R>, Vec<Placement>>,
     pub(crate) areas: BTreeMap<AreaKind, usize>,
     /// Slots by chunk; `None` where memory is planned over the whole step.
     pub(crate) slots: Option<BTreeMap<usize, usize>>,
@@ -123,14 +123,6 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             }
             _ => RegionKey { region, slot: None },
         }
-    }
-
-    pub(crate) fn placement(&self, region: RegionKey<R>, index: usize) -> Option<&Placement> {
-        self.placements.get(&(region, index))
-    }
-
-    pub(crate) fn dead_after(&self, region: RegionKey<R>) -> &[Placement] {
-        self.dead_after.get(&region).map_or(&[], Vec::as_slice)
     }
 
     fn fill(

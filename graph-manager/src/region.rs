@@ -216,7 +216,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
             return Ok(());
         }
         let plan = &self.state().plan;
-        for dead in plan.dead_after(plan.key(&self.manager.policy, region, self.microbatches)) {
+        let key = plan.key(&self.manager.policy, region, self.microbatches);
+        for dead in plan.dead_after.get(&key).into_iter().flatten() {
             let output = self.manager.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
             self.run(Poison { output })?;
         }

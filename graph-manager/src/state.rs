@@ -133,7 +133,7 @@ impl<P: Policy> State<P> {
         for buffer in &recording.buffers {
             let region = recording.order[buffer.visit].region;
             let key = self.plan.key(policy, region, recording.microbatches);
-            let planned = self.plan.placement(key, buffer.index);
+            let planned = self.plan.placements.get(&(key, buffer.index));
             if planned.is_none_or(|planned| planned.bytes != buffer.bytes) {
                 let problem = format!("buffer `{}` of {} bytes was not in the plan", buffer.name, buffer.bytes);
                 let fix = "give each shape a mode of its own, or call CudaGraphManager::reset";

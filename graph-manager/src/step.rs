@@ -28,7 +28,7 @@ impl<P: Policy> CudaGraphManager<P> {
             }
             let mut cx = StepContext::new(self, mode, microbatches);
             let recorder = Recorder { recording: Recording::new(microbatches), handover: Handover::default() };
-            cx.recorder = Some(recorder);
+            cx.recorder = Some(Box::new(recorder));
             pool.device().begin_trace();
             let result = body(&mut cx).and_then(|()| cx.check_deferred());
             let trace = pool.device().end_trace();
