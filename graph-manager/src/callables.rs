@@ -8,14 +8,15 @@ use device::{DType, Tensor};
 use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
-use crate::options::{ManagerOptions, Mempool};
+use crate::options::ManagerOptions;
 use crate::order::{Call, CallOrder, Pass};
 use crate::policy::{Instance, NoVariant, Policy};
 use crate::pool::Pool;
 use crate::report::Report;
 use crate::tensor_tree::TensorTree;
 
-/// Work with an explicit forward and backward: a layer, several, or a part of one.
+/// Work with an explicit forward and backward: a layer, several, or a part of one. Implement it for every policy, with
+/// `impl<P: Policy> Layer<P> for ..`: then it runs eagerly, in a manager's regions and in [`graph_callables`].
 pub trait Layer<P: Policy> {
     /// What forward takes.
     type Input: TensorTree;
@@ -24,7 +25,8 @@ pub trait Layer<P: Policy> {
     /// What backward returns.
     type InputGrad: TensorTree;
 
-    /// Output from input. What backward needs goes to [`StepContext::save_for_backward`].
+    /// Output from input. What backward needs goes to [`StepContext::save_for_backward`]. A layer made of layers calls each
+    /// within a [`StepContext::part`], in forward and backward; else the next layer's value replaces the one before.
     ///
     /// # Errors
     /// What the device refused.
@@ -135,42 +137,28 @@ pub fn graph_callables<L: Layer<EveryCall>>(
     order: Option<CallOrder>,
 ) -> Result<GraphedCallables<L>> {
     if samples.len() != layers.len() {
-        return Err(Error::Usage {
-            problem: format!("{} samples were given for {} layers", samples.len(), layers.len()),
-            fix: "give one sample input for each layer",
-        });
+        let problem = format!("{} samples were given for {} layers", samples.len(), layers.len());
+        return Err(Error::usage(problem, "give one sample input for each layer"));
     }
-    let options = || ManagerOptions {
-        mempool: Mempool::Single,
-        share_io_buffers: false,
-        warmup_steps: warm_up,
-        ..Default::default()
-    };
-    let group = |layers: Range<usize>, order: CallOrder| -> Result<Group> {
-        let policy = EveryCall { splits_backward: order.splits_backward };
-        Ok(Group { manager: CudaGraphManager::in_pool(pool, options(), policy)?, layers, order, next: 0 })
-    };
-    let mut groups = Vec::new();
-    match order {
+    let orders: Vec<(Range<usize>, CallOrder)> = match order {
         Some(order) => {
             let of_order = order.calls.iter().map(|call| call.layer + 1).max().unwrap_or(0);
             if of_order != layers.len() {
-                return Err(Error::Usage {
-                    problem: format!("the order has {of_order} layers, {} were given", layers.len()),
-                    fix: "let the chunks' numbers of layers sum to the number of layers",
-                });
+                let problem = format!("the order has {of_order} layers, {} were given", layers.len());
+                return Err(Error::usage(problem, "let the chunks' numbers of layers sum to the number of layers"));
             }
-            groups.push(group(0..layers.len(), order)?);
+            vec![(0..layers.len(), order)]
         }
-        None => {
-            for layer in 0..layers.len() {
-                let calls = [Pass::Forward, Pass::Backward].map(|pass| Call { pass, layer, microbatch: 0 });
-                let order = CallOrder { calls: calls.into(), microbatches: 1, splits_backward: false };
-                groups.push(group(layer..layer + 1, order)?);
-            }
-        }
+        None => (0..layers.len()).map(|layer| (layer..layer + 1, CallOrder::of_one(layer))).collect(),
+    };
+    let mut groups = Vec::new();
+    for (range, order) in orders {
+        let policy = EveryCall { splits_backward: order.calls.iter().any(|call| call.pass == Pass::WeightGradients) };
+        let manager = CudaGraphManager::in_pool(pool, ManagerOptions::for_one_plan(warm_up), policy)?;
+        let mut group = Group { manager, layers: range, order, next: 0 };
+        group.capture(&layers, samples, warm_up)?;
+        groups.push(group);
     }
-    groups.iter_mut().try_for_each(|group| group.capture(&layers, samples, warm_up))?;
     Ok(GraphedCallables { layers, groups })
 }
 
@@ -180,7 +168,7 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
     /// # Errors
     /// An out-of-order error that names the call that is due; an input of another shape.
     pub fn forward(&mut self, layer: usize, input: L::Input) -> Result<L::Output> {
-        self.call(Pass::Forward, layer, input, |layer, cx, input| layer.forward(cx, input))
+        self.call(Pass::Forward, layer, input, L::forward)
     }
 
     /// Replays the backward of a layer for its next microbatch. `grad` is the gradient of what its forward returned.
@@ -188,7 +176,7 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
     /// # Errors
     /// As [`GraphedCallables::forward`].
     pub fn backward(&mut self, layer: usize, grad: L::Output) -> Result<L::InputGrad> {
-        self.call(Pass::Backward, layer, grad, |layer, cx, grad| layer.backward(cx, grad))
+        self.call(Pass::Backward, layer, grad, L::backward)
     }
 
     /// Replays what the backward of a layer has deferred for its next microbatch. Only with an order that has such calls.
@@ -212,10 +200,8 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
         body: impl for<'m> FnOnce(&L, &mut StepContext<'m, EveryCall>, I) -> Result<O>,
     ) -> Result<O> {
         let Some(group) = self.groups.iter_mut().find(|group| group.layers.contains(&layer)) else {
-            return Err(Error::Usage {
-                problem: format!("layer {layer} was called, of {}", self.layers.len()),
-                fix: "count layers from 0",
-            });
+            let problem = format!("layer {layer} was called, of {}", self.layers.len());
+            return Err(Error::usage(problem, "count layers from 0"));
         };
         // A layer alone may go forward again, as in evaluation: nothing else has its memory.
         if group.order.calls.len() == 2 && pass == Pass::Forward {
@@ -223,9 +209,10 @@ impl<L: Layer<EveryCall>> GraphedCallables<L> {
         }
         let done = |call: &&Call| (call.pass, call.layer) == (pass, layer);
         let microbatch = group.order.calls[..group.next].iter().filter(done).count();
-        let (at, of) = (&self.layers[layer], ((), group.order.microbatches, group.next));
-        let output =
-            group.manager.replay(of, Call { pass, layer, microbatch }, input, |cx, input| body(at, cx, input))?;
+        let output = group.manager.pass((), group.order.microbatches, true, |cx| {
+            cx.position = group.next;
+            cx.region(Call { pass, layer, microbatch }, input, |cx, input| body(&self.layers[layer], cx, input))
+        })?;
         group.next = (group.next + 1) % group.order.calls.len();
         Ok(output)
     }
@@ -235,7 +222,7 @@ impl Group {
     /// Goes through the order: recorded, `warm_up` times eagerly, and once to capture it.
     fn capture<L: Layer<EveryCall>>(&mut self, layers: &[L], samples: &[L::Input], warm_up: usize) -> Result<()> {
         let Group { manager, order, .. } = self;
-        let (microbatches, device) = (order.microbatches, manager.resources.device.clone());
+        let (microbatches, device) = (order.microbatches, manager.pool.device().clone());
         let mut largest = 0;
         let mut virtual_zeros = |of: Tensor| {
             largest = largest.max(of.bytes());
@@ -251,7 +238,7 @@ impl Group {
             })?;
         }
         // The area of zeros is given back here, and the copies from it must be done.
-        manager.resources.compute.synchronize()?;
+        manager.pool.compute().synchronize()?;
         Ok(())
     }
 }

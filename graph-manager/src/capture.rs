@@ -8,7 +8,7 @@ use device::ops::Copy;
 use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::manager::CudaGraphManager;
-use crate::options::{ManagerOptions, Mempool};
+use crate::options::ManagerOptions;
 use crate::policy::{NoVariant, Policy};
 use crate::pool::Pool;
 use crate::report::Report;
@@ -42,6 +42,9 @@ type Body<I, O> = Box<dyn for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Resu
 /// launch the graph. Inputs are copied into buffers of the capture, so they may lie anywhere. An input of another shape
 /// has a plan and a graph of its own, within a bound.
 ///
+/// Tensors that the code names itself, such as weights or static buffers, are read and written where they lie. Fill a static
+/// buffer before each run with [`device::Stream::write`].
+///
 /// ```
 /// use std::num::NonZeroUsize;
 ///
@@ -74,7 +77,8 @@ pub struct Capture<I: TensorTree, O: TensorTree> {
 
 impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     /// A capture whose graphs run on the pool's stream and share the pool's scratch. `warm_up` runs, at least one, are eager
-    /// for each shape of input; at most `shapes` shapes have graphs at a time.
+    /// for each shape of input; at most `shapes` shapes have graphs at a time. `body` owns what it uses: move a copy of the
+    /// tensors into it.
     ///
     /// # Errors
     /// [`Error::Usage`] without a warm-up run.
@@ -85,13 +89,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
         shapes: NonZeroUsize,
         body: impl for<'m> FnMut(&mut StepContext<'m, ByHand>, I) -> Result<O> + 'static,
     ) -> Result<Capture<I, O>> {
-        let options = ManagerOptions {
-            mempool: Mempool::Single,
-            share_io_buffers: false,
-            warmup_steps: warm_up,
-            plan_limit: shapes,
-            ..ManagerOptions::default()
-        };
+        let options = ManagerOptions { plan_limit: shapes, ..ManagerOptions::for_one_plan(warm_up) };
         Ok(Capture { name, manager: CudaGraphManager::in_pool(pool, options, ByHand)?, body: Box::new(body) })
     }
 
@@ -104,14 +102,12 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     /// What the work returns; [`Error::Usage`] inside another region of the same pool, or before this shape has its graph.
     pub fn run(&mut self, input: I) -> Result<O> {
         let signature = signature(&input)?;
-        let resources = &self.manager.resources;
-        resources.pool.check_free()?;
-        let nested = resources.device.is_tracing() || resources.compute.is_capturing();
-        if nested && !self.manager.is_settled(signature, 1) {
-            return Err(Error::Usage {
-                problem: format!("`{}` has no graph yet and was run inside another region", self.name),
-                fix: "run it before, once more than it has warm-up runs, with inputs of this shape",
-            });
+        let pool = &self.manager.pool;
+        pool.check_free()?;
+        if pool.is_nested() && !self.manager.is_settled(signature, 1) {
+            let problem = format!("`{}` has no graph yet and was run inside another region", self.name);
+            let fix = "run it before, once more than it has warm-up runs, with inputs of this shape";
+            return Err(Error::usage(problem, fix));
         }
         let (name, body, mut output) = (self.name, &mut self.body, None);
         self.manager.step(signature, 1, &mut |cx| {
@@ -120,10 +116,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
             output = Some(returned);
             Ok(())
         })?;
-        match output {
-            Some(output) => Ok(output),
-            None => unreachable!("a step calls its code"),
-        }
+        Ok(output.unwrap_or_else(|| unreachable!("a step calls its code")))
     }
 
     /// Does the work, and copies what it returns to `output`, which later runs leave alone.
@@ -132,7 +125,7 @@ impl<I: TensorTree, O: TensorTree> Capture<I, O> {
     /// As [`Capture::run`]; shapes that do not fit.
     pub fn run_into(&mut self, input: I, output: &O) -> Result<()> {
         let (from, to) = (tensors(&self.run(input)?)?, tensors(output)?);
-        let compute = &self.manager.resources.compute;
+        let compute = self.manager.pool.compute();
         from.into_iter().zip(to).try_for_each(|(input, output)| Ok(compute.submit(Copy { input, output })?))
     }
 

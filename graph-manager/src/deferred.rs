@@ -5,7 +5,7 @@
 
 use device::Op;
 
-use crate::context::{Phase, StepContext};
+use crate::context::StepContext;
 use crate::error::{Error, Result};
 use crate::keys::CodeKey;
 use crate::policy::Policy;
@@ -16,7 +16,7 @@ impl<P: Policy> StepContext<'_, P> {
     /// [`StepContext::run_deferred`] for it; else it runs at once.
     ///
     /// # Errors
-    /// What the device refused, with the region.
+    /// What the device refused.
     pub fn defer(&mut self, op: impl Into<Op>) -> Result<()> {
         match self.own_deferred() {
             Some(key) => {
@@ -30,14 +30,14 @@ impl<P: Policy> StepContext<'_, P> {
     /// Runs what the region that [`Policy::deferred_by`] answers has deferred for this microbatch, in its order.
     ///
     /// # Errors
-    /// What the device refused, with the region.
+    /// What the device refused.
     pub fn run_deferred(&mut self) -> Result<()> {
-        let by = self.current.and_then(|current| self.resources.policy.deferred_by(current.region));
+        let by = self.current.and_then(|current| self.manager.policy.deferred_by(current.region));
         let Some(key) = by.map(|by| self.code_key(by)) else { return Ok(()) };
-        let ops = match &mut self.phase {
+        let ops = match &mut self.recorder {
             // What is left at the end of the recording never ran.
-            Phase::Record { handover, .. } => handover.deferred.remove(&key),
-            Phase::Run { .. } => self.handover().deferred.get(&key).cloned(),
+            Some(recorder) => recorder.handover.deferred.remove(&key),
+            None => self.handover().deferred.get(&key).cloned(),
         };
         ops.unwrap_or_default().into_iter().try_for_each(|op| self.run(op))
     }
@@ -51,18 +51,14 @@ impl<P: Policy> StepContext<'_, P> {
 
     /// Fails if the recorded step deferred operations that it never ran.
     pub(crate) fn check_deferred(&mut self) -> Result<()> {
-        match self.handover().deferred.keys().next() {
-            None => Ok(()),
-            Some(key) => Err(Error::Usage {
-                problem: format!("{}: the step ends before its deferred operations run", key.region.region),
-                fix: "call run_deferred in a region for which Policy::deferred_by names this one",
-            }),
-        }
+        let Some(key) = self.handover().deferred.keys().next() else { return Ok(()) };
+        let problem = format!("{}: the step ends before its deferred operations run", key.region.region);
+        Err(Error::usage(problem, "call run_deferred in a region for which Policy::deferred_by names this one"))
     }
 
     /// The key of the current region's list, if it defers.
     fn own_deferred(&self) -> Option<CodeKey<P::Region, P::Variant>> {
         let region = self.current?.region;
-        (self.resources.policy.deferred_by(region)? == region).then(|| self.code_key(region))
+        (self.manager.policy.deferred_by(region)? == region).then(|| self.code_key(region))
     }
 }

@@ -68,11 +68,19 @@ pub enum Error {
     },
 }
 
-fn mib(bytes: usize) -> String {
+pub(crate) fn mib(bytes: usize) -> String {
     format!("{:.1} MiB", bytes as f64 / 1048576.0)
 }
 
 impl Error {
+    pub(crate) fn usage(problem: impl Into<String>, fix: &'static str) -> Error {
+        Error::Usage { problem: problem.into(), fix }
+    }
+
+    pub(crate) fn changed(region: impl std::fmt::Display, problem: String, fix: &'static str) -> Error {
+        Error::Changed { region: region.to_string(), problem, fix }
+    }
+
     /// Adds the region to an error that names none.
     pub(crate) fn within(self, region: impl std::fmt::Display) -> Error {
         match self {

@@ -20,6 +20,9 @@ pub(crate) struct CodeKey<R, V> {
     pub(crate) variant: V,
 }
 
+/// What a region's code saves, by the part of the region's layer that saved it.
+pub(crate) type SavedKey<R, V> = (CodeKey<R, V>, Option<usize>);
+
 /// Tells the graphs of one kind of step apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GraphKey<R, V> {

@@ -1,13 +1,11 @@
 #![doc = include_str!("../README.md")]
 
-mod area;
 mod callables;
 mod capture;
 mod context;
 mod deferred;
 mod error;
 mod frozen;
-mod handover;
 mod interval_index;
 mod keys;
 mod lifetimes;
@@ -22,14 +20,13 @@ mod random;
 mod recording;
 mod region;
 mod report;
-mod resources;
 mod saved;
 mod side_stream;
 mod slots;
 mod state;
+mod step;
 mod tensor_tree;
 
-pub use area::MemoryUse;
 pub use callables::{EveryCall, GraphedCallables, Layer, graph_callables};
 pub use capture::{ByHand, Capture, Signature};
 pub use context::StepContext;
@@ -40,6 +37,6 @@ pub use order::{Call, CallOrder, Pass};
 pub use policy::{CaptureAll, Instance, NoVariant, Policy};
 pub use pool::Pool;
 pub use random::RandomState;
-pub use report::{EagerReport, GraphReport, Launch, Report, StepReport};
+pub use report::{EagerReport, GraphReport, Launch, MemoryUse, Report, StepReport};
 pub use side_stream::{Fork, SideStream};
 pub use tensor_tree::TensorTree;

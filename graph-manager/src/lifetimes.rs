@@ -16,25 +16,17 @@ pub(crate) struct Lifetime {
 /// First and last use of every buffer. Work on a side stream may start as early as the event that its stream waited for,
 /// and may end as late as the compute stream's wait for it. Without such a wait it may last to the end of the step.
 pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<BufferId, Lifetime> {
-    let mut uses: HashMap<BufferId, Lifetime> = HashMap::new();
+    let mut uses: Vec<(BufferId, StreamId, usize, usize)> = Vec::new();
     let mut recorded: HashMap<u64, (StreamId, usize)> = HashMap::new();
     let mut forked_at: HashMap<StreamId, usize> = HashMap::new();
     // Uses on side streams that the compute stream has not waited for yet.
     let mut open: Vec<(StreamId, usize, BufferId)> = Vec::new();
-    let touch = |uses: &mut HashMap<BufferId, Lifetime>, buffer, stream, first, last| {
-        let entry = uses.entry(buffer).or_insert(Lifetime { first, last, stream: Some(stream) });
-        entry.first = entry.first.min(first);
-        entry.last = entry.last.max(last);
-        if entry.stream != Some(stream) {
-            entry.stream = None;
-        }
-    };
     for (position, event) in events.iter().enumerate() {
         match event {
             TraceEvent::Operation { stream, buffers } => {
                 let first = if *stream == compute { position } else { forked_at.get(stream).copied().unwrap_or(0) };
                 for &buffer in buffers {
-                    touch(&mut uses, buffer, *stream, first, position);
+                    uses.push((buffer, *stream, first, position));
                     if *stream != compute {
                         open.push((*stream, position, buffer));
                     }
@@ -54,15 +46,19 @@ pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<Buf
                 open.retain(|&(side, submitted, buffer)| {
                     let done = side == from && submitted < at;
                     if done {
-                        touch(&mut uses, buffer, side, submitted, position);
+                        uses.push((buffer, side, submitted, position));
                     }
                     !done
                 });
             }
         }
     }
-    for (side, submitted, buffer) in open {
-        touch(&mut uses, buffer, side, submitted, events.len());
+    uses.extend(open.into_iter().map(|(side, submitted, buffer)| (buffer, side, submitted, events.len())));
+    let mut lifetimes: HashMap<BufferId, Lifetime> = HashMap::new();
+    for (buffer, stream, first, last) in uses {
+        let all = lifetimes.entry(buffer).or_insert(Lifetime { first, last, stream: Some(stream) });
+        (all.first, all.last) = (all.first.min(first), all.last.max(last));
+        all.stream = all.stream.filter(|known| *known == stream);
     }
-    uses
+    lifetimes
 }

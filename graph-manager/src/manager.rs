@@ -1,31 +1,35 @@
-//! The manager: what is recorded, planned, captured and replayed.
+//! The manager: what it owns, and the memory that its steps need.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use device::Stream;
+use device::{Area, Stream};
 
-use crate::area::MemoryUse;
-use crate::context::{Phase, StepContext};
 use crate::error::{Error, Result};
 use crate::keys::StepKey;
-use crate::options::ManagerOptions;
+use crate::options::{ManagerOptions, Mempool};
+use crate::plan::{AreaKind, Plan};
 use crate::policy::Policy;
 use crate::pool::Pool;
-use crate::report::{GraphReport, Launch, Report, StepReport};
-use crate::resources::Resources;
-use crate::tensor_tree::TensorTree;
+use crate::recording::{Recording, Visit};
+use crate::slots::raise;
+use crate::state::State;
 
 /// Runs steps. The first pass over a step is a recording in which nothing runs, and from which memory is planned. Then
 /// come eager warm-up steps. After them each region is captured and launched where the step first meets it, and from then
 /// on replayed.
 pub struct CudaGraphManager<P: Policy> {
-    pub(crate) resources: Resources<P>,
+    // Fields drop in order: graphs before the memory they point into.
+    pub(crate) states: BTreeMap<StepKey<P::Mode>, State<P>>,
+    pub(crate) areas: BTreeMap<AreaKind, Rc<Area>>,
+    pub(crate) pool: Pool,
+    pub(crate) options: ManagerOptions,
+    pub(crate) policy: P,
+    /// Steps begun.
+    pub(crate) steps: u64,
     /// Called once per mode and plan before its first capture.
-    before_capture: Option<Box<dyn Fn() -> Result<()>>>,
+    pub(crate) before_capture: Box<dyn Fn() -> Result<()>>,
 }
-
-/// The code of a step.
-type Body<'b, P> = &'b mut dyn FnMut(&mut StepContext<'_, P>) -> Result<()>;
 
 impl<P: Policy> CudaGraphManager<P> {
     /// A manager of steps whose regions run on `compute`.
@@ -42,65 +46,186 @@ impl<P: Policy> CudaGraphManager<P> {
     /// As [`CudaGraphManager::new`].
     pub fn in_pool(pool: &Pool, options: ManagerOptions, policy: P) -> Result<CudaGraphManager<P>> {
         if options.enable && options.warmup_steps == 0 {
-            return Err(Error::Usage {
-                problem: "warmup_steps is 0, but every collective must have run once before it is captured".into(),
-                fix: "set warmup_steps to 1 or more",
-            });
+            let problem = "warmup_steps is 0, but every collective must have run once before it is captured";
+            return Err(Error::usage(problem, "set warmup_steps to 1 or more"));
         }
-        let resources = Resources {
+        Ok(CudaGraphManager {
             states: BTreeMap::new(),
             areas: BTreeMap::new(),
             pool: pool.clone(),
-            device: pool.device().clone(),
-            compute: pool.compute().clone(),
-            steps: 0,
             options,
             policy,
-        };
-        Ok(CudaGraphManager { resources, before_capture: None })
+            steps: 0,
+            before_capture: Box::new(|| Ok(())),
+        })
     }
 
     /// Has `barrier` called before the first capture of each mode and plan, so that all ranks begin it together.
     pub fn before_capture(&mut self, barrier: impl Fn() -> Result<()> + 'static) {
-        self.before_capture = Some(Box::new(barrier));
+        self.before_capture = Box::new(barrier);
     }
 
-    /// The settings.
-    pub fn options(&self) -> &ManagerOptions {
-        &self.resources.options
+    /// A plan over the whole step is for one number of microbatches; slots hold any.
+    pub(crate) fn step_key(&self, mode: P::Mode, microbatches: usize) -> StepKey<P::Mode> {
+        (mode, (self.options.mempool == Mempool::Single).then_some(microbatches))
     }
 
-    /// Goes through a step without running it, and plans its memory. Record every mode, each with every number of
-    /// microbatches that will come, before the first [`CudaGraphManager::step`], which allocates: where a later one needs
-    /// more memory, all graphs are captured again.
-    ///
-    /// # Errors
-    /// What `body` returns; [`Error::Usage`] when the step cannot be planned, or does not fit an earlier recording of the
-    /// mode.
-    pub fn record(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<()> {
-        let device = self.resources.device.clone();
-        self.resources.pool.check_free()?;
-        if device.is_tracing() || self.resources.compute.is_capturing() {
-            return Err(Error::Usage {
-                problem: "a step was recorded inside a region of another step".into(),
-                fix: "run it before, often enough for it to have its graph",
-            });
+    /// What is known of a kind of step that was recorded.
+    pub(crate) fn state_mut(&mut self, key: StepKey<P::Mode>) -> &mut State<P> {
+        self.states.get_mut(&key).unwrap_or_else(|| unreachable!("a step runs after it was recorded"))
+    }
+
+    /// Why a region runs eagerly; `None` if it becomes a graph.
+    pub(crate) fn why_eager(&self, visit: &Visit<P::Region>) -> Option<&'static str> {
+        if !self.options.enable {
+            return Some("graphs are off");
         }
-        device.begin_trace();
-        let pool = self.resources.pool.clone();
-        let mut cx = StepContext::record(&mut self.resources, mode, microbatches);
-        let result = pool.during(|| body(&mut cx)).and_then(|()| cx.check_deferred());
-        let recording = cx.into_recording(&device.end_trace());
-        result?;
-        self.resources.plan(mode, recording)
+        let empty = (visit.start == visit.end).then_some("it submits nothing");
+        self.policy.captured(visit.region).err().or(empty)
     }
 
-    /// Allocates what the recorded modes need. Modes share memory: one runs at a time.
+    /// The regions that are submitted on their own rather than as part of a captured one: the index of each in the recorded
+    /// order, and why it runs eagerly if it does.
+    pub(crate) fn submitted(
+        &self,
+        recording: &Recording<P::Region>,
+    ) -> impl Iterator<Item = (usize, Option<&'static str>)> {
+        let mut next = 0;
+        recording.order.iter().enumerate().filter_map(move |(at, visit)| {
+            if at < next {
+                return None;
+            }
+            let eager = self.why_eager(visit);
+            if eager.is_none() {
+                next = visit.next;
+            }
+            Some((at, eager))
+        })
+    }
+
+    /// Files a recording: it is planned, or fits the plan of an earlier one.
+    pub(crate) fn plan(&mut self, mode: P::Mode, recording: Recording<P::Region>) -> Result<()> {
+        recording.check(&self.policy)?;
+        let key = self.step_key(mode, recording.microbatches);
+        let (policy, compute) = (&self.policy, self.pool.compute().id());
+        match self.states.get_mut(&key) {
+            None => {
+                let by_slot = self.options.mempool == Mempool::PerMicrobatch;
+                let state = State::new(recording, by_slot, policy, compute)?;
+                self.forget_oldest()?;
+                self.states.insert(key, state);
+            }
+            Some(state) => {
+                if self.areas.is_empty() {
+                    state.make_room(&recording, policy, compute);
+                }
+                state.accept(&recording, policy)?;
+                state.recordings.insert(recording.microbatches, recording);
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that the recorded modes need, by area.
+    pub(crate) fn planned(&self) -> BTreeMap<AreaKind, usize> {
+        let mut sizes = BTreeMap::new();
+        for state in self.states.values() {
+            raise(&mut sizes, &state.plan.areas);
+        }
+        sizes
+    }
+
+    /// Bytes that the recorded modes would need with that pool.
+    fn planned_as(&self, mempool: Mempool) -> usize {
+        let mut by_mode: BTreeMap<P::Mode, Vec<&Recording<P::Region>>> = BTreeMap::new();
+        for (key, state) in &self.states {
+            by_mode.entry(key.0).or_default().extend(state.recordings.values());
+        }
+        let mut sizes = BTreeMap::new();
+        let (policy, compute) = (&self.policy, self.pool.compute().id());
+        for recordings in by_mode.values() {
+            match mempool {
+                Mempool::PerMicrobatch => raise(&mut sizes, &Plan::in_slots(recordings, policy, compute).areas),
+                Mempool::Single => {
+                    for recording in recordings {
+                        raise(&mut sizes, &Plan::new(recording, None, policy, compute).areas);
+                    }
+                }
+            }
+        }
+        sizes.values().sum()
+    }
+
+    /// Allocates what the recorded modes need and is not there. Modes share memory: one runs at a time.
     ///
     /// # Errors
     /// Out of memory.
     pub fn allocate(&mut self) -> Result<()> {
-        self.resources.allocate()
+        for (kind, bytes) in self.planned() {
+            if self.areas.get(&kind).is_some_and(|area| area.bytes() >= bytes) {
+                continue;
+            }
+            let name = kind.to_string();
+            let area = match kind {
+                AreaKind::Scratch(stream) => self.pool.scratch(stream, &name, bytes),
+                _ => self.pool.device().allocate(&name, bytes).map(Rc::new).map_err(Error::from),
+            };
+            self.areas.insert(kind, area.map_err(|error| self.out_of_memory(error))?);
+        }
+        Ok(())
+    }
+
+    /// Says what the plan needs, and what the other pool would.
+    fn out_of_memory(&self, error: Error) -> Error {
+        let Error::Device { source: device::Error::OutOfMemory { name, bytes, available }, .. } = error else {
+            return error;
+        };
+        let other = match self.options.mempool {
+            Mempool::Single => Mempool::PerMicrobatch,
+            Mempool::PerMicrobatch => Mempool::Single,
+        };
+        let (planned, with_other) = (self.planned().values().sum(), self.planned_as(other));
+        Error::OutOfMemory { area: name, bytes, available, planned, other, with_other }
+    }
+
+    /// Makes sure that a step of that kind has its memory. Where it was recorded after memory was allocated and needs more,
+    /// areas move, so all graphs are captured again.
+    pub(crate) fn make_room(&mut self, key: StepKey<P::Mode>) -> Result<()> {
+        let fits = |(kind, bytes): (&AreaKind, &usize)| self.areas.get(kind).is_some_and(|area| area.bytes() >= *bytes);
+        if self.states[&key].plan.areas.iter().all(fits) {
+            return Ok(());
+        }
+        if !self.areas.is_empty() {
+            tracing::warn!(
+                mode = ?key.0,
+                "a step came that needs more memory than was planned: all graphs are captured again. \
+                 Record every mode and number of microbatches before the first step to avoid this"
+            );
+            self.pool.compute().synchronize()?;
+            self.states.values_mut().for_each(State::forget_graphs);
+            let planned = self.planned();
+            self.areas.retain(|kind, area| planned.get(kind).is_none_or(|bytes| area.bytes() >= *bytes));
+        }
+        self.allocate()
+    }
+
+    /// Keeps the number of plans within its bound: the one that has not run for the longest time goes, with its graphs.
+    fn forget_oldest(&mut self) -> Result<()> {
+        if self.states.len() < self.options.plan_limit.get() {
+            return Ok(());
+        }
+        let oldest = self.states.iter().min_by_key(|(_, state)| state.last_used).map(|(key, _)| *key);
+        if let Some(key) = oldest {
+            tracing::warn!(
+                mode = ?key.0,
+                limit = self.options.plan_limit,
+                "more kinds of steps than plan_limit: the one that has not run for the longest time is forgotten, and is \
+                 recorded and captured again if it comes back. Use fewer shapes, or raise plan_limit"
+            );
+            self.pool.compute().synchronize()?;
+            self.states.remove(&key);
+        }
+        Ok(())
     }
 
     /// Forgets recordings, plans and graphs, and gives their memory back. The next step begins anew: it is recorded, warms up
@@ -109,165 +234,9 @@ impl<P: Policy> CudaGraphManager<P> {
     /// # Errors
     /// A failed transfer that was under way.
     pub fn reset(&mut self) -> Result<()> {
-        self.resources.reset()
-    }
-
-    /// Bytes that the recorded modes need, by area.
-    pub fn memory(&self) -> Vec<MemoryUse> {
-        let planned = self.resources.planned().into_iter();
-        planned.map(|(kind, bytes)| MemoryUse { area: kind.to_string(), bytes }).collect()
-    }
-
-    /// Graphs that recorded steps of the mode will have: each region that is captured, by slot and variant.
-    pub fn expected_graphs(&self, mode: P::Mode) -> usize {
-        let Resources { states, policy, .. } = &self.resources;
-        let mut keys = HashSet::new();
-        for (kind, state) in states.iter().filter(|(kind, _)| kind.0 == mode) {
-            for recording in state.recordings.values() {
-                let captured = |visit: usize| self.resources.captured(recording, visit).is_ok();
-                for visit in recording.submitted(captured).filter(|visit| captured(*visit)) {
-                    keys.insert((kind.1, state.graph_key(policy, mode, recording, visit)));
-                }
-            }
-        }
-        keys.len()
-    }
-
-    /// Records a step unless it was, and makes sure that there is memory for it.
-    fn prepare(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<StepKey<P::Mode>> {
-        let key = self.resources.step_key(mode, microbatches);
-        if !self.resources.states.get(&key).is_some_and(|state| state.recordings.contains_key(&microbatches)) {
-            self.record(mode, microbatches, body)?;
-        }
-        self.resources.make_room(key)?;
-        self.resources.steps += 1;
-        let steps = self.resources.steps;
-        self.resources.states.get_mut(&key).iter_mut().for_each(|state| state.last_used = steps);
-        Ok(key)
-    }
-
-    /// Goes through the beginning of a step before the first real one: once eagerly, and once more to capture its regions
-    /// if no captured region contains others.
-    ///
-    /// A driver may have to finish all work on a GPU before it loads a kernel or instantiates a graph. If that work
-    /// includes transfers that wait for other ranks, which wait in turn, a first step might never end. So `body` leaves out
-    /// such transfers. It ends before what must not be done twice, which is captured in its real step.
-    ///
-    /// # Errors
-    /// As [`CudaGraphManager::step`].
-    pub fn rehearse(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<()> {
-        let key = self.prepare(mode, microbatches, body)?;
-        let capture = self.resources.options.enable && self.captures_leaves(key, microbatches);
-        for graphs in [Some(false), capture.then_some(true)].into_iter().flatten() {
-            if let (true, Some(barrier)) = (graphs, &self.before_capture) {
-                barrier()?;
-            }
-            self.pass(mode, microbatches, graphs, body)?;
-        }
+        self.pool.compute().synchronize()?;
+        self.states.clear();
+        self.areas.clear();
         Ok(())
-    }
-
-    /// Whether all captured regions of a recorded step are without regions inside them.
-    fn captures_leaves(&self, key: StepKey<P::Mode>, microbatches: usize) -> bool {
-        let recording = &self.resources.states[&key].recordings[&microbatches];
-        let captured = |visit: usize| self.resources.captured(recording, visit).is_ok();
-        recording.submitted(captured).all(|visit| !recording.is_composite(visit) || !captured(visit))
-    }
-
-    /// Runs one step.
-    ///
-    /// # Errors
-    /// What `body` returns; [`Error::Changed`] or an out-of-order error when the step differs from its recording. After
-    /// an error the step is half done: its numbers mean nothing.
-    pub fn step(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<()> {
-        let key = self.prepare(mode, microbatches, body)?;
-        let (steps, warm_up) = (self.resources.states[&key].steps, self.resources.options.warmup_steps);
-        let graphs = self.resources.options.enable && steps >= warm_up;
-        if graphs && let Some(state) = self.resources.states.get_mut(&key).filter(|state| !state.begun) {
-            state.begun = true;
-            self.before_capture.as_ref().map_or(Ok(()), |barrier| barrier())?;
-        }
-        let result = self.pass(mode, microbatches, graphs, &mut |cx| body(cx).and_then(|()| cx.check_complete()));
-        if let Some(state) = self.resources.states.get_mut(&key) {
-            state.steps += 1;
-        }
-        result
-    }
-
-    /// Goes through the code of a step, and leaves the device as it was, however the step ends.
-    fn pass(&mut self, mode: P::Mode, microbatches: usize, graphs: bool, body: Body<'_, P>) -> Result<()> {
-        let device = self.resources.device.clone();
-        let (scope, pool) = (device.scope(), self.resources.pool.clone());
-        let mut cx = StepContext::run_step(&mut self.resources, mode, microbatches, graphs);
-        let result = pool.during(|| body(&mut cx));
-        device.set_scope(&scope);
-        result
-    }
-
-    /// Replays one region of a step that is captured, outside of a step. `position` is the region's index in the recorded
-    /// order; its code is `body`.
-    ///
-    /// # Errors
-    /// As [`StepContext::region`].
-    pub(crate) fn replay<I: TensorTree, O: TensorTree>(
-        &mut self,
-        (mode, microbatches, position): (P::Mode, usize, usize),
-        region: P::Region,
-        input: I,
-        body: impl for<'m> FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
-    ) -> Result<O> {
-        let (mut body, mut output) = (Some((body, input)), None);
-        self.pass(mode, microbatches, true, &mut |cx| {
-            cx.phase = Phase::Run { graphs: true, position };
-            if let Some((body, input)) = body.take() {
-                output = Some(cx.region(region, input, body)?);
-            }
-            Ok(())
-        })?;
-        match output {
-            Some(output) => Ok(output),
-            None => unreachable!("the pass calls its code once"),
-        }
-    }
-
-    /// Whether steps of that kind no longer warm up or capture.
-    pub fn is_settled(&self, mode: P::Mode, microbatches: usize) -> bool {
-        let warm_up = if self.resources.options.enable { self.resources.options.warmup_steps } else { 0 };
-        let key = self.resources.step_key(mode, microbatches);
-        self.resources.states.get(&key).is_some_and(|state| state.steps > warm_up)
-    }
-
-    /// What has been captured so far.
-    pub fn report(&self) -> Report {
-        let Resources { states, policy, .. } = &self.resources;
-        let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory: self.memory(), steps: Vec::new() };
-        for (kind, state) in states {
-            let (mode, first) = (format!("{:?}", kind.0), report.graphs.len());
-            let of_key = |key| GraphReport::new(&state.graphs[key].graph, mode.clone(), key.code.region.slot);
-            report.graphs.extend(state.captured.iter().map(of_key));
-            for recording in state.recordings.values() {
-                let captured = |visit: usize| self.resources.captured(recording, visit);
-                let mut order = Vec::new();
-                for visit in recording.submitted(|visit| captured(visit).is_ok()) {
-                    let region = recording.order[visit].region;
-                    let microbatch = policy.instance(region).map(|instance| instance.microbatch);
-                    let key = state.graph_key(policy, kind.0, recording, visit);
-                    let at = state.captured.iter().position(|captured| *captured == key);
-                    match captured(visit) {
-                        // A composite region is described by the regions in it.
-                        Err(_) if recording.is_composite(visit) => continue,
-                        Err(reason) => report.add_eager(policy.kind(region), reason),
-                        Ok(()) => {}
-                    }
-                    let graph = at.filter(|_| captured(visit).is_ok()).map(|at| first + at);
-                    if let Some(graph) = graph {
-                        report.graphs[graph].serve(microbatch, recording.bytes(visit));
-                    }
-                    order.push(Launch { region: region.to_string(), microbatch, graph });
-                }
-                report.steps.push(StepReport { mode: mode.clone(), microbatches: recording.microbatches, order });
-            }
-        }
-        report
     }
 }

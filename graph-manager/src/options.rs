@@ -28,13 +28,10 @@ pub struct ManagerOptions {
     /// Run the code of a replayed region again, without its work, and compare what it submits with the graph. It finds
     /// host values and branches that have changed since the capture, which a graph cannot follow. Slow.
     pub check_replays: bool,
-    /// How many plans are kept with their graphs: one per mode, and per number of microbatches where the pool is
+    /// How many plans are kept with their graphs, by default 64: one per mode, and per number of microbatches where the pool is
     /// [`Mempool::Single`]. Where one more comes, the one that has not run for the longest time is forgotten.
     pub plan_limit: NonZeroUsize,
 }
-
-/// The bound on plans that a manager has unless it is told another.
-const PLAN_LIMIT: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 impl Default for ManagerOptions {
     fn default() -> ManagerOptions {
@@ -45,7 +42,15 @@ impl Default for ManagerOptions {
             warmup_steps: 1,
             poison: false,
             check_replays: false,
-            plan_limit: PLAN_LIMIT,
+            plan_limit: const { NonZeroUsize::new(64).unwrap() },
         }
+    }
+}
+
+impl ManagerOptions {
+    /// For graphs whose inputs may lie anywhere, in one plan over the whole step.
+    pub(crate) fn for_one_plan(warmup_steps: usize) -> ManagerOptions {
+        let (mempool, share_io_buffers) = (Mempool::Single, false);
+        ManagerOptions { mempool, share_io_buffers, warmup_steps, ..ManagerOptions::default() }
     }
 }

@@ -1,6 +1,5 @@
 //! The order in which callables are called in a step.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{Display, Formatter};
 
 use crate::error::{Error, Result};
@@ -48,10 +47,15 @@ impl Display for Call {
 pub struct CallOrder {
     pub(crate) calls: Vec<Call>,
     pub(crate) microbatches: usize,
-    pub(crate) splits_backward: bool,
 }
 
 impl CallOrder {
+    /// A layer alone: its forward, then its backward.
+    pub(crate) fn of_one(layer: usize) -> CallOrder {
+        let calls = [Pass::Forward, Pass::Backward].map(|pass| Call { pass, layer, microbatch: 0 });
+        CallOrder { calls: calls.into(), microbatches: 1 }
+    }
+
     /// The order in Transformer Engine's notation: `k` is the forward of chunk `k`, counted from 1; `-k` its backward; and
     /// `-k - 0.5` the weight gradients that this backward has deferred. The n-th forward of a chunk is that of its
     /// microbatch n; backwards, and weight gradients, follow in the same order of microbatches. `chunks` has the number
@@ -76,11 +80,9 @@ impl CallOrder {
             fix: "give each forward of a chunk (k) one backward (-k) after it, and with delayed weight gradients one \
                   (-k - 0.5) after that, as often for each chunk",
         };
-        let mut calls = Vec::new();
-        let mut forwards: BTreeMap<usize, usize> = BTreeMap::new();
-        // Microbatches whose backward, and whose weight gradients, are still to come.
-        let mut open: BTreeMap<(usize, Pass), VecDeque<usize>> = BTreeMap::new();
-        let splits_backward = order.iter().any(|number| number.fract() != 0.0);
+        let mut calls: Vec<Call> = Vec::new();
+        // Calls so far, by chunk and pass.
+        let mut counts = vec![[0; 3]; chunks.len()];
         for (at, &number) in order.iter().enumerate() {
             let chunk = number.abs().floor() as usize;
             let pass = match number.fract() {
@@ -92,27 +94,18 @@ impl CallOrder {
             if chunk == 0 || chunk > chunks.len() {
                 return Err(refuse(format!("call {at} ({number}) is of chunk {chunk}, of {} chunks", chunks.len())));
             }
-            let microbatch = match pass {
-                Pass::Forward => {
-                    let count = forwards.entry(chunk).or_default();
-                    *count += 1;
-                    open.entry((chunk, Pass::Backward)).or_default().push_back(*count - 1);
-                    Some(*count - 1)
-                }
-                Pass::Backward => {
-                    let microbatch = open.entry((chunk, Pass::Backward)).or_default().pop_front();
-                    let later = microbatch.filter(|_| splits_backward);
-                    open.entry((chunk, Pass::WeightGradients)).or_default().extend(later);
-                    microbatch
-                }
-                Pass::WeightGradients => open.entry((chunk, Pass::WeightGradients)).or_default().pop_front(),
+            let [forwards, backwards, _] = counts[chunk - 1];
+            let microbatch = counts[chunk - 1][pass as usize];
+            let missing = match pass {
+                Pass::Backward if microbatch == forwards => Some(Pass::Forward),
+                Pass::WeightGradients if microbatch == backwards => Some(Pass::Backward),
+                _ => None,
             };
-            let Some(microbatch) = microbatch else {
-                let before = if pass == Pass::Backward { Pass::Forward } else { Pass::Backward };
-                let problem =
-                    format!("call {at} ({number}) is the {pass} of chunk {chunk} that no {before} comes before");
-                return Err(refuse(problem));
-            };
+            if let Some(missing) = missing {
+                let problem = format!("the {pass} of chunk {chunk} that no {missing} comes before");
+                return Err(refuse(format!("call {at} ({number}) is {problem}")));
+            }
+            counts[chunk - 1][pass as usize] += 1;
             let first: usize = chunks[..chunk - 1].iter().sum();
             let layers = first..first + chunks[chunk - 1];
             let call = |layer| Call { pass, layer, microbatch };
@@ -121,15 +114,20 @@ impl CallOrder {
                 Pass::Backward | Pass::WeightGradients => calls.extend(layers.rev().map(call)),
             }
         }
-        if let Some(((chunk, pass), _)) = open.iter().find(|(_, microbatches)| !microbatches.is_empty()) {
-            return Err(refuse(format!("the order ends before the {pass} of a microbatch of chunk {chunk}")));
+        let splits_backward = calls.iter().any(|call| call.pass == Pass::WeightGradients);
+        let microbatches = counts.first().map_or(0, |[forwards, ..]| *forwards);
+        for (chunk, [forwards, backwards, weight_gradients]) in (1..).zip(counts) {
+            let problem = if backwards < forwards {
+                format!("the order ends before the backward of a microbatch of chunk {chunk}")
+            } else if splits_backward && weight_gradients < backwards {
+                format!("the order ends before the weight gradients of a microbatch of chunk {chunk}")
+            } else if forwards != microbatches {
+                format!("chunk {chunk} has {forwards} forwards, chunk 1 has {microbatches}")
+            } else {
+                continue;
+            };
+            return Err(refuse(problem));
         }
-        let microbatches = forwards.get(&1).copied().unwrap_or(0);
-        if let Some(chunk) = (1..=chunks.len()).find(|chunk| forwards.get(chunk).copied().unwrap_or(0) != microbatches)
-        {
-            let count = forwards.get(&chunk).copied().unwrap_or(0);
-            return Err(refuse(format!("chunk {chunk} has {count} forwards, chunk 1 has {microbatches}")));
-        }
-        Ok(CallOrder { calls, microbatches, splits_backward })
+        Ok(CallOrder { calls, microbatches })
     }
 }

@@ -6,21 +6,56 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-use device::StreamId;
+use device::{BufferId, StreamId};
 
-use crate::area::{AreaKind, Placement};
 use crate::keys::RegionKey;
 use crate::lifetimes::Lifetime;
 use crate::placement::{Interval, place};
 use crate::policy::Policy;
 use crate::recording::{RecordedBuffer, Recording};
+use crate::slots::slots;
+
+/// Names an area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum AreaKind {
+    /// Buffers that do not outlive their region, used on one stream.
+    Scratch(StreamId),
+    /// What a microbatch saves in a chunk, by slot.
+    Slot { chunk: usize, slot: usize },
+    /// Buffers that outlive their region, planned over the whole step.
+    Step,
+}
+
+impl std::fmt::Display for AreaKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            AreaKind::Scratch(stream) => write!(f, "scratch of stream {}", stream.0),
+            AreaKind::Slot { chunk: 0, slot } => write!(f, "slot {slot}"),
+            AreaKind::Slot { chunk, slot } => write!(f, "slot {slot} of chunk {chunk}"),
+            AreaKind::Step => write!(f, "step"),
+        }
+    }
+}
+
+/// Where a buffer lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    pub(crate) area: AreaKind,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+    pub(crate) name: &'static str,
+    pub(crate) buffer: BufferId,
+}
+
+/// A buffer, and when it is in use.
+type Used<'r> = (&'r RecordedBuffer, Lifetime);
 
 /// A memory plan.
 pub(crate) struct Plan<R> {
     /// By region and number within the region.
-    placements: HashMap<(RegionKey<R>, usize), Placement>,
+    pub(crate) placements: HashMap<(RegionKey<R>, usize), Placement>,
     /// Buffers whose memory is free once a region is over.
-    dead_after: HashMap<RegionKey<R>, Vec<Placement>>,
+    pub(crate) dead_after: HashMap<RegionKey<R>, Vec<Placement>>,
     pub(crate) areas: BTreeMap<AreaKind, usize>,
     /// Slots by chunk; `None` where memory is planned over the whole step.
     pub(crate) slots: Option<BTreeMap<usize, usize>>,
@@ -39,8 +74,8 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             recording.order.iter().map(|visit| plan.key(policy, visit.region, recording.microbatches)).collect();
         // One microbatch stands for all of its slot: they repeat each other, shifted in time.
         let mut stands_for: HashMap<RegionKey<R>, usize> = HashMap::new();
-        let mut scratch: BTreeMap<(usize, StreamId), Vec<(&RecordedBuffer, Lifetime)>> = BTreeMap::new();
-        let mut lasting: BTreeMap<AreaKind, Vec<(&RecordedBuffer, Lifetime)>> = BTreeMap::new();
+        // By area. All regions share the bytes of scratch, but it is placed for each visit on its own.
+        let mut groups: BTreeMap<(AreaKind, Option<usize>), Vec<Used<'_>>> = BTreeMap::new();
         for buffer in &recording.buffers {
             let (visit, key) = (&recording.order[buffer.visit], keys[buffer.visit]);
             if *stands_for.entry(key).or_insert(buffer.visit) != buffer.visit {
@@ -49,29 +84,33 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             let taken = Lifetime { first: buffer.taken_at, last: buffer.taken_at, stream: Some(compute) };
             let used = recording.lifetimes.get(&buffer.buffer).copied().unwrap_or(taken);
             let inside = used.first >= visit.start && used.last < visit.end.max(visit.start + 1);
-            // All regions share the bytes of scratch, so a buffer in use while an inner region runs is not scratch.
+            // A buffer in use while an inner region runs is not scratch: the inner region has the same bytes.
             let mut inner = recording.order[buffer.visit + 1..visit.next].iter();
             let spans = inner.any(|inner| used.first < inner.end && inner.start <= used.last);
-            if inside && !spans {
+            let group = match (policy.instance(visit.region), key.slot) {
                 // A buffer of several streams lives from the fork to the join, so from one operation of the compute stream
                 // to another.
-                let stream = used.stream.unwrap_or(compute);
-                scratch.entry((buffer.visit, stream)).or_default().push((buffer, used));
-                continue;
-            }
-            let area = match (policy.instance(visit.region), key.slot) {
-                (Some(instance), Some(slot)) => AreaKind::Slot { chunk: instance.chunk, slot },
-                _ => AreaKind::Step,
+                _ if inside && !spans => (AreaKind::Scratch(used.stream.unwrap_or(compute)), Some(buffer.visit)),
+                (Some(instance), Some(slot)) => (AreaKind::Slot { chunk: instance.chunk, slot }, None),
+                _ => (AreaKind::Step, None),
             };
-            lasting.entry(area).or_default().push((buffer, used));
+            groups.entry(group).or_default().push((buffer, used));
         }
-        for ((_, stream), buffers) in &scratch {
-            plan.fill(recording, &keys, AreaKind::Scratch(*stream), buffers, compute);
-        }
-        for (area, buffers) in &lasting {
+        for ((area, _), buffers) in &groups {
             plan.fill(recording, &keys, *area, buffers, compute);
         }
         plan
+    }
+
+    /// In as many slots as the steps need. They differ in the number of microbatches, and the largest stands for all.
+    pub(crate) fn in_slots(
+        recordings: &[&Recording<R>],
+        policy: &impl Policy<Region = R>,
+        compute: StreamId,
+    ) -> Plan<R> {
+        let largest = recordings.iter().max_by_key(|recording| recording.microbatches);
+        let largest = largest.unwrap_or_else(|| unreachable!("a plan is for a recorded step"));
+        Plan::new(largest, Some(slots(recordings, policy)), policy, compute)
     }
 
     /// The region as memory sees it. Microbatch m of M has slot (M-1-m) mod K, so the last is always in slot 0.
@@ -86,20 +125,12 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
         }
     }
 
-    pub(crate) fn placement(&self, region: RegionKey<R>, index: usize) -> Option<&Placement> {
-        self.placements.get(&(region, index))
-    }
-
-    pub(crate) fn dead_after(&self, region: RegionKey<R>) -> &[Placement] {
-        self.dead_after.get(&region).map_or(&[], Vec::as_slice)
-    }
-
     fn fill(
         &mut self,
         recording: &Recording<R>,
         keys: &[RegionKey<R>],
         area: AreaKind,
-        buffers: &[(&RecordedBuffer, Lifetime)],
+        buffers: &[Used<'_>],
         compute: StreamId,
     ) {
         let intervals: Vec<Interval> = buffers

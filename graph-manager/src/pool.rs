@@ -51,15 +51,18 @@ impl Pool {
         &self.shared.side
     }
 
+    /// Whether a region of some step is being recorded or captured.
+    pub(crate) fn is_nested(&self) -> bool {
+        self.device().is_tracing() || self.compute().is_capturing()
+    }
+
     /// Fails while a step of the pool is under way: another one would write over the scratch in use.
     pub(crate) fn check_free(&self) -> Result<()> {
         if !self.shared.busy.get() {
             return Ok(());
         }
-        Err(Error::Usage {
-            problem: "a capture or step was run inside a region that it shares scratch with".into(),
-            fix: "give the inner one a Pool of its own, on the same stream",
-        })
+        let problem = "a capture or step was run inside a region that it shares scratch with";
+        Err(Error::usage(problem, "give the inner one a Pool of its own, on the same stream"))
     }
 
     /// Does the work of a step.

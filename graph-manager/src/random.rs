@@ -26,8 +26,8 @@ impl RandomState {
         let mut block = |name, bytes| pool.device().allocate_tensor(&mut areas, name, [bytes], DType::U8);
         let control = block("random control", size_of::<Control>())?;
         let record = block("random state", size_of::<SampleRecord>())?;
-        let state = RandomState { control, record, step: 0, pool: pool.clone(), _areas: areas };
-        state.set_step(0)?;
+        let mut state = RandomState { control, record, step: 0, pool: pool.clone(), _areas: areas };
+        state.seek(0)?;
         Ok(state)
     }
 
@@ -55,10 +55,6 @@ impl RandomState {
     /// What the device refused.
     pub fn seek(&mut self, step: u32) -> Result<()> {
         self.step = step;
-        self.set_step(step)
-    }
-
-    fn set_step(&self, step: u32) -> Result<()> {
         let compute = self.pool.compute();
         compute.submit(WriteControl { control: self.control, value: Control { step, ..Control::default() } })?;
         Ok(compute.submit(WriteSampleRecord { control: self.control, offset: 0, record: self.record })?)

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use device::{BufferId, Op};
+use device::{BufferId, Op, StreamId, TraceEvent};
 
 use crate::error::{Error, Result};
-use crate::lifetimes::Lifetime;
+use crate::lifetimes::{Lifetime, lifetimes};
 use crate::policy::Policy;
 
 /// One pass over a step in which nothing ran.
@@ -97,6 +97,17 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         (visit.next, visit.end) = (next, position);
     }
 
+    /// The end of the step, with what was submitted.
+    pub(crate) fn finish(mut self, trace: &[TraceEvent], compute: StreamId) -> Recording<R> {
+        self.lifetimes = lifetimes(trace, compute);
+        for (buffer, until) in &self.kept {
+            if let Some(used) = self.lifetimes.get_mut(buffer) {
+                used.last = used.last.max(*until);
+            }
+        }
+        self
+    }
+
     /// Whether a region has others inside it.
     pub(crate) fn is_composite(&self, visit: usize) -> bool {
         self.order[visit].next > visit + 1
@@ -118,39 +129,20 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         Some(at)
     }
 
-    /// Indices of the regions that are submitted on their own rather than as part of a captured one.
-    pub(crate) fn submitted(&self, is_captured: impl Fn(usize) -> bool) -> impl Iterator<Item = usize> {
-        let mut next = 0;
-        self.order.iter().enumerate().filter_map(move |(at, visit)| {
-            if at < next {
-                return None;
-            }
-            if is_captured(at) {
-                next = visit.next;
-            }
-            Some(at)
-        })
-    }
-
     /// Whether the step can be planned: each region comes once, and belongs to a microbatch that the step has.
     pub(crate) fn check(&self, policy: &impl Policy<Region = R>) -> Result<()> {
         let mut seen = HashSet::new();
         for Visit { region, name, .. } in &self.order {
             if !seen.insert(*region) {
-                return Err(Error::Usage {
-                    problem: format!("region `{name}` comes twice in a step"),
-                    fix: "give each visit a region of its own, for buffers and graphs belong to the region",
-                });
+                let problem = format!("region `{name}` comes twice in a step");
+                let fix = "give each visit a region of its own, for buffers and graphs belong to the region";
+                return Err(Error::usage(problem, fix));
             }
-            let microbatch = policy.instance(*region).map(|instance| instance.microbatch);
-            if let Some(microbatch) = microbatch.filter(|microbatch| *microbatch >= self.microbatches) {
-                return Err(Error::Usage {
-                    problem: format!(
-                        "region `{name}` is of microbatch {microbatch}, counted from 0, in a step of {}",
-                        self.microbatches
-                    ),
-                    fix: "pass the number of microbatches to the manager's step",
-                });
+            let (microbatch, of) = (policy.instance(*region).map(|instance| instance.microbatch), self.microbatches);
+            if let Some(microbatch) = microbatch.filter(|microbatch| *microbatch >= of) {
+                let problem =
+                    format!("region `{name}` is of microbatch {microbatch}, counted from 0, in a step of {of}");
+                return Err(Error::usage(problem, "pass the number of microbatches to the manager's step"));
             }
         }
         Ok(())

@@ -3,15 +3,14 @@
 use device::ops::{Copy, Poison};
 use device::{CheckError, DType, Graph, Tensor};
 
-use crate::context::{Current, Phase, StepContext};
-use crate::error::{Error, OUTSIDE, Result};
+use crate::context::{Current, StepContext};
+use crate::error::{Error, Result};
 use crate::frozen;
 use crate::keys::GraphKey;
 use crate::policy::Policy;
 use crate::recording::Visit;
-use crate::resources::Resources;
 use crate::state::Captured;
-use crate::tensor_tree::TensorTree;
+use crate::tensor_tree::{TensorTree, tensors};
 
 /// The region under way: itself and its index in the recorded order.
 type At<R> = (R, usize);
@@ -30,59 +29,62 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
-        if !self.resources.policy.is_region(region) {
+        if !self.manager.policy.is_region(region) {
             return body(self, input);
         }
         let outer = self.current.map(|current| current.visit);
-        if let Phase::Record { recording, .. } = &mut self.phase {
-            let visit = recording.begin(region, outer, self.resources.device.trace_position());
-            let output = self.inside((region, visit), |cx| {
-                let input = cx.own_inputs(region, input)?;
-                cx.mark(region)?;
-                body(cx, input)
-            })?;
-            let end = self.resources.device.trace_position();
-            if let Phase::Record { recording, .. } = &mut self.phase {
-                recording.end(visit, end);
+        let visit = match &mut self.recorder {
+            Some(recorder) => recorder.recording.begin(region, outer, self.manager.pool.device().trace_position()),
+            None => self.expect(region)?,
+        };
+        if self.graphs && !self.capturing {
+            let (state, recording) = (self.state(), self.recording());
+            if self.manager.why_eager(&recording.order[visit]).is_none() {
+                let key = state.graph_key(&self.manager.policy, self.mode, recording, visit);
+                if !state.graphs.contains_key(&key) {
+                    return self.capture((region, visit), key, input, body);
+                }
+                let next = recording.order[visit].next;
+                let output = self.replay((region, visit), &key, input, body)?;
+                self.position = next;
+                return Ok(output);
             }
-            return Ok(output);
         }
-        let visit = self.expect(region)?;
-        let graphs = matches!(self.phase, Phase::Run { graphs: true, .. });
-        let (state, recording) = (self.state(), self.recording());
-        if graphs && !self.capturing && self.resources.captured(recording, visit).is_ok() {
-            let key = state.graph_key(&self.resources.policy, self.mode, recording, visit);
-            if !state.graphs.contains_key(&key) {
-                return self.capture((region, visit), key, input, body);
-            }
-            let next = recording.order[visit].next;
-            let output = self.replay((region, visit), &key, input, body)?;
-            if let Phase::Run { position, .. } = &mut self.phase {
-                *position = next;
-            }
-            return Ok(output);
+        if self.recorder.is_none() {
+            self.set_scope(visit);
         }
-        self.set_scope(visit);
-        self.inside((region, visit), |cx| {
-            let input = cx.own_inputs(region, input)?;
-            cx.mark(region)?;
-            let output = body(cx, input)?;
-            cx.poison(region)?;
-            Ok(output)
-        })
+        let output = self.inside((region, visit), input, |cx, input| cx.work(region, input, body))?;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.recording.end(visit, self.manager.pool.device().trace_position());
+        }
+        Ok(output)
     }
 
     /// Runs `work` with `region` as the innermost region.
-    fn inside<O>(
+    fn inside<I: TensorTree, O>(
         &mut self,
         (region, visit): At<P::Region>,
-        work: impl FnOnce(&mut StepContext<'m, P>) -> Result<O>,
+        input: I,
+        work: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
         let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
         self.forget_deferred();
-        let result = work(self).map_err(|error| error.within(region));
+        let result = self.own_inputs(region, input).and_then(|input| work(self, input));
         self.current = outer;
-        result
+        result.map_err(|error| error.within(region))
+    }
+
+    /// The region's code, after a mark for a watchdog and before poison.
+    fn work<I, O>(
+        &mut self,
+        region: P::Region,
+        input: I,
+        body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
+    ) -> Result<O> {
+        self.mark(region)?;
+        let output = body(self, input)?;
+        self.poison(region)?;
+        Ok(output)
     }
 
     fn capture<I: TensorTree, O: TensorTree>(
@@ -98,10 +100,10 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.set_scope(visit);
         let (graph, inputs, output) = self.capture_code(at, &name, input, body)?;
         tracing::debug!(graph = %graph.name(), nodes = graph.nodes().len(), "captured");
-        graph.launch(&self.resources.compute).map_err(|source| Error::Device { region: name, source })?;
+        graph.launch(self.compute()).map_err(|error| Error::from(error).within(name))?;
         let state = self.state_mut();
-        state.graphs.insert(key, Captured { graph, inputs, output: Box::new(output.clone()) });
-        state.captured.push(key);
+        let number = state.graphs.len();
+        state.graphs.insert(key, Captured { number, graph, inputs, output: Box::new(output.clone()) });
         Ok(output)
     }
 
@@ -113,28 +115,20 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<(Graph, Vec<Tensor>, O)> {
-        let region = at.0;
-        let compute = self.resources.compute.clone();
+        let compute = self.compute().clone();
         let mut inputs = Vec::new();
-        let output = self.inside(at, |cx| {
-            let input = cx.own_inputs(region, input)?;
-            input.map(&mut |_, tensor| {
-                inputs.push(tensor);
-                Ok(tensor)
-            })?;
-            compute.begin_capture().map_err(|source| cx.in_region(source))?;
+        let output = self.inside(at, input, |cx, input| {
+            inputs = tensors(&input)?;
+            compute.begin_capture()?;
             cx.capturing = true;
-            let output = cx.mark(region).and_then(|()| body(cx, input)).and_then(|output| {
-                cx.poison(region)?;
-                Ok(output)
-            });
+            let output = cx.work(at.0, input, body);
             cx.capturing = false;
             if output.is_err() {
                 compute.abandon_capture();
             }
             output
         })?;
-        let graph = compute.end_capture(name).map_err(|source| Error::Device { region: name.into(), source })?;
+        let graph = compute.end_capture(name).map_err(|error| Error::from(error).within(name))?;
         Ok((graph, inputs, output))
     }
 
@@ -145,36 +139,35 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         body: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
-        if self.resources.device.is_timed() || self.resources.options.check_replays {
+        let check = self.manager.options.check_replays;
+        if check || self.manager.pool.device().is_timed() {
             self.set_scope(visit);
         }
         let captured = &self.state().graphs[key];
-        let copies = !self.resources.options.share_io_buffers;
-        let mut at = 0;
+        let copies = !self.manager.options.share_io_buffers;
+        let mut inputs = captured.inputs.iter();
+        let changed = |problem: String, fix| Error::changed(region, problem, fix);
         input.map(&mut |name, tensor| {
             let same = |was: &&Tensor| (was.shape, was.dtype) == (tensor.shape, tensor.dtype);
-            let Some(&expected) = captured.inputs.get(at).filter(same) else {
-                return Err(other_inputs(region, format!("input `{name}` has another number, shape or type")));
+            let Some(&own) = inputs.next().filter(same) else {
+                let problem = format!("input `{name}` has another number, shape or type than at capture");
+                return Err(changed(problem, "pass the same buffers each step"));
             };
-            at += 1;
-            if tensor.address == expected.address {
-                return Ok(tensor);
+            if tensor.address != own.address && !copies {
+                let problem = format!("input `{name}` lies at another address than at capture");
+                let fix = "pass the buffer that the region was captured with, or set share_io_buffers = false";
+                return Err(changed(problem, fix));
             }
-            if copies {
+            if tensor.address != own.address {
                 self.set_scope(visit);
-                self.run(Copy { input: tensor, output: expected })?;
-                return Ok(tensor);
+                self.run(Copy { input: tensor, output: own })?;
             }
-            Err(Error::Changed {
-                region: region.to_string(),
-                problem: format!("input `{name}` lies at another address than at capture"),
-                fix: "pass the buffer that the region was captured with, or set share_io_buffers = false",
-            })
+            Ok(tensor)
         })?;
-        if at < captured.inputs.len() {
-            return Err(other_inputs(region, format!("it has {at} inputs of {}", captured.inputs.len())));
+        if inputs.next().is_some() {
+            return Err(changed("it has fewer inputs than at capture".into(), "pass the same buffers each step"));
         }
-        if self.resources.options.check_replays {
+        if check {
             let (graph, ..) = self.capture_code((region, visit), "check", input, body)?;
             let was = &self.state().graphs[key].graph;
             if let Some(problem) = frozen::difference(was.nodes(), graph.nodes()) {
@@ -182,28 +175,22 @@ impl<'m, P: Policy> StepContext<'m, P> {
             }
         }
         let captured = &self.state().graphs[key];
-        captured
-            .graph
-            .launch(&self.resources.compute)
-            .map_err(|source| Error::Device { region: captured.graph.name().into(), source })?;
-        match captured.output.downcast_ref::<O>() {
-            Some(output) => Ok(output.clone()),
-            None => Err(Error::Changed {
-                region: region.to_string(),
-                problem: format!("it was captured with another output type than {}", std::any::type_name::<O>()),
-                fix: "return the same type from the region each step",
-            }),
-        }
+        let named = |error| Error::from(error).within(captured.graph.name());
+        captured.graph.launch(self.compute()).map_err(named)?;
+        captured.output.downcast_ref::<O>().cloned().ok_or_else(|| {
+            let problem = format!("it was captured with another output type than {}", std::any::type_name::<O>());
+            changed(problem, "return the same type from the region each step")
+        })
     }
 
     /// Names the region that operations belong to from now on.
     fn set_scope(&self, visit: usize) {
-        self.resources.device.set_scope(&self.recording().order[visit].name);
+        self.manager.pool.device().set_scope(&self.recording().order[visit].name);
     }
 
     /// With boundary copies, the captured region's own copies of its inputs; else the inputs themselves.
     fn own_inputs<I: TensorTree>(&mut self, region: P::Region, input: I) -> Result<I> {
-        let Resources { options, policy, .. } = &*self.resources;
+        let (options, policy) = (&self.manager.options, &self.manager.policy);
         if options.share_io_buffers || !options.enable || policy.captured(region).is_err() {
             return Ok(input);
         }
@@ -216,21 +203,22 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Leaves a mark where a watchdog reads them; a captured region has it in its graph.
     fn mark(&self, region: P::Region) -> Result<()> {
-        let Some(progress) = self.resources.device.progress() else { return Ok(()) };
-        match self.resources.policy.mark(region) {
+        let Some(progress) = self.manager.pool.device().progress() else { return Ok(()) };
+        match self.manager.policy.mark(region) {
             Some(name) => self.run(progress.region(&name)),
             None => Ok(()),
         }
     }
 
     /// Overwrites what is dead after this region.
-    fn poison(&mut self, region: P::Region) -> Result<()> {
-        if !self.resources.options.poison {
+    fn poison(&self, region: P::Region) -> Result<()> {
+        if !self.manager.options.poison || self.recorder.is_some() {
             return Ok(());
         }
         let plan = &self.state().plan;
-        for dead in plan.dead_after(plan.key(&self.resources.policy, region, self.microbatches)) {
-            let output = self.resources.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
+        let key = plan.key(&self.manager.policy, region, self.microbatches);
+        for dead in plan.dead_after.get(&key).into_iter().flatten() {
+            let output = self.manager.areas[&dead.area].place(dead.buffer, dead.offset, [dead.bytes], DType::U8);
             self.run(Poison { output })?;
         }
         Ok(())
@@ -238,23 +226,21 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Checks that the recorded order has this region next, and moves on.
     fn expect(&mut self, region: P::Region) -> Result<usize> {
-        let Phase::Run { position: visit, .. } = self.phase else { return Ok(0) };
+        let visit = self.position;
         match self.recording().order.get(visit) {
-            Some(expected) if expected.region == region => {}
-            expected => return Err(out_of_order(visit, expected, &region.to_string())),
+            Some(expected) if expected.region == region => {
+                self.position += 1;
+                Ok(visit)
+            }
+            expected => Err(out_of_order(visit, expected, &region.to_string())),
         }
-        if let Phase::Run { position, .. } = &mut self.phase {
-            *position += 1;
-        }
-        Ok(visit)
     }
 
     /// Checks that the step has gone through all of the recorded order.
     pub(crate) fn check_complete(&self) -> Result<()> {
-        let Phase::Run { position, .. } = &self.phase else { return Ok(()) };
-        match self.recording().order.get(*position) {
+        match self.recording().order.get(self.position) {
             None => Ok(()),
-            expected => Err(out_of_order(*position, expected, "the end of the step")),
+            expected => Err(out_of_order(self.position, expected, "the end of the step")),
         }
     }
 }
@@ -262,13 +248,5 @@ impl<'m, P: Policy> StepContext<'m, P> {
 fn out_of_order<R>(position: usize, expected: Option<&Visit<R>>, actual: &str) -> Error {
     let expected = expected.map_or("the end of the step".into(), |visit| visit.name.to_string());
     let hazard = CheckError::OutOfOrder { position, expected, actual: actual.into() };
-    Error::Device { region: OUTSIDE.into(), source: hazard.into() }
-}
-
-fn other_inputs(region: impl std::fmt::Display, problem: String) -> Error {
-    Error::Changed {
-        region: region.to_string(),
-        problem: format!("{problem} than at capture"),
-        fix: "pass the same buffers each step",
-    }
+    device::Error::from(hazard).into()
 }

@@ -1,10 +1,13 @@
 //! What was captured: a line to read, JSON and Graphviz for tools.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use device::Graph;
 
-use crate::area::MemoryUse;
+use crate::error::mib;
+use crate::manager::CudaGraphManager;
+use crate::policy::Policy;
 
 /// What a manager captured.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -63,6 +66,15 @@ pub struct GraphReport {
     pub streams: Vec<u32>,
 }
 
+/// Bytes of one area.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryUse {
+    /// `scratch of stream n`, `slot n` or `step`.
+    pub area: String,
+    /// Its size.
+    pub bytes: usize,
+}
+
 /// Regions of one kind that have no graph.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct EagerReport {
@@ -72,8 +84,65 @@ pub struct EagerReport {
     pub reason: String,
 }
 
+impl<P: Policy> CudaGraphManager<P> {
+    /// Bytes that the recorded modes need, by area.
+    pub fn memory(&self) -> Vec<MemoryUse> {
+        let planned = self.planned().into_iter();
+        planned.map(|(kind, bytes)| MemoryUse { area: kind.to_string(), bytes }).collect()
+    }
+
+    /// Graphs that recorded steps of the mode will have: each region that is captured, by slot and variant.
+    pub fn expected_graphs(&self, mode: P::Mode) -> usize {
+        let mut keys = HashSet::new();
+        for (kind, state) in self.states.iter().filter(|(kind, _)| kind.0 == mode) {
+            for recording in state.recordings.values() {
+                for (visit, _) in self.submitted(recording).filter(|(_, eager)| eager.is_none()) {
+                    keys.insert((kind.1, state.graph_key(&self.policy, mode, recording, visit)));
+                }
+            }
+        }
+        keys.len()
+    }
+
+    /// What has been captured so far.
+    pub fn report(&self) -> Report {
+        let mut report = Report { graphs: Vec::new(), eager: Vec::new(), memory: self.memory(), steps: Vec::new() };
+        for (kind, state) in &self.states {
+            let (mode, first) = (format!("{:?}", kind.0), report.graphs.len());
+            let mut graphs: Vec<_> = state.graphs.iter().collect();
+            graphs.sort_by_key(|(_, captured)| captured.number);
+            for (key, captured) in graphs {
+                report.graphs.push(GraphReport::new(&captured.graph, mode.clone(), key.code.region.slot));
+            }
+            for recording in state.recordings.values() {
+                let mut order = Vec::new();
+                for (visit, eager) in self.submitted(recording) {
+                    let region = recording.order[visit].region;
+                    let microbatch = self.policy.instance(region).map(|instance| instance.microbatch);
+                    let mut graph = None;
+                    match eager {
+                        None => {
+                            let key = state.graph_key(&self.policy, kind.0, recording, visit);
+                            graph = state.graphs.get(&key).map(|captured| first + captured.number);
+                        }
+                        // A composite region is described by the regions in it.
+                        Some(_) if recording.is_composite(visit) => continue,
+                        Some(reason) => report.add_eager(self.policy.kind(region), reason),
+                    }
+                    if let Some(graph) = graph {
+                        report.graphs[graph].serve(microbatch, recording.bytes(visit));
+                    }
+                    order.push(Launch { region: region.to_string(), microbatch, graph });
+                }
+                report.steps.push(StepReport { mode: mode.clone(), microbatches: recording.microbatches, order });
+            }
+        }
+        report
+    }
+}
+
 impl GraphReport {
-    pub(crate) fn new(graph: &Graph, mode: String, slot: Option<usize>) -> GraphReport {
+    fn new(graph: &Graph, mode: String, slot: Option<usize>) -> GraphReport {
         GraphReport {
             name: graph.name().into(),
             mode,
@@ -87,7 +156,7 @@ impl GraphReport {
     }
 
     /// Notes a turn of its region, with the bytes that the region takes.
-    pub(crate) fn serve(&mut self, microbatch: Option<usize>, bytes: usize) {
+    fn serve(&mut self, microbatch: Option<usize>, bytes: usize) {
         self.bytes = bytes;
         if let Some(microbatch) = microbatch.filter(|microbatch| !self.microbatches.contains(microbatch)) {
             self.microbatches.push(microbatch);
@@ -96,7 +165,7 @@ impl GraphReport {
 }
 
 impl Report {
-    pub(crate) fn add_eager(&mut self, region: String, reason: &str) {
+    fn add_eager(&mut self, region: String, reason: &str) {
         let entry = EagerReport { region, reason: reason.into() };
         if !self.eager.contains(&entry) {
             self.eager.push(entry);
@@ -143,8 +212,7 @@ impl std::fmt::Display for Report {
         if self.memory.is_empty() {
             return Ok(());
         }
-        let memory: Vec<String> =
-            self.memory.iter().map(|area| format!("{} {:.1} MiB", area.area, area.bytes as f64 / 1048576.0)).collect();
+        let memory: Vec<String> = self.memory.iter().map(|area| format!("{} {}", area.area, mib(area.bytes))).collect();
         write!(f, "; memory: {}", memory.join(", "))
     }
 }

@@ -2,10 +2,8 @@
 
 use crate::context::StepContext;
 use crate::error::{Error, Result};
-use crate::keys::CodeKey;
+use crate::keys::SavedKey;
 use crate::policy::Policy;
-
-type Key<P> = (CodeKey<<P as Policy>::Region, <P as Policy>::Variant>, Option<usize>);
 
 impl<'m, P: Policy> StepContext<'m, P> {
     /// Does the work of one part of this region's layer. What one part saves, the others do not see.
@@ -40,20 +38,21 @@ impl<'m, P: Policy> StepContext<'m, P> {
     pub fn saved<T: Clone + 'static>(&mut self) -> Result<T> {
         let key = self.saved_key("saved")?;
         let value = self.handover().saved.get(&key).and_then(|value| value.downcast_ref::<T>()).cloned();
-        value.ok_or_else(|| Error::Usage {
-            problem: format!("{}: no {} was saved", self.region_name(), std::any::type_name::<T>()),
-            fix: "call save_for_backward in the region that Policy::saved_by answers, with a value of that type",
+        value.ok_or_else(|| {
+            let problem = format!("{}: no {} was saved", self.region_name(), std::any::type_name::<T>());
+            let fix = "call save_for_backward in the region that Policy::saved_by answers, with a value of that type";
+            Error::usage(problem, fix)
         })
     }
 
-    fn saved_key(&self, what: &str) -> Result<Key<P>> {
+    fn saved_key(&self, what: &str) -> Result<SavedKey<P::Region, P::Variant>> {
         let known = self.current.and_then(|current| {
-            let forward = self.resources.policy.saved_by(current.region)?;
+            let forward = self.manager.policy.saved_by(current.region)?;
             Some((self.code_key(forward), current.part))
         });
-        known.ok_or_else(|| Error::Usage {
-            problem: format!("{}: `{what}` was called where Policy::saved_by answers None", self.region_name()),
-            fix: "call it in a forward or backward region that the policy knows",
+        known.ok_or_else(|| {
+            let problem = format!("{}: `{what}` was called where Policy::saved_by answers None", self.region_name());
+            Error::usage(problem, "call it in a forward or backward region that the policy knows")
         })
     }
 }

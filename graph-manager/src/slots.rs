@@ -38,6 +38,21 @@ pub(crate) fn in_flight<P: Policy>(recording: &Recording<P::Region>, policy: &P)
     flights(recording, policy).iter().map(|(chunk, flights)| (*chunk, most(flights))).collect()
 }
 
+/// By chunk, the number of slots that hold every one of these steps.
+pub(crate) fn slots<P: Policy>(recordings: &[&Recording<P::Region>], policy: &P) -> BTreeMap<usize, usize> {
+    let mut slots = BTreeMap::new();
+    recordings.iter().for_each(|recording| raise(&mut slots, &in_flight(recording, policy)));
+    slots
+}
+
+/// Makes each number at least as large as needed.
+pub(crate) fn raise<K: Ord + Copy>(numbers: &mut BTreeMap<K, usize>, needed: &BTreeMap<K, usize>) {
+    for (key, needed) in needed {
+        let number = numbers.entry(*key).or_default();
+        *number = (*needed).max(*number);
+    }
+}
+
 /// Fails if a buffer is used after the last region of its microbatch, when another microbatch may have its slot.
 pub(crate) fn check_flights<P: Policy>(
     recording: &Recording<P::Region>,
@@ -51,10 +66,9 @@ pub(crate) fn check_flights<P: Policy>(
         let (of_chunk, slots) = (&flights[&instance.chunk], slots.get(&instance.chunk).copied().unwrap_or(1));
         let end = of_chunk[&instance.microbatch].end;
         if of_chunk.len() > slots && recording.lifetimes.get(&buffer.buffer).is_some_and(|used| used.last >= end) {
-            return Err(Error::Usage {
-                problem: format!("buffer `{}` of `{}` is used after its microbatch has ended", buffer.name, visit.name),
-                fix: "copy it in a region of the microbatch, or set mempool to Single",
-            });
+            let problem =
+                format!("buffer `{}` of `{}` is used after its microbatch has ended", buffer.name, visit.name);
+            return Err(Error::usage(problem, "copy it in a region of the microbatch, or set mempool to Single"));
         }
     }
     Ok(())

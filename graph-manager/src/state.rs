@@ -3,17 +3,14 @@
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 
-use device::{Graph, StreamId, Tensor};
+use device::{Graph, Op, StreamId, Tensor};
 
 use crate::error::{Error, Result};
-use crate::handover::Handover;
-use crate::keys::{CodeKey, GraphKey};
+use crate::keys::{CodeKey, GraphKey, SavedKey};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::recording::Recording;
-use crate::slots::{check_flights, in_flight};
-
-type Key<P> = GraphKey<<P as Policy>::Region, <P as Policy>::Variant>;
+use crate::slots::{check_flights, in_flight, slots};
 
 /// The recordings, plan and graphs of one kind of step.
 pub(crate) struct State<P: Policy> {
@@ -21,9 +18,7 @@ pub(crate) struct State<P: Policy> {
     pub(crate) recordings: BTreeMap<usize, Recording<P::Region>>,
     pub(crate) plan: Plan<P::Region>,
     pub(crate) handover: Handover<P>,
-    pub(crate) graphs: HashMap<Key<P>, Captured>,
-    /// Keys in order of capture.
-    pub(crate) captured: Vec<Key<P>>,
+    pub(crate) graphs: HashMap<GraphKey<P::Region, P::Variant>, Captured>,
     /// Steps done.
     pub(crate) steps: usize,
     /// Whether its first capture has begun.
@@ -32,8 +27,24 @@ pub(crate) struct State<P: Policy> {
     pub(crate) last_used: u64,
 }
 
+/// What the code of one region leaves for another: values saved for backward, and deferred operations. A replayed region
+/// runs no code, so what its capture left stays.
+pub(crate) struct Handover<P: Policy> {
+    pub(crate) saved: HashMap<SavedKey<P::Region, P::Variant>, Box<dyn Any>>,
+    /// By the region that deferred them, in the order of submission.
+    pub(crate) deferred: HashMap<CodeKey<P::Region, P::Variant>, Vec<Op>>,
+}
+
+impl<P: Policy> Default for Handover<P> {
+    fn default() -> Handover<P> {
+        Handover { saved: HashMap::new(), deferred: HashMap::new() }
+    }
+}
+
 /// A region's graph, what it was captured with and what it returned.
 pub(crate) struct Captured {
+    /// How many were captured before it.
+    pub(crate) number: usize,
     pub(crate) graph: Graph,
     pub(crate) inputs: Vec<Tensor>,
     pub(crate) output: Box<dyn Any>,
@@ -47,15 +58,16 @@ impl<P: Policy> State<P> {
         policy: &P,
         compute: StreamId,
     ) -> Result<State<P>> {
-        let slots = by_slot.then(|| in_flight(&recording, policy));
-        let plan = Plan::new(&recording, slots, policy, compute);
+        let plan = match by_slot {
+            true => Plan::in_slots(&[&recording], policy, compute),
+            false => Plan::new(&recording, None, policy, compute),
+        };
         plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&recording, slots, policy))?;
         Ok(State {
             recordings: BTreeMap::from([(recording.microbatches, recording)]),
             plan,
             handover: Handover::default(),
             graphs: HashMap::new(),
-            captured: Vec::new(),
             steps: 0,
             begun: false,
             last_used: 0,
@@ -65,7 +77,6 @@ impl<P: Policy> State<P> {
     /// Forgets graphs, and values that point into memory.
     pub(crate) fn forget_graphs(&mut self) {
         self.graphs.clear();
-        self.captured.clear();
         self.handover = Handover::default();
         self.begun = false;
     }
@@ -89,7 +100,7 @@ impl<P: Policy> State<P> {
         mode: P::Mode,
         recording: &Recording<P::Region>,
         visit: usize,
-    ) -> Key<P> {
+    ) -> GraphKey<P::Region, P::Variant> {
         let microbatches = recording.microbatches;
         GraphKey {
             code: self.code_key(policy, mode, recording.order[visit].region, microbatches),
@@ -100,16 +111,9 @@ impl<P: Policy> State<P> {
     /// Plans again where a step with another number of microbatches needs more slots. Even a step with fewer microbatches
     /// may: in an interleaved pipeline more are in flight if the last group is not whole.
     pub(crate) fn make_room(&mut self, recording: &Recording<P::Region>, policy: &P, compute: StreamId) {
-        let Some(known) = &self.plan.slots else { return };
-        let mut slots = known.clone();
-        for (chunk, needed) in in_flight(recording, policy) {
-            let count = slots.entry(chunk).or_default();
-            *count = needed.max(*count);
-        }
-        if slots != *known {
-            let largest =
-                self.recordings.values().next_back().filter(|last| last.microbatches > recording.microbatches);
-            self.plan = Plan::new(largest.unwrap_or(recording), Some(slots), policy, compute);
+        let all: Vec<_> = self.recordings.values().chain([recording]).collect();
+        if self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all, policy)) {
+            self.plan = Plan::in_slots(&all, policy, compute);
         }
     }
 
@@ -119,10 +123,9 @@ impl<P: Policy> State<P> {
             for (chunk, in_flight) in in_flight(recording, policy) {
                 let slots = slots.get(&chunk).copied().unwrap_or(0);
                 if in_flight > slots {
-                    return Err(Error::Usage {
-                        problem: format!("{in_flight} microbatches are in flight at once, the plan has {slots} slots"),
-                        fix: "record every number of microbatches that will come before the first step",
-                    });
+                    let problem = format!("{in_flight} microbatches are in flight at once, the plan has {slots} slots");
+                    let fix = "record every number of microbatches that will come before the first step";
+                    return Err(Error::usage(problem, fix));
                 }
             }
             check_flights(recording, slots, policy)?;
@@ -130,13 +133,11 @@ impl<P: Policy> State<P> {
         for buffer in &recording.buffers {
             let region = recording.order[buffer.visit].region;
             let key = self.plan.key(policy, region, recording.microbatches);
-            let planned = self.plan.placement(key, buffer.index);
+            let planned = self.plan.placements.get(&(key, buffer.index));
             if planned.is_none_or(|planned| planned.bytes != buffer.bytes) {
-                return Err(Error::Changed {
-                    region: region.to_string(),
-                    problem: format!("buffer `{}` of {} bytes was not in the plan", buffer.name, buffer.bytes),
-                    fix: "give each shape a mode of its own, or call CudaGraphManager::reset",
-                });
+                let problem = format!("buffer `{}` of {} bytes was not in the plan", buffer.name, buffer.bytes);
+                let fix = "give each shape a mode of its own, or call CudaGraphManager::reset";
+                return Err(Error::changed(region, problem, fix));
             }
         }
         Ok(())

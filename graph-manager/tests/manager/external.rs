@@ -3,18 +3,31 @@
 use std::path::Path;
 use std::process::Command;
 
-#[test]
-fn a_crate_of_its_own_brings_regions_layers_and_an_operation() {
+/// Runs one of its programs, which checks itself, and finds the end of the line that it prints.
+fn prints(program: &str, ending: &str) {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let external = own.join("tests/external");
     // The versions of the workspace, so that nothing has to be downloaded.
     std::fs::copy(own.join("../Cargo.lock"), external.join("Cargo.lock")).unwrap();
     let output = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--offline"])
+        .args(["run", "--quiet", "--offline", "--bin", program])
         .current_dir(&external)
         .env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("external"))
         .output()
         .unwrap();
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("with 11 graphs"), "{said}{errors}");
+    let name = program.replace('_', " ");
+    assert!(output.status.success(), "{program}: {said}{errors}");
+    assert!(
+        said.starts_with(&format!("{name}: loss ")) && said.trim_end().ends_with(ending),
+        "{program}: {said}{errors}"
+    );
+}
+
+#[test]
+fn a_crate_of_its_own_trains_to_the_same_bits_with_every_way_to_a_graph() {
+    prints("own_network", "with 11 graphs");
+    prints("whole_iteration", "with 2 graphs");
+    prints("ahead_of_time", "with 2 graphs");
+    prints("one_block", "with 2 graphs");
 }

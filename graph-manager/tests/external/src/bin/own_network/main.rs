@@ -129,6 +129,6 @@ fn main() -> Result<()> {
     assert!(eager[7] < 0.8 * eager[0], "the network learns: {eager:?}");
     // Two layers, the loss and two slots; the update.
     assert_eq!((none, graphs), (0, 2 * (2 + 2 + 1) + 1));
-    println!("loss {} to {} with {graphs} graphs", eager[0], eager[7]);
+    println!("own network: loss {} to {} with {graphs} graphs", eager[0], eager[7]);
     Ok(())
 }

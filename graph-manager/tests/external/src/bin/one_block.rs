@@ -1,0 +1,84 @@
+//! Only the second block is captured, its forward and its backward; all else runs eagerly: what
+//! `torch.cuda.make_graphed_callables` does with one submodule.
+
+use std::fmt::{Display, Formatter};
+
+use device::DType;
+use external::{Training, report};
+use graph_manager::{CudaGraphManager, Layer, ManagerOptions, NoVariant, Policy, Result, StepContext};
+
+/// The pieces of a step. Blocks are counted from 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Region {
+    Forward(usize),
+    Loss,
+    Backward(usize),
+    Update,
+}
+
+impl Display for Region {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Region::Forward(block) => write!(f, "forward of block {block}"),
+            Region::Loss => write!(f, "loss"),
+            Region::Backward(block) => write!(f, "backward of block {block}"),
+            Region::Update => write!(f, "update"),
+        }
+    }
+}
+
+struct OnlyTheSecond;
+
+impl Policy for OnlyTheSecond {
+    type Region = Region;
+    type Mode = &'static str;
+    type Variant = NoVariant;
+
+    fn captured(&self, region: Region) -> std::result::Result<(), &'static str> {
+        match region {
+            Region::Forward(1) | Region::Backward(1) => Ok(()),
+            _ => Err("only the second block is captured"),
+        }
+    }
+
+    fn saved_by(&self, region: Region) -> Option<Region> {
+        match region {
+            Region::Forward(block) | Region::Backward(block) => Some(Region::Forward(block)),
+            Region::Loss | Region::Update => None,
+        }
+    }
+}
+
+fn step(cx: &mut StepContext<'_, OnlyTheSecond>, training: &Training) -> Result<()> {
+    let Training { network, input, target, losses, .. } = training;
+    let mut x = *input;
+    for (at, block) in network.blocks.iter().enumerate() {
+        x = cx.region(Region::Forward(at), x, |cx, x| block.forward(cx, x))?;
+    }
+    let mut grad = cx.region(Region::Loss, x, |cx, prediction| {
+        let grad = cx.tensor("grad", prediction.shape, DType::F32)?;
+        cx.run(network.loss(prediction, *target, *losses, grad))?;
+        Ok(grad)
+    })?;
+    for (at, block) in network.blocks.iter().enumerate().rev() {
+        grad = cx.region(Region::Backward(at), grad, |cx, grad| block.backward(cx, grad))?;
+    }
+    cx.region(Region::Update, (), |cx, ()| network.update().try_for_each(|op| cx.run(op)))
+}
+
+/// The losses, and the number of graphs.
+fn train(enable: bool) -> Result<(Vec<f32>, usize)> {
+    let mut training = Training::new()?;
+    let options = ManagerOptions { enable, ..ManagerOptions::default() };
+    let mut manager = CudaGraphManager::in_pool(&training.pool, options, OnlyTheSecond)?;
+    let losses = training.run(|training, _| manager.step("train", 1, &mut |cx| step(cx, training)))?;
+    Ok((losses, manager.report().graphs.len()))
+}
+
+fn main() -> Result<()> {
+    let (eager, none) = train(false)?;
+    let (replayed, graphs) = train(true)?;
+    assert_eq!((none, graphs), (0, 2), "a forward and a backward");
+    report("one block", &eager, &replayed, graphs);
+    Ok(())
+}
