@@ -14,3 +14,4 @@ mod ops_dense;
 mod ops_parallel;
 mod ops_quantize;
 mod ops_quantize_gemm;
+mod ops_scales;
