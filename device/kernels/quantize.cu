@@ -26,17 +26,14 @@ struct Words {
 inline int place(int column) { return column / 8 % GROUPS * 4; }
 
 // Sixteen rows of a column of the transposed copy, from `row` on.
-inline void store_column(const Quantize& q, u64 column, u32 row, uint4 bytes) {
+inline void store_column(const Quantize& q, u64 column, u32 row, const u32* words) {
     u8* to = q.columns_out + column * q.rows + row;
     if (q.wide_columns) {
-        if (row < q.rows) *reinterpret_cast<uint4*>(to) = bytes;
+        if (row < q.rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(words);
         return;
     }
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        u32 word = i < 4 ? bytes.x : i < 8 ? bytes.y : i < 12 ? bytes.z : bytes.w;
-        if (row + i < q.rows) to[i] = (u8)(word >> 8 * (i % 4));
-    }
+#pragma unroll 1
+    for (u32 i = 0; i < 16 && row + i < q.rows; i++) to[i] = reinterpret_cast<const u8*>(words)[i];
 }
 
 template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
@@ -121,9 +118,9 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
         for (int i = 0; i < OUTPUTS * TILE_COLUMNS * PIECES / 256; i++) {
             u32 at = i * 256 + threadIdx.x, piece = at % PIECES, c = at / PIECES % TILE_COLUMNS;
             u32 o = at / (PIECES * TILE_COLUMNS);
-            uint4 sixteen = *reinterpret_cast<const uint4*>(&staged[o].word[c][piece * 4 ^ place(c)]);
             if (first_column + c < q.width) {
-                store_column(q, (u64)o * q.width + first_column + c, (u32)first_row + piece * 16, sixteen);
+                const u32* words = &staged[o].word[c][piece * 4 ^ place(c)];
+                store_column(q, (u64)o * q.width + first_column + c, (u32)first_row + piece * 16, words);
             }
         }
     }

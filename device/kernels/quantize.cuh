@@ -18,7 +18,7 @@ struct Quantize {
     u32 same_bytes;   // both copies have one type and one scale
     u32 wide_columns; // the rows of `columns_out` are stored 16 bytes at a time
     u32 kept;         // the row kernel keeps a row in shared memory; `largest` leaves a scale that is known
-    u32 reserved;
+    u32 bf16_inputs;  // for the path of odd sizes and addresses, which takes both types
 };
 
 // ---- 8-bit floating types -----------------------------------------------------------------------------------------
@@ -68,14 +68,13 @@ inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 // ---- What is quantised --------------------------------------------------------------------------------------------
 
-// Each source computes OUTPUTS values from LOADS loaded ones. Load `l` of a row and column lies at `at(..., l)`; output
-// `o` is column `o * width + column`.
+// Each source computes OUTPUTS values from LOADS loaded ones, for inputs of type T. Load `l` of a row and column is
+// element `at(..., l)` of `matrix(..., l)`; output `o` is column `o * width + column`.
 
 template <class T> struct Stored {
     static constexpr int LOADS = 1, OUTPUTS = 1;
-    static const T* at(const Quantize& q, u64 row, u32 column, int) {
-        return (const T*)q.input + row * q.width + column;
-    }
+    static const void* matrix(const Quantize& q, int) { return q.input; }
+    static u64 at(const Quantize& q, u64 row, u32 column, int) { return row * q.width + column; }
     static void compute(const float (&in)[1], float (&out)[1]) { out[0] = in[0]; }
 };
 
@@ -96,26 +95,24 @@ template <class F, class T> struct Activated : Stored<T> {
 
 template <class F, class T> struct ActivatedBackward {
     static constexpr int LOADS = 2, OUTPUTS = 1;
-    static const T* at(const Quantize& q, u64 row, u32 column, int l) {
-        return (const T*)(l == 0 ? q.input : q.grad) + row * q.width + column;
-    }
+    static const void* matrix(const Quantize& q, int l) { return l == 0 ? q.input : q.grad; }
+    static u64 at(const Quantize& q, u64 row, u32 column, int) { return row * q.width + column; }
     static void compute(const float (&in)[2], float (&out)[1]) { out[0] = F::template derivative<T>(in[0], in[1]); }
 };
 
 // [gate | up] has 2 `width` columns.
 template <class T> struct SwiGlu {
     static constexpr int LOADS = 2, OUTPUTS = 1;
-    static const T* at(const Quantize& q, u64 row, u32 column, int l) {
-        return (const T*)q.input + (row * 2 + l) * q.width + column;
-    }
+    static const void* matrix(const Quantize& q, int) { return q.input; }
+    static u64 at(const Quantize& q, u64 row, u32 column, int l) { return (row * 2 + l) * q.width + column; }
     static void compute(const float (&in)[2], float (&out)[1]) { out[0] = in[0] * sigmoid<T>(in[0]) * in[1]; }
 };
 
 template <class T> struct SwiGluBackward {
     static constexpr int LOADS = 3, OUTPUTS = 2;
-    static const T* at(const Quantize& q, u64 row, u32 column, int l) {
-        if (l == 2) return (const T*)q.grad + row * q.width + column;
-        return (const T*)q.input + (row * 2 + l) * q.width + column;
+    static const void* matrix(const Quantize& q, int l) { return l == 2 ? q.grad : q.input; }
+    static u64 at(const Quantize& q, u64 row, u32 column, int l) {
+        return (l == 2 ? row : row * 2 + l) * q.width + column;
     }
     static void compute(const float (&in)[3], float (&out)[2]) {
         float gate = in[0], up = in[1], dy = in[2], s = sigmoid<T>(gate);
@@ -126,7 +123,7 @@ template <class T> struct SwiGluBackward {
 
 // ---- Eight columns of a row ---------------------------------------------------------------------------------------
 
-// Eight values of each load as they lie in memory.
+// Eight values of each load, as they lie in memory.
 template <class T, int LOADS> struct Pack {
     static constexpr int WORDS = sizeof(T) / 2; // of 16 bytes
     uint4 words[LOADS][WORDS];
@@ -141,34 +138,35 @@ inline void unpack_pack(const uint4 (&words)[2], float (&x)[8]) {
     }
 }
 
-// Values from `column` on, one by one; 0 beyond `width`.
-inline void fetch_singly(const bf16* from, u32 column, u32 width, uint4 (&words)[1]) {
-    u32 pairs[4];
+inline void pack_floats(const float (&x)[8], uint4 (&words)[2]) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 low = column + 2 * i < width ? from[2 * i].bits : 0, high = column + 2 * i + 1 < width ? from[2 * i + 1].bits : 0;
-        pairs[i] = low | high << 16;
+    for (int w = 0; w < 2; w++) {
+        words[w].x = __float_as_uint(x[4 * w]), words[w].y = __float_as_uint(x[4 * w + 1]);
+        words[w].z = __float_as_uint(x[4 * w + 2]), words[w].w = __float_as_uint(x[4 * w + 3]);
     }
-    words[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
-inline void fetch_singly(const float* from, u32 column, u32 width, uint4 (&words)[2]) {
-    u32 bits[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) bits[i] = column + i < width ? __float_as_uint(from[i]) : 0;
-    words[0] = make_uint4(bits[0], bits[1], bits[2], bits[3]), words[1] = make_uint4(bits[4], bits[5], bits[6], bits[7]);
 }
 
-// Columns `column` to `column + 8` of a row. With VECTOR 16 bytes at a time: `width` is a multiple of 8.
+// Columns `column` to `column + 8` of a row, 16 bytes at a time; `width` is a multiple of 8. Without VECTOR they come one
+// by one from either type, as f32, and are 0 beyond `width`.
 template <class S, class T, bool VECTOR> Pack<T, S::LOADS> fetch_pack(const Quantize& q, u64 row, u32 column) {
     Pack<T, S::LOADS> pack;
 #pragma unroll
     for (int l = 0; l < S::LOADS; l++) {
-        const T* from = S::at(q, row, column, l);
+        const void* matrix = S::matrix(q, l);
+        u64 at = S::at(q, row, column, l);
         if constexpr (VECTOR) {
+            const uint4* from = reinterpret_cast<const uint4*>((const T*)matrix + at);
 #pragma unroll
-            for (int w = 0; w < pack.WORDS; w++) pack.words[l][w] = reinterpret_cast<const uint4*>(from)[w];
+            for (int w = 0; w < pack.WORDS; w++) pack.words[l][w] = from[w];
         } else {
-            fetch_singly(from, column, q.width, pack.words[l]);
+            float x[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                x[i] = column + i >= q.width ? 0.0f
+                       : q.bf16_inputs       ? value((const bf16*)matrix + at + i)
+                                             : value((const float*)matrix + at + i);
+            }
+            pack_floats(x, pack.words[l]);
         }
     }
     return pack;
@@ -196,19 +194,18 @@ template <class S, bool VECTOR> void store_row(const Quantize& q, u64 row, u32 c
     if constexpr (VECTOR) {
         *reinterpret_cast<uint2*>(to) = bytes;
     } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (column + i < q.width) to[i] = (u8)((i < 4 ? bytes.x : bytes.y) >> 8 * (i % 4));
-        }
+        u64 eight = bytes.x | (u64)bytes.y << 32;
+#pragma unroll 1
+        for (u32 i = 0; i < 8 && column + i < q.width; i++) to[i] = (u8)(eight >> 8 * i);
     }
 }
 
-// Declares a kernel for each source, type and path: DECLARE(source of T, its name, type, 16 bytes at a time, suffix).
-#define FOR_EACH_PATH(DECLARE, source, name)      \
-    DECLARE(source<bf16>, name, bf16, true, bf16) \
+// Declares three kernels for each source: 16 bytes at a time of each type, and one value at a time for odd sizes and
+// addresses. DECLARE(source, its name, type that it computes for, 16 bytes at a time, suffix).
+#define FOR_EACH_PATH(DECLARE, source, name)       \
+    DECLARE(source<bf16>, name, bf16, true, bf16)  \
     DECLARE(source<float>, name, float, true, f32) \
-    DECLARE(source<bf16>, name, bf16, false, bf16_scalar) \
-    DECLARE(source<float>, name, float, false, f32_scalar)
+    DECLARE(source<float>, name, float, false, scalar)
 
 template <class T> using GeluSource = Activated<GeluFunction, T>;
 template <class T> using ReluSource = Activated<ReluFunction, T>;

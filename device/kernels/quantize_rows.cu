@@ -42,7 +42,7 @@ template <class S, class T, bool VECTOR> void quantize_row(const Quantize& q) {
             for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) {
 #pragma unroll
                 for (int l = 0; l < S::LOADS; l++) {
-                    const uint4* from = reinterpret_cast<const uint4*>(S::at(q, row, pack * 8, l));
+                    const uint4* from = reinterpret_cast<const uint4*>((const T*)S::matrix(q, l) + S::at(q, row, pack * 8, l));
 #pragma unroll
                     for (int w = 0; w < WORDS; w++) copy_ahead(&kept[(l * WORDS + w) * packs + pack], from + w);
                 }

@@ -1,7 +1,7 @@
 //! A bench for single operations: tensors from f64 values, one submission, f64 values back.
 
 use device::cuda::CudaOptions;
-use device::{Area, DType, Device, HostOptions, Op, Stream, Tensor, bf16};
+use device::{Area, DType, Device, F8E4M3, F8E5M2, HostOptions, Op, Stream, Tensor, bf16};
 use std::cell::RefCell;
 
 pub struct Bench {
@@ -26,6 +26,21 @@ pub fn checked_device() -> Device {
 /// A bench on the first GPU, with the checker on.
 pub fn cuda_bench() -> Bench {
     on(Device::cuda(CudaOptions { ordinal: 0, deterministic: true, tf32: false, check: true }).unwrap())
+}
+
+/// A bench on [`checked_device`].
+pub fn checked_bench() -> Bench {
+    on(checked_device())
+}
+
+/// As [`checked_bench`], but on a GPU libraries choose their algorithms by timing.
+pub fn timed_bench() -> Bench {
+    let device = checked_device();
+    if device.gpu().is_none() {
+        return on(device);
+    }
+    drop(device);
+    on(Device::cuda(CudaOptions { ordinal: 0, deterministic: false, tf32: false, check: true }).unwrap())
 }
 
 fn on(device: Device) -> Bench {
@@ -60,6 +75,24 @@ impl Bench {
             _ => panic!("put() takes floats"),
         }
         tensor
+    }
+
+    /// A tensor of an 8-bit floating type that holds these bytes.
+    pub fn put_bytes(&self, shape: &[usize], dtype: DType, bytes: &[u8]) -> Tensor {
+        let tensor = self.place("bytes", shape, dtype);
+        match dtype {
+            DType::F8E5M2 => self.device.upload::<F8E5M2>(&tensor, bytemuck::cast_slice(bytes)).unwrap(),
+            _ => self.device.upload::<F8E4M3>(&tensor, bytemuck::cast_slice(bytes)).unwrap(),
+        }
+        tensor
+    }
+
+    /// The bytes of a tensor of an 8-bit floating type.
+    pub fn get_bytes(&self, tensor: &Tensor) -> Vec<u8> {
+        match tensor.dtype {
+            DType::F8E5M2 => self.device.download::<F8E5M2>(tensor).unwrap().into_iter().map(|x| x.0).collect(),
+            _ => self.device.download::<F8E4M3>(tensor).unwrap().into_iter().map(|x| x.0).collect(),
+        }
     }
 
     pub fn ints(&self, shape: &[usize], values: &[i32]) -> Tensor {

@@ -12,3 +12,6 @@ mod ops_attention;
 mod ops_cache;
 mod ops_dense;
 mod ops_parallel;
+mod ops_quantize;
+mod ops_quantize_gemm;
+mod ops_scales;

@@ -33,7 +33,7 @@ struct QuantizeBlock {
     same_bytes: u32,
     wide_columns: u32,
     kept: u32,
-    reserved: u32,
+    bf16_inputs: u32,
 }
 
 /// What is quantised, as the kernels see it.
@@ -81,8 +81,12 @@ impl Source {
 
     /// The kernel's name for this source.
     fn kernel(&self, kernel: &str, vector: bool) -> String {
-        let (name, dtype, suffix) = (self.name, self.input.dtype, if vector { "" } else { "_scalar" });
-        format!("{kernel}_{name}_{dtype}{suffix}")
+        let path = if vector { self.input.dtype.name() } else { "scalar" };
+        format!("{kernel}_{}_{path}", self.name)
+    }
+
+    fn is_bf16(&self) -> u32 {
+        (self.input.dtype == DType::Bf16).into()
     }
 }
 
@@ -133,7 +137,7 @@ fn quantize_rows(source: &QuantizeSource, copy: &Fp8Matrix, amax: Option<Tensor>
         same_bytes: 0,
         wide_columns: 0,
         kept: kept.into(),
-        reserved: 0,
+        bf16_inputs: source.is_bf16(),
     };
     // Two packs a thread or more: short rows have small blocks, of which more are under way.
     let threads = (packs.div_ceil(2).next_multiple_of(32)).clamp(32, ROW_THREADS);
@@ -166,7 +170,7 @@ fn quantize_tiles(op: &Quantize, copy: Option<&Fp8Matrix>, amax: Option<Tensor>,
         same_bytes: copy.zip(transposed).is_some_and(|(rows, columns)| same_bytes(rows, columns)).into(),
         wide_columns: (rows.is_multiple_of(16) && address(transposed).is_multiple_of(16)).into(),
         kept: 0,
-        reserved: 0,
+        bf16_inputs: source.is_bf16(),
     };
     let row_tiles = rows.div_ceil(TILE_ROWS);
     let grid = Grid::line(row_tiles * source.width.div_ceil(TILE_COLUMNS), 256);
@@ -197,6 +201,7 @@ pub(super) fn make_scale(op: &MakeScale, queue: &Queue<'_>) -> Result<()> {
         rows: rows as u32,
         width: source.width as u32,
         kept: op.keep_known.into(),
+        bf16_inputs: source.is_bf16(),
         ..bytemuck::Zeroable::zeroed()
     };
     let blocks = (rows * source.width.div_ceil(PACK)).div_ceil(256).clamp(1, LARGEST_BLOCKS);

@@ -1,0 +1,498 @@
+//! 8-bit copies and their scales against f64 references, on the host or with `TEST_DEVICE=cuda` on a GPU.
+
+use crate::common::{Bench, FLOATS, checked_bench, numbers, rounded};
+use device::DType;
+use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
+use device::ops::*;
+use proptest::prelude::*;
+
+/// An 8-bit floating type by its definition: its numbers that are not negative, in the order of their bytes.
+pub struct Format {
+    numbers: Vec<f64>,
+    nan: fn(u8) -> bool,
+}
+
+/// NaN as a result; an operation may give any of the type's NaNs.
+const NAN: u8 = 0x7f;
+
+impl Format {
+    pub fn of(dtype: DType) -> Format {
+        // Subnormal below the smallest power of two, then `steps` numbers to each power of two.
+        let (steps, smallest, count, nan): (_, _, _, fn(u8) -> bool) = match dtype {
+            F8E4M3 => (8, 2f64.powi(-6), 0x7f, |byte| byte & 0x7f == 0x7f),
+            F8E5M2 => (4, 2f64.powi(-14), 0x7c, |byte| byte & 0x7f >= 0x7d),
+            _ => panic!("{dtype} is no 8-bit floating type"),
+        };
+        let number = |byte: i32| match (byte / steps, f64::from(byte % steps) / f64::from(steps)) {
+            (0, fraction) => smallest * fraction,
+            (power, fraction) => smallest * 2f64.powi(power - 1) * (1.0 + fraction),
+        };
+        Format { numbers: (0..count).map(number).collect(), nan }
+    }
+
+    pub fn largest(&self) -> f64 {
+        *self.numbers.last().unwrap()
+    }
+
+    /// The byte of the nearest number, of two the even one; the largest for all beyond it; NaN for what is not finite.
+    pub fn nearest(&self, x: f64) -> u8 {
+        if !x.is_finite() {
+            return NAN;
+        }
+        let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+        let above = self.numbers.partition_point(|number| *number < x.abs()).min(self.numbers.len() - 1);
+        let below = above.saturating_sub(1);
+        let (up, down) = (self.numbers[above] - x.abs(), x.abs() - self.numbers[below]);
+        let byte = if up < down || (up == down && above % 2 == 0) { above } else { below };
+        sign | byte as u8
+    }
+
+    pub fn number(&self, byte: u8) -> f64 {
+        if (self.nan)(byte) {
+            return f64::NAN;
+        }
+        let number = self.numbers.get(usize::from(byte & 0x7f)).copied().unwrap_or(f64::INFINITY);
+        if byte & 0x80 == 0 { number } else { -number }
+    }
+
+    /// How many numbers of the type one is from the other; 0 and -0 are one. `None` if only one of them is NaN.
+    fn steps(&self, a: u8, b: u8) -> Option<i32> {
+        match ((self.nan)(a), (self.nan)(b)) {
+            (false, false) => {
+                let place = |byte: u8| i32::from(byte & 0x7f) * if byte & 0x80 == 0 { 1 } else { -1 };
+                Some((place(a) - place(b)).abs())
+            }
+            (a, b) => (a && b).then_some(0),
+        }
+    }
+}
+
+/// What `x` becomes, with every rounding that the operation promises: of the inverse, of the product, of the byte.
+/// A scale of 0 is not known yet.
+fn quantized(x: f64, scale: f32, format: &Format) -> u8 {
+    let inverse = if scale == 0.0 { 0.0 } else { (1.0 / f64::from(scale)) as f32 };
+    format.nearest(f64::from((x * f64::from(inverse)) as f32))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Stored,
+    Activation(ActivationKind),
+    ActivationBackward(ActivationKind),
+    SwiGlu,
+    SwiGluBackward,
+}
+
+const KINDS: [Kind; 7] = [
+    Kind::Stored,
+    Kind::Activation(ActivationKind::Gelu),
+    Kind::Activation(ActivationKind::Relu),
+    Kind::ActivationBackward(ActivationKind::Gelu),
+    Kind::ActivationBackward(ActivationKind::Relu),
+    Kind::SwiGlu,
+    Kind::SwiGluBackward,
+];
+
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+fn function(kind: ActivationKind) -> fn(f64) -> f64 {
+    match kind {
+        ActivationKind::Gelu => gelu,
+        ActivationKind::Relu => |x| x.max(0.0),
+    }
+}
+
+fn derivative(kind: ActivationKind, x: f64) -> f64 {
+    match kind {
+        ActivationKind::Gelu => slope(gelu, x),
+        ActivationKind::Relu => f64::from(u8::from(x > 0.0)),
+    }
+}
+
+fn slope(f: impl Fn(f64) -> f64, x: f64) -> f64 {
+    (f(x + 1e-6) - f(x - 1e-6)) / 2e-6
+}
+
+/// A matrix to quantise.
+#[derive(Clone, Copy, Debug)]
+struct Matrix {
+    kind: Kind,
+    dtype: DType,
+    /// Even for [`Kind::SwiGluBackward`].
+    shape: [usize; 2],
+    /// Where tensors begin, in elements after a multiple of 256 bytes.
+    offset: usize,
+}
+
+impl Matrix {
+    /// Its values in f64, and where a device computes them from.
+    fn make(&self, t: &Bench) -> (Vec<f64>, QuantizeSource) {
+        let Matrix { kind, dtype, shape: [rows, columns], offset } = *self;
+        let tensor = |seed: u64, columns: usize| {
+            let values: Vec<f64> =
+                numbers(seed, rows * columns, dtype).into_iter().map(|x| rounded(3.0 * x, dtype)).collect();
+            let padded: Vec<f64> = std::iter::repeat_n(f64::NAN, offset).chain(values.iter().copied()).collect();
+            (values, t.put(&[padded.len()], dtype, &padded).view(offset, [rows, columns]))
+        };
+        let half = columns / 2;
+        match kind {
+            Kind::Stored => {
+                let (x, input) = tensor(1, columns);
+                (x, QuantizeSource::Stored(input))
+            }
+            Kind::Activation(kind) => {
+                let (x, input) = tensor(1, columns);
+                (x.into_iter().map(function(kind)).collect(), QuantizeSource::Activation { kind, input })
+            }
+            Kind::ActivationBackward(kind) => {
+                let ((x, input), (dy, grad_output)) = (tensor(1, columns), tensor(2, columns));
+                let values = x.iter().zip(&dy).map(|(x, dy)| dy * derivative(kind, *x)).collect();
+                (values, QuantizeSource::ActivationBackward { kind, input, grad_output })
+            }
+            Kind::SwiGlu => {
+                let (x, input) = tensor(1, 2 * columns);
+                let row = |row: &[f64]| -> Vec<f64> { (0..columns).map(|c| silu(row[c]) * row[columns + c]).collect() };
+                (x.chunks(2 * columns).flat_map(row).collect(), QuantizeSource::SwiGlu { input })
+            }
+            Kind::SwiGluBackward => {
+                let ((x, input), (dy, grad_output)) = (tensor(1, columns), tensor(2, half));
+                let row = |(row, dy): (&[f64], &[f64])| -> Vec<f64> {
+                    let gate = (0..half).map(|c| dy[c] * row[half + c] * slope(silu, row[c]));
+                    gate.chain((0..half).map(|c| dy[c] * silu(row[c]))).collect()
+                };
+                let values = x.chunks(columns).zip(dy.chunks(half)).flat_map(row).collect();
+                (values, QuantizeSource::SwiGluBackward { input, grad_output })
+            }
+        }
+    }
+
+    /// How far a value may be from its f64 reference: what is stored is exact, and functions are within a few bits of f32,
+    /// or within 1e-5 where the inputs are bf16.
+    fn allowed(&self, x: f64) -> f64 {
+        match (self.kind, self.dtype) {
+            (Kind::Stored, _) => 0.0,
+            (_, Bf16) => 3e-5 * (x.abs() + 1.0),
+            _ => 3e-6 * (x.abs() + 1.0),
+        }
+    }
+}
+
+/// How a copy is scaled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Scaling {
+    /// By this, for all.
+    Tensor(f32),
+    Rows,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    rows: Option<(DType, Scaling)>,
+    columns: Option<(DType, f32)>,
+    amax: bool,
+    /// Whether to add to what is there.
+    sums: Option<bool>,
+}
+
+fn check_copy(what: &str, matrix: &Matrix, bytes: &[u8], values: &[f64], scales: &[f32], format: &Format) {
+    let width = values.len() / scales.len();
+    for (i, (byte, x)) in bytes.iter().zip(values).enumerate() {
+        let scale = scales[i / width];
+        let wanted = quantized(*x, scale, format);
+        if matrix.kind == Kind::Stored {
+            let same = *byte == wanted || format.steps(*byte, wanted) == Some(0) && format.number(wanted).is_nan();
+            assert!(same, "{what}: element {i} of {matrix:?} is {byte:#x}, not {wanted:#x}");
+            continue;
+        }
+        // One step beside where the value is near the middle of two numbers, or within what the value may be off by.
+        let near = format.steps(*byte, wanted).is_some_and(|steps| steps <= 1)
+            || (format.number(*byte) * f64::from(scale) - x).abs() <= matrix.allowed(*x);
+        assert!(near, "{what}: element {i} of {matrix:?}, {x:e} scaled by {scale:e}, is {byte:#x}, not {wanted:#x}");
+    }
+}
+
+fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
+    (0..values.len()).map(|i| values[i % (values.len() / columns) * columns + i / (values.len() / columns)]).collect()
+}
+
+fn check(t: &Bench, matrix: Matrix, (values, source): &(Vec<f64>, QuantizeSource), wanted: Wanted) {
+    let Matrix { shape: [rows, columns], offset, .. } = matrix;
+    let scalar = |x: f32| t.put(&[1], F32, &[f64::from(x)]);
+    let bytes = |shape: [usize; 2], dtype| {
+        let count = rows * columns + offset;
+        t.put_bytes(&[count], dtype, &vec![0xff; count]).view(offset, shape)
+    };
+    let mut shared = None;
+    let row_copy = wanted.rows.map(|(dtype, scaling)| Fp8Matrix {
+        values: bytes([rows, columns], dtype),
+        scale: match scaling {
+            Scaling::Tensor(scale) => Scale::Tensor(shared.insert((scale, scalar(scale))).1),
+            Scaling::Rows => Scale::Rows(t.empty(&[rows], F32)),
+        },
+    });
+    let column_copy = wanted.columns.map(|(dtype, scale)| Fp8Matrix {
+        values: bytes([columns, rows], dtype),
+        // The same tensor where the scale is the same, as a step would have it.
+        scale: Scale::Tensor(match shared {
+            Some((other, tensor)) if other == scale => tensor,
+            _ => scalar(scale),
+        }),
+    });
+    let peak = values.iter().fold(0.0f64, |peak, x| peak.max(x.abs()));
+    let before = numbers(9, columns, F32);
+    let sums = wanted.sums.map(|_| t.put(&[columns], F32, &before));
+    // Below the peak and above it.
+    for first in if wanted.amax { vec![0.0, 1e3] } else { vec![0.0] } {
+        let amax = wanted.amax.then(|| scalar(first));
+        if let Some(sums) = &sums {
+            t.device.upload(sums, &before.iter().map(|x| *x as f32).collect::<Vec<_>>()).unwrap();
+        }
+        t.run(Quantize {
+            source: *source,
+            rows: row_copy,
+            columns: column_copy,
+            amax,
+            sums,
+            accumulate: wanted.sums == Some(true),
+        });
+        if let Some(amax) = amax {
+            let (found, truth) = (t.get(&amax)[0], peak.max(f64::from(first)));
+            assert!((found - truth).abs() <= matrix.allowed(peak), "amax {found} of {matrix:?}, not {truth}");
+        }
+    }
+    if let Some(copy) = row_copy {
+        let format = Format::of(copy.values.dtype);
+        let scales: Vec<f32> = t.device.download(&copy.scale.tensor()).unwrap();
+        if wanted.rows.unwrap().1 == Scaling::Rows {
+            for (scale, row) in scales.iter().zip(values.chunks(columns)) {
+                let amax = row.iter().fold(0.0f64, |amax, x| amax.max(x.abs()));
+                let truth = if amax == 0.0 { 1.0 } else { f64::from((amax / format.largest()) as f32) };
+                let off = (f64::from(*scale) - truth).abs();
+                assert!(off <= matrix.allowed(amax) / format.largest(), "scale {scale:e} of {matrix:?}, not {truth:e}");
+            }
+        }
+        check_copy("row copy", &matrix, &t.get_bytes(&copy.values), values, &scales, &format);
+    }
+    if let Some(copy) = column_copy {
+        let (format, bytes) = (Format::of(copy.values.dtype), t.get_bytes(&copy.values));
+        let scale = wanted.columns.unwrap().1;
+        check_copy("transposed copy", &matrix, &bytes, &transposed(values, columns), &[scale], &format);
+    }
+    if let Some(sums) = &sums {
+        for (c, sum) in t.get(sums).into_iter().enumerate() {
+            let column = || values.iter().skip(c).step_by(columns);
+            let start = if wanted.sums == Some(true) { before[c] } else { 0.0 };
+            let truth = start + column().sum::<f64>();
+            let allowed = column().map(|x| matrix.allowed(*x) + 1e-6 * x.abs()).sum::<f64>() + 1e-6;
+            assert!((sum - truth).abs() <= allowed, "sum {c} of {matrix:?} is {sum}, not {truth}");
+        }
+    }
+}
+
+/// Every output alone and all of them together, in both types, with one scale for both copies and with two.
+fn combinations() -> Vec<Wanted> {
+    let mut all = Vec::new();
+    let rows = [
+        None,
+        Some((F8E4M3, Scaling::Tensor(0.011))),
+        Some((F8E5M2, Scaling::Tensor(0.7))),
+        Some((F8E4M3, Scaling::Rows)),
+        Some((F8E5M2, Scaling::Rows)),
+    ];
+    for rows in rows {
+        for columns in [None, Some((F8E4M3, 0.011)), Some((F8E5M2, 0.02))] {
+            for (amax, sums) in [(false, None), (true, None), (false, Some(false)), (true, Some(true))] {
+                all.push(Wanted { rows, columns, amax, sums });
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_source_gives_every_combination_of_outputs() {
+    for kind in KINDS {
+        for dtype in FLOATS {
+            // Whole packs of columns over the borders of tiles, and odd sizes.
+            for shape in [[144, 144], [33, 38]] {
+                let (t, matrix) = (checked_bench(), Matrix { kind, dtype, shape, offset: 0 });
+                let made = matrix.make(&t);
+                for wanted in combinations() {
+                    check(&t, matrix, &made, wanted);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_as_wide_as_those_of_large_models_are_quantised_whole() {
+    for (kind, columns) in
+        [(Kind::Stored, 14336), (Kind::SwiGlu, 14336), (Kind::SwiGluBackward, 28672), (Kind::Stored, 28680)]
+    {
+        for dtype in FLOATS {
+            let (t, matrix) = (checked_bench(), Matrix { kind, dtype, shape: [3, columns], offset: 0 });
+            let made = matrix.make(&t);
+            for (rows, columns_too) in [(Scaling::Rows, None), (Scaling::Rows, Some((F8E4M3, 0.01)))] {
+                let wanted = Wanted { rows: Some((F8E4M3, rows)), columns: columns_too, amax: true, sums: None };
+                check(&t, matrix, &made, wanted);
+            }
+        }
+    }
+}
+
+#[test]
+fn all_bf16_numbers_become_the_nearest_bytes_in_both_copies() {
+    let t = checked_bench();
+    let values: Vec<f64> = (0..=u16::MAX).map(|bits| f64::from(f32::from_bits(u32::from(bits) << 16))).collect();
+    for (dtype, input) in FLOATS.map(|dtype| (dtype, t.put(&[256, 256], dtype, &values))) {
+        for (to, scale) in
+            [(F8E4M3, 1.0f32), (F8E4M3, 0.37), (F8E4M3, 3e30), (F8E5M2, 1.0), (F8E5M2, 1e-30), (F8E5M2, 0.0)]
+        {
+            let copy = || Fp8Matrix {
+                values: t.put_bytes(&[256, 256], to, &[0; 1 << 16]),
+                scale: Scale::Tensor(t.put(&[1], F32, &[f64::from(scale)])),
+            };
+            let (rows, columns, amax) = (copy(), copy(), t.put(&[1], F32, &[0.0]));
+            let source = QuantizeSource::Stored(input);
+            let amax_too = Some(amax);
+            t.run(Quantize {
+                source,
+                rows: Some(rows),
+                columns: Some(columns),
+                amax: amax_too,
+                sums: None,
+                accumulate: false,
+            });
+            let matrix = Matrix { kind: Kind::Stored, dtype, shape: [256, 256], offset: 0 };
+            let format = Format::of(to);
+            check_copy("row copy", &matrix, &t.get_bytes(&rows.values), &values, &[scale], &format);
+            let bytes = t.get_bytes(&columns.values);
+            check_copy("transposed copy", &matrix, &bytes, &transposed(&values, 256), &[scale], &format);
+            assert!(t.get(&amax)[0].is_nan(), "NaN is the largest magnitude");
+        }
+    }
+}
+
+#[test]
+fn rows_of_zeros_have_a_scale_of_1_and_rows_that_are_not_finite_show_it() {
+    let t = checked_bench();
+    for (dtype, to) in FLOATS.into_iter().flat_map(|dtype| [(dtype, F8E4M3), (dtype, F8E5M2)]) {
+        for columns in [64, 13] {
+            let format = Format::of(to);
+            let mut values = numbers(1, 5 * columns, dtype);
+            values[..columns].fill(0.0);
+            values[columns] = f64::INFINITY;
+            values[2 * columns + 3] = f64::NAN;
+            // So small that a scale would be subnormal: it is the smallest normal number.
+            values[3 * columns..4 * columns].iter_mut().for_each(|x| *x *= 1e-38);
+            values.iter_mut().for_each(|x| *x = rounded(*x, dtype));
+            let input = t.put(&[5, columns], dtype, &values);
+            let copy = Fp8Matrix {
+                values: t.put_bytes(&[5, columns], to, &vec![0; 5 * columns]),
+                scale: Scale::Rows(t.empty(&[5], F32)),
+            };
+            let amax = t.put(&[1], F32, &[0.0]);
+            t.run(Quantize {
+                source: QuantizeSource::Stored(input),
+                rows: Some(copy),
+                columns: None,
+                amax: Some(amax),
+                sums: None,
+                accumulate: false,
+            });
+            let (scales, bytes) = (t.device.download::<f32>(&copy.scale.tensor()).unwrap(), t.get_bytes(&copy.values));
+            assert_eq!(scales[0], 1.0);
+            assert!(bytes[..columns].iter().all(|byte| *byte == 0));
+            assert!(scales[1].is_nan() && scales[2].is_nan(), "{scales:?}");
+            assert!(bytes[columns..3 * columns].iter().all(|byte| format.number(*byte).is_nan()));
+            assert_eq!(scales[3], f32::MIN_POSITIVE);
+            assert!(scales[4].is_finite() && t.get(&amax)[0].is_nan());
+            let matrix = Matrix { kind: Kind::Stored, dtype, shape: [2, columns], offset: 0 };
+            check_copy("rows", &matrix, &bytes[3 * columns..], &values[3 * columns..], &scales[3..], &format);
+        }
+    }
+}
+
+#[test]
+fn a_matrix_without_rows_has_sums_of_zero() {
+    let t = checked_bench();
+    for accumulate in [false, true] {
+        let sums = t.put(&[6], F32, &[2.0; 6]);
+        let source = QuantizeSource::Stored(t.put(&[0, 6], Bf16, &[]));
+        t.run(Quantize { source, rows: None, columns: None, amax: None, sums: Some(sums), accumulate });
+        assert_eq!(t.get(&sums), [if accumulate { 2.0 } else { 0.0 }; 6]);
+    }
+}
+
+#[test]
+fn a_scale_made_now_puts_the_largest_magnitude_at_the_largest_number() {
+    for (kind, dtype) in KINDS.into_iter().flat_map(|kind| FLOATS.map(|dtype| (kind, dtype))) {
+        for (shape, offset) in [([144, 144], 0), ([33, 38], 0), ([24, 16], 3), ([1100, 520], 0)] {
+            let (t, matrix) = (checked_bench(), Matrix { kind, dtype, shape, offset });
+            let (values, source) = matrix.make(&t);
+            let peak = values.iter().fold(0.0f64, |peak, x| peak.max(x.abs()));
+            for to in [F8E4M3, F8E5M2] {
+                let largest = Format::of(to).largest();
+                for (before, keep_known) in [(0.25, false), (0.25, true), (0.0, true)] {
+                    let scale = t.put(&[1], F32, &[before]);
+                    t.run(MakeScale { source, dtype: to, scale, keep_known });
+                    let truth = if keep_known && before != 0.0 { before } else { peak / largest };
+                    let off = (t.get(&scale)[0] - truth).abs();
+                    assert!(off <= matrix.allowed(peak) / largest + 1e-7 * truth, "{matrix:?}: off by {off:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scale_made_of_zeros_is_1_or_stays_unknown_and_one_of_what_is_not_finite_is_nan() {
+    let t = checked_bench();
+    for dtype in FLOATS {
+        let made = |values: &[f64], keep_known| {
+            let scale = t.put(&[1], F32, &[if keep_known { 0.0 } else { 0.25 }]);
+            let source = QuantizeSource::Stored(t.put(&[2, values.len() / 2], dtype, values));
+            t.run(MakeScale { source, dtype: F8E4M3, scale, keep_known });
+            t.get(&scale)[0]
+        };
+        assert_eq!((made(&[0.0; 64], false), made(&[0.0; 64], true)), (1.0, 0.0));
+        assert_eq!(made(&[1e-40; 64], false), f64::from(f32::MIN_POSITIVE));
+        for x in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let mut values = numbers(1, 64, dtype);
+            values[41] = x;
+            assert!(made(&values, false).is_nan() && made(&values, true).is_nan(), "{x}");
+        }
+    }
+}
+
+fn random_matrix() -> impl Strategy<Value = Matrix> {
+    let kind = prop::sample::select(KINDS.to_vec());
+    let dtype = prop::sample::select(FLOATS.to_vec());
+    // Sizes around the borders of packs and tiles, and any.
+    let size = || prop_oneof![1usize..300, prop::sample::select(vec![8, 16, 64, 72, 128, 136, 256])];
+    (kind, dtype, size(), size(), prop_oneof![Just(0), 1usize..17]).prop_map(|(kind, dtype, rows, columns, offset)| {
+        let columns = if kind == Kind::SwiGluBackward { columns.next_multiple_of(2) } else { columns };
+        Matrix { kind, dtype, shape: [rows, columns], offset }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn matrices_of_any_shape_at_any_address_are_quantised(
+        matrix in random_matrix(),
+        wanted in prop::sample::select(combinations()),
+    ) {
+        let t = checked_bench();
+        check(&t, matrix, &matrix.make(&t), wanted);
+    }
+}
