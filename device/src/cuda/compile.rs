@@ -19,7 +19,7 @@ macro_rules! kernel_file {
     };
 }
 
-/// The kernel sources, by file name. Each is a program of its own.
+/// The kernel sources that every run loads, by file name. Each is a program of its own.
 pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("activation.cu"),
     kernel_file!("attention.cu"),
@@ -36,14 +36,15 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("norm.cu"),
     kernel_file!("norm_backward.cu"),
     kernel_file!("optimizer.cu"),
-    kernel_file!("quantize.cu"),
-    kernel_file!("quantize_rows.cu"),
     kernel_file!("random.cu"),
     kernel_file!("reduce.cu"),
     kernel_file!("rotary.cu"),
-    kernel_file!("scales.cu"),
     kernel_file!("sort.cu"),
 ];
+
+/// The kernel sources for 8-bit copies, as [`SOURCES`].
+pub const FP8_SOURCES: &[(&str, &str)] =
+    &[kernel_file!("quantize.cu"), kernel_file!("quantize_rows.cu"), kernel_file!("scales.cu")];
 
 /// What the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[

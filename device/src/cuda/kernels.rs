@@ -1,19 +1,40 @@
 //! Our own kernels: loaded by name, launched with plain arguments.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-use super::compile::SOURCES;
+use super::compile::{FP8_SOURCES, SOURCES};
 use super::driver::{GpuProperties, RawStream};
 use super::module::{Function, LaunchSizes, Module, launch};
 use crate::{Error, Result, Tensor};
 
-/// All kernels of [`SOURCES`], loaded on the GPU.
+/// All kernels, loaded on the GPU.
 pub(crate) struct Kernels {
     gpu: GpuProperties,
+    always: Loaded,
+    /// Those of [`FP8_SOURCES`], once a run needs one: to compile them takes seconds.
+    fp8: OnceCell<Loaded>,
+}
+
+/// The kernels of some sources.
+struct Loaded {
     functions: HashMap<String, Function>,
     /// Keep the functions loaded.
     _modules: Vec<Module>,
+}
+
+impl Loaded {
+    /// Compiles, or takes from the cache, and loads every source.
+    fn load(sources: &[(&str, &str)], gpu: &GpuProperties) -> Result<Loaded> {
+        let (mut functions, mut modules) = (HashMap::new(), Vec::new());
+        for (name, source) in sources {
+            let module = Module::load(name, source, gpu)?;
+            functions.extend(module.functions()?);
+            modules.push(module);
+        }
+        Ok(Loaded { functions, _modules: modules })
+    }
 }
 
 /// An argument of a kernel, by its type there.
@@ -81,18 +102,25 @@ impl Grid {
 }
 
 impl Kernels {
-    /// Compiles, or takes from the cache, and loads every source.
+    /// Loads every source but those of 8-bit copies.
     ///
     /// # Errors
     /// A compiler's or the driver's.
     pub(crate) fn load(gpu: &GpuProperties) -> Result<Kernels> {
-        let (mut functions, mut modules) = (HashMap::new(), Vec::new());
-        for (name, source) in SOURCES {
-            let module = Module::load(name, source, gpu)?;
-            functions.extend(module.functions()?);
-            modules.push(module);
+        Ok(Kernels { gpu: gpu.clone(), always: Loaded::load(SOURCES, gpu)?, fp8: OnceCell::new() })
+    }
+
+    /// Loads the kernels of 8-bit copies, unless they are loaded. That must come before a capture.
+    ///
+    /// # Errors
+    /// As [`Kernels::load`].
+    pub(crate) fn load_fp8(&self) -> Result<()> {
+        if self.fp8.get().is_none() {
+            let loaded = Loaded::load(FP8_SOURCES, &self.gpu)?;
+            // It was empty, and a device belongs to one thread.
+            let _ = self.fp8.set(loaded);
         }
-        Ok(Kernels { gpu: gpu.clone(), functions, _modules: modules })
+        Ok(())
     }
 
     /// The GPU they are loaded on.
@@ -131,7 +159,8 @@ impl Kernels {
     /// # Errors
     /// An unknown name.
     pub(crate) fn function(&self, kernel: &str) -> Result<Function> {
-        let function = self.functions.get(kernel).copied();
+        let of_fp8 = || self.fp8.get().and_then(|loaded| loaded.functions.get(kernel));
+        let function = self.always.functions.get(kernel).or_else(of_fp8).copied();
         function.ok_or_else(|| Error::operation("cuda", format!("no kernel `{kernel}`")))
     }
 }

@@ -1,7 +1,7 @@
 //! Every kernel compiles for every supported GPU, by the function that compiles it on a machine with the GPU. It needs
 //! NVRTC and no GPU; `./x test` installs NVRTC.
 
-use device::cuda::{SOURCES, compile};
+use device::cuda::{FP8_SOURCES, SOURCES, compile};
 use rayon::prelude::*;
 
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
@@ -65,10 +65,13 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
     if let Err(error) = compile("nothing.cu", "extern \"C\" __global__ void nothing() {}", "sm_90a") {
         panic!("{error}\nor run `./x test`, which installs it");
     }
-    let mut all: Vec<_> =
-        TARGETS.iter().flat_map(|target| SOURCES.iter().map(move |source| (target, source))).collect();
+    let mut all: Vec<_> = TARGETS
+        .iter()
+        .flat_map(|target| SOURCES.iter().chain(FP8_SOURCES).map(move |source| (target, source)))
+        .collect();
     let every = std::env::var_os("ALL_KERNELS").is_some_and(|value| value == "1");
-    all.retain(|(target, (file, _))| every || *file != SLOW || **target == "sm_90a");
+    let is_slow = |file: &str| file == SLOW || FP8_SOURCES.iter().any(|(name, _)| *name == file);
+    all.retain(|(target, (file, _))| every || !is_slow(file) || **target == "sm_90a");
     // The longest first, so that no core works on a long one while the others have finished.
     all.sort_by_key(|(_, (_, source))| std::cmp::Reverse(source.len()));
     let problems: Vec<String> = all

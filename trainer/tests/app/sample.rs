@@ -12,7 +12,7 @@ use trainer::commands::sample::{Generator, Sampler, longest_prompt};
 use crate::data_files::{Folder, small_tokenizer};
 use crate::models::{Kind, MICRO_BATCH, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 
-const TOKENS: [i32; SEQ] = [5, 90, 13, 13, 0, 96, 41, 7, 7, 7, 60, 2];
+const TOKENS: [i32; SEQ] = [5, 90, 13, 13, 0, 96, 41, 7];
 
 /// A model whose first weights are large enough to have opinions.
 fn shape(kind: Kind, precision: Precision) -> GptShape {

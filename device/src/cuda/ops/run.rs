@@ -71,7 +71,11 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
     match op {
         Op::Custom(op) => custom::accept(op, capturing, cuda),
         Op::Gemm(gemm) if gemm.fp8.is_some() => accept_fp8(op.name(), properties),
-        Op::Quantize(_) => accept_fp8(op.name(), properties),
+        Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) => {
+            accept_fp8(op.name(), properties)?;
+            // What was not prepared is loaded now, unless the stream captures.
+            if capturing { Ok(()) } else { cuda.kernels.load_fp8() }
+        }
         _ => Ok(()),
     }
 }
@@ -96,6 +100,7 @@ pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
     match op {
         Op::Gemm(op) => cuda.cublaslt.prepare(op, &cuda.kernels),
         Op::Custom(op) => custom::prepare(op, cuda),
+        Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) => cuda.kernels.load_fp8(),
         // For attention `scratch_bytes` asks whether cuDNN does it, which makes its plan.
         _ => Ok(()),
     }
