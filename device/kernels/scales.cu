@@ -56,7 +56,7 @@ KERNEL(make_scale)(const u32* partial, u32 count, float* scale, float most, u32 
 // New scales of many tensors. A block is a tensor, its threads are the ages of the history.
 // `unit` is a power of two: what is left free above the largest magnitude.
 KERNEL(update_scales)
-(float* amax, float* history, const float* largest, float* scale, u32 n, u32 length, float unit) {
+(float* amax, float* history, const float* largest, float* scale, u32 length, float unit) {
     u32 tensor = blockIdx.x;
     float found = amax[tensor];
     // All threads have read it before the first one sets it to 0.
@@ -68,9 +68,9 @@ KERNEL(update_scales)
     // The oldest first: each magnitude is read before a younger one takes its place.
     for (u32 chunks = (length + blockDim.x - 1) / blockDim.x; chunks > 0; chunks--) {
         u32 age = (chunks - 1) * blockDim.x + threadIdx.x;
-        float* cell = history + (u64)age * n + tensor;
+        float* cell = history + (u64)tensor * length + age;
         float x = 0.0f;
-        if (age < length) x = !enters ? *cell : age == 0 ? found : *(cell - n);
+        if (age < length) x = !enters ? *cell : age == 0 ? found : *(cell - 1);
         __syncthreads();
         if (age < length && enters) *cell = x;
         peak = fmaxf(peak, x);

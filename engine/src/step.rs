@@ -158,6 +158,17 @@ impl Stage {
         &self.params_elsewhere
     }
 
+    /// Computes delayed scales from their history, after a history was loaded.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn refresh_scales(&self) -> Result<()> {
+        match self.params().delayed_scales() {
+            Some(scales) => Ok(self.compute.submit(scales.from_history())?),
+            None => Ok(()),
+        }
+    }
+
     /// The optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.program.optimizer
@@ -382,7 +393,7 @@ impl StepProgram {
     /// no earlier forward can overlap with this gather.
     fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         self.optimizer.update(cx)?;
-        if let Some(scales) = self.params.scales() {
+        if let Some(scales) = self.params.delayed_scales() {
             scales.update(cx, &self.scale_groups)?;
         }
         match &self.data_parallel {

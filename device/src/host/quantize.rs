@@ -131,17 +131,14 @@ pub(super) fn make_scale(op: &MakeScale, pool: &Pool) {
 pub(super) fn update_scales(op: &UpdateScales) {
     let (amax, scale) = (view::write::<f32>(&op.amax), view::write::<f32>(&op.scale));
     let largest = view::read::<f32>(&op.largest);
-    let n = amax.len();
-    let history = view::write::<f32>(&op.history);
-    let length = op.history.shape.rows();
-    for (i, ((amax, scale), largest)) in amax.iter_mut().zip(scale).zip(largest).enumerate() {
+    let length = op.history.shape.last();
+    let histories = view::write::<f32>(&op.history).chunks_mut(length);
+    for (((amax, scale), largest), history) in amax.iter_mut().zip(scale).zip(largest).zip(histories) {
         if *amax > 0.0 && amax.is_finite() {
-            for age in (1..length).rev() {
-                history[age * n + i] = history[(age - 1) * n + i];
-            }
-            history[i] = *amax;
+            history.copy_within(..length - 1, 1);
+            history[0] = *amax;
         }
-        let peak = (0..length).map(|age| history[age * n + i]).fold(0.0, f32::max);
+        let peak = history.iter().copied().fold(0.0, f32::max);
         if peak > 0.0 {
             *scale = scale_now(peak, *largest, op.margin);
         }

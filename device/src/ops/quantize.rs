@@ -5,7 +5,7 @@
 //! one.
 
 use super::{Accesses, ActivationKind, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Result, Shape, Tensor};
 
 /// A matrix in an 8-bit floating type, with its scale.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +105,15 @@ impl QuantizeSource {
     /// The type of its inputs.
     pub fn dtype(&self) -> DType {
         self.inputs()[0].1.dtype
+    }
+
+    /// Its shape: `(..., columns)`, with the leading axes of its input.
+    pub fn shape(&self) -> Shape {
+        let mut sizes = self.inputs()[0].1.shape.sizes().to_vec();
+        if let (QuantizeSource::SwiGlu { .. }, Some(last)) = (self, sizes.last_mut()) {
+            *last /= 2;
+        }
+        Shape::new(&sizes)
     }
 
     /// `(rows, columns)` of the matrix.
@@ -240,7 +249,7 @@ impl Operation for MakeScale {
 pub struct UpdateScales {
     /// `(n)`, f32, set to 0.
     pub amax: Tensor,
-    /// `(length, n)`, f32, updated: the magnitudes of earlier steps, the newest first. 0 where there was none.
+    /// `(n, length)`, f32, updated: the magnitudes of earlier steps, the newest first. 0 where there was none.
     pub history: Tensor,
     /// `(n)`, f32: the largest number of each tensor's type.
     pub largest: Tensor,
@@ -260,8 +269,8 @@ impl Operation for UpdateScales {
             ensure_elements(Self::NAME, name, &tensor, n)?;
         }
         ensure_dtype(Self::NAME, "history", &self.history, DType::F32)?;
-        ensure(Self::NAME, self.history.shape.last() == n && self.history.shape.rows() > 0, || {
-            format!("`history` is {:?}, needs rows of {n}", self.history.shape)
+        ensure(Self::NAME, self.history.shape.rows() == n && self.history.shape.last() > 0, || {
+            format!("`history` is {:?}, needs {n} rows", self.history.shape)
         })?;
         ensure(Self::NAME, self.margin.abs() < 100, || format!("a margin of 2^{} leaves nothing", self.margin))
     }

@@ -43,7 +43,7 @@ fn delayed_scales_follow_the_largest_magnitude_of_the_last_steps() {
         let n = 37;
         let largest: Vec<f64> = (0..n).map(|i| if i % 2 == 0 { 448.0 } else { 57344.0 }).collect();
         let (largest_t, scale) = (t.put(&[n], F32, &largest), t.put(&[n], F32, &vec![0.25; n]));
-        let history = t.put(&[length, n], F32, &vec![0.0; length * n]);
+        let history = t.put(&[n, length], F32, &vec![0.0; length * n]);
         let mut model = Model { history: vec![Vec::new(); n], length, scales: vec![0.25; n] };
         for step in 0..12 {
             let mut amax: Vec<f64> =
@@ -60,7 +60,7 @@ fn delayed_scales_follow_the_largest_magnitude_of_the_last_steps() {
             assert_eq!(t.get(&amax_t), vec![0.0; n], "magnitudes are set to 0");
             assert_scales(&t, &scale, &model.scales, &format!("step {step} of a history of {length}"));
             let truth: Vec<f64> =
-                (0..length * n).map(|at| model.history[at % n].get(at / n).copied().unwrap_or(0.0)).collect();
+                (0..length * n).map(|at| model.history[at / length].get(at % length).copied().unwrap_or(0.0)).collect();
             assert_eq!(t.get(&history), truth, "history of {length} after step {step}");
         }
         assert_eq!(model.scales[..2], [0.25; 2], "nothing was said of these");
@@ -73,7 +73,7 @@ fn an_old_peak_leaves_a_long_history_at_its_end() {
     let (largest, scale) = (t.put(&[1], F32, &[448.0]), t.put(&[1], F32, &[1.0]));
     let mut start = vec![1.0; length];
     start[length - 2] = 50.0;
-    let history = t.put(&[length, 1], F32, &start);
+    let history = t.put(&[1, length], F32, &start);
     for (step, peak) in [(0, 50.0), (1, 2.0)] {
         let amax = t.put(&[1], F32, &[2.0]);
         t.run(UpdateScales { amax, history, largest, scale, margin: 0 });

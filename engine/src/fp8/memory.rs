@@ -5,15 +5,16 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind, Fp8Matrix, Scale, UpdateScales};
 use device::{Area, Communicator, DType, Device, F8E4M3, F8E5M2, Result, Shape, Tensor};
 
-use super::recipe::Fp8;
+use super::recipe::{Fp8, Fp8Recipe};
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
 
 /// The memory of all 8-bit weights of a rank.
 pub(crate) struct Fp8Memory {
     pub(crate) params: Vec<Option<Fp8Param>>,
+    /// Delayed scaling's.
     pub(crate) scales: Option<ScaleState>,
-    _areas: Vec<Area>,
+    areas: Vec<Area>,
 }
 
 /// What a weight `(out, in)` has beyond its [`Param`](crate::params::Param). The copies are made by the first microbatch's
@@ -39,6 +40,8 @@ pub struct ScaleCell {
     pub scale: Tensor,
     /// `(1)`, f32: the largest magnitude so far in this step.
     pub amax: Tensor,
+    /// `(length)`, f32: those of earlier steps, the newest first.
+    pub history: Tensor,
 }
 
 /// The scales of all inputs and output gradients, with what they follow from. Each weight with 8-bit products has two:
@@ -49,7 +52,7 @@ pub struct ScaleState {
     pub scale: Tensor,
     /// `(n)`, f32: largest magnitudes of this step.
     pub amax: Tensor,
-    /// `(length, n)`, f32: those of earlier steps, the newest first.
+    /// `(n, length)`, f32: those of earlier steps, the newest first.
     pub history: Tensor,
     /// `(n)`, f32: the largest number of each type.
     pub largest: Tensor,
@@ -63,11 +66,16 @@ impl ScaleState {
     /// # Errors
     /// A failed collective.
     pub(crate) fn update(&self, cx: &StepContext<'_>, groups: &[Rc<dyn Communicator>]) -> graph_manager::Result<()> {
-        let ScaleState { scale, amax, history, largest, margin } = *self;
         for group in groups {
-            cx.run(Collective::in_place(CollectiveKind::AllReduceMax, group.clone(), amax))?;
+            cx.run(Collective::in_place(CollectiveKind::AllReduceMax, group.clone(), self.amax))?;
         }
-        cx.run(UpdateScales { amax, history, largest, scale, margin })
+        cx.run(self.from_history())
+    }
+
+    /// The scales that follow from the history, and from the magnitudes of this step if there are any.
+    pub(crate) fn from_history(&self) -> UpdateScales {
+        let ScaleState { scale, amax, history, largest, margin } = *self;
+        UpdateScales { amax, history, largest, scale, margin }
     }
 
     /// Reads the values that steps change.
@@ -84,7 +92,9 @@ impl ScaleState {
 
     fn cell(&self, index: usize) -> ScaleCell {
         let at = index * SCALE_STRIDE;
-        ScaleCell { scale: self.scale.view(at, [1]), amax: self.amax.view(at, [1]) }
+        let length = self.history.shape.last();
+        let history = self.history.view(at * length, [length]);
+        ScaleCell { scale: self.scale.view(at, [1]), amax: self.amax.view(at, [1]), history }
     }
 }
 
@@ -110,7 +120,7 @@ impl Fp8Memory {
         let all: Vec<(&ParamSpec, Fp8)> = specs.iter().filter_map(|spec| Some((spec, spec.fp8?))).collect();
         let mut areas = Vec::new();
         let Some((_, first)) = all.first() else {
-            return Ok(Fp8Memory { params: vec![None; specs.len()], scales: None, _areas: areas });
+            return Ok(Fp8Memory { params: vec![None; specs.len()], scales: None, areas });
         };
         let count = 2 * all.len() * SCALE_STRIDE;
         let mut flat =
@@ -122,7 +132,7 @@ impl Fp8Memory {
         let state = ScaleState {
             scale: flat("8-bit scales", &[count], DType::F32)?,
             amax: flat("largest magnitudes", &[count], DType::F32)?,
-            history: flat("history of magnitudes", &[first.amax_history, count], DType::F32)?,
+            history: flat("history of magnitudes", &[count, first.amax_history], DType::F32)?,
             largest: flat("largest numbers", &[count], DType::F32)?,
             margin: first.margin,
         };
@@ -149,12 +159,14 @@ impl Fp8Memory {
             (index, start) = (index + 1, start + (out * input).next_multiple_of(ALIGNMENT));
             Some(param)
         };
-        Ok(Fp8Memory { params: specs.iter().map(param).collect(), scales: Some(state), _areas: areas })
+        let params = specs.iter().map(param).collect();
+        let scales = (first.recipe == Fp8Recipe::Delayed).then_some(state);
+        Ok(Fp8Memory { params, scales, areas })
     }
 
     /// Bytes of all of it.
     pub(crate) fn bytes(&self) -> usize {
-        self._areas.iter().map(Area::bytes).sum()
+        self.areas.iter().map(Area::bytes).sum()
     }
 }
 

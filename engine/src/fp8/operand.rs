@@ -1,7 +1,7 @@
 //! What a linear layer's products read of an activation or of an output gradient.
 
 use device::ops::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale};
-use device::{DType, Tensor};
+use device::{DType, Shape, Tensor};
 use graph_manager::Result;
 
 use super::memory::{Fp8Param, ScaleCell};
@@ -64,6 +64,18 @@ impl Operand {
         }
     }
 
+    /// A tensor with its rows, whatever their width and type.
+    ///
+    /// # Panics
+    /// If there is only the transposed copy.
+    pub(crate) fn rows(&self) -> &Tensor {
+        match self {
+            Operand::Plain(tensor) => tensor,
+            Operand::Fp8 { rows: Some(rows), .. } => &rows.values,
+            Operand::Fp8 { rows: None, .. } => unreachable!("a product reads the rows of its operand"),
+        }
+    }
+
     /// What the weight gradient reads, for a backward to keep.
     pub(crate) fn for_weight_gradient(self) -> Operand {
         match self {
@@ -90,12 +102,12 @@ impl Operand {
         // The first step of a run has no history: its scale is that of its first microbatch.
         cx.run(MakeScale { source, dtype, scale, keep_known: delayed })?;
         let (height, width) = source.dimensions();
-        let mut matrix = |wanted: bool, name, shape: [usize; 2]| {
+        let mut matrix = |wanted: bool, name, shape: Shape| {
             let values = wanted.then(|| cx.tensor(name, shape, dtype)).transpose()?;
             Ok::<_, graph_manager::Error>(values.map(|values| Fp8Matrix { values, scale: Scale::Tensor(scale) }))
         };
-        let rows = matrix(copies.rows(), "rows_8bit", [height, width])?;
-        let columns = matrix(copies.columns(), "columns_8bit", [width, height])?;
+        let rows = matrix(copies.rows(), "rows_8bit", source.shape())?;
+        let columns = matrix(copies.columns(), "columns_8bit", [width, height].into())?;
         let amax = delayed.then_some(cell.amax);
         let accumulate = !cx.variant().overwrites;
         cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;

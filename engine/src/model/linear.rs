@@ -236,7 +236,7 @@ impl Linear {
         names: [&'static str; 2],
         region: &TensorParallelRegion,
     ) -> Result<Tensor> {
-        let output = region.tensor(cx, names[0], self.width(), self.precision.output(Product::Forward))?;
+        let output = self.output(cx, names[0], input.rows())?;
         self.forward_through(cx, input, output, add_bias(region.parallel.on_first_rank(self.bias)))?;
         region.reduce(cx, names[1], output)
     }
@@ -252,8 +252,7 @@ impl Linear {
         names: [&'static str; 2],
         region: &TensorParallelRegion,
     ) -> Result<(Operand, PendingTransfer)> {
-        let grad_input =
-            region.tensor(cx, names[0], self.input_width(), self.precision.output(Product::InputGradient))?;
+        let grad_input = self.input_gradient(cx, names[0], grad_output.rows())?;
         self.dgrad(cx, grad_output, grad_input, Epilogue::None)?;
         // Joined before the next transfer starts: a later join would wait for that transfer too.
         let input = input.join(cx, self)?;

@@ -221,8 +221,8 @@ impl Params {
         ranges.into_iter().map(|(layer, first, end)| (layer, self.grads.view(first, [end - first]))).collect()
     }
 
-    /// The scales of 8-bit products; `None` if there are none.
-    pub fn scales(&self) -> Option<&ScaleState> {
+    /// The state of delayed scaling; `None` if nothing is scaled so.
+    pub fn delayed_scales(&self) -> Option<&ScaleState> {
         self.fp8.scales.as_ref()
     }
 

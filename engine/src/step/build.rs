@@ -131,7 +131,7 @@ impl Stage {
             splits_backward: options.pipeline.schedule().splits_backward(),
             reduces: data_parallel.is_some() || sequence_parallel.is_some(),
             gathers: shard.is_part(),
-            quantizes: params.scales().is_some(),
+            quantizes: params.fp8_bytes() > 0,
         };
         Ok(Stage {
             graphs: StepPolicy::manager(compute.clone(), &options.graphs, shape)?,

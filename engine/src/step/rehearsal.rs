@@ -32,7 +32,7 @@ impl Stage {
         self.program.inputs.clear(self.device())?;
         // The samples are no real ones, so what they say about scales is forgotten.
         let device = self.device().clone();
-        let scales = self.program.params.scales().map(|scales| scales.remember(&device)).transpose()?;
+        let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
             let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
             self.write_inputs(settings, None)?;

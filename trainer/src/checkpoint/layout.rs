@@ -36,6 +36,16 @@ pub(super) enum Role {
     Weights(usize),
     /// State of the optimizer.
     OptimizerState,
+    /// The largest magnitudes that delayed scaling remembers. A run with other settings has none, or another number.
+    Magnitudes,
+}
+
+/// What the names of [`Role::Magnitudes`] end with, after the weight's name: of its layer's input and output gradient.
+const MAGNITUDES: [&str; 2] = [".input_amax", ".grad_output_amax"];
+
+/// Whether a tensor of that name is one that a run need not have.
+pub(super) fn is_optional(name: &str) -> bool {
+    MAGNITUDES.iter().any(|suffix| name.ends_with(suffix))
 }
 
 /// What this rank has of a tensor of the checkpoint.
@@ -94,7 +104,36 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
             }
         }
     }
+    if params.delayed_scales().is_some() {
+        // All ranks of a stage that share a layer or the batch have the same values. One of them writes each.
+        let first = params.optimizer_shard().rank == 0;
+        for (spec, param) in params.iter() {
+            let Some(fp8) = param.fp8 else { continue };
+            for (suffix, cell) in MAGNITUDES.into_iter().zip([fp8.input, fp8.grad_output]) {
+                all.push(magnitudes(format!("{}{suffix}", spec.name), cell.history, first));
+            }
+        }
+    }
     all
+}
+
+/// A tensor that every rank has whole.
+fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
+    let elements = memory.elements();
+    let whole = vec![DenseBlock { offset: vec![0], sizes: vec![elements], start: 0 }];
+    LocalTensor {
+        role: Role::Magnitudes,
+        file: OPTIMIZER,
+        name,
+        shape: vec![elements],
+        owned: if writes { whole.clone() } else { Vec::new() },
+        blocks: whole,
+        replicated: true,
+        tied_replica: false,
+        memory,
+        first: 0,
+        elements,
+    }
 }
 
 fn local_tensor(

@@ -7,6 +7,7 @@
 //!   `(out features, in features)`, the transpose of GPT-2's `Conv1D`, and a Llama's queries, keys and values are one
 //!   tensor, as are its gate and up projection. Padding rows of the vocabulary are absent.
 //! - `optimizer.safetensors`: the optimizer's state, named `<parameter>.exp_avg`, `.exp_avg_sq` or `.momentum`.
+//!   With delayed 8-bit scaling also the history of largest magnitudes, `<weight>.input_amax` and `.grad_output_amax`.
 //! - `config.toml`: the resolved configuration.
 //! - Where several ranks have different parts of the state, each writes its own files, `model-00001-of-00004.safetensors`
 //!   and so on. These are the ranks that share layers, the stages, and with a distributed optimizer all ranks. A file has

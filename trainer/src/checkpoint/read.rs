@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::header::FileHeader;
-use super::layout::{CONFIG, LocalTensor, METRICS, Role, local_tensors, names_elsewhere};
+use super::layout::{CONFIG, LocalTensor, METRICS, Role, is_optional, local_tensors, names_elsewhere};
 use super::manifest::{Damage, FileEntry, Manifest, TensorEntry, hex, open};
 use crate::error::RunError;
 
@@ -106,7 +106,7 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
     let mut files = TensorFiles { folder: folder.into(), open: BTreeMap::new() };
     for tensor in &tensors {
         // Layers compute with the whole parameter, also where other ranks update parts of it.
-        let wanted = if matches!(tensor.role, Role::Weights(_)) { &tensor.blocks } else { &tensor.owned };
+        let wanted = if tensor.role == Role::OptimizerState { &tensor.owned } else { &tensor.blocks };
         let mut values = vec![0.0; tensor.elements];
         for part in parts.get(tensor.name.as_str()).into_iter().flatten() {
             if !wanted.iter().any(|block| overlap(part, block)) {
@@ -121,12 +121,14 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
         match tensor.role {
             Role::Weights(index) => stage.params().set(device, index, &values)?,
             Role::OptimizerState if tensor.owned.is_empty() => {}
+            Role::Magnitudes => device.upload(&tensor.memory, &values)?,
             Role::OptimizerState => {
                 device.upload(&tensor.memory, &values[tensor.first..][..tensor.memory.elements()])?
             }
         }
         activity.advance();
     }
+    stage.refresh_scales()?;
     let status = Status { applied: manifest.applied, skipped: manifest.skipped, ..Status::default() };
     device.upload(&stage.optimizer().status(), bytemuck::bytes_of(&status))?;
     Ok(())
@@ -158,7 +160,7 @@ fn check_fits(
     };
     // The parts of a tensor have one shape and make it up: the manifest was checked.
     let theirs: BTreeMap<&str, &TensorEntry> = manifest.tensors.iter().map(|part| (part.name.as_str(), part)).collect();
-    for tensor in tensors {
+    for tensor in tensors.iter().filter(|tensor| tensor.role != Role::Magnitudes) {
         let Some(part) = theirs.get(tensor.name.as_str()) else {
             return misfit(format!("it has no `{}`", tensor.name));
         };
@@ -169,7 +171,7 @@ fn check_fits(
     }
     let here = tensors.iter().map(|tensor| tensor.name.as_str());
     let known: std::collections::HashSet<&str> = here.chain(elsewhere.iter().map(String::as_str)).collect();
-    match manifest.tensors.iter().find(|part| !known.contains(part.name.as_str())) {
+    match manifest.tensors.iter().find(|part| !known.contains(part.name.as_str()) && !is_optional(&part.name)) {
         Some(part) => misfit(format!("its `{}` of {} is not in this run", part.name, shape(&part.shape))),
         None => Ok(()),
     }

@@ -21,6 +21,7 @@ mod distributed_run;
 mod documents;
 mod everywhere;
 mod faults;
+mod fp8_run;
 mod fuzz;
 mod grad_reduce;
 mod hf;

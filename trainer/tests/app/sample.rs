@@ -104,11 +104,12 @@ fn beyond_the_context_the_newer_half_is_read_again() {
             if at < SEQ {
                 continue;
             }
-            // It has room for 12: token 12 makes it begin again with tokens 7 to 12, token 19 with 14 to 19, and so on.
-            let begin = (at - SEQ) / 7 * 7 + 7;
+            // It has room for 8: token 8 makes it begin again with tokens 5 to 8, token 13 with 10 to 13, and so on.
+            let kept = SEQ / 2;
+            let begin = (at - SEQ) / (kept + 1) * (kept + 1) + kept + 1;
             let (_device, mut fresh) = generator(&shape, longest);
-            let mut wanted = fresh.start(&text[begin..begin + 6]).unwrap();
-            for &token in &text[begin + 6..=at] {
+            let mut wanted = fresh.start(&text[begin..begin + kept]).unwrap();
+            for &token in &text[begin + kept..=at] {
                 wanted = fresh.read(token).unwrap();
             }
             assert_eq!(logits, wanted, "{kind:?} after token {at}");

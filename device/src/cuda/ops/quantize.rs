@@ -227,7 +227,7 @@ pub(super) fn make_scale_scratch_bytes() -> usize {
 
 /// See [`UpdateScales`]. A block is a tensor.
 pub(super) fn update_scales(op: &UpdateScales, queue: &Queue<'_>) -> Result<()> {
-    let (tensors, length) = (op.amax.elements(), op.history.shape.rows());
+    let (tensors, length) = (op.amax.elements(), op.history.shape.last());
     queue.launch(
         "update_scales",
         Grid::line(tensors, length.next_multiple_of(32).clamp(32, 256) as u32),
@@ -236,7 +236,6 @@ pub(super) fn update_scales(op: &UpdateScales, queue: &Queue<'_>) -> Result<()> 
             op.history.into(),
             op.largest.into(),
             op.scale.into(),
-            Arg::U32(tensors as u32),
             Arg::U32(length as u32),
             Arg::F32(2f32.powi(op.margin)),
         ],
