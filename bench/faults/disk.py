@@ -58,9 +58,15 @@ def what(line):
     return f"{call} {re.sub(r'tfevents.*', 'tfevents', path)}"
 
 
+def told(said):
+    """The lines of errors and warnings in a run's output."""
+    return [line for line in said.splitlines() if re.match(r"error|warning|no checkpoint", line, re.IGNORECASE)]
+
+
 def check_files(folder):
-    """Fails if a run that ended well has left a temporary file or a lock, or has a log line twice."""
-    left = [path for path in folder.rglob("*") if path.name.endswith((".tmp", ".lock", ".partial"))]
+    """Fails if a run that ended well has left a temporary file, or has a log line twice. The lock file of a killed run stays:
+    a lock removes only a file that it made."""
+    left = [path for path in folder.rglob("*") if path.name.endswith((".tmp", ".partial"))]
     if left:
         raise Failed(f"{[str(path.relative_to(folder)) for path in left]} is left")
     steps = [json.loads(line)["_step"] for line in (folder / "log/wandb-history.jsonl").read_text().splitlines()]
@@ -103,10 +109,9 @@ def one_fault(faulty, template, folder, reference, kind, at):
         checkpoints(folder)
         check_files(folder)
     except (Failed, OSError, ValueError, KeyError) as failure:
-        raise Failed(f"{kind} at call {hits[0].removeprefix('fault ')}: {failure}\n{said[-1500:]}") from None
+        raise Failed(f"{kind} at call {hits[0].removeprefix('fault ')}: {failure}\n{told(said)}") from None
     shutil.rmtree(folder)
-    told = [line for line in said.splitlines() if re.match(r"error|warning|no checkpoint", line, re.IGNORECASE)]
-    return what(hits[0]), code, told
+    return what(hits[0]), code, told(said)
 
 
 def interrupted(faulty, folder, calls):
@@ -174,8 +179,8 @@ def all_faults(trainer, folder, faults, seed, jobs, short):
         print("\n| failed call, of ENOSPC, EIO and EDQUOT | times | exit codes | without a word |\n|---|---|---|---|")
         errors = [result for result in met if result[1] in ("ENOSPC", "EIO", "EDQUOT")]
         for call in sorted({call for _, _, call, _, _ in errors}, key=lambda call: call.split()[::-1]):
-            those = [(code, told) for _, _, one, code, told in errors if one == call]
-            codes, silent = sorted({code for code, _ in those}), sum(not told for _, told in those)
+            those = [(code, lines) for _, _, one, code, lines in errors if one == call]
+            codes, silent = sorted({code for code, _ in those}), sum(not lines for _, lines in those)
             print(f"| {call} | {len(those)} | {', '.join(map(str, codes))} | {silent or ''} |")
     print(f"\nDisk faults: {len(met) + len(failures)}")
     return failures
