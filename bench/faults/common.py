@@ -35,7 +35,11 @@ def below(process):
 
 def is_alive(process):
     """Whether a process exists and is not a zombie."""
-    return Path(f"/proc/{process}/exe").exists()
+    try:
+        os.readlink(f"/proc/{process}/exe")
+    except OSError:
+        return False
+    return True
 
 
 def metrics(folder):
@@ -112,6 +116,12 @@ class Run:
                 raise Failed(f"the run ended with {self.process.returncode} while it waited for {what}")
             time.sleep(0.02)
         return time.monotonic() - begun
+
+    def wait_for_end(self):
+        """Waits until the run has ended by itself. It must write checkpoints until then."""
+        while not self.ended():
+            newest = self.newest()
+            self.wait("a new checkpoint or the end", lambda: self.newest() > newest, may_end=True)
 
     def end(self):
         """Ends everything, however the run is. The supervisor's children end with it."""

@@ -85,7 +85,8 @@ def one_fault(faulty, template, folder, reference, kind, at):
     hits = [line for line in lines if line.startswith("fault ")]
     if not hits:
         if code:
-            raise Failed(f"without a fault the run ended with {code}\n{said}")
+            raise Failed(f"without a fault the run ended with {code}\n{told(said)}")
+        shutil.rmtree(folder)
         return None
     try:
         if "panicked" in said:

@@ -1,7 +1,7 @@
 """Kills parts of supervised runs, makes the disk fail, and attacks a run from the network, on this machine alone.
 
-    python bench/faults/faults.py [--short] [--only PARTS] [--kills N] [--steps N] [--disk-faults N] [--jobs N]
-        [--seconds LIMIT] [--seed SEED] TRAINER
+    python bench/faults/faults.py [--short] [--only PARTS] [--layouts NUMBERS] [--kills N] [--steps N]
+        [--disk-faults N] [--jobs N] [--seconds LIMIT] [--seed SEED] TRAINER
 
 TRAINER is the binary. Everything runs on the host device, in a temporary folder:
 
@@ -37,8 +37,9 @@ def main():
     parser.add_argument("trainer")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--only", default="network,kills,disk")
+    parser.add_argument("--layouts", default=",".join(map(str, range(len(LAYOUTS)))))
     parser.add_argument("--kills", type=int, default=504)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--disk-faults", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float)
@@ -55,8 +56,9 @@ def main():
             if "network" in parts:
                 failures += all_attacks(trainer, folder, ATTACKS[:2] if short else ATTACKS, until)
             if "kills" in parts:
-                layouts, kills, steps = ([SHORT_LAYOUT], 1, 60) if short else (LAYOUTS, arguments.kills, arguments.steps)
-                failures += all_kills(trainer, folder / "kills", layouts, kills, steps, seed, jobs, until)
+                chosen = [SHORT_LAYOUT] if short else [LAYOUTS[int(number)] for number in arguments.layouts.split(",")]
+                kills, steps = (1, 60) if short else (arguments.kills, arguments.steps)
+                failures += all_kills(trainer, folder / "kills", chosen, kills, steps, seed, jobs, until)
             if "disk" in parts:
                 failures += all_faults(trainer, folder / "disk", arguments.disk_faults, seed, jobs, short)
         except Failed as failure:

@@ -26,8 +26,10 @@ LAYOUTS = [
     ("tensor 2 x data 2", 4, ["--tensor-model-parallel-size=2"]),
 ]
 SHORT_LAYOUT = LAYOUTS[1]
-VICTIMS = [("last rank", "KILL"), ("rank 0", "KILL"), ("mpirun", "KILL"), ("last rank", "STOP"), ("all ranks", "KILL"),
-           ("everything", "KILL"), ("rank 0", "STOP")]
+# Stops take the longest, so there are few.
+VICTIMS = [("last rank", "KILL"), ("rank 0", "KILL"), ("mpirun", "KILL"), ("all ranks", "KILL"), ("everything", "KILL"),
+           ("last rank", "STOP"), ("rank 0", "KILL"), ("last rank", "KILL"), ("mpirun", "KILL"), ("everything", "KILL"),
+           ("all ranks", "KILL"), ("rank 0", "STOP")]
 # One kill in so many comes while the run starts. The others come after a new checkpoint.
 EARLY = 8
 
@@ -79,7 +81,7 @@ class Disturbed:
 
     def finish(self, reference):
         """Waits for the end of the run and compares it with its reference. Returns how often it was started again."""
-        self.run.wait("the end of the run", self.run.ended)
+        self.run.wait_for_end()
         said = self.run.said()
         if self.run.process.returncode != 0:
             raise Failed(f"the run ended with {self.run.process.returncode}")
@@ -102,7 +104,7 @@ def kills_of_layout(trainer, folder, layout, kills, steps, seed, until):
     words = [*starter, trainer, *FLAGS, *flags, f"--steps={steps}"]
     reference = Run([*words, "--save", folder / "reference/saved"], folder / "reference", until)
     try:
-        reference.wait("the end of the reference", reference.ended)
+        reference.wait_for_end()
         if reference.process.returncode:
             raise Failed(f"the reference failed\n{reference.said()[-2000:]}")
     finally:
@@ -144,6 +146,7 @@ def all_kills(trainer, folder, layouts, kills, steps, seed, jobs, until):
         except Failed as failure:
             with lock:
                 failures.append(str(failure))
+                print(f"FAILED: {failure}", flush=True)
             return
         with lock:
             all_times.extend(times)
