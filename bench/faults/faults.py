@@ -1,200 +1,71 @@
-"""Kills parts of a supervised run again and again, and attacks a run from the network, on this machine alone.
+"""Kills parts of supervised runs, makes the disk fail, and attacks a run from the network, on this machine alone.
 
-    python bench/faults/faults.py [--short] [--kills N] [--seconds LIMIT] [--seed SEED] TRAINER
+    python bench/faults/faults.py [--short] [--only PARTS] [--layouts NUMBERS] [--kills N] [--steps N]
+        [--disk-faults N] [--jobs N] [--seconds LIMIT] [--seed SEED] TRAINER
 
-TRAINER is the binary. Two runs of two ranks each, on the host device:
+TRAINER is the binary. Everything runs on the host device, in a temporary folder:
 
-- Kills. `supervise -- mpirun` writes a checkpoint every 20 steps. Its ranks and its mpirun are killed (SIGKILL) or
-  stopped (SIGSTOP) in turn, after a random time. Each time the run must write a new checkpoint afterwards, by itself.
-- Attacks. A stranger connects to every TCP port on which the run's processes listen, and sends the beginning of a
-  message, or nothing, or noise. While the connections are open the run must go on. It must not listen on any port of
-  a rank.
+- network: a stranger connects to every TCP port on which a run's processes listen, and sends the beginning of a message,
+  or nothing, or noise. While the connections are open the run must go on. It must not listen on any port of a rank.
+- kills: runs of every layout under `trainer supervise`, with a checkpoint every 20 steps. Ranks and mpirun are killed
+  (SIGKILL) or stopped (SIGSTOP) in turn, after random times. Each run must end by itself with the bits of a run that nobody
+  disturbed: every step once in metrics.jsonl, the same losses and norms, the same final weights and moments.
+- disk: disk_faults.c, loaded with LD_PRELOAD, makes the n-th call that writes to the run's folders fail, or kills the run in
+  the middle of it. Every call and every way, in a new run and in a resumed one, unless --disk-faults says how many. The run
+  must end by itself, with one line of error. The next run must end with the reference's bits.
 
-Prints a table for each, with the longest time that it took. Exits with 1 if a run did not go on within 90 s, or if the
-whole takes longer than LIMIT (600 s, in the short form 120 s). The short form has one kill and two attacks, and takes
-about 10 s on an idle machine. It needs Linux, Open MPI's mpirun and Python's standard library.
+Prints tables. Exits with 1 if anything was otherwise, if a run did not go on within 90 s, or if the kills take longer than
+LIMIT (3600 s, in the short form 120 s). The short form has two attacks, one kill and one disk fault, and takes about 10 s on
+an idle machine. It needs Linux, a C compiler, Open MPI's mpirun and Python's standard library.
 """
 
 import argparse
-import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-PATIENCE = 90
-FLAGS = ["--preset=tiny", "--device=host", "--steps=1000000", "--eval-interval=0", "--threads=1", "--log-interval=1000",
-         "--global-batch-size=4", "--seq-length=32", "--layers=1", "--distributed-timeout-seconds=5"]
-MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"]
-VICTIMS = [("rank 1", "KILL"), ("rank 0", "KILL"), ("mpirun", "KILL"), ("rank 1", "STOP"), ("both ranks", "KILL"),
-           ("everything", "KILL")]
-ATTACKS = [("half a message", b"OPA", 1), ("nothing", b"", 1), ("64 zero bytes", bytes(64), 1),
-           ("64 KiB of noise", random.Random(1).randbytes(1 << 16), 1), ("nothing, 200 times", b"", 200)]
-
-
-class Failed(Exception):
-    """A promise that was not kept."""
-
-
-def children(process):
-    try:
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def below(process):
-    """The processes below one."""
-    return [descendant for child in children(process) for descendant in [child, *below(child)]]
-
-
-def listening_ports(process):
-    """The TCP ports on which a process listens."""
-    own = set()
-    for descriptor in Path(f"/proc/{process}/fd").iterdir():
-        try:
-            own.add(os.readlink(descriptor))
-        except OSError:
-            pass
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            port = int(words[1].rsplit(":", 1)[1], 16)
-            if words[3] == "0A" and port and f"socket:[{words[9]}]" in own:
-                ports.add(port)
-    return sorted(ports)
-
-
-class Run:
-    """A run in a folder of its own."""
-
-    def __init__(self, words, folder, until):
-        self.folder, self.until = folder, until
-        folder.mkdir()
-        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        self.output = open(folder / "output", "wb")
-        self.process = subprocess.Popen([*words, *FLAGS, "--log-dir", folder / "log"], env=environment,
-                                        stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT)
-
-    def steps(self):
-        try:
-            return (self.folder / "log/metrics.jsonl").read_bytes().count(b"\n")
-        except OSError:
-            return 0
-
-    def newest(self):
-        """The number of steps in the newest checkpoint."""
-        names = [path.name for path in (self.folder / "saved").glob("step-*")] if (self.folder / "saved").exists() else []
-        return max((int(name[5:]) for name in names if name[5:].isdigit()), default=0)
-
-    def wait(self, what, condition):
-        """Waits until a condition holds; returns the seconds that it took."""
-        begun = time.monotonic()
-        while not condition():
-            now = time.monotonic()
-            if now - begun > PATIENCE or now > self.until:
-                raise Failed(f"{what} did not happen within {now - begun:.0f} s")
-            if self.process.poll() is not None:
-                raise Failed(f"the run ended with {self.process.returncode} while it waited for {what}")
-            time.sleep(0.02)
-        return time.monotonic() - begun
-
-    def end(self):
-        """Ends everything, however the run is. The supervisor's children end with it."""
-        everything = [self.process.pid, *below(self.process.pid)]
-        for process in everything:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except OSError:
-                pass
-        self.process.wait()
-        self.output.close()
-
-
-def kill(run, victim, how):
-    """Kills or stops processes of a supervised run; returns the seconds until the next new checkpoint."""
-    run.wait("a run of two ranks", lambda: [len(children(child)) for child in children(run.process.pid)] == [2])
-    mpirun = children(run.process.pid)[0]
-    ranks = sorted(children(mpirun))
-    victims = {"rank 0": ranks[:1], "rank 1": ranks[1:], "mpirun": [mpirun], "both ranks": ranks,
-               "everything": [mpirun, *ranks]}[victim]
-    for process in victims:
-        os.kill(process, signal.Signals["SIG" + how])
-    took = run.wait("the end of the ranks", lambda: not any(Path(f"/proc/{rank}/exe").exists() for rank in ranks))
-    newest = run.newest()
-    return took + run.wait("a new checkpoint", lambda: run.newest() > newest)
-
-
-def attack(run, payload, connections):
-    """Connects to all ports of a run's processes; returns the number of connections and the seconds for 10 more steps."""
-    mpirun = run.process.pid
-    run.wait("the end of listening ranks", lambda: not any(listening_ports(rank) for rank in below(mpirun)))
-    strangers = []
-    try:
-        for port in listening_ports(mpirun):
-            for _ in range(connections):
-                try:
-                    stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
-                    strangers.append(stranger)
-                    stranger.sendall(payload)
-                except OSError:
-                    pass  # an IPv6 port, or one that hangs up on noise
-        before = run.steps()
-        return len(strangers), run.wait("10 more steps", lambda: run.steps() >= before + 10)
-    finally:
-        for stranger in strangers:
-            stranger.close()
+from common import Failed
+from disk import all_faults
+from kills import LAYOUTS, SHORT_LAYOUT, all_kills
+from network import ATTACKS, all_attacks
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("trainer")
     parser.add_argument("--short", action="store_true")
-    parser.add_argument("--kills", type=int)
+    parser.add_argument("--only", default="network,kills,disk")
+    parser.add_argument("--layouts", default=",".join(map(str, range(len(LAYOUTS)))))
+    parser.add_argument("--kills", type=int, default=504)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--disk-faults", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     arguments = parser.parse_args()
-    trainer = Path(arguments.trainer).resolve()
-    until = time.monotonic() + (arguments.seconds or (120 if arguments.short else 600))
-    kills = arguments.kills if arguments.kills is not None else (1 if arguments.short else 30)
-    attacks = ATTACKS[:2] if arguments.short else ATTACKS
-    chance, times, failures = random.Random(arguments.seed), {}, []
-    print(f"seed {arguments.seed}\n\n| attack | connections | longest time for 10 steps (s) |\n|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        run = Run([*MPIRUN, trainer], Path(folder) / "attacked", until)
+    trainer, parts, short = Path(arguments.trainer).resolve(), arguments.only.split(","), arguments.short
+    until = time.monotonic() + (arguments.seconds or (120 if short else 3600))
+    seed, jobs, begun = arguments.seed, arguments.jobs, time.monotonic()
+    print(f"seed {seed}\n", flush=True)
+    failures = []
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
+        folder = Path(name)
         try:
-            run.wait("the first steps", lambda: run.steps() >= 3)
-            for name, payload, connections in attacks:
-                made, took = attack(run, payload, connections)
-                print(f"| {name} | {made} | {took:.1f} |", flush=True)
+            if "network" in parts:
+                failures += all_attacks(trainer, folder, ATTACKS[:2] if short else ATTACKS, until)
+            if "kills" in parts:
+                chosen = [SHORT_LAYOUT] if short else [LAYOUTS[int(number)] for number in arguments.layouts.split(",")]
+                kills, steps = (1, 60) if short else (arguments.kills, arguments.steps)
+                failures += all_kills(trainer, folder / "kills", chosen, kills, steps, seed, jobs, until)
+            if "disk" in parts:
+                failures += all_faults(trainer, folder / "disk", arguments.disk_faults, seed, jobs, short)
         except Failed as failure:
-            failures.append(f"{name}: {failure}" if run.steps() >= 3 else str(failure))
-        finally:
-            run.end()
-        flags = ["--save", Path(folder) / "killed/saved", "--save-interval=20", "--checkpoint-keep=2"]
-        words = [trainer, "supervise", "--max-restarts=5", "--", *MPIRUN, trainer, *flags]
-        run = Run(words, Path(folder) / "killed", until)
-        victim = "the start"
-        try:
-            run.wait("the first checkpoint", lambda: run.newest() > 0)
-            for number in range(kills):
-                victim, how = VICTIMS[number % len(VICTIMS)]
-                time.sleep(chance.uniform(0, 0.2 if arguments.short else 2))
-                times.setdefault((victim, how), []).append(kill(run, victim, how))
-        except Failed as failure:
-            failures.append(f"{victim}: {failure}\n{(Path(folder) / 'killed/output').read_text()[-2000:]}")
-        finally:
-            run.end()
-    print("\n| killed | signal | times | longest time to a new checkpoint (s) |\n|---|---|---|---|")
-    for (victim, how), all_times in times.items():
-        print(f"| {victim} | {how} | {len(all_times)} | {max(all_times):.1f} |")
+            failures.append(str(failure))
     for failure in failures:
         print(f"FAILED: {failure}")
+    print(f"\n{time.monotonic() - begun:.0f} s, failures: {len(failures)}")
     sys.exit(1 if failures else 0)
 
 

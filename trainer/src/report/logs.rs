@@ -1,11 +1,12 @@
 //! Log messages: on the console, in `run.log`, and in a JSON file per rank.
 
 use std::fs::File;
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use common::UserError;
-use common::terminal::PRINTED;
+use common::terminal::{PRINTED, warn};
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::FmtSpan;
 use tracing_subscriber::prelude::*;
@@ -27,11 +28,12 @@ pub const RUN_LOG: &str = "run.log";
 /// A folder that cannot be created or written to.
 pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<(), UserError> {
     let level = filter.max_level_hint().unwrap_or(LevelFilter::TRACE).max(LevelFilter::INFO);
-    let create = |name: String| -> Result<Option<Mutex<File>>, UserError> {
+    let create = |name: String| -> Result<Option<Mutex<LogFile>>, UserError> {
         let Some(folder) = folder else { return Ok(None) };
         let made = std::fs::create_dir_all(folder)
             .and_then(|()| File::options().append(true).create(true).open(folder.join(&name)));
-        made.map(|file| Some(Mutex::new(file))).map_err(|error| {
+        let path = folder.join(&name);
+        made.map(|file| Some(Mutex::new(LogFile { path, file, has_failed: false }))).map_err(|error| {
             UserError::new(
                 format!("logging.dir = {}: {name} cannot be written: {error}", folder.display()),
                 "a run can write to the folder of its logs and metrics",
@@ -54,4 +56,30 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
     let (version, process) = (env!("CARGO_PKG_VERSION"), std::process::id());
     tracing::info!(target: PRINTED, "trainer {version} starts as process {process}: {command:?}");
     Ok(())
+}
+
+/// A log file. Training goes on if it cannot be written, and the user is told once: `tracing` drops the error.
+struct LogFile {
+    path: PathBuf,
+    file: File,
+    has_failed: bool,
+}
+
+impl Write for LogFile {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let written = self.file.write(line);
+        if let Err(error) = &written
+            && !std::mem::replace(&mut self.has_failed, true)
+        {
+            warn(&format!(
+                "WARNING: {} cannot be written: {error}. It lacks lines; the run goes on",
+                self.path.display()
+            ));
+        }
+        written
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
 }

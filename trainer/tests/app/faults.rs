@@ -49,6 +49,21 @@ fn a_file_that_cannot_be_written_ends_a_run_with_exit_code_3_and_its_name() {
 }
 
 #[test]
+fn a_log_of_messages_that_cannot_be_written_is_one_warning_and_the_run_goes_on() {
+    for file in ["run.log", "rank-0.jsonl"] {
+        let folder = Folder::new("fault-log");
+        std::fs::create_dir_all(folder.path("log")).unwrap();
+        full(&folder.path("log").join(file));
+        let output = run(1, &folder.0, "--steps 5");
+        expect(&output, 0, &["done: "]);
+        let text = String::from_utf8_lossy(&output.stderr);
+        let warnings: Vec<&str> = text.lines().filter(|line| line.contains("WARNING: ")).collect();
+        assert!(warnings.len() == 1 && warnings[0].contains(file) && warnings[0].contains("No space left"), "{text}");
+        assert_eq!(metrics(&folder.0).len(), 5);
+    }
+}
+
+#[test]
 fn a_full_disk_under_metrics_or_a_timeline_costs_no_step_that_was_done() {
     for (file, flags, done) in [("metrics.jsonl", "", 2..6), ("trace.json", "--trace log/trace.json", 8..9)] {
         let folder = Folder::new("fault-saved");

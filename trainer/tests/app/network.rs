@@ -81,5 +81,5 @@ fn the_fault_script_passes_in_its_short_form() {
     crate::harness::set_mpi(&mut command, &folder.0);
     command.arg(script).args(["--short", env!("CARGO_BIN_EXE_trainer")]).current_dir(&folder.0);
     let output = command.output().unwrap();
-    expect(&output, 0, &["| half a message |", "| rank 1 |"]);
+    expect(&output, 0, &["| half a message |", "| last rank | KILL | 1 |", "Disk faults: 1"]);
 }
