@@ -11,7 +11,8 @@ from common import Failed, Run, check_same, checkpoints, children, is_alive, mpi
 
 FLAGS = ["--preset=tiny", "--device=host", "--eval-interval=100", "--eval-iters=1", "--threads=1", "--log-interval=1000",
          "--micro-batch-size=1", "--global-batch-size=4", "--seq-length=32", "--hidden-dropout=0.1",
-         "--attention-dropout=0.1", "--distributed-timeout-seconds=5", "--save-interval=20", "--checkpoint-keep=2"]
+         "--attention-dropout=0.1", "--distributed-timeout-seconds=5", "--setup-timeout-seconds=20", "--save-interval=20",
+         "--checkpoint-keep=2"]
 # Name, ranks, flags.
 LAYOUTS = [
     ("one process", 1, []),
