@@ -164,7 +164,7 @@ impl Stage {
     /// What the device refused.
     pub fn refresh_scales(&self) -> Result<()> {
         match self.params().delayed_scales() {
-            Some(scales) => Ok(self.compute.submit(scales.from_history())?),
+            Some(scales) => Ok(self.compute.submit(scales.new_scales())?),
             None => Ok(()),
         }
     }

@@ -69,11 +69,11 @@ impl ScaleState {
         for group in groups {
             cx.run(Collective::in_place(CollectiveKind::AllReduceMax, group.clone(), self.amax))?;
         }
-        cx.run(self.from_history())
+        cx.run(self.new_scales())
     }
 
     /// The scales that follow from the history, and from the magnitudes of this step if there are any.
-    pub(crate) fn from_history(&self) -> UpdateScales {
+    pub(crate) fn new_scales(&self) -> UpdateScales {
         let ScaleState { scale, amax, history, largest, margin } = *self;
         UpdateScales { amax, history, largest, scale, margin }
     }
