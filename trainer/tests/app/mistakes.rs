@@ -216,7 +216,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--init-std 0", &["model.init_std = 0", "above 0"]),
     ("--kind mlp --layer-sizes [4]", &["model.layer_sizes = [4]", "an input and an output"]),
     ("--kind mlp --dropouts [1.5]", &["model.dropouts = 1.5", "[0, 1)"]),
-    ("--init-from absent", &["absent does not exist", "check the path"]),
+    ("--init-from absent", &["model.init_from = absent does not exist", "check the path"]),
     ("--init-from empty", &["empty has neither config.json nor config.toml"]),
     // Batches, steps and optimizers.
     ("--global-batch-size 15", &["= 15 with micro_batch_size = 2 on 1 ranks", "multiple", "14 or 16"]),

@@ -94,7 +94,8 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)]) -> Re
         let resumed = start_folder(&layers.resolve().checkpoint);
         let pretrained = match &resumed {
             Some(checkpoint) => Pretrained::open_checked(checkpoint)?, // the run compares its hashes when it resumes
-            None => Pretrained::open(folder.as_ref())?,
+            None => Pretrained::open(folder.as_ref())
+                .map_err(|error| UserError { what: format!("model.init_from = {}", error.what), ..error })?,
         };
         let (folder, mut theirs) = (resumed.unwrap_or_else(|| folder.into()), Layers::default());
         layers.start_from(pretrained.options());
