@@ -2,6 +2,8 @@
 
 use half::bf16;
 
+use crate::{F8E4M3, F8E5M2};
+
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -44,6 +46,18 @@ impl DType {
 }
 
 impl DType {
+    /// The largest number of an 8-bit floating type.
+    ///
+    /// # Panics
+    /// If it is another type.
+    pub fn largest_fp8(self) -> f32 {
+        match self {
+            DType::F8E4M3 => F8E4M3::LARGEST,
+            DType::F8E5M2 => F8E5M2::LARGEST,
+            other => unreachable!("{other} is no 8-bit floating type"),
+        }
+    }
+
     /// Whether it is one of the two 8-bit floating types.
     pub const fn is_fp8(self) -> bool {
         matches!(self, DType::F8E4M3 | DType::F8E5M2)

@@ -22,7 +22,7 @@ pub(super) fn quantize(op: &Quantize, pool: &Pool) {
     }
     if let Some(copy) = &op.rows {
         if let Scale::Rows(scales) = copy.scale {
-            let largest = largest(copy.values.dtype);
+            let largest = copy.values.dtype.largest_fp8();
             pool.for_each_chunk(view::write::<f32>(&scales), 1, |row, scale| {
                 scale[0] = scale_now(magnitude(&values[row * columns..][..columns]), largest, 0);
             });
@@ -124,7 +124,7 @@ pub(super) fn make_scale(op: &MakeScale, pool: &Pool) {
         return;
     }
     let amax = magnitude_of_all(&values(&op.source, pool), pool);
-    *scale = if op.keep_known && amax == 0.0 { 0.0 } else { scale_now(amax, largest(op.dtype), 0) };
+    *scale = if op.keep_known && amax == 0.0 { 0.0 } else { scale_now(amax, op.dtype.largest_fp8(), 0) };
 }
 
 /// See [`UpdateScales`].
@@ -155,14 +155,6 @@ fn scale_now(amax: f32, largest: f32, margin: i32) -> f32 {
         (amax * 2f32.powi(margin) / largest).max(f32::MIN_POSITIVE)
     } else {
         f32::NAN
-    }
-}
-
-/// The largest number of an 8-bit type.
-fn largest(dtype: DType) -> f32 {
-    match dtype {
-        DType::F8E5M2 => F8E5M2::LARGEST,
-        _ => F8E4M3::LARGEST,
     }
 }
 

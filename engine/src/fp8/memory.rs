@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Fp8Matrix, Scale, UpdateScales};
-use device::{Area, Communicator, DType, Device, F8E4M3, F8E5M2, Result, Shape, Tensor};
+use device::{Area, Communicator, DType, Device, Result, Shape, Tensor};
 
 use super::recipe::{Fp8, Fp8Recipe};
 use crate::params::ParamSpec;
@@ -141,7 +141,7 @@ impl Fp8Memory {
         }
         if !device.is_dry() {
             let types = all.iter().flat_map(|(_, fp8)| [fp8.input(), fp8.grad_output()]);
-            let largest: Vec<f32> = types.flat_map(|dtype| [largest(dtype); SCALE_STRIDE]).collect();
+            let largest: Vec<f32> = types.flat_map(|dtype| [dtype.largest_fp8(); SCALE_STRIDE]).collect();
             device.upload(&state.largest, &largest)?;
         }
         let (mut index, mut start) = (0, 0);
@@ -175,10 +175,3 @@ const SCALE_STRIDE: usize = 4;
 
 /// Elements, and bytes, at whose multiples weights begin.
 const ALIGNMENT: usize = 256;
-
-fn largest(dtype: DType) -> f32 {
-    match dtype {
-        DType::F8E5M2 => F8E5M2::LARGEST,
-        _ => F8E4M3::LARGEST,
-    }
-}

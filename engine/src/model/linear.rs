@@ -114,6 +114,12 @@ impl Linear {
         self.weight.fp8.is_some()
     }
 
+    /// Whether forward keeps this column-parallel layer's input as the weight gradient reads it. In 8 bits that is smaller
+    /// than what the norm would keep. It cannot be gathered, though, and with `recompute` nothing is kept.
+    pub(crate) fn keeps_input(&self, recompute: bool, region: &TensorParallelRegion) -> bool {
+        self.is_8_bit() && !recompute && !region.parallel.splits_rows()
+    }
+
     /// An input `(..., in)` as the products read it.
     ///
     /// # Errors
@@ -220,7 +226,7 @@ impl Linear {
         match (&self.weight.fp8, input) {
             (Some(fp8), Operand::Fp8 { rows: Some(rows), .. }) => {
                 self.quantize_weight(cx, fp8)?;
-                // Its sums are as long as the layer is wide, so few bits are enough; see the recipes of Transformer Engine.
+                // Fast accumulation is for forward products alone, as in Transformer Engine's recipes.
                 cx.run(Gemm { epilogue, ..Gemm::fp8(*rows, fp8.rows, output, true) })
             }
             _ => cx.run(Gemm::linear(input.plain(), self.weight.weight, output, epilogue)),

@@ -4,7 +4,7 @@ use super::columns::add_partial;
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{ActivationKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
-use crate::{DType, F8E4M3, F8E5M2, Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 /// A tile of `kernels/quantize.cu`.
 const TILE_ROWS: usize = 128;
@@ -206,7 +206,6 @@ pub(super) fn make_scale(op: &MakeScale, queue: &Queue<'_>) -> Result<()> {
     };
     let blocks = (rows * source.width.div_ceil(PACK)).div_ceil(256).clamp(1, LARGEST_BLOCKS);
     queue.launch_block(&source.kernel("largest", source.vector(None)), Grid::line(blocks, 256), &block)?;
-    let largest = if op.dtype == DType::F8E5M2 { F8E5M2::LARGEST } else { F8E4M3::LARGEST };
     queue.launch(
         "make_scale",
         Grid::line(1, 32),
@@ -214,7 +213,7 @@ pub(super) fn make_scale(op: &MakeScale, queue: &Queue<'_>) -> Result<()> {
             Arg::Pointer(queue.scratch),
             Arg::U32(blocks as u32),
             op.scale.into(),
-            Arg::F32(largest),
+            Arg::F32(op.dtype.largest_fp8()),
             Arg::U32(op.keep_known.into()),
         ],
     )

@@ -190,8 +190,7 @@ impl BlockPart for CausalAttention {
     }
 
     fn keeps_input(&self) -> bool {
-        // What the weight gradient reads in 8 bits is smaller. It cannot be gathered, though.
-        self.qkv.is_8_bit() && !self.recompute && !self.region.parallel.splits_rows()
+        self.qkv.keeps_input(self.recompute, &self.region)
     }
 
     fn leave_bias_to_next_norm(&mut self) -> Option<Param> {

@@ -222,7 +222,6 @@ impl BlockPart for DenseFeedForward {
     }
 
     fn keeps_input(&self) -> bool {
-        // What the weight gradient reads in 8 bits is smaller. It cannot be gathered, though.
-        self.up.is_8_bit() && !self.recompute && !self.region.parallel.splits_rows()
+        self.up.keeps_input(self.recompute, &self.region)
     }
 }
