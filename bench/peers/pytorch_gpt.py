@@ -4,7 +4,8 @@
 
 Prints one JSON object: step_ms (median), tokens_per_s, the versions of what ran. Weights are f32, layers run in bf16
 autocast, attention is scaled_dot_product_attention with cuDNN first, AdamW is fused. Modes: `eager`; `compile`
-(torch.compile); `graph` (eager, the whole step in one CUDA graph); `compile+graph` (both).
+(torch.compile); `graph` (eager, the whole step in one CUDA graph); `compile+graph` (both). With `--float8` the linear
+layers of blocks multiply in 8 bits through torchao, by one of its recipes.
 """
 
 import argparse
@@ -66,6 +67,7 @@ def arguments():
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in [("micro-batch", 64), ("accumulate", 1), ("steps", 30)]:
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--float8", choices=["tensorwise", "rowwise", "rowwise_with_gw_hp"])
     parser.add_argument("--mode", choices=["eager", "compile", "graph", "compile+graph"], default="compile")
     return parser.parse_args()
 
@@ -80,6 +82,10 @@ def main():
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     model = Gpt(case).to(device)
+    if case.float8:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(case.float8))
     weights = list(model.parameters())
     groups = [
         {"params": [p for p in weights if p.ndim >= 2], "weight_decay": 0.1},
@@ -133,6 +139,7 @@ def main():
     if int(os.environ.get("RANK", "0")) == 0:
         print(json.dumps({
             "mode": case.mode,
+            "float8": case.float8,
             "ranks": ranks,
             "step_ms": step_ms,
             "tokens_per_s": case.accumulate * case.micro_batch * case.seq * ranks / step_ms * 1e3,

@@ -112,7 +112,7 @@ fn source(bench: &mut Bench, name: &str, [rows, columns]: [usize; 2]) -> Result<
         }
     };
     let values = match source {
-        QuantizeSource::Stored(_) | QuantizeSource::Activation { .. } => rows * columns,
+        QuantizeSource::Stored(_) | QuantizeSource::Rounded(_) | QuantizeSource::Activation { .. } => rows * columns,
         QuantizeSource::ActivationBackward { .. } | QuantizeSource::SwiGlu { .. } => 2 * rows * columns,
         QuantizeSource::SwiGluBackward { .. } => rows * columns + rows * columns / 2,
     };

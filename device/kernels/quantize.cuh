@@ -78,6 +78,10 @@ template <class T> struct Stored {
     static void compute(const float (&in)[1], float (&out)[1]) { out[0] = in[0]; }
 };
 
+template <class T> struct Rounded : Stored<T> {
+    static void compute(const float (&in)[1], float (&out)[1]) { out[0] = low_bf16(pack_bf16x2(in[0], 0.0f)); }
+};
+
 struct GeluFunction {
     template <class T> static float value(float x) { return gelu<T>(x); }
     template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
@@ -214,6 +218,7 @@ template <class T> using ReluBackwardSource = ActivatedBackward<ReluFunction, T>
 
 #define FOR_EACH_SOURCE(DECLARE)                              \
     FOR_EACH_PATH(DECLARE, Stored, stored)                    \
+    FOR_EACH_PATH(DECLARE, Rounded, rounded)                  \
     FOR_EACH_PATH(DECLARE, GeluSource, gelu)                  \
     FOR_EACH_PATH(DECLARE, ReluSource, relu)                  \
     FOR_EACH_PATH(DECLARE, GeluBackwardSource, gelu_backward) \

@@ -4,7 +4,7 @@ use super::elementwise::{CHUNK, column_sums, store_sums, with_float};
 use super::math::{gelu, gelu_derivative, sigmoid};
 use super::{Pool, view};
 use crate::ops::{ActivationKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
-use crate::{DType, F8E4M3, F8E5M2, Float};
+use crate::{DType, F8E4M3, F8E5M2, Float, bf16};
 
 /// Rows whose column sums one task adds up.
 const SUM_ROWS: usize = 128;
@@ -55,6 +55,10 @@ fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
             QuantizeSource::Stored(input) => {
                 let x = view::read::<T>(input);
                 fill(&|i| x[i].to_f32());
+            }
+            QuantizeSource::Rounded(input) => {
+                let x = view::read::<T>(input);
+                fill(&|i| bf16::from_f32(x[i].to_f32()).to_f32());
             }
             QuantizeSource::Activation { kind, input } => {
                 let x = view::read::<T>(input);

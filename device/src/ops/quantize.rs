@@ -58,6 +58,8 @@ impl Fp8Matrix {
 pub enum QuantizeSource {
     /// `(rows, columns)`.
     Stored(Tensor),
+    /// `(rows, columns)`, each value rounded to bf16 first: what a bf16 copy of an f32 matrix would give.
+    Rounded(Tensor),
     /// `f(input)`, as [`Activation`](super::Activation).
     Activation {
         /// The function.
@@ -93,6 +95,7 @@ impl QuantizeSource {
     fn inputs(&self) -> Vec<(&'static str, Tensor)> {
         match *self {
             QuantizeSource::Stored(input)
+            | QuantizeSource::Rounded(input)
             | QuantizeSource::Activation { input, .. }
             | QuantizeSource::SwiGlu { input } => vec![("input", input)],
             QuantizeSource::ActivationBackward { input, grad_output, .. }
@@ -120,6 +123,7 @@ impl QuantizeSource {
     pub fn dimensions(&self) -> (usize, usize) {
         match *self {
             QuantizeSource::Stored(input)
+            | QuantizeSource::Rounded(input)
             | QuantizeSource::Activation { input, .. }
             | QuantizeSource::ActivationBackward { input, .. }
             | QuantizeSource::SwiGluBackward { input, .. } => (input.shape.rows(), input.shape.last()),
@@ -131,7 +135,7 @@ impl QuantizeSource {
         let (rows, columns) = self.dimensions();
         ensure_float(op, &self.inputs())?;
         match self {
-            QuantizeSource::Stored(_) | QuantizeSource::Activation { .. } => Ok(()),
+            QuantizeSource::Stored(_) | QuantizeSource::Rounded(_) | QuantizeSource::Activation { .. } => Ok(()),
             QuantizeSource::ActivationBackward { grad_output, .. } => {
                 ensure_elements(op, "grad_output", grad_output, rows * columns)
             }

@@ -77,14 +77,16 @@ fn quantized(x: f64, scale: f32, format: &Format) -> u8 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Stored,
+    Rounded,
     Activation(ActivationKind),
     ActivationBackward(ActivationKind),
     SwiGlu,
     SwiGluBackward,
 }
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 8] = [
     Kind::Stored,
+    Kind::Rounded,
     Kind::Activation(ActivationKind::Gelu),
     Kind::Activation(ActivationKind::Relu),
     Kind::ActivationBackward(ActivationKind::Gelu),
@@ -146,6 +148,10 @@ impl Matrix {
                 let (x, input) = tensor(1, columns);
                 (x, QuantizeSource::Stored(input))
             }
+            Kind::Rounded => {
+                let (x, input) = tensor(1, columns);
+                (x.into_iter().map(|x| rounded(x, Bf16)).collect(), QuantizeSource::Rounded(input))
+            }
             Kind::Activation(kind) => {
                 let (x, input) = tensor(1, columns);
                 (x.into_iter().map(function(kind)).collect(), QuantizeSource::Activation { kind, input })
@@ -176,7 +182,7 @@ impl Matrix {
     /// or within 1e-5 where the inputs are bf16.
     fn allowed(&self, x: f64) -> f64 {
         match (self.kind, self.dtype) {
-            (Kind::Stored, _) => 0.0,
+            (Kind::Stored | Kind::Rounded, _) => 0.0,
             (_, Bf16) => 3e-5 * (x.abs() + 1.0),
             _ => 3e-6 * (x.abs() + 1.0),
         }
@@ -206,7 +212,7 @@ fn check_copy(what: &str, matrix: &Matrix, bytes: &[u8], values: &[f64], scales:
     for (i, (byte, x)) in bytes.iter().zip(values).enumerate() {
         let scale = scales[i / width];
         let wanted = quantized(*x, scale, format);
-        if matrix.kind == Kind::Stored {
+        if matches!(matrix.kind, Kind::Stored | Kind::Rounded) {
             let same = *byte == wanted || format.steps(*byte, wanted) == Some(0) && format.number(wanted).is_nan();
             assert!(same, "{what}: element {i} of {matrix:?} is {byte:#x}, not {wanted:#x}");
             continue;

@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use device::ops::{Collective, CollectiveKind, Fp8Matrix, Scale, UpdateScales};
+use device::ops::{Collective, CollectiveKind, Fp8Matrix, QuantizeSource, Scale, UpdateScales};
 use device::{Area, Communicator, DType, Device, Result, Shape, Tensor};
 
 use super::recipe::{Fp8, Fp8Recipe};
-use crate::params::ParamSpec;
+use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
 /// The memory of all 8-bit weights of a rank.
@@ -23,6 +23,8 @@ pub(crate) struct Fp8Memory {
 pub struct Fp8Param {
     /// How it multiplies.
     pub fp8: Fp8,
+    /// What the copies are made from.
+    pub source: QuantizeSource,
     /// `(out, in)`, for the output.
     pub rows: Fp8Matrix,
     /// `(in, out)`, for the input gradient. The scale is that of `rows`.
@@ -116,7 +118,7 @@ impl Fp8Memory {
     ///
     /// # Errors
     /// Out of memory.
-    pub(crate) fn allocate(device: &Device, specs: &[ParamSpec]) -> Result<Fp8Memory> {
+    pub(crate) fn allocate(device: &Device, specs: &[ParamSpec], params: &[Param]) -> Result<Fp8Memory> {
         let all: Vec<(&ParamSpec, Fp8)> = specs.iter().filter_map(|spec| Some((spec, spec.fp8?))).collect();
         let mut areas = Vec::new();
         let Some((_, first)) = all.first() else {
@@ -145,12 +147,17 @@ impl Fp8Memory {
             device.upload(&state.largest, &largest)?;
         }
         let (mut index, mut start) = (0, 0);
-        let param = |spec: &ParamSpec| {
+        let param = |(spec, param): (&ParamSpec, &Param)| {
             let fp8 = spec.fp8?;
             let (out, input) = (spec.shape.rows(), spec.shape.last());
             let scale = Scale::Tensor(weight_scales.view(index * SCALE_STRIDE, [1]));
             let param = Fp8Param {
                 fp8,
+                // The copies are those of the 16-bit weights, whether such weights exist or not.
+                source: match (spec.dtype, param.weight.dtype) {
+                    (DType::Bf16, DType::F32) => QuantizeSource::Rounded(param.weight),
+                    _ => QuantizeSource::Stored(param.weight),
+                },
                 rows: Fp8Matrix { values: rows.view(start, [out, input]), scale },
                 columns: Fp8Matrix { values: columns.view(start, [input, out]), scale },
                 input: state.cell(2 * index),
@@ -159,7 +166,7 @@ impl Fp8Memory {
             (index, start) = (index + 1, start + (out * input).next_multiple_of(ALIGNMENT));
             Some(param)
         };
-        let params = specs.iter().map(param).collect();
+        let params = specs.iter().zip(params).map(param).collect();
         let scales = (first.recipe == Fp8Recipe::Delayed).then_some(state);
         Ok(Fp8Memory { params, scales, areas })
     }

@@ -116,7 +116,7 @@ impl DataParallelSync {
             Op::from(Collective {
                 kind: CollectiveKind::AllGather,
                 communicator: self.communicator.clone(),
-                input: self.shard.of(bucket.weights),
+                input: bucket.owned_weights,
                 output: bucket.weights,
             })
         };

@@ -189,7 +189,7 @@ impl Linear {
         if !cx.variant().quantizes {
             return Ok(());
         }
-        let source = QuantizeSource::Stored(self.weight.weight);
+        let source = fp8.source;
         let columns = (cx.mode() == Mode::Train).then_some(fp8.columns);
         cx.run(MakeScale { source, dtype: fp8.fp8.input(), scale: fp8.rows.scale.tensor(), keep_known: false })?;
         cx.run(Quantize { source, rows: Some(fp8.rows), columns, amax: None, sums: None, accumulate: false })

@@ -61,7 +61,7 @@ impl Optimizer {
             let owned = members.iter().filter(|(_, param, _)| param.owned.elements > 0);
             let update = owned.map(|&(index, param, weight_decay)| ParamUpdate {
                 master: param.master,
-                weight: (param.weight.dtype != DType::F32).then(|| param.owned_of(param.weight)),
+                weight: param.owned_weight,
                 grad: param.owned_of(param.grad),
                 state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
                 weight_decay,

@@ -1,9 +1,12 @@
 //! Where parameters lie in the flat buffers: in buckets that are reduced at once, each divided over the ranks that share
 //! the optimizer's state.
 
+use std::cmp::Reverse;
+
 use device::{DType, Tensor};
 
 use super::spec::{ParamSpec, TiedCopy};
+use super::weight_memory::WeightMemory;
 
 /// The first elements of parameters lie at multiples of this: 256 bytes of f32, 128 of bf16.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -47,10 +50,12 @@ pub struct Bucket {
     pub start: usize,
     /// The number of its elements, with the padding that makes the ranks' parts equal and aligned.
     pub elements: usize,
-    /// The type of its weights.
-    pub dtype: DType,
-    /// Its first element in the weights of that type.
+    /// The memory of its weights.
+    pub memory: WeightMemory,
+    /// Its first element in the weights of that memory.
     pub weights_start: usize,
+    /// For [`WeightMemory::Passing`]: the buffer, of [`PASSING_BUFFERS`], in which the whole weights come together.
+    pub buffer: usize,
     /// Set where the bucket has one parameter, of which another stage has a copy.
     pub tied: Option<TiedCopy>,
 }
@@ -67,17 +72,24 @@ pub struct OwnedRange {
 /// Where one parameter lies, in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamOffsets {
+    /// The memory of its weights.
+    pub memory: WeightMemory,
     /// In `main_grad`.
     pub grad: usize,
-    /// In the weights of its type.
+    /// In the weights of its memory. For [`WeightMemory::Passing`] in the buffer `buffer`.
     pub weight: usize,
+    /// The buffer of its bucket.
+    pub buffer: usize,
     /// The elements that are updated here.
     pub owned: OwnedRange,
-    /// Where these lie in the master weights of its type.
+    /// Where these lie in the master weights of its memory.
     pub master: usize,
 }
 
-/// The flat layout of parameters, in order of declaration.
+/// How many buffers passing weights take turns in: one is gathered while the one before is read.
+pub(crate) const PASSING_BUFFERS: usize = 2;
+
+/// The flat layout of parameters.
 #[derive(Clone, Debug)]
 pub struct FlatLayout {
     /// Where each parameter lies.
@@ -86,42 +98,56 @@ pub struct FlatLayout {
     pub buckets: Vec<Bucket>,
     /// Elements of all parameters, with padding.
     pub total: usize,
-    /// Elements of all parameters by the type of their weights, with padding.
-    pub by_dtype: Vec<(DType, usize)>,
+    /// Elements of all parameters by the memory of their weights, with padding.
+    pub by_memory: Vec<(WeightMemory, usize)>,
     /// Which part of each bucket is updated here.
     pub shard: OptimizerShard,
 }
 
 impl FlatLayout {
-    /// Lays out parameters that are declared in layer order, in buckets of at least `bucket_bytes` of f32.
+    /// Lays out parameters that are declared in layer order, in buckets of at least `bucket_bytes` of f32. The weights of a
+    /// bucket have one memory. Parameters with the same memory are neighbours, in order of declaration.
     pub fn new(specs: &[ParamSpec], bucket_bytes: usize, shard: OptimizerShard) -> FlatLayout {
-        let mut layout = FlatLayout { params: vec![], buckets: vec![], total: 0, by_dtype: vec![], shard };
-        let firsts = first_of_buckets(specs, bucket_bytes);
-        for (number, &first) in firsts.iter().enumerate() {
-            let end = firsts.get(number + 1).copied().unwrap_or(specs.len());
-            layout.add_bucket(&specs[first..end]);
+        let mut layout = FlatLayout { params: vec![], buckets: vec![], total: 0, by_memory: vec![], shard };
+        let first_layer = specs.iter().map(|spec| spec.layer).min().unwrap_or(0);
+        let memories: Vec<_> = specs.iter().map(|spec| WeightMemory::of(spec, first_layer, shard)).collect();
+        for memory in &memories {
+            if !layout.by_memory.iter().any(|(known, _)| known == memory) {
+                layout.by_memory.push((*memory, 0));
+            }
         }
+        let mut places = vec![None; specs.len()];
+        for kind in 0..layout.by_memory.len() {
+            let members = |index: &usize| memories[*index] == layout.by_memory[kind].0;
+            let members: Vec<usize> = (0..specs.len()).filter(members).collect();
+            for (number, bucket) in buckets_of(specs, &members, bucket_bytes).into_iter().enumerate() {
+                layout.add_bucket(specs, bucket, (kind, number % PASSING_BUFFERS), &mut places);
+            }
+        }
+        layout.params = places.into_iter().flatten().collect();
         layout.buckets.reverse();
+        layout.buckets.sort_by_key(|bucket| Reverse(bucket.layer));
         layout
     }
 
-    fn add_bucket(&mut self, specs: &[ParamSpec]) {
-        let ParamSpec { layer, dtype, tied, .. } = specs[0];
-        let elements: usize = specs.iter().map(aligned_elements).sum();
+    fn add_bucket(
+        &mut self,
+        specs: &[ParamSpec],
+        members: &[usize],
+        (kind, buffer): (usize, usize),
+        places: &mut [Option<ParamOffsets>],
+    ) {
+        let ParamSpec { layer, tied, .. } = specs[members[0]];
+        let elements: usize = members.iter().map(|&index| aligned_elements(&specs[index])).sum();
         let elements = elements.next_multiple_of(ALIGNMENT * self.shard.ranks);
-        if !self.by_dtype.iter().any(|(known, _)| *known == dtype) {
-            self.by_dtype.push((dtype, 0));
-        }
-        let mut bucket = Bucket { layer, start: self.total, elements, dtype, weights_start: 0, tied };
+        let (memory, end) = &mut self.by_memory[kind];
+        let bucket = Bucket { layer, start: self.total, elements, memory: *memory, weights_start: *end, buffer, tied };
+        *end += elements;
         self.total += elements;
-        for (_, end) in self.by_dtype.iter_mut().filter(|(known, _)| *known == dtype) {
-            bucket.weights_start = *end;
-            *end += elements;
-        }
         let mut grad = bucket.start;
-        for spec in specs {
-            self.params.push(bucket.place(grad, spec.shape.elements(), self.shard));
-            grad += aligned_elements(spec);
+        for &index in members {
+            places[index] = Some(bucket.place(grad, specs[index].shape.elements(), self.shard));
+            grad += aligned_elements(&specs[index]);
         }
         self.buckets.push(bucket);
     }
@@ -133,38 +159,44 @@ impl Bucket {
         let part = self.elements / shard.ranks;
         let part_start = self.start + shard.rank * part;
         let (first, end) = (grad.max(part_start), (grad + elements).min(part_start + part));
-        let weight = self.weights_start + grad - self.start;
+        let weight = match self.memory {
+            WeightMemory::Kept(_) => self.weights_start + grad - self.start,
+            WeightMemory::Passing(_) => grad - self.start,
+        };
+        let nowhere = OwnedRange::default();
+        let place = ParamOffsets { memory: self.memory, grad, weight, buffer: self.buffer, owned: nowhere, master: 0 };
         if first >= end {
-            return ParamOffsets { grad, weight, owned: OwnedRange::default(), master: 0 };
+            return place;
         }
         let owned = OwnedRange { first: first - grad, elements: end - first };
         // This rank's parts of the earlier buckets come first.
         let master = self.weights_start / shard.ranks + first - part_start;
-        ParamOffsets { grad, weight, owned, master }
+        ParamOffsets { owned, master, ..place }
     }
 }
 
-/// The indices of the parameters that begin a bucket. Layer 0 has a bucket of its own: with tied embeddings its backward is
-/// the last to write the table. A tied parameter is alone in its bucket. The weights of a bucket have one type. A bucket
-/// never has layers from both sides of another stage's layers: their backwards are far apart in time.
-fn first_of_buckets(specs: &[ParamSpec], bucket_bytes: usize) -> Vec<usize> {
-    let mut firsts = Vec::new();
-    let mut bytes = 0;
-    for (index, spec) in specs.iter().enumerate().rev() {
+/// The parameters of each bucket, of `members` in order of declaration. Layer 0 has a bucket of its own: with tied
+/// embeddings its backward is the last to write the table. A tied parameter is alone in its bucket. A bucket never has
+/// layers from both sides of another stage's layers: their backwards are far apart in time.
+fn buckets_of<'m>(specs: &[ParamSpec], members: &'m [usize], bucket_bytes: usize) -> Vec<&'m [usize]> {
+    let mut buckets = Vec::new();
+    let (mut bytes, mut end) = (0, members.len());
+    for (at, &index) in members.iter().enumerate().rev() {
+        let spec = &specs[index];
         bytes += aligned_elements(spec) * DType::F32.size();
-        let begins = match index.checked_sub(1).map(|before| &specs[before]) {
+        let begins = match at.checked_sub(1).map(|before| &specs[members[before]]) {
             None => true,
-            Some(before) if before.tied != spec.tied || before.dtype != spec.dtype => true,
+            Some(before) if before.tied != spec.tied => true,
             Some(before) if before.layer == spec.layer => false,
             Some(before) => bytes >= bucket_bytes || before.layer == 0 || before.layer + 1 < spec.layer,
         };
         if begins {
-            firsts.push(index);
-            bytes = 0;
+            buckets.push(&members[at..end]);
+            (bytes, end) = (0, at);
         }
     }
-    firsts.reverse();
-    firsts
+    buckets.reverse();
+    buckets
 }
 
 fn aligned_elements(spec: &ParamSpec) -> usize {
@@ -174,6 +206,7 @@ fn aligned_elements(spec: &ParamSpec) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fp8::Fp8;
     use crate::params::Init;
 
     /// Parameters of so many elements by layer.
@@ -193,22 +226,22 @@ mod tests {
                 let mut owners: Vec<Vec<usize>> = specs.iter().map(|spec| vec![0; spec.shape.elements()]).collect();
                 for rank in 0..ranks {
                     let layout = FlatLayout::new(&specs, bucket_bytes, OptimizerShard { rank, ranks });
-                    let mut weights: Vec<_> = layout.by_dtype.iter().map(|(d, all)| (*d, vec![0; *all])).collect();
+                    let mut weights: Vec<_> = layout.by_memory.iter().map(|(m, all)| (*m, vec![0; *all])).collect();
                     let mut masters = weights.clone();
                     masters.iter_mut().for_each(|(_, all)| all.truncate(all.len() / ranks));
-                    for ((place, owners), spec) in layout.params.iter().zip(&mut owners).zip(&specs) {
-                        let of_type = |all: &mut [(DType, Vec<usize>)], at: usize, elements: usize| {
-                            let (_, all) = all.iter_mut().find(|(dtype, _)| *dtype == spec.dtype).unwrap();
+                    for (place, owners) in layout.params.iter().zip(&mut owners) {
+                        let count = |all: &mut [(WeightMemory, Vec<usize>)], at: usize, elements: usize| {
+                            let (_, all) = all.iter_mut().find(|(memory, _)| *memory == place.memory).unwrap();
                             all[at..][..elements].iter_mut().for_each(|count| *count += 1);
                         };
                         let OwnedRange { first, elements } = place.owned;
                         owners[first..][..elements].iter_mut().for_each(|count| *count += 1);
-                        of_type(&mut weights, place.weight, owners.len());
-                        of_type(&mut masters, place.master, elements);
+                        count(&mut weights, place.weight, owners.len());
+                        count(&mut masters, place.master, elements);
                         let aligned = [place.master, first, place.weight].iter().all(|at| at.is_multiple_of(ALIGNMENT));
                         assert!(aligned, "{place:?}");
                     }
-                    let once = |(_, all): &(DType, Vec<usize>)| all.iter().all(|&count| count <= 1);
+                    let once = |(_, all): &(WeightMemory, Vec<usize>)| all.iter().all(|&count| count <= 1);
                     assert!(weights.iter().chain(&masters).all(once), "two elements lie in one place");
                 }
                 assert!(owners.iter().flatten().all(|&count| count == 1), "{ranks} ranks, {bucket_bytes} bytes");
@@ -247,13 +280,32 @@ mod tests {
     }
 
     #[test]
-    fn the_weights_of_a_bucket_have_one_type() {
+    fn the_weights_of_a_bucket_have_one_memory() {
         let mut specs = specs(&[(1, &[100, 100]), (2, &[100, 100])]);
         [0, 2].into_iter().for_each(|index| specs[index].dtype = DType::Bf16);
-        let layout = FlatLayout::new(&specs, usize::MAX, OptimizerShard::whole());
-        let buckets: Vec<_> = layout.buckets.iter().map(|b| (b.layer, b.dtype, b.weights_start)).collect();
-        let (f32, bf16) = (DType::F32, DType::Bf16);
+        let layout = FlatLayout::new(&specs, 0, OptimizerShard::whole());
+        let buckets: Vec<_> = layout.buckets.iter().map(|b| (b.layer, b.memory, b.weights_start)).collect();
+        let (f32, bf16) = (WeightMemory::Kept(DType::F32), WeightMemory::Kept(DType::Bf16));
         assert_eq!(buckets, [(2, f32, 128), (2, bf16, 128), (1, f32, 0), (1, bf16, 0)]);
-        assert_eq!(layout.by_dtype, [(bf16, 256), (f32, 256)]);
+        assert_eq!(layout.by_memory, [(bf16, 256), (f32, 256)]);
+    }
+
+    #[test]
+    fn passing_weights_take_turns_in_two_buffers_and_those_of_the_first_layer_stay() {
+        let mut specs = specs(&[(3, &[1000, 10]), (4, &[1000, 10]), (5, &[1000, 10]), (6, &[1000, 10])]);
+        for spec in &mut specs {
+            spec.dtype = DType::Bf16;
+            spec.fp8 = (spec.shape.elements() == 1000).then(Fp8::default);
+        }
+        let (kept, passing) = (WeightMemory::Kept(DType::Bf16), WeightMemory::Passing(DType::Bf16));
+        let divided = FlatLayout::new(&specs, 1000, OptimizerShard { rank: 1, ranks: 2 });
+        let buckets: Vec<_> = divided.buckets.iter().map(|b| (b.layer, b.memory, b.elements)).collect();
+        let all = [(6, passing, 1024), (5, passing, 1024), (4, passing, 1024), (3, kept, 1280)];
+        assert_eq!(buckets, all);
+        let places: Vec<_> = [2, 4, 6].map(|index| (divided.params[index].buffer, divided.params[index].weight)).into();
+        assert_eq!(places, [(0, 0), (1, 0), (0, 0)]);
+        let whole = FlatLayout::new(&specs, 1000, OptimizerShard::whole());
+        let masters = WeightMemory::Kept(DType::F32);
+        assert!(whole.params.iter().step_by(2).all(|place| place.memory == masters), "{:?}", whole.params);
     }
 }

@@ -4,6 +4,7 @@ mod dense_block;
 mod flat_layout;
 mod spec;
 mod tensor_shard;
+mod weight_memory;
 
 use std::collections::HashMap;
 
@@ -16,20 +17,24 @@ use crate::fp8::{Fp8Memory, Fp8Param, ScaleState};
 
 pub use dense_block::DenseBlock;
 pub(crate) use flat_layout::ALIGNMENT;
-use flat_layout::{Bucket, FlatLayout, ParamOffsets};
+use flat_layout::{Bucket, FlatLayout, PASSING_BUFFERS, ParamOffsets};
 pub use flat_layout::{OptimizerShard, OwnedRange};
 pub use spec::{Init, ParamSpec, TiedCopy};
 pub use tensor_shard::TensorShard;
+use weight_memory::WeightMemory;
 
 /// A parameter in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Param {
-    /// The weights that layers read, in the parameter's shape and type. With a distributed optimizer the elements of other
-    /// ranks are gathered by the next step's forward; until then only the owned ones are current.
+    /// The weights that layers read, in the parameter's shape. With a distributed optimizer the elements of other ranks are
+    /// gathered by the next step's forward. Until then only the owned ones are current, and of 8-bit parameters none: they
+    /// pass through here while their copies are made.
     pub weight: Tensor,
-    /// The master weights, f32. For an f32 parameter they are the same memory as `weight`. They have the parameter's shape,
-    /// or with a distributed optimizer the owned elements, flat.
+    /// The master weights, f32. For an f32 parameter they are the same memory as `weight`; for an 8-bit one too, unless
+    /// several ranks divide them. They have the parameter's shape, or with a distributed optimizer the owned elements, flat.
     pub master: Tensor,
+    /// The owned elements in the type that layers read, flat, rewritten by each update; `None` where `master` has that type.
+    pub owned_weight: Option<Tensor>,
     /// `main_grad`, f32, in the parameter's shape.
     pub grad: Tensor,
     /// The elements that this rank updates.
@@ -52,14 +57,16 @@ pub struct BucketMemory {
     pub layer: usize,
     /// Its range of `main_grad`, f32, flat.
     pub grads: Tensor,
-    /// Its range of the weights that layers read, flat.
+    /// The weights that layers read, flat.
     pub weights: Tensor,
+    /// This rank's part of them, which it updates; flat.
+    pub owned_weights: Tensor,
     /// Set where the bucket has one parameter, of which another stage has a copy.
     pub tied: Option<TiedCopy>,
 }
 
-/// All parameters of a rank. Each kind of memory is one flat buffer in order of declaration: `main_grad`, and for each type
-/// of weights the weights and, unless the type is f32, the master weights.
+/// All parameters of a rank. Each kind of memory is one flat buffer: `main_grad`, and for each [`WeightMemory`] the weights
+/// and, unless they are f32, the master weights.
 pub struct Params {
     /// The declarations.
     pub specs: Vec<ParamSpec>,
@@ -67,19 +74,21 @@ pub struct Params {
     by_name: HashMap<String, usize>,
     /// All of `main_grad`, f32, flat.
     pub grads: Tensor,
-    weights: Vec<TypedWeights>,
+    weights: Vec<Weights>,
     fp8: Fp8Memory,
     layout: FlatLayout,
     _areas: Vec<Area>,
 }
 
-/// The weights of one type.
-#[derive(Clone, Copy)]
-struct TypedWeights {
-    /// All of them, flat.
+/// The weights of one [`WeightMemory`].
+struct Weights {
+    memory: WeightMemory,
+    /// Flat. All of them, or of passing weights the owned part.
     weights: Tensor,
     /// The f32 master weights that this rank owns, flat; `None` for f32, where the weights are their own masters.
     masters: Option<Tensor>,
+    /// Of passing weights: where the whole of a bucket comes together, each as large as the largest bucket.
+    passing: Vec<Tensor>,
 }
 
 impl Params {
@@ -111,45 +120,48 @@ impl Params {
     /// # Errors
     /// Out of memory.
     pub fn without_gradients(device: &Device, specs: Vec<ParamSpec>) -> Result<Params> {
+        // Such a model computes in 16 bits.
+        let specs: Vec<ParamSpec> = specs.into_iter().map(|spec| ParamSpec { fp8: None, ..spec }).collect();
         let layout = FlatLayout::new(&specs, usize::MAX, OptimizerShard::whole());
         Params::allocate(device, specs, layout, false)
     }
 
     fn allocate(device: &Device, specs: Vec<ParamSpec>, layout: FlatLayout, gradients: bool) -> Result<Params> {
         let mut areas = Vec::new();
-        let mut flat = |name, elements, dtype| device.allocate_tensor(&mut areas, name, [elements], dtype);
         let mut weights = Vec::new();
-        for &(dtype, elements) in &layout.by_dtype {
-            let of_type = flat("weights", elements, dtype)?;
-            let masters = match dtype {
-                DType::F32 => None,
-                _ => Some(flat("master weights", elements / layout.shard.ranks, DType::F32)?),
-            };
-            weights.push(TypedWeights { weights: of_type, masters });
+        for &(memory, elements) in &layout.by_memory {
+            weights.push(Weights::allocate(device, &mut areas, &layout, memory, elements)?);
         }
         let grads = match gradients {
-            true => flat("main_grad", layout.total, DType::F32)?,
+            true => device.allocate_tensor(&mut areas, "main_grad", [layout.total], DType::F32)?,
             false => device.virtual_tensor("main_grad", [layout.total], DType::F32), // an address that no operation may use
         };
-        for TypedWeights { weights, masters } in &weights {
-            device.zero(weights)?;
-            masters.map_or(Ok(()), |masters| device.zero(&masters))?;
-        }
-        // A model that is not trained computes in 16 bits.
-        let fp8 = Fp8Memory::allocate(device, if gradients { &specs } else { &[] })?;
-        let param = |(index, (spec, place)): (usize, (&ParamSpec, &ParamOffsets))| {
-            let typed = of_type(&weights, spec.dtype);
-            let weight = typed.weights.view(place.weight, spec.shape);
+        let param = |(spec, place): (&ParamSpec, &ParamOffsets)| {
+            let of_memory = of_memory(&weights, place.memory);
             let owned = place.owned;
             let shape = if layout.shard.is_part() { Shape::new(&[owned.elements]) } else { spec.shape };
-            let master = match typed.masters {
-                Some(masters) => masters.view(place.master, shape),
-                None => weight.view(owned.first, shape),
-            };
-            let fp8 = fp8.params.get(index).copied().flatten();
-            Param { weight, master, grad: grads.view(place.grad, spec.shape), owned, fp8 }
+            let masters = of_memory.masters.map(|masters| masters.view(place.master, shape));
+            let grad = grads.view(place.grad, spec.shape);
+            match place.memory {
+                WeightMemory::Kept(_) => {
+                    let weight = of_memory.weights.view(place.weight, spec.shape);
+                    let owned_of = |shape| weight.view(owned.first, shape);
+                    let owned_weight = masters.is_some().then(|| owned_of([owned.elements].into()));
+                    let master = masters.unwrap_or_else(|| owned_of(shape));
+                    Param { weight, master, owned_weight, grad, owned, fp8: None }
+                }
+                WeightMemory::Passing(_) => {
+                    let weight = of_memory.passing[place.buffer].view(place.weight, spec.shape);
+                    let owned_weight = of_memory.weights.view(place.master, [owned.elements]);
+                    let master = masters.unwrap_or(owned_weight);
+                    let owned_weight = masters.is_some().then_some(owned_weight);
+                    Param { weight, master, owned_weight, grad, owned, fp8: None }
+                }
+            }
         };
-        let params = specs.iter().zip(&layout.params).enumerate().map(param).collect();
+        let mut params: Vec<Param> = specs.iter().zip(&layout.params).map(param).collect();
+        let fp8 = Fp8Memory::allocate(device, &specs, &params)?;
+        params.iter_mut().zip(&fp8.params).for_each(|(param, fp8)| param.fp8 = *fp8);
         let by_name = specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
         Ok(Params { specs, params, by_name, grads, weights, fp8, layout, _areas: areas })
     }
@@ -159,16 +171,21 @@ impl Params {
     /// # Errors
     /// Another number of values.
     pub fn set(&self, device: &Device, index: usize, values: &[f32]) -> Result<()> {
-        let Param { weight, master, owned, .. } = self.params[index];
-        if weight.dtype != DType::Bf16 {
-            return device.upload(&weight, values);
+        let Param { weight, master, owned_weight, owned, .. } = self.params[index];
+        let rounded = |values: &[f32]| -> Vec<bf16> { values.par_iter().map(|&x| bf16::from_f32(x)).collect() };
+        match self.layout.params[index].memory {
+            WeightMemory::Kept(DType::F32) => return device.upload(&weight, values),
+            WeightMemory::Kept(_) => device.upload(&weight, &rounded(values))?,
+            WeightMemory::Passing(_) => {}
         }
-        let rounded: Vec<bf16> = values.par_iter().map(|&x| bf16::from_f32(x)).collect();
-        device.upload(&weight, &rounded)?;
         if owned.elements == 0 {
             return Ok(());
         }
-        device.upload(&master, &values[owned.first..owned.first + owned.elements])
+        let part = &values[owned.first..][..owned.elements];
+        if let (WeightMemory::Passing(_), Some(owned_weight)) = (self.layout.params[index].memory, owned_weight) {
+            device.upload(&owned_weight, &rounded(part))?;
+        }
+        device.upload(&master, part)
     }
 
     /// The parameter of that name.
@@ -189,11 +206,21 @@ impl Params {
 
     /// The buckets, in the order backward completes them: from the last layer to the first.
     pub fn buckets(&self) -> impl Iterator<Item = BucketMemory> {
-        let memory = |bucket: &Bucket| BucketMemory {
-            layer: bucket.layer,
-            grads: self.grads.view(bucket.start, [bucket.elements]),
-            weights: of_type(&self.weights, bucket.dtype).weights.view(bucket.weights_start, [bucket.elements]),
-            tied: bucket.tied,
+        let memory = |bucket: &Bucket| {
+            let of_memory = of_memory(&self.weights, bucket.memory);
+            let (weights, owned_weights) = match bucket.memory {
+                WeightMemory::Kept(_) => {
+                    let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
+                    (weights, self.layout.shard.of(weights))
+                }
+                WeightMemory::Passing(_) => {
+                    let ranks = self.layout.shard.ranks;
+                    let owned = of_memory.weights.view(bucket.weights_start / ranks, [bucket.elements / ranks]);
+                    (of_memory.passing[bucket.buffer].view(0, [bucket.elements]), owned)
+                }
+            };
+            let grads = self.grads.view(bucket.start, [bucket.elements]);
+            BucketMemory { layer: bucket.layer, grads, weights, owned_weights, tied: bucket.tied }
         };
         self.layout.buckets.iter().map(memory)
     }
@@ -207,16 +234,15 @@ impl Params {
     /// neighbours form one range.
     pub fn grad_ranges(&self, chosen: impl Fn(&ParamSpec) -> bool) -> Vec<(usize, Tensor)> {
         let mut ranges: Vec<(usize, usize, usize)> = Vec::new(); // layer, first element, end
-        let mut joins = false;
-        for (spec, place) in self.specs.iter().zip(&self.layout.params) {
-            if chosen(spec) {
-                let end = place.grad + spec.shape.elements();
-                match ranges.last_mut().filter(|(layer, ..)| joins && *layer == spec.layer) {
-                    Some(range) => range.2 = end,
-                    None => ranges.push((spec.layer, place.grad, end)),
-                }
+        for (spec, place) in self.specs.iter().zip(&self.layout.params).filter(|(spec, _)| chosen(spec)) {
+            let end = place.grad + spec.shape.elements();
+            let joins = |&&mut (layer, _, end): &&mut (usize, usize, usize)| {
+                layer == spec.layer && end.next_multiple_of(ALIGNMENT) == place.grad
+            };
+            match ranges.last_mut().filter(joins) {
+                Some(range) => range.2 = end,
+                None => ranges.push((spec.layer, place.grad, end)),
             }
-            joins = chosen(spec);
         }
         ranges.into_iter().map(|(layer, first, end)| (layer, self.grads.view(first, [end - first]))).collect()
     }
@@ -231,23 +257,62 @@ impl Params {
         self.fp8.bytes()
     }
 
-    /// Bytes of the weights that layers read.
+    /// Bytes of the weights that layers read, the f32 ones among them.
     pub fn weight_bytes(&self) -> usize {
-        self.weights.iter().map(|typed| typed.weights.bytes()).sum()
+        let tensors =
+            self.weights.iter().flat_map(|weights| [weights.weights].into_iter().chain(weights.passing.clone()));
+        tensors.map(|tensor| tensor.bytes()).sum()
+    }
+
+    /// Bytes of those weights that are their own masters.
+    pub fn own_master_bytes(&self) -> usize {
+        self.weights.iter().filter(|weights| weights.masters.is_none()).map(|weights| weights.weights.bytes()).sum()
     }
 
     /// Bytes of the master weights that are memory of their own; 0 where all parameters are f32.
     pub fn master_bytes(&self) -> usize {
-        self.weights.iter().filter_map(|typed| typed.masters).map(|masters| masters.bytes()).sum()
+        self.weights.iter().filter_map(|weights| weights.masters).map(|masters| masters.bytes()).sum()
+    }
+}
+
+impl Weights {
+    /// Allocates the weights of one memory, which have so many elements, and sets them to 0.
+    fn allocate(
+        device: &Device,
+        areas: &mut Vec<Area>,
+        layout: &FlatLayout,
+        memory: WeightMemory,
+        elements: usize,
+    ) -> Result<Weights> {
+        let mut flat = |name, elements, dtype| {
+            let tensor = device.allocate_tensor(areas, name, [elements], dtype)?;
+            device.zero(&tensor)?;
+            Ok::<_, device::Error>(tensor)
+        };
+        let (dtype, owned) = (memory.dtype(), elements / layout.shard.ranks);
+        let (here, mut passing) = match memory {
+            WeightMemory::Kept(_) => (elements, Vec::new()),
+            WeightMemory::Passing(_) => (owned, Vec::with_capacity(PASSING_BUFFERS)),
+        };
+        let weights = flat("weights", here, dtype)?;
+        let masters = (dtype != DType::F32).then(|| flat("master weights", owned, DType::F32)).transpose()?;
+        if let WeightMemory::Passing(_) = memory {
+            let buckets = layout.buckets.iter().filter(|bucket| bucket.memory == memory);
+            let largest = buckets.map(|bucket| bucket.elements).max().unwrap_or(0);
+            for _ in 0..PASSING_BUFFERS {
+                passing.push(flat("gathered weights", largest, dtype)?);
+            }
+        }
+        Ok(Weights { memory, weights, masters, passing })
     }
 }
 
 /// # Panics
-/// If no parameter has that type: the layout lists the types of all.
-fn of_type(weights: &[TypedWeights], dtype: DType) -> TypedWeights {
-    match weights.iter().find(|typed| typed.weights.dtype == dtype) {
-        Some(typed) => *typed,
-        None => unreachable!("no parameter has type {dtype}"),
+/// If no parameter has that memory: the layout lists the memories of all.
+fn of_memory(weights: &[Weights], memory: WeightMemory) -> &Weights {
+    match weights.iter().find(|weights| weights.memory == memory) {
+        Some(weights) => weights,
+        None => unreachable!("no parameter has its weights in {memory:?}"),
     }
 }
 

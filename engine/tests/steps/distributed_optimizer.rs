@@ -2,7 +2,10 @@
 //! where no norm enters them, and with clipping the same up to the order of the norm's sum.
 
 use device::Device;
+use engine::fp8::{Fp8, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
+use engine::model::GptShape;
+use engine::params::{Param, ParamSpec};
 use engine::precision::Precision;
 use engine::step::{Stage, StepResult};
 use graph_manager::Mempool;
@@ -20,6 +23,7 @@ struct Case {
     /// Of each rank.
     microbatches: usize,
     precision: Precision,
+    fp8: Option<Fp8>,
     clip: f32,
     divided: bool,
     graphs: GraphOptions,
@@ -31,7 +35,23 @@ impl Case {
     fn new(kind: Kind, data: usize, microbatches: usize) -> Case {
         let graphs = GraphOptions { enable: false, ..GraphOptions::default() };
         let precision = Precision::F32;
-        Case { kind, tensor: 1, data, microbatches, precision, clip: 0.0, divided: true, graphs, shuffle: None }
+        Case {
+            kind,
+            tensor: 1,
+            data,
+            microbatches,
+            precision,
+            fp8: None,
+            clip: 0.0,
+            divided: true,
+            graphs,
+            shuffle: None,
+        }
+    }
+
+    /// The same with 8-bit products, over bf16.
+    fn in_8_bits(self, recipe: Fp8Recipe) -> Case {
+        Case { precision: Precision::Bf16, fp8: Some(Fp8 { recipe, ..Fp8::default() }), ..self }
     }
 
     /// The same, each rank with the whole optimizer.
@@ -46,6 +66,9 @@ impl Case {
             Kind::Gpt => Some(tiny_gpt(0.1, self.precision)),
             Kind::Mlp => None,
         };
+        // Products of 8-bit factors need multiples of 16.
+        let in_8_bits = |shape| GptShape { ffn: 64, kv_heads: 4, layers: 4, fp8: self.fp8, ..shape };
+        let shape = if self.fp8.is_some() { shape.map(in_8_bits) } else { shape };
         Run {
             shape,
             precision: self.precision,
@@ -158,6 +181,16 @@ fn in_bf16_master_weights_and_moments_have_the_same_bits_too() {
 }
 
 #[test]
+fn in_8_bits_master_weights_and_moments_have_the_same_bits_too() {
+    for recipe in [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed] {
+        for (kind, data, microbatches) in [(Kind::Gpt, 2, 2), (Kind::Llama, 4, 1)] {
+            let graphs = GraphOptions::default();
+            assert_same_but_for_the_norm(&Case { graphs, ..Case::new(kind, data, microbatches) }.in_8_bits(recipe));
+        }
+    }
+}
+
+#[test]
 fn with_clipping_losses_and_norms_agree_up_to_the_order_of_the_norms_sum() {
     for (kind, tensor) in [(Kind::Gpt, 1), (Kind::Gpt, 2), (Kind::Llama, 2), (Kind::Mlp, 1)] {
         let case = Case { tensor, clip: 0.05, ..Case::new(kind, 2, 2) };
@@ -228,27 +261,29 @@ fn transfers_run_inside_forward_and_backward_graphs_and_only_the_first_buckets_a
 
 #[test]
 fn evaluation_reads_the_weights_of_the_last_update() {
-    for enable in [false, true] {
-        let graphs = GraphOptions { enable, ..GraphOptions::default() };
-        let case = Case { graphs, ..Case::new(Kind::Gpt, 2, 2) };
-        let losses = |case: Case| {
-            case.on_ranks(|run| {
-                let device = run.device();
-                let mut stage = run.stage(&device);
-                stage.record(run.microbatches, true).unwrap();
-                let mut losses = Vec::new();
-                for step in 0..4 {
-                    let settings = run.settings(step);
-                    let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
-                    losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss);
-                    losses.push(stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss);
-                }
-                losses
-            })
-        };
-        let ours = losses(case.clone());
-        assert!(ours[0][1] < ours[0][0], "an update makes its batch likelier: {ours:?}");
-        assert_eq!(ours, losses(case.plain()), "graphs {enable}");
+    let case = Case::new(Kind::Gpt, 2, 2);
+    for case in [case.clone(), case.in_8_bits(Fp8Recipe::Tensorwise)] {
+        for enable in [false, true] {
+            let case = Case { graphs: GraphOptions { enable, ..GraphOptions::default() }, ..case.clone() };
+            let losses = |case: Case| {
+                case.on_ranks(|run| {
+                    let device = run.device();
+                    let mut stage = run.stage(&device);
+                    stage.record(run.microbatches, true).unwrap();
+                    let mut losses = Vec::new();
+                    for step in 0..4 {
+                        let settings = run.settings(step);
+                        let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
+                        losses.push(stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss);
+                        losses.push(stage.evaluate(settings, Some(&batch)).unwrap().wait().unwrap().loss);
+                    }
+                    losses
+                })
+            };
+            let ours = losses(case.clone());
+            assert!(ours[0][1] < ours[0][0], "an update makes its batch likelier: {ours:?}");
+            assert_eq!(ours, losses(case.plain()), "graphs {enable}");
+        }
     }
 }
 
@@ -294,5 +329,33 @@ fn master_weights_and_moments_take_the_memory_of_one_part() {
             let padding = own_weights - weights + own_grads - grads;
             assert!(own_all < all + padding - state * (data - 1) / data + state / 10, "{own_all} of {all} bytes");
         }
+    }
+}
+
+#[test]
+fn of_8_bit_weights_only_masters_and_copies_take_memory() {
+    let case = Case::new(Kind::Llama, 2, 2).in_8_bits(Fp8Recipe::Delayed);
+    let measure = |case: &Case| {
+        case.on_ranks(|run| {
+            let device = run.device();
+            let stage = run.stage(&device);
+            let params = stage.params();
+            let elements = |(spec, _): (&ParamSpec, &Param)| spec.shape.elements();
+            let eight_bit: Vec<usize> = params.iter().filter(|(_, param)| param.fp8.is_some()).map(elements).collect();
+            let others: usize = params.iter().filter(|(_, param)| param.fp8.is_none()).map(elements).sum();
+            let largest_layer = eight_bit.iter().sum::<usize>() / 4;
+            let in_16_bits = params.weight_bytes() - params.own_master_bytes();
+            (in_16_bits, others, eight_bit.iter().sum::<usize>(), largest_layer, params.master_bytes())
+        })
+    };
+    let padding = 8 << 10;
+    for (in_16_bits, others, ..) in measure(&case.plain()) {
+        assert!(in_16_bits < 2 * others + padding, "{in_16_bits} bytes for {others} weights");
+    }
+    for (in_16_bits, others, eight_bit, layer, masters) in measure(&case) {
+        // Half of them, and two layers on their way.
+        let allowed = 2 * (others + eight_bit / 2 + 2 * layer) + padding;
+        assert!(in_16_bits < allowed, "{in_16_bits} bytes, {allowed} allowed");
+        assert!(masters < 4 * (others + eight_bit) / 2 + 2 * padding, "{masters} bytes of master weights");
     }
 }

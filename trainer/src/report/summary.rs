@@ -77,18 +77,19 @@ fn fp8(config: &RunConfig) -> String {
 }
 
 fn weights(plan: &RunPlan, stage: &Stage) -> String {
-    let grads = bytes(stage.params().grads.bytes());
-    let weights = bytes(stage.params().weight_bytes());
-    match (stage.params().master_bytes(), stage.params().optimizer_shard().ranks) {
-        (0, 1) => format!("{weights} master, {grads} main_grad"),
-        (0, ranks) => format!("{weights}, 1/{ranks} of them master, {grads} main_grad"),
+    let (params, compute) = (stage.params(), plan.config.precision.compute);
+    let (grads, weights) = (bytes(params.grads.bytes()), params.weight_bytes());
+    match (params.master_bytes(), params.optimizer_shard().ranks) {
+        (0, 1) => format!("{} master, {grads} main_grad", bytes(weights)),
+        (0, ranks) => format!("{}, 1/{ranks} of them master, {grads} main_grad", bytes(weights)),
         (master, _) => {
-            let compute = plan.config.precision.compute;
-            let eight_bit = match stage.params().fp8_bytes() {
+            let own = params.own_master_bytes();
+            let eight_bit = match params.fp8_bytes() {
                 0 => String::new(),
                 copies => format!(", {} in 8 bits", bytes(copies)),
             };
-            format!("{} master, {grads} main_grad, {weights} {compute}{eight_bit}", bytes(master))
+            let (masters, weights) = (bytes(master + own), bytes(weights - own));
+            format!("{masters} master, {grads} main_grad, {weights} {compute}{eight_bit}")
         }
     }
 }

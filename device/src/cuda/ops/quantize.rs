@@ -53,6 +53,7 @@ impl Source {
         let (_, columns) = source.dimensions();
         let (name, input, grad, loads, width) = match *source {
             QuantizeSource::Stored(input) => ("stored", input, None, 1, columns),
+            QuantizeSource::Rounded(input) => ("rounded", input, None, 1, columns),
             QuantizeSource::Activation { kind: ActivationKind::Gelu, input } => ("gelu", input, None, 1, columns),
             QuantizeSource::Activation { kind: ActivationKind::Relu, input } => ("relu", input, None, 1, columns),
             QuantizeSource::ActivationBackward { kind, input, grad_output } => {

@@ -58,8 +58,9 @@ fn matrix(bench: &mut Workbench, shape: [usize; 2], dtype: DType, per_row: bool)
 
 fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
     type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;
-    let sources: [(&str, MakeSource); 5] = [
+    let sources: [(&str, MakeSource); 6] = [
         ("stored", |bench, rows, width| Ok(QuantizeSource::Stored(wide(bench, rows, width)?))),
+        ("rounded", |bench, rows, width| Ok(QuantizeSource::Rounded(bench.scaled([rows, width], DType::F32, 3.0)?))),
         ("gelu", |bench, rows, width| {
             Ok(QuantizeSource::Activation { kind: ActivationKind::Gelu, input: wide(bench, rows, width)? })
         }),

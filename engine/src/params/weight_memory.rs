@@ -1,0 +1,36 @@
+//! Where the weights lie that layers read.
+
+use device::DType;
+
+use super::flat_layout::OptimizerShard;
+use super::spec::ParamSpec;
+
+/// How much of a parameter's weights a rank has, and in which type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightMemory {
+    /// All, at any time. f32 weights are their own masters.
+    Kept(DType),
+    /// The part that this rank updates. The whole is gathered in a buffer that many parameters share. It is there for a
+    /// short time, in which the 8-bit copies are made.
+    Passing(DType),
+}
+
+impl WeightMemory {
+    /// What a parameter needs. What products read of an 8-bit weight are its copies, so it needs no other memory than its
+    /// masters. If several ranks divide these they gather the weights in `spec.dtype`. The weights of the first layer are
+    /// gathered after the update and must last until the next forward, so they stay.
+    pub(super) fn of(spec: &ParamSpec, first_layer: usize, shard: OptimizerShard) -> WeightMemory {
+        match (spec.fp8, shard.is_part()) {
+            (Some(_), true) if spec.layer > first_layer => WeightMemory::Passing(spec.dtype),
+            (Some(_), false) => WeightMemory::Kept(DType::F32),
+            _ => WeightMemory::Kept(spec.dtype),
+        }
+    }
+
+    /// The type of the weights.
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            WeightMemory::Kept(dtype) | WeightMemory::Passing(dtype) => dtype,
+        }
+    }
+}
