@@ -53,6 +53,14 @@ impl CollectiveKind {
             _ => None,
         }
     }
+
+    /// Whether values arrive as they were sent: nothing is summed or compared.
+    pub fn only_moves(self) -> bool {
+        match self {
+            CollectiveKind::AllGather | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => true,
+            CollectiveKind::AllReduceSum | CollectiveKind::AllReduceMax | CollectiveKind::ReduceScatterSum => false,
+        }
+    }
 }
 
 /// A CUDA stream of the device, for libraries that enqueue work on it themselves.

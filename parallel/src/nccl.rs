@@ -143,6 +143,8 @@ impl Communicator for NcclCommunicator {
         let dtype = match input.dtype {
             DType::F32 => sys::ncclDataType_t::ncclFloat32,
             DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
+            // The device lets these through where they are only moved.
+            DType::F8E4M3 | DType::F8E5M2 => sys::ncclDataType_t::ncclUint8,
             other => return Err(Error::operation(kind.name(), format!("{other} cannot be transferred"))),
         };
         let sum = sys::ncclRedOp_t::ncclSum;

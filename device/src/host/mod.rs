@@ -24,6 +24,7 @@ mod scratch;
 mod small_gemm;
 mod stream;
 mod tensors;
+mod transpose_fp8;
 pub(crate) mod view;
 
 pub(crate) use clock::{HostClock, OpenSpan};

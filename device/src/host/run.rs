@@ -2,7 +2,7 @@
 
 use super::{
     Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, loss, loss_parallel, norm,
-    optimizer, quantize, rotary, view,
+    optimizer, quantize, rotary, transpose_fp8, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
@@ -26,6 +26,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::Quantize(op) => quantize::quantize(op, pool),
         Op::MakeScale(op) => quantize::make_scale(op, pool),
         Op::UpdateScales(op) => quantize::update_scales(op),
+        Op::TransposeFp8(op) => transpose_fp8::transpose_fp8(op, pool),
         Op::Activation(op) => activation::activation(op, pool),
         Op::ActivationBackward(op) => activation::activation_backward(op, pool),
         Op::SwiGlu(op) => activation::swiglu(op, pool),

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{Accesses, Operation, ensure, ensure_elements, ensure_float};
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::communicator::CollectiveKind;
 use crate::{Communicator, Request, Result, Tensor};
 
@@ -14,7 +14,7 @@ pub struct Collective {
     pub kind: CollectiveKind,
     /// The group of ranks.
     pub communicator: Rc<dyn Communicator>,
-    /// f32 or bf16, any shape. A receive has no input: the same tensor as `output`.
+    /// f32 or bf16, or where nothing is summed or compared an 8-bit floating type; any shape. A receive has no input: the same tensor as `output`.
     pub input: Tensor,
     /// Of the same type; may be `input`. As many elements as `input`, times the number of ranks for an all-gather,
     /// divided by it for a reduce-scatter. A send has no output: the same tensor as `input`.
@@ -54,7 +54,11 @@ impl Operation for Collective {
 
     fn check(&self) -> Result<()> {
         let (name, ranks) = (self.kind.name(), self.communicator.size());
-        ensure_float(name, &[("input", self.input), ("output", self.output)])?;
+        if self.kind.only_moves() && self.input.dtype.is_fp8() {
+            ensure_dtype(name, "output", &self.output, self.input.dtype)?;
+        } else {
+            ensure_float(name, &[("input", self.input), ("output", self.output)])?;
+        }
         let expected = match self.kind {
             CollectiveKind::AllGather => self.input.elements() * ranks,
             CollectiveKind::ReduceScatterSum => {

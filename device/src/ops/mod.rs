@@ -26,6 +26,7 @@ mod optimizer;
 mod progress_mark;
 mod quantize;
 mod rotary;
+mod transpose_fp8;
 
 pub use accesses::Accesses;
 pub use activation::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};
@@ -48,6 +49,7 @@ pub use operation::Operation;
 pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
 pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 pub use rotary::Rotary;
+pub use transpose_fp8::TransposeFp8;
 
 pub use crate::communicator::CollectiveKind;
 pub use crate::progress::ProgressMark;

@@ -6,8 +6,8 @@ use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp,
     Dropout, Embedding, EmbeddingBackward, Fill, Gemm, MakeScale, Mse, Norm, NormBackward, Operation, Poison,
-    ProgressMark, Quantize, Rotary, Sgd, SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, UpdateScales,
-    WriteControl, WriteSampleRecord,
+    ProgressMark, Quantize, Rotary, Sgd, SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8,
+    UpdateScales, WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
@@ -65,6 +65,8 @@ operations! {
     MakeScale,
     /// Scales of many 8-bit copies.
     UpdateScales,
+    /// The transposed copy of an 8-bit matrix.
+    TransposeFp8,
     /// GELU or ReLU.
     Activation,
     /// Its gradient.

@@ -15,3 +15,4 @@ mod ops_parallel;
 mod ops_quantize;
 mod ops_quantize_gemm;
 mod ops_scales;
+mod ops_transpose_fp8;

@@ -46,8 +46,19 @@ const CASES: &[Case] = &[
 /// The largest number of steps to measure, unless the command line sets `train.steps`.
 const STEPS: usize = 100;
 
-/// Steps before anything is measured: warm-up, capture, and some until the speed is steady.
+/// Steps before anything is measured: warm-up, capture, and some until the speed is steady. Fewer of the last ones if they
+/// take longer than [`PATIENCE`].
 const SETTLE: usize = 10;
+
+/// The largest number of steps whose launches are measured. Fewer, but [`FEWEST_LAUNCHES`], if they take longer than
+/// [`PATIENCE`].
+const LAUNCHES: usize = 200;
+
+/// The smallest number of steps whose launches are measured.
+const FEWEST_LAUNCHES: usize = 3;
+
+/// How long the steps of a large model may take that are not the measured ones, seconds: each kind of them so long.
+const PATIENCE: f64 = 2.0;
 
 pub(super) fn command() -> Command {
     let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
@@ -187,22 +198,31 @@ pub(super) fn measure(
     let mut next = |batch: Option<&HostValues>| timed(batch).map(|(pending, _)| pending);
     next(Some(&batch))?.wait()?;
     let first_step_s = started.elapsed().as_secs_f64();
-    for _ in 0..SETTLE / 2 {
+    // The first step was one of the warm-up.
+    let mut slowest = 0;
+    for _ in 0..plan.graphs.warmup_steps + 1 {
+        let started = Instant::now();
+        next(Some(&batch))?.wait()?;
+        slowest = group.control.max(started.elapsed().as_micros() as u64);
+    }
+    let affordable = (PATIENCE * 1e6 / slowest.max(1) as f64) as usize;
+    for _ in 0..(SETTLE / 2).min(affordable / 2) {
         let in_flight = next(Some(&batch))?;
         next(Some(&batch))?.wait()?;
         in_flight.wait()?;
     }
+    let launches = steps.min(LAUNCHES).min(affordable.max(FEWEST_LAUNCHES));
     let mut issue = |batch: Option<&HostValues>| -> Result<(f64, f64), RunError> {
-        let (mut launches, mut times) = (Vec::new(), Vec::new());
-        for _ in 0..steps.min(200) {
+        let (mut submits, mut times) = (Vec::new(), Vec::new());
+        for _ in 0..launches {
             device.synchronize()?;
             let started = Instant::now();
             let (pending, launched) = timed(batch)?;
             times.push(started.elapsed().as_secs_f64() * 1e6);
-            launches.push(launched.duration_since(started).as_secs_f64() * 1e6);
+            submits.push(launched.duration_since(started).as_secs_f64() * 1e6);
             pending.wait()?;
         }
-        Ok((median(launches), median(times)))
+        Ok((median(submits), median(times)))
     };
     let (launch_us, issue_us) = issue(None)?;
     let (launch_with_inputs_us, issue_with_inputs_us) = issue(Some(&batch))?;

@@ -21,6 +21,7 @@ mod rotary;
 mod run;
 mod shape;
 mod table;
+mod transpose_fp8;
 
 pub use run::FP8_CAPABILITY;
 pub(crate) use run::accept;

@@ -2,7 +2,7 @@
 
 use super::{
     activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, loss, loss_parallel, norm,
-    optimizer, progress_mark, quantize, reduce, rotary,
+    optimizer, progress_mark, quantize, reduce, rotary, transpose_fp8,
 };
 use crate::communicator::StreamHandle;
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
@@ -31,6 +31,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::Quantize(op) => quantize::quantize(op, queue),
         Op::MakeScale(op) => quantize::make_scale(op, queue),
         Op::UpdateScales(op) => quantize::update_scales(op, queue),
+        Op::TransposeFp8(op) => transpose_fp8::transpose_fp8(op, queue),
         Op::Activation(op) => activation::activation(op, queue),
         Op::ActivationBackward(op) => activation::activation_backward(op, queue),
         Op::SwiGlu(op) => activation::swiglu(op, queue),
@@ -71,7 +72,7 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
     match op {
         Op::Custom(op) => custom::accept(op, capturing, cuda),
         Op::Gemm(gemm) if gemm.fp8.is_some() => accept_fp8(op.name(), properties),
-        Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) => {
+        Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => {
             accept_fp8(op.name(), properties)?;
             // What was not prepared is loaded now, unless the stream captures.
             if capturing { Ok(()) } else { cuda.kernels.load_fp8() }
@@ -100,7 +101,7 @@ pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
     match op {
         Op::Gemm(op) => cuda.cublaslt.prepare(op, &cuda.kernels),
         Op::Custom(op) => custom::prepare(op, cuda),
-        Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) => cuda.kernels.load_fp8(),
+        Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => cuda.kernels.load_fp8(),
         // For attention `scratch_bytes` asks whether cuDNN does it, which makes its plan.
         _ => Ok(()),
     }

@@ -1,7 +1,7 @@
 //! Trials of 8-bit copies and of products of them.
 
 use device::ops::{
-    ActivationKind, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales,
+    ActivationKind, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8, UpdateScales,
 };
 use device::{DType, Result, Tensor};
 
@@ -101,6 +101,13 @@ fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
             }),
         );
     }
+    add(
+        "transpose_fp8",
+        Box::new(move |bench| {
+            let input = bench.scaled([rows, width], DType::F8E4M3, 200.0)?;
+            Ok(TransposeFp8 { input, output: bench.output([width, rows], DType::F8E4M3)? }.into())
+        }),
+    );
     add(
         "update_scales",
         Box::new(|bench| {
