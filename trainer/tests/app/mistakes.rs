@@ -510,3 +510,14 @@ fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
         assert!(what.contains(value) && rules.contains(rule) && fixes.contains(fix), "{text}: {error}");
     }
 }
+
+#[test]
+fn a_configuration_from_a_pipe_is_refused_because_it_is_read_more_than_once() {
+    let folder = Folder::new("config-pipe");
+    let line = "exec \"$TRAINER\" --dry-run --config <(echo '[train]'; echo 'steps = 3')";
+    let mut command = Command::new("bash");
+    command.args(["-c", line]).env("TRAINER", env!("CARGO_BIN_EXE_trainer")).current_dir(&folder.0);
+    let needles =
+        ["config file /dev/fd/", "it is not a regular file", "Rule: every rank", "Fix: write the text to a file"];
+    expect(&command.output().unwrap(), 2, &needles);
+}
