@@ -7,6 +7,7 @@ use device::{Graph, Op, StreamId, Tensor};
 
 use crate::error::{Error, Result};
 use crate::keys::{CodeKey, GraphKey, SavedKey};
+use crate::options::Mempool;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::recording::Recording;
@@ -51,17 +52,14 @@ pub(crate) struct Captured {
 }
 
 impl<P: Policy> State<P> {
-    /// Plans a step as recorded, with `by_slot` in slots.
+    /// Plans a step as recorded.
     pub(crate) fn new(
+        mempool: Mempool,
         recording: Recording<P::Region>,
-        by_slot: bool,
         policy: &P,
         compute: StreamId,
     ) -> Result<State<P>> {
-        let plan = match by_slot {
-            true => Plan::in_slots(&[&recording], policy, compute),
-            false => Plan::new(&recording, None, policy, compute),
-        };
+        let plan = Plan::new(mempool, &[&recording], policy, compute);
         plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&recording, slots, policy))?;
         Ok(State {
             recordings: BTreeMap::from([(recording.microbatches, recording)]),
@@ -113,7 +111,7 @@ impl<P: Policy> State<P> {
     pub(crate) fn make_room(&mut self, recording: &Recording<P::Region>, policy: &P, compute: StreamId) {
         let all: Vec<_> = self.recordings.values().chain([recording]).collect();
         if self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all, policy)) {
-            self.plan = Plan::in_slots(&all, policy, compute);
+            self.plan = Plan::new(Mempool::PerMicrobatch, &all, policy, compute);
         }
     }
 
