@@ -31,9 +31,19 @@ pub(crate) struct State<P: Policy> {
 /// What the code of one region leaves for another: values saved for backward, and deferred operations. A replayed region
 /// runs no code, so what its capture left stays.
 pub(crate) struct Handover<P: Policy> {
-    pub(crate) saved: HashMap<SavedKey<P::Region, P::Variant>, Box<dyn Any>>,
+    pub(crate) saved: HashMap<SavedKey<P::Region, P::Variant>, Saved>,
     /// By the region that deferred them, in the order of submission.
     pub(crate) deferred: HashMap<CodeKey<P::Region, P::Variant>, Vec<Op>>,
+}
+
+/// A value that was saved for backward.
+pub(crate) struct Saved {
+    pub(crate) value: Box<dyn Any>,
+    /// Index in the recorded order of the region that saved it.
+    pub(crate) by: usize,
+    pub(crate) is_read: bool,
+    /// The same region saved a value before that nothing had read.
+    pub(crate) replaces_unread: bool,
 }
 
 impl<P: Policy> Default for Handover<P> {
