@@ -38,6 +38,16 @@ pub fn count(value: f64) -> String {
     short(value, 1000.0, &["", "k", "M", "G", "T"])
 }
 
+/// So many of something, in the singular where it is one: `1 rank`, `2 ranks`. The plural of `noun` ends in an s, after ch in es.
+pub fn counted(number: usize, noun: &str) -> String {
+    let ending = match number {
+        1 => "",
+        _ if noun.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{number} {noun}{ending}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,6 +58,13 @@ mod tests {
         let widths: Vec<usize> = text.lines().map(|line| line.chars().count()).collect();
         assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
         assert!(text.contains("parameters   12") && text.contains("steps        a longer value"), "{text}");
+    }
+
+    #[test]
+    fn one_thing_is_in_the_singular() {
+        let rank = |number| counted(number, "rank");
+        assert_eq!([rank(0), rank(1), rank(2), rank(21)], ["0 ranks", "1 rank", "2 ranks", "21 ranks"]);
+        assert_eq!([counted(1, "batch"), counted(2, "batch")], ["1 batch", "2 batches"]);
     }
 
     #[test]

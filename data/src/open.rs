@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use common::UserError;
-use common::format::count;
+use common::format::{count, counted};
 
 use crate::config::{DataConfig, RawTokens};
 use crate::formats::data_file::DataFile;
@@ -40,7 +40,12 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
             {
                 let windows = training[short].count + rest[short].count;
                 return Err(UserError::new(
-                    format!("data.path: dataset {} has {windows} samples, and data.split = {}", short + 1, data.split),
+                    format!(
+                        "data.path: dataset {} has {}, and data.split = {}",
+                        short + 1,
+                        counted(windows as usize, "sample"),
+                        data.split
+                    ),
                     "every dataset has at least one sample to train on and one to validate on",
                     "give more text, a smaller model.seq_length, data.split = 1, or data.validation_path",
                 ));
@@ -115,7 +120,7 @@ impl Reader<'_> {
         let windows = Windows::all(corpus, self.seq);
         if windows.count == 0 {
             return Err(UserError::new(
-                format!("{key} = `{}` holds {tokens} tokens", paths.join(", ")),
+                format!("{key} = `{}` holds {}", paths.join(", "), counted(tokens as usize, "token")),
                 format!("a sample is model.seq_length + 1 = {} tokens", self.seq + 1),
                 "give more text, or a smaller model.seq_length",
             ));

@@ -169,6 +169,44 @@ fn a_long_document_has_the_tokens_it_has_whole_though_it_is_cut_for_the_threads(
     assert!(stream(&read) == expected, "cutting changed tokens");
 }
 
+/// The library ends its search there in silence. With the second and third of these it keeps 6 of the 1,100,014 bytes.
+#[test]
+fn a_text_that_a_tokenizers_expression_gives_up_on_is_refused_with_its_place_and_others_have_the_librarys_tokens() {
+    let folder = Folder::new("gives-up");
+    let good = "  Two  words,\n\n\tand 3 more's \u{e9}.  \n";
+    let bad = format!("before{}x after\n", " ".repeat(1_100_000));
+    let line = |text: &str| serde_json::json!({ "text": text }).to_string() + "\n";
+    let plain = folder.file("bad.txt", &bad);
+    let lines = folder.file("bad.jsonl", line(good) + &line(&bad));
+    let fine = folder.file("fine.txt", good);
+    small_tokenizer(folder.path("tokenizer.json").as_ref(), good);
+    let saved: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.path("tokenizer.json")).unwrap()).unwrap();
+    let bytes = |regex: bool| serde_json::json!({"type": "ByteLevel", "add_prefix_space": regex, "trim_offsets": true, "use_regex": regex});
+    let split = |behavior: &str, invert: bool| serde_json::json!({"type": "Split", "pattern": {"Regex": r"\s+(?!\S)|\s+|\w+|[^\s\w]+"}, "behavior": behavior, "invert": invert});
+    let both =
+        |first: serde_json::Value| serde_json::json!({"type": "Sequence", "pretokenizers": [first, bytes(false)]});
+    let cases =
+        [bytes(true), both(split("Removed", true)), both(both(split("Removed", true))), both(split("Isolated", false))];
+    for (number, pre_tokenizer) in cases.into_iter().enumerate() {
+        let mut json = saved.clone();
+        json["pre_tokenizer"] = pre_tokenizer;
+        let json = folder.file(&format!("{number}.json"), json.to_string());
+        let library = tokenizers::Tokenizer::from_file(&json).unwrap();
+        let mut expected: Vec<i32> =
+            library.encode(good, false).unwrap().get_ids().iter().map(|id| *id as i32).collect();
+        expected.push(library.token_to_id("<|endoftext|>").unwrap() as i32);
+        let read = source(&[("path", &fine), ("tokenizer", &json), ("split", "1")], 1, 400).unwrap();
+        assert_eq!(stream(&read), expected, "tokenizer {number}");
+        for (file, place) in [(&plain, plain.clone()), (&lines, format!("{lines} line 2"))] {
+            let error =
+                source(&[("path", file), ("tokenizer", &json), ("split", "1")], 1, 400).err().unwrap().to_string();
+            let words = format!("{place}: the tokenizer fails: its regular expression gives up in a text of ");
+            assert!(error.contains(&words), "tokenizer {number}: {error}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]

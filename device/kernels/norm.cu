@@ -17,6 +17,18 @@ struct Norm {
     u32 reserved;
 };
 
+// Where sums for the mean begin: at the first number of the row, of the sum as stored. Relative to it the mean of equal
+// numbers is that number. Otherwise, with large numbers or a small eps, the rounding of the mean would count as variance.
+// 0 for RMSNorm, which has no mean.
+template <class T> float first_of_row(const Norm& op, u64 start) {
+    if (!op.mean) return 0.0f;
+    float first = value((const T*)op.input + start);
+    if (!op.residual) return first;
+    T stored;
+    set(&stored, first + value((const T*)op.residual + start));
+    return value(&stored);
+}
+
 template <class T, int N, int PACKS, bool WARP> void norm(const Norm& op) {
     typedef RowThreads<WARP> Threads;
     const T *input = (const T*)op.input, *residual = (const T*)op.residual;
@@ -32,7 +44,7 @@ template <class T, int N, int PACKS, bool WARP> void norm(const Norm& op) {
             raw[p] = pack < packs ? fetch<N>(input + start + pack * N) : Raw<T, N>{};
             other[p] = residual && pack < packs ? fetch<N>(residual + start + pack * N) : Raw<T, N>{};
         }
-        float x[PACKS][N], total = 0.0f;
+        float x[PACKS][N], first = first_of_row<T>(op, start), total = 0.0f;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             u32 column = (Threads::lane() + p * Threads::lanes()) * N;
@@ -47,10 +59,11 @@ template <class T, int N, int PACKS, bool WARP> void norm(const Norm& op) {
                 unpack(raw[p], x[p]);
                 if (column < op.hidden) put(sum + start + column, raw[p]);
             }
+            if (column >= op.hidden) continue;
 #pragma unroll
-            for (int i = 0; i < N; i++) total += x[p][i];
+            for (int i = 0; i < N; i++) total += x[p][i] - first;
         }
-        float mean = op.mean ? Threads::sum(total) / op.hidden : 0.0f;
+        float mean = op.mean ? first + Threads::sum(total) / op.hidden : 0.0f;
         float squares = 0.0f;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
@@ -89,12 +102,12 @@ template <class T> void norm_any(const Norm& op) {
         u64 start = row * op.hidden;
         // Each thread reads only what it wrote itself.
         const T* x = residual ? sum + start : input + start;
-        float total = 0.0f;
+        float first = first_of_row<T>(op, start), total = 0.0f;
         for (u32 c = threadIdx.x; c < op.hidden; c += blockDim.x) {
             if (residual) set(sum + start + c, value(input + start + c) + value(residual + start + c));
-            total += value(x + c);
+            total += value(x + c) - first;
         }
-        float mean = op.mean ? block_sum(total) / op.hidden : 0.0f;
+        float mean = op.mean ? first + block_sum(total) / op.hidden : 0.0f;
         float squares = 0.0f;
         for (u32 c = threadIdx.x; c < op.hidden; c += blockDim.x) {
             float centred = value(x + c) - mean;

@@ -26,7 +26,7 @@ pub trait Layer<P: Policy> {
     type InputGrad: TensorTree;
 
     /// Output from input. What backward needs goes to [`StepContext::save_for_backward`]. A layer made of layers calls each
-    /// within a [`StepContext::part`], in forward and backward; else the next layer's value replaces the one before.
+    /// within a [`StepContext::part`], in forward and backward.
     ///
     /// # Errors
     /// What the device refused.

@@ -39,23 +39,3 @@ impl IntervalIndex {
 fn cell(time: usize, level: u32) -> usize {
     time.checked_shr(level).unwrap_or(0)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_intervals_that_overlap_a_span_are_found_and_no_others() {
-        let all: Vec<(usize, usize)> = (0..40).flat_map(|first| (first..40).map(move |last| (first, last))).collect();
-        let mut index = IntervalIndex::default();
-        for (id, (first, last)) in all.iter().enumerate() {
-            index.insert(id, *first, *last);
-        }
-        for (first, last) in [(0, 39), (0, 0), (7, 8), (15, 16), (31, 32), (39, 100), (50, 60)] {
-            let mut found: Vec<usize> = index.overlapping(first, last).collect();
-            found.sort();
-            let overlaps = |id: &usize| all[*id].0 <= last && first <= all[*id].1;
-            assert_eq!(found, (0..all.len()).filter(overlaps).collect::<Vec<_>>(), "{first} to {last}");
-        }
-    }
-}

@@ -1,8 +1,15 @@
 //! What a manager's tables are indexed by.
 
+use crate::options::Mempool;
+
 /// A kind of step with its own plan and graphs: a mode, and the number of microbatches where memory is planned over the
 /// whole step.
 pub(crate) type StepKey<M> = (M, Option<usize>);
+
+/// The kind of a step with so many microbatches. Slots hold any number of them.
+pub(crate) fn step_key<M>(mempool: Mempool, mode: M, microbatches: usize) -> StepKey<M> {
+    (mode, (mempool == Mempool::Single).then_some(microbatches))
+}
 
 /// A region as memory sees it: microbatches that share a slot have the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

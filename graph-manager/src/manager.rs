@@ -6,7 +6,7 @@ use std::rc::Rc;
 use device::{Area, Stream};
 
 use crate::error::{Error, Result};
-use crate::keys::StepKey;
+use crate::keys::{StepKey, step_key};
 use crate::options::{ManagerOptions, Mempool};
 use crate::plan::{AreaKind, Plan};
 use crate::policy::Policy;
@@ -65,9 +65,9 @@ impl<P: Policy> CudaGraphManager<P> {
         self.before_capture = Box::new(barrier);
     }
 
-    /// A plan over the whole step is for one number of microbatches; slots hold any.
+    /// The kind of a step with so many microbatches.
     pub(crate) fn step_key(&self, mode: P::Mode, microbatches: usize) -> StepKey<P::Mode> {
-        (mode, (self.options.mempool == Mempool::Single).then_some(microbatches))
+        step_key(self.options.mempool, mode, microbatches)
     }
 
     /// What is known of a kind of step that was recorded.
@@ -110,8 +110,7 @@ impl<P: Policy> CudaGraphManager<P> {
         let (policy, compute) = (&self.policy, self.pool.compute().id());
         match self.states.get_mut(&key) {
             None => {
-                let by_slot = self.options.mempool == Mempool::PerMicrobatch;
-                let state = State::new(recording, by_slot, policy, compute)?;
+                let state = State::new(self.options.mempool, recording, policy, compute)?;
                 self.forget_oldest()?;
                 self.states.insert(key, state);
             }
@@ -137,21 +136,15 @@ impl<P: Policy> CudaGraphManager<P> {
 
     /// Bytes that the recorded modes would need with that pool.
     fn planned_as(&self, mempool: Mempool) -> usize {
-        let mut by_mode: BTreeMap<P::Mode, Vec<&Recording<P::Region>>> = BTreeMap::new();
+        let mut kinds: BTreeMap<StepKey<P::Mode>, Vec<&Recording<P::Region>>> = BTreeMap::new();
         for (key, state) in &self.states {
-            by_mode.entry(key.0).or_default().extend(state.recordings.values());
+            for recording in state.recordings.values() {
+                kinds.entry(step_key(mempool, key.0, recording.microbatches)).or_default().push(recording);
+            }
         }
         let mut sizes = BTreeMap::new();
-        let (policy, compute) = (&self.policy, self.pool.compute().id());
-        for recordings in by_mode.values() {
-            match mempool {
-                Mempool::PerMicrobatch => raise(&mut sizes, &Plan::in_slots(recordings, policy, compute).areas),
-                Mempool::Single => {
-                    for recording in recordings {
-                        raise(&mut sizes, &Plan::new(recording, None, policy, compute).areas);
-                    }
-                }
-            }
+        for recordings in kinds.values() {
+            raise(&mut sizes, &Plan::new(mempool, recordings, &self.policy, self.pool.compute().id()).areas);
         }
         sizes.values().sum()
     }

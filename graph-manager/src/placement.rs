@@ -50,37 +50,3 @@ pub(crate) fn place(intervals: &[Interval]) -> Placed {
     }
     Placed { offsets, total, index: placed }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn interval(bytes: usize, first: usize, last: usize) -> Interval {
-        Interval { bytes, first, last }
-    }
-
-    fn meet(a: &Interval, b: &Interval) -> bool {
-        a.first <= b.last && b.first <= a.last
-    }
-
-    #[test]
-    fn buffers_that_follow_each_other_share_an_address() {
-        let Placed { offsets, total, .. } = place(&[interval(512, 0, 1), interval(512, 2, 3), interval(256, 4, 4)]);
-        assert_eq!((offsets, total), (vec![0, 0, 0], 512));
-    }
-
-    #[test]
-    fn a_stack_of_activations_needs_its_peak_and_no_more() {
-        // Forward saves four buffers, backward frees them in reverse order; each step has scratch of its own.
-        let mut all: Vec<Interval> = (0..4).map(|i| interval(1024, i, 7 - i)).collect();
-        all.extend((0..8).map(|i| interval(256, i, i)));
-        let Placed { offsets, total, .. } = place(&all);
-        assert_eq!(total, 4 * 1024 + 256);
-        for (i, a) in all.iter().enumerate() {
-            for (j, b) in all.iter().enumerate().filter(|(j, b)| *j != i && meet(a, b)) {
-                let apart = offsets[i] + a.bytes <= offsets[j] || offsets[j] + b.bytes <= offsets[i];
-                assert!(apart, "{a:?} at {} and {b:?} at {}", offsets[i], offsets[j]);
-            }
-        }
-    }
-}

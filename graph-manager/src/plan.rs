@@ -10,6 +10,7 @@ use device::{BufferId, StreamId};
 
 use crate::keys::RegionKey;
 use crate::lifetimes::Lifetime;
+use crate::options::Mempool;
 use crate::placement::{Interval, place};
 use crate::policy::Policy;
 use crate::recording::{RecordedBuffer, Recording};
@@ -62,13 +63,17 @@ pub(crate) struct Plan<R> {
 }
 
 impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
-    /// For a step as recorded. `slots` holds at least as many for each chunk as it has microbatches in flight.
+    /// For steps as recorded, which differ in the number of microbatches: several in slots, or one over the whole step. In
+    /// slots, the largest stands for all.
     pub(crate) fn new(
-        recording: &Recording<R>,
-        slots: Option<BTreeMap<usize, usize>>,
+        mempool: Mempool,
+        recordings: &[&Recording<R>],
         policy: &impl Policy<Region = R>,
         compute: StreamId,
     ) -> Plan<R> {
+        let largest = recordings.iter().max_by_key(|recording| recording.microbatches);
+        let recording = largest.unwrap_or_else(|| unreachable!("a plan is for a recorded step"));
+        let slots = (mempool == Mempool::PerMicrobatch).then(|| slots(recordings, policy));
         let mut plan = Plan { placements: HashMap::new(), dead_after: HashMap::new(), areas: BTreeMap::new(), slots };
         let keys: Vec<RegionKey<R>> =
             recording.order.iter().map(|visit| plan.key(policy, visit.region, recording.microbatches)).collect();
@@ -100,17 +105,6 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             plan.fill(recording, &keys, *area, buffers, compute);
         }
         plan
-    }
-
-    /// In as many slots as the steps need. They differ in the number of microbatches, and the largest stands for all.
-    pub(crate) fn in_slots(
-        recordings: &[&Recording<R>],
-        policy: &impl Policy<Region = R>,
-        compute: StreamId,
-    ) -> Plan<R> {
-        let largest = recordings.iter().max_by_key(|recording| recording.microbatches);
-        let largest = largest.unwrap_or_else(|| unreachable!("a plan is for a recorded step"));
-        Plan::new(largest, Some(slots(recordings, policy)), policy, compute)
     }
 
     /// The region as memory sees it. Microbatch m of M has slot (M-1-m) mod K, so the last is always in slot 0.

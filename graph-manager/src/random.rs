@@ -36,11 +36,6 @@ impl RandomState {
         self.record
     }
 
-    /// The step whose masks are drawn.
-    pub fn step(&self) -> u32 {
-        self.step
-    }
-
     /// Goes on to the next step's masks. Call it before each replay, outside of captures.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 //! What a layer's forward saves for its backward, by microbatch or slot.
 
-use crate::context::StepContext;
+use crate::context::{Current, StepContext};
 use crate::error::{Error, Result};
 use crate::keys::SavedKey;
 use crate::policy::Policy;
+use crate::state::Saved;
 
 impl<'m, P: Policy> StepContext<'m, P> {
     /// Does the work of one part of this region's layer. What one part saves, the others do not see.
@@ -21,34 +22,50 @@ impl<'m, P: Policy> StepContext<'m, P> {
     }
 
     /// Passes a value from a layer's forward to its backward: the tensors that it needs. A backward that recomputes its
-    /// forward passes it to itself.
+    /// forward passes it to itself. A part of a region passes one value: see [`StepContext::part`].
     ///
     /// # Errors
     /// [`Error::Usage`] in a region that [`Policy::saved_by`] does not know.
     pub fn save_for_backward<T: 'static>(&mut self, value: T) -> Result<()> {
-        let key = self.saved_key("save_for_backward")?;
-        self.handover().saved.insert(key, Box::new(value));
+        let (key, Current { visit: by, .. }) = self.saved_key("save_for_backward")?;
+        let saved = &mut self.handover().saved;
+        // Where a backward recomputes, it replaces what the forward has saved for it: that is another region's.
+        let replaces_unread =
+            saved.get(&key).is_some_and(|before| before.by == by && (before.replaces_unread || !before.is_read));
+        saved.insert(key, Saved { value: Box::new(value), by, is_read: false, replaces_unread });
         Ok(())
     }
 
     /// What the layer's forward saved for this microbatch.
     ///
     /// # Errors
-    /// [`Error::Usage`] in a region that [`Policy::saved_by`] does not know, or if forward saved no `T`.
+    /// [`Error::Usage`] in a region that [`Policy::saved_by`] does not know, or if forward saved no `T`; while recording, if
+    /// forward saved twice and nothing read the first value.
     pub fn saved<T: Clone + 'static>(&mut self) -> Result<T> {
-        let key = self.saved_key("saved")?;
-        let value = self.handover().saved.get(&key).and_then(|value| value.downcast_ref::<T>()).cloned();
+        let ((code, part), Current { region, .. }) = self.saved_key("saved")?;
+        let recording = self.recorder.is_some();
+        let saved = self.handover().saved.get_mut(&(code, part));
+        if saved.as_ref().is_some_and(|saved| recording && saved.replaces_unread) {
+            let (by, part) = (code.region.region, part.map_or(String::new(), |part| format!(" in part {part}")));
+            let problem = format!("{region}: `{by}` saved two values{part}, and the second replaced the first unread");
+            return Err(Error::usage(problem, "call each layer within a StepContext::part of its own"));
+        }
+        let value = saved.and_then(|saved| {
+            saved.is_read = true;
+            saved.value.downcast_ref::<T>().cloned()
+        });
         value.ok_or_else(|| {
-            let problem = format!("{}: no {} was saved", self.region_name(), std::any::type_name::<T>());
+            let problem = format!("{region}: no {} was saved", std::any::type_name::<T>());
             let fix = "call save_for_backward in the region that Policy::saved_by answers, with a value of that type";
             Error::usage(problem, fix)
         })
     }
 
-    fn saved_key(&self, what: &str) -> Result<SavedKey<P::Region, P::Variant>> {
+    /// The key of what the current part saves, and the region under way.
+    fn saved_key(&self, what: &str) -> Result<(SavedKey<P::Region, P::Variant>, Current<P::Region>)> {
         let known = self.current.and_then(|current| {
             let forward = self.manager.policy.saved_by(current.region)?;
-            Some((self.code_key(forward), current.part))
+            Some(((self.code_key(forward), current.part), current))
         });
         known.ok_or_else(|| {
             let problem = format!("{}: `{what}` was called where Policy::saved_by answers None", self.region_name());

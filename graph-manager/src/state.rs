@@ -7,6 +7,7 @@ use device::{Graph, Op, StreamId, Tensor};
 
 use crate::error::{Error, Result};
 use crate::keys::{CodeKey, GraphKey, SavedKey};
+use crate::options::Mempool;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::recording::Recording;
@@ -30,9 +31,19 @@ pub(crate) struct State<P: Policy> {
 /// What the code of one region leaves for another: values saved for backward, and deferred operations. A replayed region
 /// runs no code, so what its capture left stays.
 pub(crate) struct Handover<P: Policy> {
-    pub(crate) saved: HashMap<SavedKey<P::Region, P::Variant>, Box<dyn Any>>,
+    pub(crate) saved: HashMap<SavedKey<P::Region, P::Variant>, Saved>,
     /// By the region that deferred them, in the order of submission.
     pub(crate) deferred: HashMap<CodeKey<P::Region, P::Variant>, Vec<Op>>,
+}
+
+/// A value that was saved for backward.
+pub(crate) struct Saved {
+    pub(crate) value: Box<dyn Any>,
+    /// Index in the recorded order of the region that saved it.
+    pub(crate) by: usize,
+    pub(crate) is_read: bool,
+    /// The same region saved a value before that nothing had read.
+    pub(crate) replaces_unread: bool,
 }
 
 impl<P: Policy> Default for Handover<P> {
@@ -51,17 +62,14 @@ pub(crate) struct Captured {
 }
 
 impl<P: Policy> State<P> {
-    /// Plans a step as recorded, with `by_slot` in slots.
+    /// Plans a step as recorded.
     pub(crate) fn new(
+        mempool: Mempool,
         recording: Recording<P::Region>,
-        by_slot: bool,
         policy: &P,
         compute: StreamId,
     ) -> Result<State<P>> {
-        let plan = match by_slot {
-            true => Plan::in_slots(&[&recording], policy, compute),
-            false => Plan::new(&recording, None, policy, compute),
-        };
+        let plan = Plan::new(mempool, &[&recording], policy, compute);
         plan.slots.as_ref().map_or(Ok(()), |slots| check_flights(&recording, slots, policy))?;
         Ok(State {
             recordings: BTreeMap::from([(recording.microbatches, recording)]),
@@ -113,7 +121,7 @@ impl<P: Policy> State<P> {
     pub(crate) fn make_room(&mut self, recording: &Recording<P::Region>, policy: &P, compute: StreamId) {
         let all: Vec<_> = self.recordings.values().chain([recording]).collect();
         if self.plan.slots.as_ref().is_some_and(|known| *known != slots(&all, policy)) {
-            self.plan = Plan::in_slots(&all, policy, compute);
+            self.plan = Plan::new(Mempool::PerMicrobatch, &all, policy, compute);
         }
     }
 

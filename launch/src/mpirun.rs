@@ -10,7 +10,7 @@ use common::terminal::warn;
 use rustix::process::geteuid;
 
 use crate::child::{exit_code, run_child};
-use crate::leftovers::remove_unused_segments;
+use crate::leftovers::remove_leftovers;
 
 /// Open MPI's mpirun.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ impl Mpirun {
     /// # Errors
     /// mpirun cannot be started.
     pub fn run(&self, ranks: usize, program: &Path, arguments: &[OsString]) -> io::Result<i32> {
-        remove_unused_segments();
+        remove_leftovers();
         let ended = run_child(self.command(ranks, program, arguments))?;
         if ended.deserted {
             warn("notice: all ranks had ended, and mpirun had not. It was ended");

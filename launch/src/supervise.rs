@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::child::{Ended, POLL, describe, exit_code, listen, run_child_with};
-use crate::leftovers::remove_unused_segments;
+use crate::leftovers::remove_leftovers;
 
 /// The longest pause before the command is started again.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -52,7 +52,8 @@ pub trait Supervised {
 }
 
 /// Starts the run, and again when it fails, until it succeeds or was started again `max_restarts` times in a row without
-/// progress. Before each start it removes what killed ranks have left in shared memory.
+/// progress. Before each start it removes what killed ranks have left in shared memory, and what a
+/// killed mpirun has left among temporary files.
 ///
 /// Exit code 2 is final if the run has never begun: then the input is wrong. Later, or while another process has the run's
 /// folders, it is a failure like others: a file may be away for a moment.
@@ -69,7 +70,7 @@ pub fn supervise(run: &dyn Supervised, max_restarts: usize) -> io::Result<Ending
         let before = run.progress();
         begun |= before.is_some();
         let in_use = run.is_in_use();
-        remove_unused_segments();
+        remove_leftovers();
         let (ended, asked, code) = match run_child_with(run.command(), &mut signals) {
             Ok(Ended { asked, deserted: true, .. }) => {
                 ("all ranks ended, and their launcher did not".into(), asked, None)

@@ -153,9 +153,12 @@ impl Piece {
         };
         encoded.map_err(|error| {
             UserError::new(
-                format!("{name}: the tokenizer fails: {error}"),
+                format!(
+                    "{name}{}: the tokenizer fails: {error}",
+                    self.line.map_or(String::new(), |l| format!(" line {l}"))
+                ),
                 "a tokenizer accepts any text",
-                "use a tokenizer.json with an unknown token, or a byte-level one",
+                "take that text out, or use another tokenizer.json: one with an unknown token, or a byte-level one",
             )
         })
     }

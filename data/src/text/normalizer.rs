@@ -6,6 +6,8 @@ use serde_json::Value;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer, Result};
 
+use crate::text::expression::Expression;
+
 /// The longest text, in bytes, that may replace a piece of text.
 pub(crate) const LONGEST_REPLACEMENT: usize = 64;
 
@@ -15,9 +17,17 @@ const GROWTH: usize = 16;
 /// How many bytes it may grow in any case.
 const ALLOWANCE: usize = 4096;
 
-/// The steps of a tokenizer's normalizer. It panics where a text grows too much: see [`caught`](common::caught).
+/// The steps of a tokenizer's normalizer. It panics where a text grows too much, or where an expression
+/// gives up: see [`caught`](common::caught).
 pub(crate) struct BoundedNormalizer {
-    steps: Vec<NormalizerWrapper>,
+    steps: Vec<Step>,
+}
+
+enum Step {
+    /// Each match of an expression becomes this text.
+    Replace(Expression, String),
+    /// A step of the library that has no expression that may give up.
+    Library(NormalizerWrapper),
 }
 
 impl<'de> Deserialize<'de> for BoundedNormalizer {
@@ -26,16 +36,28 @@ impl<'de> Deserialize<'de> for BoundedNormalizer {
         let value = Value::deserialize(deserializer)?;
         check_replacements(&value).map_err(wrong)?;
         let mut steps = Vec::new();
-        flatten(serde_json::from_value(value).map_err(|error| wrong(error.to_string()))?, &mut steps);
+        flatten(&value, &mut steps).map_err(wrong)?;
         Ok(BoundedNormalizer { steps })
     }
 }
 
 /// The steps of nested sequences in their order.
-fn flatten(normalizer: NormalizerWrapper, steps: &mut Vec<NormalizerWrapper>) {
-    match normalizer {
-        NormalizerWrapper::Sequence(sequence) => sequence.into_iter().for_each(|step| flatten(step, steps)),
-        step => steps.push(step),
+fn flatten(part: &Value, steps: &mut Vec<Step>) -> std::result::Result<(), String> {
+    let library = NormalizerWrapper::deserialize(part).map_err(|error| error.to_string())?;
+    let text = |value: &Value| value.as_str().map(String::from);
+    match (library, text(&part["pattern"]["Regex"]), text(&part["content"])) {
+        (NormalizerWrapper::Sequence(_), ..) => {
+            let inner = part["normalizers"].as_array().into_iter().flatten();
+            inner.map(|part| flatten(part, steps)).collect()
+        }
+        (NormalizerWrapper::Replace(_), Some(source), Some(content)) => {
+            steps.push(Step::Replace(Expression::new(&source)?, content));
+            Ok(())
+        }
+        (library, ..) => {
+            steps.push(Step::Library(library));
+            Ok(())
+        }
     }
 }
 
@@ -44,9 +66,15 @@ impl Normalizer for BoundedNormalizer {
         let most = GROWTH * text.len() + ALLOWANCE;
         for step in &self.steps {
             let before = text.len();
-            step.normalize(text)?;
+            let done = match step {
+                Step::Replace(expression, content) => text.replace(expression, content),
+                Step::Library(step) => step.normalize(text),
+            };
+            // The library drops errors of normalizers and goes on with the text as it is. Callers catch panics.
+            if let Err(error) = done {
+                panic!("{error}");
+            }
             if text.len() > most {
-                // The library drops errors of normalizers and goes on with the text as it is. Callers catch panics.
                 panic!("its normalizer makes a text of {before} bytes one of {}; {most} are allowed", text.len());
             }
         }
@@ -129,6 +157,14 @@ mod tests {
         assert_eq!(error, "its normalizer makes a text of 1000 bytes one of 64000; 20096 are allowed");
         assert!(began.elapsed().as_secs() < 10);
         assert_eq!(normalized(&replace("a", &"▁".repeat(5)), &"a".repeat(1000)).unwrap().len(), 15_000);
+    }
+
+    #[test]
+    fn a_replacement_whose_expression_gives_up_fails() {
+        let spaces = r#"{"type":"Replace","pattern":{"Regex":"\\s+(?!\\S)"},"content":"_"}"#;
+        assert_eq!(normalized(spaces, "a  b   c"), Ok("a_ b_ c".into()));
+        let error = normalized(spaces, &(" ".repeat(1_100_000) + "x")).unwrap_err();
+        assert!(error.starts_with("its regular expression gives up in a text of 1100001 bytes: "), "{error}");
     }
 
     #[test]

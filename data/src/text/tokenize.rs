@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use common::format::{bytes, count};
+use common::format::{bytes, count, counted};
 use common::{Stop, UserError};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -81,7 +81,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         writer.push(tokens).map_err(TokenizeError::from)
     })?;
     if totals.is_empty() {
-        let what = format!("{} files hold no UTF-8 text", files.len());
+        let what = format!("there is no UTF-8 text in {}", counted(files.len(), "file"));
         return Err(UserError::new(what, "there is text to tokenise", "name files with text").into());
     }
     let shards = writer.shards;
@@ -90,11 +90,12 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     let seconds = started.elapsed().as_secs_f64().max(1e-9);
     let skipped = if totals.skipped > 0 { format!(" ({} are not UTF-8)", totals.skipped) } else { String::new() };
     Ok(format!(
-        "{} documents of {} files{skipped}, {} -> {} tokens in {shards} token files, {output}\n{seconds:.2} s, {:.1} MB/s",
-        totals.documents,
-        files.len(),
+        "{} of {}{skipped}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s",
+        counted(totals.documents as usize, "document"),
+        counted(files.len(), "file"),
         bytes(totals.bytes as usize),
         count(totals.tokens as f64),
+        counted(shards, "token file"),
         totals.bytes as f64 / 1e6 / seconds,
     ))
 }

@@ -5,9 +5,10 @@ use std::path::Path;
 use common::files::read_file;
 use common::{UserError, caught};
 use serde::Deserialize;
-use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper, TokenizerImpl};
 
 use crate::text::normalizer::{BoundedNormalizer, check_replacements};
+use crate::text::pre_tokenizer::CheckedPreTokenizer;
 
 /// The largest tokenizer.json that is read, in bytes. Those of 256 k tokens have about 35 MB.
 const LARGEST: u64 = 128 << 20;
@@ -39,7 +40,7 @@ pub struct HuggingFace {
     vocab: usize,
 }
 
-type Parts = TokenizerImpl<ModelWrapper, BoundedNormalizer, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+type Parts = TokenizerImpl<ModelWrapper, BoundedNormalizer, CheckedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
 impl HuggingFace {
     /// The tokens of a text; with those that the tokenizer adds for its own model, if `special`.

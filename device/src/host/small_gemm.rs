@@ -22,15 +22,14 @@ impl<'a> Matrix<'a> {
         Matrix { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
     }
 
+    /// Whether a matrix of at least one element lies within the slice.
     fn fits(&self, rows: usize, columns: usize) -> bool {
-        rows == 0
-            || columns == 0
-            || self.offset + (rows - 1) * self.row_stride + (columns - 1) * self.column_stride < self.data.len()
+        self.offset + (rows - 1) * self.row_stride + (columns - 1) * self.column_stride < self.data.len()
     }
 }
 
 /// `out = alpha * a @ b`, or `out += alpha * a @ b`, on the calling thread. `out` is row-major `(m, n)` with rows
-/// `out_stride` apart; `a` is `(m, k)`, `b` is `(k, n)`.
+/// `out_stride` apart; `a` is `(m, k)`, `b` is `(k, n)`. With `k = 0` the product is 0.
 ///
 /// # Panics
 /// If a matrix does not fit its slice.
@@ -43,11 +42,19 @@ pub(crate) fn multiply(
     out_stride: usize,
     accumulate: bool,
 ) {
-    assert!(a.fits(m, k) && b.fits(k, n) && (m == 0 || n == 0 || (m - 1) * out_stride + n <= out.len()));
     if m == 0 || n == 0 {
         return;
     }
-    // SAFETY: the assertion above keeps every access within its slice, and `out` is borrowed mutably, apart from both.
+    assert!((m - 1) * out_stride + n <= out.len());
+    if k == 0 {
+        // The factors have no element, and their slices may be shorter than their offsets.
+        if !accumulate {
+            (0..m).for_each(|row| out[row * out_stride..][..n].fill(0.0));
+        }
+        return;
+    }
+    assert!(a.fits(m, k) && b.fits(k, n));
+    // SAFETY: the assertions above keep every access within its slice, and `out` is borrowed mutably, apart from both.
     unsafe {
         gemm::gemm(
             m,
@@ -70,5 +77,29 @@ pub(crate) fn multiply(
             false,
             Parallelism::None,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_over_no_elements_is_zero_and_reads_neither_factor() {
+        let nowhere = Matrix { data: &[], offset: 5, row_stride: 3, column_stride: 1 };
+        let product = |accumulate| {
+            // Two rows of two, three apart.
+            let mut out = [1.0, 2.0, 3.0, 4.0, 5.0];
+            multiply((2, 2, 0), 1.0, nowhere, nowhere, &mut out, 3, accumulate);
+            out
+        };
+        assert_eq!(product(false), [0.0, 0.0, 3.0, 0.0, 0.0]);
+        assert_eq!(product(true), [1.0, 2.0, 3.0, 4.0, 5.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "fits")]
+    fn a_factor_that_ends_outside_of_its_slice_is_refused() {
+        multiply((2, 1, 2), 1.0, Matrix::rows(&[0.0; 3], 2), Matrix::rows(&[0.0; 2], 1), &mut [0.0; 2], 1, false);
     }
 }

@@ -1,6 +1,6 @@
-//! Numbers far from 1: logits far from zero, and norms of almost nothing, against f64 references.
+//! Numbers far from 1: logits far from zero, norms of almost nothing and of rows of one number, against f64 references.
 
-use crate::common::{Bench, FLOATS, bench, cuda_bench, numbers, rounded};
+use crate::common::{Bench, FLOATS, bench, checked_bench, cuda_bench, numbers, rounded};
 use device::ops::*;
 use device::{DType, Tensor};
 
@@ -198,4 +198,47 @@ fn norms_of_almost_nothing_and_their_gradients_agree_with_f64() {
 #[ignore = "needs a GPU"]
 fn on_a_gpu_norms_of_almost_nothing_and_their_gradients_agree_with_f64() {
     check_small_norms(&cuda_bench());
+}
+
+/// LayerNorm of rows that each hold one number, of either sign and from small to large, alone and as the sum of two.
+fn check_norm_of_equal_numbers(t: &Bench, hidden: usize, dtype: DType, summed: bool) {
+    let numbers_of_rows = [0.1, -0.3, 1e-20, 1.0 / 3.0, 777.7, -1e5, 1.1e7, 3e18];
+    let (rows, eps) = (numbers_of_rows.len(), 1e-5_f32);
+    let row_of = |x: f64| std::iter::repeat_n(rounded(x, dtype), hidden);
+    let x: Vec<f64> = numbers_of_rows.iter().flat_map(|&x| row_of(x)).collect();
+    let shape = [rows, hidden];
+    let (weight, bias) = (numbers(2, hidden, dtype), numbers(3, hidden, dtype));
+    let input = t.put(&shape, dtype, &x);
+    let (output, rstd) = (t.empty(&shape, dtype), t.empty(&[rows], DType::F32));
+    let mean = t.empty(&[rows], DType::F32);
+    let sum = summed.then(|| t.empty(&shape, dtype));
+    t.run(Norm {
+        kind: NormKind::Layer,
+        input,
+        residual: summed.then(|| t.put(&shape, dtype, &x)),
+        sum,
+        weight: t.put(&[hidden], dtype, &weight),
+        bias: Some(t.put(&[hidden], dtype, &bias)),
+        output,
+        mean: Some(mean),
+        rstd,
+        eps,
+    });
+    let what = format!("hidden {hidden}, {dtype}, summed {summed}");
+    let doubled = if summed { 2.0 } else { 1.0 };
+    let truth: Vec<f64> = x.iter().step_by(hidden).map(|x| doubled * x).collect();
+    assert_eq!(t.get(&mean), truth, "means, {what}");
+    assert_each_close(&format!("rstd, {what}"), &t.get(&rstd), &vec![1.0 / f64::from(eps).sqrt(); rows], |_| 1e-3);
+    assert_eq!(t.get(&output), bias.repeat(rows), "outputs are the bias, {what}");
+}
+
+#[test]
+fn rows_of_one_number_have_that_mean_and_no_variance() {
+    let t = checked_bench();
+    // A row a warp with one to four packs a thread, rows that fill no warp, a row a block, and the kernels for any size.
+    for hidden in [768, 1000, 256, 512, 120, 2048, 4096, 7, 20_000] {
+        for dtype in FLOATS {
+            [false, true].into_iter().for_each(|summed| check_norm_of_equal_numbers(&t, hidden, dtype, summed));
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod examples;
 mod external;
 mod handover;
 mod mistakes;
+mod planning;
 mod side_streams;
 mod toy;
 mod traps;

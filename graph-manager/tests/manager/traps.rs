@@ -8,7 +8,7 @@ use device::ops::{AdamW, Add, Control, Fill, Status};
 use device::{DType, Device, HostOptions, Tensor};
 use graph_manager::{CaptureAll, CudaGraphManager, Error, ManagerOptions, Mempool, Result, StepContext};
 
-use crate::toy::{Mode, ToyPolicy, checked_device, toy, toy_with};
+use crate::toy::{Mode, Region, ToyPolicy, checked_device, toy, toy_with};
 
 type Manager = CudaGraphManager<CaptureAll<&'static str>>;
 
@@ -85,6 +85,53 @@ fn an_error_that_a_region_passes_up_names_the_region() {
         })
     });
     assert!(error.unwrap_err().to_string().starts_with("work: add: "));
+}
+
+#[test]
+fn a_second_value_that_a_region_saves_is_refused_where_backward_would_read_it_for_the_first() {
+    let (forward, backward) =
+        (Region::Forward { layer: 0, microbatch: 0 }, Region::Backward { layer: 0, microbatch: 0 });
+    let recorded = |save: fn(&mut crate::toy::StepContext<'_>) -> Result<()>| {
+        toy().manager(ManagerOptions::default()).record(Mode::Train, 1, &mut |cx| {
+            cx.region(forward, (), |cx, ()| save(cx))?;
+            cx.region(backward, (), |cx, ()| cx.part(1, |cx| cx.saved::<u8>()).map(|_| ()))
+        })
+    };
+    let error = recorded(|cx| cx.part(1, |cx| cx.save_for_backward(1_u8).and_then(|()| cx.save_for_backward(2_u8))));
+    assert!(matches!(error, Err(Error::Usage { .. })), "{error:?}");
+    let text = error.unwrap_err().to_string();
+    let words = "backward of layer 0, microbatch 0: `forward of layer 0, microbatch 0` saved two values in part 1, and the \
+                 second replaced the first unread. Fix: call each layer within a StepContext::part of its own";
+    assert_eq!(text, words);
+    // Apart from each other, and one after the other.
+    recorded(|cx| {
+        cx.part(0, |cx| cx.save_for_backward(1_u8))?;
+        cx.part(1, |cx| cx.save_for_backward(2_u8))
+    })
+    .unwrap();
+    recorded(|cx| {
+        cx.part(1, |cx| {
+            cx.save_for_backward(1_u8)?;
+            cx.saved::<u8>()?;
+            cx.save_for_backward(2_u8)
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_backward_that_recomputes_may_replace_what_its_forward_saved() {
+    let (forward, backward) =
+        (Region::Forward { layer: 0, microbatch: 0 }, Region::Backward { layer: 0, microbatch: 0 });
+    let recorded = toy().manager(ManagerOptions::default()).record(Mode::Train, 1, &mut |cx| {
+        cx.region(forward, (), |cx, ()| cx.save_for_backward(1_u8))?;
+        cx.region(backward, (), |cx, ()| {
+            cx.save_for_backward(2_u8)?;
+            assert_eq!(cx.saved::<u8>()?, 2);
+            Ok(())
+        })
+    });
+    recorded.unwrap();
 }
 
 #[test]

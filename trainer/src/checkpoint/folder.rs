@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
-use common::format::bytes;
+use common::format::{bytes, counted};
 use launch::watch::activity::Activity;
 
 use super::layout::is_file_name;
@@ -261,11 +261,11 @@ pub fn list(dir: &Path) -> Result<(String, bool), UserError> {
     let mut complete = true;
     let mut line = |path: &Path| match verify(path, &Activity::default()) {
         Ok(manifest) => format!(
-            "complete, {} steps, {} samples, {}, {} updates applied, {} skipped",
-            manifest.step,
-            manifest.samples,
+            "complete, {}, {}, {}, {} applied, {} skipped",
+            counted(manifest.step, "step"),
+            counted(manifest.samples as usize, "sample"),
             bytes(manifest.bytes() as usize),
-            manifest.applied,
+            counted(manifest.applied as usize, "update"),
             manifest.skipped
         ),
         Err(damage) => {

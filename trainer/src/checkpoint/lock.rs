@@ -1,7 +1,7 @@
 //! One run in a folder at a time.
 
 use std::fs::{File, TryLockError};
-use std::io::{Error, ErrorKind, Read, Write};
+use std::io::{Error, ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,8 +15,12 @@ use crate::error::RunError;
 /// The most bytes of a lock file: a process and a mark.
 const LARGEST: u64 = 4096;
 
+/// What a lock file begins with. The number of the process follows.
+const HOLDER: &str = "process ";
+
 /// A folder that this process has locked. The system releases the lock when the process ends, however it ends. The lock's
-/// file is removed with it, and so is the folder if the lock made it and it is still empty.
+/// file is removed with it, also one that a killed run has left, and so is the folder if the lock made it and it is still
+/// empty.
 pub(super) struct FolderLock {
     _made: Made,
     _file: File,
@@ -41,10 +45,8 @@ impl FolderLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 made.0.clear();
-                let mut holder = Vec::new();
-                let _ = Read::by_ref(&mut file).take(LARGEST).read_to_end(&mut holder);
-                let holder = String::from_utf8_lossy(&holder);
-                let holder = holder.lines().next().unwrap_or("another run");
+                let text = text_of(&mut file);
+                let holder = text.lines().next().unwrap_or("another run");
                 let what = format!("{key} = {} is in use by {holder}", dir.display());
                 let fix = format!("wait for that run to end, or set another {key}");
                 return Err(UserError::new(what, "a folder belongs to one run at a time", fix).into());
@@ -52,12 +54,23 @@ impl FolderLock {
             // Some network file systems have no locks. Training goes on without one.
             Err(TryLockError::Error(error)) => tracing::warn!("{} cannot be locked: {error}", path.display()),
         }
-        file.set_len(0).map_err(failed)?;
+        // A killed run has left it. It has no path in `made`, because it was there.
+        if text_of(&mut file).starts_with(HOLDER) {
+            made.0.insert(0, path.clone());
+        }
+        file.rewind().and_then(|()| file.set_len(0)).map_err(failed)?;
         // Synced, so that other nodes see it while the file is open.
-        let told = writeln!(file, "process {}\n{mark}", std::process::id()).and_then(|()| file.sync_all());
+        let told = writeln!(file, "{HOLDER}{}\n{mark}", std::process::id()).and_then(|()| file.sync_all());
         told.map_err(failed)?;
         Ok(FolderLock { _made: made, _file: file })
     }
+}
+
+/// The text of a lock file.
+fn text_of(file: &mut File) -> String {
+    let mut bytes = Vec::new();
+    let _ = file.take(LARGEST).read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Whether a process has locked `dir` by the file `name` in it.
@@ -161,5 +174,16 @@ mod tests {
         }
         drop(FolderLock::take(folder.path(), "lock", "key", "").map_err(|error| error.to_string()).unwrap());
         assert!(there.exists());
+    }
+
+    #[test]
+    fn a_lock_file_that_a_killed_run_left_goes_with_the_next_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join("lock");
+        std::fs::write(&left, "process 4194305\na longer mark than the next one\n").unwrap();
+        let lock = FolderLock::take(folder.path(), "lock", "key", "mark").map_err(|error| error.to_string()).unwrap();
+        assert_eq!(std::fs::read_to_string(&left).unwrap(), format!("process {}\nmark\n", std::process::id()));
+        drop(lock);
+        assert!(!left.exists() && folder.path().exists());
     }
 }

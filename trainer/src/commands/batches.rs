@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{ArgMatches, Command};
-use common::format::{bytes, count};
+use common::format::{bytes, count, counted};
 use common::{Stop, UserError};
 use data::{DataError, Source, Split, TokenType, ensure_not_interrupted};
 use device::{HostValues, Staging};
@@ -149,7 +149,8 @@ impl Samples<'_> {
         file.sync_all().and_then(|()| std::fs::rename(&partial.temporary, path)).map_err(failed)?;
         bar.finish_and_clear();
         Ok(format!(
-            "{steps} batches, {} samples of {} {}-bit tokens, {}, {}; {:.2} s",
+            "{}, {} samples of {} {}-bit tokens, {}, {}; {:.2} s",
+            counted(steps, "batch"),
             count(samples as f64),
             self.seq + 1,
             8 * self.kind.size(),

@@ -60,6 +60,12 @@ const FEWEST_LAUNCHES: usize = 3;
 /// How long the steps of a large model may take that are not the measured ones, seconds: each kind of them so long.
 const PATIENCE: f64 = 2.0;
 
+/// Eager steps after the first, to measure what the host would have to do without graphs.
+const EAGER: usize = 3;
+
+/// The smallest number of warm-up steps of a benchmark.
+pub(super) const WARM_UP: usize = 1 + EAGER;
+
 pub(super) fn command() -> Command {
     let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
     let bench = Command::new("bench")
@@ -125,6 +131,8 @@ pub struct BenchResult {
     pub issue_us: f64,
     /// The same on new inputs, microseconds.
     pub issue_with_inputs_us: f64,
+    /// The same of a step that runs eagerly, as all do without graphs, microseconds.
+    pub eager_issue_us: f64,
     /// Bytes of device memory in use.
     pub memory_bytes: usize,
     /// Seconds from the process's start to the end of the first step.
@@ -154,6 +162,20 @@ pub struct SteadyCounts {
     pub graph_launches: u64,
     /// Operations submitted one by one, to run or to be captured. Those of a graph launch do not count.
     pub eager_operations: u64,
+}
+
+impl BenchResult {
+    /// A line for runs with graphs that cannot gain by them, because the host would keep ahead of the GPU without them.
+    pub(super) fn gains_nothing(&self) -> Option<String> {
+        let (host, step) = (self.eager_issue_us / 1e3, self.step_ms);
+        // The host is one step ahead. Half of the time leaves room for steps that it takes longer for.
+        (self.graphs != "off" && host < step / 2.0).then(|| {
+            format!(
+                "notice: graphs gain nothing here. Without them the host submits a step in {host:.1} ms, and the GPU needs \
+                 {step:.1} ms for it: the GPU is the limit"
+            )
+        })
+    }
 }
 
 impl SteadyCounts {
@@ -187,7 +209,6 @@ pub(super) fn measure(
     load_start(plan, device, &stage)?;
     let batch = random_batch(plan, &stage.staging(1)?);
     let mut step = 0;
-    // Submits a step; also returns when its work was submitted.
     let mut timed = |batch: Option<&HostValues>| -> Result<(PendingMetrics, Instant), RunError> {
         let share = plan.batch.share_of_global((step * plan.batch.global) as u64, plan.parallel.data_rank(group.rank));
         let losses = stage.submit(step_settings(&plan.optimizer, step, share), batch)?;
@@ -195,26 +216,12 @@ pub(super) fn measure(
         step += 1;
         Ok((stage.metrics(losses)?, launched))
     };
-    let mut next = |batch: Option<&HostValues>| timed(batch).map(|(pending, _)| pending);
-    next(Some(&batch))?.wait()?;
+    timed(Some(&batch))?.0.wait()?;
     let first_step_s = started.elapsed().as_secs_f64();
-    // The first step was one of the warm-up.
-    let mut slowest = 0;
-    for _ in 0..plan.graphs.warmup_steps + 1 {
-        let started = Instant::now();
-        next(Some(&batch))?.wait()?;
-        slowest = group.control.max(started.elapsed().as_micros() as u64);
-    }
-    let affordable = (PATIENCE * 1e6 / slowest.max(1) as f64) as usize;
-    for _ in 0..(SETTLE / 2).min(affordable / 2) {
-        let in_flight = next(Some(&batch))?;
-        next(Some(&batch))?.wait()?;
-        in_flight.wait()?;
-    }
-    let launches = steps.min(LAUNCHES).min(affordable.max(FEWEST_LAUNCHES));
-    let mut issue = |batch: Option<&HostValues>| -> Result<(f64, f64), RunError> {
+    // Median times to submit so many steps, and of all their calls, each on an idle device.
+    let issue = |timed: Timed<'_>, steps: usize, batch: Option<&HostValues>| -> Result<(f64, f64), RunError> {
         let (mut submits, mut times) = (Vec::new(), Vec::new());
-        for _ in 0..launches {
+        for _ in 0..steps {
             device.synchronize()?;
             let started = Instant::now();
             let (pending, launched) = timed(batch)?;
@@ -224,18 +231,32 @@ pub(super) fn measure(
         }
         Ok((median(submits), median(times)))
     };
-    let (launch_us, issue_us) = issue(None)?;
-    let (launch_with_inputs_us, issue_with_inputs_us) = issue(Some(&batch))?;
-    let mut next = |batch: Option<&HostValues>| timed(batch).map(|(pending, _)| pending);
+    let (_, eager_issue_us) = issue(&mut timed, EAGER, Some(&batch))?;
+    // A step that is captured, and one that shows how long steps take.
+    let mut slowest = 0;
+    for _ in 0..2 {
+        let started = Instant::now();
+        timed(Some(&batch))?.0.wait()?;
+        slowest = group.control.max(started.elapsed().as_micros() as u64);
+    }
+    let affordable = (PATIENCE * 1e6 / slowest.max(1) as f64) as usize;
+    for _ in 0..(SETTLE / 2).min(affordable / 2) {
+        let in_flight = timed(Some(&batch))?.0;
+        timed(Some(&batch))?.0.wait()?;
+        in_flight.wait()?;
+    }
+    let launches = steps.min(LAUNCHES).min(affordable.max(FEWEST_LAUNCHES));
+    let (launch_us, issue_us) = issue(&mut timed, launches, None)?;
+    let (launch_with_inputs_us, issue_with_inputs_us) = issue(&mut timed, launches, Some(&batch))?;
 
     group.control.barrier();
     device.synchronize()?;
     let before = device.counters();
     let mut ends = vec![Instant::now()];
-    let mut in_flight = next(None)?;
+    let mut in_flight = timed(None)?.0;
     let mut loss = f64::NAN;
     for _ in 0..steps {
-        let submitted = next(None)?;
+        let submitted = timed(None)?.0;
         loss = std::mem::replace(&mut in_flight, submitted).wait()?.loss;
         ends.push(Instant::now());
     }
@@ -260,6 +281,7 @@ pub(super) fn measure(
         launch_with_inputs_us,
         issue_us,
         issue_with_inputs_us,
+        eager_issue_us,
         memory_bytes,
         first_step_s,
         loss,
@@ -268,6 +290,9 @@ pub(super) fn measure(
     drop(ManuallyDrop::into_inner(stage));
     Ok(result)
 }
+
+/// Submits a step on new inputs, or on those that are there; also returns when its work was submitted.
+type Timed<'t> = &'t mut dyn FnMut(Option<&HostValues>) -> Result<(PendingMetrics, Instant), RunError>;
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -302,7 +327,40 @@ fn random_array<T: Element>(staging: &Staging, count: usize, value: impl Fn(f32)
 mod tests {
     use std::ffi::OsString;
 
+    use device::cuda::Counters;
+
+    use super::{BenchResult, SteadyCounts};
     use crate::commands::cli::{Request, parse};
+
+    #[test]
+    fn graphs_gain_nothing_where_the_host_is_far_ahead_of_the_gpu_without_them() {
+        let result = |graphs: &str, eager_issue_us, step_ms| BenchResult {
+            device: "a GPU".into(),
+            graphs: graphs.into(),
+            ranks: 1,
+            step_ms,
+            tokens_per_s: 1.0,
+            tflops: 1.0,
+            mfu: None,
+            launch_us: 168.0,
+            launch_with_inputs_us: 170.0,
+            issue_us: 180.0,
+            issue_with_inputs_us: 182.0,
+            eager_issue_us,
+            memory_bytes: 1,
+            first_step_s: 1.0,
+            loss: 1.0,
+            steady: SteadyCounts::between(1, Counters::default(), Counters::default()),
+        };
+        let line = result("per_layer", 2596.0, 109.6).gains_nothing().unwrap();
+        assert_eq!(
+            line,
+            "notice: graphs gain nothing here. Without them the host submits a step in 2.6 ms, and the GPU needs 109.6 ms \
+             for it: the GPU is the limit"
+        );
+        assert_eq!(result("per_layer", 48_970.0, 66.0).gains_nothing(), None, "the host is the limit");
+        assert_eq!(result("off", 2596.0, 109.6).gains_nothing(), None);
+    }
 
     #[test]
     fn a_benchmark_measures_100_steps_or_as_many_as_the_command_line_says() {

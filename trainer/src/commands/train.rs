@@ -48,6 +48,7 @@ pub(super) fn bench(request: &BenchRequest, env: &RankEnv, started: Instant) -> 
         if group.rank == 0 {
             print(&serde_json::to_string_pretty(&result).unwrap_or_default())
                 .map_err(file_error("standard output".into()))?;
+            result.gains_nothing().into_iter().for_each(|notice| warn(&notice));
         }
         Ok(0)
     })
@@ -68,6 +69,9 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     let source = open(&plan)?;
     plan.graphs.poison = request.check_graphs;
     plan.graphs.check_replays = request.check_graphs;
+    if is_bench {
+        plan.graphs.warmup_steps = plan.graphs.warmup_steps.max(bench::WARM_UP);
+    }
     let accelerator = Accelerator::choose(plan.config.train.device, env)?;
     if env.rank == 0 {
         let unused = unused_settings::notices(&plan, is_bench);

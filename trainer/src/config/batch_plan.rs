@@ -1,6 +1,7 @@
 //! The samples of every step: the same number in each, or a growing number while a run begins.
 
 use common::UserError;
+use common::format::counted;
 
 use crate::config::TrainConfig;
 use crate::config::checks::at_least;
@@ -52,7 +53,10 @@ impl BatchPlan {
             let (below, above) = (global / unit * unit, global.next_multiple_of(unit));
             let near = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
             return Err(UserError::new(
-                format!("train.global_batch_size = {global} with micro_batch_size = {micro} on {data_ranks} ranks"),
+                format!(
+                    "train.global_batch_size = {global} with micro_batch_size = {micro} on {}",
+                    counted(data_ranks, "rank")
+                ),
                 format!("the global batch is a multiple of micro_batch_size x data-parallel ranks = {unit}"),
                 format!("set train.global_batch_size = {near}, or another micro_batch_size"),
             ));

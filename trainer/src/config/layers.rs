@@ -31,11 +31,15 @@ impl Layers {
     pub fn read_file(&mut self, path: &Path) -> Result<(), UserError> {
         let name = path.display();
         let text = read_text(path, LARGEST).map_err(|error| {
-            UserError::new(
-                format!("config file {name} cannot be read: {error}"),
-                "--config names a TOML file",
-                "check the path",
-            )
+            let what = format!("config file {name} cannot be read: {error}");
+            match std::fs::metadata(path) {
+                Ok(found) if !found.is_file() && !found.is_dir() => UserError::new(
+                    what,
+                    "every rank and every restart reads the TOML file, and a pipe gives its text once",
+                    "write the text to a file, and name that file",
+                ),
+                _ => UserError::new(what, "--config names a TOML file", "check the path"),
+            }
         })?;
         self.read_text(&text, &name.to_string())
     }

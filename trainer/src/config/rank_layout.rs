@@ -1,6 +1,7 @@
 //! Checks of the parallel settings against the number of ranks and the model.
 
 use common::UserError;
+use common::format::counted;
 use engine::layer_partition::balanced_blocks;
 use engine::model::GptShape;
 use parallel::{Axis, Grid, Schedule};
@@ -37,7 +38,7 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
         if pipeline == 1 {
             let divisor = divisor(tensor, ranks).unwrap_or(1);
             return UserError::new(
-                format!("parallel.tensor = {tensor} on {ranks} ranks"),
+                format!("parallel.tensor = {tensor} on {}", counted(ranks, "rank")),
                 "the number of ranks is a multiple of parallel.tensor, which is at least 1",
                 format!("set parallel.tensor = {divisor}, or start another number of ranks"),
             );
@@ -48,7 +49,7 @@ pub fn grid(config: &RunConfig, ranks: usize) -> Result<Grid, UserError> {
             None => format!("{multiple}, or set another parallel.tensor"),
         };
         UserError::new(
-            format!("parallel.tensor = {tensor} with parallel.pipeline = {pipeline} on {ranks} ranks"),
+            format!("parallel.tensor = {tensor} with parallel.pipeline = {pipeline} on {}", counted(ranks, "rank")),
             "the number of ranks is a multiple of parallel.tensor x parallel.pipeline",
             fix,
         )
@@ -171,7 +172,7 @@ fn interleaves(config: &RunConfig, group: usize, microbatches: usize, most: usiz
     };
     if microbatches < pipeline {
         return Err(UserError::new(
-            format!("{microbatches} microbatches of a step with parallel.pipeline = {pipeline}"),
+            format!("{} of a step with parallel.pipeline = {pipeline}", counted(microbatches, "microbatch")),
             "with parallel.virtual_pipeline a step has at least as many microbatches as stages",
             format!("{}, or a smaller train.micro_batch_size", enough(pipeline)),
         ));

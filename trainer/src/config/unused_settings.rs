@@ -1,6 +1,7 @@
 //! Settings that have no effect beside others. The user is told. They are no errors, because they do no harm and may stand in
 //! a file that several runs share.
 
+use common::format::counted;
 use data::RawTokens;
 use engine::fp8::Fp8Recipe;
 use parallel::Axis;
@@ -142,7 +143,8 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
     let left = steps.saturating_sub(optimizer.warmup_steps);
     if is_wsd && !is_bench && optimizer.decay_steps > left {
         notices.push(format!(
-            "{decay} is cut to {left} steps: train.steps = {steps} less optimizer.warmup_steps = {}",
+            "{decay} is cut to {}: train.steps = {steps} less optimizer.warmup_steps = {}",
+            counted(left, "step"),
             optimizer.warmup_steps
         ));
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use common::UserError;
+use common::format::counted;
 use engine::model::GptShape;
 use serde_json::{Value as Json, json};
 
@@ -76,9 +77,10 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     write_config(target, &pretrained, &shape, naming, dtype)?;
     let parameters: usize = to.iter().map(|entry: &Entry| entry.shape.iter().product::<usize>()).sum();
     Ok(format!(
-        "{}: {parameters} parameters in {} tensors",
+        "{}: {} in {}",
         target.display(),
-        to.iter().map(|e| e.parts.len()).sum::<usize>()
+        counted(parameters, "parameter"),
+        counted(to.iter().map(|e| e.parts.len()).sum(), "tensor")
     ))
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use common::format::counted;
 use graph_manager::{Launch, Report};
 
 /// Sizes in pixels.
@@ -43,7 +44,9 @@ pub(crate) fn stage_part(title: &str, report: &Report) -> String {
     let graphs = launches.iter().filter_map(|launch| launch.graph).collect::<std::collections::BTreeSet<_>>().len();
     let count = launches.iter().filter(|launch| launch.graph.is_some()).count();
     let mut body = format!(
-        "<text y=\"12\" font-size=\"13\" font-weight=\"bold\">{title}: {graphs} graphs, launched {count} times a step</text>\n"
+        "<text y=\"12\" font-size=\"13\" font-weight=\"bold\">{title}: {}, launched {} a step</text>\n",
+        counted(graphs, "graph"),
+        counted(count, "time")
     );
     let (mut x, mut y) = (0, 20);
     for launch in launches {
@@ -70,8 +73,9 @@ fn draw(body: &mut String, launch: &Launch, report: &Report, (x, y): (usize, usi
     };
     let graph = launch.graph.map(|graph| &report.graphs[graph]);
     let slot = graph.and_then(|graph| graph.slot).map_or(String::new(), |slot| format!(", slot {slot}"));
-    let how = graph
-        .map_or("runs eagerly".into(), |graph| format!("graph `{}`, {} nodes{slot}", graph.name, graph.nodes.len()));
+    let how = graph.map_or("runs eagerly".into(), |graph| {
+        format!("graph `{}`, {}{slot}", graph.name, counted(graph.nodes.len(), "node"))
+    });
     let fill = if graph.is_some() { fill } else { "white" };
     let _ = writeln!(
         body,

@@ -1,6 +1,6 @@
 //! The summary of a plan, printed before a run: what is trained, on what, in how much memory.
 
-use common::format::{boxed, bytes, count};
+use common::format::{boxed, bytes, count, counted};
 use data::Source;
 use device::Device;
 use engine::regions::Mode;
@@ -59,9 +59,10 @@ fn batch(plan: &RunPlan) -> String {
     };
     let ramp = batch.describe_ramp().map_or(String::new(), |ramp| format!("; {ramp}"));
     format!(
-        "{} samples = {data} ranks x {} microbatches x {}, {} tokens a step{shared}{ramp}",
-        batch.global,
-        batch.microbatches(),
+        "{} = {} x {} x {}, {} tokens a step{shared}{ramp}",
+        counted(batch.global, "sample"),
+        counted(data, "rank"),
+        counted(batch.microbatches(), "microbatch"),
         batch.micro,
         count(plan.tokens_per_step() as f64)
     )
@@ -160,6 +161,6 @@ pub(crate) fn describe_device(device: &Device, group: &ProcessGroup) -> String {
             gpu.driver_version / 1000,
             gpu.driver_version % 1000 / 10
         ),
-        None => format!("host, {} threads a rank", group.threads),
+        None => format!("host, {} a rank", counted(group.threads, "thread")),
     }
 }

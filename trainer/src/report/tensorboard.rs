@@ -10,6 +10,9 @@ use common::host_name;
 
 use crate::report::metrics::StepMetrics;
 
+/// The first part of the names of event files.
+pub(crate) const PREFIX: &str = "events.out.tfevents.";
+
 /// Appends the scalars of steps to an event file. Every process that runs has its own file, and TensorBoard shows all files
 /// of a folder as one.
 pub struct EventFile {
@@ -25,8 +28,10 @@ impl EventFile {
     pub fn create(folder: &Path, step: usize) -> std::io::Result<EventFile> {
         let now = seconds();
         let host = host_name();
-        // TensorBoard reads files in the order of their names, so the time comes first.
-        let name = format!("events.out.tfevents.{:010}.{host}.{}.0", now as u64, std::process::id());
+        // TensorBoard reads files in the order of their names. So the time comes first, and it is after those of earlier
+        // files, also if they are of this second or another machine's clock is ahead.
+        let time = (now as u64).max(last_time(folder)?.saturating_add(1));
+        let name = format!("{PREFIX}{time:010}.{host}.{}.0", std::process::id());
         let mut file = EventFile { file: BufWriter::new(File::create(folder.join(name))?) };
         file.record(&event(now, 0, |event| bytes(event, 3, b"brain.Event:2")))?;
         if step > 0 {
@@ -60,6 +65,17 @@ impl EventFile {
         self.file.write_all(message)?;
         self.file.write_all(&masked_crc(message).to_le_bytes())
     }
+}
+
+/// The time in the name of the last event file of a folder; 0 if there is none.
+fn last_time(folder: &Path) -> std::io::Result<u64> {
+    let mut last = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let time = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('.').next()?.parse().ok());
+        last = last.max(time.unwrap_or(0));
+    }
+    Ok(last)
 }
 
 /// The scalars of a step by name. The part before the slash is the group.
@@ -114,4 +130,24 @@ fn varint(message: &mut Vec<u8>, mut value: u64) {
 /// TensorFlow's masked CRC-32C: rotated and offset, because the CRC of data that contain a CRC is weak.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_resumed_run_comes_after_all_earlier_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        // Another machine, whose clock is an hour ahead.
+        let ahead = format!("{PREFIX}{:010}.zebra.9.0", seconds() as u64 + 3600);
+        std::fs::write(folder.path().join(&ahead), "").unwrap();
+        for step in [3, 4] {
+            EventFile::create(folder.path(), step).unwrap();
+        }
+        let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!((names.len(), &names[0]), (3, &ahead));
+    }
 }

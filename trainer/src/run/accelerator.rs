@@ -1,6 +1,7 @@
 //! The device of a rank.
 
 use common::UserError;
+use common::format::counted;
 use device::cuda::{CudaOptions, gpu_count};
 use device::{Device, HostOptions};
 use engine::precision::Precision;
@@ -51,9 +52,9 @@ impl Accelerator {
             1 if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() => Ok(Accelerator::Cuda(0)),
             _ if gpus >= env.local_size => Ok(Accelerator::Cuda(env.local_rank)),
             _ => Err(UserError::new(
-                format!("{} ranks on a node with {gpus} visible GPUs", env.local_size),
+                format!("{} ranks on a node with {}", env.local_size, counted(gpus, "visible GPU")),
                 "each rank has a GPU of its own",
-                format!("start {gpus} ranks a node, or set train.device = \"host\""),
+                format!("start {} a node, or set train.device = \"host\"", counted(gpus, "rank")),
             )),
         }
     }

@@ -8,6 +8,7 @@ use common::files::read_text;
 use serde_json::Value;
 
 use crate::report::metrics::METRICS;
+use crate::report::tensorboard::PREFIX;
 
 /// The file with the name of the run whose metrics the folder has.
 const OWNER: &str = "run.id";
@@ -71,9 +72,8 @@ fn move_aside(folder: &Path) -> Result<PathBuf> {
         let entry = entry?;
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        let about_steps = [METRICS, OWNER, "config.toml"].contains(&&*text)
-            || text.starts_with("wandb-")
-            || text.starts_with("events.out.tfevents.");
+        let about_steps =
+            [METRICS, OWNER, "config.toml"].contains(&&*text) || text.starts_with("wandb-") || text.starts_with(PREFIX);
         if about_steps {
             std::fs::rename(entry.path(), aside.join(&name))?;
         }

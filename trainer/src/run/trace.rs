@@ -5,6 +5,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
+use common::format::counted;
 use common::terminal::warn;
 use device::Device;
 use engine::graph_options::GraphOptions;
@@ -115,7 +116,8 @@ impl StepTrace {
         let Some(target) = &self.target else { return Ok(None) };
         Ok(Some(match self.state {
             State::Waiting(steps) => {
-                format!("no timeline: the run ended {} steps before its first. Fix: a smaller --trace-after", steps + 1)
+                let steps = counted(steps + 1, "step");
+                format!("no timeline: the run ended {steps} before its first. Fix: a smaller --trace-after")
             }
             _ => format!("timeline: {}, for ui.perfetto.dev", target.path.display()),
         }))

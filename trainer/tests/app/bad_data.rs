@@ -49,7 +49,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         ("empty folder", folder.path("nothing"), &["nothing", "holds no UTF-8 text"]),
         ("empty token file", folder.file("empty.bin", ""), &["empty.bin is empty"]),
         ("shorter than a sample", folder.file("short.txt", "short"), &["holds 6 tokens", "65 tokens", "seq_length"]),
-        ("too short to split", folder.file("one.txt", "x".repeat(70)), &["1 samples", "data.split = 0.9"]),
+        ("too short to split", folder.file("one.txt", "x".repeat(70)), &["has 1 sample, ", "data.split = 0.9"]),
         ("header cut", folder.file("header.bin", &good[..700]), &["has 700 bytes", "header of 1024 bytes"]),
         ("tokens cut", folder.file("tokens.bin", &good[..good.len() - 1]), &["1623 bytes", "300 tokens", "1624 bytes"]),
         ("wrong version", folder.file("v9.bin", llmc(20240520, 9, &ids, 2)), &["version 9", "have version 1"]),
@@ -164,10 +164,10 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
             vec!["tokenize", "--output", "never", "absent.txt"],
             &["absent.txt", "No such file"],
         ),
-        ("tokenize: no text", vec!["tokenize", "--output", "never", &blank], &["1 files hold no UTF-8 text"]),
+        ("tokenize: no text", vec!["tokenize", "--output", "never", &blank], &["there is no UTF-8 text in 1 file"]),
         ("weight of no number as a flag", vec!["--data-path", "0.5", &path, "nan", &path], &["weight NaN", "finite"]),
         ("tokenize: a pipe", vec!["tokenize", "--output", "never", &piped], &["it is not a regular file"]),
-        ("tokenize: empty texts", vec!["tokenize", "--output", "never", &empty], &["1 files hold no UTF-8 text"]),
+        ("tokenize: empty texts", vec!["tokenize", "--output", "never", &empty], &["there is no UTF-8 text in 1 file"]),
         ("tokenize: not text", vec!["tokenize", "--output", "never", TRAINER], &["not UTF-8 text (byte "]),
     ];
     for (name, arguments, needles) in &cases {

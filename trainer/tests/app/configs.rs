@@ -82,7 +82,7 @@ fn recipes_are_listed_and_shown_and_taken_by_name() {
     let (code, text) =
         trainer(&["--config", "gpt2-124m-1xh200", "--data-path", "/dev/null", "--micro-batch-size", "7"]);
     assert_eq!(code, Some(2));
-    assert!(text.contains("train.global_batch_size = 512 with micro_batch_size = 7 on 1 ranks"), "{text}");
+    assert!(text.contains("train.global_batch_size = 512 with micro_batch_size = 7 on 1 rank"), "{text}");
 }
 
 #[test]

@@ -219,7 +219,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--init-from absent", &["model.init_from = absent does not exist", "check the path"]),
     ("--init-from empty", &["empty has neither config.json nor config.toml"]),
     // Batches, steps and optimizers.
-    ("--global-batch-size 15", &["= 15 with micro_batch_size = 2 on 1 ranks", "multiple", "14 or 16"]),
+    ("--global-batch-size 15", &["= 15 with micro_batch_size = 2 on 1 rank", "multiple", "14 or 16"]),
     ("--rampup-batch-size [4,4]", &["rampup_batch_size = [4, 4]", "an increment and a number of samples"]),
     ("--rampup-batch-size [4,0,100]", &["rampup_batch_size = [4, 0, 100]", "above 0"]),
     ("--rampup-batch-size [3,2,100]", &["rampup_batch_size = [3, 2, 100]", "multiples of micro_batch_size", "= 2"]),
@@ -243,7 +243,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     // Pipelines.
     ("--pipeline-model-parallel-size 0", &["parallel.pipeline = 0", "at least 1", "set parallel.pipeline = 1"]),
     ("--virtual-pipeline-model-parallel-size 0", &["parallel.virtual_pipeline = 0", "at least 1"]),
-    ("--pipeline-model-parallel-size 2", &["parallel.pipeline = 2 on 1 ranks", "a multiple of", "multiple of 2 ranks"]),
+    ("--pipeline-model-parallel-size 2", &["parallel.pipeline = 2 on 1 rank", "a multiple of", "multiple of 2 ranks"]),
     ("--pipeline-model-parallel-size 2 --kind mlp", &["parallel.pipeline = 2 with model.kind = \"mlp\""]),
     ("--virtual-pipeline-model-parallel-size 2", &["virtual_pipeline = 2 with parallel.pipeline = 1", "interleaved"]),
     (
@@ -434,7 +434,7 @@ fn a_damaged_checkpoint_is_not_sampled_from_unless_an_older_one_is_whole() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trainer"));
         command.current_dir(&folder.0).args(["sample", "--tokens", "3", "--checkpoint", from]).output().unwrap()
     };
-    expect(&sample("saved"), 0, &["step-00000001: 1 layers of 32, 256 tokens, context 16"]);
+    expect(&sample("saved"), 0, &["step-00000001: 1 layer of 32, 256 tokens, context 16"]);
     std::fs::remove_dir_all(crate::harness::checkpoint(&folder.0, 1)).unwrap();
     refused(&folder.0, "sample --checkpoint saved", &[], &["holds no complete checkpoint", damaged]);
 }
@@ -479,7 +479,7 @@ fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
         ("parallel.pipeline=2 model.layers=5 parallel.pipeline_layers=[2,2,1]", ["[2, 2, 1]", "= 2 numbers", "[3, 2]"]),
         (
             "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 train.global_batch_size=2",
-            ["1 microbatches", "as many microbatches as stages", "train.global_batch_size = 4"],
+            ["1 microbatch of", "as many microbatches as stages", "train.global_batch_size = 4"],
         ),
         (
             "parallel.pipeline=2 parallel.virtual_pipeline=2 model.layers=4 parallel.microbatch_group=9",
@@ -509,4 +509,15 @@ fn pipelines_that_cannot_be_are_refused_with_the_value_the_rule_and_the_fix() {
         let (rules, fixes) = rest.split_once(". Fix: ").unwrap();
         assert!(what.contains(value) && rules.contains(rule) && fixes.contains(fix), "{text}: {error}");
     }
+}
+
+#[test]
+fn a_configuration_from_a_pipe_is_refused_because_it_is_read_more_than_once() {
+    let folder = Folder::new("config-pipe");
+    let line = "exec \"$TRAINER\" --dry-run --config <(echo '[train]'; echo 'steps = 3')";
+    let mut command = Command::new("bash");
+    command.args(["-c", line]).env("TRAINER", env!("CARGO_BIN_EXE_trainer")).current_dir(&folder.0);
+    let needles =
+        ["config file /dev/fd/", "it is not a regular file", "Rule: every rank", "Fix: write the text to a file"];
+    expect(&command.output().unwrap(), 2, &needles);
 }

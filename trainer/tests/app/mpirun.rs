@@ -318,3 +318,17 @@ fn a_benchmark_makes_its_own_data_and_does_not_miss_those_of_the_configuration()
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("tokens_per_s"), "{text}");
 }
+
+/// On the host device, to submit an operation is to run it: a step takes the host as long with graphs as without.
+#[test]
+fn a_benchmark_with_graphs_times_eager_steps_too_and_on_the_host_device_no_gpu_is_the_limit() {
+    let folder = Folder::new("bench-graphs");
+    let flags = "bench --device host --layers 1 --hidden 32 --heads 2 --seq-length 32 --steps 3 --enable-cuda-graph";
+    let output = Command::new(TRAINER).args(flags.split(' ')).current_dir(&folder.0).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", printed(&output));
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (eager, step) = (result["eager_issue_us"].as_f64().unwrap() / 1e3, result["step_ms"].as_f64().unwrap());
+    assert!(eager > step / 2.0, "{eager} ms to submit an eager step of {step} ms");
+    assert!(result["steady"]["graph_launches"].as_u64().unwrap() > 0, "{result}");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("graphs gain nothing"), "{}", printed(&output));
+}

@@ -145,7 +145,7 @@ fn the_plan_tells_what_a_stage_has_and_how_long_it_waits_and_counts_the_whole_mo
     // The last of the four parts has one block, and the head.
     let layers = "embedding, blocks 1 to 3; blocks 8 to 11";
     let idle = "stage 1 of 2, idle for 6.2 % of the time of its work";
-    expect(&output, 0, &[layers, idle, "16 samples = 1 ranks x 8 microbatches"]);
+    expect(&output, 0, &[layers, idle, "16 samples = 1 rank x 8 microbatches"]);
     let layout = "--pipeline-model-parallel-size 2 --pipeline-schedule zero_bubble";
     let idle = "stage 1 of 2, idle for 4.2 % of the time of its work";
     for memory in ["", "--recompute-granularity full --cuda-graph-mempool single"] {

@@ -64,7 +64,7 @@ fn a_checkpoint_of_a_shared_model_is_listed_complete_and_a_missing_part_is_found
 fn layouts_that_do_not_fit_are_refused_with_what_would() {
     let folder = Folder::new("refused");
     for (ranks, flags, words) in [
-        (1, "--tensor-model-parallel-size 2", ["parallel.tensor = 2 on 1 ranks", "set parallel.tensor = 1"]),
+        (1, "--tensor-model-parallel-size 2", ["parallel.tensor = 2 on 1 rank", "set parallel.tensor = 1"]),
         (1, "--tensor-model-parallel-size 0", ["parallel.tensor = 0", "at least 1"]),
         (1, "--pipeline-model-parallel-size 2", ["parallel.pipeline = 2", "set parallel.pipeline = 1"]),
         (3, "--tensor-model-parallel-size 3", ["model.heads = 2 with parallel.tensor = 3", "set model.heads = 3"]),

@@ -54,7 +54,7 @@ fn text_through_a_tokenizer_and_the_token_files_made_of_it_train_to_the_same_bit
     let arguments = ["tokenize", "--tokenizer", &json, "--output", &output, "--shard-tokens", "5000", &gpl];
     let tokenize = std::process::Command::new(env!("CARGO_BIN_EXE_trainer")).args(arguments).output().unwrap();
     assert!(tokenize.status.success(), "{}", String::from_utf8_lossy(&tokenize.stderr));
-    assert!(String::from_utf8_lossy(&tokenize.stdout).contains("1 documents of 1 files"));
+    assert!(String::from_utf8_lossy(&tokenize.stdout).contains("1 document of 1 file, "));
     let sizes = ["--vocab", "400", "--steps", "20"];
     let run = |flags: &[&str]| run(&folder, &[flags, &sizes].concat());
     let (text, steps) = run(&["--data-path", &gpl, "--tokenizer", &json]);

@@ -121,7 +121,7 @@ fn each_rank_writes_a_trace_of_its_own_with_its_collectives() {
         assert!(reduced > 0, "no all-reduce among {:?}", names(&trace, "operation"));
     }
     let text = std::fs::read_to_string(folder.path("trace-rank1.json")).unwrap();
-    assert!(text.contains("\"rank 1, host, 1 threads a rank\""), "{}", &text[..300]);
+    assert!(text.contains("\"rank 1, host, 1 thread a rank\""), "{}", &text[..300]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use common::UserError;
+use common::format::counted;
 use data::Tokenizer;
 use device::Device;
 use engine::model::{GptShape, gpt};
@@ -68,7 +69,7 @@ impl Loaded {
         if count > seq {
             return Err(UserError::new(
                 format!("the prompt has {count} tokens"),
-                format!("a prompt fits the model's context of {seq} tokens"),
+                format!("a prompt fits the model's context of {}", counted(seq, "token")),
                 "shorten it, or use a model with a larger model.seq_length",
             ));
         }
@@ -101,7 +102,8 @@ impl Loaded {
     /// The model in a line.
     pub fn describe(&self) -> String {
         let GptShape { layers, hidden, vocab, seq, precision, .. } = &self.shape;
-        format!("{}: {layers} layers of {hidden}, {vocab} tokens, context {seq}, {precision}", self.folder.display())
+        let layers = counted(*layers, "layer");
+        format!("{}: {layers} of {hidden}, {vocab} tokens, context {seq}, {precision}", self.folder.display())
     }
 }
 
