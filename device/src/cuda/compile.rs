@@ -43,8 +43,12 @@ pub const SOURCES: &[(&str, &str)] = &[
 ];
 
 /// The kernel sources for 8-bit copies, as [`SOURCES`].
-pub const FP8_SOURCES: &[(&str, &str)] =
-    &[kernel_file!("quantize.cu"), kernel_file!("quantize_rows.cu"), kernel_file!("scales.cu")];
+pub const FP8_SOURCES: &[(&str, &str)] = &[
+    kernel_file!("quantize.cu"),
+    kernel_file!("quantize_both.cu"),
+    kernel_file!("quantize_rows.cu"),
+    kernel_file!("scales.cu"),
+];
 
 /// What the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
@@ -54,6 +58,7 @@ const HEADERS: &[(&str, &str)] = &[
     kernel_file!("quantize.cuh"),
     kernel_file!("rows.cuh"),
     kernel_file!("table.cuh"),
+    kernel_file!("transpose.cuh"),
 ];
 
 /// Options of every compilation. `--use_fast_math` is not one of them: it flushes subnormals and loosens division
