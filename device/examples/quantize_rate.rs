@@ -93,13 +93,19 @@ const OUTPUTS: [Outputs; 8] = [
     Outputs { name: "both copies, row scales", rows: Some(true), columns: true, amax: false, sums: false },
 ];
 
-const SOURCES: [&str; 5] = ["stored", "gelu", "gelu backward", "swiglu", "swiglu backward"];
+const SOURCES: [&str; 6] = ["stored", "norm", "gelu", "gelu backward", "swiglu", "swiglu backward"];
 
 /// A source of `(rows, columns)` and the bytes that it reads.
 fn source(bench: &mut Bench, name: &str, [rows, columns]: [usize; 2]) -> Result<(QuantizeSource, usize)> {
     let kind = ActivationKind::Gelu;
     let source = match name {
         "stored" => QuantizeSource::Stored(bench.random([rows, columns])?),
+        "norm" => {
+            let input = bench.random([rows, columns])?;
+            let (mean, rstd) = (Some(bench.ones(rows)?), bench.ones(rows)?);
+            let (weight, bias) = (bench.random([1, columns])?, Some(bench.random([1, columns])?));
+            QuantizeSource::Norm { input, mean, rstd, weight, bias }
+        }
         "gelu" => QuantizeSource::Activation { kind, input: bench.random([rows, columns])? },
         "gelu backward" => {
             let (input, grad_output) = (bench.random([rows, columns])?, bench.random([rows, columns])?);
@@ -112,7 +118,10 @@ fn source(bench: &mut Bench, name: &str, [rows, columns]: [usize; 2]) -> Result<
         }
     };
     let values = match source {
-        QuantizeSource::Stored(_) | QuantizeSource::Rounded(_) | QuantizeSource::Activation { .. } => rows * columns,
+        QuantizeSource::Stored(_)
+        | QuantizeSource::Rounded(_)
+        | QuantizeSource::Norm { .. }
+        | QuantizeSource::Activation { .. } => rows * columns,
         QuantizeSource::ActivationBackward { .. } | QuantizeSource::SwiGlu { .. } => 2 * rows * columns,
         QuantizeSource::SwiGluBackward { .. } => rows * columns + rows * columns / 2,
     };
@@ -163,9 +172,9 @@ fn main() -> Result<()> {
 
     println!("{:<16} {:>14}  {:<24} {:>9} {:>7} {:>8}", "source", "shape", "outputs", "us", "GB/s", "of copy");
     for (shapes, names) in [
-        (&[[16384, 2048], [16384, 6144], [16384, 8192]][..], &SOURCES[..3]),
-        (&[[8192, 14336]][..], &SOURCES[3..4]),
-        (&[[8192, 28672]][..], &SOURCES[4..]),
+        (&[[16384, 2048], [16384, 6144], [16384, 8192]][..], &SOURCES[..4]),
+        (&[[8192, 14336]][..], &SOURCES[4..5]),
+        (&[[8192, 28672]][..], &SOURCES[5..]),
     ] {
         for (shape, name) in shapes.iter().flat_map(|shape| names.iter().map(move |name| (*shape, *name))) {
             let sources: Vec<_> = (0..SETS).map(|_| source(&mut bench, name, shape)).collect::<Result<_>>()?;

@@ -1,5 +1,5 @@
 // Normalisation with the residual add before it. A row stays in registers: `input` and `residual` are read once, `sum`
-// and `output` written once.
+// and `output` written once. Without `output` only `sum` and the statistics are written.
 #include "rows.cuh"
 
 struct Norm {
@@ -8,7 +8,7 @@ struct Norm {
     void* sum;
     const void* weight;
     const void* bias; // or null
-    void* output;
+    void* output; // or null
     float* mean; // null for RMSNorm
     float* rstd;
     u32 rows;
@@ -76,6 +76,7 @@ template <class T, int N, int PACKS, bool WARP> void norm(const Norm& op) {
             if (op.mean) op.mean[row] = mean;
             op.rstd[row] = rstd;
         }
+        if (!output) continue;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             u32 column = (Threads::lane() + p * Threads::lanes()) * N;
@@ -118,6 +119,7 @@ template <class T> void norm_any(const Norm& op) {
             if (op.mean) op.mean[row] = mean;
             op.rstd[row] = rstd;
         }
+        if (!output) continue;
         for (u32 c = threadIdx.x; c < op.hidden; c += blockDim.x) {
             float shift = bias ? value(bias + c) : 0.0f;
             set(output + start + c, (value(x + c) - mean) * rstd * value(weight + c) + shift);

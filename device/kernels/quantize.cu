@@ -5,18 +5,11 @@
 // columns, loaded 16 bytes at a time before the first is used. A thread's 4 x 8 bytes are transposed in registers to
 // a word of 4 rows for each column. The words meet in shared memory, and each column's 128 bytes leave in pieces of 16.
 #include "quantize.cuh"
+#include "transpose.cuh"
 
 const int TILE_ROWS = 128, TILE_COLUMNS = 64;
 const int GROUPS = TILE_COLUMNS / 8; // of 8 columns
 const int QUADS = TILE_ROWS / 4;     // of 4 rows
-
-// Transposes 4 x 4 bytes: byte r of column c is byte c of row r.
-inline void transpose(const u32 (&row)[4], u32 (&column)[4]) {
-    u32 upper = __byte_perm(row[0], row[1], 0x5140), lower = __byte_perm(row[2], row[3], 0x5140);
-    column[0] = __byte_perm(upper, lower, 0x5410), column[1] = __byte_perm(upper, lower, 0x7632);
-    upper = __byte_perm(row[0], row[1], 0x7362), lower = __byte_perm(row[2], row[3], 0x7362);
-    column[2] = __byte_perm(upper, lower, 0x5410), column[3] = __byte_perm(upper, lower, 0x7632);
-}
 
 // Words of a tile, (column, quad of rows). Word `quad` lies at `quad ^ place(column)`, so that neither the writes, a
 // quad of 8 groups, nor the reads, 16 bytes along a column, meet in a bank.
@@ -49,11 +42,14 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
 
     // Zeros beyond the matrix: each source makes zeros of them.
     Pack<T, S::LOADS> packs[4];
+    RowValues<S::NORM> of_row[4];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         bool inside = row + r < q.rows && column < q.width;
         packs[r] = inside ? fetch_pack<S, T, VECTOR>(q, row + r, column) : Pack<T, S::LOADS>{};
+        of_row[r] = inside ? fetch_row<S>(q, row + r) : RowValues<S::NORM>{};
     }
+    auto of_columns = fetch_columns<S, T, VECTOR>(q, column);
     float rows_inverse = q.rows_out ? inverse_of(*q.rows_scale) : 0.0f;
     float columns_inverse = q.columns_out ? inverse_of(*q.columns_scale) : 0.0f;
 
@@ -62,7 +58,7 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         float x[OUTPUTS][8];
-        evaluate<S, T>(packs[r], x);
+        evaluate<S, T>(packs[r], of_row[r], of_columns, x);
 #pragma unroll
         for (int o = 0; o < OUTPUTS; o++) {
 #pragma unroll

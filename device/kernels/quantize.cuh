@@ -5,6 +5,10 @@
 struct Quantize {
     const void* input;
     const void* grad;           // the sources with a gradient
+    const void* weight;         // a norm's: (width)
+    const void* bias;           // (width), or null
+    const float* mean;          // (rows), or null
+    const float* rstd;          // (rows)
     u8* rows_out;               // (rows, columns), or null
     u8* columns_out;            // (columns, rows), or null
     float* rows_scale;          // (1), or (rows) written by the row kernel
@@ -19,6 +23,8 @@ struct Quantize {
     u32 wide_columns; // the rows of `columns_out` are stored 16 bytes at a time
     u32 kept;         // the row kernel keeps a row in shared memory; `largest` leaves a scale that is known
     u32 bf16_inputs;  // for the path of odd sizes and addresses, which takes both types
+    u32 lanes;        // the kernel of both copies: threads along the columns of a block
+    u32 ahead;        // and steps whose inputs are loaded ahead, 1 or 2
 };
 
 // ---- 8-bit floating types -----------------------------------------------------------------------------------------
@@ -69,10 +75,12 @@ inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 // ---- What is quantised --------------------------------------------------------------------------------------------
 
 // Each source computes OUTPUTS values from LOADS loaded ones, for inputs of type T. Load `l` of a row and column is
-// element `at(..., l)` of `matrix(..., l)`; output `o` is column `o * width + column`.
+// element `at(..., l)` of `matrix(..., l)`; output `o` is column `o * width + column`. A norm also has values that belong
+// to a row or to a column.
 
 template <class T> struct Stored {
     static constexpr int LOADS = 1, OUTPUTS = 1;
+    static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int) { return q.input; }
     static u64 at(const Quantize& q, u64 row, u32 column, int) { return row * q.width + column; }
     static void compute(const float (&in)[1], float (&out)[1]) { out[0] = in[0]; }
@@ -87,6 +95,11 @@ struct GeluFunction {
     template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
 };
 
+// The output of a norm, whose statistics are known.
+template <class T> struct Normed : Stored<T> {
+    static constexpr bool NORM = true;
+};
+
 // NaN stays NaN, so that it shows.
 struct ReluFunction {
     template <class T> static float value(float x) { return x <= 0.0f ? 0.0f : x; }
@@ -99,6 +112,7 @@ template <class F, class T> struct Activated : Stored<T> {
 
 template <class F, class T> struct ActivatedBackward {
     static constexpr int LOADS = 2, OUTPUTS = 1;
+    static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int l) { return l == 0 ? q.input : q.grad; }
     static u64 at(const Quantize& q, u64 row, u32 column, int) { return row * q.width + column; }
     static void compute(const float (&in)[2], float (&out)[1]) { out[0] = F::template derivative<T>(in[0], in[1]); }
@@ -107,6 +121,7 @@ template <class F, class T> struct ActivatedBackward {
 // [gate | up] has 2 `width` columns.
 template <class T> struct SwiGlu {
     static constexpr int LOADS = 2, OUTPUTS = 1;
+    static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int) { return q.input; }
     static u64 at(const Quantize& q, u64 row, u32 column, int l) { return (row * 2 + l) * q.width + column; }
     static void compute(const float (&in)[2], float (&out)[1]) { out[0] = in[0] * sigmoid<T>(in[0]) * in[1]; }
@@ -114,6 +129,7 @@ template <class T> struct SwiGlu {
 
 template <class T> struct SwiGluBackward {
     static constexpr int LOADS = 3, OUTPUTS = 2;
+    static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int l) { return l == 2 ? q.grad : q.input; }
     static u64 at(const Quantize& q, u64 row, u32 column, int l) {
         return (l == 2 ? row : row * 2 + l) * q.width + column;
@@ -176,19 +192,80 @@ template <class S, class T, bool VECTOR> Pack<T, S::LOADS> fetch_pack(const Quan
     return pack;
 }
 
+// What a source has for a row beside what it loads. The default is that of a row beyond the matrix, whose values are 0.
+template <bool NORM> struct RowValues {};
+template <> struct RowValues<true> {
+    float mean = 0.0f, rstd = 0.0f;
+    bool inside = false;
+};
+
+// The same for eight columns. Zeros beyond `width`.
+template <bool NORM> struct ColumnValues {};
+template <> struct ColumnValues<true> {
+    float weight[8] = {}, bias[8] = {};
+};
+
+template <class S> RowValues<S::NORM> fetch_row(const Quantize& q, u64 row) {
+    RowValues<S::NORM> values;
+    if constexpr (S::NORM) {
+        values.mean = q.mean ? q.mean[row] : 0.0f;
+        values.rstd = q.rstd[row];
+        values.inside = true;
+    }
+    return values;
+}
+
+template <class T, bool VECTOR> void fetch_vector(const Quantize& q, const void* from, u32 column, float (&x)[8]) {
+    if constexpr (VECTOR) {
+        uint4 words[sizeof(T) / 2];
+#pragma unroll
+        for (int w = 0; w < sizeof(T) / 2; w++) words[w] = reinterpret_cast<const uint4*>((const T*)from + column)[w];
+        unpack_pack(words, x);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = column + i >= q.width ? 0.0f
+                   : q.bf16_inputs       ? value((const bf16*)from + column + i)
+                                         : value((const float*)from + column + i);
+        }
+    }
+}
+
+template <class S, class T, bool VECTOR> ColumnValues<S::NORM> fetch_columns(const Quantize& q, u32 column) {
+    ColumnValues<S::NORM> values;
+    if constexpr (S::NORM) {
+        if (column < q.width) {
+            fetch_vector<T, VECTOR>(q, q.weight, column, values.weight);
+            if (q.bias) fetch_vector<T, VECTOR>(q, q.bias, column, values.bias);
+        }
+    }
+    return values;
+}
+
 // The values that are quantised.
-template <class S, class T> void evaluate(const Pack<T, S::LOADS>& pack, float (&x)[S::OUTPUTS][8]) {
+template <class S, class T>
+void evaluate(const Pack<T, S::LOADS>& pack, const RowValues<S::NORM>& row, const ColumnValues<S::NORM>& columns,
+              float (&x)[S::OUTPUTS][8]) {
     float loaded[S::LOADS][8];
 #pragma unroll
     for (int l = 0; l < S::LOADS; l++) unpack_pack(pack.words[l], loaded[l]);
+    if constexpr (S::NORM) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float in[S::LOADS], out[S::OUTPUTS];
+        for (int i = 0; i < 8; i++) {
+            // The rounding is written out, so that every kernel has the same.
+            float y = fmaf((loaded[0][i] - row.mean) * row.rstd, columns.weight[i], columns.bias[i]);
+            x[0][i] = row.inside ? y : 0.0f;
+        }
+    } else {
 #pragma unroll
-        for (int l = 0; l < S::LOADS; l++) in[l] = loaded[l][i];
-        S::compute(in, out);
+        for (int i = 0; i < 8; i++) {
+            float in[S::LOADS], out[S::OUTPUTS];
 #pragma unroll
-        for (int o = 0; o < S::OUTPUTS; o++) x[o][i] = out[o];
+            for (int l = 0; l < S::LOADS; l++) in[l] = loaded[l][i];
+            S::compute(in, out);
+#pragma unroll
+            for (int o = 0; o < S::OUTPUTS; o++) x[o][i] = out[o];
+        }
     }
 }
 
@@ -219,6 +296,7 @@ template <class T> using ReluBackwardSource = ActivatedBackward<ReluFunction, T>
 #define FOR_EACH_SOURCE(DECLARE)                              \
     FOR_EACH_PATH(DECLARE, Stored, stored)                    \
     FOR_EACH_PATH(DECLARE, Rounded, rounded)                  \
+    FOR_EACH_PATH(DECLARE, Normed, norm)                      \
     FOR_EACH_PATH(DECLARE, GeluSource, gelu)                  \
     FOR_EACH_PATH(DECLARE, ReluSource, relu)                  \
     FOR_EACH_PATH(DECLARE, GeluBackwardSource, gelu_backward) \

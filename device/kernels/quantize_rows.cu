@@ -52,9 +52,11 @@ template <class S, class T, bool VECTOR> void quantize_row(const Quantize& q) {
         }
     }
     u32 peak = 0;
+    auto of_row = fetch_row<S>(q, row);
     for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) {
         float x[S::OUTPUTS][8];
-        evaluate<S, T>(row_pack<S, T, VECTOR>(q, row, pack, packs), x);
+        auto of_columns = fetch_columns<S, T, VECTOR>(q, pack * 8);
+        evaluate<S, T>(row_pack<S, T, VECTOR>(q, row, pack, packs), of_row, of_columns, x);
 #pragma unroll
         for (int o = 0; o < S::OUTPUTS; o++) {
 #pragma unroll
@@ -69,7 +71,8 @@ template <class S, class T, bool VECTOR> void quantize_row(const Quantize& q) {
     }
     for (u32 pack = threadIdx.x; pack < packs; pack += blockDim.x) {
         float x[S::OUTPUTS][8];
-        evaluate<S, T>(row_pack<S, T, VECTOR>(q, row, pack, packs), x);
+        auto of_columns = fetch_columns<S, T, VECTOR>(q, pack * 8);
+        evaluate<S, T>(row_pack<S, T, VECTOR>(q, row, pack, packs), of_row, of_columns, x);
 #pragma unroll
         for (int o = 0; o < S::OUTPUTS; o++) {
             store_row<S, VECTOR>(q, row, pack * 8, o, quantized(x[o], inverse, q.rows_e5m2));

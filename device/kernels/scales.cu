@@ -9,16 +9,19 @@ template <class S, class T, bool VECTOR> void largest(const Quantize& q) {
     u32 peak = 0;
     for (u32 first = blockIdx.x * blockDim.x + threadIdx.x; first < count; first += AHEAD * stride) {
         Pack<T, S::LOADS> loaded[AHEAD];
+        RowValues<S::NORM> of_row[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             u32 at = first + i * stride;
             bool inside = at >= first && at < count;
             loaded[i] = inside ? fetch_pack<S, T, VECTOR>(q, at / packs, at % packs * 8) : Pack<T, S::LOADS>{};
+            of_row[i] = inside ? fetch_row<S>(q, at / packs) : RowValues<S::NORM>{};
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             float x[S::OUTPUTS][8];
-            evaluate<S, T>(loaded[i], x);
+            auto of_columns = fetch_columns<S, T, VECTOR>(q, (first + i * stride) % packs * 8);
+            evaluate<S, T>(loaded[i], of_row[i], of_columns, x);
 #pragma unroll
             for (int o = 0; o < S::OUTPUTS; o++) {
 #pragma unroll

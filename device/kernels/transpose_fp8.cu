@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(256)
         u32 from[4], words[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) from[r] = part == 0 ? in[r].x : part == 1 ? in[r].y : part == 2 ? in[r].z : in[r].w;
-        transpose_bytes(from, words);
+        transpose(from, words);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int c = group * 16 + part * 4 + i;

@@ -89,7 +89,13 @@ impl CustomKernels {
             return Err(Error::operation("cuda", format!("kernel `{}` is not loaded", kernel.function)));
         };
         check_arguments(kernel.function, declared, arguments)?;
-        launch(stream, kernel.function, *function, LaunchSizes { blocks, threads, shared }, &mut pointers(arguments))
+        launch(
+            stream,
+            kernel.function,
+            *function,
+            LaunchSizes { blocks, threads, shared, cluster: 1 },
+            &mut pointers(arguments),
+        )
     }
 }
 

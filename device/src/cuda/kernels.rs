@@ -97,7 +97,7 @@ impl Grid {
     }
 
     fn sizes(self) -> LaunchSizes {
-        LaunchSizes { blocks: self.blocks, threads: (self.threads, 1, 1), shared: self.shared }
+        LaunchSizes { blocks: self.blocks, threads: (self.threads, 1, 1), shared: self.shared, cluster: 1 }
     }
 }
 
@@ -152,6 +152,22 @@ impl Kernels {
     ) -> Result<()> {
         let function = self.function(kernel)?;
         launch(stream, kernel, function, grid.sizes(), &mut [std::ptr::from_ref(block) as *mut c_void])
+    }
+
+    /// As [`Kernels::launch_block`] in clusters of so many blocks, which can meet and write to each other's shared memory.
+    ///
+    /// # Errors
+    /// As [`Kernels::launch`].
+    pub(crate) fn launch_clusters<T: bytemuck::Pod>(
+        &self,
+        stream: &RawStream,
+        kernel: &str,
+        grid: Grid,
+        cluster: u32,
+        block: &T,
+    ) -> Result<()> {
+        let (function, sizes) = (self.function(kernel)?, LaunchSizes { cluster, ..grid.sizes() });
+        launch(stream, kernel, function, sizes, &mut [std::ptr::from_ref(block) as *mut c_void])
     }
 
     /// A kernel by its name.

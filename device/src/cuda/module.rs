@@ -22,6 +22,8 @@ pub(super) struct LaunchSizes {
     pub(super) blocks: (u32, u32, u32),
     pub(super) threads: (u32, u32, u32),
     pub(super) shared: u32,
+    /// Consecutive blocks that share a cluster; 1 for none. At most 8, and a divisor of `blocks.0`.
+    pub(super) cluster: u32,
 }
 
 impl Module {
@@ -77,7 +79,7 @@ pub(super) fn launch(
     sizes: LaunchSizes,
     arguments: &mut [*mut c_void],
 ) -> Result<()> {
-    let LaunchSizes { blocks, threads, shared } = sizes;
+    let LaunchSizes { blocks, threads, shared, cluster } = sizes;
     if blocks.0 == 0 || blocks.1 == 0 || blocks.2 == 0 {
         return Ok(());
     }
@@ -90,8 +92,26 @@ pub(super) fn launch(
             result::function::set_function_attribute(function, attribute, shared as i32)
                 .driver("cuFuncSetAttribute")?;
         }
-        result::launch_kernel(function, blocks, threads, shared, stream.handle(), arguments)
-            .driver("cuLaunchKernel")
+        let mut value: sys::CUlaunchAttributeValue = std::mem::zeroed();
+        value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks.0,
+            gridDimY: blocks.1,
+            gridDimZ: blocks.2,
+            blockDimX: threads.0,
+            blockDimY: threads.1,
+            blockDimZ: threads.2,
+            sharedMemBytes: shared,
+            hStream: stream.handle(),
+            attrs: &mut attribute,
+            // GPUs before compute capability 9.0 have no clusters.
+            numAttrs: (cluster > 1).into(),
+        };
+        sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+            .result()
+            .driver("cuLaunchKernelEx")
             .map_err(|error| Error::operation("cuda", format!("kernel `{kernel}`, {sizes:?}: {error}")))
     }
 }

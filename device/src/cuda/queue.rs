@@ -24,6 +24,17 @@ impl Queue<'_> {
         self.kernels.launch_block(self.stream, kernel, grid, block)
     }
 
+    /// As [`Queue::launch_block`] in clusters of blocks.
+    pub(crate) fn launch_clusters<T: bytemuck::Pod>(
+        &self,
+        kernel: &str,
+        grid: Grid,
+        cluster: u32,
+        block: &T,
+    ) -> Result<()> {
+        self.kernels.launch_clusters(self.stream, kernel, grid, cluster, block)
+    }
+
     /// What is known of the GPU.
     pub(crate) fn gpu(&self) -> &GpuProperties {
         self.kernels.gpu()

@@ -11,7 +11,7 @@ const ROWS: usize = 64;
 
 /// See [`Norm`].
 pub(super) fn norm(op: &Norm, pool: &Pool) {
-    with_float!(op.output.dtype, T => forward::<T>(op, pool));
+    with_float!(op.input.dtype, T => forward::<T>(op, pool));
 }
 
 fn forward<T: Float>(op: &Norm, pool: &Pool) {
@@ -21,8 +21,6 @@ fn forward<T: Float>(op: &Norm, pool: &Pool) {
         super::elementwise::map::<T>(total, pool, |i| input[i].to_f32() + residual[i].to_f32());
     }
     let x = view::read::<T>(&op.sum.unwrap_or(op.input));
-    let weight = view::read::<T>(&op.weight);
-    let bias = op.bias.as_ref().map(view::read::<T>);
     let layer = op.kind == NormKind::Layer;
     // Mean and rstd of each row first, so that the wide loop below writes one output.
     let row = |r: usize| &x[r * hidden..(r + 1) * hidden];
@@ -50,8 +48,11 @@ fn forward<T: Float>(op: &Norm, pool: &Pool) {
             *rstd = 1.0 / (sum(hidden, square) / hidden as f32 + op.eps).sqrt();
         }
     });
+    let Some(output) = &op.output else { return };
+    let weight = view::read::<T>(&op.weight);
+    let bias = op.bias.as_ref().map(view::read::<T>);
     let rstds = view::read::<f32>(&op.rstd);
-    pool.for_each_chunk(view::write::<T>(&op.output), ROWS * hidden, |chunk, out| {
+    pool.for_each_chunk(view::write::<T>(output), ROWS * hidden, |chunk, out| {
         for (i, out) in out.chunks_mut(hidden).enumerate() {
             let r = chunk * ROWS + i;
             let (row, rstd, mean) = (row(r), rstds[r], if layer { means[r] } else { 0.0 });

@@ -60,6 +60,16 @@ fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
                 let x = view::read::<T>(input);
                 fill(&|i| bf16::from_f32(x[i].to_f32()).to_f32());
             }
+            QuantizeSource::Norm { input, mean, rstd, weight, bias } => {
+                let (x, rstds, weight) = (view::read::<T>(input), view::read::<f32>(rstd), view::read::<T>(weight));
+                let means = mean.as_ref().map(view::read::<f32>);
+                let bias = bias.as_ref().map(view::read::<T>);
+                fill(&|i| {
+                    let (row, column) = (i / columns, i % columns);
+                    let (mean, shift) = (means.map_or(0.0, |m| m[row]), bias.map_or(0.0, |b| b[column].to_f32()));
+                    (x[i].to_f32() - mean) * rstds[row] * weight[column].to_f32() + shift
+                });
+            }
             QuantizeSource::Activation { kind, input } => {
                 let x = view::read::<T>(input);
                 match kind {

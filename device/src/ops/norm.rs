@@ -30,8 +30,9 @@ pub struct Norm {
     pub weight: Tensor,
     /// `(hidden)`; LayerNorm only.
     pub bias: Option<Tensor>,
-    /// `(rows, hidden)`.
-    pub output: Tensor,
+    /// `(rows, hidden)`. Without it only `sum` and the statistics are computed: enough for a reader that computes the normed
+    /// values itself, as [`QuantizeSource::Norm`](super::QuantizeSource::Norm).
+    pub output: Option<Tensor>,
     /// `(rows)`, f32, written; LayerNorm only.
     pub mean: Option<Tensor>,
     /// `(rows)`, f32, written: `1 / sqrt(var + eps)`.
@@ -45,8 +46,7 @@ impl Operation for Norm {
 
     fn check(&self) -> Result<()> {
         let (rows, hidden) = (self.input.shape.rows(), self.input.shape.last());
-        ensure_float(Self::NAME, &[("input", self.input), ("output", self.output), ("weight", self.weight)])?;
-        ensure_elements(Self::NAME, "output", &self.output, rows * hidden)?;
+        ensure_float(Self::NAME, &[("input", self.input), ("weight", self.weight)])?;
         ensure_elements(Self::NAME, "weight", &self.weight, hidden)?;
         ensure_elements(Self::NAME, "rstd", &self.rstd, rows)?;
         ensure_dtype(Self::NAME, "rstd", &self.rstd, DType::F32)?;
@@ -58,7 +58,7 @@ impl Operation for Norm {
         ensure(Self::NAME, self.mean.is_some() == layer && (layer || self.bias.is_none()), || {
             "`mean` and `bias` belong to LayerNorm, which needs `mean`".into()
         })?;
-        for (name, tensor) in [("residual", self.residual), ("sum", self.sum)] {
+        for (name, tensor) in [("residual", self.residual), ("sum", self.sum), ("output", self.output)] {
             if let Some(tensor) = tensor {
                 ensure_float(Self::NAME, &[("input", self.input), (name, tensor)])?;
                 ensure_elements(Self::NAME, name, &tensor, rows * hidden)?;
@@ -72,16 +72,20 @@ impl Operation for Norm {
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.input, self.weight], [self.output, self.rstd])
+        // The statistics alone need neither weight nor bias.
+        let (weight, bias) = (self.output.map(|_| self.weight), self.output.and(self.bias));
+        Accesses::new([self.input], [self.rstd])
             .reads(self.residual)
-            .reads(self.bias)
+            .reads(weight)
+            .reads(bias)
             .writes(self.sum)
+            .writes(self.output)
             .writes(self.mean)
     }
 }
 
 /// A LayerNorm's means are f32, one a row.
-fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) -> Result<()> {
+pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) -> Result<()> {
     let Some(mean) = mean else { return Ok(()) };
     ensure_dtype(op, "mean", &mean, DType::F32)?;
     ensure_elements(op, "mean", &mean, rows)

@@ -4,6 +4,7 @@
 //! factors reads both along the rows, so what several products read has two copies: one in its own layout and a transposed
 //! one.
 
+use super::norm::check_mean;
 use super::{Accesses, ActivationKind, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Shape, Tensor};
 
@@ -60,6 +61,19 @@ pub enum QuantizeSource {
     Stored(Tensor),
     /// `(rows, columns)`, each value rounded to bf16 first: what a bf16 copy of an f32 matrix would give.
     Rounded(Tensor),
+    /// `(input - mean) * rstd * weight + bias`: the output of a [`Norm`](super::Norm) that has written its statistics.
+    Norm {
+        /// `(rows, columns)`: what is normalised, which is the norm's `sum` if it has one.
+        input: Tensor,
+        /// `(rows)`, f32; LayerNorm only.
+        mean: Option<Tensor>,
+        /// `(rows)`, f32.
+        rstd: Tensor,
+        /// `(columns)`.
+        weight: Tensor,
+        /// `(columns)`.
+        bias: Option<Tensor>,
+    },
     /// `f(input)`, as [`Activation`](super::Activation).
     Activation {
         /// The function.
@@ -91,18 +105,31 @@ pub enum QuantizeSource {
 }
 
 impl QuantizeSource {
-    /// The tensors it is computed from.
+    /// The tensors it is computed from, but for the statistics of a norm. All are of one type.
     fn inputs(&self) -> Vec<(&'static str, Tensor)> {
         match *self {
             QuantizeSource::Stored(input)
             | QuantizeSource::Rounded(input)
             | QuantizeSource::Activation { input, .. }
             | QuantizeSource::SwiGlu { input } => vec![("input", input)],
+            QuantizeSource::Norm { input, weight, bias, .. } => {
+                let bias = bias.map(|bias| ("bias", bias));
+                [("input", input), ("weight", weight)].into_iter().chain(bias).collect()
+            }
             QuantizeSource::ActivationBackward { input, grad_output, .. }
             | QuantizeSource::SwiGluBackward { input, grad_output } => {
                 vec![("input", input), ("grad_output", grad_output)]
             }
         }
+    }
+
+    /// All tensors it reads.
+    fn reads(&self) -> Vec<Tensor> {
+        let statistics = match *self {
+            QuantizeSource::Norm { mean, rstd, .. } => vec![Some(rstd), mean],
+            _ => Vec::new(),
+        };
+        self.inputs().into_iter().map(|(_, tensor)| tensor).chain(statistics.into_iter().flatten()).collect()
     }
 
     /// The type of its inputs.
@@ -124,6 +151,7 @@ impl QuantizeSource {
         match *self {
             QuantizeSource::Stored(input)
             | QuantizeSource::Rounded(input)
+            | QuantizeSource::Norm { input, .. }
             | QuantizeSource::Activation { input, .. }
             | QuantizeSource::ActivationBackward { input, .. }
             | QuantizeSource::SwiGluBackward { input, .. } => (input.shape.rows(), input.shape.last()),
@@ -136,6 +164,13 @@ impl QuantizeSource {
         ensure_float(op, &self.inputs())?;
         match self {
             QuantizeSource::Stored(_) | QuantizeSource::Rounded(_) | QuantizeSource::Activation { .. } => Ok(()),
+            QuantizeSource::Norm { mean, rstd, weight, bias, .. } => {
+                ensure_elements(op, "weight", weight, columns)?;
+                bias.map_or(Ok(()), |bias| ensure_elements(op, "bias", &bias, columns))?;
+                check_mean(op, *mean, rows)?;
+                ensure_dtype(op, "rstd", rstd, DType::F32)?;
+                ensure_elements(op, "rstd", rstd, rows)
+            }
             QuantizeSource::ActivationBackward { grad_output, .. } => {
                 ensure_elements(op, "grad_output", grad_output, rows * columns)
             }
@@ -201,7 +236,7 @@ impl Operation for Quantize {
     }
 
     fn accesses(&self) -> Accesses {
-        let mut all = Accesses::new(self.source.inputs().into_iter().map(|(_, tensor)| tensor), []);
+        let mut all = Accesses::new(self.source.reads(), []);
         for matrix in self.rows.iter().chain(&self.columns) {
             all.writes.push(matrix.values);
             match matrix.scale {
@@ -239,7 +274,7 @@ impl Operation for MakeScale {
 
     fn accesses(&self) -> Accesses {
         let known = self.keep_known.then_some(self.scale);
-        Accesses::new(self.source.inputs().into_iter().map(|(_, tensor)| tensor), [self.scale]).reads(known)
+        Accesses::new(self.source.reads(), [self.scale]).reads(known)
     }
 }
 

@@ -151,7 +151,7 @@ fn check_small_norm(t: &Bench, layer: bool, hidden: usize, magnitude: f64, eps: 
     let (normed, rstd) = (t.empty(&shape, dtype), t.empty(&[rows], DType::F32));
     let mean = layer.then(|| t.empty(&[rows], DType::F32));
     let bias = layer.then(|| t.put(&[hidden], dtype, &bias));
-    t.run(Norm { kind, input, residual: None, sum: None, weight, bias, output: normed, mean, rstd, eps });
+    t.run(Norm { kind, input, residual: None, sum: None, weight, bias, output: Some(normed), mean, rstd, eps });
     let (through, of_weight) = (t.empty(&shape, dtype), t.empty(&[hidden], DType::F32));
     t.run(NormBackward {
         kind,

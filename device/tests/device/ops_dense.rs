@@ -143,18 +143,25 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual:
     let mean = layer.then(|| t.empty(&[rows], F32));
     let sum = with_residual.then(|| t.empty(&shape, dtype));
     let kind = if layer { NormKind::Layer } else { NormKind::Rms };
-    t.run(Norm {
+    let forward = Norm {
         kind,
         input: input_t,
         residual: with_residual.then(|| t.put(&shape, dtype, &residual)),
         sum,
         weight: weight_t,
         bias: layer.then_some(bias_t),
-        output,
+        output: Some(output),
         mean,
         rstd,
         eps: EPS as f32,
-    });
+    };
+    t.run(forward.clone());
+    // Without the normed values, the rest has the same bits.
+    let again = |tensor: Option<Tensor>| tensor.map(|tensor| t.empty(tensor.shape.sizes(), tensor.dtype));
+    let (sum_again, mean_again, rstd_again) = (again(sum), again(mean), t.empty(&[rows], F32));
+    t.run(Norm { output: None, sum: sum_again, mean: mean_again, rstd: rstd_again, ..forward });
+    let both = sum.zip(sum_again).into_iter().chain(mean.zip(mean_again)).chain([(rstd, rstd_again)]);
+    both.for_each(|(with, without)| assert_eq!(t.get(&with), t.get(&without)));
     let mut x = input;
     if let Some(sum) = sum {
         let truth: Vec<f64> = x.iter().zip(&residual).map(|(a, b)| a + b).collect();
@@ -390,7 +397,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             sum: None,
             weight,
             bias: None,
-            output: normed,
+            output: Some(normed),
             mean: Some(mean),
             rstd,
             eps: 1e-5,

@@ -78,15 +78,18 @@ fn quantized(x: f64, scale: f32, format: &Format) -> u8 {
 enum Kind {
     Stored,
     Rounded,
+    Norm(NormKind),
     Activation(ActivationKind),
     ActivationBackward(ActivationKind),
     SwiGlu,
     SwiGluBackward,
 }
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 10] = [
     Kind::Stored,
     Kind::Rounded,
+    Kind::Norm(NormKind::Layer),
+    Kind::Norm(NormKind::Rms),
     Kind::Activation(ActivationKind::Gelu),
     Kind::Activation(ActivationKind::Relu),
     Kind::ActivationBackward(ActivationKind::Gelu),
@@ -151,6 +154,26 @@ impl Matrix {
             Kind::Rounded => {
                 let (x, input) = tensor(1, columns);
                 (x.into_iter().map(|x| rounded(x, Bf16)).collect(), QuantizeSource::Rounded(input))
+            }
+            Kind::Norm(kind) => {
+                // Statistics and parameters of any numbers: they need not fit the rows.
+                let layer = kind == NormKind::Layer;
+                let (x, input) = tensor(1, columns);
+                let vector = |seed: u64| {
+                    let values = numbers(seed, columns, dtype);
+                    let padded: Vec<f64> = vec![f64::NAN; offset].into_iter().chain(values.iter().copied()).collect();
+                    (values, t.put(&[padded.len()], dtype, &padded).view(offset, [columns]))
+                };
+                let ((weights, weight), (biases, bias)) = (vector(3), vector(4));
+                let (means, rstds) = (numbers(5, rows, F32), numbers(6, rows, F32));
+                let value = |i: usize| {
+                    let (row, column) = (i / columns, i % columns);
+                    let (mean, shift) = if layer { (means[row], biases[column]) } else { (0.0, 0.0) };
+                    (x[i] - mean) * rstds[row] * weights[column] + shift
+                };
+                let rstd = t.put(&[rows], F32, &rstds);
+                let (mean, bias) = (layer.then(|| t.put(&[rows], F32, &means)), layer.then_some(bias));
+                ((0..x.len()).map(value).collect(), QuantizeSource::Norm { input, mean, rstd, weight, bias })
             }
             Kind::Activation(kind) => {
                 let (x, input) = tensor(1, columns);
@@ -349,6 +372,24 @@ fn rows_as_wide_as_those_of_large_models_are_quantised_whole() {
             for (rows, columns_too) in [(Scaling::Rows, None), (Scaling::Rows, Some((F8E4M3, 0.01)))] {
                 let wanted = Wanted { rows: Some((F8E4M3, rows)), columns: columns_too, amax: true, sums: None };
                 check(&t, matrix, &made, wanted);
+            }
+        }
+    }
+}
+
+#[test]
+fn both_copies_with_a_scale_for_each_row_are_made_of_rows_of_any_width() {
+    // Widths that one block has whole, that several share evenly and unevenly, and beyond what they can share. Rows in
+    // whole groups of 32, with half a group left, and with an odd number left.
+    for shape in [[64, 8], [48, 264], [32, 2048], [16, 2064], [80, 4624], [35, 4624], [48, 14336], [16, 16400]] {
+        for (at, kind) in KINDS.into_iter().enumerate() {
+            let dtype = FLOATS[(at + shape[0] / 16) % FLOATS.len()];
+            let columns = if kind == Kind::SwiGluBackward { 2 * shape[1] } else { shape[1] };
+            let (t, matrix) = (checked_bench(), Matrix { kind, dtype, shape: [shape[0], columns], offset: 0 });
+            let made = matrix.make(&t);
+            for (types, amax, sums) in [([F8E5M2, F8E4M3], true, Some(true)), ([F8E4M3, F8E5M2], false, None)] {
+                let (rows, columns) = (Some((types[0], Scaling::Rows)), Some((types[1], 0.02)));
+                check(&t, matrix, &made, Wanted { rows, columns, amax, sums });
             }
         }
     }

@@ -12,7 +12,7 @@ use super::attention::CausalAttentionSpec;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::layer::{Hidden, Layer};
 use super::linear::PendingWeightGradients;
-use super::norm::{NormLayer, NormSpec, SavedNorm};
+use super::norm::{NormLayer, NormSpec, Normed, SavedNorm};
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::shape::GptShape;
 use super::token_cost::TokenCost;
@@ -163,22 +163,30 @@ impl Branch {
         }
     }
 
+    /// The residual stream, its normed values as the part reads them, and what the norm's backward needs.
+    fn normalise(&self, cx: &mut StepContext<'_>, input: &Hidden) -> Result<(Tensor, Normed, SavedNorm)> {
+        if self.part.computes_input() {
+            return self.norm.forward_statistics(cx, input.x, input.delta);
+        }
+        let (x, normed, saved) = self.norm.forward(cx, input.x, input.delta)?;
+        Ok((x, Normed::Stored(normed), saved))
+    }
+
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let (x, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
+        let (x, normed, norm) = self.normalise(cx, &input)?;
         let (delta, saved) = self.part.forward(cx, normed, input.record)?;
         self.save(cx, (norm, saved))?;
         Ok(Hidden { x, delta: Some(delta), ..input })
     }
 
     fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
-        let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
+        let (_, normed, norm) = self.normalise(cx, &input)?;
         let saved = self.part.prepare_backward(cx, normed, input.record)?;
         self.save(cx, (norm, saved))
     }
 
-    fn save(&self, cx: &mut StepContext<'_>, (norm, saved): SavedBranch) -> Result<()> {
-        let norm = if self.part.keeps_input() { norm.without_output() } else { norm };
-        cx.part(self.number, |cx| cx.save_for_backward((norm, saved)))
+    fn save(&self, cx: &mut StepContext<'_>, saved: SavedBranch) -> Result<()> {
+        cx.part(self.number, |cx| cx.save_for_backward(saved))
     }
 
     /// The gradient of the residual stream before the branch from `grad`, the one after it; see [`BlockPart::backward`].

@@ -4,6 +4,7 @@ use device::ops::{BiasGrad, Epilogue, Gemm, MakeScale, Quantize, QuantizeSource}
 use device::{Shape, Tensor};
 use graph_manager::Result;
 
+use super::norm::Normed;
 use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
 use super::token_cost::TokenCost;
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs};
@@ -114,10 +115,34 @@ impl Linear {
         self.weight.fp8.is_some()
     }
 
-    /// Whether forward keeps this column-parallel layer's input as the weight gradient reads it. In 8 bits that is smaller
-    /// than what the norm would keep. It cannot be gathered, though, and with `recompute` nothing is kept.
-    pub(crate) fn keeps_input(&self, recompute: bool, region: &TensorParallelRegion) -> bool {
-        self.is_8_bit() && !recompute && !region.parallel.splits_rows()
+    /// Whether this column-parallel layer computes its input, the normed values, while it quantises them. Rows that are
+    /// gathered must be stored: they are gathered in 16 bits.
+    pub(crate) fn computes_input(&self, region: &TensorParallelRegion) -> bool {
+        self.is_8_bit() && !region.parallel.splits_rows()
+    }
+
+    /// The normed values as the products of this column-parallel layer read them. Also what forward keeps of them, with
+    /// `keep`: what the weight gradient reads in 8 bits. Of stored values nothing, because the norm keeps them.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn normed_input(
+        &self,
+        cx: &mut StepContext<'_>,
+        normed: Normed,
+        keep: bool,
+        region: &TensorParallelRegion,
+    ) -> Result<(Operand, Option<Operand>)> {
+        match normed {
+            Normed::Computed(source) => {
+                let input = self.computed_input(cx, source, Copies::of_input(cx, keep))?;
+                Ok((input, keep.then(|| input.for_weight_gradient())))
+            }
+            Normed::Stored(normed) => {
+                let all_normed = region.gather_rows(cx, "all_normed", normed)?;
+                Ok((self.input(cx, all_normed, Copies::Rows)?, None))
+            }
+        }
     }
 
     /// An input `(..., in)` as the products read it.
@@ -321,6 +346,8 @@ impl Linear {
 pub(crate) enum PendingInput {
     /// As forward saved it.
     Saved(Operand),
+    /// Not stored: it is computed from this.
+    Computed(QuantizeSource),
     /// Its rows are being gathered.
     Gathering(PendingTransfer),
 }
@@ -333,6 +360,7 @@ impl PendingInput {
     pub(crate) fn join(self, cx: &mut StepContext<'_>, linear: &Linear) -> Result<Operand> {
         match self {
             PendingInput::Saved(input) => Ok(input),
+            PendingInput::Computed(source) => linear.computed_input(cx, source, Copies::Columns),
             PendingInput::Gathering(transfer) => {
                 let input = transfer.join(cx)?;
                 linear.input(cx, input, Copies::Columns)

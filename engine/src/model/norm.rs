@@ -1,6 +1,6 @@
 //! A norm of the residual stream, which first adds what the part before computed.
 
-use device::ops::{Norm, NormBackward, NormKind};
+use device::ops::{Norm, NormBackward, NormKind, QuantizeSource};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -68,6 +68,15 @@ pub(crate) struct NormLayer {
     pub(crate) recompute: bool,
 }
 
+/// The normed residual stream, as the part after the norm gets it.
+#[derive(Clone, Copy)]
+pub(crate) enum Normed {
+    /// `(batch, seq, hidden)`, or this rank's rows `(1, rows, hidden)`.
+    Stored(Tensor),
+    /// Not stored. An 8-bit layer computes it while it quantises.
+    Computed(QuantizeSource),
+}
+
 /// What a norm saves for its backward.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedNorm {
@@ -77,15 +86,8 @@ pub(crate) struct SavedNorm {
     mean: Option<Tensor>,
     /// `(rows)`, f32.
     rstd: Tensor,
-    /// As `input`, unless backward recomputes it.
-    output: Option<Tensor>,
-}
-
-impl SavedNorm {
-    /// Without the normed values, which the part that reads them saves itself.
-    pub(crate) fn without_output(self) -> SavedNorm {
-        SavedNorm { output: None, ..self }
-    }
+    /// `None` if they were stored and backward recomputes them.
+    output: Option<Normed>,
 }
 
 impl NormLayer {
@@ -97,8 +99,35 @@ impl NormLayer {
         x: Tensor,
         delta: Option<Tensor>,
     ) -> Result<(Tensor, Tensor, SavedNorm)> {
+        let normed = cx.tensor("normed", x.shape, x.dtype)?;
+        let saved = self.run(cx, x, delta, Some(normed))?;
+        let output = (!self.recompute).then_some(Normed::Stored(normed));
+        Ok((saved.input, normed, SavedNorm { output, ..saved }))
+    }
+
+    /// As [`NormLayer::forward`], but the normed values are not stored: whoever reads them computes them.
+    pub(crate) fn forward_statistics(
+        &self,
+        cx: &mut StepContext<'_>,
+        x: Tensor,
+        delta: Option<Tensor>,
+    ) -> Result<(Tensor, Normed, SavedNorm)> {
+        let saved = self.run(cx, x, delta, None)?;
+        let SavedNorm { input, mean, rstd, .. } = saved;
+        let (weight, bias) = (self.weight.weight, self.bias.map(|bias| bias.weight));
+        let normed = Normed::Computed(QuantizeSource::Norm { input, mean, rstd, weight, bias });
+        Ok((input, normed, SavedNorm { output: Some(normed), ..saved }))
+    }
+
+    /// The operation. What it saves has no output yet.
+    fn run(
+        &self,
+        cx: &mut StepContext<'_>,
+        x: Tensor,
+        delta: Option<Tensor>,
+        output: Option<Tensor>,
+    ) -> Result<SavedNorm> {
         let shape = x.shape;
-        let normed = cx.tensor("normed", shape, x.dtype)?;
         let mean = match self.kind {
             NormKind::Layer => Some(cx.tensor("mean", [shape.rows()], DType::F32)?),
             NormKind::Rms => None,
@@ -115,22 +144,20 @@ impl NormLayer {
             sum,
             weight: self.weight.weight,
             bias: self.bias.map(|bias| bias.weight),
-            output: normed,
+            output,
             mean,
             rstd,
             eps: self.eps,
         })?;
-        let x = sum.unwrap_or(x);
-        let output = (!self.recompute).then_some(normed);
-        Ok((x, normed, SavedNorm { input: x, mean, rstd, output }))
+        Ok(SavedNorm { input: sum.unwrap_or(x), mean, rstd, output: None })
     }
 
-    /// The normed values: saved, or recomputed to the same bits.
-    pub(crate) fn output(&self, cx: &mut StepContext<'_>, saved: &SavedNorm) -> Result<Tensor> {
+    /// The normed values: as the forward left them, or recomputed to the same bits.
+    pub(crate) fn output(&self, cx: &mut StepContext<'_>, saved: &SavedNorm) -> Result<Normed> {
         if let Some(output) = saved.output {
             return Ok(output);
         }
-        self.forward(cx, saved.input, None).map(|(_, normed, _)| normed)
+        self.forward(cx, saved.input, None).map(|(_, normed, _)| Normed::Stored(normed))
     }
 
     /// The residual stream's gradient: `grad_output` through the norm, plus `grad_residual`, which arrives by the residual

@@ -9,7 +9,7 @@ use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
 use super::linear::{PendingInput, PendingWeightGradients};
-use super::norm::{NormLayer, SavedNorm};
+use super::norm::{NormLayer, Normed, SavedNorm};
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
@@ -38,13 +38,13 @@ pub(crate) trait BlockPart {
     ///
     /// # Errors
     /// What the device refused.
-    fn forward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, Saved)>;
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<(Tensor, Saved)>;
 
     /// What backward needs, without the output: for a backward that recomputes its forward.
     ///
     /// # Errors
     /// What the device refused.
-    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<Saved> {
+    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<Saved> {
         self.forward(cx, normed, record).map(|(_, saved)| saved)
     }
 
@@ -68,7 +68,7 @@ pub(crate) trait BlockPart {
     /// # Errors
     /// What the device refused.
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
-        self.forward(cx, normed, step.record).map(|(output, _)| output)
+        self.forward(cx, Normed::Stored(normed), step.record).map(|(output, _)| output)
     }
 
     /// Values that decoding caches of each token; `None` if it caches nothing.
@@ -76,8 +76,9 @@ pub(crate) trait BlockPart {
         None
     }
 
-    /// Whether the part saves the normed values itself, as its weight gradient reads them. The norm then need not keep them.
-    fn keeps_input(&self) -> bool {
+    /// Whether the part's first layer computes the normed values itself, while it quantises them. The norm then stores only
+    /// its statistics.
+    fn computes_input(&self) -> bool {
         false
     }
 
@@ -120,8 +121,8 @@ impl<'b> SavedInput<'b> {
         SavedInput { norm, saved }
     }
 
-    /// The normed residual stream, as the weight gradient of a part's first layer reads it: as the part `saved` it, or its
-    /// rows, which are being gathered when this returns.
+    /// The normed residual stream, as the weight gradient of a part's first layer reads it: as the part `saved` it, as
+    /// what it is computed from, or its rows, which are being gathered when this returns.
     ///
     /// # Errors
     /// What the device refused.
@@ -135,8 +136,10 @@ impl<'b> SavedInput<'b> {
         if let Some(saved) = saved {
             return Ok(PendingInput::Saved(saved));
         }
-        let normed = self.norm.output(cx, self.saved)?;
-        Ok(PendingInput::Gathering(region.gather_rows_async(cx, name, normed)?))
+        match self.norm.output(cx, self.saved)? {
+            Normed::Computed(source) => Ok(PendingInput::Computed(source)),
+            Normed::Stored(normed) => Ok(PendingInput::Gathering(region.gather_rows_async(cx, name, normed)?)),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ mod norm;
 mod optimizer;
 mod progress_mark;
 mod quantize;
+mod quantize_both;
 mod reduce;
 mod rotary;
 mod run;

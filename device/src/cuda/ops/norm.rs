@@ -83,7 +83,7 @@ fn address(tensor: Option<Tensor>) -> u64 {
 /// See [`Norm`].
 pub(super) fn norm(op: &Norm, queue: &Queue<'_>) -> Result<()> {
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
-    let vectors = [op.input, op.weight, op.output].into_iter().chain(op.residual).chain(op.sum).chain(op.bias);
+    let vectors = [op.input, op.weight].into_iter().chain(op.output).chain(op.residual).chain(op.sum).chain(op.bias);
     let shape = RowShape::of(hidden, dtype, vectors);
     let blocks = rows.div_ceil(shape.rows()).min(queue.multiprocessors() * (2048 / shape.threads()));
     let block = NormBlock {
@@ -92,7 +92,7 @@ pub(super) fn norm(op: &Norm, queue: &Queue<'_>) -> Result<()> {
         sum: address(op.sum),
         weight: op.weight.address,
         bias: address(op.bias),
-        output: op.output.address,
+        output: address(op.output),
         mean: address(op.mean),
         rstd: op.rstd.address,
         rows: rows as u32,

@@ -1,6 +1,7 @@
 //! 8-bit copies of matrices, and their scales.
 
 use super::columns::add_partial;
+use super::quantize_both::{GROUP, quantize_both};
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{ActivationKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
@@ -10,50 +11,66 @@ use crate::{DType, Result, Tensor};
 const TILE_ROWS: usize = 128;
 const TILE_COLUMNS: usize = 64;
 /// Values that a thread loads at a time.
-const PACK: usize = 8;
+pub(super) const PACK: usize = 8;
 /// The largest number of threads of a block of `kernels/quantize_rows.cu`.
 const ROW_THREADS: usize = 256;
 
 /// `Quantize` of `kernels/quantize.cuh`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct QuantizeBlock {
-    input: u64,
-    grad: u64,
-    rows_out: u64,
-    columns_out: u64,
-    rows_scale: u64,
-    columns_scale: u64,
-    amax: u64,
-    partial: u64,
-    rows: u32,
-    width: u32,
-    rows_e5m2: u32,
-    columns_e5m2: u32,
-    same_bytes: u32,
-    wide_columns: u32,
-    kept: u32,
-    bf16_inputs: u32,
+pub(super) struct QuantizeBlock {
+    pub(super) input: u64,
+    pub(super) grad: u64,
+    pub(super) weight: u64,
+    pub(super) bias: u64,
+    pub(super) mean: u64,
+    pub(super) rstd: u64,
+    pub(super) rows_out: u64,
+    pub(super) columns_out: u64,
+    pub(super) rows_scale: u64,
+    pub(super) columns_scale: u64,
+    pub(super) amax: u64,
+    pub(super) partial: u64,
+    pub(super) rows: u32,
+    pub(super) width: u32,
+    pub(super) rows_e5m2: u32,
+    pub(super) columns_e5m2: u32,
+    pub(super) same_bytes: u32,
+    pub(super) wide_columns: u32,
+    pub(super) kept: u32,
+    pub(super) bf16_inputs: u32,
+    pub(super) lanes: u32,
+    pub(super) ahead: u32,
 }
 
 /// What is quantised, as the kernels see it.
-struct Source {
+pub(super) struct Source {
     /// In the kernels' names.
     name: &'static str,
     input: Tensor,
     grad: Option<Tensor>,
+    /// A norm's.
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    mean: Option<Tensor>,
+    rstd: Option<Tensor>,
     /// Values loaded for each one that a thread walks along.
-    loads: usize,
+    pub(super) loads: usize,
     /// The columns that a thread walks along: all, or half of them where it computes a value of each half.
-    width: usize,
+    pub(super) width: usize,
 }
 
 impl Source {
-    fn of(source: &QuantizeSource) -> Source {
+    pub(super) fn of(source: &QuantizeSource) -> Source {
         let (_, columns) = source.dimensions();
+        let (mut weight, mut bias, mut mean, mut rstd) = (None, None, None, None);
         let (name, input, grad, loads, width) = match *source {
             QuantizeSource::Stored(input) => ("stored", input, None, 1, columns),
             QuantizeSource::Rounded(input) => ("rounded", input, None, 1, columns),
+            QuantizeSource::Norm { input, mean: means, rstd: rstds, weight: weights, bias: biases } => {
+                (weight, bias, mean, rstd) = (Some(weights), biases, means, Some(rstds));
+                ("norm", input, None, 1, columns)
+            }
             QuantizeSource::Activation { kind: ActivationKind::Gelu, input } => ("gelu", input, None, 1, columns),
             QuantizeSource::Activation { kind: ActivationKind::Relu, input } => ("relu", input, None, 1, columns),
             QuantizeSource::ActivationBackward { kind, input, grad_output } => {
@@ -68,30 +85,42 @@ impl Source {
                 ("swiglu_backward", input, Some(grad_output), 3, columns / 2)
             }
         };
-        Source { name, input, grad, loads, width }
+        Source { name, input, grad, weight, bias, mean, rstd, loads, width }
     }
 
     /// Whether a thread can load 16 bytes at a time, and store 8 bytes of the copy in its own layout.
-    fn vector(&self, rows: Option<&Fp8Matrix>) -> bool {
+    pub(super) fn vector(&self, rows: Option<&Fp8Matrix>) -> bool {
         let aligned = |tensor: Tensor, to: u64| tensor.address.is_multiple_of(to);
         self.width.is_multiple_of(PACK)
-            && aligned(self.input, 16)
-            && self.grad.is_none_or(|grad| aligned(grad, 16))
+            && [Some(self.input), self.grad, self.weight, self.bias].into_iter().flatten().all(|x| aligned(x, 16))
             && rows.is_none_or(|rows| aligned(rows.values, 8))
     }
 
     /// The kernel's name for this source.
-    fn kernel(&self, kernel: &str, vector: bool) -> String {
+    pub(super) fn kernel(&self, kernel: &str, vector: bool) -> String {
         let path = if vector { self.input.dtype.name() } else { "scalar" };
         format!("{kernel}_{}_{path}", self.name)
     }
 
-    fn is_bf16(&self) -> u32 {
-        (self.input.dtype == DType::Bf16).into()
+    /// The kernels' argument with this source of so many rows, and no output.
+    pub(super) fn block(&self, rows: usize) -> QuantizeBlock {
+        let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
+        QuantizeBlock {
+            input: self.input.address,
+            grad: address(self.grad),
+            weight: address(self.weight),
+            bias: address(self.bias),
+            mean: address(self.mean),
+            rstd: address(self.rstd),
+            rows: rows as u32,
+            width: self.width as u32,
+            bf16_inputs: (self.input.dtype == DType::Bf16).into(),
+            ..bytemuck::Zeroable::zeroed()
+        }
     }
 }
 
-fn is_e5m2(matrix: Option<&Fp8Matrix>) -> u32 {
+pub(super) fn is_e5m2(matrix: Option<&Fp8Matrix>) -> u32 {
     matrix.is_some_and(|matrix| matrix.values.dtype == DType::F8E5M2).into()
 }
 
@@ -100,14 +129,19 @@ fn same_bytes(rows: &Fp8Matrix, columns: &Fp8Matrix) -> bool {
     rows.values.dtype == columns.values.dtype && rows.scale.tensor().address == columns.scale.tensor().address
 }
 
-/// See [`Quantize`]. A copy with a scale for each row has a kernel of its own, which owns whole rows. Everything else is
-/// made in one pass over tiles.
+/// See [`Quantize`]. A copy with a scale for each row has a kernel of its own, which owns whole rows, and one that makes a
+/// transposed copy too. Everything else is made in one pass over tiles.
 pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
     let (per_row, per_tensor) = match op.rows {
         Some(copy @ Fp8Matrix { scale: Scale::Rows(_), .. }) => (Some(copy), None),
         copy => (None, copy),
     };
     let mut amax = op.amax;
+    if let Some((rows, columns)) = per_row.as_ref().zip(op.columns.as_ref())
+        && let Some(done) = quantize_both(op, rows, columns, queue)
+    {
+        return done;
+    }
     if let Some(copy) = &per_row {
         quantize_rows(&op.source, copy, amax.take(), queue)?;
     }
@@ -123,22 +157,12 @@ fn quantize_rows(source: &QuantizeSource, copy: &Fp8Matrix, amax: Option<Tensor>
     let row_bytes = source.loads * source.width * dtype.size();
     let kept = vector && row_bytes + 1024 <= queue.gpu().shared_bytes as usize;
     let block = QuantizeBlock {
-        input: source.input.address,
-        grad: source.grad.map_or(0, |grad| grad.address),
         rows_out: copy.values.address,
-        columns_out: 0,
         rows_scale: copy.scale.tensor().address,
-        columns_scale: 0,
         amax: amax.map_or(0, |amax| amax.address),
-        partial: 0,
-        rows: rows as u32,
-        width: source.width as u32,
         rows_e5m2: is_e5m2(Some(copy)),
-        columns_e5m2: 0,
-        same_bytes: 0,
-        wide_columns: 0,
         kept: kept.into(),
-        bf16_inputs: source.is_bf16(),
+        ..source.block(rows)
     };
     // Two packs a thread or more: short rows have small blocks, of which more are under way.
     let threads = (packs.div_ceil(2).next_multiple_of(32)).clamp(32, ROW_THREADS);
@@ -156,22 +180,17 @@ fn quantize_tiles(op: &Quantize, copy: Option<&Fp8Matrix>, amax: Option<Tensor>,
     let scale = |matrix: Option<&Fp8Matrix>| matrix.map_or(0, |matrix| matrix.scale.tensor().address);
     let address = |matrix: Option<&Fp8Matrix>| matrix.map_or(0, |matrix| matrix.values.address);
     let block = QuantizeBlock {
-        input: source.input.address,
-        grad: source.grad.map_or(0, |grad| grad.address),
         rows_out: address(copy),
         columns_out: address(transposed),
         rows_scale: scale(copy),
         columns_scale: scale(transposed),
         amax: amax.map_or(0, |amax| amax.address),
         partial: if op.sums.is_some() { queue.scratch } else { 0 },
-        rows: rows as u32,
-        width: source.width as u32,
         rows_e5m2: is_e5m2(copy),
         columns_e5m2: is_e5m2(transposed),
         same_bytes: copy.zip(transposed).is_some_and(|(rows, columns)| same_bytes(rows, columns)).into(),
         wide_columns: (rows.is_multiple_of(16) && address(transposed).is_multiple_of(16)).into(),
-        kept: 0,
-        bf16_inputs: source.is_bf16(),
+        ..source.block(rows)
     };
     let row_tiles = rows.div_ceil(TILE_ROWS);
     let grid = Grid::line(row_tiles * source.width.div_ceil(TILE_COLUMNS), 256);
@@ -182,10 +201,10 @@ fn quantize_tiles(op: &Quantize, copy: Option<&Fp8Matrix>, amax: Option<Tensor>,
     }
 }
 
-/// Scratch for a row of partial sums for each row of tiles.
+/// Scratch for a row of partial sums for each row of tiles or each cluster.
 pub(super) fn scratch_bytes(op: &Quantize) -> usize {
     let (rows, columns) = op.source.dimensions();
-    if op.sums.is_some() { rows.div_ceil(TILE_ROWS) * columns * DType::F32.size() } else { 0 }
+    if op.sums.is_some() { rows.div_ceil(TILE_ROWS.min(GROUP)) * columns * DType::F32.size() } else { 0 }
 }
 
 /// Blocks of the kernel that looks for the largest magnitude: enough for every GPU, and few to combine.
@@ -195,15 +214,10 @@ const LARGEST_BLOCKS: usize = 1024;
 pub(super) fn make_scale(op: &MakeScale, queue: &Queue<'_>) -> Result<()> {
     let ((rows, _), source) = (op.source.dimensions(), Source::of(&op.source));
     let block = QuantizeBlock {
-        input: source.input.address,
-        grad: source.grad.map_or(0, |grad| grad.address),
         rows_scale: op.scale.address,
         partial: queue.scratch,
-        rows: rows as u32,
-        width: source.width as u32,
         kept: op.keep_known.into(),
-        bf16_inputs: source.is_bf16(),
-        ..bytemuck::Zeroable::zeroed()
+        ..source.block(rows)
     };
     let blocks = (rows * source.width.div_ceil(PACK)).div_ceil(256).clamp(1, LARGEST_BLOCKS);
     queue.launch_block(&source.kernel("largest", source.vector(None)), Grid::line(blocks, 256), &block)?;

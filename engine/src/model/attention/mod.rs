@@ -9,6 +9,7 @@ use graph_manager::Result;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::linear::{Linear, LinearSpec, PendingWeightGradients, tensor_like};
+use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
@@ -97,7 +98,7 @@ struct CausalAttention {
 
 #[derive(Clone, Copy)]
 struct SavedAttention {
-    /// The normed values, where the norm does not keep them.
+    /// The normed values in 8 bits, where the norm does not store them. `None` if backward recomputes them.
     normed: Option<Operand>,
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, after rotation.
     qkv: Tensor,
@@ -120,12 +121,11 @@ impl CausalAttention {
 }
 
 impl BlockPart for CausalAttention {
-    fn forward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, Saved)> {
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<(Tensor, Saved)> {
         let (batch, seq) = self.region.tokens;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
-        let all_normed = self.region.gather_rows(cx, "all_normed", normed)?;
-        let qkv = self.qkv.output(cx, "qkv", &all_normed)?;
-        let input = self.qkv.input(cx, all_normed, Copies::of_input(cx, self.keeps_input()))?;
+        let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
+        let qkv = self.qkv.output(cx, "qkv", input.rows())?;
         self.qkv.forward(cx, &input, qkv)?;
         self.rotate(cx, qkv, self.rotary, false)?;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
@@ -137,7 +137,6 @@ impl BlockPart for CausalAttention {
         let delta = self.projection.forward_row_parallel(cx, &projected, names, &self.region)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
-        let normed = self.keeps_input().then(|| input.for_weight_gradient());
         let projected = projected.for_weight_gradient();
         Ok((delta, Saved::new(SavedAttention { normed, qkv, context, projected, stats, probabilities, output })))
     }
@@ -189,8 +188,8 @@ impl BlockPart for CausalAttention {
         Some(self.keys_and_values())
     }
 
-    fn keeps_input(&self) -> bool {
-        self.qkv.keeps_input(self.recompute, &self.region)
+    fn computes_input(&self) -> bool {
+        self.qkv.computes_input(&self.region)
     }
 
     fn leave_bias_to_next_norm(&mut self) -> Option<Param> {

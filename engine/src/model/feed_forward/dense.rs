@@ -8,6 +8,7 @@ use crate::fp8::{Copies, Operand};
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use crate::model::linear::{Linear, LinearSpec, PendingWeightGradients, tensor_like};
+use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, PartSpec, Saved, SavedInput};
 use crate::model::shape::GptShape;
 use crate::model::tensor_parallel::TensorParallelRegion;
@@ -117,7 +118,7 @@ struct DenseFeedForward {
 
 #[derive(Clone, Copy)]
 struct SavedFeedForward {
-    /// The normed values, where the norm does not keep them.
+    /// The normed values in 8 bits, where the norm does not store them. `None` if backward recomputes them.
     normed: Option<Operand>,
     /// `(batch, seq, groups * ffn)`.
     pre: Tensor,
@@ -131,12 +132,11 @@ impl DenseFeedForward {
     fn activate(
         &self,
         cx: &mut StepContext<'_>,
-        normed: Tensor,
+        normed: Normed,
         record: Tensor,
     ) -> Result<(Operand, SavedFeedForward)> {
-        let all_normed = self.region.gather_rows(cx, "all_normed", normed)?;
-        let pre = self.up.output(cx, "pre_activation", &all_normed)?;
-        let input = self.up.input(cx, all_normed, Copies::of_input(cx, self.keeps_input()))?;
+        let (input, normed) = self.up.normed_input(cx, normed, !self.recompute, &self.region)?;
+        let pre = self.up.output(cx, "pre_activation", input.rows())?;
         let activated = match self.down.is_8_bit() {
             true => {
                 self.up.forward(cx, &input, pre)?;
@@ -149,7 +149,6 @@ impl DenseFeedForward {
                 Operand::Plain(activated)
             }
         };
-        let normed = self.keeps_input().then(|| input.for_weight_gradient());
         let saved = (!self.recompute).then(|| activated.for_weight_gradient());
         Ok((activated, SavedFeedForward { normed, pre, activated: saved, output: self.output.site(cx, record) }))
     }
@@ -186,7 +185,7 @@ impl DenseFeedForward {
 }
 
 impl BlockPart for DenseFeedForward {
-    fn forward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<(Tensor, Saved)> {
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<(Tensor, Saved)> {
         let (activated, saved) = self.activate(cx, normed, record)?;
         let names = ["ffn_out", "ffn_out_here"];
         let delta = self.down.forward_row_parallel(cx, &activated, names, &self.region)?;
@@ -194,7 +193,7 @@ impl BlockPart for DenseFeedForward {
         Ok((delta, Saved::new(saved)))
     }
 
-    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Tensor, record: Tensor) -> Result<Saved> {
+    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<Saved> {
         self.activate(cx, normed, record).map(|(_, saved)| Saved::new(saved))
     }
 
@@ -221,7 +220,7 @@ impl BlockPart for DenseFeedForward {
         Ok((grad_normed.join(cx)?, pending))
     }
 
-    fn keeps_input(&self) -> bool {
-        self.up.keeps_input(self.recompute, &self.region)
+    fn computes_input(&self) -> bool {
+        self.up.computes_input(&self.region)
     }
 }

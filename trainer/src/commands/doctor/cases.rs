@@ -226,8 +226,20 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
                     let weight = b.input([hidden], dtype)?;
                     let bias = if layer { Some(b.input([hidden], dtype)?) } else { None };
                     let mean = if layer { Some(b.output([rows], DType::F32)?) } else { None };
-                    let (output, rstd) = (b.output(shape, dtype)?, b.output([rows], DType::F32)?);
+                    let (output, rstd) = (Some(b.output(shape, dtype)?), b.output([rows], DType::F32)?);
                     Ok(Norm { kind, input, residual, sum, weight, bias, output, mean, rstd, eps: 1e-5 }.into())
+                }),
+            );
+            add(
+                &format!("{name}{suffix}, statistics alone"),
+                Box::new(move |b| {
+                    let shape = [rows, hidden];
+                    let (input, weight) = (b.input(shape, dtype)?, b.input([hidden], dtype)?);
+                    let residual = if with_residual { Some(b.input(shape, dtype)?) } else { None };
+                    let sum = if with_residual { Some(b.output(shape, dtype)?) } else { None };
+                    let mean = if layer { Some(b.output([rows], DType::F32)?) } else { None };
+                    let (bias, rstd) = (None, b.output([rows], DType::F32)?);
+                    Ok(Norm { kind, input, residual, sum, weight, bias, output: None, mean, rstd, eps: 1e-5 }.into())
                 }),
             );
             add(
@@ -245,7 +257,7 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
                         sum: none,
                         weight,
                         bias: none,
-                        output: normed,
+                        output: Some(normed),
                         mean,
                         rstd,
                         eps: 1e-5,

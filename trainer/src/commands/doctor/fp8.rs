@@ -58,9 +58,14 @@ fn matrix(bench: &mut Workbench, shape: [usize; 2], dtype: DType, per_row: bool)
 
 fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
     type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;
-    let sources: [(&str, MakeSource); 6] = [
+    let sources: [(&str, MakeSource); 8] = [
         ("stored", |bench, rows, width| Ok(QuantizeSource::Stored(wide(bench, rows, width)?))),
         ("rounded", |bench, rows, width| Ok(QuantizeSource::Rounded(bench.scaled([rows, width], DType::F32, 3.0)?))),
+        ("layer norm", |bench, rows, width| {
+            let (mean, bias) = (bench.between([rows], -0.5, 0.5)?, bench.scaled([width], DType::Bf16, 1.0)?);
+            norm(bench, rows, width, Some((mean, bias)))
+        }),
+        ("rms norm", |bench, rows, width| norm(bench, rows, width, None)),
         ("gelu", |bench, rows, width| {
             Ok(QuantizeSource::Activation { kind: ActivationKind::Gelu, input: wide(bench, rows, width)? })
         }),
@@ -118,6 +123,18 @@ fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
             Ok(UpdateScales { amax, history, largest, scale, margin: 1 }.into())
         }),
     );
+}
+
+/// The values of a norm. A LayerNorm has means and a bias.
+fn norm(
+    bench: &mut Workbench,
+    rows: usize,
+    width: usize,
+    mean_and_bias: Option<(Tensor, Tensor)>,
+) -> Result<QuantizeSource> {
+    let (mean, bias) = mean_and_bias.unzip();
+    let (input, weight) = (wide(bench, rows, width)?, bench.scaled([width], DType::Bf16, 1.0)?);
+    Ok(QuantizeSource::Norm { input, mean, rstd: bench.between([rows], 0.5, 2.0)?, weight, bias })
 }
 
 fn wide(bench: &mut Workbench, rows: usize, width: usize) -> Result<Tensor> {
