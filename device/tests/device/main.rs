@@ -13,5 +13,6 @@ mod ops_cache;
 mod ops_dense;
 mod ops_parallel;
 mod ops_quantize;
+mod ops_quantize_blocks;
 mod ops_quantize_gemm;
 mod ops_scales;

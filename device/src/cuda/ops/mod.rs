@@ -16,12 +16,13 @@ mod norm;
 mod optimizer;
 mod progress_mark;
 mod quantize;
+mod quantize_blocks;
 mod reduce;
 mod rotary;
 mod run;
 mod shape;
 mod table;
 
-pub use run::FP8_CAPABILITY;
 pub(crate) use run::accept;
+pub use run::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY};
 pub(super) use run::{prepare, run, scratch_bytes};

@@ -17,15 +17,15 @@ const ROW_THREADS: usize = 256;
 /// `Quantize` of `kernels/quantize.cuh`; 0 is the null pointer.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct QuantizeBlock {
+pub(super) struct QuantizeBlock {
     input: u64,
     grad: u64,
-    rows_out: u64,
-    columns_out: u64,
+    pub(super) rows_out: u64,
+    pub(super) columns_out: u64,
     rows_scale: u64,
     columns_scale: u64,
     amax: u64,
-    partial: u64,
+    pub(super) partial: u64,
     rows: u32,
     width: u32,
     rows_e5m2: u32,
@@ -36,8 +36,22 @@ struct QuantizeBlock {
     bf16_inputs: u32,
 }
 
+impl QuantizeBlock {
+    /// The source, and nothing that is made of it.
+    pub(super) fn of(source: &Source, rows: usize) -> QuantizeBlock {
+        QuantizeBlock {
+            input: source.input.address,
+            grad: source.grad.map_or(0, |grad| grad.address),
+            rows: rows as u32,
+            width: source.width as u32,
+            bf16_inputs: source.is_bf16(),
+            ..bytemuck::Zeroable::zeroed()
+        }
+    }
+}
+
 /// What is quantised, as the kernels see it.
-struct Source {
+pub(super) struct Source {
     /// In the kernels' names.
     name: &'static str,
     input: Tensor,
@@ -49,7 +63,7 @@ struct Source {
 }
 
 impl Source {
-    fn of(source: &QuantizeSource) -> Source {
+    pub(super) fn of(source: &QuantizeSource) -> Source {
         let (_, columns) = source.dimensions();
         let (name, input, grad, loads, width) = match *source {
             QuantizeSource::Stored(input) => ("stored", input, None, 1, columns),
@@ -80,7 +94,7 @@ impl Source {
     }
 
     /// The kernel's name for this source.
-    fn kernel(&self, kernel: &str, vector: bool) -> String {
+    pub(super) fn kernel(&self, kernel: &str, vector: bool) -> String {
         let path = if vector { self.input.dtype.name() } else { "scalar" };
         format!("{kernel}_{}_{path}", self.name)
     }
