@@ -82,8 +82,7 @@ impl Quantize {
         ensure(op, rows.is_multiple_of(MULTIPLE) && columns.is_multiple_of(MULTIPLE), || {
             format!("a matrix ({rows}, {columns}) needs sizes that are multiples of {MULTIPLE} for scales by block")
         })?;
-        let inputs = self.source.inputs().into_iter().map(|(name, tensor)| (name, tensor));
-        for (name, tensor) in inputs.chain(copies.iter().map(|copy| ("copy", copy.values))) {
+        for (name, tensor) in self.source.inputs().into_iter().chain(copies.iter().map(|copy| ("copy", copy.values))) {
             ensure(op, tensor.address.is_multiple_of(MULTIPLE as u64), || {
                 format!("`{name}` begins at {:#x}, needs a multiple of {MULTIPLE} for scales by block", tensor.address)
             })?;
