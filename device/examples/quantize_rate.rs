@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use device::cuda::CudaOptions;
 use device::ops::{ActivationKind, Copy, Fp8Matrix, Quantize, QuantizeSource, Scale};
-use device::{Area, DType, Device, Op, Result, Stream, Tensor, bf16};
+use device::{Area, DType, Device, Error, Op, Result, Stream, Tensor, bf16};
 
 /// Sets of tensors that take turns.
 const SETS: usize = 4;
@@ -69,28 +69,55 @@ impl Bench {
     }
 }
 
+/// How a copy is scaled.
+#[derive(Clone, Copy)]
+enum Scales {
+    /// One scale, which is there.
+    Tensor,
+    Rows,
+    Groups,
+    Blocks,
+}
+
 /// What is made of the matrix.
 #[derive(Clone, Copy)]
 struct Outputs {
     name: &'static str,
-    /// A copy in its own layout, with a scale for each row or one for all.
-    rows: Option<bool>,
-    columns: bool,
+    /// A copy in its own layout.
+    rows: Option<Scales>,
+    /// The transposed copy.
+    columns: Option<Scales>,
     /// The largest magnitude.
     amax: bool,
     /// The column sums.
     sums: bool,
 }
 
-const OUTPUTS: [Outputs; 8] = [
-    Outputs { name: "both copies", rows: Some(false), columns: true, amax: false, sums: false },
-    Outputs { name: "both copies, amax", rows: Some(false), columns: true, amax: true, sums: false },
-    Outputs { name: "both copies, amax, sums", rows: Some(false), columns: true, amax: true, sums: true },
-    Outputs { name: "row copy", rows: Some(false), columns: false, amax: false, sums: false },
-    Outputs { name: "transposed copy", rows: None, columns: true, amax: false, sums: false },
-    Outputs { name: "amax alone", rows: None, columns: false, amax: true, sums: false },
-    Outputs { name: "row copy, row scales", rows: Some(true), columns: false, amax: false, sums: false },
-    Outputs { name: "both copies, row scales", rows: Some(true), columns: true, amax: false, sums: false },
+impl Outputs {
+    const fn both(name: &'static str, scales: Scales, amax: bool, sums: bool) -> Outputs {
+        Outputs { name, rows: Some(scales), columns: Some(scales), amax, sums }
+    }
+}
+
+const OUTPUTS: [Outputs; 12] = [
+    Outputs::both("both copies", Scales::Tensor, false, false),
+    Outputs::both("both copies, amax", Scales::Tensor, true, false),
+    Outputs::both("both copies, amax, sums", Scales::Tensor, true, true),
+    Outputs { name: "row copy", rows: Some(Scales::Tensor), columns: None, amax: false, sums: false },
+    Outputs { name: "transposed copy", rows: None, columns: Some(Scales::Tensor), amax: false, sums: false },
+    Outputs { name: "amax alone", rows: None, columns: None, amax: true, sums: false },
+    Outputs { name: "row copy, row scales", rows: Some(Scales::Rows), columns: None, amax: false, sums: false },
+    Outputs {
+        name: "both copies, row scales",
+        rows: Some(Scales::Rows),
+        columns: Some(Scales::Tensor),
+        amax: false,
+        sums: false,
+    },
+    Outputs::both("both copies, groups", Scales::Groups, false, false),
+    Outputs::both("both copies, groups, sums", Scales::Groups, false, true),
+    Outputs { name: "row copy, groups", rows: Some(Scales::Groups), columns: None, amax: false, sums: false },
+    Outputs::both("both copies, blocks", Scales::Blocks, false, false),
 ];
 
 const SOURCES: [&str; 6] = ["stored", "norm", "gelu", "gelu backward", "swiglu", "swiglu backward"];
@@ -128,25 +155,38 @@ fn source(bench: &mut Bench, name: &str, [rows, columns]: [usize; 2]) -> Result<
     Ok((source, 2 * values))
 }
 
+/// An 8-bit copy to be made, and the bytes that are written for it.
+fn copy(bench: &mut Bench, [rows, columns]: [usize; 2], scales: Scales) -> Result<(Fp8Matrix, usize)> {
+    let [height, width] = match scales {
+        Scales::Tensor => [1, 1],
+        Scales::Rows => [1, rows],
+        Scales::Groups => Scale::group_shape(rows, columns),
+        Scales::Blocks => Scale::block_shape(rows, columns),
+    };
+    let written = rows * columns + 4 * height * width;
+    let tensor = bench.ones(height * width)?.reshape([height, width]);
+    let scale = match scales {
+        Scales::Tensor => Scale::Tensor(tensor),
+        Scales::Rows => Scale::Rows(tensor),
+        Scales::Groups => Scale::Groups(tensor),
+        Scales::Blocks => Scale::Blocks(tensor),
+    };
+    Ok((Fp8Matrix { values: bench.tensor([rows, columns], DType::F8E4M3)?, scale }, written))
+}
+
 fn quantize(bench: &mut Bench, source: QuantizeSource, outputs: Outputs) -> Result<(Quantize, usize)> {
     let (rows, columns) = source.dimensions();
     let mut written = 0;
-    let scale = bench.ones(1)?;
-    let mut copy = |bench: &mut Bench, shape, scale| {
-        written += rows * columns;
-        bench.tensor(shape, DType::F8E4M3).map(|values| Fp8Matrix { values, scale })
+    let mut made = |bench: &mut Bench, shape, scales: Option<Scales>| {
+        let Some(scales) = scales else { return Ok(None) };
+        let (copy, bytes) = copy(bench, shape, scales)?;
+        written += bytes;
+        Ok::<_, Error>(Some(copy))
     };
     let op = Quantize {
         source,
-        rows: match outputs.rows {
-            None => None,
-            Some(false) => Some(copy(bench, [rows, columns], Scale::Tensor(scale))?),
-            Some(true) => {
-                let scales = bench.ones(rows)?;
-                Some(copy(bench, [rows, columns], Scale::Rows(scales))?)
-            }
-        },
-        columns: if outputs.columns { Some(copy(bench, [columns, rows], Scale::Tensor(scale))?) } else { None },
+        rows: made(bench, [rows, columns], outputs.rows)?,
+        columns: made(bench, [columns, rows], outputs.columns)?,
         amax: if outputs.amax { Some(bench.ones(1)?) } else { None },
         sums: if outputs.sums { Some(bench.ones(columns)?) } else { None },
         accumulate: false,
@@ -170,7 +210,7 @@ fn main() -> Result<()> {
     println!("plain copy of bf16 (16384, 8192): {plain:.0} GB/s");
     bench.areas.clear();
 
-    println!("{:<16} {:>14}  {:<24} {:>9} {:>7} {:>8}", "source", "shape", "outputs", "us", "GB/s", "of copy");
+    println!("{:<16} {:>14}  {:<26} {:>9} {:>7} {:>8}", "source", "shape", "outputs", "us", "GB/s", "of copy");
     for (shapes, names) in [
         (&[[16384, 2048], [16384, 6144], [16384, 8192]][..], &SOURCES[..4]),
         (&[[8192, 14336]][..], &SOURCES[4..5]),
@@ -189,7 +229,7 @@ fn main() -> Result<()> {
                 let seconds = bench.seconds(&ops)?;
                 let rate = made[0].1 as f64 / seconds / 1e9;
                 let (shape, us, share) = (format!("{}x{}", shape[0], shape[1]), seconds * 1e6, 100.0 * rate / plain);
-                println!("{name:<16} {shape:>14}  {:<24} {us:>9.1} {rate:>7.0} {share:>7.1}%", outputs.name);
+                println!("{name:<16} {shape:>14}  {:<26} {us:>9.1} {rate:>7.0} {share:>7.1}%", outputs.name);
             }
             bench.areas.clear();
         }

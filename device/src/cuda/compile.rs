@@ -45,6 +45,7 @@ pub const SOURCES: &[(&str, &str)] = &[
 /// The kernel sources for 8-bit copies, as [`SOURCES`].
 pub const FP8_SOURCES: &[(&str, &str)] = &[
     kernel_file!("quantize.cu"),
+    kernel_file!("quantize_blocks.cu"),
     kernel_file!("quantize_both.cu"),
     kernel_file!("quantize_rows.cu"),
     kernel_file!("scales.cu"),

@@ -7,7 +7,7 @@ use super::elementwise::map;
 use super::math::{gelu, gelu_derivative};
 use super::small_gemm::{Matrix, multiply};
 use super::view::{self, to_f32};
-use crate::ops::{Epilogue, Gemm, Scale};
+use crate::ops::{BLOCK, Epilogue, Gemm, Scale};
 use crate::{DType, Float, bf16};
 
 /// Rows of `out` that one task computes. Fixed, so that bits do not depend on the threads.
@@ -17,7 +17,8 @@ pub(super) const TILE_ROWS: usize = 128;
 pub(super) fn gemm(op: &Gemm, pool: &Pool) {
     let (mut a, mut b) = (to_f32(&op.a), to_f32(&op.b));
     if let Some(scales) = &op.fp8 {
-        (a, b) = (scaled(&a, &scales.a), scaled(&b, &scales.b));
+        let (_, _, k) = op.dimensions();
+        (a, b) = (scaled(&a, k, &scales.a), scaled(&b, k, &scales.b));
     }
     match op.out.dtype {
         DType::F32 => into::<f32>(op, &a, &b, pool),
@@ -25,11 +26,17 @@ pub(super) fn gemm(op: &Gemm, pool: &Pool) {
     }
 }
 
-/// The values that 8-bit factors stand for.
-fn scaled(values: &[f32], scale: &Scale) -> Cow<'static, [f32]> {
+/// The values that 8-bit factors `(_, k)` stand for.
+fn scaled(values: &[f32], k: usize, scale: &Scale) -> Cow<'static, [f32]> {
     let scales = view::read::<f32>(&scale.tensor());
-    let row = (values.len() / scales.len()).max(1);
-    values.chunks(row).zip(scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect()
+    let mut scaled = Vec::with_capacity(values.len());
+    for (row, values) in values.chunks(k.max(1)).enumerate() {
+        for (block, values) in values.chunks(BLOCK).enumerate() {
+            let scale = scales[scale.index(row, block)];
+            scaled.extend(values.iter().map(|x| x * scale));
+        }
+    }
+    scaled.into()
 }
 
 fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {

@@ -18,6 +18,7 @@ mod optimizer;
 pub mod philox;
 mod pool;
 mod quantize;
+mod quantize_blocks;
 mod rotary;
 mod run;
 mod scratch;

@@ -2,8 +2,9 @@
 
 use super::elementwise::{CHUNK, column_sums, store_sums, with_float};
 use super::math::{gelu, gelu_derivative, sigmoid};
+use super::quantize_blocks::make_block_scales;
 use super::{Pool, view};
-use crate::ops::{ActivationKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
+use crate::ops::{ActivationKind, BLOCK, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 use crate::{DType, F8E4M3, F8E5M2, Float, bf16};
 
 /// Rows whose column sums one task adds up.
@@ -27,10 +28,14 @@ pub(super) fn quantize(op: &Quantize, pool: &Pool) {
                 scale[0] = scale_now(magnitude(&values[row * columns..][..columns]), largest, 0);
             });
         }
-        store(copy, columns, |row, column| values[row * columns + column], pool);
+        let value = |row, column| values[row * columns + column];
+        make_block_scales(copy, value, pool);
+        store(copy, columns, value, pool);
     }
     if let Some(copy) = &op.columns {
-        store(copy, rows, |column, row| values[row * columns + column], pool);
+        let value = |column, row| values[row * columns + column];
+        make_block_scales(copy, value, pool);
+        store(copy, rows, value, pool);
     }
     if let Some(sums) = &op.sums {
         let partial = pool.map(rows.div_ceil(SUM_ROWS), |chunk| {
@@ -122,12 +127,12 @@ fn store(copy: &Fp8Matrix, width: usize, value: impl Fn(usize, usize) -> f32 + S
 fn store_as<T: Float>(copy: &Fp8Matrix, width: usize, value: impl Fn(usize, usize) -> f32 + Sync, pool: &Pool) {
     let scales = view::read::<f32>(&copy.scale.tensor());
     pool.for_each_chunk(view::write::<T>(&copy.values), width, |row, out| {
-        let scale = match copy.scale {
-            Scale::Tensor(_) => scales[0],
-            Scale::Rows(_) => scales[row],
-        };
-        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-        out.iter_mut().enumerate().for_each(|(column, out)| *out = T::from_f32(value(row, column) * inverse));
+        for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+            let scale = scales[copy.scale.index(row, block)];
+            let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+            let store = |(i, out): (usize, &mut T)| *out = T::from_f32(value(row, block * BLOCK + i) * inverse);
+            out.iter_mut().enumerate().for_each(store);
+        }
     });
 }
 
@@ -184,6 +189,6 @@ fn magnitude(values: &[f32]) -> f32 {
 }
 
 /// The larger of two numbers that are not negative, in the order of their bits: infinity above all numbers, NaN above that.
-fn larger(a: f32, b: f32) -> f32 {
+pub(super) fn larger(a: f32, b: f32) -> f32 {
     f32::from_bits(a.to_bits().max(b.to_bits()))
 }

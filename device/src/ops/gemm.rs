@@ -35,9 +35,11 @@ pub struct Gemm {
 pub struct Fp8Scales {
     /// Of `a`. The addresses of scales are multiples of 16.
     pub a: Scale,
-    /// Of `b`. Both factors have one scale each, or both have one for each row.
+    /// Of `b`. Both factors have one scale each, or both have one for each row, or both have scales by block: for groups, or
+    /// one of them for blocks. The last is for GPUs of compute capability 9.0.
     pub b: Scale,
-    /// Faster, with partial sums of about 14 bits on GPUs of compute capability 9.0. Good enough for forward products.
+    /// Faster, with partial sums of about 14 bits on GPUs of compute capability 9.0. Good enough for forward products. Not
+    /// with scales by block.
     pub fast_accumulation: bool,
 }
 
@@ -125,9 +127,19 @@ impl Gemm {
         ensure(Self::NAME, [scales.a, scales.b].iter().all(|scale| scale.tensor().address.is_multiple_of(16)), || {
             "scales begin at addresses that are multiples of 16".into()
         })?;
-        let per_row = |scale: &Scale| matches!(scale, Scale::Rows(_));
-        ensure(Self::NAME, per_row(&scales.a) == per_row(&scales.b), || {
-            "both factors have one scale each, or both have one for each row".into()
+        use Scale::{Blocks, Groups, Rows, Tensor};
+        let (pair, by_block) = match (&scales.a, &scales.b) {
+            (Tensor(_), Tensor(_)) | (Rows(_), Rows(_)) => (true, false),
+            (Groups(_), Groups(_) | Blocks(_)) | (Blocks(_), Groups(_)) => (true, true),
+            _ => (false, false),
+        };
+        ensure(Self::NAME, pair, || {
+            "both factors have one scale each, or both have one for each row, or one has scales for groups and the other \
+             for groups or blocks"
+                .into()
+        })?;
+        ensure(Self::NAME, !(by_block && scales.fast_accumulation), || {
+            "a product of factors with scales by block accumulates precisely".into()
         })?;
         ensure_float(Self::NAME, &[("out", self.out)])
     }

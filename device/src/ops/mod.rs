@@ -25,6 +25,7 @@ mod operation;
 mod optimizer;
 mod progress_mark;
 mod quantize;
+mod quantize_blocks;
 mod rotary;
 mod transpose_fp8;
 
@@ -48,6 +49,7 @@ pub use op::Op;
 pub use operation::Operation;
 pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
 pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
+pub(crate) use quantize_blocks::BLOCK;
 pub use rotary::Rotary;
 pub use transpose_fp8::TransposeFp8;
 

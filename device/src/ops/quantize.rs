@@ -25,13 +25,20 @@ pub enum Scale {
     /// `(rows)`: one for each row of the matrix. Whoever quantises writes them: the largest magnitude of a row becomes the
     /// largest number of the type.
     Rows(Tensor),
+    /// `(ceil(columns / 128), rows)`: one for each 128 neighbours in a row, the last ones may be fewer. Whoever quantises
+    /// writes them: the smallest power of two with which no value is beyond the largest number of the type. It is 1 for
+    /// zeros, and NaN where a value is not finite. [`Scale::group_shape`] is the shape.
+    Groups(Tensor),
+    /// `(ceil(rows / 128), ceil(columns / 128))`, each row padded with zeros to a multiple of 4: one for each block of
+    /// 128 x 128 values, fewer at the ends. Its value is as for [`Scale::Groups`], [`Scale::block_shape`] is the shape.
+    Blocks(Tensor),
 }
 
 impl Scale {
     /// Where the scales lie.
     pub fn tensor(&self) -> Tensor {
         match *self {
-            Scale::Tensor(tensor) | Scale::Rows(tensor) => tensor,
+            Scale::Tensor(tensor) | Scale::Rows(tensor) | Scale::Groups(tensor) | Scale::Blocks(tensor) => tensor,
         }
     }
 }
@@ -45,11 +52,11 @@ impl Fp8Matrix {
             format!("`{name}` is {:?}, needs ({rows}, {columns})", values.shape)
         })?;
         ensure_dtype(op, "scale", &scale, DType::F32)?;
-        let scales = match self.scale {
-            Scale::Tensor(_) => 1,
-            Scale::Rows(_) => rows,
-        };
-        ensure_elements(op, "scale", &scale, scales)
+        match self.scale {
+            Scale::Tensor(_) => ensure_elements(op, "scale", &scale, 1),
+            Scale::Rows(_) => ensure_elements(op, "scale", &scale, rows),
+            by_block => by_block.check_blocks(op, values.dtype, rows, columns),
+        }
     }
 }
 
@@ -106,7 +113,7 @@ pub enum QuantizeSource {
 
 impl QuantizeSource {
     /// The tensors it is computed from, but for the statistics of a norm. All are of one type.
-    fn inputs(&self) -> Vec<(&'static str, Tensor)> {
+    pub(super) fn inputs(&self) -> Vec<(&'static str, Tensor)> {
         match *self {
             QuantizeSource::Stored(input)
             | QuantizeSource::Rounded(input)
@@ -198,7 +205,8 @@ pub struct Quantize {
     pub source: QuantizeSource,
     /// `(rows, columns)`.
     pub rows: Option<Fp8Matrix>,
-    /// `(columns, rows)`: the transposed copy. Its scale is one for the whole tensor.
+    /// `(columns, rows)`: the transposed copy. Its scale is one for the whole tensor, or there is one for each group or for
+    /// each block, as for `rows`. Sizes are then multiples of 16, and addresses of 16 bytes.
     pub columns: Option<Fp8Matrix>,
     /// `(1)`, f32, updated: the larger of what it was and the largest magnitude. NaN and infinities are kept as they are
     /// found: both are larger than all numbers.
@@ -220,10 +228,11 @@ impl Operation for Quantize {
         }
         if let Some(matrix) = &self.columns {
             matrix.check(Self::NAME, "columns", columns, rows)?;
-            ensure(Self::NAME, matches!(matrix.scale, Scale::Tensor(_)), || {
+            ensure(Self::NAME, !matches!(matrix.scale, Scale::Rows(_)), || {
                 "the transposed copy has one scale for the whole tensor".into()
             })?;
         }
+        self.check_blocks(Self::NAME)?;
         if let Some(amax) = &self.amax {
             ensure_dtype(Self::NAME, "amax", amax, DType::F32)?;
             ensure_elements(Self::NAME, "amax", amax, 1)?;
@@ -241,7 +250,7 @@ impl Operation for Quantize {
             all.writes.push(matrix.values);
             match matrix.scale {
                 Scale::Tensor(scale) => all.reads.push(scale),
-                Scale::Rows(scales) => all.writes.push(scales),
+                Scale::Rows(scales) | Scale::Groups(scales) | Scale::Blocks(scales) => all.writes.push(scales),
             }
         }
         all.reads(self.amax).writes(self.amax).reads(self.sums.filter(|_| self.accumulate)).writes(self.sums)

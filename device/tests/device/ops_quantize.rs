@@ -56,7 +56,7 @@ impl Format {
     }
 
     /// How many numbers of the type one is from the other; 0 and -0 are one. `None` if only one of them is NaN.
-    fn steps(&self, a: u8, b: u8) -> Option<i32> {
+    pub fn steps(&self, a: u8, b: u8) -> Option<i32> {
         match ((self.nan)(a), (self.nan)(b)) {
             (false, false) => {
                 let place = |byte: u8| i32::from(byte & 0x7f) * if byte & 0x80 == 0 { 1 } else { -1 };
@@ -69,13 +69,13 @@ impl Format {
 
 /// What `x` becomes, with every rounding that the operation promises: of the inverse, of the product, of the byte.
 /// A scale of 0 is not known yet.
-fn quantized(x: f64, scale: f32, format: &Format) -> u8 {
+pub fn quantized(x: f64, scale: f32, format: &Format) -> u8 {
     let inverse = if scale == 0.0 { 0.0 } else { (1.0 / f64::from(scale)) as f32 };
     format.nearest(f64::from((x * f64::from(inverse)) as f32))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+pub enum Kind {
     Stored,
     Rounded,
     Norm(NormKind),
@@ -85,7 +85,7 @@ enum Kind {
     SwiGluBackward,
 }
 
-const KINDS: [Kind; 10] = [
+pub const KINDS: [Kind; 10] = [
     Kind::Stored,
     Kind::Rounded,
     Kind::Norm(NormKind::Layer),
@@ -126,18 +126,18 @@ fn slope(f: impl Fn(f64) -> f64, x: f64) -> f64 {
 
 /// A matrix to quantise.
 #[derive(Clone, Copy, Debug)]
-struct Matrix {
-    kind: Kind,
-    dtype: DType,
+pub struct Matrix {
+    pub kind: Kind,
+    pub dtype: DType,
     /// Even for [`Kind::SwiGluBackward`].
-    shape: [usize; 2],
+    pub shape: [usize; 2],
     /// Where tensors begin, in elements after a multiple of 256 bytes.
-    offset: usize,
+    pub offset: usize,
 }
 
 impl Matrix {
     /// Its values in f64, and where a device computes them from.
-    fn make(&self, t: &Bench) -> (Vec<f64>, QuantizeSource) {
+    pub fn make(&self, t: &Bench) -> (Vec<f64>, QuantizeSource) {
         let Matrix { kind, dtype, shape: [rows, columns], offset } = *self;
         let tensor = |seed: u64, columns: usize| {
             let values: Vec<f64> =
@@ -203,7 +203,7 @@ impl Matrix {
 
     /// How far a value may be from its f64 reference: what is stored is exact, and functions are within a few bits of f32,
     /// or within 1e-5 where the inputs are bf16.
-    fn allowed(&self, x: f64) -> f64 {
+    pub fn allowed(&self, x: f64) -> f64 {
         match (self.kind, self.dtype) {
             (Kind::Stored | Kind::Rounded, _) => 0.0,
             (_, Bf16) => 3e-5 * (x.abs() + 1.0),
@@ -247,7 +247,7 @@ fn check_copy(what: &str, matrix: &Matrix, bytes: &[u8], values: &[f64], scales:
     }
 }
 
-fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
+pub fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
     (0..values.len()).map(|i| values[i % (values.len() / columns) * columns + i / (values.len() / columns)]).collect()
 }
 

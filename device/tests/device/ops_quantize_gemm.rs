@@ -7,16 +7,53 @@ use device::DType;
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;
 
+/// Which [`Scale`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Tensor,
+    Rows,
+    Groups,
+    Blocks,
+}
+
+impl Kind {
+    /// Of a matrix `(rows, columns)`.
+    fn shape(self, rows: usize, columns: usize) -> [usize; 2] {
+        match self {
+            Kind::Tensor => [1, 1],
+            Kind::Rows => [1, rows],
+            Kind::Groups => [columns.div_ceil(128), rows],
+            Kind::Blocks => [rows.div_ceil(128), columns.div_ceil(128).div_ceil(4) * 4],
+        }
+    }
+
+    /// Which scale a value has, of as many in a row.
+    fn index(self, row: usize, column: usize, width: usize) -> usize {
+        match self {
+            Kind::Tensor => 0,
+            Kind::Rows => row,
+            Kind::Groups => column / 128 * width + row,
+            Kind::Blocks => row / 128 * width + column / 128,
+        }
+    }
+}
+
 /// A factor, and what it stands for.
-fn factor(t: &Bench, seed: u64, shape: [usize; 2], dtype: DType, per_row: bool) -> (Fp8Matrix, Vec<f64>) {
+fn factor(t: &Bench, seed: u64, shape: [usize; 2], dtype: DType, kind: Kind) -> (Fp8Matrix, Vec<f64>) {
     let ([rows, columns], format) = (shape, Format::of(dtype));
     let bytes: Vec<u8> = numbers(seed, rows * columns, F32).iter().map(|x| format.nearest(40.0 * x)).collect();
-    let scales = numbers(seed + 10, if per_row { rows } else { 1 }, F32);
+    let [height, width] = kind.shape(rows, columns);
+    let scales = numbers(seed + 10, height * width, F32);
     let scales: Vec<f64> = scales.iter().map(|x| f64::from((0.02 + 0.01 * x) as f32)).collect();
-    let values = bytes.iter().enumerate();
-    let values = values.map(|(i, byte)| format.number(*byte) * scales[if per_row { i / columns } else { 0 }]).collect();
-    let scale = t.put(&[scales.len()], F32, &scales);
-    let scale = if per_row { Scale::Rows(scale) } else { Scale::Tensor(scale) };
+    let value = |(i, byte): (usize, &u8)| format.number(*byte) * scales[kind.index(i / columns, i % columns, width)];
+    let values = bytes.iter().enumerate().map(value).collect();
+    let scale = t.put(&[height, width], F32, &scales);
+    let scale = match kind {
+        Kind::Tensor => Scale::Tensor(scale),
+        Kind::Rows => Scale::Rows(scale),
+        Kind::Groups => Scale::Groups(scale),
+        Kind::Blocks => Scale::Blocks(scale),
+    };
     (Fp8Matrix { values: t.put_bytes(&shape, dtype, &bytes), scale }, values)
 }
 
@@ -41,10 +78,14 @@ fn run(t: &Bench, op: &Gemm) {
     t.run(op.clone());
 }
 
-fn check(t: &Bench, (m, n, k): (usize, usize, usize), types: [DType; 2], per_row: bool, fast: bool, out: DType) {
-    let what = format!("({m}, {n}, {k}) of {types:?}, scales for rows: {per_row}, fast: {fast}");
-    let (a, a_values) = factor(t, 1, [m, k], types[0], per_row);
-    let (b, b_values) = factor(t, 2, [n, k], types[1], per_row);
+/// The pairs of scales by block that a product takes.
+const BY_BLOCK: [[Kind; 2]; 3] =
+    [[Kind::Groups, Kind::Blocks], [Kind::Blocks, Kind::Groups], [Kind::Groups, Kind::Groups]];
+
+fn check(t: &Bench, (m, n, k): (usize, usize, usize), types: [DType; 2], kinds: [Kind; 2], fast: bool, out: DType) {
+    let what = format!("({m}, {n}, {k}) of {types:?}, scales for {kinds:?}, fast: {fast}");
+    let (a, a_values) = factor(t, 1, [m, k], types[0], kinds[0]);
+    let (b, b_values) = factor(t, 2, [n, k], types[1], kinds[1]);
     let dot = |row: &[f64], column: &[f64]| row.iter().zip(column).map(|(x, y)| x * y).sum::<f64>();
     let product: Vec<f64> =
         a_values.chunks(k).flat_map(|row| b_values.chunks(k).map(move |column| dot(row, column))).collect();
@@ -74,21 +115,40 @@ const TYPES: [[DType; 2]; 3] = [[F8E4M3, F8E4M3], [F8E5M2, F8E4M3], [F8E4M3, F8E
 #[test]
 fn products_are_those_of_the_values_that_the_bytes_stand_for() {
     let t = checked_bench();
-    for (types, per_row) in TYPES.into_iter().flat_map(|types| [(types, false), (types, true)]) {
+    for (types, kinds) in TYPES.into_iter().flat_map(|types| [(types, [Kind::Tensor; 2]), (types, [Kind::Rows; 2])]) {
         for out in [Bf16, F32] {
-            check(&t, (48, 32, 64), types, per_row, false, out);
+            check(&t, (48, 32, 64), types, kinds, false, out);
         }
-        check(&t, (144, 272, 400), types, per_row, true, Bf16);
+        check(&t, (144, 272, 400), types, kinds, true, Bf16);
     }
-    check(&t, (16, 16, 16), TYPES[0], false, false, F32);
+    check(&t, (16, 16, 16), TYPES[0], [Kind::Tensor; 2], false, F32);
+}
+
+#[test]
+fn products_with_scales_by_block_are_those_of_the_values_that_the_bytes_stand_for() {
+    let t = checked_bench();
+    for kinds in BY_BLOCK {
+        for out in [Bf16, F32] {
+            // Whole blocks. Blocks that are not whole, along each of the three sizes and along all.
+            for sizes in
+                [(128, 256, 384), (16, 128, 128), (128, 336, 256), (128, 128, 192), (144, 272, 656), (48, 32, 64)]
+            {
+                check(&t, sizes, TYPES[0], kinds, false, out);
+            }
+        }
+    }
 }
 
 #[test]
 fn an_algorithm_chosen_by_timing_gives_the_same_products() {
     let t = timed_bench();
-    for per_row in [false, true] {
-        check(&t, (128, 256, 512), TYPES[1], per_row, false, F32);
-        check(&t, (128, 256, 512), TYPES[0], per_row, true, Bf16);
+    for kind in [Kind::Tensor, Kind::Rows] {
+        check(&t, (128, 256, 512), TYPES[1], [kind; 2], false, F32);
+        check(&t, (128, 256, 512), TYPES[0], [kind; 2], true, Bf16);
+    }
+    for kinds in BY_BLOCK {
+        check(&t, (128, 256, 512), TYPES[0], kinds, false, F32);
+        check(&t, (128, 256, 512), TYPES[0], kinds, false, Bf16);
     }
 }
 
@@ -124,4 +184,26 @@ fn factors_that_a_gpu_could_not_multiply_are_refused_with_the_reason() {
     refused(Gemm { epilogue, ..good.clone() }, "can only add a bias");
     let epilogue = Epilogue::Bias(t.empty(&[16], Bf16));
     refused(Gemm { epilogue, accumulate: true, ..good }, "takes no epilogue");
+}
+
+#[test]
+fn scales_by_block_that_no_product_takes_are_refused_with_the_reason() {
+    let t = checked_bench();
+    let of = |kind, rows, dtype| factor(&t, 1, [rows, 64], dtype, kind).0;
+    let (a, b) = (of(Kind::Groups, 32, F8E4M3), of(Kind::Blocks, 16, F8E4M3));
+    let out = t.empty(&[32, 16], Bf16);
+    t.run(Gemm::fp8(a, b, out, false));
+    let refused = |a: Fp8Matrix, b: Fp8Matrix, fast: bool, needle: &str| {
+        let message = t.stream.submit(Gemm::fp8(a, b, out, fast)).unwrap_err().to_string();
+        assert!(message.starts_with("gemm:") && message.contains(needle), "{message}");
+    };
+    refused(a, b, true, "accumulates precisely");
+    for (kind_a, kind_b) in [(Kind::Blocks, Kind::Blocks), (Kind::Groups, Kind::Tensor), (Kind::Rows, Kind::Blocks)] {
+        refused(of(kind_a, 32, F8E4M3), of(kind_b, 16, F8E4M3), false, "one has scales for groups");
+    }
+    refused(of(Kind::Groups, 32, F8E5M2), b, false, "go with fp8-e4m3, not with fp8-e5m2");
+    let turned = Fp8Matrix { scale: Scale::Groups(t.empty(&[32, 1], F32)), ..a };
+    refused(turned, b, false, "`scale` has shape (32, 1), needs (1, 32)");
+    let unpadded = Fp8Matrix { scale: Scale::Blocks(t.empty(&[1, 1], F32)), ..b };
+    refused(a, unpadded, false, "`scale` has shape (1, 1), needs (1, 4)");
 }

@@ -27,7 +27,7 @@ pub struct Fp8Param {
     pub source: QuantizeSource,
     /// `(out, in)`, for the output.
     pub rows: Fp8Matrix,
-    /// `(in, out)`, for the input gradient. The scale is that of `rows`.
+    /// `(in, out)`, for the input gradient. The scale is that of `rows`, or the scales are the same, transposed.
     pub columns: Fp8Matrix,
     /// The layer's input.
     pub input: ScaleCell,
@@ -130,7 +130,9 @@ impl Fp8Memory {
         let weights: usize = all.iter().map(|(spec, _)| spec.shape.elements().next_multiple_of(ALIGNMENT)).sum();
         let rows = flat("8-bit weights", &[weights], DType::F8E4M3)?;
         let columns = flat("8-bit weights, transposed", &[weights], DType::F8E4M3)?;
-        let weight_scales = flat("scales of 8-bit weights", &[all.len() * SCALE_STRIDE], DType::F32)?;
+        let scales =
+            all.iter().map(|(spec, fp8)| scale_elements(fp8.recipe, spec.shape.rows(), spec.shape.last())).sum();
+        let weight_scales = flat("scales of 8-bit weights", &[scales], DType::F32)?;
         let state = ScaleState {
             scale: flat("8-bit scales", &[count], DType::F32)?,
             amax: flat("largest magnitudes", &[count], DType::F32)?,
@@ -146,11 +148,11 @@ impl Fp8Memory {
             let largest: Vec<f32> = types.flat_map(|dtype| [dtype.largest_fp8(); SCALE_STRIDE]).collect();
             device.upload(&state.largest, &largest)?;
         }
-        let (mut index, mut start) = (0, 0);
+        let (mut index, mut start, mut scale_start) = (0, 0, 0);
         let param = |(spec, param): (&ParamSpec, &Param)| {
             let fp8 = spec.fp8?;
             let (out, input) = (spec.shape.rows(), spec.shape.last());
-            let scale = Scale::Tensor(weight_scales.view(index * SCALE_STRIDE, [1]));
+            let [rows_scale, columns_scale] = scales_of(fp8.recipe, &weight_scales, scale_start, out, input);
             let param = Fp8Param {
                 fp8,
                 // The copies are those of the 16-bit weights, whether such weights exist or not.
@@ -158,12 +160,13 @@ impl Fp8Memory {
                     (DType::Bf16, DType::F32) => QuantizeSource::Rounded(param.weight),
                     _ => QuantizeSource::Stored(param.weight),
                 },
-                rows: Fp8Matrix { values: rows.view(start, [out, input]), scale },
-                columns: Fp8Matrix { values: columns.view(start, [input, out]), scale },
+                rows: Fp8Matrix { values: rows.view(start, [out, input]), scale: rows_scale },
+                columns: Fp8Matrix { values: columns.view(start, [input, out]), scale: columns_scale },
                 input: state.cell(2 * index),
                 grad_output: state.cell(2 * index + 1),
             };
             (index, start) = (index + 1, start + (out * input).next_multiple_of(ALIGNMENT));
+            scale_start += scale_elements(fp8.recipe, out, input);
             Some(param)
         };
         let params = specs.iter().zip(params).map(param).collect();
@@ -175,6 +178,31 @@ impl Fp8Memory {
     pub(crate) fn bytes(&self) -> usize {
         self.areas.iter().map(Area::bytes).sum()
     }
+}
+
+/// The numbers that the scales of both copies of a weight `(out, in)` take: a multiple of [`SCALE_STRIDE`].
+fn scale_elements(recipe: Fp8Recipe, out: usize, input: usize) -> usize {
+    match recipe.has_one_scale() {
+        true => SCALE_STRIDE,
+        false => block_elements(out, input) + block_elements(input, out),
+    }
+}
+
+/// The scales of the copies `(out, in)` and `(in, out)` of a weight, which lie in `all` from `start` on.
+fn scales_of(recipe: Fp8Recipe, all: &Tensor, start: usize, out: usize, input: usize) -> [Scale; 2] {
+    if recipe.has_one_scale() {
+        return [Scale::Tensor(all.view(start, [1])); 2];
+    }
+    let of_columns = start + block_elements(out, input);
+    [
+        Scale::Blocks(all.view(start, Scale::block_shape(out, input))),
+        Scale::Blocks(all.view(of_columns, Scale::block_shape(input, out))),
+    ]
+}
+
+/// Rows of these scales are padded to a multiple of [`SCALE_STRIDE`].
+fn block_elements(rows: usize, columns: usize) -> usize {
+    Scale::block_shape(rows, columns).iter().product()
 }
 
 /// Scales begin at multiples of 16 bytes, as products need them. What lies between is never used and stays 0.

@@ -95,19 +95,32 @@ impl Operand {
         QuantizeAs { fp8, dtype, cell, sums }: QuantizeAs<'_>,
     ) -> Result<Operand> {
         let delayed = fp8.fp8.recipe == Fp8Recipe::Delayed && cx.mode() == Mode::Train;
-        let scale = match delayed {
-            true => cell.scale,
-            false => cx.tensor("scale", [1], DType::F32)?,
+        let one_scale = match fp8.fp8.recipe.has_one_scale() {
+            true if delayed => Some(cell.scale),
+            true => Some(cx.tensor("scale", [1], DType::F32)?),
+            false => None,
         };
-        // The first step of a run has no history: its scale is that of its first microbatch.
-        cx.run(MakeScale { source, dtype, scale, keep_known: delayed })?;
+        if let Some(scale) = one_scale {
+            // The first step of a run has no history: its scale is that of its first microbatch.
+            cx.run(MakeScale { source, dtype, scale, keep_known: delayed })?;
+        }
         let (height, width) = source.dimensions();
-        let mut matrix = |wanted: bool, name, shape: Shape| {
-            let values = wanted.then(|| cx.tensor(name, shape, dtype)).transpose()?;
-            Ok::<_, graph_manager::Error>(values.map(|values| Fp8Matrix { values, scale: Scale::Tensor(scale) }))
+        let mut matrix = |wanted: bool, [name, scale_name]: [&'static str; 2], shape: Shape| {
+            if !wanted {
+                return Ok::<_, graph_manager::Error>(None);
+            }
+            let values = cx.tensor(name, shape, dtype)?;
+            let scale = match one_scale {
+                Some(scale) => Scale::Tensor(scale),
+                None => {
+                    let shape = Scale::group_shape(shape.rows(), shape.last());
+                    Scale::Groups(cx.tensor(scale_name, shape, DType::F32)?)
+                }
+            };
+            Ok(Some(Fp8Matrix { values, scale }))
         };
-        let rows = matrix(copies.rows(), "rows_8bit", source.shape())?;
-        let columns = matrix(copies.columns(), "columns_8bit", [width, height].into())?;
+        let rows = matrix(copies.rows(), ["rows_8bit", "row_scales"], source.shape())?;
+        let columns = matrix(copies.columns(), ["columns_8bit", "column_scales"], [width, height].into())?;
         let amax = delayed.then_some(cell.amax);
         let accumulate = !cx.variant().overwrites;
         cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;

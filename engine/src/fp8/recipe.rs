@@ -10,6 +10,27 @@ choice! {
         Tensorwise = "tensorwise",
         /// From the largest magnitudes of earlier steps. Needs no more pass; the magnitudes are part of checkpoints.
         Delayed = "delayed",
+        /// From blocks of 128 values, while they are quantised: activations and gradients have a scale for 128 neighbours
+        /// along the size that a product sums over, weights one for 128 x 128 values. Scales are powers of two. Needs no more
+        /// pass, and nothing of other ranks or steps. All factors are E4M3, and all products accumulate precisely.
+        ///
+        /// This is DeepSeek-V3's recipe (2024), and Transformer Engine's `Float8BlockScaling`.
+        Blockwise = "blockwise",
+    }
+}
+
+impl Fp8Recipe {
+    /// Whether a tensor has one scale, which is made before it is quantised.
+    pub(crate) fn has_one_scale(self) -> bool {
+        match self {
+            Fp8Recipe::Tensorwise | Fp8Recipe::Delayed => true,
+            Fp8Recipe::Blockwise => false,
+        }
+    }
+
+    /// Whether forward products accumulate fast, as in Transformer Engine's recipes. Others never do.
+    pub(crate) fn is_fast_forward(self) -> bool {
+        self != Fp8Recipe::Blockwise
     }
 }
 
@@ -29,7 +50,7 @@ choice! {
 pub struct Fp8 {
     /// When scales are made.
     pub recipe: Fp8Recipe,
-    /// The types of the factors.
+    /// The types of the factors. Blockwise scaling has [`Fp8Format::E4m3`].
     pub format: Fp8Format,
     /// Delayed scaling: how many steps' largest magnitudes count, this step's among them.
     pub amax_history: usize,

@@ -1,6 +1,6 @@
 //! A linear layer: its parameters, its products forward and backward, and how ranks share it.
 
-use device::ops::{BiasGrad, Epilogue, Gemm, MakeScale, Quantize, QuantizeSource};
+use device::ops::{BiasGrad, Epilogue, Gemm, MakeScale, Quantize, QuantizeSource, Scale};
 use device::{Shape, Tensor};
 use graph_manager::Result;
 
@@ -216,7 +216,9 @@ impl Linear {
         }
         let source = fp8.source;
         let columns = (cx.mode() == Mode::Train).then_some(fp8.columns);
-        cx.run(MakeScale { source, dtype: fp8.fp8.input(), scale: fp8.rows.scale.tensor(), keep_known: false })?;
+        if let Scale::Tensor(scale) = fp8.rows.scale {
+            cx.run(MakeScale { source, dtype: fp8.fp8.input(), scale, keep_known: false })?;
+        }
         cx.run(Quantize { source, rows: Some(fp8.rows), columns, amax: None, sums: None, accumulate: false })
     }
 
@@ -251,8 +253,8 @@ impl Linear {
         match (&self.weight.fp8, input) {
             (Some(fp8), Operand::Fp8 { rows: Some(rows), .. }) => {
                 self.quantize_weight(cx, fp8)?;
-                // Fast accumulation is for forward products alone, as in Transformer Engine's recipes.
-                cx.run(Gemm { epilogue, ..Gemm::fp8(*rows, fp8.rows, output, true) })
+                let fast = fp8.fp8.recipe.is_fast_forward();
+                cx.run(Gemm { epilogue, ..Gemm::fp8(*rows, fp8.rows, output, fast) })
             }
             _ => cx.run(Gemm::linear(input.plain(), self.weight.weight, output, epilogue)),
         }

@@ -1,7 +1,7 @@
 //! The recipe of 8-bit products, and what it asks of a model's sizes.
 
 use common::UserError;
-use engine::fp8::{Fp8, Fp8Format};
+use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::precision::Precision;
 
 use crate::config::checks::{at_least, at_most, require};
@@ -13,7 +13,8 @@ const MULTIPLE: usize = 16;
 /// The recipe; `None` without 8-bit products. `ffn` and `kv_heads` are the model's, with defaults filled in.
 ///
 /// # Errors
-/// A setting out of its range, another type than bf16 beside it, or a size that is no multiple of 16.
+/// A setting out of its range, another type than bf16 beside it, the hybrid format with blockwise scaling, or a size that is
+/// no multiple of 16.
 pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize) -> Result<Option<Fp8>, UserError> {
     let precision = &config.precision;
     at_least("precision.fp8_amax_history", precision.fp8_amax_history, 1)?;
@@ -36,6 +37,13 @@ pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize) -> Result<Optio
             format!("precision.fp8 = \"{}\" with precision.compute = \"{}\"", precision.fp8, precision.compute),
             "8-bit products go with bf16 for everything else",
             "set precision.compute = \"bf16\" (--bf16)",
+        )
+    })?;
+    require(format == Fp8Format::E4m3 || precision.fp8_recipe != Fp8Recipe::Blockwise, || {
+        UserError::new(
+            format!("precision.fp8 = \"{}\" with precision.fp8_recipe = \"blockwise\"", precision.fp8),
+            "a scale for each block needs no wider range: gradients are E4M3 too",
+            "set precision.fp8 = \"e4m3\" (--fp8-format e4m3)",
         )
     })?;
     let (model, tensor) = (&config.model, config.parallel.tensor.max(1));

@@ -94,6 +94,10 @@ const FLAGS: &[(&str, &[&str])] = &[
         "--fp8-format hybrid --bf16 --seq-length 12 --micro-batch-size 1",
         &["tokens of a microbatch = 12", "multiples of 16", "so that it is 16"],
     ),
+    (
+        "--fp8-format hybrid --bf16 --fp8-recipe blockwise",
+        &["precision.fp8 = \"hybrid\" with precision.fp8_recipe = \"blockwise\"", "(--fp8-format e4m3)"],
+    ),
     ("--bf16-blocks 1", &["precision.bf16_blocks = [1]", "two numbers"]),
     ("--disable-bias-linear", &["--disable-bias-linear", "LayerNorms", "Fix: --bias=false"]),
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),

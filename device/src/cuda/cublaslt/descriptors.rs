@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys::cublasLtMatmulMatrixScale_t as ScaleMode;
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreferenceAttributes_t};
 use cudarc::cublaslt::sys::{cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cudaDataType_t};
 
-use super::problem::{EpilogueKind, Fp8Problem, GemmProblem};
+use super::problem::{EpilogueKind, Fp8Problem, GemmProblem, ScaleKind};
 use crate::cuda::driver::RawStream;
 use crate::cuda::libraries::Library;
 use crate::ops::{Epilogue, Gemm};
@@ -114,14 +114,9 @@ impl Descriptors {
 
     /// What only products of 8-bit factors have. The scales' addresses are set by [`Descriptors::point`].
     fn set_fp8(&self, fp8: &Fp8Problem) -> Result<()> {
-        // One scale for each row of a factor is one for each row of cuBLASLt's op(A) and each column of its op(B).
-        let mode = if fp8.per_row {
-            ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
-        } else {
-            ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F
-        };
-        self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode as i32)?;
-        self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode as i32)?;
+        let [a, b] = fp8.scales.map(scale_mode);
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, b as i32)?;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, a as i32)?;
         self.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, i8::from(fp8.fast_accumulation))
     }
 
@@ -297,6 +292,17 @@ fn layout(dtype: cudaDataType_t, rows: usize, columns: usize) -> Result<sys::cub
         unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, dtype, rows as u64, columns as u64, rows as i64) };
     check("cublasLtMatrixLayoutCreate", status)?;
     Ok(layout)
+}
+
+/// How a factor's scales lie. One for each row of a factor is one for each row of cuBLASLt's op(A) and each column of its
+/// op(B). The neighbours that share a scale lie along the inner size.
+fn scale_mode(kind: ScaleKind) -> ScaleMode {
+    match kind {
+        ScaleKind::Tensor => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+        ScaleKind::Rows => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+        ScaleKind::Groups => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+        ScaleKind::Blocks => ScaleMode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+    }
 }
 
 fn data_type(dtype: DType) -> Result<cudaDataType_t> {

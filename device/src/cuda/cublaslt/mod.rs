@@ -310,10 +310,7 @@ fn scale_of_ones(
     stream: &RawStream,
 ) -> Result<Option<Scale>> {
     let ones = memory.ones(like.tensor().shape, kernels, stream)?;
-    Ok(ones.map(|ones| match like {
-        Scale::Tensor(_) => Scale::Tensor(ones),
-        Scale::Rows(_) => Scale::Rows(ones),
-    }))
+    Ok(ones.map(|ones| like.of_kind(ones)))
 }
 
 fn refused(op: &Gemm, error: &Error) -> Error {

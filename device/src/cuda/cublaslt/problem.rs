@@ -33,15 +33,44 @@ pub(super) struct GemmProblem {
 /// [`Fp8Scales`] without its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fp8Problem {
-    /// A scale for each row of `a` and of `b`, instead of one for each of the two.
-    pub(super) per_row: bool,
+    /// Of `a` and `b`.
+    pub(super) scales: [ScaleKind; 2],
     pub(super) fast_accumulation: bool,
 }
 
 impl Fp8Problem {
     fn of(scales: &Fp8Scales) -> Fp8Problem {
-        let per_row = matches!(scales.a, Scale::Rows(_));
-        Fp8Problem { per_row, fast_accumulation: scales.fast_accumulation }
+        let fast_accumulation = scales.fast_accumulation;
+        Fp8Problem { scales: [&scales.a, &scales.b].map(ScaleKind::of), fast_accumulation }
+    }
+}
+
+/// Which [`Scale`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ScaleKind {
+    Tensor,
+    Rows,
+    Groups,
+    Blocks,
+}
+
+impl ScaleKind {
+    fn of(scale: &Scale) -> ScaleKind {
+        match scale {
+            Scale::Tensor(_) => ScaleKind::Tensor,
+            Scale::Rows(_) => ScaleKind::Rows,
+            Scale::Groups(_) => ScaleKind::Groups,
+            Scale::Blocks(_) => ScaleKind::Blocks,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            ScaleKind::Tensor => "tensor",
+            ScaleKind::Rows => "rows",
+            ScaleKind::Groups => "groups",
+            ScaleKind::Blocks => "blocks",
+        }
     }
 }
 
@@ -121,8 +150,9 @@ impl fmt::Display for GemmProblem {
         let [a, b] = self.inputs;
         match self.fp8 {
             None => write!(f, "{a}{}", if self.tf32 { "(tf32)" } else { "" })?,
-            Some(Fp8Problem { per_row, fast_accumulation }) => {
-                let scales = if per_row { "rows" } else { "tensor" };
+            Some(Fp8Problem { scales, fast_accumulation }) => {
+                let [of_a, of_b] = scales.map(ScaleKind::name);
+                let scales = if of_a == of_b { of_a.to_string() } else { format!("{of_a}x{of_b}") };
                 let accumulation = if fast_accumulation { "fast" } else { "precise" };
                 write!(f, "{a}x{b}({scales},{accumulation})")?;
             }
@@ -168,26 +198,34 @@ mod tests {
         assert!(!problems[0].tf32, "TF32 is for f32 alone");
     }
 
-    fn fp8(types: [DType; 2], per_row: bool, fast: bool, out: DType, epilogue: Epilogue) -> GemmProblem {
-        let scale = |rows| {
-            let scales = tensor(512, &[if per_row { rows } else { 1 }], DType::F32);
-            if per_row { Scale::Rows(scales) } else { Scale::Tensor(scales) }
+    fn fp8(types: [DType; 2], kinds: [ScaleKind; 2], fast: bool, out: DType, epilogue: Epilogue) -> GemmProblem {
+        let scale = |kind| match kind {
+            ScaleKind::Tensor => Scale::Tensor(tensor(512, &[1], DType::F32)),
+            ScaleKind::Rows => Scale::Rows(tensor(512, &[32], DType::F32)),
+            ScaleKind::Groups => Scale::Groups(tensor(512, &Scale::group_shape(32, 64), DType::F32)),
+            ScaleKind::Blocks => Scale::Blocks(tensor(512, &Scale::block_shape(32, 64), DType::F32)),
         };
-        let [a, b] = types.map(|dtype| Fp8Matrix { values: tensor(4096, &[32, 64], dtype), scale: scale(32) });
-        GemmProblem::of(&Gemm { epilogue, ..Gemm::fp8(a, b, tensor(1 << 20, &[32, 32], out), fast) }, true)
+        let matrix =
+            |index: usize| Fp8Matrix { values: tensor(4096, &[32, 64], types[index]), scale: scale(kinds[index]) };
+        let product = Gemm::fp8(matrix(0), matrix(1), tensor(1 << 20, &[32, 32], out), fast);
+        GemmProblem::of(&Gemm { epilogue, ..product }, true)
     }
 
     #[test]
     fn products_of_8_bit_factors_differ_by_both_types_scales_and_accumulation() {
         use DType::{Bf16, F8E4M3, F8E5M2, F32};
+        use ScaleKind::{Blocks, Groups, Rows, Tensor};
         let (e4, mixed) = ([F8E4M3; 2], [F8E5M2, F8E4M3]);
         let problems = [
-            fp8(e4, false, true, Bf16, Epilogue::None),
-            fp8(e4, false, false, Bf16, Epilogue::None),
-            fp8(e4, true, true, Bf16, Epilogue::None),
-            fp8(mixed, false, true, Bf16, Epilogue::None),
-            fp8([F8E4M3, F8E5M2], false, true, Bf16, Epilogue::None),
-            fp8(e4, false, true, F32, Epilogue::None),
+            fp8(e4, [Tensor; 2], true, Bf16, Epilogue::None),
+            fp8(e4, [Tensor; 2], false, Bf16, Epilogue::None),
+            fp8(e4, [Rows; 2], true, Bf16, Epilogue::None),
+            fp8(mixed, [Tensor; 2], true, Bf16, Epilogue::None),
+            fp8([F8E4M3, F8E5M2], [Tensor; 2], true, Bf16, Epilogue::None),
+            fp8(e4, [Tensor; 2], true, F32, Epilogue::None),
+            fp8(e4, [Groups; 2], false, Bf16, Epilogue::None),
+            fp8(e4, [Groups, Blocks], false, Bf16, Epilogue::None),
+            fp8(e4, [Blocks, Groups], false, Bf16, Epilogue::None),
         ];
         for (i, a) in problems.iter().enumerate() {
             assert!(problems[..i].iter().all(|b| a != b && a.to_string() != b.to_string()), "{a}");
@@ -197,12 +235,15 @@ mod tests {
             problems[3].to_string(),
             "32x32x64-nt-fp8-e5m2xfp8-e4m3(tensor,fast)-bf16-None-align256,256,256,256,256"
         );
+        assert!(problems[7].to_string().contains("(groupsxblocks,precise)"), "{}", problems[7]);
     }
 
     #[test]
     fn the_bias_of_a_product_of_8_bit_factors_is_fused_if_it_is_bf16_whatever_the_output_is() {
         for out in [DType::Bf16, DType::F32] {
-            let with = |dtype| fp8([DType::F8E4M3; 2], false, true, out, Epilogue::Bias(tensor(512, &[32], dtype)));
+            let with = |dtype| {
+                fp8([DType::F8E4M3; 2], [ScaleKind::Tensor; 2], true, out, Epilogue::Bias(tensor(512, &[32], dtype)))
+            };
             assert!(with(DType::Bf16).fusible() && with(DType::Bf16).bias_type() == DType::Bf16);
             assert!(!with(DType::F32).fusible());
         }

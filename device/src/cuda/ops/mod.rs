@@ -16,6 +16,7 @@ mod norm;
 mod optimizer;
 mod progress_mark;
 mod quantize;
+mod quantize_blocks;
 mod quantize_both;
 mod reduce;
 mod rotary;
@@ -24,6 +25,6 @@ mod shape;
 mod table;
 mod transpose_fp8;
 
-pub use run::FP8_CAPABILITY;
 pub(crate) use run::accept;
+pub use run::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY};
 pub(super) use run::{prepare, run, scratch_bytes};

@@ -2,14 +2,18 @@
 
 use super::{
     activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, loss, loss_parallel, norm,
-    optimizer, progress_mark, quantize, reduce, rotary, transpose_fp8,
+    optimizer, progress_mark, quantize, quantize_blocks, reduce, rotary, transpose_fp8,
 };
 use crate::communicator::StreamHandle;
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
+use crate::ops::Gemm;
 use crate::{Error, Op, Result};
 
 /// The first compute capability with instructions for 8-bit floating types.
 pub const FP8_CAPABILITY: (u32, u32) = (8, 9);
+
+/// The compute capability of GPUs for which cuBLASLt has products with scales by block.
+pub const BLOCK_SCALES_CAPABILITY: (u32, u32) = (9, 0);
 
 /// Launches a checked operation on the queue's stream, or records it while that captures.
 ///
@@ -28,6 +32,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::CopyColumns(op) => elementwise::copy_columns(op, queue),
         Op::Fill(op) => elementwise::fill(op, queue),
         Op::Poison(op) => elementwise::poison(op, queue),
+        Op::Quantize(op) if quantize_blocks::is_for(op) => quantize_blocks::quantize(op, queue),
         Op::Quantize(op) => quantize::quantize(op, queue),
         Op::MakeScale(op) => quantize::make_scale(op, queue),
         Op::UpdateScales(op) => quantize::update_scales(op, queue),
@@ -71,7 +76,10 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
     let properties = &cuda.gpu.properties;
     match op {
         Op::Custom(op) => custom::accept(op, capturing, cuda),
-        Op::Gemm(gemm) if gemm.fp8.is_some() => accept_fp8(op.name(), properties),
+        Op::Gemm(Gemm { fp8: Some(scales), .. }) => {
+            accept_fp8(op.name(), properties)?;
+            if scales.a.is_by_block() { accept_blocks(op.name(), properties) } else { Ok(()) }
+        }
         Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => {
             accept_fp8(op.name(), properties)?;
             // What was not prepared is loaded now, unless the stream captures.
@@ -79,6 +87,20 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
         }
         _ => Ok(()),
     }
+}
+
+/// The library has products with scales by block for these GPUs alone.
+fn accept_blocks(op: &'static str, gpu: &GpuProperties) -> Result<()> {
+    let (major, minor) = gpu.capability;
+    if gpu.capability == BLOCK_SCALES_CAPABILITY {
+        return Ok(());
+    }
+    let problem = format!(
+        "scales by block need compute capability 9.0, as the H100 and the H200 have; {} has {major}.{minor}. Fix: another \
+         8-bit recipe, or bf16",
+        gpu.name
+    );
+    Err(Error::operation(op, problem))
 }
 
 fn accept_fp8(op: &'static str, gpu: &GpuProperties) -> Result<()> {

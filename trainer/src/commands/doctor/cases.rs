@@ -9,7 +9,7 @@ use device::ops::{
 use device::{DType, Result, Tensor};
 
 use super::workbench::{AddTrial, Make, Workbench};
-use super::{fp8, generation};
+use super::{fp8, fp8_blocks, generation};
 use crate::commands::random::uniform;
 
 /// The trial of an operation.
@@ -52,8 +52,8 @@ const CONTROL: Control = Control {
     inverse_loss_scale: 1.0,
 };
 
-/// All trials.
-pub(super) fn all() -> Vec<Case> {
+/// All trials, with `by_block` those of products of factors that have scales by block.
+pub(super) fn all(by_block: bool) -> Vec<Case> {
     let usual =
         Sizes { batch: 2, seq: 128, heads: 6, kv_heads: 2, head_dim: 64, ffn: 768, vocab: 1000, padded_vocab: 1024 };
     let odd = Sizes { batch: 3, seq: 37, heads: 3, kv_heads: 1, head_dim: 10, ffn: 53, vocab: 101, padded_vocab: 128 };
@@ -82,6 +82,10 @@ pub(super) fn all() -> Vec<Case> {
     }
     let mut add = |name: &str, make: Make| all.push(Case { name: name.into(), dtype: DType::F8E4M3, make });
     fp8::trials(usual.rows(), usual.hidden(), usual.ffn, &mut add);
+    fp8_blocks::copies(usual.rows(), usual.ffn, &mut add);
+    if by_block {
+        fp8_blocks::products(usual.rows(), usual.hidden(), usual.ffn, &mut add);
+    }
     all
 }
 

@@ -56,30 +56,34 @@ fn matrix(bench: &mut Workbench, shape: [usize; 2], dtype: DType, per_row: bool)
     Ok(Fp8Matrix { values, scale: if per_row { Scale::Rows(scale) } else { Scale::Tensor(scale) } })
 }
 
+/// Makes what is quantised, a matrix of this height and width.
+pub(super) type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;
+
+/// Every kind of matrix.
+pub(super) const SOURCES: [(&str, MakeSource); 8] = [
+    ("stored", |bench, rows, width| Ok(QuantizeSource::Stored(wide(bench, rows, width)?))),
+    ("rounded", |bench, rows, width| Ok(QuantizeSource::Rounded(bench.scaled([rows, width], DType::F32, 3.0)?))),
+    ("layer norm", |bench, rows, width| {
+        let (mean, bias) = (bench.between([rows], -0.5, 0.5)?, bench.scaled([width], DType::Bf16, 1.0)?);
+        norm(bench, rows, width, Some((mean, bias)))
+    }),
+    ("rms norm", |bench, rows, width| norm(bench, rows, width, None)),
+    ("gelu", |bench, rows, width| {
+        Ok(QuantizeSource::Activation { kind: ActivationKind::Gelu, input: wide(bench, rows, width)? })
+    }),
+    ("gelu_backward", |bench, rows, width| {
+        let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width)?);
+        Ok(QuantizeSource::ActivationBackward { kind: ActivationKind::Gelu, input, grad_output })
+    }),
+    ("swiglu", |bench, rows, width| Ok(QuantizeSource::SwiGlu { input: wide(bench, rows, 2 * width)? })),
+    ("swiglu_backward", |bench, rows, width| {
+        let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width / 2)?);
+        Ok(QuantizeSource::SwiGluBackward { input, grad_output })
+    }),
+];
+
 fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
-    type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;
-    let sources: [(&str, MakeSource); 8] = [
-        ("stored", |bench, rows, width| Ok(QuantizeSource::Stored(wide(bench, rows, width)?))),
-        ("rounded", |bench, rows, width| Ok(QuantizeSource::Rounded(bench.scaled([rows, width], DType::F32, 3.0)?))),
-        ("layer norm", |bench, rows, width| {
-            let (mean, bias) = (bench.between([rows], -0.5, 0.5)?, bench.scaled([width], DType::Bf16, 1.0)?);
-            norm(bench, rows, width, Some((mean, bias)))
-        }),
-        ("rms norm", |bench, rows, width| norm(bench, rows, width, None)),
-        ("gelu", |bench, rows, width| {
-            Ok(QuantizeSource::Activation { kind: ActivationKind::Gelu, input: wide(bench, rows, width)? })
-        }),
-        ("gelu_backward", |bench, rows, width| {
-            let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width)?);
-            Ok(QuantizeSource::ActivationBackward { kind: ActivationKind::Gelu, input, grad_output })
-        }),
-        ("swiglu", |bench, rows, width| Ok(QuantizeSource::SwiGlu { input: wide(bench, rows, 2 * width)? })),
-        ("swiglu_backward", |bench, rows, width| {
-            let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width / 2)?);
-            Ok(QuantizeSource::SwiGluBackward { input, grad_output })
-        }),
-    ];
-    for (name, make) in sources {
+    for (name, make) in SOURCES {
         for (dtype, per_row) in [(DType::F8E4M3, false), (DType::F8E5M2, false), (DType::F8E4M3, true)] {
             let scales = if per_row { "a scale a row" } else { "one scale" };
             add(

@@ -3,6 +3,7 @@
 mod cases;
 mod command;
 mod fp8;
+mod fp8_blocks;
 mod generation;
 mod rates;
 mod workbench;
@@ -10,7 +11,7 @@ mod workbench;
 use std::rc::Rc;
 
 use common::terminal::say;
-use device::cuda::{FP8_CAPABILITY, library_versions};
+use device::cuda::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY, library_versions};
 use device::{Communicator, DType, Device, HostOptions, Op};
 use engine::precision::Precision;
 use serde::Serialize;
@@ -85,7 +86,8 @@ fn check(
 ) -> i32 {
     let mut findings = machine(device);
     let eight_bit = device.gpu().is_none_or(|gpu| gpu.capability >= FP8_CAPABILITY);
-    let cases = cases::all().into_iter().filter(|case| eight_bit || !case.dtype.is_fp8());
+    let by_block = device.gpu().is_none_or(|gpu| gpu.capability == BLOCK_SCALES_CAPABILITY);
+    let cases = cases::all(by_block).into_iter().filter(|case| eight_bit || !case.dtype.is_fp8());
     findings.extend(cases.map(|case| operation(&case, accelerator, device)));
     if let Some(group) = group {
         findings.push(all_reduce(device, group));
