@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use common::format::counted;
 use device::{DType, Tensor};
 
 use crate::context::StepContext;
@@ -137,14 +138,14 @@ pub fn graph_callables<L: Layer<EveryCall>>(
     order: Option<CallOrder>,
 ) -> Result<GraphedCallables<L>> {
     if samples.len() != layers.len() {
-        let problem = format!("{} samples were given for {} layers", samples.len(), layers.len());
+        let problem = format!("{} for {}", counted(samples.len(), "sample"), counted(layers.len(), "layer"));
         return Err(Error::usage(problem, "give one sample input for each layer"));
     }
     let orders: Vec<(Range<usize>, CallOrder)> = match order {
         Some(order) => {
             let of_order = order.calls.iter().map(|call| call.layer + 1).max().unwrap_or(0);
             if of_order != layers.len() {
-                let problem = format!("the order has {of_order} layers, {} were given", layers.len());
+                let problem = format!("the order has {}, {} were given", counted(of_order, "layer"), layers.len());
                 return Err(Error::usage(problem, "let the chunks' numbers of layers sum to the number of layers"));
             }
             vec![(0..layers.len(), order)]

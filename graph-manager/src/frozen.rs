@@ -1,5 +1,6 @@
 //! Whether a region's code would now do something else than its graph.
 
+use common::format::counted;
 use device::Node;
 
 /// The first difference between the operations of a graph and those that the code now submits.
@@ -21,7 +22,8 @@ pub(crate) fn difference(captured: &[Node], now: &[Node]) -> Option<String> {
         }
     }
     let (was, is) = (captured.len(), now.len());
-    (was != is).then(|| format!("it had {was} operations at capture, the code now submits {is}: a branch has changed"))
+    let was_some = counted(was, "operation");
+    (was != is).then(|| format!("it had {was_some} at capture, the code now submits {is}: a branch has changed"))
 }
 
 /// The first line that differs between two values printed with a field a line.

@@ -14,6 +14,8 @@ use crate::policy::Policy;
 pub(crate) struct Recording<R> {
     pub(crate) microbatches: usize,
     pub(crate) order: Vec<Visit<R>>,
+    /// Operations of the whole step.
+    pub(crate) operations: usize,
     pub(crate) buffers: Vec<RecordedBuffer>,
     /// A buffer that no operation uses has none.
     pub(crate) lifetimes: HashMap<BufferId, Lifetime>,
@@ -36,6 +38,8 @@ pub(crate) struct Visit<R> {
     /// Positions in the trace of what was submitted.
     pub(crate) start: usize,
     pub(crate) end: usize,
+    /// Operations among these.
+    pub(crate) operations: usize,
 }
 
 /// A buffer that a region took.
@@ -57,6 +61,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         Recording {
             microbatches,
             order: Vec::new(),
+            operations: 0,
             buffers: Vec::new(),
             lifetimes: HashMap::new(),
             kept: Vec::new(),
@@ -86,7 +91,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
     /// Adds a region that begins at this position; returns its index in `order`.
     pub(crate) fn begin(&mut self, region: R, outer: Option<usize>, position: usize) -> usize {
         let name = region.to_string().into();
-        self.order.push(Visit { region, name, outer, next: 0, start: position, end: position });
+        self.order.push(Visit { region, name, outer, next: 0, start: position, end: position, operations: 0 });
         self.order.len() - 1
     }
 
@@ -100,6 +105,10 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
     /// The end of the step, with what was submitted.
     pub(crate) fn finish(mut self, trace: &[TraceEvent], compute: StreamId) -> Recording<R> {
         self.lifetimes = lifetimes(trace, compute);
+        let count =
+            |events: &[TraceEvent]| events.iter().filter(|event| matches!(event, TraceEvent::Operation { .. })).count();
+        self.order.iter_mut().for_each(|visit| visit.operations = count(&trace[visit.start..visit.end]));
+        self.operations = count(trace);
         for (buffer, until) in &self.kept {
             if let Some(used) = self.lifetimes.get_mut(buffer) {
                 used.last = used.last.max(*until);

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fmt::Write;
 
+use common::format::counted;
 use device::Graph;
 
 use crate::error::mib;
@@ -29,6 +30,10 @@ pub struct StepReport {
     pub mode: String,
     /// Its microbatches.
     pub microbatches: usize,
+    /// Operations of the whole step.
+    pub operations: usize,
+    /// Those of them that are not captured. `eager` of the report says why.
+    pub eager_operations: usize,
     /// What is launched or run eagerly, in order.
     pub order: Vec<Launch>,
 }
@@ -115,13 +120,15 @@ impl<P: Policy> CudaGraphManager<P> {
                 report.graphs.push(GraphReport::new(&captured.graph, mode.clone(), key.code.region.slot));
             }
             for recording in state.recordings.values() {
-                let mut order = Vec::new();
+                let (mut order, operations) = (Vec::new(), recording.operations);
+                let mut eager_operations = operations;
                 for (visit, eager) in self.submitted(recording) {
                     let region = recording.order[visit].region;
                     let microbatch = self.policy.instance(region).map(|instance| instance.microbatch);
                     let mut graph = None;
                     match eager {
                         None => {
+                            eager_operations -= recording.order[visit].operations;
                             let key = state.graph_key(&self.policy, kind.0, recording, visit);
                             graph = state.graphs.get(&key).map(|captured| first + captured.number);
                         }
@@ -134,7 +141,8 @@ impl<P: Policy> CudaGraphManager<P> {
                     }
                     order.push(Launch { region: region.to_string(), microbatch, graph });
                 }
-                report.steps.push(StepReport { mode: mode.clone(), microbatches: recording.microbatches, order });
+                let (mode, microbatches) = (mode.clone(), recording.microbatches);
+                report.steps.push(StepReport { mode, microbatches, operations, eager_operations, order });
             }
         }
         report
@@ -164,6 +172,15 @@ impl GraphReport {
     }
 }
 
+impl StepReport {
+    /// Which share of its operations is not captured, in words.
+    fn eager_share(&self) -> String {
+        let StepReport { mode, operations, eager_operations, .. } = self;
+        let percent = 100.0 * *eager_operations as f64 / (*operations).max(1) as f64;
+        format!("{percent:.1} % of {mode} ({eager_operations} of {})", counted(*operations, "operation"))
+    }
+}
+
 impl Report {
     fn add_eager(&mut self, region: String, reason: &str) {
         let entry = EagerReport { region, reason: reason.into() };
@@ -175,11 +192,6 @@ impl Report {
     /// Operations in all graphs.
     pub fn nodes(&self) -> usize {
         self.graphs.iter().map(|graph| graph.nodes.len()).sum()
-    }
-
-    /// Bytes of all areas.
-    pub fn bytes(&self) -> usize {
-        self.memory.iter().map(|area| area.bytes).sum()
     }
 
     /// All graphs as one Graphviz document, with a cluster for each.
@@ -200,14 +212,15 @@ impl Report {
     }
 }
 
-/// The coverage line.
+/// The coverage line. Of each mode it has the largest step.
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         write!(f, "{}, {}", counted(self.graphs.len(), "graph"), counted(self.nodes(), "node"))?;
         if !self.eager.is_empty() {
+            let steps = self.steps.chunk_by(|step, next| step.mode == next.mode).filter_map(|steps| steps.last());
+            let shares: Vec<String> = steps.map(StepReport::eager_share).collect();
             let eager: Vec<String> = self.eager.iter().map(|e| format!("{} ({})", e.region, e.reason)).collect();
-            write!(f, "; eager: {}", eager.join(", "))?;
+            write!(f, "; eager: {}: {}", shares.join(", "), eager.join(", "))?;
         }
         if self.memory.is_empty() {
             return Ok(());

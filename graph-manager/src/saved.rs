@@ -6,6 +6,9 @@ use crate::keys::SavedKey;
 use crate::policy::Policy;
 use crate::state::Saved;
 
+/// The key of what the current part saves, and the region under way.
+type Saving<P> = (SavedKey<<P as Policy>::Region, <P as Policy>::Variant>, Current<<P as Policy>::Region>);
+
 impl<'m, P: Policy> StepContext<'m, P> {
     /// Does the work of one part of this region's layer. What one part saves, the others do not see.
     ///
@@ -61,8 +64,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         })
     }
 
-    /// The key of what the current part saves, and the region under way.
-    fn saved_key(&self, what: &str) -> Result<(SavedKey<P::Region, P::Variant>, Current<P::Region>)> {
+    fn saved_key(&self, what: &str) -> Result<Saving<P>> {
         let known = self.current.and_then(|current| {
             let forward = self.manager.policy.saved_by(current.region)?;
             Some(((self.code_key(forward), current.part), current))

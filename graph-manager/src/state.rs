@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 
+use common::format::counted;
 use device::{Graph, Op, StreamId, Tensor};
 
 use crate::error::{Error, Result};
@@ -131,7 +132,10 @@ impl<P: Policy> State<P> {
             for (chunk, in_flight) in in_flight(recording, policy) {
                 let slots = slots.get(&chunk).copied().unwrap_or(0);
                 if in_flight > slots {
-                    let problem = format!("{in_flight} microbatches are in flight at once, the plan has {slots} slots");
+                    let problem = format!(
+                        "{in_flight} microbatches are in flight at once, the plan has {}",
+                        counted(slots, "slot")
+                    );
                     let fix = "record every number of microbatches that will come before the first step";
                     return Err(Error::usage(problem, fix));
                 }

@@ -5,6 +5,8 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use common::format::counted;
+
 use crate::child::{Ended, POLL, describe, exit_code, listen, run_child_with};
 use crate::leftovers::remove_leftovers;
 
@@ -94,8 +96,9 @@ pub fn supervise(run: &dyn Supervised, max_restarts: usize) -> io::Result<Ending
         failures = if run.progress() > before { 0 } else { failures + 1 };
         if failures > max_restarts {
             run.say(&format!(
-                "the run ended ({ended}), {failures} times in a row without a new checkpoint. Fix what it says is wrong, \
-                 and start it again: it goes on"
+                "the run ended ({ended}), {} in a row without a new checkpoint. Fix what it says is wrong, \
+                 and start it again: it goes on",
+                counted(failures, "time")
             ));
             return Ok(Ending::Failed);
         }

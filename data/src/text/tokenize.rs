@@ -88,7 +88,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     writer.finish()?;
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64().max(1e-9);
-    let skipped = if totals.skipped > 0 { format!(" ({} are not UTF-8)", totals.skipped) } else { String::new() };
+    let skipped = if totals.skipped > 0 { format!(" ({} not UTF-8)", totals.skipped) } else { String::new() };
     Ok(format!(
         "{} of {}{skipped}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s",
         counted(totals.documents as usize, "document"),

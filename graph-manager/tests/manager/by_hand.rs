@@ -303,7 +303,7 @@ fn samples_and_orders_that_do_not_fit_are_refused() {
             _ => String::new(),
         }
     };
-    assert!(refused(2, 1, None).contains("1 samples were given for 2 layers"));
+    assert!(refused(2, 1, None).contains("1 sample for 2 layers"));
     assert!(refused(3, 3, Some(&[1.0, 2.0, -2.0, -1.0])).contains("the order has 2 layers, 3 were given"));
     for (order, words) in [
         (&[1.0, -1.0, -1.0][..], "no forward comes before"),

@@ -56,7 +56,7 @@ fn a_branch_that_changed_after_capture_is_named() {
         cx.run(Fill { output: x, value: 1.0 })?;
         if step == 2 { cx.run(Fill { output: x, value: 1.0 }) } else { Ok(()) }
     });
-    assert!(error.unwrap_err().to_string().contains("it had 1 operations at capture, the code now submits 2"));
+    assert!(error.unwrap_err().to_string().contains("it had 1 operation at capture, the code now submits 2"));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::process::exit;
 use std::rc::Rc;
 use std::time::Duration;
 
+use common::format::counted;
 use common::terminal::warn;
 use common::{UserError, panic_text};
 use device::{Communicator, Device};
@@ -40,9 +41,9 @@ pub fn on_all_ranks(
         Ok(world) if world.size() == env.world_size => Rc::new(world),
         Ok(world) => {
             let problem = format!(
-                "MPI sees {} ranks, the launcher's environment {}. Rule: both are started together. \
+                "MPI sees {}, the launcher's environment {}. Rule: both are started together. \
                  Fix: use the mpirun that belongs to the MPI library this binary is linked with",
-                world.size(),
+                counted(world.size(), "rank"),
                 env.world_size
             );
             fail(true, 2, &problem)

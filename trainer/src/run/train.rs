@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::format::counted;
 use common::terminal::{PRINTED, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, Staging};
@@ -120,7 +121,10 @@ impl<'r> Trainer<'r> {
         if progress.step >= steps {
             if group.rank == 0 {
                 let done = progress.step;
-                say(&format!("done before: {done} of {steps} steps. To continue, set a larger train.steps"));
+                say(&format!(
+                    "done before: {done} of {}. To continue, set a larger train.steps",
+                    counted(steps, "step")
+                ));
             }
             return Ok(None);
         }

@@ -24,6 +24,7 @@ mod faults;
 mod fp8_run;
 mod fuzz;
 mod grad_reduce;
+mod graph_report;
 mod hf;
 mod kill;
 mod launch;
