@@ -219,7 +219,7 @@ fn check_norm_of_equal_numbers(t: &Bench, hidden: usize, dtype: DType, summed: b
         sum,
         weight: t.put(&[hidden], dtype, &weight),
         bias: Some(t.put(&[hidden], dtype, &bias)),
-        output,
+        output: Some(output),
         mean: Some(mean),
         rstd,
         eps,
