@@ -19,6 +19,8 @@ mod gpt;
 mod head;
 mod layer;
 mod linear;
+#[cfg(test)]
+mod linear_parity;
 mod mlp;
 mod norm;
 mod part;

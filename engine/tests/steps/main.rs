@@ -1,5 +1,7 @@
 //! The engine's promises, on small models: the same bits in every setting and layout, and the numbers of independent references.
 
+#[path = "../parity/exchange.rs"]
+mod exchange;
 #[allow(dead_code)]
 #[path = "../../examples/minimal.rs"]
 mod minimal;
@@ -7,6 +9,8 @@ mod models;
 
 mod distributed_optimizer;
 mod fp8;
+mod fp8_gradients;
+mod fp8_parity;
 mod grad_reduce;
 mod graph_modules;
 mod layouts;

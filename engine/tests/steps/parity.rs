@@ -4,67 +4,18 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use device::HostValues;
 use device::ops::NormKind;
 use engine::graph_options::GraphOptions;
 use engine::model::{FeedForward, GptShape, Position, Scaling};
 use engine::precision::Precision;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
+use crate::exchange::{Arrays, reference, relative_l2};
 use crate::models::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 
 const STEPS: usize = 20;
 const MICROBATCHES: usize = 3;
-
-/// Named arrays as bytes, to be written to a safetensors file.
-#[derive(Default)]
-struct Arrays(Vec<(String, Dtype, Vec<usize>, Vec<u8>)>);
-
-impl Arrays {
-    fn f32(&mut self, name: String, shape: &[usize], values: &[f32]) {
-        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        self.0.push((name, Dtype::F32, shape.to_vec(), bytes));
-    }
-
-    fn i32(&mut self, name: String, shape: &[usize], values: &[i32]) {
-        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        self.0.push((name, Dtype::I32, shape.to_vec(), bytes));
-    }
-
-    fn write(&self, path: &Path) {
-        let views = self
-            .0
-            .iter()
-            .map(|(name, dtype, shape, bytes)| (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
-        safetensors::serialize_to_file(views, None, path).unwrap();
-    }
-}
-
-/// All arrays of a safetensors file as f64.
-fn read(path: &Path) -> HashMap<String, Vec<f64>> {
-    let bytes = std::fs::read(path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let values = |view: &TensorView<'_>| match view.dtype() {
-        Dtype::F64 => view.data().chunks(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
-        _ => view.data().chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect::<Vec<f64>>(),
-    };
-    file.tensors().iter().map(|(name, view)| (name.clone(), values(view))).collect()
-}
-
-fn relative_l2(ours: &[f64], theirs: &[f64]) -> f64 {
-    assert_eq!(ours.len(), theirs.len());
-    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
-    let difference = square(&mut ours.iter().zip(theirs).map(|(a, b)| a - b));
-    (difference / square(&mut theirs.iter().copied()).max(1e-300)).sqrt()
-}
-
-fn python() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    std::env::var_os("PARITY_PYTHON").map_or_else(|| root.join(".venv/bin/python"), PathBuf::from)
-}
 
 /// How close two trainings have to be.
 struct Tolerances {
@@ -141,18 +92,7 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
             }
         }
     }
-    let folder = std::env::temp_dir().join(format!("parity-{case_name}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let files = ["case.json", "in.safetensors", "out.safetensors"].map(|name| folder.join(name));
-    std::fs::write(&files[0], case.to_string()).unwrap();
-    arrays.write(&files[1]);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/reference.py");
-    let python = python();
-    let output = Command::new(&python).arg(script).args(&files).output();
-    let output = output.unwrap_or_else(|e| panic!("{} cannot be started ({e}): run `./x test`", python.display()));
-    assert!(output.status.success(), "the reference failed: {}", String::from_utf8_lossy(&output.stderr));
-    let theirs = read(&files[2]);
-    std::fs::remove_dir_all(&folder).unwrap();
+    let theirs = reference("reference.py", case_name, &case, &arrays);
 
     for (step, (ours, theirs)) in losses.iter().zip(&theirs["loss"]).enumerate() {
         assert!((ours / theirs - 1.0).abs() < within.loss, "loss of step {step}: {ours} here, {theirs} in PyTorch");
