@@ -58,6 +58,17 @@ impl DType {
         }
     }
 
+    /// The middle between the largest number of an 8-bit floating type and the next, if there were one: what lies above it
+    /// saturates.
+    ///
+    /// # Panics
+    /// If it is another type.
+    pub fn saturates_above(self) -> f32 {
+        // Both largest numbers are 1.75 times a power of two, with 3 bits and 2 bits after the point.
+        let half_step = if self == DType::F8E4M3 { 1.0 / 16.0 } else { 1.0 / 8.0 };
+        self.largest_fp8() / 1.75 * (1.75 + half_step)
+    }
+
     /// Whether it is one of the two 8-bit floating types.
     pub const fn is_fp8(self) -> bool {
         matches!(self, DType::F8E4M3 | DType::F8E5M2)

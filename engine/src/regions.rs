@@ -7,12 +7,21 @@ use crate::graph_options::GraphModule;
 pub enum Mode {
     /// Forward, backward, update.
     Train,
+    /// The same, to the same bits; it also counts what 8-bit copies lose.
+    Measure,
     /// Forward only, without dropout.
     Evaluate,
     /// Forward of a whole prompt, which fills a cache.
     Prefill,
     /// Forward of one more token, over a cache.
     Decode,
+}
+
+impl Mode {
+    /// Whether it has a backward and an update.
+    pub fn trains(self) -> bool {
+        matches!(self, Mode::Train | Mode::Measure)
+    }
 }
 
 /// A named piece of a step.

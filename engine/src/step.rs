@@ -11,11 +11,12 @@ mod settings;
 
 use std::rc::Rc;
 
-use device::ops::{Fill, WriteControl};
+use device::ops::{Collective, CollectiveKind, Fill, SumCounts, WriteControl};
 use device::{Area, Communicator, Device, HostValues, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, Result};
 use parallel::Task;
 
+use crate::fp8::PendingCounts;
 use crate::gradient_sync::{DataParallelSync, SequenceParallelSync};
 use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, StepTensors};
@@ -41,6 +42,8 @@ pub struct Stage {
     numbers: Tensor,
     /// The number of losses of a microbatch on all data-parallel ranks together.
     losses_per_microbatch: usize,
+    /// Steps that measure were recorded.
+    measures: bool,
     _areas: Vec<Area>,
 }
 
@@ -55,6 +58,8 @@ struct StepProgram {
     sequence_parallel: Option<SequenceParallelSync>,
     /// The ranks that scale 8-bit tensors alike.
     scale_groups: Vec<Rc<dyn Communicator>>,
+    /// `(3, 3)`, f32, in the step's numbers: what 8-bit copies lost, by kind of tensor.
+    fp8_sums: Tensor,
     tensors: StepTensors,
 }
 
@@ -81,16 +86,39 @@ impl Stage {
         self.metrics(losses)
     }
 
+    /// [`Stage::train_step`], to the same bits, that also counts what 8-bit copies lose. The second value has the counts of
+    /// each tensor of this rank; `None` without 8-bit weights. Such steps have graphs of their own. All ranks take the same
+    /// steps as such.
+    ///
+    /// # Errors
+    /// As [`Stage::train_step`].
+    pub fn measured_step(
+        &mut self,
+        settings: StepSettings,
+        batch: Option<&HostValues>,
+    ) -> Result<(PendingMetrics, Option<PendingCounts>)> {
+        let losses = self.submit_as(Mode::Measure, settings, batch)?;
+        let metrics = PendingMetrics::read(&self.compute, &self.numbers, losses, true)?;
+        let eight = self.params().iter().filter(|(_, param)| param.fp8.is_some());
+        let names = eight.map(|(spec, _)| spec.name.clone()).collect();
+        let counts = self.params().fp8_counts().map(|counts| counts.read(&self.compute, names)).transpose()?;
+        Ok((metrics, counts))
+    }
+
     /// [`Stage::train_step`] without reading its numbers back. Returns how many losses the step's loss is the mean of.
     ///
     /// # Errors
     /// As [`Stage::train_step`].
     pub fn submit(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
+        self.submit_as(Mode::Train, settings, batch)
+    }
+
+    fn submit_as(&mut self, mode: Mode, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
         if let Some(progress) = self.device().progress() {
             self.compute.submit(progress.step(settings.step))?;
         }
         let losses = self.write_inputs(settings, batch)?;
-        self.graphs.step(Mode::Train, settings.microbatches, &mut |cx| self.program.train(cx, Run::Real))?;
+        self.graphs.step(mode, settings.microbatches, &mut |cx| self.program.train(cx, Run::Real))?;
         Ok(losses)
     }
 
@@ -122,7 +150,7 @@ impl Stage {
     /// # Errors
     /// What the device refused.
     pub fn metrics(&self, losses: usize) -> Result<PendingMetrics> {
-        PendingMetrics::read(&self.compute, &self.numbers, losses)
+        PendingMetrics::read(&self.compute, &self.numbers, losses, false)
     }
 
     /// Whether this stage reads the samples of a step. Only the first and the last stage of a pipeline do.
@@ -219,6 +247,9 @@ impl StepProgram {
     /// gradients, which are always added to it.
     fn zero(&self, cx: &StepContext<'_>) -> Result<()> {
         self.zero_loss(cx)?;
+        if let (Mode::Measure, Some(counts)) = (cx.mode(), self.params.fp8_counts()) {
+            counts.zero(cx)?;
+        }
         if !cx.variant().overwrites {
             return cx.run(Fill { output: self.params.grads, value: 0.0 });
         }
@@ -386,7 +417,23 @@ impl StepProgram {
             ranks.finish(cx, &[self.tensors.loss_sum])?;
         }
         self.pipeline.sum_tied_gradients(cx)?;
+        if cx.mode() == Mode::Measure {
+            self.sum_fp8_counts(cx)?;
+        }
         self.pipeline.sum_over_stages(cx, self.tensors.loss_sum)
+    }
+
+    /// Sums what 8-bit copies lost over all tensors of a kind and all ranks. A stage may have no 8-bit weights.
+    fn sum_fp8_counts(&self, cx: &StepContext<'_>) -> Result<()> {
+        let sums = self.fp8_sums;
+        match self.params.fp8_counts() {
+            Some(counts) => cx.run(SumCounts { counts: counts.all, sums })?,
+            None => cx.run(Fill { output: sums, value: 0.0 })?,
+        }
+        for group in &self.scale_groups {
+            cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), sums))?;
+        }
+        self.pipeline.sum_over_stages(cx, sums)
     }
 
     /// Norm, clip and update. Then the first layer's new weights are gathered. The next step's first forward reads them, so

@@ -174,7 +174,7 @@ impl Policy for StepPolicy {
     }
 
     fn variant(&self, mode: Mode, region: Region, microbatches: usize) -> Variant {
-        let (train, shape) = (mode == Mode::Train, &self.shape);
+        let (train, shape) = (mode.trains(), &self.shape);
         let overwrites = train && microbatches == 1;
         let last = |microbatch: usize| train && shape.reduces && microbatch == microbatches - 1;
         match region {

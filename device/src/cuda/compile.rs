@@ -47,6 +47,7 @@ pub const FP8_SOURCES: &[(&str, &str)] = &[
     kernel_file!("quantize.cu"),
     kernel_file!("quantize_blocks.cu"),
     kernel_file!("quantize_both.cu"),
+    kernel_file!("quantize_counts.cu"),
     kernel_file!("quantize_rows.cu"),
     kernel_file!("scales.cu"),
     kernel_file!("transpose_fp8.cu"),

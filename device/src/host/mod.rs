@@ -19,6 +19,7 @@ pub mod philox;
 mod pool;
 mod quantize;
 mod quantize_blocks;
+mod quantize_counts;
 mod rotary;
 mod run;
 mod scratch;

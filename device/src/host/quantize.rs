@@ -47,7 +47,7 @@ pub(super) fn quantize(op: &Quantize, pool: &Pool) {
 }
 
 /// The matrix that is quantised, in f32.
-fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
+pub(super) fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
     let (rows, columns) = source.dimensions();
     let mut values = vec![0.0; rows * columns];
     with_float!(source.dtype(), T => {

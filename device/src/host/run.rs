@@ -2,7 +2,7 @@
 
 use super::{
     Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, loss, loss_parallel, norm,
-    optimizer, quantize, rotary, transpose_fp8, view,
+    optimizer, quantize, quantize_counts, rotary, transpose_fp8, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
@@ -24,6 +24,8 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::Fill(op) => elementwise::fill(op, pool),
         Op::Poison(op) => elementwise::poison(op, pool),
         Op::Quantize(op) => quantize::quantize(op, pool),
+        Op::CountQuantized(op) => quantize_counts::count_quantized(op, pool),
+        Op::SumCounts(op) => quantize_counts::sum_counts(op),
         Op::MakeScale(op) => quantize::make_scale(op, pool),
         Op::UpdateScales(op) => quantize::update_scales(op),
         Op::TransposeFp8(op) => transpose_fp8::transpose_fp8(op, pool),

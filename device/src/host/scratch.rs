@@ -2,7 +2,7 @@
 
 use super::Pool;
 use super::gemm::TILE_ROWS;
-use crate::ops::{Epilogue, MakeScale, Quantize};
+use crate::ops::{CountQuantized, Epilogue, MakeScale, Quantize};
 use crate::{DType, Op, Tensor};
 
 /// Bytes that an operation allocates while it runs, small allocations aside. Matrix products and attention compute in
@@ -21,7 +21,9 @@ pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
             copies + if tiled { 4 * n * m.min(pool.threads() * TILE_ROWS) } else { 0 }
         }
         Op::Attention(_) | Op::AttentionBackward(_) => copies + accesses.writes.iter().map(in_f32).sum::<usize>(),
-        Op::Quantize(Quantize { source, .. }) | Op::MakeScale(MakeScale { source, .. }) => {
+        Op::Quantize(Quantize { source, .. })
+        | Op::CountQuantized(CountQuantized { source, .. })
+        | Op::MakeScale(MakeScale { source, .. }) => {
             let (rows, columns) = source.dimensions();
             4 * rows * columns
         }

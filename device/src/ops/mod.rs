@@ -26,6 +26,7 @@ mod optimizer;
 mod progress_mark;
 mod quantize;
 mod quantize_blocks;
+mod quantize_counts;
 mod rotary;
 mod transpose_fp8;
 
@@ -50,6 +51,7 @@ pub use operation::Operation;
 pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
 pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 pub(crate) use quantize_blocks::BLOCK;
+pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};
 pub use rotary::Rotary;
 pub use transpose_fp8::TransposeFp8;
 

@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
-    ClipScale, Collective, Copy, CopyColumns, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom, CustomOp,
-    Dropout, Embedding, EmbeddingBackward, Fill, Gemm, MakeScale, Mse, Norm, NormBackward, Operation, Poison,
-    ProgressMark, Quantize, Rotary, Sgd, SquareSum, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8,
+    ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
+    CustomOp, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, MakeScale, Mse, Norm, NormBackward, Operation, Poison,
+    ProgressMark, Quantize, Rotary, Sgd, SquareSum, SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8,
     UpdateScales, WriteControl, WriteSampleRecord,
 };
 use crate::Result;
@@ -61,6 +61,10 @@ operations! {
     Poison,
     /// 8-bit copies of a matrix.
     Quantize,
+    /// What an 8-bit copy lost.
+    CountQuantized,
+    /// Sums of such counts.
+    SumCounts,
     /// The scale of an 8-bit copy.
     MakeScale,
     /// Scales of many 8-bit copies.

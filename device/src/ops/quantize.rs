@@ -131,7 +131,7 @@ impl QuantizeSource {
     }
 
     /// All tensors it reads.
-    fn reads(&self) -> Vec<Tensor> {
+    pub(super) fn reads(&self) -> Vec<Tensor> {
         let statistics = match *self {
             QuantizeSource::Norm { mean, rstd, .. } => vec![Some(rstd), mean],
             _ => Vec::new(),
@@ -166,7 +166,7 @@ impl QuantizeSource {
         }
     }
 
-    fn check(&self, op: &'static str) -> Result<()> {
+    pub(super) fn check(&self, op: &'static str) -> Result<()> {
         let (rows, columns) = self.dimensions();
         ensure_float(op, &self.inputs())?;
         match self {

@@ -14,6 +14,7 @@ mod ops_dense;
 mod ops_parallel;
 mod ops_quantize;
 mod ops_quantize_blocks;
+mod ops_quantize_counts;
 mod ops_quantize_gemm;
 mod ops_scales;
 mod ops_transpose_fp8;

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use device::ops::{Collective, CollectiveKind, Fp8Matrix, QuantizeSource, Scale, UpdateScales};
 use device::{Area, Communicator, DType, Device, Result, Shape, Tensor};
 
+use super::counts::{CountCells, Fp8Counts};
 use super::recipe::{Fp8, Fp8Recipe};
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
@@ -14,6 +15,8 @@ pub(crate) struct Fp8Memory {
     pub(crate) params: Vec<Option<Fp8Param>>,
     /// Delayed scaling's.
     pub(crate) scales: Option<ScaleState>,
+    /// What copies lose; `None` without 8-bit weights.
+    pub(crate) counts: Option<Fp8Counts>,
     areas: Vec<Area>,
 }
 
@@ -33,6 +36,8 @@ pub struct Fp8Param {
     pub input: ScaleCell,
     /// The gradient of the layer's output.
     pub grad_output: ScaleCell,
+    /// What their copies lose.
+    pub counts: CountCells,
 }
 
 /// The state of one scale; see [`ScaleState`].
@@ -122,7 +127,7 @@ impl Fp8Memory {
         let all: Vec<(&ParamSpec, Fp8)> = specs.iter().filter_map(|spec| Some((spec, spec.fp8?))).collect();
         let mut areas = Vec::new();
         let Some((_, first)) = all.first() else {
-            return Ok(Fp8Memory { params: vec![None; specs.len()], scales: None, areas });
+            return Ok(Fp8Memory { params: vec![None; specs.len()], scales: None, counts: None, areas });
         };
         let count = 2 * all.len() * SCALE_STRIDE;
         let mut flat =
@@ -148,6 +153,7 @@ impl Fp8Memory {
             let largest: Vec<f32> = types.flat_map(|dtype| [dtype.largest_fp8(); SCALE_STRIDE]).collect();
             device.upload(&state.largest, &largest)?;
         }
+        let counts = Fp8Counts::allocate(device, &mut areas, all.len())?;
         let (mut index, mut start, mut scale_start) = (0, 0, 0);
         let param = |(spec, param): (&ParamSpec, &Param)| {
             let fp8 = spec.fp8?;
@@ -164,6 +170,7 @@ impl Fp8Memory {
                 columns: Fp8Matrix { values: columns.view(start, [input, out]), scale: columns_scale },
                 input: state.cell(2 * index),
                 grad_output: state.cell(2 * index + 1),
+                counts: counts.of(index),
             };
             (index, start) = (index + 1, start + (out * input).next_multiple_of(ALIGNMENT));
             scale_start += scale_elements(fp8.recipe, out, input);
@@ -171,7 +178,7 @@ impl Fp8Memory {
         };
         let params = specs.iter().zip(params).map(param).collect();
         let scales = (first.recipe == Fp8Recipe::Delayed).then_some(state);
-        Ok(Fp8Memory { params, scales, areas })
+        Ok(Fp8Memory { params, scales, counts: Some(counts), areas })
     }
 
     /// Bytes of all of it.

@@ -1,9 +1,12 @@
 //! Matrix products of 8-bit factors: recipes, what is kept for each weight, and what products read.
 
+mod counts;
 mod memory;
 mod operand;
 mod recipe;
 
+pub use counts::{CountCell, CountCells, Fp8Losses, Losses, PendingCounts, TensorCounts, TensorKind};
+pub(crate) use counts::{Fp8Counts, LossSums};
 pub(crate) use memory::Fp8Memory;
 pub use memory::{Fp8Param, ScaleCell, ScaleState};
 pub(crate) use operand::{Copies, Operand, QuantizeAs};

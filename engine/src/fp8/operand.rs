@@ -4,9 +4,9 @@ use device::ops::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale};
 use device::{DType, Shape, Tensor};
 use graph_manager::Result;
 
+use super::counts::CountCell;
 use super::memory::{Fp8Param, ScaleCell};
 use super::recipe::Fp8Recipe;
-use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
 /// An activation `(rows, in)` or an output gradient `(rows, out)`, as the products of a linear layer read it.
@@ -37,7 +37,7 @@ pub(crate) enum Copies {
 impl Copies {
     /// Those of a layer's input in forward. Backward `keeps` what its weight gradient reads, or makes it again.
     pub(crate) fn of_input(cx: &StepContext<'_>, keeps: bool) -> Copies {
-        match keeps && cx.mode() == Mode::Train {
+        match keeps && cx.mode().trains() {
             true => Copies::Both,
             false => Copies::Rows,
         }
@@ -92,9 +92,9 @@ impl Operand {
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
         copies: Copies,
-        QuantizeAs { fp8, dtype, cell, sums }: QuantizeAs<'_>,
+        QuantizeAs { fp8, dtype, cell, counts, sums }: QuantizeAs<'_>,
     ) -> Result<Operand> {
-        let delayed = fp8.fp8.recipe == Fp8Recipe::Delayed && cx.mode() == Mode::Train;
+        let delayed = fp8.fp8.recipe == Fp8Recipe::Delayed && cx.mode().trains();
         let one_scale = match fp8.fp8.recipe.has_one_scale() {
             true if delayed => Some(cell.scale),
             true => Some(cx.tensor("scale", [1], DType::F32)?),
@@ -124,6 +124,10 @@ impl Operand {
         let amax = delayed.then_some(cell.amax);
         let accumulate = !cx.variant().overwrites;
         cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;
+        // What is made again for a weight gradient was counted when it was first made.
+        if let Some(rows) = rows {
+            counts.count(cx, source, rows)?;
+        }
         Ok(Operand::Fp8 { rows, columns })
     }
 }
@@ -133,6 +137,8 @@ pub(crate) struct QuantizeAs<'p> {
     pub(crate) fp8: &'p Fp8Param,
     pub(crate) dtype: DType,
     pub(crate) cell: ScaleCell,
+    /// Where a step that measures counts what the copy lost.
+    pub(crate) counts: CountCell,
     /// `(width)`, f32: gets the sums over rows, which are a bias gradient.
     pub(crate) sums: Option<Tensor>,
 }

@@ -4,7 +4,6 @@ use device::Tensor;
 use device::ops::{Dropout, DropoutPart, DropoutSite};
 use graph_manager::Result;
 
-use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
 /// The dropout of one place in a model: off in evaluation, and at rate 0.
@@ -26,7 +25,7 @@ impl DropoutLayer {
 
     /// The site for a microbatch, of which `record` is the `SampleRecord`; `None` where nothing is dropped.
     pub(crate) fn site(&self, cx: &StepContext<'_>, record: Tensor) -> Option<DropoutSite> {
-        let on = !self.is_off() && cx.mode() == Mode::Train;
+        let on = !self.is_off() && cx.mode().trains();
         let DropoutLayer { rate, seed, layer, site, part } = *self;
         on.then_some(DropoutSite { rate, seed, layer, site, record, part })
     }

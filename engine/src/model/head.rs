@@ -16,7 +16,6 @@ use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
 use crate::params::{Param, ParamSpec};
-use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
 /// The matrix of a head that is not tied.
@@ -80,7 +79,7 @@ impl LossHead for LanguageHead {
         let normed = self.region.gather_rows(cx, "all_normed", normed)?;
         let targets = input.loss_targets();
         let (rows, hidden, dtype) = (targets.elements(), normed.shape.last(), normed.dtype);
-        let train = cx.mode() == Mode::Train;
+        let train = cx.mode().trains();
         let losses = cx.tensor("losses", [rows], DType::F32)?;
         let grad_normed = if train { Some(cx.tensor("grad_normed", normed.shape, dtype)?) } else { None };
         let piece = rows / self.pieces;
@@ -113,7 +112,7 @@ impl LanguageHead {
     /// Losses `(rows)` from logits `(rows, vocab here)`; in training leaves the logits' gradient in their place. Ranks that
     /// share the vocabulary exchange three numbers a row, not logits.
     fn losses(&self, cx: &mut StepContext<'_>, logits: Tensor, targets: Tensor, losses: Tensor) -> Result<()> {
-        let control = (cx.mode() == Mode::Train).then_some(self.step.control);
+        let control = (cx.mode().trains()).then_some(self.step.control);
         let parallel = &self.region.parallel;
         let Some(group) = &parallel.group else {
             return cx.run(CrossEntropy { logits, targets, losses, vocab: self.vocab.vocab, control });
@@ -138,7 +137,7 @@ impl LossHead for RegressionHead {
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
         let losses = cx.tensor("losses", [input.x.shape.rows()], DType::F32)?;
         let mut grad = None;
-        if cx.mode() == Mode::Train {
+        if cx.mode().trains() {
             let tensor = cx.tensor("grad_prediction", input.x.shape, input.x.dtype)?;
             cx.save_for_backward(tensor)?;
             grad = Some((tensor, self.step.control));

@@ -10,7 +10,6 @@ use super::token_cost::TokenCost;
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs};
 use crate::params::{Init, Param, ParamSpec, Params};
 use crate::precision::{Precision, Product};
-use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
 /// A linear layer before it has memory: what it declares, and what it is built from.
@@ -175,7 +174,8 @@ impl Linear {
         source: QuantizeSource,
         copies: Copies,
     ) -> Result<Operand> {
-        let quantize_as = QuantizeAs { fp8, dtype: fp8.fp8.input(), cell: fp8.input, sums: None };
+        let quantize_as =
+            QuantizeAs { fp8, dtype: fp8.fp8.input(), cell: fp8.input, counts: fp8.counts.input, sums: None };
         Operand::quantized(cx, source, copies, quantize_as)
     }
 
@@ -198,7 +198,13 @@ impl Linear {
     pub(crate) fn computed_grad_output(&self, cx: &mut StepContext<'_>, source: QuantizeSource) -> Result<Operand> {
         let fp8 = self.fp8();
         let sums = self.bias.map(|bias| bias.grad);
-        let quantize_as = QuantizeAs { fp8, dtype: fp8.fp8.grad_output(), cell: fp8.grad_output, sums };
+        let quantize_as = QuantizeAs {
+            fp8,
+            dtype: fp8.fp8.grad_output(),
+            cell: fp8.grad_output,
+            counts: fp8.counts.grad_output,
+            sums,
+        };
         Operand::quantized(cx, source, Copies::Both, quantize_as)
     }
 
@@ -215,11 +221,12 @@ impl Linear {
             return Ok(());
         }
         let source = fp8.source;
-        let columns = (cx.mode() == Mode::Train).then_some(fp8.columns);
+        let columns = cx.mode().trains().then_some(fp8.columns);
         if let Scale::Tensor(scale) = fp8.rows.scale {
             cx.run(MakeScale { source, dtype: fp8.fp8.input(), scale, keep_known: false })?;
         }
-        cx.run(Quantize { source, rows: Some(fp8.rows), columns, amax: None, sums: None, accumulate: false })
+        cx.run(Quantize { source, rows: Some(fp8.rows), columns, amax: None, sums: None, accumulate: false })?;
+        fp8.counts.weight.count(cx, source, fp8.rows)
     }
 
     /// A buffer for its output `(..., out)`, for an input `(..., in)`.

@@ -13,7 +13,7 @@ use device::host::philox;
 use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
 use rayon::prelude::*;
 
-use crate::fp8::{Fp8Memory, Fp8Param, ScaleState};
+use crate::fp8::{Fp8Counts, Fp8Memory, Fp8Param, ScaleState};
 
 pub use dense_block::DenseBlock;
 pub(crate) use flat_layout::ALIGNMENT;
@@ -250,6 +250,11 @@ impl Params {
     /// The state of delayed scaling; `None` if nothing is scaled so.
     pub fn delayed_scales(&self) -> Option<&ScaleState> {
         self.fp8.scales.as_ref()
+    }
+
+    /// Where steps that measure count what 8-bit copies lose; `None` without 8-bit weights.
+    pub(crate) fn fp8_counts(&self) -> Option<&Fp8Counts> {
+        self.fp8.counts.as_ref()
     }
 
     /// Bytes of 8-bit copies of weights, and of scales.

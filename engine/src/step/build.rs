@@ -101,7 +101,10 @@ impl Stage {
         let part = |offset, size, dtype| numbers.place(all_numbers.buffer, offset, [size], dtype);
         let status = part(offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
         let loss_sum = part(offset_of!(StepNumbers, loss_sum), 1, DType::F32);
+        let fp8_sums = part(offset_of!(StepNumbers, fp8), 9, DType::F32).reshape([3, 3]);
         areas.push(numbers);
+        // Only steps that measure write them, and every step's numbers are read.
+        device.zero(&fp8_sums)?;
         let tensors = StepTensors { control, loss_sum, rotary };
         let model = (architecture.build)(&params, tensors);
         let layers = &architecture.layers;
@@ -135,6 +138,7 @@ impl Stage {
         };
         Ok(Stage {
             graphs: StepPolicy::manager(compute.clone(), &options.graphs, shape)?,
+            measures: false,
             losses_per_microbatch: model.losses * ranks,
             program: StepProgram {
                 model,
@@ -145,6 +149,7 @@ impl Stage {
                 data_parallel,
                 sequence_parallel,
                 scale_groups,
+                fp8_sums,
                 tensors,
             },
             compute,

@@ -1,5 +1,6 @@
 //! What a step returns to the host.
 
+use crate::fp8::{Fp8Losses, LossSums};
 use device::ops::Status;
 use device::{Readback, Stream, Tensor};
 use graph_manager::Result;
@@ -10,6 +11,8 @@ use graph_manager::Result;
 pub(super) struct StepNumbers {
     pub(super) status: Status,
     pub(super) loss_sum: f32,
+    /// Written by steps that measure.
+    pub(super) fp8: LossSums,
 }
 
 /// A step whose numbers are on their way to the host.
@@ -17,6 +20,8 @@ pub struct PendingMetrics {
     numbers: Readback<u8>,
     /// The number of losses that the step's loss is the mean of.
     losses: usize,
+    /// Whether the step measured what 8-bit copies lose.
+    measured: bool,
 }
 
 /// A step's numbers.
@@ -28,12 +33,14 @@ pub struct StepResult {
     pub grad_norm: f32,
     /// Whether the weights were updated. They are not when a gradient is not finite.
     pub applied: bool,
+    /// What 8-bit copies lost, if the step measured it.
+    pub fp8: Option<Fp8Losses>,
 }
 
 impl PendingMetrics {
     /// Begins to read back `numbers`, a [`StepNumbers`], after all work submitted to `stream` so far.
-    pub(super) fn read(stream: &Stream, numbers: &Tensor, losses: usize) -> Result<PendingMetrics> {
-        Ok(PendingMetrics { numbers: stream.read(numbers)?, losses })
+    pub(super) fn read(stream: &Stream, numbers: &Tensor, losses: usize, measured: bool) -> Result<PendingMetrics> {
+        Ok(PendingMetrics { numbers: stream.read(numbers)?, losses, measured })
     }
 
     /// Waits for the step to finish and returns its numbers.
@@ -41,8 +48,9 @@ impl PendingMetrics {
     /// # Errors
     /// What went wrong on the device.
     pub fn wait(self) -> Result<StepResult> {
-        let StepNumbers { status, loss_sum } = bytemuck::pod_read_unaligned(&self.numbers.wait()?);
+        let StepNumbers { status, loss_sum, fp8 } = bytemuck::pod_read_unaligned(&self.numbers.wait()?);
         let loss = f64::from(loss_sum) / self.losses as f64;
-        Ok(StepResult { loss, grad_norm: status.grad_norm, applied: status.finite == 1 })
+        let fp8 = self.measured.then(|| Fp8Losses::of(fp8));
+        Ok(StepResult { loss, grad_norm: status.grad_norm, applied: status.finite == 1, fp8 })
     }
 }

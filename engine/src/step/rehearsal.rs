@@ -19,6 +19,15 @@ impl Stage {
         Ok(())
     }
 
+    /// Records a step of `microbatches` microbatches that [measures](Stage::measured_step).
+    ///
+    /// # Errors
+    /// As [`Stage::train_step`].
+    pub fn record_measured(&mut self, microbatches: usize) -> Result<()> {
+        self.measures = true;
+        self.graphs.record(Mode::Measure, microbatches, &mut |cx| self.program.train(cx, Run::Real))
+    }
+
     /// Runs a step without transfers and without update for each of these numbers of microbatches. With `evaluates` it also
     /// runs an evaluation step of the first number. Samples and receive buffers hold zeros.
     ///
@@ -37,6 +46,10 @@ impl Stage {
             let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
             self.write_inputs(settings, None)?;
             self.graphs.rehearse(Mode::Train, microbatches, &mut |cx| self.program.train(cx, Run::Rehearsal))?;
+            if self.measures {
+                let program = &self.program;
+                self.graphs.rehearse(Mode::Measure, microbatches, &mut |cx| program.train(cx, Run::Rehearsal))?;
+            }
             if evaluates && at == 0 {
                 let program = &self.program;
                 self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| program.evaluate(cx, Run::Rehearsal))?;

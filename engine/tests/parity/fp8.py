@@ -100,10 +100,10 @@ def gradients(case, tensors, eight_bit):
     def dense(x, name, **stored):
         return rounded(product(x, name) + w.get(f"{name}.bias", 0), **stored)
 
-    def norm(x, name):
+    def norm(x, name, **stored):
         if case["norm"] == "rmsnorm":
-            return rounded(rms_norm(x, w[f"{name}.weight"], case["eps"]))
-        return rounded(layer_norm(x, w[f"{name}.weight"], w.get(f"{name}.bias"), case["eps"]))
+            return rounded(rms_norm(x, w[f"{name}.weight"], case["eps"]), **stored)
+        return rounded(layer_norm(x, w[f"{name}.weight"], w.get(f"{name}.bias"), case["eps"]), **stored)
 
     activation = swiglu if case["activation"] == "swiglu" else gelu
     x = w["wte.weight"][: case["vocab"]][tokens]
@@ -111,10 +111,10 @@ def gradients(case, tensors, eight_bit):
         x = x + w["wpe.weight"][: tokens.shape[1]]
     x = rounded(x)
     for h in (f"h.{i}" for i in range(case["layers"])):
-        mixed = rounded(attention(case, dense(norm(x, f"{h}.ln_1"), f"{h}.attn.c_attn")))
+        # What an 8-bit layer reads of a norm or an activation, and the gradient before the activation, go from f32 to 8 bits.
+        mixed = rounded(attention(case, dense(norm(x, f"{h}.ln_1", value=False), f"{h}.attn.c_attn")))
         x = rounded(x + dense(mixed, f"{h}.attn.c_proj"))
-        # The activated values and the gradient before the activation go from f32 to 8 bits.
-        before = dense(norm(x, f"{h}.ln_2"), f"{h}.mlp.c_fc", gradient=False)
+        before = dense(norm(x, f"{h}.ln_2", value=False), f"{h}.mlp.c_fc", gradient=False)
         x = rounded(x + dense(rounded(activation(before), value=False), f"{h}.mlp.c_proj"))
     head = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
     logits = rounded(norm(x, "ln_f") @ head.T)

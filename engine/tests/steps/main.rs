@@ -9,6 +9,7 @@ mod models;
 
 mod distributed_optimizer;
 mod fp8;
+mod fp8_counts;
 mod fp8_gradients;
 mod fp8_parity;
 mod grad_reduce;

@@ -149,6 +149,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("precision.fp8_amax_algo", "fp8-amax-compute-algo", &[], "\"max\"", Kind::Choice(AmaxAlgo::WORDS), "delayed: the largest of these magnitudes counts, or the newest"),
     option("precision.fp8_margin", "fp8-margin", &[], "0", Kind::Integer, "delayed: powers of two that are left free above the largest magnitude"),
     option("precision.bf16_blocks", "bf16-blocks", &[], "[0, 0]", Kind::Integers, "Blocks at the start and at the end of the model that stay in bf16"),
+    option("precision.fp8_metrics_interval", "fp8-metrics-interval", &[], "0", Kind::Integer, "Steps between measurements of what 8 bits lose: the shares of values beyond the largest number, and of those that became 0, in metrics and logs. A step that measures takes longer and has graphs of its own; others cost nothing. 0: none"),
 
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Number of ranks that share each layer. Heads, feed-forward channels and the vocabulary are divided among them"),
     option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also divide the tokens between layers: less memory for the same traffic"),

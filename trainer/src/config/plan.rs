@@ -15,7 +15,7 @@ use crate::config::model_size::ModelSize;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::watch::watch_settings;
-use crate::config::{RunConfig, TrainConfig, rank_layout};
+use crate::config::{Fp8Choice, RunConfig, TrainConfig, rank_layout};
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -52,6 +52,17 @@ pub struct EvaluationPlan {
 }
 
 impl RunPlan {
+    /// Whether some steps measure what 8-bit copies lose.
+    pub fn measures_fp8(&self) -> bool {
+        let precision = &self.config.precision;
+        precision.fp8 != Fp8Choice::None && precision.fp8_metrics_interval > 0
+    }
+
+    /// Whether this step does, counted from 0. The interval's last step does, as with evaluations.
+    pub fn measures_fp8_at(&self, step: usize) -> bool {
+        self.measures_fp8() && (step + 1).is_multiple_of(self.config.precision.fp8_metrics_interval)
+    }
+
     /// Checks a configuration for `world_size` ranks and derives its sizes.
     ///
     /// # Errors

@@ -211,6 +211,7 @@ section!(PrecisionConfig {
     fp8_amax_algo: AmaxAlgo,
     fp8_margin: usize,
     bf16_blocks: Vec<usize>,
+    fp8_metrics_interval: usize,
 });
 
 choice! {

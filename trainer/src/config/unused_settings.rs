@@ -65,6 +65,7 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
     for (key, value, only_delayed) in [
         ("precision.fp8_recipe", format!("\"{}\"", precision.fp8_recipe), false),
         ("precision.bf16_blocks", format!("{:?}", precision.bf16_blocks), false),
+        ("precision.fp8_metrics_interval", precision.fp8_metrics_interval.to_string(), false),
         ("precision.fp8_amax_history", precision.fp8_amax_history.to_string(), true),
         ("precision.fp8_amax_algo", format!("\"{}\"", precision.fp8_amax_algo), true),
         ("precision.fp8_margin", precision.fp8_margin.to_string(), true),

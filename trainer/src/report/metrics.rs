@@ -11,6 +11,7 @@ use common::terminal::warn;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::report::fp8_losses::Fp8Shares;
 use crate::report::step_file::StepFile;
 
 /// The numbers of a step, as in `metrics.jsonl`.
@@ -44,6 +45,9 @@ pub struct StepMetrics {
     /// The perplexity of that loss, for a model of tokens: its exponential.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_perplexity: Option<f64>,
+    /// What 8-bit copies lost, if the step measured it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp8: Option<Fp8Shares>,
 }
 
 impl StepMetrics {
@@ -51,7 +55,7 @@ impl StepMetrics {
     pub fn line(&self, steps: usize) -> String {
         let width = steps.to_string().len();
         format!(
-            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {}FLOP/s{}{}{}",
+            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {}FLOP/s{}{}{}{}",
             self.step + 1,
             self.loss,
             self.grad_norm,
@@ -62,6 +66,7 @@ impl StepMetrics {
             self.mfu.map_or(String::new(), |mfu| format!("  MFU {:.1} %", mfu * 100.0)),
             self.validation_loss.map_or(String::new(), |loss| format!("  validation {loss:.4}")),
             self.validation_perplexity.map_or(String::new(), |value| format!("  perplexity {value:.2}")),
+            self.fp8.map_or(String::new(), |shares| format!("  {shares}")),
         )
     }
 }

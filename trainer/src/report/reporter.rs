@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use common::terminal::{PRINTED, say, warn};
 use device::Device;
+use engine::fp8::TensorCounts;
 use engine::precision::Precision;
 use engine::step::StepResult;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -13,6 +14,7 @@ use crate::config::learning_rate::LearningRate;
 use crate::config::model_size::ModelSize;
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::{RunError, file_error};
+use crate::report::fp8_losses::{Fp8Shares, Fp8Watch};
 use crate::report::gpu_peak::peak_tflops;
 use crate::report::metrics::StepMetrics;
 use crate::report::run_log::RunLog;
@@ -36,6 +38,8 @@ pub(crate) struct FinishedStep {
     /// Over all ranks.
     pub(crate) samples: usize,
     pub(crate) result: StepResult,
+    /// What 8-bit copies of this rank lost, where the step measured it.
+    pub(crate) counts: Option<Vec<TensorCounts>>,
     /// Wall time.
     pub(crate) seconds: f64,
     /// Time the host took to prepare and submit it.
@@ -70,6 +74,8 @@ pub(crate) struct Reporter<'p> {
     write_error: Option<RunError>,
     /// Consecutive skipped updates.
     skipped: usize,
+    /// Looks for tensors that 8 bits do not suit; on the first rank of each stage.
+    fp8_watch: Option<Fp8Watch>,
     /// A progress bar on a terminal, lines elsewhere; on rank 0.
     bar: Option<ProgressBar>,
     /// Planned device memory of this rank, bytes.
@@ -81,10 +87,12 @@ pub(crate) struct Reporter<'p> {
 }
 
 impl<'p> Reporter<'p> {
-    /// The reporter of a process that starts at step `start`. Rank 0 passes a `log`, and is the only one to print.
+    /// The reporter of a process that starts at step `start`. Rank 0 passes a `log`, and is the only one to print; but what
+    /// an `fp8_watch` finds is printed by the rank that has it.
     pub(crate) fn new(
         plan: &'p RunPlan,
         log: Option<RunLog>,
+        fp8_watch: Option<Fp8Watch>,
         memory: usize,
         peak: Option<f64>,
         start: usize,
@@ -108,6 +116,7 @@ impl<'p> Reporter<'p> {
             log,
             write_error: None,
             skipped: 0,
+            fp8_watch,
             bar,
             memory,
             peak,
@@ -124,9 +133,18 @@ impl<'p> Reporter<'p> {
         }
     }
 
+    /// Prints a warning on any rank and writes it to its log.
+    fn warn(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| warn(text)),
+            None => warn(text),
+        }
+        tracing::warn!(target: PRINTED, "{text}");
+    }
+
     /// Reports a step, with the loss of the evaluation that followed it, if there was one.
     pub(crate) fn report_step(&mut self, done: &FinishedStep, validation_loss: Option<f64>) {
-        let FinishedStep { step, samples, ref result, seconds, host, data_wait } = *done;
+        let FinishedStep { step, samples, ref result, ref counts, seconds, host, data_wait } = *done;
         self.last_loss = result.loss;
         self.skipped = if result.applied { 0 } else { self.skipped + 1 };
         self.last_validation = validation_loss.or(self.last_validation);
@@ -146,6 +164,7 @@ impl<'p> Reporter<'p> {
             memory_bytes: self.memory,
             validation_loss,
             validation_perplexity: validation_loss.and_then(|loss| self.perplexity(loss)),
+            fp8: result.fp8.map(Fp8Shares::from),
         };
         let due = (step + 1) % self.logging.interval == 0 || step == 0 || step + 1 == self.steps;
         if due || validation_loss.is_some() || !result.applied {
@@ -153,6 +172,11 @@ impl<'p> Reporter<'p> {
         }
         if !result.applied {
             self.say(&format!("step {}: the update was skipped, because the gradients are not finite", step + 1));
+        }
+        if let (Some(watch), Some(counts)) = (&mut self.fp8_watch, counts) {
+            for warning in watch.look(counts) {
+                self.warn(&format!("WARNING: step {}: {warning}", step + 1));
+            }
         }
         if let Some(bar) = &self.bar {
             bar.inc(1);

@@ -115,8 +115,12 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
     if !plan.graphs.enable {
         return "off".into();
     }
-    let modes = [(Mode::Train, "training"), (Mode::Evaluate, "evaluation")];
-    let counts = modes.map(|(mode, name)| format!("{} for {name}", stage.graphs().expected_graphs(mode)));
+    let mut modes = vec![(Mode::Train, "training"), (Mode::Evaluate, "evaluation")];
+    if plan.measures_fp8() {
+        modes.insert(1, (Mode::Measure, "measuring"));
+    }
+    let count = |(mode, name)| format!("{} for {name}", stage.graphs().expected_graphs(mode));
+    let counts: Vec<String> = modes.into_iter().map(count).collect();
     let graph = &plan.config.cuda_graph;
     match graph.scope {
         GraphScope::PerLayer => format!("{}, {} pool: {}", graph_scope(graph), graph.mempool, counts.join(", ")),

@@ -115,6 +115,11 @@ fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Resu
     for (at, microbatches) in plan.batch.microbatch_counts().into_iter().enumerate() {
         stage.record(microbatches, at == 0 && plan.evaluation.is_some())?;
     }
+    if plan.measures_fp8() {
+        for microbatches in plan.batch.microbatch_counts() {
+            stage.record_measured(microbatches)?;
+        }
+    }
     stage.graphs().allocate()?;
     let control = group.control.clone();
     stage.graphs().before_capture(move || {

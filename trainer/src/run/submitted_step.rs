@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use engine::fp8::PendingCounts;
 use engine::step::PendingMetrics;
 
 use crate::error::RunError;
@@ -13,6 +14,8 @@ pub(crate) struct SubmittedStep {
     /// Over all ranks.
     pub(crate) samples: usize,
     pub(crate) metrics: PendingMetrics,
+    /// What 8-bit copies of this rank lost, where the step measured it.
+    pub(crate) counts: Option<PendingCounts>,
     pub(crate) started: Instant,
     /// Time the host took to prepare and submit it.
     pub(crate) host: Duration,
@@ -27,12 +30,14 @@ impl SubmittedStep {
     /// of submission, because the host device computes during submission.
     pub(crate) fn wait(self, last_end: &mut Option<Instant>) -> Result<FinishedStep, RunError> {
         let result = self.metrics.wait()?;
+        let counts = self.counts.map(PendingCounts::wait).transpose()?;
         let end = Instant::now();
         let start = last_end.replace(end).map_or(self.started, |last| last.max(self.started));
         Ok(FinishedStep {
             step: self.step,
             samples: self.samples,
             result,
+            counts,
             seconds: end.duration_since(start).max(self.host).as_secs_f64().max(1e-9),
             host: self.host,
             data_wait: self.data_wait,

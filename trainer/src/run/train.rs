@@ -11,15 +11,18 @@ use common::format::counted;
 use common::terminal::{PRINTED, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, Staging};
+use engine::fp8::Fp8Recipe;
 use engine::regions::Mode;
 use engine::step::Stage;
 use launch::watch::activity::Doing;
+use parallel::Axis;
 
 use crate::checkpoint::{Occasion, Progress, Session};
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
 use crate::process_group::ProcessGroup;
+use crate::report::fp8_losses::Fp8Watch;
 use crate::report::graph_report::write_graph_report;
 use crate::report::reporter::{FinishedStep, Outcome, Reporter, peak_flops};
 use crate::report::run_log::RunLog;
@@ -131,7 +134,7 @@ impl<'r> Trainer<'r> {
         session.restore(stage)?;
         let log = (group.rank == 0).then(|| open_log(plan, &session)).transpose()?;
         let peak = peak_flops(device, plan.config.precision.compute, plan.parallel.grid.ranks());
-        let report = Reporter::new(plan, log, device.allocated_bytes(), peak, progress.step);
+        let report = Reporter::new(plan, log, fp8_watch(plan, group), device.allocated_bytes(), peak, progress.step);
         tracing::info!(rank = group.rank, threads = group.threads, "training begins");
         let batches = match stage.needs_batch() {
             true => Some(prefetch(plan, group.rank, source.clone(), progress, stage)?),
@@ -187,14 +190,19 @@ impl<'r> Trainer<'r> {
             (batch, data_wait) = (Some(next), waited);
         }
         self.trace.before_step(self.device)?;
-        let settled = self.stage.graphs().is_settled(Mode::Train, settings.microbatches);
+        let measures = self.plan.measures_fp8_at(step);
+        let mode = if measures { Mode::Measure } else { Mode::Train };
+        let settled = self.stage.graphs().is_settled(mode, settings.microbatches);
         self.group.activity.set(if settled { Doing::Steps } else { Doing::Starts });
-        let metrics = self.stage.train_step(settings, batch.as_ref())?;
+        let (metrics, counts) = match measures {
+            true => self.stage.measured_step(settings, batch.as_ref())?,
+            false => (self.stage.train_step(settings, batch.as_ref())?, None),
+        };
         self.trace.after_step(self.device)?;
         let host = started.elapsed();
         tracing::debug!(host_ms = host.as_secs_f64() * 1e3, "submitted");
         let samples = self.plan.batch.samples_after(consumed);
-        let submitted = SubmittedStep { step, samples, metrics, started, host, data_wait };
+        let submitted = SubmittedStep { step, samples, metrics, counts, started, host, data_wait };
         if let Some(before) = self.in_flight.replace(submitted) {
             let done = self.wait(before)?;
             self.report.report_step(&done, None);
@@ -307,6 +315,14 @@ impl<'r> Trainer<'r> {
     fn wait(&mut self, step: SubmittedStep) -> Result<FinishedStep, RunError> {
         self.group.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
     }
+}
+
+/// The first rank of each stage looks at the 8-bit tensors of its stage.
+fn fp8_watch(plan: &RunPlan, group: &ProcessGroup) -> Option<Fp8Watch> {
+    let grid = &plan.parallel.grid;
+    let is_first = [Axis::Data, Axis::Tensor].iter().all(|axis| grid.coordinate(group.rank, *axis) == 0);
+    let delayed = plan.config.precision.fp8_recipe == Fp8Recipe::Delayed;
+    (is_first && plan.measures_fp8()).then(|| Fp8Watch::new(delayed))
 }
 
 /// Claims the run's folder, writes every option to `config.toml`, and opens the files that get a line for each step.

@@ -62,3 +62,31 @@ fn a_checkpoint_goes_on_in_another_layout_and_in_16_bits_and_back() {
         expect(&run(1, &back.0, &again), 0, &["at step 8", "done: loss"]);
     }
 }
+
+#[test]
+fn some_steps_measure_what_8_bits_lose_and_no_step_changes() {
+    for (ranks, layout) in [(1, ""), (2, "--tensor-model-parallel-size 2")] {
+        let (plain, measured) = (Folder::new("fp8-plain"), Folder::new("fp8-measured"));
+        let kind = format!("{DELAYED} --enable-cuda-graph {layout}");
+        expect(&run(ranks, &plain.0, &flags(&kind)), 0, &["done: loss"]);
+        let measure = format!("{kind} --fp8-metrics-interval 2 --wandb --log-interval 1");
+        let line = "8 bits (input weight grad): saturated ";
+        expect(&run(ranks, &measured.0, &flags(&measure)), 0, &[line, "for measuring", "done: loss"]);
+        assert_eq!(metrics(&plain.0), metrics(&measured.0), "{layout}");
+        assert_eq!(bits(&plain.0, 8), bits(&measured.0, 8), "{layout}");
+        let read = |file: &str| std::fs::read_to_string(measured.0.join("log").join(file)).unwrap();
+        for (step, line) in read("metrics.jsonl").lines().enumerate() {
+            let fp8 = &serde_json::from_str::<Value>(line).unwrap()["fp8"];
+            assert_eq!(fp8.is_null(), step % 2 == 0, "step {step}: {line}");
+            for kind in ["input", "weight", "grad_output"].iter().filter(|_| step % 2 == 1) {
+                for share in ["saturated", "underflowed"].map(|name| fp8[kind][name].as_f64().unwrap()) {
+                    assert!((0.0..0.2).contains(&share), "step {step}: {line}");
+                }
+            }
+            if step > 1 && step % 2 == 1 {
+                assert!(fp8["input"]["saturated"].as_f64() > Some(0.0), "some values outgrow their history: {line}");
+            }
+        }
+        assert!(read("wandb-history.jsonl").contains("\"fp8/grad_output_underflowed\":"));
+    }
+}

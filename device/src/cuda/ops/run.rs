@@ -2,7 +2,7 @@
 
 use super::{
     activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, loss, loss_parallel, norm,
-    optimizer, progress_mark, quantize, quantize_blocks, reduce, rotary, transpose_fp8,
+    optimizer, progress_mark, quantize, quantize_blocks, quantize_counts, reduce, rotary, transpose_fp8,
 };
 use crate::communicator::StreamHandle;
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
@@ -34,6 +34,8 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::Poison(op) => elementwise::poison(op, queue),
         Op::Quantize(op) if quantize_blocks::is_for(op) => quantize_blocks::quantize(op, queue),
         Op::Quantize(op) => quantize::quantize(op, queue),
+        Op::CountQuantized(op) => quantize_counts::count_quantized(op, queue),
+        Op::SumCounts(op) => quantize_counts::sum_counts(op, queue),
         Op::MakeScale(op) => quantize::make_scale(op, queue),
         Op::UpdateScales(op) => quantize::update_scales(op, queue),
         Op::TransposeFp8(op) => transpose_fp8::transpose_fp8(op, queue),
@@ -80,7 +82,7 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
             accept_fp8(op.name(), properties)?;
             if scales.a.is_by_block() { accept_blocks(op.name(), properties) } else { Ok(()) }
         }
-        Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => {
+        Op::Quantize(_) | Op::CountQuantized(_) | Op::SumCounts(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => {
             accept_fp8(op.name(), properties)?;
             // What was not prepared is loaded now, unless the stream captures.
             if capturing { Ok(()) } else { cuda.kernels.load_fp8() }
@@ -123,7 +125,7 @@ pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
     match op {
         Op::Gemm(op) => cuda.cublaslt.prepare(op, &cuda.kernels),
         Op::Custom(op) => custom::prepare(op, cuda),
-        Op::Quantize(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => cuda.kernels.load_fp8(),
+        Op::Quantize(_) | Op::CountQuantized(_) | Op::SumCounts(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => cuda.kernels.load_fp8(),
         // For attention `scratch_bytes` asks whether cuDNN does it, which makes its plan.
         _ => Ok(()),
     }

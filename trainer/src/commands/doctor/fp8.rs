@@ -1,7 +1,8 @@
 //! Trials of 8-bit copies and of products of them.
 
 use device::ops::{
-    ActivationKind, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8, UpdateScales,
+    ActivationKind, CountQuantized, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeCounts, QuantizeSource,
+    Scale, SumCounts, TransposeFp8, UpdateScales,
 };
 use device::{DType, Result, Tensor};
 
@@ -110,6 +111,27 @@ fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
             }),
         );
     }
+    for dtype in [DType::F8E4M3, DType::F8E5M2] {
+        add(
+            &format!("count_quantized, {dtype}"),
+            Box::new(move |bench| {
+                let source = QuantizeSource::Stored(bench.scaled([rows, width], DType::Bf16, 3.0)?);
+                // The largest values are beyond the largest number, and bytes of 0 are among the others.
+                let scale = Scale::Tensor(bench.between([1], 2.0 / dtype.largest_fp8(), 2.1 / dtype.largest_fp8())?);
+                let copy = Fp8Matrix { values: bench.scaled([rows, width], dtype, 0.01)?, scale };
+                Ok(CountQuantized { source, copy, counts: bench.block(&QuantizeCounts::default())? }.into())
+            }),
+        );
+    }
+    add(
+        "sum_counts",
+        Box::new(|bench| {
+            let of =
+                |i: u64| QuantizeCounts { values: 1000 + i, saturated: i, underflowed: 2 * i, ..Default::default() };
+            let counts: [QuantizeCounts; 96] = std::array::from_fn(|i| of(i as u64));
+            Ok(SumCounts { counts: bench.block(&counts)?, sums: bench.output([3, 3], DType::F32)? }.into())
+        }),
+    );
     add(
         "transpose_fp8",
         Box::new(move |bench| {

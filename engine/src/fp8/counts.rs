@@ -1,0 +1,182 @@
+//! What the 8-bit copies of a step lose. A step of [`Mode::Measure`] counts it on the device: values beyond the largest
+//! number of the type, and values that became 0.
+
+use common::choice;
+use device::ops::{CountQuantized, Fill, Fp8Matrix, QuantizeCounts, QuantizeSource};
+use device::{Area, DType, Device, Readback, Result, Stream, Tensor};
+
+use crate::regions::Mode;
+use crate::step_policy::StepContext;
+
+choice! {
+    /// What a tensor is to the products of a linear layer.
+    pub enum TensorKind {
+        /// The layer's input.
+        Input = "input",
+        /// Its weight.
+        Weight = "weight",
+        /// The gradient of its output.
+        GradOutput = "grad_output",
+    }
+}
+
+/// The number of kinds.
+const KINDS: usize = 3;
+/// Bytes of the counts of a tensor.
+const BYTES: usize = size_of::<QuantizeCounts>();
+
+/// Where the counts of a tensor lie: u8, a [`QuantizeCounts`].
+#[derive(Clone, Copy, Debug)]
+pub struct CountCell(Tensor);
+
+impl CountCell {
+    /// In a step that measures, adds what `copy` lost of `source`.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn count(
+        &self,
+        cx: &StepContext<'_>,
+        source: QuantizeSource,
+        copy: Fp8Matrix,
+    ) -> graph_manager::Result<()> {
+        match cx.mode() {
+            Mode::Measure => cx.run(CountQuantized { source, copy, counts: self.0 }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The counts of a weight's tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct CountCells {
+    /// Of the layer's input.
+    pub input: CountCell,
+    /// Of the weight.
+    pub weight: CountCell,
+    /// Of the gradient of the layer's output.
+    pub grad_output: CountCell,
+}
+
+/// The counts of all 8-bit weights of a rank, in the order of the weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fp8Counts {
+    /// u8, [`QuantizeCounts`] of input, weight and output gradient of each weight.
+    pub(crate) all: Tensor,
+    /// The same memory as f32, to set it to 0.
+    zeroed: Tensor,
+}
+
+impl Fp8Counts {
+    /// Allocates the counts of `weights` weights.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn allocate(device: &Device, areas: &mut Vec<Area>, weights: usize) -> Result<Fp8Counts> {
+        let bytes = weights * KINDS * BYTES;
+        let area = device.allocate("counts of 8-bit copies", bytes)?;
+        let all = area.tensor("counts of 8-bit copies", 0, [bytes], DType::U8);
+        let zeroed = area.place(all.buffer, 0, [bytes / DType::F32.size()], DType::F32);
+        areas.push(area);
+        device.zero(&zeroed)?;
+        Ok(Fp8Counts { all, zeroed })
+    }
+
+    /// The counts of a weight's tensors.
+    pub(crate) fn of(&self, weight: usize) -> CountCells {
+        let cell = |kind: TensorKind| CountCell(self.all.view((KINDS * weight + kind as usize) * BYTES, [BYTES]));
+        CountCells {
+            input: cell(TensorKind::Input),
+            weight: cell(TensorKind::Weight),
+            grad_output: cell(TensorKind::GradOutput),
+        }
+    }
+
+    /// Sets all to 0.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn zero(&self, cx: &StepContext<'_>) -> graph_manager::Result<()> {
+        cx.run(Fill { output: self.zeroed, value: 0.0 })
+    }
+
+    /// Begins to read them back, after all work submitted to `stream` so far. `names` are those of the weights.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn read(&self, stream: &Stream, names: Vec<String>) -> Result<PendingCounts> {
+        Ok(PendingCounts { counts: stream.read(&self.all)?, names })
+    }
+}
+
+/// Counts of a step that measured, on their way to the host.
+pub struct PendingCounts {
+    counts: Readback<u8>,
+    names: Vec<String>,
+}
+
+/// What the copies of a tensor lost in a step, on this rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorCounts {
+    /// The weight whose layer it belongs to.
+    pub weight: String,
+    /// What it is to that layer.
+    pub kind: TensorKind,
+    /// The counts, over all microbatches.
+    pub counts: QuantizeCounts,
+}
+
+impl PendingCounts {
+    /// Waits for the step to finish and returns its counts.
+    ///
+    /// # Errors
+    /// What went wrong on the device.
+    pub fn wait(self) -> Result<Vec<TensorCounts>> {
+        use common::Choice;
+        let bytes = self.counts.wait()?;
+        let tensors = self.names.iter().flat_map(|name| TensorKind::ALL.iter().map(move |kind| (name.clone(), *kind)));
+        let counts = bytes.chunks(BYTES).map(bytemuck::pod_read_unaligned);
+        Ok(tensors.zip(counts).map(|((weight, kind), counts)| TensorCounts { weight, kind, counts }).collect())
+    }
+}
+
+/// Sums over the tensors of each kind, on all ranks: values, saturated ones, underflowed ones.
+pub(crate) type LossSums = [[f32; 3]; KINDS];
+
+/// What all tensors of a kind lost in a step, as shares of their values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Losses {
+    /// Values beyond the largest number of the type.
+    pub saturated: f64,
+    /// Values that are not 0, but 0 in 8 bits.
+    pub underflowed: f64,
+}
+
+/// What the 8-bit copies of a step lost, over all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Fp8Losses {
+    /// Inputs of linear layers.
+    pub input: Losses,
+    /// Their weights.
+    pub weight: Losses,
+    /// The gradients of their outputs.
+    pub grad_output: Losses,
+}
+
+impl Fp8Losses {
+    /// The shares that follow from sums; 0 where there are no values.
+    pub(crate) fn of(sums: LossSums) -> Fp8Losses {
+        let [input, weight, grad_output] = sums.map(|sums| {
+            let [values, saturated, underflowed] = sums.map(f64::from);
+            let share = |count: f64| if values > 0.0 { count / values } else { 0.0 };
+            Losses { saturated: share(saturated), underflowed: share(underflowed) }
+        });
+        Fp8Losses { input, weight, grad_output }
+    }
+
+    /// Each kind with its shares.
+    pub fn by_kind(&self) -> [(TensorKind, Losses); KINDS] {
+        let Fp8Losses { input, weight, grad_output } = *self;
+        [(TensorKind::Input, input), (TensorKind::Weight, weight), (TensorKind::GradOutput, grad_output)]
+    }
+}
