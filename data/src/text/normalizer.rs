@@ -47,8 +47,8 @@ fn flatten(part: &Value, steps: &mut Vec<Step>) -> std::result::Result<(), Strin
     let text = |value: &Value| value.as_str().map(String::from);
     match (library, text(&part["pattern"]["Regex"]), text(&part["content"])) {
         (NormalizerWrapper::Sequence(_), ..) => {
-            let inner = part["normalizers"].as_array().into_iter().flatten();
-            inner.map(|part| flatten(part, steps)).collect()
+            let mut inner = part["normalizers"].as_array().into_iter().flatten();
+            inner.try_for_each(|part| flatten(part, steps))
         }
         (NormalizerWrapper::Replace(_), Some(source), Some(content)) => {
             steps.push(Step::Replace(Expression::new(&source)?, content));
