@@ -67,7 +67,8 @@ fn counts_are_those_of_the_values_and_of_the_bytes_of_their_copy() {
                     ] {
                         assert!(found.abs_diff(truth) <= off, "{what} of {matrix:?} to {dtype}: {found}, not {truth}");
                     }
-                    assert!(saturated + underflowed > 0, "{matrix:?} loses something at scale {scale}");
+                    let few = values.len() < 100;
+                    assert!(few || saturated + underflowed > 0, "{matrix:?} loses something at scale {scale}");
                 }
             }
         }
