@@ -50,7 +50,8 @@ impl Operation for CountQuantized {
             Scale::Tensor(scale) => Some(scale),
             _ => None,
         };
-        Accesses::new(self.source.reads().into_iter().chain([self.copy.values, self.counts]), [self.counts]).reads(scale)
+        Accesses::new(self.source.reads().into_iter().chain([self.copy.values, self.counts]), [self.counts])
+            .reads(scale)
     }
 }
 

@@ -26,11 +26,7 @@ pub(super) fn count_quantized(op: &CountQuantized, queue: &Queue<'_>) -> Result<
         Scale::Tensor(scale) => (scale.address, copy.values.dtype.saturates_above()),
         _ => (0, f32::INFINITY),
     };
-    let quantize = QuantizeBlock {
-        rows_out: copy.values.address,
-        rows_scale: scale,
-        ..source.block(rows)
-    };
+    let quantize = QuantizeBlock { rows_out: copy.values.address, rows_scale: scale, ..source.block(rows) };
     let block = CountBlock { quantize, counts: op.counts.address, edge, unused: 0 };
     let blocks = (rows * source.width.div_ceil(PACK)).div_ceil(256).clamp(1, BLOCKS);
     let kernel = source.kernel("count_quantized", source.vector(None));

@@ -82,7 +82,12 @@ pub(crate) fn accept(op: &Op, capturing: bool, cuda: &CudaDevice) -> Result<()> 
             accept_fp8(op.name(), properties)?;
             if scales.a.is_by_block() { accept_blocks(op.name(), properties) } else { Ok(()) }
         }
-        Op::Quantize(_) | Op::CountQuantized(_) | Op::SumCounts(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => {
+        Op::Quantize(_)
+        | Op::CountQuantized(_)
+        | Op::SumCounts(_)
+        | Op::MakeScale(_)
+        | Op::UpdateScales(_)
+        | Op::TransposeFp8(_) => {
             accept_fp8(op.name(), properties)?;
             // What was not prepared is loaded now, unless the stream captures.
             if capturing { Ok(()) } else { cuda.kernels.load_fp8() }
@@ -125,7 +130,12 @@ pub(crate) fn prepare(op: &Op, cuda: &CudaDevice) -> Result<()> {
     match op {
         Op::Gemm(op) => cuda.cublaslt.prepare(op, &cuda.kernels),
         Op::Custom(op) => custom::prepare(op, cuda),
-        Op::Quantize(_) | Op::CountQuantized(_) | Op::SumCounts(_) | Op::MakeScale(_) | Op::UpdateScales(_) | Op::TransposeFp8(_) => cuda.kernels.load_fp8(),
+        Op::Quantize(_)
+        | Op::CountQuantized(_)
+        | Op::SumCounts(_)
+        | Op::MakeScale(_)
+        | Op::UpdateScales(_)
+        | Op::TransposeFp8(_) => cuda.kernels.load_fp8(),
         // For attention `scratch_bytes` asks whether cuDNN does it, which makes its plan.
         _ => Ok(()),
     }
