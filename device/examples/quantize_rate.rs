@@ -99,7 +99,7 @@ impl Outputs {
     }
 }
 
-const OUTPUTS: [Outputs; 12] = [
+const OUTPUTS: [Outputs; 14] = [
     Outputs::both("both copies", Scales::Tensor, false, false),
     Outputs::both("both copies, amax", Scales::Tensor, true, false),
     Outputs::both("both copies, amax, sums", Scales::Tensor, true, true),
@@ -114,6 +114,14 @@ const OUTPUTS: [Outputs; 12] = [
         amax: false,
         sums: false,
     },
+    Outputs {
+        name: "both, row scales, amax, sums",
+        rows: Some(Scales::Rows),
+        columns: Some(Scales::Tensor),
+        amax: true,
+        sums: true,
+    },
+    Outputs::both("both copies of a weight", Scales::Rows, false, false),
     Outputs::both("both copies, groups", Scales::Groups, false, false),
     Outputs::both("both copies, groups, sums", Scales::Groups, false, true),
     Outputs { name: "row copy, groups", rows: Some(Scales::Groups), columns: None, amax: false, sums: false },
@@ -210,7 +218,7 @@ fn main() -> Result<()> {
     println!("plain copy of bf16 (16384, 8192): {plain:.0} GB/s");
     bench.areas.clear();
 
-    println!("{:<16} {:>14}  {:<26} {:>9} {:>7} {:>8}", "source", "shape", "outputs", "us", "GB/s", "of copy");
+    println!("{:<16} {:>14}  {:<28} {:>9} {:>7} {:>8}", "source", "shape", "outputs", "us", "GB/s", "of copy");
     for (shapes, names) in [
         (&[[16384, 2048], [16384, 6144], [16384, 8192]][..], &SOURCES[..4]),
         (&[[8192, 14336]][..], &SOURCES[4..5]),
@@ -218,7 +226,9 @@ fn main() -> Result<()> {
     ] {
         for (shape, name) in shapes.iter().flat_map(|shape| names.iter().map(move |name| (*shape, *name))) {
             let sources: Vec<_> = (0..SETS).map(|_| source(&mut bench, name, shape)).collect::<Result<_>>()?;
-            for outputs in OUTPUTS {
+            // Only stored matrices have a scale for each row of the transposed copy.
+            let made_of = |outputs: &Outputs| name == "stored" || !matches!(outputs.columns, Some(Scales::Rows));
+            for outputs in OUTPUTS.into_iter().filter(made_of) {
                 let made: Vec<_> = sources
                     .iter()
                     .map(|(source, read)| {
@@ -229,7 +239,7 @@ fn main() -> Result<()> {
                 let seconds = bench.seconds(&ops)?;
                 let rate = made[0].1 as f64 / seconds / 1e9;
                 let (shape, us, share) = (format!("{}x{}", shape[0], shape[1]), seconds * 1e6, 100.0 * rate / plain);
-                println!("{name:<16} {shape:>14}  {:<26} {us:>9.1} {rate:>7.0} {share:>7.1}%", outputs.name);
+                println!("{name:<16} {shape:>14}  {:<28} {us:>9.1} {rate:>7.0} {share:>7.1}%", outputs.name);
             }
             bench.areas.clear();
         }

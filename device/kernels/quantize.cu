@@ -4,30 +4,7 @@
 // A block is a tile of 128 rows by 64 columns (for SwiGluBackward 64 columns of each half), a thread 4 rows by 8
 // columns, loaded 16 bytes at a time before the first is used. A thread's 4 x 8 bytes are transposed in registers to
 // a word of 4 rows for each column. The words meet in shared memory, and each column's 128 bytes leave in pieces of 16.
-#include "quantize.cuh"
-#include "transpose.cuh"
-
-const int TILE_ROWS = 128, TILE_COLUMNS = 64;
-const int GROUPS = TILE_COLUMNS / 8; // of 8 columns
-const int QUADS = TILE_ROWS / 4;     // of 4 rows
-
-// Words of a tile, (column, quad of rows). Word `quad` lies at `quad ^ place(column)`, so that neither the writes, a
-// quad of 8 groups, nor the reads, 16 bytes along a column, meet in a bank.
-struct Words {
-    u32 word[TILE_COLUMNS][QUADS];
-};
-inline int place(int column) { return column / 8 % GROUPS * 4; }
-
-// Sixteen rows of a column of the transposed copy, from `row` on.
-inline void store_column(const Quantize& q, u64 column, u32 row, const u32* words) {
-    u8* to = q.columns_out + column * q.rows + row;
-    if (q.wide_columns) {
-        if (row < q.rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(words);
-        return;
-    }
-#pragma unroll 1
-    for (u32 i = 0; i < 16 && row + i < q.rows; i++) to[i] = reinterpret_cast<const u8*>(words)[i];
-}
+#include "transpose_tile.cuh"
 
 template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
     constexpr int OUTPUTS = S::OUTPUTS, WARPS = 8;
@@ -78,16 +55,7 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
 
     if (q.columns_out) {
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                u32 words[4];
-                transpose(bytes[o][half], words);
-                u32 c = group * 8 + half * 4;
-#pragma unroll
-                for (int i = 0; i < 4; i++) staged[o].word[c + i][quad ^ place(c)] = words[i];
-            }
-        }
+        for (int o = 0; o < OUTPUTS; o++) put_words(staged[o], bytes[o], group, quad);
     }
     if (q.partial) {
 #pragma unroll
@@ -108,18 +76,7 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
     }
     __syncthreads();
 
-    if (q.columns_out) {
-        constexpr int PIECES = TILE_ROWS / 16;
-#pragma unroll
-        for (int i = 0; i < OUTPUTS * TILE_COLUMNS * PIECES / 256; i++) {
-            u32 at = i * 256 + threadIdx.x, piece = at % PIECES, c = at / PIECES % TILE_COLUMNS;
-            u32 o = at / (PIECES * TILE_COLUMNS);
-            if (first_column + c < q.width) {
-                const u32* words = &staged[o].word[c][piece * 4 ^ place(c)];
-                store_column(q, (u64)o * q.width + first_column + c, (u32)first_row + piece * 16, words);
-            }
-        }
-    }
+    if (q.columns_out) store_tiles<OUTPUTS>(q, staged, first_column, first_row);
     if (q.partial && threadIdx.x < OUTPUTS * TILE_COLUMNS) {
         u32 o = threadIdx.x / TILE_COLUMNS, c = threadIdx.x % TILE_COLUMNS;
         float sum = 0.0f;

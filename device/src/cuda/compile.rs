@@ -47,6 +47,7 @@ pub const FP8_SOURCES: &[(&str, &str)] = &[
     kernel_file!("quantize.cu"),
     kernel_file!("quantize_blocks.cu"),
     kernel_file!("quantize_both.cu"),
+    kernel_file!("quantize_columns.cu"),
     kernel_file!("quantize_counts.cu"),
     kernel_file!("quantize_rows.cu"),
     kernel_file!("scales.cu"),
@@ -62,6 +63,7 @@ const HEADERS: &[(&str, &str)] = &[
     kernel_file!("rows.cuh"),
     kernel_file!("table.cuh"),
     kernel_file!("transpose.cuh"),
+    kernel_file!("transpose_tile.cuh"),
 ];
 
 /// Options of every compilation. `--use_fast_math` is not one of them: it flushes subnormals and loosens division

@@ -22,18 +22,14 @@ pub(super) fn quantize(op: &Quantize, pool: &Pool) {
         *amax = larger(*amax, magnitude_of_all(&values, pool));
     }
     if let Some(copy) = &op.rows {
-        if let Scale::Rows(scales) = copy.scale {
-            let largest = copy.values.dtype.largest_fp8();
-            pool.for_each_chunk(view::write::<f32>(&scales), 1, |row, scale| {
-                scale[0] = scale_now(magnitude(&values[row * columns..][..columns]), largest, 0);
-            });
-        }
         let value = |row, column| values[row * columns + column];
+        make_row_scales(copy, columns, value, pool);
         make_block_scales(copy, value, pool);
         store(copy, columns, value, pool);
     }
     if let Some(copy) = &op.columns {
         let value = |column, row| values[row * columns + column];
+        make_row_scales(copy, rows, value, pool);
         make_block_scales(copy, value, pool);
         store(copy, rows, value, pool);
     }
@@ -114,6 +110,16 @@ pub(super) fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
         }
     });
     values
+}
+
+/// Makes the scales of the rows of a copy `(_, width)` of `value(row, column)`, if it has such scales.
+fn make_row_scales(copy: &Fp8Matrix, width: usize, value: impl Fn(usize, usize) -> f32 + Sync, pool: &Pool) {
+    let Scale::Rows(scales) = copy.scale else { return };
+    let largest = copy.values.dtype.largest_fp8();
+    pool.for_each_chunk(view::write::<f32>(&scales), 1, |row, scale| {
+        let amax = (0..width).fold(0.0, |amax, column| larger(amax, value(row, column).abs()));
+        scale[0] = scale_now(amax, largest, 0);
+    });
 }
 
 /// Stores a copy `(_, width)` of `value(row, column)`.

@@ -206,7 +206,8 @@ pub struct Quantize {
     /// `(rows, columns)`.
     pub rows: Option<Fp8Matrix>,
     /// `(columns, rows)`: the transposed copy. Its scale is one for the whole tensor, or there is one for each group or for
-    /// each block, as for `rows`. Sizes are then multiples of 16, and addresses of 16 bytes.
+    /// each block, as for `rows`. Sizes are then multiples of 16, and addresses of 16 bytes. It has a scale for each of its
+    /// rows only if the matrix is stored.
     pub columns: Option<Fp8Matrix>,
     /// `(1)`, f32, updated: the larger of what it was and the largest magnitude. NaN and infinities are kept as they are
     /// found: both are larger than all numbers.
@@ -228,8 +229,9 @@ impl Operation for Quantize {
         }
         if let Some(matrix) = &self.columns {
             matrix.check(Self::NAME, "columns", columns, rows)?;
-            ensure(Self::NAME, !matches!(matrix.scale, Scale::Rows(_)), || {
-                "the transposed copy has one scale for the whole tensor".into()
+            let stored = matches!(self.source, QuantizeSource::Stored(_) | QuantizeSource::Rounded(_));
+            ensure(Self::NAME, stored || !matches!(matrix.scale, Scale::Rows(_)), || {
+                "the transposed copy of a matrix that is not stored has no scale for each of its rows".into()
             })?;
         }
         self.check_blocks(Self::NAME)?;

@@ -224,7 +224,7 @@ enum Scaling {
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     rows: Option<(DType, Scaling)>,
-    columns: Option<(DType, f32)>,
+    columns: Option<(DType, Scaling)>,
     amax: bool,
     /// Whether to add to what is there.
     sums: Option<bool>,
@@ -245,6 +245,22 @@ fn check_copy(what: &str, matrix: &Matrix, bytes: &[u8], values: &[f64], scales:
             || (format.number(*byte) * f64::from(scale) - x).abs() <= matrix.allowed(*x);
         assert!(near, "{what}: element {i} of {matrix:?}, {x:e} scaled by {scale:e}, is {byte:#x}, not {wanted:#x}");
     }
+}
+
+/// Checks a copy of `values`, and its scales if the operation made them.
+fn check_scaled_copy(t: &Bench, what: &str, matrix: &Matrix, copy: &Fp8Matrix, values: &[f64]) {
+    let format = Format::of(copy.values.dtype);
+    let scales: Vec<f32> = t.device.download(&copy.scale.tensor()).unwrap();
+    if let Scale::Rows(_) = copy.scale {
+        for (scale, row) in scales.iter().zip(values.chunks(values.len() / scales.len())) {
+            let amax = row.iter().fold(0.0f64, |amax, x| amax.max(x.abs()));
+            let truth = if amax == 0.0 { 1.0 } else { f64::from((amax / format.largest()) as f32) };
+            let off = (f64::from(*scale) - truth).abs();
+            let allowed = matrix.allowed(amax) / format.largest();
+            assert!(off <= allowed, "{what}: scale {scale:e} of {matrix:?}, not {truth:e}");
+        }
+    }
+    check_copy(what, matrix, &t.get_bytes(&copy.values), values, &scales, &format);
 }
 
 pub fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
@@ -269,10 +285,11 @@ fn check(t: &Bench, matrix: Matrix, (values, source): &(Vec<f64>, QuantizeSource
     let column_copy = wanted.columns.map(|(dtype, scale)| Fp8Matrix {
         values: bytes([columns, rows], dtype),
         // The same tensor where the scale is the same, as a step would have it.
-        scale: Scale::Tensor(match shared {
-            Some((other, tensor)) if other == scale => tensor,
-            _ => scalar(scale),
-        }),
+        scale: match (scale, shared) {
+            (Scaling::Rows, _) => Scale::Rows(t.empty(&[columns], F32)),
+            (Scaling::Tensor(scale), Some((other, tensor))) if other == scale => Scale::Tensor(tensor),
+            (Scaling::Tensor(scale), _) => Scale::Tensor(scalar(scale)),
+        },
     });
     let peak = values.iter().fold(0.0f64, |peak, x| peak.max(x.abs()));
     let before = numbers(9, columns, F32);
@@ -297,22 +314,10 @@ fn check(t: &Bench, matrix: Matrix, (values, source): &(Vec<f64>, QuantizeSource
         }
     }
     if let Some(copy) = row_copy {
-        let format = Format::of(copy.values.dtype);
-        let scales: Vec<f32> = t.device.download(&copy.scale.tensor()).unwrap();
-        if wanted.rows.unwrap().1 == Scaling::Rows {
-            for (scale, row) in scales.iter().zip(values.chunks(columns)) {
-                let amax = row.iter().fold(0.0f64, |amax, x| amax.max(x.abs()));
-                let truth = if amax == 0.0 { 1.0 } else { f64::from((amax / format.largest()) as f32) };
-                let off = (f64::from(*scale) - truth).abs();
-                assert!(off <= matrix.allowed(amax) / format.largest(), "scale {scale:e} of {matrix:?}, not {truth:e}");
-            }
-        }
-        check_copy("row copy", &matrix, &t.get_bytes(&copy.values), values, &scales, &format);
+        check_scaled_copy(t, "row copy", &matrix, &copy, values);
     }
     if let Some(copy) = column_copy {
-        let (format, bytes) = (Format::of(copy.values.dtype), t.get_bytes(&copy.values));
-        let scale = wanted.columns.unwrap().1;
-        check_copy("transposed copy", &matrix, &bytes, &transposed(values, columns), &[scale], &format);
+        check_scaled_copy(t, "transposed copy", &matrix, &copy, &transposed(values, columns));
     }
     if let Some(sums) = &sums {
         for (c, sum) in t.get(sums).into_iter().enumerate() {
@@ -336,7 +341,7 @@ fn combinations() -> Vec<Wanted> {
         Some((F8E5M2, Scaling::Rows)),
     ];
     for rows in rows {
-        for columns in [None, Some((F8E4M3, 0.011)), Some((F8E5M2, 0.02))] {
+        for columns in [None, Some((F8E4M3, Scaling::Tensor(0.011))), Some((F8E5M2, Scaling::Tensor(0.02)))] {
             for (amax, sums) in [(false, None), (true, None), (false, Some(false)), (true, Some(true))] {
                 all.push(Wanted { rows, columns, amax, sums });
             }
@@ -369,7 +374,7 @@ fn rows_as_wide_as_those_of_large_models_are_quantised_whole() {
         for dtype in FLOATS {
             let (t, matrix) = (checked_bench(), Matrix { kind, dtype, shape: [3, columns], offset: 0 });
             let made = matrix.make(&t);
-            for (rows, columns_too) in [(Scaling::Rows, None), (Scaling::Rows, Some((F8E4M3, 0.01)))] {
+            for (rows, columns_too) in [(Scaling::Rows, None), (Scaling::Rows, Some((F8E4M3, Scaling::Tensor(0.01))))] {
                 let wanted = Wanted { rows: Some((F8E4M3, rows)), columns: columns_too, amax: true, sums: None };
                 check(&t, matrix, &made, wanted);
             }
@@ -388,8 +393,24 @@ fn both_copies_with_a_scale_for_each_row_are_made_of_rows_of_any_width() {
             let (t, matrix) = (checked_bench(), Matrix { kind, dtype, shape: [shape[0], columns], offset: 0 });
             let made = matrix.make(&t);
             for (types, amax, sums) in [([F8E5M2, F8E4M3], true, Some(true)), ([F8E4M3, F8E5M2], false, None)] {
-                let (rows, columns) = (Some((types[0], Scaling::Rows)), Some((types[1], 0.02)));
+                let (rows, columns) = (Some((types[0], Scaling::Rows)), Some((types[1], Scaling::Tensor(0.02))));
                 check(&t, matrix, &made, Wanted { rows, columns, amax, sums });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stored_matrix_has_a_transposed_copy_with_a_scale_for_each_of_its_rows() {
+    for dtype in FLOATS {
+        for (shape, offset) in [([144, 144], 0), ([33, 38], 0), ([300, 70], 0), ([24, 16], 3), ([4400, 40], 0)] {
+            let (t, matrix) = (checked_bench(), Matrix { kind: Kind::Stored, dtype, shape, offset });
+            let made = matrix.make(&t);
+            for rows in [None, Some((F8E4M3, Scaling::Rows)), Some((F8E5M2, Scaling::Tensor(0.7)))] {
+                for (to, amax, sums) in [(F8E4M3, false, None), (F8E5M2, true, Some(true))] {
+                    let columns = Some((to, Scaling::Rows));
+                    check(&t, matrix, &made, Wanted { rows, columns, amax, sums });
+                }
             }
         }
     }

@@ -6,14 +6,14 @@ use device::ops::{Collective, CollectiveKind, Fp8Matrix, QuantizeSource, Scale, 
 use device::{Area, Communicator, DType, Device, Result, Shape, Tensor};
 
 use super::counts::{CountCells, Fp8Counts};
-use super::recipe::{Fp8, Fp8Recipe};
+use super::recipe::{Fp8, Fp8Recipe, Scaling};
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
 /// The memory of all 8-bit weights of a rank.
 pub(crate) struct Fp8Memory {
     pub(crate) params: Vec<Option<Fp8Param>>,
-    /// Delayed scaling's.
+    /// That of delayed scales; `None` if there are none.
     pub(crate) scales: Option<ScaleState>,
     /// What copies lose; `None` without 8-bit weights.
     pub(crate) counts: Option<Fp8Counts>,
@@ -30,12 +30,13 @@ pub struct Fp8Param {
     pub source: QuantizeSource,
     /// `(out, in)`, for the output.
     pub rows: Fp8Matrix,
-    /// `(in, out)`, for the input gradient. The scale is that of `rows`, or the scales are the same, transposed.
+    /// `(in, out)`, for the input gradient. One scale is that of `rows`, those of blocks are the same, transposed, and those of
+    /// rows are its own.
     pub columns: Fp8Matrix,
-    /// The layer's input.
-    pub input: ScaleCell,
-    /// The gradient of the layer's output.
-    pub grad_output: ScaleCell,
+    /// The layer's input; `None` if no scale is delayed.
+    pub input: Option<ScaleCell>,
+    /// The gradient of the layer's output; `None` if no scale is delayed.
+    pub grad_output: Option<ScaleCell>,
     /// What their copies lose.
     pub counts: CountCells,
 }
@@ -51,7 +52,7 @@ pub struct ScaleCell {
     pub history: Tensor,
 }
 
-/// The scales of all inputs and output gradients, with what they follow from. Each weight with 8-bit products has two:
+/// The delayed scales of all inputs and output gradients, with what they follow from. Each weight with 8-bit products has two:
 /// its input's, its output gradient's. All are 0 before the first step.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleState {
@@ -68,6 +69,29 @@ pub struct ScaleState {
 }
 
 impl ScaleState {
+    /// The state of these weights, which have one recipe.
+    fn allocate(device: &Device, areas: &mut Vec<Area>, all: &[(&ParamSpec, Fp8)]) -> Result<ScaleState> {
+        let (_, Fp8 { amax_history, margin, .. }) = all[0];
+        let count = 2 * all.len() * SCALE_STRIDE;
+        let mut flat = |name, shape: &[usize]| device.allocate_tensor(areas, name, Shape::new(shape), DType::F32);
+        let state = ScaleState {
+            scale: flat("8-bit scales", &[count])?,
+            amax: flat("largest magnitudes", &[count])?,
+            history: flat("history of magnitudes", &[count, amax_history])?,
+            largest: flat("largest numbers", &[count])?,
+            margin,
+        };
+        for tensor in [state.scale, state.amax, state.history] {
+            device.zero(&tensor)?;
+        }
+        if !device.is_dry() {
+            let types = all.iter().flat_map(|(_, fp8)| [fp8.input(), fp8.grad_output()]);
+            let largest: Vec<f32> = types.flat_map(|dtype| [dtype.largest_fp8(); SCALE_STRIDE]).collect();
+            device.upload(&state.largest, &largest)?;
+        }
+        Ok(state)
+    }
+
     /// What ends a step: new scales from its magnitudes, which are the largest of all ranks in `groups`.
     ///
     /// # Errors
@@ -129,7 +153,6 @@ impl Fp8Memory {
         let Some((_, first)) = all.first() else {
             return Ok(Fp8Memory { params: vec![None; specs.len()], scales: None, counts: None, areas });
         };
-        let count = 2 * all.len() * SCALE_STRIDE;
         let mut flat =
             |name, shape: &[usize], dtype| device.allocate_tensor(&mut areas, name, Shape::new(shape), dtype);
         let weights: usize = all.iter().map(|(spec, _)| spec.shape.elements().next_multiple_of(ALIGNMENT)).sum();
@@ -138,21 +161,13 @@ impl Fp8Memory {
         let scales =
             all.iter().map(|(spec, fp8)| scale_elements(fp8.recipe, spec.shape.rows(), spec.shape.last())).sum();
         let weight_scales = flat("scales of 8-bit weights", &[scales], DType::F32)?;
-        let state = ScaleState {
-            scale: flat("8-bit scales", &[count], DType::F32)?,
-            amax: flat("largest magnitudes", &[count], DType::F32)?,
-            history: flat("history of magnitudes", &[count, first.amax_history], DType::F32)?,
-            largest: flat("largest numbers", &[count], DType::F32)?,
-            margin: first.margin,
-        };
-        for tensor in [rows, columns, weight_scales, state.scale, state.amax, state.history] {
+        for tensor in [rows, columns, weight_scales] {
             device.zero(&tensor)?;
         }
-        if !device.is_dry() {
-            let types = all.iter().flat_map(|(_, fp8)| [fp8.input(), fp8.grad_output()]);
-            let largest: Vec<f32> = types.flat_map(|dtype| [dtype.largest_fp8(); SCALE_STRIDE]).collect();
-            device.upload(&state.largest, &largest)?;
-        }
+        let scales = match first.recipe.keeps_magnitudes() {
+            true => Some(ScaleState::allocate(device, &mut areas, &all)?),
+            false => None,
+        };
         let counts = Fp8Counts::allocate(device, &mut areas, all.len())?;
         let (mut index, mut start, mut scale_start) = (0, 0, 0);
         let param = |(spec, param): (&ParamSpec, &Param)| {
@@ -168,8 +183,8 @@ impl Fp8Memory {
                 },
                 rows: Fp8Matrix { values: rows.view(start, [out, input]), scale: rows_scale },
                 columns: Fp8Matrix { values: columns.view(start, [input, out]), scale: columns_scale },
-                input: state.cell(2 * index),
-                grad_output: state.cell(2 * index + 1),
+                input: scales.as_ref().map(|scales| scales.cell(2 * index)),
+                grad_output: scales.as_ref().map(|scales| scales.cell(2 * index + 1)),
                 counts: counts.of(index),
             };
             (index, start) = (index + 1, start + (out * input).next_multiple_of(ALIGNMENT));
@@ -177,7 +192,6 @@ impl Fp8Memory {
             Some(param)
         };
         let params = specs.iter().zip(params).map(param).collect();
-        let scales = (first.recipe == Fp8Recipe::Delayed).then_some(state);
         Ok(Fp8Memory { params, scales, counts: Some(counts), areas })
     }
 
@@ -189,22 +203,29 @@ impl Fp8Memory {
 
 /// The numbers that the scales of both copies of a weight `(out, in)` take: a multiple of [`SCALE_STRIDE`].
 fn scale_elements(recipe: Fp8Recipe, out: usize, input: usize) -> usize {
-    match recipe.has_one_scale() {
-        true => SCALE_STRIDE,
-        false => block_elements(out, input) + block_elements(input, out),
+    match recipe.scaling() {
+        Scaling::Tensor => SCALE_STRIDE,
+        Scaling::Rows => out.next_multiple_of(SCALE_STRIDE) + input.next_multiple_of(SCALE_STRIDE),
+        Scaling::Blocks => block_elements(out, input) + block_elements(input, out),
     }
 }
 
 /// The scales of the copies `(out, in)` and `(in, out)` of a weight, which lie in `all` from `start` on.
 fn scales_of(recipe: Fp8Recipe, all: &Tensor, start: usize, out: usize, input: usize) -> [Scale; 2] {
-    if recipe.has_one_scale() {
-        return [Scale::Tensor(all.view(start, [1])); 2];
+    match recipe.scaling() {
+        Scaling::Tensor => [Scale::Tensor(all.view(start, [1])); 2],
+        Scaling::Rows => {
+            let of_columns = start + out.next_multiple_of(SCALE_STRIDE);
+            [Scale::Rows(all.view(start, [out])), Scale::Rows(all.view(of_columns, [input]))]
+        }
+        Scaling::Blocks => {
+            let of_columns = start + block_elements(out, input);
+            [
+                Scale::Blocks(all.view(start, Scale::block_shape(out, input))),
+                Scale::Blocks(all.view(of_columns, Scale::block_shape(input, out))),
+            ]
+        }
     }
-    let of_columns = start + block_elements(out, input);
-    [
-        Scale::Blocks(all.view(start, Scale::block_shape(out, input))),
-        Scale::Blocks(all.view(of_columns, Scale::block_shape(input, out))),
-    ]
 }
 
 /// Rows of these scales are padded to a multiple of [`SCALE_STRIDE`].

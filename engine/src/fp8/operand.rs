@@ -6,7 +6,7 @@ use graph_manager::Result;
 
 use super::counts::CountCell;
 use super::memory::{Fp8Param, ScaleCell};
-use super::recipe::Fp8Recipe;
+use super::recipe::Scaling;
 use crate::step_policy::StepContext;
 
 /// An activation `(rows, in)` or an output gradient `(rows, out)`, as the products of a linear layer read it.
@@ -94,34 +94,36 @@ impl Operand {
         copies: Copies,
         QuantizeAs { fp8, dtype, cell, counts, sums }: QuantizeAs<'_>,
     ) -> Result<Operand> {
-        let delayed = fp8.fp8.recipe == Fp8Recipe::Delayed && cx.mode().trains();
-        let one_scale = match fp8.fp8.recipe.has_one_scale() {
-            true if delayed => Some(cell.scale),
-            true => Some(cx.tensor("scale", [1], DType::F32)?),
+        let (height, width) = source.dimensions();
+        let recipe = fp8.fp8.recipe;
+        let of_rows = copies.rows().then(|| recipe.scaling());
+        let of_columns = copies.columns().then(|| recipe.weight_gradient_scaling());
+        // Evaluation has no delayed scale: it scales by what it sees.
+        let delayed = cell.filter(|_| cx.mode().trains());
+        let one_scale = match [of_rows, of_columns].contains(&Some(Scaling::Tensor)) {
+            true => Some(delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?),
             false => None,
         };
         if let Some(scale) = one_scale {
             // The first step of a run has no history: its scale is that of its first microbatch.
-            cx.run(MakeScale { source, dtype, scale, keep_known: delayed })?;
+            cx.run(MakeScale { source, dtype, scale, keep_known: delayed.is_some() })?;
         }
-        let (height, width) = source.dimensions();
-        let mut matrix = |wanted: bool, [name, scale_name]: [&'static str; 2], shape: Shape| {
-            if !wanted {
-                return Ok::<_, graph_manager::Error>(None);
-            }
+        let mut matrix = |scaling: Option<Scaling>, [name, scale_name]: [&'static str; 2], shape: Shape| {
+            let Some(scaling) = scaling else { return Ok::<_, graph_manager::Error>(None) };
             let values = cx.tensor(name, shape, dtype)?;
-            let scale = match one_scale {
-                Some(scale) => Scale::Tensor(scale),
-                None => {
+            let scale = match (scaling, one_scale) {
+                (Scaling::Tensor, Some(scale)) => Scale::Tensor(scale),
+                (Scaling::Rows, _) => Scale::Rows(cx.tensor(scale_name, [shape.rows()], DType::F32)?),
+                (Scaling::Blocks | Scaling::Tensor, _) => {
                     let shape = Scale::group_shape(shape.rows(), shape.last());
                     Scale::Groups(cx.tensor(scale_name, shape, DType::F32)?)
                 }
             };
             Ok(Some(Fp8Matrix { values, scale }))
         };
-        let rows = matrix(copies.rows(), ["rows_8bit", "row_scales"], source.shape())?;
-        let columns = matrix(copies.columns(), ["columns_8bit", "column_scales"], [width, height].into())?;
-        let amax = delayed.then_some(cell.amax);
+        let rows = matrix(of_rows, ["rows_8bit", "row_scales"], source.shape())?;
+        let columns = matrix(of_columns, ["columns_8bit", "column_scales"], [width, height].into())?;
+        let amax = one_scale.and(delayed).map(|cell| cell.amax);
         let accumulate = !cx.variant().overwrites;
         cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;
         // What is made again for a weight gradient was counted when it was first made.
@@ -136,7 +138,8 @@ impl Operand {
 pub(crate) struct QuantizeAs<'p> {
     pub(crate) fp8: &'p Fp8Param,
     pub(crate) dtype: DType,
-    pub(crate) cell: ScaleCell,
+    /// The state of its delayed scale, if the recipe has one.
+    pub(crate) cell: Option<ScaleCell>,
     /// Where a step that measures counts what the copy lost.
     pub(crate) counts: CountCell,
     /// `(width)`, f32: gets the sums over rows, which are a bias gradient.

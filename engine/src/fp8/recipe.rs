@@ -1,15 +1,19 @@
-//! Recipes: which formats, and when scales are made.
+//! Recipes: which formats, and how scales are made.
 
 use common::choice;
 use device::DType;
 
 choice! {
-    /// When the scales of activations and gradients are made. Weights are always scaled by what they are now.
+    /// How activations and gradients are scaled. Weights are always scaled by what they are now.
     pub enum Fp8Recipe {
-        /// From the tensor itself, just before it is quantised. Needs one more pass over it.
+        /// One scale, from the tensor itself, just before it is quantised. Needs one more pass over it.
         Tensorwise = "tensorwise",
-        /// From the largest magnitudes of earlier steps. Needs no more pass; the magnitudes are part of checkpoints.
+        /// One scale, from the largest magnitudes of earlier steps. Needs no more pass; the magnitudes are part of
+        /// checkpoints.
         Delayed = "delayed",
+        /// For outputs and input gradients a scale for each token, from the token itself, and one for each row of the weight's
+        /// copies. Weight gradients sum over tokens, so their factors have one scale each, which is delayed.
+        Rowwise = "rowwise",
         /// From blocks of 128 values, while they are quantised: activations and gradients have a scale for 128 neighbours
         /// along the size that a product sums over, weights one for 128 x 128 values. Scales are powers of two. Needs no more
         /// pass, and nothing of other ranks or steps. All factors are E4M3, and all products accumulate precisely.
@@ -19,12 +23,40 @@ choice! {
     }
 }
 
+/// What shares a scale in the factors of a product. Both factors have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scaling {
+    /// The whole tensor.
+    Tensor,
+    /// A row.
+    Rows,
+    /// 128 neighbours in a row, or 128 x 128 values of a weight.
+    Blocks,
+}
+
 impl Fp8Recipe {
-    /// Whether a tensor has one scale, which is made before it is quantised.
-    pub(crate) fn has_one_scale(self) -> bool {
+    /// Whether some scales follow from magnitudes of earlier steps, which are part of checkpoints.
+    pub fn keeps_magnitudes(self) -> bool {
         match self {
-            Fp8Recipe::Tensorwise | Fp8Recipe::Delayed => true,
-            Fp8Recipe::Blockwise => false,
+            Fp8Recipe::Tensorwise | Fp8Recipe::Blockwise => false,
+            Fp8Recipe::Delayed | Fp8Recipe::Rowwise => true,
+        }
+    }
+
+    /// The scales of the factors of outputs and of input gradients.
+    pub(crate) fn scaling(self) -> Scaling {
+        match self {
+            Fp8Recipe::Tensorwise | Fp8Recipe::Delayed => Scaling::Tensor,
+            Fp8Recipe::Rowwise => Scaling::Rows,
+            Fp8Recipe::Blockwise => Scaling::Blocks,
+        }
+    }
+
+    /// The scales of the factors of weight gradients.
+    pub(crate) fn weight_gradient_scaling(self) -> Scaling {
+        match self {
+            Fp8Recipe::Tensorwise | Fp8Recipe::Delayed | Fp8Recipe::Rowwise => Scaling::Tensor,
+            Fp8Recipe::Blockwise => Scaling::Blocks,
         }
     }
 
@@ -48,13 +80,13 @@ choice! {
 /// outputs of products too. Weight gradients are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8 {
-    /// When scales are made.
+    /// How scales are made.
     pub recipe: Fp8Recipe,
     /// The types of the factors. Blockwise scaling has [`Fp8Format::E4m3`].
     pub format: Fp8Format,
-    /// Delayed scaling: how many steps' largest magnitudes count, this step's among them.
+    /// Delayed scales: how many steps' largest magnitudes count, this step's among them.
     pub amax_history: usize,
-    /// Delayed scaling: powers of two that are left free above the largest magnitude.
+    /// Delayed scales: powers of two that are left free above the largest magnitude.
     pub margin: i32,
     /// Blocks at the start and at the end of the model whose layers stay in 16 bits.
     pub bf16_blocks: [usize; 2],

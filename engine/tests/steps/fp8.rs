@@ -8,7 +8,7 @@ use engine::step::StepResult;
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
-const RECIPES: [Fp8Recipe; 3] = [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed, Fp8Recipe::Blockwise];
+const RECIPES: [Fp8Recipe; 4] = [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed, Fp8Recipe::Rowwise, Fp8Recipe::Blockwise];
 
 /// All sizes are multiples of 16, for two ranks that share layers too.
 fn shape(kind: Kind, dropout: f32, fp8: Option<Fp8>) -> GptShape {
@@ -116,8 +116,8 @@ fn blocks_at_both_ends_can_stay_in_16_bits() {
 
 #[test]
 fn evaluation_leaves_the_scales_alone() {
-    let run = run(shape(Kind::Gpt, 0.0, Some(fp8(Fp8Recipe::Delayed))), Kind::Gpt, 2, GraphOptions::default());
-    let train = |evaluates: bool| {
+    let train = |recipe, evaluates: bool| {
+        let run = run(shape(Kind::Gpt, 0.0, Some(fp8(recipe))), Kind::Gpt, 2, GraphOptions::default());
         let device = run.device();
         let mut stage = run.stage(&device);
         let step = |step| {
@@ -131,7 +131,9 @@ fn evaluation_leaves_the_scales_alone() {
         };
         (0..6).map(step).collect::<Vec<StepResult>>()
     };
-    assert_eq!(train(false), train(true));
+    for recipe in RECIPES {
+        assert_eq!(train(recipe, false), train(recipe, true), "{recipe}");
+    }
 }
 
 #[test]

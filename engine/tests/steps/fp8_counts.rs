@@ -110,7 +110,7 @@ fn a_scale_that_is_too_small_saturates_and_one_that_is_too_large_underflows() {
     let mut seen = Vec::new();
     for step in 0..4 {
         if let Some(factor) = [None, None, Some(1.0 / 16.0), Some(1e5)][step] {
-            let cells: Vec<_> = stage.params().iter().filter_map(|(_, param)| Some(param.fp8?.input)).collect();
+            let cells: Vec<_> = stage.params().iter().filter_map(|(_, param)| param.fp8?.input).collect();
             for cell in cells {
                 let scale = device.download::<f32>(&cell.scale).unwrap()[0];
                 device.upload(&cell.scale, &[scale * factor]).unwrap();

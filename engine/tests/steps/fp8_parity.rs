@@ -27,8 +27,8 @@ fn shape(feed_forward: FeedForward, fp8: Fp8) -> GptShape {
     GptShape { layers: 1, ffn: 96, feed_forward, fp8: Some(fp8), ..tiny_gpt(0.0, Precision::Bf16) }
 }
 
-/// The scale cells of all 8-bit weights, by names.
-fn cells(stage: &Stage) -> Vec<(String, ScaleCell)> {
+/// The cells of delayed scales of all 8-bit weights, by names.
+fn cells(stage: &Stage) -> Vec<(String, Option<ScaleCell>)> {
     let eight = stage.params().iter().filter_map(|(spec, param)| Some((&spec.name, param.fp8?)));
     eight
         .flat_map(|(name, fp8)| {
@@ -40,6 +40,7 @@ fn cells(stage: &Stage) -> Vec<(String, ScaleCell)> {
 /// Scales that a step of delayed scaling finds: half of what would do, so that the largest values saturate.
 fn give_scales(stage: &Stage, device: &Device) {
     for (name, cell) in cells(stage) {
+        let cell = cell.unwrap();
         let scale = device.download::<f32>(&cell.scale).unwrap()[0];
         assert!(scale > 0.0, "{name} has no scale after a step");
         device.upload(&cell.scale, &[scale / 2.0]).unwrap();
@@ -70,7 +71,7 @@ fn compare(feed_forward: FeedForward, recipe: Fp8Recipe, format: Fp8Format) {
     }
     let mut arrays = Arrays::default();
     for (name, cell) in cells(&stage) {
-        let scale = if recipe == Fp8Recipe::Delayed { device.download::<f32>(&cell.scale).unwrap()[0] } else { 0.0 };
+        let scale = cell.map_or(0.0, |cell| device.download::<f32>(&cell.scale).unwrap()[0]);
         arrays.f32(name, &[1], &[scale]);
     }
     for (spec, param) in stage.params().iter() {

@@ -104,12 +104,12 @@ pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
             }
         }
     }
-    if params.delayed_scales().is_some() {
-        // All ranks of a stage that share a layer or the batch have the same values. One of them writes each.
-        let first = params.optimizer_shard().rank == 0;
-        for (spec, param) in params.iter() {
-            let Some(fp8) = param.fp8 else { continue };
-            for (suffix, cell) in MAGNITUDES.into_iter().zip([fp8.input, fp8.grad_output]) {
+    // All ranks of a stage that share a layer or the batch have the same values. One of them writes each.
+    let first = params.optimizer_shard().rank == 0;
+    for (spec, param) in params.iter() {
+        let Some(fp8) = param.fp8 else { continue };
+        for (suffix, cell) in MAGNITUDES.into_iter().zip([fp8.input, fp8.grad_output]) {
+            if let Some(cell) = cell {
                 all.push(magnitudes(format!("{}{suffix}", spec.name), cell.history, first));
             }
         }

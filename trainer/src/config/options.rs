@@ -144,10 +144,10 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(Precision::WORDS), "Type of weights and activations in layers. Master weights are f32. tf32 is f32 with faster, less exact products on a GPU"),
     option("precision.fp8", "fp8-format", &["fp8"], "\"none\"", Kind::Choice(Fp8Choice::WORDS), "Linear layers of blocks multiply in 8 bits (with compute = \"bf16\"). hybrid: E4M3 for inputs and weights, E5M2 for gradients. e4m3: E4M3 for all. Attention, norms, embedding and head stay in bf16"),
-    option("precision.fp8_recipe", "fp8-recipe", &[], "\"tensorwise\"", Kind::Choice(Fp8Recipe::WORDS), "When 8-bit scales are made. tensorwise: from the tensor itself, for one more pass over it. delayed: from the largest magnitudes of earlier steps. blockwise: one for 128 neighbours in activations and gradients, and for 128 x 128 weights, with fp8 = \"e4m3\"; GPUs of compute capability 9.0"),
-    option("precision.fp8_amax_history", "fp8-amax-history-len", &[], "16", Kind::Integer, "delayed: number of steps whose largest magnitudes are kept"),
-    option("precision.fp8_amax_algo", "fp8-amax-compute-algo", &[], "\"max\"", Kind::Choice(AmaxAlgo::WORDS), "delayed: the largest of these magnitudes counts, or the newest"),
-    option("precision.fp8_margin", "fp8-margin", &[], "0", Kind::Integer, "delayed: powers of two that are left free above the largest magnitude"),
+    option("precision.fp8_recipe", "fp8-recipe", &[], "\"tensorwise\"", Kind::Choice(Fp8Recipe::WORDS), "How tensors in 8 bits are scaled. tensorwise: one scale, from the tensor itself, for one more pass over it. delayed: one scale, from the largest magnitudes of earlier steps. rowwise: one for each token and each row of a weight, from the row itself; for weight gradients as delayed. blockwise: one for 128 neighbours in activations and gradients, and for 128 x 128 weights, with fp8 = \"e4m3\"; GPUs of compute capability 9.0"),
+    option("precision.fp8_amax_history", "fp8-amax-history-len", &[], "16", Kind::Integer, "delayed, rowwise: number of steps whose largest magnitudes are kept"),
+    option("precision.fp8_amax_algo", "fp8-amax-compute-algo", &[], "\"max\"", Kind::Choice(AmaxAlgo::WORDS), "delayed, rowwise: the largest of these magnitudes counts, or the newest"),
+    option("precision.fp8_margin", "fp8-margin", &[], "0", Kind::Integer, "delayed, rowwise: powers of two that are left free above the largest magnitude"),
     option("precision.bf16_blocks", "bf16-blocks", &[], "[0, 0]", Kind::Integers, "Blocks at the start and at the end of the model that stay in bf16"),
     option("precision.fp8_metrics_interval", "fp8-metrics-interval", &[], "0", Kind::Integer, "Steps between measurements of what 8 bits lose: the shares of values beyond the largest number, and of those that became 0, in metrics and logs. A step that measures takes longer and has graphs of its own; others cost nothing. 0: none"),
 

@@ -3,7 +3,6 @@
 
 use common::format::counted;
 use data::RawTokens;
-use engine::fp8::Fp8Recipe;
 use parallel::Axis;
 
 use crate::config::graph_plan::words;
@@ -72,11 +71,11 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
     ] {
         let unused = match precision.fp8 {
             Fp8Choice::None => true,
-            _ => only_delayed && precision.fp8_recipe != Fp8Recipe::Delayed,
+            _ => only_delayed && !precision.fp8_recipe.keeps_magnitudes(),
         };
         let why = match precision.fp8 {
             Fp8Choice::None => "without precision.fp8 (--fp8-format) no layer multiplies in 8 bits",
-            _ => "it is for precision.fp8_recipe = \"delayed\"",
+            _ => "it is for precision.fp8_recipe = \"delayed\" or \"rowwise\"",
         };
         tell(unused && !is_default(key, &value), format!("{key} = {value}"), why);
     }

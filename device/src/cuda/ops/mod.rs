@@ -18,6 +18,7 @@ mod progress_mark;
 mod quantize;
 mod quantize_blocks;
 mod quantize_both;
+mod quantize_columns;
 mod quantize_counts;
 mod reduce;
 mod rotary;

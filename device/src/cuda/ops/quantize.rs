@@ -2,14 +2,15 @@
 
 use super::columns::add_partial;
 use super::quantize_both::{GROUP, quantize_both};
+use super::quantize_columns::{self, quantize_columns};
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{ActivationKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 use crate::{DType, Result, Tensor};
 
 /// A tile of `kernels/quantize.cu`.
-const TILE_ROWS: usize = 128;
-const TILE_COLUMNS: usize = 64;
+pub(super) const TILE_ROWS: usize = 128;
+pub(super) const TILE_COLUMNS: usize = 64;
 /// Values that a thread loads at a time.
 pub(super) const PACK: usize = 8;
 /// The largest number of threads of a block of `kernels/quantize_rows.cu`.
@@ -124,6 +125,11 @@ pub(super) fn is_e5m2(matrix: Option<&Fp8Matrix>) -> u32 {
     matrix.is_some_and(|matrix| matrix.values.dtype == DType::F8E5M2).into()
 }
 
+/// Whether the rows of the transposed copy of a matrix of so many rows are stored 16 bytes at a time.
+pub(super) fn wide_columns(rows: usize, copy: &Fp8Matrix) -> u32 {
+    (rows.is_multiple_of(16) && copy.values.address.is_multiple_of(16)).into()
+}
+
 /// Whether two copies hold the same bytes, transposed: one type, and one scale at one address.
 fn same_bytes(rows: &Fp8Matrix, columns: &Fp8Matrix) -> bool {
     rows.values.dtype == columns.values.dtype && rows.scale.tensor().address == columns.scale.tensor().address
@@ -136,8 +142,12 @@ pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
         Some(copy @ Fp8Matrix { scale: Scale::Rows(_), .. }) => (Some(copy), None),
         copy => (None, copy),
     };
-    let mut amax = op.amax;
-    if let Some((rows, columns)) = per_row.as_ref().zip(op.columns.as_ref())
+    let (mut amax, mut transposed) = (op.amax, op.columns.as_ref());
+    if let Some(copy @ Fp8Matrix { scale: Scale::Rows(_), .. }) = transposed {
+        quantize_columns(&op.source, copy, queue)?;
+        transposed = None;
+    }
+    if let Some((rows, columns)) = per_row.as_ref().zip(transposed)
         && let Some(done) = quantize_both(op, rows, columns, queue)
     {
         return done;
@@ -145,8 +155,8 @@ pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
     if let Some(copy) = &per_row {
         quantize_rows(&op.source, copy, amax.take(), queue)?;
     }
-    if per_tensor.is_some() || op.columns.is_some() || op.sums.is_some() || amax.is_some() {
-        quantize_tiles(op, per_tensor.as_ref(), amax, queue)?;
+    if per_tensor.is_some() || transposed.is_some() || op.sums.is_some() || amax.is_some() {
+        quantize_tiles(op, [per_tensor.as_ref(), transposed], amax, queue)?;
     }
     Ok(())
 }
@@ -174,9 +184,14 @@ fn quantize_rows(source: &QuantizeSource, copy: &Fp8Matrix, amax: Option<Tensor>
     queue.launch_block(&source.kernel("quantize_rows", vector), grid, &block)
 }
 
-/// Everything but a copy with a scale for each row.
-fn quantize_tiles(op: &Quantize, copy: Option<&Fp8Matrix>, amax: Option<Tensor>, queue: &Queue<'_>) -> Result<()> {
-    let ((rows, _), source, transposed) = (op.source.dimensions(), Source::of(&op.source), op.columns.as_ref());
+/// Everything but copies with a scale for each row: a copy and a transposed one.
+fn quantize_tiles(
+    op: &Quantize,
+    [copy, transposed]: [Option<&Fp8Matrix>; 2],
+    amax: Option<Tensor>,
+    queue: &Queue<'_>,
+) -> Result<()> {
+    let ((rows, _), source) = (op.source.dimensions(), Source::of(&op.source));
     let scale = |matrix: Option<&Fp8Matrix>| matrix.map_or(0, |matrix| matrix.scale.tensor().address);
     let address = |matrix: Option<&Fp8Matrix>| matrix.map_or(0, |matrix| matrix.values.address);
     let block = QuantizeBlock {
@@ -189,7 +204,7 @@ fn quantize_tiles(op: &Quantize, copy: Option<&Fp8Matrix>, amax: Option<Tensor>,
         rows_e5m2: is_e5m2(copy),
         columns_e5m2: is_e5m2(transposed),
         same_bytes: copy.zip(transposed).is_some_and(|(rows, columns)| same_bytes(rows, columns)).into(),
-        wide_columns: (rows.is_multiple_of(16) && address(transposed).is_multiple_of(16)).into(),
+        wide_columns: transposed.map_or(0, |copy| wide_columns(rows, copy)),
         ..source.block(rows)
     };
     let row_tiles = rows.div_ceil(TILE_ROWS);
@@ -204,7 +219,11 @@ fn quantize_tiles(op: &Quantize, copy: Option<&Fp8Matrix>, amax: Option<Tensor>,
 /// Scratch for a row of partial sums for each row of tiles or each cluster.
 pub(super) fn scratch_bytes(op: &Quantize) -> usize {
     let (rows, columns) = op.source.dimensions();
-    if op.sums.is_some() { rows.div_ceil(TILE_ROWS.min(GROUP)) * columns * DType::F32.size() } else { 0 }
+    let sums = if op.sums.is_some() { rows.div_ceil(TILE_ROWS.min(GROUP)) * columns * DType::F32.size() } else { 0 };
+    match op.columns {
+        Some(Fp8Matrix { scale: Scale::Rows(_), .. }) => sums.max(quantize_columns::scratch_bytes(rows, columns)),
+        _ => sums,
+    }
 }
 
 /// Blocks of the kernel that looks for the largest magnitude: enough for every GPU, and few to combine.

@@ -140,6 +140,18 @@ fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
         }),
     );
     add(
+        "quantize a weight, scales for rows and columns",
+        Box::new(move |bench| {
+            let source = QuantizeSource::Stored(wide(bench, rows, width)?);
+            let mut copy = |shape: [usize; 2]| {
+                let scale = Scale::Rows(bench.output([shape[0]], DType::F32)?);
+                Ok::<_, device::Error>(Fp8Matrix { values: bench.output(shape, DType::F8E4M3)?, scale })
+            };
+            let (rows, columns) = (Some(copy([rows, width])?), Some(copy([width, rows])?));
+            Ok(Quantize { source, rows, columns, amax: None, sums: None, accumulate: false }.into())
+        }),
+    );
+    add(
         "update_scales",
         Box::new(|bench| {
             let (tensors, length) = (70, 40);
