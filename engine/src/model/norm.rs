@@ -70,6 +70,7 @@ pub(crate) struct NormLayer {
 
 /// The normed residual stream, as the part after the norm gets it.
 #[derive(Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "a few live at a time, and what is copied need not be allocated")]
 pub(crate) enum Normed {
     /// `(batch, seq, hidden)`, or this rank's rows `(1, rows, hidden)`.
     Stored(Tensor),
