@@ -142,7 +142,7 @@ fn what_a_killed_tokenize_leaves_goes_when_it_starts_again() {
     killed.kill().unwrap();
     assert_eq!(killed.wait().unwrap().signal(), Some(9));
     assert_eq!(there(), 2, "the text, and what was written");
-    expect(&output_of(start("100000000")), 0, &["token files"]);
+    expect(&output_of(start("100000000")), 0, &["in 1 token file, out"]);
     assert_eq!(there(), 2, "the text, and the result");
     assert!(folder.path("out/tokens_000000.bin").exists());
 }
