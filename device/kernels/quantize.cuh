@@ -74,12 +74,13 @@ inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 // ---- What is quantised --------------------------------------------------------------------------------------------
 
-// Each source computes OUTPUTS values from LOADS loaded ones, for inputs of type T. Load `l` of a row and column is
+// Each source computes OUTPUTS values from LOADS loaded ones, for inputs of type T. BLOCKS of the tile kernel fit a
+// multiprocessor at once with bf16 inputs: its registers are bounded so, and none spills. Load `l` of a row and column is
 // element `at(..., l)` of `matrix(..., l)`; output `o` is column `o * width + column`. A norm also has values that belong
 // to a row or to a column.
 
 template <class T> struct Stored {
-    static constexpr int LOADS = 1, OUTPUTS = 1;
+    static constexpr int LOADS = 1, OUTPUTS = 1, BLOCKS = 6;
     static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int) { return q.input; }
     static u64 at(const Quantize& q, u64 row, u32 column, int) { return row * q.width + column; }
@@ -98,6 +99,7 @@ struct GeluFunction {
 // The output of a norm, whose statistics are known.
 template <class T> struct Normed : Stored<T> {
     static constexpr bool NORM = true;
+    static constexpr int BLOCKS = 4;
 };
 
 // NaN stays NaN, so that it shows.
@@ -111,7 +113,7 @@ template <class F, class T> struct Activated : Stored<T> {
 };
 
 template <class F, class T> struct ActivatedBackward {
-    static constexpr int LOADS = 2, OUTPUTS = 1;
+    static constexpr int LOADS = 2, OUTPUTS = 1, BLOCKS = 5;
     static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int l) { return l == 0 ? q.input : q.grad; }
     static u64 at(const Quantize& q, u64 row, u32 column, int) { return row * q.width + column; }
@@ -120,7 +122,7 @@ template <class F, class T> struct ActivatedBackward {
 
 // [gate | up] has 2 `width` columns.
 template <class T> struct SwiGlu {
-    static constexpr int LOADS = 2, OUTPUTS = 1;
+    static constexpr int LOADS = 2, OUTPUTS = 1, BLOCKS = 4;
     static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int) { return q.input; }
     static u64 at(const Quantize& q, u64 row, u32 column, int l) { return (row * 2 + l) * q.width + column; }
@@ -128,7 +130,7 @@ template <class T> struct SwiGlu {
 };
 
 template <class T> struct SwiGluBackward {
-    static constexpr int LOADS = 3, OUTPUTS = 2;
+    static constexpr int LOADS = 3, OUTPUTS = 2, BLOCKS = 3;
     static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int l) { return l == 2 ? q.grad : q.input; }
     static u64 at(const Quantize& q, u64 row, u32 column, int l) {
