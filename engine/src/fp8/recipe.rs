@@ -93,15 +93,9 @@ pub struct Fp8 {
 }
 
 impl Default for Fp8 {
-    /// Tensorwise scaling in the hybrid format, in all blocks.
+    /// Delayed scaling in the hybrid format, in all blocks: the fastest on an H200.
     fn default() -> Fp8 {
-        Fp8 {
-            recipe: Fp8Recipe::Tensorwise,
-            format: Fp8Format::Hybrid,
-            amax_history: 1,
-            margin: 0,
-            bf16_blocks: [0, 0],
-        }
+        Fp8 { recipe: Fp8Recipe::Delayed, format: Fp8Format::Hybrid, amax_history: 1, margin: 0, bf16_blocks: [0, 0] }
     }
 }
 

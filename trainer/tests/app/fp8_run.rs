@@ -7,6 +7,7 @@ use crate::harness::{Folder, bits, copy_run, expect, metrics, run, saved};
 
 /// Sizes that are multiples of 16 for two ranks that share layers too.
 const SIZES: &str = "--bf16 --heads 4 --hidden 64 --seq-length 16 --micro-batch-size 2";
+const TENSORWISE: &str = "--fp8-format e4m3 --fp8-recipe tensorwise";
 const DELAYED: &str = "--fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3";
 const ROWWISE: &str = "--fp8-format hybrid --fp8-recipe rowwise --fp8-amax-history-len 3";
 const BLOCKWISE: &str = "--fp8-format e4m3 --fp8-recipe blockwise";
@@ -23,7 +24,8 @@ fn loss(lines: &[Value], step: usize) -> f64 {
 fn a_run_resumes_to_the_same_bits_with_each_recipe() {
     let graphs = "--enable-cuda-graph";
     for (ranks, kind) in [
-        (1, "--fp8-format e4m3".to_string()),
+        (1, TENSORWISE.to_string()),
+        (1, "--fp8-format hybrid".to_string()),
         (1, ROWWISE.to_string()),
         (2, format!("{BLOCKWISE} --tensor-model-parallel-size 2 --sequence-parallel")),
         (1, DELAYED.to_string()),
@@ -46,7 +48,7 @@ fn a_checkpoint_goes_on_in_another_layout_and_in_16_bits_and_back() {
     let tensor = format!("{DELAYED} --tensor-model-parallel-size 2");
     let longer = DELAYED.replace("len 3", "len 5");
     for (ranks, kind) in
-        [(2, tensor.as_str()), (1, longer.as_str()), (1, "--fp8-format hybrid"), (1, ROWWISE), (1, BLOCKWISE), (1, "")]
+        [(2, tensor.as_str()), (1, longer.as_str()), (1, TENSORWISE), (1, ROWWISE), (1, BLOCKWISE), (1, "")]
     {
         let resumed = Folder::new("fp8-other");
         copy_run(&first.0, &resumed.0, 4);
