@@ -79,5 +79,7 @@ KERNEL(update_scales)
         peak = fmaxf(peak, x);
     }
     peak = block_max(peak);
-    if (threadIdx.x == 0 && peak > 0.0f) scale[tensor] = scale_of(peak * unit, largest[tensor]);
+    if (threadIdx.x != 0) return;
+    if (peak > 0.0f) scale[tensor] = scale_of(peak * unit, largest[tensor]);
+    else if (!(scale[tensor] < infinity())) scale[tensor] = 0.0f;
 }

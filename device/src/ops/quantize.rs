@@ -294,7 +294,7 @@ impl Operation for MakeScale {
 ///
 /// This is delayed scaling (Micikevicius et al., 2022): `amax` is the largest of the magnitudes of this step and the last
 /// `length - 1` ones. A magnitude that is 0 or not finite says nothing, and does not enter the history. Where none says
-/// anything the scale stays what it was.
+/// anything the scale stays what it was; one that is not finite becomes 0, so that it is made anew.
 #[derive(Clone, Debug)]
 pub struct UpdateScales {
     /// `(n)`, f32, set to 0.

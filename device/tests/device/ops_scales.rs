@@ -68,6 +68,18 @@ fn delayed_scales_follow_the_largest_magnitude_of_the_last_steps() {
 }
 
 #[test]
+fn a_scale_that_is_not_finite_is_unknown_again_while_no_magnitude_was_finite() {
+    let t = checked_bench();
+    let of = |values: &[f64]| t.put(&[4], F32, values);
+    let (largest, history) = (of(&[448.0; 4]), t.put(&[4, 2], F32, &[0.0; 8]));
+    let (nan, infinity) = (f64::NAN, f64::INFINITY);
+    let scale = of(&[nan, infinity, nan, 0.5]);
+    let amax = of(&[nan, infinity, 3.0, 0.0]);
+    t.run(UpdateScales { amax, history, largest, scale, margin: 0 });
+    assert_scales(&t, &scale, &[0.0, 0.0, 3.0 / 448.0, 0.5], "after a step that was not finite");
+}
+
+#[test]
 fn an_old_peak_leaves_a_long_history_at_its_end() {
     let (t, length) = (checked_bench(), 261);
     let (largest, scale) = (t.put(&[1], F32, &[448.0]), t.put(&[1], F32, &[1.0]));

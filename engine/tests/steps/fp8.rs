@@ -4,7 +4,7 @@ use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::GraphOptions;
 use engine::model::GptShape;
 use engine::precision::Precision;
-use engine::step::StepResult;
+use engine::step::{Stage, StepResult};
 
 use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
 
@@ -160,6 +160,32 @@ fn ranks_train_as_one_does() {
                 // Sums in another order round to other 8-bit numbers.
                 assert!(gap < 0.01, "{recipe} {layout:?} divided {divided}: {gap}: {alone:?} and {others:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_first_step_that_is_not_finite_leaves_no_scale_behind() {
+    for recipe in [Fp8Recipe::Delayed, Fp8Recipe::Rowwise] {
+        let run = run(shape(Kind::Gpt, 0.0, Some(fp8(recipe))), Kind::Gpt, 2, GraphOptions::default());
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        let index = stage.params().specs.iter().position(|spec| spec.name == "h.0.ln_1.weight").unwrap();
+        let set = |stage: &Stage, gain: f32| {
+            let elements = stage.params().specs[index].shape.elements();
+            stage.params().set(&device, index, &vec![gain; elements]).unwrap();
+        };
+        set(&stage, f32::NAN);
+        let mut step = |stage: &mut Stage, step| {
+            let settings = run.settings(step);
+            let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
+            stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
+        };
+        assert!(!step(&mut stage, 0).applied);
+        set(&stage, 1.0);
+        for at in 1..6 {
+            let result = step(&mut stage, at);
+            assert!(result.applied && result.loss.is_finite(), "{recipe}, step {at}: {result:?}");
         }
     }
 }
