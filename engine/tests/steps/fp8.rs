@@ -149,6 +149,8 @@ fn ranks_train_as_one_does() {
             (Layout::new(1, 3, 1, 1), false),
             (Layout { zero_bubble: true, ..Layout::new(1, 3, 1, 1) }, false),
             (Layout::new(2, 3, 1, 1), false),
+            // The weights of a later stage's first layer are gathered after the update, and stay.
+            (Layout::new(1, 3, 1, 2), true),
         ] {
             let own = || Run {
                 distributed_optimizer: divided,
