@@ -178,7 +178,7 @@ fn a_first_step_that_is_not_finite_leaves_no_scale_behind() {
             stage.params().set(&device, index, &vec![gain; elements]).unwrap();
         };
         set(&stage, f32::NAN);
-        let mut step = |stage: &mut Stage, step| {
+        let step = |stage: &mut Stage, step| {
             let settings = run.settings(step);
             let batch = crate::models::batch(run.kind, settings.first_sample, run.microbatches);
             stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap()
