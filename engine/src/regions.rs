@@ -209,7 +209,12 @@ impl std::fmt::Display for Pass {
 
 impl std::fmt::Display for Variant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let words = [(self.gathers, "gathering"), (self.reduces, "reducing"), (self.overwrites, "overwriting")];
+        let words = [
+            (self.gathers, "gathering"),
+            (self.quantizes, "quantizing"),
+            (self.reduces, "reducing"),
+            (self.overwrites, "overwriting"),
+        ];
         let words: Vec<&str> = words.iter().filter(|(does, _)| *does).map(|(_, word)| *word).collect();
         f.write_str(&words.join(", "))
     }

@@ -18,3 +18,4 @@ mod ops_quantize_counts;
 mod ops_quantize_gemm;
 mod ops_scales;
 mod ops_transpose_fp8;
+mod quantize_reference;

@@ -1,7 +1,7 @@
 //! 8-bit copies with scales for groups and blocks against f64 references, on the host or with `TEST_DEVICE=cuda` on a GPU.
 
 use crate::common::{Bench, FLOATS, checked_bench, numbers, rounded};
-use crate::ops_quantize::{Format, KINDS, Kind, Matrix, quantized, transposed};
+use crate::quantize_reference::{Format, KINDS, Kind, Matrix, quantized, transposed};
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;
 use device::{DType, Tensor};

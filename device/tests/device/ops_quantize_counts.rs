@@ -2,7 +2,7 @@
 //! on a GPU.
 
 use crate::common::{Bench, checked_bench};
-use crate::ops_quantize::{Format, KINDS, Kind, Matrix};
+use crate::quantize_reference::{Format, KINDS, Kind, Matrix};
 use device::DType;
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;

@@ -2,7 +2,7 @@
 //! `TEST_DEVICE=cuda` on a GPU.
 
 use crate::common::{Bench, assert_close, checked_bench, numbers, timed_bench};
-use crate::ops_quantize::Format;
+use crate::quantize_reference::Format;
 use device::DType;
 use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;

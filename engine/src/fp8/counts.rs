@@ -4,6 +4,7 @@
 use common::choice;
 use device::ops::{CountQuantized, Fill, Fp8Matrix, QuantizeCounts, QuantizeSource};
 use device::{Area, DType, Device, Readback, Result, Stream, Tensor};
+use serde::Serialize;
 
 use crate::regions::Mode;
 use crate::step_policy::StepContext;
@@ -144,7 +145,7 @@ impl PendingCounts {
 pub(crate) type LossSums = [[f32; 3]; KINDS];
 
 /// What all tensors of a kind lost in a step, as shares of their values.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Losses {
     /// Values beyond the largest number of the type.
     pub saturated: f64,
@@ -153,7 +154,7 @@ pub struct Losses {
 }
 
 /// What the 8-bit copies of a step lost, over all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Fp8Losses {
     /// Inputs of linear layers.
     pub input: Losses,

@@ -1,14 +1,12 @@
-//! What is kept for the weights whose products have 8-bit factors: copies of the weights, and the state of scales.
+//! The memory of weights with 8-bit products: their copies, and the tensors that belong to their layers.
 
-use std::rc::Rc;
-
-use device::ops::{Collective, CollectiveKind, Fp8Matrix, QuantizeSource, Scale, UpdateScales};
-use device::{Area, Communicator, DType, Device, Result, Shape, Tensor};
+use device::ops::{Fp8Matrix, QuantizeSource, Scale};
+use device::{Area, DType, Device, Result, Shape, Tensor};
 
 use super::counts::{CountCells, Fp8Counts};
 use super::recipe::{Fp8, Fp8Recipe, Scaling};
+use super::scale_state::{SCALE_STRIDE, ScaleCell, ScaleState};
 use crate::params::{Param, ParamSpec};
-use crate::step_policy::StepContext;
 
 /// The memory of all 8-bit weights of a rank.
 pub(crate) struct Fp8Memory {
@@ -39,107 +37,6 @@ pub struct Fp8Param {
     pub grad_output: Option<ScaleCell>,
     /// What their copies lose.
     pub counts: CountCells,
-}
-
-/// The state of one scale; see [`ScaleState`].
-#[derive(Clone, Copy, Debug)]
-pub struct ScaleCell {
-    /// `(1)`, f32.
-    pub scale: Tensor,
-    /// `(1)`, f32: the largest magnitude so far in this step.
-    pub amax: Tensor,
-    /// `(length)`, f32: those of earlier steps, the newest first.
-    pub history: Tensor,
-}
-
-/// The delayed scales of all inputs and output gradients, with what they follow from. Each weight with 8-bit products has two:
-/// its input's, its output gradient's. All are 0 before the first step.
-#[derive(Clone, Copy, Debug)]
-pub struct ScaleState {
-    /// `(n)`, f32. 0 where none is known.
-    pub scale: Tensor,
-    /// `(n)`, f32: largest magnitudes of this step.
-    pub amax: Tensor,
-    /// `(n, length)`, f32: those of earlier steps, the newest first.
-    pub history: Tensor,
-    /// `(n)`, f32: the largest number of each type.
-    pub largest: Tensor,
-    /// Powers of two left free.
-    margin: i32,
-}
-
-impl ScaleState {
-    /// The state of these weights, which have one recipe.
-    fn allocate(device: &Device, areas: &mut Vec<Area>, all: &[(&ParamSpec, Fp8)]) -> Result<ScaleState> {
-        let (_, Fp8 { amax_history, margin, .. }) = all[0];
-        let count = 2 * all.len() * SCALE_STRIDE;
-        let mut flat = |name, shape: &[usize]| device.allocate_tensor(areas, name, Shape::new(shape), DType::F32);
-        let state = ScaleState {
-            scale: flat("8-bit scales", &[count])?,
-            amax: flat("largest magnitudes", &[count])?,
-            history: flat("history of magnitudes", &[count, amax_history])?,
-            largest: flat("largest numbers", &[count])?,
-            margin,
-        };
-        for tensor in [state.scale, state.amax, state.history] {
-            device.zero(&tensor)?;
-        }
-        if !device.is_dry() {
-            let types = all.iter().flat_map(|(_, fp8)| [fp8.input(), fp8.grad_output()]);
-            let largest: Vec<f32> = types.flat_map(|dtype| [dtype.largest_fp8(); SCALE_STRIDE]).collect();
-            device.upload(&state.largest, &largest)?;
-        }
-        Ok(state)
-    }
-
-    /// What ends a step: new scales from its magnitudes, which are the largest of all ranks in `groups`.
-    ///
-    /// # Errors
-    /// A failed collective.
-    pub(crate) fn update(&self, cx: &StepContext<'_>, groups: &[Rc<dyn Communicator>]) -> graph_manager::Result<()> {
-        for group in groups {
-            cx.run(Collective::in_place(CollectiveKind::AllReduceMax, group.clone(), self.amax))?;
-        }
-        cx.run(self.new_scales())
-    }
-
-    /// The scales that follow from the history, and from the magnitudes of this step if there are any.
-    pub(crate) fn new_scales(&self) -> UpdateScales {
-        let ScaleState { scale, amax, history, largest, margin } = *self;
-        UpdateScales { amax, history, largest, scale, margin }
-    }
-
-    /// Reads the values that steps change.
-    ///
-    /// # Errors
-    /// What the device refused.
-    pub(crate) fn remember(&self, device: &Device) -> Result<ScaleValues> {
-        let mut values = Vec::new();
-        for tensor in [self.scale, self.amax, self.history] {
-            values.push((tensor, device.download(&tensor)?));
-        }
-        Ok(ScaleValues(values))
-    }
-
-    fn cell(&self, index: usize) -> ScaleCell {
-        let at = index * SCALE_STRIDE;
-        let length = self.history.shape.last();
-        let history = self.history.view(at * length, [length]);
-        ScaleCell { scale: self.scale.view(at, [1]), amax: self.amax.view(at, [1]), history }
-    }
-}
-
-/// The values of a [`ScaleState`] at some time.
-pub(crate) struct ScaleValues(Vec<(Tensor, Vec<f32>)>);
-
-impl ScaleValues {
-    /// Writes them back.
-    ///
-    /// # Errors
-    /// What the device refused.
-    pub(crate) fn restore(&self, device: &Device) -> Result<()> {
-        self.0.iter().try_for_each(|(tensor, values)| device.upload(tensor, values))
-    }
 }
 
 impl Fp8Memory {
@@ -232,9 +129,6 @@ fn scales_of(recipe: Fp8Recipe, all: &Tensor, start: usize, out: usize, input: u
 fn block_elements(rows: usize, columns: usize) -> usize {
     Scale::block_shape(rows, columns).iter().product()
 }
-
-/// Scales begin at multiples of 16 bytes, as products need them. What lies between is never used and stays 0.
-const SCALE_STRIDE: usize = 4;
 
 /// Elements, and bytes, at whose multiples weights begin.
 const ALIGNMENT: usize = 256;

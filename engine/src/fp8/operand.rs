@@ -5,8 +5,9 @@ use device::{DType, Shape, Tensor};
 use graph_manager::Result;
 
 use super::counts::CountCell;
-use super::memory::{Fp8Param, ScaleCell};
+use super::memory::Fp8Param;
 use super::recipe::Scaling;
+use super::scale_state::ScaleCell;
 use crate::step_policy::StepContext;
 
 /// An activation `(rows, in)` or an output gradient `(rows, out)`, as the products of a linear layer read it.

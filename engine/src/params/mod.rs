@@ -176,16 +176,16 @@ impl Params {
         match self.layout.params[index].memory {
             WeightMemory::Kept(DType::F32) => return device.upload(&weight, values),
             WeightMemory::Kept(_) => device.upload(&weight, &rounded(values))?,
-            WeightMemory::Passing(_) => {}
+            WeightMemory::Passing(_) => {
+                if let Some(owned_weight) = owned_weight.filter(|_| owned.elements > 0) {
+                    device.upload(&owned_weight, &rounded(&values[owned.first..][..owned.elements]))?;
+                }
+            }
         }
-        if owned.elements == 0 {
-            return Ok(());
+        match owned.elements {
+            0 => Ok(()),
+            elements => device.upload(&master, &values[owned.first..][..elements]),
         }
-        let part = &values[owned.first..][..owned.elements];
-        if let (WeightMemory::Passing(_), Some(owned_weight)) = (self.layout.params[index].memory, owned_weight) {
-            device.upload(&owned_weight, &rounded(part))?;
-        }
-        device.upload(&master, part)
     }
 
     /// The parameter of that name.

@@ -1,64 +1,25 @@
 //! What 8-bit copies lose: in a step's numbers, and as warnings about single tensors.
 
-use std::fmt::{Display, Formatter};
-
 use engine::fp8::{Fp8Losses, Losses, TensorCounts, TensorKind};
-use serde::Serialize;
 
-/// The shares of a step that measured, over all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Fp8Shares {
-    /// Inputs of linear layers.
-    pub input: Shares,
-    /// Their weights.
-    pub weight: Shares,
-    /// The gradients of their outputs.
-    pub grad_output: Shares,
+/// The shares by name, as TensorBoard and Weights & Biases get them.
+pub(crate) fn scalars(losses: &Fp8Losses) -> [(&'static str, f64); 6] {
+    let Fp8Losses { input, weight, grad_output } = losses;
+    [
+        ("fp8/input_saturated", input.saturated),
+        ("fp8/input_underflowed", input.underflowed),
+        ("fp8/weight_saturated", weight.saturated),
+        ("fp8/weight_underflowed", weight.underflowed),
+        ("fp8/grad_output_saturated", grad_output.saturated),
+        ("fp8/grad_output_underflowed", grad_output.underflowed),
+    ]
 }
 
-/// Of the values of a kind of tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Shares {
-    /// Those beyond the largest number of the type.
-    pub saturated: f64,
-    /// Those that are not 0, but 0 in 8 bits.
-    pub underflowed: f64,
-}
-
-impl From<Fp8Losses> for Fp8Shares {
-    fn from(losses: Fp8Losses) -> Fp8Shares {
-        let of = |Losses { saturated, underflowed }| Shares { saturated, underflowed };
-        let Fp8Losses { input, weight, grad_output } = losses;
-        Fp8Shares { input: of(input), weight: of(weight), grad_output: of(grad_output) }
-    }
-}
-
-impl Fp8Shares {
-    /// By name, as TensorBoard and Weights & Biases get them.
-    pub(crate) fn scalars(&self) -> [(&'static str, f64); 6] {
-        let Fp8Shares { input, weight, grad_output } = self;
-        [
-            ("fp8/input_saturated", input.saturated),
-            ("fp8/input_underflowed", input.underflowed),
-            ("fp8/weight_saturated", weight.saturated),
-            ("fp8/weight_underflowed", weight.underflowed),
-            ("fp8/grad_output_saturated", grad_output.saturated),
-            ("fp8/grad_output_underflowed", grad_output.underflowed),
-        ]
-    }
-}
-
-/// For a line on the console.
-impl Display for Fp8Shares {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let shares = |of: fn(&Shares) -> f64| {
-            let [input, weight, grad] =
-                [&self.input, &self.weight, &self.grad_output].map(|shares| percent(of(shares)));
-            format!("{input} {weight} {grad}")
-        };
-        let (saturated, underflowed) = (shares(|shares| shares.saturated), shares(|shares| shares.underflowed));
-        write!(f, "8 bits (input weight grad): saturated {saturated}, underflowed {underflowed}")
-    }
+/// The shares, for a line on the console.
+pub(crate) fn words(losses: &Fp8Losses) -> String {
+    let shares = |of: fn(Losses) -> f64| losses.by_kind().map(|(_, losses)| percent(of(losses))).join(" ");
+    let (saturated, underflowed) = (shares(|of| of.saturated), shares(|of| of.underflowed));
+    format!("8 bits (input weight grad): saturated {saturated}, underflowed {underflowed}")
 }
 
 /// A share in percent. What is not 0 does not look like 0.

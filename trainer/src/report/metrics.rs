@@ -8,10 +8,11 @@ use std::path::Path;
 
 use common::format::count;
 use common::terminal::warn;
+use engine::fp8::Fp8Losses;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::report::fp8_losses::Fp8Shares;
+use crate::report::fp8_losses;
 use crate::report::step_file::StepFile;
 
 /// The numbers of a step, as in `metrics.jsonl`.
@@ -47,7 +48,7 @@ pub struct StepMetrics {
     pub validation_perplexity: Option<f64>,
     /// What 8-bit copies lost, if the step measured it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub fp8: Option<Fp8Shares>,
+    pub fp8: Option<Fp8Losses>,
 }
 
 impl StepMetrics {
@@ -66,7 +67,7 @@ impl StepMetrics {
             self.mfu.map_or(String::new(), |mfu| format!("  MFU {:.1} %", mfu * 100.0)),
             self.validation_loss.map_or(String::new(), |loss| format!("  validation {loss:.4}")),
             self.validation_perplexity.map_or(String::new(), |value| format!("  perplexity {value:.2}")),
-            self.fp8.map_or(String::new(), |shares| format!("  {shares}")),
+            self.fp8.map_or(String::new(), |shares| format!("  {}", fp8_losses::words(&shares))),
         )
     }
 }

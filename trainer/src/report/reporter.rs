@@ -14,7 +14,7 @@ use crate::config::learning_rate::LearningRate;
 use crate::config::model_size::ModelSize;
 use crate::config::plan::{ModelPlan, RunPlan};
 use crate::error::{RunError, file_error};
-use crate::report::fp8_losses::{Fp8Shares, Fp8Watch};
+use crate::report::fp8_losses::Fp8Watch;
 use crate::report::gpu_peak::peak_tflops;
 use crate::report::metrics::StepMetrics;
 use crate::report::run_log::RunLog;
@@ -164,7 +164,7 @@ impl<'p> Reporter<'p> {
             memory_bytes: self.memory,
             validation_loss,
             validation_perplexity: validation_loss.and_then(|loss| self.perplexity(loss)),
-            fp8: result.fp8.map(Fp8Shares::from),
+            fp8: result.fp8,
         };
         let due = (step + 1) % self.logging.interval == 0 || step == 0 || step + 1 == self.steps;
         if due || validation_loss.is_some() || !result.applied {

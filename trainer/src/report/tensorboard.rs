@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::host_name;
 
-use crate::report::fp8_losses::Fp8Shares;
+use crate::report::fp8_losses;
 use crate::report::metrics::StepMetrics;
 
 /// The first part of the names of event files.
@@ -94,7 +94,7 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(&'static str, f64)> {
     ];
     scalars.extend(metrics.mfu.map(|mfu| ("speed/mfu", mfu)));
     scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss", loss)));
-    scalars.extend(metrics.fp8.iter().flat_map(Fp8Shares::scalars));
+    scalars.extend(metrics.fp8.iter().flat_map(fp8_losses::scalars));
     scalars.extend(metrics.validation_perplexity.map(|value| ("validation/perplexity", value)));
     scalars
 }

@@ -8,6 +8,7 @@ use device::ops::{
 };
 use device::{DType, Result, Tensor};
 
+use super::fp8_products::{self, Scales};
 use super::workbench::{AddTrial, Make, Workbench};
 use super::{fp8, fp8_blocks, generation};
 use crate::commands::random::uniform;
@@ -81,10 +82,12 @@ pub(super) fn all(by_block: bool) -> Vec<Case> {
         }
     }
     let mut add = |name: &str, make: Make| all.push(Case { name: name.into(), dtype: DType::F8E4M3, make });
-    fp8::trials(usual.rows(), usual.hidden(), usual.ffn, &mut add);
+    fp8::copies(usual.rows(), usual.ffn, &mut add);
     fp8_blocks::copies(usual.rows(), usual.ffn, &mut add);
-    if by_block {
-        fp8_blocks::products(usual.rows(), usual.hidden(), usual.ffn, &mut add);
+    for scales in [Scales::Tensor, Scales::Rows, Scales::Blocks] {
+        if scales != Scales::Blocks || by_block {
+            fp8_products::trials(scales, usual.rows(), usual.hidden(), usual.ffn, &mut add);
+        }
     }
     all
 }

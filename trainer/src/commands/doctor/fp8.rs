@@ -1,61 +1,12 @@
-//! Trials of 8-bit copies and of products of them.
+//! Trials of 8-bit copies with one scale or a scale a row, and of what belongs to them.
 
 use device::ops::{
-    ActivationKind, CountQuantized, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeCounts, QuantizeSource,
-    Scale, SumCounts, TransposeFp8, UpdateScales,
+    ActivationKind, CountQuantized, Fp8Matrix, MakeScale, Quantize, QuantizeCounts, QuantizeSource, Scale, SumCounts,
+    TransposeFp8, UpdateScales,
 };
 use device::{DType, Result, Tensor};
 
 use super::workbench::{AddTrial, Workbench};
-
-/// Copies of every kind of matrix, and the products that training does. `rows`, `hidden` and `ffn` are multiples of 16.
-pub(super) fn trials(rows: usize, hidden: usize, ffn: usize, add: AddTrial<'_>) {
-    copies(rows, ffn, add);
-    let (e4m3, e5m2) = (DType::F8E4M3, DType::F8E5M2);
-    for per_row in [false, true] {
-        let scales = if per_row { "a scale a row" } else { "one scale" };
-        for (name, a, b, (m, n, k), fast) in
-            [("linear", e4m3, e4m3, (rows, ffn, hidden), true), ("dgrad", e5m2, e4m3, (rows, hidden, ffn), false)]
-        {
-            for bias in [false, true] {
-                let name = format!("gemm in 8 bits, {name}{}, {scales}", if bias { " + bias" } else { "" });
-                add(
-                    &name,
-                    Box::new(move |bench| {
-                        let (a, b) = (matrix(bench, [m, k], a, per_row)?, matrix(bench, [n, k], b, per_row)?);
-                        let bias = if bias { Some(bench.input([n], DType::Bf16)?) } else { None };
-                        let epilogue = bias.map_or(Epilogue::None, Epilogue::Bias);
-                        let out = bench.output([m, n], DType::Bf16)?;
-                        Ok(Gemm { epilogue, ..Gemm::fp8(a, b, out, fast) }.into())
-                    }),
-                );
-            }
-        }
-        for accumulate in [false, true] {
-            let name = format!("gemm in 8 bits, wgrad{}, {scales}", if accumulate { " accumulated" } else { "" });
-            add(
-                &name,
-                Box::new(move |bench| {
-                    let a = matrix(bench, [ffn, rows], e5m2, per_row)?;
-                    let b = matrix(bench, [hidden, rows], e4m3, per_row)?;
-                    let out = match accumulate {
-                        true => bench.input([ffn, hidden], DType::F32)?,
-                        false => bench.output([ffn, hidden], DType::F32)?,
-                    };
-                    Ok(Gemm { accumulate, ..Gemm::fp8(a, b, out, false) }.into())
-                }),
-            );
-        }
-    }
-}
-
-/// A matrix in 8 bits with positive scales.
-fn matrix(bench: &mut Workbench, shape: [usize; 2], dtype: DType, per_row: bool) -> Result<Fp8Matrix> {
-    let values = bench.scaled(shape, dtype, 200.0)?;
-    let count = if per_row { shape[0] } else { 1 };
-    let scale = bench.between([count], 1e-3, 2e-3)?;
-    Ok(Fp8Matrix { values, scale: if per_row { Scale::Rows(scale) } else { Scale::Tensor(scale) } })
-}
 
 /// Makes what is quantised, a matrix of this height and width.
 pub(super) type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;
@@ -83,7 +34,8 @@ pub(super) const SOURCES: [(&str, MakeSource); 8] = [
     }),
 ];
 
-fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
+/// Copies of every kind of matrix. Sizes are multiples of 16.
+pub(super) fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
     for (name, make) in SOURCES {
         for (dtype, per_row) in [(DType::F8E4M3, false), (DType::F8E5M2, false), (DType::F8E4M3, true)] {
             let scales = if per_row { "a scale a row" } else { "one scale" };

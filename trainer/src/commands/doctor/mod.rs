@@ -4,6 +4,7 @@ mod cases;
 mod command;
 mod fp8;
 mod fp8_blocks;
+mod fp8_products;
 mod generation;
 mod rates;
 mod workbench;
