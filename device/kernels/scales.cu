@@ -53,7 +53,7 @@ KERNEL(make_scale)(const u32* partial, u32 count, float* scale, float most, u32 
     for (u32 i = threadIdx.x; i < count; i += 32) peak = max(peak, partial[i]);
     peak = __reduce_max_sync(0xffffffffu, peak);
     float amax = __uint_as_float(peak);
-    if (threadIdx.x == 0) *scale = keep_known && amax == 0.0f ? 0.0f : scale_of(amax, most);
+    if (threadIdx.x == 0) *scale = amax == 0.0f ? 0.0f : scale_of(amax, most);
 }
 
 // New scales of many tensors. A block is a tensor, its threads are the ages of the history.

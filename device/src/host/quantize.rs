@@ -149,7 +149,7 @@ pub(super) fn make_scale(op: &MakeScale, pool: &Pool) {
         return;
     }
     let amax = magnitude_of_all(&values(&op.source, pool), pool);
-    *scale = if op.keep_known && amax == 0.0 { 0.0 } else { scale_now(amax, op.dtype.largest_fp8(), 0) };
+    *scale = if amax == 0.0 { 0.0 } else { scale_now(amax, op.dtype.largest_fp8(), 0) };
 }
 
 /// See [`UpdateScales`].

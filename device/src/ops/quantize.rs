@@ -259,8 +259,10 @@ impl Operation for Quantize {
     }
 }
 
-/// The scale of a matrix that is about to be quantised: the largest magnitude becomes the largest number of the type. It is 1
-/// for a matrix of zeros, and NaN where a value is not finite, so that all products of the matrix show it.
+/// The scale of a matrix that is about to be quantised: the largest magnitude becomes the largest number of the type. It is 0,
+/// so not known, for a matrix of zeros, and NaN where a value is not finite, so that all products of the matrix show it.
+///
+/// Where ranks have parts of a matrix, the largest of their scales is that of the whole.
 #[derive(Clone, Debug)]
 pub struct MakeScale {
     /// The matrix `(rows, columns)`.
@@ -269,7 +271,7 @@ pub struct MakeScale {
     pub dtype: DType,
     /// `(1)`, f32, written.
     pub scale: Tensor,
-    /// Leave a scale that is known, which is one that is not 0. A matrix of zeros then makes none known.
+    /// Leave a scale that is known.
     pub keep_known: bool,
 }
 

@@ -1,7 +1,9 @@
 //! What a linear layer's products read of an activation or of an output gradient.
 
-use device::ops::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale};
-use device::{DType, Shape, Tensor};
+use std::rc::Rc;
+
+use device::ops::{Collective, CollectiveKind, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8};
+use device::{Communicator, DType, Shape, Tensor};
 use graph_manager::Result;
 
 use super::counts::CountCell;
@@ -65,6 +67,22 @@ impl Operand {
         }
     }
 
+    /// Its rows alone.
+    pub(crate) fn of_rows(rows: Fp8Matrix) -> Operand {
+        Operand::Fp8 { rows: Some(rows), columns: None }
+    }
+
+    /// Its rows in 8 bits.
+    ///
+    /// # Panics
+    /// If there are none: a layer mixed up what it made itself.
+    pub(crate) fn fp8_rows(&self) -> Fp8Matrix {
+        match self {
+            Operand::Fp8 { rows: Some(rows), .. } => *rows,
+            _ => unreachable!("rows in 8 bits were made for this"),
+        }
+    }
+
     /// A tensor with its rows, whatever their width and type.
     ///
     /// # Panics
@@ -85,6 +103,19 @@ impl Operand {
         }
     }
 
+    /// The transposed copy of a matrix `(..., width)` that has one scale and was gathered in 8 bits, with `rows` itself if it
+    /// is wanted.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn transposed(cx: &mut StepContext<'_>, rows: Fp8Matrix, copies: Copies) -> Result<Operand> {
+        let Fp8Matrix { values, scale } = rows;
+        let columns = cx.tensor("columns_8bit", [values.shape.last(), values.shape.rows()], values.dtype)?;
+        cx.run(TransposeFp8 { input: values, output: columns })?;
+        let columns = Some(Fp8Matrix { values: columns, scale });
+        Ok(Operand::Fp8 { rows: copies.rows().then_some(rows), columns })
+    }
+
     /// In 8 bits, made from `source`.
     ///
     /// # Errors
@@ -93,7 +124,7 @@ impl Operand {
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
         copies: Copies,
-        QuantizeAs { fp8, dtype, cell, counts, sums }: QuantizeAs<'_>,
+        QuantizeAs { fp8, dtype, cell, counts, sums, shared_by }: QuantizeAs<'_>,
     ) -> Result<Operand> {
         let (height, width) = source.dimensions();
         let recipe = fp8.fp8.recipe;
@@ -108,17 +139,19 @@ impl Operand {
         if let Some(scale) = one_scale {
             // The first step of a run has no history: its scale is that of its first microbatch.
             cx.run(MakeScale { source, dtype, scale, keep_known: delayed.is_some() })?;
+            if let Some(ranks) = shared_by {
+                cx.run(Collective::in_place(CollectiveKind::AllReduceMax, ranks.clone(), scale))?;
+            }
         }
         let mut matrix = |scaling: Option<Scaling>, [name, scale_name]: [&'static str; 2], shape: Shape| {
             let Some(scaling) = scaling else { return Ok::<_, graph_manager::Error>(None) };
             let values = cx.tensor(name, shape, dtype)?;
+            let mut scales = |shape: Shape| cx.tensor(scale_name, shape, DType::F32);
             let scale = match (scaling, one_scale) {
                 (Scaling::Tensor, Some(scale)) => Scale::Tensor(scale),
-                (Scaling::Rows, _) => Scale::Rows(cx.tensor(scale_name, [shape.rows()], DType::F32)?),
-                (Scaling::Blocks | Scaling::Tensor, _) => {
-                    let shape = Scale::group_shape(shape.rows(), shape.last());
-                    Scale::Groups(cx.tensor(scale_name, shape, DType::F32)?)
-                }
+                (Scaling::Tensor, None) => unreachable!("a tensor with one scale has it by now"),
+                (Scaling::Rows, _) => Scale::Rows(scales([shape.rows()].into())?),
+                (Scaling::Blocks, _) => Scale::Groups(scales(Scale::group_shape(shape.rows(), shape.last()).into())?),
             };
             Ok(Some(Fp8Matrix { values, scale }))
         };
@@ -145,4 +178,6 @@ pub(crate) struct QuantizeAs<'p> {
     pub(crate) counts: CountCell,
     /// `(width)`, f32: gets the sums over rows, which are a bias gradient.
     pub(crate) sums: Option<Tensor>,
+    /// The ranks that have the other rows of the tensor. It has one scale over all of them.
+    pub(crate) shared_by: Option<&'p Rc<dyn Communicator>>,
 }

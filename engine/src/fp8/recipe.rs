@@ -60,6 +60,12 @@ impl Fp8Recipe {
         }
     }
 
+    /// Whether a tensor has one scale in all of its products. Ranks that have rows of a tensor each can then quantise their own
+    /// rows and gather bytes: the transposed copy is made of the same bytes.
+    pub(crate) fn has_one_scale(self) -> bool {
+        self.scaling() == Scaling::Tensor && self.weight_gradient_scaling() == Scaling::Tensor
+    }
+
     /// Whether forward products accumulate fast, as in Transformer Engine's recipes. Others never do.
     pub(crate) fn is_fast_forward(self) -> bool {
         self != Fp8Recipe::Blockwise

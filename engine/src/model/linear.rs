@@ -1,7 +1,9 @@
 //! A linear layer: its parameters, its products forward and backward, and how ranks share it.
 
-use device::ops::{BiasGrad, Epilogue, Gemm, MakeScale, Quantize, QuantizeSource, Scale};
-use device::{Shape, Tensor};
+use std::rc::Rc;
+
+use device::ops::{BiasGrad, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale};
+use device::{Communicator, Shape, Tensor};
 use graph_manager::Result;
 
 use super::norm::Normed;
@@ -73,7 +75,12 @@ impl LinearSpec {
             Split::Columns(groups) => {
                 (parallel.shard(weight, 0, groups), bias.map(|bias| parallel.shard(bias, 0, groups)))
             }
-            Split::Rows => (parallel.shard(weight, 1, &[self.input]), bias),
+            Split::Rows => {
+                // Its gradient is summed where the output gradient is quantised.
+                let sequence_parallel = gathers_8_bits(self.fp8, parallel);
+                let bias = bias.map(|bias| ParamSpec { sequence_parallel, ..bias });
+                (parallel.shard(weight, 1, &[self.input]), bias)
+            }
         };
         [weight].into_iter().chain(bias).collect()
     }
@@ -114,14 +121,20 @@ impl Linear {
         self.weight.fp8.is_some()
     }
 
+    /// Whether each rank quantises its own rows of the residual stream, and bytes are gathered.
+    pub(crate) fn gathers_8_bits(&self, region: &TensorParallelRegion) -> bool {
+        gathers_8_bits(self.weight.fp8.map(|fp8| fp8.fp8), &region.parallel)
+    }
+
     /// Whether this column-parallel layer computes its input, the normed values, while it quantises them. Rows that are
-    /// gathered must be stored: they are gathered in 16 bits.
+    /// gathered in 16 bits must be stored.
     pub(crate) fn computes_input(&self, region: &TensorParallelRegion) -> bool {
-        self.is_8_bit() && !region.parallel.splits_rows()
+        self.is_8_bit() && (!region.parallel.splits_rows() || self.gathers_8_bits(region))
     }
 
     /// The normed values as the products of this column-parallel layer read them. Also what forward keeps of them, with
-    /// `keep`: what the weight gradient reads in 8 bits. Of stored values nothing, because the norm keeps them.
+    /// `keep`: what the weight gradient reads in 8 bits, or this rank's rows in 8 bits where they are gathered. Of stored values
+    /// nothing, because the norm keeps them.
     ///
     /// # Errors
     /// What the device refused.
@@ -133,6 +146,11 @@ impl Linear {
         region: &TensorParallelRegion,
     ) -> Result<(Operand, Option<Operand>)> {
         match normed {
+            Normed::Computed(source) if self.gathers_8_bits(region) => {
+                let own = self.own_input(cx, source, region)?;
+                let values = region.gather_rows(cx, "all_normed_8bit", own.values)?;
+                Ok((Operand::of_rows(Fp8Matrix { values, ..own }), keep.then_some(Operand::of_rows(own))))
+            }
             Normed::Computed(source) => {
                 let input = self.computed_input(cx, source, Copies::of_input(cx, keep))?;
                 Ok((input, keep.then(|| input.for_weight_gradient())))
@@ -150,7 +168,7 @@ impl Linear {
     /// What the device refused.
     pub(crate) fn input(&self, cx: &mut StepContext<'_>, input: Tensor, copies: Copies) -> Result<Operand> {
         match &self.weight.fp8 {
-            Some(fp8) => Linear::quantized_input(cx, fp8, QuantizeSource::Stored(input), copies),
+            Some(fp8) => Linear::quantized_input(cx, fp8, QuantizeSource::Stored(input), copies, None),
             None => Ok(Operand::Plain(input)),
         }
     }
@@ -165,7 +183,21 @@ impl Linear {
         source: QuantizeSource,
         copies: Copies,
     ) -> Result<Operand> {
-        Linear::quantized_input(cx, self.fp8(), source, copies)
+        Linear::quantized_input(cx, self.fp8(), source, copies, None)
+    }
+
+    /// This rank's rows of the input of a layer that [gathers 8 bits](Linear::gathers_8_bits).
+    ///
+    /// # Errors
+    /// What the device refused.
+    fn own_input(
+        &self,
+        cx: &mut StepContext<'_>,
+        source: QuantizeSource,
+        region: &TensorParallelRegion,
+    ) -> Result<Fp8Matrix> {
+        let shared_by = region.parallel.group.as_ref();
+        Ok(Linear::quantized_input(cx, self.fp8(), source, Copies::Rows, shared_by)?.fp8_rows())
     }
 
     fn quantized_input(
@@ -173,9 +205,10 @@ impl Linear {
         fp8: &Fp8Param,
         source: QuantizeSource,
         copies: Copies,
+        shared_by: Option<&Rc<dyn Communicator>>,
     ) -> Result<Operand> {
-        let quantize_as =
-            QuantizeAs { fp8, dtype: fp8.fp8.input(), cell: fp8.input, counts: fp8.counts.input, sums: None };
+        let dtype = fp8.fp8.input();
+        let quantize_as = QuantizeAs { fp8, dtype, cell: fp8.input, counts: fp8.counts.input, sums: None, shared_by };
         Operand::quantized(cx, source, copies, quantize_as)
     }
 
@@ -196,6 +229,40 @@ impl Linear {
     /// # Errors
     /// What the device refused.
     pub(crate) fn computed_grad_output(&self, cx: &mut StepContext<'_>, source: QuantizeSource) -> Result<Operand> {
+        self.quantized_grad_output(cx, source, Copies::Both, None)
+    }
+
+    /// The output gradient of a row-parallel layer, from this rank's rows of it: all rows, as the products read them. Computes
+    /// the `pending` gradients while rows are gathered.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn gathered_grad_output(
+        &self,
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        own: Tensor,
+        pending: PendingWeightGradients,
+        region: &TensorParallelRegion,
+    ) -> Result<Operand> {
+        if !self.gathers_8_bits(region) {
+            let all = pending.compute_during_gather(cx, name, own, region)?;
+            return self.grad_output(cx, all);
+        }
+        let source = QuantizeSource::Stored(own);
+        let shared_by = region.parallel.group.as_ref();
+        let own = self.quantized_grad_output(cx, source, Copies::Rows, shared_by)?.fp8_rows();
+        let values = pending.compute_during_gather(cx, name, own.values, region)?;
+        Operand::transposed(cx, Fp8Matrix { values, ..own }, Copies::Both)
+    }
+
+    fn quantized_grad_output(
+        &self,
+        cx: &mut StepContext<'_>,
+        source: QuantizeSource,
+        copies: Copies,
+        shared_by: Option<&Rc<dyn Communicator>>,
+    ) -> Result<Operand> {
         let fp8 = self.fp8();
         let sums = self.bias.map(|bias| bias.grad);
         let quantize_as = QuantizeAs {
@@ -204,8 +271,9 @@ impl Linear {
             cell: fp8.grad_output,
             counts: fp8.counts.grad_output,
             sums,
+            shared_by,
         };
-        Operand::quantized(cx, source, Copies::Both, quantize_as)
+        Operand::quantized(cx, source, copies, quantize_as)
     }
 
     fn fp8(&self) -> &Fp8Param {
@@ -359,9 +427,56 @@ pub(crate) enum PendingInput {
     Computed(QuantizeSource),
     /// Its rows are being gathered.
     Gathering(PendingTransfer),
+    /// Its rows are being gathered in 8 bits, with this scale.
+    Gathering8Bits(PendingTransfer, Scale),
 }
 
 impl PendingInput {
+    /// As a forward saved it that kept what [`Linear::normed_input`] gave it. Starts to gather rows if it kept only this
+    /// rank's.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn saved(
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        saved: Operand,
+        linear: &Linear,
+        region: &TensorParallelRegion,
+    ) -> Result<PendingInput> {
+        match linear.gathers_8_bits(region) {
+            true => PendingInput::gather(cx, name, saved.fp8_rows(), region),
+            false => Ok(PendingInput::Saved(saved)),
+        }
+    }
+
+    /// Computed from `source`. Starts to gather rows if each rank computes its own.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub(crate) fn computed(
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        source: QuantizeSource,
+        linear: &Linear,
+        region: &TensorParallelRegion,
+    ) -> Result<PendingInput> {
+        if !linear.gathers_8_bits(region) {
+            return Ok(PendingInput::Computed(source));
+        }
+        let own = linear.own_input(cx, source, region)?;
+        PendingInput::gather(cx, name, own, region)
+    }
+
+    fn gather(
+        cx: &mut StepContext<'_>,
+        name: &'static str,
+        own: Fp8Matrix,
+        region: &TensorParallelRegion,
+    ) -> Result<PendingInput> {
+        Ok(PendingInput::Gathering8Bits(region.gather_rows_async(cx, name, own.values)?, own.scale))
+    }
+
     /// Makes the compute stream wait for it; it is the input of `linear`.
     ///
     /// # Errors
@@ -373,6 +488,10 @@ impl PendingInput {
             PendingInput::Gathering(transfer) => {
                 let input = transfer.join(cx)?;
                 linear.input(cx, input, Copies::Columns)
+            }
+            PendingInput::Gathering8Bits(transfer, scale) => {
+                let values = transfer.join(cx)?;
+                Operand::transposed(cx, Fp8Matrix { values, scale }, Copies::Columns)
             }
         }
     }
@@ -412,6 +531,11 @@ impl PendingWeightGradients {
         let Some((linear, input, grad_output)) = self.0 else { return Ok(()) };
         linear.wgrad(cx, input, grad_output)
     }
+}
+
+/// See [`Linear::gathers_8_bits`].
+fn gathers_8_bits(fp8: Option<Fp8>, parallel: &TensorParallel) -> bool {
+    parallel.splits_rows() && fp8.is_some_and(|fp8| fp8.recipe.has_one_scale())
 }
 
 fn add_bias(bias: Option<Param>) -> Epilogue {

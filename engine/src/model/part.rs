@@ -8,7 +8,7 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
-use super::linear::{PendingInput, PendingWeightGradients};
+use super::linear::{Linear, PendingInput, PendingWeightGradients};
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
@@ -121,8 +121,8 @@ impl<'b> SavedInput<'b> {
         SavedInput { norm, saved }
     }
 
-    /// The normed residual stream, as the weight gradient of a part's first layer reads it: as the part `saved` it, as
-    /// what it is computed from, or its rows, which are being gathered when this returns.
+    /// The normed residual stream, as the weight gradient of a part's first layer, `linear`, reads it: as the part `saved`
+    /// it, as what it is computed from, or its rows, which are being gathered when this returns.
     ///
     /// # Errors
     /// What the device refused.
@@ -131,13 +131,14 @@ impl<'b> SavedInput<'b> {
         cx: &mut StepContext<'_>,
         name: &'static str,
         saved: Option<Operand>,
+        linear: &Linear,
         region: &TensorParallelRegion,
     ) -> Result<PendingInput> {
         if let Some(saved) = saved {
-            return Ok(PendingInput::Saved(saved));
+            return PendingInput::saved(cx, name, saved, linear, region);
         }
         match self.norm.output(cx, self.saved)? {
-            Normed::Computed(source) => Ok(PendingInput::Computed(source)),
+            Normed::Computed(source) => PendingInput::computed(cx, name, source, linear, region),
             Normed::Stored(normed) => Ok(PendingInput::Gathering(region.gather_rows_async(cx, name, normed)?)),
         }
     }

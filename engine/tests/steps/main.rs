@@ -12,6 +12,7 @@ mod fp8;
 mod fp8_counts;
 mod fp8_gradients;
 mod fp8_parity;
+mod fp8_ranks;
 mod grad_reduce;
 mod graph_modules;
 mod layouts;

@@ -151,13 +151,13 @@ impl BlockPart for CausalAttention {
     ) -> Result<(Tensor, PendingWeightGradients)> {
         let saved: SavedAttention = saved.get();
         let grad_delta = dropout_backward(cx, "grad_attention_out", grad, saved.output)?;
-        let grad_delta = pending.compute_during_gather(cx, "all_grad_attention_out", grad_delta, &self.region)?;
-
-        let normed = input.gather(cx, "all_normed_1", saved.normed, &self.region)?;
         let bias = self.projection.bias.filter(|_| !self.bias_left_to_norm);
         let projection = Linear { bias, ..self.projection };
-        let grad_context = projection.input_gradient(cx, "grad_context", &grad_delta)?;
-        let grad_delta = projection.grad_output(cx, grad_delta)?;
+        let name = "all_grad_attention_out";
+        let grad_delta = projection.gathered_grad_output(cx, name, grad_delta, pending, &self.region)?;
+
+        let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.region)?;
+        let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
         let pending = projection.wgrad_during(cx, saved.projected, grad_delta, self.region.is_shared())?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;

@@ -153,26 +153,24 @@ impl DenseFeedForward {
         Ok((activated, SavedFeedForward { normed, pre, activated: saved, output: self.output.site(cx, record) }))
     }
 
-    /// Backward through the second matrix and the activation: the gradients of the layer's output and of `pre`, and the
-    /// activated values.
+    /// Backward through the second matrix and the activation: the gradient of `pre`, and the activated values.
     fn backward_to_pre(
         &self,
         cx: &mut StepContext<'_>,
-        grad_delta: Tensor,
+        grad_output: Operand,
         saved: &SavedFeedForward,
-    ) -> Result<[Operand; 3]> {
-        let grad_output = self.down.grad_output(cx, grad_delta)?;
+    ) -> Result<[Operand; 2]> {
         if self.down.is_8_bit() {
-            let grad_activated = self.down.input_gradient(cx, "grad_activated", &grad_delta)?;
+            let grad_activated = self.down.input_gradient(cx, "grad_activated", grad_output.rows())?;
             self.down.dgrad(cx, &grad_output, grad_activated, Epilogue::None)?;
             let activated = match saved.activated {
                 Some(activated) => activated,
                 None => self.down.computed_input(cx, self.activation.source(saved.pre), Copies::Columns)?,
             };
             let source = self.activation.backward_source(saved.pre, grad_activated);
-            return Ok([grad_output, self.up.computed_grad_output(cx, source)?, activated]);
+            return Ok([self.up.computed_grad_output(cx, source)?, activated]);
         }
-        let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad_delta.dtype)?;
+        let grad_pre = cx.tensor("grad_pre_activation", saved.pre.shape, grad_output.rows().dtype)?;
         let activated = match saved.activated {
             Some(activated) => activated.plain(),
             None => tensor_like(cx, "activated", &saved.pre, self.down.input_width())?,
@@ -180,7 +178,7 @@ impl DenseFeedForward {
         let recompute = saved.activated.is_none();
         let tensors = ActivationBackward { grad_output, pre: saved.pre, grad_pre, activated, recompute };
         self.activation.backward(cx, &self.down, tensors)?;
-        Ok([grad_output, Operand::Plain(grad_pre), Operand::Plain(activated)])
+        Ok([Operand::Plain(grad_pre), Operand::Plain(activated)])
     }
 }
 
@@ -207,10 +205,11 @@ impl BlockPart for DenseFeedForward {
     ) -> Result<(Tensor, PendingWeightGradients)> {
         let saved: SavedFeedForward = saved.get();
         let grad_delta = dropout_backward(cx, "grad_ffn_out", grad, saved.output)?;
-        let grad_delta = pending.compute_during_gather(cx, "all_grad_ffn_out", grad_delta, &self.region)?;
+        let name = "all_grad_ffn_out";
+        let grad_delta = self.down.gathered_grad_output(cx, name, grad_delta, pending, &self.region)?;
 
-        let normed = input.gather(cx, "all_normed_2", saved.normed, &self.region)?;
-        let [grad_delta, grad_pre, activated] = self.backward_to_pre(cx, grad_delta, &saved)?;
+        let normed = input.gather(cx, "all_normed_2", saved.normed, &self.up, &self.region)?;
+        let [grad_pre, activated] = self.backward_to_pre(cx, grad_delta, &saved)?;
         let pending = self.down.wgrad_during(cx, activated, grad_delta, self.region.is_shared())?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
         let (normed, grad_normed) = self.up.dgrad_column_parallel(cx, normed, &grad_pre, names, &self.region)?;
