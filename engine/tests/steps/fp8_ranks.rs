@@ -18,8 +18,11 @@ fn run(kind: Kind, recipe: Fp8Recipe, recompute: bool, graphs: GraphOptions) -> 
     Run { shape: Some(shape), steps: 4, learning_rate: 3e-3, ..Run::new(kind, 2, graphs) }
 }
 
-/// The results of two ranks that share layers, and the gradients of the last step by name.
-fn train(sequence: bool, own: impl Fn() -> Run + Sync) -> Vec<(Vec<StepResult>, Vec<(String, Vec<f64>)>)> {
+/// A rank's results, and the gradients of the last step by name.
+type Trained = (Vec<StepResult>, Vec<(String, Vec<f64>)>);
+
+/// What two ranks that share layers train.
+fn train(sequence: bool, own: impl Fn() -> Run + Sync) -> Vec<Trained> {
     Layout { sequence, ..Layout::new(2, 1, 1, 1) }.on_ranks(own, |run| {
         let device = run.device();
         let (results, stage) = run.train_on(&device);
