@@ -80,6 +80,5 @@ KERNEL(update_scales)
     }
     peak = block_max(peak);
     if (threadIdx.x != 0) return;
-    if (peak > 0.0f) scale[tensor] = scale_of(peak * unit, largest[tensor]);
-    else if (!(scale[tensor] < infinity())) scale[tensor] = 0.0f;
+    scale[tensor] = peak > 0.0f ? scale_of(peak * unit, largest[tensor]) : 1.0f;
 }

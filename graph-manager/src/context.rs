@@ -75,6 +75,13 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.microbatches
     }
 
+    /// Whether regions are captured or replayed, rather than recorded or run eagerly. A step that is captured may leave out
+    /// operations that every eager step before it has made needless, and nothing else: the memory plan is that of the
+    /// recording.
+    pub fn uses_graphs(&self) -> bool {
+        self.graphs
+    }
+
     /// The innermost region under way; `None` outside of any.
     pub fn current_region(&self) -> Option<P::Region> {
         self.current.map(|current| current.region)

@@ -164,11 +164,7 @@ pub(super) fn update_scales(op: &UpdateScales) {
             history[0] = *amax;
         }
         let peak = history.iter().copied().fold(0.0, f32::max);
-        if peak > 0.0 {
-            *scale = scale_now(peak, *largest, op.margin);
-        } else if !scale.is_finite() {
-            *scale = 0.0;
-        }
+        *scale = if peak > 0.0 { scale_now(peak, *largest, op.margin) } else { 1.0 };
         *amax = 0.0;
     }
 }

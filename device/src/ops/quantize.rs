@@ -296,7 +296,7 @@ impl Operation for MakeScale {
 ///
 /// This is delayed scaling (Micikevicius et al., 2022): `amax` is the largest of the magnitudes of this step and the last
 /// `length - 1` ones. A magnitude that is 0 or not finite says nothing, and does not enter the history. Where none says
-/// anything the scale stays what it was; one that is not finite becomes 0, so that it is made anew.
+/// anything the scale is 1. So scales follow from histories alone.
 #[derive(Clone, Debug)]
 pub struct UpdateScales {
     /// `(n)`, f32, set to 0.
@@ -305,7 +305,7 @@ pub struct UpdateScales {
     pub history: Tensor,
     /// `(n)`, f32: the largest number of each tensor's type.
     pub largest: Tensor,
-    /// `(n)`, f32, updated.
+    /// `(n)`, f32, written.
     pub scale: Tensor,
     /// Powers of two that are left free above the largest magnitude.
     pub margin: i32,
@@ -328,6 +328,6 @@ impl Operation for UpdateScales {
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.amax, self.history, self.largest, self.scale], [self.amax, self.history, self.scale])
+        Accesses::new([self.amax, self.history, self.largest], [self.amax, self.history, self.scale])
     }
 }

@@ -20,9 +20,7 @@ impl Model {
                 self.history[i].truncate(self.length);
             }
             let peak = self.history[i].iter().copied().fold(0.0, f64::max);
-            if peak > 0.0 {
-                self.scales[i] = peak * 2f64.powi(margin) / largest[i];
-            }
+            self.scales[i] = if peak > 0.0 { peak * 2f64.powi(margin) / largest[i] } else { 1.0 };
         }
     }
 }
@@ -63,12 +61,12 @@ fn delayed_scales_follow_the_largest_magnitude_of_the_last_steps() {
                 (0..length * n).map(|at| model.history[at / length].get(at % length).copied().unwrap_or(0.0)).collect();
             assert_eq!(t.get(&history), truth, "history of {length} after step {step}");
         }
-        assert_eq!(model.scales[..2], [0.25; 2], "nothing was said of these");
+        assert_eq!(model.scales[..2], [1.0; 2], "nothing was said of these");
     }
 }
 
 #[test]
-fn a_scale_that_is_not_finite_is_unknown_again_while_no_magnitude_was_finite() {
+fn a_scale_is_1_while_no_magnitude_was_finite_whatever_it_was() {
     let t = checked_bench();
     let of = |values: &[f64]| t.put(&[4], F32, values);
     let (largest, history) = (of(&[448.0; 4]), t.put(&[4, 2], F32, &[0.0; 8]));
@@ -76,7 +74,7 @@ fn a_scale_that_is_not_finite_is_unknown_again_while_no_magnitude_was_finite() {
     let scale = of(&[nan, infinity, nan, 0.5]);
     let amax = of(&[nan, infinity, 3.0, 0.0]);
     t.run(UpdateScales { amax, history, largest, scale, margin: 0 });
-    assert_scales(&t, &scale, &[0.0, 0.0, 3.0 / 448.0, 0.5], "after a step that was not finite");
+    assert_scales(&t, &scale, &[1.0, 1.0, 3.0 / 448.0, 1.0], "after a step that was not finite");
 }
 
 #[test]

@@ -136,8 +136,10 @@ impl Operand {
             true => Some(delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?),
             false => None,
         };
-        if let Some(scale) = one_scale {
-            // The first step of a run has no history: its scale is that of its first microbatch.
+        // The first step of a run has no history: its scale is that of its first microbatch. It is never captured, so graphs
+        // know all delayed scales.
+        let known = delayed.is_some() && cx.uses_graphs();
+        if let Some(scale) = one_scale.filter(|_| !known) {
             cx.run(MakeScale { source, dtype, scale, keep_known: delayed.is_some() })?;
             if let Some(ranks) = shared_by {
                 cx.run(Collective::in_place(CollectiveKind::AllReduceMax, ranks.clone(), scale))?;

@@ -191,3 +191,17 @@ fn a_first_step_that_is_not_finite_leaves_no_scale_behind() {
         }
     }
 }
+
+#[test]
+fn graphs_make_no_delayed_scale_because_the_first_step_has_made_it() {
+    // Each of three blocks has four weights, whose scales are those of the tensor itself. So are all tensorwise scales: two
+    // of each weight's input and output gradient.
+    for (recipe, in_graphs) in [(Fp8Recipe::Delayed, 12), (Fp8Recipe::Rowwise, 0), (Fp8Recipe::Tensorwise, 36)] {
+        let run = run(shape(Kind::Gpt, 0.0, Some(fp8(recipe))), Kind::Gpt, 1, GraphOptions::default());
+        let (_, mut stage) = run.train_on(&run.device());
+        let report = stage.graphs().report();
+        let graphs = report.graphs.iter().filter(|graph| graph.mode == "Train");
+        let nodes = graphs.flat_map(|graph| &graph.nodes).filter(|node| node.ends_with("/make_scale"));
+        assert_eq!(nodes.count(), in_graphs, "{recipe}");
+    }
+}
