@@ -31,7 +31,7 @@ pub enum Region {
     Step,
     /// All forwards and backwards.
     Iteration,
-    /// Before the first microbatch: sets the gradients and the loss sum to 0.
+    /// Before the first microbatch: sets the loss sum and sparse gradients to 0.
     Begin,
     /// Copies the input of a microbatch's forward into its slot: the step's inputs, or what another stage sent.
     Inputs {
@@ -121,7 +121,7 @@ pub struct Variant {
     /// The last region to add to its layer's gradients reduces them: the last microbatch's backward, or its weight gradients
     /// where backwards are split.
     pub reduces: bool,
-    /// Parameter gradients overwrite `main_grad` instead of adding to it, because the step has a single microbatch.
+    /// Gradients of the step's first microbatch overwrite `main_grad`. Those of later ones are added to it.
     pub overwrites: bool,
 }
 

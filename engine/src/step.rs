@@ -243,15 +243,12 @@ impl StepProgram {
         cx.run(Fill { output: self.tensors.loss_sum, value: 0.0 })
     }
 
-    /// Sets the loss sum and `main_grad` to 0. The backward of a single microbatch overwrites `main_grad`, except for sparse
-    /// gradients, which are always added to it.
+    /// Sets the loss sum and sparse gradients to 0. Each microbatch adds to sparse gradients. The first one's backward
+    /// overwrites all others.
     fn zero(&self, cx: &StepContext<'_>) -> Result<()> {
         self.zero_loss(cx)?;
         if let (Mode::Measure, Some(counts)) = (cx.mode(), self.params.fp8_counts()) {
             counts.zero(cx)?;
-        }
-        if !cx.variant().overwrites {
-            return cx.run(Fill { output: self.params.grads, value: 0.0 });
         }
         for (_, param) in self.params.iter().filter(|(spec, _)| spec.sparse) {
             cx.run(Fill { output: param.grad, value: 0.0 })?;

@@ -175,25 +175,23 @@ impl Policy for StepPolicy {
 
     fn variant(&self, mode: Mode, region: Region, microbatches: usize) -> Variant {
         let (train, shape) = (mode.trains(), &self.shape);
-        let overwrites = train && microbatches == 1;
         let last = |microbatch: usize| train && shape.reduces && microbatch == microbatches - 1;
+        let Some((_, microbatch)) = region.place() else { return Variant::default() };
+        let first = microbatch == 0;
+        let (gathers, quantizes, overwrites) = (shape.gathers && first, shape.quantizes && first, train && first);
         match region {
-            Region::Forward { microbatch, .. } => {
-                let first = microbatch == 0;
-                let (gathers, quantizes) = (shape.gathers && first, shape.quantizes && first);
+            // Of all forwards, that of the head alone computes gradients.
+            Region::Forward { layer, .. } if layer + 1 == shape.layers => {
                 Variant { gathers, quantizes, reduces: false, overwrites }
             }
-            Region::Module { microbatch, pass: Pass::Forward, .. } => {
-                Variant { quantizes: shape.quantizes && microbatch == 0, overwrites, ..Variant::default() }
+            Region::Forward { .. } => Variant { gathers, quantizes, ..Variant::default() },
+            Region::Backward { .. } => {
+                Variant { reduces: !shape.splits_backward && last(microbatch), overwrites, ..Variant::default() }
             }
-            Region::Backward { microbatch, .. } => {
-                let reduces = !shape.splits_backward && last(microbatch);
-                Variant { reduces, overwrites, ..Variant::default() }
-            }
-            Region::WeightGradients { microbatch, .. } => {
-                Variant { reduces: last(microbatch), overwrites, ..Variant::default() }
-            }
-            _ => Variant { overwrites, ..Variant::default() },
+            Region::WeightGradients { .. } => Variant { reduces: last(microbatch), overwrites, ..Variant::default() },
+            Region::Module { pass: Pass::Forward, .. } => Variant { quantizes, ..Variant::default() },
+            Region::Module { .. } => Variant { overwrites, ..Variant::default() },
+            _ => Variant::default(),
         }
     }
 

@@ -408,12 +408,13 @@ fn a_chunk_has_a_slot_for_each_microbatch_it_has_in_flight_and_graphs_for_each_s
             (names.count() - late, late, forwards)
         })
     };
-    // In 1F1B a stage runs ahead by the stages behind it. Each has three layers or two.
+    // In 1F1B a stage runs ahead by the stages behind it. Each has three layers or two. The head's forward computes
+    // gradients, so it has a graph for the first microbatch too.
     let plain = Case { layers: 8, graphs: graphs.clone(), ..Case::new(Kind::Gpt, 4, 1, 8) };
-    assert_eq!(slots(plain), [(4, 0, 4 * 3), (3, 0, 3 * 2), (2, 0, 2 * 2), (1, 0, 3)]);
+    assert_eq!(slots(plain), [(4, 0, 4 * 3), (3, 0, 3 * 2), (2, 0, 2 * 2), (1, 0, 3 + 1)]);
     // The interleaved numbers are those of the schedule's known table; a block a chunk, embedding and head beside.
     let interleaved = Case { layers: 8, graphs, ..Case::new(Kind::Gpt, 4, 2, 8) };
-    assert_eq!(slots(interleaved), [(8, 4, 8 * 2 + 4), (8, 4, 8 + 4), (7, 3, 7 + 3), (5, 1, 5 + 2)]);
+    assert_eq!(slots(interleaved), [(8, 4, 8 * 2 + 4), (8, 4, 8 + 4), (7, 3, 7 + 3), (5, 1, 5 + 2 + 1)]);
 }
 
 #[test]
