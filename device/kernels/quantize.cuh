@@ -23,8 +23,8 @@ struct Quantize {
     u32 wide_columns; // the rows of `columns_out` are stored 16 bytes at a time
     u32 kept;         // the row kernel keeps a row in shared memory; `largest` leaves a scale that is known
     u32 bf16_inputs;  // for the path of odd sizes and addresses, which takes both types
-    u32 lanes;        // the kernel of both copies: threads along the columns of a block
-    u32 ahead;        // and steps whose inputs are loaded ahead, 1 or 2
+    u32 groups;       // the kernel of both copies: warps of a block that share columns
+    u32 reserved;
 };
 
 // ---- 8-bit floating types -----------------------------------------------------------------------------------------
@@ -36,6 +36,26 @@ template <bool E5M2> u32 pack_f8x2(float low, float high) {
 #if __CUDA_ARCH__ >= 890
     if constexpr (E5M2) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
     else asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+#endif
+    return packed;
+}
+
+// The same for four numbers. As one piece of assembly it takes two instructions: the second conversion puts its bytes
+// beside those of the first.
+template <bool E5M2> u32 pack_f8x4(float a, float b, float c, float d) {
+    u32 packed = 0;
+#if __CUDA_ARCH__ >= 890
+    if constexpr (E5M2) {
+        asm("{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1; cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;"
+            " mov.b32 %0, {low, high}; }"
+            : "=r"(packed)
+            : "f"(a), "f"(b), "f"(c), "f"(d));
+    } else {
+        asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;"
+            " mov.b32 %0, {low, high}; }"
+            : "=r"(packed)
+            : "f"(a), "f"(b), "f"(c), "f"(d));
+    }
 #endif
     return packed;
 }
@@ -71,6 +91,13 @@ inline float scale_of(float amax, float largest) {
 // ---- Magnitudes: numbers that are not negative have the order of their bits, infinity and NaN above all ----------
 
 inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+
+// NaN is larger than all numbers.
+inline float larger(float a, float b) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
 
 // ---- What is quantised --------------------------------------------------------------------------------------------
 
@@ -201,10 +228,10 @@ template <> struct RowValues<true> {
     bool inside = false;
 };
 
-// The same for eight columns. Zeros beyond `width`.
-template <bool NORM> struct ColumnValues {};
-template <> struct ColumnValues<true> {
-    float weight[8] = {}, bias[8] = {};
+// The same for N columns. Zeros beyond `width`.
+template <bool NORM, int N = 8> struct ColumnValues {};
+template <int N> struct ColumnValues<true, N> {
+    float weight[N] = {}, bias[N] = {};
 };
 
 template <class S> RowValues<S::NORM> fetch_row(const Quantize& q, u64 row) {
@@ -244,23 +271,20 @@ template <class S, class T, bool VECTOR> ColumnValues<S::NORM> fetch_columns(con
     return values;
 }
 
-// The values that are quantised.
-template <class S, class T>
-void evaluate(const Pack<T, S::LOADS>& pack, const RowValues<S::NORM>& row, const ColumnValues<S::NORM>& columns,
-              float (&x)[S::OUTPUTS][8]) {
-    float loaded[S::LOADS][8];
-#pragma unroll
-    for (int l = 0; l < S::LOADS; l++) unpack_pack(pack.words[l], loaded[l]);
+// The values that are quantised, of N columns.
+template <class S, int N>
+void compute_values(const float (&loaded)[S::LOADS][N], const RowValues<S::NORM>& row,
+                    const ColumnValues<S::NORM, N>& columns, float (&x)[S::OUTPUTS][N]) {
     if constexpr (S::NORM) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < N; i++) {
             // The rounding is written out, so that every kernel has the same.
             float y = fmaf((loaded[0][i] - row.mean) * row.rstd, columns.weight[i], columns.bias[i]);
             x[0][i] = row.inside ? y : 0.0f;
         }
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < N; i++) {
             float in[S::LOADS], out[S::OUTPUTS];
 #pragma unroll
             for (int l = 0; l < S::LOADS; l++) in[l] = loaded[l][i];
@@ -269,6 +293,15 @@ void evaluate(const Pack<T, S::LOADS>& pack, const RowValues<S::NORM>& row, cons
             for (int o = 0; o < S::OUTPUTS; o++) x[o][i] = out[o];
         }
     }
+}
+
+template <class S, class T>
+void evaluate(const Pack<T, S::LOADS>& pack, const RowValues<S::NORM>& row, const ColumnValues<S::NORM>& columns,
+              float (&x)[S::OUTPUTS][8]) {
+    float loaded[S::LOADS][8];
+#pragma unroll
+    for (int l = 0; l < S::LOADS; l++) unpack_pack(pack.words[l], loaded[l]);
+    compute_values<S, 8>(loaded, row, columns, x);
 }
 
 // Eight bytes of the row copy, from column `o * width + column` on.

@@ -56,6 +56,7 @@ pub const FP8_SOURCES: &[(&str, &str)] = &[
 
 /// What the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
+    kernel_file!("cluster.cuh"),
     kernel_file!("common.cuh"),
     kernel_file!("gelu.cuh"),
     kernel_file!("philox.cuh"),
