@@ -3,22 +3,21 @@
 // Every input is read once, every value computed once and every copy written once.
 //
 // A row's scale needs its largest magnitude before the first byte is written, so rows stay in registers. A cluster of
-// blocks shares rows: each warp has 128 columns of all rows of a step, each thread 4. As soon as a warp has its inputs in
-// registers it starts to copy those of the next step to shared memory. It computes its values, tells all blocks of the
-// cluster the largest magnitude of each row, makes the bytes of the transposed copy meanwhile, waits for the magnitudes
-// of the other warps and writes the rows. No two warps meet but for that.
+// blocks shares rows: each warp has 128 columns of all rows of a step, each thread 4. A warp computes its values, starts to
+// copy the inputs of its next step to shared memory, and tells all blocks of the cluster the largest magnitude of each
+// row. Meanwhile it makes the bytes of the transposed copy. Then it waits for the magnitudes of the other warps and writes
+// the rows. Warps meet nowhere else: a barrier of the cluster would wait for all that was written.
 //
 // The bytes of the transposed copy wait in shared memory until there are many of each column: small pieces are slow to
-// write. A piece is a whole line of 128 bytes where the inputs leave room for that. Neighbouring pieces belong to
-// neighbouring clusters, so that what is not a whole line is one soon.
+// write. Neighbouring pieces belong to neighbouring clusters, so that the lines of memory that they share are soon whole.
 //
-// A block has one or two groups of warps for the same columns, with rows of their own. A group waits while another one
-// computes. They meet where a piece is written.
+// A block has one or two groups of warps for the same columns, with rows of their own. A group computes while another one
+// waits. They meet where a piece is written.
 #include "cluster.cuh"
 #include "quantize.cuh"
 
-const int COLUMNS = 4;                // of a thread
-const int WARP_COLUMNS = 32 * COLUMNS; // a power of two
+const int COLUMNS = 4; // of a thread
+const int WARP_COLUMNS = 32 * COLUMNS;
 
 // What is written of the transposed copy at a time: 16 rows of a column.
 typedef uint4 Part;
@@ -31,10 +30,9 @@ template <class S, class T> struct Sizes {
     static constexpr int ROWS = 16 / S::OUTPUTS;                        // of a step and group
     static constexpr int LINE = WARP_COLUMNS * sizeof(T) / 16;          // 16 bytes of a row's inputs
     static constexpr int INPUTS = S::LOADS * ROWS * LINE;               // of a warp, in 16 bytes
-    static constexpr int PIECE = S::LOADS == 1 ? 128 : S::LOADS == 2 ? 64 : 32; // rows
+    static constexpr int PIECE = S::OUTPUTS == 1 ? 64 : 32;             // rows
     static constexpr int PARTS = PIECE / 16;
     static constexpr int STAGED = S::OUTPUTS * PARTS * WARP_COLUMNS;    // parts of a warp
-    static constexpr bool EARLY = sizeof(T) == 2 && S::LOADS != 2;      // the inputs fit in registers beside the values
 };
 
 // Starts to copy a warp's inputs of a step.
@@ -56,18 +54,12 @@ template <class S, class T> void fetch_step(const Quantize& q, uint4* inputs, u3
     end_copies();
 }
 
-template <class S, class T> struct Loaded {
-    Raw<T, COLUMNS> raw[S::LOADS];
-    void take(const uint4* inputs, int r) {
-        const T* from = reinterpret_cast<const T*>(inputs) + threadIdx.x % 32 * COLUMNS;
+// Four columns of a row of a step, as they were copied.
+template <class S, class T> void load_row(const uint4* inputs, int r, float (&x)[S::LOADS][COLUMNS]) {
+    const T* from = reinterpret_cast<const T*>(inputs) + threadIdx.x % 32 * COLUMNS;
 #pragma unroll
-        for (int l = 0; l < S::LOADS; l++) raw[l] = fetch<COLUMNS>(from + (l * Sizes<S, T>::ROWS + r) * WARP_COLUMNS);
-    }
-    void values(float (&x)[S::LOADS][COLUMNS]) const {
-#pragma unroll
-        for (int l = 0; l < S::LOADS; l++) unpack(raw[l], x[l]);
-    }
-};
+    for (int l = 0; l < S::LOADS; l++) load<COLUMNS>(from + (l * Sizes<S, T>::ROWS + r) * WARP_COLUMNS, x[l]);
+}
 
 // Where a part lies. Neither the writes, the columns with the same `at % 32` beside each other, nor the reads, all parts
 // of a column, meet in a bank.
@@ -203,13 +195,6 @@ template <class S, class T> void quantize_both(const Quantize& q) {
         if (next < share.end) next_of_rows = fetch_row<S>(q, next + of_group + lane % ROWS);
         wait_for_copies(0);
         __syncwarp();
-        Loaded<S, T> loaded[ROWS];
-        if constexpr (Z::EARLY) {
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) loaded[r].take(inputs, r);
-            __syncwarp();
-            if (next < share.end) fetch_step<S, T>(q, inputs, next + of_group, first_column);
-        }
         float x[ROWS][OUTPUTS][COLUMNS];
 #pragma unroll
         for (int quad = 0; quad < ROWS; quad += 4) {
@@ -217,7 +202,6 @@ template <class S, class T> void quantize_both(const Quantize& q) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const int r = quad + k;
-                if constexpr (!Z::EARLY) loaded[r].take(inputs, r);
                 RowValues<S::NORM> of_row;
                 if constexpr (S::NORM) {
                     of_row.mean = __shfl_sync(0xffffffffu, of_rows.mean, r);
@@ -225,7 +209,7 @@ template <class S, class T> void quantize_both(const Quantize& q) {
                     of_row.inside = true;
                 }
                 float in[S::LOADS][COLUMNS], peak = 0.0f;
-                loaded[r].values(in);
+                load_row<S, T>(inputs, r, in);
                 compute_values<S, COLUMNS>(in, of_row, of_columns, x[r]);
 #pragma unroll
                 for (int o = 0; o < OUTPUTS; o++) {
@@ -240,9 +224,7 @@ template <class S, class T> void quantize_both(const Quantize& q) {
             if (lane == 0) *reinterpret_cast<uint4*>(of_warp + quad) = make_uint4(found[0], found[1], found[2], found[3]);
         }
         __syncwarp();
-        if constexpr (!Z::EARLY) {
-            if (next < share.end) fetch_step<S, T>(q, inputs, next + of_group, first_column);
-        }
+        if (next < share.end) fetch_step<S, T>(q, inputs, next + of_group, first_column);
 
         // Who tells of this step has waited for the step before. So everyone has read what was found two steps before, and
         // no one tells of the next step yet, whose place is made ready here.
