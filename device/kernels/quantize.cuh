@@ -1,5 +1,6 @@
-// What is quantised, and conversion to the two 8-bit floating types. Shared by the tile kernel and the row kernel.
+// What is quantised. Shared by the kernels that make 8-bit copies.
 #pragma once
+#include "fp8.cuh"
 #include "gelu.cuh"
 
 struct Quantize {
@@ -23,54 +24,9 @@ struct Quantize {
     u32 wide_columns; // the rows of `columns_out` are stored 16 bytes at a time
     u32 kept;         // the row kernel keeps a row in shared memory; `largest` leaves a scale that is known
     u32 bf16_inputs;  // for the path of odd sizes and addresses, which takes both types
-    u32 lanes;        // the kernel of both copies: threads along the columns of a block
-    u32 ahead;        // and steps whose inputs are loaded ahead, 1 or 2
+    u32 groups;       // the kernel of both copies: warps of a block that share columns
+    u32 reserved;
 };
-
-// ---- 8-bit floating types -----------------------------------------------------------------------------------------
-
-// The numbers nearest to `low` and `high`, `low` in the lower byte; finite ones beyond the largest become the largest,
-// NaN stays NaN. The host refuses GPUs that have no such instruction.
-template <bool E5M2> u32 pack_f8x2(float low, float high) {
-    u16 packed = 0;
-#if __CUDA_ARCH__ >= 890
-    if constexpr (E5M2) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
-    else asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
-#endif
-    return packed;
-}
-
-// x * inverse, infinity as NaN: 0 times infinity is NaN, and finite numbers stay what they are.
-inline float scaled(float x, float inverse) {
-    float y = x * inverse;
-    return fmaf(y, 0.0f, y);
-}
-
-template <bool E5M2> uint2 pack_f8x8(const float (&x)[8], float inverse) {
-    u32 pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) pairs[i] = pack_f8x2<E5M2>(scaled(x[2 * i], inverse), scaled(x[2 * i + 1], inverse));
-    return make_uint2(__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410));
-}
-
-// Eight values as bytes, the first one lowest. All threads take the same way.
-inline uint2 quantized(const float (&x)[8], float inverse, u32 e5m2) {
-    return e5m2 ? pack_f8x8<true>(x, inverse) : pack_f8x8<false>(x, inverse);
-}
-
-// What values are multiplied by. A scale of 0 is not known yet, and makes all values 0.
-inline float inverse_of(float scale) { return scale == 0.0f ? 0.0f : 1.0f / scale; }
-
-// The scale that makes the largest magnitude the largest number of the type, as `scale_now` in `device/src/host/quantize.rs`.
-inline float scale_of(float amax, float largest) {
-    if (amax == 0.0f) return 1.0f;
-    if (!(amax < infinity())) return __int_as_float(0x7fc00000);
-    return fmaxf(amax / largest, 1.17549435e-38f);
-}
-
-// ---- Magnitudes: numbers that are not negative have the order of their bits, infinity and NaN above all ----------
-
-inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 // ---- What is quantised --------------------------------------------------------------------------------------------
 
@@ -201,10 +157,10 @@ template <> struct RowValues<true> {
     bool inside = false;
 };
 
-// The same for eight columns. Zeros beyond `width`.
-template <bool NORM> struct ColumnValues {};
-template <> struct ColumnValues<true> {
-    float weight[8] = {}, bias[8] = {};
+// The same for N columns. Zeros beyond `width`.
+template <bool NORM, int N = 8> struct ColumnValues {};
+template <int N> struct ColumnValues<true, N> {
+    float weight[N] = {}, bias[N] = {};
 };
 
 template <class S> RowValues<S::NORM> fetch_row(const Quantize& q, u64 row) {
@@ -244,23 +200,20 @@ template <class S, class T, bool VECTOR> ColumnValues<S::NORM> fetch_columns(con
     return values;
 }
 
-// The values that are quantised.
-template <class S, class T>
-void evaluate(const Pack<T, S::LOADS>& pack, const RowValues<S::NORM>& row, const ColumnValues<S::NORM>& columns,
-              float (&x)[S::OUTPUTS][8]) {
-    float loaded[S::LOADS][8];
-#pragma unroll
-    for (int l = 0; l < S::LOADS; l++) unpack_pack(pack.words[l], loaded[l]);
+// The values that are quantised, of N columns.
+template <class S, int N>
+void compute_values(const float (&loaded)[S::LOADS][N], const RowValues<S::NORM>& row,
+                    const ColumnValues<S::NORM, N>& columns, float (&x)[S::OUTPUTS][N]) {
     if constexpr (S::NORM) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < N; i++) {
             // The rounding is written out, so that every kernel has the same.
             float y = fmaf((loaded[0][i] - row.mean) * row.rstd, columns.weight[i], columns.bias[i]);
             x[0][i] = row.inside ? y : 0.0f;
         }
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < N; i++) {
             float in[S::LOADS], out[S::OUTPUTS];
 #pragma unroll
             for (int l = 0; l < S::LOADS; l++) in[l] = loaded[l][i];
@@ -269,6 +222,15 @@ void evaluate(const Pack<T, S::LOADS>& pack, const RowValues<S::NORM>& row, cons
             for (int o = 0; o < S::OUTPUTS; o++) x[o][i] = out[o];
         }
     }
+}
+
+template <class S, class T>
+void evaluate(const Pack<T, S::LOADS>& pack, const RowValues<S::NORM>& row, const ColumnValues<S::NORM>& columns,
+              float (&x)[S::OUTPUTS][8]) {
+    float loaded[S::LOADS][8];
+#pragma unroll
+    for (int l = 0; l < S::LOADS; l++) unpack_pack(pack.words[l], loaded[l]);
+    compute_values<S, 8>(loaded, row, columns, x);
 }
 
 // Eight bytes of the row copy, from column `o * width + column` on.

@@ -30,13 +30,6 @@ struct QuantizeBlocks {
 
 // ---- Scales: powers of two ----------------------------------------------------------------------------------------
 
-// NaN is larger than all numbers.
-inline float larger(float a, float b) {
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
-
 // The exponent, as it lies in the bits of an f32, of the smallest power of two times which 448 is not below the magnitude
 // with these bits. 448 is 1.75 * 2^8. See `block_scale` in `device/src/host/quantize_blocks.rs`.
 inline u32 scale_exponent(u32 peak) { return max((peak + 0x1fffffu) >> 23, 9u) - 8; }
@@ -96,16 +89,13 @@ inline u32 place_of(u32 column) { return column % 4 * 32 + column / 4; }
 inline u32 swizzle(u32 column) { return column / 8 % 8 * 4 + column / 64 * 2; }
 
 inline u32 word_of_rows(const float (&x)[4][8], int i, float inverse) {
-    u32 upper = pack_f8x2<false>(x[0][i] * inverse, x[1][i] * inverse);
-    u32 lower = pack_f8x2<false>(x[2][i] * inverse, x[3][i] * inverse);
-    return __byte_perm(upper, lower, 0x5410);
+    return pack_f8x4<false>(x[0][i] * inverse, x[1][i] * inverse, x[2][i] * inverse, x[3][i] * inverse);
 }
 
 inline uint2 eight_columns(const float (&x)[8], float inverse) {
-    u32 pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) pairs[i] = pack_f8x2<false>(x[2 * i] * inverse, x[2 * i + 1] * inverse);
-    return make_uint2(__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410));
+    u32 low = pack_f8x4<false>(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse);
+    u32 high = pack_f8x4<false>(x[4] * inverse, x[5] * inverse, x[6] * inverse, x[7] * inverse);
+    return make_uint2(low, high);
 }
 
 // Of a thread's 8 columns the 4 that its half of the warp answers for; combined with the other half's values of these.

@@ -56,7 +56,9 @@ pub const FP8_SOURCES: &[(&str, &str)] = &[
 
 /// What the sources include, by file name.
 const HEADERS: &[(&str, &str)] = &[
+    kernel_file!("cluster.cuh"),
     kernel_file!("common.cuh"),
+    kernel_file!("fp8.cuh"),
     kernel_file!("gelu.cuh"),
     kernel_file!("philox.cuh"),
     kernel_file!("quantize.cuh"),

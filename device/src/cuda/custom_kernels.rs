@@ -93,7 +93,7 @@ impl CustomKernels {
             stream,
             kernel.function,
             *function,
-            LaunchSizes { blocks, threads, shared, cluster: 1 },
+            LaunchSizes { blocks, threads, shared, cluster: 0 },
             &mut pointers(arguments),
         )
     }

@@ -1,7 +1,7 @@
 //! 8-bit copies of matrices, and their scales.
 
 use super::columns::add_partial;
-use super::quantize_both::{GROUP, quantize_both};
+use super::quantize_both::{ROWS_OF_SUMS, quantize_both};
 use super::quantize_columns::{self, quantize_columns};
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
@@ -40,8 +40,8 @@ pub(super) struct QuantizeBlock {
     pub(super) wide_columns: u32,
     pub(super) kept: u32,
     pub(super) bf16_inputs: u32,
-    pub(super) lanes: u32,
-    pub(super) ahead: u32,
+    pub(super) groups: u32,
+    pub(super) reserved: u32,
 }
 
 /// What is quantised, as the kernels see it.
@@ -219,7 +219,8 @@ fn quantize_tiles(
 /// Scratch for a row of partial sums for each row of tiles or each cluster.
 pub(super) fn scratch_bytes(op: &Quantize) -> usize {
     let (rows, columns) = op.source.dimensions();
-    let sums = if op.sums.is_some() { rows.div_ceil(TILE_ROWS.min(GROUP)) * columns * DType::F32.size() } else { 0 };
+    let rows_of_sums = if op.sums.is_some() { rows.div_ceil(TILE_ROWS.min(ROWS_OF_SUMS)) + 1 } else { 0 };
+    let sums = rows_of_sums * columns * DType::F32.size();
     match op.columns {
         Some(Fp8Matrix { scale: Scale::Rows(_), .. }) => sums.max(quantize_columns::scratch_bytes(rows, columns)),
         _ => sums,

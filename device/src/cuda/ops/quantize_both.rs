@@ -1,60 +1,56 @@
 //! Both 8-bit copies in one pass: one with a scale for each row, and a transposed one.
 
 use super::columns::add_partial;
-use super::quantize::{PACK, QuantizeBlock, Source, is_e5m2};
+use super::quantize::{QuantizeBlock, Source, is_e5m2};
 use crate::cuda::Queue;
 use crate::cuda::driver::GpuProperties;
 use crate::cuda::kernels::Grid;
 use crate::ops::{Fp8Matrix, Quantize};
 use crate::{DType, Result};
 
-/// Rows of a cluster of `kernels/quantize_both.cu`. Each gives a row of partial sums.
-pub(super) const GROUP: usize = 32;
-/// Rows that a thread has at a time.
-const QUAD: usize = 4;
-/// The most blocks of a cluster that every GPU with clusters allows.
-const CLUSTER: usize = 8;
-/// The most threads of a block along the columns.
-const LANES: usize = 256;
+/// Rows of a step of `kernels/quantize_both.cu`, of each group of warps.
+const SLICE: usize = 16;
+/// There is at most one row of partial sums for so many rows of the matrix, and one more.
+pub(super) const ROWS_OF_SUMS: usize = 32;
+/// Columns of a warp.
+const COLUMNS: usize = 128;
+/// The most warps of a block.
+const WARPS: usize = 16;
+/// Blocks of a cluster: as many as every GPU with clusters allows, and no number that leaves many multiprocessors without a
+/// cluster.
+const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
 /// The first compute capability with clusters.
-const CLUSTERS: (u32, u32) = (9, 0);
+const CAPABILITY: (u32, u32) = (9, 0);
 
 /// How a matrix is distributed to blocks.
 #[derive(Debug, PartialEq)]
 struct Clusters {
     /// Blocks of a cluster, which share rows.
     blocks: usize,
-    /// Threads of a block along its columns, and how many times that many threads it has.
-    lanes: usize,
-    quads: usize,
-    /// Steps whose inputs are loaded ahead.
-    ahead: usize,
+    /// Warps of a block along its columns.
+    warps: usize,
+    /// How many times that many warps it has, for other rows.
+    groups: usize,
     /// Bytes of shared memory of a block.
     shared: usize,
 }
 
 impl Clusters {
-    /// The fewest blocks a cluster that fit in shared memory, at best two to a multiprocessor. `None` if the rows are too
-    /// long.
-    fn of(source: &Source, outputs: usize, input_bytes: usize, shared_bytes: usize) -> Option<Clusters> {
-        let packs = source.width.div_ceil(PACK);
-        // Two outputs keep so many values in registers that a multiprocessor has one block, which then is a large one.
-        let quads = outputs;
-        let sizes = (packs.div_ceil(LANES).max(1)..=CLUSTER).flat_map(|blocks| [(blocks, 2), (blocks, 1)]);
-        let all: Vec<Clusters> = sizes
-            .map(|(blocks, ahead)| {
-                let lanes = packs.div_ceil(blocks).next_multiple_of(32);
-                let inputs = ahead * QUAD * source.loads * PACK * input_bytes * lanes * quads;
-                let words = outputs * GROUP * PACK * lanes;
-                let peaks = 2 * QUAD * quads * (blocks * lanes / 32) * DType::F32.size();
-                Clusters { blocks, lanes, quads, ahead, shared: inputs + words + peaks }
-            })
-            .collect();
-        // Each block also takes 1 KiB for itself.
-        let half = shared_bytes / 2 - 1024;
-        let fewest = all.iter().position(|clusters| clusters.shared <= half && outputs == 1);
-        let at = fewest.or_else(|| all.iter().position(|clusters| clusters.shared <= shared_bytes))?;
-        all.into_iter().nth(at)
+    /// The smallest cluster whose blocks have two groups, otherwise one. `None` if the rows are too long.
+    fn of(source: &Source, outputs: usize, rows: usize, input_bytes: usize, shared_bytes: usize) -> Option<Clusters> {
+        let along = source.width.div_ceil(COLUMNS);
+        // As `Sizes` of the kernel.
+        let piece = 64 / outputs;
+        let inputs = source.loads * SLICE / outputs * COLUMNS * input_bytes;
+        let sizes = |groups| CLUSTERS.map(|blocks| (groups, blocks, along.div_ceil(blocks)));
+        [2, 1].into_iter().flat_map(sizes).find_map(|(groups, blocks, warps)| {
+            let peaks = (3 * groups + warps * groups) * SLICE / outputs * DType::F32.size();
+            let shared = warps * (groups * inputs + outputs * COLUMNS * piece) + peaks;
+            // Each thread has as many values whatever the number of outputs: two outputs need a step for 8 rows.
+            let fits = groups * warps <= WARPS && (blocks - 1) * warps < along && shared <= shared_bytes;
+            let whole = groups == 1 || outputs == 1 && rows.is_multiple_of(2 * SLICE);
+            (fits && whole).then_some(Clusters { blocks, warps, groups, shared })
+        })
     }
 }
 
@@ -68,12 +64,14 @@ pub(super) fn quantize_both(
 ) -> Option<Result<()>> {
     let ((height, width), source) = (op.source.dimensions(), Source::of(&op.source));
     let GpuProperties { capability, shared_bytes, .. } = *queue.gpu();
-    let whole = height.is_multiple_of(2 * PACK) && columns.values.address.is_multiple_of(16);
-    if capability < CLUSTERS || !whole || !source.vector(Some(rows)) || height * width == 0 {
+    let whole = height.is_multiple_of(SLICE) && columns.values.address.is_multiple_of(16);
+    if capability < CAPABILITY || !whole || !source.vector(Some(rows)) || height * width == 0 {
         return None;
     }
     let outputs = width / source.width;
-    let clusters = Clusters::of(&source, outputs, op.source.dtype().size(), shared_bytes as usize)?;
+    // Some shared memory is the kernel's own.
+    let shared_bytes = (shared_bytes as usize).saturating_sub(64);
+    let clusters = Clusters::of(&source, outputs, height, op.source.dtype().size(), shared_bytes)?;
     let block = QuantizeBlock {
         rows_out: rows.values.address,
         columns_out: columns.values.address,
@@ -83,20 +81,24 @@ pub(super) fn quantize_both(
         partial: if op.sums.is_some() { queue.scratch } else { 0 },
         rows_e5m2: is_e5m2(Some(rows)),
         columns_e5m2: is_e5m2(Some(columns)),
-        lanes: clusters.lanes as u32,
-        ahead: clusters.ahead as u32,
+        groups: clusters.groups as u32,
         ..source.block(height)
     };
-    let groups = height.div_ceil(GROUP);
-    let grid = Grid {
-        shared: clusters.shared as u32,
-        ..Grid::line(groups * clusters.blocks, (clusters.lanes * clusters.quads) as u32)
-    };
-    let launched = queue.launch_clusters(&source.kernel("quantize_both", true), grid, clusters.blocks as u32, &block);
-    Some(launched.and_then(|()| match op.sums {
-        Some(sums) => add_partial(groups, [Some(sums), None, None], op.accumulate, queue),
+    Some(launch(op, &source.kernel("quantize_both", true), &clusters, &block, queue))
+}
+
+/// As many clusters as fit the GPU at once, which take turns.
+fn launch(op: &Quantize, kernel: &str, clusters: &Clusters, block: &QuantizeBlock, queue: &Queue<'_>) -> Result<()> {
+    let Clusters { blocks, warps, groups, shared } = *clusters;
+    let one = Grid { shared: shared as u32, ..Grid::line(blocks, (warps * groups * 32) as u32) };
+    let at_once = queue.clusters_at_once(kernel, one, blocks as u32)?;
+    let count = at_once.clamp(1, (block.rows as usize).div_ceil(ROWS_OF_SUMS * groups));
+    let grid = Grid { blocks: ((count * blocks) as u32, 1, 1), ..one };
+    queue.launch_clusters(kernel, grid, blocks as u32, block)?;
+    match op.sums {
+        Some(sums) => add_partial(count * groups, [Some(sums), None, None], op.accumulate, queue),
         None => Ok(()),
-    }))
+    }
 }
 
 #[cfg(test)]
@@ -108,15 +110,15 @@ mod tests {
     /// What a block of an H200 may ask for.
     const H200: usize = 227 * 1024;
 
-    fn of(source: QuantizeSource, dtype: DType) -> Option<(usize, usize, usize, usize)> {
-        let (_, columns) = source.dimensions();
+    fn of(source: QuantizeSource, dtype: DType) -> Option<(usize, usize, usize)> {
+        let (rows, columns) = source.dimensions();
         let source = Source::of(&source);
-        let clusters = Clusters::of(&source, columns / source.width, dtype.size(), H200)?;
-        let Clusters { blocks, lanes, quads, ahead, shared } = clusters;
-        assert!(shared <= H200 && blocks * lanes * PACK >= source.width && lanes * quads <= 512);
+        let clusters = Clusters::of(&source, columns / source.width, rows, dtype.size(), H200)?;
+        let Clusters { blocks, warps, groups, shared } = clusters;
+        assert!(shared <= H200 && blocks * warps * COLUMNS >= source.width && warps * groups <= WARPS);
         // No block is without columns.
-        assert!((blocks - 1) * lanes * PACK < source.width, "{clusters:?}");
-        Some((blocks, lanes, quads, ahead))
+        assert!((blocks - 1) * warps * COLUMNS < source.width, "{clusters:?}");
+        Some((blocks, warps, groups))
     }
 
     #[test]
@@ -124,21 +126,23 @@ mod tests {
         let matrix =
             |dtype, columns: usize| Tensor { address: 0, shape: [64, columns].into(), dtype, buffer: BufferId(0) };
         let stored = |dtype, columns| of(QuantizeSource::Stored(matrix(dtype, columns)), dtype);
-        assert_eq!(stored(DType::Bf16, 1024), Some((1, 128, 1, 2)));
-        assert_eq!(stored(DType::Bf16, 2048), Some((1, 256, 1, 2)));
-        assert_eq!(stored(DType::Bf16, 2304), Some((2, 160, 1, 2)));
-        assert_eq!(stored(DType::Bf16, 16384), Some((8, 256, 1, 2)));
+        assert_eq!(stored(DType::Bf16, 1024), Some((1, 8, 2)));
+        assert_eq!(stored(DType::Bf16, 2048), Some((2, 8, 2)));
+        assert_eq!(stored(DType::Bf16, 2304), Some((4, 5, 2)));
+        assert_eq!(stored(DType::Bf16, 6144), Some((8, 6, 2)));
+        assert_eq!(stored(DType::Bf16, 8192), Some((8, 8, 2)));
+        assert_eq!(stored(DType::F32, 8192), Some((8, 8, 2)));
+        assert_eq!(stored(DType::Bf16, 16384), Some((8, 16, 1)));
         assert_eq!(stored(DType::Bf16, 16392), None);
-        assert!(stored(DType::F32, 16384).is_some());
         let kind = ActivationKind::Gelu;
-        for width in (8..=16384).step_by(8) {
+        for width in (8..=14336).step_by(8) {
             let (input, grad_output) = (matrix(DType::Bf16, width), matrix(DType::Bf16, width));
             assert!(of(QuantizeSource::Activation { kind, input }, DType::Bf16).is_some());
             assert!(of(QuantizeSource::ActivationBackward { kind, input, grad_output }, DType::Bf16).is_some());
         }
         let wide = matrix(DType::Bf16, 28672);
-        assert_eq!(of(QuantizeSource::SwiGlu { input: wide }, DType::Bf16), Some((7, 256, 1, 1)));
+        assert_eq!(of(QuantizeSource::SwiGlu { input: wide }, DType::Bf16), Some((8, 14, 1)));
         let backward = QuantizeSource::SwiGluBackward { input: wide, grad_output: matrix(DType::Bf16, 14336) };
-        assert_eq!(of(backward, DType::Bf16), Some((8, 224, 2, 1)));
+        assert_eq!(of(backward, DType::Bf16), Some((8, 14, 1)));
     }
 }
