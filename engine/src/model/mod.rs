@@ -24,6 +24,7 @@ mod linear_parity;
 mod mlp;
 mod norm;
 mod part;
+mod pending;
 mod position;
 mod recompute;
 mod sample_row;

@@ -8,8 +8,9 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
-use super::linear::{Linear, PendingInput, PendingWeightGradients};
+use super::linear::Linear;
 use super::norm::{NormLayer, Normed, SavedNorm};
+use super::pending::{PendingInput, PendingWeightGradients};
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;

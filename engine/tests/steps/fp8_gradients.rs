@@ -11,8 +11,12 @@ use engine::step::{Stage, StepSettings};
 
 use crate::models::{Kind, Run, noise, on_gpu, tiny_gpt, tiny_llama};
 
-/// The least cosine of the angle between two gradients of a weight.
-const COSINE: f64 = 0.99;
+/// The least cosine of the angle between two gradients of a weight. With scales that are delayed the largest values of a tensor
+/// are rounded as all others are; the larger model of a GPU has a few that weigh much.
+fn least_cosine(recipe: Fp8Recipe) -> f64 {
+    if on_gpu() && recipe == Fp8Recipe::Delayed { 0.98 } else { 0.99 }
+}
+
 /// Steps that bf16 trains before gradients are compared.
 const STEPS: usize = 30;
 
@@ -95,7 +99,10 @@ fn compare(kind: Kind) {
             for ((name, eight), (_, sixteen)) in eight.iter().zip(&bf16) {
                 let cosine = cosine(eight, sixteen);
                 assert_ne!(eight, sixteen, "{kind:?} {recipe} {format}: {name} was not computed in 8 bits");
-                assert!(cosine > COSINE, "{kind:?} {recipe} {format}: the cosine of {name} is {cosine:.5}");
+                assert!(
+                    cosine > least_cosine(recipe),
+                    "{kind:?} {recipe} {format}: the cosine of {name} is {cosine:.5}"
+                );
                 least = if cosine < least.0 { (cosine, name) } else { least };
             }
             println!("{kind:?} {recipe} {format}: all cosines are {:.5} or more; {} has the least", least.0, least.1);

@@ -8,9 +8,10 @@ use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use super::linear::{Linear, LinearSpec, PendingWeightGradients, tensor_like};
+use super::linear::{Linear, LinearSpec, tensor_like};
 use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
+use super::pending::PendingWeightGradients;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
