@@ -2,6 +2,7 @@
 //! the optimizer's state.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 
 use device::{DType, Tensor};
 
@@ -67,6 +68,13 @@ pub struct OwnedRange {
     pub first: usize,
     /// How many there are, possibly none.
     pub elements: usize,
+}
+
+impl OwnedRange {
+    /// Their indices within the parameter as it is stored here.
+    pub fn range(self) -> Range<usize> {
+        self.first..self.first + self.elements
+    }
 }
 
 /// Where one parameter lies, in elements.

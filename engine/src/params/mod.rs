@@ -7,6 +7,7 @@ mod tensor_shard;
 mod weight_memory;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use common::fnv1a;
 use device::host::philox;
@@ -108,8 +109,16 @@ impl Params {
         let all = Params::allocate(device, specs, layout, true)?;
         device.zero(&all.grads)?;
         if !device.is_dry() {
-            for index in 0..all.specs.len() {
-                all.set(device, index, &first_values(&all.specs[index], seed))?;
+            for (index, spec) in all.specs.iter().enumerate() {
+                match all.layout.params[index].memory {
+                    WeightMemory::Kept(_) => {
+                        all.set(device, index, &first_values(spec, seed, 0..spec.shape.elements()))?
+                    }
+                    // The other ranks make the rest.
+                    WeightMemory::Passing(_) => {
+                        all.set_owned(device, index, &first_values(spec, seed, all.params[index].owned.range()))?;
+                    }
+                }
             }
         }
         Ok(all)
@@ -171,21 +180,28 @@ impl Params {
     /// # Errors
     /// Another number of values.
     pub fn set(&self, device: &Device, index: usize, values: &[f32]) -> Result<()> {
-        let Param { weight, master, owned_weight, owned, .. } = self.params[index];
-        let rounded = |values: &[f32]| -> Vec<bf16> { values.par_iter().map(|&x| bf16::from_f32(x)).collect() };
+        let Param { weight, master, owned, .. } = self.params[index];
+        let part = &values[owned.range()];
         match self.layout.params[index].memory {
-            WeightMemory::Kept(DType::F32) => return device.upload(&weight, values),
-            WeightMemory::Kept(_) => device.upload(&weight, &rounded(values))?,
-            WeightMemory::Passing(_) => {
-                if let Some(owned_weight) = owned_weight.filter(|_| owned.elements > 0) {
-                    device.upload(&owned_weight, &rounded(&values[owned.first..][..owned.elements]))?;
-                }
+            WeightMemory::Kept(DType::F32) => device.upload(&weight, values),
+            WeightMemory::Kept(_) => {
+                device.upload(&weight, &rounded(values))?;
+                if part.is_empty() { Ok(()) } else { device.upload(&master, part) }
             }
+            WeightMemory::Passing(_) => self.set_owned(device, index, part),
         }
-        match owned.elements {
-            0 => Ok(()),
-            elements => device.upload(&master, &values[owned.first..][..elements]),
+    }
+
+    /// Overwrites the elements that this rank updates, of weights of which it has no others.
+    fn set_owned(&self, device: &Device, index: usize, part: &[f32]) -> Result<()> {
+        let Param { master, owned_weight, .. } = self.params[index];
+        if part.is_empty() {
+            return Ok(());
         }
+        if let Some(owned_weight) = owned_weight {
+            device.upload(&owned_weight, &rounded(part))?;
+        }
+        device.upload(&master, part)
     }
 
     /// The parameter of that name.
@@ -321,10 +337,14 @@ fn of_memory(weights: &[Weights], memory: WeightMemory) -> &Weights {
     }
 }
 
-fn first_values(spec: &ParamSpec, seed: u64) -> Vec<f32> {
+fn first_values(spec: &ParamSpec, seed: u64, range: Range<usize>) -> Vec<f32> {
     let stream = fnv1a(spec.name.bytes());
     match spec.init {
-        Init::Constant(constant) => spec.stored_values(|_| constant),
-        Init::Normal(std) => spec.stored_values(|index| std * philox::normal(seed, stream, index as u64)),
+        Init::Constant(constant) => spec.stored_values_in(range, |_| constant),
+        Init::Normal(std) => spec.stored_values_in(range, |index| std * philox::normal(seed, stream, index as u64)),
     }
+}
+
+fn rounded(values: &[f32]) -> Vec<bf16> {
+    values.par_iter().map(|&x| bf16::from_f32(x)).collect()
 }

@@ -1,5 +1,7 @@
 //! What a model declares of a parameter.
 
+use std::ops::Range;
+
 use device::{DType, Shape};
 
 use super::dense_block::DenseBlock;
@@ -98,7 +100,12 @@ impl ParamSpec {
 
     /// The values stored here, with 0 for padding. `value` gives an element of the whole parameter by its index.
     pub fn stored_values(&self, value: impl Fn(usize) -> f32 + Send + Sync) -> Vec<f32> {
-        fill(&self.whole, self.shard.as_ref(), self.shape.elements(), value)
+        self.stored_values_in(0..self.shape.elements(), value)
+    }
+
+    /// Those of the stored values that lie in `range`; see [`ParamSpec::stored_values`].
+    pub fn stored_values_in(&self, range: Range<usize>, value: impl Fn(usize) -> f32 + Send + Sync) -> Vec<f32> {
+        fill(&self.whole, self.shard.as_ref(), range, value)
     }
 
     /// Whether it has two axes or more. Biases and the gains of norms have one.

@@ -1,5 +1,7 @@
 //! The shard of a parameter that a tensor-parallel rank stores.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::dense_block::DenseBlock;
@@ -55,20 +57,25 @@ pub(super) fn dense_blocks(whole: &[usize], shard: Option<&TensorShard>) -> Vec<
     }
 }
 
-/// The `elements` values that a rank stores, with 0 for padding. `value` gives an element of the whole by its index.
+/// The values that a rank stores, those in `range`, with 0 for padding. `value` gives an element of the whole by its index.
 pub(super) fn fill(
     whole: &[usize],
     shard: Option<&TensorShard>,
-    elements: usize,
+    range: Range<usize>,
     value: impl Fn(usize) -> f32 + Send + Sync,
 ) -> Vec<f32> {
     let width: usize = whole[1..].iter().product();
-    let mut values = vec![0.0; elements];
+    let mut values = vec![0.0; range.len()];
     for block in dense_blocks(whole, shard) {
         let (row, column) = (block.offset[0], block.offset.get(1).copied().unwrap_or(0));
         let columns: usize = block.sizes[1..].iter().product();
-        let here = &mut values[block.start..block.start + block.elements()];
-        here.par_iter_mut().enumerate().for_each(|(at, here)| {
+        let (first, end) = (block.start.max(range.start), (block.start + block.elements()).min(range.end));
+        if first >= end {
+            continue;
+        }
+        let here = &mut values[first - range.start..end - range.start];
+        here.par_iter_mut().enumerate().for_each(|(i, here)| {
+            let at = first - block.start + i;
             *here = value((row + at / columns) * width + column + at % columns);
         });
     }
@@ -85,7 +92,12 @@ mod tests {
 
     fn filled(whole: &[usize], shard: &TensorShard, padded: &[usize]) -> Vec<usize> {
         let elements = shard.stored_sizes(padded).iter().product();
-        fill(whole, Some(shard), elements, |i| i as f32 + 1.0).into_iter().map(|x| x as usize).collect()
+        let of = |range| fill(whole, Some(shard), range, |i| i as f32 + 1.0);
+        let all = of(0..elements);
+        for (first, end) in [(0, elements / 2), (1, elements), (elements / 3, elements / 3), (elements - 1, elements)] {
+            assert_eq!(of(first..end), all[first..end], "{first}..{end} of {whole:?}");
+        }
+        all.into_iter().map(|x| x as usize).collect()
     }
 
     #[test]
