@@ -27,7 +27,7 @@ inline void cluster_meet() {
 #endif
 }
 
-// So many warps of a block meet at the barrier of this number, at most 15. None other has to come.
+// So many warps of a block meet at the barrier of this number, which is 0 to 15. The other warps go on.
 inline void meet_warps(u32 barrier, u32 warps) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory");
 }

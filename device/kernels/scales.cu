@@ -57,9 +57,9 @@ KERNEL(make_scale)(const u32* partial, u32 count, float* scale, float most, u32 
 }
 
 // New scales of many tensors. A block is a tensor, its threads are the ages of the history.
-// `unit` is a power of two: what is left free above the largest magnitude.
+// `unit` is a power of two, the room above the largest magnitude. `unknown` is the scale of a tensor of which nothing is known.
 KERNEL(update_scales)
-(float* amax, float* history, const float* largest, float* scale, u32 length, float unit) {
+(float* amax, float* history, const float* largest, float* scale, u32 length, float unit, float unknown) {
     u32 tensor = blockIdx.x;
     float found = amax[tensor];
     // All threads have read it before the first one sets it to 0.
@@ -80,5 +80,7 @@ KERNEL(update_scales)
     }
     peak = block_max(peak);
     if (threadIdx.x != 0) return;
-    scale[tensor] = peak > 0.0f ? scale_of(peak * unit, largest[tensor]) : 1.0f;
+    float before = scale[tensor];
+    if (peak > 0.0f) scale[tensor] = scale_of(peak * unit, largest[tensor]);
+    else if (!(before > 0.0f && before < infinity())) scale[tensor] = unknown;
 }

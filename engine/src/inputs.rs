@@ -63,7 +63,7 @@ impl Inputs {
     /// Sets all samples to zeros.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn clear(&self, device: &Device) -> Result<()> {
         self.samples.map_or(Ok(()), |samples| Ok(device.zero(&samples)?))
     }
@@ -85,7 +85,7 @@ impl Inputs {
     /// takes its inputs from the samples, the others from the stage before. The chunk with the head takes the targets too.
     ///
     /// # Errors
-    /// What the device refused, or a failed transfer.
+    /// Errors of the device, or a failed transfer.
     pub(crate) fn place(
         &self,
         cx: &mut StepContext<'_>,

@@ -80,7 +80,7 @@ impl Stage {
     /// Nothing here waits for the device: wait for the returned metrics one step later.
     ///
     /// # Errors
-    /// What the device refused, or a step that differs from the recorded one.
+    /// Errors of the device, or a step that differs from the recorded one.
     pub fn train_step(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
         let losses = self.submit(settings, batch)?;
         self.metrics(losses)
@@ -148,7 +148,7 @@ impl Stage {
     /// Begins to read back the numbers of the step that was submitted last. `losses` is what [`Stage::submit`] returned.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn metrics(&self, losses: usize) -> Result<PendingMetrics> {
         PendingMetrics::read(&self.compute, &self.numbers, losses, false)
     }
@@ -189,10 +189,10 @@ impl Stage {
     /// Computes delayed scales from their history, after a history was loaded.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn refresh_scales(&self) -> Result<()> {
         match self.params().delayed_scales() {
-            Some(scales) => Ok(self.compute.submit(scales.new_scales())?),
+            Some(scales) => Ok(self.compute.submit(scales.refresh())?),
             None => Ok(()),
         }
     }

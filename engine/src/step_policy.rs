@@ -180,7 +180,8 @@ impl Policy for StepPolicy {
         let first = microbatch == 0;
         let (gathers, quantizes, overwrites) = (shape.gathers && first, shape.quantizes && first, train && first);
         match region {
-            // Of all forwards, that of the head alone computes gradients.
+            // Of all forwards, that of the head alone computes gradients. The embedding's backward always adds to its gradient,
+            // and still gets a graph of its own for the first microbatch: a second one costs little.
             Region::Forward { layer, .. } if layer + 1 == shape.layers => {
                 Variant { gathers, quantizes, reduces: false, overwrites }
             }

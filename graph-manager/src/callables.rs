@@ -30,14 +30,14 @@ pub trait Layer<P: Policy> {
     /// within a [`StepContext::part`], in forward and backward.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_, P>, input: Self::Input) -> Result<Self::Output>;
 
     /// The input's gradient from the output's. Gradients of weights are added to memory of the layer's own, by
     /// [`StepContext::defer`] if they may be computed later.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_, P>, grad: Self::Output) -> Result<Self::InputGrad>;
 }
 

@@ -75,9 +75,9 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.microbatches
     }
 
-    /// Whether regions are captured or replayed, rather than recorded or run eagerly. A step that is captured may leave out
-    /// operations that every eager step before it has made needless, and nothing else: the memory plan is that of the
-    /// recording.
+    /// Whether regions are captured or replayed, rather than recorded or run eagerly. The first real step of a mode is always
+    /// eager, also after a rehearsal. So captured steps may leave out operations that this step makes needless. They may
+    /// change nothing else, because the memory plan is that of the recording.
     pub fn uses_graphs(&self) -> bool {
         self.graphs
     }
@@ -101,7 +101,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Submits an operation to the compute stream.
     ///
     /// # Errors
-    /// What the device refused; while recording, an update of weights whose status no `clip_scale` of the step has written.
+    /// Errors of the device; while recording, an update of weights whose status no `clip_scale` of the step has written.
     /// The region that returns the error adds its name.
     pub fn run(&self, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
@@ -120,7 +120,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// are joined.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn fork(&self, side: &Rc<SideStream>, work: impl IntoIterator<Item = Op>) -> Result<Fork> {
         Ok(Fork::start(side, self.manager.pool.compute(), work.into_iter().collect())?)
     }
@@ -128,7 +128,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Makes what follows wait for the operations under way, and for all that was started on their stream since.
     ///
     /// # Errors
-    /// What the device refused, such as a failed transfer.
+    /// Errors of the device, such as a failed transfer.
     pub fn join(&self, fork: Fork) -> Result<()> {
         Ok(fork.join(self.manager.pool.compute())?)
     }

@@ -16,7 +16,7 @@ impl<P: Policy> StepContext<'_, P> {
     /// [`StepContext::run_deferred`] for it; else it runs at once.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn defer(&mut self, op: impl Into<Op>) -> Result<()> {
         match self.own_deferred() {
             Some(key) => {
@@ -30,7 +30,7 @@ impl<P: Policy> StepContext<'_, P> {
     /// Runs what the region that [`Policy::deferred_by`] answers has deferred for this microbatch, in its order.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn run_deferred(&mut self) -> Result<()> {
         let by = self.current.and_then(|current| self.manager.policy.deferred_by(current.region));
         let Some(key) = by.map(|by| self.code_key(by)) else { return Ok(()) };

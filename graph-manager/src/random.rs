@@ -39,7 +39,7 @@ impl RandomState {
     /// Goes on to the next step's masks. Call it before each replay, outside of captures.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn advance(&mut self) -> Result<()> {
         self.seek(self.step + 1)
     }
@@ -47,7 +47,7 @@ impl RandomState {
     /// Goes to the masks of a step, such as that of a checkpoint.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn seek(&mut self, step: u32) -> Result<()> {
         self.step = step;
         let compute = self.pool.compute();

@@ -24,8 +24,8 @@ fn a_changed_header_of_a_token_file_is_refused_or_the_tokens_stay() {
     let folder = Folder::new("fuzz-header");
     let tokens: Vec<i32> = ids(106).iter().map(|id| id % 900).collect();
     let file = llmc(20240520, 1, &tokens, 2);
-    // What follows the first integers is not read. The tokens stay in their place: where they move by a token and the number
-    // of tokens becomes one less, the file is a sound one of other tokens.
+    // The bytes after the first integers are not read. A shorter header can make a sound file with fewer tokens, so the header
+    // keeps its length.
     each_change(&file[..24], |mut begin| {
         begin.resize(24, 0);
         let path = folder.file("x.bin", [&begin, &file[24..]].concat());

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 
 use super::compile::{FP8_SOURCES, SOURCES};
 use super::driver::{GpuProperties, RawStream};
-use super::module::{Function, LaunchSizes, Module, clusters_at_once, launch};
+use super::module::{Function, LaunchSizes, Module, launch};
 use crate::{Error, Result, Tensor};
 
 /// All kernels, loaded on the GPU.
@@ -168,14 +168,6 @@ impl Kernels {
     ) -> Result<()> {
         let (function, sizes) = (self.function(kernel)?, LaunchSizes { cluster, ..grid.sizes() });
         launch(stream, kernel, function, sizes, &mut [std::ptr::from_ref(block) as *mut c_void])
-    }
-
-    /// How many clusters of so many blocks the GPU has room for at once. The grid is that of one cluster.
-    ///
-    /// # Errors
-    /// An unknown name; the driver's refusal of the grid.
-    pub(crate) fn clusters_at_once(&self, stream: &RawStream, kernel: &str, grid: Grid, cluster: u32) -> Result<usize> {
-        clusters_at_once(stream, self.function(kernel)?, LaunchSizes { cluster, ..grid.sizes() })
     }
 
     /// A kernel by its name.

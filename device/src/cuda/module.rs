@@ -79,66 +79,39 @@ pub(super) fn launch(
     sizes: LaunchSizes,
     arguments: &mut [*mut c_void],
 ) -> Result<()> {
-    let blocks = sizes.blocks;
+    let LaunchSizes { blocks, threads, shared, cluster } = sizes;
     if blocks.0 == 0 || blocks.1 == 0 || blocks.2 == 0 {
         return Ok(());
     }
-    with_config(stream, function, sizes, |config| {
-        // SAFETY: the function is loaded; the arguments are copied during the call; the memory they point to was checked
-        // to be alive when the operation was submitted.
-        unsafe { sys::cuLaunchKernelEx(config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
+    // SAFETY: the function is loaded; the arguments are copied during the call; the memory they point to was checked to
+    // be alive when the operation was submitted.
+    unsafe {
+        // With what the kernel declares itself, more than 48 KiB in all must be asked for.
+        if shared > 32 * 1024 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, attribute, shared as i32)
+                .driver("cuFuncSetAttribute")?;
+        }
+        let mut value: sys::CUlaunchAttributeValue = std::mem::zeroed();
+        value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks.0,
+            gridDimY: blocks.1,
+            gridDimZ: blocks.2,
+            blockDimX: threads.0,
+            blockDimY: threads.1,
+            blockDimZ: threads.2,
+            sharedMemBytes: shared,
+            hStream: stream.handle(),
+            attrs: &mut attribute,
+            // GPUs before compute capability 9.0 have no clusters.
+            numAttrs: (cluster > 0).into(),
+        };
+        sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
             .result()
             .driver("cuLaunchKernelEx")
             .map_err(|error| Error::operation("cuda", format!("kernel `{kernel}`, {sizes:?}: {error}")))
-    })
-}
-
-/// How many clusters of such a launch the GPU has room for at once.
-///
-/// # Errors
-/// The driver's refusal of the sizes.
-pub(super) fn clusters_at_once(stream: &RawStream, function: Function, sizes: LaunchSizes) -> Result<usize> {
-    with_config(stream, function, sizes, |config| {
-        let mut count = 0;
-        // SAFETY: the function is loaded; writes an integer.
-        unsafe { sys::cuOccupancyMaxActiveClusters(&mut count, function, config) }
-            .result()
-            .driver("cuOccupancyMaxActiveClusters")?;
-        Ok(count as usize)
-    })
-}
-
-/// Calls with the driver's form of the sizes.
-fn with_config<R>(
-    stream: &RawStream,
-    function: Function,
-    sizes: LaunchSizes,
-    call: impl FnOnce(&sys::CUlaunchConfig) -> Result<R>,
-) -> Result<R> {
-    let LaunchSizes { blocks, threads, shared, cluster } = sizes;
-    // With what the kernel declares itself, more than 48 KiB in all must be asked for.
-    if shared > 32 * 1024 {
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function is loaded.
-        unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
-            .driver("cuFuncSetAttribute")?;
     }
-    // SAFETY: plain data.
-    let mut value: sys::CUlaunchAttributeValue = unsafe { std::mem::zeroed() };
-    value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 };
-    let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
-    call(&sys::CUlaunchConfig {
-        gridDimX: blocks.0,
-        gridDimY: blocks.1,
-        gridDimZ: blocks.2,
-        blockDimX: threads.0,
-        blockDimY: threads.1,
-        blockDimZ: threads.2,
-        sharedMemBytes: shared,
-        hStream: stream.handle(),
-        attrs: &mut attribute,
-        // GPUs before compute capability 9.0 have no clusters.
-        numAttrs: (cluster > 0).into(),
-    })
 }

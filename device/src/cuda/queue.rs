@@ -35,11 +35,6 @@ impl Queue<'_> {
         self.kernels.launch_clusters(self.stream, kernel, grid, cluster, block)
     }
 
-    /// How many such clusters the GPU has room for at once.
-    pub(crate) fn clusters_at_once(&self, kernel: &str, grid: Grid, cluster: u32) -> Result<usize> {
-        self.kernels.clusters_at_once(self.stream, kernel, grid, cluster)
-    }
-
     /// What is known of the GPU.
     pub(crate) fn gpu(&self) -> &GpuProperties {
         self.kernels.gpu()

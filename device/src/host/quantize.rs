@@ -164,7 +164,11 @@ pub(super) fn update_scales(op: &UpdateScales) {
             history[0] = *amax;
         }
         let peak = history.iter().copied().fold(0.0, f32::max);
-        *scale = if peak > 0.0 { scale_now(peak, *largest, op.margin) } else { 1.0 };
+        if peak > 0.0 {
+            *scale = scale_now(peak, *largest, op.margin);
+        } else if *scale == 0.0 || !scale.is_finite() {
+            *scale = op.default;
+        }
         *amax = 0.0;
     }
 }

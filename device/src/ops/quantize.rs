@@ -262,7 +262,8 @@ impl Operation for Quantize {
 /// The scale of a matrix that is about to be quantised: the largest magnitude becomes the largest number of the type. It is 0,
 /// so not known, for a matrix of zeros, and NaN where a value is not finite, so that all products of the matrix show it.
 ///
-/// Where ranks have parts of a matrix, the largest of their scales is that of the whole.
+/// Where ranks have parts of a matrix, the largest of their scales is that of the whole. A maximum over ranks may drop NaN;
+/// the bytes of a value that is not finite are NaN whatever the scale.
 #[derive(Clone, Debug)]
 pub struct MakeScale {
     /// The matrix `(rows, columns)`.
@@ -295,8 +296,8 @@ impl Operation for MakeScale {
 /// for the next step.
 ///
 /// This is delayed scaling (Micikevicius et al., 2022): `amax` is the largest of the magnitudes of this step and the last
-/// `length - 1` ones. A magnitude that is 0 or not finite says nothing, and does not enter the history. Where none says
-/// anything the scale is 1. So scales follow from histories alone.
+/// `length - 1` ones. A magnitude that is 0 or not finite says nothing, and does not enter the history. Where the history is
+/// empty, a scale that is 0 or not finite becomes `default`, and another one stays.
 #[derive(Clone, Debug)]
 pub struct UpdateScales {
     /// `(n)`, f32, set to 0.
@@ -305,10 +306,12 @@ pub struct UpdateScales {
     pub history: Tensor,
     /// `(n)`, f32: the largest number of each tensor's type.
     pub largest: Tensor,
-    /// `(n)`, f32, written.
+    /// `(n)`, f32, updated.
     pub scale: Tensor,
     /// Powers of two that are left free above the largest magnitude.
     pub margin: i32,
+    /// The scale of a tensor of which nothing is known.
+    pub default: f32,
 }
 
 impl Operation for UpdateScales {
@@ -328,6 +331,6 @@ impl Operation for UpdateScales {
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.amax, self.history, self.largest], [self.amax, self.history, self.scale])
+        Accesses::new([self.amax, self.history, self.largest, self.scale], [self.amax, self.history, self.scale])
     }
 }

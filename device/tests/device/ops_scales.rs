@@ -20,7 +20,9 @@ impl Model {
                 self.history[i].truncate(self.length);
             }
             let peak = self.history[i].iter().copied().fold(0.0, f64::max);
-            self.scales[i] = if peak > 0.0 { peak * 2f64.powi(margin) / largest[i] } else { 1.0 };
+            if peak > 0.0 {
+                self.scales[i] = peak * 2f64.powi(margin) / largest[i];
+            }
         }
     }
 }
@@ -53,7 +55,7 @@ fn delayed_scales_follow_the_largest_magnitude_of_the_last_steps() {
                 (amax[2], amax[3]) = (f64::NAN, 0.0);
             }
             let amax_t = t.put(&[n], F32, &amax);
-            t.run(UpdateScales { amax: amax_t, history, largest: largest_t, scale, margin });
+            t.run(UpdateScales { amax: amax_t, history, largest: largest_t, scale, margin, default: 1.0 });
             model.step(&amax, &largest, margin);
             assert_eq!(t.get(&amax_t), vec![0.0; n], "magnitudes are set to 0");
             assert_scales(&t, &scale, &model.scales, &format!("step {step} of a history of {length}"));
@@ -61,20 +63,23 @@ fn delayed_scales_follow_the_largest_magnitude_of_the_last_steps() {
                 (0..length * n).map(|at| model.history[at / length].get(at % length).copied().unwrap_or(0.0)).collect();
             assert_eq!(t.get(&history), truth, "history of {length} after step {step}");
         }
-        assert_eq!(model.scales[..2], [1.0; 2], "nothing was said of these");
+        assert_eq!(model.scales[..2], [0.25; 2], "nothing was said of these");
     }
 }
 
 #[test]
-fn a_scale_is_1_while_no_magnitude_was_finite_whatever_it_was() {
+fn a_scale_without_history_stays_if_it_is_a_number_and_becomes_the_default_otherwise() {
     let t = checked_bench();
-    let of = |values: &[f64]| t.put(&[4], F32, values);
-    let (largest, history) = (of(&[448.0; 4]), t.put(&[4, 2], F32, &[0.0; 8]));
+    let of = |values: &[f64]| t.put(&[5], F32, values);
     let (nan, infinity) = (f64::NAN, f64::INFINITY);
-    let scale = of(&[nan, infinity, nan, 0.5]);
-    let amax = of(&[nan, infinity, 3.0, 0.0]);
-    t.run(UpdateScales { amax, history, largest, scale, margin: 0 });
-    assert_scales(&t, &scale, &[1.0, 1.0, 3.0 / 448.0, 1.0], "after a step that was not finite");
+    for default in [0.0, 1.0] {
+        let (largest, history) = (of(&[448.0; 5]), t.put(&[5, 2], F32, &[0.0; 10]));
+        let scale = of(&[nan, infinity, nan, 0.5, 0.0]);
+        let amax = of(&[nan, infinity, 3.0, 0.0, 0.0]);
+        t.run(UpdateScales { amax, history, largest, scale, margin: 0, default });
+        let default = f64::from(default);
+        assert_scales(&t, &scale, &[default, default, 3.0 / 448.0, 0.5, default], "after a step that was not finite");
+    }
 }
 
 #[test]
@@ -86,7 +91,7 @@ fn an_old_peak_leaves_a_long_history_at_its_end() {
     let history = t.put(&[1, length], F32, &start);
     for (step, peak) in [(0, 50.0), (1, 2.0)] {
         let amax = t.put(&[1], F32, &[2.0]);
-        t.run(UpdateScales { amax, history, largest, scale, margin: 0 });
+        t.run(UpdateScales { amax, history, largest, scale, margin: 0, default: 1.0 });
         assert_scales(&t, &scale, &[peak / 448.0], &format!("step {step}"));
     }
 }

@@ -1,5 +1,5 @@
-//! What the 8-bit copies of a step lose. A step of [`Mode::Measure`] counts it on the device: values beyond the largest
-//! number of the type, and values that became 0.
+//! Losses of 8-bit copies: values beyond the largest number of the type, and values that became 0. A step of
+//! [`Mode::Measure`] counts them on the device.
 
 use common::choice;
 use device::ops::{CountQuantized, Fill, Fp8Matrix, QuantizeCounts, QuantizeSource};
@@ -10,7 +10,7 @@ use crate::regions::Mode;
 use crate::step_policy::StepContext;
 
 choice! {
-    /// What a tensor is to the products of a linear layer.
+    /// The role of a tensor in the products of a linear layer.
     pub enum TensorKind {
         /// The layer's input.
         Input = "input",
@@ -34,7 +34,7 @@ impl CountCell {
     /// In a step that measures, adds what `copy` lost of `source`.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn count(
         &self,
         cx: &StepContext<'_>,
@@ -96,7 +96,7 @@ impl Fp8Counts {
     /// Sets all to 0.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn zero(&self, cx: &StepContext<'_>) -> graph_manager::Result<()> {
         cx.run(Fill { output: self.zeroed, value: 0.0 })
     }
@@ -104,7 +104,7 @@ impl Fp8Counts {
     /// Begins to read them back, after all work submitted to `stream` so far. `names` are those of the weights.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn read(&self, stream: &Stream, names: Vec<String>) -> Result<PendingCounts> {
         Ok(PendingCounts { counts: stream.read(&self.all)?, names })
     }
@@ -116,12 +116,12 @@ pub struct PendingCounts {
     names: Vec<String>,
 }
 
-/// What the copies of a tensor lost in a step, on this rank.
+/// The losses of a tensor's copies in a step, on this rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorCounts {
     /// The weight whose layer it belongs to.
     pub weight: String,
-    /// What it is to that layer.
+    /// Its role in that layer.
     pub kind: TensorKind,
     /// The counts, over all microbatches.
     pub counts: QuantizeCounts,
@@ -131,7 +131,7 @@ impl PendingCounts {
     /// Waits for the step to finish and returns its counts.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Errors of the device.
     pub fn wait(self) -> Result<Vec<TensorCounts>> {
         use common::Choice;
         let bytes = self.counts.wait()?;
@@ -144,7 +144,7 @@ impl PendingCounts {
 /// Sums over the tensors of each kind, on all ranks: values, saturated ones, underflowed ones.
 pub(crate) type LossSums = [[f32; 3]; KINDS];
 
-/// What all tensors of a kind lost in a step, as shares of their values.
+/// The losses of all tensors of a kind in a step, as shares of their values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Losses {
     /// Values beyond the largest number of the type.
@@ -153,7 +153,7 @@ pub struct Losses {
     pub underflowed: f64,
 }
 
-/// What the 8-bit copies of a step lost, over all ranks.
+/// The losses of all 8-bit copies of a step, over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Fp8Losses {
     /// Inputs of linear layers.

@@ -13,18 +13,18 @@ pub(crate) struct Fp8Memory {
     pub(crate) params: Vec<Option<Fp8Param>>,
     /// That of delayed scales; `None` if there are none.
     pub(crate) scales: Option<ScaleState>,
-    /// What copies lose; `None` without 8-bit weights.
+    /// Counts of losses; `None` without 8-bit weights.
     pub(crate) counts: Option<Fp8Counts>,
     areas: Vec<Area>,
 }
 
-/// What a weight `(out, in)` has beyond its [`Param`](crate::params::Param). The copies are made by the first microbatch's
+/// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer. The copies are made by the first microbatch's
 /// forward of each step, and serve all of its products.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Param {
     /// How it multiplies.
     pub fp8: Fp8,
-    /// What the copies are made from.
+    /// The source of the copies.
     pub source: QuantizeSource,
     /// `(out, in)`, for the output.
     pub rows: Fp8Matrix,
@@ -35,7 +35,7 @@ pub struct Fp8Param {
     pub input: Option<ScaleCell>,
     /// The gradient of the layer's output; `None` if no scale is delayed.
     pub grad_output: Option<ScaleCell>,
-    /// What their copies lose.
+    /// Counts of their losses.
     pub counts: CountCells,
 }
 

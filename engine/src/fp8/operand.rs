@@ -1,4 +1,4 @@
-//! What a linear layer's products read of an activation or of an output gradient.
+//! Operands: activations and output gradients, as the products of a linear layer read them.
 
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ pub(crate) enum Operand {
     },
 }
 
-/// Which copies of an operand are wanted.
+/// The wanted copies of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copies {
     /// For the output alone, or the input gradient alone.
@@ -95,7 +95,7 @@ impl Operand {
         }
     }
 
-    /// What the weight gradient reads, for a backward to keep.
+    /// The part that the weight gradient reads, for a backward to keep.
     pub(crate) fn for_weight_gradient(self) -> Operand {
         match self {
             Operand::Fp8 { columns, .. } => Operand::Fp8 { rows: None, columns },
@@ -107,7 +107,7 @@ impl Operand {
     /// is wanted.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn transposed(cx: &mut StepContext<'_>, rows: Fp8Matrix, copies: Copies) -> Result<Operand> {
         let Fp8Matrix { values, scale } = rows;
         let columns = cx.tensor("columns_8bit", [values.shape.last(), values.shape.rows()], values.dtype)?;
@@ -119,7 +119,7 @@ impl Operand {
     /// In 8 bits, made from `source`.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn quantized(
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
@@ -136,8 +136,8 @@ impl Operand {
             true => Some(delayed.map_or_else(|| cx.tensor("scale", [1], DType::F32), |cell| Ok(cell.scale))?),
             false => None,
         };
-        // The first step of a run has no history: its scale is that of its first microbatch. It is never captured, so graphs
-        // know all delayed scales.
+        // The first step of a run has no history: its scale is that of its first microbatch. The first real step is always
+        // eager, also after a rehearsal, so graphs know all delayed scales.
         let known = delayed.is_some() && cx.uses_graphs();
         if let Some(scale) = one_scale.filter(|_| !known) {
             cx.run(MakeScale { source, dtype, scale, keep_known: delayed.is_some() })?;
@@ -162,8 +162,7 @@ impl Operand {
         let amax = one_scale.and(delayed).map(|cell| cell.amax);
         let accumulate = !cx.variant().overwrites;
         cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;
-        // What is made again for a weight gradient was counted when it was first made.
-        if let Some(rows) = rows {
+        if let (Some(counts), Some(rows)) = (counts, rows) {
             counts.count(cx, source, rows)?;
         }
         Ok(Operand::Fp8 { rows, columns })
@@ -176,8 +175,8 @@ pub(crate) struct QuantizeAs<'p> {
     pub(crate) dtype: DType,
     /// The state of its delayed scale, if the recipe has one.
     pub(crate) cell: Option<ScaleCell>,
-    /// Where a step that measures counts what the copy lost.
-    pub(crate) counts: CountCell,
+    /// Where a step that measures counts the losses of the rows; `None` for rows that were counted before.
+    pub(crate) counts: Option<CountCell>,
     /// `(width)`, f32: gets the sums over rows, which are a bias gradient.
     pub(crate) sums: Option<Tensor>,
     /// The ranks that have the other rows of the tensor. It has one scale over all of them.

@@ -23,7 +23,7 @@ choice! {
     }
 }
 
-/// What shares a scale in the factors of a product. Both factors have the same.
+/// The values that share a scale in the factors of a product. Both factors have the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scaling {
     /// The whole tensor.

@@ -9,7 +9,7 @@ use super::recipe::Fp8;
 use crate::params::ParamSpec;
 use crate::step_policy::StepContext;
 
-/// Scales begin at multiples of 16 bytes, as products need them. What lies between is never used and stays 0.
+/// Scales begin at multiples of 16 bytes, as products need them. The numbers between are not used.
 pub(super) const SCALE_STRIDE: usize = 4;
 
 /// The state of one scale; see [`ScaleState`].
@@ -23,8 +23,8 @@ pub struct ScaleCell {
     pub history: Tensor,
 }
 
-/// The delayed scales of all inputs and output gradients, with what they follow from. Each weight with 8-bit products has two:
-/// its input's, its output gradient's. All are 0 before the first step.
+/// The delayed scales of all inputs and output gradients, and the magnitudes that they follow from. Each weight with 8-bit
+/// products has two: its input's, its output gradient's. Scales and magnitudes are 0 before the first step.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleState {
     /// `(n)`, f32. 0 where none is known.
@@ -63,7 +63,7 @@ impl ScaleState {
         Ok(state)
     }
 
-    /// What ends a step: new scales from its magnitudes, which are the largest of all ranks in `groups`.
+    /// Ends a step: makes new scales from its magnitudes, the largest of all ranks in `groups`.
     ///
     /// # Errors
     /// A failed collective.
@@ -71,19 +71,20 @@ impl ScaleState {
         for group in groups {
             cx.run(Collective::in_place(CollectiveKind::AllReduceMax, group.clone(), self.amax))?;
         }
-        cx.run(self.new_scales())
+        // Graphs make no delayed scale, so each must be known from now on.
+        cx.run(UpdateScales { default: 1.0, ..self.refresh() })
     }
 
-    /// The scales that follow from the history, and from the magnitudes of this step if there are any.
-    pub(crate) fn new_scales(&self) -> UpdateScales {
+    /// The scales that follow from the history. The others stay unknown, for the next step to make.
+    pub(crate) fn refresh(&self) -> UpdateScales {
         let ScaleState { scale, amax, history, largest, margin } = *self;
-        UpdateScales { amax, history, largest, scale, margin }
+        UpdateScales { amax, history, largest, scale, margin, default: 0.0 }
     }
 
     /// Reads the values that steps change.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn remember(&self, device: &Device) -> Result<ScaleValues> {
         let mut values = Vec::new();
         for tensor in [self.scale, self.amax, self.history] {
@@ -108,7 +109,7 @@ impl ScaleValues {
     /// Writes them back.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn restore(&self, device: &Device) -> Result<()> {
         self.0.iter().try_for_each(|(tensor, values)| device.upload(tensor, values))
     }

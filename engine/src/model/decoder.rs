@@ -86,7 +86,7 @@ impl Decoder {
     /// `(1, padded vocab)`.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn forward(&self, cx: &mut StepContext<'_>, tokens: Tensor, cursor: Cursor, logits: Tensor) -> Result<()> {
         let Decoder { embedding, branches, head, .. } = self;
         let (rows, hidden) = (tokens.shape.last(), embedding.table.weight.shape.last());

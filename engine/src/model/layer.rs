@@ -49,19 +49,19 @@ pub trait Layer {
     /// Computes the output from the input.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden>;
 
     /// Computes the input's gradient from the output's, and the parameters' `main_grad`.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor>;
 
     /// Computes the weight gradients that backward deferred.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn weight_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
         cx.run_deferred()
     }
@@ -72,12 +72,12 @@ pub trait LossHead {
     /// Computes the losses and adds them to the step's loss sum.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()>;
 
     /// The input's gradient, and the parameters' `main_grad`. The gradient of each loss is the control block's `grad_scale`.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor>;
 }

@@ -138,7 +138,7 @@ impl Linear {
     /// nothing, because the norm keeps them.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn normed_input(
         &self,
         cx: &mut StepContext<'_>,
@@ -148,7 +148,7 @@ impl Linear {
     ) -> Result<(Operand, Option<Operand>)> {
         match normed {
             Normed::Computed(source) if self.gathers_8_bits(region) => {
-                let own = self.own_input(cx, source, region)?;
+                let own = self.own_input(cx, source, false, region)?;
                 let values = region.gather_rows(cx, "all_normed_8bit", own.values)?;
                 Ok((Operand::of_rows(Fp8Matrix { values, ..own }), keep.then_some(Operand::of_rows(own))))
             }
@@ -166,10 +166,10 @@ impl Linear {
     /// An input `(..., in)` as the products read it.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn input(&self, cx: &mut StepContext<'_>, input: Tensor, copies: Copies) -> Result<Operand> {
         match &self.weight.fp8 {
-            Some(fp8) => Linear::quantized_input(cx, fp8, QuantizeSource::Stored(input), copies, None),
+            Some(fp8) => Operand::quantized(cx, QuantizeSource::Stored(input), copies, Linear::input_as(fp8)),
             None => Ok(Operand::Plain(input)),
         }
     }
@@ -177,46 +177,43 @@ impl Linear {
     /// The input of an 8-bit layer, computed from other tensors and not stored otherwise.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn computed_input(
         &self,
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
         copies: Copies,
     ) -> Result<Operand> {
-        Linear::quantized_input(cx, self.fp8(), source, copies, None)
+        Operand::quantized(cx, source, copies, Linear::input_as(self.fp8()))
     }
 
-    /// This rank's rows of the input of a layer that [gathers 8 bits](Linear::gathers_8_bits).
+    /// This rank's rows of the input of a layer that [gathers 8 bits](Linear::gathers_8_bits). Backward may make them `again`.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(super) fn own_input(
         &self,
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
+        again: bool,
         region: &TensorParallelRegion,
     ) -> Result<Fp8Matrix> {
-        let shared_by = region.parallel.group.as_ref();
-        Ok(Linear::quantized_input(cx, self.fp8(), source, Copies::Rows, shared_by)?.fp8_rows())
+        let quantize_as = Linear::input_as(self.fp8());
+        let counts = quantize_as.counts.filter(|_| !again);
+        let quantize_as = QuantizeAs { counts, shared_by: region.parallel.group.as_ref(), ..quantize_as };
+        Ok(Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows())
     }
 
-    fn quantized_input(
-        cx: &mut StepContext<'_>,
-        fp8: &Fp8Param,
-        source: QuantizeSource,
-        copies: Copies,
-        shared_by: Option<&Rc<dyn Communicator>>,
-    ) -> Result<Operand> {
-        let dtype = fp8.fp8.input();
-        let quantize_as = QuantizeAs { fp8, dtype, cell: fp8.input, counts: fp8.counts.input, sums: None, shared_by };
-        Operand::quantized(cx, source, copies, quantize_as)
+    /// How an input is quantised.
+    fn input_as(fp8: &Fp8Param) -> QuantizeAs<'_> {
+        let (dtype, counts) = (fp8.fp8.input(), Some(fp8.counts.input));
+        QuantizeAs { fp8, dtype, cell: fp8.input, counts, sums: None, shared_by: None }
     }
 
     /// An output gradient `(..., out)` as the products read it. In 8 bits the bias gradient is computed on the way.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn grad_output(&self, cx: &mut StepContext<'_>, grad_output: Tensor) -> Result<Operand> {
         match self.is_8_bit() {
             true => self.computed_grad_output(cx, QuantizeSource::Stored(grad_output)),
@@ -228,7 +225,7 @@ impl Linear {
     /// computed on the way.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn computed_grad_output(&self, cx: &mut StepContext<'_>, source: QuantizeSource) -> Result<Operand> {
         self.quantized_grad_output(cx, source, Copies::Both, None)
     }
@@ -237,7 +234,7 @@ impl Linear {
     /// the `pending` gradients while rows are gathered.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn gathered_grad_output(
         &self,
         cx: &mut StepContext<'_>,
@@ -270,7 +267,7 @@ impl Linear {
             fp8,
             dtype: fp8.fp8.grad_output(),
             cell: fp8.grad_output,
-            counts: fp8.counts.grad_output,
+            counts: Some(fp8.counts.grad_output),
             sums,
             shared_by,
         };
@@ -350,9 +347,9 @@ impl Linear {
         region.reduce(cx, names[1], output)
     }
 
-    /// Input gradient of a column-parallel layer. Takes the layer's input while its rows are still being gathered, and
-    /// returns it as the weight gradient reads it, with the pending sum of the input gradient over the ranks: `(batch, seq, in)`, with sequence
-    /// parallelism this rank's rows. `names` are those of the gradient and of this rank's rows.
+    /// Input gradient of a column-parallel layer. Takes the layer's input while its rows are still being gathered. Returns
+    /// that input as the weight gradient reads it, and the pending sum of the input gradient over the ranks: `(batch, seq, in)`,
+    /// or this rank's rows with sequence parallelism. `names` are those of the gradient and of this rank's rows.
     pub(crate) fn dgrad_column_parallel(
         &self,
         cx: &mut StepContext<'_>,

@@ -38,13 +38,13 @@ pub(crate) trait BlockPart {
     /// What is added to the residual stream, and what backward needs.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<(Tensor, Saved)>;
 
     /// What backward needs, without the output: for a backward that recomputes its forward.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<Saved> {
         self.forward(cx, normed, record).map(|(_, saved)| saved)
     }
@@ -54,7 +54,7 @@ pub(crate) trait BlockPart {
     /// next transfer. `pending` are the ones that the next part of the block returned.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn backward(
         &self,
         cx: &mut StepContext<'_>,
@@ -67,7 +67,7 @@ pub(crate) trait BlockPart {
     /// Forward of new tokens in a model that decodes.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
         self.forward(cx, Normed::Stored(normed), step.record).map(|(output, _)| output)
     }
@@ -126,7 +126,7 @@ impl<'b> SavedInput<'b> {
     /// it, as what it is computed from, or its rows, which are being gathered when this returns.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn gather(
         &self,
         cx: &mut StepContext<'_>,

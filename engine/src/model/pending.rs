@@ -1,4 +1,4 @@
-//! What is under way around a linear layer while other work runs: its input, and its weight gradients.
+//! Work under way around a linear layer: the gather of its input, and its weight gradients.
 
 use device::Tensor;
 use device::ops::{Fp8Matrix, QuantizeSource, Scale};
@@ -9,7 +9,7 @@ use super::tensor_parallel::{PendingTransfer, TensorParallelRegion};
 use crate::fp8::{Copies, Operand};
 use crate::step_policy::StepContext;
 
-/// What a weight gradient reads of a layer's input, while it may still be underway.
+/// The input of a layer, as its weight gradient reads it. It may still be under way.
 #[must_use]
 pub(crate) enum PendingInput {
     /// As forward saved it.
@@ -27,7 +27,7 @@ impl PendingInput {
     /// rank's.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn saved(
         cx: &mut StepContext<'_>,
         name: &'static str,
@@ -44,7 +44,7 @@ impl PendingInput {
     /// Computed from `source`. Starts to gather rows if each rank computes its own.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn computed(
         cx: &mut StepContext<'_>,
         name: &'static str,
@@ -55,7 +55,7 @@ impl PendingInput {
         if !linear.gathers_8_bits(region) {
             return Ok(PendingInput::Computed(source));
         }
-        let own = linear.own_input(cx, source, region)?;
+        let own = linear.own_input(cx, source, true, region)?;
         PendingInput::gather(cx, name, own, region)
     }
 
@@ -71,7 +71,7 @@ impl PendingInput {
     /// Makes the compute stream wait for it; it is the input of `linear`.
     ///
     /// # Errors
-    /// A failed transfer; what the device refused.
+    /// A failed transfer; errors of the device.
     pub(crate) fn join(self, cx: &mut StepContext<'_>, linear: &Linear) -> Result<Operand> {
         match self {
             PendingInput::Saved(input) => Ok(input),
@@ -106,7 +106,7 @@ impl PendingWeightGradients {
     /// All rows of `rows`, as [`TensorParallelRegion::gather_rows`]; computes these gradients meanwhile.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn compute_during_gather(
         self,
         cx: &mut StepContext<'_>,

@@ -108,7 +108,7 @@ impl TensorParallelRegion {
     /// Without sequence parallelism that is the tensor itself.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn gather_rows(&self, cx: &mut StepContext<'_>, name: &'static str, rows: Tensor) -> Result<Tensor> {
         let (all, gather) = self.gather(cx, name, rows)?;
         gather.map_or(Ok(()), |gather| cx.run(gather))?;
@@ -118,7 +118,7 @@ impl TensorParallelRegion {
     /// [`TensorParallelRegion::gather_rows`] on the side stream.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn gather_rows_async(
         &self,
         cx: &mut StepContext<'_>,
@@ -147,7 +147,7 @@ impl TensorParallelRegion {
     /// `(1, rows, width)`.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn reduce(&self, cx: &mut StepContext<'_>, name: &'static str, partial: Tensor) -> Result<Tensor> {
         let (sum, reduction) = self.reduction(cx, name, partial)?;
         reduction.map_or(Ok(()), |reduction| cx.run(reduction))?;
@@ -157,7 +157,7 @@ impl TensorParallelRegion {
     /// [`TensorParallelRegion::reduce`] on the side stream.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(crate) fn reduce_async(
         &self,
         cx: &mut StepContext<'_>,

@@ -75,7 +75,7 @@ impl Optimizer {
     /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub fn update(&self, cx: &mut StepContext<'_>) -> Result<()> {
         let square_sum = self.norm.square_sum(cx)?;
         let StepControl { control, status } = self.control;

@@ -128,10 +128,7 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
         }
         activity.advance();
     }
-    // Without magnitudes of earlier steps, the first step makes the scales.
-    if manifest.tensors.iter().any(|part| is_optional(&part.name)) {
-        stage.refresh_scales()?;
-    }
+    stage.refresh_scales()?;
     let status = Status { applied: manifest.applied, skipped: manifest.skipped, ..Status::default() };
     device.upload(&stage.optimizer().status(), bytemuck::bytes_of(&status))?;
     Ok(())

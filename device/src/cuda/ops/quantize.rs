@@ -272,6 +272,7 @@ pub(super) fn update_scales(op: &UpdateScales, queue: &Queue<'_>) -> Result<()> 
             op.scale.into(),
             Arg::U32(length as u32),
             Arg::F32(2f32.powi(op.margin)),
+            Arg::F32(op.default),
         ],
     )
 }

@@ -8,9 +8,9 @@ use crate::cuda::kernels::Grid;
 use crate::ops::{Fp8Matrix, Quantize};
 use crate::{DType, Result};
 
-/// Rows of a step of `kernels/quantize_both.cu`, of each group of warps.
+/// A cluster's share of the rows is a multiple of so many for each group of warps of `kernels/quantize_both.cu`.
 const SLICE: usize = 16;
-/// There is at most one row of partial sums for so many rows of the matrix, and one more.
+/// There are at most rows / 32 + 1 rows of partial sums.
 pub(super) const ROWS_OF_SUMS: usize = 32;
 /// Columns of a warp.
 const COLUMNS: usize = 128;
@@ -36,7 +36,8 @@ struct Clusters {
 }
 
 impl Clusters {
-    /// The smallest cluster whose blocks have two groups, otherwise one. `None` if the rows are too long.
+    /// The smallest cluster whose blocks have two groups of warps. If none has, the smallest one with one group. `None` if the
+    /// rows are too long.
     fn of(source: &Source, outputs: usize, rows: usize, input_bytes: usize, shared_bytes: usize) -> Option<Clusters> {
         let along = source.width.div_ceil(COLUMNS);
         // As `Sizes` of the kernel.
@@ -87,13 +88,18 @@ pub(super) fn quantize_both(
     Some(launch(op, &source.kernel("quantize_both", true), &clusters, &block, queue))
 }
 
-/// As many clusters as fit the GPU at once, which take turns.
+/// As many clusters as the GPU has room for at once, which take turns. Their number decides the order of sums, so it is the
+/// same on all cards of a model: cards differ in how many multiprocessors can form large clusters, about ten of eleven.
+fn clusters_of(multiprocessors: usize, blocks: usize) -> usize {
+    let usable = if blocks > 2 { multiprocessors * 10 / 11 } else { multiprocessors };
+    (usable / blocks).max(1)
+}
+
 fn launch(op: &Quantize, kernel: &str, clusters: &Clusters, block: &QuantizeBlock, queue: &Queue<'_>) -> Result<()> {
     let Clusters { blocks, warps, groups, shared } = *clusters;
-    let one = Grid { shared: shared as u32, ..Grid::line(blocks, (warps * groups * 32) as u32) };
-    let at_once = queue.clusters_at_once(kernel, one, blocks as u32)?;
-    let count = at_once.clamp(1, (block.rows as usize).div_ceil(ROWS_OF_SUMS * groups));
-    let grid = Grid { blocks: ((count * blocks) as u32, 1, 1), ..one };
+    let most = (block.rows as usize).div_ceil(ROWS_OF_SUMS * groups);
+    let count = clusters_of(queue.multiprocessors(), blocks).min(most);
+    let grid = Grid { shared: shared as u32, ..Grid::line(count * blocks, (warps * groups * 32) as u32) };
     queue.launch_clusters(kernel, grid, blocks as u32, block)?;
     match op.sums {
         Some(sums) => add_partial(count * groups, [Some(sums), None, None], op.accumulate, queue),

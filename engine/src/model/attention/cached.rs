@@ -20,7 +20,7 @@ impl CausalAttention {
     /// `(1, rows, hidden)`.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     pub(super) fn decode_cached(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
         let Some(cache) = step.cache else { unreachable!("attention has a cache width, so it has a cache") };
         let (heads, kv_heads) = (self.heads, self.kv_heads);

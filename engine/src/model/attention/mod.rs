@@ -99,7 +99,8 @@ struct CausalAttention {
 
 #[derive(Clone, Copy)]
 struct SavedAttention {
-    /// The normed values in 8 bits, where the norm does not store them. `None` if backward recomputes them.
+    /// The normed values in 8 bits, where the norm does not store them: this rank's rows, where rows are gathered. `None` if
+    /// backward recomputes them.
     normed: Option<Operand>,
     /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, after rotation.
     qkv: Tensor,

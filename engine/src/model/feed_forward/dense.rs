@@ -36,14 +36,14 @@ pub(super) trait Activation {
     /// `(batch, seq, groups * ffn)` what backward starts from.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn forward(&self, cx: &StepContext<'_>, up: &Linear, input: &Operand, pre: Tensor, activated: Tensor)
     -> Result<()>;
 
     /// `grad_pre` through `down` and the activation.
     ///
     /// # Errors
-    /// What the device refused.
+    /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()>;
 }
 
@@ -119,7 +119,8 @@ struct DenseFeedForward {
 
 #[derive(Clone, Copy)]
 struct SavedFeedForward {
-    /// The normed values in 8 bits, where the norm does not store them. `None` if backward recomputes them.
+    /// The normed values in 8 bits, where the norm does not store them: this rank's rows, where rows are gathered. `None` if
+    /// backward recomputes them.
     normed: Option<Operand>,
     /// `(batch, seq, groups * ffn)`.
     pre: Tensor,

@@ -110,7 +110,7 @@ pub(super) fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
             let amax = bench.between([tensors], 0.0, 5.0)?;
             let history = bench.between([tensors, length], 0.0, 4.0)?;
             let (largest, scale) = (bench.between([tensors], 448.0, 448.5)?, bench.between([tensors], 0.1, 0.2)?);
-            Ok(UpdateScales { amax, history, largest, scale, margin: 1 }.into())
+            Ok(UpdateScales { amax, history, largest, scale, margin: 1, default: 1.0 }.into())
         }),
     );
 }
