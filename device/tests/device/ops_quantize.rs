@@ -5,7 +5,7 @@ use device::DType::{Bf16, F8E4M3, F8E5M2, F32};
 use device::ops::*;
 use proptest::prelude::*;
 
-use crate::common::{Bench, FLOATS, checked_bench, numbers, rounded};
+use crate::common::{Bench, FLOATS, checked_bench, numbers, on_gpu, rounded};
 use crate::quantize_reference::{Format, KINDS, Kind, Matrix, quantized, transposed};
 
 /// How a copy is scaled.
@@ -188,6 +188,22 @@ fn both_copies_with_a_scale_for_each_row_are_made_of_rows_of_any_width() {
                 let (rows, columns) = (Some((types[0], Scaling::Rows)), Some((types[1], Scaling::Tensor(0.02))));
                 check(&t, matrix, &made, Wanted { rows, columns, amax, sums });
             }
+        }
+    }
+}
+
+#[test]
+fn each_cluster_takes_many_turns_with_the_rows_of_tall_matrices() {
+    // On an H200 clusters of 1, 2, 4 and 8 blocks, each with several pieces of rows in turn and a part of the rest. The host
+    // has no clusters and fewer rows.
+    let share = if on_gpu() { 1 } else { 10 };
+    for shape in [[26_400, 8], [13_120, 1032], [4_640, 2056], [2_080, 4224]] {
+        let shape = [shape[0] / share, shape[1]];
+        for kind in [Kind::Stored, Kind::ActivationBackward(ActivationKind::Gelu)] {
+            let (t, matrix) = (checked_bench(), Matrix { kind, dtype: Bf16, shape, offset: 0 });
+            let made = matrix.make(&t);
+            let (rows, columns) = (Some((F8E4M3, Scaling::Rows)), Some((F8E5M2, Scaling::Tensor(0.02))));
+            check(&t, matrix, &made, Wanted { rows, columns, amax: true, sums: Some(false) });
         }
     }
 }

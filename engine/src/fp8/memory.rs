@@ -18,8 +18,8 @@ pub(crate) struct Fp8Memory {
     areas: Vec<Area>,
 }
 
-/// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer. The copies are made by the first microbatch's
-/// forward of each step, and serve all of its products.
+/// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer. The first microbatch's forward of each
+/// step makes the copies. They serve all products of the step.
 #[derive(Clone, Copy, Debug)]
 pub struct Fp8Param {
     /// How it multiplies.

@@ -181,14 +181,15 @@ impl Params {
     /// Another number of values.
     pub fn set(&self, device: &Device, index: usize, values: &[f32]) -> Result<()> {
         let Param { weight, master, owned, .. } = self.params[index];
-        let part = &values[owned.range()];
+        // Taken after the upload that checks the number of values.
+        let part = || &values[owned.range()];
         match self.layout.params[index].memory {
             WeightMemory::Kept(DType::F32) => device.upload(&weight, values),
             WeightMemory::Kept(_) => {
                 device.upload(&weight, &rounded(values))?;
-                if part.is_empty() { Ok(()) } else { device.upload(&master, part) }
+                if owned.elements == 0 { Ok(()) } else { device.upload(&master, part()) }
             }
-            WeightMemory::Passing(_) => self.set_owned(device, index, part),
+            WeightMemory::Passing(_) => self.set_owned(device, index, part()),
         }
     }
 
