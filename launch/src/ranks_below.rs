@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, waitpid,
+};
 
 use crate::child::POLL;
 
@@ -39,7 +41,10 @@ struct Process {
 }
 
 impl RanksBelow {
+    /// Processes below the launcher come below this process when it ends.
     pub(crate) fn new(launcher: Pid) -> RanksBelow {
+        // Where it fails, ranks that were not seen are not waited for.
+        let _ = set_child_subreaper(Some(getpid()));
         let launcher = launcher.as_raw_nonzero().get();
         RanksBelow { launcher, seen: Vec::new(), looked: Instant::now(), deserted: None }
     }
@@ -48,7 +53,7 @@ impl RanksBelow {
     pub(crate) fn are_gone(&mut self) -> bool {
         if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
-            let now: Vec<Process> = ranks_below(self.launcher).into_iter().filter_map(Process::of).collect();
+            let now = running(ranks_below(self.launcher));
             // Ranks that ended before they were seen have left their entries, for which the launcher has not asked.
             let had_ranks = || !self.seen.is_empty() || descendants(self.launcher).into_iter().any(is_zombie);
             if !now.is_empty() || !had_ranks() {
@@ -56,9 +61,17 @@ impl RanksBelow {
             } else {
                 self.deserted.get_or_insert_with(Instant::now);
             }
-            self.seen.extend(now.iter().filter(|rank| !self.seen.contains(rank)).copied().collect::<Vec<_>>());
+            self.note(now);
         }
         self.deserted.is_some_and(|since| since.elapsed() >= DESERTED)
+    }
+
+    fn note(&mut self, ranks: Vec<Process>) {
+        for rank in ranks {
+            if !self.seen.contains(&rank) {
+                self.seen.push(rank);
+            }
+        }
     }
 
     /// Ends the launcher and everything below it. The caller waits for the launcher.
@@ -73,13 +86,24 @@ impl RanksBelow {
     }
 
     /// Ends the ranks that have outlived their launcher, so that they do not hold what the next start needs.
-    pub(crate) fn end_ranks(&self) {
+    pub(crate) fn end_ranks(&mut self) {
+        // Some may have begun after the last look.
+        self.note(running(ranks_below(std::process::id() as i32)));
         let begun = Instant::now();
         while self.seen.iter().any(Process::runs) && begun.elapsed() < PATIENCE {
             sleep(POLL); // they end by themselves, when they miss each other or their launcher
         }
         end(&self.seen, |_| ());
+        // Those below this process leave their entries to it.
+        for id in self.seen.drain(..).filter_map(|rank| Pid::from_raw(rank.id)) {
+            let _ = waitpid(Some(id), WaitOptions::NOHANG);
+        }
     }
+}
+
+/// Those that have not ended.
+fn running(processes: Vec<i32>) -> Vec<Process> {
+    processes.into_iter().filter_map(Process::of).collect()
 }
 
 /// Terminates processes, and kills those that are left after some time.
@@ -163,6 +187,25 @@ mod tests {
         end(&[process], |_| ());
         assert!(!process.runs());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn ranks_that_were_never_seen_are_waited_for_when_their_launcher_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let rank = folder.path().join(program(std::process::id() as i32).unwrap());
+        std::fs::copy("/bin/sleep", &rank).unwrap();
+        let mut command = Command::new("sh");
+        let mut launcher = command.args(["-c", "\"$0\" 2 & exec sleep 600"]).arg(&rank).spawn().unwrap();
+        let mut ranks = RanksBelow::new(Pid::from_child(&launcher));
+        let of_launcher = || running(ranks_below(launcher.id() as i32));
+        while of_launcher().is_empty() {
+            sleep(POLL);
+        }
+        let rank = of_launcher()[0];
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        ranks.end_ranks();
+        assert!(!rank.runs());
     }
 
     #[test]
