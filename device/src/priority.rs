@@ -3,6 +3,8 @@
 /// Which of two streams a GPU serves first when both have work that is ready. The host device has no use for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Priority {
+    /// Served last.
+    Background,
     /// Served after a stream of transfers.
     #[default]
     Compute,

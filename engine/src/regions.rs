@@ -141,6 +141,11 @@ impl Region {
         }
     }
 
+    /// Whether it is a layer's backward or part of one.
+    pub(crate) fn is_backward(self) -> bool {
+        matches!(self, Region::Backward { .. } | Region::Module { pass: Pass::Backward, .. })
+    }
+
     /// The region of a module within this region of its layer; `None` where modules have none.
     pub(crate) fn of_module(self, module: GraphModule) -> Option<Region> {
         let (pass, layer, microbatch) = match self {

@@ -22,7 +22,7 @@ use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, StepTensors};
 use crate::optimizer::Optimizer;
 use crate::params::Params;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, Transfers};
 use crate::regions::{Mode, Region};
 use crate::step_policy::{StepContext, StepPolicy};
 pub use build::{StageGroups, StageOptions};
@@ -60,6 +60,8 @@ struct StepProgram {
     scale_groups: Vec<Rc<dyn Communicator>>,
     /// `(3, 3)`, f32, in the step's numbers: what 8-bit copies lost, by kind of tensor.
     fp8_sums: Tensor,
+    /// See [`GraphOptions::overlap_microbatches`](crate::graph_options::GraphOptions::overlap_microbatches).
+    overlaps_microbatches: bool,
     tensors: StepTensors,
 }
 
@@ -259,6 +261,9 @@ impl StepProgram {
     /// Runs all tasks of the step in this stage's order.
     fn run_tasks(&self, cx: &mut StepContext<'_>, tasks: &[Task], run: Run) -> Result<()> {
         let mut transfers = self.pipeline.start_step(tasks, run == Run::Rehearsal);
+        if self.overlaps_microbatches && cx.mode().trains() {
+            return self.run_overlapped(cx, &mut transfers);
+        }
         transfers.receive_ahead(cx)?;
         for &task in tasks {
             let (chunk, microbatch) = (&self.model.chunks[task.chunk()], task.microbatch());
@@ -295,6 +300,32 @@ impl StepProgram {
             }
         }
         transfers.finish(cx)
+    }
+
+    /// Runs all tasks of the only stage: each microbatch's forward, up to the head, next to head and backward of the
+    /// microbatch before. Gradients are added in the same order as otherwise.
+    fn run_overlapped(&self, cx: &mut StepContext<'_>, transfers: &mut Transfers<'_>) -> Result<()> {
+        let [chunk] = &self.model.chunks[..] else { unreachable!("Stage::new refuses stages with several chunks") };
+        let Some(head) = chunk.head.as_deref() else { unreachable!("the only stage has the head") };
+        let mut forward = |cx: &mut StepContext<'_>, microbatch| {
+            cx.aside(|cx| {
+                let hidden = self.inputs.place(cx, transfers, Task::Forward { chunk: 0, microbatch }, chunk)?;
+                self.forward(cx, chunk, microbatch, hidden)
+            })
+        };
+        let mut ahead = Some(forward(cx, 0)?);
+        for microbatch in 0..cx.microbatches() {
+            let _span = tracing::debug_span!("microbatch", microbatch).entered();
+            let Some((hidden, under_way)) = ahead.take() else { unreachable!("its forward was begun") };
+            if microbatch + 1 < cx.microbatches() {
+                ahead = Some(forward(cx, microbatch + 1)?);
+            }
+            cx.join_aside(under_way)?;
+            self.loss(cx, head, chunk.last(), microbatch, hidden)?;
+            let grad = self.loss_backward(cx, head, chunk.last(), microbatch)?;
+            self.backward(cx, chunk, microbatch, grad)?;
+        }
+        Ok(())
     }
 
     /// Runs a chunk's layers forward, up to the head.

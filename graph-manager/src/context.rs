@@ -29,6 +29,10 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) current: Option<Current<P::Region>>,
     /// Inside a region that is being captured.
     pub(crate) capturing: bool,
+    /// The current region's operations on the branch.
+    pub(crate) on_branch: Option<Fork>,
+    /// Regions run on the second lane.
+    pub(crate) is_aside: bool,
 }
 
 /// A recording under way.
@@ -62,6 +66,8 @@ impl<'m, P: Policy> StepContext<'m, P> {
             position: 0,
             current: None,
             capturing: false,
+            on_branch: None,
+            is_aside: false,
         }
     }
 
@@ -93,12 +99,12 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.current.map(of).unwrap_or_default()
     }
 
-    /// The stream regions run on.
+    /// The stream that the current region runs on.
     pub fn compute(&self) -> &Stream {
-        self.manager.pool.compute()
+        if self.is_aside { self.manager.pool.lane().stream() } else { self.manager.pool.compute() }
     }
 
-    /// Submits an operation to the compute stream.
+    /// Submits an operation to the stream of the current region.
     ///
     /// # Errors
     /// Errors of the device; while recording, an update of weights whose status no `clip_scale` of the step has written.
@@ -108,7 +114,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         if let Some(recorder) = &self.recorder {
             recorder.recording.check_clipped(&op)?;
         }
-        Ok(self.manager.pool.compute().submit(op)?)
+        Ok(self.compute().submit(op)?)
     }
 
     /// A side stream that all regions share.
@@ -122,7 +128,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// # Errors
     /// Errors of the device.
     pub fn fork(&self, side: &Rc<SideStream>, work: impl IntoIterator<Item = Op>) -> Result<Fork> {
-        Ok(Fork::start(side, self.manager.pool.compute(), work.into_iter().collect())?)
+        Ok(Fork::start(side, self.compute(), work.into_iter().collect())?)
     }
 
     /// Makes what follows wait for the operations under way, and for all that was started on their stream since.
@@ -130,7 +136,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// # Errors
     /// Errors of the device, such as a failed transfer.
     pub fn join(&self, fork: Fork) -> Result<()> {
-        Ok(fork.join(self.manager.pool.compute())?)
+        Ok(fork.join(self.compute())?)
     }
 
     /// A buffer of the current region. It lives until its last use, which may be in a later region.

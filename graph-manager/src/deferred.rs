@@ -13,7 +13,7 @@ use crate::policy::Policy;
 impl<P: Policy> StepContext<'_, P> {
     /// In a backward region: an operation that computes gradients of parameters and nothing that the layer passes on. If
     /// [`Policy::deferred_by`] names this region, the operation runs in the region that calls
-    /// [`StepContext::run_deferred`] for it; else it runs at once.
+    /// [`StepContext::run_deferred`] for it. Else it runs on a branch, next to what the region does from here to its end.
     ///
     /// # Errors
     /// Errors of the device.
@@ -23,7 +23,7 @@ impl<P: Policy> StepContext<'_, P> {
                 self.handover().deferred.entry(key).or_default().push(op.into());
                 Ok(())
             }
-            None => self.run(op),
+            None => self.branch(op),
         }
     }
 

@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+mod aside;
+mod branch;
 mod callables;
 mod capture;
 mod context;
@@ -8,6 +10,7 @@ mod error;
 mod frozen;
 mod interval_index;
 mod keys;
+mod lane;
 mod lifetimes;
 mod manager;
 mod options;
@@ -31,6 +34,7 @@ pub use callables::{EveryCall, GraphedCallables, Layer, graph_callables};
 pub use capture::{ByHand, Capture, Signature};
 pub use context::StepContext;
 pub use error::{Error, Result};
+pub use lane::Aside;
 pub use manager::CudaGraphManager;
 pub use options::{ManagerOptions, Mempool};
 pub use order::{Call, CallOrder, Pass};

@@ -86,16 +86,22 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             if *stands_for.entry(key).or_insert(buffer.visit) != buffer.visit {
                 continue;
             }
-            let taken = Lifetime { first: buffer.taken_at, last: buffer.taken_at, stream: Some(compute) };
+            let at = buffer.taken_at;
+            let taken = Lifetime { first: at, last: at, stream: Some(compute), in_stream: (at, at) };
             let used = recording.lifetimes.get(&buffer.buffer).copied().unwrap_or(taken);
-            let inside = used.first >= visit.start && used.last < visit.end.max(visit.start + 1);
-            // A buffer in use while an inner region runs is not scratch: the inner region has the same bytes.
-            let mut inner = recording.order[buffer.visit + 1..visit.next].iter();
-            let spans = inner.any(|inner| used.first < inner.end && inner.start <= used.last);
+            let is_scratch = |used: &Lifetime| {
+                let inside = used.first >= visit.start && used.last < visit.end.max(visit.start + 1);
+                // A buffer in use while an inner region runs is not scratch: the inner region has the same bytes.
+                let mut inner = recording.order[buffer.visit + 1..visit.next].iter();
+                inside && !inner.any(|inner| used.first < inner.end && inner.start <= used.last)
+            };
+            // Scratch of one stream is used in that stream's order.
+            let in_its_stream = used.in_its_stream().filter(is_scratch);
+            let (used, scratch) = (in_its_stream.unwrap_or(used), in_its_stream.is_some() || is_scratch(&used));
             let group = match (policy.instance(visit.region), key.slot) {
                 // A buffer of several streams lives from the fork to the join, so from one operation of the compute stream
                 // to another.
-                _ if inside && !spans => (AreaKind::Scratch(used.stream.unwrap_or(compute)), Some(buffer.visit)),
+                _ if scratch => (AreaKind::Scratch(used.stream.unwrap_or(compute)), Some(buffer.visit)),
                 (Some(instance), Some(slot)) => (AreaKind::Slot { chunk: instance.chunk, slot }, None),
                 _ => (AreaKind::Step, None),
             };

@@ -6,6 +6,7 @@ use std::rc::{Rc, Weak};
 use device::{Area, Device, Stream, StreamId};
 
 use crate::error::{Error, Result};
+use crate::lane::Lane;
 use crate::side_stream::SideStream;
 
 /// A stream, and the scratch memory of everything that is captured on it. Managers and captures of one pool share scratch,
@@ -22,6 +23,8 @@ struct Shared {
     /// Whether a step of the pool is under way.
     busy: Cell<bool>,
     side: Rc<SideStream>,
+    branch: Rc<SideStream>,
+    lane: Lane,
     compute: Stream,
 }
 
@@ -29,7 +32,10 @@ impl Pool {
     /// A pool of graphs that are launched on `compute`.
     pub fn new(compute: Stream) -> Pool {
         let side = SideStream::new(compute.device(), "side");
-        Pool { shared: Rc::new(Shared { scratch: RefCell::default(), busy: Cell::new(false), side, compute }) }
+        let branch = SideStream::background(compute.device(), "branch");
+        let lane = Lane::new(compute.device());
+        let (scratch, busy) = (RefCell::default(), Cell::new(false));
+        Pool { shared: Rc::new(Shared { scratch, busy, side, branch, lane, compute }) }
     }
 
     /// The stream that its graphs are launched on.
@@ -49,6 +55,14 @@ impl Pool {
 
     pub(crate) fn side(&self) -> &Rc<SideStream> {
         &self.shared.side
+    }
+
+    pub(crate) fn lane(&self) -> &Lane {
+        &self.shared.lane
+    }
+
+    pub(crate) fn branch(&self) -> &Rc<SideStream> {
+        &self.shared.branch
     }
 
     /// Whether a region of some step is being recorded or captured.

@@ -111,7 +111,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         self.operations = count(trace);
         for (buffer, until) in &self.kept {
             if let Some(used) = self.lifetimes.get_mut(buffer) {
-                used.last = used.last.max(*until);
+                used.keep_until(*until);
             }
         }
         self

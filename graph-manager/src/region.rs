@@ -67,6 +67,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         input: I,
         work: impl FnOnce(&mut StepContext<'m, P>, I) -> Result<O>,
     ) -> Result<O> {
+        self.join_branch()?;
         let outer = self.current.replace(Current { region, visit, taken: 0, part: None });
         self.forget_deferred();
         let result = self.own_inputs(region, input).and_then(|input| work(self, input));
@@ -83,6 +84,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     ) -> Result<O> {
         self.mark(region)?;
         let output = body(self, input)?;
+        self.join_branch()?;
         self.poison(region)?;
         Ok(output)
     }
@@ -203,7 +205,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
 
     /// Leaves a mark where a watchdog reads them; a captured region has it in its graph.
     fn mark(&self, region: P::Region) -> Result<()> {
-        let Some(progress) = self.manager.pool.device().progress() else { return Ok(()) };
+        let Some(progress) = self.manager.pool.device().progress().filter(|_| !self.is_aside) else { return Ok(()) };
         match self.manager.policy.mark(region) {
             Some(name) => self.run(progress.region(&name)),
             None => Ok(()),

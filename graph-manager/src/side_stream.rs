@@ -22,7 +22,16 @@ pub struct Fork {
 impl SideStream {
     /// A stream of that name. Where both are ready, its work starts before the compute stream's.
     pub fn new(device: &Device, name: &str) -> Rc<SideStream> {
-        Rc::new(SideStream { stream: device.transfer_stream(name), forked: device.event(), joined: device.event() })
+        SideStream::of(device, device.transfer_stream(name))
+    }
+
+    /// A stream of that name. Where both are ready, the compute stream's work starts before its own.
+    pub(crate) fn background(device: &Device, name: &str) -> Rc<SideStream> {
+        SideStream::of(device, device.background_stream(name))
+    }
+
+    fn of(device: &Device, stream: Stream) -> Rc<SideStream> {
+        Rc::new(SideStream { stream, forked: device.event(), joined: device.event() })
     }
 }
 

@@ -32,6 +32,12 @@ impl Device {
         self.add_stream(name, Priority::Transfer)
     }
 
+    /// A new stream for work that nothing waits for soon. When its work and another stream's are both ready, the GPU starts
+    /// the other stream's first.
+    pub fn background_stream(&self, name: &str) -> Stream {
+        self.add_stream(name, Priority::Background)
+    }
+
     fn add_stream(&self, name: &str, priority: Priority) -> Stream {
         let id = self.core().add_stream(name, priority);
         Stream { device: self.clone(), id }

@@ -124,7 +124,7 @@ impl Operand {
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
         copies: Copies,
-        QuantizeAs { fp8, dtype, cell, counts, sums, shared_by }: QuantizeAs<'_>,
+        QuantizeAs { fp8, dtype, cell, counts, sums, shared_by, again }: QuantizeAs<'_>,
     ) -> Result<Operand> {
         let (height, width) = source.dimensions();
         let recipe = fp8.fp8.recipe;
@@ -159,10 +159,12 @@ impl Operand {
         };
         let rows = matrix(of_rows, ["rows_8bit", "row_scales"], source.shape())?;
         let columns = matrix(of_columns, ["columns_8bit", "column_scales"], [width, height].into())?;
-        let amax = one_scale.and(delayed).map(|cell| cell.amax);
+        // What forward has seen need not enter again. Of rows with scales of their own it has seen no magnitude.
+        let seen = again && (copies.rows() || recipe.scaling() == Scaling::Tensor);
+        let amax = one_scale.and(delayed).filter(|_| !seen).map(|cell| cell.amax);
         let accumulate = !cx.variant().overwrites;
         cx.run(Quantize { source, rows, columns, amax, sums, accumulate })?;
-        if let (Some(counts), Some(rows)) = (counts, rows) {
+        if let Some(rows) = rows.filter(|_| !again) {
             counts.count(cx, source, rows)?;
         }
         Ok(Operand::Fp8 { rows, columns })
@@ -175,10 +177,12 @@ pub(crate) struct QuantizeAs<'p> {
     pub(crate) dtype: DType,
     /// The state of its delayed scale, if the recipe has one.
     pub(crate) cell: Option<ScaleCell>,
-    /// Where a step that measures counts the losses of the rows; `None` for rows that were counted before.
-    pub(crate) counts: Option<CountCell>,
+    /// Where a step that measures counts the losses of the rows.
+    pub(crate) counts: CountCell,
     /// `(width)`, f32: gets the sums over rows, which are a bias gradient.
     pub(crate) sums: Option<Tensor>,
+    /// Backward makes the copies again that forward made.
+    pub(crate) again: bool,
     /// The ranks that have the other rows of the tensor. It has one scale over all of them.
     pub(crate) shared_by: Option<&'p Rc<dyn Communicator>>,
 }

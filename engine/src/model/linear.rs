@@ -13,6 +13,7 @@ use super::token_cost::TokenCost;
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs};
 use crate::params::{Init, Param, ParamSpec, Params};
 use crate::precision::{Precision, Product};
+use crate::regions::Region;
 use crate::step_policy::StepContext;
 
 /// A linear layer before it has memory: what it declares, and what it is built from.
@@ -148,7 +149,7 @@ impl Linear {
     ) -> Result<(Operand, Option<Operand>)> {
         match normed {
             Normed::Computed(source) if self.gathers_8_bits(region) => {
-                let own = self.own_input(cx, source, false, region)?;
+                let own = self.own_input(cx, source, region)?;
                 let values = region.gather_rows(cx, "all_normed_8bit", own.values)?;
                 Ok((Operand::of_rows(Fp8Matrix { values, ..own }), keep.then_some(Operand::of_rows(own))))
             }
@@ -169,7 +170,7 @@ impl Linear {
     /// Errors of the device.
     pub(crate) fn input(&self, cx: &mut StepContext<'_>, input: Tensor, copies: Copies) -> Result<Operand> {
         match &self.weight.fp8 {
-            Some(fp8) => Operand::quantized(cx, QuantizeSource::Stored(input), copies, Linear::input_as(fp8)),
+            Some(_) => self.computed_input(cx, QuantizeSource::Stored(input), copies),
             None => Ok(Operand::Plain(input)),
         }
     }
@@ -184,10 +185,11 @@ impl Linear {
         source: QuantizeSource,
         copies: Copies,
     ) -> Result<Operand> {
-        Operand::quantized(cx, source, copies, Linear::input_as(self.fp8()))
+        let quantize_as = Linear::input_as(cx, self.fp8());
+        Operand::quantized(cx, source, copies, quantize_as)
     }
 
-    /// This rank's rows of the input of a layer that [gathers 8 bits](Linear::gathers_8_bits). Backward may make them `again`.
+    /// This rank's rows of the input of a layer that [gathers 8 bits](Linear::gathers_8_bits).
     ///
     /// # Errors
     /// Errors of the device.
@@ -195,19 +197,18 @@ impl Linear {
         &self,
         cx: &mut StepContext<'_>,
         source: QuantizeSource,
-        again: bool,
         region: &TensorParallelRegion,
     ) -> Result<Fp8Matrix> {
-        let quantize_as = Linear::input_as(self.fp8());
-        let counts = quantize_as.counts.filter(|_| !again);
-        let quantize_as = QuantizeAs { counts, shared_by: region.parallel.group.as_ref(), ..quantize_as };
+        let shared_by = region.parallel.group.as_ref();
+        let quantize_as = QuantizeAs { shared_by, ..Linear::input_as(cx, self.fp8()) };
         Ok(Operand::quantized(cx, source, Copies::Rows, quantize_as)?.fp8_rows())
     }
 
     /// How an input is quantised.
-    fn input_as(fp8: &Fp8Param) -> QuantizeAs<'_> {
-        let (dtype, counts) = (fp8.fp8.input(), Some(fp8.counts.input));
-        QuantizeAs { fp8, dtype, cell: fp8.input, counts, sums: None, shared_by: None }
+    fn input_as<'p>(cx: &StepContext<'_>, fp8: &'p Fp8Param) -> QuantizeAs<'p> {
+        let (dtype, counts) = (fp8.fp8.input(), fp8.counts.input);
+        let again = cx.current_region().is_some_and(Region::is_backward);
+        QuantizeAs { fp8, dtype, cell: fp8.input, counts, sums: None, again, shared_by: None }
     }
 
     /// An output gradient `(..., out)` as the products read it. In 8 bits the bias gradient is computed on the way.
@@ -267,8 +268,9 @@ impl Linear {
             fp8,
             dtype: fp8.fp8.grad_output(),
             cell: fp8.grad_output,
-            counts: Some(fp8.counts.grad_output),
+            counts: fp8.counts.grad_output,
             sums,
+            again: false,
             shared_by,
         };
         Operand::quantized(cx, source, copies, quantize_as)
@@ -347,22 +349,32 @@ impl Linear {
         region.reduce(cx, names[1], output)
     }
 
-    /// Input gradient of a column-parallel layer. Takes the layer's input while its rows are still being gathered. Returns
-    /// that input as the weight gradient reads it, and the pending sum of the input gradient over the ranks: `(batch, seq, in)`,
-    /// or this rank's rows with sequence parallelism. `names` are those of the gradient and of this rank's rows.
-    pub(crate) fn dgrad_column_parallel(
+    /// Backward of a column-parallel layer, from the gradient `(..., out)` of its output. Takes the layer's input while its
+    /// rows are still being gathered. Returns the pending sum of the input gradient over the ranks: `(batch, seq, in)`, or this
+    /// rank's rows with sequence parallelism. Also the weight gradients, to be computed during that sum or a later transfer;
+    /// they are under way already where no other rank shares the layer. `names` are those of the input gradient and of this
+    /// rank's rows.
+    pub(crate) fn backward_column_parallel(
         &self,
         cx: &mut StepContext<'_>,
         input: PendingInput,
-        grad_output: &Operand,
+        grad_output: Operand,
         names: [&'static str; 2],
         region: &TensorParallelRegion,
-    ) -> Result<(Operand, PendingTransfer)> {
+    ) -> Result<(PendingTransfer, PendingWeightGradients)> {
         let grad_input = self.input_gradient(cx, names[0], grad_output.rows())?;
-        self.dgrad(cx, grad_output, grad_input, Epilogue::None)?;
-        // Joined before the next transfer starts: a later join would wait for that transfer too.
+        if region.is_shared() {
+            self.dgrad(cx, &grad_output, grad_input, Epilogue::None)?;
+            // Joined before the next transfer starts: a later join would wait for that transfer too.
+            let input = input.join(cx, self)?;
+            let sum = region.reduce_async(cx, names[1], grad_input)?;
+            return Ok((sum, PendingWeightGradients::of(*self, input, grad_output)));
+        }
         let input = input.join(cx, self)?;
-        Ok((input, region.reduce_async(cx, names[1], grad_input)?))
+        // First, so that they need not wait for the input gradient.
+        self.wgrad(cx, input, grad_output)?;
+        self.dgrad(cx, &grad_output, grad_input, Epilogue::None)?;
+        Ok((region.reduce_async(cx, names[1], grad_input)?, PendingWeightGradients::none()))
     }
 
     /// The input gradient `(..., in)` from `grad_output` `(..., out)`, through an epilogue.
@@ -397,22 +409,6 @@ impl Linear {
             Some(bias) => cx.defer(BiasGrad { grad_output, grad_bias: bias.grad, accumulate }),
             None => Ok(()),
         }
-    }
-
-    /// The gradients of weight and bias. With `transfer` the caller starts a transfer next, and computes the returned
-    /// gradients while it runs. Without `transfer` they are computed here, which frees the buffers that they read.
-    pub(crate) fn wgrad_during(
-        &self,
-        cx: &mut StepContext<'_>,
-        input: Operand,
-        grad_output: Operand,
-        transfer: bool,
-    ) -> Result<PendingWeightGradients> {
-        if transfer {
-            return Ok(PendingWeightGradients::of(*self, input, grad_output));
-        }
-        self.wgrad(cx, input, grad_output)?;
-        Ok(PendingWeightGradients::none())
     }
 }
 

@@ -140,12 +140,13 @@ impl Layer for Perceptron {
                 grad_input: grad_pre,
             })?;
         }
+        // First, so that they need not wait for the input gradient.
+        self.linear.wgrad(cx, Operand::Plain(saved.input), Operand::Plain(grad_pre))?;
         let mut grad_input = grad_pre;
         if !self.first {
             grad_input = self.linear.input_gradient(cx, "grad_input", &grad_pre)?;
             self.linear.dgrad(cx, &Operand::Plain(grad_pre), grad_input, Epilogue::None)?;
         }
-        self.linear.wgrad(cx, Operand::Plain(saved.input), Operand::Plain(grad_pre))?;
         Ok(grad_input)
     }
 }

@@ -55,7 +55,7 @@ impl PendingInput {
         if !linear.gathers_8_bits(region) {
             return Ok(PendingInput::Computed(source));
         }
-        let own = linear.own_input(cx, source, true, region)?;
+        let own = linear.own_input(cx, source, region)?;
         PendingInput::gather(cx, name, own, region)
     }
 
@@ -120,6 +120,18 @@ impl PendingWeightGradients {
         let gather = region.gather_rows_async(cx, name, rows)?;
         self.compute(cx)?;
         gather.join(cx)
+    }
+
+    /// Computes them, unless a `transfer` comes next, during which they can be computed.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn compute_unless(self, transfer: bool, cx: &mut StepContext<'_>) -> Result<PendingWeightGradients> {
+        if transfer {
+            return Ok(self);
+        }
+        self.compute(cx)?;
+        Ok(PendingWeightGradients::none())
     }
 
     /// Computes them, if any are left.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use device::ops::{Control, Status};
 use device::{Communicator, DType, Device};
-use graph_manager::Result;
+use graph_manager::{Error, Result};
 use parallel::{PipelineGroups, PipelineStage};
 
 use super::metrics::StepNumbers;
@@ -70,7 +70,7 @@ impl Stage {
     /// [`Stage::record`].
     ///
     /// # Errors
-    /// Out of memory; a parameter that no group takes; graph settings that do not go together.
+    /// Out of memory; a parameter that no group takes; settings that do not go together.
     pub fn new(
         device: &Device,
         architecture: &Architecture,
@@ -78,6 +78,14 @@ impl Stage {
         groups: StageGroups,
     ) -> Result<Stage> {
         let StageGroups { data_parallel, pipeline } = groups;
+        let overlaps_microbatches = options.graphs.enable && options.graphs.overlap_microbatches;
+        let has_part = options.pipeline.placement().stages() > 1 || architecture.tensor.size() > 1;
+        if overlaps_microbatches && has_part {
+            return Err(Error::Usage {
+                problem: "microbatches overlap, and this rank has only a part of the layers".into(),
+                fix: "set GraphOptions::overlap_microbatches only where one rank has all layers whole",
+            });
+        }
         let compute = device.stream("compute");
         let shard = match &data_parallel {
             Some(group) if options.distributed_optimizer => OptimizerShard { rank: group.rank(), ranks: group.size() },
@@ -150,6 +158,7 @@ impl Stage {
                 sequence_parallel,
                 scale_groups,
                 fp8_sums,
+                overlaps_microbatches,
                 tensors,
             },
             compute,

@@ -17,6 +17,7 @@ mod grad_reduce;
 mod graph_modules;
 mod layouts;
 mod minimal_example;
+mod overlap;
 mod parameter_groups;
 mod parity;
 mod pipeline;

@@ -8,6 +8,7 @@ mod capture;
 mod examples;
 mod external;
 mod handover;
+mod lanes;
 mod mistakes;
 mod planning;
 mod side_streams;

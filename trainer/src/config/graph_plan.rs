@@ -23,6 +23,7 @@ pub(super) fn graph_options(config: &RunConfig, layers: &StageLayers) -> Result<
             )
         })?;
         check_selection(config, layers)?;
+        check_overlap(config)?;
     }
     Ok(GraphOptions {
         enable: graph.enable,
@@ -40,6 +41,7 @@ pub(super) fn graph_options(config: &RunConfig, layers: &StageLayers) -> Result<
         },
         share_io_buffers: graph.share_io_buffers,
         capture_optimizer: graph.capture_optimizer,
+        overlap_microbatches: graph.overlap_microbatches,
         warmup_steps: graph.warmup_steps,
         poison: false,
         check_replays: false,
@@ -63,6 +65,21 @@ pub fn graph_scope(graph: &CudaGraphConfig) -> String {
         (true, false) => format!("{} (only layers {layers})", graph.scope),
         (false, false) => format!("{} (only {modules} of layers {layers})", graph.scope),
     }
+}
+
+/// Fails on microbatches that overlap where ranks wait for each other in the middle of a microbatch.
+fn check_overlap(config: &RunConfig) -> Result<(), UserError> {
+    let parallel = &config.parallel;
+    for (key, ranks) in [("parallel.tensor", parallel.tensor), ("parallel.pipeline", parallel.pipeline)] {
+        require(!config.cuda_graph.overlap_microbatches || ranks == 1, || {
+            UserError::new(
+                format!("cuda_graph.overlap_microbatches = true with {key} = {ranks}"),
+                "microbatches overlap on ranks that have all layers whole",
+                format!("set {key} = 1, or cuda_graph.overlap_microbatches = false"),
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// Fails on modules and layers that the scope or the model does not have, or that have nothing in common.
@@ -121,4 +138,28 @@ fn check_selection(config: &RunConfig, layers: &StageLayers) -> Result<(), UserE
             "name a module that these layers have, or leave one of the two out",
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::layers::Layers;
+    use crate::config::plan::RunPlan;
+
+    #[test]
+    fn microbatches_overlap_only_where_a_rank_has_all_layers_whole() {
+        let problem = |settings: &[(&str, &str)]| {
+            let mut layers = Layers::default();
+            let all = [("cuda_graph.enable", "true"), ("cuda_graph.overlap_microbatches", "true")];
+            for (key, value) in all.iter().chain(settings) {
+                layers.set(key, value, "test").unwrap();
+            }
+            RunPlan::new(layers.resolve(), 2).err().map(|error| error.to_string())
+        };
+        assert_eq!(problem(&[]), None);
+        for key in ["parallel.tensor", "parallel.pipeline"] {
+            let text = problem(&[(key, "2")]).unwrap();
+            assert!(text.contains(&format!("overlap_microbatches = true with {key} = 2")), "{text}");
+            assert!(text.contains(&format!("set {key} = 1")), "{text}");
+        }
+    }
 }

@@ -304,6 +304,7 @@ section!(CudaGraphConfig {
     mempool: GraphMempool,
     share_io_buffers: bool,
     capture_optimizer: bool,
+    overlap_microbatches: bool,
 });
 
 choice! {

@@ -39,9 +39,15 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         ("cuda_graph.warmup_steps", graph.warmup_steps.to_string()),
         ("cuda_graph.share_io_buffers", graph.share_io_buffers.to_string()),
         ("cuda_graph.capture_optimizer", graph.capture_optimizer.to_string()),
+        ("cuda_graph.overlap_microbatches", graph.overlap_microbatches.to_string()),
     ] {
         tell(!graph.enable && !is_default(key, &value), format!("{key} = {value}"), off);
     }
+    tell(
+        graph.enable && graph.overlap_microbatches && plan.batch.microbatches() == 1,
+        "cuda_graph.overlap_microbatches = true".into(),
+        "a step has one microbatch on each rank, which nothing overlaps with",
+    );
     let decay = format!("optimizer.decay_steps = {}", optimizer.decay_steps);
     let is_wsd = optimizer.schedule == DecayStyle::Wsd;
     tell(
@@ -216,6 +222,12 @@ mod tests {
             ("cuda_graph.warmup_steps=3", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.share_io_buffers=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.capture_optimizer=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            ("cuda_graph.overlap_microbatches=true", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            (
+                "cuda_graph.overlap_microbatches=true cuda_graph.enable=true train.global_batch_size=2",
+                "train.global_batch_size=4",
+                "one microbatch",
+            ),
             (
                 "cuda_graph.enable=true cuda_graph.warmup_steps=160 train.steps=160",
                 "train.steps=161",

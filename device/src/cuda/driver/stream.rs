@@ -17,7 +17,12 @@ impl RawStream {
     /// A stream that waits for no other by itself. Its kernels keep its priority inside graphs.
     pub(crate) fn new(priority: Priority) -> Result<RawStream> {
         let (least, greatest) = result::stream::get_priority_range().driver("cuCtxGetStreamPriorityRange")?;
-        let priority = if priority == Priority::Transfer { greatest } else { least };
+        let priority = match priority {
+            Priority::Background => least,
+            // Smaller numbers are served first. A GPU may have one priority only.
+            Priority::Compute => (least - 1).max(greatest),
+            Priority::Transfer => greatest,
+        };
         let kind = result::stream::StreamKind::NonBlocking;
         let handle = result::stream::create_with_priority(kind, priority).driver("cuStreamCreateWithPriority")?;
         Ok(RawStream { handle })

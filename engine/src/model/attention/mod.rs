@@ -160,8 +160,10 @@ impl BlockPart for CausalAttention {
 
         let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.region)?;
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
+        // First, so that it need not wait for the input gradient.
+        let pending = PendingWeightGradients::of(projection, saved.projected, grad_delta);
+        let pending = pending.compute_unless(self.region.is_shared(), cx)?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
-        let pending = projection.wgrad_during(cx, saved.projected, grad_delta, self.region.is_shared())?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv: saved.qkv,
@@ -176,9 +178,9 @@ impl BlockPart for CausalAttention {
         self.rotate(cx, grad_qkv, self.rotary, true)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
-        let (normed, grad_normed) = self.qkv.dgrad_column_parallel(cx, normed, &grad_qkv, names, &self.region)?;
+        let (grad_normed, own) = self.qkv.backward_column_parallel(cx, normed, grad_qkv, names, &self.region)?;
         pending.compute(cx)?;
-        self.qkv.wgrad(cx, normed, grad_qkv)?;
+        own.compute(cx)?;
         Ok((grad_normed.join(cx)?, PendingWeightGradients::none()))
     }
 

@@ -212,13 +212,14 @@ impl BlockPart for DenseFeedForward {
 
         let normed = input.gather(cx, "all_normed_2", saved.normed, &self.up, &self.region)?;
         let [grad_pre, activated] = self.backward_to_pre(cx, grad_delta, &saved)?;
-        let pending = self.down.wgrad_during(cx, activated, grad_delta, self.region.is_shared())?;
+        let pending = PendingWeightGradients::of(self.down, activated, grad_delta);
+        let pending = pending.compute_unless(self.region.is_shared(), cx)?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
-        let (normed, grad_normed) = self.up.dgrad_column_parallel(cx, normed, &grad_pre, names, &self.region)?;
+        let (grad_normed, own) = self.up.backward_column_parallel(cx, normed, grad_pre, names, &self.region)?;
         pending.compute(cx)?;
-        // With sequence parallelism a gather comes next; otherwise the sum that runs now is the last transfer.
-        let pending = self.up.wgrad_during(cx, normed, grad_pre, self.region.parallel.splits_rows())?;
-        Ok((grad_normed.join(cx)?, pending))
+        // With sequence parallelism a gather comes next. Otherwise the sum under way is the last transfer.
+        let own = own.compute_unless(self.region.parallel.splits_rows(), cx)?;
+        Ok((grad_normed.join(cx)?, own))
     }
 
     fn computes_input(&self) -> bool {

@@ -1,0 +1,125 @@
+//! Microbatches that overlap, each forward next to the backward of the microbatch before: the bits of a step that has them
+//! one after the other, in every setting and in any order that the graph allows.
+
+use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
+use engine::graph_options::GraphOptions;
+use engine::model::GptShape;
+use engine::precision::Precision;
+use engine::regions::Mode;
+use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
+use parallel::{PipelineStage, Schedule};
+
+use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt, tiny_llama};
+
+fn off() -> GraphOptions {
+    GraphOptions { enable: false, ..GraphOptions::default() }
+}
+
+fn overlapping(graphs: GraphOptions) -> GraphOptions {
+    GraphOptions { overlap_microbatches: true, ..graphs }
+}
+
+fn assert_same(what: &str, plain: &(Vec<StepResult>, Vec<f32>), other: &(Vec<StepResult>, Vec<f32>)) {
+    assert_eq!(plain.0, other.0, "{what}");
+    assert!(plain.1.iter().zip(&other.1).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}: final weights");
+}
+
+#[test]
+fn overlapping_microbatches_have_the_bits_of_microbatches_in_turn_in_every_setting() {
+    for (kind, microbatches) in [(Kind::Gpt, 1), (Kind::Gpt, 2), (Kind::Gpt, 5), (Kind::Llama, 4), (Kind::Mlp, 3)] {
+        let run = |graphs| Run { steps: 8, ..Run::new(kind, microbatches, graphs) };
+        let plain = run(off()).train();
+        assert!(plain.0[7].loss.is_finite() && plain.0[7].applied);
+        for (at, (name, graphs)) in all_settings().into_iter().enumerate() {
+            let shuffle = (at > 0).then_some(at as u64);
+            let what = format!("{kind:?}, M={microbatches}, {name}");
+            assert_same(&what, &plain, &Run { shuffle, ..run(overlapping(graphs)) }.train());
+        }
+    }
+}
+
+#[test]
+fn with_8_bit_products_and_recompute_overlap_changes_no_bit() {
+    for (kind, recipe) in [
+        (Kind::Gpt, None),
+        (Kind::Gpt, Some(Fp8Recipe::Tensorwise)),
+        (Kind::Llama, Some(Fp8Recipe::Delayed)),
+        (Kind::Gpt, Some(Fp8Recipe::Rowwise)),
+        (Kind::Llama, Some(Fp8Recipe::Blockwise)),
+    ] {
+        for (recompute, blocks) in [(false, None), (true, None), (false, Some(2))] {
+            let own = if kind == Kind::Gpt { tiny_gpt } else { tiny_llama };
+            let fp8 = recipe.map(|recipe| Fp8 { recipe, format: Fp8Format::E4m3, ..Fp8::default() });
+            let shape = own(0.1, Precision::Bf16);
+            let shape = GptShape { ffn: 64, kv_heads: 4, layers: 3, recompute, fp8, ..shape };
+            let run = |graphs| Run {
+                shape: Some(shape.clone()),
+                steps: 6,
+                learning_rate: 3e-3,
+                recompute: blocks,
+                ..Run::new(kind, 3, graphs)
+            };
+            let plain = run(off()).train();
+            for (name, graphs) in all_settings().into_iter().filter(|(name, _)| !name.contains("share false")) {
+                let what = format!("{kind:?} {recipe:?} recompute {recompute} {blocks:?} {name}");
+                assert_same(&what, &plain, &Run { shuffle: Some(3), ..run(overlapping(graphs)) }.train());
+            }
+        }
+    }
+}
+
+#[test]
+fn data_parallel_ranks_that_divide_the_optimizer_overlap_microbatches_to_the_same_bits() {
+    let train = |graphs: &GraphOptions| {
+        let run = || Run {
+            steps: 6,
+            distributed_optimizer: true,
+            clip: 0.0,
+            shuffle: Some(11),
+            ..Run::new(Kind::Gpt, 3, graphs.clone())
+        };
+        Layout::new(1, 1, 1, 2).on_ranks(run, |run| run.train())
+    };
+    let plain = train(&off());
+    for (name, graphs) in all_settings().iter().filter(|(name, _)| !name.contains("share false")) {
+        for (rank, (plain, other)) in plain.iter().zip(&train(&overlapping(graphs.clone()))).enumerate() {
+            assert_same(&format!("rank {rank}, {name}"), plain, other);
+        }
+    }
+}
+
+#[test]
+fn two_microbatches_are_in_memory_and_evaluation_does_not_change() {
+    let losses = |overlap_microbatches| {
+        let run = Run::new(Kind::Gpt, 4, GraphOptions { overlap_microbatches, ..GraphOptions::default() });
+        let device = run.device();
+        let mut stage = run.stage(&device);
+        stage.record(4, true).unwrap();
+        let slots = stage.graphs().memory().iter().filter(|area| area.area.contains("slot")).count();
+        assert_eq!(slots, if overlap_microbatches { 2 } else { 1 });
+        let mut losses = Vec::new();
+        for (step, microbatches) in [4, 4, 4, 1, 2, 4, 3].into_iter().enumerate() {
+            let settings = StepSettings { microbatches, ..run.settings(step) };
+            let samples = batch(run.kind, settings.first_sample, microbatches);
+            losses.push(stage.train_step(settings, Some(&samples)).unwrap().wait().unwrap().loss);
+            losses.push(stage.evaluate(settings, Some(&samples)).unwrap().wait().unwrap().loss);
+        }
+        // Of two slots, each has its own graphs.
+        assert!(stage.graphs().expected_graphs(Mode::Train) > 0);
+        losses
+    };
+    assert_eq!(losses(false), losses(true));
+}
+
+#[test]
+fn stages_that_wait_for_others_refuse_to_overlap_microbatches() {
+    let run = Run::new(Kind::Gpt, 4, off());
+    let device = run.device();
+    let shape = tiny_gpt(0.0, Precision::F32);
+    let architecture = engine::model::gpt(shape);
+    let pipeline = PipelineStage::new(Schedule::one_f_one_b(2), 0);
+    let graphs = overlapping(GraphOptions::default());
+    let options = StageOptions { microbatches: 4, pipeline, graphs, ..StageOptions::default() };
+    let error = Stage::new(&device, &architecture, options, StageGroups::default()).err().unwrap();
+    assert!(error.to_string().contains("only a part of the layers"), "{error}");
+}

@@ -1,0 +1,40 @@
+//! Regions that run next to those of the compute stream, on a second lane, such as a microbatch's forward next to the backward
+//! of the one before.
+
+use crate::context::StepContext;
+use crate::error::Result;
+use crate::lane::Aside;
+use crate::policy::Policy;
+
+impl<'m, P: Policy> StepContext<'m, P> {
+    /// Runs regions on the second lane: in their order, after all that was submitted so far, and next to what follows. The
+    /// same regions run aside in each step of a mode. What they fork and what follows must not share a side stream.
+    ///
+    /// Eager steps wait for them at once: their kernels are too far apart to overlap, and the first step may do what later
+    /// steps find done.
+    ///
+    /// # Errors
+    /// What `regions` returns; errors of the device.
+    pub fn aside<T>(&mut self, regions: impl FnOnce(&mut StepContext<'m, P>) -> Result<T>) -> Result<(T, Aside)> {
+        // The region around has its own operations on the branch.
+        self.join_branch()?;
+        let pool = self.manager.pool.clone();
+        pool.lane().fork(pool.compute())?;
+        self.is_aside = true;
+        let output = regions(self);
+        self.is_aside = false;
+        let aside = pool.lane().under_way()?;
+        if !self.graphs && self.recorder.is_none() {
+            pool.lane().join(&aside, pool.compute())?;
+        }
+        Ok((output?, aside))
+    }
+
+    /// Makes what follows wait for these regions.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn join_aside(&self, aside: Aside) -> Result<()> {
+        self.manager.pool.lane().join(&aside, self.manager.pool.compute())
+    }
+}

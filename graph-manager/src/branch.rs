@@ -1,0 +1,30 @@
+//! Operations that the rest of a region need not wait for, such as gradients of weights. They run on a branch: a stream of
+//! their own, next to the compute stream.
+
+use device::Op;
+
+use crate::context::StepContext;
+use crate::error::Result;
+use crate::policy::Policy;
+
+impl<P: Policy> StepContext<'_, P> {
+    /// Runs an operation on the branch: after all that was submitted so far, and next to the rest of the region, which waits
+    /// for it at its end. Until then nothing may write what it reads. Outside of a region, and [aside](StepContext::aside), it
+    /// runs as any other.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn branch(&mut self, op: impl Into<Op>) -> Result<()> {
+        if self.current.is_none() || self.is_aside {
+            return self.run(op);
+        }
+        // One join waits for all that the stream has.
+        self.on_branch = Some(self.fork(self.manager.pool.branch(), [op.into()])?);
+        Ok(())
+    }
+
+    /// At the end of a region, and before an inner one begins: waits for the operations on the branch.
+    pub(crate) fn join_branch(&mut self) -> Result<()> {
+        self.on_branch.take().map_or(Ok(()), |fork| self.join(fork))
+    }
+}
