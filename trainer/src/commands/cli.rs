@@ -114,7 +114,9 @@ mod tests {
     use engine::precision::Precision;
 
     use super::*;
-    use crate::config::{Activation, GraphMempool, GraphScope, Normalization, PositionEmbedding, RecomputeGranularity};
+    use crate::config::{
+        Activation, DeviceChoice, GraphMempool, GraphScope, Normalization, PositionEmbedding, RecomputeGranularity,
+    };
 
     #[test]
     fn megatron_flags_with_the_same_meaning_set_the_same_options() {
@@ -138,6 +140,24 @@ mod tests {
         assert_eq!(config.recompute.granularity, RecomputeGranularity::Selective);
         assert_eq!(config.data.split, 0.99);
         assert_eq!(request.notices.len(), 2, "{:?}", request.notices);
+    }
+
+    #[test]
+    fn underscores_in_the_names_of_flags_are_hyphens_and_other_words_for_devices_are_taken() {
+        let config = |line: &str| match parse(line.split_whitespace().map(OsString::from)) {
+            Ok(Request::Train(request)) => request.config,
+            other => panic!("{line}: {other:?}"),
+        };
+        let run = config("trainer --micro_batch_size 4 --log_dir my_logs --device cpu --enable_cuda_graph --lr=1e-3");
+        assert_eq!((run.train.micro_batch_size, &*run.logging.dir), (4, "my_logs"));
+        assert_eq!((run.train.device, run.cuda_graph.enable), (DeviceChoice::Host, true));
+        assert_eq!(config("trainer --device gpu").train.device, DeviceChoice::Cuda);
+        for (word, device) in [("cpu", DeviceChoice::Host), ("gpu", DeviceChoice::Cuda), ("host", DeviceChoice::Host)] {
+            let Ok(Request::Doctor(doctor)) = parse(["trainer", "doctor", "--device", word].map(OsString::from)) else {
+                panic!("doctor --device {word}")
+            };
+            assert_eq!(doctor.device, device);
+        }
     }
 
     #[test]

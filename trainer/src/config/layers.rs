@@ -174,6 +174,14 @@ fn widened(option: &OptionSpec, value: Value) -> Value {
 fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, UserError> {
     let value = widened(option, value);
     let natural = |value: &Value| value.as_integer().is_some_and(|n| n >= 0);
+    let texts = std::slice::from_ref(&value).iter().chain(value.as_array().into_iter().flatten());
+    if let Some(url) = texts.filter_map(Value::as_str).find(|text| is_url(text)) {
+        return Err(UserError::new(
+            format!("{} = \"{url}\" ({origin})", option.key),
+            "files are read and written in mounted file systems, not by URL",
+            "copy the data, or mount the bucket and name the folder",
+        ));
+    }
     let fits = match option.kind {
         Kind::Bool => value.is_bool(),
         Kind::Integer => natural(&value),
@@ -207,7 +215,7 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
     for text in items.filter_map(Value::as_str) {
         if let Kind::Choice(words) | Kind::Choices(words) = option.kind
             && !words.contains(&text)
-            && let Some(near) = nearest(text, words.iter().copied())
+            && let Some(near) = begun(text, words).or_else(|| nearest(text, words.iter().copied()))
         {
             fix = format!("did you mean `{near}`?");
         }
@@ -222,6 +230,17 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
     ))
 }
 
+/// The first word that begins with this text and a hyphen.
+fn begun<'w>(text: &str, words: &[&'w str]) -> Option<&'w str> {
+    words.iter().copied().find(|word| word.strip_prefix(text).is_some_and(|rest| rest.starts_with('-')))
+}
+
+/// Whether a text begins as `s3://` does.
+fn is_url(text: &str) -> bool {
+    let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
+    !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || c == '+')
+}
+
 /// A key that stands outside of all sections.
 fn outside_section(name: &str, value: &Value, origin: &str) -> UserError {
     if OPTIONS.iter().any(|option| option.key.split_once('.').is_some_and(|(section, _)| section == name)) {
@@ -232,8 +251,10 @@ fn outside_section(name: &str, value: &Value, origin: &str) -> UserError {
 }
 
 fn unknown(key: &str, origin: &str) -> UserError {
-    // The most common slip is a key without its section.
-    let named = OPTIONS.iter().map(|option| option.key).find(|known| known.split_once('.').is_some_and(|k| k.1 == key));
+    // The most common slips are a key without its section, and one in another section.
+    let name = key.rsplit('.').next().unwrap_or(key);
+    let named =
+        OPTIONS.iter().map(|option| option.key).find(|known| known.split_once('.').is_some_and(|k| k.1 == name));
     let fix = match named.or_else(|| nearest(key, OPTIONS.iter().map(|option| option.key))) {
         Some(near) => format!("did you mean `{near}`?"),
         None => "see `trainer options` for all keys".into(),

@@ -119,7 +119,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path for training. The rest, at its end, is for validation"),
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the order of samples, and of the embedded source"),
 
-    option("train.device", "device", &[], "\"auto\"", Kind::Choice(DeviceChoice::WORDS), "Where to run. auto: on GPUs, one for each rank, if the machine has any; else on the host"),
+    option("train.device", "device", &[], "\"auto\"", Kind::Choice(DeviceChoice::WORDS), "Where to run. auto: on GPUs, one for each rank, if the machine has any; else on the host. cpu and gpu are other words for host and cuda"),
     option("train.steps", "steps", &["train-iters"], "1000", Kind::Integer, "Optimizer steps"),
     option("train.seed", "seed", &[], "42", Kind::Integer, "Seed of weights and dropout"),
     option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples in a step, over all ranks"),

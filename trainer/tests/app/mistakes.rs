@@ -181,6 +181,16 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--optimizer adam", &["optimizer.kind = \"adam\"", "did you mean `adamw`?"]),
     ("--preset gpt2-125m", &["model.preset = \"gpt2-125m\"", "did you mean `gpt2-124m`?"]),
     ("--compute fp16", &["precision.compute = \"fp16\"", "did you mean `bf16`?"]),
+    ("--device cuda:1", &["train.device = \"cuda:1\"", "set CUDA_VISIBLE_DEVICES=1, and train.device = \"cuda\""]),
+    ("--save s3://bucket/run", &["checkpoint.dir = \"s3://bucket/run\"", "mounted file systems", "mount the bucket"]),
+    ("--data-path gs://bucket/text", &["\"gs://bucket/text\"", "copy the data"]),
+    ("--set train.lr=1e-4", &["`train.lr`", "did you mean `optimizer.lr`?"]),
+    ("--preset gpt2", &["model.preset = \"gpt2\"", "did you mean `gpt2-124m`?"]),
+    ("--max_iters 10", &["--max_iters is unknown", "it is nanoGPT's name", "Fix: --steps"]),
+    (
+        "--per_device_train_batch_size 4 --training.seq_len 32",
+        &["--per_device_train_batch_size: it is Hugging Face's name", "for --training.seq_len: --seq-length"],
+    ),
     ("--device tpu", &["train.device = \"tpu\"", "auto, host, cuda"]),
     // Values that are empty, or that nothing would take.
     ("--save=", &["checkpoint.dir = \"\" (--checkpoint-dir)", "not empty", "or leave it out"]),

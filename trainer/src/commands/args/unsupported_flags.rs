@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use clap::{Arg, Command};
 use common::UserError;
 
+use super::other_names;
 use crate::config::megatron;
 
 /// A flag that is not accepted.
@@ -78,6 +79,10 @@ fn find(mut command: Command, arguments: &[OsString]) -> Vec<Unsupported> {
                 format!("only what `{path} --help` lists is known"),
                 "put -- before it: the trainer's flags follow --".into(),
             ),
+            (None, None) if has_run_flags && other_names::ours(name).is_some() => {
+                let (whose, ours) = other_names::ours(name).unwrap_or_default();
+                (format!("it is {whose}'s name"), format!("--{ours}"))
+            }
             (None, None) => {
                 let rule = format!("`{path} --help` lists all flags");
                 let all = command.get_arguments().flat_map(names);
@@ -170,7 +175,7 @@ mod tests {
     fn a_similar_name_is_proposed_only_if_it_differs_by_a_letter_or_two() {
         for (flag, fix) in [
             ("--stpes", "did you mean --steps?"),
-            ("--num_layers", "did you mean --num-layers?"),
+            ("--learning_rate", "--lr"),
             ("--no-bias-gelu", "see `trainer --help`"),
             ("--attention-mask", "see `trainer --help`"),
             ("--ls", "see `trainer --help`"),

@@ -1,12 +1,11 @@
 //! The command line of `trainer doctor`, and its start on all ranks.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use common::Choice;
 use launch::RankEnv;
 use launch::watch::WatchSettings;
 
 use super::{DoctorRequest, check};
-use crate::commands::args::one_of;
+use crate::commands::args::device_flag;
 use crate::config::DeviceChoice;
 use crate::run::accelerator::{Accelerator, Exactness};
 use crate::run::ranks::{Topology, on_all_ranks, refuse};
@@ -14,12 +13,11 @@ use crate::run::ranks::{Topology, on_all_ranks, refuse};
 pub(crate) fn command() -> Command {
     let switch =
         |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
-    let device = Arg::new("device").long("device").value_parser(one_of::<DeviceChoice>());
     Command::new("doctor")
         .about("Checks the machine: libraries, every operation against the host device, speed")
         .arg(switch("json", "Print JSON"))
         .arg(switch("quick", "Do not measure rates"))
-        .arg(device.default_value(DeviceChoice::Auto.word()).help("Device to examine"))
+        .arg(device_flag("Device to examine"))
 }
 
 pub(crate) fn request(matches: &ArgMatches) -> DoctorRequest {

@@ -4,12 +4,12 @@ use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
+use common::UserError;
 use common::terminal::{Screen, warn};
-use common::{Choice, UserError};
 use launch::RankEnv;
 
 use super::{Loaded, Prompt, SampleRequest, Sampler, sample};
-use crate::commands::args::{one_of, text};
+use crate::commands::args::{device_flag, text};
 use crate::config::DeviceChoice;
 use crate::error::RunError;
 use crate::run::accelerator::{Accelerator, Exactness};
@@ -49,13 +49,7 @@ pub(crate) fn command() -> Command {
             "byte, a tokenizer.json, or a folder with one. If not given: the one of training",
         ))
         .arg(arg("end-of-text", "TOKEN", "Token that ends a document. If not given: the one of training"))
-        .arg(
-            Arg::new("device")
-                .long("device")
-                .value_parser(one_of::<DeviceChoice>())
-                .default_value(DeviceChoice::Auto.word())
-                .help("Where to run"),
-        )
+        .arg(device_flag("Where to run"))
         .arg(
             any("threads", "N", "host: threads. If not given: all cores")
                 .value_parser(value_parser!(u32).range(1..=4096)),

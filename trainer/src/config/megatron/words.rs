@@ -1,9 +1,11 @@
-//! Megatron's words for values of our options.
+//! Other words for values of our options: Megatron's, and those of other trainers.
 
 use std::borrow::Cow;
 
-/// Words that mean the same as ours: key, Megatron's word, our word.
+/// Words that mean the same as ours: key, the other word, our word.
 const SAME: &[(&str, &str, &str)] = &[
+    ("train.device", "cpu", "host"),
+    ("train.device", "gpu", "cuda"),
     ("model.norm", "LayerNorm", "layernorm"),
     ("model.norm", "RMSNorm", "rmsnorm"),
     ("model.position", "learned_absolute", "learned"),
@@ -58,8 +60,16 @@ pub fn also_sets(key: &str, word: &str) -> Option<(&'static str, &'static str)> 
     ALSO.iter().find(|known| (known.0, known.1) == (key, word)).map(|known| (known.2, known.3))
 }
 
-/// The fix for a value that the option does not take, if it is one of Megatron's.
+/// The other words that mean the same as ours.
+pub fn others(key: &str, ours: &str) -> impl Iterator<Item = &'static str> {
+    SAME.iter().filter(move |known| (known.0, known.2) == (key, ours)).map(|known| known.1)
+}
+
+/// The fix for a value that the option does not take, if it is a word of other trainers.
 pub fn fix(key: &str, text: &str) -> Option<String> {
+    if let ("train.device", Some(("cuda" | "gpu", number))) = (key, text.split_once(':')) {
+        return Some(format!("set CUDA_VISIBLE_DEVICES={number}, and train.device = \"cuda\""));
+    }
     if key == "data.split" {
         let (share, _) = split(text)?;
         return Some(format!("set data.split = {share}: the rest is for validation, and there is no test data"));
