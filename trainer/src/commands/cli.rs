@@ -143,6 +143,23 @@ mod tests {
     }
 
     #[test]
+    fn each_of_megatrons_betas_sets_its_item() {
+        let betas = |line: &str| {
+            let request = parse(line.split_whitespace().map(OsString::from));
+            request.map(|request| match request {
+                Request::Train(request) => request.config.optimizer.betas,
+                other => panic!("{line}: {other:?}"),
+            })
+        };
+        assert_eq!(betas("trainer --adam-beta1 0.8 --adam-beta2 0.99").unwrap(), [0.8, 0.99]);
+        assert_eq!(betas("trainer --adam-beta2 0.999").unwrap(), [0.9, 0.999]);
+        assert_eq!(betas("trainer --adam-beta1 0.8 --betas 0.8 0.95").unwrap(), [0.8, 0.95]);
+        let error = betas("trainer --adam-beta1 0.8 --betas 0.7 0.95").unwrap_err().to_string();
+        assert!(error.contains("--adam-beta1 0.8 with optimizer.betas = [0.7, 0.95]"), "{error}");
+        assert!(betas("trainer --adam-beta1 high").unwrap_err().to_string().contains("a list of numbers"));
+    }
+
+    #[test]
     fn underscores_in_the_names_of_flags_are_hyphens_and_other_words_for_devices_are_taken() {
         let config = |line: &str| match parse(line.split_whitespace().map(OsString::from)) {
             Ok(Request::Train(request)) => request.config,

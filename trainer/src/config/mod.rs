@@ -15,6 +15,7 @@ pub mod model_plan;
 pub mod model_size;
 pub mod optimizer_plan;
 pub mod options;
+pub mod other_names;
 pub mod parallel_plan;
 pub mod plan;
 pub mod rank_layout;

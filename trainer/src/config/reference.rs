@@ -6,11 +6,12 @@ use common::Choice;
 
 use crate::config::megatron::{FLAGS, Meaning, our_flag, our_flags};
 use crate::config::options::{Kind, OPTIONS};
+use crate::config::other_names::NAMES;
 use crate::families::Preset;
 
-/// Options, Megatron's flags, and presets.
+/// Options, Megatron's flags, names of other trainers, and presets.
 pub fn reference() -> String {
-    options() + &megatron_flags() + &presets()
+    options() + &megatron_flags() + &other_names() + &presets()
 }
 
 fn options() -> String {
@@ -47,6 +48,7 @@ fn megatron_flags() -> String {
                 let each = values.iter().map(|(word, sets)| format!("`{word}`: `{}`", our_flags(sets)));
                 format!("{}. Others are not supported: {rule}. Instead: {fix}", each.collect::<Vec<_>>().join(", "))
             }
+            Meaning::SetsItem(key, at) => format!("sets item {} of `{key}`", at + 1),
             Meaning::Equals(key) => format!("accepted if it equals `{key}`"),
             Meaning::EqualsRatio(whole, parts) => format!("accepted if it equals `{whole}` / `{parts}`"),
             Meaning::OnlyValue(word, rule, fix) => format!("accepted if it is `{word}`: {rule}. Instead: {fix}"),
@@ -55,6 +57,17 @@ fn megatron_flags() -> String {
             Meaning::Unsupported(rule, fix) => format!("not supported: {rule}. Instead: {fix}"),
         };
         let _ = writeln!(text, "| `--{flag}` | {here} |");
+    }
+    text
+}
+
+fn other_names() -> String {
+    let mut text = String::from(
+        "\n## Names of other trainers\n\nThese are answered with ours. Underscores in the names of flags are hyphens.\n\n\
+         | flag | of | here |\n|---|---|---|\n",
+    );
+    for (name, whose, ours) in NAMES {
+        let _ = writeln!(text, "| `--{name}` | {whose} | `--{ours}` |");
     }
     text
 }

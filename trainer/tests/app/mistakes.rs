@@ -101,7 +101,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--bf16-blocks 1", &["precision.bf16_blocks = [1]", "two numbers"]),
     ("--disable-bias-linear", &["--disable-bias-linear", "LayerNorms", "Fix: --bias=false"]),
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
-    ("--adam-beta1 0.9", &["--adam-beta1", "Fix: for example --betas [0.9,0.95]"]),
+    ("--adam-beta1 high", &["optimizer.betas = ", "a list of numbers"]),
     ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),
     ("--kv-channels 32", &["--kv-channels 32 with model.hidden / model.heads = 64 / 4", "another model.heads"]),
     (

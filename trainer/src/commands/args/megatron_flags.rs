@@ -29,6 +29,10 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
                 let heading = values.first().and_then(|(_, sets)| sets.first()).map_or("", |(key, _)| section(key));
                 command.arg(arg.value_name(words.join("|")).help_heading(heading).help(help))
             }
+            Meaning::SetsItem(key, at) => {
+                let help = format!("Sets item {} of {key}", at + 1);
+                command.arg(arg.value_name("VALUE").allow_negative_numbers(true).help_heading(section(key)).help(help))
+            }
             Meaning::Equals(_) | Meaning::EqualsRatio(..) | Meaning::OnlyValue(..) => {
                 command.arg(arg.value_name("VALUE").allow_negative_numbers(true).hide(true))
             }
@@ -47,6 +51,15 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
 /// A value in the table of flags that the option refuses, which would be a bug.
 pub(super) fn set_options(matches: &ArgMatches, layers: &mut Layers) -> Result<(), UserError> {
     for (flag, meaning) in FLAGS {
+        if let (Meaning::SetsItem(key, at), Some(text)) = (meaning, item_text(matches, flag, meaning)) {
+            let mut items = layers.resolve().by_key().remove(*key);
+            let items = items.as_mut().and_then(Value::as_array_mut);
+            let mut words: Vec<String> = items.into_iter().flatten().map(|item| item.to_string()).collect();
+            if let Some(word) = words.get_mut(*at) {
+                word.clone_from(text);
+            }
+            layers.set(key, &format!("[{}]", words.join(", ")), &format!("--{flag}"))?;
+        }
         let sets: &[(&str, &str)] = match meaning {
             Meaning::Sets(key, value) if matches.get_flag(flag) => &[(key, value)],
             Meaning::SetsByValue(values, ..) => given(matches, flag, values).map_or(&[], |(_, sets)| sets),
@@ -57,6 +70,11 @@ pub(super) fn set_options(matches: &ArgMatches, layers: &mut Layers) -> Result<(
         }
     }
     Ok(())
+}
+
+/// The value of a flag that sets an item.
+fn item_text<'m>(matches: &'m ArgMatches, flag: &str, meaning: &Meaning) -> Option<&'m String> {
+    matches!(meaning, Meaning::SetsItem(..)).then(|| matches.get_one::<String>(flag)).flatten()
 }
 
 /// The value that a flag was given, and what it sets.
@@ -94,6 +112,11 @@ pub(super) fn check_agreement(matches: &ArgMatches, config: &RunConfig) -> Resul
                     (!same_value(given, &(of as f64 / by as f64).to_string())).then_some((what, fix))
                 })
             }
+            Meaning::SetsItem(key, at) => value_of(key).zip(given()).and_then(|(value, given)| {
+                let item = value.as_array().and_then(|items| items.get(*at));
+                let same = item.is_some_and(|item| same_value(&item.to_string(), given));
+                (!same).then(|| (format!("--{flag} {given} with {key} = {value}"), one))
+            }),
             Meaning::Sets(key, value) if matches.get_flag(flag) => {
                 other_than(key, value).map(|other| (format!("--{flag} with {other}"), one))
             }

@@ -1,7 +1,6 @@
 //! What the command lines of several commands share: parsing, errors in our form, and the flags of a training run.
 
 mod megatron_flags;
-mod other_names;
 mod refusal;
 mod run_flags;
 mod unsupported_flags;

@@ -6,8 +6,7 @@ use std::ffi::OsString;
 use clap::{Arg, Command};
 use common::UserError;
 
-use super::other_names;
-use crate::config::megatron;
+use crate::config::{megatron, other_names};
 
 /// A flag that is not accepted.
 struct Unsupported {
@@ -157,7 +156,7 @@ mod tests {
         assert!(nothing.is_empty() && !error.to_string().contains("unknown"), "{error}");
         let named: Vec<&str> = named.split(", ").map(|flag| flag.split(' ').next().unwrap()).collect();
         assert!(
-            ["--attention-backend", "--adam-beta1", "--tensorboard-dir"].iter().all(|flag| named.contains(flag)),
+            ["--attention-backend", "--decoupled-lr", "--tensorboard-dir"].iter().all(|flag| named.contains(flag)),
             "{error}"
         );
         let mut left = Vec::new();

@@ -7,6 +7,8 @@ pub enum Meaning {
     Sets(&'static str, &'static str),
     /// Each of these values sets these keys. For other values: the rule and the fix.
     SetsByValue(&'static [(&'static str, &'static [(&'static str, &'static str)])], &'static str, &'static str),
+    /// Its value is this item, counted from 0, of the list that is this key's value.
+    SetsItem(&'static str, usize),
     /// Its value must equal this key's.
     Equals(&'static str),
     /// Its value must equal the first key's value divided by the second's.
@@ -21,7 +23,7 @@ pub enum Meaning {
     Unsupported(&'static str, &'static str),
 }
 
-use Meaning::{Equals, EqualsRatio, NotNeeded, OnlyValue, OnlyWithout, Sets, SetsByValue, Unsupported};
+use Meaning::{Equals, EqualsRatio, NotNeeded, OnlyValue, OnlyWithout, Sets, SetsByValue, SetsItem, Unsupported};
 
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
 const OWN_GRAPHS: &str = "the trainer captures its own graphs, in one way";
@@ -135,8 +137,8 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("add-qkv-bias", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=true or --bias=false")),
     ("disable-bias-linear", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=false")),
     ("external-cuda-graph", Unsupported(OWN_GRAPHS, "--enable-cuda-graph")),
-    ("adam-beta1", Unsupported("both are one option", "for example --betas [0.9,0.95]")),
-    ("adam-beta2", Unsupported("both are one option", "for example --betas [0.9,0.95]")),
+    ("adam-beta1", SetsItem("optimizer.betas", 0)),
+    ("adam-beta2", SetsItem("optimizer.betas", 1)),
     ("train-samples", Unsupported(IN_STEPS, "--steps")),
     ("exit-interval", Unsupported(STOP, BY_SIGNAL)),
     ("exit-duration-in-mins", Unsupported(STOP, BY_SIGNAL)),

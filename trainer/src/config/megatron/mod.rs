@@ -59,6 +59,7 @@ mod tests {
                     }
                 }
                 Meaning::Equals(key) => assert!(find(key).is_some(), "{key}"),
+                Meaning::SetsItem(key, _) => assert!(find(key).is_some_and(|option| option.kind == Kind::Floats)),
                 Meaning::EqualsRatio(whole, parts) => assert!(find(whole).is_some() && find(parts).is_some()),
                 Meaning::OnlyWithout(key, why) => assert!(find(key).is_some() && !why.is_empty(), "{key}"),
                 Meaning::NotNeeded(why) => assert!(!why.is_empty()),

@@ -1,7 +1,7 @@
 //! What other trainers call our flags.
 
 /// A name of other trainers, whose it is, and our flag.
-const NAMES: &[(&str, &str, &str)] = &[
+pub const NAMES: &[(&str, &str, &str)] = &[
     ("batch-size", "nanoGPT", "micro-batch-size"),
     ("beta1", "nanoGPT", "betas"),
     ("beta2", "nanoGPT", "betas"),
@@ -44,7 +44,7 @@ const NAMES: &[(&str, &str, &str)] = &[
 ];
 
 /// Whose name a flag is, and our flag. Underscores are hyphens.
-pub(super) fn ours(flag: &str) -> Option<(&'static str, &'static str)> {
+pub fn ours(flag: &str) -> Option<(&'static str, &'static str)> {
     let flag = flag.replace('_', "-");
     NAMES.iter().find(|(name, ..)| *name == flag).map(|(_, whose, ours)| (*whose, *ours))
 }
