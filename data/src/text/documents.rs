@@ -1,6 +1,6 @@
 //! From files of text to one run of tokens: the tokens of each document, then the token that ends a document.
 //!
-//! A file is a document. In a `.jsonl` file each line is one. Threads share the work in pieces: a short document is one
+//! A file is a document. In a file of JSON lines each line is one. Threads share the work in pieces: a short document is one
 //! piece. A long one is cut at ends of lines where the tokenizer returns the same tokens with and without the cut. Files are
 //! read through buffers: no more of them is in memory than is tokenised at a time.
 
@@ -77,7 +77,7 @@ fn files_within(top: &Path, path: &Path) -> std::io::Result<Vec<TextFile>> {
     Ok(files)
 }
 
-/// Tokenises files in order. `json_key` is the key of the text in a line of a `.jsonl` file. `sink` receives the tokens and
+/// Tokenises files in order. `json_key` is the key of the text in a JSON line. `sink` receives the tokens and
 /// the totals so far.
 ///
 /// # Errors
@@ -118,7 +118,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
             totals.skipped += 1;
             continue;
         }
-        let mut reader = TextReader::new(path, &file, tokenizer);
+        let mut reader = TextReader::new(path, &file, tokenizer, json_key)?;
         while let Some(piece) = reader.next()? {
             held += piece.text.len();
             batch.push(piece);

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::UserError;
+use serde_json::{Map, Value};
 
 use crate::formats::data_file::{DataFile, Sequential};
 use crate::text::tokenizer::Tokenizer;
@@ -21,16 +22,23 @@ const READ: usize = 1 << 20;
 pub(crate) struct Piece {
     pub(crate) path: Arc<Path>,
     pub(crate) text: String,
-    /// Its line number in a `.jsonl` file.
+    /// Its line number in a file of JSON lines.
     pub(crate) line: Option<usize>,
     pub(crate) ends_document: bool,
 }
 
-/// Whether all of a file is UTF-8. The inner error says where it is not.
+/// Whether a file is text: UTF-8, and JSON lines if it is called `.json`. The inner error says what it is not.
 ///
 /// # Errors
 /// The file cannot be read, or is shorter now.
 pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), UserError>, UserError> {
+    if has_extension(path, &["json"]) && first_object(path, &mut Sequential::new(file, 0, file.len()))?.is_none() {
+        return Ok(Err(UserError::new(
+            format!("{} does not begin with a line that is a JSON object", path.display()),
+            "a .json file of data has one JSON object per line",
+            "write one object per line, for example with jq -c '.[]', or rename what is plain text to .txt",
+        )));
+    }
     let mut bytes = Sequential::new(file, 0, file.len());
     let mut at = 0;
     loop {
@@ -54,18 +62,32 @@ pub(crate) struct TextReader<'f> {
     path: Arc<Path>,
     bytes: Sequential<'f>,
     tokenizer: &'f Tokenizer,
-    /// Lines read so far, of a `.jsonl` file.
+    /// Each line is a JSON object with a document.
+    has_json_lines: bool,
+    /// Lines read so far, of such a file.
     lines: usize,
     /// Whether the last piece of the only document was returned.
     ended: bool,
 }
 
 impl<'f> TextReader<'f> {
-    /// A reader of a file that [`check_text`] has found to be text.
-    pub(crate) fn new(path: &Path, file: &'f DataFile, tokenizer: &'f Tokenizer) -> TextReader<'f> {
+    /// A reader of a file that [`check_text`] has found to be text. It has JSON lines if its name says so, or if its first
+    /// line is an object with text under `json_key`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is shorter now.
+    pub(crate) fn new(
+        path: &Path,
+        file: &'f DataFile,
+        tokenizer: &'f Tokenizer,
+        json_key: &str,
+    ) -> Result<TextReader<'f>, UserError> {
+        let mut bytes = Sequential::new(file, 0, file.len());
+        let has_json_lines = has_extension(path, &["jsonl", "ndjson", "json"])
+            || first_object(path, &mut bytes)?.is_some_and(|object| object.get(json_key).is_some_and(Value::is_string));
         // An empty file is not a document.
         let ended = file.len() == 0;
-        TextReader { path: path.into(), bytes: Sequential::new(file, 0, file.len()), tokenizer, lines: 0, ended }
+        Ok(TextReader { path: path.into(), bytes, tokenizer, has_json_lines, lines: 0, ended })
     }
 
     /// The next piece.
@@ -73,10 +95,10 @@ impl<'f> TextReader<'f> {
     /// # Errors
     /// The file cannot be read, is shorter now, or is no longer text.
     pub(crate) fn next(&mut self) -> Result<Option<Piece>, UserError> {
-        if is_json_lines(&self.path) { self.next_line() } else { self.next_part() }
+        if self.has_json_lines { self.next_line() } else { self.next_part() }
     }
 
-    /// The next line of a `.jsonl` file that is not blank.
+    /// The next line of a file of JSON lines that is not blank.
     fn next_line(&mut self) -> Result<Option<Piece>, UserError> {
         loop {
             let mut searched = 0;
@@ -142,8 +164,23 @@ impl<'f> TextReader<'f> {
 
 const NOT_TEXT_NOW: &str = "it was UTF-8 text when it was opened and is not now";
 
-fn is_json_lines(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "jsonl")
+fn has_extension(path: &Path, known: &[&str]) -> bool {
+    path.extension().is_some_and(|extension| known.iter().any(|known| extension == *known))
+}
+
+/// The object that the first line that is not blank consists of. A line that does not begin as an object is not read to
+/// its end.
+fn first_object(path: &Path, bytes: &mut Sequential<'_>) -> Result<Option<Map<String, Value>>, UserError> {
+    let mut wanted = READ;
+    loop {
+        bytes.fill(wanted).map_err(|error| changed(path, &error.to_string()))?;
+        let line = bytes.buffer().trim_ascii_start();
+        let end = line.iter().position(|byte| *byte == b'\n');
+        if line.first().is_some_and(|byte| *byte != b'{') || bytes.is_complete() || end.is_some() && !line.is_empty() {
+            return Ok(serde_json::from_slice(&line[..end.unwrap_or(line.len())]).ok());
+        }
+        wanted *= 2;
+    }
 }
 
 fn changed(path: &Path, how: &str) -> UserError {
@@ -154,9 +191,9 @@ fn changed(path: &Path, how: &str) -> UserError {
 /// The error for a file that is not text from byte `at` on.
 fn not_text(path: &Path, at: usize) -> UserError {
     let what = format!("{} is not UTF-8 text (byte {at})", path.display());
-    if is_json_lines(path) {
+    if has_extension(path, &["jsonl", "ndjson"]) {
         let fix = "write it again, or convert it with iconv";
-        return UserError::new(what, "a .jsonl file is UTF-8 text with one JSON object per line", fix);
+        return UserError::new(what, "a file of JSON lines is UTF-8 text with one JSON object per line", fix);
     }
     let extension = path.extension().map_or("none".into(), |text| format!(".{}", text.display()));
     let unknown = match &*extension {
@@ -202,7 +239,7 @@ mod tests {
         std::fs::write(&path, content).unwrap();
         let file = DataFile::open(&path).unwrap();
         check_text(&path, &file).unwrap().unwrap();
-        let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes);
+        let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes, "text").unwrap();
         std::iter::from_fn(|| reader.next().unwrap()).collect()
     }
 
@@ -239,6 +276,31 @@ mod tests {
     }
 
     #[test]
+    fn json_lines_are_known_by_their_first_line_whatever_the_file_is_called() {
+        let lines = "\n {\"text\": \"a\"}\n{\"text\": \"b\"}\n";
+        for name in ["x.json", "x.ndjson", "x.jsonl", "x.txt", "x"] {
+            assert_eq!(pieces(name, lines).len(), 2, "{name}");
+        }
+        let long = format!("{{\"text\": \"{}\"}}\n{{}}", "é".repeat(2 * READ));
+        assert_eq!(pieces("x", &long).len(), 2);
+        // Plain text: no object, another key, an object over several lines, a list.
+        for text in ["{a}\n{b}", "{\"body\": \"a\"}\n", "{\n\"text\": \"a\"}", "[1]\n[2]", "{\"text\": 1}\n"] {
+            assert_eq!(texts(&pieces("x.txt", text)), [text]);
+        }
+    }
+
+    #[test]
+    fn a_json_file_that_has_no_object_per_line_is_no_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        for text in ["[{\"text\": \"a\"}]", "{\n  \"text\": \"a\"\n}\n", "words", ""] {
+            std::fs::write(&path, text).unwrap();
+            let error = check_text(&path, &DataFile::open(&path).unwrap()).unwrap().unwrap_err();
+            assert!(error.what.contains("does not begin with a line that is a JSON object"), "{error}");
+        }
+    }
+
+    #[test]
     fn text_that_ends_within_a_character_or_has_a_wrong_byte_far_inside_is_no_text() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.txt");
@@ -264,7 +326,7 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
             let file = DataFile::open(&path).unwrap();
             check_text(&path, &file).unwrap().unwrap();
-            let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes);
+            let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes, "text").unwrap();
             assert!(reader.next().unwrap().is_some());
             std::fs::write(&path, spoil).unwrap();
             let error = std::iter::from_fn(|| reader.next().transpose()).find_map(Result::err).unwrap();

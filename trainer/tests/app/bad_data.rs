@@ -80,7 +80,12 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         (
             "JSON that is no text",
             folder.file("b.jsonl", [0xff; 9]),
-            &["b.jsonl is not UTF-8 text (byte 0). Rule: a .jsonl"],
+            &["b.jsonl is not UTF-8 text (byte 0). Rule: a file of JSON lines"],
+        ),
+        (
+            "JSON that is a list",
+            folder.file("l.json", "[{\"text\": \"some words\"}]"),
+            &["l.json does not begin with a line that is a JSON object", "one JSON object per line", "jq -c"],
         ),
         (
             "JSON of empty texts",
