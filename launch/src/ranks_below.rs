@@ -8,16 +8,17 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{
-    Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, waitpid,
-};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::child::POLL;
 
 /// How long a launcher may go on after the last of its ranks. It takes a fraction of a second, and longer on a busy machine.
 const DESERTED: Duration = Duration::from_secs(10);
-/// The interval at which ranks are looked for.
+/// The interval at which ranks are looked for, once the launcher has started them.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long a launcher may take to start its ranks. Until then they are looked for all the time: those of a launcher that is
+/// killed right after it has started them must be known.
+const STARTING: Duration = Duration::from_secs(60);
 /// How long processes may take to end, before they are killed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -27,6 +28,7 @@ pub(crate) struct RanksBelow {
     launcher: i32,
     /// Every rank seen so far.
     seen: Vec<Process>,
+    begun: Instant,
     looked: Instant,
     /// Since when no rank is left.
     deserted: Option<Instant>,
@@ -41,17 +43,14 @@ struct Process {
 }
 
 impl RanksBelow {
-    /// Processes below the launcher come below this process when it ends.
     pub(crate) fn new(launcher: Pid) -> RanksBelow {
-        // Where it fails, ranks that were not seen are not waited for.
-        let _ = set_child_subreaper(Some(getpid()));
         let launcher = launcher.as_raw_nonzero().get();
-        RanksBelow { launcher, seen: Vec::new(), looked: Instant::now(), deserted: None }
+        RanksBelow { launcher, seen: Vec::new(), begun: Instant::now(), looked: Instant::now(), deserted: None }
     }
 
-    /// Looks for ranks, once a second. Whether there were some, and none for ten seconds.
+    /// Looks for ranks, after the start once a second. Whether there were some, and none for ten seconds.
     pub(crate) fn are_gone(&mut self) -> bool {
-        if self.looked.elapsed() >= LOOK {
+        if self.begun.elapsed() < STARTING || self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             let now = running(ranks_below(self.launcher));
             // Ranks that ended before they were seen have left their entries, for which the launcher has not asked.
@@ -86,18 +85,12 @@ impl RanksBelow {
     }
 
     /// Ends the ranks that have outlived their launcher, so that they do not hold what the next start needs.
-    pub(crate) fn end_ranks(&mut self) {
-        // Some may have begun after the last look.
-        self.note(running(ranks_below(std::process::id() as i32)));
+    pub(crate) fn end_ranks(&self) {
         let begun = Instant::now();
         while self.seen.iter().any(Process::runs) && begun.elapsed() < PATIENCE {
             sleep(POLL); // they end by themselves, when they miss each other or their launcher
         }
         end(&self.seen, |_| ());
-        // Those below this process leave their entries to it.
-        for id in self.seen.drain(..).filter_map(|rank| Pid::from_raw(rank.id)) {
-            let _ = waitpid(Some(id), WaitOptions::NOHANG);
-        }
     }
 }
 
@@ -190,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_were_never_seen_are_waited_for_when_their_launcher_is_killed() {
+    fn ranks_that_have_just_begun_are_waited_for_when_their_launcher_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let rank = folder.path().join(program(std::process::id() as i32).unwrap());
         std::fs::copy("/bin/sleep", &rank).unwrap();
@@ -202,6 +195,7 @@ mod tests {
             sleep(POLL);
         }
         let rank = of_launcher()[0];
+        assert!(!ranks.are_gone());
         launcher.kill().unwrap();
         launcher.wait().unwrap();
         ranks.end_ranks();
