@@ -174,8 +174,12 @@ fn widened(option: &OptionSpec, value: Value) -> Value {
 fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, UserError> {
     let value = widened(option, value);
     let natural = |value: &Value| value.as_integer().is_some_and(|n| n >= 0);
-    let texts = std::slice::from_ref(&value).iter().chain(value.as_array().into_iter().flatten());
-    if let Some(url) = texts.filter_map(Value::as_str).find(|text| is_url(text)) {
+    // The value, and the items of a list.
+    let texts = || {
+        let items = std::slice::from_ref(&value).iter().chain(value.as_array().into_iter().flatten());
+        items.filter_map(Value::as_str)
+    };
+    if let Some(url) = texts().find(|text| is_url(text)) {
         return Err(UserError::new(
             format!("{} = \"{url}\" ({origin})", option.key),
             "files are read and written in mounted file systems, not by URL",
@@ -210,9 +214,7 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
     if value.as_str().is_some_and(|text| text.trim().is_empty()) {
         fix = format!("give {} a value, or leave it out", option.key);
     }
-    // The text that is wrong: the value, or one item of a list.
-    let items = std::slice::from_ref(&value).iter().chain(value.as_array().into_iter().flatten());
-    for text in items.filter_map(Value::as_str) {
+    for text in texts() {
         if let Kind::Choice(words) | Kind::Choices(words) = option.kind
             && !words.contains(&text)
             && let Some(near) = begun(text, words).or_else(|| nearest(text, words.iter().copied()))

@@ -1,4 +1,5 @@
-//! What other trainers call our flags.
+//! What other trainers call our flags: nanoGPT's `train.py`, `TrainingArguments` of Hugging Face's transformers, and
+//! torchtitan's job configuration.
 
 /// A name of other trainers, whose it is, and our flag.
 pub const NAMES: &[(&str, &str, &str)] = &[

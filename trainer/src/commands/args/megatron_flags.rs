@@ -51,7 +51,9 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
 /// A value in the table of flags that the option refuses, which would be a bug.
 pub(super) fn set_options(matches: &ArgMatches, layers: &mut Layers) -> Result<(), UserError> {
     for (flag, meaning) in FLAGS {
-        if let (Meaning::SetsItem(key, at), Some(text)) = (meaning, item_text(matches, flag, meaning)) {
+        if let Meaning::SetsItem(key, at) = meaning
+            && let Some(text) = matches.get_one::<String>(flag)
+        {
             let mut items = layers.resolve().by_key().remove(*key);
             let items = items.as_mut().and_then(Value::as_array_mut);
             let mut words: Vec<String> = items.into_iter().flatten().map(|item| item.to_string()).collect();
@@ -70,11 +72,6 @@ pub(super) fn set_options(matches: &ArgMatches, layers: &mut Layers) -> Result<(
         }
     }
     Ok(())
-}
-
-/// The value of a flag that sets an item.
-fn item_text<'m>(matches: &'m ArgMatches, flag: &str, meaning: &Meaning) -> Option<&'m String> {
-    matches!(meaning, Meaning::SetsItem(..)).then(|| matches.get_one::<String>(flag)).flatten()
 }
 
 /// The value that a flag was given, and what it sets.

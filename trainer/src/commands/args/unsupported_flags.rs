@@ -71,6 +71,7 @@ fn find(mut command: Command, arguments: &[OsString]) -> Vec<Unsupported> {
             _ => format!("--{name}"),
         };
         let is_megatrons = megatrons.is_some();
+        let other = if has_run_flags { other_names::ours(name) } else { None };
         let (rule, fix) = match (megatrons, arg) {
             (Some((rule, fix)), _) => (rule.into(), fix.into()),
             (None, Some(_)) => continue,
@@ -78,10 +79,7 @@ fn find(mut command: Command, arguments: &[OsString]) -> Vec<Unsupported> {
                 format!("only what `{path} --help` lists is known"),
                 "put -- before it: the trainer's flags follow --".into(),
             ),
-            (None, None) if has_run_flags && other_names::ours(name).is_some() => {
-                let (whose, ours) = other_names::ours(name).unwrap_or_default();
-                (format!("it is {whose}'s name"), format!("--{ours}"))
-            }
+            (None, None) if let Some((whose, ours)) = other => (format!("it is {whose}'s name"), format!("--{ours}")),
             (None, None) => {
                 let rule = format!("`{path} --help` lists all flags");
                 let all = command.get_arguments().flat_map(names);
