@@ -1,9 +1,9 @@
-// Dropout: the mask is computed, never stored.
+// Dropout, also after a ReLU: the mask is computed, never stored.
 #include "philox.cuh"
 
 // Rows are (sample, token), with `tokens` rows per sample. The first row here is row `first_row` of the batch. One
 // Philox call serves channels 4 k to 4 k + 3.
-template <class T, int N>
+template <bool relu, class T, int N>
 void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,
              u32 key_high, u32 threshold, float scale) {
     u32 channel = (blockIdx.x * blockDim.x + threadIdx.x) * N;
@@ -13,6 +13,10 @@ void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u3
         u32 at = first_row + (u32)row, sample = first_sample + at / tokens, token = at % tokens;
         float x[N];
         load<N>(input + row * channels + channel, x);
+        if constexpr (relu) {
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] = x[i] < 0.0f ? 0.0f : x[i]; // NaN stays
+        }
 #pragma unroll
         for (int i = 0; i < N; i += 4) {
             uint4 words = philox4x32_10(make_uint4((channel + i) / 4, token, sample, step), make_uint2(key_low, key_high));
@@ -30,10 +34,34 @@ void dropout(const T* input, T* output, const SampleRecord* record, u32 rows, u3
         store<N>(output + row * channels + channel, x);
     }
 }
+
+// The gradient: where the forward's output is 0, the ReLU or the mask made it so.
+template <class T, int N>
+void relu_dropout_backward(const T* output, const T* grad_output, T* grad_input, u64 count, float scale) {
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 pack = (u64)blockIdx.x * blockDim.x + threadIdx.x; pack < count / N; pack += stride) {
+        float y[N], grad[N];
+        load<N>(output + pack * N, y);
+        load<N>(grad_output + pack * N, grad);
+#pragma unroll
+        for (int i = 0; i < N; i++) grad[i] = y[i] <= 0.0f ? 0.0f : grad[i] * scale;
+        store<N>(grad_input + pack * N, grad);
+    }
+}
+
 #define DROPOUT(T, N, suffix)                                                                                          \
     KERNEL(dropout_##suffix)                                                                                           \
     (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,           \
      u32 key_high, u32 threshold, float scale) {                                                                       \
-        dropout<T, N>(input, output, record, rows, first_row, tokens, channels, key_low, key_high, threshold, scale);             \
+        dropout<false, T, N>(input, output, record, rows, first_row, tokens, channels, key_low, key_high, threshold, scale);      \
+    }                                                                                                                  \
+    KERNEL(relu_dropout_##suffix)                                                                                      \
+    (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,           \
+     u32 key_high, u32 threshold, float scale) {                                                                       \
+        dropout<true, T, N>(input, output, record, rows, first_row, tokens, channels, key_low, key_high, threshold, scale);       \
+    }                                                                                                                  \
+    KERNEL(relu_dropout_backward_##suffix)                                                                             \
+    (const T* output, const T* grad_output, T* grad_input, u64 count, float scale) {                                   \
+        relu_dropout_backward<T, N>(output, grad_output, grad_input, count, scale);                                    \
     }
 FOR_EACH_FLOAT(DROPOUT)

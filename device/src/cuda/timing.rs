@@ -8,6 +8,13 @@ use crate::{BufferId, DType, Result, Shape, Tensor};
 const ROUNDS: usize = 5;
 /// Consecutive runs in one measurement.
 const RUNS: usize = 3;
+/// Candidates whose short measurement is at most this much above the best are measured again at the settled clock, and at
+/// most so many of them.
+const CLOSE: f32 = 1.1;
+const FINALISTS: usize = 4;
+/// How long a candidate runs alone before it is measured at the settled clock, and while it is, milliseconds.
+const SETTLE_MS: f32 = 40.0;
+const WINDOW_MS: f32 = 40.0;
 
 /// Median milliseconds of a run of each candidate. `None` for candidates that fail.
 ///
@@ -38,6 +45,45 @@ pub(super) fn medians(
         }
     }
     Ok(times.into_iter().map(median).collect())
+}
+
+/// Measures the best of the candidates again, each alone for so long that the clock has settled to the power that it draws.
+/// In a short measurement a GPU runs faster than it can for long, and a candidate that draws more power looks better than it
+/// is. `times` are those of [`medians`]. Candidates that are not measured again get `None`, unless there is only one.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn settled(
+    stream: &RawStream,
+    times: Vec<Option<f32>>,
+    mut run: impl FnMut(usize) -> Result<()>,
+) -> Result<Vec<Option<f32>>> {
+    let close = finalists(&times);
+    if close.len() < 2 {
+        return Ok(times);
+    }
+    let (start, end) = (RawEvent::timed()?, RawEvent::timed()?);
+    let mut again = vec![None; times.len()];
+    for (candidate, short) in close {
+        let runs = |milliseconds: f32| (milliseconds / short).ceil().max(3.0) as usize;
+        (0..runs(SETTLE_MS)).try_for_each(|_| run(candidate))?;
+        stream.record(&start)?;
+        (0..runs(WINDOW_MS)).try_for_each(|_| run(candidate))?;
+        stream.record(&end)?;
+        end.synchronize()?;
+        again[candidate] = Some(start.elapsed_ms(&end)? / runs(WINDOW_MS) as f32);
+    }
+    Ok(again)
+}
+
+/// The candidates that are close to the best, best first, with their times.
+fn finalists(times: &[Option<f32>]) -> Vec<(usize, f32)> {
+    let Some((_, best)) = fastest(times) else { return Vec::new() };
+    let measured = times.iter().enumerate().filter_map(|(candidate, time)| time.map(|time| (candidate, time)));
+    let mut close: Vec<_> = measured.filter(|(_, time)| *time <= best * CLOSE).collect();
+    close.sort_by(|a, b| a.1.total_cmp(&b.1));
+    close.truncate(FINALISTS);
+    close
 }
 
 fn median(mut times: Vec<f32>) -> Option<f32> {
@@ -118,5 +164,12 @@ mod tests {
         assert_eq!(median(Vec::new()), None);
         assert_eq!(fastest(&[Some(3.0), None, Some(1.0), Some(2.0)]), Some((2, 1.0)));
         assert_eq!(fastest(&[None]), None);
+    }
+
+    #[test]
+    fn candidates_close_to_the_best_are_measured_again() {
+        assert_eq!(finalists(&[Some(1.05), None, Some(1.0), Some(1.2)]), [(2, 1.0), (0, 1.05)]);
+        assert_eq!(finalists(&[Some(1.0); 6]).len(), FINALISTS);
+        assert_eq!(finalists(&[None]), []);
     }
 }

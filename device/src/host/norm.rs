@@ -70,6 +70,10 @@ pub(super) fn norm_backward(op: &NormBackward, pool: &Pool) {
 }
 
 fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
+    // First, since `grad_input` may overwrite `grad_residual`.
+    if let Some((grad_output, grad_bias)) = op.grad_residual.zip(op.grad_residual_sums) {
+        bias_grad(&BiasGrad { grad_output, grad_bias, accumulate: op.accumulate }, pool);
+    }
     let hidden = op.input.shape.last();
     let (x, dy, weight) = (view::read::<T>(&op.input), view::read::<T>(&op.grad_output), view::read::<T>(&op.weight));
     let rstds = view::read::<f32>(&op.rstd);
@@ -112,9 +116,6 @@ fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
     store_sums(&partial, &op.grad_weight, op.accumulate);
     if let Some(grad_bias) = &op.grad_bias {
         bias::<T>(dy, hidden, grad_bias, op.accumulate, pool);
-    }
-    if let Some(grad_bias) = op.grad_input_sums {
-        bias_grad(&BiasGrad { grad_output: op.grad_input, grad_bias, accumulate: op.accumulate }, pool);
     }
 }
 

@@ -41,6 +41,8 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::CachedAttention(op) => cache::cached_attention(op, pool),
         Op::TakeRows(op) => cache::take_rows(op, pool),
         Op::Dropout(op) => dropout::dropout(op, pool),
+        Op::ReluDropout(op) => dropout::relu_dropout(op, pool),
+        Op::ReluDropoutBackward(op) => dropout::relu_dropout_backward(op, pool),
         Op::Embedding(op) => embedding::embedding(op, pool),
         Op::EmbeddingBackward(op) => embedding::embedding_backward(op, pool),
         Op::CrossEntropy(op) => loss::cross_entropy(op, pool),

@@ -39,7 +39,7 @@ impl DropoutSite {
     }
 
     /// What kept values are multiplied by: `1 / (1 - rate)`.
-    pub(crate) fn keep_scale(&self) -> f32 {
+    pub fn keep_scale(&self) -> f32 {
         1.0 / (1.0 - self.rate)
     }
 }
@@ -98,5 +98,63 @@ impl Operation for Dropout {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.input, self.site.record], [self.output])
+    }
+}
+
+/// `output = max(input, 0) * mask / (1 - rate)`: a ReLU, NaN staying NaN, and the [`Dropout`] after it. Axes as there.
+#[derive(Clone, Debug)]
+pub struct ReluDropout {
+    /// `(batch, ..., channels)`.
+    pub input: Tensor,
+    /// As many elements. It may be `input`.
+    pub output: Tensor,
+    /// The mask.
+    pub site: DropoutSite,
+}
+
+impl ReluDropout {
+    pub(crate) fn dropout(&self) -> Dropout {
+        Dropout { input: self.input, output: self.output, site: self.site }
+    }
+}
+
+impl Operation for ReluDropout {
+    const NAME: &'static str = "relu_dropout";
+
+    fn check(&self) -> Result<()> {
+        self.dropout().check()
+    }
+
+    fn accesses(&self) -> Accesses {
+        self.dropout().accesses()
+    }
+}
+
+/// Gradient of [`ReluDropout`], or of a ReLU without dropout: `grad_input = scale * grad_output` where `output` is positive,
+/// else 0. A value that was dropped is 0, so the mask is not needed.
+#[derive(Clone, Debug)]
+pub struct ReluDropoutBackward {
+    /// The forward's output, any shape.
+    pub output: Tensor,
+    /// As many elements.
+    pub grad_output: Tensor,
+    /// As many elements.
+    pub grad_input: Tensor,
+    /// [`DropoutSite::keep_scale`]; 1 without dropout.
+    pub scale: f32,
+}
+
+impl Operation for ReluDropoutBackward {
+    const NAME: &'static str = "relu_dropout_backward";
+
+    fn check(&self) -> Result<()> {
+        let ReluDropoutBackward { output, grad_output, grad_input, .. } = self;
+        ensure_float(Self::NAME, &[("output", *output), ("grad_output", *grad_output), ("grad_input", *grad_input)])?;
+        ensure_elements(Self::NAME, "grad_output", grad_output, output.elements())?;
+        ensure_elements(Self::NAME, "grad_input", grad_input, output.elements())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.output, self.grad_output], [self.grad_input])
     }
 }

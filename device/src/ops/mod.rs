@@ -39,7 +39,7 @@ pub(crate) use checks::{ensure, ensure_dtype, ensure_elements, ensure_float, ens
 pub use collective::Collective;
 pub use control::{Control, SampleRecord, Status, WriteControl, WriteSampleRecord};
 pub use custom::{Custom, CustomOp};
-pub use dropout::{Dropout, DropoutPart, DropoutSite};
+pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBackward};
 pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gemm::{Epilogue, Fp8Scales, Gemm};

@@ -96,8 +96,8 @@ pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) ->
 /// `input` is what was normalised (the forward's `sum` where it had a residual). Parameter gradients are summed over
 /// rows in fixed chunks, in f32. `grad_input` may be `grad_residual`.
 ///
-/// `grad_input` is also the gradient of what the forward added to its residual. If that was the output of a linear
-/// layer, `grad_input_sums` is the gradient of the layer's bias.
+/// `grad_residual` is also the gradient of what is added to `sum` later. If that is the output of a linear layer,
+/// `grad_residual_sums` is the gradient of the layer's bias.
 #[derive(Clone, Debug)]
 pub struct NormBackward {
     /// LayerNorm or RMSNorm.
@@ -120,8 +120,8 @@ pub struct NormBackward {
     pub grad_weight: Tensor,
     /// `(hidden)`, f32; present if the forward had a bias.
     pub grad_bias: Option<Tensor>,
-    /// `(hidden)`, f32: sums over the rows of `grad_input` as stored; a parameter gradient like the others.
-    pub grad_input_sums: Option<Tensor>,
+    /// `(hidden)`, f32: sums over the rows of `grad_residual`; a parameter gradient like the others.
+    pub grad_residual_sums: Option<Tensor>,
     /// Add to the parameter gradients instead of overwriting them.
     pub accumulate: bool,
 }
@@ -156,7 +156,10 @@ impl Operation for NormBackward {
             ensure_float(Self::NAME, &[("input", self.input), ("grad_residual", residual)])?;
             ensure_elements(Self::NAME, "grad_residual", &residual, rows * hidden)?;
         }
-        for (name, tensor) in [("grad_bias", self.grad_bias), ("grad_input_sums", self.grad_input_sums)] {
+        ensure(Self::NAME, self.grad_residual.is_some() || self.grad_residual_sums.is_none(), || {
+            "`grad_residual_sums` needs `grad_residual`".into()
+        })?;
+        for (name, tensor) in [("grad_bias", self.grad_bias), ("grad_residual_sums", self.grad_residual_sums)] {
             if let Some(tensor) = tensor {
                 ensure_elements(Self::NAME, name, &tensor, hidden)?;
                 ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
@@ -171,10 +174,10 @@ impl Operation for NormBackward {
                 .reads(self.mean)
                 .reads(self.grad_residual)
                 .writes(self.grad_bias)
-                .writes(self.grad_input_sums);
+                .writes(self.grad_residual_sums);
         if !self.accumulate {
             return base;
         }
-        base.reads([self.grad_weight]).reads(self.grad_bias).reads(self.grad_input_sums)
+        base.reads([self.grad_weight]).reads(self.grad_bias).reads(self.grad_residual_sums)
     }
 }

@@ -6,8 +6,8 @@ use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
     CustomOp, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, MakeScale, Mse, Norm, NormBackward, Operation, Poison,
-    ProgressMark, Quantize, Rotary, Sgd, SquareSum, SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8,
-    UpdateScales, WriteControl, WriteSampleRecord,
+    ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Sgd, SquareSum, SumCounts, SumInto, SwiGlu,
+    SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
@@ -95,6 +95,10 @@ operations! {
     TakeRows,
     /// Dropout.
     Dropout,
+    /// ReLU, then dropout.
+    ReluDropout,
+    /// Its gradient.
+    ReluDropoutBackward,
     /// Table lookup.
     Embedding,
     /// Its gradient.

@@ -164,7 +164,7 @@ fn check_small_norm(t: &Bench, layer: bool, hidden: usize, magnitude: f64, eps: 
         grad_input: through,
         grad_weight: of_weight,
         grad_bias: layer.then(|| t.empty(&[hidden], DType::F32)),
-        grad_input_sums: None,
+        grad_residual_sums: None,
         accumulate: false,
     });
     let what = format!("{kind:?}, hidden {hidden}, {dtype} near {magnitude:e} with eps {eps:e}");

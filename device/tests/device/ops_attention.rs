@@ -171,7 +171,34 @@ proptest! {
             .map(|i| x[i] * PLACE.factor(i / channels / seq, i / channels % seq, i % channels))
             .collect();
         assert_close("dropped", dtype, &t.get(&output), &truth);
+
+        let input = t.put(&shape, dtype, &x);
+        let output = if in_place { input } else { t.empty(&shape, dtype) };
+        t.run(ReluDropout { input, output, site: PLACE.on(&t) });
+        let truth: Vec<f64> = truth.iter().map(|y| y.max(0.0)).collect();
+        assert_close("relu, then dropped", dtype, &t.get(&output), &truth);
+
+        let dy = numbers(2, x.len(), dtype);
+        let (grad_output, grad_input) = (t.put(&shape, dtype, &dy), t.empty(&shape, dtype));
+        let scale = PLACE.on(&t).keep_scale();
+        t.run(ReluDropoutBackward { output, grad_output, grad_input, scale });
+        let truth: Vec<f64> = (0..x.len())
+            .map(|i| match x[i] > 0.0 {
+                true => dy[i] * PLACE.factor(i / channels / seq, i / channels % seq, i % channels),
+                false => 0.0,
+            })
+            .collect();
+        assert_close("gradient through both", dtype, &t.get(&grad_input), &truth);
     }
+}
+
+#[test]
+fn relu_with_dropout_lets_nan_through() {
+    let t = bench(1);
+    let input = t.put(&[1, 1, 64], F32, &[f64::NAN; 64]);
+    let output = t.empty(&[1, 1, 64], F32);
+    t.run(ReluDropout { input, output, site: PLACE.on(&t) });
+    assert!(t.get(&output).iter().all(|y| y.is_nan()));
 }
 
 #[test]

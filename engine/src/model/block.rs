@@ -74,8 +74,8 @@ pub(crate) struct Branch {
     number: usize,
     norm: NormLayer,
     pub(crate) part: Box<dyn BlockPart>,
-    /// The output bias of the part before, if the norm sums its gradient.
-    delta_bias: Option<Param>,
+    /// The part's output bias, if the norm sums its gradient.
+    output_bias: Option<Param>,
 }
 
 /// What a branch saves for its backward.
@@ -88,11 +88,10 @@ impl Block {
         let parts = parts(builder.of.shape);
         let first = block * parts.len();
         for (at, BranchSpec { module, norm: name, part }) in parts.into_iter().enumerate() {
-            // The residual stream that the first norm reads is another layer's output. That layer's own backward makes the
-            // gradient of its bias, because its bucket is reduced while this layer's backward runs.
-            let delta_bias = branches.last_mut().and_then(|before| before.part.leave_bias_to_next_norm());
             let norm = norm(builder.of.shape, block, name).build(builder.params);
-            branches.push(Branch { module, number: first + at, norm, part: part.build(builder, block), delta_bias });
+            let mut part = part.build(builder, block);
+            let output_bias = part.leave_bias_to_norm();
+            branches.push(Branch { module, number: first + at, norm, part, output_bias });
         }
         Block { branches }
     }
@@ -199,7 +198,7 @@ impl Branch {
         let (norm, saved): SavedBranch = cx.part(self.number, |cx| cx.saved())?;
         let input = SavedInput::new(&self.norm, &norm);
         let (grad_normed, pending) = self.part.backward(cx, grad, input, &saved, pending)?;
-        let grad = self.norm.backward(cx, &norm, grad_normed, Some(grad), self.delta_bias)?;
+        let grad = self.norm.backward(cx, &norm, grad_normed, Some(grad), self.output_bias)?;
         Ok((grad, pending))
     }
 

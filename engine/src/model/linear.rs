@@ -6,6 +6,7 @@ use device::ops::{BiasGrad, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, Quan
 use device::{Communicator, Shape, Tensor};
 use graph_manager::Result;
 
+use super::dropout::DropoutLayer;
 use super::norm::Normed;
 use super::pending::{PendingInput, PendingWeightGradients};
 use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
@@ -90,7 +91,7 @@ impl LinearSpec {
     /// The layer over its parameters, whose products have the formats of a recipe.
     pub(crate) fn build(&self, params: &Params, precision: Precision) -> Linear {
         let bias = self.bias.then(|| params.get(&self.bias_name()));
-        Linear { weight: params.get(&self.weight_name()), bias, precision }
+        Linear { weight: params.get(&self.weight_name()), bias, bias_left_to_norm: false, precision }
     }
 
     /// What it costs, whole: each of its three products reads or writes input and output once.
@@ -104,10 +105,24 @@ impl LinearSpec {
 pub(crate) struct Linear {
     pub(crate) weight: Param,
     pub(crate) bias: Option<Param>,
+    /// A norm computes the bias's gradient.
+    bias_left_to_norm: bool,
     pub(crate) precision: Precision,
 }
 
 impl Linear {
+    /// The bias, if the norm that reads the gradient of the residual stream can compute its gradient: if no dropout lies between
+    /// this layer's output and the stream, and all rows are on this rank. From now on this layer does not compute it.
+    pub(crate) fn leave_bias_to_norm(&mut self, output: &DropoutLayer, region: &TensorParallelRegion) -> Option<Param> {
+        self.bias_left_to_norm = output.is_off() && !region.parallel.splits_rows();
+        self.bias.filter(|_| self.bias_left_to_norm)
+    }
+
+    /// The gradient of the bias, if this layer computes it.
+    fn bias_grad(&self) -> Option<Tensor> {
+        self.bias.filter(|_| !self.bias_left_to_norm).map(|bias| bias.grad)
+    }
+
     /// Width of its output on this rank.
     pub(crate) fn width(&self) -> usize {
         self.weight.weight.shape.rows()
@@ -263,7 +278,7 @@ impl Linear {
         shared_by: Option<&Rc<dyn Communicator>>,
     ) -> Result<Operand> {
         let fp8 = self.fp8();
-        let sums = self.bias.map(|bias| bias.grad);
+        let sums = self.bias_grad();
         let quantize_as = QuantizeAs {
             fp8,
             dtype: fp8.fp8.grad_output(),
@@ -405,8 +420,8 @@ impl Linear {
         }
         let (input, grad_output) = (input.plain(), grad_output.plain());
         cx.defer(Gemm::wgrad(grad_output, input, self.weight.grad, accumulate))?;
-        match self.bias {
-            Some(bias) => cx.defer(BiasGrad { grad_output, grad_bias: bias.grad, accumulate }),
+        match self.bias_grad() {
+            Some(grad_bias) => cx.defer(BiasGrad { grad_output, grad_bias, accumulate }),
             None => Ok(()),
         }
     }

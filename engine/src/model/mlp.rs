@@ -1,11 +1,11 @@
 //! A multi-layer perceptron trained on squared error: linear, ReLU and dropout between layers.
 
 use device::Tensor;
-use device::ops::{Activation, ActivationBackward, ActivationKind, DropoutPart, DropoutSite, Epilogue};
+use device::ops::{Activation, ActivationKind, DropoutPart, DropoutSite, Epilogue, ReluDropout, ReluDropoutBackward};
 use graph_manager::Result;
 
 use super::architecture::{Architecture, Chunk, Model, StepTensors};
-use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
+use super::dropout::DropoutLayer;
 use super::head::RegressionHead;
 use super::layer::{Hidden, Layer};
 use super::linear::{Linear, LinearSpec};
@@ -106,46 +106,48 @@ struct Perceptron {
 struct Saved {
     /// `(batch, in)`.
     input: Tensor,
-    /// `(batch, out)`.
-    pre: Tensor,
+    /// `(batch, out)`, after activation and dropout.
+    output: Tensor,
     dropout: Option<DropoutSite>,
 }
 
 impl Layer for Perceptron {
     /// From `(batch, in)` to `(batch, out)`.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
-        let pre = self.linear.output(cx, "pre", &input.x)?;
-        self.linear.forward(cx, &Operand::Plain(input.x), pre)?;
-        let mut x = pre;
+        let output = self.linear.output(cx, "output", &input.x)?;
+        self.linear.forward(cx, &Operand::Plain(input.x), output)?;
         let dropout = self.dropout.site(cx, input.record);
-        if self.activated {
-            x = cx.tensor("activated", pre.shape, input.x.dtype)?;
-            cx.run(Activation { kind: ActivationKind::Relu, input: pre, output: x })?;
-            drop_in_place(cx, x, dropout)?;
+        let mut x = output;
+        match (self.activated, dropout) {
+            (false, _) => {}
+            (true, Some(site)) => cx.run(ReluDropout { input: output, output, site })?,
+            (true, None) => {
+                x = cx.tensor("activated", output.shape, output.dtype)?;
+                cx.run(Activation { kind: ActivationKind::Relu, input: output, output: x })?;
+            }
         }
-        cx.save_for_backward(Saved { input: input.x, pre, dropout })?;
+        cx.save_for_backward(Saved { input: input.x, output: x, dropout })?;
         Ok(Hidden { x, ..input })
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
         let saved: Saved = cx.saved()?;
-        let mut grad_pre = grad;
+        let mut grad_product = grad;
         if self.activated {
-            let grad_output = dropout_backward(cx, "grad_activated", grad, saved.dropout)?;
-            grad_pre = cx.tensor("grad_pre", saved.pre.shape, grad.dtype)?;
-            cx.run(ActivationBackward {
-                kind: ActivationKind::Relu,
-                input: saved.pre,
-                grad_output,
-                grad_input: grad_pre,
+            grad_product = cx.tensor("grad_product", saved.output.shape, grad.dtype)?;
+            cx.run(ReluDropoutBackward {
+                output: saved.output,
+                grad_output: grad,
+                grad_input: grad_product,
+                scale: saved.dropout.map_or(1.0, |site| site.keep_scale()),
             })?;
         }
         // First, so that they need not wait for the input gradient.
-        self.linear.wgrad(cx, Operand::Plain(saved.input), Operand::Plain(grad_pre))?;
-        let mut grad_input = grad_pre;
+        self.linear.wgrad(cx, Operand::Plain(saved.input), Operand::Plain(grad_product))?;
+        let mut grad_input = grad_product;
         if !self.first {
-            grad_input = self.linear.input_gradient(cx, "grad_input", &grad_pre)?;
-            self.linear.dgrad(cx, &Operand::Plain(grad_pre), grad_input, Epilogue::None)?;
+            grad_input = self.linear.input_gradient(cx, "grad_input", &grad_product)?;
+            self.linear.dgrad(cx, &Operand::Plain(grad_product), grad_input, Epilogue::None)?;
         }
         Ok(grad_input)
     }

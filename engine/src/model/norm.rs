@@ -162,14 +162,14 @@ impl NormLayer {
     }
 
     /// The residual stream's gradient: `grad_output` through the norm, plus `grad_residual`, which arrives by the residual
-    /// path. Its sum over all rows, `(hidden)`, goes to the gradient of `delta_bias`.
+    /// path. The sum of the latter over all rows, `(hidden)`, goes to the gradient of `output_bias`.
     pub(crate) fn backward(
         &self,
         cx: &mut StepContext<'_>,
         saved: &SavedNorm,
         grad_output: Tensor,
         grad_residual: Option<Tensor>,
-        delta_bias: Option<Param>,
+        output_bias: Option<Param>,
     ) -> Result<Tensor> {
         let grad_input = cx.tensor("grad_residual", saved.input.shape, grad_output.dtype)?;
         cx.run(NormBackward {
@@ -183,7 +183,7 @@ impl NormLayer {
             grad_input,
             grad_weight: self.weight.grad,
             grad_bias: self.bias.map(|bias| bias.grad),
-            grad_input_sums: delta_bias.map(|bias| bias.grad),
+            grad_residual_sums: output_bias.map(|bias| bias.grad),
             accumulate: !cx.variant().overwrites,
         })?;
         Ok(grad_input)

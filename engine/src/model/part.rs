@@ -83,10 +83,10 @@ pub(crate) trait BlockPart {
         false
     }
 
-    /// Called once, while the block is built, if another norm follows in the same block. The backward of that norm computes
-    /// the gradient of this part's output, so it can also sum it over all rows: that sum is the gradient of the output's
-    /// bias. A part that leaves this to the norm returns its bias, and no longer computes the bias's gradient.
-    fn leave_bias_to_next_norm(&mut self) -> Option<Param> {
+    /// Called once, while the block is built. The backward of the part's norm reads the gradient of the residual stream after
+    /// the part, so it can also sum it over all rows: that sum is the gradient of the output's bias. A part that leaves this to
+    /// the norm returns its bias, and no longer computes the bias's gradient.
+    fn leave_bias_to_norm(&mut self) -> Option<Param> {
         None
     }
 }

@@ -1,20 +1,29 @@
-//! Dropout.
+//! Dropout, also after a ReLU.
 
-use super::shape::{LoadWidth, over_rows};
+use super::shape::{LoadWidth, over_packs, over_rows};
 use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
-use crate::ops::Dropout;
+use crate::ops::{Dropout, ReluDropout, ReluDropoutBackward};
 
 /// See [`Dropout`].
 pub(super) fn dropout(op: &Dropout, queue: &Queue<'_>) -> Result<()> {
+    launch("dropout", op, queue)
+}
+
+/// See [`ReluDropout`].
+pub(super) fn relu_dropout(op: &ReluDropout, queue: &Queue<'_>) -> Result<()> {
+    launch("relu_dropout", &op.dropout(), queue)
+}
+
+fn launch(kernel: &str, op: &Dropout, queue: &Queue<'_>) -> Result<()> {
     let (rows, channels, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let site = &op.site;
     let [key_low, key_high] = site.key();
     let load = LoadWidth::of(channels, [op.input, op.output]);
     let grid = over_rows(rows, channels / load.values(dtype), queue);
     queue.launch(
-        &load.kernel("dropout", dtype),
+        &load.kernel(kernel, dtype),
         grid,
         &[
             op.input.into(),
@@ -29,5 +38,17 @@ pub(super) fn dropout(op: &Dropout, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(site.threshold()),
             Arg::F32(site.keep_scale()),
         ],
+    )
+}
+
+/// See [`ReluDropoutBackward`].
+pub(super) fn relu_dropout_backward(op: &ReluDropoutBackward, queue: &Queue<'_>) -> Result<()> {
+    let (count, dtype) = (op.grad_input.elements(), op.grad_input.dtype);
+    let load = LoadWidth::of(count, [op.output, op.grad_output, op.grad_input]);
+    let grid = over_packs(count / load.values(dtype), queue);
+    queue.launch(
+        &load.kernel("relu_dropout_backward", dtype),
+        grid,
+        &[op.output.into(), op.grad_output.into(), op.grad_input.into(), Arg::U64(count as u64), Arg::F32(op.scale)],
     )
 }

@@ -142,7 +142,7 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let vectors = [op.input, op.weight, op.grad_output, op.grad_input].into_iter().chain(op.grad_residual);
     let shape = RowShape::of(hidden, dtype, vectors);
-    let blocks = shape.backward_blocks(rows, op.grad_input_sums.is_some(), queue.multiprocessors());
+    let blocks = shape.backward_blocks(rows, op.grad_residual_sums.is_some(), queue.multiprocessors());
     let block = NormBackwardBlock {
         input: op.input.address,
         weight: op.weight.address,
@@ -158,31 +158,34 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
         reserved: 0,
     };
     if let RowShape::Any = shape {
+        // First, since `grad_input` may overwrite `grad_residual`.
+        if let Some(sums) = residual_sums(op) {
+            bias_grad(&sums, queue)?;
+        }
         let columns = Grid { blocks: (hidden.div_ceil(256) as u32, blocks as u32, 1), threads: 256, shared: 0 };
         queue.launch_block(&format!("norm_backward_columns_{dtype}"), columns, &block)?;
         let grid = Grid::line(rows.min(queue.multiprocessors() * 8), 256);
         queue.launch_block(&shape.kernel("norm_backward", dtype), grid, &block)?;
-        add_partial(blocks, [Some(op.grad_weight), op.grad_bias, None], op.accumulate, queue)?;
-        return input_sums(op).map_or(Ok(()), |sums| bias_grad(&sums, queue));
+        return add_partial(blocks, [Some(op.grad_weight), op.grad_bias, None], op.accumulate, queue);
     }
-    let name = if op.grad_input_sums.is_some() { "norm_backward_sums" } else { "norm_backward" };
+    let name = if op.grad_residual_sums.is_some() { "norm_backward_sums" } else { "norm_backward" };
     queue.launch_block(&shape.kernel(name, dtype), Grid::line(blocks, shape.threads() as u32), &block)?;
-    add_partial(blocks, [Some(op.grad_weight), op.grad_bias, op.grad_input_sums], op.accumulate, queue)
+    add_partial(blocks, [Some(op.grad_weight), op.grad_bias, op.grad_residual_sums], op.accumulate, queue)
 }
 
-/// The sums of `grad_input` as a separate operation.
-fn input_sums(op: &NormBackward) -> Option<BiasGrad> {
-    let sums = |grad_bias| BiasGrad { grad_output: op.grad_input, grad_bias, accumulate: op.accumulate };
-    op.grad_input_sums.map(sums)
+/// The sums of `grad_residual` as a separate operation.
+fn residual_sums(op: &NormBackward) -> Option<BiasGrad> {
+    let (grad_output, grad_bias) = op.grad_residual.zip(op.grad_residual_sums)?;
+    Some(BiasGrad { grad_output, grad_bias, accumulate: op.accumulate })
 }
 
 /// Scratch for the partial sums of [`norm_backward`], for either row shape that it may take.
 pub(super) fn scratch_bytes(op: &NormBackward, multiprocessors: usize) -> usize {
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
-    let with_sums = op.grad_input_sums.is_some();
+    let with_sums = op.grad_residual_sums.is_some();
     let blocks = |shape: RowShape| shape.backward_blocks(rows, with_sums, multiprocessors);
     let sums = 1 + usize::from(op.grad_bias.is_some()) + usize::from(with_sums);
     let most = blocks(RowShape::of(hidden, dtype, [])).max(blocks(RowShape::Any));
-    let separate = input_sums(op).map_or(0, |sums| columns::scratch_bytes(&sums, multiprocessors));
+    let separate = residual_sums(op).map_or(0, |sums| columns::scratch_bytes(&sums, multiprocessors));
     (sums * most * hidden * DType::F32.size()).max(separate)
 }

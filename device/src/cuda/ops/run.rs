@@ -47,6 +47,8 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::NormBackward(op) => norm::norm_backward(op, queue),
         Op::Rotary(op) => rotary::rotary(op, queue),
         Op::Dropout(op) => dropout::dropout(op, queue),
+        Op::ReluDropout(op) => dropout::relu_dropout(op, queue),
+        Op::ReluDropoutBackward(op) => dropout::relu_dropout_backward(op, queue),
         Op::Embedding(op) => embedding::embedding(op, queue),
         Op::EmbeddingBackward(op) => embedding::embedding_backward(op, queue),
         Op::CrossEntropy(op) => loss::cross_entropy(op, queue),

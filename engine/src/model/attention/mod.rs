@@ -53,7 +53,6 @@ impl PartSpec for CausalAttentionSpec {
         Box::new(CausalAttention {
             qkv,
             projection,
-            bias_left_to_norm: false,
             heads,
             kv_heads: shape.kv_heads / parallel.size(),
             rotary: builder.step.rotary,
@@ -83,8 +82,6 @@ struct CausalAttention {
     qkv: Linear,
     /// `(hidden, heads * head_dim)`.
     projection: Linear,
-    /// The next norm computes the gradient of the projection's bias.
-    bias_left_to_norm: bool,
     /// On this rank, as `kv_heads`.
     heads: usize,
     kv_heads: usize,
@@ -153,15 +150,14 @@ impl BlockPart for CausalAttention {
     ) -> Result<(Tensor, PendingWeightGradients)> {
         let saved: SavedAttention = saved.get();
         let grad_delta = dropout_backward(cx, "grad_attention_out", grad, saved.output)?;
-        let bias = self.projection.bias.filter(|_| !self.bias_left_to_norm);
-        let projection = Linear { bias, ..self.projection };
+        let projection = &self.projection;
         let name = "all_grad_attention_out";
         let grad_delta = projection.gathered_grad_output(cx, name, grad_delta, pending, &self.region)?;
 
         let normed = input.gather(cx, "all_normed_1", saved.normed, &self.qkv, &self.region)?;
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         // First, so that it need not wait for the input gradient.
-        let pending = PendingWeightGradients::of(projection, saved.projected, grad_delta);
+        let pending = PendingWeightGradients::of(*projection, saved.projected, grad_delta);
         let pending = pending.compute_unless(self.region.is_shared(), cx)?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
         let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
@@ -196,11 +192,7 @@ impl BlockPart for CausalAttention {
         self.qkv.computes_input(&self.region)
     }
 
-    fn leave_bias_to_next_norm(&mut self) -> Option<Param> {
-        // The bias's gradient is the sum of the residual stream's gradient over rows, if no dropout lies between the two and
-        // all rows are on this rank.
-        let can = self.output.is_off() && !self.region.parallel.splits_rows();
-        self.bias_left_to_norm = can;
-        self.projection.bias.filter(|_| can)
+    fn leave_bias_to_norm(&mut self) -> Option<Param> {
+        self.projection.leave_bias_to_norm(&self.output, &self.region)
     }
 }

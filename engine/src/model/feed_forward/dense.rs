@@ -14,7 +14,7 @@ use crate::model::pending::PendingWeightGradients;
 use crate::model::shape::GptShape;
 use crate::model::tensor_parallel::TensorParallelRegion;
 use crate::model::token_cost::TokenCost;
-use crate::params::ParamSpec;
+use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
 
 /// What lies between the two matrices. `up` is the first `(groups * ffn, hidden)`, `down` the second `(hidden, ffn)`; on
@@ -224,5 +224,9 @@ impl BlockPart for DenseFeedForward {
 
     fn computes_input(&self) -> bool {
         self.up.computes_input(&self.region)
+    }
+
+    fn leave_bias_to_norm(&mut self) -> Option<Param> {
+        self.down.leave_bias_to_norm(&self.output, &self.region)
     }
 }

@@ -3,8 +3,9 @@
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, AdamW, AdamWTensors, Add, Attention, AttentionBackward, BiasGrad,
     ClipScale, ColumnRange, Control, Copy, CopyColumns, CrossEntropy, Dropout, DropoutPart, DropoutSite, Embedding,
-    EmbeddingBackward, Epilogue, Fill, Gemm, Mse, Norm, NormBackward, NormKind, Rotary, SampleRecord, Sgd, SgdTensors,
-    SquareSum, Status, SumInto, SwiGlu, SwiGluBackward, WriteControl, WriteSampleRecord,
+    EmbeddingBackward, Epilogue, Fill, Gemm, Mse, Norm, NormBackward, NormKind, ReluDropout, ReluDropoutBackward,
+    Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto, SwiGlu, SwiGluBackward, WriteControl,
+    WriteSampleRecord,
 };
 use device::{DType, Result, Tensor};
 
@@ -210,6 +211,20 @@ fn elementwise(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             Ok(Dropout { input, output: b.output(shape, dtype)?, site }.into())
         }),
     );
+    add(
+        "relu and dropout",
+        Box::new(move |b| {
+            let (input, site) = (b.input(shape, dtype)?, site(b)?);
+            Ok(ReluDropout { input, output: b.output(shape, dtype)?, site }.into())
+        }),
+    );
+    add(
+        "relu and dropout backward",
+        Box::new(move |b| {
+            let (output, grad_output) = (b.input(shape, dtype)?, b.input(shape, dtype)?);
+            Ok(ReluDropoutBackward { output, grad_output, grad_input: b.output(shape, dtype)?, scale: 1.25 }.into())
+        }),
+    );
 }
 
 fn site(b: &mut Workbench) -> Result<DropoutSite> {
@@ -277,7 +292,7 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
                     };
                     let grad_weight = parameter(b)?;
                     let grad_bias = if layer { Some(parameter(b)?) } else { None };
-                    let grad_input_sums = if with_residual { Some(parameter(b)?) } else { None };
+                    let grad_residual_sums = if with_residual { Some(parameter(b)?) } else { None };
                     Ok(NormBackward {
                         kind,
                         input,
@@ -289,7 +304,7 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
                         grad_input: b.output(shape, dtype)?,
                         grad_weight,
                         grad_bias,
-                        grad_input_sums,
+                        grad_residual_sums,
                         accumulate: with_residual,
                     }
                     .into())
