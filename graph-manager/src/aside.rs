@@ -30,6 +30,12 @@ impl<'m, P: Policy> StepContext<'m, P> {
         Ok((output?, aside))
     }
 
+    /// Whether what runs now runs aside. Its transfers need communicators of their own: two that are under way at once on one
+    /// communicator might start in another order on another rank.
+    pub fn is_aside(&self) -> bool {
+        self.is_aside
+    }
+
     /// Makes what follows wait for these regions.
     ///
     /// # Errors

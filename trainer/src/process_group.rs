@@ -20,6 +20,8 @@ pub struct ProcessGroup {
     pub data: Option<Rc<dyn Communicator>>,
     /// The ranks that share layers. `None` if there are no others.
     pub tensor: Option<Rc<dyn Communicator>>,
+    /// The same ranks over a second communicator, where microbatches overlap.
+    pub tensor_aside: Option<Rc<dyn Communicator>>,
     /// The pipeline stages with other layers. `None` if there are no others.
     pub pipeline: Option<PipelineGroups>,
     /// Messages between the hosts of all ranks.
@@ -39,6 +41,7 @@ impl ProcessGroup {
             threads,
             data: None,
             tensor: None,
+            tensor_aside: None,
             pipeline: None,
             control: Control { world: Rc::new(World::single()), watch: None },
             stop: Stop::default(),

@@ -8,8 +8,9 @@ use crate::{BufferId, DType, Result, Shape, Tensor};
 const ROUNDS: usize = 5;
 /// Consecutive runs in one measurement.
 const RUNS: usize = 3;
-/// Candidates whose short measurement is at most this much above the best are measured again at the settled clock, and at
-/// most so many of them.
+/// Work that takes at least so many milliseconds is measured again at the settled clock: its candidates whose short
+/// measurement is at most [`CLOSE`] times the best, and at most [`FINALISTS`] of them.
+const LONG_MS: f32 = 0.25;
 const CLOSE: f32 = 1.1;
 const FINALISTS: usize = 4;
 /// How long a candidate runs alone before it is measured at the settled clock, and while it is, milliseconds.
@@ -47,9 +48,9 @@ pub(super) fn medians(
     Ok(times.into_iter().map(median).collect())
 }
 
-/// Measures the best of the candidates again, each alone for so long that the clock has settled to the power that it draws.
-/// In a short measurement a GPU runs faster than it can for long, and a candidate that draws more power looks better than it
-/// is. `times` are those of [`medians`]. Candidates that are not measured again get `None`, unless there is only one.
+/// Measures the best candidates of long work again, each alone for so long that the clock has settled to the power that it
+/// draws. In a short measurement a GPU runs faster than it can for long, and a candidate that draws more power looks better
+/// than it is. `times` are those of [`medians`]. If any are measured again, the others get `None`.
 ///
 /// # Errors
 /// The driver's.
@@ -78,7 +79,7 @@ pub(super) fn settled(
 
 /// The candidates that are close to the best, best first, with their times.
 fn finalists(times: &[Option<f32>]) -> Vec<(usize, f32)> {
-    let Some((_, best)) = fastest(times) else { return Vec::new() };
+    let Some((_, best)) = fastest(times).filter(|(_, best)| *best >= LONG_MS) else { return Vec::new() };
     let measured = times.iter().enumerate().filter_map(|(candidate, time)| time.map(|time| (candidate, time)));
     let mut close: Vec<_> = measured.filter(|(_, time)| *time <= best * CLOSE).collect();
     close.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -167,9 +168,10 @@ mod tests {
     }
 
     #[test]
-    fn candidates_close_to_the_best_are_measured_again() {
+    fn of_long_work_the_candidates_close_to_the_best_are_measured_again() {
         assert_eq!(finalists(&[Some(1.05), None, Some(1.0), Some(1.2)]), [(2, 1.0), (0, 1.05)]);
         assert_eq!(finalists(&[Some(1.0); 6]).len(), FINALISTS);
+        assert_eq!(finalists(&[Some(0.01), Some(0.01)]), []);
         assert_eq!(finalists(&[None]), []);
     }
 }

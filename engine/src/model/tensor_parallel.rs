@@ -29,6 +29,8 @@ use crate::step_policy::StepContext;
 pub struct TensorParallel {
     /// The ranks that share layers; `None` where each rank has whole layers.
     pub group: Option<Rc<dyn Communicator>>,
+    /// The same ranks over a communicator of its own, for microbatches that overlap: the forwards that run aside use it.
+    pub aside: Option<Rc<dyn Communicator>>,
     /// Sequence parallelism: each rank has its own rows of the residual stream.
     pub sequence: bool,
 }
@@ -37,6 +39,11 @@ impl TensorParallel {
     /// One rank with whole layers.
     pub fn alone() -> TensorParallel {
         TensorParallel::default()
+    }
+
+    /// The communicator for transfers from here.
+    pub(crate) fn communicator(&self, cx: &StepContext<'_>) -> Option<&Rc<dyn Communicator>> {
+        self.aside.as_ref().filter(|_| cx.is_aside()).or(self.group.as_ref())
     }
 
     /// This rank within the group.
@@ -135,12 +142,12 @@ impl TensorParallelRegion {
         name: &'static str,
         rows: Tensor,
     ) -> Result<(Tensor, Option<Collective>)> {
-        let Some(group) = self.parallel.group.as_ref().filter(|_| self.parallel.splits_rows()) else {
+        let Some(group) = self.parallel.communicator(cx).filter(|_| self.parallel.splits_rows()).cloned() else {
             return Ok((rows, None));
         };
         let all = self.tensor(cx, name, rows.shape.last(), rows.dtype)?;
         let kind = CollectiveKind::AllGather;
-        Ok((all, Some(Collective { kind, communicator: group.clone(), input: rows, output: all })))
+        Ok((all, Some(Collective { kind, communicator: group, input: rows, output: all })))
     }
 
     /// The sum over the ranks of `(batch, seq, width)`: in place, or with sequence parallelism this rank's rows of it,
@@ -175,7 +182,8 @@ impl TensorParallelRegion {
         partial: Tensor,
     ) -> Result<(Tensor, Option<Collective>)> {
         let ranks = self.parallel.size();
-        let Some(group) = self.parallel.group.clone().filter(|_| ranks > 1) else { return Ok((partial, None)) };
+        let group = self.parallel.communicator(cx).filter(|_| ranks > 1).cloned();
+        let Some(group) = group else { return Ok((partial, None)) };
         if !self.parallel.sequence {
             return Ok((partial, Some(Collective::in_place(CollectiveKind::AllReduceSum, group, partial))));
         }

@@ -79,11 +79,17 @@ impl Stage {
     ) -> Result<Stage> {
         let StageGroups { data_parallel, pipeline } = groups;
         let overlaps_microbatches = options.graphs.enable && options.graphs.overlap_microbatches;
-        let has_part = options.pipeline.placement().stages() > 1 || architecture.tensor.size() > 1;
-        if overlaps_microbatches && has_part {
+        if overlaps_microbatches && options.pipeline.placement().stages() > 1 {
             return Err(Error::Usage {
-                problem: "microbatches overlap, and this rank has only a part of the layers".into(),
-                fix: "set GraphOptions::overlap_microbatches only where one rank has all layers whole",
+                problem: "microbatches overlap, and other stages have other layers".into(),
+                fix: "set GraphOptions::overlap_microbatches only where there is one stage",
+            });
+        }
+        let tensor = &architecture.tensor;
+        if overlaps_microbatches && tensor.size() > 1 && tensor.aside.is_none() {
+            return Err(Error::Usage {
+                problem: "microbatches overlap, and their tensor-parallel transfers have one communicator".into(),
+                fix: "set TensorParallel::aside",
             });
         }
         let compute = device.stream("compute");

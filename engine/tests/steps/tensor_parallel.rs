@@ -58,7 +58,7 @@ fn train(
                 scope.spawn(move || {
                     let shared = place.split("tensor", &grid.group(place.rank(), Axis::Tensor));
                     let batch = place.split("data", &grid.group(place.rank(), Axis::Data));
-                    let tensor = TensorParallel { group: Some(shared), sequence };
+                    let tensor = TensorParallel { group: Some(shared), aside: None, sequence };
                     let group = (data > 1).then_some(batch);
                     Run { tensor, group, shuffle, ..run(kind, data, precision, graphs) }.train()
                 })
@@ -160,7 +160,8 @@ fn first_weights_are_the_parts_of_one_ranks() {
             for place in ThreadWorld::ranks(4, Duration::from_secs(600)) {
                 let weights = &weights;
                 scope.spawn(move || {
-                    let tensor = TensorParallel { group: Some(place.communicator("tensor")), sequence: true };
+                    let tensor =
+                        TensorParallel { group: Some(place.communicator("tensor")), aside: None, sequence: true };
                     let part = Run { tensor, ..run(kind, 1, Precision::F32, &off()) };
                     let device = part.device();
                     let stage = part.stage(&device);
@@ -190,8 +191,9 @@ fn no_rank_holds_more_than_its_part_of_logits_heads_and_channels() {
         let threads: Vec<_> = ThreadWorld::ranks(4, Duration::from_secs(600))
             .into_iter()
             .map(|place| {
-                scope
-                    .spawn(move || widths(TensorParallel { group: Some(place.communicator("tensor")), sequence: true }))
+                scope.spawn(move || {
+                    widths(TensorParallel { group: Some(place.communicator("tensor")), aside: None, sequence: true })
+                })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -109,7 +109,9 @@ fn start(
     };
     let parallel = &plan.parallel;
     let placement = parallel.schedule.placement();
-    let topology = Topology { grid: parallel.grid, placement, ties_ends: parallel.shares_table };
+    let graph = &plan.config.cuda_graph;
+    let overlaps = graph.enable && graph.overlap_microbatches;
+    let topology = Topology { grid: parallel.grid, placement, ties_ends: parallel.shares_table, overlaps };
     let steps = bench_steps.map_or(String::new(), |steps| steps.to_string());
     let command = [("bench", steps), ("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
     let settings = shared_settings(&plan.config, &command);

@@ -67,19 +67,16 @@ pub fn graph_scope(graph: &CudaGraphConfig) -> String {
     }
 }
 
-/// Fails on microbatches that overlap where ranks wait for each other in the middle of a microbatch.
+/// Fails on microbatches that overlap where stages wait for each other.
 fn check_overlap(config: &RunConfig) -> Result<(), UserError> {
-    let parallel = &config.parallel;
-    for (key, ranks) in [("parallel.tensor", parallel.tensor), ("parallel.pipeline", parallel.pipeline)] {
-        require(!config.cuda_graph.overlap_microbatches || ranks == 1, || {
-            UserError::new(
-                format!("cuda_graph.overlap_microbatches = true with {key} = {ranks}"),
-                "microbatches overlap on ranks that have all layers whole",
-                format!("set {key} = 1, or cuda_graph.overlap_microbatches = false"),
-            )
-        })?;
-    }
-    Ok(())
+    let stages = config.parallel.pipeline;
+    require(!config.cuda_graph.overlap_microbatches || stages == 1, || {
+        UserError::new(
+            format!("cuda_graph.overlap_microbatches = true with parallel.pipeline = {stages}"),
+            "microbatches overlap where there is one pipeline stage",
+            "set parallel.pipeline = 1, or cuda_graph.overlap_microbatches = false",
+        )
+    })
 }
 
 /// Fails on modules and layers that the scope or the model does not have, or that have nothing in common.
@@ -146,7 +143,7 @@ mod tests {
     use crate::config::plan::RunPlan;
 
     #[test]
-    fn microbatches_overlap_only_where_a_rank_has_all_layers_whole() {
+    fn microbatches_overlap_only_where_there_is_one_stage() {
         let problem = |settings: &[(&str, &str)]| {
             let mut layers = Layers::default();
             let all = [("cuda_graph.enable", "true"), ("cuda_graph.overlap_microbatches", "true")];
@@ -156,10 +153,9 @@ mod tests {
             RunPlan::new(layers.resolve(), 2).err().map(|error| error.to_string())
         };
         assert_eq!(problem(&[]), None);
-        for key in ["parallel.tensor", "parallel.pipeline"] {
-            let text = problem(&[(key, "2")]).unwrap();
-            assert!(text.contains(&format!("overlap_microbatches = true with {key} = 2")), "{text}");
-            assert!(text.contains(&format!("set {key} = 1")), "{text}");
-        }
+        assert_eq!(problem(&[("parallel.tensor", "2")]), None);
+        let text = problem(&[("parallel.pipeline", "2")]).unwrap();
+        assert!(text.contains("overlap_microbatches = true with parallel.pipeline = 2"), "{text}");
+        assert!(text.contains("set parallel.pipeline = 1"), "{text}");
     }
 }

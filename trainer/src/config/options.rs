@@ -177,7 +177,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before the capture; at least 1"),
     option("cuda_graph.mempool", "cuda-graph-mempool", &[], "\"per_microbatch\"", Kind::Choice(GraphMempool::WORDS), "How microbatches share memory: a slot for each in flight, or one plan over the whole step"),
     option("cuda_graph.share_io_buffers", "cuda-graph-share-io-buffers", &[], "true", Kind::Bool, "Neighbouring graphs share the buffers between them. false: each copies its inputs"),
-    option("cuda_graph.overlap_microbatches", "cuda-graph-overlap-microbatches", &["overlap-microbatches"], "false", Kind::Bool, "The forward of a microbatch runs next to the backward of the one before: small kernels of one fill the GPU where those of the other leave it idle. The bits are the same. Activations of two microbatches are in memory. For ranks that have all layers whole"),
+    option("cuda_graph.overlap_microbatches", "cuda-graph-overlap-microbatches", &["overlap-microbatches"], "false", Kind::Bool, "The forward of a microbatch runs next to the backward of the one before: small kernels of one fill the GPU where those of the other leave it idle. The bits are the same. Activations of two microbatches are in memory. Not with pipeline stages"),
     option("cuda_graph.capture_optimizer", "cuda-graph-capture-optimizer", &["optimizer-cuda-graph"], "true", Kind::Bool, "Capture the optimizer too"),
 
     option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints. Unset: none are written"),

@@ -151,13 +151,14 @@ fn process_group(
     threads: usize,
     watch: Option<&Rc<Watch>>,
 ) -> ProcessGroup {
-    let Groups { tensor, data, pipeline } = groups;
+    let Groups { tensor, tensor_aside, data, pipeline } = groups;
     ProcessGroup {
         rank: world.rank(),
         local_size,
         threads,
         data,
         tensor,
+        tensor_aside,
         pipeline,
         control: Control::new(world.clone(), watch.cloned()),
         stop: signals::listen().unwrap_or_else(|error| fail(true, 3, &format!("signals cannot be handled: {error}"))),
@@ -198,18 +199,26 @@ pub struct Topology {
     pub placement: Placement,
     /// The first and the last stage share a parameter.
     pub ties_ends: bool,
+    /// Microbatches overlap.
+    pub overlaps: bool,
 }
 
 impl Topology {
     /// Every rank has the whole model.
     pub fn data_parallel(ranks: usize) -> Topology {
-        Topology { grid: Grid::data_parallel(ranks), placement: Placement::new(1, 1), ties_ends: false }
+        Topology {
+            grid: Grid::data_parallel(ranks),
+            placement: Placement::new(1, 1),
+            ties_ends: false,
+            overlaps: false,
+        }
     }
 }
 
 /// This rank's communicators, one for each axis with other ranks.
 struct Groups {
     tensor: Option<Rc<dyn Communicator>>,
+    tensor_aside: Option<Rc<dyn Communicator>>,
     data: Option<Rc<dyn Communicator>>,
     pipeline: Option<PipelineGroups>,
 }
@@ -222,7 +231,7 @@ fn connect(
     watch: Option<&Rc<Watch>>,
     made: &mut Vec<Rc<dyn Communicator>>,
 ) -> device::Result<Groups> {
-    let Topology { grid, placement, ties_ends } = topology;
+    let Topology { grid, placement, ties_ends, overlaps } = topology;
     let rank = world.rank();
     let mut connect = |name: &str, group: Vec<usize>| {
         let communicator = match device.gpu() {
@@ -237,6 +246,10 @@ fn connect(
     };
     Ok(Groups {
         tensor: connect("tensor", grid.group(rank, Axis::Tensor))?,
+        tensor_aside: match overlaps {
+            true => connect("tensor, aside", grid.group(rank, Axis::Tensor))?,
+            false => None,
+        },
         data: connect("data", grid.group(rank, Axis::Data))?,
         pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, &mut connect)?,
     })

@@ -98,7 +98,7 @@ fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result
 
 fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
     let sequence = plan.parallel.sequence_parallel;
-    let tensor = TensorParallel { group: group.tensor.clone(), sequence };
+    let tensor = TensorParallel { group: group.tensor.clone(), aside: group.tensor_aside.clone(), sequence };
     let options = StageOptions {
         seed: plan.config.train.seed,
         microbatches: plan.batch.microbatches(),

@@ -23,12 +23,6 @@ use crate::ops::{Epilogue, Fp8Scales, Gemm, Scale};
 use crate::priority::Priority;
 use crate::{Error, Result, Tensor};
 
-/// Products are timed on at least so many bytes in turn: more than twice the largest cache of a GPU.
-const COLD_BYTES: usize = 128 << 20;
-
-/// The largest number of copies of a small product's matrices.
-const MOST_TRIALS: usize = 16;
-
 /// cuBLASLt on one GPU.
 pub(crate) struct CublasLt {
     handle: CublasLtHandle,
@@ -226,19 +220,14 @@ impl CublasLt {
     ) -> Result<Option<(usize, f32)>> {
         let (mut memory, stream) = (TimingMemory::default(), RawStream::new(Priority::Compute)?);
         let Some(scratch) = memory.scratch(self.workspace)? else { return Ok(None) };
-        let trials = on_cold_memory(op, &mut memory, kernels, &stream)?;
-        if trials.is_empty() {
+        let Some(trial) = on_timing_memory(op, &mut memory, kernels, &stream)? else {
             tracing::info!("no memory to time {}: taking the first algorithm", GemmProblem::of(op, self.tf32));
             return Ok(None);
-        }
+        };
         let queue = Queue { kernels, stream: &stream, scratch };
-        let mut turn = 0;
-        let mut run = |method: usize| {
-            turn = (turn + 1) % trials.len();
-            match &methods[method] {
-                GemmMethod::Library(algorithm) => self.multiply(descriptors, &trials[turn], algorithm, &queue),
-                GemmMethod::Separate(plain) => self.multiply_separately(plain, &trials[turn], &queue),
-            }
+        let mut run = |method: usize| match &methods[method] {
+            GemmMethod::Library(algorithm) => self.multiply(descriptors, &trial, algorithm, &queue),
+            GemmMethod::Separate(plain) => self.multiply_separately(plain, &trial, &queue),
         };
         let short = medians(&stream, methods.len(), &mut run)?;
         let times = settled(&stream, short.clone(), &mut run)?;
@@ -281,20 +270,6 @@ fn run_empty(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
     }
     queue.stream.set_bytes(op.out.address, 0, op.out.bytes())?;
     gemm_epilogue::run(op, queue)
-}
-
-/// The same product several times, each on memory of its own, so much in all that the cache has none of it when its turn
-/// comes again. Fewer, or none, if there is not enough.
-fn on_cold_memory(op: &Gemm, memory: &mut TimingMemory, kernels: &Kernels, stream: &RawStream) -> Result<Vec<Gemm>> {
-    let bytes = op.a.bytes() + op.b.bytes() + op.out.bytes();
-    let mut trials = Vec::new();
-    for _ in 0..COLD_BYTES.div_ceil(bytes.max(1)).clamp(1, MOST_TRIALS) {
-        match on_timing_memory(op, memory, kernels, stream)? {
-            Some(trial) => trials.push(trial),
-            None => break,
-        }
-    }
-    Ok(trials)
 }
 
 /// The same product on memory of its own. `None` if there is not enough.

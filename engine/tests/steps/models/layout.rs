@@ -47,7 +47,7 @@ impl Layout {
         let schedule =
             if zero_bubble { Schedule::zero_bubble(stages) } else { Schedule::interleaved(stages, chunks, group) };
         let stage = PipelineStage::new(schedule, grid.coordinate(number, Axis::Pipeline));
-        let shared = rank.split("tensor", &grid.group(number, Axis::Tensor));
+        let shared = |name| Some(rank.split(name, &grid.group(number, Axis::Tensor))).filter(|_| self.tensor > 1);
         let batch = rank.split("data", &grid.group(number, Axis::Data));
         let mut connect =
             |name: &str, group: Vec<usize>| Ok(Some(rank.split(name, &group)).filter(|_| group.len() > 1));
@@ -59,7 +59,11 @@ impl Layout {
         };
         Run {
             group: (self.data > 1).then_some(batch),
-            tensor: TensorParallel { group: (self.tensor > 1).then_some(shared), sequence: self.sequence },
+            tensor: TensorParallel {
+                group: shared("tensor"),
+                aside: shared("tensor, aside").filter(|_| run.graphs.overlap_microbatches),
+                sequence: self.sequence,
+            },
             stage,
             blocks,
             pipeline,
