@@ -41,10 +41,17 @@ impl CountCell {
         source: QuantizeSource,
         copy: Fp8Matrix,
     ) -> graph_manager::Result<()> {
-        match cx.mode() {
-            Mode::Measure => cx.run(CountQuantized { source, copy, counts: self.0 }),
-            _ => Ok(()),
-        }
+        self.counting(cx, source, copy).map_or(Ok(()), |count| cx.run(count))
+    }
+
+    /// The operation of [`CountCell::count`].
+    pub(crate) fn counting(
+        &self,
+        cx: &StepContext<'_>,
+        source: QuantizeSource,
+        copy: Fp8Matrix,
+    ) -> Option<CountQuantized> {
+        (cx.mode() == Mode::Measure).then_some(CountQuantized { source, copy, counts: self.0 })
     }
 }
 

@@ -15,7 +15,19 @@ pub(crate) struct Fp8Memory {
     pub(crate) scales: Option<ScaleState>,
     /// Counts of losses; `None` without 8-bit weights.
     pub(crate) counts: Option<Fp8Counts>,
+    /// The scales of all weights, flat; `None` without 8-bit weights.
+    weight_scales: Option<Tensor>,
     areas: Vec<Area>,
+}
+
+/// Where the 8-bit copies of a weight come from.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one for each weight, and what is copied need not be allocated")]
+pub enum WeightSource {
+    /// They are made of the weight.
+    Values(QuantizeSource),
+    /// `(out, in)`: the ranks that divide the weight have quantised their parts, which were gathered here.
+    Gathered(Tensor),
 }
 
 /// The 8-bit copies of a weight `(out, in)`, and the tensors that belong to its layer. The first microbatch's forward of each
@@ -25,7 +37,9 @@ pub struct Fp8Param {
     /// How it multiplies.
     pub fp8: Fp8,
     /// The source of the copies.
-    pub source: QuantizeSource,
+    pub source: WeightSource,
+    /// Where its scales begin among those of all weights.
+    scales_start: usize,
     /// `(out, in)`, for the output.
     pub rows: Fp8Matrix,
     /// `(in, out)`, for the input gradient. One scale is that of `rows`, those of blocks are the same, transposed, and those of
@@ -48,7 +62,8 @@ impl Fp8Memory {
         let all: Vec<(&ParamSpec, Fp8)> = specs.iter().filter_map(|spec| Some((spec, spec.fp8?))).collect();
         let mut areas = Vec::new();
         let Some((_, first)) = all.first() else {
-            return Ok(Fp8Memory { params: vec![None; specs.len()], scales: None, counts: None, areas });
+            let params = vec![None; specs.len()];
+            return Ok(Fp8Memory { params, scales: None, counts: None, weight_scales: None, areas });
         };
         let mut flat =
             |name, shape: &[usize], dtype| device.allocate_tensor(&mut areas, name, Shape::new(shape), dtype);
@@ -75,9 +90,11 @@ impl Fp8Memory {
                 fp8,
                 // The copies are those of the 16-bit weights, whether such weights exist or not.
                 source: match (spec.dtype, param.weight.dtype) {
-                    (DType::Bf16, DType::F32) => QuantizeSource::Rounded(param.weight),
-                    _ => QuantizeSource::Stored(param.weight),
+                    (_, gathered) if gathered.is_fp8() => WeightSource::Gathered(param.weight),
+                    (DType::Bf16, DType::F32) => WeightSource::Values(QuantizeSource::Rounded(param.weight)),
+                    _ => WeightSource::Values(QuantizeSource::Stored(param.weight)),
                 },
+                scales_start: scale_start,
                 rows: Fp8Matrix { values: rows.view(start, [out, input]), scale: rows_scale },
                 columns: Fp8Matrix { values: columns.view(start, [input, out]), scale: columns_scale },
                 input: scales.as_ref().map(|scales| scales.cell(2 * index)),
@@ -89,7 +106,14 @@ impl Fp8Memory {
             Some(param)
         };
         let params = specs.iter().zip(params).map(param).collect();
-        Ok(Fp8Memory { params, scales, counts: Some(counts), areas })
+        Ok(Fp8Memory { params, scales, counts: Some(counts), weight_scales: Some(weight_scales), areas })
+    }
+
+    /// The scales of weights that lie next to each other, each with one scale.
+    pub(crate) fn scales_of(&self, params: &[Fp8Param]) -> Option<Tensor> {
+        let (first, last) = (params.first()?, params.last()?);
+        let end = last.scales_start + SCALE_STRIDE;
+        Some(self.weight_scales?.view(first.scales_start, [end - first.scales_start]))
     }
 
     /// Bytes of all of it.

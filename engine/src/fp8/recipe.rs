@@ -62,7 +62,7 @@ impl Fp8Recipe {
 
     /// Whether a tensor has one scale in all of its products. Ranks that have rows of a tensor each can then quantise their own
     /// rows and gather bytes: the transposed copy is made of the same bytes.
-    pub(crate) fn has_one_scale(self) -> bool {
+    pub fn has_one_scale(self) -> bool {
         self.scaling() == Scaling::Tensor && self.weight_gradient_scaling() == Scaling::Tensor
     }
 
@@ -96,12 +96,23 @@ pub struct Fp8 {
     pub margin: i32,
     /// Blocks at the start and at the end of the model whose layers stay in 16 bits.
     pub bf16_blocks: [usize; 2],
+    /// With a distributed optimizer each rank quantises the weights that it updates, and bytes are gathered. Otherwise 16-bit
+    /// weights are gathered, and each rank quantises all of them. The bits are the same. For recipes whose weights have one
+    /// scale.
+    pub gathers_weights: bool,
 }
 
 impl Default for Fp8 {
     /// Delayed scaling in the hybrid format, in all blocks: the fastest on an H200.
     fn default() -> Fp8 {
-        Fp8 { recipe: Fp8Recipe::Delayed, format: Fp8Format::Hybrid, amax_history: 1, margin: 0, bf16_blocks: [0, 0] }
+        Fp8 {
+            recipe: Fp8Recipe::Delayed,
+            format: Fp8Format::Hybrid,
+            amax_history: 1,
+            margin: 0,
+            bf16_blocks: [0, 0],
+            gathers_weights: false,
+        }
     }
 }
 

@@ -14,12 +14,12 @@
 
 use std::rc::Rc;
 
-use device::ops::{Collective, CollectiveKind, Copy};
+use device::ops::{Collective, CollectiveKind, Copy, Fill, MakeScale, Quantize};
 use device::{Area, Communicator, DType, Device, Op, Tensor};
 use graph_manager::{Fork, Result, SideStream};
 
 use crate::layer_partition::StageLayers;
-use crate::params::{BucketMemory, OptimizerShard, Params};
+use crate::params::{BucketMemory, OptimizerShard, OwnedQuantized, Params, QuantizedPart};
 use crate::step_policy::StepContext;
 
 /// Reduces gradients over the data-parallel ranks, and gathers the weights that each of them updated.
@@ -112,15 +112,38 @@ impl DataParallelSync {
 
     fn gather(&self, cx: &StepContext<'_>, layer: Option<usize>) -> Result<Fork> {
         let of_layer = self.buckets.iter().filter(|bucket| self.shard.is_part() && Some(bucket.layer) == layer);
-        let transfer = |bucket: &BucketMemory| {
-            Op::from(Collective {
+        let transfers = |bucket: &BucketMemory| {
+            let gather = Collective {
                 kind: CollectiveKind::AllGather,
                 communicator: self.communicator.clone(),
                 input: bucket.owned_weights,
                 output: bucket.weights,
-            })
+            };
+            let quantized = bucket.quantized.iter().flat_map(|part| self.quantization(cx, part));
+            quantized.chain([gather.into()]).collect::<Vec<Op>>()
         };
-        cx.fork(&self.side, of_layer.map(transfer))
+        cx.fork(&self.side, of_layer.flat_map(transfers))
+    }
+
+    /// The operations that quantise this rank's part of a bucket, with the scales of the whole weights.
+    fn quantization(&self, cx: &StepContext<'_>, part: &QuantizedPart) -> Vec<Op> {
+        let scale = |weight: &OwnedQuantized| -> Op {
+            let scale = weight.fp8.rows.scale.tensor();
+            match weight.owned {
+                Some((source, copy)) => MakeScale { source, dtype: copy.values.dtype, scale, keep_known: false }.into(),
+                None => Fill { output: scale, value: 0.0 }.into(),
+            }
+        };
+        let agree = Collective::in_place(CollectiveKind::AllReduceMax, self.communicator.clone(), part.scales);
+        let quantize = |weight: &OwnedQuantized| {
+            let Some((source, copy)) = weight.owned else { return Vec::new() };
+            let quantize =
+                Quantize { source, rows: Some(copy), columns: None, amax: None, sums: None, accumulate: false };
+            let count = weight.fp8.counts.weight.counting(cx, source, copy);
+            [quantize.into()].into_iter().chain(count.map(Op::from)).collect()
+        };
+        let scales = part.weights.iter().map(scale);
+        scales.chain([agree.into()]).chain(part.weights.iter().flat_map(quantize)).collect()
     }
 
     fn reduce(&self, cx: &StepContext<'_>, layer: Option<usize>, others: &[Tensor]) -> Result<Fork> {

@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use device::ops::{BiasGrad, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale};
+use device::ops::{
+    BiasGrad, Copy, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8,
+};
 use device::{Communicator, Shape, Tensor};
 use graph_manager::Result;
 
@@ -11,7 +13,7 @@ use super::norm::Normed;
 use super::pending::{PendingInput, PendingWeightGradients};
 use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
 use super::token_cost::TokenCost;
-use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs};
+use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs, WeightSource};
 use crate::params::{Init, Param, ParamSpec, Params};
 use crate::precision::{Precision, Product};
 use crate::regions::Region;
@@ -303,8 +305,15 @@ impl Linear {
         if !cx.variant().quantizes {
             return Ok(());
         }
-        let source = fp8.source;
         let columns = cx.mode().trains().then_some(fp8.columns);
+        let source = match fp8.source {
+            WeightSource::Values(source) => source,
+            WeightSource::Gathered(gathered) => {
+                cx.run(Copy { input: gathered, output: fp8.rows.values })?;
+                return columns
+                    .map_or(Ok(()), |columns| cx.run(TransposeFp8 { input: gathered, output: columns.values }));
+            }
+        };
         if let Scale::Tensor(scale) = fp8.rows.scale {
             cx.run(MakeScale { source, dtype: fp8.fp8.input(), scale, keep_known: false })?;
         }
@@ -411,19 +420,29 @@ impl Linear {
     /// The gradients of weight and bias. A step whose backward is split runs them later, so nothing in the layer may write
     /// to `input` or `grad_output` after this call.
     pub(crate) fn wgrad(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
+        self.weight_gradient(cx, input, grad_output)?;
+        match grad_output {
+            Operand::Plain(grad_output) => self.bias_gradient(cx, grad_output).map_or(Ok(()), |op| cx.defer(op)),
+            // It was computed when the output gradient was made.
+            Operand::Fp8 { .. } => Ok(()),
+        }
+    }
+
+    /// The gradient of the weight alone. See [`Linear::wgrad`].
+    pub(crate) fn weight_gradient(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         let accumulate = !cx.variant().overwrites;
         if let (Operand::Fp8 { columns: Some(input), .. }, Operand::Fp8 { columns: Some(grad), .. }) =
             (input, grad_output)
         {
-            // The bias gradient was computed when the output gradient was made.
             return cx.defer(Gemm { accumulate, ..Gemm::fp8(grad, input, self.weight.grad, false) });
         }
-        let (input, grad_output) = (input.plain(), grad_output.plain());
-        cx.defer(Gemm::wgrad(grad_output, input, self.weight.grad, accumulate))?;
-        match self.bias_grad() {
-            Some(grad_bias) => cx.defer(BiasGrad { grad_output, grad_bias, accumulate }),
-            None => Ok(()),
-        }
+        cx.defer(Gemm::wgrad(grad_output.plain(), input.plain(), self.weight.grad, accumulate))
+    }
+
+    /// The operation that computes the gradient of the bias, if this layer computes it.
+    pub(crate) fn bias_gradient(&self, cx: &StepContext<'_>, grad_output: Tensor) -> Option<BiasGrad> {
+        let accumulate = !cx.variant().overwrites;
+        self.bias_grad().map(|grad_bias| BiasGrad { grad_output, grad_bias, accumulate })
     }
 }
 

@@ -142,12 +142,15 @@ impl Layer for Perceptron {
                 scale: saved.dropout.map_or(1.0, |site| site.keep_scale()),
             })?;
         }
-        // First, so that they need not wait for the input gradient.
-        self.linear.wgrad(cx, Operand::Plain(saved.input), Operand::Plain(grad_product))?;
+        // First, so that it need not wait for the input gradient. It takes longer, so the bias is on the other stream.
+        self.linear.weight_gradient(cx, Operand::Plain(saved.input), Operand::Plain(grad_product))?;
         let mut grad_input = grad_product;
         if !self.first {
             grad_input = self.linear.input_gradient(cx, "grad_input", &grad_product)?;
             self.linear.dgrad(cx, &Operand::Plain(grad_product), grad_input, Epilogue::None)?;
+        }
+        if let Some(bias) = self.linear.bias_gradient(cx, grad_product) {
+            cx.run(bias)?;
         }
         Ok(grad_input)
     }

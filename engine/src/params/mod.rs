@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use common::fnv1a;
 use device::host::philox;
+use device::ops::{Fp8Matrix, QuantizeSource};
 use device::{Area, DType, Device, Result, Shape, Tensor, bf16};
 use rayon::prelude::*;
 
@@ -34,7 +35,8 @@ pub struct Param {
     /// The master weights, f32. For an f32 parameter they are the same memory as `weight`; for an 8-bit one too, unless
     /// several ranks divide them. They have the parameter's shape, or with a distributed optimizer the owned elements, flat.
     pub master: Tensor,
-    /// The owned elements in the type that layers read, flat, rewritten by each update; `None` where `master` has that type.
+    /// The owned elements in the type that layers read, flat, rewritten by each update; `None` where `master` has that type, or
+    /// where they are quantised before they are gathered.
     pub owned_weight: Option<Tensor>,
     /// `main_grad`, f32, in the parameter's shape.
     pub grad: Tensor,
@@ -52,7 +54,7 @@ impl Param {
 }
 
 /// A bucket in memory. Its gradients are reduced, and its weights gathered, at once.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BucketMemory {
     /// The first layer with parameters in it.
     pub layer: usize,
@@ -62,8 +64,28 @@ pub struct BucketMemory {
     pub weights: Tensor,
     /// This rank's part of them, which it updates; flat.
     pub owned_weights: Tensor,
+    /// Set where this rank quantises its part before it is gathered.
+    pub quantized: Option<QuantizedPart>,
     /// Set where the bucket has one parameter, of which another stage has a copy.
     pub tied: Option<TiedCopy>,
+}
+
+/// This rank's part of a bucket of 8-bit weights, which are gathered in 8 bits.
+#[derive(Clone, Debug)]
+pub struct QuantizedPart {
+    /// The weights, also those of which this rank has nothing.
+    pub weights: Vec<OwnedQuantized>,
+    /// f32: the scales of these weights, which the ranks must agree on: the largest of theirs.
+    pub scales: Tensor,
+}
+
+/// The elements of an 8-bit weight that this rank updates.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnedQuantized {
+    /// The weight.
+    pub fp8: Fp8Param,
+    /// Its owned masters, and where they go in 8 bits, as matrices of any shape. `None` if this rank owns none.
+    pub owned: Option<(QuantizeSource, Fp8Matrix)>,
 }
 
 /// All parameters of a rank. Each kind of memory is one flat buffer: `main_grad`, and for each [`WeightMemory`] the weights
@@ -163,7 +185,7 @@ impl Params {
                     let weight = of_memory.passing[place.buffer].view(place.weight, spec.shape);
                     let owned_weight = of_memory.weights.view(place.master, [owned.elements]);
                     let master = masters.unwrap_or(owned_weight);
-                    let owned_weight = masters.is_some().then_some(owned_weight);
+                    let owned_weight = Some(owned_weight).filter(|own| masters.is_some() && !own.dtype.is_fp8());
                     Param { weight, master, owned_weight, grad, owned, fp8: None }
                 }
             }
@@ -237,9 +259,33 @@ impl Params {
                 }
             };
             let grads = self.grads.view(bucket.start, [bucket.elements]);
-            BucketMemory { layer: bucket.layer, grads, weights, owned_weights, tied: bucket.tied }
+            let quantized = weights.dtype.is_fp8().then(|| self.quantized_part(bucket)).flatten();
+            BucketMemory { layer: bucket.layer, grads, weights, owned_weights, quantized, tied: bucket.tied }
         };
         self.layout.buckets.iter().map(memory)
+    }
+
+    /// This rank's part of a bucket whose weights are gathered in 8 bits.
+    fn quantized_part(&self, bucket: &Bucket) -> Option<QuantizedPart> {
+        let grads = bucket.start..bucket.start + bucket.elements;
+        let members = self.params.iter().zip(&self.layout.params).filter(|(_, place)| grads.contains(&place.grad));
+        let weights: Vec<OwnedQuantized> = members
+            .filter_map(|(param, place)| {
+                let fp8 = param.fp8?;
+                let own = of_memory(&self.weights, place.memory).weights;
+                // All parts begin and end at multiples of the alignment.
+                let shape = [param.owned.elements / ALIGNMENT, ALIGNMENT];
+                let owned = (param.owned.elements > 0).then(|| {
+                    let values = own.view(place.master, shape);
+                    let source = QuantizeSource::Rounded(param.master.reshape(shape));
+                    (source, Fp8Matrix { values, scale: fp8.rows.scale })
+                });
+                Some(OwnedQuantized { fp8, owned })
+            })
+            .collect();
+        let params: Vec<Fp8Param> = weights.iter().map(|weight| weight.fp8).collect();
+        let scales = self.fp8.scales_of(&params)?;
+        Some(QuantizedPart { weights, scales })
     }
 
     /// The part of each bucket that this rank updates.

@@ -17,11 +17,13 @@ pub enum WeightMemory {
 
 impl WeightMemory {
     /// What a parameter needs. What products read of an 8-bit weight are its copies, so it needs no other memory than its
-    /// masters. If several ranks divide these they gather the weights in `spec.dtype`. The weights of the first layer are
-    /// gathered after the update and must last until the next forward, so they stay.
+    /// masters. If several ranks divide these they gather the weights, in `spec.dtype` or in 8 bits. The weights of the first
+    /// layer are gathered after the update and must last until the next forward, so they stay.
     pub(super) fn of(spec: &ParamSpec, first_layer: usize, shard: OptimizerShard) -> WeightMemory {
         match (spec.fp8, shard.is_part()) {
-            (Some(_), true) if spec.layer > first_layer => WeightMemory::Passing(spec.dtype),
+            (Some(fp8), true) if spec.layer > first_layer => {
+                WeightMemory::Passing(if fp8.gathers_weights { fp8.input() } else { spec.dtype })
+            }
             (Some(_), false) => WeightMemory::Kept(DType::F32),
             _ => WeightMemory::Kept(spec.dtype),
         }

@@ -8,7 +8,7 @@ use engine::precision::Precision;
 use engine::step::StepResult;
 
 use crate::exchange::relative_l2;
-use crate::models::{Kind, Layout, Run, all_settings, tiny_gpt, tiny_llama};
+use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt, tiny_llama};
 
 /// All sizes are multiples of 16 on each of two ranks that share layers.
 fn run(kind: Kind, recipe: Fp8Recipe, recompute: bool, graphs: GraphOptions) -> Run {
@@ -84,4 +84,74 @@ fn graphs_and_recompute_change_no_bit_of_rows_that_are_gathered_in_8_bits() {
             }
         }
     }
+}
+
+#[test]
+fn weights_that_are_gathered_in_8_bits_have_the_bits_of_weights_that_every_rank_quantises() {
+    for (kind, recipe, layout, seed) in [
+        (Kind::Gpt, Fp8Recipe::Tensorwise, Layout::new(1, 1, 1, 2), None),
+        (Kind::Llama, Fp8Recipe::Delayed, Layout::new(1, 1, 1, 3), Some(5)),
+        (Kind::Gpt, Fp8Recipe::Delayed, Layout::new(2, 1, 1, 2), Some(6)),
+        (Kind::Gpt, Fp8Recipe::Delayed, Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 2) }, None),
+    ] {
+        let train = |gathers_weights, graphs: &GraphOptions| {
+            let own = || {
+                let run = run(kind, recipe, false, graphs.clone());
+                let shape = run
+                    .shape
+                    .map(|shape| GptShape { fp8: shape.fp8.map(|fp8| Fp8 { gathers_weights, ..fp8 }), ..shape });
+                Run { shape, distributed_optimizer: true, shuffle: seed, ..run }
+            };
+            layout.on_ranks(own, |run| {
+                let device = run.device();
+                let (results, stage) = run.train_on(&device);
+                let masters: Vec<u32> = stage
+                    .params()
+                    .iter()
+                    .filter(|(_, param)| param.owned.elements > 0)
+                    .flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap())
+                    .map(f32::to_bits)
+                    .collect();
+                (results, masters, stage.params().weight_bytes())
+            })
+        };
+        let plain = train(false, &GraphOptions { enable: false, ..GraphOptions::default() });
+        for (name, graphs) in all_settings() {
+            let what = format!("{kind:?} {recipe} {layout:?} {name}");
+            for ((expected, masters, bytes), (found, own, fewer)) in plain.iter().zip(&train(true, &graphs)) {
+                assert_eq!(expected, found, "{what}");
+                assert!(masters == own, "{what}: master weights");
+                // The weights of a stage's first layer are gathered in 16 bits.
+                assert!(
+                    fewer < bytes || layout.stages > 1,
+                    "{what}: {fewer} bytes of weights, {bytes} with gathers in 16 bits"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn of_weights_that_are_gathered_in_8_bits_the_same_share_is_lost() {
+    let shares = |gathers_weights| {
+        let own = || {
+            let run = run(Kind::Gpt, Fp8Recipe::Tensorwise, false, GraphOptions::default());
+            let shape =
+                run.shape.map(|shape| GptShape { fp8: shape.fp8.map(|fp8| Fp8 { gathers_weights, ..fp8 }), ..shape });
+            Run { shape, distributed_optimizer: true, ..run }
+        };
+        Layout::new(1, 1, 1, 2).on_ranks(own, |run| {
+            let device = run.device();
+            let mut stage = run.stage(&device);
+            let steps = (0..4).map(|step| {
+                let settings = run.settings(step);
+                let samples = batch(run.kind, settings.first_sample, run.microbatches);
+                stage.measured_step(settings, Some(&samples)).unwrap().0.wait().unwrap()
+            });
+            steps.last().unwrap().fp8
+        })
+    };
+    let (whole, parts) = (shares(false), shares(true));
+    assert!(whole[0].is_some());
+    assert_eq!(whole, parts);
 }

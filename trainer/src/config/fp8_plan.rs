@@ -69,5 +69,13 @@ pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize) -> Result<Optio
         AmaxAlgo::MostRecent => 1,
     };
     let (recipe, margin) = (precision.fp8_recipe, precision.fp8_margin as i32);
-    Ok(Some(Fp8 { recipe, format, amax_history, margin, bf16_blocks: [first, last] }))
+    let gathers_weights = precision.fp8_param_gather;
+    require(!gathers_weights || recipe.has_one_scale(), || {
+        UserError::new(
+            format!("precision.fp8_param_gather = true with precision.fp8_recipe = \"{recipe}\""),
+            "weights that are gathered in 8 bits have one scale",
+            "set precision.fp8_recipe = \"delayed\" or \"tensorwise\", or precision.fp8_param_gather = false",
+        )
+    })?;
+    Ok(Some(Fp8 { recipe, format, amax_history, margin, bf16_blocks: [first, last], gathers_weights }))
 }

@@ -148,6 +148,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("precision.fp8_amax_history", "fp8-amax-history-len", &[], "16", Kind::Integer, "delayed, rowwise: number of steps whose largest magnitudes are kept"),
     option("precision.fp8_amax_algo", "fp8-amax-compute-algo", &[], "\"max\"", Kind::Choice(AmaxAlgo::WORDS), "delayed, rowwise: the largest of these magnitudes counts, or the newest"),
     option("precision.fp8_margin", "fp8-margin", &[], "0", Kind::Integer, "delayed, rowwise: powers of two that are left free above the largest magnitude"),
+    option("precision.fp8_param_gather", "fp8-param-gather", &[], "false", Kind::Bool, "delayed, tensorwise, with a distributed optimizer: each rank quantises the weights that it updates, and bytes are gathered. By default bf16 weights are gathered, and each rank quantises all of them. The bits are the same"),
     option("precision.bf16_blocks", "bf16-blocks", &[], "[0, 0]", Kind::Integers, "Blocks at the start and at the end of the model that stay in bf16"),
     option("precision.fp8_metrics_interval", "fp8-metrics-interval", &[], "0", Kind::Integer, "Steps between measurements of what 8 bits lose: the shares of values beyond the largest number, and of those that became 0, in metrics and logs. A step that measures takes longer and has graphs of its own; others cost nothing. 0: none"),
 

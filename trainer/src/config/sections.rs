@@ -210,6 +210,7 @@ section!(PrecisionConfig {
     fp8_amax_history: usize,
     fp8_amax_algo: AmaxAlgo,
     fp8_margin: usize,
+    fp8_param_gather: bool,
     bf16_blocks: Vec<usize>,
     fp8_metrics_interval: usize,
 });

@@ -71,6 +71,7 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         ("precision.fp8_recipe", format!("\"{}\"", precision.fp8_recipe), false),
         ("precision.bf16_blocks", format!("{:?}", precision.bf16_blocks), false),
         ("precision.fp8_metrics_interval", precision.fp8_metrics_interval.to_string(), false),
+        ("precision.fp8_param_gather", precision.fp8_param_gather.to_string(), false),
         ("precision.fp8_amax_history", precision.fp8_amax_history.to_string(), true),
         ("precision.fp8_amax_algo", format!("\"{}\"", precision.fp8_amax_algo), true),
         ("precision.fp8_margin", precision.fp8_margin.to_string(), true),
@@ -98,6 +99,13 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
     let alone = "with one data-parallel rank there is nothing to divide or sum";
     let one_data_rank = plan.parallel.grid.size(Axis::Data) == 1;
     tell(parallel.distributed_optimizer && one_data_rank, "parallel.distributed_optimizer = true".into(), alone);
+    tell(
+        precision.fp8_param_gather
+            && precision.fp8 != Fp8Choice::None
+            && (one_data_rank || !parallel.distributed_optimizer),
+        "precision.fp8_param_gather = true".into(),
+        "only data-parallel ranks with a distributed optimizer gather weights",
+    );
     tell(
         parallel.grad_reduce != GradReduce::F32 && one_data_rank,
         format!("parallel.grad_reduce = \"{}\"", parallel.grad_reduce),

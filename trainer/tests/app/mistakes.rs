@@ -88,7 +88,11 @@ const FLAGS: &[(&str, &[&str])] = &[
             "for --fp16: --bf16",
         ],
     ),
-    ("bench --fp8-param-gather", &["--fp8-param-gather is not supported", "Fix: leave it out"]),
+    ("bench --fp16", &["--fp16 is not supported", "Fix: --bf16, or leave it out"]),
+    (
+        "--fp8-format hybrid --bf16 --fp8-recipe rowwise --fp8-param-gather",
+        &["precision.fp8_param_gather = true with precision.fp8_recipe = \"rowwise\"", "set precision.fp8_recipe"],
+    ),
     ("--fp8-format hybrid", &["precision.fp8 = \"hybrid\" with precision.compute = \"f32\"", "(--bf16)"]),
     (
         "--fp8-format hybrid --bf16 --seq-length 12 --micro-batch-size 1",

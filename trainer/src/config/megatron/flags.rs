@@ -122,7 +122,6 @@ pub const FLAGS: &[(&str, Meaning)] = &[
 
     ("num-layers-at-start-in-bf16", Unsupported("blocks at both ends are set together", "--bf16-blocks")),
     ("num-layers-at-end-in-bf16", Unsupported("blocks at both ends are set together", "--bf16-blocks")),
-    ("fp8-param-gather", Unsupported("weights are gathered in bf16, and quantised by each rank", "leave it out")),
     ("fp16", Unsupported(PRECISION, "--bf16, or leave it out for f32")),
     ("loss-scale", Unsupported(LOSS_SCALE, "leave it out")),
     ("initial-loss-scale", Unsupported(LOSS_SCALE, "leave it out")),
