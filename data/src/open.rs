@@ -1,5 +1,6 @@
 //! From the `[data]` section to a source: finds the files of a path, opens and checks them.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
@@ -13,7 +14,7 @@ use crate::paths::Paths;
 use crate::sources::blend::Blend;
 use crate::sources::corpus::{Corpus, Windows};
 use crate::sources::token_source::{Mixture, TokenSource};
-use crate::text::documents::{TextFile, encode_files, text_files};
+use crate::text::documents::{TextFile, encode_files, left_out_notice, text_files};
 use crate::text::tokenizer::Tokenizer;
 
 /// The key of the text in a line of a `.jsonl` file.
@@ -25,7 +26,8 @@ pub const JSON_KEY: &str = "text";
 /// # Errors
 /// Whatever is wrong with the files.
 pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
-    let reader = Reader { data, seq, vocab };
+    let left_out = RefCell::default();
+    let reader = Reader { data, seq, vocab, left_out: &left_out };
     let (weights, all) = reader.datasets("data.path", paths)?;
     let blend = || Blend::new(&weights, "data.path");
     let (training, validation) = match &data.validation_path {
@@ -62,7 +64,8 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
         samples(&training),
         validation.as_ref().map_or("none".into(), samples)
     );
-    Ok(TokenSource { training, validation, seq, seed: data.seed, name })
+    let notice = left_out_notice(&left_out.into_inner());
+    Ok(TokenSource { training, validation, seq, seed: data.seed, name, notice })
 }
 
 /// Whether any of the configured data is text, and whether any is token files. Paths that cannot be read are neither.
@@ -70,8 +73,9 @@ pub fn forms(data: &DataConfig) -> (bool, bool) {
     let (mut text, mut tokens) = (false, false);
     for paths in [&data.path, &data.validation_path].into_iter().flatten() {
         let datasets = paths.datasets("data").unwrap_or_default();
-        for path in datasets.iter().flat_map(|(_, paths)| paths) {
-            match found("data", path) {
+        let all: Vec<&str> = datasets.iter().flat_map(|(_, paths)| paths.iter().copied()).collect();
+        for path in expanded("data", &all).unwrap_or_default() {
+            match found("data", &path) {
                 Ok(Found::Text(_)) => text = true,
                 Ok(Found::Tokens(_)) => tokens = true,
                 Err(_) => {}
@@ -85,6 +89,8 @@ struct Reader<'d> {
     data: &'d DataConfig,
     seq: usize,
     vocab: usize,
+    /// Files of folders that are not text.
+    left_out: &'d RefCell<Vec<PathBuf>>,
 }
 
 impl Reader<'_> {
@@ -101,14 +107,14 @@ impl Reader<'_> {
     /// All windows of paths that are read as one stream.
     fn windows(&self, key: &str, paths: &[&str]) -> Result<Windows, UserError> {
         let mut files = Vec::new();
-        for path in paths {
-            match found(key, path)? {
+        for path in expanded(key, paths)? {
+            match found(key, &path)? {
                 Found::Tokens(bins) => {
                     for bin in bins {
                         files.push(self.token_file(&bin)?);
                     }
                 }
-                Found::Text(texts) => files.push(self.text(path, &texts)?),
+                Found::Text(texts) => files.push(self.text(&path, &texts)?),
             }
         }
         let corpus = Corpus::new(files, self.vocab)?;
@@ -136,10 +142,11 @@ impl Reader<'_> {
             _ => TokenType::for_vocab(tokenizer.vocab()),
         };
         let mut bytes = Vec::new();
-        let totals = encode_files(files, &tokenizer, JSON_KEY, |tokens, _| {
+        let (totals, left_out) = encode_files(files, &tokenizer, JSON_KEY, |tokens, _| {
             kind.encode(tokens, &mut bytes);
             Ok::<(), UserError>(())
         })?;
+        self.left_out.borrow_mut().extend(left_out);
         if totals.is_empty() {
             return Err(UserError::new(
                 format!("`{path}` holds no UTF-8 text"),
@@ -212,6 +219,32 @@ enum Found {
     Text(Vec<TextFile>),
 }
 
+/// Paths, with patterns such as `data/*.jsonl`, which no shell has expanded, replaced by what they match, sorted. A path that
+/// exists is no pattern.
+///
+/// # Errors
+/// A pattern that matches nothing, or is none.
+pub(crate) fn expanded(key: &str, paths: &[&str]) -> Result<Vec<String>, UserError> {
+    let mut all = Vec::new();
+    for path in paths {
+        if !path.contains(['*', '?', '[']) || Path::new(path).exists() {
+            all.push(path.to_string());
+            continue;
+        }
+        let refuse = |problem: String| {
+            let what = format!("{key} = `{path}`{problem}");
+            UserError::new(what, "a path with *, ? or [ is a pattern of paths that exist", "check the path")
+        };
+        let found = glob::glob(path).map_err(|error| refuse(format!(" is no pattern: {error}")))?;
+        let found: Vec<String> = found.flatten().map(|path| path.display().to_string()).collect();
+        if found.is_empty() {
+            return Err(refuse(" matches nothing".into()));
+        }
+        all.extend(found);
+    }
+    Ok(all)
+}
+
 /// A file, a folder of `.bin` files, a folder of text, or a Megatron prefix: `NAME` for `NAME.bin` and `NAME.idx`.
 fn found(key: &str, name: &str) -> Result<Found, UserError> {
     let path = Path::new(name);
@@ -242,4 +275,41 @@ fn found(key: &str, name: &str) -> Result<Found, UserError> {
 
 fn unreadable(what: &str, error: &std::io::Error) -> UserError {
     UserError::new(format!("{what} cannot be read: {error}"), "it names files or folders of data", "check the path")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn opened(path: &str) -> Result<TokenSource, UserError> {
+        let text = format!("path = {path:?}\ntokenizer = \"byte\"\nraw_tokens = \"none\"\nsplit = 1.0\nseed = 1");
+        let data: DataConfig = toml::from_str(&text).unwrap();
+        open(data.path.as_ref().unwrap(), &data, 8, 256)
+    }
+
+    #[test]
+    fn a_folder_of_packed_and_plain_files_is_read_and_what_is_no_text_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all("{\"text\": \"some words\"}\n".repeat(10).as_bytes()).unwrap();
+        std::fs::write(at("part.jsonl.gz"), packed.finish().unwrap()).unwrap();
+        std::fs::write(at("plain.txt"), "other words").unwrap();
+        let folder = folder.path().display().to_string();
+        let source = opened(&folder).unwrap();
+        assert_eq!(source.notice, None);
+        let tokens = source.training.datasets[0].identity().unwrap().unwrap().tokens;
+        assert_eq!(tokens, 10 * ("some words".len() as u64 + 1) + "other words".len() as u64 + 1);
+
+        std::fs::write(at("picture.png"), [0xff; 9]).unwrap();
+        let notice = opened(&folder).unwrap().notice.unwrap();
+        assert_eq!(notice, format!("1 file left out, because not UTF-8 text: {folder}/picture.png"));
+
+        let pattern = opened(&format!("{folder}/p*[zt]")).unwrap();
+        assert_eq!(pattern.training.datasets[0].identity().unwrap().unwrap().tokens, tokens);
+        let problem = opened(&format!("{folder}/*.jsonl")).err().unwrap().to_string();
+        assert!(problem.contains("matches nothing"), "{problem}");
+    }
 }

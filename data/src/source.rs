@@ -37,6 +37,11 @@ pub trait Source: Send + Sync {
         None
     }
 
+    /// What the user should know about the files that were read, in a line.
+    fn notice(&self) -> Option<&str> {
+        None
+    }
+
     /// What identifies its datasets. Empty where the configuration alone decides the samples.
     ///
     /// # Errors

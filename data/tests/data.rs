@@ -140,7 +140,11 @@ fn tokenised_files_read_back_as_the_text_does_directly() {
         for shard_tokens in [7, 1000] {
             let output = folder.path(&format!("{name}-{shard_tokens}"));
             let report = tokenize(&request(tokenizer, output.clone(), shard_tokens, &texts), &Stop::default()).unwrap();
-            assert!(report.starts_with("4 documents of 5 files (1 not UTF-8)") && report.contains("MB/s"), "{report}");
+            assert!(report.starts_with("4 documents of 5 files, ") && report.contains("MB/s"), "{report}");
+            assert!(
+                report.contains("1 file left out, because not UTF-8 text: ") && report.contains("image.png"),
+                "{report}"
+            );
             assert_eq!(std::fs::read_dir(&output).unwrap().count(), tokens.len().div_ceil(shard_tokens as usize));
             let read = source(&[("path", &output), ("split", "1")], 1, 400).unwrap();
             assert_eq!(stream(&read), *tokens, "{name} {shard_tokens}");

@@ -72,11 +72,6 @@ impl<'f> Sequential<'f> {
         &self.bytes[self.taken..]
     }
 
-    /// Whether the buffer has all of the rest.
-    pub(crate) fn is_complete(&self) -> bool {
-        self.at == self.end
-    }
-
     /// Reads until the buffer has `wanted` bytes, or all of the rest.
     ///
     /// # Errors
@@ -90,13 +85,6 @@ impl<'f> Sequential<'f> {
         self.file.read(&mut self.bytes[held..], self.at)?;
         self.at += more;
         Ok(())
-    }
-
-    /// The first `count` bytes of the buffer, which are taken out of it.
-    pub(crate) fn take(&mut self, count: usize) -> Vec<u8> {
-        let bytes = self.buffer()[..count].to_vec();
-        self.taken += count;
-        bytes
     }
 
     /// Drops the first `count` bytes of the buffer.

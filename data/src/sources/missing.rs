@@ -6,6 +6,7 @@ use device::{HostValues, Staging};
 
 use crate::config::DataConfig;
 use crate::error::DataError;
+use crate::open::expanded;
 use crate::source::{Source, Split};
 
 /// Takes the place of missing files where a run is only planned.
@@ -22,9 +23,10 @@ impl Missing {
     }
 }
 
-/// Whether it is a file, a folder, or the prefix of a Megatron dataset.
+/// Whether it is a file, a folder, the prefix of a Megatron dataset, or a pattern of paths that exist.
 fn exists(name: &str) -> bool {
-    Path::new(name).exists() || Path::new(&format!("{name}.bin")).exists()
+    let is_there = |path: &str| Path::new(path).exists() || Path::new(&format!("{path}.bin")).exists();
+    expanded("data", &[name]).is_ok_and(|paths| paths.iter().all(|path| is_there(path)))
 }
 
 impl Source for Missing {

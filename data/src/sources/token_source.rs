@@ -34,6 +34,8 @@ pub struct TokenSource {
     pub seed: u64,
     /// What it is, for the plan box.
     pub name: String,
+    /// What the user should know about the files that were read, in a line.
+    pub notice: Option<String>,
 }
 
 impl Mixture {
@@ -101,5 +103,9 @@ impl Source for TokenSource {
 
     fn describe(&self) -> String {
         self.name.clone()
+    }
+
+    fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
     }
 }

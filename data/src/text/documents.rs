@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use common::UserError;
+use common::format::counted;
 use rayon::prelude::*;
 
 use crate::formats::data_file::DataFile;
@@ -19,14 +20,12 @@ const BATCH: usize = 16 << 20;
 /// How much was tokenised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// Bytes of the files.
+    /// Bytes of the text.
     pub(crate) bytes: u64,
     /// Documents.
     pub(crate) documents: u64,
     /// Tokens, including those that end documents.
     pub(crate) tokens: u64,
-    /// Files in folders that were skipped because they are not UTF-8.
-    pub(crate) skipped: u64,
 }
 
 impl Totals {
@@ -43,6 +42,19 @@ pub(crate) struct TextFile {
     pub(crate) path: PathBuf,
     /// The user named its folder, not the file: it is skipped if it is not UTF-8.
     pub(crate) in_folder: bool,
+}
+
+/// A line that names files of folders that were left out; `None` if there are none.
+pub(crate) fn left_out_notice(files: &[PathBuf]) -> Option<String> {
+    const NAMED: usize = 3;
+    let named: Vec<String> = files.iter().take(NAMED).map(|path| path.display().to_string()).collect();
+    let more = match files.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!files.is_empty()).then(|| {
+        format!("{} left out, because not UTF-8 text: {}{more}", counted(files.len(), "file"), named.join(", "))
+    })
 }
 
 /// The file at `path`, or all files in that folder and the folders inside it, sorted by name.
@@ -78,7 +90,7 @@ fn files_within(top: &Path, path: &Path) -> std::io::Result<Vec<TextFile>> {
 }
 
 /// Tokenises files in order. `json_key` is the key of the text in a JSON line. `sink` receives the tokens and
-/// the totals so far.
+/// the totals so far. Also returns the files in folders that were left out because they are not text.
 ///
 /// # Errors
 /// A file that cannot be read or is not text, a line that is not JSON or has no text, and what `sink` returns.
@@ -87,8 +99,8 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
     tokenizer: &Tokenizer,
     json_key: &str,
     mut sink: impl FnMut(&[u32], Totals) -> Result<(), E>,
-) -> Result<Totals, E> {
-    let mut totals = Totals::default();
+) -> Result<(Totals, Vec<PathBuf>), E> {
+    let (mut totals, mut left_out) = (Totals::default(), Vec::new());
     let mut batch: Vec<Piece> = Vec::new();
     let mut held = 0;
     let mut encode = |batch: &mut Vec<Piece>, totals: &mut Totals| -> Result<(), E> {
@@ -115,7 +127,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
             if !in_folder {
                 return Err(error.into());
             }
-            totals.skipped += 1;
+            left_out.push(path.clone());
             continue;
         }
         let mut reader = TextReader::new(path, &file, tokenizer, json_key)?;
@@ -129,7 +141,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
         }
     }
     encode(&mut batch, &mut totals)?;
-    Ok(totals)
+    Ok((totals, left_out))
 }
 
 impl Piece {

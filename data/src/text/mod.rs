@@ -4,6 +4,7 @@ pub(crate) mod documents;
 pub(crate) mod expression;
 pub(crate) mod normalizer;
 pub(crate) mod pre_tokenizer;
+pub(crate) mod text_bytes;
 pub(crate) mod text_file;
 pub(crate) mod text_stream;
 pub(crate) mod tokenize;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use common::UserError;
 use serde_json::{Map, Value};
 
-use crate::formats::data_file::{DataFile, Sequential};
+use crate::formats::data_file::DataFile;
+use crate::text::text_bytes::{READ, TextBytes, cannot_be_read, other_kind, unpacked_name};
 use crate::text::tokenizer::Tokenizer;
 
 /// Smallest size of a piece of a long document, in bytes.
@@ -15,9 +16,6 @@ const PIECE: usize = 256 << 10;
 const SEARCH: usize = 64 << 10;
 /// How much of a document is looked at to cut it: a character may lie across the end of the search.
 const WINDOW: usize = PIECE + SEARCH + 4;
-/// Bytes that are read at a time.
-const READ: usize = 1 << 20;
-
 /// A document, or a part of a long one.
 pub(crate) struct Piece {
     pub(crate) path: Arc<Path>,
@@ -27,22 +25,25 @@ pub(crate) struct Piece {
     pub(crate) ends_document: bool,
 }
 
-/// Whether a file is text: UTF-8, and JSON lines if it is called `.json`. The inner error says what it is not.
+/// Whether a file is text, plain or packed: UTF-8, and JSON lines if it is called `.json`. The inner error says what it is not.
 ///
 /// # Errors
-/// The file cannot be read, or is shorter now.
+/// The file cannot be read, is shorter now, is packed and damaged, or holds data of a kind that is not read.
 pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), UserError>, UserError> {
-    if has_extension(path, &["json"]) && first_object(path, &mut Sequential::new(file, 0, file.len()))?.is_none() {
+    if let Some(error) = other_kind(path, file)? {
+        return Err(error);
+    }
+    if has_extension(path, &["json"]) && first_object(&mut TextBytes::new(path, file)?)?.is_none() {
         return Ok(Err(UserError::new(
             format!("{} does not begin with a line that is a JSON object", path.display()),
             "a .json file of data has one JSON object per line",
             "write one object per line, for example with jq -c '.[]', or rename what is plain text to .txt",
         )));
     }
-    let mut bytes = Sequential::new(file, 0, file.len());
+    let mut bytes = TextBytes::new(path, file)?;
     let mut at = 0;
     loop {
-        bytes.fill(READ).map_err(|error| changed(path, &error.to_string()))?;
+        bytes.fill(READ)?;
         let valid = match std::str::from_utf8(bytes.buffer()) {
             Ok(text) => text.len(),
             // A character that continues in the bytes that follow.
@@ -60,7 +61,7 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
 /// The pieces of a file, from first to last.
 pub(crate) struct TextReader<'f> {
     path: Arc<Path>,
-    bytes: Sequential<'f>,
+    bytes: TextBytes<'f>,
     tokenizer: &'f Tokenizer,
     /// Each line is a JSON object with a document.
     has_json_lines: bool,
@@ -77,16 +78,17 @@ impl<'f> TextReader<'f> {
     /// # Errors
     /// The file cannot be read, or is shorter now.
     pub(crate) fn new(
-        path: &Path,
+        path: &'f Path,
         file: &'f DataFile,
         tokenizer: &'f Tokenizer,
         json_key: &str,
     ) -> Result<TextReader<'f>, UserError> {
-        let mut bytes = Sequential::new(file, 0, file.len());
+        let mut bytes = TextBytes::new(path, file)?;
         let has_json_lines = has_extension(path, &["jsonl", "ndjson", "json"])
-            || first_object(path, &mut bytes)?.is_some_and(|object| object.get(json_key).is_some_and(Value::is_string));
+            || first_object(&mut bytes)?.is_some_and(|object| object.get(json_key).is_some_and(Value::is_string));
+        bytes.fill(1)?;
         // An empty file is not a document.
-        let ended = file.len() == 0;
+        let ended = bytes.buffer().is_empty();
         Ok(TextReader { path: path.into(), bytes, tokenizer, has_json_lines, lines: 0, ended })
     }
 
@@ -111,7 +113,7 @@ impl<'f> TextReader<'f> {
                 if self.bytes.is_complete() {
                     break searched;
                 }
-                self.fill(searched + READ)?;
+                self.bytes.fill(searched + READ)?;
             };
             if end == 0 {
                 return Ok(None);
@@ -131,7 +133,7 @@ impl<'f> TextReader<'f> {
             return Ok(None);
         }
         if self.bytes.buffer().len() < WINDOW {
-            self.fill(WINDOW + READ)?;
+            self.bytes.fill(WINDOW + READ)?;
         }
         let window = &self.bytes.buffer()[..self.bytes.buffer().len().min(WINDOW)];
         let window = match std::str::from_utf8(window) {
@@ -139,12 +141,12 @@ impl<'f> TextReader<'f> {
             Err(error) if error.error_len().is_none() => {
                 std::str::from_utf8(&window[..error.valid_up_to()]).unwrap_or_default()
             }
-            Err(_) => return Err(changed(&self.path, NOT_TEXT_NOW)),
+            Err(_) => return Err(cannot_be_read(&self.path, NOT_TEXT_NOW)),
         };
         let end = match cut(window, self.tokenizer) {
             Some(at) => at,
             None => {
-                self.fill(usize::MAX)?;
+                self.bytes.fill(usize::MAX)?;
                 self.ended = true;
                 self.bytes.buffer().len()
             }
@@ -153,27 +155,24 @@ impl<'f> TextReader<'f> {
         Ok(Some(Piece { path: self.path.clone(), text, line: None, ends_document: self.ended }))
     }
 
-    fn fill(&mut self, wanted: usize) -> Result<(), UserError> {
-        self.bytes.fill(wanted).map_err(|error| changed(&self.path, &error.to_string()))
-    }
-
     fn text(&mut self, end: usize) -> Result<String, UserError> {
-        String::from_utf8(self.bytes.take(end)).map_err(|_| changed(&self.path, NOT_TEXT_NOW))
+        String::from_utf8(self.bytes.take(end)).map_err(|_| cannot_be_read(&self.path, NOT_TEXT_NOW))
     }
 }
 
 const NOT_TEXT_NOW: &str = "it was UTF-8 text when it was opened and is not now";
 
+/// Whether the file, unpacked, has one of these extensions.
 fn has_extension(path: &Path, known: &[&str]) -> bool {
-    path.extension().is_some_and(|extension| known.iter().any(|known| extension == *known))
+    unpacked_name(path).extension().is_some_and(|extension| known.iter().any(|known| extension == *known))
 }
 
 /// The object that the first line that is not blank consists of. A line that does not begin as an object is not read to
 /// its end.
-fn first_object(path: &Path, bytes: &mut Sequential<'_>) -> Result<Option<Map<String, Value>>, UserError> {
+fn first_object(bytes: &mut TextBytes<'_>) -> Result<Option<Map<String, Value>>, UserError> {
     let mut wanted = READ;
     loop {
-        bytes.fill(wanted).map_err(|error| changed(path, &error.to_string()))?;
+        bytes.fill(wanted)?;
         let line = bytes.buffer().trim_ascii_start();
         let end = line.iter().position(|byte| *byte == b'\n');
         if line.first().is_some_and(|byte| *byte != b'{') || bytes.is_complete() || end.is_some() && !line.is_empty() {
@@ -181,11 +180,6 @@ fn first_object(path: &Path, bytes: &mut Sequential<'_>) -> Result<Option<Map<St
         }
         wanted *= 2;
     }
-}
-
-fn changed(path: &Path, how: &str) -> UserError {
-    let what = format!("{} cannot be read: {how}", path.display());
-    UserError::new(what, "data do not change while they are read", "start again")
 }
 
 /// The error for a file that is not text from byte `at` on.
@@ -202,7 +196,7 @@ fn not_text(path: &Path, at: usize) -> UserError {
     };
     UserError::new(
         format!("{what}{unknown}"),
-        "data are UTF-8 text, .jsonl, token files .bin, or Megatron's .bin with .idx",
+        "data are UTF-8 text or .jsonl, plain or packed with gzip or zstd, token files .bin, or Megatron's .bin with .idx",
         "unpack it, convert it with iconv, or write its text to .jsonl",
     )
 }
@@ -230,10 +224,12 @@ fn boundary(text: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     /// The pieces of a file with that content.
-    fn pieces(name: &str, content: &str) -> Vec<Piece> {
+    fn pieces(name: &str, content: impl AsRef<[u8]>) -> Vec<Piece> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
@@ -241,6 +237,71 @@ mod tests {
         check_text(&path, &file).unwrap().unwrap();
         let mut reader = TextReader::new(&path, &file, &Tokenizer::Bytes, "text").unwrap();
         std::iter::from_fn(|| reader.next().unwrap()).collect()
+    }
+
+    fn gzip(content: &[u8]) -> Vec<u8> {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(content).unwrap();
+        packed.finish().unwrap()
+    }
+
+    #[test]
+    fn packed_files_are_the_text_that_was_packed() {
+        let lines: String = (0..200_000).map(|at| format!("{{\"text\": \"line {at} with an é\"}}\n")).collect();
+        let (first, rest) = lines.as_bytes().split_at(777_777);
+        let zstd = |content: &[u8]| zstd::encode_all(content, 1).unwrap();
+        let expected = texts_of(&pieces("x.jsonl", &lines));
+        for packed in [gzip(lines.as_bytes()), zstd(lines.as_bytes()), [gzip(first), gzip(rest)].concat()] {
+            // Whatever it is called; a file may be several packed ones, one after the other.
+            for name in ["x.jsonl.gz", "x.jsonl.zst", "x.jsonl", "x"] {
+                assert!(texts_of(&pieces(name, &packed)) == expected, "{name}");
+            }
+        }
+        assert!(texts_of(&pieces("x", [zstd(first), zstd(rest)].concat())) == expected);
+        let text = "words and words\n".repeat(4 * PIECE / 16);
+        assert_eq!(texts_of(&pieces("x.txt.gz", gzip(text.as_bytes()))).concat(), text);
+        assert!(pieces("x.gz", gzip(b"")).is_empty());
+    }
+
+    #[test]
+    fn packed_files_that_are_cut_or_changed_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "words and other words\n".repeat(200_000);
+        for whole in [gzip(text.as_bytes()), zstd::encode_all(text.as_bytes(), 1).unwrap()] {
+            let mut changed = whole.clone();
+            changed[whole.len() / 2] ^= 0xff;
+            for (name, content) in [("cut.txt.gz", &whole[..whole.len() / 2]), ("changed.txt.gz", &changed[..])] {
+                let path = folder.path().join(name);
+                std::fs::write(&path, content).unwrap();
+                // What unpacks to other bytes is no text, or its checksum is wrong.
+                let error = match check_text(&path, &DataFile::open(&path).unwrap()) {
+                    Err(error) | Ok(Err(error)) => error.to_string(),
+                    Ok(Ok(())) => panic!("{name} was taken"),
+                };
+                assert!(error.contains(name), "{error}");
+                assert!(name != "cut.txt.gz" || error.contains("cannot be unpacked"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn data_of_kinds_that_are_not_read_are_named_with_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        for (begin, says) in [
+            (&b"PAR1\0\0"[..], ["is a Parquet file", "to_json"]),
+            (b"BZh91AY", ["is packed with bzip2", "unpack it"]),
+            (b"\xfd7zXZ\0\0\0", ["is packed with xz", "gzip or zstd"]),
+            (b"PK\x03\x04\0", ["is packed with zip", "unpack it"]),
+        ] {
+            let path = folder.path().join("part");
+            std::fs::write(&path, begin).unwrap();
+            let error = check_text(&path, &DataFile::open(&path).unwrap()).unwrap_err().to_string();
+            assert!(says.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+
+    fn texts_of(pieces: &[Piece]) -> Vec<String> {
+        pieces.iter().map(|piece| piece.text.clone()).collect()
     }
 
     fn texts(pieces: &[Piece]) -> Vec<&str> {

@@ -11,7 +11,8 @@ use crate::error::DataError;
 use crate::formats::shards::ShardWriter;
 use crate::formats::tokens::TokenType;
 use crate::interrupt::ensure_not_interrupted;
-use crate::text::documents::{encode_files, text_files};
+use crate::open::expanded;
+use crate::text::documents::{encode_files, left_out_notice, text_files};
 use crate::text::tokenizer::Tokenizer;
 
 /// What to tokenise, and how.
@@ -54,7 +55,9 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         return Err(UserError::new(what, "nothing is overwritten", "name another folder, or remove it").into());
     }
     let mut files = Vec::new();
-    for path in &request.files {
+    let paths: Vec<String> = request.files.iter().map(|path| path.display().to_string()).collect();
+    let paths = expanded("FILES", &paths.iter().map(String::as_str).collect::<Vec<_>>())?;
+    for path in paths.iter().map(Path::new) {
         let found = text_files(path).map_err(|error| {
             let what = format!("{} cannot be read: {error}", path.display());
             UserError::new(what, "it names text: files, or folders of them", "check the path")
@@ -75,7 +78,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
             "name another folder, or change permissions",
         )
     })?;
-    let totals = encode_files(&files, &tokenizer, &request.json_key, |tokens, so_far| {
+    let (totals, left_out) = encode_files(&files, &tokenizer, &request.json_key, |tokens, so_far| {
         bar.set_position(so_far.bytes);
         ensure_not_interrupted(stop, &request.output)?;
         writer.push(tokens).map_err(TokenizeError::from)
@@ -88,9 +91,9 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
     writer.finish()?;
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64().max(1e-9);
-    let skipped = if totals.skipped > 0 { format!(" ({} not UTF-8)", totals.skipped) } else { String::new() };
+    let left_out = left_out_notice(&left_out).map_or(String::new(), |notice| format!("\n{notice}"));
     Ok(format!(
-        "{} of {}{skipped}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s",
+        "{} of {}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s{left_out}",
         counted(totals.documents as usize, "document"),
         counted(files.len(), "file"),
         bytes(totals.bytes as usize),

@@ -76,7 +76,8 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     if env.rank == 0 {
         let unused = unused_settings::notices(&plan, is_bench);
         let binding = launch::binding_notice(env);
-        request.notices.iter().chain(&unused).chain(&binding).for_each(|notice| warn(&format!("notice: {notice}")));
+        let notices = request.notices.iter().chain(&unused).chain(&binding).map(String::as_str);
+        notices.chain(source.notice()).for_each(|notice| warn(&format!("notice: {notice}")));
     }
     let filter = EnvFilter::try_new(&request.log).map_err(|error| {
         let rule = "a filter is a level, or pairs of target=level";

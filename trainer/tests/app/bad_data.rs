@@ -71,11 +71,28 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
             &["token 50256", "255", "50257"],
         ),
         ("negative id", megatron("minus", &megatron_index(3, &[300], 2), &[-1; 300]), &["token -1", "0 to"]),
+        ("unknown extension", folder.file("x.abc", [0xff; 99]), &[".abc, is unknown"]),
         (
-            "unknown extension",
+            "Parquet",
             folder.file("x.parquet", [b"PAR1".as_slice(), &[0xff; 99]].concat()),
-            &[".parquet, is unknown"],
+            &["x.parquet is a Parquet file", "pandas.read_parquet"],
         ),
+        (
+            "folder with Parquet",
+            {
+                std::fs::create_dir(folder.path("hub")).unwrap();
+                folder.file("hub/README.md", "words ".repeat(100));
+                folder.file("hub/part.parquet", "PAR1");
+                folder.path("hub")
+            },
+            &["hub/part.parquet is a Parquet file", "JSON lines"],
+        ),
+        (
+            "packed text cut",
+            folder.file("cut.gz", [0x1f, 0x8b, 8, 0, 0]),
+            &["cut.gz cannot be unpacked", "pack it again"],
+        ),
+        ("pattern of nothing", folder.path("*.nothing"), &["*.nothing` matches nothing", "check the path"]),
         ("text that is none", folder.file("x.txt", [0xff; 99]), &["x.txt is not UTF-8 text (byte 0). Rule: data are"]),
         (
             "JSON that is no text",
