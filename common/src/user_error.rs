@@ -4,7 +4,7 @@ use crate::escape::one_line;
 
 /// The user's input is wrong: what was given, the rule, and the fix. Exit code 2.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}. Rule: {rule}. Fix: {fix}")]
+#[error("{what}. Rule: {rule}. Fix: {fix}{}", indented(.each))]
 pub struct UserError {
     /// The thing and its value.
     pub what: String,
@@ -12,14 +12,26 @@ pub struct UserError {
     pub rule: String,
     /// What to change.
     pub fix: String,
+    /// Where several things are wrong: a line for each.
+    pub each: Vec<String>,
 }
 
 impl UserError {
     /// A new error. It is one line, and what a terminal would act on is escaped: the texts may come from files.
     pub fn new(what: impl Into<String>, rule: impl Into<String>, fix: impl Into<String>) -> UserError {
         let [what, rule, fix] = [what.into(), rule.into(), fix.into()].map(|text: String| one_line(&text));
-        UserError { what, rule, fix }
+        UserError { what, rule, fix, each: Vec::new() }
     }
+
+    /// The same error with a line for each of several things that are wrong.
+    #[must_use]
+    pub fn with_each(self, lines: impl IntoIterator<Item = String>) -> UserError {
+        UserError { each: lines.into_iter().map(|line| one_line(&line)).collect(), ..self }
+    }
+}
+
+fn indented(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("\n  {line}")).collect()
 }
 
 /// The most similar word, if one is similar at all.

@@ -125,7 +125,7 @@ impl Tokens {
         }
         match outside {
             Some((id, position)) => {
-                let UserError { what, rule, fix } = self.outside(id, Some(position), vocab);
+                let UserError { what, rule, fix, .. } = self.outside(id, Some(position), vocab);
                 Err(DataError { what: format!("{what}. Rule: {rule}"), fix })
             }
             None => Ok(()),

@@ -1,5 +1,5 @@
 //! Flags that are unknown, or that Megatron has and we do not support. Scripts have many flags, so all of them are named at
-//! once.
+//! once, in a line each.
 
 use std::ffi::OsString;
 
@@ -24,18 +24,27 @@ pub(super) fn refuse(command: Command, arguments: &[OsString]) -> Option<UserErr
     if found.is_empty() {
         return None;
     }
-    let (megatrons, unknown): (Vec<_>, Vec<_>) = found.iter().partition(|flag| flag.is_megatrons);
-    let named = |flags: Vec<&Unsupported>, problem: &str| {
-        let names: Vec<&str> = flags.iter().map(|flag| flag.flag.as_str()).collect();
-        let verb = if names.len() == 1 { "is" } else { "are" };
-        (!names.is_empty()).then(|| format!("{} {verb} {problem}", names.join(", ")))
-    };
-    let what = [named(megatrons, "not supported"), named(unknown, "unknown")];
-    Some(UserError::new(
-        what.into_iter().flatten().collect::<Vec<_>>().join("; "),
-        grouped(&found, "", |flag| &flag.rule),
-        grouped(&found, "for ", |flag| &flag.fix),
-    ))
+    if let [Unsupported { flag, is_megatrons, rule, fix }] = &found[..] {
+        let problem = if *is_megatrons { "not supported" } else { "unknown" };
+        return Some(UserError::new(format!("{flag} is {problem}"), rule, fix));
+    }
+    let names: Vec<&str> = found.iter().map(|flag| flag.flag.as_str()).collect();
+    let what = format!("{} flags are not accepted: {}", names.len(), names.join(", "));
+    let error = UserError::new(what, "only what `trainer --help` lists is accepted", "change each:");
+    Some(error.with_each(lines(&found)))
+}
+
+/// A line for all flags with the same rule and fix.
+fn lines(found: &[Unsupported]) -> Vec<String> {
+    let mut groups: Vec<(&Unsupported, Vec<&str>)> = Vec::new();
+    for flag in found {
+        let same = |(first, _): &&mut (&Unsupported, Vec<&str>)| (&first.rule, &first.fix) == (&flag.rule, &flag.fix);
+        match groups.iter_mut().find(same) {
+            Some((_, flags)) => flags.push(&flag.flag),
+            None => groups.push((flag, vec![&flag.flag])),
+        }
+    }
+    groups.iter().map(|(of, flags)| format!("{}: {}. Fix: {}", flags.join(", "), of.rule, of.fix)).collect()
 }
 
 fn find(mut command: Command, arguments: &[OsString]) -> Vec<Unsupported> {
@@ -100,25 +109,6 @@ fn similar(name: &str, known: impl Iterator<Item = String>) -> Option<String> {
     (distance <= (name.chars().count() / 3).min(2)).then(|| format!("did you mean --{nearest}?"))
 }
 
-/// Each different text once, with the flags that it is for unless it is for all.
-fn grouped(found: &[Unsupported], before: &str, text_of: impl Fn(&Unsupported) -> &String) -> String {
-    let mut groups: Vec<(&String, Vec<&str>)> = Vec::new();
-    for flag in found {
-        let text = text_of(flag);
-        match groups.iter_mut().find(|(known, _)| *known == text) {
-            Some((_, flags)) => flags.push(&flag.flag),
-            None => groups.push((text, vec![&flag.flag])),
-        }
-    }
-    match &groups[..] {
-        [(text, _)] => text.to_string(),
-        groups => {
-            let parts = groups.iter().map(|(text, flags)| format!("{before}{}: {text}", flags.join(", ")));
-            parts.collect::<Vec<_>>().join("; ")
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,9 +140,14 @@ mod tests {
     #[test]
     fn all_unsupported_flags_of_a_script_are_named_at_once_and_the_rest_is_accepted() {
         let error = refused(LLAMA);
-        let (named, nothing) = error.what.split_once(" are not supported").unwrap();
-        assert!(nothing.is_empty() && !error.to_string().contains("unknown"), "{error}");
+        let (count, named) = error.what.split_once(" flags are not accepted: ").unwrap();
+        assert!(!error.to_string().contains("unknown"), "{error}");
         let named: Vec<&str> = named.split(", ").map(|flag| flag.split(' ').next().unwrap()).collect();
+        assert_eq!(named.len().to_string(), count);
+        // Each flag is in one line, which says why and what to do.
+        let in_lines: usize = error.each.iter().map(|line| line.split_once(": ").unwrap().0.split(", ").count()).sum();
+        assert_eq!(in_lines, named.len());
+        assert!(error.each.iter().all(|line| line.starts_with("--") && line.contains(". Fix: ")), "{error}");
         assert!(
             ["--attention-backend", "--decoupled-lr", "--tensorboard-dir"].iter().all(|flag| named.contains(flag)),
             "{error}"
