@@ -17,7 +17,7 @@ pub struct UserError {
 }
 
 impl UserError {
-    /// A new error. It is one line, and what a terminal would act on is escaped: the texts may come from files.
+    /// A new error. It is one line, unless lines [for each thing](UserError::with_each) follow, and what a terminal would act on is escaped: the texts may come from files.
     pub fn new(what: impl Into<String>, rule: impl Into<String>, fix: impl Into<String>) -> UserError {
         let [what, rule, fix] = [what.into(), rule.into(), fix.into()].map(|text: String| one_line(&text));
         UserError { what, rule, fix, each: Vec::new() }

@@ -73,8 +73,8 @@ pub fn forms(data: &DataConfig) -> (bool, bool) {
     let (mut text, mut tokens) = (false, false);
     for paths in [&data.path, &data.validation_path].into_iter().flatten() {
         let datasets = paths.datasets("data").unwrap_or_default();
-        let all: Vec<&str> = datasets.iter().flat_map(|(_, paths)| paths.iter().copied()).collect();
-        for path in expanded("data", &all).unwrap_or_default() {
+        let all = datasets.iter().flat_map(|(_, paths)| paths);
+        for path in all.flat_map(|path| expanded("data", &[path]).unwrap_or_default()) {
             match found("data", &path) {
                 Ok(Found::Text(_)) => text = true,
                 Ok(Found::Tokens(_)) => tokens = true,
@@ -219,15 +219,16 @@ enum Found {
     Text(Vec<TextFile>),
 }
 
-/// Paths, with patterns such as `data/*.jsonl`, which no shell has expanded, replaced by what they match, sorted. A path that
-/// exists is no pattern.
+/// Paths, with patterns such as `data/*.jsonl`, which no shell has expanded, replaced by what they match, sorted. What exists
+/// is no pattern. Of a Megatron dataset whose two files match, the index is left out.
 ///
 /// # Errors
-/// A pattern that matches nothing, or is none.
+/// A pattern that matches nothing, or is none; a folder that cannot be read.
 pub(crate) fn expanded(key: &str, paths: &[&str]) -> Result<Vec<String>, UserError> {
+    let is_there = |path: &str| Path::new(path).exists() || Path::new(&format!("{path}.bin")).exists();
     let mut all = Vec::new();
     for path in paths {
-        if !path.contains(['*', '?', '[']) || Path::new(path).exists() {
+        if !path.contains(['*', '?', '[']) || is_there(path) {
             all.push(path.to_string());
             continue;
         }
@@ -236,11 +237,15 @@ pub(crate) fn expanded(key: &str, paths: &[&str]) -> Result<Vec<String>, UserErr
             UserError::new(what, "a path with *, ? or [ is a pattern of paths that exist", "check the path")
         };
         let found = glob::glob(path).map_err(|error| refuse(format!(" is no pattern: {error}")))?;
-        let found: Vec<String> = found.flatten().map(|path| path.display().to_string()).collect();
+        let found: Vec<PathBuf> =
+            found.collect::<Result<_, _>>().map_err(|error| refuse(format!(" cannot be read: {error}")))?;
         if found.is_empty() {
             return Err(refuse(" matches nothing".into()));
         }
-        all.extend(found);
+        let is_index = |path: &PathBuf| {
+            path.extension().is_some_and(|extension| extension == "idx") && found.contains(&path.with_extension("bin"))
+        };
+        all.extend(found.iter().filter(|path| !is_index(path)).map(|path| path.display().to_string()));
     }
     Ok(all)
 }
@@ -305,11 +310,19 @@ mod tests {
 
         std::fs::write(at("picture.png"), [0xff; 9]).unwrap();
         let notice = opened(&folder).unwrap().notice.unwrap();
-        assert_eq!(notice, format!("1 file left out, because not UTF-8 text: {folder}/picture.png"));
+        assert_eq!(notice, format!("1 file left out, because neither UTF-8 text nor JSON lines: {folder}/picture.png"));
 
         let pattern = opened(&format!("{folder}/p*[zt]")).unwrap();
         assert_eq!(pattern.training.datasets[0].identity().unwrap().unwrap().tokens, tokens);
         let problem = opened(&format!("{folder}/*.jsonl")).err().unwrap().to_string();
         assert!(problem.contains("matches nothing"), "{problem}");
+
+        // A dataset of two files is one.
+        for name in ["a.bin", "a.idx", "b.idx"] {
+            std::fs::write(at(name), "").unwrap();
+        }
+        let pattern = format!("{folder}/[ab].*");
+        let expected = ["a.bin", "b.idx"].map(|name| format!("{folder}/{name}"));
+        assert_eq!(expanded("x", &[&pattern]).unwrap(), expected);
     }
 }

@@ -142,7 +142,8 @@ fn tokenised_files_read_back_as_the_text_does_directly() {
             let report = tokenize(&request(tokenizer, output.clone(), shard_tokens, &texts), &Stop::default()).unwrap();
             assert!(report.starts_with("4 documents of 5 files, ") && report.contains("MB/s"), "{report}");
             assert!(
-                report.contains("1 file left out, because not UTF-8 text: ") && report.contains("image.png"),
+                report.contains("1 file left out, because neither UTF-8 text nor JSON lines: ")
+                    && report.contains("image.png"),
                 "{report}"
             );
             assert_eq!(std::fs::read_dir(&output).unwrap().count(), tokens.len().div_ceil(shard_tokens as usize));

@@ -64,8 +64,8 @@ pub struct GraphOptions {
     /// The optimizer is captured too: in the iteration's graph, or in one of its own.
     pub capture_optimizer: bool,
     /// Graphs of a microbatch's forward run next to those of the backward of the microbatch before, to the same bits.
-    /// Activations of two microbatches are then in memory. For a rank that has all layers whole; only microbatches of a step
-    /// can overlap.
+    /// Activations of two microbatches are then in memory. Not with pipeline stages. With tensor parallelism it needs
+    /// [`TensorParallel::aside`](crate::model::TensorParallel::aside).
     pub overlap_microbatches: bool,
     /// Eager steps before the first capture; at least 1.
     pub warmup_steps: usize,

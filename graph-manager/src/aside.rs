@@ -31,7 +31,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
     }
 
     /// Whether what runs now runs aside. Its transfers need communicators of their own: two that are under way at once on one
-    /// communicator might start in another order on another rank.
+    /// communicator might start in another order on another rank, and wait for each other for ever.
     pub fn is_aside(&self) -> bool {
         self.is_aside
     }

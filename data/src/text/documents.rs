@@ -47,13 +47,20 @@ pub(crate) struct TextFile {
 /// A line that names files of folders that were left out; `None` if there are none.
 pub(crate) fn left_out_notice(files: &[PathBuf]) -> Option<String> {
     const NAMED: usize = 3;
+    let mut files = files.to_vec();
+    files.sort();
+    files.dedup();
     let named: Vec<String> = files.iter().take(NAMED).map(|path| path.display().to_string()).collect();
     let more = match files.len().saturating_sub(NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     (!files.is_empty()).then(|| {
-        format!("{} left out, because not UTF-8 text: {}{more}", counted(files.len(), "file"), named.join(", "))
+        format!(
+            "{} left out, because neither UTF-8 text nor JSON lines: {}{more}",
+            counted(files.len(), "file"),
+            named.join(", ")
+        )
     })
 }
 

@@ -1,6 +1,6 @@
 //! The bytes of a text file, from the first to the last, unpacked if the file is packed.
 
-use std::io::{BufReader, ErrorKind, Read};
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use common::UserError;
@@ -11,6 +11,9 @@ use crate::formats::data_file::DataFile;
 /// Bytes that are read at a time.
 pub(crate) const READ: usize = 1 << 20;
 
+/// Base-2 logarithm of the largest window of a zstd file: that of `zstd --long=31`.
+const LONGEST_WINDOW: u32 = 31;
+
 /// How a file is packed, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Packing {
@@ -18,14 +21,12 @@ enum Packing {
     Zstandard,
 }
 
-/// Kinds of files that may hold text and are not read, by their first bytes: a name, and whether one unpacks it.
-const OTHER_KINDS: &[(&[u8], &str, bool)] = &[
-    (b"PAR1", "a Parquet file", false),
-    (b"ARROW1", "an Arrow file", false),
-    (b"BZh", "packed with bzip2", true),
-    (b"\xfd7zXZ\0", "packed with xz", true),
-    (b"PK\x03\x04", "packed with zip", true),
-];
+/// The error for a file of a kind that may hold text and is not read.
+pub(crate) struct OtherKind {
+    pub(crate) error: UserError,
+    /// Nothing but data is stored so: the user expects it to be read, also where only its folder was named.
+    pub(crate) is_data: bool,
+}
 
 /// The bytes of a file, read through a buffer.
 pub(crate) struct TextBytes<'f> {
@@ -64,14 +65,20 @@ impl<'f> TextBytes<'f> {
         let stored = Stored { file, at: 0 };
         let packing = match &begin[..] {
             [0x1f, 0x8b, ..] => Some(Packing::Gzip),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Packing::Zstandard),
+            // A frame, or one that is skipped, as parallel packers put first.
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some(Packing::Zstandard),
             _ => None,
         };
         let reader: Box<dyn Read + 'f> = match packing {
             None => Box::new(stored),
             Some(Packing::Gzip) => Box::new(MultiGzDecoder::new(BufReader::with_capacity(READ, stored))),
             Some(Packing::Zstandard) => {
-                Box::new(zstd::Decoder::new(stored).map_err(|error| cannot_be_read(path, &error.to_string()))?)
+                let unpack = || {
+                    let mut decoder = zstd::Decoder::new(stored)?;
+                    decoder.window_log_max(LONGEST_WINDOW)?;
+                    Ok(decoder)
+                };
+                Box::new(unpack().map_err(|error: std::io::Error| cannot_be_read(path, &error.to_string()))?)
             }
         };
         Ok(TextBytes { path, packing, reader, bytes: Vec::new(), taken: 0, ended: false })
@@ -94,16 +101,11 @@ impl<'f> TextBytes<'f> {
     pub(crate) fn fill(&mut self, wanted: usize) -> Result<(), UserError> {
         self.bytes.drain(..self.taken);
         self.taken = 0;
-        while !self.ended && self.bytes.len() < wanted {
-            let held = self.bytes.len();
-            self.bytes.resize(held + (wanted - held).min(READ), 0);
-            let read = self.reader.read(&mut self.bytes[held..]);
-            self.bytes.truncate(held + read.as_ref().copied().unwrap_or(0));
-            match read {
-                Ok(count) => self.ended = count == 0,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.failed(&error)),
-            }
+        if !self.ended && self.bytes.len() < wanted {
+            let missing = wanted - self.bytes.len();
+            let read = self.reader.by_ref().take(missing as u64).read_to_end(&mut self.bytes);
+            read.map_err(|error| self.failed(&error))?;
+            self.ended = self.bytes.len() < wanted;
         }
         Ok(())
     }
@@ -145,24 +147,45 @@ pub(crate) fn unpacked_name(path: &Path) -> PathBuf {
     }
 }
 
-/// The error for a file that holds data of a kind that is not read; `None` for any other.
+/// What is wrong with a file of a kind that may hold text and is not read; `None` for any other file.
 ///
 /// # Errors
 /// The file cannot be read.
-pub(crate) fn other_kind(path: &Path, file: &DataFile) -> Result<Option<UserError>, UserError> {
-    let mut begin = vec![0; file.len().min(8) as usize];
-    file.read(&mut begin, 0).map_err(|error| cannot_be_read(path, &error.to_string()))?;
-    let known = OTHER_KINDS.iter().find(|(magic, ..)| begin.starts_with(magic));
-    Ok(known.map(|(_, kind, unpacks)| {
-        let fix = match unpacks {
-            true => "unpack it, or pack it with gzip or zstd".into(),
-            false => format!(
-                "write its text as JSON lines, for example with Python: pandas.read_parquet({:?})[[\"text\"]]\
-                 .to_json(\"text.jsonl\", orient=\"records\", lines=True)",
-                path.display().to_string()
-            ),
-        };
-        let rule = "data are UTF-8 text or JSON lines, plain or packed with gzip or zstd, or token files";
-        UserError::new(format!("{} is {kind}", path.display()), rule, fix)
-    }))
+pub(crate) fn other_kind(path: &Path, file: &DataFile) -> Result<Option<OtherKind>, UserError> {
+    let part = |at: u64, count: u64| {
+        let mut bytes = vec![0; count.min(file.len()) as usize];
+        file.read(&mut bytes, at).map_err(|error| cannot_be_read(path, &error.to_string()))?;
+        Ok::<_, UserError>(bytes)
+    };
+    let (begin, end) = (part(0, 10)?, part(file.len().saturating_sub(4), 4)?);
+    // One that is cut has no end.
+    let is_named_parquet = path.extension().is_some_and(|extension| extension == "parquet");
+    let table = |reader: &str| {
+        let path = path.display().to_string();
+        format!(
+            "write its text as JSON lines, for example with Python: pandas.{reader}({path:?})[[\"text\"]]\
+             .to_json(\"text.jsonl\", orient=\"records\", lines=True)"
+        )
+    };
+    let unpack = || "unpack it, or pack it with gzip or zstd".to_string();
+    let (kind, fix, is_data) = match &begin[..] {
+        _ if begin.starts_with(b"PAR1") && (end == b"PAR1" || is_named_parquet) => {
+            ("a Parquet file", table("read_parquet"), true)
+        }
+        _ if begin.starts_with(b"ARROW1\0\0") => ("an Arrow file", table("read_feather"), true),
+        [b'B', b'Z', b'h', b'1'..=b'9', b'1', b'A', b'Y', b'&', b'S', b'Y'] => ("packed with bzip2", unpack(), false),
+        _ if begin.starts_with(b"\xfd7zXZ\0") => ("packed with xz", unpack(), false),
+        _ if begin.starts_with(b"PK\x03\x04") => ("packed with zip", unpack(), false),
+        _ if is_tar(TextBytes::new(path, file)?)? => ("a tar archive", "unpack it".into(), false),
+        _ => return Ok(None),
+    };
+    let rule = "data are UTF-8 text or JSON lines, plain or packed with gzip or zstd, or token files";
+    Ok(Some(OtherKind { error: UserError::new(format!("{} is {kind}", path.display()), rule, fix), is_data }))
+}
+
+/// Whether the bytes, unpacked, begin as a tar archive.
+fn is_tar(mut bytes: TextBytes<'_>) -> Result<bool, UserError> {
+    const MAGIC: std::ops::Range<usize> = 257..262;
+    bytes.fill(MAGIC.end)?;
+    Ok(bytes.buffer().get(MAGIC) == Some(b"ustar"))
 }

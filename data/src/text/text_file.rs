@@ -7,7 +7,7 @@ use common::UserError;
 use serde_json::{Map, Value};
 
 use crate::formats::data_file::DataFile;
-use crate::text::text_bytes::{READ, TextBytes, cannot_be_read, other_kind, unpacked_name};
+use crate::text::text_bytes::{OtherKind, READ, TextBytes, cannot_be_read, other_kind, unpacked_name};
 use crate::text::tokenizer::Tokenizer;
 
 /// Smallest size of a piece of a long document, in bytes.
@@ -16,6 +16,7 @@ const PIECE: usize = 256 << 10;
 const SEARCH: usize = 64 << 10;
 /// How much of a document is looked at to cut it: a character may lie across the end of the search.
 const WINDOW: usize = PIECE + SEARCH + 4;
+
 /// A document, or a part of a long one.
 pub(crate) struct Piece {
     pub(crate) path: Arc<Path>,
@@ -30,8 +31,8 @@ pub(crate) struct Piece {
 /// # Errors
 /// The file cannot be read, is shorter now, is packed and damaged, or holds data of a kind that is not read.
 pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), UserError>, UserError> {
-    if let Some(error) = other_kind(path, file)? {
-        return Err(error);
+    if let Some(OtherKind { error, is_data }) = other_kind(path, file)? {
+        return if is_data { Err(error) } else { Ok(Err(error)) };
     }
     if has_extension(path, &["json"]) && first_object(&mut TextBytes::new(path, file)?)?.is_none() {
         return Ok(Err(UserError::new(
@@ -288,15 +289,25 @@ mod tests {
     fn data_of_kinds_that_are_not_read_are_named_with_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         for (begin, says) in [
-            (&b"PAR1\0\0"[..], ["is a Parquet file", "to_json"]),
-            (b"BZh91AY", ["is packed with bzip2", "unpack it"]),
+            (&b"PAR1\0\0PAR1"[..], ["is a Parquet file", "read_parquet"]),
+            (b"ARROW1\0\0", ["is an Arrow file", "read_feather"]),
+            (b"BZh91AY&SY", ["is packed with bzip2", "unpack it"]),
+            (&[&[b'x'; 257], &b"ustar"[..]].concat(), ["is a tar archive", "unpack it"]),
+            (&gzip(&[&[b'x'; 257], &b"ustar"[..]].concat()), ["is a tar archive", "unpack it"]),
             (b"\xfd7zXZ\0\0\0", ["is packed with xz", "gzip or zstd"]),
             (b"PK\x03\x04\0", ["is packed with zip", "unpack it"]),
         ] {
             let path = folder.path().join("part");
             std::fs::write(&path, begin).unwrap();
-            let error = check_text(&path, &DataFile::open(&path).unwrap()).unwrap_err().to_string();
+            let error = match check_text(&path, &DataFile::open(&path).unwrap()) {
+                Err(error) | Ok(Err(error)) => error.to_string(),
+                Ok(Ok(())) => panic!("{says:?}: taken for text"),
+            };
             assert!(says.iter().all(|part| error.contains(part)), "{error}");
+        }
+        // Text that begins in the same way.
+        for text in ["PAR1 is a word", "BZh9 too", "ARROW1 as well"] {
+            assert_eq!(texts(&pieces("x.txt", text)), [text]);
         }
     }
 

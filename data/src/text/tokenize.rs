@@ -12,7 +12,8 @@ use crate::formats::shards::ShardWriter;
 use crate::formats::tokens::TokenType;
 use crate::interrupt::ensure_not_interrupted;
 use crate::open::expanded;
-use crate::text::documents::{encode_files, left_out_notice, text_files};
+use crate::text::documents::{TextFile, encode_files, left_out_notice, text_files};
+use crate::text::text_bytes::unpacked_name;
 use crate::text::tokenizer::Tokenizer;
 
 /// What to tokenise, and how.
@@ -55,20 +56,21 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         return Err(UserError::new(what, "nothing is overwritten", "name another folder, or remove it").into());
     }
     let mut files = Vec::new();
-    let paths: Vec<String> = request.files.iter().map(|path| path.display().to_string()).collect();
-    let paths = expanded("FILES", &paths.iter().map(String::as_str).collect::<Vec<_>>())?;
-    for path in paths.iter().map(Path::new) {
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for path in &request.files {
+        match path.to_str() {
+            Some(path) => paths.extend(expanded("FILES", &[path])?.into_iter().map(PathBuf::from)),
+            None => paths.push(path.clone()),
+        }
+    }
+    for path in &paths {
         let found = text_files(path).map_err(|error| {
             let what = format!("{} cannot be read: {error}", path.display());
             UserError::new(what, "it names text: files, or folders of them", "check the path")
         })?;
         files.extend(found);
     }
-    let size = files.iter().filter_map(|file| std::fs::metadata(&file.path).ok()).map(|meta| meta.len()).sum();
-    let bar = ProgressBar::with_draw_target(Some(size), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left") {
-        bar.set_style(style);
-    }
+    let bar = progress(&files);
     let started = Instant::now();
     let kind = TokenType::for_vocab(tokenizer.vocab());
     let mut writer = ShardWriter::create(&request.output, kind, request.shard_tokens).map_err(|error| {
@@ -101,6 +103,21 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         counted(shards, "token file"),
         totals.bytes as f64 / 1e6 / seconds,
     ))
+}
+
+/// A bar over the bytes of text. How many packed files have is not known before they are unpacked.
+fn progress(files: &[TextFile]) -> ProgressBar {
+    let is_packed = |file: &TextFile| unpacked_name(&file.path) != file.path;
+    let sizes = files.iter().filter_map(|file| std::fs::metadata(&file.path).ok()).map(|meta| meta.len());
+    let (total, template) = match files.iter().any(is_packed) {
+        true => (None, "{bytes}  {bytes_per_sec}  {elapsed}"),
+        false => (Some(sizes.sum()), "{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left"),
+    };
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
 }
 
 /// Whether something exists there that would be lost.

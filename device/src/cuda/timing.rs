@@ -13,8 +13,9 @@ const RUNS: usize = 3;
 const LONG_MS: f32 = 0.25;
 const CLOSE: f32 = 1.1;
 const FINALISTS: usize = 4;
-/// How long a candidate runs alone before it is measured at the settled clock, and while it is, milliseconds.
+/// How long a candidate runs alone until the clock counts as settled, milliseconds.
 const SETTLE_MS: f32 = 40.0;
+/// How long it is measured then, milliseconds.
 const WINDOW_MS: f32 = 40.0;
 
 /// Median milliseconds of a run of each candidate. `None` for candidates that fail.

@@ -130,8 +130,8 @@ impl Operation for ReluDropout {
     }
 }
 
-/// Gradient of [`ReluDropout`], or of a ReLU without dropout: `grad_input = scale * grad_output` where `output` is positive,
-/// else 0. A value that was dropped is 0, so the mask is not needed.
+/// Gradient of [`ReluDropout`], or of a ReLU without dropout: `grad_input = scale * grad_output`, but 0 where `output` is 0
+/// or less. A value that was dropped is 0, so the mask is not needed.
 #[derive(Clone, Debug)]
 pub struct ReluDropoutBackward {
     /// The forward's output, any shape.

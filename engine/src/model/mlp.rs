@@ -142,7 +142,8 @@ impl Layer for Perceptron {
                 scale: saved.dropout.map_or(1.0, |site| site.keep_scale()),
             })?;
         }
-        // First, so that it need not wait for the input gradient. It takes longer, so the bias is on the other stream.
+        // First, so that it need not wait for the input gradient. It takes longer than that one, after which the bias gradient
+        // runs on the compute stream.
         self.linear.weight_gradient(cx, Operand::Plain(saved.input), Operand::Plain(grad_product))?;
         let mut grad_input = grad_product;
         if !self.first {

@@ -22,7 +22,8 @@ impl WeightMemory {
     pub(super) fn of(spec: &ParamSpec, first_layer: usize, shard: OptimizerShard) -> WeightMemory {
         match (spec.fp8, shard.is_part()) {
             (Some(fp8), true) if spec.layer > first_layer => {
-                WeightMemory::Passing(if fp8.gathers_weights { fp8.input() } else { spec.dtype })
+                let in_8_bits = fp8.gathers_weights && fp8.recipe.has_one_scale();
+                WeightMemory::Passing(if in_8_bits { fp8.input() } else { spec.dtype })
             }
             (Some(_), false) => WeightMemory::Kept(DType::F32),
             _ => WeightMemory::Kept(spec.dtype),

@@ -20,7 +20,7 @@ struct Unsupported {
 
 /// The error for all flags of a command line that are not accepted, if there are any.
 pub(super) fn refuse(command: Command, arguments: &[OsString]) -> Option<UserError> {
-    let found = find(command, arguments);
+    let (found, path) = find(command, arguments);
     if found.is_empty() {
         return None;
     }
@@ -30,7 +30,7 @@ pub(super) fn refuse(command: Command, arguments: &[OsString]) -> Option<UserErr
     }
     let names: Vec<&str> = found.iter().map(|flag| flag.flag.as_str()).collect();
     let what = format!("{} flags are not accepted: {}", names.len(), names.join(", "));
-    let error = UserError::new(what, "only what `trainer --help` lists is accepted", "change each:");
+    let error = UserError::new(what, format!("only what `{path} --help` lists is accepted"), "change each:");
     Some(error.with_each(lines(&found)))
 }
 
@@ -47,7 +47,8 @@ fn lines(found: &[Unsupported]) -> Vec<String> {
     groups.iter().map(|(of, flags)| format!("{}: {}. Fix: {}", flags.join(", "), of.rule, of.fix)).collect()
 }
 
-fn find(mut command: Command, arguments: &[OsString]) -> Vec<Unsupported> {
+/// The flags that are not accepted, and the command that they were given to.
+fn find(mut command: Command, arguments: &[OsString]) -> (Vec<Unsupported>, String) {
     command.build();
     let mut rest: Vec<&str> = arguments.iter().skip(1).map(|argument| argument.to_str().unwrap_or_default()).collect();
     let mut command = &command;
@@ -99,7 +100,7 @@ fn find(mut command: Command, arguments: &[OsString]) -> Vec<Unsupported> {
             found.push(Unsupported { flag, is_megatrons, rule, fix });
         }
     }
-    found
+    (found, path)
 }
 
 /// The flag that differs from `name` in one or two letters, or in their order.
@@ -179,6 +180,7 @@ mod tests {
     #[test]
     fn the_value_of_a_flag_may_look_like_a_flag() {
         assert!(refused("sample --checkpoint c --prompt --wombat --stpes").what.starts_with("--stpes is unknown"));
+        assert!(refused("tokenize --stpes --wombat").rule.contains("`trainer tokenize --help`"));
         assert!(refused("tokenize --stpes -- --wombat").what.starts_with("--stpes is unknown"));
     }
 }
