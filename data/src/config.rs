@@ -13,6 +13,7 @@ pub struct DataConfig {
     pub validation_path: Option<Paths>,
     pub tokenizer: String,
     pub end_of_text: Option<String>,
+    pub text_key: String,
     pub raw_tokens: RawTokens,
     pub split: f64,
     pub seed: u64,

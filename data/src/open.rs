@@ -1,6 +1,5 @@
 //! From the `[data]` section to a source: finds the files of a path, opens and checks them.
 
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use common::UserError;
@@ -10,15 +9,15 @@ use crate::config::{DataConfig, RawTokens};
 use crate::formats::data_file::DataFile;
 use crate::formats::tokens::{Storage, TokenType, Tokens};
 use crate::formats::{llmc, megatron};
+use crate::one_tokenizer::OneTokenizer;
 use crate::paths::Paths;
 use crate::sources::blend::Blend;
 use crate::sources::corpus::{Corpus, Windows};
 use crate::sources::token_source::{Mixture, TokenSource};
-use crate::text::documents::{TextFile, encode_files, left_out_notice, text_files};
+use crate::text::documents::encode_files;
+use crate::text::text_files::{LeftOut, TextFile, text_files};
 use crate::text::tokenizer::Tokenizer;
-
-/// The key of the text in a line of a `.jsonl` file.
-pub const JSON_KEY: &str = "text";
+use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Opens the files of `paths` (`data.path`) and `data.validation_path` for samples of `seq` tokens below `vocab`, and checks
 /// all of them.
@@ -26,8 +25,7 @@ pub const JSON_KEY: &str = "text";
 /// # Errors
 /// Whatever is wrong with the files.
 pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
-    let left_out = RefCell::default();
-    let reader = Reader { data, seq, vocab, left_out: &left_out };
+    let mut reader = Reader { data, seq, vocab, left_out: LeftOut::default(), tokenizer: OneTokenizer::default() };
     let (weights, all) = reader.datasets("data.path", paths)?;
     let blend = || Blend::new(&weights, "data.path");
     let (training, validation) = match &data.validation_path {
@@ -64,8 +62,21 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
         samples(&training),
         validation.as_ref().map_or("none".into(), samples)
     );
-    let notice = left_out_notice(&left_out.into_inner());
-    Ok(TokenSource { training, validation, seq, seed: data.seed, name, notice })
+    let mut notices = reader.left_out.notices();
+    // Token files that do not say it have the tokenizer that the user names. It need not be there: training works without.
+    if data.tokenizer != "byte"
+        && let Ok(tokenizer) = Tokenizer::open(&data.tokenizer, data.end_of_text.as_deref())
+    {
+        reader.tokenizer.add(&format!("data.tokenizer = `{}`", data.tokenizer), TokenizerCopy::of(&tokenizer))?;
+    }
+    let tokenizer = reader.tokenizer.known();
+    if tokenizer == Some(TokenizerCopy::Bytes) && vocab > 256 {
+        notices.push(format!(
+            "the data are bytes, tokens 0 to 255, and model.vocab = {vocab}: name a tokenizer with --tokenizer, or set \
+             --vocab 256"
+        ));
+    }
+    Ok(TokenSource { training, validation, seq, seed: data.seed, name, notices, tokenizer })
 }
 
 /// Whether any of the configured data is text, and whether any is token files. Paths that cannot be read are neither.
@@ -75,8 +86,8 @@ pub fn forms(data: &DataConfig) -> (bool, bool) {
         let datasets = paths.datasets("data").unwrap_or_default();
         let all = datasets.iter().flat_map(|(_, paths)| paths);
         for path in all.flat_map(|path| expanded("data", &[path]).unwrap_or_default()) {
-            match found("data", &path) {
-                Ok(Found::Text(_)) => text = true,
+            match found("data", &path, &data.text_key) {
+                Ok(Found::Text(..)) => text = true,
                 Ok(Found::Tokens(_)) => tokens = true,
                 Err(_) => {}
             }
@@ -89,13 +100,15 @@ struct Reader<'d> {
     data: &'d DataConfig,
     seq: usize,
     vocab: usize,
-    /// Files of folders that are not text.
-    left_out: &'d RefCell<Vec<PathBuf>>,
+    /// Files of folders that are not read.
+    left_out: LeftOut,
+    /// The tokenizer of what was opened.
+    tokenizer: OneTokenizer,
 }
 
 impl Reader<'_> {
     /// Weights and windows of the datasets of an option.
-    fn datasets(&self, key: &str, paths: &Paths) -> Result<(Vec<f64>, Vec<Windows>), UserError> {
+    fn datasets(&mut self, key: &str, paths: &Paths) -> Result<(Vec<f64>, Vec<Windows>), UserError> {
         let datasets = paths.datasets(key)?;
         let weights: Vec<f64> = datasets.iter().map(|(weight, _)| *weight).collect();
         // Weights are checked first: reading files takes longer.
@@ -105,16 +118,20 @@ impl Reader<'_> {
     }
 
     /// All windows of paths that are read as one stream.
-    fn windows(&self, key: &str, paths: &[&str]) -> Result<Windows, UserError> {
+    fn windows(&mut self, key: &str, paths: &[&str]) -> Result<Windows, UserError> {
         let mut files = Vec::new();
         for path in expanded(key, paths)? {
-            match found(key, &path)? {
+            match found(key, &path, &self.data.text_key)? {
                 Found::Tokens(bins) => {
                     for bin in bins {
-                        files.push(self.token_file(&bin)?);
+                        files.push(token_file(&bin, self.data.raw_tokens)?);
+                        self.tokenizer.add_folder_of(&bin)?;
                     }
                 }
-                Found::Text(texts) => files.push(self.text(&path, &texts)?),
+                Found::Text(texts, left_out) => {
+                    self.left_out.extend(left_out);
+                    files.push(self.text(&path, &texts)?);
+                }
             }
         }
         let corpus = Corpus::new(files, self.vocab)?;
@@ -135,18 +152,19 @@ impl Reader<'_> {
     }
 
     /// Tokenises text into memory.
-    fn text(&self, path: &str, files: &[TextFile]) -> Result<Tokens, UserError> {
+    fn text(&mut self, path: &str, files: &[TextFile]) -> Result<Tokens, UserError> {
         let tokenizer = Tokenizer::open(&self.data.tokenizer, self.data.end_of_text.as_deref())?;
         let kind = match tokenizer {
             Tokenizer::Bytes => TokenType::U8,
             _ => TokenType::for_vocab(tokenizer.vocab()),
         };
         let mut bytes = Vec::new();
-        let (totals, left_out) = encode_files(files, &tokenizer, JSON_KEY, |tokens, _| {
+        self.tokenizer.add(&format!("`{path}`"), TokenizerCopy::of(&tokenizer))?;
+        let (totals, not_text) = encode_files(files, &tokenizer, &self.data.text_key, |tokens, _| {
             kind.encode(tokens, &mut bytes);
             Ok::<(), UserError>(())
         })?;
-        self.left_out.borrow_mut().extend(left_out);
+        self.left_out.not_text.extend(not_text);
         if totals.is_empty() {
             return Err(UserError::new(
                 format!("`{path}` holds no UTF-8 text"),
@@ -156,43 +174,6 @@ impl Reader<'_> {
         }
         let name = format!("`{path}` as tokens of {}", self.data.tokenizer);
         Ok(Tokens { name, storage: Storage::Memory(bytes), kind, offset: 0, len: totals.tokens, largest: None })
-    }
-
-    /// Opens a `.bin` file of any known format.
-    fn token_file(&self, path: &Path) -> Result<Tokens, UserError> {
-        let index = path.with_extension("idx");
-        if index.exists() {
-            return megatron::open(path, &index);
-        }
-        let name = path.display().to_string();
-        let file = DataFile::open(path).map_err(|error| unreadable(&name, &error))?;
-        let length = file.len();
-        let mut begin = vec![0; length.min(llmc::HEADER_BYTES as u64) as usize];
-        file.read(&mut begin, 0).map_err(|error| unreadable(&name, &error))?;
-        let wrong = |what: &str, rule: &str, fix: &str| Err(UserError::new(format!("{name} {what}"), rule, fix));
-        if length == 0 {
-            return wrong("is empty", "a token file contains tokens", "write it again");
-        }
-        if let Some(llmc::Header { kind, len, largest }) = llmc::read_header(&name, &begin, length)? {
-            return Ok(Tokens { name, storage: Storage::File(file), kind, offset: llmc::HEADER_BYTES, len, largest });
-        }
-        let kind = match self.data.raw_tokens {
-            RawTokens::U16 => TokenType::U16,
-            RawTokens::U32 => TokenType::U32,
-            RawTokens::None => {
-                return wrong(
-                    "has no .idx file beside it, and does not start with the magic number 20240520 or 20240801",
-                    "a .bin is a token file of llm.c or Megatron, or raw tokens if data.raw_tokens is set",
-                    "for nanoGPT files set data.raw_tokens = \"u16\" (--raw-tokens u16)",
-                );
-            }
-        };
-        if !length.is_multiple_of(kind.size() as u64) {
-            let what = format!("has {length} bytes");
-            return wrong(&what, &format!("tokens have {} bytes each", kind.size()), "copy it completely");
-        }
-        let len = length / kind.size() as u64;
-        Ok(Tokens { name, storage: Storage::File(file), kind, offset: 0, len, largest: None })
     }
 
     fn described(&self, paths: &Paths) -> String {
@@ -211,12 +192,49 @@ impl Reader<'_> {
     }
 }
 
+/// Opens a `.bin` file of any known format.
+pub(crate) fn token_file(path: &Path, raw_tokens: RawTokens) -> Result<Tokens, UserError> {
+    let index = path.with_extension("idx");
+    if index.exists() {
+        return megatron::open(path, &index);
+    }
+    let name = path.display().to_string();
+    let file = DataFile::open(path).map_err(|error| unreadable(&name, &error))?;
+    let length = file.len();
+    let mut begin = vec![0; length.min(llmc::HEADER_BYTES as u64) as usize];
+    file.read(&mut begin, 0).map_err(|error| unreadable(&name, &error))?;
+    let wrong = |what: &str, rule: &str, fix: &str| Err(UserError::new(format!("{name} {what}"), rule, fix));
+    if length == 0 {
+        return wrong("is empty", "a token file contains tokens", "write it again");
+    }
+    if let Some(llmc::Header { kind, len, largest }) = llmc::read_header(&name, &begin, length)? {
+        return Ok(Tokens { name, storage: Storage::File(file), kind, offset: llmc::HEADER_BYTES, len, largest });
+    }
+    let kind = match raw_tokens {
+        RawTokens::U16 => TokenType::U16,
+        RawTokens::U32 => TokenType::U32,
+        RawTokens::None => {
+            return wrong(
+                "has no .idx file beside it, and does not start with the magic number 20240520 or 20240801",
+                "a .bin is a token file of llm.c or Megatron, or raw tokens if data.raw_tokens is set",
+                "for nanoGPT files set data.raw_tokens = \"u16\" (--raw-tokens u16)",
+            );
+        }
+    };
+    if !length.is_multiple_of(kind.size() as u64) {
+        let what = format!("has {length} bytes");
+        return wrong(&what, &format!("tokens have {} bytes each", kind.size()), "copy it completely");
+    }
+    let len = length / kind.size() as u64;
+    Ok(Tokens { name, storage: Storage::File(file), kind, offset: 0, len, largest: None })
+}
+
 /// What a path names.
-enum Found {
+pub(crate) enum Found {
     /// `.bin` files.
     Tokens(Vec<PathBuf>),
-    /// Text.
-    Text(Vec<TextFile>),
+    /// Text, and what of a folder is left out.
+    Text(Vec<TextFile>, LeftOut),
 }
 
 /// Paths, with patterns such as `data/*.jsonl`, which no shell has expanded, replaced by what they match, sorted. What exists
@@ -250,8 +268,12 @@ pub(crate) fn expanded(key: &str, paths: &[&str]) -> Result<Vec<String>, UserErr
     Ok(all)
 }
 
-/// A file, a folder of `.bin` files, a folder of text, or a Megatron prefix: `NAME` for `NAME.bin` and `NAME.idx`.
-fn found(key: &str, name: &str) -> Result<Found, UserError> {
+/// A file, a folder of `.bin` files, a folder of text, or a Megatron prefix: `NAME` for `NAME.bin` and `NAME.idx`. Text is
+/// under `text_key` in records. `key` is the option that has the name.
+///
+/// # Errors
+/// What cannot be read, or holds no data.
+pub(crate) fn found(key: &str, name: &str, text_key: &str) -> Result<Found, UserError> {
     let path = Path::new(name);
     let is = |extension: &str| path.extension().is_some_and(|found| found == extension);
     let prefixed = PathBuf::from(format!("{name}.bin"));
@@ -275,7 +297,8 @@ fn found(key: &str, name: &str) -> Result<Found, UserError> {
             return Ok(Found::Tokens(bins));
         }
     }
-    text_files(path).map(Found::Text).map_err(unreadable)
+    let (files, left_out) = text_files(&format!("{key} = `{name}`"), path, text_key)?;
+    Ok(Found::Text(files, left_out))
 }
 
 fn unreadable(what: &str, error: &std::io::Error) -> UserError {
@@ -289,7 +312,9 @@ mod tests {
     use super::*;
 
     fn opened(path: &str) -> Result<TokenSource, UserError> {
-        let text = format!("path = {path:?}\ntokenizer = \"byte\"\nraw_tokens = \"none\"\nsplit = 1.0\nseed = 1");
+        let text = format!(
+            "path = {path:?}\ntokenizer = \"byte\"\ntext_key = \"text\"\nraw_tokens = \"none\"\nsplit = 1.0\nseed = 1"
+        );
         let data: DataConfig = toml::from_str(&text).unwrap();
         open(data.path.as_ref().unwrap(), &data, 8, 256)
     }
@@ -301,21 +326,29 @@ mod tests {
         let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         packed.write_all("{\"text\": \"some words\"}\n".repeat(10).as_bytes()).unwrap();
         std::fs::write(at("part.jsonl.gz"), packed.finish().unwrap()).unwrap();
-        std::fs::write(at("plain.txt"), "other words").unwrap();
+        std::fs::write(at("plain.jsonl"), "{\"text\": \"other words\"}").unwrap();
         let folder = folder.path().display().to_string();
         let source = opened(&folder).unwrap();
-        assert_eq!(source.notice, None);
+        assert_eq!(source.notices, [""; 0]);
         let tokens = source.training.datasets[0].identity().unwrap().unwrap().tokens;
         assert_eq!(tokens, 10 * ("some words".len() as u64 + 1) + "other words".len() as u64 + 1);
 
-        std::fs::write(at("picture.png"), [0xff; 9]).unwrap();
-        let notice = opened(&folder).unwrap().notice.unwrap();
-        assert_eq!(notice, format!("1 file left out, because neither UTF-8 text nor JSON lines: {folder}/picture.png"));
+        std::fs::write(at("README.md"), "some other words").unwrap();
+        let notices = opened(&folder).unwrap().notices;
+        let why = "their folder has JSON lines or Parquet files, and these are not";
+        assert_eq!(notices, [format!("1 file left out, because {why}: {folder}/README.md")]);
 
-        let pattern = opened(&format!("{folder}/p*[zt]")).unwrap();
+        let pattern = opened(&format!("{folder}/p*[zl]")).unwrap();
         assert_eq!(pattern.training.datasets[0].identity().unwrap().unwrap().tokens, tokens);
-        let problem = opened(&format!("{folder}/*.jsonl")).err().unwrap().to_string();
+        let problem = opened(&format!("{folder}/*.txt")).err().unwrap().to_string();
         assert!(problem.contains("matches nothing"), "{problem}");
+
+        std::fs::create_dir(at("mixed")).unwrap();
+        std::fs::write(at("mixed/a.txt"), "words of a text").unwrap();
+        std::fs::write(at("mixed/picture.png"), [0xff; 9]).unwrap();
+        let notices = opened(&format!("{folder}/mixed")).unwrap().notices;
+        let why = "neither UTF-8 text nor JSON lines";
+        assert_eq!(notices, [format!("1 file left out, because {why}: {folder}/mixed/picture.png")]);
 
         // A dataset of two files is one.
         for name in ["a.bin", "a.idx", "b.idx"] {

@@ -6,6 +6,7 @@ use device::{Element, HostArray, HostValues, Staging};
 
 use crate::error::DataError;
 use crate::identity::Identities;
+use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Which stream of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +38,13 @@ pub trait Source: Send + Sync {
         None
     }
 
-    /// What the user should know about the files that were read, in a line.
-    fn notice(&self) -> Option<&str> {
+    /// What the user should know about the files that were read, a line each.
+    fn notices(&self) -> &[String] {
+        &[]
+    }
+
+    /// The tokenizer that made the tokens, where it is known.
+    fn tokenizer(&self) -> Option<&TokenizerCopy> {
         None
     }
 

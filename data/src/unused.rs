@@ -27,6 +27,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.validation_path", data.validation_path.is_some()),
         ("data.tokenizer", data.tokenizer != "byte"),
         ("data.end_of_text", data.end_of_text.is_some()),
+        ("data.text_key", data.text_key != "text"),
         ("data.raw_tokens", data.raw_tokens != RawTokens::None),
     ];
     match about_files.iter().find(|(_, given)| *given) {

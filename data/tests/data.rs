@@ -3,17 +3,19 @@
 mod data_files;
 mod fuzz;
 mod mutations;
+mod parquet_file;
 
 use common::{Stop, UserError};
-use data::{DataConfig, Source, Split, TokenSource, TokenizeRequest, open, tokenize};
+use data::{DataConfig, Source, Split, TokenSource, TokenizeRequest, Tokenizer, open, tokenize};
 use device::{HostValues, Staging};
 use proptest::prelude::*;
 
 use data_files::{Folder, LICENSES, llmc, megatron_index, packed, small_tokenizer};
+use parquet_file::parquet_file;
 
 /// The `[data]` section with these `key = value` settings over the defaults. Paths and text need no quotes.
 fn config(settings: &[(&str, &str)]) -> DataConfig {
-    let defaults = "tokenizer = \"byte\"\nraw_tokens = \"none\"\nsplit = 0.9\nseed = 1234";
+    let defaults = "tokenizer = \"byte\"\ntext_key = \"text\"\nraw_tokens = \"none\"\nsplit = 0.9\nseed = 1234";
     let mut table: toml::Table = defaults.parse().unwrap();
     for (key, text) in settings {
         let literal: Result<toml::Table, _> = format!("value = {text}").parse();
@@ -99,14 +101,14 @@ fn documents_cross_the_files_of_a_folder_and_the_paths_of_a_list() {
     assert_eq!(stream(&two), [&tokens[14..21], &tokens[..7]].concat());
 }
 
-fn request(tokenizer: &str, output: String, shard_tokens: u64, texts: &str) -> TokenizeRequest {
+fn request(tokenizer: &str, output: String, shard_tokens: u64, texts: &[&str]) -> TokenizeRequest {
     TokenizeRequest {
         tokenizer: tokenizer.into(),
         end_of_text: None,
-        json_key: "text".into(),
+        text_key: "text".into(),
         output: output.into(),
         shard_tokens,
-        files: vec![texts.into()],
+        files: texts.iter().map(Into::into).collect(),
     }
 }
 
@@ -116,15 +118,16 @@ fn tokenised_files_read_back_as_the_text_does_directly() {
     let texts = folder.path("texts");
     std::fs::create_dir_all(folder.path("texts/inner")).unwrap();
     folder.file("texts/a.txt", "A first document.\nWith two lines.\n");
-    folder.file(
-        "texts/b.jsonl",
+    let lines = folder.file(
+        "b.jsonl",
         "{\"text\": \"Second \\u00e9\"}\n\n{\"id\": 3, \"text\": \"Third, longer than the second\"}\n",
     );
     folder.file("texts/empty.txt", "");
     folder.file("texts/image.png", [0xff; 9]);
     folder.file("texts/inner/d", "Fourth");
-    let text = "A first document.\nWith two lines.\n\0Second é\0Third, longer than the second\0Fourth\0";
-    let direct = source(&[("path", &texts), ("split", "1")], 4, 256).unwrap();
+    let text = "A first document.\nWith two lines.\n\0Fourth\0Second é\0Third, longer than the second\0";
+    let both = format!("[{texts:?}, {lines:?}]");
+    let direct = source(&[("path", &both), ("split", "1")], 4, 256).unwrap();
     let bytes: Vec<i32> = text.bytes().map(i32::from).collect();
     assert_eq!(stream(&direct), bytes[..bytes.len() - (bytes.len() - 1) % 4]);
 
@@ -139,20 +142,87 @@ fn tokenised_files_read_back_as_the_text_does_directly() {
     for (name, tokenizer, tokens) in [("bytes", "byte", &bytes), ("pieces", json.as_str(), &pieces)] {
         for shard_tokens in [7, 1000] {
             let output = folder.path(&format!("{name}-{shard_tokens}"));
-            let report = tokenize(&request(tokenizer, output.clone(), shard_tokens, &texts), &Stop::default()).unwrap();
+            let report =
+                tokenize(&request(tokenizer, output.clone(), shard_tokens, &[&texts, &lines]), &Stop::default())
+                    .unwrap();
             assert!(report.starts_with("4 documents of 5 files, ") && report.contains("MB/s"), "{report}");
             assert!(
                 report.contains("1 file left out, because neither UTF-8 text nor JSON lines: ")
                     && report.contains("image.png"),
                 "{report}"
             );
-            assert_eq!(std::fs::read_dir(&output).unwrap().count(), tokens.len().div_ceil(shard_tokens as usize));
+            let bins = std::fs::read_dir(&output).unwrap();
+            let bins =
+                bins.filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|found| found == "bin"));
+            assert_eq!(bins.count(), tokens.len().div_ceil(shard_tokens as usize));
             let read = source(&[("path", &output), ("split", "1")], 1, 400).unwrap();
             assert_eq!(stream(&read), *tokens, "{name} {shard_tokens}");
+            // They remember their tokenizer.
+            let copy = read.tokenizer.unwrap().open(None).unwrap();
+            let ids: Vec<u32> = tokens.iter().map(|id| *id as u32).collect();
+            let told = Tokenizer::open(tokenizer, None).unwrap();
+            assert_eq!((copy.decode(&ids), copy.end_of_text()), (told.decode(&ids), told.end_of_text()));
         }
     }
     let hidden = |entry: std::fs::DirEntry| entry.file_name().display().to_string().starts_with('.');
     assert!(!std::fs::read_dir(&folder.0).unwrap().any(|entry| hidden(entry.unwrap())), "unfinished output is left");
+}
+
+#[test]
+fn a_column_of_a_parquet_file_is_read_as_json_lines_with_the_same_texts_are() {
+    let folder = Folder::new("parquet");
+    let texts = |n: usize| (n % 7 > 0).then(|| format!("text {n}, {}", "é".repeat(n % 100)));
+    let rows: Vec<Option<String>> = (0..3000).map(texts).collect();
+    let part = folder.path("part.parquet");
+    std::fs::write(&part, parquet_file(&rows, 1000)).unwrap();
+    let lines = rows.iter().flatten().map(|text| format!("{}\n", serde_json::json!({ "body": text })));
+    let lines = folder.file("lines.jsonl", lines.collect::<String>());
+    let read = |path: &str| stream(&source(&[("path", path), ("text_key", "body"), ("split", "1")], 1, 256).unwrap());
+    assert!(read(&part) == read(&lines));
+
+    let wrong = |path: &str, key: &str| {
+        source(&[("path", path), ("text_key", key), ("split", "1")], 1, 256).err().unwrap().to_string()
+    };
+    let problem = wrong(&part, "text");
+    assert!(
+        problem.contains("part.parquet has no column `text` of text; it has body") && problem.contains("--text-key")
+    );
+    let whole = std::fs::read(&part).unwrap();
+    let cut = folder.file("cut.parquet", &whole[..whole.len() - 9]);
+    assert!(wrong(&cut, "body").contains("cut.parquet cannot be read: "), "{}", wrong(&cut, "body"));
+}
+
+#[test]
+fn data_of_two_tokenizers_are_refused_and_bytes_under_a_large_vocabulary_are_told() {
+    let folder = Folder::new("tokenizers");
+    let text = folder.file("a.txt", "some words, and some more words\n".repeat(20));
+    let json = folder.path("tokenizer.json");
+    small_tokenizer(json.as_ref(), "some words, and some more words");
+    let tokens = |name: &str, tokenizer: &str| {
+        let output = folder.path(name);
+        tokenize(&request(tokenizer, output.clone(), 1000, &[&text]), &Stop::default()).unwrap();
+        output
+    };
+    let (bytes, pieces) = (tokens("bytes", "byte"), tokens("pieces", &json));
+    let blend = |a: &str, b: &str| format!("[{a:?}, {b:?}]");
+    let opened = |path: &str, tokenizer: &str, vocab: usize| {
+        let settings = [("path", path), ("tokenizer", tokenizer), ("split", "1")];
+        source(&settings, 4, vocab).map_err(|error| error.to_string())
+    };
+    for (path, tokenizer) in [(blend(&bytes, &pieces), "byte"), (blend(&text, &pieces), "byte"), (bytes.clone(), &json)]
+    {
+        let problem = opened(&path, tokenizer, 400).err().unwrap();
+        assert!(problem.contains("all data of a run have tokens of one tokenizer"), "{problem}");
+        assert!(problem.contains("tokens of bytes") || problem.contains("of bytes."), "{problem}");
+    }
+    for (path, tokenizer) in [(blend(&text, &pieces), json.as_str()), (pieces.clone(), "byte"), (pieces, &json)] {
+        assert_eq!(opened(&path, tokenizer, 400).unwrap().notices, [""; 0]);
+    }
+    for path in [text, bytes] {
+        assert_eq!(opened(&path, "byte", 256).unwrap().notices, [""; 0]);
+        let notices = opened(&path, "byte", 257).unwrap().notices;
+        assert!(notices.len() == 1 && notices[0].contains("the data are bytes, tokens 0 to 255"), "{notices:?}");
+    }
 }
 
 #[test]

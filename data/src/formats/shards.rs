@@ -77,6 +77,20 @@ impl ShardWriter {
         Ok(())
     }
 
+    /// Adds a file of another kind.
+    ///
+    /// # Errors
+    /// What the operating system said.
+    pub(crate) fn add(&self, name: &str, content: &[u8]) -> Result<(), DataError> {
+        let path = self.partial.join(name);
+        let write = || {
+            let mut file = File::create(&path)?;
+            file.write_all(content)?;
+            file.sync_all()
+        };
+        write().map_err(|error| failed(&path, &error))
+    }
+
     /// Closes the last file and gives the folder its name. A folder of that name must not exist, or be empty.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use crate::source::{Source, Split, rows};
 use crate::sources::blend::Blend;
 use crate::sources::corpus::Windows;
 use crate::sources::permutation::permuted;
+use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Datasets that are read in the shares of a blend.
 pub struct Mixture {
@@ -34,8 +35,10 @@ pub struct TokenSource {
     pub seed: u64,
     /// What it is, for the plan box.
     pub name: String,
-    /// What the user should know about the files that were read, in a line.
-    pub notice: Option<String>,
+    /// What the user should know about the files that were read, a line each.
+    pub notices: Vec<String>,
+    /// The tokenizer that made the tokens, where the data or the configuration say it.
+    pub tokenizer: Option<TokenizerCopy>,
 }
 
 impl Mixture {
@@ -105,7 +108,11 @@ impl Source for TokenSource {
         self.name.clone()
     }
 
-    fn notice(&self) -> Option<&str> {
-        self.notice.as_deref()
+    fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    fn tokenizer(&self) -> Option<&TokenizerCopy> {
+        self.tokenizer.as_ref()
     }
 }

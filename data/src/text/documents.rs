@@ -1,17 +1,20 @@
 //! From files of text to one run of tokens: the tokens of each document, then the token that ends a document.
 //!
-//! A file is a document. In a file of JSON lines each line is one. Threads share the work in pieces: a short document is one
+//! A file is a document. In a file of JSON lines each line is one, in a Parquet file each row. Threads share the work in pieces: a short document is one
 //! piece. A long one is cut at ends of lines where the tokenizer returns the same tokens with and without the cut. Files are
 //! read through buffers: no more of them is in memory than is tokenised at a time.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use common::UserError;
-use common::format::counted;
 use rayon::prelude::*;
 
 use crate::formats::data_file::DataFile;
+use crate::text::parquet_rows::ParquetRows;
+use crate::text::text_bytes::is_parquet;
 use crate::text::text_file::{Piece, TextReader, check_text};
+use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
 
 /// Bytes of text that are tokenised at a time.
@@ -35,76 +38,33 @@ impl Totals {
     }
 }
 
-/// A file of text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TextFile {
-    /// Its path.
-    pub(crate) path: PathBuf,
-    /// The user named its folder, not the file: it is skipped if it is not UTF-8.
-    pub(crate) in_folder: bool,
+/// The pieces of a file.
+enum Pieces<'f> {
+    Text(TextReader<'f>),
+    Rows(Arc<Path>, ParquetRows),
 }
 
-/// A line that names files of folders that were left out; `None` if there are none.
-pub(crate) fn left_out_notice(files: &[PathBuf]) -> Option<String> {
-    const NAMED: usize = 3;
-    let mut files = files.to_vec();
-    files.sort();
-    files.dedup();
-    let named: Vec<String> = files.iter().take(NAMED).map(|path| path.display().to_string()).collect();
-    let more = match files.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    (!files.is_empty()).then(|| {
-        format!(
-            "{} left out, because neither UTF-8 text nor JSON lines: {}{more}",
-            counted(files.len(), "file"),
-            named.join(", ")
-        )
-    })
-}
-
-/// The file at `path`, or all files in that folder and the folders inside it, sorted by name.
-///
-/// # Errors
-/// What the operating system said, with the folder.
-pub(crate) fn text_files(path: &Path) -> std::io::Result<Vec<TextFile>> {
-    if !path.is_dir() {
-        std::fs::metadata(path)?;
-        return Ok(vec![TextFile { path: path.into(), in_folder: false }]);
-    }
-    files_within(path, path)
-}
-
-/// The files of a folder, which is `top` or inside it.
-fn files_within(top: &Path, path: &Path) -> std::io::Result<Vec<TextFile>> {
-    let mut files = Vec::new();
-    let entries = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let mut entries = entries.map_err(|error| match path == top {
-        true => error,
-        false => std::io::Error::new(error.kind(), format!("{}: {error}", path.display())),
-    })?;
-    entries.sort_by_key(|entry| entry.file_name());
-    for entry in entries {
-        let path = entry.path();
-        if path.is_dir() && !entry.file_type()?.is_symlink() {
-            files.extend(files_within(top, &path)?);
-        } else if path.is_file() {
-            files.push(TextFile { path, in_folder: true });
+impl Pieces<'_> {
+    fn next(&mut self) -> Result<Option<Piece>, UserError> {
+        match self {
+            Pieces::Text(reader) => reader.next(),
+            Pieces::Rows(path, rows) => {
+                let piece = |text| Piece { path: path.clone(), text, line: None, ends_document: true };
+                Ok(rows.next()?.map(piece))
+            }
         }
     }
-    Ok(files)
 }
 
-/// Tokenises files in order. `json_key` is the key of the text in a JSON line. `sink` receives the tokens and
-/// the totals so far. Also returns the files in folders that were left out because they are not text.
+/// Tokenises files in order. `key` is the key of the text in a JSON line, and the column of it in a Parquet file. `sink`
+/// receives the tokens and the totals so far. Also returns the files in folders that were left out because they are not text.
 ///
 /// # Errors
 /// A file that cannot be read or is not text, a line that is not JSON or has no text, and what `sink` returns.
 pub(crate) fn encode_files<E: From<UserError> + Send>(
     files: &[TextFile],
     tokenizer: &Tokenizer,
-    json_key: &str,
+    key: &str,
     mut sink: impl FnMut(&[u32], Totals) -> Result<(), E>,
 ) -> Result<(Totals, Vec<PathBuf>), E> {
     let (mut totals, mut left_out) = (Totals::default(), Vec::new());
@@ -112,7 +72,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
     let mut held = 0;
     let mut encode = |batch: &mut Vec<Piece>, totals: &mut Totals| -> Result<(), E> {
         let encoded: Vec<Vec<u32>> =
-            batch.par_iter().map(|piece| piece.encode(tokenizer, json_key)).collect::<Result<_, UserError>>()?;
+            batch.par_iter().map(|piece| piece.encode(tokenizer, key)).collect::<Result<_, UserError>>()?;
         for (piece, mut tokens) in batch.drain(..).zip(encoded) {
             if piece.ends_document {
                 tokens.push(tokenizer.end_of_text());
@@ -129,16 +89,20 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
             let what = format!("{} cannot be read: {error}", path.display());
             UserError::new(what, "data files are readable", "check the path")
         })?;
-        if let Err(error) = check_text(path, &file)? {
-            // A file that the user named is text.
-            if !in_folder {
-                return Err(error.into());
+        let mut pieces = if is_parquet(path, &file)? {
+            Pieces::Rows(path.as_path().into(), ParquetRows::open(path, key)?)
+        } else {
+            if let Err(error) = check_text(path, &file)? {
+                // A file that the user named is text.
+                if !in_folder {
+                    return Err(error.into());
+                }
+                left_out.push(path.clone());
+                continue;
             }
-            left_out.push(path.clone());
-            continue;
-        }
-        let mut reader = TextReader::new(path, &file, tokenizer, json_key)?;
-        while let Some(piece) = reader.next()? {
+            Pieces::Text(TextReader::new(path, &file, tokenizer, key)?)
+        };
+        while let Some(piece) = pieces.next()? {
             held += piece.text.len();
             batch.push(piece);
             if held >= BATCH {
@@ -152,19 +116,19 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
 }
 
 impl Piece {
-    fn encode(&self, tokenizer: &Tokenizer, json_key: &str) -> Result<Vec<u32>, UserError> {
+    fn encode(&self, tokenizer: &Tokenizer, key: &str) -> Result<Vec<u32>, UserError> {
         let name = self.path.display();
         let encoded = match self.line {
             None => tokenizer.encode(&self.text),
             Some(line) => {
                 let wrong = |what: String, fix: &str| {
-                    let rule = format!("each line is a JSON object with text under `{json_key}`");
+                    let rule = format!("each line is a JSON object with text under `{key}`");
                     UserError::new(format!("{name} line {line} {what}"), rule, fix)
                 };
                 let value: serde_json::Value = serde_json::from_str(&self.text)
                     .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
-                let text = value.get(json_key).and_then(serde_json::Value::as_str).ok_or_else(|| {
-                    let fix = "correct that line, or make token files with `trainer tokenize --json-key KEY`";
+                let text = value.get(key).and_then(serde_json::Value::as_str).ok_or_else(|| {
+                    let fix = "correct that line, or name another key: --text-key KEY";
                     wrong("has no such text".into(), fix)
                 })?;
                 tokenizer.encode(text)

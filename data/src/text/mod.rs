@@ -3,9 +3,12 @@
 pub(crate) mod documents;
 pub(crate) mod expression;
 pub(crate) mod normalizer;
+pub(crate) mod parquet_rows;
 pub(crate) mod pre_tokenizer;
 pub(crate) mod text_bytes;
 pub(crate) mod text_file;
+pub(crate) mod text_files;
 pub(crate) mod text_stream;
 pub(crate) mod tokenize;
 pub(crate) mod tokenizer;
+pub(crate) mod tokenizer_copy;

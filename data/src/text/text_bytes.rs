@@ -147,31 +147,36 @@ pub(crate) fn unpacked_name(path: &Path) -> PathBuf {
     }
 }
 
+/// Up to `count` bytes of the file from `at` on.
+fn part(path: &Path, file: &DataFile, at: u64, count: u64) -> Result<Vec<u8>, UserError> {
+    let mut bytes = vec![0; count.min(file.len()) as usize];
+    file.read(&mut bytes, at).map_err(|error| cannot_be_read(path, &error.to_string()))?;
+    Ok(bytes)
+}
+
+/// Whether a file is Parquet. One that is cut has no end: its name says it then.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn is_parquet(path: &Path, file: &DataFile) -> Result<bool, UserError> {
+    const MAGIC: &[u8] = b"PAR1";
+    let ends = || Ok::<_, UserError>(part(path, file, file.len().saturating_sub(4), 4)? == MAGIC);
+    let is_named = path.extension().is_some_and(|extension| extension == "parquet");
+    Ok(part(path, file, 0, 4)? == MAGIC && (is_named || ends()?))
+}
+
 /// What is wrong with a file of a kind that may hold text and is not read; `None` for any other file.
 ///
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn other_kind(path: &Path, file: &DataFile) -> Result<Option<OtherKind>, UserError> {
-    let part = |at: u64, count: u64| {
-        let mut bytes = vec![0; count.min(file.len()) as usize];
-        file.read(&mut bytes, at).map_err(|error| cannot_be_read(path, &error.to_string()))?;
-        Ok::<_, UserError>(bytes)
-    };
-    let (begin, end) = (part(0, 10)?, part(file.len().saturating_sub(4), 4)?);
-    // One that is cut has no end.
-    let is_named_parquet = path.extension().is_some_and(|extension| extension == "parquet");
+    let begin = part(path, file, 0, 10)?;
     let table = |reader: &str| {
         let path = path.display().to_string();
-        format!(
-            "write its text as JSON lines, for example with Python: pandas.{reader}({path:?})[[\"text\"]]\
-             .to_json(\"text.jsonl\", orient=\"records\", lines=True)"
-        )
+        format!("write it as Parquet, for example with Python: pandas.{reader}({path:?}).to_parquet(\"text.parquet\")")
     };
     let unpack = || "unpack it, or pack it with gzip or zstd".to_string();
     let (kind, fix, is_data) = match &begin[..] {
-        _ if begin.starts_with(b"PAR1") && (end == b"PAR1" || is_named_parquet) => {
-            ("a Parquet file", table("read_parquet"), true)
-        }
         _ if begin.starts_with(b"ARROW1\0\0") => ("an Arrow file", table("read_feather"), true),
         [b'B', b'Z', b'h', b'1'..=b'9', b'1', b'A', b'Y', b'&', b'S', b'Y'] => ("packed with bzip2", unpack(), false),
         _ if begin.starts_with(b"\xfd7zXZ\0") => ("packed with xz", unpack(), false),
@@ -179,7 +184,7 @@ pub(crate) fn other_kind(path: &Path, file: &DataFile) -> Result<Option<OtherKin
         _ if is_tar(TextBytes::new(path, file)?)? => ("a tar archive", "unpack it".into(), false),
         _ => return Ok(None),
     };
-    let rule = "data are UTF-8 text or JSON lines, plain or packed with gzip or zstd, or token files";
+    let rule = "data are UTF-8 text or JSON lines, plain or packed with gzip or zstd, Parquet, or token files";
     Ok(Some(OtherKind { error: UserError::new(format!("{} is {kind}", path.display()), rule, fix), is_data }))
 }
 

@@ -7,7 +7,7 @@ use common::UserError;
 use serde_json::{Map, Value};
 
 use crate::formats::data_file::DataFile;
-use crate::text::text_bytes::{OtherKind, READ, TextBytes, cannot_be_read, other_kind, unpacked_name};
+use crate::text::text_bytes::{OtherKind, READ, TextBytes, cannot_be_read, is_parquet, other_kind, unpacked_name};
 use crate::text::tokenizer::Tokenizer;
 
 /// Smallest size of a piece of a long document, in bytes.
@@ -59,6 +59,21 @@ pub(crate) fn check_text(path: &Path, file: &DataFile) -> Result<Result<(), User
     }
 }
 
+/// Whether a file has records: JSON lines with text under `key`, or Parquet.
+///
+/// # Errors
+/// The file cannot be read, or is shorter now.
+pub(crate) fn holds_records(path: &Path, file: &DataFile, key: &str) -> Result<bool, UserError> {
+    if has_extension(path, &["jsonl", "ndjson"]) || is_parquet(path, file)? {
+        return Ok(true);
+    }
+    match TextBytes::new(path, file).and_then(|mut bytes| has_text_under(&mut bytes, key)) {
+        Ok(has_records) => Ok(has_records),
+        // A packed file that is damaged is found when it is read.
+        Err(_) => Ok(false),
+    }
+}
+
 /// The pieces of a file, from first to last.
 pub(crate) struct TextReader<'f> {
     path: Arc<Path>,
@@ -74,7 +89,7 @@ pub(crate) struct TextReader<'f> {
 
 impl<'f> TextReader<'f> {
     /// A reader of a file that [`check_text`] has found to be text. It has JSON lines if its name says so, or if its first
-    /// line is an object with text under `json_key`.
+    /// line is an object with text under `key`.
     ///
     /// # Errors
     /// The file cannot be read, or is shorter now.
@@ -82,11 +97,10 @@ impl<'f> TextReader<'f> {
         path: &'f Path,
         file: &'f DataFile,
         tokenizer: &'f Tokenizer,
-        json_key: &str,
+        key: &str,
     ) -> Result<TextReader<'f>, UserError> {
         let mut bytes = TextBytes::new(path, file)?;
-        let has_json_lines = has_extension(path, &["jsonl", "ndjson", "json"])
-            || first_object(&mut bytes)?.is_some_and(|object| object.get(json_key).is_some_and(Value::is_string));
+        let has_json_lines = has_extension(path, &["jsonl", "ndjson", "json"]) || has_text_under(&mut bytes, key)?;
         bytes.fill(1)?;
         // An empty file is not a document.
         let ended = bytes.buffer().is_empty();
@@ -166,6 +180,11 @@ const NOT_TEXT_NOW: &str = "it was UTF-8 text when it was opened and is not now"
 /// Whether the file, unpacked, has one of these extensions.
 fn has_extension(path: &Path, known: &[&str]) -> bool {
     unpacked_name(path).extension().is_some_and(|extension| known.iter().any(|known| extension == *known))
+}
+
+/// Whether the first line is an object with text under `key`.
+fn has_text_under(bytes: &mut TextBytes<'_>, key: &str) -> Result<bool, UserError> {
+    Ok(first_object(bytes)?.is_some_and(|object| object.get(key).is_some_and(Value::is_string)))
 }
 
 /// The object that the first line that is not blank consists of. A line that does not begin as an object is not read to
@@ -289,8 +308,7 @@ mod tests {
     fn data_of_kinds_that_are_not_read_are_named_with_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         for (begin, says) in [
-            (&b"PAR1\0\0PAR1"[..], ["is a Parquet file", "read_parquet"]),
-            (b"ARROW1\0\0", ["is an Arrow file", "read_feather"]),
+            (&b"ARROW1\0\0"[..], ["is an Arrow file", "read_feather"]),
             (b"BZh91AY&SY", ["is packed with bzip2", "unpack it"]),
             (&[&[b'x'; 257], &b"ustar"[..]].concat(), ["is a tar archive", "unpack it"]),
             (&gzip(&[&[b'x'; 257], &b"ustar"[..]].concat()), ["is a tar archive", "unpack it"]),

@@ -21,6 +21,14 @@ impl<'t> TextStream<'t> {
         TextStream { tokenizer, held: Vec::new(), returned: 0 }
     }
 
+    /// A stream after these tokens, whose text was shown: a tokenizer may join the next token to them by a space.
+    pub fn after(tokenizer: &'t Tokenizer, tokens: &[u32]) -> TextStream<'t> {
+        // With fewer, the first of them may be half of a character.
+        let held = tokens[tokens.len().saturating_sub(2 * CONTEXT)..].to_vec();
+        let returned = tokenizer.decode(&held).len();
+        TextStream { tokenizer, held, returned }
+    }
+
     /// The text that one more token completes; empty while a character is incomplete.
     pub fn push(&mut self, token: u32) -> String {
         self.held.push(token);

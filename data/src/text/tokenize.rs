@@ -12,9 +12,11 @@ use crate::formats::shards::ShardWriter;
 use crate::formats::tokens::TokenType;
 use crate::interrupt::ensure_not_interrupted;
 use crate::open::expanded;
-use crate::text::documents::{TextFile, encode_files, left_out_notice, text_files};
+use crate::text::documents::encode_files;
 use crate::text::text_bytes::unpacked_name;
+use crate::text::text_files::{LeftOut, TextFile, text_files};
 use crate::text::tokenizer::Tokenizer;
+use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// What to tokenise, and how.
 #[derive(Clone, Debug)]
@@ -23,8 +25,8 @@ pub struct TokenizeRequest {
     pub tokenizer: String,
     /// The token that ends a document. `None`: one of the usual names.
     pub end_of_text: Option<String>,
-    /// The key of the text in a line of a `.jsonl` file.
-    pub json_key: String,
+    /// The key of the text in JSON lines, or its column in Parquet files.
+    pub text_key: String,
     /// The folder to write.
     pub output: PathBuf,
     /// Tokens of each file, at least 1.
@@ -55,7 +57,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         let what = format!("--output {output} exists and is not an empty folder");
         return Err(UserError::new(what, "nothing is overwritten", "name another folder, or remove it").into());
     }
-    let mut files = Vec::new();
+    let (mut files, mut left_out) = (Vec::new(), LeftOut::default());
     let mut paths: Vec<PathBuf> = Vec::new();
     for path in &request.files {
         match path.to_str() {
@@ -64,11 +66,9 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         }
     }
     for path in &paths {
-        let found = text_files(path).map_err(|error| {
-            let what = format!("{} cannot be read: {error}", path.display());
-            UserError::new(what, "it names text: files, or folders of them", "check the path")
-        })?;
+        let (found, others) = text_files(&path.display().to_string(), path, &request.text_key)?;
         files.extend(found);
+        left_out.extend(others);
     }
     let bar = progress(&files);
     let started = Instant::now();
@@ -80,7 +80,7 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
             "name another folder, or change permissions",
         )
     })?;
-    let (totals, left_out) = encode_files(&files, &tokenizer, &request.json_key, |tokens, so_far| {
+    let (totals, not_text) = encode_files(&files, &tokenizer, &request.text_key, |tokens, so_far| {
         bar.set_position(so_far.bytes);
         ensure_not_interrupted(stop, &request.output)?;
         writer.push(tokens).map_err(TokenizeError::from)
@@ -89,11 +89,15 @@ pub fn tokenize(request: &TokenizeRequest, stop: &Stop) -> Result<String, Tokeni
         let what = format!("there is no UTF-8 text in {}", counted(files.len(), "file"));
         return Err(UserError::new(what, "there is text to tokenise", "name files with text").into());
     }
+    for (name, content) in TokenizerCopy::of(&tokenizer).files() {
+        writer.add(name, &content)?;
+    }
     let shards = writer.shards;
     writer.finish()?;
     bar.finish_and_clear();
     let seconds = started.elapsed().as_secs_f64().max(1e-9);
-    let left_out = left_out_notice(&left_out).map_or(String::new(), |notice| format!("\n{notice}"));
+    left_out.not_text.extend(not_text);
+    let left_out: String = left_out.notices().iter().map(|notice| format!("\n{notice}")).collect();
     Ok(format!(
         "{} of {}, {} -> {} tokens in {}, {output}\n{seconds:.2} s, {:.1} MB/s{left_out}",
         counted(totals.documents as usize, "document"),

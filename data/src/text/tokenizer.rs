@@ -1,6 +1,7 @@
 //! From text to tokens: bytes, or any Hugging Face `tokenizer.json`.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use common::files::read_file;
 use common::{UserError, caught};
@@ -11,7 +12,7 @@ use crate::text::normalizer::{BoundedNormalizer, check_replacements};
 use crate::text::pre_tokenizer::CheckedPreTokenizer;
 
 /// The largest tokenizer.json that is read, in bytes. Those of 256 k tokens have about 35 MB.
-const LARGEST: u64 = 128 << 20;
+pub(crate) const LARGEST: u64 = 128 << 20;
 
 /// The longest word that WordPiece may search for pieces, in characters. The time grows with the cube of it.
 const LONGEST_WORD: u64 = 1000;
@@ -34,8 +35,12 @@ pub enum Tokenizer {
 pub struct HuggingFace {
     /// Without truncation and padding.
     tokenizer: Parts,
+    /// The file that it was read from.
+    json: Arc<[u8]>,
     /// The token that ends a document.
     end: u32,
+    /// The same token as text.
+    end_of_text: String,
     /// One more than its largest id.
     vocab: usize,
 }
@@ -81,6 +86,12 @@ fn read(bytes: &[u8]) -> Result<Parts, String> {
     Ok(tokenizer)
 }
 
+/// The error for something that is no tokenizer.
+fn no_tokenizer(what: String) -> UserError {
+    let rule = "it is `byte`, a Hugging Face tokenizer.json, or a folder with one";
+    UserError::new(what, rule, "check the path, or save the tokenizer with save_pretrained")
+}
+
 impl Tokenizer {
     /// Opens `byte`, the `tokenizer.json` at `name`, or the one in a folder of that name. `end` is the token that ends a
     /// document. `None`: the usual names are tried.
@@ -100,20 +111,22 @@ impl Tokenizer {
         }
         let path = Path::new(name);
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.into() };
-        let shown = path.display();
-        let wrong = |what: String| {
-            let rule = "it is `byte`, a Hugging Face tokenizer.json, or a folder with one";
-            UserError::new(what, rule, "check the path, or save the tokenizer with save_pretrained")
-        };
-        let bytes = read_file(&path, LARGEST)
-            .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} cannot be read: {error}")))?;
-        let tokenizer = read(&bytes)
-            .map_err(|error| wrong(format!("data.tokenizer = `{name}`: {shown} is not a tokenizer: {error}")))?;
-        let found = match end {
-            Some(end) => tokenizer.token_to_id(end),
-            None => USUAL_ENDS.iter().find_map(|end| tokenizer.token_to_id(end)),
-        };
-        let Some(end) = found else {
+        let shown = path.display().to_string();
+        let json = read_file(&path, LARGEST)
+            .map_err(|error| no_tokenizer(format!("data.tokenizer = `{name}`: {shown} cannot be read: {error}")))?;
+        Tokenizer::from_json(json.into(), &shown, end)
+    }
+
+    /// The tokenizer of a `tokenizer.json`, which messages call `shown`. `end` as in [`Tokenizer::open`].
+    ///
+    /// # Errors
+    /// A file that is not a tokenizer, a token that it does not have.
+    pub fn from_json(json: Arc<[u8]>, shown: &str, end: Option<&str>) -> Result<Tokenizer, UserError> {
+        let tokenizer = read(&json).map_err(|error| no_tokenizer(format!("{shown} is not a tokenizer: {error}")))?;
+        let usual = USUAL_ENDS.iter().copied();
+        let tried: Vec<&str> = end.map_or_else(|| usual.collect(), |end| vec![end]);
+        let found = tried.iter().find_map(|end| Some((tokenizer.token_to_id(end)?, end.to_string())));
+        let Some((end, end_of_text)) = found else {
             let what = match end {
                 Some(end) => format!("end_of_text = `{end}`: {shown} has no such token"),
                 None => format!("{shown} has none of the tokens {}", USUAL_ENDS.join(" ")),
@@ -122,7 +135,15 @@ impl Tokenizer {
             return Err(UserError::new(what, rule, "name one with data.end_of_text (--end-of-text)"));
         };
         let vocab = tokenizer.get_vocab(true).into_values().max().unwrap_or(0) as usize + 1;
-        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, end, vocab })))
+        Ok(Tokenizer::HuggingFace(Box::new(HuggingFace { tokenizer, json, end, end_of_text, vocab })))
+    }
+
+    /// The `tokenizer.json` that it was read from, and the token that ends a document as text. `None` for bytes.
+    pub(crate) fn json(&self) -> Option<(&Arc<[u8]>, &str)> {
+        match self {
+            Tokenizer::Bytes => None,
+            Tokenizer::HuggingFace(read) => Some((&read.json, &read.end_of_text)),
+        }
     }
 
     /// The tokens of a text, with none added before or after.

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::{Folder, ids, llmc, megatron_index, packed, source, stream};
 use crate::mutations::each_change;
+use crate::parquet_file::parquet_file;
 
 #[test]
 fn a_changed_index_is_refused_or_the_tokens_stay() {
@@ -64,6 +65,19 @@ fn changed_json_lines_are_refused_or_their_texts_are_the_tokens() {
                 prop_assert!(tokens.len() < 4 || tokens.iter().all(|token| *token == 0), "{}", error);
             }
             (Err(error), None) => prop_assert!(!error.to_string().contains('\n'), "{}", error),
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_changed_parquet_file_is_refused_in_a_line_or_read() {
+    let folder = Folder::new("fuzz-parquet");
+    let texts: Vec<Option<String>> = (0..40).map(|n| Some(format!("text {n} ").repeat(n))).collect();
+    each_change(&parquet_file(&texts, 25), |content| {
+        let path = folder.file("x.parquet", &content);
+        if let Err(error) = source(&[("path", &path), ("text_key", "body"), ("split", "1")], 3, 256) {
+            prop_assert!(!error.to_string().contains('\n'), "{}", error);
         }
         Ok(())
     });

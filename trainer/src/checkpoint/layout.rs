@@ -1,5 +1,6 @@
 //! Which tensors a rank has of a checkpoint, and where they lie in memory.
 
+use data::{TOKENIZER_JSON, TOKENS_JSON};
 use device::Tensor;
 use engine::params::{DenseBlock, OwnedRange, Param, ParamSpec, TiedCopy};
 use engine::step::Stage;
@@ -26,7 +27,7 @@ pub(super) fn is_file_name(name: &str) -> bool {
         return rest.is_empty() || rest.strip_prefix('-').is_some_and(parts_of);
     }
     let note = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".json"));
-    [CONFIG, MANIFEST, METRICS].contains(&name) || note.is_some_and(number)
+    [CONFIG, MANIFEST, METRICS, TOKENS_JSON, TOKENIZER_JSON].contains(&name) || note.is_some_and(number)
 }
 
 /// What a tensor is to the stage.

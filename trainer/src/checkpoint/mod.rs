@@ -9,6 +9,7 @@
 //! - `optimizer.safetensors`: the optimizer's state, named `<parameter>.exp_avg`, `.exp_avg_sq` or `.momentum`.
 //!   With delayed 8-bit scaling also the history of largest magnitudes, `<weight>.input_amax` and `.grad_output_amax`.
 //! - `config.toml`: the resolved configuration.
+//! - `tokens.json` and `tokenizer.json`: what the tokens mean ([`TokenizerCopy`](data::TokenizerCopy)), where the data say.
 //! - Where several ranks have different parts of the state, each writes its own files, `model-00001-of-00004.safetensors`
 //!   and so on. These are the ranks that share layers, the stages, and with a distributed optimizer all ranks. A file has
 //!   dense blocks of a divided tensor.
@@ -34,7 +35,6 @@ mod read;
 mod session;
 mod step_name;
 mod tensor_file;
-mod tokenizer;
 mod write;
 mod writers;
 
@@ -45,6 +45,5 @@ pub use meaning::changed_meaning;
 pub(crate) use read::copy_overlap;
 pub use read::{load, verify};
 pub use session::{Session, is_in_use, newest_step, start_folder};
-pub use tokenizer::tokenizer_of;
 pub use write::{Occasion, Origin, SaveRequest, save};
 pub use writers::Writers;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::UserError;
 use common::terminal::{say, warn};
-use data::{self, Identities};
+use data::{self, Identities, TokenizerCopy};
 use device::Device;
 use engine::step::Stage;
 use parallel::Axis;
@@ -58,12 +58,17 @@ pub struct Session<'p> {
 
 impl<'p> Session<'p> {
     /// Locks the run's folders, removes what a dead process left half done, and finds the checkpoint to start from. All
-    /// ranks call it together.
+    /// ranks call it together. `data` and `tokenizer` are noted in every checkpoint.
     ///
     /// # Errors
     /// A folder in use by another run; only damaged checkpoints; a start that would mix the checkpoints of two runs; a
     /// checkpoint of another model; a rank that sees another `checkpoint.dir`.
-    pub fn open(plan: &'p RunPlan, group: &ProcessGroup, data: Identities) -> Result<Session<'p>, RunError> {
+    pub fn open(
+        plan: &'p RunPlan,
+        group: &ProcessGroup,
+        data: Identities,
+        tokenizer: Option<&TokenizerCopy>,
+    ) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
         let main = group.rank == 0;
@@ -107,6 +112,7 @@ impl<'p> Session<'p> {
                 clean(dir).map_err(unreadable(dir))?;
             }
             session.origin.data = Some(data);
+            session.origin.tokenizer = tokenizer.cloned();
             session.found = session.find()?;
             if let Some((path, _)) = &session.found
                 && let Ok(theirs) = config(path)

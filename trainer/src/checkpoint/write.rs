@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use common::files::{open_unlinked, read_at_most};
 use common::format::bytes;
 use common::terminal::warn;
-use data::Identities;
+use data::{Identities, TokenizerCopy};
 use device::Device;
 use device::ops::Status;
 use engine::step::Stage;
@@ -31,6 +31,21 @@ pub struct Origin {
     pub run: Option<String>,
     /// The identities of its data.
     pub data: Option<Identities>,
+    /// The tokenizer of its data.
+    pub tokenizer: Option<TokenizerCopy>,
+}
+
+impl Origin {
+    /// The files that say it, names and contents, without the manifest.
+    fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let tokenizer = self.tokenizer.iter().flat_map(TokenizerCopy::files);
+        [(CONFIG, self.config.clone().into_bytes())].into_iter().chain(tokenizer).collect()
+    }
+
+    /// Bytes of these files.
+    fn bytes(&self) -> u64 {
+        self.files().iter().map(|(_, content)| content.len() as u64).sum()
+    }
 }
 
 /// When a checkpoint is written.
@@ -74,7 +89,7 @@ pub fn save(stage: &Stage, request: &SaveRequest<'_>) -> Result<PathBuf, SaveErr
     let files = [MODEL, OPTIMIZER].into_iter().filter_map(|name| TensorFile::new(name, writers, &tensors));
     let files: Vec<TensorFile<'_>> = files.collect();
     let here = if writers.writes { files.iter().map(TensorFile::bytes).sum() } else { 0 };
-    let needed = (writers.sum)(here + request.metrics.len() as u64) + request.origin.config.len() as u64;
+    let needed = (writers.sum)(here + request.metrics.len() as u64) + request.origin.bytes();
     let path = request.dir.join(step_name(request.progress.step));
     let saving = Saving { request, folder: temporary(&path), path, needed };
     let result = saving.save(stage, &tensors, &files);
@@ -176,7 +191,8 @@ impl Saving<'_> {
             manifest.tensors.extend(tensors);
         }
         let SaveRequest { origin, metrics, .. } = self.request;
-        write_manifest(&self.folder, &origin.config, metrics, manifest, activity)?;
+        let metrics = (!metrics.is_empty()).then(|| (METRICS, metrics.to_vec()));
+        write_rest(&self.folder, origin.files().into_iter().chain(metrics), manifest, activity)?;
         rename(&self.folder, &self.path).map_err(|error| WriteError::File(self.path.clone(), error))
     }
 
@@ -216,20 +232,17 @@ fn take_note(path: &Path) -> Result<Written, WriteError> {
     Ok(written)
 }
 
-/// Writes the configuration, metrics if there are any, then the manifest, and syncs the folder.
-fn write_manifest(
+/// Writes these files, names and contents, then the manifest, and syncs the folder.
+fn write_rest(
     folder: &Path,
-    config: &str,
-    metrics: &[u8],
+    files: impl Iterator<Item = (&'static str, Vec<u8>)>,
     mut manifest: Manifest,
     activity: &Activity,
 ) -> Result<(), WriteError> {
-    for (name, content) in [(CONFIG, config.as_bytes()), (METRICS, metrics)] {
-        if name == CONFIG || !content.is_empty() {
-            let mut output = Output::create(folder, name, activity)?;
-            output.write(content)?;
-            manifest.files.push(output.finish()?);
-        }
+    for (name, content) in files {
+        let mut output = Output::create(folder, name, activity)?;
+        output.write(&content)?;
+        manifest.files.push(output.finish()?);
     }
     let mut output = Output::create(folder, MANIFEST, activity)?;
     output.write(&manifest.seal())?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Command;
 use common::UserError;
-use data::TokenizeRequest;
+use data::{InspectRequest, TokenizeRequest};
 
 use super::args::{Parsed, parse_line, train_request, with_run_flags};
 use super::batches::{self, BatchesRequest};
@@ -15,7 +15,7 @@ use super::doctor::{self, DoctorRequest};
 use super::launch::{self, LaunchRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
-use super::{checkpoint, configs, job, tokenize};
+use super::{checkpoint, configs, inspect, job, tokenize};
 use crate::config::reference::reference;
 use crate::config::request::TrainRequest;
 
@@ -32,6 +32,8 @@ pub enum Request {
     Doctor(DoctorRequest),
     /// Make token files.
     Tokenize(TokenizeRequest),
+    /// Show what data hold.
+    Inspect(InspectRequest),
     /// Convert weights.
     Convert(ConvertRequest),
     /// Generate text.
@@ -53,6 +55,7 @@ fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("options").about("Prints the reference of all options as Markdown"))
         .subcommand(tokenize::command())
+        .subcommand(inspect::command())
         .subcommand(configs::command())
         .subcommand(convert::command())
         .subcommand(sample::command())
@@ -79,6 +82,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
     Ok(match matches.subcommand() {
         Some(("options", _)) => Request::Print(reference()),
         Some(("tokenize", matches)) => Request::Tokenize(tokenize::request(matches)),
+        Some(("data", matches)) => Request::Inspect(inspect::request(matches)),
         Some(("configs", matches)) => Request::Print(configs::page(matches)?),
         Some(("convert", matches)) => Request::Convert(convert::request(matches)),
         Some(("sample", matches)) => Request::Sample(sample::request(matches)?),

@@ -12,6 +12,7 @@ mod configs;
 mod convert;
 pub mod doctor;
 mod execute;
+mod inspect;
 mod interruption;
 mod job;
 mod launch;

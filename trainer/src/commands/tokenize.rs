@@ -2,7 +2,7 @@
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use data::{JSON_KEY, TokenizeError, TokenizeRequest, llmc};
+use data::{TokenizeError, TokenizeRequest, llmc};
 
 use super::args::{text, text_flag};
 use super::interruption::interruption;
@@ -17,7 +17,7 @@ pub(super) fn command() -> Command {
         )
         .arg(text_flag("output", "DIR", "Folder to write. It must not exist, or be empty").required(true))
         .arg(text_flag("end-of-text", "TOKEN", "Token that ends a document. If not given: the first that the tokenizer has of the usual names"))
-        .arg(text_flag("json-key", "KEY", "Field of a .jsonl line that holds the text").default_value(JSON_KEY))
+        .arg(text_key())
         .arg(
             text_flag("shard-tokens", "COUNT", "Largest number of tokens in a file")
                 .default_value("100000000")
@@ -30,16 +30,24 @@ pub(super) fn command() -> Command {
                 .num_args(1..)
                 .required(true)
                 .help(
-                    "Text files, .jsonl files, or folders of them. A file is one document; in a .jsonl file each line is one",
+                    "Files of text, JSON lines or Parquet, or folders of them. A file of text is one document; in the others \
+                     each line or row is one",
                 ),
         )
+}
+
+/// Where the text is in records.
+pub(super) fn text_key() -> Arg {
+    text_flag("text-key", "KEY", "Key of the text in JSON lines, or its column in Parquet files")
+        .aliases(["json-key", "json-keys"])
+        .default_value("text")
 }
 
 pub(super) fn request(matches: &ArgMatches) -> TokenizeRequest {
     TokenizeRequest {
         tokenizer: text(matches, "tokenizer").unwrap_or_default(),
         end_of_text: text(matches, "end-of-text"),
-        json_key: text(matches, "json-key").unwrap_or_default(),
+        text_key: text(matches, "text-key").unwrap_or_default(),
         output: text(matches, "output").unwrap_or_default().into(),
         shard_tokens: matches.get_one("shard-tokens").copied().unwrap_or(1),
         files: matches.get_many::<String>("files").into_iter().flatten().map(Into::into).collect(),

@@ -77,7 +77,9 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
         let unused = unused_settings::notices(&plan, is_bench);
         let binding = launch::binding_notice(env);
         let notices = request.notices.iter().chain(&unused).chain(&binding).map(String::as_str);
-        notices.chain(source.notice()).for_each(|notice| warn(&format!("notice: {notice}")));
+        notices
+            .chain(source.notices().iter().map(String::as_str))
+            .for_each(|notice| warn(&format!("notice: {notice}")));
     }
     let filter = EnvFilter::try_new(&request.log).map_err(|error| {
         let rule = "a filter is a level, or pairs of target=level";

@@ -111,10 +111,11 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.layer_sizes", "layer-sizes", &[], "[4096, 2048, 1024, 512, 256]", Kind::Integers, "mlp: widths of the input, of each hidden layer, and of the output"),
     option("model.dropouts", "dropouts", &[], "[0.2, 0.1, 0.1]", Kind::Floats, "mlp: dropout after each hidden layer"),
 
-    option("data.path", "data-path", &[], "", Kind::Paths, "Text, .jsonl or token files, or folders of them. Several are read end to end, or blended if each has a weight before it. Unset: the embedded Markov source"),
+    option("data.path", "data-path", &[], "", Kind::Paths, "Files of text, JSON lines, Parquet or tokens, or folders of them. Several are read end to end, or blended if each has a weight before it. Unset: the embedded Markov source"),
     option("data.validation_path", "validation-path", &["valid-data-path"], "", Kind::Paths, "Data to evaluate on. All of data.path is then for training"),
     option("data.tokenizer", "tokenizer", &["tokenizer-model"], "\"byte\"", Kind::Text, "Tokenizer for text: byte, a Hugging Face tokenizer.json, or a folder with one. Token files need none"),
     option("data.end_of_text", "end-of-text", &[], "", Kind::Text, "Token that ends a document. Unset: the first that the tokenizer has of the usual names"),
+    option("data.text_key", "text-key", &["json-key", "json-keys"], "\"text\"", Kind::Text, "Key of the text in JSON lines, or its column in Parquet files"),
     option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(RawTokens::WORDS), "Type of the tokens in a .bin without header or .idx; u16 for nanoGPT's. none refuses such files"),
     option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path for training. The rest, at its end, is for validation"),
     option("data.seed", "data-seed", &[], "1234", Kind::Integer, "Seed of the order of samples, and of the embedded source"),

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use common::UserError;
 use common::format::counted;
+use data::{TOKENIZER_JSON, Tokenizer, TokenizerCopy};
 use engine::model::GptShape;
 use serde_json::{Value as Json, json};
 
@@ -12,8 +13,6 @@ use super::names::{Entry, Naming, entries};
 use super::pretrained::Pretrained;
 use super::read::WeightFolder;
 use super::write::{not_written, write};
-use crate::checkpoint::tokenizer_of;
-use crate::config::Layers;
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::error::RunError;
 use crate::families::{self, HuggingFace};
@@ -74,7 +73,9 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     weights.all_used(&from)?;
     std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error))?;
     write(target, &to, dtype, SHARD_BYTES, &|index| weights.parameter(&from[index]))?;
-    write_config(target, &pretrained, &shape, naming, dtype)?;
+    let tokenizer = tokenizer(&pretrained)?;
+    write_config(target, &pretrained, &shape, naming, dtype, tokenizer.as_ref())?;
+    tokenizer.as_ref().map_or(Ok(()), |tokenizer| write_tokenizer(target, tokenizer, &shape, naming))?;
     let parameters: usize = to.iter().map(|entry: &Entry| entry.shape.iter().product::<usize>()).sum();
     Ok(format!(
         "{}: {} in {}",
@@ -90,6 +91,7 @@ fn write_config(
     shape: &GptShape,
     naming: Naming,
     dtype: DataType,
+    tokenizer: Option<&Tokenizer>,
 ) -> Result<(), RunError> {
     let (name, text) = match naming {
         Naming::Ours => {
@@ -100,7 +102,7 @@ fn write_config(
             ("config.toml", format!("[model]\n{}", lines.collect::<String>()))
         }
         Naming::Family(family) => {
-            let end = end_of_text(&pretrained.folder, shape.vocab);
+            let end = tokenizer.map(Tokenizer::end_of_text).filter(|&end| (end as usize) < shape.vocab);
             ("config.json", format!("{:#}\n", config_json(family, shape, dtype, end)))
         }
     };
@@ -122,16 +124,39 @@ fn config_json(family: &dyn HuggingFace, shape: &GptShape, dtype: DataType, end:
     config
 }
 
-/// The token that ends the documents that a model of ours was trained on; `None` unless its run names a tokenizer that is
-/// still there.
-fn end_of_text(folder: &Path, vocab: usize) -> Option<u32> {
-    let mut layers = Layers::default();
-    layers.read_file(&folder.join("config.toml")).ok()?;
-    let config = layers.resolve();
-    // Without data of its own there were no documents; token files need not say what their tokens mean.
-    let known = config.data.path.is_some() && (config.data.tokenizer != "byte" || vocab <= 256);
-    let tokenizer = known.then(|| tokenizer_of(folder, &config, None).ok())??;
-    Some(tokenizer.end_of_text()).filter(|&end| (end as usize) < vocab)
+/// The tokenizer of the model in a folder; `None` if nothing there says it.
+///
+/// # Errors
+/// Its copy is damaged.
+fn tokenizer(pretrained: &Pretrained) -> Result<Option<Tokenizer>, UserError> {
+    let folder = &pretrained.folder;
+    match TokenizerCopy::read(folder)? {
+        Some(copy) => copy.open(None).map(Some),
+        // One without any of the usual ends is left to the user.
+        None => Ok(folder.to_str().and_then(|folder| Tokenizer::open(folder, None).ok())),
+    }
+}
+
+/// Writes copies of the tokenizer, and for `transformers` what it does not find in `tokenizer.json`. A tokenizer that is
+/// there stays.
+fn write_tokenizer(target: &Path, tokenizer: &Tokenizer, shape: &GptShape, naming: Naming) -> Result<(), RunError> {
+    if target.join(TOKENIZER_JSON).exists() {
+        return Ok(());
+    }
+    let copy = TokenizerCopy::of(tokenizer);
+    let mut files = copy.files();
+    if let (Naming::Family(_), TokenizerCopy::HuggingFace { end_of_text, .. }) = (naming, &copy) {
+        let config = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_of_text, "model_max_length": shape.seq,
+            "clean_up_tokenization_spaces": false,
+        });
+        files.push(("tokenizer_config.json", format!("{config:#}\n").into_bytes()));
+    }
+    for (name, content) in files {
+        let path = target.join(name);
+        std::fs::write(&path, content).map_err(not_written(&path))?;
+    }
+    Ok(())
 }
 
 fn unwritable(folder: &Path, error: &std::io::Error) -> UserError {

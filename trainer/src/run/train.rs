@@ -48,7 +48,7 @@ pub fn train(
     let session = if request.dry_run {
         None
     } else {
-        let session = Session::open(plan, group, check_data(group, &*source)?)?;
+        let session = Session::open(plan, group, check_data(group, &*source)?, source.tokenizer())?;
         session.compute_alike(device);
         Some(session)
     };

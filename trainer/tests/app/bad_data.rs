@@ -75,7 +75,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         (
             "Parquet",
             folder.file("x.parquet", [b"PAR1".as_slice(), &[0xff; 99]].concat()),
-            &["x.parquet is a Parquet file", "pandas.read_parquet"],
+            &["x.parquet cannot be read", "a Parquet file is whole", "download or write it again"],
         ),
         (
             "folder with Parquet",
@@ -85,7 +85,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
                 folder.file("hub/part.parquet", "PAR1");
                 folder.path("hub")
             },
-            &["hub/part.parquet is a Parquet file", "JSON lines"],
+            &["hub/part.parquet cannot be read", "download or write it again"],
         ),
         (
             "packed text cut",
@@ -121,7 +121,7 @@ fn data_that_cannot_be_trained_on_are_refused_with_the_rule_and_the_fix() {
         (
             "JSON without text",
             folder.file("y.jsonl", "{\"content\": \"a\"}"),
-            &["line 1 has no such text", "`text`", "`trainer tokenize --json-key KEY`"],
+            &["line 1 has no such text", "`text`", "--text-key KEY"],
         ),
         ("weight 0", blend(["0", "1"]), &["weight 0", "above 0"]),
         ("negative weight", blend(["1", "-0.5"]), &["weight -0.5", "above 0"]),

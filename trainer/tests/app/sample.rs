@@ -9,7 +9,7 @@ use engine::params::{OptimizerShard, Params};
 use engine::precision::Precision;
 use trainer::commands::sample::{Generator, Sampler, longest_prompt};
 
-use crate::data_files::{Folder, small_tokenizer};
+use crate::data_files::{Folder, llmc, small_tokenizer};
 use crate::models::{Kind, MICRO_BATCH, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 
 const TOKENS: [i32; SEQ] = [5, 90, 13, 13, 0, 96, 41, 7];
@@ -205,7 +205,6 @@ fn a_hugging_face_folder_with_its_tokenizer_writes_what_the_checkpoint_it_came_f
         trainer(&run);
         let theirs = folder.path(&format!("{preset}-hf"));
         trainer(&["convert", "--to", "hf", &format!("{saved}/step-00000040"), &theirs]);
-        std::fs::copy(&json, format!("{theirs}/tokenizer.json")).unwrap();
         let sample = |from: &str| {
             trainer(&["sample", "--checkpoint", from, "--prompt", "the cat", "--tokens", "40", "--temperature", "0"])
         };
@@ -241,34 +240,64 @@ fn text_comes_out_character_by_character_and_adds_up_to_the_text_of_all_tokens()
 }
 
 #[test]
-fn a_relative_tokenizer_is_found_from_where_the_run_was_started_and_its_end_goes_into_an_export() {
-    let folder = Folder::new("sample-elsewhere");
+fn token_files_and_checkpoints_remember_their_tokenizer_when_its_file_is_gone() {
+    let folder = Folder::new("sample-remembers");
     let words = "the cat sat on the mat and the dog sat on the log ".repeat(60);
-    folder.file("text.txt", &words);
-    small_tokenizer(folder.path("tokenizer.json").as_ref(), &words);
-    let here = |place: &str, flags: &[&str]| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));
-        command.args(flags).current_dir(place).output().unwrap()
-    };
-    let run = "--data-path text.txt --tokenizer tokenizer.json --vocab 400 --seq-length 16 --steps 2 --eval-interval 0 \
-               --save runs/saved --log-dir log";
-    let output = here(&folder.path("."), &run.split_whitespace().collect::<Vec<_>>());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let elsewhere = folder.path("log");
-    let sample = ["sample", "--checkpoint", "../runs/saved", "--prompt", "the cat", "--tokens", "4"];
-    let output = here(&elsewhere, &sample);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let end_of = |target: &str| -> serde_json::Value {
-        let output = here(&elsewhere, &["convert", "--to", "hf", "../runs/saved", target]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let text = std::fs::read(format!("{elsewhere}/{target}/config.json")).unwrap();
-        serde_json::from_slice::<serde_json::Value>(&text).unwrap()["eos_token_id"].clone()
-    };
-    let end = data::Tokenizer::open(&folder.path("tokenizer.json"), None).unwrap().end_of_text();
-    assert_eq!(end_of("with"), end);
-    std::fs::rename(folder.path("tokenizer.json"), folder.path("other.json")).unwrap();
-    assert!(end_of("without").is_null());
-    let output = here(&elsewhere, &sample);
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && text.contains("Fix: name ") && text.contains("--tokenizer "), "{text}");
+    let (text, json) = (folder.file("text.txt", &words), folder.path("tokenizer.json"));
+    small_tokenizer(json.as_ref(), &words);
+    let (tokens, saved, theirs) = (folder.path("tokens"), folder.path("saved"), folder.path("hf"));
+    let logs = folder.path("log");
+    trainer(&["tokenize", "--tokenizer", &json, "--output", &tokens, &text]);
+    let original = std::fs::read(&json).unwrap();
+    std::fs::remove_file(&json).unwrap();
+    let sizes = "--vocab 400 --seq-length 16 --steps 2 --eval-interval 0";
+    let files = ["--data-path", &tokens, "--save", &saved, "--log-dir", &logs];
+    trainer(&[&files[..], &sizes.split(' ').collect::<Vec<_>>()].concat());
+    let prompt = ["--prompt", "the cat", "--tokens", "4"];
+    let written = trainer(&[&["sample", "--checkpoint", &saved][..], &prompt].concat());
+    assert!(written.starts_with("the cat"), "{written:?}");
+    trainer(&["convert", "--to", "hf", &saved, &theirs]);
+    let read = |name: &str| std::fs::read(format!("{theirs}/{name}")).unwrap();
+    assert_eq!(read("tokenizer.json"), original);
+    let end = data::Tokenizer::open(&theirs, None).unwrap().end_of_text();
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&read("config.json")).unwrap()["eos_token_id"], end);
+    assert_eq!(trainer(&[&["sample", "--checkpoint", &theirs][..], &prompt].concat()), written);
+}
+
+#[test]
+fn tokens_of_an_unknown_tokenizer_have_no_end_in_an_export() {
+    let folder = Folder::new("sample-unknown");
+    let tokens: Vec<i32> = (0..600).map(|n| n % 200).collect();
+    let bin = folder.file("tokens.bin", llmc(20240520, 1, &tokens, 2));
+    let (saved, theirs, logs) = (folder.path("saved"), folder.path("hf"), folder.path("log"));
+    let run = ["--data-path", &bin, "--save", &saved, "--log-dir", &logs];
+    trainer(&[&run[..], &["--vocab", "200", "--seq-length", "16", "--steps", "1", "--eval-interval", "0"]].concat());
+    trainer(&["convert", "--to", "hf", &saved, &theirs]);
+    let config = std::fs::read(format!("{theirs}/config.json")).unwrap();
+    assert!(serde_json::from_slice::<serde_json::Value>(&config).unwrap()["eos_token_id"].is_null());
+    assert!(!std::path::Path::new(&theirs).join("tokens.json").exists());
+}
+
+/// "the licenceis free": a decoder like SentencePiece's drops the space before the first word of a text.
+#[test]
+fn the_first_word_that_is_written_is_joined_to_the_prompt_as_the_whole_text_is() {
+    let folder = Folder::new("sample-joined");
+    let vocab = serde_json::json!({"<unk>": 0, "</s>": 1, "▁the": 2, "▁licence": 3, "▁is": 4, "▁free": 5});
+    let metaspace =
+        serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": metaspace, "post_processor": null, "decoder": metaspace,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
+    });
+    let path = folder.file("tokenizer.json", json.to_string());
+    let tokenizer = Tokenizer::open(&path, None).unwrap();
+    let tokens = tokenizer.encode("the licence is free").unwrap();
+    assert_eq!(tokens, [2, 3, 4, 5]);
+    for prompt in 1..4 {
+        let shown = tokenizer.decode(&tokens[..prompt]);
+        let mut stream = TextStream::after(&tokenizer, &tokens[..prompt]);
+        let written: String = tokens[prompt..].iter().map(|&token| stream.push(token)).collect();
+        assert_eq!(shown + &written + &stream.finish(), "the licence is free", "{prompt}");
+    }
 }

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::format::counted;
-use data::Tokenizer;
+use data::{TOKENIZER_JSON, Tokenizer, TokenizerCopy};
 use device::Device;
 use engine::model::{GptShape, gpt};
 use engine::params::Params;
 use toml::Value;
 
 use super::SampleRequest;
-use crate::checkpoint::{newest_in, tokenizer_of};
+use crate::checkpoint::newest_in;
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::config::{Layers, RunConfig};
 use crate::error::RunError;
@@ -44,7 +44,7 @@ impl Loaded {
             let what = format!("the model of {} has model.kind = \"{}\"", folder.display(), config.model.kind);
             return Err(UserError::new(what, "only a gpt generates text", "name a checkpoint of a gpt"));
         };
-        let tokenizer = tokenizer(request, &config, &shape, &folder, is_hugging_face)?;
+        let tokenizer = tokenizer(request, &shape, &folder, is_hugging_face)?;
         Ok(Loaded { shape: GptShape { batch: 1, ..shape }, tokenizer, folder, pretrained, is_hugging_face })
     }
 
@@ -119,30 +119,30 @@ fn config(folder: &Path, pretrained: &Pretrained, is_hugging_face: bool) -> Resu
     Ok(layers.resolve())
 }
 
+/// The tokenizer that the request names, or else the folder's.
 fn tokenizer(
     request: &SampleRequest,
-    config: &RunConfig,
     shape: &GptShape,
     folder: &Path,
     is_hugging_face: bool,
 ) -> Result<Tokenizer, UserError> {
-    let end = request.end_of_text.as_deref().or(config.data.end_of_text.as_deref());
+    let end = request.end_of_text.as_deref();
     if let Some(name) = &request.tokenizer {
         return Tokenizer::open(name, end);
     }
-    if is_hugging_face || folder.join("tokenizer.json").exists() {
+    if let Some(copy) = TokenizerCopy::read(folder)? {
+        return copy.open(end);
+    }
+    if is_hugging_face || folder.join(TOKENIZER_JSON).exists() {
         return Tokenizer::open(&folder.display().to_string(), end);
     }
-    // A run on token files may have no tokenizer.
-    if config.data.tokenizer == "byte" && shape.vocab > 256 {
+    // The data of the run did not say what their tokens are. Without data it was trained on bytes.
+    if shape.vocab > 256 {
         return Err(UserError::new(
             format!("the model of {} has {} tokens, and no tokenizer", folder.display(), shape.vocab),
             "a tokenizer turns tokens into text; the byte tokenizer has only 256",
             "name the one that made its data: --tokenizer tokenizer.json",
         ));
     }
-    tokenizer_of(folder, config, end).map_err(|error| UserError {
-        fix: "name the one that made its data: --tokenizer tokenizer.json".into(),
-        ..error
-    })
+    Ok(Tokenizer::Bytes)
 }

@@ -90,7 +90,12 @@ pub fn sample(
     let mut generator = Generator::new(device, &loaded.shape, loaded.params(device)?, longest)?;
     let mut show = |text: &str| write_to(out, text).map_err(file_error("standard output".into()));
     show(&text)?;
-    let mut stream = TextStream::new(&loaded.tokenizer);
+    let mut stream = if text.is_empty() {
+        TextStream::new(&loaded.tokenizer)
+    } else {
+        let tokens: Vec<u32> = prompt.iter().map(|&token| token as u32).collect();
+        TextStream::after(&loaded.tokenizer, &tokens)
+    };
     let (began, mut count, mut first) = (Instant::now(), 0usize, None);
     let end = loaded.tokenizer.end_of_text();
     let all = (request.tokens, loaded.vocab());

@@ -1,0 +1,198 @@
+//! What data hold: numbers of documents and tokens, and how the first documents begin.
+
+use std::path::Path;
+
+use common::escape::one_line;
+use common::format::{bytes, count, counted};
+use common::{Stop, UserError};
+
+use crate::config::RawTokens;
+use crate::error::DataError;
+use crate::formats::tokens::Tokens;
+use crate::open::{Found, expanded, found, token_file};
+use crate::text::documents::encode_files;
+use crate::text::text_files::{LeftOut, TextFile};
+use crate::text::tokenize::TokenizeError;
+use crate::text::tokenizer::Tokenizer;
+use crate::text::tokenizer_copy::TokenizerCopy;
+
+/// Tokens of a document that are shown as text.
+const SHOWN_TOKENS: usize = 64;
+
+/// Characters of a document that are shown.
+const SHOWN_CHARACTERS: usize = 160;
+
+/// Tokens that are read at a time.
+const PART: usize = 1 << 20;
+
+/// What to inspect, and how it is read.
+#[derive(Clone, Debug)]
+pub struct InspectRequest {
+    /// Files, folders and patterns, as in `data.path`.
+    pub paths: Vec<String>,
+    /// The tokenizer. `None`: that of token files which say it, and bytes for text.
+    pub tokenizer: Option<String>,
+    /// The token that ends a document. `None`: the tokenizer's.
+    pub end_of_text: Option<String>,
+    /// The key of the text in JSON lines, or its column in Parquet files.
+    pub text_key: String,
+    /// The type of tokens in files without a header.
+    pub raw_tokens: RawTokens,
+    /// Documents whose beginning is shown, of each path.
+    pub samples: usize,
+}
+
+/// What the paths of a request hold, as text to print. Reads all of them. Ends early when `stop` is asked for.
+///
+/// # Errors
+/// A path that cannot be read, or holds no data; the process was asked to end.
+pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, TokenizeError> {
+    let paths: Vec<&str> = request.paths.iter().map(String::as_str).collect();
+    let mut report = String::new();
+    for path in expanded("PATH", &paths)? {
+        report += &match found("PATH", &path, &request.text_key)? {
+            Found::Tokens(bins) => tokens(request, stop, &path, &bins)?,
+            Found::Text(files, left_out) => text(request, stop, &path, &files, left_out)?,
+        };
+    }
+    Ok(report)
+}
+
+/// What was seen of a stream of tokens.
+#[derive(Default)]
+struct Seen {
+    /// The token that ends a document, if it is known.
+    end: Option<u32>,
+    tokens: u64,
+    documents: u64,
+    largest: u32,
+    /// The beginnings of the first documents. The last one may still grow.
+    first: Vec<Vec<u32>>,
+    /// Whether the next token begins a document.
+    begins: bool,
+}
+
+impl Seen {
+    fn new(end: Option<u32>) -> Seen {
+        Seen { end, begins: true, ..Seen::default() }
+    }
+
+    /// Adds the tokens that follow. The first `samples` documents are kept.
+    fn push(&mut self, tokens: &[u32], samples: usize) {
+        self.tokens += tokens.len() as u64;
+        for &token in tokens {
+            self.largest = self.largest.max(token);
+            if self.begins && (self.documents as usize) < samples {
+                self.first.push(Vec::new());
+            }
+            self.begins = Some(token) == self.end;
+            if self.begins {
+                self.documents += 1;
+            } else if self.first.len() as u64 > self.documents
+                && let Some(document) = self.first.last_mut().filter(|document| document.len() < SHOWN_TOKENS)
+            {
+                document.push(token);
+            }
+        }
+    }
+
+    /// Numbers of documents and tokens.
+    fn summary(&self) -> String {
+        let tokens = format!("{} tokens, the largest {}", count(self.tokens as f64), self.largest);
+        match self.end {
+            None => tokens,
+            Some(_) => format!("{}, {tokens}", counted(self.documents as usize, "document")),
+        }
+    }
+
+    /// A line for each document that is kept.
+    fn samples(&self, tokenizer: Option<&Tokenizer>) -> String {
+        let lines = self.first.iter().enumerate().map(|(number, tokens)| match tokenizer {
+            Some(tokenizer) => {
+                let text = tokenizer.decode(tokens);
+                let shown: String = text.chars().take(SHOWN_CHARACTERS).collect();
+                let more = if shown.len() < text.len() || tokens.len() == SHOWN_TOKENS { " ..." } else { "" };
+                format!("  document {}: {}{more}\n", number + 1, one_line(&shown))
+            }
+            None => format!("  tokens: {tokens:?} ...\n"),
+        });
+        lines.collect()
+    }
+}
+
+fn tokens(
+    request: &InspectRequest,
+    stop: &Stop,
+    path: &str,
+    bins: &[std::path::PathBuf],
+) -> Result<String, TokenizeError> {
+    let files: Vec<Tokens> = bins.iter().map(|bin| token_file(bin, request.raw_tokens)).collect::<Result<_, _>>()?;
+    let folder = bins.first().and_then(|bin| bin.parent()).unwrap_or(Path::new(""));
+    let end = request.end_of_text.as_deref();
+    let (tokenizer, whose) = match &request.tokenizer {
+        Some(name) => (Some(Tokenizer::open(name, end)?), name.clone()),
+        None => match TokenizerCopy::read(folder)? {
+            Some(copy) => (Some(copy.open(end)?), copy.describe()),
+            None => (None, "not known: name it with --tokenizer to see text and documents".into()),
+        },
+    };
+    let mut seen = Seen::new(tokenizer.as_ref().map(Tokenizer::end_of_text));
+    for file in &files {
+        read(file, stop, |tokens| seen.push(tokens, request.samples.max(1)))?;
+    }
+    let files = counted(files.len(), "token file");
+    let samples = if request.samples == 0 { String::new() } else { seen.samples(tokenizer.as_ref()) };
+    Ok(format!("{path}: {files}, {}\n  tokenizer: {whose}\n{samples}", seen.summary()))
+}
+
+/// Passes all tokens of a file on, in parts.
+fn read(file: &Tokens, stop: &Stop, mut each: impl FnMut(&[u32])) -> Result<(), TokenizeError> {
+    let mut row = vec![0i32; PART.min(file.len as usize)];
+    let mut at = 0;
+    while at < file.len {
+        ensure_goes_on(stop)?;
+        let part = &mut row[..(file.len - at).min(PART as u64) as usize];
+        file.read(at, part, i32::MAX as usize)?;
+        let ids: Vec<u32> = part.iter().map(|id| *id as u32).collect();
+        each(&ids);
+        at += part.len() as u64;
+    }
+    Ok(())
+}
+
+fn text(
+    request: &InspectRequest,
+    stop: &Stop,
+    path: &str,
+    files: &[TextFile],
+    mut left_out: LeftOut,
+) -> Result<String, TokenizeError> {
+    let name = request.tokenizer.as_deref().unwrap_or("byte");
+    let tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
+    let mut seen = Seen::new(Some(tokenizer.end_of_text()));
+    let (totals, not_text) = encode_files(files, &tokenizer, &request.text_key, |tokens, _| {
+        ensure_goes_on(stop)?;
+        seen.push(tokens, request.samples);
+        Ok::<(), TokenizeError>(())
+    })?;
+    left_out.not_text.extend(not_text);
+    if totals.is_empty() {
+        let what = format!("PATH = `{path}` holds no UTF-8 text");
+        return Err(UserError::new(what, "it names text or tokens", "name files with text").into());
+    }
+    let left_out: String = left_out.notices().iter().map(|notice| format!("  {notice}\n")).collect();
+    Ok(format!(
+        "{path}: {} of text, {}, {}\n  tokenizer: {name}\n{left_out}{}",
+        counted(files.len(), "file"),
+        bytes(totals.bytes as usize),
+        seen.summary(),
+        seen.samples(Some(&tokenizer))
+    ))
+}
+
+fn ensure_goes_on(stop: &Stop) -> Result<(), DataError> {
+    match stop.is_asked() {
+        false => Ok(()),
+        true => Err(DataError { what: "interrupted".into(), fix: "start again".into() }),
+    }
+}

@@ -1,0 +1,55 @@
+//! All data of a run have tokens of one tokenizer.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use common::UserError;
+
+use crate::text::tokenizer_copy::TokenizerCopy;
+
+/// The tokenizer of a run's data, as far as they say.
+#[derive(Default)]
+pub(crate) struct OneTokenizer {
+    /// What first said it, for messages, and the tokenizer.
+    known: Option<(String, TokenizerCopy)>,
+    /// Folders that were looked at.
+    seen: HashSet<PathBuf>,
+}
+
+impl OneTokenizer {
+    /// Adds what the folder of a token file says, if it says anything.
+    ///
+    /// # Errors
+    /// It is another tokenizer than that of other data; the folder's copy is damaged.
+    pub(crate) fn add_folder_of(&mut self, bin: &Path) -> Result<(), UserError> {
+        let folder = bin.parent().unwrap_or(Path::new(""));
+        if !self.seen.insert(folder.into()) {
+            return Ok(());
+        }
+        TokenizerCopy::read(folder)?.map_or(Ok(()), |copy| self.add(&bin.display().to_string(), copy))
+    }
+
+    /// Adds the tokenizer of `name`.
+    ///
+    /// # Errors
+    /// It is another one than that of other data.
+    pub(crate) fn add(&mut self, name: &str, tokenizer: TokenizerCopy) -> Result<(), UserError> {
+        match &self.known {
+            Some((first, known)) if *known != tokenizer => Err(UserError::new(
+                format!("{first} has tokens of {}, {name} of {}", known.describe(), tokenizer.describe()),
+                "all data of a run have tokens of one tokenizer",
+                "tokenize them with the same tokenizer; text is tokenized with the one that --tokenizer names",
+            )),
+            Some(_) => Ok(()),
+            None => {
+                self.known = Some((name.into(), tokenizer));
+                Ok(())
+            }
+        }
+    }
+
+    /// The tokenizer; `None` if no data say which it is.
+    pub(crate) fn known(self) -> Option<TokenizerCopy> {
+        self.known.map(|(_, tokenizer)| tokenizer)
+    }
+}

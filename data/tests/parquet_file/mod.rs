@@ -1,0 +1,28 @@
+//! Parquet files for the tests.
+
+use parquet::basic::Compression;
+use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+
+/// A Parquet file with a number in column `id` and these texts in column `body`, `group` rows in each group of rows.
+pub fn parquet_file(texts: &[Option<String>], group: usize) -> Vec<u8> {
+    let schema = parse_message_type("message rows { required int32 id; optional binary body (utf8); }").unwrap();
+    let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+    let mut writer = SerializedFileWriter::new(Vec::new(), schema.into(), properties.into()).unwrap();
+    for texts in texts.chunks(group) {
+        let mut rows = writer.next_row_group().unwrap();
+        let mut ids = rows.next_column().unwrap().unwrap();
+        let numbers: Vec<i32> = (0..texts.len() as i32).collect();
+        ids.typed::<Int32Type>().write_batch(&numbers, None, None).unwrap();
+        ids.close().unwrap();
+        let values: Vec<ByteArray> = texts.iter().flatten().map(|text| text.as_str().into()).collect();
+        let levels: Vec<i16> = texts.iter().map(|text| i16::from(text.is_some())).collect();
+        let mut bodies = rows.next_column().unwrap().unwrap();
+        bodies.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+        bodies.close().unwrap();
+        rows.close().unwrap();
+    }
+    writer.into_inner().unwrap()
+}
