@@ -17,7 +17,7 @@ use crate::text::tokenizer::Tokenizer;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Tokens of a document that are shown as text.
-const SHOWN_TOKENS: usize = 64;
+const SHOWN_TOKENS: usize = 256;
 
 /// Characters of a document that are shown.
 const SHOWN_CHARACTERS: usize = 160;

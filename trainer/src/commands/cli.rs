@@ -164,6 +164,52 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_megatron_counts_otherwise_become_ours() {
+        let request = |line: &str| match parse(line.split_whitespace().map(OsString::from)) {
+            Ok(Request::Train(request)) => Ok(request),
+            Err(error) => Err(error.to_string()),
+            other => panic!("{line}: {other:?}"),
+        };
+        let line = "trainer --train-samples 1000 --global-batch-size 30 --lr-warmup-fraction 0.25 --trace-after 4 \
+                    --profile-step-end 7 --distributed-timeout-minutes 1.5";
+        let config = request(line).unwrap().config;
+        assert_eq!((config.train.steps, config.optimizer.warmup_steps, config.logging.trace_steps), (33, 8, 3));
+        assert_eq!(config.parallel.distributed_timeout_seconds, 90.0);
+        assert_eq!(request("trainer --lr-warmup-samples 100").unwrap().config.optimizer.warmup_steps, 6);
+        for (line, parts) in [
+            ("--train-samples 100 --steps 5", ["--train-samples 100 with train.steps", "give one of them"]),
+            ("--train-samples many", ["--train-samples many", "write a number"]),
+            (
+                "--train-samples 100 --rampup-batch-size 4 4 100",
+                ["whose number is not known", "set train.steps itself"],
+            ),
+            ("--profile-step-end 7", ["--profile-step-end 7, whose", "set logging.trace_steps itself"]),
+            ("--lr-warmup-fraction -1", ["(--lr-warmup-fraction -1)", "optimizer.warmup_steps = -1000"]),
+        ] {
+            let error = request(&format!("trainer {line}")).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn flags_without_effect_are_accepted_with_a_notice_and_so_are_those_that_do_less() {
+        let notices = |line: &str| match parse(line.split_whitespace().map(OsString::from)) {
+            Ok(Request::Train(request)) => (request.notices.join("\n"), request.config),
+            other => panic!("{line}: {other:?}"),
+        };
+        let (told, config) = notices("trainer --num-workers 4 --no-mmap-bin-files --tensorboard-dir logs --profile");
+        for part in
+            ["--num-workers has no effect: one thread", "--no-mmap-bin-files has no effect", "logs: TensorBoard's"]
+        {
+            assert!(told.contains(part), "{told}");
+        }
+        assert_eq!((config.logging.tensorboard, config.logging.trace.as_deref()), (true, Some("trace.json")));
+        let (told, config) = notices("trainer --disable-bias-linear");
+        assert!(!config.model.bias && told.contains("LayerNorms have no biases then either"), "{told}");
+        assert_eq!(notices("trainer --disable-bias-linear --norm rmsnorm").0, "");
+    }
+
+    #[test]
     fn underscores_in_the_names_of_flags_are_hyphens_and_other_words_for_devices_are_taken() {
         let config = |line: &str| match parse(line.split_whitespace().map(OsString::from)) {
             Ok(Request::Train(request)) => request.config,

@@ -48,12 +48,17 @@ fn megatron_flags() -> String {
                 let each = values.iter().map(|(word, sets)| format!("`{word}`: `{}`", our_flags(sets)));
                 format!("{}. Others are not supported: {rule}. Instead: {fix}", each.collect::<Vec<_>>().join(", "))
             }
+            Meaning::SetsTelling((key, value), ..) => format!("`{}`", our_flag(key, value)),
+            Meaning::SetsWhateverValue(key, value, why) => format!("`{}`: {why}", our_flag(key, value)),
+            Meaning::Computes(key, formula, _) => format!("sets `{key}` to {formula}"),
             Meaning::SetsItem(key, at) => format!("sets item {} of `{key}`", at + 1),
             Meaning::Equals(key) => format!("accepted if it equals `{key}`"),
             Meaning::EqualsRatio(whole, parts) => format!("accepted if it equals `{whole}` / `{parts}`"),
-            Meaning::OnlyValue(word, rule, fix) => format!("accepted if it is `{word}`: {rule}. Instead: {fix}"),
+            Meaning::OnlyValues(words, rule, fix) => {
+                format!("accepted if it is `{}`: {rule}. Instead: {fix}", words.join("` or `"))
+            }
             Meaning::OnlyWithout(key, why) => format!("accepted without `{key}`: {why}"),
-            Meaning::NotNeeded(why) => format!("not needed: {why}"),
+            Meaning::NotNeeded(why) | Meaning::IgnoresValue(why) => format!("no effect, with a notice: {why}"),
             Meaning::Unsupported(rule, fix) => format!("not supported: {rule}. Instead: {fix}"),
         };
         let _ = writeln!(text, "| `--{flag}` | {here} |");

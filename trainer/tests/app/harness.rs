@@ -307,3 +307,10 @@ pub fn copy_folder(from: &Path, to: &Path) {
         std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
 }
+
+/// What the trainer prints on standard output with these arguments. It must succeed.
+pub fn stdout_of(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_trainer")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}

@@ -26,6 +26,7 @@ mod fuzz;
 mod grad_reduce;
 mod graph_report;
 mod hf;
+mod inspect;
 mod kill;
 mod launch;
 mod mistakes;

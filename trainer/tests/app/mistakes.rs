@@ -85,9 +85,9 @@ const FLAGS: &[(&str, &[&str])] = &[
     // Megatron's flags and words that are others here.
     ("--steps 1 --fp16", &["--fp16 is not supported", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
     (
-        "--fp16 --num-experts 8 --transformer-impl=local",
+        "--fp16 --num-experts 8 --qk-layernorm",
         &[
-            "3 flags are not accepted: --fp16, --num-experts, --transformer-impl. Rule: ",
+            "3 flags are not accepted: --fp16, --num-experts, --qk-layernorm. Rule: ",
             "\n  --num-experts: models are dense. Fix: ",
             "\n  --fp16: layers compute in bf16, tf32 or f32. Fix: --bf16",
         ],
@@ -107,7 +107,8 @@ const FLAGS: &[(&str, &[&str])] = &[
         &["precision.fp8 = \"hybrid\" with precision.fp8_recipe = \"blockwise\"", "(--fp8-format e4m3)"],
     ),
     ("--bf16-blocks 1", &["precision.bf16_blocks = [1]", "two numbers"]),
-    ("--disable-bias-linear", &["--disable-bias-linear", "LayerNorms", "Fix: --bias=false"]),
+    ("--disable-bias-linear --bias true", &["--bias true", "equals sign"]),
+    ("--train-samples 100 --steps 5", &["--train-samples 100 with train.steps", "VALUE / train.global_batch_size"]),
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
     ("--adam-beta1 high", &["optimizer.betas = ", "a list of numbers"]),
     ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),

@@ -10,6 +10,7 @@ use engine::precision::Precision;
 use trainer::commands::sample::{Generator, Sampler, longest_prompt};
 
 use crate::data_files::{Folder, llmc, small_tokenizer};
+use crate::harness::stdout_of;
 use crate::models::{Kind, MICRO_BATCH, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
 
 const TOKENS: [i32; SEQ] = [5, 90, 13, 13, 0, 96, 41, 7];
@@ -144,20 +145,15 @@ fn greedy_text_is_the_likeliest_token_each_time_and_a_seed_gives_one_text() {
 }
 
 /// Runs `trainer FLAGS`; what it printed on stdout.
-fn trainer(flags: &[&str]) -> String {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_trainer")).args(flags).output().unwrap();
-    assert!(output.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
 #[test]
 fn a_model_of_the_markov_source_writes_its_letters_and_the_same_ones_for_the_same_seed() {
     let folder = Folder::new("sample-markov");
     let (saved, logs) = (folder.path("saved"), folder.path("log"));
     let run = ["--save", &saved, "--log-dir", &logs, "--steps", "150", "--eval-interval", "0", "--enable-cuda-graph"];
-    trainer(&run);
-    let sample =
-        |seed: &str| trainer(&["sample", "--checkpoint", &saved, "--prompt", "abc", "--tokens", "300", "--seed", seed]);
+    stdout_of(&run);
+    let sample = |seed: &str| {
+        stdout_of(&["sample", "--checkpoint", &saved, "--prompt", "abc", "--tokens", "300", "--seed", seed])
+    };
     let text = sample("5");
     let letters = text.trim_end();
     assert!(letters.starts_with("abc") && letters.len() == 303, "{text:?}");
@@ -169,7 +165,7 @@ fn a_model_of_the_markov_source_writes_its_letters_and_the_same_ones_for_the_sam
     let file = folder.file("prompt.txt", "abc");
     let step = format!("{saved}/step-00000150");
     let flags = ["sample", "--checkpoint", &step, "--prompt-file", &file, "--tokens", "300", "--seed", "5"];
-    assert_eq!(trainer(&flags), text);
+    assert_eq!(stdout_of(&flags), text);
 }
 
 #[test]
@@ -202,11 +198,11 @@ fn a_hugging_face_folder_with_its_tokenizer_writes_what_the_checkpoint_it_came_f
             "--resume",
             "never",
         ];
-        trainer(&run);
+        stdout_of(&run);
         let theirs = folder.path(&format!("{preset}-hf"));
-        trainer(&["convert", "--to", "hf", &format!("{saved}/step-00000040"), &theirs]);
+        stdout_of(&["convert", "--to", "hf", &format!("{saved}/step-00000040"), &theirs]);
         let sample = |from: &str| {
-            trainer(&["sample", "--checkpoint", from, "--prompt", "the cat", "--tokens", "40", "--temperature", "0"])
+            stdout_of(&["sample", "--checkpoint", from, "--prompt", "the cat", "--tokens", "40", "--temperature", "0"])
         };
         let written = sample(&saved);
         assert!(written.starts_with("the cat") && written.len() > 40, "{written:?}");
@@ -247,21 +243,21 @@ fn token_files_and_checkpoints_remember_their_tokenizer_when_its_file_is_gone() 
     small_tokenizer(json.as_ref(), &words);
     let (tokens, saved, theirs) = (folder.path("tokens"), folder.path("saved"), folder.path("hf"));
     let logs = folder.path("log");
-    trainer(&["tokenize", "--tokenizer", &json, "--output", &tokens, &text]);
+    stdout_of(&["tokenize", "--tokenizer", &json, "--output", &tokens, &text]);
     let original = std::fs::read(&json).unwrap();
     std::fs::remove_file(&json).unwrap();
     let sizes = "--vocab 400 --seq-length 16 --steps 2 --eval-interval 0";
     let files = ["--data-path", &tokens, "--save", &saved, "--log-dir", &logs];
-    trainer(&[&files[..], &sizes.split(' ').collect::<Vec<_>>()].concat());
+    stdout_of(&[&files[..], &sizes.split(' ').collect::<Vec<_>>()].concat());
     let prompt = ["--prompt", "the cat", "--tokens", "4"];
-    let written = trainer(&[&["sample", "--checkpoint", &saved][..], &prompt].concat());
+    let written = stdout_of(&[&["sample", "--checkpoint", &saved][..], &prompt].concat());
     assert!(written.starts_with("the cat"), "{written:?}");
-    trainer(&["convert", "--to", "hf", &saved, &theirs]);
+    stdout_of(&["convert", "--to", "hf", &saved, &theirs]);
     let read = |name: &str| std::fs::read(format!("{theirs}/{name}")).unwrap();
     assert_eq!(read("tokenizer.json"), original);
     let end = data::Tokenizer::open(&theirs, None).unwrap().end_of_text();
     assert_eq!(serde_json::from_slice::<serde_json::Value>(&read("config.json")).unwrap()["eos_token_id"], end);
-    assert_eq!(trainer(&[&["sample", "--checkpoint", &theirs][..], &prompt].concat()), written);
+    assert_eq!(stdout_of(&[&["sample", "--checkpoint", &theirs][..], &prompt].concat()), written);
 }
 
 #[test]
@@ -271,8 +267,8 @@ fn tokens_of_an_unknown_tokenizer_have_no_end_in_an_export() {
     let bin = folder.file("tokens.bin", llmc(20240520, 1, &tokens, 2));
     let (saved, theirs, logs) = (folder.path("saved"), folder.path("hf"), folder.path("log"));
     let run = ["--data-path", &bin, "--save", &saved, "--log-dir", &logs];
-    trainer(&[&run[..], &["--vocab", "200", "--seq-length", "16", "--steps", "1", "--eval-interval", "0"]].concat());
-    trainer(&["convert", "--to", "hf", &saved, &theirs]);
+    stdout_of(&[&run[..], &["--vocab", "200", "--seq-length", "16", "--steps", "1", "--eval-interval", "0"]].concat());
+    stdout_of(&["convert", "--to", "hf", &saved, &theirs]);
     let config = std::fs::read(format!("{theirs}/config.json")).unwrap();
     assert!(serde_json::from_slice::<serde_json::Value>(&config).unwrap()["eos_token_id"].is_null());
     assert!(!std::path::Path::new(&theirs).join("tokens.json").exists());

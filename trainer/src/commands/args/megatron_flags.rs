@@ -5,6 +5,7 @@ use common::UserError;
 use toml::Value;
 
 use crate::config::megatron::{FLAGS, Meaning, our_flag, our_flags, same_value};
+use crate::config::options::{Kind, find};
 use crate::config::{Layers, RunConfig};
 
 /// Keys, each with the value that it is set to.
@@ -29,11 +30,23 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
                 let heading = values.first().and_then(|(_, sets)| sets.first()).map_or("", |(key, _)| section(key));
                 command.arg(arg.value_name(words.join("|")).help_heading(heading).help(help))
             }
+            Meaning::SetsTelling((key, value), ..) => {
+                let help = format!("Same as {}", our_flag(key, value));
+                command.arg(arg.action(ArgAction::SetTrue).help_heading(section(key)).help(help))
+            }
+            Meaning::SetsWhateverValue(key, value, why) => {
+                let help = format!("Same as {}: {why}", our_flag(key, value));
+                command.arg(arg.value_name("VALUE").help_heading(section(key)).help(help))
+            }
+            Meaning::Computes(key, formula, _) => {
+                let help = format!("Sets {key} to {formula}");
+                command.arg(arg.value_name("VALUE").allow_negative_numbers(true).help_heading(section(key)).help(help))
+            }
             Meaning::SetsItem(key, at) => {
                 let help = format!("Sets item {} of {key}", at + 1);
                 command.arg(arg.value_name("VALUE").allow_negative_numbers(true).help_heading(section(key)).help(help))
             }
-            Meaning::Equals(_) | Meaning::EqualsRatio(..) | Meaning::OnlyValue(..) => {
+            Meaning::Equals(_) | Meaning::EqualsRatio(..) | Meaning::OnlyValues(..) | Meaning::IgnoresValue(_) => {
                 command.arg(arg.value_name("VALUE").allow_negative_numbers(true).hide(true))
             }
             Meaning::NotNeeded(why) | Meaning::OnlyWithout(_, why) => {
@@ -64,12 +77,45 @@ pub(super) fn set_options(matches: &ArgMatches, layers: &mut Layers) -> Result<(
         }
         let sets: &[(&str, &str)] = match meaning {
             Meaning::Sets(key, value) if matches.get_flag(flag) => &[(key, value)],
+            Meaning::SetsTelling((key, value), ..) if matches.get_flag(flag) => &[(key, value)],
+            Meaning::SetsWhateverValue(key, value, _) if matches.contains_id(flag) => &[(key, value)],
             Meaning::SetsByValue(values, ..) => given(matches, flag, values).map_or(&[], |(_, sets)| sets),
             _ => &[],
         };
         for (key, value) in sets {
             layers.set(key, value, &format!("--{flag}"))?;
         }
+    }
+    Ok(())
+}
+
+/// Sets the options whose values follow from the given flags and from all other options. `is_set` says whether the command
+/// line sets an option itself.
+///
+/// # Errors
+/// A value that is no number, or does not give one that the option takes; an option that is set too.
+pub(super) fn set_computed(
+    matches: &ArgMatches,
+    layers: &mut Layers,
+    is_set: impl Fn(&str) -> bool,
+) -> Result<(), UserError> {
+    for (flag, meaning) in FLAGS {
+        let Meaning::Computes(key, formula, compute) = meaning else { continue };
+        let Some(text) = matches.get_one::<String>(flag) else { continue };
+        let rule = format!("it sets {key} to {formula}");
+        let wrong = |what: String, fix: String| Err(UserError::new(what, rule.clone(), fix));
+        if is_set(key) {
+            return wrong(format!("--{flag} {text} with {key}"), "give one of them".into());
+        }
+        let Ok(value) = text.parse::<f64>() else {
+            return wrong(format!("--{flag} {text}"), "write a number".into());
+        };
+        let Some(value) = compute(value, &layers.resolve()) else {
+            return wrong(format!("--{flag} {text}, whose number is not known"), format!("set {key} itself"));
+        };
+        let is_integer = find(key).is_some_and(|option| option.kind == Kind::Integer);
+        let value = if is_integer { value.floor() } else { value };
+        layers.set(key, &value.to_string(), &format!("--{flag} {text}"))?;
     }
     Ok(())
 }
@@ -114,7 +160,10 @@ pub(super) fn check_agreement(matches: &ArgMatches, config: &RunConfig) -> Resul
                 let same = item.is_some_and(|item| same_value(&item.to_string(), given));
                 (!same).then(|| (format!("--{flag} {given} with {key} = {value}"), one))
             }),
-            Meaning::Sets(key, value) if matches.get_flag(flag) => {
+            Meaning::Sets(key, value) | Meaning::SetsTelling((key, value), ..) if matches.get_flag(flag) => {
+                other_than(key, value).map(|other| (format!("--{flag} with {other}"), one))
+            }
+            Meaning::SetsWhateverValue(key, value, _) if given().is_some() => {
                 other_than(key, value).map(|other| (format!("--{flag} with {other}"), one))
             }
             Meaning::SetsByValue(values, ..) => self::given(matches, flag, values).and_then(|(word, sets)| {
@@ -133,10 +182,19 @@ pub(super) fn check_agreement(matches: &ArgMatches, config: &RunConfig) -> Resul
     Ok(())
 }
 
-/// A notice for each given flag that has no effect.
-pub(super) fn notices(matches: &ArgMatches) -> Vec<String> {
+/// A notice for each given flag that has no effect, or another than in Megatron.
+pub(super) fn notices(matches: &ArgMatches, config: &RunConfig) -> Vec<String> {
+    let values = config.by_key();
+    let is = |key: &str, value: &str| values.get(key).and_then(Value::as_str) == Some(value);
     let given = FLAGS.iter().filter_map(|(flag, meaning)| match meaning {
-        Meaning::NotNeeded(why) if matches.get_flag(flag) => Some(format!("--{flag} is not needed: {why}")),
+        Meaning::NotNeeded(why) if matches.get_flag(flag) => Some(format!("--{flag} has no effect: {why}")),
+        Meaning::IgnoresValue(why) if matches.contains_id(flag) => Some(format!("--{flag} has no effect: {why}")),
+        Meaning::SetsWhateverValue(_, _, why) => {
+            matches.get_one::<String>(flag).map(|text| format!("--{flag} {text}: {why}"))
+        }
+        Meaning::SetsTelling(_, (key, value), why) if matches.get_flag(flag) && is(key, value) => {
+            Some(format!("--{flag}: {why}"))
+        }
         _ => None,
     });
     given.collect()

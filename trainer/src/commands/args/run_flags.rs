@@ -48,13 +48,6 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
                 .value_name("FILTER")
                 .default_value("warn")
                 .help("Log messages to show: a level, or target=level pairs"),
-        )
-        .arg(
-            Arg::new("distributed-timeout-minutes")
-                .long("distributed-timeout-minutes")
-                .value_name("VALUE")
-                .help_heading("parallel")
-                .help("Sets parallel.distributed_timeout_seconds, in minutes"),
         );
     command = megatron_flags::with_megatron_flags(command);
     for option in OPTIONS {
@@ -88,7 +81,8 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
 /// # Errors
 /// Everything that is wrong with the flags and the files that they name.
 pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)]) -> Result<TrainRequest, UserError> {
-    let (mut layers, mut notices) = (layers(matches, preset)?, megatron_flags::notices(matches));
+    let mut layers = layers(matches, preset)?;
+    let mut notices = megatron_flags::notices(matches, &layers.resolve());
     if let Some(folder) = layers.init_from() {
         // A resumed run has its model in the checkpoint. The folder that it started from may be gone.
         let resumed = start_folder(&layers.resolve().checkpoint);
@@ -164,10 +158,6 @@ fn layers(matches: &ArgMatches, preset: &[(&str, &str)]) -> Result<Layers, UserE
         }
     }
     megatron_flags::set_options(matches, &mut layers)?;
-    if let Some(minutes) = matches.get_one::<String>("distributed-timeout-minutes") {
-        let seconds = minutes.parse::<f64>().map_or(minutes.clone(), |minutes| (minutes * 60.0).to_string());
-        layers.set("parallel.distributed_timeout_seconds", &seconds, "--distributed-timeout-minutes")?;
-    }
     for option in OPTIONS {
         let texts: Vec<&String> = matches.get_many(option.key).into_iter().flatten().collect();
         refuse_flag_as_value(option, &texts)?;
@@ -192,6 +182,7 @@ fn layers(matches: &ArgMatches, preset: &[(&str, &str)]) -> Result<Layers, UserE
         };
         layers.set(key.trim(), value.trim(), "--set")?;
     }
+    megatron_flags::set_computed(matches, &mut layers, |key| sets_option(matches, key))?;
     Ok(layers)
 }
 

@@ -1,33 +1,45 @@
 //! The table of Megatron's flags.
 
+use crate::config::RunConfig;
+
 /// What a flag of Megatron's means here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Meaning {
     /// It sets this key to this value.
     Sets(&'static str, &'static str),
     /// Each of these values sets these keys. For other values: the rule and the fix.
     SetsByValue(&'static [(&'static str, &'static [(&'static str, &'static str)])], &'static str, &'static str),
+    /// It sets the first key to the value beside it. Where the second key has its value, the user is told.
+    SetsTelling((&'static str, &'static str), (&'static str, &'static str), &'static str),
+    /// It sets this key to this value. Its own value has no effect, which the user is told with the reason.
+    SetsWhateverValue(&'static str, &'static str, &'static str),
+    /// Its value, a number, makes this key's value: the formula in words, and itself. `None` where the number is not known.
+    Computes(&'static str, &'static str, fn(f64, &RunConfig) -> Option<f64>),
     /// Its value is this item, counted from 0, of the list that is this key's value.
     SetsItem(&'static str, usize),
     /// Its value must equal this key's.
     Equals(&'static str),
     /// Its value must equal the first key's value divided by the second's.
     EqualsRatio(&'static str, &'static str),
-    /// It has no effect with this value. For other values: the rule and the fix.
-    OnlyValue(&'static str, &'static str, &'static str),
+    /// It has no effect with these values. For other values: the rule and the fix.
+    OnlyValues(&'static [&'static str], &'static str, &'static str),
     /// It says that this key is unset, and must not contradict it; why.
     OnlyWithout(&'static str, &'static str),
     /// It has no effect, which the user is told with the reason.
     NotNeeded(&'static str),
+    /// Its value has no effect, which the user is told with the reason.
+    IgnoresValue(&'static str),
     /// It is refused: the rule and the fix.
     Unsupported(&'static str, &'static str),
 }
 
-use Meaning::{Equals, EqualsRatio, NotNeeded, OnlyValue, OnlyWithout, Sets, SetsByValue, SetsItem, Unsupported};
+use Meaning::{
+    Computes, Equals, EqualsRatio, IgnoresValue, NotNeeded, OnlyValues, OnlyWithout, Sets, SetsByValue, SetsItem,
+    SetsTelling, SetsWhateverValue, Unsupported,
+};
 
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
 const OWN_GRAPHS: &str = "the trainer captures its own graphs, in one way";
-const IN_STEPS: &str = "the length of a run, and of everything in it, is counted in steps";
 const TOKENIZERS: &str = "a tokenizer is `byte`, a Hugging Face tokenizer.json, or a folder with one";
 const GRID: &str = "ranks are divided into tensor, pipeline and data parallelism";
 const WEIGHTS_TOGETHER: &str = "resuming restores all of a checkpoint's state; a new run can start from weights alone";
@@ -51,6 +63,11 @@ const GRAPH_IMPL: &[(&str, &[(&str, &str)])] = &[
     ("full_iteration", &[("cuda_graph.enable", "true"), ("cuda_graph.scope", "full_iteration")]),
 ];
 
+/// The steps that have so many samples, where all have the same number.
+fn steps_of(samples: f64, run: &RunConfig) -> Option<f64> {
+    run.train.rampup_batch_size.is_empty().then(|| samples / run.train.global_batch_size as f64)
+}
+
 /// The flags, without dashes in front.
 #[rustfmt::skip]
 pub const FLAGS: &[(&str, Meaning)] = &[
@@ -67,21 +84,28 @@ pub const FLAGS: &[(&str, Meaning)] = &[
 
     ("cuda-graph-impl", SetsByValue(GRAPH_IMPL, OWN_GRAPHS, "--cuda-graph-impl local, full_iteration or none")),
 
+    ("disable-bias-linear", SetsTelling(("model.bias", "false"), ("model.norm", "layernorm"), "LayerNorms have no biases then either")),
+    ("profile", Sets("logging.trace", "trace.json")),
+    ("tensorboard-dir", SetsWhateverValue("logging.tensorboard", "true", "TensorBoard's files go into logging.dir")),
+
+    ("train-samples", Computes("train.steps", "VALUE / train.global_batch_size", steps_of)),
+    ("lr-warmup-samples", Computes("optimizer.warmup_steps", "VALUE / train.global_batch_size", steps_of)),
+    ("lr-warmup-fraction", Computes("optimizer.warmup_steps", "VALUE x train.steps", |share, run| Some(share * run.train.steps as f64))),
+    ("distributed-timeout-minutes", Computes("parallel.distributed_timeout_seconds", "60 x VALUE", |minutes, _| Some(60.0 * minutes))),
+    ("profile-step-end", Computes("logging.trace_steps", "VALUE - logging.trace_after", |end, run| Some(end - run.logging.trace_after? as f64))),
+
     ("max-position-embeddings", Equals("model.seq_length")),
     ("kv-channels", EqualsRatio("model.hidden", "model.heads")),
 
-    ("context-parallel-size", OnlyValue("1", GRID, TOGETHER)),
-    ("expert-model-parallel-size", OnlyValue("1", GRID, "leave it out")),
-    ("expert-tensor-parallel-size", OnlyValue("1", GRID, "leave it out")),
-    ("fp8-interval", OnlyValue("1", "scales are made in every step", "leave it out")),
-    ("rotary-percent", OnlyValue("1", "rotary positions turn all channels of a head", "leave it out")),
-    ("attention-backend", OnlyValue("auto", KERNELS, "leave it out")),
-    ("distributed-backend", OnlyValue("nccl", "ranks talk over NCCL on GPUs and over MPI on the host", "leave it out")),
-    ("empty-unused-memory-level", OnlyValue("0", "memory is planned once, before the first step", "leave it out")),
-    ("manual-gc-interval", OnlyValue("0", COLLECTOR, "leave it out")),
-    ("lr-warmup-init", OnlyValue("0", "warm-up starts above 0, with the first of its equal increments", "leave it out")),
-    ("weight-decay-incr-style", OnlyValue("constant", ONE_DECAY, "--weight-decay")),
-    ("lr-wsd-decay-style", OnlyValue("linear", "wsd's decay is linear", "leave it out")),
+    ("context-parallel-size", OnlyValues(&["1"], GRID, TOGETHER)),
+    ("expert-model-parallel-size", OnlyValues(&["1"], GRID, "leave it out")),
+    ("expert-tensor-parallel-size", OnlyValues(&["1"], GRID, "leave it out")),
+    ("fp8-interval", OnlyValues(&["1"], "scales are made in every step", "leave it out")),
+    ("tokenizer-type", OnlyValues(&["HuggingFaceTokenizer", "NullTokenizer"], TOKENIZERS, "--tokenizer; token files need none")),
+    ("rotary-percent", OnlyValues(&["1"], "rotary positions turn all channels of a head", "leave it out")),
+    ("lr-warmup-init", OnlyValues(&["0"], "warm-up starts above 0, with the first of its equal increments", "leave it out")),
+    ("weight-decay-incr-style", OnlyValues(&["constant"], ONE_DECAY, "--weight-decay")),
+    ("lr-wsd-decay-style", OnlyValues(&["linear"], "wsd's decay is linear", "leave it out")),
 
     ("mock-data", OnlyWithout("data.path", "without data.path the trainer makes its own data")),
 
@@ -119,30 +143,54 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("auto-detect-ckpt-format", NotNeeded("there is one format")),
     ("exit-on-missing-checkpoint", NotNeeded("a missing checkpoint that was asked for is always an error")),
     ("no-one-logger", NotNeeded("nothing is sent anywhere")),
+    ("use-cpu-initialization", NotNeeded("weights start the same on every layout")),
+    ("no-mmap-bin-files", NotNeeded("token files are never mapped into memory")),
+    ("async-save", NotNeeded("a run continues when its checkpoint is on disk")),
+    ("log-timers-to-tensorboard", NotNeeded("a timeline (--trace) has the time of every operation")),
+    ("log-params-norm", NotNeeded("the norm of gradients is logged, not of weights")),
+    ("log-num-zeros-in-grad", NotNeeded("the norm of gradients is logged, not their zeros")),
+    ("log-progress", NotNeeded(LOGS)),
+    ("use-legacy-models", NotNeeded(ONE_WAY)),
+    ("use-pytorch-profiler", NotNeeded("the trainer writes its own timeline")),
+    ("no-save-rng", NotNeeded("randomness is a function, and no state to save")),
+    ("no-load-rng", NotNeeded("randomness is a function, not a state to load")),
+
+    ("attention-backend", IgnoresValue(KERNELS)),
+    ("distributed-backend", IgnoresValue("ranks talk over NCCL on GPUs and over MPI on the host")),
+    ("empty-unused-memory-level", IgnoresValue("memory is planned once, before the first step")),
+    ("manual-gc-interval", IgnoresValue(COLLECTOR)),
+    ("initial-loss-scale", IgnoresValue(LOSS_SCALE)),
+    ("min-loss-scale", IgnoresValue(LOSS_SCALE)),
+    ("loss-scale-window", IgnoresValue(LOSS_SCALE)),
+    ("hysteresis", IgnoresValue(LOSS_SCALE)),
+    ("data-cache-path", IgnoresValue("the order of samples is computed; nothing is cached")),
+    ("dataloader-type", IgnoresValue("every sample comes once an epoch, in an order that data.seed decides")),
+    ("make-vocab-size-divisible-by", IgnoresValue("the vocabulary is padded to a multiple of 128 x parallel.tensor, with tokens that never train")),
+    ("dist-ckpt-format", IgnoresValue("checkpoints are safetensors")),
+    ("ckpt-format", IgnoresValue("checkpoints are safetensors")),
+    ("tensorboard-log-interval", IgnoresValue(LOGS)),
+    ("tensorboard-queue-size", IgnoresValue(LOGS)),
+    ("timing-log-level", IgnoresValue("a timeline (--trace) has the time of every operation")),
+    ("timing-log-option", IgnoresValue("a timeline (--trace) has the time of every operation")),
+    ("DDP-impl", IgnoresValue(ONE_WAY)),
+    ("transformer-impl", IgnoresValue(ONE_WAY)),
+    ("num-workers", IgnoresValue("one thread makes the batches")),
 
     ("num-layers-at-start-in-bf16", Unsupported("blocks at both ends are set together", "--bf16-blocks")),
     ("num-layers-at-end-in-bf16", Unsupported("blocks at both ends are set together", "--bf16-blocks")),
     ("fp16", Unsupported(PRECISION, "--bf16, or leave it out for f32")),
     ("loss-scale", Unsupported(LOSS_SCALE, "leave it out")),
-    ("initial-loss-scale", Unsupported(LOSS_SCALE, "leave it out")),
-    ("min-loss-scale", Unsupported(LOSS_SCALE, "leave it out")),
-    ("loss-scale-window", Unsupported(LOSS_SCALE, "leave it out")),
-    ("hysteresis", Unsupported(LOSS_SCALE, "leave it out")),
     ("fp16-lm-cross-entropy", Unsupported("the loss is computed in f32", "leave it out")),
     ("fp32-residual-connection", Unsupported(PRECISION, "leave it out, or leave out --bf16 for f32 everywhere")),
     ("apply-query-key-layer-scaling", Unsupported("softmax runs in f32, which needs no such scaling", "leave it out")),
     ("squared-relu", Unsupported("feed-forward layers have GELU or SwiGLU", "--activation gelu or swiglu")),
     ("qk-layernorm", Unsupported("queries and keys are not normalised", "leave it out")),
     ("add-qkv-bias", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=true or --bias=false")),
-    ("disable-bias-linear", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=false")),
     ("external-cuda-graph", Unsupported(OWN_GRAPHS, "--enable-cuda-graph")),
     ("adam-beta1", SetsItem("optimizer.betas", 0)),
     ("adam-beta2", SetsItem("optimizer.betas", 1)),
-    ("train-samples", Unsupported(IN_STEPS, "--steps")),
     ("exit-interval", Unsupported(STOP, BY_SIGNAL)),
     ("exit-duration-in-mins", Unsupported(STOP, BY_SIGNAL)),
-    ("lr-warmup-fraction", Unsupported(IN_STEPS, "--lr-warmup-steps")),
-    ("lr-warmup-samples", Unsupported(IN_STEPS, "--lr-warmup-steps")),
     ("lr-decay-iters", Unsupported("a decay ends with the run", "--steps; --lr-decay-steps is how long wsd's decay takes")),
     ("lr-decay-samples", Unsupported("a decay ends with the run", "--steps; --lr-decay-steps is how long wsd's decay takes")),
     ("decoupled-lr", Unsupported(ONE_RATE, "leave it out")),
@@ -153,18 +201,12 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("use-checkpoint-opt_param-scheduler", Unsupported("a resumed run has the schedule of its options, and says what changed", "leave it out, and give the options as before")),
     ("embedding-init-method-std", Unsupported("embeddings start like other matrices", "--init-std for all")),
     ("init-method-xavier-uniform", Unsupported("matrices start from a normal distribution", "--init-std")),
-    ("use-cpu-initialization", Unsupported("weights start the same on every layout", "leave it out")),
     ("reset-position-ids", Unsupported(CAUSAL, "leave it out")),
     ("reset-attention-mask", Unsupported(CAUSAL, "leave it out")),
     ("eod-mask-loss", Unsupported(CAUSAL, "leave it out")),
-    ("data-cache-path", Unsupported("the order of samples is computed; nothing is cached", "leave it out")),
-    ("no-mmap-bin-files", Unsupported("token files are never mapped into memory", "leave it out")),
-    ("dataloader-type", Unsupported("every sample comes once an epoch, in an order that data.seed decides", "leave it out")),
     ("vocab-file", Unsupported(TOKENIZERS, "--tokenizer; token files need none")),
     ("merge-file", Unsupported(TOKENIZERS, "--tokenizer; token files need none")),
-    ("tokenizer-type", Unsupported(TOKENIZERS, "--tokenizer; token files need none")),
     ("tiktoken-pattern", Unsupported(TOKENIZERS, "--tokenizer; token files need none")),
-    ("make-vocab-size-divisible-by", Unsupported("the vocabulary is padded to a multiple of 128 x parallel.tensor", "leave it out")),
     ("train-data-path", Unsupported("training data have one option", "--data-path")),
     ("test-data-path", Unsupported("there are training and validation data, no test data", "--validation-path, or leave it out")),
     ("no-position-embedding", Unsupported("positions are learned, rotary or none", "leave it out beside --position rotary, or --position none")),
@@ -175,37 +217,16 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("use-torch-fsdp2", Unsupported(GRID, "--use-distributed-optimizer")),
     ("finetune", Unsupported(WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
     ("no-load-optim", Unsupported(WEIGHTS_TOGETHER, "--init-from with a checkpoint or a Hugging Face folder")),
-    ("no-load-rng", Unsupported("randomness is a function, not a state to load", "leave it out, or set another --seed")),
     ("no-save-optim", Unsupported(WITHIN_CHECKPOINT, "leave it out")),
-    ("no-save-rng", Unsupported(WITHIN_CHECKPOINT, "leave it out")),
     ("use-checkpoint-args", Unsupported("a run has the options that it is given", "--config with the checkpoint's config.toml")),
-    ("dist-ckpt-format", Unsupported("checkpoints are safetensors", "leave it out")),
     ("ckpt-step", Unsupported("a checkpoint is named by its folder", "--resume with the step's folder")),
-    ("ckpt-format", Unsupported("checkpoints are safetensors", "leave it out")),
-    ("async-save", Unsupported("a run continues when its checkpoint is on disk", "leave it out")),
-    ("tensorboard-log-interval", Unsupported(LOGS, "--tensorboard with --log-dir")),
-    ("tensorboard-queue-size", Unsupported(LOGS, "--tensorboard with --log-dir")),
-    ("log-timers-to-tensorboard", Unsupported("a timeline has the time of every operation", "--trace")),
-    ("timing-log-level", Unsupported("a timeline has the time of every operation", "--trace")),
-    ("timing-log-option", Unsupported("a timeline has the time of every operation", "--trace")),
-    ("log-params-norm", Unsupported("the norm of gradients is logged, not of weights", "leave it out")),
-    ("log-num-zeros-in-grad", Unsupported("the norm of gradients is logged, not their zeros", "leave it out")),
-    ("log-progress", Unsupported(LOGS, "leave it out")),
-    ("tensorboard-dir", Unsupported("TensorBoard's files go into logging.dir", "--tensorboard with --log-dir")),
     ("wandb-project", Unsupported(NOTHING_SENT, "--wandb with --log-dir")),
     ("wandb-exp-name", Unsupported(NOTHING_SENT, "--wandb with --log-dir")),
     ("wandb-entity", Unsupported(NOTHING_SENT, "--wandb with --log-dir")),
     ("wandb-save-dir", Unsupported(NOTHING_SENT, "--wandb with --log-dir")),
-    ("profile", Unsupported("a timeline is a file", "--trace")),
-    ("use-pytorch-profiler", Unsupported("a timeline is a file", "--trace")),
     ("profile-ranks", Unsupported("every rank writes a timeline", "--trace")),
-    ("profile-step-end", Unsupported("the length of a timeline is a number of steps", "--trace-steps")),
     ("checkpoint-activations", Unsupported("recompute has a granularity", "--recompute-granularity full")),
     ("recompute-modules", Unsupported("selective recompute runs norms and activations again", "--recompute-granularity selective")),
-    ("DDP-impl", Unsupported(ONE_WAY, "leave it out")),
-    ("use-legacy-models", Unsupported(ONE_WAY, "leave it out")),
     ("moe-grouped-gemm", Unsupported("models are dense", "leave it out")),
     ("moe-router-topk", Unsupported("models are dense", "leave it out")),
-    ("transformer-impl", Unsupported(ONE_WAY, "leave it out")),
-    ("num-workers", Unsupported("one thread makes the batches", "leave it out")),
 ];

@@ -5,7 +5,7 @@ mod flags;
 pub mod words;
 
 use crate::config::options::{Kind, find};
-use Meaning::{OnlyValue, SetsByValue, Unsupported};
+use Meaning::{OnlyValues, SetsByValue, Unsupported};
 pub use flags::{FLAGS, Meaning};
 
 /// The rule and the fix for a flag that is not supported, or not with this value.
@@ -15,7 +15,10 @@ pub fn unsupported(flag: &str, value: Option<&str>) -> Option<(&'static str, &'s
         SetsByValue(values, rule, fix) => {
             (!values.iter().any(|(known, _)| value == Some(known))).then_some((*rule, *fix))
         }
-        OnlyValue(word, rule, fix) => (!value.is_some_and(|value| same_value(value, word))).then_some((*rule, *fix)),
+        OnlyValues(words, rule, fix) => {
+            let taken = value.is_some_and(|value| words.iter().any(|word| same_value(value, word)));
+            (!taken).then_some((*rule, *fix))
+        }
         _ => None,
     })
 }
@@ -58,12 +61,20 @@ mod tests {
                         Layers::default().set(key, value, flag).unwrap();
                     }
                 }
+                Meaning::SetsTelling((key, value), (other, _), _) => {
+                    Layers::default().set(key, value, flag).unwrap();
+                    assert!(find(other).is_some());
+                }
+                Meaning::SetsWhateverValue(key, value, _) => Layers::default().set(key, value, flag).unwrap(),
+                Meaning::Computes(key, ..) => {
+                    assert!(find(key).is_some_and(|option| matches!(option.kind, Kind::Integer | Kind::Float)));
+                }
                 Meaning::Equals(key) => assert!(find(key).is_some(), "{key}"),
                 Meaning::SetsItem(key, _) => assert!(find(key).is_some_and(|option| option.kind == Kind::Floats)),
                 Meaning::EqualsRatio(whole, parts) => assert!(find(whole).is_some() && find(parts).is_some()),
                 Meaning::OnlyWithout(key, why) => assert!(find(key).is_some() && !why.is_empty(), "{key}"),
-                Meaning::NotNeeded(why) => assert!(!why.is_empty()),
-                Unsupported(_, fix) | OnlyValue(_, _, fix) => {
+                Meaning::NotNeeded(why) | Meaning::IgnoresValue(why) => assert!(!why.is_empty()),
+                Unsupported(_, fix) | OnlyValues(_, _, fix) => {
                     let named = fix.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
                     for name in named.filter_map(|word| word.strip_prefix("--")) {
                         let is_setter = |meaning| matches!(meaning, &Meaning::Sets(..) | &SetsByValue(..));
@@ -82,8 +93,9 @@ mod tests {
             ("context-parallel-size", "2", false),
             ("rotary-percent", "1.0", true),
             ("rotary-percent", "0.5", false),
-            ("attention-backend", "auto", true),
-            ("attention-backend", "flash", false),
+            ("attention-backend", "flash", true),
+            ("tokenizer-type", "HuggingFaceTokenizer", true),
+            ("tokenizer-type", "GPT2BPETokenizer", false),
             ("fp16", "", false),
             ("cuda-graph-impl", "local", true),
             ("cuda-graph-impl", "transformer_engine", false),
