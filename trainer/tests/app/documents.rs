@@ -16,7 +16,7 @@ fn read(document: &str) -> String {
 }
 
 /// The fenced blocks of that language, one after the other, with lines that go on joined.
-fn fenced(document: &str, language: &str) -> String {
+pub fn fenced(document: &str, language: &str) -> String {
     let text = read(document);
     let fence = format!("\n```{language}\n");
     let blocks = text.split(&fence).skip(1);

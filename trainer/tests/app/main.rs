@@ -25,6 +25,7 @@ mod fp8_run;
 mod fuzz;
 mod grad_reduce;
 mod graph_report;
+mod guides;
 mod hf;
 mod inspect;
 mod kill;
