@@ -75,15 +75,16 @@ start_pod() {
     echo "$address $name $name.trainer.default.svc" >>"$root/etc/hosts"
 }
 
+# Becomes a program in a pod.
 in_pod() {
     local of=$1
     shift
-    nsenter --target "$of" --net --uts --mount env -i PATH="$PATH" HOME=/root "$@"
+    exec nsenter --target "$of" --net --uts --mount env -i PATH="$PATH" HOME=/root "$@"
 }
 
 # What the operator does for an MPIJob of two workers: keys, a file of hosts, variables, and who starts when.
 play_kubernetes() {
-    local launcher worker number
+    local launcher worker supervisor number
     mkdir -p "$root/data" "$root/etc/mpi" "$root/root/.ssh"
     in_image ssh-keygen -q -t ecdsa -b 521 -m PEM -N '' -f /root/.ssh/id_rsa
     cp "$root/root/.ssh/id_rsa.pub" "$root/root/.ssh/authorized_keys"
@@ -101,16 +102,48 @@ play_kubernetes() {
         in_pod "$worker" chroot "$root" /usr/sbin/sshd -De &
     done
     in_image sh -ec 'seq 1 9999 >/data/text'
+    write_manifest 100000
+    start_launcher
+    until [ -d "$root/data/ckpt/step-00000005" ]; do
+        kill -0 "$supervisor" || die "the job ended before its first checkpoint"
+        sleep 0.2
+    done
+    echo "try: the job is deleted"
+    kill -TERM "$supervisor"
+    # The kubelet runs this in a worker before it ends the pod.
+    (in_pod "$worker" chroot "$root" sh -c "$(sed -n 's/^ *command: \[sh, -c, "\(.*\)"\]$/\1/p' "$root.yaml")")
+    wait_for_end 75
+    local last
+    last=$(ls -d "$root"/data/ckpt/step-* | tail -1)
+    echo "try: the job is started again, from ${last##*/}"
+    last=$((10#${last##*step-} + 5))
+    write_manifest $last
+    start_launcher
+    wait_for_end 0
+    [ -d "$root/data/ckpt/step-$(printf %08d $last)" ] || die "the pods saved no checkpoint"
+    [ -f "$root/data/runs/last/run.log" ] || die "the run's log is not on the shared storage"
+}
+
+write_manifest() {
     in_image trainer job kubernetes --image trainer --claim disk --nodes 2 --ranks-per-node 2 -- --preset tiny --device host \
-        --data-path /data/text --save /data/ckpt --save-interval 5 --steps 10 --global-batch-size 16 >"$root.yaml"
+        --data-path /data/text --save /data/ckpt --save-interval 5 --global-batch-size 16 --steps "$1" >"$root.yaml"
+}
+
+# Runs the launcher's command of the manifest, as the operator sets it up.
+start_launcher() {
     local words
-    words=$(sed -n 's/^ *command: \[\(.*\)\]$/\1/p' "$root.yaml")
+    words=$(sed -n 's/^ *command: \[\("trainer".*\)\]$/\1/p' "$root.yaml")
     eval "set -- ${words//\",\"/\" \"}"
     in_pod "$launcher" OMPI_MCA_orte_keep_fqdn_hostnames=true OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile \
         OMPI_MCA_plm_rsh_args='-o ConnectionAttempts=10' OMPI_MCA_orte_set_default_slots=2 \
-        chroot "$root" sh -c 'cd /data && exec "$@"' sh "$@"
-    [ -d "$root/data/ckpt/step-00000010" ] || die "the pods saved no checkpoint"
-    [ -f "$root/data/runs/last/run.log" ] || die "the run's log is not on the shared storage"
+        chroot "$root" sh -c 'cd /data && exec "$@"' sh "$@" &
+    supervisor=$!
+}
+
+wait_for_end() {
+    local code=0
+    wait "$supervisor" || code=$?
+    [ $code = "$1" ] || die "the launcher ended with exit code $code, not $1"
 }
 
 [ $# -ge 1 ] || die "usage: container/try.sh TRAINER"

@@ -233,10 +233,10 @@ fn hosts_start_a_run_whose_flags_hold_blanks_and_quotes() {
     assert!(folder.path("a log/metrics.jsonl").exists());
 }
 
-/// A manifest as Kubernetes reads it.
-pub fn read_manifest(folder: &Path, name: &str) -> Value {
+/// The manifests of a file as Kubernetes reads them.
+pub fn read_manifests(folder: &Path, name: &str) -> Vec<Value> {
     let python = std::env::var("PARITY_PYTHON").expect("run `./x test`");
-    let read = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))";
+    let read = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(open(sys.argv[1])))))";
     let read = Command::new(python).current_dir(folder).args(["-c", read, name]).output().unwrap();
     serde_json::from_slice(&read.stdout).unwrap_or_else(|error| panic!("{error}: {}", printed(&read)))
 }
@@ -253,7 +253,7 @@ fn a_manifest_for_kubernetes_says_what_was_asked_for() {
                   every pod\n";
     assert_eq!(String::from_utf8_lossy(&manifest.stderr), notice);
     std::fs::write(folder.path("job.yaml"), &manifest.stdout).unwrap();
-    let manifest = read_manifest(&folder.0, "job.yaml");
+    let manifest = &read_manifests(&folder.0, "job.yaml")[0];
     let specs = &manifest["spec"]["mpiReplicaSpecs"];
     assert_eq!((&manifest["kind"], &manifest["spec"]["slotsPerWorker"]), (&"MPIJob".into(), &8.into()));
     assert_eq!(specs["Worker"]["replicas"], 4);

@@ -44,4 +44,5 @@ mod supervise;
 mod tensor_run;
 mod text_training;
 mod trace;
+mod walks;
 mod watch;

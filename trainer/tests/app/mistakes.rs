@@ -344,7 +344,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("job slurm --container-image i -- --save s", &["--container-image i with --starter mpirun", "add --starter srun"]),
     (
         "job slurm --container-image i --apptainer i -- --save s",
-        &["--apptainer <IMAGE> with --container-image <IMAGE>", "one excludes the other"],
+        &["--container-image <IMAGE> with --apptainer <IMAGE>", "one excludes the other"],
     ),
     (
         "job slurm --apptainer i -- --save ../s --global-batch-size 64",
