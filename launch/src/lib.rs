@@ -14,6 +14,6 @@ pub mod watch;
 pub use child::ONE_REQUEST;
 pub use cores::{allowed_cores, binding_notice, host_threads, online_cores};
 pub use env::{LaunchError, Launcher, RankEnv};
-pub use job::{Job, Slurm, Starter};
+pub use job::{Container, ContainerRuntime, Job, Slurm, Starter};
 pub use mpirun::{Mpirun, refused_as_root};
 pub use supervise::{Ending, Supervised, supervise};

@@ -12,10 +12,11 @@ use super::batches::{self, BatchesRequest};
 use super::bench::{self, BenchRequest};
 use super::convert::{self, ConvertRequest};
 use super::doctor::{self, DoctorRequest};
+use super::job::{self, JobFile};
 use super::launch::{self, LaunchRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
-use super::{checkpoint, configs, inspect, job, tokenize};
+use super::{checkpoint, completions, configs, inspect, manual, tokenize};
 use crate::config::reference::reference;
 use crate::config::request::TrainRequest;
 
@@ -42,13 +43,18 @@ pub enum Request {
     Launch(LaunchRequest, Box<Request>),
     /// Run a training command, and restart it when it fails.
     Supervise(SuperviseRequest),
+    /// Print a job file, and what should be known of it.
+    Job(JobFile),
+    /// Write the manual's pages to this folder.
+    Manual(PathBuf),
     /// Print this text.
     Print(String),
     /// Check the checkpoints in this folder and list them.
     ListCheckpoints(PathBuf),
 }
 
-fn command() -> Command {
+/// The command line with all its commands.
+pub(super) fn command() -> Command {
     let trainer = Command::new("trainer")
         .about("Trains GPT-class models. Without a command it starts a training run")
         .version(env!("CARGO_PKG_VERSION"))
@@ -65,7 +71,9 @@ fn command() -> Command {
         .subcommand(bench::command())
         .subcommand(batches::command())
         .subcommand(doctor::command())
-        .subcommand(checkpoint::command());
+        .subcommand(checkpoint::command())
+        .subcommand(completions::command())
+        .subcommand(manual::command());
     with_run_flags(trainer)
 }
 
@@ -88,11 +96,13 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("sample", matches)) => Request::Sample(sample::request(matches)?),
         Some(("launch", matches)) => ranks_request(launch::request(matches))?,
         Some(("supervise", matches)) => Request::Supervise(supervise::request(matches)?),
-        Some(("job", matches)) => Request::Print(job::file(matches)?),
+        Some(("job", matches)) => Request::Job(job::file(matches)?),
         Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches)?)),
         Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches)?)),
         Some(("doctor", matches)) => Request::Doctor(doctor::request(matches)),
         Some(("checkpoint", matches)) => Request::ListCheckpoints(checkpoint::folder(matches)),
+        Some(("completions", matches)) => Request::Print(completions::script(matches, command())),
+        Some(("man", matches)) => Request::Manual(manual::folder(matches)),
         _ => Request::Train(Box::new(train_request(&matches, &[])?)),
     })
 }

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use common::terminal::print;
+use common::terminal::{print, warn};
 use launch::RankEnv;
 
-use super::cli::Request;
-use super::{batches, convert, doctor, inspect, sample, tokenize, train};
+use super::cli::{Request, command};
+use super::{batches, convert, doctor, inspect, manual, sample, tokenize, train};
 use crate::checkpoint;
 use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
@@ -50,6 +50,11 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
         }
         _ if env.rank > 0 => 0,
         Request::Batches(request) => finish(batches::write_batches(&request)),
+        Request::Job(job) => {
+            job.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
+            finish(Ok(job.text.trim_end().into()))
+        }
+        Request::Manual(folder) => finish(manual::write(command(), &folder)),
         Request::Print(text) => finish(Ok(text.trim_end().into())),
         Request::ListCheckpoints(dir) => match checkpoint::list(&dir) {
             Ok((text, complete)) => {

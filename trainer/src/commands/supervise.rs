@@ -65,7 +65,7 @@ impl SuperviseRequest {
     /// # Errors
     /// A command without the trainer, or with flags that it refuses; no `checkpoint.dir`.
     fn new(command: Vec<OsString>, max_restarts: usize) -> Result<SuperviseRequest, UserError> {
-        let Some(at) = command.iter().position(is_trainer) else {
+        let Some(at) = trainer_in(&command) else {
             let shown: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
             return Err(UserError::new(
                 format!("{} does not start the trainer", shown.join(" ")),
@@ -156,8 +156,36 @@ fn last_error(log: &Path, after: u64) -> Option<String> {
     text.lines().rev().find_map(|line| line.split_once(" ERROR ")).map(|(_, error)| error.to_string())
 }
 
-fn is_trainer(word: &OsString) -> bool {
-    let name = Path::new(word).file_name();
+/// The place of the trainer in a command, behind its launcher. A launcher's option, or the address of an image, may end in the
+/// trainer's name as well. So may the image's folder, which stands before the trainer.
+fn trainer_in(command: &[OsString]) -> Option<usize> {
     let own = std::env::current_exe().unwrap_or_default();
-    name.is_some() && (name == own.file_name() || name == Some("trainer".as_ref()))
+    let is_trainer = |word: &OsString| {
+        let text = word.to_string_lossy();
+        let name = Path::new(word).file_name();
+        let is_named = name.is_some() && (name == own.file_name() || name == Some("trainer".as_ref()));
+        is_named && !text.starts_with('-') && !text.contains("://")
+    };
+    let first = command.iter().position(is_trainer)?;
+    Some(if command.get(first + 1).is_some_and(is_trainer) { first + 1 } else { first })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_trainer_is_found_behind_containers_and_folders_of_its_name() {
+        for (line, place) in [
+            ("trainer --save s", Some(0)),
+            ("mpirun -n 2 /opt/bin/trainer --save /ckpt/trainer", Some(3)),
+            ("srun --container-image=registry/trainer --container-workdir=/home/trainer trainer --save s", Some(3)),
+            ("mpirun -n 2 apptainer exec docker://registry/trainer trainer --save s", Some(6)),
+            ("srun apptainer exec /images/trainer trainer --save s", Some(4)),
+            ("mpirun -n 2 other", None),
+        ] {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(trainer_in(&words), place, "{line}");
+        }
+    }
 }

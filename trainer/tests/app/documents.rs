@@ -7,7 +7,10 @@ use trainer::config::recipes::RECIPES;
 
 use crate::harness::Folder;
 
-fn root() -> PathBuf {
+/// Programs of clusters that the documents call. `walks.rs` plays them.
+const CLUSTERS: &[&str] = &["kubectl", "podman", "sbatch", "scancel", "squeue", "srun", "tail"];
+
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().into()
 }
 
@@ -50,13 +53,13 @@ fn assert_taken(line: &str, x: &str) {
         "./x" => assert!(x.contains(&format!("\n    {})", words[1])), "{line}: no such command of ./x"),
         "python" => assert!(root().join(&words[1]).exists(), "{line}: no such file"),
         "cargo" => assert_eq!(words[1..], ["build", "--release", "-p", "trainer"], "{line}"),
-        _ => panic!("{line}: no program of ours"),
+        program => assert!(CLUSTERS.contains(&program), "{line}: no program of ours"),
     }
 }
 
-/// The README, ARCHITECTURE.md and all pages of docs/, by their paths below the root.
+/// The documents at the root and all pages of docs/, by their paths below the root.
 fn documents() -> Vec<String> {
-    let mut documents = vec!["README.md".to_string(), "ARCHITECTURE.md".to_string()];
+    let mut documents = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(String::from).to_vec();
     for folder in ["docs", "docs/decisions"] {
         for entry in std::fs::read_dir(root().join(folder)).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
@@ -76,6 +79,10 @@ fn every_command_in_the_documents_and_recipes_is_taken() {
     for (model, preset) in [("llama-hf", "tiny-llama"), ("ckpt", "tiny")] {
         std::fs::create_dir(folder.path(model)).unwrap();
         std::fs::write(folder.path(model).join("config.toml"), format!("[model]\npreset = \"{preset}\"\n")).unwrap();
+    }
+    // What job files look for.
+    for data in ["texts", "tokens"] {
+        std::fs::create_dir(folder.path(data)).unwrap();
     }
     std::env::set_current_dir(&folder.0).unwrap();
     let documents: Vec<String> = documents().iter().map(|document| fenced(document, "sh")).collect();
@@ -118,4 +125,11 @@ fn every_link_leads_to_a_file() {
         }
     }
     assert!(found > 20, "{found}");
+}
+
+#[test]
+fn the_changelog_begins_with_this_version() {
+    let text = read("CHANGELOG.md");
+    let first = text.split("\n## [").nth(1).unwrap();
+    assert!(first.starts_with(&format!("{}]", env!("CARGO_PKG_VERSION"))), "{first}");
 }

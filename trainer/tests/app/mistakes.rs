@@ -328,7 +328,58 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("supervise -- /no/such/trainer --save s", &["/no/such/trainer cannot be started: No such file"]),
     ("job slurm -- --steps 5", &["checkpoint.dir is unset", "add --save DIR"]),
     ("job slurm --nodes 3 -- --save s", &["global_batch_size"]),
-    ("job slurm --time 1__h -- --save s --global-batch-size 64", &["--time 1 h", "letters, digits"]),
+    ("job slurm --time 1__h -- --save s --global-batch-size 64", &["--time 1 h", "one of Slurm's forms", "days-hours"]),
+    (
+        "job slurm --time 5 -- --save s --global-batch-size 64",
+        &["--time 5 with --notice-seconds 300", "asked to end 300 s before", "a longer --time"],
+    ),
+    ("job slurm --qos a;b -- --save s", &["--qos a;b", "letters, digits"]),
+    ("job slurm --sbatch h100 -- --save s", &["--sbatch h100", "in one line", "--constraint=h100"]),
+    ("job slurm --sbatch --nodes=2 -- --save s", &["--sbatch --nodes=2", "planned with it", "use --nodes"]),
+    ("job slurm --setup it's -- --save s", &["--setup it\\'s", "closed quotes", "a --setup each"]),
+    ("job slurm --container-mounts /x -- --save s", &["--container-mounts /x", "the ranks run in none"]),
+    (
+        "job slurm --container-image i --container-mounts /x:/y --starter srun -- --save s",
+        &["--container-mounts /x:/y", "the same inside and outside", "name the folder alone"],
+    ),
+    ("job slurm --container-image i -- --save s", &["--container-image i with --starter mpirun", "add --starter srun"]),
+    (
+        "job slurm --container-image i --apptainer i -- --save s",
+        &["--container-image <IMAGE> with --apptainer <IMAGE>", "one excludes the other"],
+    ),
+    (
+        "job slurm --apptainer i -- --save ../s --global-batch-size 64",
+        &["checkpoint.dir = ../s is not in the container", "--container-mounts FOLDER"],
+    ),
+    (
+        "job slurm -- --save s --global-batch-size 64 --data-path 0.3 file 0.7 absent",
+        &["data.path = absent is not on this machine", "share their files", "--only-on-nodes FOLDER"],
+    ),
+    (
+        "job slurm --only-on-nodes /lustre -- --save s --global-batch-size 64 --data-path /lustre2/a",
+        &["data.path = /lustre2/a is not on this machine"],
+    ),
+    (
+        "job hosts --hosts a,b -- --save s --global-batch-size 64 --data-path file --tokenizer absent.json",
+        &["data.tokenizer = absent.json is not on this machine"],
+    ),
+    (
+        "job hosts --hosts a,b -- --save s --global-batch-size 64 --resume absent",
+        &["checkpoint.resume = absent is not on this machine"],
+    ),
+    (
+        "job kubernetes --image i --claim c -- --save s --global-batch-size 64",
+        &["checkpoint.dir = s in a pod", "the shared storage at /data", "such as /data/s"],
+    ),
+    (
+        "job kubernetes --image i --claim c --mount /m -- --save /m/s --global-batch-size 64 --data-path file",
+        &["data.path = file in a pod", "such as /m/file"],
+    ),
+    (
+        "job kubernetes --image i --claim c -- --config steps.toml --save /data/s --global-batch-size 64",
+        &["--config steps.toml", "pods do not see the files of this machine", "use a recipe"],
+    ),
+    ("job kubernetes --image i --claim c --mount m -- --save /m/s", &["--mount m", "an absolute path"]),
     ("job hosts --hosts a,b;c -- --save s --global-batch-size 64", &["--hosts b;c", "letters, digits"]),
     ("job kubernetes --image i --claim c --name A -- --save s", &["--name A", "lower-case"]),
     // Sampling.
@@ -364,6 +415,7 @@ fn every_mistake_is_one_line_with_the_value_the_rule_and_the_fix() {
         ("key.toml", "[train]\nstpes = 1\n"),
         ("type.toml", "[train]\nsteps = \"many\"\n"),
         ("flat.toml", "train = 5\n"),
+        ("steps.toml", "[train]\nsteps = 5\n"),
         ("traced.toml", "[logging]\ntrace = \"t.json\"\n"),
         ("mlp/config.toml", "[model]\nkind = \"mlp\"\n"),
         ("words/config.toml", "[model]\nvocab = 400\n"),

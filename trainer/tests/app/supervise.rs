@@ -1,13 +1,10 @@
-//! A supervised run comes to its end whatever happens to it, and job files start one.
+//! A supervised run comes to its end whatever happens to it.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
-
-use serde_json::Value;
+use std::process::{Command, Stdio};
 
 use crate::harness::{
     Folder, Running, arguments, bits, children, expect, metrics, named, output_of, printed, ranks_below, run, saved,
@@ -225,97 +222,4 @@ fn a_run_whose_folder_is_in_use_is_tried_until_it_is_free() {
     first.kill().unwrap();
     first.wait().unwrap();
     expect(&output_of(second), 0, &["is in use by process", "(exit code 2); starts it again in 2 s", "done: loss"]);
-}
-
-/// A job file of two ranks on this machine, without GPUs.
-fn job(folder: &Path, cluster: &[&str], flags: &str) -> Output {
-    let words = [&["job"], cluster, &["--ranks-per-node", "2", "--"]].concat();
-    let mut command = trainer(folder, &words);
-    command.args(arguments(folder, flags)).output().unwrap()
-}
-
-/// What bash makes of a job file, as process 17 of a queue whose commands are noted in `queue`.
-fn start_job(folder: &Path, script: &Output) -> Running {
-    expect(script, 0, &[]);
-    std::fs::write(folder.join("job.sh"), &script.stdout).unwrap();
-    let stub = folder.join("bin/scontrol");
-    std::fs::create_dir_all(folder.join("bin")).unwrap();
-    std::fs::write(&stub, format!("#!/bin/sh\necho $@ >> {}/queue\n", folder.display())).unwrap();
-    std::fs::set_permissions(&stub, PermissionsExt::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", folder.join("bin").display(), std::env::var("PATH").unwrap());
-    let mut command = Command::new("bash");
-    command.arg("job.sh").current_dir(folder).env("PATH", path).env("SLURM_JOB_ID", "17");
-    set_mpi(&mut command, folder);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap().into()
-}
-
-#[test]
-fn a_slurm_job_saves_before_its_time_is_over_and_queues_again_until_it_is_done() {
-    let folder = Folder::new("job-slurm");
-    let slurm = ["slurm", "--time", "1:00:00", "--partition", "p", "--name", "gpt"];
-    let script = job(&folder.0, &slurm, "--steps 100000 --device host --save-interval 5");
-    expect(&script, 0, &["#SBATCH --ntasks-per-node=2\n#SBATCH --partition=p\n#SBATCH --time=1:00:00\n"]);
-    assert!(!printed(&script).contains("gpus"));
-    let child = start_job(&folder.0, &script);
-    checkpoint_from(&folder.0, 5);
-    signal(child.id(), "USR1");
-    expect(&output_of(child), 75, &["asked to end: stops after step"]);
-    assert_eq!(std::fs::read_to_string(folder.path("queue")).unwrap(), "requeue 17\n");
-    let last = *saved(&folder.0).last().unwrap();
-    let script = job(&folder.0, &slurm, &format!("--steps {} --device host", last + 1));
-    expect(&output_of(start_job(&folder.0, &script)), 0, &["done: loss"]);
-    assert_eq!(std::fs::read_to_string(folder.path("queue")).unwrap(), "requeue 17\n");
-}
-
-#[test]
-fn hosts_start_a_run_whose_flags_hold_blanks_and_quotes() {
-    let folder = Folder::new("job-hosts");
-    let script = job(&folder.0, &["hosts", "--hosts", "localhost"], "--steps 2 --device host");
-    let text = printed(&script).replace("/log", "/it's a log");
-    let config = folder.path("small.toml");
-    let changed = std::fs::read_to_string(&config).unwrap().replace("/log\"", "/a log\"");
-    std::fs::write(folder.path("it's small.toml"), changed).unwrap();
-    assert!(text.contains("mpirun --host localhost:2 -n 2 "), "{text}");
-    let words = ["job", "hosts", "--hosts", "localhost", "--ranks-per-node", "2", "--", "--config", "it's small.toml"];
-    let script = trainer(&folder.0, &words).args(["--steps", "2", "--device", "host"]).output().unwrap();
-    expect(&output_of(start_job(&folder.0, &script)), 0, &["done: loss"]);
-    assert!(folder.path("a log/metrics.jsonl").exists());
-}
-
-#[test]
-fn a_manifest_for_kubernetes_says_what_was_asked_for() {
-    let folder = Folder::new("job-kubernetes");
-    let words = [
-        "job",
-        "kubernetes",
-        "--image",
-        "registry/trainer:1",
-        "--claim",
-        "disk",
-        "--nodes",
-        "4",
-        "--",
-        "--save",
-        "/data/c",
-    ];
-    let manifest = trainer(&folder.0, &words).args(["--global-batch-size", "64"]).output().unwrap();
-    expect(&manifest, 0, &[]);
-    std::fs::write(folder.path("job.yaml"), &manifest.stdout).unwrap();
-    let python = std::env::var("PARITY_PYTHON").expect("run `./x test`");
-    let read = "import json, yaml; print(json.dumps(yaml.safe_load(open('job.yaml'))))";
-    let read = Command::new(python).current_dir(&folder.0).args(["-c", read]).output().unwrap();
-    let manifest: Value =
-        serde_json::from_slice(&read.stdout).unwrap_or_else(|error| panic!("{error}: {}", printed(&read)));
-    let specs = &manifest["spec"]["mpiReplicaSpecs"];
-    assert_eq!((&manifest["kind"], &manifest["spec"]["slotsPerWorker"]), (&"MPIJob".into(), &8.into()));
-    assert_eq!(specs["Worker"]["replicas"], 4);
-    let [launcher, worker] = ["Launcher", "Worker"].map(|role| &specs[role]["template"]["spec"]["containers"][0]);
-    assert_eq!(worker["resources"]["limits"]["nvidia.com/gpu"], 8);
-    assert_eq!((&worker["image"], &launcher["image"]), (&"registry/trainer:1".into(), &"registry/trainer:1".into()));
-    let command: Vec<&str> =
-        launcher["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
-    let expected = "trainer supervise --max-restarts 3 -- mpirun --allow-run-as-root --bind-to none -n 32 trainer \
-                    --save /data/c --global-batch-size 64";
-    assert_eq!(command.join(" "), expected);
-    assert_eq!(launcher["volumeMounts"][0]["mountPath"], "/data");
 }

@@ -1,0 +1,90 @@
+//! `trainer job`: the file that a cluster needs to run the trainer under `trainer supervise`.
+
+mod command;
+mod paths;
+mod slurm;
+mod time;
+
+use std::ffi::OsString;
+
+use clap::ArgMatches;
+use common::UserError;
+use launch::Job;
+
+use super::args::{text, training_run};
+use super::supervise::no_checkpoints;
+use crate::config::plan::RunPlan;
+use crate::config::{DeviceChoice, ModelKind};
+pub(super) use command::command;
+use command::{check_letters, number, texts};
+use paths::RunPaths;
+
+/// A job file, and what the user should know before it is submitted.
+#[derive(Clone, Debug)]
+pub struct JobFile {
+    pub(super) text: String,
+    pub(super) notices: Vec<String>,
+}
+
+/// The file for a cluster.
+///
+/// # Errors
+/// Everything that is wrong with the run, planned for its ranks; paths that the cluster will not find; values that it does not
+/// accept.
+pub(super) fn file(matches: &ArgMatches) -> Result<JobFile, UserError> {
+    let Some((cluster, matches)) = matches.subcommand() else {
+        return Ok(JobFile { text: String::new(), notices: Vec::new() });
+    };
+    match cluster {
+        "hosts" => {
+            let hosts = texts(matches, "hosts");
+            hosts.iter().try_for_each(|host| check_letters("hosts", host, "-."))?;
+            let setup = slurm::setup_lines(matches)?;
+            let (job, paths, notices) = job(matches, hosts.len())?;
+            paths.check_there(&texts(matches, "only-on-nodes"))?;
+            Ok(JobFile { text: job.hosts(&hosts, &setup), notices })
+        }
+        "kubernetes" => {
+            let [image, claim, mount] = ["image", "claim", "mount"].map(|name| text(matches, name).unwrap_or_default());
+            let (job, paths, mut notices) = job(matches, number(matches, "nodes"))?;
+            notices.extend(paths.check_pods(&mount)?);
+            Ok(JobFile { text: job.kubernetes(&image, &claim, &mount), notices })
+        }
+        _ => {
+            let slurm = slurm::settings(matches)?;
+            let (job, paths, notices) = job(matches, number(matches, "nodes"))?;
+            let elsewhere = texts(matches, "only-on-nodes");
+            paths.check_there(&elsewhere)?;
+            if let Some(container) = &slurm.container {
+                paths.check_container(&container.folders, &elsewhere)?;
+            }
+            Ok(JobFile { text: job.slurm(&slurm), notices })
+        }
+    }
+}
+
+/// The job, the paths of its run, and notices. The run is planned for all ranks here, so that a mistake is refused now and
+/// not after hours in the queue.
+fn job(matches: &ArgMatches, nodes: usize) -> Result<(Job, RunPaths, Vec<String>), UserError> {
+    let flags = texts(matches, "flags");
+    let run = training_run(["trainer".to_string()].iter().chain(&flags).map(OsString::from))?;
+    let name = text(matches, "name").unwrap_or_default();
+    let letters = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
+    if !name.starts_with(|first: char| first.is_ascii_lowercase()) || !name.chars().all(letters) {
+        let rule = "a name consists of lower-case letters, digits and hyphens, and starts with a letter";
+        return Err(UserError::new(format!("--name {name}"), rule, "choose such a name, which all clusters accept"));
+    }
+    let ranks_per_node = number(matches, "ranks-per-node");
+    let config = &run.config;
+    config.checkpoint.dir.as_ref().ok_or_else(no_checkpoints)?;
+    let gpus = config.train.device != DeviceChoice::Host;
+    RunPlan::new(config.clone(), nodes * ranks_per_node)?;
+    let mut notices = Vec::new();
+    if config.model.kind == ModelKind::Gpt && config.data.path.is_none() {
+        notices.push("the job trains on text from the embedded random source. For your own: --data-path PATHS".into());
+    }
+    let paths = RunPaths::of(config, &flags);
+    let trainer = std::env::current_exe().unwrap_or("trainer".into()).display().to_string();
+    let (max_restarts, notice_seconds) = (number(matches, "max-restarts"), number(matches, "notice-seconds"));
+    Ok((Job { name, nodes, ranks_per_node, gpus, trainer, flags, max_restarts, notice_seconds }, paths, notices))
+}
