@@ -13,7 +13,7 @@ pub fn boxed(title: &str, rows: &[(&str, String)], columns: Option<usize>) -> St
         rows.iter().map(|(label, value)| (*label, wrap(&one_line(value), room, 0))).collect();
     let lines = rows.iter().flat_map(|(label, value)| {
         let labels = std::iter::once(*label).chain(std::iter::repeat(""));
-        labels.zip(value.lines()).map(|(label, line)| (label, line))
+        labels.zip(value.lines())
     });
     let lines: Vec<(&str, &str)> = lines.collect();
     let value = lines.iter().map(|(_, line)| width(line)).max().unwrap_or(0);

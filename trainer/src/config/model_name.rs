@@ -66,7 +66,9 @@ mod tests {
 
     #[test]
     fn a_model_has_its_presets_name_only_if_it_has_its_sizes() {
-        let cases: [(&[(&str, &str)], &str, &str); 6] = [
+        /// Options, the short name and the long one.
+        type Case = (&'static [(&'static str, &'static str)], &'static str, &'static str);
+        let cases: [Case; 6] = [
             (&[("preset", "tiny")], "tiny", "tiny"),
             (&[("preset", "gpt2-124m"), ("hidden_dropout", "0.1")], "gpt2-124m", "gpt2-124m"),
             (&[("preset", "tiny"), ("layers", "7")], "gpt-7x64", "gpt-7x64 (tiny with layers = 7)"),

@@ -49,16 +49,20 @@ impl Client {
         let log = folder.join(LOG);
         let output = File::options().append(true).create(true).open(&log).ok()?;
         let mut command = Command::new("python3");
-        command.args(["-c", SCRIPT]).stdin(Stdio::piped());
-        command.stdout(output.try_clone().ok()?).stderr(output);
+        command.args(["-c", SCRIPT]).stdout(output.try_clone().ok()?).stderr(output);
+        let mut client = Client::spawn(command, log.display().to_string())?;
+        client.send(&(begin(folder, run, config) + "\n"));
+        Some(client)
+    }
+
+    /// Starts a command that reads rows.
+    fn spawn(mut command: Command, log: String) -> Option<Client> {
         // A terminal's ^C asks the run to end, and its last rows are still to be sent.
-        let mut child = command.process_group(0).spawn().ok()?;
+        let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().ok()?;
         let (rows, next) = sync_channel(QUEUE);
         let input = child.stdin.take()?;
         Builder::new().name("wandb".into()).spawn(move || feed(input, &next)).ok()?;
-        let mut client = Client { running: Some((child, rows)), log: log.display().to_string() };
-        client.send(&(begin(folder, run, config) + "\n"));
-        Some(client)
+        Some(Client { running: Some((child, rows)), log })
     }
 
     /// Passes on a row, which ends with a line break. Waits for nothing.
@@ -126,4 +130,24 @@ fn feed(mut client: ChildStdin, rows: &Receiver<String>) {
 fn end(mut child: Child) {
     let _ = child.kill();
     let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_reads_nothing_is_ended_once_its_queue_is_full() {
+        let mut command = Command::new("sleep");
+        command.arg("1000000");
+        let mut client = Client::spawn(command, "client.log".into()).unwrap();
+        let row = "x".repeat(1000) + "\n";
+        // More than the queue, a pipe and the thread between them hold.
+        for _ in 0..QUEUE + 200 {
+            client.send(&row);
+        }
+        assert!(client.running.is_none());
+        client.send(&row);
+        client.finish();
+    }
 }

@@ -22,6 +22,7 @@ use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
 use crate::process_group::ProcessGroup;
+use crate::report::checks::Proof;
 use crate::report::fp8_losses::Fp8Watch;
 use crate::report::graph_report::write_graph_report;
 use crate::report::reporter::{FinishedStep, Outcome, Reporter, peak_flops};
@@ -293,6 +294,11 @@ impl<'r> Trainer<'r> {
         })?;
         if let Some(line) = trace.finish(device)? {
             report.say(&line);
+        }
+        if let Some(checked) = device.checked() {
+            let (compared, ranks) = (stage.graphs().compared_replays(), plan.parallel.grid.ranks());
+            let proof = Proof::of_all_ranks(checked, compared, ranks, |number| group.control.sum(number));
+            report.say(&proof.words());
         }
         let diverged = !report.last_loss.is_finite() || report.has_diverged();
         let outcome = Outcome {
