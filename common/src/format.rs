@@ -81,7 +81,8 @@ mod tests {
 
     #[test]
     fn a_box_is_as_wide_as_its_longest_line_and_no_wider_than_the_terminal() {
-        let rows = [("parameters", "12".into()), ("steps", "a longer value of several 漢字 words, and /a/path/too".into())];
+        let rows =
+            [("parameters", "12".into()), ("steps", "a longer value of several 漢字 words, and /a/path/too".into())];
         let text = boxed("plan", &rows, None);
         assert!(text.contains("parameters   12 ") && text.contains("steps        a longer value"), "{text}");
         assert_eq!(text.lines().count(), 4, "{text}");
@@ -91,13 +92,14 @@ mod tests {
             assert!(widths.iter().all(|width| *width == widths[0] && *width <= columns.unwrap_or(100)), "{text}");
         }
         let narrow = boxed("plan", &rows, Some(40));
-        assert!(narrow.contains("│ steps        a longer value of         │"), "{narrow}");
-        assert!(narrow.contains("│              several 漢字 words, and   │"), "{narrow}");
+        assert!(narrow.contains("│ steps        a longer value of       │"), "{narrow}");
+        assert!(narrow.contains("│              several 漢字 words, and │"), "{narrow}");
     }
 
     #[test]
     fn times_have_one_or_two_units() {
-        let cases = [(0.2, "less than 1 s"), (5.6, "6 s"), (59.7, "1 min"), (200.0, "3 min 20 s"), (7500.0, "2 h 5 min")];
+        let cases =
+            [(0.2, "less than 1 s"), (5.6, "6 s"), (59.7, "1 min"), (200.0, "3 min 20 s"), (7500.0, "2 h 5 min")];
         for (seconds, words) in cases.into_iter().chain([(3600.0, "1 h"), (300_000.0, "3 d 11 h")]) {
             assert_eq!(duration(seconds), words);
         }

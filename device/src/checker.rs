@@ -201,7 +201,13 @@ pub(crate) struct Checker {
 
 impl Checker {
     pub(crate) fn new() -> Checker {
-        Checker { checked: Checked::default(), memory: MemoryMap::default(), streams: Vec::new(), host: vec![0], events: HashMap::new() }
+        Checker {
+            checked: Checked::default(),
+            memory: MemoryMap::default(),
+            streams: Vec::new(),
+            host: vec![0],
+            events: HashMap::new(),
+        }
     }
 
     /// Advances a stream's clock by one operation, which comes after everything that the host has waited for.

@@ -48,7 +48,8 @@ pub fn status(text: &str) {
     if before == text {
         return;
     }
-    if let Some((stream, look)) = Stream::ALL.map(|stream| (stream, stream.look())).iter().find(|(_, look)| look.draws) {
+    if let Some((stream, look)) = Stream::ALL.map(|stream| (stream, stream.look())).iter().find(|(_, look)| look.draws)
+    {
         printer(*stream).print(look.status(&text));
     }
 }

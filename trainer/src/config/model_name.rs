@@ -48,9 +48,8 @@ fn changes(model: &ModelConfig) -> Vec<(String, Value)> {
         Ok(()) => table(&layers.resolve().model),
         Err(_) => Table::new(),
     };
-    let differs = |name: &String, value: &Value| {
-        !NO_OTHER_MODEL.contains(&name.as_str()) && preset.get(name) != Some(value)
-    };
+    let differs =
+        |name: &String, value: &Value| !NO_OTHER_MODEL.contains(&name.as_str()) && preset.get(name) != Some(value);
     table(model).into_iter().filter(|(name, value)| differs(name, value)).collect()
 }
 
@@ -91,6 +90,9 @@ mod tests {
         let config = |options| format!("[model]\n{}", toml::to_string(&model(options)).unwrap());
         assert_eq!(name_in(&config(&[("preset", "llama-1b")])), "llama-1b");
         assert_eq!(name_in(&config(&[("layers", "3")])), "gpt-3x64");
-        assert_eq!((name_in(""), name_in("[model]\nlayers = 3"), name_in("\0")), ("run".into(), "run".into(), "run".into()));
+        assert_eq!(
+            (name_in(""), name_in("[model]\nlayers = 3"), name_in("\0")),
+            ("run".into(), "run".into(), "run".into())
+        );
     }
 }

@@ -176,13 +176,14 @@ impl StepKeys {
         line.get(self.since).is_none()
     }
 
-    /// A line of an earlier build with its step's number as this build counts. All other bytes stay: numbers that are read
-    /// and written again may change their last digit.
+    /// A line of an earlier build with its step's number as this build counts, and `null` for what that build did not write.
+    /// All other bytes stay: numbers that are read and written again may change their last digit.
     fn renumbered(&self, line: &[u8], number: u64) -> Vec<u8> {
         let key = format!("\"{}\":", self.step).into_bytes();
         let at = line.windows(key.len()).position(|bytes| bytes == key).map_or(0, |at| at + key.len());
         let digits = line[at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-        [&line[..at], number.to_string().as_bytes(), &line[at + digits..]].concat()
+        let now = format!("{number},\"{}\":null", self.since);
+        [&line[..at], now.as_bytes(), &line[at + digits..]].concat()
     }
 }
 
@@ -343,7 +344,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
         let all = lines(1..6);
-        for (text, step, kept) in [(all.clone(), 3, 3), (all.clone() + "{\"ste", 9, 5), (all, 0, 0), (String::new(), 2, 0)] {
+        for (text, step, kept) in
+            [(all.clone(), 3, 3), (all.clone() + "{\"ste", 9, 5), (all, 0, 0), (String::new(), 2, 0)]
+        {
             std::fs::write(&path, text).unwrap();
             MetricsFile::resume(folder.path(), step, b"").unwrap().sync().unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), lines(1..=kept), "continued after {step}");
@@ -394,7 +397,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
         let earlier = |step: usize| format!("{{\"step\":{step},\"loss\":5.506170682847200100{step}}}\n");
-        let now = |step: usize| earlier(step - 1).replacen(&format!(":{},", step - 1), &format!(":{step},"), 1);
+        let now = |step: usize| {
+            earlier(step - 1).replacen(&format!(":{},", step - 1), &format!(":{step},\"samples\":null,"), 1)
+        };
         // It did eleven steps, of which the last was after the checkpoint.
         std::fs::write(&path, (0..11).map(earlier).collect::<String>()).unwrap();
         assert!(counts_from_0(folder.path()).unwrap() && last_step(&path).unwrap() == 11);
@@ -403,6 +408,8 @@ mod tests {
         let expected = (1..11).map(now).collect::<String>() + &line(11);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
         assert!(!counts_from_0(folder.path()).unwrap() && last_step(&path).unwrap() == 11);
+        MetricsFile::resume(folder.path(), 11, b"").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected, "no line is numbered twice");
     }
 
     #[test]

@@ -115,7 +115,8 @@ fn begin(folder: &Path, run: &str, config: &RunConfig) -> String {
     let default = || format!("{}-{}", name(&config.model), run.get(..4).unwrap_or(run));
     let name = std::env::var("WANDB_NAME").unwrap_or_else(|_| default());
     let config = serde_json::to_value(config).unwrap_or_default();
-    json!({ "project": project, "name": name, "id": run, "resume": "allow", "dir": folder, "config": config }).to_string()
+    json!({ "project": project, "name": name, "id": run, "resume": "allow", "dir": folder, "config": config })
+        .to_string()
 }
 
 /// Writes rows to the client until there are no more, or it reads no more.

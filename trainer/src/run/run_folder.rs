@@ -82,7 +82,8 @@ fn earlier(folder: &Path) -> Result<String> {
         None => format_rfc3339_seconds(written()?).to_string(),
     };
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
-    let time: String = began.trim_end_matches('Z').replace(':', "-").chars().filter(|letter| is_plain(*letter)).collect();
+    let time: String =
+        began.trim_end_matches('Z').replace(':', "-").chars().filter(|letter| is_plain(*letter)).collect();
     let config = read_text(&folder.join(CONFIG), LONGEST_CONFIG).unwrap_or_default();
     Ok(format!("earlier-{time}-{}", name_in(&config)))
 }

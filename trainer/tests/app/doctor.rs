@@ -13,7 +13,11 @@ fn doctor(flags: &[&str]) -> Output {
 #[test]
 fn what_passes_is_a_line_a_group_and_all_lines_are_there_if_asked_for() {
     let short = doctor(&["--device", "host"]);
-    expect(&short, 0, &["ok     machine    ", "ok     operation  ", " are right, eagerly and in a graph", " checks passed"]);
+    expect(
+        &short,
+        0,
+        &["ok     machine    ", "ok     operation  ", " are right, eagerly and in a graph", " checks passed"],
+    );
     assert_eq!(printed(&short).lines().count(), 3, "{}", printed(&short));
     let long = doctor(&["--device", "host", "--verbose"]);
     expect(&long, 0, &["ok     operation  gemm, linear + bias, f32: relative error 0.0e0, the same bits replayed"]);

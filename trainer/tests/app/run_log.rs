@@ -256,7 +256,8 @@ fn steps_of_an_older_build_which_counted_from_0_get_the_numbers_of_this_one_when
     let folder = Folder::new("run-log-from-0");
     let log = |name: &str| folder.path("log").join(name);
     expect(&run(1, &folder.0, "--steps 4 --tensorboard --wandb"), 0, &[]);
-    for (name, key, since) in [("metrics.jsonl", "step", "samples"), ("wandb-history.jsonl", "_step", "train/samples")] {
+    for (name, key, since) in [("metrics.jsonl", "step", "samples"), ("wandb-history.jsonl", "_step", "train/samples")]
+    {
         let older = |line: &str| {
             let mut value: Value = serde_json::from_str(line).unwrap();
             value[key] = (value[key].as_u64().unwrap() - 1).into();
@@ -270,7 +271,10 @@ fn steps_of_an_older_build_which_counted_from_0_get_the_numbers_of_this_one_when
     let before = event_files(&folder.0)[0].file_name().unwrap().to_owned();
     expect(&run(1, &folder.0, "--steps 6 --tensorboard --wandb"), 0, &["at step 4"]);
     assert_eq!(metrics(&folder.0).len(), 6, "each step is there once");
-    assert_eq!(rows(&folder.0).iter().map(|row| row["_step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(
+        rows(&folder.0).iter().map(|row| row["_step"].as_u64().unwrap()).collect::<Vec<_>>(),
+        [1, 2, 3, 4, 5, 6]
+    );
     let files = event_files(&folder.0);
     assert!(files.len() == 1 && log("steps-from-0").join(before).exists(), "TensorBoard shows them as another run");
     let steps: Vec<u64> = events(&files[0])[1..].iter().map(|event| event.step).collect();

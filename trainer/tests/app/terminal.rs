@@ -122,7 +122,9 @@ fn nothing_is_wider_than_a_terminal_of_80_columns_and_nothing_is_lost() {
     let folder = Folder::new("terminal-80");
     let shown = on_terminal(trainer(&[], &folder.0, &talkative(&folder, 6)), "xterm");
     assert!(shown.widest <= 80, "{}", shown.text());
-    for part in ["┌─ plan of a rank ─", "step 1/6  loss ", "  validation ", "done: loss ", "notice: ", "checked on 1 rank: "] {
+    for part in
+        ["┌─ plan of a rank ─", "step 1/6  loss ", "  validation ", "done: loss ", "notice: ", "checked on 1 rank: "]
+    {
         assert!(shown.text().contains(part), "{part:?} is not in {}", shown.text());
     }
     let again = on_terminal(trainer(&[], &folder.0, &talkative(&folder, 8).replace("--lr", "")), "xterm");

@@ -58,7 +58,10 @@ fn every_step_is_sent_with_its_number_and_a_resumed_run_is_the_same_run_there() 
     assert_eq!(losses(&calls), expected(&folder.0, 1..5));
     assert_eq!(calls.last().unwrap(), &serde_json::json!(["finish", 0]));
     let begin = &calls[0][1];
-    assert_eq!((&calls[0][0], &begin["resume"], &begin["project"]), (&"init".into(), &"allow".into(), &"trainer".into()));
+    assert_eq!(
+        (&calls[0][0], &begin["resume"], &begin["project"]),
+        (&"init".into(), &"allow".into(), &"trainer".into())
+    );
     assert_eq!(begin["config"]["model"]["layers"], 1);
     assert!(begin["name"].as_str().unwrap().starts_with("gpt-1x32-") && begin["id"].as_str().unwrap().len() == 16);
     assert!(!text.contains("nobody needs"), "{text}");

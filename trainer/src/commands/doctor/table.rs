@@ -10,13 +10,15 @@ pub(super) fn lines(findings: &[Finding], verbose: bool) -> Vec<String> {
     let mut lines = Vec::new();
     for about in GROUPS {
         let group = || findings.iter().filter(move |finding| finding.about == about);
-        let (passed, others): (Vec<&Finding>, Vec<&Finding>) = group().partition(|of| of.verdict == Verdict::Ok && !verbose);
+        let (passed, others): (Vec<&Finding>, Vec<&Finding>) =
+            group().partition(|of| of.verdict == Verdict::Ok && !verbose);
         lines.extend(folded(about, &passed, group().count()));
         lines.extend(others.into_iter().map(|finding| line(finding.verdict, about, &alone(finding))));
     }
     let lacks = findings.iter().filter(|finding| finding.verdict == Verdict::Lacks).count();
     let passed = findings.iter().filter(|finding| finding.verdict == Verdict::Ok).count();
-    let lacking = if lacks == 0 { String::new() } else { format!(", {lacks} lacks something that training can do without") };
+    let lacking =
+        if lacks == 0 { String::new() } else { format!(", {lacks} lacks something that training can do without") };
     lines.push(format!("{passed} of {} checks passed{lacking}", findings.len()));
     lines
 }
