@@ -174,10 +174,6 @@ fn write_cell(
 /// What a checker has checked, and found right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Graphs, each at the end of its capture.
-    pub captures: u64,
-    /// Operations in them.
-    pub captured: u64,
     /// Launches of graphs.
     pub launches: u64,
     /// Operations and copies outside of graphs.
@@ -344,8 +340,6 @@ pub(crate) struct Effects {
 /// # Errors
 /// A race between nodes, or a read of a buffer another node overwrote.
 pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>], checked: &mut Checked) -> Result<Effects> {
-    checked.captures += 1;
-    checked.captured += nodes.len() as u64;
     let mut memory = MemoryMap::default();
     let mut effects = Effects::default();
     let mut clocks: Vec<Clock> = Vec::with_capacity(nodes.len());

@@ -296,9 +296,11 @@ impl<'r> Trainer<'r> {
             report.say(&line);
         }
         if let Some(checked) = device.checked() {
-            let (compared, ranks) = (stage.graphs().compared_replays(), plan.parallel.grid.ranks());
-            let proof = Proof::of_all_ranks(checked, compared, ranks, |number| group.control.sum(number));
-            report.say(&proof.words());
+            let graphs = stage.graphs().report().graphs;
+            let nodes = graphs.iter().map(|graph| graph.nodes.len() as u64).sum();
+            let (graphs, compared) = ([graphs.len() as u64, nodes], stage.graphs().compared_replays());
+            let proof = Proof { graphs, compared, checked }.of_all_ranks(|number| group.control.sum(number));
+            report.say(&proof.words(plan.parallel.grid.ranks()));
         }
         let diverged = !report.last_loss.is_finite() || report.has_diverged();
         let outcome = Outcome {

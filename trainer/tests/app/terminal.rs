@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -105,9 +105,14 @@ fn trainer(words: &[&str], folder: &Path, flags: &str) -> Command {
     command
 }
 
+/// A path that no line has room for.
+fn long(folder: &Folder) -> PathBuf {
+    folder.path(&["a-long-name-of-a-folder"; 4].join("/"))
+}
+
 /// Flags of a run that has much to say: notices, graphs, evaluations, checkpoints, long paths.
 fn talkative(folder: &Folder, steps: usize) -> String {
-    let long = folder.path(&"a-long-name-of-a-folder/".repeat(4));
+    let long = long(folder);
     format!(
         "--steps {steps} --enable-cuda-graph --check-graphs --sequence-parallel --log-interval 2 --save {}/saved --log-dir \
          {}/log --trace {}/log/trace.json --log info",
@@ -127,10 +132,9 @@ fn nothing_is_wider_than_a_terminal_of_80_columns_and_nothing_is_lost() {
     {
         assert!(shown.text().contains(part), "{part:?} is not in {}", shown.text());
     }
-    let again = on_terminal(trainer(&[], &folder.0, &talkative(&folder, 8).replace("--lr", "")), "xterm");
+    let again = on_terminal(trainer(&[], &folder.0, &talkative(&folder, 8)), "xterm");
     assert!(again.widest <= 80, "{}", again.text());
-    let path = folder.path(&"a-long-name-of-a-folder/".repeat(4)).join("saved/step-00000006");
-    let whole = format!("continues{}atstep6", path.display());
+    let whole = format!("continues{}atstep6", long(&folder).join("saved/step-00000006").display());
     assert!(again.unwrapped().contains(&whole), "{whole} is not in {}", again.text());
 }
 
