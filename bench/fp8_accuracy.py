@@ -236,7 +236,7 @@ def summary(bench, steps, found):
     for step, loss in evaluations(baseline).items():
         have = [step in evaluations(found[name]) for name in others]
         cells = [f"{gap(found[name], baseline, step):+.2%}" if has else "" for name, has in zip(others, have)]
-        lines.append(f"| {step + 1} | {loss:.4f} | {' | '.join(cells)} |")
+        lines.append(f"| {step} | {loss:.4f} | {' | '.join(cells)} |")
     commands = [f"    {shlex.join(command(bench, name, steps, bench.work / name))}" for name in found]
     return "\n".join([*lines, "", "Commands:\n", *commands, ""])
 

@@ -39,7 +39,7 @@ def main():
     shown, shown_norms = [], []
     baseline = column(rows, f"{BASELINE}:validation_loss")
     for color, name in zip(COLORS, names):
-        steps = [int(row["step"]) + 1 for row in rows]
+        steps = [int(row["step"]) for row in rows]
         line = {"color": color, "label": name, "linewidth": 1.3}
         training = smoothed(column(rows, f"{name}:loss"), options.smooth)
         shown.append(training)

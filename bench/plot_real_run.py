@@ -65,7 +65,7 @@ def main():
     shown = {"loss": [], "validation_loss": []}
     for side, look in SIDES.items():
         done = [row for row in rows if row[f"{side}_loss"]]
-        by_step = [int(row["step"]) + 1 for row in done]
+        by_step = [int(row["step"]) for row in done]
         by_time = [seconds / 60 for seconds in column(done, f"{side}_seconds")]
         training = smoothed(column(done, f"{side}_loss"), options.smooth)
         validation = column(done, f"{side}_validation_loss")

@@ -235,7 +235,7 @@ def summary(run, found):
     for step in sorted(found["ours"].keys() & found["theirs"].keys()):
         pair = [found[side][step].get("validation_loss") for side in SIDES]
         if None not in pair:
-            lines.append(f"| {step + 1} | {pair[0]:.4f} | {pair[1]:.4f} | {pair[0] - pair[1]:+.4f} |")
+            lines.append(f"| {step} | {pair[0]:.4f} | {pair[1]:.4f} | {pair[0] - pair[1]:+.4f} |")
     commands = [f"    {shlex.join(command(run))}" for command in (ours, theirs)]
     return "\n".join([*lines, "", "Commands:\n", *commands, ""])
 

@@ -66,11 +66,11 @@ def checkpoints(folder):
 def check_same(folder, steps, reference):
     """Fails if a run did not end with what its reference ended with: every step once, and the same weights and moments."""
     found, expected = metrics(folder), metrics(reference)
-    if [line[0] for line in found] != list(range(steps)):
+    if [line[0] for line in found] != list(range(1, steps + 1)):
         raise Failed(f"the metrics have {len(found)} lines, not each of the {steps} steps once and in order")
     if found != expected:
-        first = next(step for step in range(steps) if found[step] != expected[step])
-        raise Failed(f"step {first} is {found[first]}, the reference has {expected[first]}")
+        first = next(at for at in range(steps) if found[at] != expected[at])
+        raise Failed(f"step {first + 1} is {found[first]}, the reference has {expected[first]}")
     last = f"saved/step-{steps:08}"
     if not (folder / last).exists() or tensors(folder / last) != tensors(reference / last):
         raise Failed("the last checkpoint is not the reference's")

@@ -163,7 +163,7 @@ def main():
             number, began, host, wait = under_way
             loss, norm = wait()
             began, ended = max(began, ended or began), time.perf_counter()
-            row = {"step": number, "loss": loss, "grad_norm": norm, "lr": learning_rate(number, run)}
+            row = {"step": number + 1, "loss": loss, "grad_norm": norm, "lr": learning_rate(number, run)}
             row["step_ms"] = max(ended - began, host) * 1e3
             if evaluate:
                 row["validation_loss"] = trainer.evaluate(validation)

@@ -1,19 +1,46 @@
 //! Numbers and tables as people read them.
 
 use crate::escape::one_line;
+use crate::fit::{width, wrap};
 
-/// A box of labels and values, each on one line.
-pub fn boxed(title: &str, rows: &[(&str, String)]) -> String {
-    let rows: Vec<(&str, String)> = rows.iter().map(|(label, value)| (*label, one_line(value))).collect();
-    let label = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
-    let value = rows.iter().map(|(_, value)| value.chars().count()).max().unwrap_or(0);
-    let width = (label + value + 3).max(title.chars().count() + 1);
-    let mut text = format!("┌─ {title} {}┐\n", "─".repeat(width - title.chars().count() - 1));
-    for (name, content) in &rows {
-        let line = format!("{name:label$}   {content}");
-        text += &format!("│ {line:width$} │\n", width = width);
+/// A box of labels and values. Each value is on one line, or on as many as it needs where the box may be `columns` wide.
+pub fn boxed(title: &str, rows: &[(&str, String)], columns: Option<usize>) -> String {
+    /// Border and space on each side, and the space between label and value.
+    const AROUND: usize = 7;
+    let label = rows.iter().map(|(label, _)| width(label)).max().unwrap_or(0);
+    let room = columns.map_or(usize::MAX, |columns| columns.saturating_sub(label + AROUND));
+    let rows: Vec<(&str, String)> =
+        rows.iter().map(|(label, value)| (*label, wrap(&one_line(value), room, 0))).collect();
+    let lines = rows.iter().flat_map(|(label, value)| {
+        let labels = std::iter::once(*label).chain(std::iter::repeat(""));
+        labels.zip(value.lines())
+    });
+    let lines: Vec<(&str, &str)> = lines.collect();
+    let value = lines.iter().map(|(_, line)| width(line)).max().unwrap_or(0);
+    let inside = (label + value + 3).max(width(title) + 1);
+    let mut text = format!("┌─ {title} {}┐\n", "─".repeat(inside - width(title) - 1));
+    for (name, line) in lines {
+        let after = " ".repeat(inside - label - 3 - width(line));
+        text += &format!("│ {name:label$}   {line}{after} │\n");
     }
-    text + &format!("└{}┘", "─".repeat(width + 2))
+    text + &format!("└{}┘", "─".repeat(inside + 2))
+}
+
+/// A time in seconds for people, such as `6 s`, `3 min 20 s` or `2 h 5 min`.
+pub fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0).round() as u64;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    let two = |large: u64, unit: &str, small: u64, part: &str| match small {
+        0 => format!("{large} {unit}"),
+        _ => format!("{large} {unit} {small} {part}"),
+    };
+    match seconds {
+        0 => "less than 1 s".into(),
+        1..60 => format!("{seconds} s"),
+        60..3600 => two(minutes, "min", seconds % 60, "s"),
+        3600..86400 => two(hours, "h", minutes % 60, "min"),
+        _ => two(days, "d", hours % 24, "h"),
+    }
 }
 
 /// A number with a unit, such as `1.24 M` or `3.5 MiB`.
@@ -53,11 +80,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_box_is_as_wide_as_its_longest_line() {
-        let text = boxed("plan", &[("parameters", "12".into()), ("steps", "a longer value".into())]);
-        let widths: Vec<usize> = text.lines().map(|line| line.chars().count()).collect();
-        assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
-        assert!(text.contains("parameters   12") && text.contains("steps        a longer value"), "{text}");
+    fn a_box_is_as_wide_as_its_longest_line_and_no_wider_than_the_terminal() {
+        let rows =
+            [("parameters", "12".into()), ("steps", "a longer value of several 漢字 words, and /a/path/too".into())];
+        let text = boxed("plan", &rows, None);
+        assert!(text.contains("parameters   12 ") && text.contains("steps        a longer value"), "{text}");
+        assert_eq!(text.lines().count(), 4, "{text}");
+        for columns in [None, Some(80), Some(60), Some(40)] {
+            let text = boxed("plan", &rows, columns);
+            let widths: Vec<usize> = text.lines().map(width).collect();
+            assert!(widths.iter().all(|width| *width == widths[0] && *width <= columns.unwrap_or(100)), "{text}");
+        }
+        let narrow = boxed("plan", &rows, Some(40));
+        assert!(narrow.contains("│ steps        a longer value of       │"), "{narrow}");
+        assert!(narrow.contains("│              several 漢字 words, and │"), "{narrow}");
+    }
+
+    #[test]
+    fn times_have_one_or_two_units() {
+        let cases =
+            [(0.2, "less than 1 s"), (5.6, "6 s"), (59.7, "1 min"), (200.0, "3 min 20 s"), (7500.0, "2 h 5 min")];
+        for (seconds, words) in cases.into_iter().chain([(3600.0, "1 h"), (300_000.0, "3 d 11 h")]) {
+            assert_eq!(duration(seconds), words);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod choice;
 pub mod escape;
 pub mod files;
+pub mod fit;
 pub mod format;
 mod hash;
 mod host;

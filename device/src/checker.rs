@@ -115,7 +115,14 @@ fn race(buffer: BufferId, first: &Access, second: &Access, names: &[Rc<str>]) ->
 }
 
 /// Checks one read of a cell and notes it.
-fn read_cell(cell: &mut ByteRange, buffer: BufferId, by: &Access, clock: &Clock, names: &[Rc<str>]) -> Result<()> {
+fn read_cell(
+    cell: &mut ByteRange,
+    buffer: BufferId,
+    by: &Access,
+    clock: &Clock,
+    names: &[Rc<str>],
+    checked: &mut Checked,
+) -> Result<()> {
     if cell.freed {
         return Err(CheckError::Freed { user: by.label.to_string(), buffer: name(buffer, names) }.into());
     }
@@ -135,13 +142,22 @@ fn read_cell(cell: &mut ByteRange, buffer: BufferId, by: &Access, clock: &Clock,
         Some((_, writer)) if !writer.before(clock) => return Err(race(buffer, writer, by, names).into()),
         Some(_) => {}
     }
+    checked.reads += 1;
+    checked.pairs += 1;
     cell.reads.retain(|read| read.stream != by.stream);
     cell.reads.push(by.clone());
     Ok(())
 }
 
 /// Checks one write of a cell and notes it.
-fn write_cell(cell: &mut ByteRange, buffer: BufferId, by: &Access, clock: &Clock, names: &[Rc<str>]) -> Result<()> {
+fn write_cell(
+    cell: &mut ByteRange,
+    buffer: BufferId,
+    by: &Access,
+    clock: &Clock,
+    names: &[Rc<str>],
+    checked: &mut Checked,
+) -> Result<()> {
     if cell.freed {
         return Err(CheckError::Freed { user: by.label.to_string(), buffer: name(buffer, names) }.into());
     }
@@ -149,13 +165,29 @@ fn write_cell(cell: &mut ByteRange, buffer: BufferId, by: &Access, clock: &Clock
     if let Some(first) = earlier.into_iter().find(|access| !access.before(clock)) {
         return Err(race(buffer, first, by, names).into());
     }
+    checked.pairs += (cell.reads.len() + usize::from(cell.written.is_some())) as u64;
     cell.written = Some((buffer, by.clone()));
     cell.reads.clear();
     Ok(())
 }
 
+/// What a checker has checked, and found right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Launches of graphs.
+    pub launches: u64,
+    /// Operations and copies outside of graphs.
+    pub eager: u64,
+    /// Reads of a range of bytes. Each found the values of the buffer that it names.
+    pub reads: u64,
+    /// Pairs of operations or launches that touch the same bytes, and of which one writes. One of the two waits for the
+    /// other.
+    pub pairs: u64,
+}
+
 /// The checker of a device's eager operations and launches.
 pub(crate) struct Checker {
+    pub(crate) checked: Checked,
     memory: MemoryMap,
     streams: Vec<Clock>,
     /// What the host has waited for. The host shares number 0 with the default stream.
@@ -165,7 +197,13 @@ pub(crate) struct Checker {
 
 impl Checker {
     pub(crate) fn new() -> Checker {
-        Checker { memory: MemoryMap::default(), streams: Vec::new(), host: vec![0], events: HashMap::new() }
+        Checker {
+            checked: Checked::default(),
+            memory: MemoryMap::default(),
+            streams: Vec::new(),
+            host: vec![0],
+            events: HashMap::new(),
+        }
     }
 
     /// Advances a stream's clock by one operation, which comes after everything that the host has waited for.
@@ -190,16 +228,17 @@ impl Checker {
         accesses: &Accesses,
         names: &[Rc<str>],
     ) -> Result<()> {
+        self.checked.eager += 1;
         let (time, clock) = self.advance(stream);
         let by = Access { stream: stream.index(), time, label: label.clone() };
         for tensor in &accesses.reads {
             for (_, cell) in self.memory.cells(tensor.range()) {
-                read_cell(cell, tensor.buffer, &by, &clock, names)?;
+                read_cell(cell, tensor.buffer, &by, &clock, names, &mut self.checked)?;
             }
         }
         for tensor in &accesses.writes {
             for (_, cell) in self.memory.cells(tensor.range()) {
-                write_cell(cell, tensor.buffer, &by, &clock, names)?;
+                write_cell(cell, tensor.buffer, &by, &clock, names, &mut self.checked)?;
             }
         }
         Ok(())
@@ -207,19 +246,20 @@ impl Checker {
 
     /// A launch of an analysed graph on a stream.
     pub(crate) fn launch(&mut self, stream: StreamId, graph: &str, effects: &Effects, names: &[Rc<str>]) -> Result<()> {
+        self.checked.launches += 1;
         let (time, clock) = self.advance(stream);
         let access =
             |label: &Rc<str>| Access { stream: stream.index(), time, label: format!("graph {graph}: {label}").into() };
         for effect in &effects.reads {
             let by = access(&effect.label);
             for (_, cell) in self.memory.cells(effect.range.clone()) {
-                read_cell(cell, effect.buffer, &by, &clock, names)?;
+                read_cell(cell, effect.buffer, &by, &clock, names, &mut self.checked)?;
             }
         }
         for effect in &effects.writes {
             let by = access(&effect.label);
             for (_, cell) in self.memory.cells(effect.range.clone()) {
-                write_cell(cell, effect.buffer, &by, &clock, names)?;
+                write_cell(cell, effect.buffer, &by, &clock, names, &mut self.checked)?;
             }
         }
         Ok(())
@@ -266,7 +306,7 @@ impl Checker {
         let by = Access { stream: 0, time: self.host[0], label: "download".into() };
         let clock = self.host.clone();
         for (_, cell) in self.memory.cells(tensor.range()) {
-            read_cell(cell, tensor.buffer, &by, &clock, names)?;
+            read_cell(cell, tensor.buffer, &by, &clock, names, &mut self.checked)?;
         }
         Ok(())
     }
@@ -299,7 +339,7 @@ pub(crate) struct Effects {
 ///
 /// # Errors
 /// A race between nodes, or a read of a buffer another node overwrote.
-pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>]) -> Result<Effects> {
+pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>], checked: &mut Checked) -> Result<Effects> {
     let mut memory = MemoryMap::default();
     let mut effects = Effects::default();
     let mut clocks: Vec<Clock> = Vec::with_capacity(nodes.len());
@@ -324,13 +364,13 @@ pub(crate) fn graph_effects(nodes: &[Node], names: &[Rc<str>]) -> Result<Effects
                     cell.reads.retain(|read| read.stream != by.stream);
                     cell.reads.push(by.clone());
                 } else {
-                    read_cell(cell, tensor.buffer, &by, &clock, names)?;
+                    read_cell(cell, tensor.buffer, &by, &clock, names, checked)?;
                 }
             }
         }
         for tensor in &node.accesses.writes {
             for (_, cell) in memory.cells(tensor.range()) {
-                write_cell(cell, tensor.buffer, &by, &clock, names)?;
+                write_cell(cell, tensor.buffer, &by, &clock, names, checked)?;
             }
         }
         clocks.push(clock);

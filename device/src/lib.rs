@@ -26,6 +26,7 @@ mod timeline;
 
 pub use array::{HostArray, HostValues, Staging};
 pub use backend::Readback;
+pub use checker::Checked;
 pub use communicator::{Communicator, Probe, Request};
 pub use device::{ALIGNMENT, Area, Device, HostOptions, TraceEvent};
 pub use dtype::{DType, Element, Float};

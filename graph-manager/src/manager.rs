@@ -27,6 +27,8 @@ pub struct CudaGraphManager<P: Policy> {
     pub(crate) policy: P,
     /// Steps begun.
     pub(crate) steps: u64,
+    /// Replays whose code was compared with their graph.
+    pub(crate) compared: u64,
     /// Called once per mode and plan before its first capture.
     pub(crate) before_capture: Box<dyn Fn() -> Result<()>>,
 }
@@ -56,6 +58,7 @@ impl<P: Policy> CudaGraphManager<P> {
             options,
             policy,
             steps: 0,
+            compared: 0,
             before_capture: Box::new(|| Ok(())),
         })
     }
@@ -63,6 +66,11 @@ impl<P: Policy> CudaGraphManager<P> {
     /// Has `barrier` called before the first capture of each mode and plan, so that all ranks begin it together.
     pub fn before_capture(&mut self, barrier: impl Fn() -> Result<()> + 'static) {
         self.before_capture = Box::new(barrier);
+    }
+
+    /// The number of replays whose code was run again and did what the graph does. 0 unless `check_replays` is set.
+    pub fn compared_replays(&self) -> u64 {
+        self.compared
     }
 
     /// The kind of a step with so many microbatches.

@@ -175,6 +175,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             if let Some(problem) = frozen::difference(was.nodes(), graph.nodes()) {
                 return Err(Error::Frozen { region: region.to_string(), problem });
             }
+            self.manager.compared += 1;
         }
         let captured = &self.state().graphs[key];
         let named = |error| Error::from(error).within(captured.graph.name());

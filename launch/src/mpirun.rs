@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::UserError;
-use common::terminal::warn;
+use common::terminal::{self, warn};
 use rustix::process::geteuid;
 
 use crate::child::{exit_code, run_child};
@@ -45,6 +45,8 @@ impl Mpirun {
     pub fn command(&self, ranks: usize, program: &Path, arguments: &[OsString]) -> Command {
         let mut command = Command::new(&self.path);
         command.args(flags(ranks, is_root())).arg(program).args(arguments);
+        // The ranks' lines go through mpirun's pipes to the terminal that this process sees.
+        command.envs(terminal::for_ranks());
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_slurms(name)) {
             command.env_remove(name);
         }

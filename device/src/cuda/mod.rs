@@ -31,7 +31,7 @@ pub(crate) use cupti::{Cupti, CuptiNote};
 pub(crate) use custom_kernels::CustomKernels;
 pub(crate) use device::CudaDevice;
 pub(crate) use driver::{DeviceBlock, PinnedBlock, PrimaryContext, RawEvent, RawStream};
-pub use driver::{GpuProperties, gpu_count};
+pub use driver::{GpuProperties, NoGpu, gpu_count, why_no_gpu};
 pub(crate) use graph::RawGraph;
 pub(crate) use kernels::Kernels;
 pub use launch::{CudaKernel, CudaLaunch, KernelArgument};

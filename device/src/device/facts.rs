@@ -3,6 +3,7 @@
 use super::Device;
 use crate::Result;
 use crate::backend::DeviceBackend;
+use crate::checker::Checked;
 use crate::cuda::{Counters, GpuProperties};
 use crate::host::memory::available;
 
@@ -46,6 +47,11 @@ impl Device {
     /// The most bytes that one of the operations traced so far allocates while it runs. 0 on a GPU.
     pub fn host_scratch_bytes(&self) -> usize {
         self.peek().host_scratch
+    }
+
+    /// What was checked for races and stale reads so far. `None` on a device that does not check.
+    pub fn checked(&self) -> Option<Checked> {
+        self.peek().checker.as_ref().map(|checker| checker.checked)
     }
 
     /// Counts of what a steady step must not do. On the host all are 0.

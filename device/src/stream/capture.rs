@@ -2,7 +2,7 @@
 
 use super::Stream;
 use crate::capture::Capture;
-use crate::checker::Checker;
+use crate::checker::{Checker, graph_effects};
 use crate::device::Core;
 use crate::{CaptureRule, Error, Graph, Result, StreamId};
 
@@ -57,8 +57,8 @@ impl Stream {
         }
         let stream = &core.streams[self.id.index()].backend;
         let checked = capture.finish(|stream| core.streams[stream.index()].name.to_string()).and_then(|nodes| {
-            let check = |_: &Checker| crate::checker::graph_effects(&nodes, &core.buffers);
-            let effects = core.checker.as_ref().map(check).transpose()?;
+            let check = |checker: &mut Checker| graph_effects(&nodes, &core.buffers, &mut checker.checked);
+            let effects = core.checker.as_mut().map(check).transpose()?;
             Ok((nodes, effects))
         });
         if checked.is_err() {

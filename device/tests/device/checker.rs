@@ -1,7 +1,7 @@
 //! The checker proves hazards that a lucky order would hide, and names the operations and the buffer.
 
 use device::ops::{Add, Copy, Fill, Poison};
-use device::{Area, CheckError, DType, Device, Error, HostOptions, Stream, Tensor};
+use device::{Area, CheckError, Checked, DType, Device, Error, HostOptions, Stream, Tensor};
 
 use crate::common::checked_device;
 
@@ -253,4 +253,25 @@ fn a_node_that_joins_one_branch_does_not_come_after_another() {
     t.main.wait(&other).unwrap();
     let found = hazard(t.main.end_capture("racing").map(|_| ()));
     assert!(matches!(found, CheckError::Race { .. }), "{found}");
+}
+
+#[test]
+fn what_was_checked_is_counted_by_operation_launch_read_and_ordered_pair() {
+    let t = bench();
+    assert_eq!(t.device.checked().unwrap(), Checked::default(), "uploads are no operations");
+    t.main.submit(Fill { output: t.a, value: 3.0 }).unwrap(); // a pair with the upload of a
+    t.main.submit(Copy { input: t.a, output: t.b }).unwrap(); // with the fill, and with the upload of b
+    let eager = Checked { eager: 2, reads: 1, pairs: 3, ..Checked::default() };
+    assert_eq!(t.device.checked().unwrap(), eager);
+    t.main.begin_capture().unwrap();
+    t.main.submit(Copy { input: t.b, output: t.a }).unwrap();
+    t.main.submit(Copy { input: t.a, output: t.b }).unwrap(); // reads a, and writes b after its read
+    let graph = t.main.end_capture("both").unwrap();
+    let captured = Checked { reads: 2, pairs: 5, ..eager };
+    assert_eq!(t.device.checked().unwrap(), captured);
+    graph.launch(&t.main).unwrap(); // reads b; writes a, which the copy before has read and the fill written, and b
+    let launched = t.device.checked().unwrap();
+    assert_eq!((launched.launches, launched.reads), (1, 3));
+    assert!(launched.pairs > captured.pairs && launched.eager == 2);
+    assert_eq!(Device::host(HostOptions::default()).unwrap().checked(), None);
 }

@@ -11,6 +11,7 @@ pub mod graph_plan;
 mod layers;
 pub mod learning_rate;
 pub mod megatron;
+pub mod model_name;
 pub mod model_plan;
 pub mod model_size;
 pub mod optimizer_plan;

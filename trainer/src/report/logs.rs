@@ -45,7 +45,7 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
     let text = if rank == 0 { create(RUN_LOG.into())? } else { None };
     let console = (rank == 0).then(|| {
         let unprinted = filter_fn(|event| event.target() != PRINTED);
-        fmt::layer().with_writer(std::io::stderr).with_filter(filter).with_filter(unprinted)
+        fmt::layer().with_ansi(false).with_writer(|| Console).with_filter(filter).with_filter(unprinted)
     });
     let json =
         json.map(|file| fmt::layer().json().with_span_events(FmtSpan::NONE).with_writer(file).with_filter(level));
@@ -56,6 +56,21 @@ pub fn start(filter: EnvFilter, folder: Option<&Path>, rank: usize) -> Result<()
     let (version, process) = (env!("CARGO_PKG_VERSION"), std::process::id());
     tracing::info!(target: PRINTED, "trainer {version} starts as process {process}: {command:?}");
     Ok(())
+}
+
+/// The console: a message is printed as all other lines are.
+struct Console;
+
+impl Write for Console {
+    /// `tracing` writes a whole message at once.
+    fn write(&mut self, message: &[u8]) -> std::io::Result<usize> {
+        warn(String::from_utf8_lossy(message).trim_end_matches('\n'));
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A log file. Training goes on if it cannot be written, and the user is told once: `tracing` drops the error.

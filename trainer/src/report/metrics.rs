@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 
+use common::fit::width;
 use common::format::count;
 use common::terminal::warn;
 use engine::fp8::Fp8Losses;
@@ -18,8 +19,10 @@ use crate::report::step_file::StepFile;
 /// The numbers of a step, as in `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepMetrics {
-    /// The step, counted from 0.
+    /// The number of steps done after this one, as checkpoints count them: the first step is 1.
     pub step: usize,
+    /// Samples trained on after this step, over all ranks.
+    pub samples: u64,
     /// Mean loss over the global batch, nats.
     pub loss: f64,
     /// Gradient norm before clipping.
@@ -52,23 +55,43 @@ pub struct StepMetrics {
 }
 
 impl StepMetrics {
-    /// A line for people.
-    pub fn line(&self, steps: usize) -> String {
-        let width = steps.to_string().len();
-        format!(
-            "step {:>width$}/{steps}  loss {:.4}  norm {:.3}  lr {:.2e}  {:.1} ms  {:.0} tok/s  {}FLOP/s{}{}{}{}",
-            self.step + 1,
-            self.loss,
-            self.grad_norm,
-            self.lr,
-            self.step_ms,
-            self.tokens_per_s,
-            count(self.tflops * 1e12),
-            self.mfu.map_or(String::new(), |mfu| format!("  MFU {:.1} %", mfu * 100.0)),
-            self.validation_loss.map_or(String::new(), |loss| format!("  validation {loss:.4}")),
-            self.validation_perplexity.map_or(String::new(), |value| format!("  perplexity {value:.2}")),
-            self.fp8.map_or(String::new(), |shares| format!("  {}", fp8_losses::words(&shares))),
-        )
+    /// A line for people, of a run with so many steps, with the time left where it is known. If it may have `columns` only,
+    /// some numbers are left out, and those of an evaluation follow on a second line.
+    pub fn line(&self, steps: usize, left: Option<&str>, columns: Option<usize>) -> String {
+        let digits = steps.to_string().len();
+        let columns = columns.unwrap_or(usize::MAX);
+        // Numbers with a rank may be left out, the highest rank first.
+        let mut numbers = vec![
+            (0, format!("step {:>digits$}/{steps}", self.step)),
+            (0, format!("loss {:.4}", self.loss)),
+            (1, format!("norm {:.3}", self.grad_norm)),
+            (2, format!("lr {:.2e}", self.lr)),
+            (0, format!("{:.1} ms", self.step_ms)),
+            (0, format!("{:.0} tok/s", self.tokens_per_s)),
+            (3, format!("{}FLOP/s", count(self.tflops * 1e12))),
+        ];
+        numbers.extend(self.mfu.map(|mfu| (0, format!("MFU {:.1} %", mfu * 100.0))));
+        numbers.extend(left.map(|left| (0, format!("{left} left"))));
+        let others = [
+            self.validation_loss.map(|loss| format!("validation {loss:.4}")),
+            self.validation_perplexity.map(|value| format!("perplexity {value:.2}")),
+            self.fp8.map(|shares| fp8_losses::words(&shares)),
+        ];
+        let others = others.into_iter().flatten().collect::<Vec<String>>().join("  ");
+        let joined = |numbers: &[(u8, String)]| {
+            numbers.iter().map(|(_, number)| number.as_str()).collect::<Vec<&str>>().join("  ")
+        };
+        for rank in [3, 2, 1] {
+            if width(&joined(&numbers)) > columns {
+                numbers.retain(|(of, _)| *of != rank);
+            }
+        }
+        let line = joined(&numbers);
+        match others.as_str() {
+            "" => line,
+            _ if width(&line) + 2 + width(&others) <= columns => format!("{line}  {others}"),
+            _ => format!("{line}\n  {others}"),
+        }
     }
 }
 
@@ -91,14 +114,15 @@ impl MetricsFile {
         Ok(MetricsFile { lines: StepFile::new(path, file)? })
     }
 
-    /// Continues the file in `folder` at `step`. Lines of that step and later steps, and an incomplete last line, are
-    /// removed, so that each step appears once. Of `carried`, which the checkpoint has, steps are added that are missing.
+    /// Continues the file in `folder` after `step` steps. Lines of later steps, and an incomplete last line, are removed, so
+    /// that each step appears once. Of `carried`, which the checkpoint has, steps are added that are missing. Lines of
+    /// earlier builds get the numbers of this one.
     ///
     /// # Errors
     /// Operating system errors.
     pub fn resume(folder: &Path, step: usize, carried: &[u8]) -> std::io::Result<MetricsFile> {
         let path = folder.join(METRICS);
-        let (mut file, _) = continued(&path, "step", step)?;
+        let (mut file, _) = continued(&path, &LINES, step)?;
         if !carried.is_empty() {
             file = merged(&path, file, carried, step)?;
         }
@@ -129,34 +153,101 @@ impl MetricsFile {
     }
 }
 
-/// Adds to a file of whole lines those of `carried` for steps below `step` that it lacks, each in its place.
+/// How the lines of a file say which step they are of.
+pub(crate) struct StepKeys {
+    /// The key of the step's number.
+    pub(crate) step: &'static str,
+    /// A key that earlier builds did not write. They counted steps from 0.
+    pub(crate) since: &'static str,
+}
+
+/// The keys of `metrics.jsonl`.
+const LINES: StepKeys = StepKeys { step: "step", since: "samples" };
+
+impl StepKeys {
+    /// The number of a line's step, as this build counts; `None` for a damaged line.
+    fn number(&self, line: &Value) -> Option<u64> {
+        let written = line[self.step].as_u64()?;
+        Some(if self.is_earlier(line) { written + 1 } else { written })
+    }
+
+    /// Whether an earlier build wrote the line.
+    fn is_earlier(&self, line: &Value) -> bool {
+        line.get(self.since).is_none()
+    }
+
+    /// A line of an earlier build with its step's number as this build counts, and `null` for what that build did not write.
+    /// All other bytes stay: numbers that are read and written again may change their last digit.
+    fn renumbered(&self, line: &[u8], number: u64) -> Vec<u8> {
+        let key = format!("\"{}\":", self.step).into_bytes();
+        let at = line.windows(key.len()).position(|bytes| bytes == key).map_or(0, |at| at + key.len());
+        let digits = line[at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let now = format!("{number},\"{}\":null", self.since);
+        [&line[..at], now.as_bytes(), &line[at + digits..]].concat()
+    }
+}
+
+/// The last step of a metrics file; 0 if it has none.
+///
+/// # Errors
+/// Operating system errors.
+pub(crate) fn last_step(path: &Path) -> std::io::Result<u64> {
+    let mut last = 0;
+    for line in BufReader::new(File::open(path)?).split(b'\n') {
+        let value: Option<Value> = serde_json::from_slice(&line?).ok();
+        last = value.and_then(|value| LINES.number(&value)).unwrap_or(last);
+    }
+    Ok(last)
+}
+
+/// Whether the metrics in `folder` have lines of an earlier build, which counted steps from 0.
+///
+/// # Errors
+/// Operating system errors.
+pub(crate) fn counts_from_0(folder: &Path) -> std::io::Result<bool> {
+    let file = match File::open(folder.join(METRICS)) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        opened => opened?,
+    };
+    for line in BufReader::new(file).split(b'\n') {
+        let value: Option<Value> = serde_json::from_slice(&line?).ok();
+        if value.is_some_and(|value| LINES.number(&value).is_some() && LINES.is_earlier(&value)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Adds to a file of whole lines those of `carried` up to `step` that it lacks, each in its place.
 fn merged(path: &Path, mut file: File, carried: &[u8], step: usize) -> std::io::Result<File> {
     let mut content = Vec::new();
     file.seek(SeekFrom::Start(0))?;
     file.read_to_end(&mut content)?;
-    let mut steps: BTreeMap<u64, &[u8]> = BTreeMap::new();
+    let mut steps: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     for line in content.split_inclusive(|byte| *byte == b'\n').chain(carried.split_inclusive(|byte| *byte == b'\n')) {
-        let value: Option<Value> = serde_json::from_slice(line).ok();
-        let of = value.and_then(|value| value["step"].as_u64()).filter(|of| *of < step as u64);
+        let Ok(value) = serde_json::from_slice::<Value>(line) else { continue };
+        let of = LINES.number(&value).filter(|of| *of <= step as u64);
         if let Some(of) = of.filter(|_| line.ends_with(b"\n")) {
-            steps.entry(of).or_insert(line);
+            let renumbered = || LINES.renumbered(line, of);
+            steps.entry(of).or_insert_with(|| if LINES.is_earlier(&value) { renumbered() } else { line.to_vec() });
         }
     }
     replaced(path, |copy| steps.values().try_for_each(|line| copy.write_all(line)))
 }
 
-/// Opens a file of one JSON object per line to continue it at `step`. Lines whose `key` is that step or a later one, and an
-/// incomplete last line, are removed. Damaged lines are removed too, with a warning. Also returns the last line that stays.
-pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
+/// Opens a file of one JSON object per line to continue it after `step` steps. Lines of later steps, and an incomplete last
+/// line, are removed. Damaged lines are removed too, with a warning. Lines of earlier builds get the numbers of this one.
+/// Also returns the last line that stays.
+pub(crate) fn continued(path: &Path, keys: &StepKeys, step: usize) -> std::io::Result<(File, Option<Value>)> {
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-    let Lines { ranges, last, damaged } = lines_before(&file, key, step)?;
+    let Lines { kept, last, damaged } = lines_up_to(&file, keys, step)?;
     if let [first, more @ ..] = &damaged[..] {
         let more = if more.is_empty() { String::new() } else { format!(", and {} more", more.len()) };
         warn(&format!("WARNING: {} is damaged: line {first}{more} was removed", path.display()));
     }
-    match &ranges[..] {
+    match &kept[..] {
         [] => file.set_len(0)?,
-        [start] if start.start == 0 => file.set_len(start.end)?,
+        [Kept::Bytes(range)] if range.start == 0 => file.set_len(range.end)?,
         parts => file = copied(path, &mut file, parts)?,
     }
     file.seek(SeekFrom::End(0))?;
@@ -166,17 +257,25 @@ pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<
 /// The lines of a continued file.
 #[derive(Default)]
 struct Lines {
-    /// The bytes that stay. Adjacent lines are one range.
-    ranges: Vec<Range<u64>>,
+    /// What stays, in order.
+    kept: Vec<Kept>,
     /// The last line that stays.
     last: Option<Value>,
     /// Numbers of damaged lines, from 1.
     damaged: Vec<usize>,
 }
 
-fn lines_before(file: &File, key: &str, step: usize) -> std::io::Result<Lines> {
+/// A part of a continued file.
+enum Kept {
+    /// Adjacent lines as they are.
+    Bytes(Range<u64>),
+    /// A line with another number.
+    Renumbered(Vec<u8>),
+}
+
+fn lines_up_to(file: &File, keys: &StepKeys, step: usize) -> std::io::Result<Lines> {
     let (mut reader, mut line) = (BufReader::new(file), Vec::new());
-    let (mut lines, mut at, mut next) = (Lines::default(), 0, 0);
+    let (mut lines, mut at, mut before) = (Lines::default(), 0, 0);
     for number in 1.. {
         line.clear();
         let end = at + reader.read_until(b'\n', &mut line)? as u64;
@@ -184,13 +283,15 @@ fn lines_before(file: &File, key: &str, step: usize) -> std::io::Result<Lines> {
             break; // the end, or an incomplete last line
         }
         let value: Option<Value> = serde_json::from_slice(&line).ok();
-        match value.as_ref().and_then(|value| value[key].as_u64()) {
-            Some(of) if of >= next && of < step as u64 => {
-                match lines.ranges.last_mut().filter(|range| range.end == at) {
-                    Some(range) => range.end = end,
-                    None => lines.ranges.push(at..end),
+        match value.as_ref().and_then(|value| Some((value, keys.number(value)?))) {
+            Some((value, of)) if of > before && of <= step as u64 => {
+                match lines.kept.last_mut() {
+                    _ if keys.is_earlier(value) => lines.kept.push(Kept::Renumbered(keys.renumbered(&line, of))),
+                    Some(Kept::Bytes(range)) if range.end == at => range.end = end,
+                    _ => lines.kept.push(Kept::Bytes(at..end)),
                 }
-                (lines.last, next) = (value, of + 1);
+                before = of;
+                lines.last = Some(value.clone());
             }
             Some(_) => {}
             None => lines.damaged.push(number),
@@ -201,11 +302,16 @@ fn lines_before(file: &File, key: &str, step: usize) -> std::io::Result<Lines> {
 }
 
 /// Replaces the file at `path` by these parts of it.
-fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result<File> {
+fn copied(path: &Path, file: &mut File, parts: &[Kept]) -> std::io::Result<File> {
     replaced(path, |copy| {
         for part in parts {
-            file.seek(SeekFrom::Start(part.start))?;
-            std::io::copy(&mut file.take(part.end - part.start), copy)?;
+            match part {
+                Kept::Bytes(range) => {
+                    file.seek(SeekFrom::Start(range.start))?;
+                    std::io::copy(&mut file.take(range.end - range.start), copy)?;
+                }
+                Kept::Renumbered(line) => copy.write_all(line)?,
+            }
         }
         Ok(())
     })
@@ -225,17 +331,25 @@ fn replaced(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -
 mod tests {
     use super::*;
 
+    fn line(step: usize) -> String {
+        format!("{{\"step\":{step},\"samples\":{}}}\n", step * 8)
+    }
+
+    fn lines(steps: impl IntoIterator<Item = usize>) -> String {
+        steps.into_iter().map(line).collect()
+    }
+
     #[test]
     fn a_continued_file_keeps_whole_lines_of_earlier_steps_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
-        let lines: Vec<String> = (0..5).map(|step| format!("{{\"step\":{step}}}\n")).collect();
+        let all = lines(1..6);
         for (text, step, kept) in
-            [(lines.concat(), 3, 3), (lines.concat() + "{\"ste", 9, 5), (lines.concat(), 0, 0), (String::new(), 2, 0)]
+            [(all.clone(), 3, 3), (all.clone() + "{\"ste", 9, 5), (all, 0, 0), (String::new(), 2, 0)]
         {
             std::fs::write(&path, text).unwrap();
             MetricsFile::resume(folder.path(), step, b"").unwrap().sync().unwrap();
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), lines[..kept].concat(), "continued at {step}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), lines(1..=kept), "continued after {step}");
         }
     }
 
@@ -243,17 +357,19 @@ mod tests {
     fn a_damaged_line_costs_a_continued_file_that_line_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
-        let line = |step: usize| format!("{{\"step\":{step}}}\n").into_bytes();
-        for damaged in [vec![0, 0, 0, b'\n'], vec![b'{', 0xff, b'\n'], b"[]\n".into(), b"{\"step\":1}\n".into()] {
+        let line = |step: usize| line(step).into_bytes();
+        for damaged in [vec![0, 0, 0, b'\n'], vec![b'{', 0xff, b'\n'], b"[]\n".into(), line(1)] {
             for at in [0, 3, 11] {
-                let mut lines: Vec<Vec<u8>> = (0..14).map(line).collect();
+                // The first line may be what replaces it.
+                let mut lines: Vec<Vec<u8>> = (1..15).map(line).collect();
                 lines[at] = damaged.clone();
                 std::fs::write(&path, lines.concat()).unwrap();
-                let (mut file, last) = continued(&path, "step", 12).unwrap();
-                file.write_all(&line(12)).unwrap();
-                let expected: Vec<u8> = (0..=12).filter(|step| *step != at).flat_map(line).collect();
+                let (mut file, last) = continued(&path, &LINES, 12).unwrap();
+                file.write_all(&line(13)).unwrap();
+                let stays = |step: &usize| *step != at + 1 || (at == 0 && damaged == line(1));
+                let expected: Vec<u8> = (1..=13).filter(stays).flat_map(line).collect();
                 assert_eq!(std::fs::read(&path).unwrap(), expected, "line {at} is {damaged:?}");
-                assert_eq!(last.unwrap()["step"], if at == 11 { 10 } else { 11 });
+                assert_eq!(last.unwrap()["step"], if at == 11 { 11 } else { 12 });
             }
         }
     }
@@ -262,17 +378,70 @@ mod tests {
     fn lines_that_a_checkpoint_carried_take_their_places_and_steps_appear_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
-        let line = |step: usize, loss: usize| format!("{{\"step\":{step},\"loss\":{loss}}}\n");
+        let line = |step: usize, loss: usize| format!("{{\"step\":{step},\"samples\":8,\"loss\":{loss}}}\n");
         let lines = |steps: &[usize], loss| steps.iter().map(|step| line(*step, loss)).collect::<String>();
         for (there, carried, all) in [
-            (lines(&[0, 1], 1), lines(&[2, 3], 2), lines(&[0, 1], 1) + &lines(&[2, 3], 2)),
-            (lines(&[0, 1, 2], 1) + "{\"st", lines(&[2, 3, 4], 2), lines(&[0, 1, 2], 1) + &lines(&[3], 2)),
-            (lines(&[0, 3], 1), lines(&[1, 2, 3], 2) + "no line", line(0, 1) + &lines(&[1, 2], 2) + &line(3, 1)),
-            (String::new(), lines(&[0, 1, 2, 3], 2), lines(&[0, 1, 2, 3], 2)),
+            (lines(&[1, 2], 1), lines(&[3, 4], 2), lines(&[1, 2], 1) + &lines(&[3, 4], 2)),
+            (lines(&[1, 2, 3], 1) + "{\"st", lines(&[3, 4, 5], 2), lines(&[1, 2, 3], 1) + &lines(&[4], 2)),
+            (lines(&[1, 4], 1), lines(&[2, 3, 4], 2) + "no line", line(1, 1) + &lines(&[2, 3], 2) + &line(4, 1)),
+            (String::new(), lines(&[1, 2, 3, 4], 2), lines(&[1, 2, 3, 4], 2)),
         ] {
             std::fs::write(&path, there).unwrap();
             MetricsFile::resume(folder.path(), 4, carried.as_bytes()).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), all);
         }
+    }
+
+    #[test]
+    fn lines_of_an_earlier_build_get_numbers_of_this_one_and_keep_all_other_digits() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS);
+        let earlier = |step: usize| format!("{{\"step\":{step},\"loss\":5.506170682847200100{step}}}\n");
+        let now = |step: usize| {
+            earlier(step - 1).replacen(&format!(":{},", step - 1), &format!(":{step},\"samples\":null,"), 1)
+        };
+        // It did eleven steps, of which the last was after the checkpoint.
+        std::fs::write(&path, (0..11).map(earlier).collect::<String>()).unwrap();
+        assert!(counts_from_0(folder.path()).unwrap() && last_step(&path).unwrap() == 11);
+        let mut file = MetricsFile::resume(folder.path(), 10, earlier(9).as_bytes()).unwrap();
+        file.lines.write(line(11).as_bytes()).unwrap();
+        let expected = (1..11).map(now).collect::<String>() + &line(11);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+        assert!(!counts_from_0(folder.path()).unwrap() && last_step(&path).unwrap() == 11);
+        MetricsFile::resume(folder.path(), 11, b"").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected, "no line is numbered twice");
+    }
+
+    #[test]
+    fn a_line_fits_its_columns_and_says_what_is_most_important() {
+        let step = StepMetrics {
+            step: 200,
+            samples: 3200,
+            loss: 2.4814,
+            grad_norm: 0.721,
+            lr: 1.99e-3,
+            tokens_per_s: 1_500_002.0,
+            tflops: 80.26,
+            mfu: Some(0.412),
+            step_ms: 1136.5,
+            host_ms: 1.0,
+            data_wait_ms: 0.0,
+            memory_bytes: 1,
+            validation_loss: Some(2.6141),
+            validation_perplexity: Some(13.66),
+            fp8: None,
+        };
+        let whole = "step  200/2000  loss 2.4814  norm 0.721  lr 1.99e-3  1136.5 ms  1500002 tok/s  80.26 TFLOP/s  \
+                     MFU 41.2 %  6 min left  validation 2.6141  perplexity 13.66";
+        assert_eq!(step.line(2000, Some("6 min"), Some(200)), whole);
+        for columns in [60, 70, 80, 90, 100, 120, 140] {
+            let line = step.line(2000, Some("6 min"), Some(columns));
+            assert!(columns < 80 || line.lines().all(|line| width(line) <= columns), "{columns}: {line}");
+            assert!(line.starts_with("step  200/2000  loss 2.4814") && line.contains("6 min left"), "{line}");
+            assert!(line.ends_with("validation 2.6141  perplexity 13.66"), "{line}");
+        }
+        let narrow = "step  200/2000  loss 2.4814  1136.5 ms  1500002 tok/s  MFU 41.2 %  6 min left\n  validation 2.6141  \
+                      perplexity 13.66";
+        assert_eq!(step.line(2000, Some("6 min"), Some(80)), narrow);
     }
 }

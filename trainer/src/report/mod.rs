@@ -1,14 +1,18 @@
 //! What a run reports: lines on the console, logs, and files of metrics.
 
+pub mod checks;
 pub mod fp8_losses;
 pub mod gpu_peak;
 pub mod graph_report;
 pub mod logs;
 pub mod metrics;
+mod progress;
 mod replay_picture;
 pub mod reporter;
 pub mod run_log;
 mod step_file;
 pub mod summary;
 pub mod tensorboard;
+mod time_left;
 pub mod wandb;
+pub mod wandb_client;

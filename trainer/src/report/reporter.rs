@@ -1,14 +1,15 @@
 //! Reports steps as a run goes: on the console, and in the run's files.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::terminal::{PRINTED, say, warn};
+use common::format::duration;
+use common::terminal::{PRINTED, columns, say, shows_status, warn};
 use device::Device;
 use engine::fp8::TensorCounts;
 use engine::precision::Precision;
 use engine::step::StepResult;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::checkpoint::Progress;
 use crate::config::LoggingConfig;
 use crate::config::learning_rate::LearningRate;
 use crate::config::model_size::ModelSize;
@@ -17,7 +18,9 @@ use crate::error::{RunError, file_error};
 use crate::report::fp8_losses::Fp8Watch;
 use crate::report::gpu_peak::peak_tflops;
 use crate::report::metrics::StepMetrics;
+use crate::report::progress::ProgressLine;
 use crate::report::run_log::RunLog;
+use crate::report::time_left::TimeLeft;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,8 +37,9 @@ pub struct Outcome {
 
 /// A step that the device has finished.
 pub(crate) struct FinishedStep {
-    pub(crate) step: usize,
-    /// Over all ranks.
+    /// The steps and samples after it, those of earlier processes included.
+    pub(crate) progress: Progress,
+    /// Its samples over all ranks.
     pub(crate) samples: usize,
     pub(crate) result: StepResult,
     /// What 8-bit copies of this rank lost, where the step measured it.
@@ -76,8 +80,10 @@ pub(crate) struct Reporter<'p> {
     skipped: usize,
     /// Looks for tensors that 8 bits do not suit; on the first rank of each stage.
     fp8_watch: Option<Fp8Watch>,
-    /// A progress bar on a terminal, lines elsewhere; on rank 0.
-    bar: Option<ProgressBar>,
+    progress: ProgressLine,
+    time_left: TimeLeft,
+    /// When this process began to train.
+    began: Instant,
     /// Planned device memory of this rank, bytes.
     memory: usize,
     /// Peak FLOP/s of all ranks, where it is known.
@@ -87,25 +93,18 @@ pub(crate) struct Reporter<'p> {
 }
 
 impl<'p> Reporter<'p> {
-    /// The reporter of a process that starts at step `start`. Rank 0 passes a `log`, and is the only one to print; but what
-    /// an `fp8_watch` finds is printed by the rank that has it.
+    /// The reporter of a process. Rank 0 passes a `log`, and is the only one to print; but what an `fp8_watch` finds is
+    /// printed by the rank that has it.
     pub(crate) fn new(
         plan: &'p RunPlan,
         log: Option<RunLog>,
         fp8_watch: Option<Fp8Watch>,
         memory: usize,
         peak: Option<f64>,
-        start: usize,
     ) -> Reporter<'p> {
         let steps = plan.steps;
-        let bar = log.is_some().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr());
-            if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {elapsed} of {eta} left  {msg}") {
-                bar.set_style(style);
-            }
-            bar.set_position(start as u64);
-            bar
-        });
+        let intervals = [plan.evaluation.map_or(0, |plan| plan.interval), plan.config.checkpoint.interval];
+        let settling = if plan.graphs.enable { plan.graphs.warmup_steps + 1 } else { 1 };
         Reporter {
             logging: &plan.config.logging,
             steps,
@@ -117,7 +116,9 @@ impl<'p> Reporter<'p> {
             write_error: None,
             skipped: 0,
             fp8_watch,
-            bar,
+            progress: ProgressLine::default(),
+            time_left: TimeLeft::new(intervals, settling),
+            began: Instant::now(),
             memory,
             peak,
             last_loss: f64::NAN,
@@ -127,34 +128,34 @@ impl<'p> Reporter<'p> {
 
     /// Prints a line on rank 0 and writes it to the logs.
     pub(crate) fn say(&self, text: &str) {
-        if let Some(bar) = &self.bar {
-            bar.suspend(|| say(text));
+        if self.log.is_some() {
+            say(text);
             tracing::info!(target: PRINTED, "{text}");
         }
     }
 
     /// Prints a warning on any rank and writes it to its log.
     fn warn(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| warn(text)),
-            None => warn(text),
-        }
+        warn(text);
         tracing::warn!(target: PRINTED, "{text}");
     }
 
     /// Reports a step, with the loss of the evaluation that followed it, if there was one.
     pub(crate) fn report_step(&mut self, done: &FinishedStep, validation_loss: Option<f64>) {
-        let FinishedStep { step, samples, ref result, ref counts, seconds, host, data_wait } = *done;
+        let FinishedStep { progress, samples, ref result, ref counts, seconds, host, data_wait } = *done;
+        let step = progress.step;
         self.last_loss = result.loss;
         self.skipped = if result.applied { 0 } else { self.skipped + 1 };
         self.last_validation = validation_loss.or(self.last_validation);
+        self.time_left.step_ended(Instant::now());
         let tokens_per_s = (samples * self.size.losses_per_sample) as f64 / seconds;
         let flops = tokens_per_s * self.size.flops_per_token;
         let metrics = StepMetrics {
             step,
+            samples: progress.samples,
             loss: result.loss,
             grad_norm: result.grad_norm,
-            lr: self.learning_rate.at(step),
+            lr: self.learning_rate.at(step - 1),
             tokens_per_s,
             tflops: flops / 1e12,
             mfu: self.peak.map(|peak| flops / peak),
@@ -166,23 +167,39 @@ impl<'p> Reporter<'p> {
             validation_perplexity: validation_loss.and_then(|loss| self.perplexity(loss)),
             fp8: result.fp8,
         };
-        let due = (step + 1) % self.logging.interval == 0 || step == 0 || step + 1 == self.steps;
+        let due = step % self.logging.interval == 0 || step == 1 || step == self.steps;
         if due || validation_loss.is_some() || !result.applied {
-            self.say(&metrics.line(self.steps));
+            self.say_step(&metrics);
         }
         if !result.applied {
-            self.say(&format!("step {}: the update was skipped, because the gradients are not finite", step + 1));
+            self.say(&format!("step {step}: the update was skipped, because the gradients are not finite"));
         }
         if let (Some(watch), Some(counts)) = (&mut self.fp8_watch, counts) {
             for warning in watch.look(counts) {
-                self.warn(&format!("WARNING: step {}: {warning}", step + 1));
+                self.warn(&format!("WARNING: step {step}: {warning}"));
             }
         }
-        if let Some(bar) = &self.bar {
-            bar.inc(1);
-            bar.set_message(format!("loss {:.4}", result.loss));
+        if self.log.is_some() {
+            self.progress.show(step, self.steps, self.left(step).as_deref(), result.loss);
         }
         self.write("the metrics", |log| log.write(&metrics));
+    }
+
+    /// Prints a step's line on rank 0. On a terminal the line at the bottom tells the time left, and numbers that do not fit
+    /// are left out; the log has them all.
+    fn say_step(&self, metrics: &StepMetrics) {
+        if self.log.is_some() {
+            let left = self.left(metrics.step);
+            let left = left.as_deref();
+            say(&metrics.line(self.steps, left.filter(|_| !shows_status()), columns()));
+            tracing::info!(target: PRINTED, "{}", metrics.line(self.steps, left, None));
+        }
+    }
+
+    /// The time that the steps after this one will take, in words. None after the last step.
+    fn left(&self, step: usize) -> Option<String> {
+        let steps = self.steps.saturating_sub(step);
+        self.time_left.of(steps).filter(|_| steps > 0).map(|time| duration(time.as_secs_f64()))
     }
 
     /// Waits until the reported steps are on disk. Returns the lines of metrics that cannot be written; none on other ranks.
@@ -229,9 +246,11 @@ impl<'p> Reporter<'p> {
     }
 
     /// Prints how the run ended, on rank 0.
-    pub(crate) fn finish(&self, outcome: &Outcome) {
-        let Some(bar) = &self.bar else { return };
-        bar.finish_and_clear();
+    pub(crate) fn finish(&mut self, outcome: &Outcome) {
+        if self.log.is_none() {
+            return;
+        }
+        self.progress.clear();
         if !outcome.finite {
             let checkpoints = if self.saves_checkpoints { " Earlier checkpoints are kept." } else { "" };
             let cause = if self.has_diverged() {
@@ -255,8 +274,7 @@ impl<'p> Reporter<'p> {
                 line += &format!(", {}", relative_to_floor(loss, floor));
             }
         }
-        say(&line);
-        tracing::info!(target: PRINTED, "{line}");
+        self.say(&format!("{line}, in {}", duration(self.began.elapsed().as_secs_f64())));
     }
 }
 

@@ -3,32 +3,43 @@
 use std::path::Path;
 
 use crate::config::LoggingConfig;
-use crate::report::metrics::{MetricsFile, StepMetrics};
-use crate::report::tensorboard::EventFile;
+use crate::report::metrics::{MetricsFile, StepMetrics, counts_from_0};
+use crate::report::tensorboard::{EventFile, set_aside};
 use crate::report::wandb::History;
+use crate::report::wandb_client::Client;
 
 /// All files that a step is written to.
 pub struct RunLog {
     metrics: MetricsFile,
     events: Option<EventFile>,
     history: Option<History>,
+    client: Option<Client>,
 }
 
 impl RunLog {
-    /// Creates the files in `logging.dir`, or continues them at a `step` above 0. `carried` are lines of metrics that the
-    /// checkpoint has.
+    /// Creates the files in `logging.dir`, or continues them after `step` steps. `carried` are lines of metrics that the
+    /// checkpoint has. Rows for Weights & Biases also go to its `client`, if there is one.
     ///
     /// # Errors
     /// Operating system errors.
-    pub fn open(logging: &LoggingConfig, step: usize, carried: &[u8]) -> std::io::Result<RunLog> {
+    pub fn open(
+        logging: &LoggingConfig,
+        step: usize,
+        carried: &[u8],
+        client: Option<Client>,
+    ) -> std::io::Result<RunLog> {
         let folder = Path::new(&logging.dir);
+        if step > 0 && counts_from_0(folder)? {
+            // Before the metrics get other numbers: a start that is cut short is repeated.
+            set_aside(folder)?;
+        }
         let metrics = match step {
             0 => MetricsFile::create(folder)?,
             _ => MetricsFile::resume(folder, step, carried)?,
         };
         let events = logging.tensorboard.then(|| EventFile::create(folder, step)).transpose()?;
         let history = logging.wandb.then(|| History::open(folder, step)).transpose()?;
-        Ok(RunLog { metrics, events, history })
+        Ok(RunLog { metrics, events, history, client })
     }
 
     /// Adds a step. Metrics that cannot be written are kept for later. A file of another kind that cannot be written is
@@ -42,11 +53,13 @@ impl RunLog {
         if events.is_err() {
             self.events = None;
         }
-        let history = self.history.as_mut().map_or(Ok(()), |history| history.write(step));
-        if history.is_err() {
-            self.history = None;
+        let row = self.history.as_mut().map(|history| history.write(step)).transpose();
+        match (&row, &mut self.client) {
+            (Err(_), _) => self.history = None,
+            (Ok(Some(row)), Some(client)) => client.send(row),
+            _ => {}
         }
-        metrics.and(events).and(history)
+        metrics.and(events).and(row.map(drop))
     }
 
     /// The lines of `metrics.jsonl` that may not be on disk.
@@ -67,6 +80,9 @@ impl RunLog {
     /// # Errors
     /// Operating system errors.
     pub fn finish(&mut self) -> std::io::Result<()> {
+        if let Some(client) = self.client.take() {
+            client.finish();
+        }
         self.history.as_mut().map_or(Ok(()), History::finish)
     }
 }

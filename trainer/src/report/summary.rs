@@ -1,6 +1,6 @@
 //! The summary of a plan, printed before a run: what is trained, on what, in how much memory.
 
-use common::format::{boxed, bytes, count, counted};
+use common::format::{bytes, count, counted};
 use data::Source;
 use device::Device;
 use engine::regions::Mode;
@@ -8,26 +8,30 @@ use engine::step::Stage;
 use parallel::Axis;
 
 use crate::config::graph_plan::graph_scope;
+use crate::config::model_name::describe;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::plan::RunPlan;
 use crate::config::{Fp8Choice, GraphScope, RunConfig};
 use crate::process_group::ProcessGroup;
 
-/// The summary of one rank's plan, as a box.
+/// The title of the summary.
+pub const PLAN: &str = "plan of a rank";
+
+/// The summary of one rank's plan: labels and values.
 pub fn summary(
     plan: &RunPlan,
     stage: &mut Stage,
     source: &dyn Source,
     device: &Device,
     group: &ProcessGroup,
-) -> String {
+) -> Vec<(&'static str, String)> {
     let config = &plan.config;
     let compute = config.precision.compute;
-    let preset = config.model.preset;
+    let model = describe(&config.model);
     let parameters = count(plan.size.parameters as f64);
     let tokens = plan.batch.samples_of(plan.steps) as f64 * plan.size.losses_per_sample as f64;
     let mut rows = vec![
-        ("model", format!("{preset}, {parameters} parameters")),
+        ("model", format!("{model}, {parameters} parameters")),
         ("data", source.describe()),
         ("batch", batch(plan)),
         ("steps", format!("{}, {} tokens", plan.steps, count(tokens))),
@@ -46,7 +50,7 @@ pub fn summary(
     if let Some(floor) = source.floor() {
         rows.push(("loss floor", format!("{floor:.4} nats, the entropy of the data")));
     }
-    boxed("plan of a rank", &rows)
+    rows
 }
 
 fn batch(plan: &RunPlan) -> String {

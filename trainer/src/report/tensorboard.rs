@@ -21,8 +21,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Creates a file in `folder`. If a run continues at a `step` above 0, the file tells TensorBoard to forget that step and
-    /// later ones of earlier files.
+    /// Creates a file in `folder`. If a run continues after `step` steps, the file tells TensorBoard to forget later ones of
+    /// earlier files.
     ///
     /// # Errors
     /// Operating system errors.
@@ -37,7 +37,7 @@ impl EventFile {
         file.record(&event(now, 0, |event| bytes(event, 3, b"brain.Event:2")))?;
         if step > 0 {
             // SessionLog { status: START }.
-            file.record(&event(now, step as u64, |event| bytes(event, 7, &[8, 1])))?;
+            file.record(&event(now, step as u64 + 1, |event| bytes(event, 7, &[8, 1])))?;
         }
         Ok(file)
     }
@@ -68,6 +68,26 @@ impl EventFile {
     }
 }
 
+/// The folder for event files of an earlier build.
+pub(crate) const SET_ASIDE: &str = "steps-from-0";
+
+/// Moves the event files of a folder to a folder inside. An earlier build wrote them, which counted steps from 0, and
+/// TensorBoard would show their steps and those of later files as one run.
+///
+/// # Errors
+/// Operating system errors.
+pub(crate) fn set_aside(folder: &Path) -> std::io::Result<()> {
+    let aside = folder.join(SET_ASIDE);
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        if name.to_string_lossy().starts_with(PREFIX) {
+            std::fs::create_dir_all(&aside)?;
+            std::fs::rename(folder.join(&name), aside.join(&name))?;
+        }
+    }
+    Ok(())
+}
+
 /// The time in the name of the last event file of a folder; 0 if there is none.
 fn last_time(folder: &Path) -> std::io::Result<u64> {
     let mut last = 0;
@@ -79,12 +99,16 @@ fn last_time(folder: &Path) -> std::io::Result<u64> {
     Ok(last)
 }
 
+/// The scalar that says how many samples were trained on.
+pub(crate) const SAMPLES: &str = "train/samples";
+
 /// The scalars of a step by name. The part before the slash is the group.
 pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(&'static str, f64)> {
     let mut scalars = vec![
         ("train/loss", metrics.loss),
         ("train/grad_norm", f64::from(metrics.grad_norm)),
         ("train/lr", metrics.lr),
+        (SAMPLES, metrics.samples as f64),
         ("speed/tokens_per_s", metrics.tokens_per_s),
         ("speed/tflops", metrics.tflops),
         ("speed/step_ms", metrics.step_ms),

@@ -1,6 +1,6 @@
 //! A run's history in the form of Weights & Biases: `wandb-history.jsonl`, a row per step with W&B's `_step`, `_timestamp` and
-//! `_runtime`, and `wandb-summary.json`, the last value of each. Nothing is sent anywhere. To send it, call
-//! `wandb.log(row, step=row["_step"])` for every row.
+//! `_runtime`, and `wandb-summary.json`, the last value of each. To send it later, call
+//! `wandb.log(row, step=row["_step"])` for every row. [`super::wandb_client`] sends rows while the run goes on.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -9,8 +9,11 @@ use std::time::Instant;
 
 use serde_json::{Map, Value};
 
-use crate::report::metrics::{StepMetrics, continued};
-use crate::report::tensorboard::{scalars, seconds};
+use crate::report::metrics::{StepKeys, StepMetrics, continued};
+use crate::report::tensorboard::{SAMPLES, scalars, seconds};
+
+/// How a row says which step it is of.
+const ROWS: StepKeys = StepKeys { step: "_step", since: SAMPLES };
 
 /// The history of a run.
 pub struct History {
@@ -23,33 +26,34 @@ pub struct History {
 }
 
 impl History {
-    /// Creates the history in `folder`, or continues it at a `step` above 0, after the rows of earlier steps.
+    /// Creates the history in `folder`, or continues it after `step` steps, after the rows of these.
     ///
     /// # Errors
     /// Operating system errors.
     pub fn open(folder: &Path, step: usize) -> std::io::Result<History> {
         let path = folder.join("wandb-history.jsonl");
-        let (file, last) = continued(&path, "_step", step)?;
+        let (file, last) = continued(&path, &ROWS, step)?;
         let summary = last.and_then(|row| row.as_object().cloned()).unwrap_or_default();
         let before = summary.get("_runtime").and_then(Value::as_f64).unwrap_or(0.0);
         let summary_path = folder.join("wandb-summary.json");
         Ok(History { file: BufWriter::new(file), summary, summary_path, began: Instant::now(), before })
     }
 
-    /// Adds a step.
+    /// Adds a step, and returns its row.
     ///
     /// # Errors
     /// Operating system errors.
-    pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<()> {
+    pub fn write(&mut self, metrics: &StepMetrics) -> std::io::Result<String> {
         let mut row = Map::new();
         row.insert("_step".into(), metrics.step.into());
         row.insert("_timestamp".into(), seconds().into());
         row.insert("_runtime".into(), (self.before + self.began.elapsed().as_secs_f64()).into());
         row.extend(scalars(metrics).into_iter().map(|(name, value)| (name.into(), value.into())));
-        serde_json::to_writer(&mut self.file, &row)?;
+        let line = serde_json::to_string(&row)? + "\n";
         self.summary.extend(row);
-        self.file.write_all(b"\n")?;
-        self.file.flush()
+        self.file.write_all(line.as_bytes())?;
+        self.file.flush()?;
+        Ok(line)
     }
 
     /// Writes the summary.

@@ -2,7 +2,7 @@
 
 use common::UserError;
 use common::format::counted;
-use device::cuda::{CudaOptions, gpu_count};
+use device::cuda::{CudaOptions, gpu_count, why_no_gpu};
 use device::{Device, HostOptions};
 use engine::precision::Precision;
 use launch::RankEnv;
@@ -42,11 +42,14 @@ impl Accelerator {
     pub fn choose(choice: DeviceChoice, env: &RankEnv) -> Result<Accelerator, UserError> {
         let gpus = if choice == DeviceChoice::Host { 0 } else { gpu_count() };
         match gpus {
-            0 if choice == DeviceChoice::Cuda => Err(UserError::new(
-                "train.device = \"cuda\"",
-                "NVIDIA's driver (libcuda.so.1) is installed, and there is a GPU",
-                "install the driver, or set train.device = \"host\"",
-            )),
+            0 if choice == DeviceChoice::Cuda => {
+                let (why, fix) = why_no_gpu().map_or_else(Default::default, |none| (none.why, none.fix));
+                Err(UserError::new(
+                    format!("train.device = \"cuda\": {why}"),
+                    "NVIDIA's driver is installed, and there is a GPU",
+                    format!("{fix}; or set train.device = \"host\""),
+                ))
+            }
             0 => Ok(Accelerator::Host),
             // A launcher may make only its own GPU visible to each rank.
             1 if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() => Ok(Accelerator::Cuda(0)),

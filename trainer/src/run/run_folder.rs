@@ -1,24 +1,32 @@
 //! The folder of a run, `logging.dir`. A resumed run appends to its own metrics. The metrics of another run are moved aside,
 //! never mixed or lost.
 
-use std::io::{BufRead, BufReader, Result};
+use std::io::Result;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use common::files::read_text;
-use serde_json::Value;
+use humantime::format_rfc3339_seconds;
 
-use crate::report::metrics::METRICS;
-use crate::report::tensorboard::PREFIX;
+use crate::config::model_name::name_in;
+use crate::report::metrics::{METRICS, last_step};
+use crate::report::tensorboard::{PREFIX, SET_ASIDE};
 
-/// The file with the name of the run whose metrics the folder has.
+/// The file with the name of the run whose metrics the folder has, and on a second line when it began.
 const OWNER: &str = "run.id";
+
+/// The file with every option of the run.
+const CONFIG: &str = "config.toml";
+
+/// The most bytes of the configuration that are read for the name of a model.
+const LONGEST_CONFIG: u64 = 1 << 20;
 
 /// The most bytes of that file.
 const LONGEST_NAME: u64 = 4096;
 
 /// Gives `folder` to `run`. `resumes_at` is the step at which the run resumes, or `None` if it starts at step 0 or from
-/// another run's checkpoint. Metrics of another run are moved to a folder inside, `earlier-1` or the next free number.
-/// Returns that folder.
+/// another run's checkpoint. Metrics of another run are moved to a folder inside, which has the time at which that run began and
+/// the name of its model, such as `earlier-2026-11-23T10-31-05-tiny`. Returns that folder.
 ///
 /// Metrics belong to another run if the name in `run.id` is not that of `run`. Older builds wrote no name: then they belong
 /// to another run if they end before `resumes_at`. If the run does not resume, all existing metrics belong to another run.
@@ -27,17 +35,30 @@ const LONGEST_NAME: u64 = 4096;
 /// Operating system errors.
 pub fn claim(folder: &Path, run: &str, resumes_at: Option<usize>) -> Result<Option<PathBuf>> {
     std::fs::create_dir_all(folder)?;
-    let owner = read_text(&folder.join(OWNER), LONGEST_NAME).ok();
+    let owner = owner(folder);
     let metrics = folder.join(METRICS);
     let exists = std::fs::metadata(&metrics).is_ok_and(|file| file.is_file() && file.len() > 0);
     let ours = match (resumes_at, owner) {
         (None, _) => false,
-        (Some(_), Some(owner)) => owner.trim() == run,
-        (Some(step), None) => exists && steps_of(&metrics)? >= step,
+        (Some(_), Some(owner)) => owner.run == run,
+        (Some(step), None) => exists && last_step(&metrics)? >= step as u64,
     };
     let aside = if exists && !ours { Some(move_aside(folder)?) } else { None };
     mark(folder, run)?;
     Ok(aside)
+}
+
+/// What the folder says of the run that it is of.
+struct Owner {
+    run: String,
+    /// When the run began, such as `2026-11-23T10:31:05Z`. Older builds did not write it.
+    began: Option<String>,
+}
+
+fn owner(folder: &Path) -> Option<Owner> {
+    let text = read_text(&folder.join(OWNER), LONGEST_NAME).ok()?;
+    let mut lines = text.lines().map(|line| line.trim().to_string());
+    Some(Owner { run: lines.next().unwrap_or_default(), began: lines.next() })
 }
 
 /// Writes which run the folder is of, also if the folder was removed.
@@ -45,35 +66,42 @@ pub fn claim(folder: &Path, run: &str, resumes_at: Option<usize>) -> Result<Opti
 /// # Errors
 /// Operating system errors.
 pub fn mark(folder: &Path, run: &str) -> Result<()> {
-    let path = folder.join(OWNER);
-    if read_text(&path, LONGEST_NAME).is_ok_and(|owner| owner.trim() == run) {
+    if owner(folder).is_some_and(|owner| owner.run == run) {
         return Ok(());
     }
     std::fs::create_dir_all(folder)?;
-    std::fs::write(path, format!("{run}\n"))
+    std::fs::write(folder.join(OWNER), format!("{run}\n{}\n", format_rfc3339_seconds(SystemTime::now())))
 }
 
-/// One more than the last step of a metrics file, 0 if it has none.
-fn steps_of(path: &Path) -> Result<usize> {
-    let mut steps = 0;
-    for line in BufReader::new(std::fs::File::open(path)?).split(b'\n') {
-        let value: Option<Value> = serde_json::from_slice(&line?).ok();
-        steps = value.and_then(|value| value["step"].as_u64()).map_or(steps, |step| step as usize + 1);
-    }
-    Ok(steps)
+/// The name of the folder for the metrics that are in `folder`. Such names sort by time.
+fn earlier(folder: &Path) -> Result<String> {
+    let written = || std::fs::metadata(folder.join(METRICS))?.modified();
+    let began = match owner(folder).and_then(|owner| owner.began) {
+        Some(began) => began,
+        // The next best that is known of a run of an older build.
+        None => format_rfc3339_seconds(written()?).to_string(),
+    };
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+    let time: String =
+        began.trim_end_matches('Z').replace(':', "-").chars().filter(|letter| is_plain(*letter)).collect();
+    let config = read_text(&folder.join(CONFIG), LONGEST_CONFIG).unwrap_or_default();
+    Ok(format!("earlier-{time}-{}", name_in(&config)))
 }
 
 /// Moves all files about steps to a new folder inside.
 fn move_aside(folder: &Path) -> Result<PathBuf> {
-    let free = |number: &usize| !folder.join(format!("earlier-{number}")).exists();
-    let aside = folder.join(format!("earlier-{}", (1..).find(free).unwrap_or(1)));
+    let name = earlier(folder)?;
+    // Two runs may have begun within a second.
+    let names = std::iter::once(name.clone()).chain((2..).map(|number| format!("{name}-{number}")));
+    let aside = names.map(|name| folder.join(name)).find(|path| !path.exists()).unwrap_or(folder.join(&name));
     std::fs::create_dir(&aside)?;
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        let about_steps =
-            [METRICS, OWNER, "config.toml"].contains(&&*text) || text.starts_with("wandb-") || text.starts_with(PREFIX);
+        let about_steps = [METRICS, OWNER, CONFIG, SET_ASIDE].contains(&&*text)
+            || text.starts_with("wandb-")
+            || text.starts_with(PREFIX);
         if about_steps {
             std::fs::rename(entry.path(), aside.join(&name))?;
         }

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 use engine::fp8::PendingCounts;
 use engine::step::PendingMetrics;
 
+use crate::checkpoint::Progress;
 use crate::error::RunError;
 use crate::report::reporter::FinishedStep;
 
 /// A step that was submitted to the device, and may not have ended.
 pub(crate) struct SubmittedStep {
-    pub(crate) step: usize,
-    /// Over all ranks.
+    /// The steps and samples after it, those of earlier processes included.
+    pub(crate) progress: Progress,
+    /// Its samples over all ranks.
     pub(crate) samples: usize,
     pub(crate) metrics: PendingMetrics,
     /// What 8-bit copies of this rank lost, where the step measured it.
@@ -34,7 +36,7 @@ impl SubmittedStep {
         let end = Instant::now();
         let start = last_end.replace(end).map_or(self.started, |last| last.max(self.started));
         Ok(FinishedStep {
-            step: self.step,
+            progress: self.progress,
             samples: self.samples,
             result,
             counts,

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::format::counted;
-use common::terminal::{PRINTED, say};
+use common::format::{boxed, counted};
+use common::terminal::{PRINTED, columns, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
 use device::{Device, Staging};
 use engine::fp8::Fp8Recipe;
@@ -22,11 +22,13 @@ use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
 use crate::process_group::ProcessGroup;
+use crate::report::checks::Proof;
 use crate::report::fp8_losses::Fp8Watch;
 use crate::report::graph_report::write_graph_report;
 use crate::report::reporter::{FinishedStep, Outcome, Reporter, peak_flops};
 use crate::report::run_log::RunLog;
-use crate::report::summary::summary;
+use crate::report::summary::{PLAN, summary};
+use crate::report::wandb_client::Client;
 use crate::run::consistency::check_data;
 use crate::run::run_folder;
 use crate::run::set_up::{load_start, stage, step_settings};
@@ -65,9 +67,9 @@ pub fn train(
         load_start(plan, device, &stage)?;
     }
     if group.rank == 0 {
-        let text = summary(plan, &mut stage, &*source, device, group);
-        say(&text);
-        tracing::info!(target: PRINTED, "{text}");
+        let rows = summary(plan, &mut stage, &*source, device, group);
+        say(&boxed(PLAN, &rows, columns()));
+        tracing::info!(target: PRINTED, "{}", boxed(PLAN, &rows, None));
     }
     let outcome = match (session, trace) {
         (Some(session), Some(trace)) => {
@@ -134,7 +136,7 @@ impl<'r> Trainer<'r> {
         session.restore(stage)?;
         let log = (group.rank == 0).then(|| open_log(plan, &session)).transpose()?;
         let peak = peak_flops(device, plan.config.precision.compute, plan.parallel.grid.ranks());
-        let report = Reporter::new(plan, log, fp8_watch(plan, group), device.allocated_bytes(), peak, progress.step);
+        let report = Reporter::new(plan, log, fp8_watch(plan, group), device.allocated_bytes(), peak);
         tracing::info!(rank = group.rank, threads = group.threads, "training begins");
         let batches = match stage.needs_batch() {
             true => Some(prefetch(plan, group.rank, source.clone(), progress, stage)?),
@@ -162,7 +164,7 @@ impl<'r> Trainer<'r> {
     /// Trains until the last step, or until the run has to stop.
     fn run(&mut self) -> Result<(), RunError> {
         while self.progress.step < self.plan.steps {
-            let _span = tracing::info_span!("step", step = self.progress.step).entered();
+            let _span = tracing::info_span!("step", step = self.progress.step + 1).entered();
             self.train_step()?;
             self.evaluate_if_due()?;
             let stop = self.must_stop();
@@ -202,7 +204,8 @@ impl<'r> Trainer<'r> {
         let host = started.elapsed();
         tracing::debug!(host_ms = host.as_secs_f64() * 1e3, "submitted");
         let samples = self.plan.batch.samples_after(consumed);
-        let submitted = SubmittedStep { step, samples, metrics, counts, started, host, data_wait };
+        let progress = Progress { step: step + 1, samples: consumed + samples as u64 };
+        let submitted = SubmittedStep { progress, samples, metrics, counts, started, host, data_wait };
         if let Some(before) = self.in_flight.replace(submitted) {
             let done = self.wait(before)?;
             self.report.report_step(&done, None);
@@ -210,7 +213,7 @@ impl<'r> Trainer<'r> {
         if self.plan.graphs.enable && step == self.first_step + self.plan.graphs.warmup_steps {
             self.report.say(&format!("graphs: {}", self.stage.graphs().report()));
         }
-        self.progress = Progress { step: step + 1, samples: consumed + samples as u64 };
+        self.progress = progress;
         Ok(())
     }
 
@@ -292,6 +295,13 @@ impl<'r> Trainer<'r> {
         if let Some(line) = trace.finish(device)? {
             report.say(&line);
         }
+        if let Some(checked) = device.checked() {
+            let graphs = stage.graphs().report().graphs;
+            let nodes = graphs.iter().map(|graph| graph.nodes.len() as u64).sum();
+            let (graphs, compared) = ([graphs.len() as u64, nodes], stage.graphs().compared_replays());
+            let proof = Proof { graphs, compared, checked }.of_all_ranks(|number| group.control.sum(number));
+            report.say(&proof.words(plan.parallel.grid.ranks()));
+        }
         let diverged = !report.last_loss.is_finite() || report.has_diverged();
         let outcome = Outcome {
             loss: report.last_loss,
@@ -336,7 +346,8 @@ fn open_log(plan: &RunPlan, session: &Session<'_>) -> Result<RunLog, RunError> {
     let resolved = toml::to_string(&plan.config).unwrap_or_default();
     std::fs::write(folder.join("config.toml"), resolved).map_err(file("config.toml"))?;
     let carried = session.carried_metrics()?;
-    RunLog::open(&plan.config.logging, session.progress().step, &carried).map_err(file("metrics.jsonl"))
+    let client = plan.config.logging.wandb.then(|| Client::start(folder, session.run(), &plan.config)).flatten();
+    RunLog::open(&plan.config.logging, session.progress().step, &carried, client).map_err(file("metrics.jsonl"))
 }
 
 /// Starts to read the batches of all remaining steps, on a thread of its own.

@@ -583,7 +583,7 @@ fn damaged_lines_of_metrics_are_left_out_and_told_of_and_all_others_stay() {
     expect(&run(1, &folder.0, "--steps 6"), 0, &[&warning, "at step 4"]);
     let text = std::fs::read_to_string(path).unwrap();
     let steps = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64());
-    assert_eq!(steps.collect::<Vec<_>>(), [0, 3, 4, 5].map(Some));
+    assert_eq!(steps.collect::<Vec<_>>(), [1, 4, 5, 6].map(Some));
     assert!(text.as_bytes().starts_with(&lines[0]));
 }
 

@@ -249,12 +249,12 @@ pub fn signals(process: u32, names: &[&str]) {
     assert!(status.success(), "{kills:?}");
 }
 
-/// Of each step what does not depend on the clock; fails unless the steps are 0, 1, 2, ... in the file.
+/// Of each step what does not depend on the clock; fails unless the steps are 1, 2, 3, ... in the file.
 pub fn metrics(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("log/metrics.jsonl")).unwrap();
     let numbers = |(index, line): (usize, &str)| {
         let step: Value = serde_json::from_str(line).unwrap();
-        assert_eq!(step["step"], index, "each step appears once, in order: {text}");
+        assert_eq!(step["step"], index + 1, "each step appears once, in order: {text}");
         // All are shortest decimals of their bits: equal ones mean equal bits.
         ["loss", "grad_norm", "lr", "validation_loss"].iter().map(|key| step[*key].clone()).collect()
     };

@@ -127,6 +127,15 @@ fn rows(folder: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// The folders inside `log` for the metrics of earlier runs, in order.
+fn earlier(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder.join("log")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    names.retain(|name| name.starts_with("earlier-"));
+    names.sort();
+    names
+}
+
 #[test]
 fn the_reader_of_this_test_knows_the_published_checksum() {
     // RFC 3720, B.4: 32 bytes of zeros have CRC-32C 8a9136aa.
@@ -142,7 +151,7 @@ fn tensorboard_and_wandb_files_have_the_numbers_of_metrics_jsonl_and_go_on_where
     let truth = |at: usize, key: usize| metrics(&folder.0)[at][key].as_f64();
     let check = |events: &[Event], first: usize| {
         for (event, step) in events.iter().zip(first..) {
-            assert_eq!(event.step, step as u64);
+            assert_eq!(event.step, step as u64 + 1);
             let scalar = |name: &str| event.scalars.iter().find(|(tag, _)| tag == name).map(|(_, value)| *value);
             for (key, name) in [(0, "train/loss"), (1, "train/grad_norm"), (2, "train/lr"), (3, "validation/loss")] {
                 assert_eq!(scalar(name), truth(step, key).map(|value| value as f32), "{name} of step {step}");
@@ -158,18 +167,18 @@ fn tensorboard_and_wandb_files_have_the_numbers_of_metrics_jsonl_and_go_on_where
     assert_eq!((first[0].version.as_str(), first.len()), ("brain.Event:2", 5));
     assert!(first[0].time > 1.7e9 && first.iter().all(|event| !event.starts_anew));
     check(&first[1..], 0);
-    // A run that goes on from step 3 with step 3 done before: its files have steps 3 to 5 once.
+    // A run that goes on after step 3 with step 4 done before: its files have steps 4 to 6 once.
     std::fs::remove_dir_all(crate::harness::checkpoint(&folder.0, 4)).unwrap();
     expect(&run(1, &folder.0, &format!("--steps 6 {both}")), 0, &["at step 3"]);
     let files = event_files(&folder.0);
     let second: Vec<Event> = files.iter().flat_map(|file| events(file)).skip(first.len()).collect();
     assert_eq!((files.len(), second.len()), (2, 5));
-    assert!(second[1].starts_anew && second[1].step == 3, "TensorBoard is told to forget step 3 of the first file");
+    assert!(second[1].starts_anew && second[1].step == 4, "TensorBoard is told to forget step 4 of the first file");
     check(&second[2..], 3);
     let rows = rows(&folder.0);
     assert_eq!(rows.len(), 6);
     for (step, row) in rows.iter().enumerate() {
-        assert_eq!(row["_step"], step);
+        assert_eq!(row["_step"], step + 1);
         assert_eq!(row["train/loss"].as_f64(), truth(step, 0), "step {step}");
         assert_eq!(row["validation/loss"].as_f64(), truth(step, 3), "step {step}");
         assert!(row["_timestamp"].as_f64().unwrap() > 1.7e9);
@@ -196,27 +205,83 @@ fn metrics_of_two_runs_never_mix_and_none_are_lost() {
         let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap();
         text("").lines().map(step).collect()
     };
+    let told = format!("metrics of another run were moved to {}/earlier-", folder.path("log").display());
     let moved = |number: usize| {
-        format!("metrics of another run were moved to {}/earlier-{number}", folder.path("log").display())
+        let names = earlier(&folder.0);
+        assert_eq!(names.len(), number, "{names:?}");
+        names[number - 1].clone()
     };
     let other = |name: &str, steps: usize| format!("--steps {steps} --wandb --save {}", folder.path(name).display());
     expect(&run(1, &folder.0, "--steps 4 --wandb"), 0, &[]);
     let first = text("");
-    expect(&run(1, &folder.0, &other("b", 2)), 0, &[&moved(1)]);
-    assert_eq!((text("earlier-1"), steps()), (first, vec![0, 1]));
+    expect(&run(1, &folder.0, &other("b", 2)), 0, &[&told]);
+    assert_eq!((text(&moved(1)), steps()), (first, vec![1, 2]));
     let second = text("");
-    expect(&run(1, &folder.0, "--steps 6 --wandb"), 0, &["at step 4", &moved(2)]);
-    assert_eq!((text("earlier-2"), steps()), (second, vec![4, 5]));
+    expect(&run(1, &folder.0, "--steps 6 --wandb"), 0, &["at step 4", &told]);
+    assert_eq!((text(&moved(2)), steps()), (second, vec![5, 6]));
     assert_eq!(rows(&folder.0).len(), 2, "the history of Weights & Biases goes with the metrics");
     // Going on with its own, also where the name of the run is not known.
     expect(&run(1, &folder.0, "--steps 7"), 0, &["at step 6"]);
     std::fs::remove_file(folder.path("log/run.id")).unwrap();
     expect(&run(1, &folder.0, "--steps 8"), 0, &["at step 7"]);
-    assert_eq!(steps(), [4, 5, 6, 7]);
+    assert_eq!(steps(), [5, 6, 7, 8]);
     // Another run's that have more steps than the checkpoint.
-    expect(&run(1, &folder.0, &other("c", 10)), 0, &[&moved(3)]);
-    expect(&run(1, &folder.0, "--steps 9"), 0, &["at step 8", &moved(4)]);
-    assert_eq!((steps(), text("earlier-4").lines().count()), (vec![8], 10));
+    expect(&run(1, &folder.0, &other("c", 10)), 0, &[&told]);
+    moved(3);
+    expect(&run(1, &folder.0, "--steps 9"), 0, &["at step 8", &told]);
+    assert_eq!((steps(), text(&moved(4)).lines().count()), (vec![9], 10));
+}
+
+#[test]
+fn metrics_that_are_moved_aside_are_named_by_the_time_and_the_model_of_their_own_run() {
+    let folder = Folder::new("run-log-named");
+    let other = |name: &str| format!("--steps 2 --layers 2 --hidden 16 --save {}", folder.path(name).display());
+    expect(&run(1, &folder.0, "--steps 2"), 0, &[]);
+    let began = std::fs::read_to_string(folder.path("log/run.id")).unwrap().lines().nth(1).unwrap().to_string();
+    expect(&run(1, &folder.0, &other("b")), 0, &["gpt-2x16 (tiny with "]);
+    let first = earlier(&folder.0);
+    assert_eq!(first, [format!("earlier-{}-gpt-1x32", began.trim_end_matches('Z').replace(':', "-"))]);
+    assert!(began.starts_with("20") && began.len() == "2026-11-23T10:31:05Z".len(), "{began}");
+    // An older build wrote no time: then it is the time of the metrics.
+    let id = folder.path("log/run.id");
+    let name = std::fs::read_to_string(&id).unwrap().lines().next().unwrap().to_string();
+    std::fs::write(id, name + "\n").unwrap();
+    expect(&run(1, &folder.0, &other("c")), 0, &[]);
+    let second = earlier(&folder.0);
+    assert!(second.len() == 2 && second[1].ends_with("-gpt-2x16") && second[1].len() == first[0].len(), "{second:?}");
+}
+
+#[test]
+fn steps_of_an_older_build_which_counted_from_0_get_the_numbers_of_this_one_when_the_run_goes_on() {
+    let folder = Folder::new("run-log-from-0");
+    let log = |name: &str| folder.path("log").join(name);
+    expect(&run(1, &folder.0, "--steps 4 --tensorboard --wandb"), 0, &[]);
+    for (name, key, since) in [("metrics.jsonl", "step", "samples"), ("wandb-history.jsonl", "_step", "train/samples")]
+    {
+        let older = |line: &str| {
+            let mut value: Value = serde_json::from_str(line).unwrap();
+            value[key] = (value[key].as_u64().unwrap() - 1).into();
+            value.as_object_mut().unwrap().remove(since).unwrap();
+            format!("{value}\n")
+        };
+        let text = std::fs::read_to_string(log(name)).unwrap();
+        std::fs::write(log(name), text.lines().map(older).collect::<String>()).unwrap();
+    }
+    std::fs::remove_file(log("run.id")).unwrap();
+    let before = event_files(&folder.0)[0].file_name().unwrap().to_owned();
+    expect(&run(1, &folder.0, "--steps 6 --tensorboard --wandb"), 0, &["at step 4"]);
+    assert_eq!(metrics(&folder.0).len(), 6, "each step is there once");
+    assert_eq!(
+        rows(&folder.0).iter().map(|row| row["_step"].as_u64().unwrap()).collect::<Vec<_>>(),
+        [1, 2, 3, 4, 5, 6]
+    );
+    let files = event_files(&folder.0);
+    assert!(files.len() == 1 && log("steps-from-0").join(before).exists(), "TensorBoard shows them as another run");
+    let steps: Vec<u64> = events(&files[0])[1..].iter().map(|event| event.step).collect();
+    assert_eq!(steps, [5, 5, 6]);
+    // Once more: nothing is renumbered twice.
+    expect(&run(1, &folder.0, "--steps 7 --tensorboard --wandb"), 0, &["at step 6"]);
+    assert_eq!((metrics(&folder.0).len(), rows(&folder.0).len(), event_files(&folder.0).len()), (7, 7, 2));
 }
 
 #[test]
@@ -227,17 +292,17 @@ fn a_fork_leaves_its_parents_metrics_whole_and_has_its_own_name() {
     let parent = ["metrics.jsonl", "wandb-history.jsonl", "run.id"].map(log);
     let fork = format!("--wandb --lr 1e-2 --save {} --resume", folder.path("other").display());
     let from = format!("{fork} {}", crate::harness::checkpoint(&folder.0, 4).display());
-    let aside = format!("metrics of another run were moved to {}/earlier-1", folder.path("log").display());
+    let aside = format!("metrics of another run were moved to {}/earlier-", folder.path("log").display());
     expect(&run(1, &folder.0, &format!("--steps 6 {from}")), 0, &["at step 4", &aside]);
     for (before, name) in parent.iter().zip(["metrics.jsonl", "wandb-history.jsonl", "run.id"]) {
-        assert_eq!(&log(&format!("earlier-1/{name}")), before, "{name}");
+        assert_eq!(&log(&format!("{}/{name}", earlier(&folder.0)[0])), before, "{name}");
     }
     let steps = || -> Vec<Value> {
         let step = |line: &str| serde_json::from_str::<Value>(line).unwrap()["step"].clone();
         log("metrics.jsonl").lines().map(step).collect()
     };
     let name = log("run.id");
-    assert!(steps() == [4, 5] && name != parent[2]);
+    assert!(steps() == [5, 6] && name != parent[2]);
     // Going on from its own folder, named or found, it keeps name and file.
     expect(&run(1, &folder.0, &format!("--steps 7 {fork} auto")), 0, &["at step 6"]);
     expect(
@@ -245,18 +310,18 @@ fn a_fork_leaves_its_parents_metrics_whole_and_has_its_own_name() {
         0,
         &["at step 7"],
     );
-    assert_eq!((steps(), log("run.id")), ([4, 5, 6, 7].map(Value::from).to_vec(), name));
+    assert_eq!((steps(), log("run.id")), ([5, 6, 7, 8].map(Value::from).to_vec(), name));
     // Also where an older build wrote the parent's metrics, and no name.
-    expect(&run(1, &folder.0, "--steps 9"), 0, &["at step 8", "earlier-2"]);
+    expect(&run(1, &folder.0, "--steps 9"), 0, &["at step 8", "earlier-"]);
     std::fs::remove_file(folder.path("log/run.id")).unwrap();
     let before = log("metrics.jsonl");
     let unsaved = format!("--steps 6 --save {} --resume", folder.path("third").display());
     expect(
         &run(1, &folder.0, &format!("{unsaved} {}", crate::harness::checkpoint(&folder.0, 4).display())),
         0,
-        &["earlier-3"],
+        &["earlier-"],
     );
-    assert_eq!(log("earlier-3/metrics.jsonl"), before);
+    assert_eq!(log(&format!("{}/metrics.jsonl", earlier(&folder.0)[2])), before);
 }
 
 #[test]

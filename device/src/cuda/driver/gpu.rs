@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::path::Path;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
@@ -45,6 +46,65 @@ pub fn gpu_count() -> usize {
         return 0;
     }
     result::device::get_count().map_or(0, |count| count.max(0) as usize)
+}
+
+/// Why this process sees no GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoGpu {
+    /// What is missing or wrong.
+    pub why: String,
+    /// What to do about it.
+    pub fix: &'static str,
+}
+
+/// Why this process sees no GPU. `None` if it sees one.
+pub fn why_no_gpu() -> Option<NoGpu> {
+    // SAFETY: only checks whether the driver's library can be loaded.
+    let has_driver = unsafe { sys::is_culib_present() };
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let count = match has_driver {
+        true => result::init().and_then(|()| result::device::get_count()).map_err(|error| error.0),
+        false => Ok(0),
+    };
+    reason(has_driver, count, visible.as_deref(), Path::new("/dev/nvidiactl").exists())
+}
+
+/// The reason, from what was found: whether the driver's library can be loaded, the number of GPUs that it shows or its
+/// error, `CUDA_VISIBLE_DEVICES`, and whether the kernel has NVIDIA's driver.
+fn reason(
+    has_driver: bool,
+    count: std::result::Result<i32, sys::CUresult>,
+    visible: Option<&str>,
+    in_kernel: bool,
+) -> Option<NoGpu> {
+    use sys::CUresult::*;
+    let (why, fix) = match (has_driver, count) {
+        (true, Ok(1..)) => return None,
+        (false, _) if in_kernel => (
+            "the kernel has NVIDIA's driver, but its library libcuda.so.1 is not found".into(),
+            "start the container with its GPUs (docker: --gpus all), or add the library's folder to LD_LIBRARY_PATH",
+        ),
+        (false, _) => (
+            "NVIDIA's driver is not installed: its library libcuda.so.1 is not found".into(),
+            "install the driver, 570 or newer; in a container, start it with its GPUs (docker: --gpus all)",
+        ),
+        (true, Ok(_) | Err(CUDA_ERROR_NO_DEVICE | CUDA_ERROR_INVALID_DEVICE)) => match visible {
+            Some(visible) => (
+                format!("CUDA_VISIBLE_DEVICES={visible} hides all GPUs"),
+                "unset it, or name GPUs that nvidia-smi lists",
+            ),
+            None => (
+                "the driver finds no GPU".into(),
+                "see what nvidia-smi says; in a container, start it with its GPUs (docker: --gpus all)",
+            ),
+        },
+        (true, Err(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE)) => (
+            "libcuda.so.1 does not belong to the driver in the kernel".into(),
+            "restart the machine after an update of the driver, or take another libcuda.so.1 off LD_LIBRARY_PATH",
+        ),
+        (true, Err(error)) => (format!("the driver does not start ({error:?})"), "see what nvidia-smi says"),
+    };
+    Some(NoGpu { why, fix })
 }
 
 impl Gpu {
@@ -171,6 +231,24 @@ impl GpuProperties {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_reason_for_no_gpu_has_its_own_words_and_a_gpu_needs_none() {
+        use sys::CUresult::*;
+        assert_eq!(reason(true, Ok(2), Some("0,1"), true), None);
+        for (found, words) in [
+            (reason(false, Ok(0), None, false), "is not installed"),
+            (reason(false, Ok(0), None, true), "the kernel has NVIDIA's driver"),
+            (reason(true, Err(CUDA_ERROR_NO_DEVICE), None, true), "the driver finds no GPU"),
+            (reason(true, Err(CUDA_ERROR_NO_DEVICE), Some(""), true), "CUDA_VISIBLE_DEVICES= hides all GPUs"),
+            (reason(true, Ok(0), Some("7"), true), "CUDA_VISIBLE_DEVICES=7 hides all GPUs"),
+            (reason(true, Err(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH), None, true), "does not belong to the driver"),
+            (reason(true, Err(CUDA_ERROR_UNKNOWN), None, true), "does not start (CUDA_ERROR_UNKNOWN)"),
+        ] {
+            let found = found.unwrap();
+            assert!(found.why.contains(words) && !found.fix.is_empty(), "{found:?}");
+        }
+    }
 
     #[test]
     fn a_driver_older_than_what_is_called_is_refused_with_both_versions_and_the_fix() {

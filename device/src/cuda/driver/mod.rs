@@ -12,7 +12,7 @@ pub(super) use error::{Driver, missing_library};
 pub(crate) use event::RawEvent;
 pub(super) use gpu::driver_version;
 pub(crate) use gpu::{Gpu, PrimaryContext};
-pub use gpu::{GpuProperties, gpu_count};
+pub use gpu::{GpuProperties, NoGpu, gpu_count, why_no_gpu};
 pub(crate) use memory::{DeviceBlock, PinnedBlock};
 pub(super) use memory::{copy_to_device, copy_to_host, zero};
 pub(crate) use stream::RawStream;

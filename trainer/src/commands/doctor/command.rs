@@ -1,5 +1,7 @@
 //! The command line of `trainer doctor`, and its start on all ranks.
 
+use std::cell::RefCell;
+
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use launch::RankEnv;
 use launch::watch::WatchSettings;
@@ -17,6 +19,7 @@ pub(crate) fn command() -> Command {
         .about("Checks the machine: libraries, every operation against the host device, speed")
         .arg(switch("json", "Print JSON"))
         .arg(switch("quick", "Do not measure rates"))
+        .arg(switch("verbose", "Print a line for each check, also for those that passed"))
         .arg(device_flag("Device to examine"))
 }
 
@@ -25,16 +28,25 @@ pub(crate) fn request(matches: &ArgMatches) -> DoctorRequest {
         device: matches.get_one("device").copied().unwrap_or(DeviceChoice::Auto),
         quick: matches.get_flag("quick"),
         json: matches.get_flag("json"),
+        verbose: matches.get_flag("verbose"),
     }
 }
 
 /// Checks the machine on all ranks; returns the exit code.
 pub(crate) fn run(request: DoctorRequest, env: &RankEnv) -> i32 {
     let accelerator = Accelerator::choose(request.device, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    let open = |threads| accelerator.open(Exactness::default(), threads, false);
+    // A single process examines the host if the GPU cannot be used, and says why it cannot.
+    let refused = RefCell::new(None);
+    let open = |threads| match accelerator.open(Exactness::default(), threads, false) {
+        Err(error) if env.world_size == 1 && accelerator != Accelerator::Host => {
+            *refused.borrow_mut() = Some(error.to_string());
+            Accelerator::Host.open(Exactness::default(), threads, false)
+        }
+        opened => opened,
+    };
     let topology = Topology::data_parallel(env.world_size);
     let settings = format!("device = {}\n", accelerator.kind());
     on_all_ranks(env, topology, &settings, None, &WatchSettings::default(), open, |group, device| {
-        Ok(check(request, accelerator, device, group.data.as_ref()))
+        Ok(check(request, device, group.data.as_ref(), refused.take()))
     })
 }

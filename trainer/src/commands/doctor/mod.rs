@@ -7,19 +7,19 @@ mod fp8_blocks;
 mod fp8_products;
 mod generation;
 mod rates;
+mod table;
 mod workbench;
 
 use std::rc::Rc;
 
-use common::terminal::say;
-use device::cuda::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY, library_versions};
+use common::terminal::{print, say};
+use device::cuda::{BLOCK_SCALES_CAPABILITY, FP8_CAPABILITY, library_versions, why_no_gpu};
 use device::{Communicator, DType, Device, HostOptions, Op};
 use engine::precision::Precision;
 use serde::Serialize;
 
 use crate::config::DeviceChoice;
 use crate::report::gpu_peak::peak_tflops;
-use crate::run::accelerator::Accelerator;
 use cases::Case;
 pub(crate) use command::{command, request, run};
 use rates::Unit;
@@ -34,6 +34,8 @@ pub struct DoctorRequest {
     pub quick: bool,
     /// Print JSON.
     pub json: bool,
+    /// Print a line for each check.
+    pub verbose: bool,
 }
 
 /// One finding.
@@ -78,18 +80,18 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 /// Checks the device and the communication between ranks; prints a table on rank 0 and returns the exit code. `group` is the
-/// data-parallel communicator, if there are several ranks.
+/// data-parallel communicator, if there are several ranks. `refused` says why a GPU that is there cannot be used.
 fn check(
     request: DoctorRequest,
-    accelerator: Accelerator,
     device: &Device,
     group: Option<&Rc<dyn Communicator>>,
+    refused: Option<String>,
 ) -> i32 {
-    let mut findings = machine(device);
+    let mut findings = machine(device, request.device, refused);
     let eight_bit = device.gpu().is_none_or(|gpu| gpu.capability >= FP8_CAPABILITY);
     let by_block = device.gpu().is_none_or(|gpu| gpu.capability == BLOCK_SCALES_CAPABILITY);
     let cases = cases::all(by_block).into_iter().filter(|case| eight_bit || !case.dtype.is_fp8());
-    findings.extend(cases.map(|case| operation(&case, accelerator, device)));
+    findings.extend(cases.map(|case| operation(&case, device)));
     if let Some(group) = group {
         findings.push(all_reduce(device, group));
     }
@@ -99,29 +101,27 @@ fn check(
     let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
     if group.is_none_or(|group| group.rank() == 0) {
         match serde_json::to_string_pretty(&findings) {
-            Ok(text) if request.json => say(&text),
-            _ => print(&findings, failed),
+            // A reader that has gone away has read all it wanted.
+            Ok(text) if request.json => _ = print(&text),
+            _ => table::lines(&findings, request.verbose).iter().for_each(|line| say(line)),
         }
     }
     if failed == 0 { 0 } else { 3 }
 }
 
-fn print(findings: &[Finding], failed: usize) {
-    let width = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
-    for finding in findings {
-        let mark = match finding.verdict {
-            Verdict::Ok => "ok",
-            Verdict::Lacks => "lacks",
-            Verdict::Fail => "FAIL",
-        };
-        say(&format!("{mark:<5}  {:<9}  {:<width$}  {}", finding.about, finding.name, finding.value));
-    }
-    say(&format!("{} of {} checks passed", findings.len() - failed, findings.len()));
-}
-
-fn machine(device: &Device) -> Vec<Finding> {
+fn machine(device: &Device, choice: DeviceChoice, refused: Option<String>) -> Vec<Finding> {
     let fact = |name: &str, value: String, verdict| Finding { about: "machine", name: name.into(), value, verdict };
-    let Some(gpu) = device.gpu() else { return vec![fact("device", "host".into(), Verdict::Ok)] };
+    let Some(gpu) = device.gpu() else {
+        let why = match (refused, choice) {
+            (Some(error), _) => fact("GPU", format!("cannot be used: {error}"), Verdict::Fail),
+            (None, DeviceChoice::Host) => fact("GPU", "not examined: --device host".into(), Verdict::Ok),
+            _ => {
+                let why = why_no_gpu().map_or_else(String::new, |none| format!(": {}. Fix: {}", none.why, none.fix));
+                fact("GPU", format!("none is used{why}"), Verdict::Lacks)
+            }
+        };
+        return vec![fact("device", "host".into(), Verdict::Ok), why];
+    };
     let (capability, driver) = (gpu.capability, gpu.driver_version);
     let mut facts = vec![
         fact("GPU", gpu.name.clone(), Verdict::Ok),
@@ -145,7 +145,7 @@ fn machine(device: &Device) -> Vec<Finding> {
 }
 
 /// Runs an operation on the host, on the device, and captured on the device, from the same inputs.
-fn operation(case: &Case, accelerator: Accelerator, device: &Device) -> Finding {
+fn operation(case: &Case, device: &Device) -> Finding {
     let compare = || -> device::Result<(f64, bool)> {
         let host = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
         let theirs = eager(case, &host)?;
@@ -157,7 +157,7 @@ fn operation(case: &Case, accelerator: Accelerator, device: &Device) -> Finding 
     let about = "operation";
     match compare() {
         Ok((error, same)) => {
-            let ok = error <= tolerance(case.dtype) && (same || may_differ(case, accelerator));
+            let ok = error <= tolerance(case.dtype) && (same || may_differ(case, device));
             let replay = if same { "the same bits replayed" } else { "other bits replayed" };
             Finding { about, name, value: format!("relative error {error:.1e}, {replay}"), verdict: Verdict::of(ok) }
         }
@@ -167,8 +167,8 @@ fn operation(case: &Case, accelerator: Accelerator, device: &Device) -> Finding 
 
 /// Whether the operation may give other bits each time. cuDNN's default backward attention adds dQ in the order in which its
 /// blocks finish.
-fn may_differ(case: &Case, accelerator: Accelerator) -> bool {
-    accelerator != Accelerator::Host && case.name.starts_with("attention backward")
+fn may_differ(case: &Case, device: &Device) -> bool {
+    device.gpu().is_some() && case.name.starts_with("attention backward")
 }
 
 fn same(a: &Written, b: &Written) -> bool {

@@ -51,7 +51,7 @@ const CAUSAL: &str = "a token sees all tokens before it in its sample, across do
 const STOP: &str = "a run ends after train.steps steps, or after the step in which a signal comes, with a checkpoint";
 const BY_SIGNAL: &str = "leave it out and send SIGUSR1, as schedulers do before a time limit; a smaller --steps would also end the decay of the learning rate";
 const LOGS: &str = "metrics.jsonl has a line for every step; TensorBoard's files go into logging.dir too";
-const NOTHING_SENT: &str = "nothing is sent; files for Weights & Biases go into logging.dir";
+const WANDB: &str = "--wandb writes files into logging.dir, and the client of Weights & Biases, if Python has it, reads its own variables";
 const WITHIN_CHECKPOINT: &str = "a checkpoint always holds weights, optimizer and the place in the data";
 const ONE_RATE: &str = "all weights have one learning rate";
 const ONE_DECAY: &str = "weight decay stays the same";
@@ -220,10 +220,10 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("no-save-optim", Unsupported(WITHIN_CHECKPOINT, "leave it out")),
     ("use-checkpoint-args", Unsupported("a run has the options that it is given", "--config with the checkpoint's config.toml")),
     ("ckpt-step", Unsupported("a checkpoint is named by its folder", "--resume with the step's folder")),
-    ("wandb-project", Unsupported(NOTHING_SENT, "--wandb with --log-dir")),
-    ("wandb-exp-name", Unsupported(NOTHING_SENT, "--wandb with --log-dir")),
-    ("wandb-entity", Unsupported(NOTHING_SENT, "--wandb with --log-dir")),
-    ("wandb-save-dir", Unsupported(NOTHING_SENT, "--wandb with --log-dir")),
+    ("wandb-project", Unsupported(WANDB, "--wandb with WANDB_PROJECT set")),
+    ("wandb-exp-name", Unsupported(WANDB, "--wandb with WANDB_NAME set")),
+    ("wandb-entity", Unsupported(WANDB, "--wandb with WANDB_ENTITY set")),
+    ("wandb-save-dir", Unsupported(WANDB, "--wandb with --log-dir")),
     ("profile-ranks", Unsupported("every rank writes a timeline", "--trace")),
     ("checkpoint-activations", Unsupported("recompute has a granularity", "--recompute-granularity full")),
     ("recompute-modules", Unsupported("selective recompute runs norms and activations again", "--recompute-granularity selective")),

@@ -1,0 +1,154 @@
+//! Sends a run's rows to Weights & Biases while it goes on, by their own Python client in a process of its own. The run never
+//! waits for it: rows wait in a queue, and a client that ends or falls behind is given up. The files have every row.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, sleep};
+use std::time::{Duration, Instant};
+
+use common::terminal::{PRINTED, say, warn};
+use serde_json::json;
+
+use crate::config::RunConfig;
+use crate::config::model_name::name;
+
+/// What the client runs.
+const SCRIPT: &str = include_str!("wandb_client.py");
+
+/// The file in `logging.dir` with what the client prints.
+const LOG: &str = "wandb-client.log";
+
+/// The exit code of the script if Python has no module `wandb`.
+const NO_MODULE: i32 = 3;
+
+/// So many rows may wait for the client.
+const QUEUE: usize = 4096;
+
+/// How long the client may take at the end to send what it has.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A client that is running.
+pub struct Client {
+    /// `None` once the client was given up.
+    running: Option<(Child, SyncSender<String>)>,
+    log: String,
+}
+
+impl Client {
+    /// Starts the client of a run, whose name is `run`. `None` if the environment asks for none (`WANDB_MODE`), or there is
+    /// no Python. What goes wrong later is told by a notice.
+    pub fn start(folder: &Path, run: &str, config: &RunConfig) -> Option<Client> {
+        let mode = std::env::var("WANDB_MODE").unwrap_or_default();
+        if ["offline", "disabled", "dryrun"].contains(&mode.as_str()) {
+            return None;
+        }
+        let log = folder.join(LOG);
+        let output = File::options().append(true).create(true).open(&log).ok()?;
+        let mut command = Command::new("python3");
+        command.args(["-c", SCRIPT]).stdout(output.try_clone().ok()?).stderr(output);
+        let mut client = Client::spawn(command, log.display().to_string())?;
+        client.send(&(begin(folder, run, config) + "\n"));
+        Some(client)
+    }
+
+    /// Starts a command that reads rows.
+    fn spawn(mut command: Command, log: String) -> Option<Client> {
+        // A terminal's ^C asks the run to end, and its last rows are still to be sent.
+        let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().ok()?;
+        let (rows, next) = sync_channel(QUEUE);
+        let input = child.stdin.take()?;
+        Builder::new().name("wandb".into()).spawn(move || feed(input, &next)).ok()?;
+        Some(Client { running: Some((child, rows)), log })
+    }
+
+    /// Passes on a row, which ends with a line break. Waits for nothing.
+    pub fn send(&mut self, row: &str) {
+        let Some((mut child, rows)) = self.running.take() else { return };
+        match child.try_wait() {
+            Ok(Some(status)) if status.code() == Some(NO_MODULE) => {
+                let line = "wandb: python3 has no module wandb: files only";
+                say(line);
+                tracing::info!(target: PRINTED, "{line}");
+            }
+            Ok(Some(status)) => self.give_up(&format!("ended early ({status})")),
+            _ if rows.try_send(row.into()).is_err() => {
+                end(child);
+                self.give_up("takes rows too slowly");
+            }
+            _ => self.running = Some((child, rows)),
+        }
+    }
+
+    /// Tells the client that the run came to its end, and waits until it has sent everything, for a minute at most.
+    pub fn finish(mut self) {
+        self.send("null\n");
+        let Some((mut child, rows)) = self.running.take() else { return };
+        drop(rows);
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            match child.try_wait() {
+                Ok(None) => sleep(Duration::from_millis(20)),
+                Ok(Some(status)) if status.success() => return,
+                Ok(Some(status)) if status.code() == Some(NO_MODULE) => return,
+                Ok(Some(status)) => return self.give_up(&format!("failed ({status})")),
+                Err(_) => return,
+            }
+        }
+        end(child);
+        self.give_up("did not come to its end");
+    }
+
+    fn give_up(&self, why: &str) {
+        let line = format!("notice: the client of Weights & Biases {why}: see {}. The files have every row", self.log);
+        warn(&line);
+        tracing::warn!(target: PRINTED, "{line}");
+    }
+}
+
+/// The first line for the client: the arguments of `wandb.init`. A run that resumes is the same one there.
+fn begin(folder: &Path, run: &str, config: &RunConfig) -> String {
+    let project = std::env::var("WANDB_PROJECT").unwrap_or("trainer".into());
+    let default = || format!("{}-{}", name(&config.model), run.get(..4).unwrap_or(run));
+    let name = std::env::var("WANDB_NAME").unwrap_or_else(|_| default());
+    let config = serde_json::to_value(config).unwrap_or_default();
+    json!({ "project": project, "name": name, "id": run, "resume": "allow", "dir": folder, "config": config })
+        .to_string()
+}
+
+/// Writes rows to the client until there are no more, or it reads no more.
+fn feed(mut client: ChildStdin, rows: &Receiver<String>) {
+    for row in rows {
+        if client.write_all(row.as_bytes()).is_err() {
+            break;
+        }
+    }
+}
+
+fn end(mut child: Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_reads_nothing_is_ended_once_its_queue_is_full() {
+        let mut command = Command::new("sleep");
+        command.arg("1000000");
+        let mut client = Client::spawn(command, "client.log".into()).unwrap();
+        let row = "x".repeat(1000) + "\n";
+        // More than the queue, a pipe and the thread between them hold.
+        for _ in 0..QUEUE + 200 {
+            client.send(&row);
+        }
+        assert!(client.running.is_none());
+        client.send(&row);
+        client.finish();
+    }
+}
