@@ -115,14 +115,13 @@ impl MetricsFile {
     }
 
     /// Continues the file in `folder` after `step` steps. Lines of later steps, and an incomplete last line, are removed, so
-    /// that each step appears once. Of `carried`, which the checkpoint has, steps are added that are missing. Lines of
-    /// earlier builds get the numbers of this one.
+    /// that each step appears once. Of `carried`, which the checkpoint has, steps are added that are missing.
     ///
     /// # Errors
     /// Operating system errors.
     pub fn resume(folder: &Path, step: usize, carried: &[u8]) -> std::io::Result<MetricsFile> {
         let path = folder.join(METRICS);
-        let (mut file, _) = continued(&path, &LINES, step)?;
+        let (mut file, _) = continued(&path, "step", step)?;
         if !carried.is_empty() {
             file = merged(&path, file, carried, step)?;
         }
@@ -153,40 +152,6 @@ impl MetricsFile {
     }
 }
 
-/// How the lines of a file say which step they are of.
-pub(crate) struct StepKeys {
-    /// The key of the step's number.
-    pub(crate) step: &'static str,
-    /// A key that earlier builds did not write. They counted steps from 0.
-    pub(crate) since: &'static str,
-}
-
-/// The keys of `metrics.jsonl`.
-const LINES: StepKeys = StepKeys { step: "step", since: "samples" };
-
-impl StepKeys {
-    /// The number of a line's step, as this build counts; `None` for a damaged line.
-    fn number(&self, line: &Value) -> Option<u64> {
-        let written = line[self.step].as_u64()?;
-        Some(if self.is_earlier(line) { written + 1 } else { written })
-    }
-
-    /// Whether an earlier build wrote the line.
-    fn is_earlier(&self, line: &Value) -> bool {
-        line.get(self.since).is_none()
-    }
-
-    /// A line of an earlier build with its step's number as this build counts, and `null` for what that build did not write.
-    /// All other bytes stay: numbers that are read and written again may change their last digit.
-    fn renumbered(&self, line: &[u8], number: u64) -> Vec<u8> {
-        let key = format!("\"{}\":", self.step).into_bytes();
-        let at = line.windows(key.len()).position(|bytes| bytes == key).map_or(0, |at| at + key.len());
-        let digits = line[at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let now = format!("{number},\"{}\":null", self.since);
-        [&line[..at], now.as_bytes(), &line[at + digits..]].concat()
-    }
-}
-
 /// The last step of a metrics file; 0 if it has none.
 ///
 /// # Errors
@@ -195,27 +160,9 @@ pub(crate) fn last_step(path: &Path) -> std::io::Result<u64> {
     let mut last = 0;
     for line in BufReader::new(File::open(path)?).split(b'\n') {
         let value: Option<Value> = serde_json::from_slice(&line?).ok();
-        last = value.and_then(|value| LINES.number(&value)).unwrap_or(last);
+        last = value.and_then(|value| value["step"].as_u64()).unwrap_or(last);
     }
     Ok(last)
-}
-
-/// Whether the metrics in `folder` have lines of an earlier build, which counted steps from 0.
-///
-/// # Errors
-/// Operating system errors.
-pub(crate) fn counts_from_0(folder: &Path) -> std::io::Result<bool> {
-    let file = match File::open(folder.join(METRICS)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        opened => opened?,
-    };
-    for line in BufReader::new(file).split(b'\n') {
-        let value: Option<Value> = serde_json::from_slice(&line?).ok();
-        if value.is_some_and(|value| LINES.number(&value).is_some() && LINES.is_earlier(&value)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Adds to a file of whole lines those of `carried` up to `step` that it lacks, each in its place.
@@ -223,31 +170,29 @@ fn merged(path: &Path, mut file: File, carried: &[u8], step: usize) -> std::io::
     let mut content = Vec::new();
     file.seek(SeekFrom::Start(0))?;
     file.read_to_end(&mut content)?;
-    let mut steps: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+    let mut steps: BTreeMap<u64, &[u8]> = BTreeMap::new();
     for line in content.split_inclusive(|byte| *byte == b'\n').chain(carried.split_inclusive(|byte| *byte == b'\n')) {
-        let Ok(value) = serde_json::from_slice::<Value>(line) else { continue };
-        let of = LINES.number(&value).filter(|of| *of <= step as u64);
+        let value: Option<Value> = serde_json::from_slice(line).ok();
+        let of = value.and_then(|value| value["step"].as_u64()).filter(|of| *of <= step as u64);
         if let Some(of) = of.filter(|_| line.ends_with(b"\n")) {
-            let renumbered = || LINES.renumbered(line, of);
-            steps.entry(of).or_insert_with(|| if LINES.is_earlier(&value) { renumbered() } else { line.to_vec() });
+            steps.entry(of).or_insert(line);
         }
     }
     replaced(path, |copy| steps.values().try_for_each(|line| copy.write_all(line)))
 }
 
-/// Opens a file of one JSON object per line to continue it after `step` steps. Lines of later steps, and an incomplete last
-/// line, are removed. Damaged lines are removed too, with a warning. Lines of earlier builds get the numbers of this one.
-/// Also returns the last line that stays.
-pub(crate) fn continued(path: &Path, keys: &StepKeys, step: usize) -> std::io::Result<(File, Option<Value>)> {
+/// Opens a file of one JSON object per line to continue it after `step` steps. Lines whose `key` is a later step, and an
+/// incomplete last line, are removed. Damaged lines are removed too, with a warning. Also returns the last line that stays.
+pub(crate) fn continued(path: &Path, key: &str, step: usize) -> std::io::Result<(File, Option<Value>)> {
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-    let Lines { kept, last, damaged } = lines_up_to(&file, keys, step)?;
+    let Lines { ranges, last, damaged } = lines_up_to(&file, key, step)?;
     if let [first, more @ ..] = &damaged[..] {
         let more = if more.is_empty() { String::new() } else { format!(", and {} more", more.len()) };
         warn(&format!("WARNING: {} is damaged: line {first}{more} was removed", path.display()));
     }
-    match &kept[..] {
+    match &ranges[..] {
         [] => file.set_len(0)?,
-        [Kept::Bytes(range)] if range.start == 0 => file.set_len(range.end)?,
+        [start] if start.start == 0 => file.set_len(start.end)?,
         parts => file = copied(path, &mut file, parts)?,
     }
     file.seek(SeekFrom::End(0))?;
@@ -257,23 +202,15 @@ pub(crate) fn continued(path: &Path, keys: &StepKeys, step: usize) -> std::io::R
 /// The lines of a continued file.
 #[derive(Default)]
 struct Lines {
-    /// What stays, in order.
-    kept: Vec<Kept>,
+    /// The bytes that stay. Adjacent lines are one range.
+    ranges: Vec<Range<u64>>,
     /// The last line that stays.
     last: Option<Value>,
     /// Numbers of damaged lines, from 1.
     damaged: Vec<usize>,
 }
 
-/// A part of a continued file.
-enum Kept {
-    /// Adjacent lines as they are.
-    Bytes(Range<u64>),
-    /// A line with another number.
-    Renumbered(Vec<u8>),
-}
-
-fn lines_up_to(file: &File, keys: &StepKeys, step: usize) -> std::io::Result<Lines> {
+fn lines_up_to(file: &File, key: &str, step: usize) -> std::io::Result<Lines> {
     let (mut reader, mut line) = (BufReader::new(file), Vec::new());
     let (mut lines, mut at, mut before) = (Lines::default(), 0, 0);
     for number in 1.. {
@@ -283,15 +220,13 @@ fn lines_up_to(file: &File, keys: &StepKeys, step: usize) -> std::io::Result<Lin
             break; // the end, or an incomplete last line
         }
         let value: Option<Value> = serde_json::from_slice(&line).ok();
-        match value.as_ref().and_then(|value| Some((value, keys.number(value)?))) {
-            Some((value, of)) if of > before && of <= step as u64 => {
-                match lines.kept.last_mut() {
-                    _ if keys.is_earlier(value) => lines.kept.push(Kept::Renumbered(keys.renumbered(&line, of))),
-                    Some(Kept::Bytes(range)) if range.end == at => range.end = end,
-                    _ => lines.kept.push(Kept::Bytes(at..end)),
+        match value.as_ref().and_then(|value| value[key].as_u64()) {
+            Some(of) if of > before && of <= step as u64 => {
+                match lines.ranges.last_mut().filter(|range| range.end == at) {
+                    Some(range) => range.end = end,
+                    None => lines.ranges.push(at..end),
                 }
-                before = of;
-                lines.last = Some(value.clone());
+                (lines.last, before) = (value, of);
             }
             Some(_) => {}
             None => lines.damaged.push(number),
@@ -302,16 +237,11 @@ fn lines_up_to(file: &File, keys: &StepKeys, step: usize) -> std::io::Result<Lin
 }
 
 /// Replaces the file at `path` by these parts of it.
-fn copied(path: &Path, file: &mut File, parts: &[Kept]) -> std::io::Result<File> {
+fn copied(path: &Path, file: &mut File, parts: &[Range<u64>]) -> std::io::Result<File> {
     replaced(path, |copy| {
         for part in parts {
-            match part {
-                Kept::Bytes(range) => {
-                    file.seek(SeekFrom::Start(range.start))?;
-                    std::io::copy(&mut file.take(range.end - range.start), copy)?;
-                }
-                Kept::Renumbered(line) => copy.write_all(line)?,
-            }
+            file.seek(SeekFrom::Start(part.start))?;
+            std::io::copy(&mut file.take(part.end - part.start), copy)?;
         }
         Ok(())
     })
@@ -364,7 +294,7 @@ mod tests {
                 let mut lines: Vec<Vec<u8>> = (1..15).map(line).collect();
                 lines[at] = damaged.clone();
                 std::fs::write(&path, lines.concat()).unwrap();
-                let (mut file, last) = continued(&path, &LINES, 12).unwrap();
+                let (mut file, last) = continued(&path, "step", 12).unwrap();
                 file.write_all(&line(13)).unwrap();
                 let stays = |step: &usize| *step != at + 1 || (at == 0 && damaged == line(1));
                 let expected: Vec<u8> = (1..=13).filter(stays).flat_map(line).collect();
@@ -390,26 +320,6 @@ mod tests {
             MetricsFile::resume(folder.path(), 4, carried.as_bytes()).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), all);
         }
-    }
-
-    #[test]
-    fn lines_of_an_earlier_build_get_numbers_of_this_one_and_keep_all_other_digits() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(METRICS);
-        let earlier = |step: usize| format!("{{\"step\":{step},\"loss\":5.506170682847200100{step}}}\n");
-        let now = |step: usize| {
-            earlier(step - 1).replacen(&format!(":{},", step - 1), &format!(":{step},\"samples\":null,"), 1)
-        };
-        // It did eleven steps, of which the last was after the checkpoint.
-        std::fs::write(&path, (0..11).map(earlier).collect::<String>()).unwrap();
-        assert!(counts_from_0(folder.path()).unwrap() && last_step(&path).unwrap() == 11);
-        let mut file = MetricsFile::resume(folder.path(), 10, earlier(9).as_bytes()).unwrap();
-        file.lines.write(line(11).as_bytes()).unwrap();
-        let expected = (1..11).map(now).collect::<String>() + &line(11);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
-        assert!(!counts_from_0(folder.path()).unwrap() && last_step(&path).unwrap() == 11);
-        MetricsFile::resume(folder.path(), 11, b"").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected, "no line is numbered twice");
     }
 
     #[test]

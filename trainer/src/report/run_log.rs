@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::config::LoggingConfig;
-use crate::report::metrics::{MetricsFile, StepMetrics, counts_from_0};
-use crate::report::tensorboard::{EventFile, set_aside};
+use crate::report::metrics::{MetricsFile, StepMetrics};
+use crate::report::tensorboard::EventFile;
 use crate::report::wandb::History;
 use crate::report::wandb_client::Client;
 
@@ -29,10 +29,6 @@ impl RunLog {
         client: Option<Client>,
     ) -> std::io::Result<RunLog> {
         let folder = Path::new(&logging.dir);
-        if step > 0 && counts_from_0(folder)? {
-            // Before the metrics get other numbers: a start that is cut short is repeated.
-            set_aside(folder)?;
-        }
         let metrics = match step {
             0 => MetricsFile::create(folder)?,
             _ => MetricsFile::resume(folder, step, carried)?,

@@ -68,26 +68,6 @@ impl EventFile {
     }
 }
 
-/// The folder for event files of an earlier build.
-pub(crate) const SET_ASIDE: &str = "steps-from-0";
-
-/// Moves the event files of a folder to a folder inside. An earlier build wrote them, which counted steps from 0, and
-/// TensorBoard would show their steps and those of later files as one run.
-///
-/// # Errors
-/// Operating system errors.
-pub(crate) fn set_aside(folder: &Path) -> std::io::Result<()> {
-    let aside = folder.join(SET_ASIDE);
-    for entry in std::fs::read_dir(folder)? {
-        let name = entry?.file_name();
-        if name.to_string_lossy().starts_with(PREFIX) {
-            std::fs::create_dir_all(&aside)?;
-            std::fs::rename(folder.join(&name), aside.join(&name))?;
-        }
-    }
-    Ok(())
-}
-
 /// The time in the name of the last event file of a folder; 0 if there is none.
 fn last_time(folder: &Path) -> std::io::Result<u64> {
     let mut last = 0;
@@ -99,16 +79,13 @@ fn last_time(folder: &Path) -> std::io::Result<u64> {
     Ok(last)
 }
 
-/// The scalar that says how many samples were trained on.
-pub(crate) const SAMPLES: &str = "train/samples";
-
 /// The scalars of a step by name. The part before the slash is the group.
 pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(&'static str, f64)> {
     let mut scalars = vec![
         ("train/loss", metrics.loss),
         ("train/grad_norm", f64::from(metrics.grad_norm)),
         ("train/lr", metrics.lr),
-        (SAMPLES, metrics.samples as f64),
+        ("train/samples", metrics.samples as f64),
         ("speed/tokens_per_s", metrics.tokens_per_s),
         ("speed/tflops", metrics.tflops),
         ("speed/step_ms", metrics.step_ms),

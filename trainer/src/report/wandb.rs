@@ -9,11 +9,8 @@ use std::time::Instant;
 
 use serde_json::{Map, Value};
 
-use crate::report::metrics::{StepKeys, StepMetrics, continued};
-use crate::report::tensorboard::{SAMPLES, scalars, seconds};
-
-/// How a row says which step it is of.
-const ROWS: StepKeys = StepKeys { step: "_step", since: SAMPLES };
+use crate::report::metrics::{StepMetrics, continued};
+use crate::report::tensorboard::{scalars, seconds};
 
 /// The history of a run.
 pub struct History {
@@ -32,7 +29,7 @@ impl History {
     /// Operating system errors.
     pub fn open(folder: &Path, step: usize) -> std::io::Result<History> {
         let path = folder.join("wandb-history.jsonl");
-        let (file, last) = continued(&path, &ROWS, step)?;
+        let (file, last) = continued(&path, "_step", step)?;
         let summary = last.and_then(|row| row.as_object().cloned()).unwrap_or_default();
         let before = summary.get("_runtime").and_then(Value::as_f64).unwrap_or(0.0);
         let summary_path = folder.join("wandb-summary.json");

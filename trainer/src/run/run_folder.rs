@@ -10,7 +10,7 @@ use humantime::format_rfc3339_seconds;
 
 use crate::config::model_name::name_in;
 use crate::report::metrics::{METRICS, last_step};
-use crate::report::tensorboard::{PREFIX, SET_ASIDE};
+use crate::report::tensorboard::PREFIX;
 
 /// The file with the name of the run whose metrics the folder has, and on a second line when it began.
 const OWNER: &str = "run.id";
@@ -99,9 +99,8 @@ fn move_aside(folder: &Path) -> Result<PathBuf> {
         let entry = entry?;
         let name = entry.file_name();
         let text = name.to_string_lossy();
-        let about_steps = [METRICS, OWNER, CONFIG, SET_ASIDE].contains(&&*text)
-            || text.starts_with("wandb-")
-            || text.starts_with(PREFIX);
+        let about_steps =
+            [METRICS, OWNER, CONFIG].contains(&&*text) || text.starts_with("wandb-") || text.starts_with(PREFIX);
         if about_steps {
             std::fs::rename(entry.path(), aside.join(&name))?;
         }

@@ -252,39 +252,6 @@ fn metrics_that_are_moved_aside_are_named_by_the_time_and_the_model_of_their_own
 }
 
 #[test]
-fn steps_of_an_older_build_which_counted_from_0_get_the_numbers_of_this_one_when_the_run_goes_on() {
-    let folder = Folder::new("run-log-from-0");
-    let log = |name: &str| folder.path("log").join(name);
-    expect(&run(1, &folder.0, "--steps 4 --tensorboard --wandb"), 0, &[]);
-    for (name, key, since) in [("metrics.jsonl", "step", "samples"), ("wandb-history.jsonl", "_step", "train/samples")]
-    {
-        let older = |line: &str| {
-            let mut value: Value = serde_json::from_str(line).unwrap();
-            value[key] = (value[key].as_u64().unwrap() - 1).into();
-            value.as_object_mut().unwrap().remove(since).unwrap();
-            format!("{value}\n")
-        };
-        let text = std::fs::read_to_string(log(name)).unwrap();
-        std::fs::write(log(name), text.lines().map(older).collect::<String>()).unwrap();
-    }
-    std::fs::remove_file(log("run.id")).unwrap();
-    let before = event_files(&folder.0)[0].file_name().unwrap().to_owned();
-    expect(&run(1, &folder.0, "--steps 6 --tensorboard --wandb"), 0, &["at step 4"]);
-    assert_eq!(metrics(&folder.0).len(), 6, "each step is there once");
-    assert_eq!(
-        rows(&folder.0).iter().map(|row| row["_step"].as_u64().unwrap()).collect::<Vec<_>>(),
-        [1, 2, 3, 4, 5, 6]
-    );
-    let files = event_files(&folder.0);
-    assert!(files.len() == 1 && log("steps-from-0").join(before).exists(), "TensorBoard shows them as another run");
-    let steps: Vec<u64> = events(&files[0])[1..].iter().map(|event| event.step).collect();
-    assert_eq!(steps, [5, 5, 6]);
-    // Once more: nothing is renumbered twice.
-    expect(&run(1, &folder.0, "--steps 7 --tensorboard --wandb"), 0, &["at step 6"]);
-    assert_eq!((metrics(&folder.0).len(), rows(&folder.0).len(), event_files(&folder.0).len()), (7, 7, 2));
-}
-
-#[test]
 fn a_fork_leaves_its_parents_metrics_whole_and_has_its_own_name() {
     let folder = Folder::new("run-log-fork");
     let log = |name: &str| std::fs::read_to_string(folder.path("log").join(name)).unwrap();
