@@ -61,6 +61,6 @@ fn text_through_a_tokenizer_and_the_token_files_made_of_it_train_to_the_same_bit
     let (tokens, _) = run(&["--data-path", &output]);
     assert_eq!(text, tokens);
     assert!(text.loss < steps[0]["loss"].as_f64().unwrap() - 0.3, "nothing was learnt: {text:?}");
-    let (blend, _) = run(&["--data-path", "0.3", &gpl, "0.7", &output]);
+    let (blend, _) = run(&["--data-path", "0.3", &gpl, "0.7", &output, "--tokenizer", &json]);
     assert_ne!(blend.loss, text.loss);
 }
