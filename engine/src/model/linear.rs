@@ -82,8 +82,8 @@ impl LinearSpec {
             }
             Split::Rows => {
                 // Its gradient is summed where the output gradient is quantised.
-                let sequence_parallel = gathers_8_bits(self.fp8, parallel);
-                let bias = bias.map(|bias| ParamSpec { sequence_parallel, ..bias });
+                let partial_gradient = gathers_8_bits(self.fp8, parallel);
+                let bias = bias.map(|bias| ParamSpec { partial_gradient, ..bias });
                 (parallel.shard(weight, 1, &[self.input]), bias)
             }
         };

@@ -48,9 +48,9 @@ pub struct ParamSpec {
     /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
     /// tables are like this.
     pub sparse: bool,
-    /// Sequence parallelism: backward sees the tokens of this rank only, so the gradient is summed over the
-    /// tensor-parallel group.
-    pub sequence_parallel: bool,
+    /// Backward computes a part of its gradient, though this rank stores it whole: with sequence parallelism from this rank's
+    /// tokens, of norms of heads from this rank's heads. The parts are summed over the tensor-parallel group.
+    pub partial_gradient: bool,
     /// Its products have 8-bit factors, by this recipe.
     pub fp8: Option<Fp8>,
     /// Another stage has a copy too. The gradients of both copies are summed, and both stages make the same update.
@@ -71,7 +71,7 @@ impl ParamSpec {
             init,
             layer,
             sparse: false,
-            sequence_parallel: false,
+            partial_gradient: false,
             fp8: None,
             tied: None,
         }

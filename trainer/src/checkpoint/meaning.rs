@@ -51,6 +51,8 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
         ("activation", model.activation.to_string()),
         ("position", model.position.to_string()),
         ("bias", model.bias.to_string()),
+        ("qkv_bias", (model.attention && model.qkv_bias && !model.bias).to_string()),
+        ("qk_norm", (model.attention && model.qk_norm).to_string()),
         ("tie_embeddings", model.tie_embeddings.to_string()),
     ]);
     if model.attention {

@@ -50,7 +50,6 @@ fn megatron_flags() -> String {
             }
             Meaning::SetsItem(key, at) => format!("sets item {} of `{key}`", at + 1),
             Meaning::Equals(key) => format!("accepted if it equals `{key}`"),
-            Meaning::EqualsRatio(whole, parts) => format!("accepted if it equals `{whole}` / `{parts}`"),
             Meaning::OnlyValue(word, rule, fix) => format!("accepted if it is `{word}`: {rule}. Instead: {fix}"),
             Meaning::OnlyWithout(key, why) => format!("accepted without `{key}`: {why}"),
             Meaning::NotNeeded(why) => format!("not needed: {why}"),

@@ -1,11 +1,13 @@
 //! Causal self-attention with packed queries, keys and values. There may be fewer key and value heads than query heads.
 
 mod cached;
+mod head_norms;
 
 use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Rotary};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
+use self::head_norms::HeadNorms;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::linear::{Linear, LinearSpec, tensor_like};
@@ -30,8 +32,14 @@ impl CausalAttentionSpec {
         let groups = vec![queries, keys, keys];
         let fp8 = shape.block_fp8(block);
         [
-            LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), shape.bias)
-                .in_8_bits(fp8),
+            LinearSpec::column_parallel(
+                name("c_attn"),
+                shape.hidden,
+                groups,
+                shape.matrix_init(),
+                shape.bias || shape.qkv_bias,
+            )
+            .in_8_bits(fp8),
             LinearSpec::row_parallel(name("c_proj"), queries, shape.hidden, shape.residual_init(), shape.bias)
                 .in_8_bits(fp8),
         ]
@@ -40,7 +48,10 @@ impl CausalAttentionSpec {
 
 impl PartSpec for CausalAttentionSpec {
     fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
-        self.linears(shape.shape, block).iter().flat_map(|linear| linear.params(shape.parallel, layer)).collect()
+        let linears = self.linears(shape.shape, block);
+        let norms = shape.shape.qk_norm.then(|| head_norms::params(shape, block, layer));
+        let of_linears = linears.iter().flat_map(|linear| linear.params(shape.parallel, layer));
+        of_linears.chain(norms.into_iter().flatten()).collect()
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
@@ -55,6 +66,7 @@ impl PartSpec for CausalAttentionSpec {
             projection,
             heads,
             kv_heads: shape.kv_heads / parallel.size(),
+            norms: shape.qk_norm.then(|| HeadNorms::build(&builder.of, builder.params, block)),
             rotary: builder.step.rotary,
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
@@ -72,7 +84,8 @@ impl PartSpec for CausalAttentionSpec {
             values: (qkv + width) + (2 * qkv + 2 * width),
             ..TokenCost::default()
         };
-        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([attention]).sum()
+        let norms = shape.qk_norm.then(|| head_norms::cost(shape));
+        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([attention]).chain(norms).sum()
     }
 }
 
@@ -85,6 +98,8 @@ struct CausalAttention {
     /// On this rank, as `kv_heads`.
     heads: usize,
     kv_heads: usize,
+    /// The norms of queries and keys; `None` where these are not normalised.
+    norms: Option<HeadNorms>,
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` where positions are not rotary.
     rotary: Option<Tensor>,
     probabilities: DropoutLayer,
@@ -99,8 +114,7 @@ struct SavedAttention {
     /// The normed values in 8 bits, where the norm does not store them: this rank's rows, where rows are gathered. `None` if
     /// backward recomputes them.
     normed: Option<Operand>,
-    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, after rotation.
-    qkv: Tensor,
+    qkv: SavedQkv,
     /// `(batch, seq, heads * head_dim)`.
     context: Tensor,
     /// As the projection's weight gradient reads it.
@@ -111,11 +125,59 @@ struct SavedAttention {
     output: Option<DropoutSite>,
 }
 
+/// Queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+#[derive(Clone, Copy)]
+enum SavedQkv {
+    /// As attention reads them.
+    Ready(Tensor),
+    /// As they were projected: backward normalises them again.
+    Projected(Tensor),
+    /// As they were projected, and as attention reads them.
+    Both { projected: Tensor, ready: Tensor },
+}
+
 impl CausalAttention {
+    /// Makes queries and keys ready for attention: normalises and rotates them, as far as the model does. `projected` is
+    /// overwritten unless there are norms.
+    fn make_ready(&self, cx: &mut StepContext<'_>, projected: Tensor, angles: Option<Tensor>) -> Result<Tensor> {
+        if let Some(norms) = &self.norms {
+            return norms.forward(cx, projected, angles);
+        }
+        self.rotate(cx, projected, angles, false)?;
+        Ok(projected)
+    }
+
     /// Rotates queries and keys by the table's angles, in place; `inverse` rotates their gradients back.
     fn rotate(&self, cx: &StepContext<'_>, qkv: Tensor, table: Option<Tensor>, inverse: bool) -> Result<()> {
         let Some(table) = table else { return Ok(()) };
         cx.run(Rotary { qkv, table, heads: self.heads, kv_heads: self.kv_heads, inverse })
+    }
+
+    /// What backward keeps of queries, keys and values.
+    fn keep(&self, projected: Tensor, ready: Tensor) -> SavedQkv {
+        match self.norms {
+            None => SavedQkv::Ready(ready),
+            Some(_) if self.recompute => SavedQkv::Projected(projected),
+            Some(_) => SavedQkv::Both { projected, ready },
+        }
+    }
+
+    /// Queries, keys and values as attention read them.
+    fn ready(&self, cx: &mut StepContext<'_>, saved: SavedQkv) -> Result<Tensor> {
+        match saved {
+            SavedQkv::Ready(ready) | SavedQkv::Both { ready, .. } => Ok(ready),
+            SavedQkv::Projected(projected) => self.make_ready(cx, projected, self.rotary),
+        }
+    }
+
+    /// Turns the gradient of ready queries and keys into that of projected ones, in place.
+    fn ready_backward(&self, cx: &StepContext<'_>, saved: SavedQkv, grad: Tensor) -> Result<()> {
+        match (&self.norms, saved) {
+            (Some(norms), SavedQkv::Projected(projected) | SavedQkv::Both { projected, .. }) => {
+                norms.backward(cx, projected, grad, self.rotary)
+            }
+            _ => self.rotate(cx, grad, self.rotary, true),
+        }
     }
 }
 
@@ -124,9 +186,9 @@ impl BlockPart for CausalAttention {
         let (batch, seq) = self.region.tokens;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
-        let qkv = self.qkv.output(cx, "qkv", input.rows())?;
-        self.qkv.forward(cx, &input, qkv)?;
-        self.rotate(cx, qkv, self.rotary, false)?;
+        let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
+        self.qkv.forward(cx, &input, projected_qkv)?;
+        let qkv = self.make_ready(cx, projected_qkv, self.rotary)?;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
@@ -136,7 +198,7 @@ impl BlockPart for CausalAttention {
         let delta = self.projection.forward_row_parallel(cx, &projected, names, &self.region)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
-        let projected = projected.for_weight_gradient();
+        let (projected, qkv) = (projected.for_weight_gradient(), self.keep(projected_qkv, qkv));
         Ok((delta, Saved::new(SavedAttention { normed, qkv, context, projected, stats, probabilities, output })))
     }
 
@@ -160,9 +222,10 @@ impl BlockPart for CausalAttention {
         let pending = PendingWeightGradients::of(*projection, saved.projected, grad_delta);
         let pending = pending.compute_unless(self.region.is_shared(), cx)?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
-        let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
+        let qkv = self.ready(cx, saved.qkv)?;
+        let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
-            qkv: saved.qkv,
+            qkv,
             output: saved.context,
             stats: saved.stats,
             grad_output: grad_context,
@@ -171,7 +234,7 @@ impl BlockPart for CausalAttention {
             kv_heads: self.kv_heads,
             dropout: saved.probabilities,
         })?;
-        self.rotate(cx, grad_qkv, self.rotary, true)?;
+        self.ready_backward(cx, saved.qkv, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
         let (grad_normed, own) = self.qkv.backward_column_parallel(cx, normed, grad_qkv, names, &self.region)?;

@@ -11,8 +11,6 @@ pub enum Meaning {
     SetsItem(&'static str, usize),
     /// Its value must equal this key's.
     Equals(&'static str),
-    /// Its value must equal the first key's value divided by the second's.
-    EqualsRatio(&'static str, &'static str),
     /// It has no effect with this value. For other values: the rule and the fix.
     OnlyValue(&'static str, &'static str, &'static str),
     /// It says that this key is unset, and must not contradict it; why.
@@ -23,7 +21,7 @@ pub enum Meaning {
     Unsupported(&'static str, &'static str),
 }
 
-use Meaning::{Equals, EqualsRatio, NotNeeded, OnlyValue, OnlyWithout, Sets, SetsByValue, SetsItem, Unsupported};
+use Meaning::{Equals, NotNeeded, OnlyValue, OnlyWithout, Sets, SetsByValue, SetsItem, Unsupported};
 
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
 const OWN_GRAPHS: &str = "the trainer captures its own graphs, in one way";
@@ -68,7 +66,6 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("cuda-graph-impl", SetsByValue(GRAPH_IMPL, OWN_GRAPHS, "--cuda-graph-impl local, full_iteration or none")),
 
     ("max-position-embeddings", Equals("model.seq_length")),
-    ("kv-channels", EqualsRatio("model.hidden", "model.heads")),
 
     ("context-parallel-size", OnlyValue("1", GRID, TOGETHER)),
     ("expert-model-parallel-size", OnlyValue("1", GRID, "leave it out")),
@@ -132,8 +129,6 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("fp32-residual-connection", Unsupported(PRECISION, "leave it out, or leave out --bf16 for f32 everywhere")),
     ("apply-query-key-layer-scaling", Unsupported("softmax runs in f32, which needs no such scaling", "leave it out")),
     ("squared-relu", Unsupported("feed-forward layers have GELU or SwiGLU", "--activation gelu or swiglu")),
-    ("qk-layernorm", Unsupported("queries and keys are not normalised", "leave it out")),
-    ("add-qkv-bias", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=true or --bias=false")),
     ("disable-bias-linear", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=false")),
     ("external-cuda-graph", Unsupported(OWN_GRAPHS, "--enable-cuda-graph")),
     ("adam-beta1", SetsItem("optimizer.betas", 0)),
