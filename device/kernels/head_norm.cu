@@ -151,7 +151,7 @@ template <class T, int N, int PACKS> void head_norm_backward(const HeadNorm& op)
         }
     }
     // Over the heads of a warp, then over the warps, in order.
-    __shared__ float combined[1024];
+    __shared__ float combined[512];
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
 #pragma unroll
@@ -182,8 +182,8 @@ template <class T, int N, int PACKS> void head_norm_backward(const HeadNorm& op)
     for (u32 c = threadIdx.x; c < dim; c += blockDim.x) partial[c] = combined[c];
 }
 
-// With vectors a thread has one pack: a head has at most 64 N channels. One value at a time serves up to 1024.
+// With vectors a thread has one pack: a head has at most 64 N channels. One value at a time serves up to 512.
 #define HEAD_NORM(T, N, suffix)                                                                                        \
-    KERNEL(head_norm_##suffix)(const HeadNorm op) { head_norm<T, N, N == 1 ? 16 : 1>(op); }                            \
-    KERNEL(head_norm_backward_##suffix)(const HeadNorm op) { head_norm_backward<T, N, N == 1 ? 16 : 1>(op); }
+    KERNEL(head_norm_##suffix)(const HeadNorm op) { head_norm<T, N, N == 1 ? 8 : 1>(op); }                             \
+    KERNEL(head_norm_backward_##suffix)(const HeadNorm op) { head_norm_backward<T, N, N == 1 ? 8 : 1>(op); }
 FOR_EACH_FLOAT(HEAD_NORM)

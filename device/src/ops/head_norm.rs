@@ -4,7 +4,7 @@ use super::{Accesses, Operation, ensure, ensure_dtype, ensure_float, ensure_head
 use crate::{DType, Result, Tensor};
 
 /// Channels of a head, at most: as many as the CUDA kernels keep in registers.
-const MOST_CHANNELS: usize = 1024;
+const MOST_CHANNELS: usize = 512;
 
 /// RMSNorm of each query and key head of a packed QKV tensor (Henry et al., 2020; by head as in Qwen3), then the rotation of
 /// [`Rotary`](super::Rotary). Nothing is rounded in between.

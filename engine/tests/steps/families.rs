@@ -87,6 +87,7 @@ fn layouts() -> Vec<Layout> {
         Layout::new(1, 2, 1, 1),
         Layout::new(2, 1, 1, 2),
         zero_bubble,
+        Layout { sequence: false, ..zero_bubble },
     ]
 }
 

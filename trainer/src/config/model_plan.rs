@@ -228,7 +228,7 @@ fn head_dim(config: &RunConfig) -> usize {
 }
 
 /// Most channels of a head whose queries and keys are normalised: as many as kernels keep in registers.
-const MOST_NORMED: usize = 1024;
+const MOST_NORMED: usize = 512;
 
 /// Fails on norms of queries and keys that no kernel computes.
 fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {

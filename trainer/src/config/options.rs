@@ -86,7 +86,7 @@ const fn option(
 pub const OPTIONS: &[OptionSpec] = &[
     option("model.preset", "preset", &["model"], "\"tiny\"", Kind::Choice(Preset::WORDS), "Sizes to start from. Every other model option overrides them"),
     option("model.init_from", "init-from", &["pretrained-checkpoint"], "", Kind::Text, "Folder whose weights training starts from: a Hugging Face model, a checkpoint, or what `trainer convert` wrote. It also sets the model's options; other flags override them. A run that resumes from a checkpoint does not read it"),
-    option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(ModelKind::WORDS), "Decoder-only transformer (GPT-2, Llama), or the multi-layer perceptron of the benchmarks"),
+    option("model.kind", "kind", &[], "\"gpt\"", Kind::Choice(ModelKind::WORDS), "Decoder-only transformer (GPT-2, Llama, Qwen), or the multi-layer perceptron of the benchmarks"),
     option("model.layers", "layers", &["num-layers"], "2", Kind::Integer, "Transformer blocks"),
     option("model.hidden", "hidden", &["hidden-size"], "64", Kind::Integer, "Width of the residual stream"),
     option("model.heads", "heads", &["num-attention-heads"], "4", Kind::Integer, "Attention heads. They divide hidden evenly, unless head_dim is set"),

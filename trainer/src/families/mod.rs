@@ -124,7 +124,7 @@ mod tests {
         {
             assert_eq!(family(&format!("preset = {preset:?}")), Ok(kind));
         }
-        assert_eq!(family("preset = \"qwen3-8b\"\nqkv_bias = true"), Err("model.qkv_bias = true".into()));
+        assert_eq!(family("preset = \"qwen3-8b\"\nqkv_bias = true"), Err("model.qk_norm = true".into()));
         assert_eq!(family("preset = \"qwen2.5-7b\"\nbias = true"), Ok("llama"), "all linear layers have biases");
         assert_eq!(
             family("preset = \"tiny-llama\"\nactivation = \"gelu\""),

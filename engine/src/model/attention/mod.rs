@@ -30,16 +30,10 @@ impl CausalAttentionSpec {
         let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
         let name = |name: &str| format!("h.{block}.attn.{name}");
         let groups = vec![queries, keys, keys];
-        let fp8 = shape.block_fp8(block);
+        let (fp8, qkv_bias) = (shape.block_fp8(block), shape.bias || shape.qkv_bias);
         [
-            LinearSpec::column_parallel(
-                name("c_attn"),
-                shape.hidden,
-                groups,
-                shape.matrix_init(),
-                shape.bias || shape.qkv_bias,
-            )
-            .in_8_bits(fp8),
+            LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), qkv_bias)
+                .in_8_bits(fp8),
             LinearSpec::row_parallel(name("c_proj"), queries, shape.hidden, shape.residual_init(), shape.bias)
                 .in_8_bits(fp8),
         ]
@@ -125,15 +119,13 @@ struct SavedAttention {
     output: Option<DropoutSite>,
 }
 
-/// Queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+/// What backward keeps of queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
 #[derive(Clone, Copy)]
-enum SavedQkv {
-    /// As attention reads them.
-    Ready(Tensor),
-    /// As they were projected: backward normalises them again.
-    Projected(Tensor),
-    /// As they were projected, and as attention reads them.
-    Both { projected: Tensor, ready: Tensor },
+struct SavedQkv {
+    /// As they were projected. Without norms the same tensor as `ready`, since rotation is in place.
+    projected: Tensor,
+    /// As attention reads them; `None` if backward normalises them again.
+    ready: Option<Tensor>,
 }
 
 impl CausalAttention {
@@ -153,30 +145,11 @@ impl CausalAttention {
         cx.run(Rotary { qkv, table, heads: self.heads, kv_heads: self.kv_heads, inverse })
     }
 
-    /// What backward keeps of queries, keys and values.
-    fn keep(&self, projected: Tensor, ready: Tensor) -> SavedQkv {
-        match self.norms {
-            None => SavedQkv::Ready(ready),
-            Some(_) if self.recompute => SavedQkv::Projected(projected),
-            Some(_) => SavedQkv::Both { projected, ready },
-        }
-    }
-
-    /// Queries, keys and values as attention read them.
-    fn ready(&self, cx: &mut StepContext<'_>, saved: SavedQkv) -> Result<Tensor> {
-        match saved {
-            SavedQkv::Ready(ready) | SavedQkv::Both { ready, .. } => Ok(ready),
-            SavedQkv::Projected(projected) => self.make_ready(cx, projected, self.rotary),
-        }
-    }
-
-    /// Turns the gradient of ready queries and keys into that of projected ones, in place.
-    fn ready_backward(&self, cx: &StepContext<'_>, saved: SavedQkv, grad: Tensor) -> Result<()> {
-        match (&self.norms, saved) {
-            (Some(norms), SavedQkv::Projected(projected) | SavedQkv::Both { projected, .. }) => {
-                norms.backward(cx, projected, grad, self.rotary)
-            }
-            _ => self.rotate(cx, grad, self.rotary, true),
+    /// Turns the gradient of ready queries and keys into that of `projected` ones, in place.
+    fn make_ready_backward(&self, cx: &StepContext<'_>, projected: Tensor, grad: Tensor) -> Result<()> {
+        match &self.norms {
+            Some(norms) => norms.backward(cx, projected, grad, self.rotary),
+            None => self.rotate(cx, grad, self.rotary, true),
         }
     }
 }
@@ -198,7 +171,9 @@ impl BlockPart for CausalAttention {
         let delta = self.projection.forward_row_parallel(cx, &projected, names, &self.region)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
-        let (projected, qkv) = (projected.for_weight_gradient(), self.keep(projected_qkv, qkv));
+        let projected = projected.for_weight_gradient();
+        let normed_again = self.recompute && self.norms.is_some();
+        let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(qkv) };
         Ok((delta, Saved::new(SavedAttention { normed, qkv, context, projected, stats, probabilities, output })))
     }
 
@@ -222,7 +197,10 @@ impl BlockPart for CausalAttention {
         let pending = PendingWeightGradients::of(*projection, saved.projected, grad_delta);
         let pending = pending.compute_unless(self.region.is_shared(), cx)?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
-        let qkv = self.ready(cx, saved.qkv)?;
+        let qkv = match saved.qkv.ready {
+            Some(ready) => ready,
+            None => self.make_ready(cx, saved.qkv.projected, self.rotary)?,
+        };
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv,
@@ -234,7 +212,7 @@ impl BlockPart for CausalAttention {
             kv_heads: self.kv_heads,
             dropout: saved.probabilities,
         })?;
-        self.ready_backward(cx, saved.qkv, grad_qkv)?;
+        self.make_ready_backward(cx, saved.qkv.projected, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
         let (grad_normed, own) = self.qkv.backward_column_parallel(cx, normed, grad_qkv, names, &self.region)?;

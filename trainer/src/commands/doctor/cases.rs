@@ -3,9 +3,9 @@
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, AdamW, AdamWTensors, Add, Attention, AttentionBackward, BiasGrad,
     ClipScale, ColumnRange, Control, Copy, CopyColumns, CrossEntropy, Dropout, DropoutPart, DropoutSite, Embedding,
-    EmbeddingBackward, Epilogue, Fill, Gemm, HeadNorm, HeadNormBackward, Mse, Norm, NormBackward, NormKind, ReluDropout, ReluDropoutBackward,
-    Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto, SwiGlu, SwiGluBackward, WriteControl,
-    WriteSampleRecord,
+    EmbeddingBackward, Epilogue, Fill, Gemm, HeadNorm, HeadNormBackward, Mse, Norm, NormBackward, NormKind,
+    ReluDropout, ReluDropoutBackward, Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto, SwiGlu,
+    SwiGluBackward, WriteControl, WriteSampleRecord,
 };
 use device::{DType, Result, Tensor};
 
