@@ -17,7 +17,7 @@ use graph_manager::{CudaGraphManager, Result};
 use parallel::Task;
 
 use crate::fp8::PendingCounts;
-use crate::gradient_sync::{DataParallelSync, PartialGradientSync};
+use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, StepTensors};
 use crate::optimizer::Optimizer;
@@ -56,6 +56,7 @@ struct StepProgram {
     pipeline: Pipeline,
     data_parallel: Option<DataParallelSync>,
     partial_gradients: Option<PartialGradientSync>,
+    copied_rows: Option<CopiedRowsSync>,
     /// The ranks that scale 8-bit tensors alike.
     scale_groups: Vec<Rc<dyn Communicator>>,
     /// `(3, 3)`, f32, in the step's numbers: what 8-bit copies lost, by kind of tensor.
@@ -440,9 +441,12 @@ impl StepProgram {
     }
 
     /// After all backwards: reduces the last gradient bucket, and sums what several stages share.
-    fn finish_gradients(&self, cx: &StepContext<'_>) -> Result<()> {
+    fn finish_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
         if let Some(ranks) = &self.data_parallel {
             ranks.finish(cx, &[self.tensors.loss_sum])?;
+        }
+        if let Some(ranks) = &self.copied_rows {
+            ranks.sum(cx)?;
         }
         self.pipeline.sum_tied_gradients(cx)?;
         if cx.mode() == Mode::Measure {

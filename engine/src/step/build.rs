@@ -10,7 +10,7 @@ use parallel::{PipelineGroups, PipelineStage};
 
 use super::metrics::StepNumbers;
 use super::{Stage, StepProgram};
-use crate::gradient_sync::{DataParallelSync, PartialGradientSync};
+use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::graph_options::GraphOptions;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
@@ -127,6 +127,7 @@ impl Stage {
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
         let tensor_parallel = architecture.tensor.group.clone();
         let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
+        let copied_rows = CopiedRowsSync::new(tensor_parallel.clone(), &params);
         let scale_groups = data_parallel.iter().chain(&tensor_parallel).cloned().collect();
         let norm_groups = NormGroups {
             data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
@@ -162,6 +163,7 @@ impl Stage {
                 pipeline,
                 data_parallel,
                 partial_gradients,
+                copied_rows,
                 scale_groups,
                 fp8_sums,
                 overlaps_microbatches,

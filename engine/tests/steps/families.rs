@@ -125,6 +125,68 @@ fn ranks_with_their_own_heads_keep_the_same_norms_of_heads() {
     assert_eq!(ranks[0], ranks[1]);
 }
 
+/// Fewer key heads than ranks, in each of the ways that they can be stored.
+fn few_key_heads() -> [(GptShape, Layout); 4] {
+    let (dropout, f32) = (0.1, Precision::F32);
+    let one = GptShape { tied: true, ..tiny_qwen2(dropout, f32) };
+    let two = GptShape { kv_heads: 2, qkv_bias: true, ..tiny_qwen3(dropout, f32) };
+    [
+        (one.clone(), Layout::new(2, 1, 1, 1)),
+        (one, Layout { sequence: false, ..Layout::new(4, 1, 1, 1) }),
+        (two.clone(), Layout::new(4, 1, 1, 1)),
+        (two, Layout { zero_bubble: true, ..Layout::new(4, 2, 1, 2) }),
+    ]
+}
+
+#[test]
+fn more_ranks_than_key_heads_have_the_losses_and_gradient_norms_of_one() {
+    for (shape, layout) in few_key_heads() {
+        let (alone, _) = run(&shape, 1, off()).train();
+        for (scope, distributed_optimizer) in [(Scope::PerLayer, true), (Scope::FullIteration, false)] {
+            let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
+            let run = || Run { distributed_optimizer, ..run(&shape, layout.data, graphs.clone()) };
+            let ranks = layout.on_ranks(run, |run| run.train().0);
+            let what = format!("{} key heads, {layout:?}, {scope:?}", shape.kv_heads);
+            assert!(ranks.iter().all(|results| *results == ranks[0]), "{what}: ranks disagree");
+            assert_close(&what, &alone, &ranks[0]);
+        }
+    }
+}
+
+#[test]
+fn copies_of_a_key_head_start_the_same_and_stay_the_same() {
+    for (shape, layout) in few_key_heads().into_iter().filter(|(_, layout)| layout.stages == 1) {
+        // Of each parameter with copies: the part, whether it is the first copy, and the bits before and after training.
+        let copies = |run: Run| {
+            let device = run.device();
+            let of = |stage: &engine::step::Stage| {
+                let copied = stage.params().iter().filter_map(|(spec, param)| Some((spec, spec.copied_rows()?, param)));
+                let rows = copied.map(|(spec, rows, param)| {
+                    let row: usize = spec.shape.sizes()[1..].iter().product();
+                    let values = device.download::<f32>(&param.master).unwrap();
+                    (rows.part, rows.is_first_copy, bits(&values[rows.first * row..]))
+                });
+                rows.collect::<Vec<_>>()
+            };
+            let before = of(&run.stage(&device));
+            let (_, stage) = run.train_on(&device);
+            (before, of(&stage))
+        };
+        let ranks = layout.on_ranks(|| run(&shape, 1, off()), copies);
+        for (before, after) in &ranks {
+            assert_eq!(before.len(), 2 * shape.layers, "weight and bias of each block");
+            assert!(before.iter().zip(after).all(|(before, after)| before.2 != after.2), "nothing is learned");
+        }
+        for (at, first) in ranks[0].1.iter().enumerate() {
+            let firsts = ranks.iter().filter(|(_, after)| after[at].1).count();
+            assert_eq!(firsts, shape.kv_heads, "{layout:?}: each part is counted once");
+            for (before, after) in ranks.iter().filter(|(_, after)| after[at].0 == first.0) {
+                assert_eq!((&before[at].2, &after[at].2), (&ranks[0].0[at].2, &first.2), "{layout:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn heads_of_any_width_multiply_in_8_bits_on_one_rank_and_on_two() {
     for recipe in [Fp8Recipe::Tensorwise, Fp8Recipe::Delayed] {

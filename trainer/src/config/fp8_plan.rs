@@ -50,7 +50,7 @@ pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize, head_dim: usize
     let share = |size: usize| size / tensor;
     for (what, size) in [
         ("model.hidden", model.hidden),
-        ("queries, keys and values of a rank", share((model.heads + 2 * kv_heads) * head_dim)),
+        ("queries, keys and values of a rank", (share(model.heads) + 2 * share(kv_heads).max(1)) * head_dim),
         ("heads x head size of a rank", share(model.heads * head_dim)),
         ("model.ffn of a rank", share(ffn)),
         ("tokens of a microbatch", config.train.micro_batch_size * model.seq_length),

@@ -47,9 +47,8 @@ impl HeadNorms {
     /// The norms of a block over their parameters.
     pub(super) fn build(shape: &ShardedShape<'_>, params: &Params, block: usize) -> HeadNorms {
         let [queries, keys] = names(block).map(|name| params.get(&name));
-        let ShardedShape { shape, parallel } = shape;
-        let (heads, kv_heads) = (shape.heads / parallel.size(), shape.kv_heads / parallel.size());
-        HeadNorms { queries, keys, eps: shape.norm_eps as f32, heads, kv_heads }
+        let (heads, kv_heads) = (shape.shape.heads / shape.parallel.size(), shape.own_kv_heads());
+        HeadNorms { queries, keys, eps: shape.shape.norm_eps as f32, heads, kv_heads }
     }
 
     /// Normalises the queries and keys of `projected` `(batch, seq, (heads + 2 kv_heads) * head_dim)`, then rotates them by the

@@ -15,7 +15,7 @@ use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::pending::PendingWeightGradients;
 use super::shape::GptShape;
-use super::tensor_parallel::TensorParallelRegion;
+use super::tensor_parallel::{Packed, TensorParallelRegion};
 use super::token_cost::TokenCost;
 use crate::fp8::{Copies, Operand};
 use crate::params::{Param, ParamSpec};
@@ -27,9 +27,10 @@ pub(crate) struct CausalAttentionSpec;
 impl CausalAttentionSpec {
     /// The layer before attention, which packs queries, keys and values, and the one after it.
     fn linears(&self, shape: &GptShape, block: usize) -> [LinearSpec; 2] {
-        let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
+        let queries = shape.heads * shape.head_dim();
         let name = |name: &str| format!("h.{block}.attn.{name}");
-        let groups = vec![queries, keys, keys];
+        let keys = Packed::heads(shape.kv_heads, shape.head_dim());
+        let groups = vec![Packed::heads(shape.heads, shape.head_dim()), keys, keys];
         let (fp8, qkv_bias) = (shape.block_fp8(block), shape.bias || shape.qkv_bias);
         [
             LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), qkv_bias)
@@ -59,7 +60,7 @@ impl PartSpec for CausalAttentionSpec {
             qkv,
             projection,
             heads,
-            kv_heads: shape.kv_heads / parallel.size(),
+            kv_heads: builder.of.own_kv_heads(),
             norms: shape.qk_norm.then(|| HeadNorms::build(&builder.of, builder.params, block)),
             rotary: builder.step.rotary,
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
