@@ -30,8 +30,8 @@ pub fn gpt(shape: GptShape) -> Architecture {
 }
 
 /// A rank's part of a transformer of that shape: its shard of each layer of its pipeline stage. The number of ranks that
-/// share a layer divides the heads, the key and value heads, the feed-forward width and the padded vocabulary; with sequence
-/// parallelism also a microbatch's tokens.
+/// share a layer divides the heads, the feed-forward width and the padded vocabulary; with sequence parallelism also a
+/// microbatch's tokens. It divides the key and value heads, or is a multiple of them: then ranks store copies of a head.
 pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) -> Architecture {
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
