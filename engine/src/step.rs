@@ -17,7 +17,7 @@ use graph_manager::{CudaGraphManager, Result};
 use parallel::Task;
 
 use crate::fp8::PendingCounts;
-use crate::gradient_sync::{DataParallelSync, SequenceParallelSync};
+use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, StepTensors};
 use crate::optimizer::Optimizer;
@@ -55,7 +55,8 @@ struct StepProgram {
     inputs: Inputs,
     pipeline: Pipeline,
     data_parallel: Option<DataParallelSync>,
-    sequence_parallel: Option<SequenceParallelSync>,
+    partial_gradients: Option<PartialGradientSync>,
+    copied_rows: Option<CopiedRowsSync>,
     /// The ranks that scale 8-bit tensors alike.
     scale_groups: Vec<Rc<dyn Communicator>>,
     /// `(3, 3)`, f32, in the step's numbers: what 8-bit copies lost, by kind of tensor.
@@ -430,7 +431,7 @@ impl StepProgram {
         }
         let reduction = self.data_parallel.as_ref().map(|ranks| ranks.start(cx, layer)).transpose()?;
         let output = work(cx)?;
-        if let Some(ranks) = &self.sequence_parallel {
+        if let Some(ranks) = &self.partial_gradients {
             ranks.sum(cx, layer)?;
         }
         if let Some(reduction) = reduction {
@@ -440,9 +441,12 @@ impl StepProgram {
     }
 
     /// After all backwards: reduces the last gradient bucket, and sums what several stages share.
-    fn finish_gradients(&self, cx: &StepContext<'_>) -> Result<()> {
+    fn finish_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
         if let Some(ranks) = &self.data_parallel {
             ranks.finish(cx, &[self.tensors.loss_sum])?;
+        }
+        if let Some(ranks) = &self.copied_rows {
+            ranks.sum(cx)?;
         }
         self.pipeline.sum_tied_gradients(cx)?;
         if cx.mode() == Mode::Measure {

@@ -9,6 +9,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod gemm;
+mod head_norm;
 mod loss;
 mod loss_parallel;
 mod math;

@@ -17,6 +17,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod gemm;
+mod head_norm;
 mod loss;
 mod loss_parallel;
 mod norm;
@@ -43,6 +44,7 @@ pub use dropout::{Dropout, DropoutPart, DropoutSite, ReluDropout, ReluDropoutBac
 pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Poison};
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gemm::{Epilogue, Fp8Scales, Gemm};
+pub use head_norm::{HeadNorm, HeadNormBackward};
 pub use loss::{CrossEntropy, Mse, SumInto};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use norm::{Norm, NormBackward, NormKind};

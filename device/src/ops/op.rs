@@ -5,9 +5,9 @@ use std::rc::Rc;
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
-    CustomOp, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, MakeScale, Mse, Norm, NormBackward, Operation, Poison,
-    ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Sgd, SquareSum, SumCounts, SumInto, SwiGlu,
-    SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
+    CustomOp, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, MakeScale, Mse, Norm,
+    NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Sgd, SquareSum,
+    SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
@@ -83,6 +83,10 @@ operations! {
     Norm,
     /// Its gradient.
     NormBackward,
+    /// RMSNorm of query and key heads, with the rotation after it.
+    HeadNorm,
+    /// Its gradient.
+    HeadNormBackward,
     /// Rotary position embedding.
     Rotary,
     /// Causal attention.

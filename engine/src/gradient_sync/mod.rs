@@ -1,7 +1,9 @@
-//! Sums of gradients over ranks: over data-parallel ranks, and with sequence parallelism over tensor-parallel ranks.
+//! Sums of gradients over ranks: over data-parallel ranks, and of some parameters over tensor-parallel ranks.
 
+mod copied_rows;
 mod data_parallel;
-mod sequence_parallel;
+mod partial_gradients;
 
+pub(crate) use copied_rows::CopiedRowsSync;
 pub(crate) use data_parallel::DataParallelSync;
-pub(crate) use sequence_parallel::SequenceParallelSync;
+pub(crate) use partial_gradients::PartialGradientSync;

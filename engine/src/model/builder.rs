@@ -5,7 +5,7 @@ use device::ops::DropoutPart;
 use super::architecture::StepTensors;
 use super::dropout::DropoutLayer;
 use super::shape::GptShape;
-use super::tensor_parallel::{TensorParallel, TensorParallelRegion};
+use super::tensor_parallel::{Packed, TensorParallel, TensorParallelRegion};
 use crate::params::{ParamSpec, Params};
 
 /// A shape, and the ranks that share its layers.
@@ -25,7 +25,12 @@ impl ShardedShape<'_> {
     pub(crate) fn vocabulary_table(&self, name: &str, layer: usize) -> ParamSpec {
         let GptShape { hidden, vocab, padded_vocab, .. } = *self.shape;
         let whole = ParamSpec::new(name, [padded_vocab, hidden], self.shape.matrix_init(), layer).with_rows(vocab);
-        self.parallel.shard(whole, 0, &[padded_vocab])
+        self.parallel.shard(whole, 0, &[Packed::channels(padded_vocab)])
+    }
+
+    /// Key and value heads of this rank: at least one, of which other ranks may have copies.
+    pub(crate) fn own_kv_heads(&self) -> usize {
+        (self.shape.kv_heads / self.parallel.size()).max(1)
     }
 
     /// The first token of this rank's rows of a vocabulary table.

@@ -99,6 +99,22 @@ mod tests {
     }
 
     #[test]
+    fn heads_wider_than_the_stream_cost_their_own_width_and_their_norms_what_they_move() {
+        let (hidden, queries, keys, seq) = (1024, 16 * 128, 8 * 128, 1024);
+        let attention = |qk_norm| {
+            let shape = GptShape { kv_heads: 8, head_dim: Some(128), bias: false, qk_norm, ..gpt2_350m() };
+            let attention = block_cost(&shape);
+            let without = block_cost(&GptShape { attention: false, ..shape });
+            (attention.weights - without.weights, attention.scores, attention.values - without.values)
+        };
+        let (qkv, context) = (queries + 2 * keys, queries);
+        let weights = hidden * qkv + context * hidden;
+        let values = 8 * hidden + 3 * (hidden + qkv) + 3 * (qkv + context) + 3 * (context + hidden);
+        assert_eq!(attention(false), (weights, queries * seq, values));
+        assert_eq!(attention(true), (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys)));
+    }
+
+    #[test]
     fn a_token_costs_6_flops_for_each_parameter_it_is_multiplied_with_and_causal_attention() {
         let shape = gpt2_350m();
         // As `transformers` counts gpt2-medium, less the learned positions.

@@ -1,8 +1,8 @@
 //! Decoder-only transformers: an embedding, blocks with norms in front, and a head.
 //!
 //! GPT-2 (Radford et al., 2019) has learned positions, LayerNorm, GELU, biases and a tied head. Llama (Touvron et al., 2023)
-//! has rotary positions, RMSNorm, SwiGLU, grouped key and value heads and no biases. [`GptShape`] has each of these as a
-//! choice of its own.
+//! has rotary positions, RMSNorm, SwiGLU, grouped key and value heads and no biases. Qwen2 (Yang et al., 2024) adds biases to
+//! queries, keys and values, and Qwen3 norms of heads. [`GptShape`] has each of these as a choice of its own.
 
 use std::ops::Range;
 
@@ -30,8 +30,8 @@ pub fn gpt(shape: GptShape) -> Architecture {
 }
 
 /// A rank's part of a transformer of that shape: its shard of each layer of its pipeline stage. The number of ranks that
-/// share a layer divides the heads, the key and value heads, the feed-forward width and the padded vocabulary; with sequence
-/// parallelism also a microbatch's tokens.
+/// share a layer divides the heads, the feed-forward width and the padded vocabulary; with sequence parallelism also a
+/// microbatch's tokens. It divides the key and value heads, or is a multiple of them: then ranks store copies of a head.
 pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) -> Architecture {
     let whole = params(&ShardedShape { shape: &shape, parallel: &tensor }, &layers);
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);

@@ -11,7 +11,7 @@ use graph_manager::Result;
 use super::dropout::DropoutLayer;
 use super::norm::Normed;
 use super::pending::{PendingInput, PendingWeightGradients};
-use super::tensor_parallel::{PendingTransfer, TensorParallel, TensorParallelRegion};
+use super::tensor_parallel::{Packed, PendingTransfer, TensorParallel, TensorParallelRegion};
 use super::token_cost::TokenCost;
 use crate::fp8::{Copies, Fp8, Fp8Param, Operand, QuantizeAs, WeightSource};
 use crate::params::{Init, Param, ParamSpec, Params};
@@ -33,23 +33,23 @@ pub(crate) struct LinearSpec {
 
 /// How the ranks of a tensor-parallel group share a linear layer.
 enum Split {
-    /// By outputs, the bias too. The groups are the widths packed in the output, such as queries, keys and values; a rank
+    /// By outputs, the bias too. The groups are what is packed in the output, such as queries, keys and values; a rank
     /// has an equal part of each.
-    Columns(Vec<usize>),
+    Columns(Vec<Packed>),
     /// By inputs. Each rank has the whole bias, and the ranks' results are summed.
     Rows,
 }
 
 impl LinearSpec {
-    /// A layer whose outputs are split over the ranks. Its output packs `groups` of these widths.
+    /// A layer whose outputs are split over the ranks. Its output packs these `groups`.
     pub(crate) fn column_parallel(
         name: String,
         input: usize,
-        groups: Vec<usize>,
+        groups: Vec<Packed>,
         init: Init,
         bias: bool,
     ) -> LinearSpec {
-        let output = groups.iter().sum();
+        let output = groups.iter().map(Packed::size).sum();
         LinearSpec { name, input, output, init, bias, split: Split::Columns(groups), fp8: None }
     }
 
@@ -82,9 +82,9 @@ impl LinearSpec {
             }
             Split::Rows => {
                 // Its gradient is summed where the output gradient is quantised.
-                let sequence_parallel = gathers_8_bits(self.fp8, parallel);
-                let bias = bias.map(|bias| ParamSpec { sequence_parallel, ..bias });
-                (parallel.shard(weight, 1, &[self.input]), bias)
+                let partial_gradient = gathers_8_bits(self.fp8, parallel);
+                let bias = bias.map(|bias| ParamSpec { partial_gradient, ..bias });
+                (parallel.shard(weight, 1, &[Packed::channels(self.input)]), bias)
             }
         };
         [weight].into_iter().chain(bias).collect()

@@ -6,7 +6,7 @@ use common::Choice;
 use device::{Area, DType, Device, HostOptions, Tensor, bf16};
 
 use super::linear::{Linear, LinearSpec};
-use super::tensor_parallel::TensorParallel;
+use super::tensor_parallel::{Packed, TensorParallel};
 use crate::fp8::{Copies, Fp8, Fp8Format, Fp8Recipe};
 use crate::graph_options::GraphOptions;
 use crate::params::{Init, OptimizerShard, Params};
@@ -67,7 +67,8 @@ fn compare(recipe: Fp8Recipe, format: Fp8Format, given: Option<[f32; 2]>) {
     let fp8 = Fp8 { recipe, format, ..Fp8::default() };
     let name = format!("{recipe} {format}");
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false }).unwrap();
-    let spec = LinearSpec::column_parallel("layer".into(), INPUT, vec![OUTPUT], Init::Normal(0.05), true);
+    let spec =
+        LinearSpec::column_parallel("layer".into(), INPUT, vec![Packed::channels(OUTPUT)], Init::Normal(0.05), true);
     let spec = spec.in_8_bits(Some(fp8));
     let specs = Precision::Bf16.apply(spec.params(&TensorParallel::alone(), 0));
     let params = Params::new(&device, specs, 7, 1 << 20, OptimizerShard::whole()).unwrap();

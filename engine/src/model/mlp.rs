@@ -10,7 +10,7 @@ use super::head::RegressionHead;
 use super::layer::{Hidden, Layer};
 use super::linear::{Linear, LinearSpec};
 use super::sample_row::SampleRow;
-use super::tensor_parallel::TensorParallel;
+use super::tensor_parallel::{Packed, TensorParallel};
 use crate::fp8::Operand;
 use crate::layer_partition::StageLayers;
 use crate::params::{Init, Params};
@@ -43,7 +43,7 @@ impl MlpShape {
     fn linears(&self) -> impl Iterator<Item = LinearSpec> {
         self.sizes.windows(2).enumerate().map(|(layer, pair)| {
             let init = Init::Normal((2.0 / pair[0] as f32).sqrt()); // He et al., 2015
-            LinearSpec::column_parallel(format!("layers.{layer}"), pair[0], vec![pair[1]], init, true)
+            LinearSpec::column_parallel(format!("layers.{layer}"), pair[0], vec![Packed::channels(pair[1])], init, true)
         })
     }
 }

@@ -23,10 +23,12 @@ pub struct GptShape {
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Attention heads; divides `hidden`.
+    /// Attention heads.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
+    /// Channels of a head; `None` for `hidden / heads`, which `heads` then divides.
+    pub head_dim: Option<usize>,
     /// Width of the feed-forward layer.
     pub ffn: usize,
     /// Tokens of the vocabulary.
@@ -51,6 +53,11 @@ pub struct GptShape {
     pub position: Position,
     /// Linear layers and LayerNorms have biases.
     pub bias: bool,
+    /// The layer that computes queries, keys and values has a bias, also without `bias`.
+    pub qkv_bias: bool,
+    /// Queries and keys are normalised head by head, by RMSNorm, before they are rotated. Heads have an even number of
+    /// channels then.
+    pub qk_norm: bool,
     /// Standard deviation of the first values of matrices; f32 in the numbers drawn.
     pub init_std: f64,
     /// Matrices that write to the residual stream start smaller, by the root of the number of additions to it.
@@ -80,6 +87,7 @@ impl Default for GptShape {
             hidden: 768,
             heads: 12,
             kv_heads: 12,
+            head_dim: None,
             ffn: 3072,
             vocab: 50_257,
             padded_vocab: 50_304,
@@ -92,6 +100,8 @@ impl Default for GptShape {
             feed_forward: FeedForward::Gelu,
             position: Position::Learned,
             bias: true,
+            qkv_bias: false,
+            qk_norm: false,
             init_std: 0.02,
             scaled_residual_init: true,
             hidden_dropout: 0.0,
@@ -108,7 +118,7 @@ impl Default for GptShape {
 impl GptShape {
     /// Channels of a head.
     pub fn head_dim(&self) -> usize {
-        self.hidden / self.heads
+        self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
     /// How the linear layers of a block multiply in 8 bits; `None` where they do not.

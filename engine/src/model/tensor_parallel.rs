@@ -21,7 +21,7 @@ use device::ops::{Collective, CollectiveKind, DropoutPart};
 use device::{Communicator, DType, Op, Shape, Tensor};
 use graph_manager::{Fork, Result};
 
-use crate::params::{ParamSpec, TensorShard};
+use crate::params::{ParamSpec, ShardGroup, TensorShard};
 use crate::step_policy::StepContext;
 
 /// The ranks that share layers.
@@ -56,13 +56,15 @@ impl TensorParallel {
         self.group.as_ref().map_or(1, |group| group.size())
     }
 
-    /// This rank's shard of a parameter that is split along `axis`. `groups` are the sizes of the groups of rows or columns
-    /// packed along that axis; of each group a rank has an equal part.
-    pub(crate) fn shard(&self, whole: ParamSpec, axis: usize, groups: &[usize]) -> ParamSpec {
-        match (self.rank(), self.size()) {
-            (_, 1) => whole,
-            (rank, ranks) => whole.sharded(TensorShard { axis, groups: groups.to_vec(), rank, ranks }),
+    /// This rank's shard of a parameter that is split along `axis`. `groups` are what is packed along that axis; of each group
+    /// a rank has an equal part.
+    pub(crate) fn shard(&self, whole: ParamSpec, axis: usize, groups: &[Packed]) -> ParamSpec {
+        let (rank, ranks) = (self.rank(), self.size());
+        if ranks == 1 {
+            return whole;
         }
+        let group = |packed: &Packed| ShardGroup { size: packed.size, parts: ranks.min(packed.units) };
+        whole.sharded(TensorShard { axis, groups: groups.iter().map(group).collect(), rank, ranks })
     }
 
     /// Whether this rank has only some rows of the residual stream. Gradients of what is computed on these rows are then
@@ -74,6 +76,31 @@ impl TensorParallel {
     /// `value` on the group's first rank, `None` on the others: for what is added once before a sum over the ranks.
     pub(crate) fn on_first_rank<T>(&self, value: Option<T>) -> Option<T> {
         value.filter(|_| self.rank() == 0)
+    }
+}
+
+/// Rows or columns packed along an axis, such as queries.
+#[derive(Clone, Copy)]
+pub(crate) struct Packed {
+    size: usize,
+    /// What they are made of, such as heads. With more ranks than units, ranks store copies of the same unit.
+    units: usize,
+}
+
+impl Packed {
+    /// Rows or columns that ranks divide in any equal parts.
+    pub(crate) fn channels(size: usize) -> Packed {
+        Packed { size, units: size }
+    }
+
+    /// Their number.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Heads of so many channels.
+    pub(crate) fn heads(heads: usize, head_dim: usize) -> Packed {
+        Packed { size: heads * head_dim, units: heads }
     }
 }
 

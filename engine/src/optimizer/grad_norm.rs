@@ -29,8 +29,8 @@ pub(super) struct GradNorm {
 }
 
 impl GradNorm {
-    /// A parameter that every rank of a tensor-parallel group stores whole counts on the first rank. A tied parameter counts
-    /// on the first stage.
+    /// A parameter that every rank of a tensor-parallel group stores whole counts on the first rank, and rows of which a few
+    /// ranks store copies on the first of these. A tied parameter counts on the first stage.
     pub(super) fn new(params: &Params, groups: NormGroups) -> GradNorm {
         let NormGroups { data_parallel, tensor_parallel, pipeline } = groups;
         let first = tensor_parallel.as_ref().is_none_or(|group| group.rank() == 0);
@@ -39,8 +39,10 @@ impl GradNorm {
             buckets.map(|bucket| params.optimizer_shard().of(bucket.grads)).collect()
         } else {
             let counted = |spec: &ParamSpec| spec.shard.is_some() && spec.tied != Some(TiedCopy::Replica);
-            let sharded = params.iter().filter(|(spec, param)| counted(spec) && param.owned.elements > 0);
-            sharded.map(|(_, param)| param.owned_of(param.grad)).collect()
+            let sharded = params.iter().filter(|(spec, _)| counted(spec));
+            let ranges = sharded.map(|(spec, param)| (param, param.owned.within(spec.counted())));
+            let ranges = ranges.filter(|(_, range)| !range.is_empty());
+            ranges.map(|(param, range)| param.grad.view(range.start, [range.len()])).collect()
         };
         let groups = data_parallel.into_iter().chain(tensor_parallel).chain(pipeline).collect();
         GradNorm { counted: counted.into(), groups }

@@ -75,6 +75,13 @@ impl OwnedRange {
     pub fn range(self) -> Range<usize> {
         self.first..self.first + self.elements
     }
+
+    /// Those of them that lie in `range`.
+    pub fn within(self, range: Range<usize>) -> Range<usize> {
+        let owned = self.range();
+        let start = owned.start.max(range.start);
+        start..owned.end.min(range.end).max(start)
+    }
 }
 
 /// Where one parameter lies, in elements.

@@ -22,7 +22,7 @@ pub(crate) use flat_layout::ALIGNMENT;
 use flat_layout::{Bucket, FlatLayout, PASSING_BUFFERS, ParamOffsets};
 pub use flat_layout::{OptimizerShard, OwnedRange};
 pub use spec::{Init, ParamSpec, TiedCopy};
-pub use tensor_shard::TensorShard;
+pub use tensor_shard::{CopiedRows, ShardGroup, TensorShard};
 use weight_memory::WeightMemory;
 
 /// A parameter in memory.

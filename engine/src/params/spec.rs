@@ -5,7 +5,7 @@ use std::ops::Range;
 use device::{DType, Shape};
 
 use super::dense_block::DenseBlock;
-use super::tensor_shard::{TensorShard, dense_blocks, fill};
+use super::tensor_shard::{CopiedRows, TensorShard, dense_blocks, fill};
 use crate::fp8::Fp8;
 
 /// The first values of a parameter. They are a function of (seed, name, element), whatever the parallel layout.
@@ -48,9 +48,9 @@ pub struct ParamSpec {
     /// Backward always adds to its gradient and never overwrites it, so the gradient is set to 0 in every step. Embedding
     /// tables are like this.
     pub sparse: bool,
-    /// Sequence parallelism: backward sees the tokens of this rank only, so the gradient is summed over the
-    /// tensor-parallel group.
-    pub sequence_parallel: bool,
+    /// Backward computes a part of its gradient, though this rank stores it whole: with sequence parallelism from this rank's
+    /// tokens, of norms of heads from this rank's heads. The parts are summed over the tensor-parallel group.
+    pub partial_gradient: bool,
     /// Its products have 8-bit factors, by this recipe.
     pub fp8: Option<Fp8>,
     /// Another stage has a copy too. The gradients of both copies are summed, and both stages make the same update.
@@ -71,7 +71,7 @@ impl ParamSpec {
             init,
             layer,
             sparse: false,
-            sequence_parallel: false,
+            partial_gradient: false,
             fp8: None,
             tied: None,
         }
@@ -96,6 +96,21 @@ impl ParamSpec {
     /// Where the values stored here lie in the whole parameter.
     pub fn dense_blocks(&self) -> Vec<DenseBlock> {
         dense_blocks(&self.whole, self.shard.as_ref())
+    }
+
+    /// The stored rows of which other tensor-parallel ranks store copies, such as those of a key head.
+    pub fn copied_rows(&self) -> Option<CopiedRows> {
+        self.shard.as_ref().and_then(TensorShard::copied_rows)
+    }
+
+    /// The stored elements that count on this rank, in the gradient norm and in checkpoints: all but copies of which another
+    /// rank has the first.
+    pub fn counted(&self) -> Range<usize> {
+        let row: usize = self.shape.sizes()[1..].iter().product();
+        match self.copied_rows() {
+            Some(rows) if !rows.is_first_copy => 0..rows.first * row,
+            _ => 0..self.shape.elements(),
+        }
     }
 
     /// The values stored here, with 0 for padding. `value` gives an element of the whole parameter by its index.

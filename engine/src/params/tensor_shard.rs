@@ -6,6 +6,16 @@ use rayon::prelude::*;
 
 use super::dense_block::DenseBlock;
 
+/// Rows or columns that are divided by themselves, such as the queries of a packed weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardGroup {
+    /// Their number, with a vocabulary's padding; a multiple of `parts`.
+    pub size: usize,
+    /// The number of equal parts; it divides the number of ranks. If it is smaller, consecutive ranks store copies of the
+    /// same part: a key head, where there are more ranks than key heads.
+    pub parts: usize,
+}
+
 /// How a parameter is divided over a tensor-parallel group: along one axis, in equal parts. A packed weight consists of
 /// several groups along that axis, such as queries, keys and values. Each group is divided by itself, so that every rank
 /// has queries, keys and values of its own.
@@ -13,20 +23,41 @@ use super::dense_block::DenseBlock;
 pub struct TensorShard {
     /// 0 divides rows, 1 divides columns.
     pub axis: usize,
-    /// The sizes of the groups along that axis, with a vocabulary's padding; multiples of `ranks`.
-    pub groups: Vec<usize>,
-    /// Which part this rank stores.
+    /// The groups along that axis. Those with fewer parts than ranks come last, and have as many parts each.
+    pub groups: Vec<ShardGroup>,
+    /// This rank within the group.
     pub rank: usize,
-    /// The number of parts.
+    /// The number of ranks.
     pub ranks: usize,
+}
+
+/// Rows of a parameter of which other ranks store copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopiedRows {
+    /// The first of them among the stored rows. They go on to the end.
+    pub first: usize,
+    /// Which part they are, and of how many.
+    pub part: usize,
+    /// See `part`.
+    pub parts: usize,
+    /// This rank is the first of those that store them.
+    pub is_first_copy: bool,
 }
 
 impl TensorShard {
     /// The sizes that a rank stores of a parameter of these padded sizes.
     pub fn stored_sizes(&self, padded: &[usize]) -> Vec<usize> {
         let mut stored = padded.to_vec();
-        stored[self.axis] /= self.ranks;
+        stored[self.axis] = self.groups.iter().map(|group| group.size / group.parts).sum();
         stored
+    }
+
+    /// The stored rows that other ranks store too.
+    pub fn copied_rows(&self) -> Option<CopiedRows> {
+        let at = self.groups.iter().position(|group| group.parts < self.ranks)?;
+        let (parts, copies) = (self.groups[at].parts, self.ranks / self.groups[at].parts);
+        let first = self.groups[..at].iter().map(|group| group.size / group.parts).sum();
+        Some(CopiedRows { first, part: self.rank / copies, parts, is_first_copy: self.rank.is_multiple_of(copies) })
     }
 
     /// The dense blocks that a rank has of a whole of these sizes, without padding.
@@ -34,13 +65,13 @@ impl TensorShard {
         let row: usize = whole[1..].iter().product();
         let (mut before, mut here) = (0, 0);
         let blocks = self.groups.iter().map(|group| {
-            let part = group / self.ranks;
-            let first = before + self.rank * part;
+            let part = group.size / group.parts;
+            let first = before + self.rank / (self.ranks / group.parts) * part;
             let real = part.min(whole[self.axis].saturating_sub(first));
             let (mut offset, mut sizes) = (vec![0; whole.len()], whole.to_vec());
             (offset[self.axis], sizes[self.axis]) = (first, real);
             let start = if self.axis == 0 { here * row } else { 0 };
-            before += group;
+            before += group.size;
             here += part;
             DenseBlock { offset, sizes, start }
         });
@@ -87,7 +118,8 @@ mod tests {
     use super::*;
 
     fn shard(axis: usize, groups: &[usize], rank: usize, ranks: usize) -> TensorShard {
-        TensorShard { axis, groups: groups.to_vec(), rank, ranks }
+        let groups = groups.iter().map(|&size| ShardGroup { size, parts: ranks }).collect();
+        TensorShard { axis, groups, rank, ranks }
     }
 
     fn filled(whole: &[usize], shard: &TensorShard, padded: &[usize]) -> Vec<usize> {
@@ -108,6 +140,26 @@ mod tests {
         assert_eq!(filled(&[8, 2], &second, &[8, 2]), [5, 6, 7, 8, 11, 12, 15, 16]);
         let starts: Vec<usize> = dense_blocks(&[8, 2], Some(&second)).iter().map(|block| block.start).collect();
         assert_eq!(starts, [0, 4, 6]);
+    }
+
+    #[test]
+    fn ranks_share_copies_of_groups_with_fewer_parts_than_ranks() {
+        // Four query heads, two key heads, two value heads, of one row of two columns, over four ranks.
+        let of = |rank: usize| {
+            let groups = [(4, 4), (2, 2), (2, 2)].map(|(size, parts)| ShardGroup { size, parts });
+            TensorShard { axis: 0, groups: groups.into(), rank, ranks: 4 }
+        };
+        assert_eq!(of(0).stored_sizes(&[8, 2]), [3, 2]);
+        assert_eq!(filled(&[8, 2], &of(1), &[8, 2]), [3, 4, 9, 10, 13, 14]);
+        assert_eq!(filled(&[8, 2], &of(2), &[8, 2]), [5, 6, 11, 12, 15, 16]);
+        assert_eq!(filled(&[8, 2], &of(3), &[8, 2]), [7, 8, 11, 12, 15, 16]);
+        let copies: Vec<_> = (0..4).map(|rank| of(rank).copied_rows().unwrap()).collect();
+        assert!(copies.iter().all(|rows| (rows.first, rows.parts) == (1, 2)), "{copies:?}");
+        assert_eq!(
+            copies.iter().map(|rows| (rows.part, rows.is_first_copy)).collect::<Vec<_>>(),
+            [(0, true), (0, false), (1, true), (1, false)]
+        );
+        assert_eq!(shard(0, &[4, 2, 2], 1, 2).copied_rows(), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use parallel::{PipelineGroups, PipelineStage};
 
 use super::metrics::StepNumbers;
 use super::{Stage, StepProgram};
-use crate::gradient_sync::{DataParallelSync, SequenceParallelSync};
+use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::graph_options::GraphOptions;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
@@ -126,7 +126,8 @@ impl Stage {
         let inputs = Inputs::new(device, &model, layers, control, options.microbatches, micro_batch_size)?;
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
         let tensor_parallel = architecture.tensor.group.clone();
-        let sequence_parallel = SequenceParallelSync::new(tensor_parallel.clone(), &params);
+        let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
+        let copied_rows = CopiedRowsSync::new(tensor_parallel.clone(), &params);
         let scale_groups = data_parallel.iter().chain(&tensor_parallel).cloned().collect();
         let norm_groups = NormGroups {
             data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
@@ -146,7 +147,7 @@ impl Stage {
             recomputes_blocks: layers.recomputed,
             chunks: layers.chunks.iter().map(|chunk| chunk.start).collect(),
             splits_backward: options.pipeline.schedule().splits_backward(),
-            reduces: data_parallel.is_some() || sequence_parallel.is_some(),
+            reduces: data_parallel.is_some() || partial_gradients.is_some(),
             gathers: shard.is_part(),
             quantizes: params.fp8_bytes() > 0,
         };
@@ -161,7 +162,8 @@ impl Stage {
                 inputs,
                 pipeline,
                 data_parallel,
-                sequence_parallel,
+                partial_gradients,
+                copied_rows,
                 scale_groups,
                 fp8_sums,
                 overlaps_microbatches,

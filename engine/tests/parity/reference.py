@@ -3,21 +3,22 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kind "llama" is `transformers`' own LlamaForCausalLM. For the others norms, activations, attention and cross entropy are
+Kinds "llama", "mistral", "qwen2" and "qwen3" are `transformers`' own classes. For the others norms, activations, attention and cross entropy are
 spelled out; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
-    kind "gpt", "llama": layers hidden heads kv_heads ffn vocab seq tied eps rope_base rope_scaling
+    kind "gpt", and those of `transformers`:
+         layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling
          "gpt" also: norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
-     batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             gpt, llama
+     batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
      batch.{s}.{m}.inputs (batch, in) and .targets (batch, out) f32  mlp
 OUT  loss (steps,) and grad_norm (steps,) f64, the norm before clipping; grad.{name} of step 0 before
-     clipping; final.{name}; for gpt and llama the logits (batch, seq, vocab) of step 0, microbatch 0.
+     clipping; final.{name}; but for mlp the logits (batch, seq, vocab) of step 0, microbatch 0.
 
 Rows of `wte.weight` (and `lm_head.weight`) past `vocab` are padding: they get no gradient and take no part in
 the loss, but weight decay reaches them like any other row. A clip of 0 means no clipping.
@@ -33,12 +34,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 RUN_KEYS = {"kind", "steps", "microbatches", "optimizer"}
-SIZES = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "eps", "rope_base", "rope_scaling"}
+SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied", "eps", "rope_base",
+         "rope_scaling"}
+# Kind: the name of its classes in `transformers`.
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 CASE_KEYS = {
     "gpt": RUN_KEYS | SIZES | {"norm", "activation", "position", "bias"},
-    "llama": RUN_KEYS | SIZES,
     "mlp": RUN_KEYS | {"layer_sizes"},
-}
+} | {kind: RUN_KEYS | SIZES for kind in FAMILIES}
 OPTIMIZER_KEYS = {
     "adamw": {"kind", "lr", "weight_decay", "clip", "beta1", "beta2", "eps"},
     "sgd": {"kind", "lr", "weight_decay", "clip", "momentum"},
@@ -70,8 +73,8 @@ def weight_shapes(case):
         for i, (n_in, n_out) in enumerate(pairwise(case["layer_sizes"])):
             shapes |= {f"layers.{i}.weight": (n_out, n_in), f"layers.{i}.bias": (n_out,)}
         return shapes
-    hidden, ffn, bias = case["hidden"], case["ffn"], case.get("bias", False)
-    qkv = hidden // case["heads"] * (case["heads"] + 2 * case["kv_heads"])
+    hidden, ffn, bias, head_dim = case["hidden"], case["ffn"], case.get("bias", False), case["head_dim"]
+    qkv = head_dim * (case["heads"] + 2 * case["kv_heads"])
     up = 2 * ffn if case.get("activation", "swiglu") == "swiglu" else ffn
 
     def linear(name, n_out, n_in):
@@ -86,7 +89,11 @@ def weight_shapes(case):
         shapes |= {"wpe.weight": (case["seq"], hidden)}
     for h in (f"h.{i}" for i in range(case["layers"])):
         shapes |= norm(f"{h}.ln_1") | linear(f"{h}.attn.c_attn", qkv, hidden)
-        shapes |= linear(f"{h}.attn.c_proj", hidden, hidden)
+        if case["kind"] == "qwen2":
+            shapes |= {f"{h}.attn.c_attn.bias": (qkv,)}
+        if case["kind"] == "qwen3":
+            shapes |= {f"{h}.attn.{norm}.weight": (head_dim,) for norm in ("q_norm", "k_norm")}
+        shapes |= linear(f"{h}.attn.c_proj", hidden, head_dim * case["heads"])
         shapes |= norm(f"{h}.ln_2") | linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
     shapes |= norm("ln_f")
     if not case["tied"]:
@@ -134,7 +141,7 @@ def rotate(x, base):
 
 def attention(case, qkv):
     """Causal softmax attention. qkv (batch, seq, (heads + 2 kv_heads) * head_dim), its last axis [Q | K | V]
-    -> (batch, seq, hidden)."""
+    -> (batch, seq, heads * head_dim)."""
     batch, seq, _ = qkv.shape
     heads, kv_heads = case["heads"], case["kv_heads"]
     parts = qkv.view(batch, seq, heads + 2 * kv_heads, -1).transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
@@ -171,32 +178,35 @@ def gpt_logits(case, w, tokens):
     return norm(x, "ln_f") @ head.T
 
 
-def llama_model(case, dtype):
-    """A LlamaForCausalLM of the case's sizes; its own weights are never used."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def family_model(case, dtype):
+    """A model of `transformers` of the case's kind and sizes; its own weights are never used."""
+    import transformers
 
     scaling = None
     if case["rope_scaling"]:
         factor, low, high, context = case["rope_scaling"]
         scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
                    "original_max_position_embeddings": int(context)}
-    config = LlamaConfig(
+    family = FAMILIES[case["kind"]]
+    windows = {"sliding_window": None} if case["kind"] == "mistral" else {}
+    config = getattr(transformers, f"{family}Config")(
         num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
-        num_key_value_heads=case["kv_heads"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
+        num_key_value_heads=case["kv_heads"], head_dim=case["head_dim"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
         rope_scaling=scaling, tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
+        **windows,
     )
-    return LlamaForCausalLM(config).to(dtype)
+    return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
 
 
-def llama_weights(case, w):
-    """Our weights by the names of LlamaForCausalLM: packed rows taken apart, padding left out."""
-    kv_rows = case["hidden"] // case["heads"] * case["kv_heads"]
+def family_weights(case, w):
+    """Our weights by the names of `transformers`: packed rows taken apart, padding left out."""
+    rows = [case["head_dim"] * heads for heads in (case["heads"], case["kv_heads"], case["kv_heads"])]
     named = {"model.embed_tokens.weight": w["wte.weight"][: case["vocab"]], "model.norm.weight": w["ln_f.weight"]}
     named["lm_head.weight"] = w["wte.weight" if case["tied"] else "lm_head.weight"][: case["vocab"]]
     for i in range(case["layers"]):
         h, layer = f"h.{i}", f"model.layers.{i}"
-        q, k, v = w[f"{h}.attn.c_attn.weight"].split([case["hidden"], kv_rows, kv_rows])
+        q, k, v = w[f"{h}.attn.c_attn.weight"].split(rows)
         gate, up = w[f"{h}.mlp.c_fc.weight"].chunk(2)
         named |= {
             f"{layer}.input_layernorm.weight": w[f"{h}.ln_1.weight"],
@@ -209,6 +219,11 @@ def llama_weights(case, w):
             f"{layer}.mlp.up_proj.weight": up,
             f"{layer}.mlp.down_proj.weight": w[f"{h}.mlp.c_proj.weight"],
         }
+        if case["kind"] == "qwen2":
+            biases = w[f"{h}.attn.c_attn.bias"].split(rows)
+            named |= {f"{layer}.self_attn.{part}_proj.bias": bias for part, bias in zip("qkv", biases, strict=True)}
+        if case["kind"] == "qwen3":
+            named |= {f"{layer}.self_attn.{part}_norm.weight": w[f"{h}.attn.{part}_norm.weight"] for part in "qk"}
     return named
 
 
@@ -216,9 +231,9 @@ def language_model(case, w, dtype):
     """A function from tokens (batch, seq) to logits (batch, seq, vocab) over the weights w."""
     if case["kind"] == "gpt":
         return lambda tokens: gpt_logits(case, w, tokens)
-    model = llama_model(case, dtype)
+    model = family_model(case, dtype)
     return lambda tokens: torch.func.functional_call(
-        model, llama_weights(case, w), kwargs={"input_ids": tokens}, tie_weights=False
+        model, family_weights(case, w), kwargs={"input_ids": tokens}, tie_weights=False
     ).logits
 
 

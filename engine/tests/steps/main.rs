@@ -8,6 +8,7 @@ mod minimal;
 mod models;
 
 mod distributed_optimizer;
+mod families;
 mod fp8;
 mod fp8_counts;
 mod fp8_gradients;

@@ -12,7 +12,9 @@ use engine::model::{FeedForward, GptShape, Position, Scaling};
 use engine::precision::Precision;
 
 use crate::exchange::{Arrays, reference, relative_l2};
-use crate::models::{Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama};
+use crate::models::{
+    Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3,
+};
 
 const STEPS: usize = 20;
 const MICROBATCHES: usize = 3;
@@ -108,7 +110,8 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
         let mut ours = ours;
         if let (true, Some(shape)) = (name.ends_with("c_attn.bias"), &shape) {
             // The bias of the keys has no true gradient (softmax ignores a shift): AdamW amplifies pure rounding there.
-            let keys = shape.hidden..shape.hidden + shape.kv_heads * shape.head_dim();
+            let queries = shape.heads * shape.head_dim();
+            let keys = queries..queries + shape.kv_heads * shape.head_dim();
             ours.drain(keys.clone());
             theirs.drain(keys);
         }
@@ -118,7 +121,8 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     }
 }
 
-/// What the reference must know of a transformer. Kind "llama" leaves the choices that make a Llama to `transformers`.
+/// What the reference must know of a transformer. Kinds other than "gpt" leave the choices that make a family to
+/// `transformers`.
 fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
     let (rope_base, scaling) = match shape.position {
         Position::Rotary { base, scaling } => (base, scaling),
@@ -126,7 +130,7 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
     };
     let mut case = serde_json::json!({
         "kind": kind, "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads,
-        "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps as f32),
+        "head_dim": shape.head_dim(), "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps as f32),
         "rope_base": rope_base,
         "rope_scaling": scaling.map_or(vec![], |s| vec![s.factor, s.low, s.high, s.original_context]),
         "steps": STEPS, "microbatches": MICROBATCHES,
@@ -192,6 +196,38 @@ fn a_tied_llama_with_scaled_frequencies_agrees_with_transformers() {
     let position = Position::Rotary { base: 100.0, scaling };
     let shape = GptShape { tied: true, kv_heads: 1, position, ..tiny_llama(0.0, Precision::F32) };
     transformer("llama-scaled", "llama", &F32, shape);
+}
+
+#[test]
+fn a_mistral_with_wide_heads_agrees_with_transformers() {
+    transformer("mistral", "mistral", &F32, tiny_mistral(0.0, Precision::F32));
+}
+
+#[test]
+fn a_qwen2_with_one_key_head_agrees_with_transformers() {
+    transformer("qwen2", "qwen2", &F32, tiny_qwen2(0.0, Precision::F32));
+}
+
+#[test]
+fn a_tied_qwen2_with_narrow_heads_agrees_with_transformers() {
+    let shape = GptShape { tied: true, head_dim: Some(4), kv_heads: 4, ..tiny_qwen2(0.0, Precision::F32) };
+    transformer("qwen2-tied", "qwen2", &F32, shape);
+}
+
+#[test]
+fn a_qwen3_with_wide_heads_agrees_with_transformers() {
+    transformer("qwen3", "qwen3", &F32, tiny_qwen3(0.0, Precision::F32));
+}
+
+#[test]
+fn a_tied_qwen3_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
+    let shape = GptShape { tied: true, head_dim: Some(6), kv_heads: 1, ..tiny_qwen3(0.0, Precision::F32) };
+    transformer("qwen3-tied", "qwen3", &F32, shape);
+}
+
+#[test]
+fn a_qwen3_in_bf16_stays_beside_transformers_in_f32() {
+    transformer("qwen3-bf16", "qwen3", &BF16, tiny_qwen3(0.0, Precision::Bf16));
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Which tensors a rank has of a checkpoint, and where they lie in memory.
 
+use std::ops::Range;
+
 use data::{TOKENIZER_JSON, TOKENS_JSON};
 use device::Tensor;
-use engine::params::{DenseBlock, OwnedRange, Param, ParamSpec, TiedCopy};
+use engine::params::{DenseBlock, Param, ParamSpec, TiedCopy};
 use engine::step::Stage;
 
 use super::manifest::MANIFEST;
@@ -59,8 +61,10 @@ pub(super) struct LocalTensor {
     pub(super) shape: Vec<usize>,
     /// The blocks of the whole that layers here compute with. They start at their index in the stored parameter.
     pub(super) blocks: Vec<DenseBlock>,
-    /// The parts of these blocks that this rank updates. A rank that writes the tensor writes these.
+    /// The parts of these blocks that this rank updates.
     pub(super) owned: Vec<DenseBlock>,
+    /// Those of them that a rank writes if it writes the tensor: all but copies of what another rank writes.
+    pub(super) written: Vec<DenseBlock>,
     /// Every rank of a tensor-parallel group stores the whole tensor.
     pub(super) replicated: bool,
     /// The stage has the second copy of a tied parameter; another stage writes it.
@@ -128,6 +132,7 @@ fn magnitudes(name: String, memory: Tensor, writes: bool) -> LocalTensor {
         name,
         shape: vec![elements],
         owned: if writes { whole.clone() } else { Vec::new() },
+        written: if writes { whole.clone() } else { Vec::new() },
         blocks: whole,
         replicated: true,
         tied_replica: false,
@@ -144,20 +149,21 @@ fn local_tensor(
     (spec, param): (&ParamSpec, &Param),
     memory: Tensor,
 ) -> LocalTensor {
-    let OwnedRange { first, elements } = param.owned;
     let blocks = spec.dense_blocks();
-    let owned = blocks.iter().flat_map(|block| block.within(first..first + elements)).collect();
+    let within = |range: Range<usize>| blocks.iter().flat_map(|block| block.within(range.clone())).collect();
+    let (owned, written) = (within(param.owned.range()), within(param.owned.within(spec.counted())));
     LocalTensor {
         role,
         file,
         name,
         shape: spec.whole.clone(),
-        blocks,
         owned,
+        written,
+        blocks,
         replicated: spec.shard.is_none(),
         tied_replica: spec.tied == Some(TiedCopy::Replica),
         memory,
-        first,
+        first: param.owned.first,
         elements: spec.shape.elements(),
     }
 }

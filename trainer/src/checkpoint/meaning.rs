@@ -51,6 +51,8 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
         ("activation", model.activation.to_string()),
         ("position", model.position.to_string()),
         ("bias", model.bias.to_string()),
+        ("qkv_bias", (model.attention && model.qkv_bias && !model.bias).to_string()),
+        ("qk_norm", (model.attention && model.qk_norm).to_string()),
         ("tie_embeddings", model.tie_embeddings.to_string()),
     ]);
     if model.attention {
@@ -83,6 +85,8 @@ mod tests {
             ("rope_base = 10000.0", "rope_base = 500000.0"),
             ("hidden_dropout = 0.1\nseq_length = 64", "init_std = 0.1\nseq_length = 32"),
             ("attention = false\nheads = 2", "attention = false\nheads = 4"),
+            ("bias = true", "bias = true\nqkv_bias = true"),
+            ("attention = false", "attention = false\nqk_norm = true"),
             ("kind = \"mlp\"\nheads = 2", "kind = \"mlp\"\nheads = 4"),
             ("a setting of another build", "heads = 2"),
         ] {
@@ -92,6 +96,8 @@ mod tests {
         for (before, now, what) in [
             ("heads = 4", "heads = 8", "model.heads = 8 (was 4), model.kv_heads = 8 (was 4)"),
             ("norm = \"rmsnorm\"", "norm = \"layernorm\"", "model.norm = layernorm (was rmsnorm)"),
+            ("bias = false", "bias = false\nqkv_bias = true", "model.qkv_bias = true (was false)"),
+            ("qk_norm = true", "qk_norm = false", "model.qk_norm = false (was true)"),
             ("norm_eps = 1e-5", "norm_eps = 1e-6", "model.norm_eps = 0.000001 (was 0.00001)"),
             (rotary, &format!("{rotary}rope_base = 500000.0"), "model.rope_base = 500000 (was 10000)"),
             (

@@ -93,12 +93,12 @@ fn written<'t>(
     tensors: &'t [LocalTensor],
 ) -> impl Iterator<Item = (&'t LocalTensor, usize, &'t DenseBlock)> {
     let tensors = tensors.iter().filter(|tensor| writers.writes_tensor(tensor));
-    tensors.flat_map(|tensor| tensor.owned.iter().enumerate().map(move |(number, block)| (tensor, number, block)))
+    tensors.flat_map(|tensor| tensor.written.iter().enumerate().map(move |(number, block)| (tensor, number, block)))
 }
 
 /// The name of a block in its file.
 fn key(tensor: &LocalTensor, number: usize) -> String {
-    if tensor.owned.len() == 1 { tensor.name.clone() } else { format!("{}.{number}", tensor.name) }
+    if tensor.written.len() == 1 { tensor.name.clone() } else { format!("{}.{number}", tensor.name) }
 }
 
 /// A file being written, and what the manifest will say of it.

@@ -10,12 +10,12 @@ use crate::config::{AmaxAlgo, Fp8Choice, RunConfig};
 /// Sizes of 8-bit products are multiples of it: cuBLASLt's rule.
 const MULTIPLE: usize = 16;
 
-/// The recipe; `None` without 8-bit products. `ffn` and `kv_heads` are the model's, with defaults filled in.
+/// The recipe; `None` without 8-bit products. `ffn`, `kv_heads` and `head_dim` are the model's, with defaults filled in.
 ///
 /// # Errors
 /// A setting out of its range, another type than bf16 beside it, the hybrid format with blockwise scaling, or a size that is
 /// no multiple of 16.
-pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize) -> Result<Option<Fp8>, UserError> {
+pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize, head_dim: usize) -> Result<Option<Fp8>, UserError> {
     let precision = &config.precision;
     at_least("precision.fp8_amax_history", precision.fp8_amax_history, 1)?;
     at_most("precision.fp8_amax_history", precision.fp8_amax_history, 1 << 12)?;
@@ -47,11 +47,10 @@ pub fn fp8_plan(config: &RunConfig, ffn: usize, kv_heads: usize) -> Result<Optio
         )
     })?;
     let (model, tensor) = (&config.model, config.parallel.tensor.max(1));
-    let head_dim = model.hidden / model.heads;
     let share = |size: usize| size / tensor;
     for (what, size) in [
         ("model.hidden", model.hidden),
-        ("queries, keys and values of a rank", share((model.heads + 2 * kv_heads) * head_dim)),
+        ("queries, keys and values of a rank", (share(model.heads) + 2 * share(kv_heads).max(1)) * head_dim),
         ("heads x head size of a rank", share(model.heads * head_dim)),
         ("model.ffn of a rank", share(ffn)),
         ("tokens of a microbatch", config.train.micro_batch_size * model.seq_length),

@@ -60,6 +60,7 @@ pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError
         ("model.hidden", model.hidden, 1 << 30),
         ("model.heads", model.heads, 1 << 30),
         ("model.kv_heads", model.kv_heads.unwrap_or(1), 1 << 30),
+        ("model.head_dim", model.head_dim.unwrap_or(1), 1 << 30),
         ("model.ffn", model.ffn.unwrap_or(1), 1 << 30),
         ("model.vocab", model.vocab, 1 << 30),
         ("model.seq_length", model.seq_length, 1 << 30),
@@ -124,6 +125,7 @@ fn mlp_shape(config: &RunConfig) -> Result<MlpShape, UserError> {
 fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     let model = &config.model;
     let kv_heads = heads(config)?;
+    let head_dim = head_dim(config);
     within(
         "model.norm_eps",
         model.norm_eps,
@@ -133,6 +135,8 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     )?;
     within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
     let position = position(config)?;
+    check_head_norms(config)?;
+    check_window(config)?;
     let feed_forward = match model.activation {
         Activation::Gelu => FeedForward::Gelu,
         Activation::SwiGlu => FeedForward::SwiGlu,
@@ -142,8 +146,10 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     holdable("model.vocab x hidden", &[model.vocab, hidden])?;
     holdable("model.ffn x hidden", &[ffn, hidden])?;
     holdable("model.hidden x hidden", &[hidden, hidden])?;
+    holdable("model.hidden x heads x head_dim", &[hidden, model.heads, head_dim])?;
     holdable("model.seq_length x hidden", &[seq, hidden])?;
     holdable("train.micro_batch_size x model.seq_length x the widest layer", &[batch, seq, ffn.max(model.vocab)])?;
+    holdable("train.micro_batch_size x model.seq_length x heads x head_dim", &[batch, seq, model.heads, head_dim])?;
     holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;
     is_dropout_rate("model.hidden_dropout", model.hidden_dropout)?;
     is_dropout_rate("model.attention_dropout", model.attention_dropout)?;
@@ -152,6 +158,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         hidden,
         heads: model.heads,
         kv_heads,
+        head_dim: model.head_dim,
         ffn,
         vocab: model.vocab,
         padded_vocab: model.vocab.next_multiple_of(128 * config.parallel.tensor.max(1)),
@@ -167,6 +174,8 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         feed_forward,
         position,
         bias: model.bias,
+        qkv_bias: model.qkv_bias,
+        qk_norm: model.qk_norm && model.attention,
         init_std: model.init_std,
         scaled_residual_init: model.residual_init == ResidualInit::Scaled,
         hidden_dropout: model.hidden_dropout,
@@ -175,7 +184,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         seed: config.train.seed,
         precision: config.precision.compute,
-        fp8: fp8_plan(config, ffn, kv_heads)?,
+        fp8: fp8_plan(config, ffn, kv_heads, head_dim)?,
     })
 }
 
@@ -189,14 +198,15 @@ fn heads(config: &RunConfig) -> Result<usize, UserError> {
         ("model.vocab", model.vocab),
         ("model.seq_length", model.seq_length),
         ("model.kv_heads", model.kv_heads.unwrap_or(1)),
+        ("model.head_dim", model.head_dim.unwrap_or(1)),
         ("model.ffn", model.ffn.unwrap_or(1)),
     ] {
         at_least(key, value, 1)?;
     }
-    require(model.hidden.is_multiple_of(model.heads), || {
+    require(model.head_dim.is_some() || model.hidden.is_multiple_of(model.heads), || {
         UserError::new(
             format!("model.hidden = {} with model.heads = {}", model.hidden, model.heads),
-            "hidden is a multiple of heads",
+            "hidden is a multiple of heads, unless model.head_dim is set",
             format!("set model.hidden = {}", model.hidden.next_multiple_of(model.heads)),
         )
     })?;
@@ -209,6 +219,52 @@ fn heads(config: &RunConfig) -> Result<usize, UserError> {
         )
     })?;
     Ok(kv_heads)
+}
+
+/// Channels of a head. [`heads`] comes before.
+fn head_dim(config: &RunConfig) -> usize {
+    let model = &config.model;
+    model.head_dim.unwrap_or(model.hidden / model.heads)
+}
+
+/// Most channels of a head whose queries and keys are normalised: as many as kernels keep in registers.
+const MOST_NORMED: usize = 512;
+
+/// Fails on norms of queries and keys that no kernel computes.
+fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
+    let (model, head_dim) = (&config.model, head_dim(config));
+    if !model.qk_norm || !model.attention {
+        return Ok(());
+    }
+    require(model.norm == Normalization::RmsNorm, || {
+        UserError::new(
+            format!("model.qk_norm = true with model.norm = \"{}\"", model.norm),
+            "queries and keys are normalised by RMSNorm, and so is the rest of such a model",
+            "set model.norm = \"rmsnorm\", or model.qk_norm = false",
+        )
+    })?;
+    require(head_dim.is_multiple_of(2) && head_dim <= MOST_NORMED, || {
+        let even = head_dim.min(MOST_NORMED).next_multiple_of(2);
+        UserError::new(
+            format!("model.qk_norm = true with {head_dim} channels of a head"),
+            format!("heads that are normalised have an even number of channels, at most {MOST_NORMED}"),
+            format!("set model.head_dim = {even}, or model.qk_norm = false"),
+        )
+    })
+}
+
+/// Fails on a window that is shorter than a sequence: attention sees all tokens before.
+fn check_window(config: &RunConfig) -> Result<(), UserError> {
+    let model = &config.model;
+    let Some(window) = model.sliding_window else { return Ok(()) };
+    at_least("model.sliding_window", window, 1)?;
+    require(window >= model.seq_length || !model.attention, || {
+        UserError::new(
+            format!("model.sliding_window = {window} with model.seq_length = {}", model.seq_length),
+            "attention sees all tokens before: windows shorter than a sequence are not there yet",
+            format!("set model.seq_length = {window}"),
+        )
+    })
 }
 
 /// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within 1 GiB.
@@ -238,12 +294,16 @@ fn position(config: &RunConfig) -> Result<Position, UserError> {
         PositionEmbedding::None => return Ok(Position::None),
         PositionEmbedding::Learned => return Ok(Position::Learned),
     }
-    let head_dim = model.hidden / model.heads;
+    let head_dim = head_dim(config);
     require(head_dim.is_multiple_of(2), || {
+        let (what, fix) = match model.head_dim {
+            Some(_) => ("head_dim", format!("set model.head_dim = {}", head_dim + 1)),
+            None => ("hidden / heads", format!("set model.hidden = {}", model.heads * (head_dim + 1))),
+        };
         UserError::new(
-            format!("model.position = \"rotary\" with hidden / heads = {head_dim}"),
+            format!("model.position = \"rotary\" with {what} = {head_dim}"),
             "rotary positions rotate pairs of channels: a head has an even number",
-            format!("set model.hidden = {}", model.heads * (head_dim + 1)),
+            fix,
         )
     })?;
     let base = model.rope_base;

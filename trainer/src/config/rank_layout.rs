@@ -195,13 +195,13 @@ fn interleaves(config: &RunConfig, group: usize, microbatches: usize, most: usiz
     Ok(())
 }
 
-/// Fails unless all ranks that share layers get equal parts.
+/// Fails unless all ranks that share layers get equal parts. Several ranks may get copies of a key and value head.
 ///
 /// # Errors
 /// The first size that is not a multiple of `parallel.tensor`.
 pub fn check_shape(config: &RunConfig, shape: &GptShape) -> Result<(), UserError> {
     let tensor = config.parallel.tensor;
-    for (key, value) in [("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn", shape.ffn)] {
+    for (key, value) in [("heads", shape.heads), ("ffn", shape.ffn)] {
         if !value.is_multiple_of(tensor) {
             return Err(UserError::new(
                 format!("model.{key} = {value} with parallel.tensor = {tensor}"),
@@ -209,6 +209,14 @@ pub fn check_shape(config: &RunConfig, shape: &GptShape) -> Result<(), UserError
                 format!("set model.{key} = {}, or a smaller parallel.tensor", value.next_multiple_of(tensor)),
             ));
         }
+    }
+    let kv_heads = shape.kv_heads;
+    if !kv_heads.is_multiple_of(tensor) && !tensor.is_multiple_of(kv_heads) {
+        return Err(UserError::new(
+            format!("model.kv_heads = {kv_heads} with parallel.tensor = {tensor}"),
+            "one of them is a multiple of the other: ranks have equal numbers of heads, or several ranks copies of one",
+            format!("set model.kv_heads = {}, or another parallel.tensor", kv_heads.next_multiple_of(tensor)),
+        ));
     }
     let tokens = shape.batch * shape.seq;
     if config.parallel.sequence_parallel && !tokens.is_multiple_of(tensor) {

@@ -53,7 +53,6 @@ fn megatron_flags() -> String {
             Meaning::Computes(key, formula, _) => format!("sets `{key}` to {formula}"),
             Meaning::SetsItem(key, at) => format!("sets item {} of `{key}`", at + 1),
             Meaning::Equals(key) => format!("accepted if it equals `{key}`"),
-            Meaning::EqualsRatio(whole, parts) => format!("accepted if it equals `{whole}` / `{parts}`"),
             Meaning::OnlyValues(words, rule, fix) => {
                 format!("accepted if it is `{}`: {rule}. Instead: {fix}", words.join("` or `"))
             }

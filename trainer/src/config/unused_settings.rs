@@ -96,6 +96,11 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         format!("model.rope_base = {}", model.rope_base),
         "it is for model.position = \"rotary\"",
     );
+    tell(
+        model.kind == ModelKind::Gpt && model.qkv_bias && model.bias,
+        "model.qkv_bias = true".into(),
+        "with model.bias = true all linear layers have biases",
+    );
     let alone = "with one data-parallel rank there is nothing to divide or sum";
     let one_data_rank = plan.parallel.grid.size(Axis::Data) == 1;
     tell(parallel.distributed_optimizer && one_data_rank, "parallel.distributed_optimizer = true".into(), alone);
@@ -251,6 +256,7 @@ mod tests {
             ),
             ("optimizer.schedule=constant optimizer.min_lr=1e-5", "optimizer.schedule=cosine", "there is no decay"),
             ("model.rope_base=500000.0", "model.position=rotary", "model.position = \"rotary\""),
+            ("model.qkv_bias=true", "model.bias=false", "with model.bias = true"),
             ("parallel.distributed_optimizer=true", "", "one data-parallel rank"),
             ("parallel.grad_reduce=bf16", "", "one data-parallel rank"),
             ("checkpoint.interval=500", "checkpoint.dir=kept", "--save"),

@@ -31,6 +31,11 @@ impl<'c> ConfigJson<'c> {
         &self.config[key]
     }
 
+    /// Whether the key is there, be it null.
+    pub fn has(&self, key: &str) -> bool {
+        self.config.get(key).is_some()
+    }
+
     /// Fails on a key that differs in one letter from one that was asked for and is absent: it was misspelled or damaged. A
     /// `config.json` has many keys that are not asked for, so an unknown key alone is no error.
     ///

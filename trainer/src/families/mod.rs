@@ -12,8 +12,12 @@ mod config_json;
 mod family;
 mod gpt2;
 mod llama;
+mod llama_files;
+mod mistral;
 mod mlp;
 mod preset;
+mod qwen2;
+mod qwen3;
 mod training;
 
 use common::UserError;
@@ -24,8 +28,9 @@ pub use config_json::ConfigJson;
 pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size};
 pub use preset::Preset;
 
-/// All families.
-pub const FAMILIES: &[ModelFamily] = &[gpt2::GPT2, llama::LLAMA, mlp::MLP];
+/// All families. Where several have a shape, the first is what a model of it is exported as.
+pub const FAMILIES: &[ModelFamily] =
+    &[gpt2::GPT2, llama::LLAMA, mistral::MISTRAL, qwen2::QWEN2, qwen3::QWEN3, mlp::MLP];
 
 /// The families that `transformers` has, with their names.
 fn hugging_face() -> impl Iterator<Item = (&'static str, &'static dyn HuggingFace)> {
@@ -114,6 +119,13 @@ mod tests {
     fn a_shape_is_of_the_family_whose_choices_it_has_or_differs_from_the_nearest_by_named_options() {
         assert_eq!(family("preset = \"tiny\""), Ok("gpt2"));
         assert_eq!(family("preset = \"tiny-llama\"\nbias = true\ntie_embeddings = true"), Ok("llama"));
+        for (preset, kind) in
+            [("mistral-nemo-12b", "llama"), ("llama-3b", "llama"), ("qwen2.5-0.5b", "qwen2"), ("qwen3-0.6b", "qwen3")]
+        {
+            assert_eq!(family(&format!("preset = {preset:?}")), Ok(kind));
+        }
+        assert_eq!(family("preset = \"qwen3-8b\"\nqkv_bias = true"), Err("model.qk_norm = true".into()));
+        assert_eq!(family("preset = \"qwen2.5-7b\"\nbias = true"), Ok("llama"), "all linear layers have biases");
         assert_eq!(
             family("preset = \"tiny-llama\"\nactivation = \"gelu\""),
             Err("a model.activation other than \"swiglu\"".into())
@@ -126,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_tensors_of_a_family_have_each_row_of_a_parameter_once() {
-        for preset in ["tiny", "tiny-llama"] {
+        for preset in ["tiny", "tiny-llama", "mistral-nemo-12b", "qwen2.5-0.5b", "qwen3-0.6b"] {
             let mut layers = Layers::default();
             layers.set("model.preset", preset, "test").unwrap();
             let ModelPlan::Gpt(shape) = model_plan(&layers.resolve()).unwrap() else { panic!("not a gpt") };

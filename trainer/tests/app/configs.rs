@@ -87,14 +87,23 @@ fn recipes_are_listed_and_shown_and_taken_by_name() {
 
 #[test]
 fn presets_have_the_parameters_of_the_published_models() {
-    // As `transformers` counts them in openai-community/gpt2 and gpt2-medium, and in meta-llama's Llama 3.2 1B and Llama 3
-    // 8B and 70B.
+    // As `transformers` counts them in models of their configurations.
     for (preset, parameters) in [
         ("gpt2-124m", 124_439_808),
         ("gpt2-350m", 354_823_168),
         ("llama-1b", 1_235_814_400),
+        ("llama-3b", 3_212_749_824),
         ("llama-8b", 8_030_261_248),
         ("llama-70b", 70_553_706_496),
+        ("mistral-7b", 7_248_023_552),
+        ("mistral-nemo-12b", 12_247_782_400),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
     ] {
         let mut layers = Layers::default();
         layers.set("model.preset", preset, "test").unwrap();

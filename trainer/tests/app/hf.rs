@@ -70,6 +70,12 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         ("gpt2-untied", DataType::F16),
         ("llama", DataType::F32),
         ("llama-sharded", DataType::Bf16),
+        ("llama-wide", DataType::F32),
+        ("mistral", DataType::F32),
+        ("qwen2", DataType::F32),
+        ("qwen2-tied", DataType::F16),
+        ("qwen3", DataType::F32),
+        ("qwen3-tied", DataType::Bf16),
     ] {
         let (theirs, ours, back) = (at(name.into()), at(format!("{name}-ours")), at(format!("{name}-back")));
         convert(&theirs, &ours, Direction::FromHuggingFace).unwrap();
@@ -143,10 +149,19 @@ pub fn trained(folder: &Path, flags: &[&str]) {
 
 #[test]
 fn what_is_exported_and_imported_again_is_the_same_tensors() {
-    for preset in ["tiny", "tiny-llama"] {
+    let small = "--layers 2 --hidden 32 --heads 4 --kv-heads 1 --ffn 48 --seq-length 16 --compute f32";
+    let small: Vec<&str> = small.split(' ').collect();
+    for (preset, sizes) in [
+        ("tiny", vec![]),
+        ("tiny-llama", vec![]),
+        ("tiny-llama", vec!["--head-dim", "12"]),
+        ("mistral-7b", small.clone()),
+        ("qwen2.5-0.5b", small.clone()),
+        ("qwen3-8b", [&small[..], &["--head-dim", "12"]].concat()),
+    ] {
         let folder = TempDir::new().unwrap();
         let [ours, theirs, back] = ["ours", "theirs", "back"].map(|name| folder.path().join(name));
-        trained(&ours, &["--preset", preset, "--vocab", "300"]);
+        trained(&ours, &[&["--preset", preset, "--vocab", "300"], &sizes[..]].concat());
         convert(&ours, &theirs, Direction::ToHuggingFace(DataType::F32)).unwrap();
         convert(&theirs, &back, Direction::FromHuggingFace).unwrap();
         let [before, after] = [&ours, &back].map(|folder| std::fs::read(folder.join("model.safetensors")).unwrap());
@@ -287,6 +302,69 @@ fn tensors_that_overlap_absurd_sizes_and_names_that_lead_elsewhere_are_refused()
         };
         says(refusal(pipe), &format!("{said}: it is not a regular file"));
     }
+}
+
+/// The plan from a small `config.json` with these keys added or replaced, or the error. A key with the value "absent" is removed.
+fn imported(model_type: &str, keys: serde_json::Value, flags: &[&str]) -> Result<RunPlan, String> {
+    let folder = TempDir::new().unwrap();
+    let mut config = serde_json::json!({
+        "model_type": model_type, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 97, "max_position_embeddings": 64,
+    });
+    config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    config.as_object_mut().unwrap().retain(|_, value| value != "absent");
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let from = folder.path().to_str().unwrap();
+    plan(&[&["--init-from", from], flags].concat()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn keys_that_a_family_s_files_lack_have_the_values_of_transformers() {
+    use serde_json::json;
+    let model = |kind, keys| imported(kind, keys, &[]).unwrap().config.model;
+    let llama = model("llama", json!({}));
+    assert_eq!((llama.head_dim, llama.bias, llama.qkv_bias, llama.qk_norm), (None, false, false, false));
+    let qwen2 = model("qwen2", json!({}));
+    assert_eq!((qwen2.head_dim, qwen2.bias, qwen2.qkv_bias, qwen2.qk_norm), (None, false, true, false));
+    let qwen3 = model("qwen3", json!({}));
+    assert_eq!((qwen3.head_dim, qwen3.bias, qwen3.qkv_bias, qwen3.qk_norm), (Some(128), false, false, true));
+    assert_eq!((qwen3.norm_eps, qwen3.rope_base, qwen3.tie_embeddings), (1e-6, 10_000.0, false));
+    // Null is as many as heads, absent what the class takes.
+    for (kind, absent) in [("llama", 64), ("mistral", 8), ("qwen2", 32), ("qwen3", 32)] {
+        let kv_heads = |value: serde_json::Value| {
+            model(kind, json!({ "num_attention_heads": 64, "head_dim": 2, "num_key_value_heads": value })).kv_heads
+        };
+        assert_eq!((kv_heads(json!(null)), kv_heads(json!("absent"))), (Some(64), Some(absent)), "{kind}");
+    }
+}
+
+#[test]
+fn a_window_shorter_than_a_sequence_is_refused_by_name_and_one_that_is_not_used_is_left_out() {
+    use serde_json::json;
+    let says = |error: String, words: &str| assert!(error.contains(words), "{error}\nshould say: {words}");
+    // The window shortens the context that is taken, and refuses a longer one.
+    let window = json!({ "sliding_window": 48 });
+    let plan = imported("mistral", window.clone(), &[]).unwrap();
+    assert_eq!((plan.config.model.seq_length, plan.config.model.sliding_window), (48, Some(48)));
+    let longer = imported("mistral", window.clone(), &["--seq-length", "49"]).unwrap_err();
+    says(longer, "model.sliding_window = 48 with model.seq_length = 49");
+    assert_eq!(imported("mistral", json!({}), &[]).unwrap().config.model.sliding_window, Some(4096), "absent");
+    let null = imported("mistral", json!({ "sliding_window": null }), &["--seq-length", "128"]).unwrap();
+    assert_eq!(null.config.model.sliding_window, None);
+    for kind in ["qwen2", "qwen3"] {
+        let unused = imported(kind, json!({ "sliding_window": 48, "use_sliding_window": false }), &[]).unwrap();
+        assert_eq!((unused.config.model.seq_length, unused.config.model.sliding_window), (64, None), "{kind}");
+        let layers = ["full_attention", "sliding_attention"];
+        let used = json!({ "sliding_window": 48, "use_sliding_window": true, "layer_types": layers });
+        assert_eq!(imported(kind, used, &[]).unwrap().config.model.sliding_window, Some(48), "{kind}");
+        let unused = json!({ "layer_types": layers });
+        says(imported(kind, unused, &[]).unwrap_err(), "layer_types = [");
+        let other = json!({ "use_sliding_window": true, "layer_types": ["full_attention", "linear_attention"] });
+        says(imported(kind, other, &[]).unwrap_err(), "layer_types = [");
+    }
+    says(imported("qwen3", json!({ "attention_bias": true }), &[]).unwrap_err(), "attention_bias = true");
+    says(imported("qwen3", json!({ "rope_scaling": { "rope_type": "yarn" } }), &[]).unwrap_err(), "rope_scaling = ");
+    says(imported("mistral", json!({ "hidden_act": "gelu" }), &[]).unwrap_err(), "hidden_act = \"gelu\"");
 }
 
 #[test]

@@ -85,9 +85,9 @@ const FLAGS: &[(&str, &[&str])] = &[
     // Megatron's flags and words that are others here.
     ("--steps 1 --fp16", &["--fp16 is not supported", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
     (
-        "--fp16 --num-experts 8 --qk-layernorm",
+        "--fp16 --num-experts 8 --squared-relu",
         &[
-            "3 flags are not accepted: --fp16, --num-experts, --qk-layernorm. Rule: ",
+            "3 flags are not accepted: --fp16, --num-experts, --squared-relu. Rule: ",
             "\n  --num-experts: models are dense. Fix: ",
             "\n  --fp16: layers compute in bf16, tf32 or f32. Fix: --bf16",
         ],
@@ -106,13 +106,13 @@ const FLAGS: &[(&str, &[&str])] = &[
         "--fp8-format hybrid --bf16 --fp8-recipe blockwise",
         &["precision.fp8 = \"hybrid\" with precision.fp8_recipe = \"blockwise\"", "(--fp8-format e4m3)"],
     ),
+    ("--fp8-format hybrid --bf16 --head-dim 15", &["queries, keys and values of a rank = 180", "so that it is 192"]),
     ("--bf16-blocks 1", &["precision.bf16_blocks = [1]", "two numbers"]),
     ("--disable-bias-linear --bias true", &["--bias true", "equals sign"]),
     ("--train-samples 100 --steps 5", &["--train-samples 100 with train.steps", "VALUE / train.global_batch_size"]),
     ("--external-cuda-graph", &["--external-cuda-graph", "Fix: --enable-cuda-graph"]),
     ("--adam-beta1 high", &["optimizer.betas = ", "a list of numbers"]),
     ("--max-position-embeddings 128", &["--max-position-embeddings 128 with model.seq_length = 64", "= 128"]),
-    ("--kv-channels 32", &["--kv-channels 32 with model.hidden / model.heads = 64 / 4", "another model.heads"]),
     (
         "--context-parallel-size 2 --rotary-percent=0.5 --fp16",
         &[
@@ -233,6 +233,12 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--seq-length 0", &["model.seq_length = 0", "at least 1"]),
     ("--vocab 255", &["model.vocab = 255", "bytes, 0 to 255", "256"]),
     ("--vocab 900000000 --hidden 900000", &["900000000 x 900000", "2^44"]),
+    ("--kv-channels 0", &["model.head_dim = 0", "at least 1"]),
+    ("--hidden 65 --head-dim 1048576 --heads 1048576", &["model.hidden x heads x head_dim = 65 x 1048576 x 1048576"]),
+    ("--position rotary --head-dim 3", &["\"rotary\" with head_dim = 3", "even", "set model.head_dim = 4"]),
+    ("--qk-norm", &["model.qk_norm = true with model.norm = \"layernorm\"", "set model.norm = \"rmsnorm\""]),
+    ("--qk-layernorm --norm rmsnorm --head-dim 514", &["514 channels of a head", "at most 512", "head_dim = 512"]),
+    ("--sliding-window 32", &["model.sliding_window = 32 with model.seq_length = 64", "set model.seq_length = 32"]),
     ("--position rotary --hidden 12", &["hidden / heads = 3", "even", "set model.hidden = 16"]),
     ("--position rotary --rope-base 0.5", &["model.rope_base = 0.5", "above 1"]),
     ("--position rotary --rope-scaling [8,1]", &["[8.0, 1.0]", "factor >= 1"]),

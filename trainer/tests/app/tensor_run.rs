@@ -50,6 +50,27 @@ fn a_checkpoint_goes_on_under_any_layout_as_if_it_had_never_stopped() {
 }
 
 #[test]
+fn a_checkpoint_of_copied_key_heads_has_each_once_and_goes_on_with_another_number_of_ranks() {
+    let model = "--kv-heads 1 --qkv-bias --bias=false --use-distributed-optimizer";
+    let layouts = [(1, ""), (2, SHARED), (4, BOTH)];
+    let unbroken = layouts.map(|(ranks, layout)| {
+        let folder = Folder::new(&format!("copies-{ranks}"));
+        expect(&run(ranks, &folder.0, &flags(&format!("{model} {layout}"))), 0, &["done: loss"]);
+        folder
+    });
+    for (at, from) in unbroken.iter().enumerate() {
+        assert_like(&metrics(&unbroken[0].0), &metrics(&from.0), layouts[at].1);
+        for &(ranks, layout) in &layouts {
+            let resumed = Folder::new(&format!("copies-{at}-{ranks}"));
+            copy_run(&from.0, &resumed.0, 4);
+            let flags = flags(&format!("{model} {layout}"));
+            expect(&run(ranks, &resumed.0, &flags), 0, &["at step 4, sample 32", "done: loss"]);
+            assert_like(&metrics(&from.0), &metrics(&resumed.0), &format!("`{}` to `{layout}`", layouts[at].1));
+        }
+    }
+}
+
+#[test]
 fn a_checkpoint_of_a_shared_model_is_listed_complete_and_a_missing_part_is_found() {
     let folder = Folder::new("parts");
     expect(&run(2, &folder.0, &format!("--steps 2 {SHARED}")), 0, &["done: loss"]);
@@ -68,7 +89,11 @@ fn layouts_that_do_not_fit_are_refused_with_what_would() {
         (1, "--tensor-model-parallel-size 0", ["parallel.tensor = 0", "at least 1"]),
         (1, "--pipeline-model-parallel-size 2", ["parallel.pipeline = 2", "set parallel.pipeline = 1"]),
         (3, "--tensor-model-parallel-size 3", ["model.heads = 2 with parallel.tensor = 3", "set model.heads = 3"]),
-        (2, "--tensor-model-parallel-size 2 --kv-heads 1", ["model.kv_heads = 1", "set model.kv_heads = 2"]),
+        (
+            3,
+            "--tensor-model-parallel-size 3 --hidden 48 --heads 6 --kv-heads 2",
+            ["model.kv_heads = 2 with parallel.tensor = 3", "set model.kv_heads = 3"],
+        ),
         (2, "--tensor-model-parallel-size 2 --preset mlp", ["model.kind = \"mlp\"", "set parallel.tensor = 1"]),
         (
             2,

@@ -11,7 +11,19 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SEQ, VOCAB = 12, 97
 GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": SEQ, "vocab_size": VOCAB}
@@ -19,6 +31,8 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, 
          "intermediate_size": 48, "vocab_size": VOCAB, "max_position_embeddings": SEQ, "rms_norm_eps": 1e-5}
 SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 16}
+# Heads together wider or narrower than the residual stream, and one key and value head.
+WIDE, NARROW = LLAMA | {"num_key_value_heads": 1, "head_dim": 12}, LLAMA | {"head_dim": 6}
 # Name: class, configuration, type, largest file.
 MODELS = {
     "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2), torch.float32, "5GB"),
@@ -29,6 +43,16 @@ MODELS = {
         LlamaConfig(**LLAMA, rope_theta=100.0, rope_scaling=SCALING, tie_word_embeddings=True, attention_bias=True,
                     mlp_bias=True),
         torch.bfloat16, "10KB",
+    ),
+    "llama-wide": (LlamaForCausalLM, LlamaConfig(**WIDE, rope_theta=500000.0), torch.float32, "5GB"),
+    "mistral": (MistralForCausalLM, MistralConfig(**WIDE, sliding_window=None), torch.float32, "5GB"),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, rope_theta=1e6), torch.float32, "5GB"),
+    "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config(**NARROW, tie_word_embeddings=True), torch.float16, "5GB"),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**WIDE, rope_theta=1e6), torch.float32, "5GB"),
+    "qwen3-tied": (
+        Qwen3ForCausalLM,
+        Qwen3Config(**NARROW, rope_theta=100.0, rope_scaling=SCALING, tie_word_embeddings=True),
+        torch.bfloat16, "5GB",
     ),
 }
 
@@ -58,7 +82,12 @@ def make(folder):
 
 def check(folder):
     for name, (kind, _, dtype, _) in MODELS.items():
-        ours, info = kind.from_pretrained(folder / f"{name}-back", dtype=dtype, output_loading_info=True)
+        # By the class that our configuration names: a Mistral comes back as a Llama.
+        back = folder / f"{name}-back"
+        ours, info = AutoModelForCausalLM.from_pretrained(back, dtype=dtype, output_loading_info=True)
+        expected = LlamaForCausalLM if kind is MistralForCausalLM else kind
+        if type(ours) is not expected:
+            raise SystemExit(f"{name}: it came back as {type(ours).__name__}")
         problems = {key: keys for key, keys in info.items() if keys}
         if problems:
             raise SystemExit(f"{name}: {problems}")

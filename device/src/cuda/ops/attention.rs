@@ -79,7 +79,7 @@ fn launch(
     let widths = [64, 128, 256];
     let Some(at) = widths.iter().position(|width| sizes.dim <= *width) else {
         let problem = format!("heads of {} channels; on CUDA at most 256", sizes.dim);
-        return Err(Error::operation("attention", format!("{problem}. Fix: more heads, or --device host")));
+        return Err(Error::operation("attention", format!("{problem}. Fix: narrower heads, or --device host")));
     };
     let (tile, pitch) = (tiles[at], sizes.dim.next_multiple_of(4) + 4);
     let shared = 4 * (matrices * tile * pitch + tile * (tile + 4));

@@ -10,6 +10,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 pub(super) mod gemm_epilogue;
+mod head_norm;
 mod loss;
 mod loss_parallel;
 mod norm;

@@ -24,10 +24,10 @@ impl CausalAttention {
     pub(super) fn decode_cached(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
         let Some(cache) = step.cache else { unreachable!("attention has a cache width, so it has a cache") };
         let (heads, kv_heads) = (self.heads, self.kv_heads);
-        let qkv = self.qkv.output(cx, "qkv", &normed)?;
+        let projected_qkv = self.qkv.output(cx, "qkv", &normed)?;
         let input = self.qkv.input(cx, normed, Copies::Rows)?;
-        self.qkv.forward(cx, &input, qkv)?;
-        self.rotate(cx, qkv, step.angles, false)?;
+        self.qkv.forward(cx, &input, projected_qkv)?;
+        let qkv = self.make_ready(cx, projected_qkv, step.angles)?;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         cx.run(CachedAttention { qkv, cache, start: step.start, output: context, heads, kv_heads })?;
         let delta = self.projection.output(cx, "attention_out", &context)?;

@@ -1,11 +1,13 @@
 //! Causal self-attention with packed queries, keys and values. There may be fewer key and value heads than query heads.
 
 mod cached;
+mod head_norms;
 
 use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Rotary};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
+use self::head_norms::HeadNorms;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::linear::{Linear, LinearSpec, tensor_like};
@@ -13,7 +15,7 @@ use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::pending::PendingWeightGradients;
 use super::shape::GptShape;
-use super::tensor_parallel::TensorParallelRegion;
+use super::tensor_parallel::{Packed, TensorParallelRegion};
 use super::token_cost::TokenCost;
 use crate::fp8::{Copies, Operand};
 use crate::params::{Param, ParamSpec};
@@ -25,12 +27,13 @@ pub(crate) struct CausalAttentionSpec;
 impl CausalAttentionSpec {
     /// The layer before attention, which packs queries, keys and values, and the one after it.
     fn linears(&self, shape: &GptShape, block: usize) -> [LinearSpec; 2] {
-        let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
+        let queries = shape.heads * shape.head_dim();
         let name = |name: &str| format!("h.{block}.attn.{name}");
-        let groups = vec![queries, keys, keys];
-        let fp8 = shape.block_fp8(block);
+        let keys = Packed::heads(shape.kv_heads, shape.head_dim());
+        let groups = vec![Packed::heads(shape.heads, shape.head_dim()), keys, keys];
+        let (fp8, qkv_bias) = (shape.block_fp8(block), shape.bias || shape.qkv_bias);
         [
-            LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), shape.bias)
+            LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), qkv_bias)
                 .in_8_bits(fp8),
             LinearSpec::row_parallel(name("c_proj"), queries, shape.hidden, shape.residual_init(), shape.bias)
                 .in_8_bits(fp8),
@@ -40,7 +43,10 @@ impl CausalAttentionSpec {
 
 impl PartSpec for CausalAttentionSpec {
     fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
-        self.linears(shape.shape, block).iter().flat_map(|linear| linear.params(shape.parallel, layer)).collect()
+        let linears = self.linears(shape.shape, block);
+        let norms = shape.shape.qk_norm.then(|| head_norms::params(shape, block, layer));
+        let of_linears = linears.iter().flat_map(|linear| linear.params(shape.parallel, layer));
+        of_linears.chain(norms.into_iter().flatten()).collect()
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
@@ -54,7 +60,8 @@ impl PartSpec for CausalAttentionSpec {
             qkv,
             projection,
             heads,
-            kv_heads: shape.kv_heads / parallel.size(),
+            kv_heads: builder.of.own_kv_heads(),
+            norms: shape.qk_norm.then(|| HeadNorms::build(&builder.of, builder.params, block)),
             rotary: builder.step.rotary,
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
@@ -72,7 +79,8 @@ impl PartSpec for CausalAttentionSpec {
             values: (qkv + width) + (2 * qkv + 2 * width),
             ..TokenCost::default()
         };
-        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([attention]).sum()
+        let norms = shape.qk_norm.then(|| head_norms::cost(shape));
+        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([attention]).chain(norms).sum()
     }
 }
 
@@ -85,6 +93,8 @@ struct CausalAttention {
     /// On this rank, as `kv_heads`.
     heads: usize,
     kv_heads: usize,
+    /// The norms of queries and keys; `None` where these are not normalised.
+    norms: Option<HeadNorms>,
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` where positions are not rotary.
     rotary: Option<Tensor>,
     probabilities: DropoutLayer,
@@ -99,8 +109,7 @@ struct SavedAttention {
     /// The normed values in 8 bits, where the norm does not store them: this rank's rows, where rows are gathered. `None` if
     /// backward recomputes them.
     normed: Option<Operand>,
-    /// `(batch, seq, (heads + 2 kv_heads) * head_dim)`, after rotation.
-    qkv: Tensor,
+    qkv: SavedQkv,
     /// `(batch, seq, heads * head_dim)`.
     context: Tensor,
     /// As the projection's weight gradient reads it.
@@ -111,11 +120,38 @@ struct SavedAttention {
     output: Option<DropoutSite>,
 }
 
+/// What backward keeps of queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
+#[derive(Clone, Copy)]
+struct SavedQkv {
+    /// As they were projected. Without norms the same tensor as `ready`, since rotation is in place.
+    projected: Tensor,
+    /// As attention reads them; `None` if backward normalises them again.
+    ready: Option<Tensor>,
+}
+
 impl CausalAttention {
+    /// Makes queries and keys ready for attention: normalises and rotates them, as far as the model does. `projected` is
+    /// overwritten unless there are norms.
+    fn make_ready(&self, cx: &mut StepContext<'_>, projected: Tensor, angles: Option<Tensor>) -> Result<Tensor> {
+        if let Some(norms) = &self.norms {
+            return norms.forward(cx, projected, angles);
+        }
+        self.rotate(cx, projected, angles, false)?;
+        Ok(projected)
+    }
+
     /// Rotates queries and keys by the table's angles, in place; `inverse` rotates their gradients back.
     fn rotate(&self, cx: &StepContext<'_>, qkv: Tensor, table: Option<Tensor>, inverse: bool) -> Result<()> {
         let Some(table) = table else { return Ok(()) };
         cx.run(Rotary { qkv, table, heads: self.heads, kv_heads: self.kv_heads, inverse })
+    }
+
+    /// Turns the gradient of ready queries and keys into that of `projected` ones, in place.
+    fn make_ready_backward(&self, cx: &StepContext<'_>, projected: Tensor, grad: Tensor) -> Result<()> {
+        match &self.norms {
+            Some(norms) => norms.backward(cx, projected, grad, self.rotary),
+            None => self.rotate(cx, grad, self.rotary, true),
+        }
     }
 }
 
@@ -124,9 +160,9 @@ impl BlockPart for CausalAttention {
         let (batch, seq) = self.region.tokens;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
-        let qkv = self.qkv.output(cx, "qkv", input.rows())?;
-        self.qkv.forward(cx, &input, qkv)?;
-        self.rotate(cx, qkv, self.rotary, false)?;
+        let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
+        self.qkv.forward(cx, &input, projected_qkv)?;
+        let qkv = self.make_ready(cx, projected_qkv, self.rotary)?;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
@@ -137,6 +173,8 @@ impl BlockPart for CausalAttention {
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
         let projected = projected.for_weight_gradient();
+        let normed_again = self.recompute && self.norms.is_some();
+        let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(qkv) };
         Ok((delta, Saved::new(SavedAttention { normed, qkv, context, projected, stats, probabilities, output })))
     }
 
@@ -160,9 +198,13 @@ impl BlockPart for CausalAttention {
         let pending = PendingWeightGradients::of(*projection, saved.projected, grad_delta);
         let pending = pending.compute_unless(self.region.is_shared(), cx)?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
-        let grad_qkv = cx.tensor("grad_qkv", saved.qkv.shape, grad.dtype)?;
+        let qkv = match saved.qkv.ready {
+            Some(ready) => ready,
+            None => self.make_ready(cx, saved.qkv.projected, self.rotary)?,
+        };
+        let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
-            qkv: saved.qkv,
+            qkv,
             output: saved.context,
             stats: saved.stats,
             grad_output: grad_context,
@@ -171,7 +213,7 @@ impl BlockPart for CausalAttention {
             kv_heads: self.kv_heads,
             dropout: saved.probabilities,
         })?;
-        self.rotate(cx, grad_qkv, self.rotary, true)?;
+        self.make_ready_backward(cx, saved.qkv.projected, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
         let (grad_normed, own) = self.qkv.backward_column_parallel(cx, normed, grad_qkv, names, &self.region)?;

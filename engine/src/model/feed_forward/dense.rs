@@ -12,7 +12,7 @@ use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, PartSpec, Saved, SavedInput};
 use crate::model::pending::PendingWeightGradients;
 use crate::model::shape::GptShape;
-use crate::model::tensor_parallel::TensorParallelRegion;
+use crate::model::tensor_parallel::{Packed, TensorParallelRegion};
 use crate::model::token_cost::TokenCost;
 use crate::params::{Param, ParamSpec};
 use crate::step_policy::StepContext;
@@ -70,7 +70,7 @@ impl DenseSpec {
     fn linears(&self, shape: &GptShape, block: usize) -> [LinearSpec; 2] {
         let GptShape { hidden, ffn, bias, .. } = *shape;
         let name = |name: &str| format!("h.{block}.mlp.{name}");
-        let groups = vec![ffn; self.activation.groups()];
+        let groups = vec![Packed::channels(ffn); self.activation.groups()];
         let fp8 = shape.block_fp8(block);
         [
             LinearSpec::column_parallel(name("c_fc"), hidden, groups, shape.matrix_init(), bias).in_8_bits(fp8),

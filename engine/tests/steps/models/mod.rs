@@ -65,6 +65,21 @@ pub fn tiny_llama(dropout: f32, precision: Precision) -> GptShape {
     }
 }
 
+/// Heads that together are wider than the residual stream.
+pub fn tiny_mistral(dropout: f32, precision: Precision) -> GptShape {
+    GptShape { head_dim: Some(12), ..tiny_llama(dropout, precision) }
+}
+
+/// One key and value head.
+pub fn tiny_qwen2(dropout: f32, precision: Precision) -> GptShape {
+    GptShape { kv_heads: 1, qkv_bias: true, ..tiny_llama(dropout, precision) }
+}
+
+/// Heads that together are wider than the residual stream.
+pub fn tiny_qwen3(dropout: f32, precision: Precision) -> GptShape {
+    GptShape { head_dim: Some(12), qk_norm: true, norm_eps: 1e-6, ..tiny_llama(dropout, precision) }
+}
+
 pub const MLP_SIZES: [usize; 4] = [24, 32, 17, 8];
 
 pub fn tiny_mlp(dropout: f32, precision: Precision) -> Architecture {

@@ -46,7 +46,7 @@ pub(super) fn with_megatron_flags(mut command: Command) -> Command {
                 let help = format!("Sets item {} of {key}", at + 1);
                 command.arg(arg.value_name("VALUE").allow_negative_numbers(true).help_heading(section(key)).help(help))
             }
-            Meaning::Equals(_) | Meaning::EqualsRatio(..) | Meaning::OnlyValues(..) | Meaning::IgnoresValue(_) => {
+            Meaning::Equals(_) | Meaning::OnlyValues(..) | Meaning::IgnoresValue(_) => {
                 command.arg(arg.value_name("VALUE").allow_negative_numbers(true).hide(true))
             }
             Meaning::NotNeeded(why) | Meaning::OnlyWithout(_, why) => {
@@ -147,14 +147,6 @@ pub(super) fn check_agreement(matches: &ArgMatches, config: &RunConfig) -> Resul
                 (!same_value(&value.to_string(), given))
                     .then(|| (format!("--{flag} {given} with {key} = {value}"), fix))
             }),
-            Meaning::EqualsRatio(whole, parts) => {
-                let number = |key| value_of(key)?.as_integer();
-                number(whole).zip(number(parts)).zip(given()).and_then(|((of, by), given)| {
-                    let what = format!("--{flag} {given} with {whole} / {parts} = {of} / {by}");
-                    let fix = format!("leave it out, or set another {parts}");
-                    (!same_value(given, &(of as f64 / by as f64).to_string())).then_some((what, fix))
-                })
-            }
             Meaning::SetsItem(key, at) => value_of(key).zip(given()).and_then(|(value, given)| {
                 let item = value.as_array().and_then(|items| items.get(*at));
                 let same = item.is_some_and(|item| same_value(&item.to_string(), given));

@@ -3,9 +3,9 @@
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, AdamW, AdamWTensors, Add, Attention, AttentionBackward, BiasGrad,
     ClipScale, ColumnRange, Control, Copy, CopyColumns, CrossEntropy, Dropout, DropoutPart, DropoutSite, Embedding,
-    EmbeddingBackward, Epilogue, Fill, Gemm, Mse, Norm, NormBackward, NormKind, ReluDropout, ReluDropoutBackward,
-    Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto, SwiGlu, SwiGluBackward, WriteControl,
-    WriteSampleRecord,
+    EmbeddingBackward, Epilogue, Fill, Gemm, HeadNorm, HeadNormBackward, Mse, Norm, NormBackward, NormKind,
+    ReluDropout, ReluDropoutBackward, Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto, SwiGlu,
+    SwiGluBackward, WriteControl, WriteSampleRecord,
 };
 use device::{DType, Result, Tensor};
 
@@ -326,6 +326,9 @@ fn attention(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
+    for turns in [false, true] {
+        head_norms(s, turns, dtype, &mut *add);
+    }
     for (label, kv_heads, drops) in
         [("", heads, false), (", grouped", s.kv_heads, false), (", dropout", s.kv_heads, true)]
     {
@@ -349,6 +352,44 @@ fn attention(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
+}
+
+/// Norms of queries and keys, with or without the rotation after them.
+fn head_norms(s: Sizes, turns: bool, dtype: DType, add: AddTrial<'_>) {
+    let Sizes { batch, seq, heads, kv_heads, head_dim, .. } = s;
+    let shape = [batch, seq, (heads + 2 * kv_heads) * head_dim];
+    let table = move |b: &mut Workbench| -> Result<Option<Tensor>> {
+        if turns { b.input([seq, head_dim / 2, 2], DType::F32).map(Some) } else { Ok(None) }
+    };
+    let name = if turns { "norms of heads, rotary" } else { "norms of heads" };
+    add(
+        name,
+        Box::new(move |b| {
+            let (input, output, table) = (b.input(shape, dtype)?, b.output(shape, dtype)?, table(b)?);
+            let (query_weight, key_weight) = (b.input([head_dim], dtype)?, b.input([head_dim], dtype)?);
+            Ok(HeadNorm { input, output, query_weight, key_weight, table, heads, kv_heads, eps: 1e-6 }.into())
+        }),
+    );
+    add(
+        &format!("{name} backward"),
+        Box::new(move |b| {
+            let (input, grad, table) = (b.input(shape, dtype)?, b.input(shape, dtype)?, table(b)?);
+            Ok(HeadNormBackward {
+                input,
+                grad,
+                query_weight: b.input([head_dim], dtype)?,
+                key_weight: b.input([head_dim], dtype)?,
+                table,
+                grad_query_weight: b.input([head_dim], DType::F32)?,
+                grad_key_weight: b.input([head_dim], DType::F32)?,
+                heads,
+                kv_heads,
+                eps: 1e-6,
+                accumulate: turns,
+            }
+            .into())
+        }),
+    );
 }
 
 /// Token ids, some more frequent than others.

@@ -19,8 +19,6 @@ pub enum Meaning {
     SetsItem(&'static str, usize),
     /// Its value must equal this key's.
     Equals(&'static str),
-    /// Its value must equal the first key's value divided by the second's.
-    EqualsRatio(&'static str, &'static str),
     /// It has no effect with these values. For other values: the rule and the fix.
     OnlyValues(&'static [&'static str], &'static str, &'static str),
     /// It says that this key is unset, and must not contradict it; why.
@@ -34,8 +32,8 @@ pub enum Meaning {
 }
 
 use Meaning::{
-    Computes, Equals, EqualsRatio, IgnoresValue, NotNeeded, OnlyValues, OnlyWithout, Sets, SetsByValue, SetsItem,
-    SetsTelling, SetsWhateverValue, Unsupported,
+    Computes, Equals, IgnoresValue, NotNeeded, OnlyValues, OnlyWithout, Sets, SetsByValue, SetsItem, SetsTelling,
+    SetsWhateverValue, Unsupported,
 };
 
 const PRECISION: &str = "layers compute in bf16, tf32 or f32";
@@ -95,7 +93,6 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("profile-step-end", Computes("logging.trace_steps", "VALUE - logging.trace_after", |end, run| Some(end - run.logging.trace_after? as f64))),
 
     ("max-position-embeddings", Equals("model.seq_length")),
-    ("kv-channels", EqualsRatio("model.hidden", "model.heads")),
 
     ("context-parallel-size", OnlyValues(&["1"], GRID, TOGETHER)),
     ("expert-model-parallel-size", OnlyValues(&["1"], GRID, "leave it out")),
@@ -184,8 +181,6 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("fp32-residual-connection", Unsupported(PRECISION, "leave it out, or leave out --bf16 for f32 everywhere")),
     ("apply-query-key-layer-scaling", Unsupported("softmax runs in f32, which needs no such scaling", "leave it out")),
     ("squared-relu", Unsupported("feed-forward layers have GELU or SwiGLU", "--activation gelu or swiglu")),
-    ("qk-layernorm", Unsupported("queries and keys are not normalised", "leave it out")),
-    ("add-qkv-bias", Unsupported("linear layers and LayerNorms have biases together or not at all", "--bias=true or --bias=false")),
     ("external-cuda-graph", Unsupported(OWN_GRAPHS, "--enable-cuda-graph")),
     ("adam-beta1", SetsItem("optimizer.betas", 0)),
     ("adam-beta2", SetsItem("optimizer.betas", 1)),

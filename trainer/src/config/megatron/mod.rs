@@ -71,7 +71,6 @@ mod tests {
                 }
                 Meaning::Equals(key) => assert!(find(key).is_some(), "{key}"),
                 Meaning::SetsItem(key, _) => assert!(find(key).is_some_and(|option| option.kind == Kind::Floats)),
-                Meaning::EqualsRatio(whole, parts) => assert!(find(whole).is_some() && find(parts).is_some()),
                 Meaning::OnlyWithout(key, why) => assert!(find(key).is_some() && !why.is_empty(), "{key}"),
                 Meaning::NotNeeded(why) | Meaning::IgnoresValue(why) => assert!(!why.is_empty()),
                 Unsupported(_, fix) | OnlyValues(_, _, fix) => {
@@ -99,7 +98,6 @@ mod tests {
             ("fp16", "", false),
             ("cuda-graph-impl", "local", true),
             ("cuda-graph-impl", "transformer_engine", false),
-            ("kv-channels", "16", true),
         ] {
             assert_eq!(unsupported(flag, Some(value)).is_none(), taken, "--{flag} {value}");
         }

@@ -1,5 +1,5 @@
-//! Sequence parallelism: sums of the gradients of parameters that every tensor-parallel rank has whole, such as those of
-//! norms. Each rank's backward sees only its own tokens.
+//! Sums of gradients over the ranks that share layers, of parameters that each of them has whole but whose gradient it
+//! computes in part: from its own tokens with sequence parallelism, or from its own heads.
 
 use std::rc::Rc;
 
@@ -11,17 +11,17 @@ use crate::params::Params;
 use crate::step_policy::StepContext;
 
 /// Sums such gradients over the tensor-parallel group, once a step.
-pub struct SequenceParallelSync {
+pub struct PartialGradientSync {
     communicator: Rc<dyn Communicator>,
     /// Ranges of `main_grad`, each with the layer whose backward completes it.
     ranges: Vec<(usize, Tensor)>,
 }
 
-impl SequenceParallelSync {
+impl PartialGradientSync {
     /// `None` where there are no such gradients.
-    pub fn new(communicator: Option<Rc<dyn Communicator>>, params: &Params) -> Option<SequenceParallelSync> {
-        let ranges = params.grad_ranges(|spec| spec.sequence_parallel);
-        (!ranges.is_empty()).then_some(SequenceParallelSync { communicator: communicator?, ranges })
+    pub fn new(communicator: Option<Rc<dyn Communicator>>, params: &Params) -> Option<PartialGradientSync> {
+        let ranges = params.grad_ranges(|spec| spec.partial_gradient);
+        (!ranges.is_empty()).then_some(PartialGradientSync { communicator: communicator?, ranges })
     }
 
     /// Sums what the backward region of `layer` completed. It is called inside that region, at its end, in the last

@@ -1,0 +1,210 @@
+//! What families of models add to Llama: heads of any width, biases on queries, keys and values alone, and norms of heads. They
+//! keep the engine's promises: the same bits in every setting, and the numbers of one rank in every layout.
+
+use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
+use engine::graph_options::{GraphOptions, Scope};
+use engine::model::GptShape;
+use engine::precision::Precision;
+use engine::step::StepResult;
+
+use crate::models::{Kind, Layout, Run, all_settings, tiny_mistral, tiny_qwen2, tiny_qwen3};
+
+const STEPS: usize = 10;
+
+/// With dropout: a mask that depends on the layout would show.
+fn families() -> [(&'static str, GptShape); 3] {
+    let (dropout, f32) = (0.1, Precision::F32);
+    // As many heads of each kind as ranks share.
+    let qwen2 = GptShape { heads: 8, kv_heads: 4, tied: true, ..tiny_qwen2(dropout, f32) };
+    let qwen3 = GptShape { heads: 8, kv_heads: 4, ..tiny_qwen3(dropout, f32) };
+    let mistral = GptShape { kv_heads: 4, ..tiny_mistral(dropout, f32) };
+    [("Mistral", mistral), ("Qwen2", qwen2), ("Qwen3", qwen3)]
+}
+
+/// Four microbatches on all ranks together. The learning rate is so small that ten steps do not stretch the rounding of the
+/// first.
+fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
+    let (shape, precision) = (Some(shape.clone()), shape.precision);
+    let new = Run::new(Kind::Llama, 4 / data, graphs);
+    Run { shape, precision, steps: STEPS, learning_rate: 1e-3, ..new }
+}
+
+fn off() -> GraphOptions {
+    GraphOptions { enable: false, ..GraphOptions::default() }
+}
+
+fn bits(weights: &[f32]) -> Vec<u32> {
+    weights.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn a_family_has_the_same_bits_in_every_graph_setting() {
+    for (name, shape) in families() {
+        let (plain, weights) = run(&shape, 1, off()).train();
+        assert!(plain[STEPS - 1].loss < plain[0].loss, "{name} does not learn: {plain:?}");
+        for (setting, options) in all_settings() {
+            let (results, others) = run(&shape, 1, options).train();
+            assert_eq!(results, plain, "{name}, {setting}");
+            assert!(bits(&others) == bits(&weights), "{name}, {setting}: final weights");
+        }
+    }
+}
+
+#[test]
+fn a_family_has_the_same_bits_whatever_is_recomputed_and_on_any_number_of_threads() {
+    for (name, shape) in families() {
+        let (plain, weights) = run(&shape, 1, off()).train();
+        let selective = GptShape { recompute: true, ..shape.clone() };
+        for (what, run) in [
+            ("selective", run(&selective, 1, GraphOptions::default())),
+            ("full", Run { recompute: Some(2), ..run(&shape, 1, GraphOptions::default()) }),
+            ("threads", Run { threads: 3, ..run(&shape, 1, off()) }),
+        ] {
+            let (results, others) = run.train();
+            assert_eq!(results, plain, "{name}, {what}");
+            assert!(bits(&others) == bits(&weights), "{name}, {what}: final weights");
+        }
+    }
+}
+
+/// Fails unless losses and gradient norms differ by no more than the order of sums makes them.
+fn assert_close(what: &str, alone: &[StepResult], together: &[StepResult]) {
+    for (step, (a, b)) in alone.iter().zip(together).enumerate() {
+        let loss = (a.loss - b.loss).abs() / a.loss;
+        let norm = f64::from((a.grad_norm - b.grad_norm).abs() / a.grad_norm);
+        assert!(loss < 2e-6, "{what}, step {step}: losses {} and {}", a.loss, b.loss);
+        assert!(norm < 2e-5, "{what}, step {step}: gradient norms {} and {}", a.grad_norm, b.grad_norm);
+    }
+}
+
+fn layouts() -> Vec<Layout> {
+    let without_sequence = Layout { sequence: false, ..Layout::new(2, 1, 1, 1) };
+    let zero_bubble = Layout { zero_bubble: true, ..Layout::new(2, 2, 1, 1) };
+    vec![
+        Layout::new(2, 1, 1, 1),
+        without_sequence,
+        Layout { sequence: false, ..Layout::new(4, 1, 1, 1) },
+        Layout::new(1, 2, 1, 1),
+        Layout::new(2, 1, 1, 2),
+        zero_bubble,
+        Layout { sequence: false, ..zero_bubble },
+    ]
+}
+
+#[test]
+fn a_family_that_ranks_share_has_the_losses_and_gradient_norms_of_one() {
+    for (name, shape) in families() {
+        let (alone, _) = run(&shape, 1, off()).train();
+        for layout in layouts() {
+            for scope in [Scope::PerLayer, Scope::FullIteration] {
+                let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
+                let ranks = layout.on_ranks(|| run(&shape, layout.data, graphs.clone()), |run| run.train().0);
+                for results in &ranks {
+                    assert_eq!(results, &ranks[0], "{name} {layout:?} {scope:?}: ranks disagree");
+                }
+                assert_close(&format!("{name} {layout:?} {scope:?}"), &alone, &ranks[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_with_their_own_heads_keep_the_same_norms_of_heads() {
+    let [.., (_, shape)] = families();
+    let norms = |run: Run| {
+        let device = run.device();
+        let (_, stage) = run.train_on(&device);
+        let params = stage.params().iter().filter(|(spec, _)| spec.name.contains("_norm."));
+        params.flat_map(|(_, param)| bits(&device.download::<f32>(&param.master).unwrap())).collect::<Vec<u32>>()
+    };
+    let layout = Layout { sequence: false, ..Layout::new(2, 1, 1, 1) };
+    let ranks = layout.on_ranks(|| run(&shape, 1, off()), norms);
+    // Two norms of 12 channels in each of two blocks, which training has moved away from 1.
+    assert_eq!(ranks[0].len(), 2 * 2 * 12);
+    assert!(ranks[0].iter().all(|&bits| f32::from_bits(bits) != 1.0), "{:?}", ranks[0]);
+    assert_eq!(ranks[0], ranks[1]);
+}
+
+/// Fewer key heads than ranks, in each of the ways that they can be stored.
+fn few_key_heads() -> [(GptShape, Layout); 4] {
+    let (dropout, f32) = (0.1, Precision::F32);
+    let one = GptShape { tied: true, ..tiny_qwen2(dropout, f32) };
+    let two = GptShape { kv_heads: 2, qkv_bias: true, ..tiny_qwen3(dropout, f32) };
+    [
+        (one.clone(), Layout::new(2, 1, 1, 1)),
+        (one, Layout { sequence: false, ..Layout::new(4, 1, 1, 1) }),
+        (two.clone(), Layout::new(4, 1, 1, 1)),
+        (two, Layout { zero_bubble: true, ..Layout::new(4, 2, 1, 2) }),
+    ]
+}
+
+#[test]
+fn more_ranks_than_key_heads_have_the_losses_and_gradient_norms_of_one() {
+    for (shape, layout) in few_key_heads() {
+        let (alone, _) = run(&shape, 1, off()).train();
+        for (scope, distributed_optimizer) in [(Scope::PerLayer, true), (Scope::FullIteration, false)] {
+            let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
+            let run = || Run { distributed_optimizer, ..run(&shape, layout.data, graphs.clone()) };
+            let ranks = layout.on_ranks(run, |run| run.train().0);
+            let what = format!("{} key heads, {layout:?}, {scope:?}", shape.kv_heads);
+            assert!(ranks.iter().all(|results| *results == ranks[0]), "{what}: ranks disagree");
+            assert_close(&what, &alone, &ranks[0]);
+        }
+    }
+}
+
+#[test]
+fn copies_of_a_key_head_start_the_same_and_stay_the_same() {
+    for (shape, layout) in few_key_heads().into_iter().filter(|(_, layout)| layout.stages == 1) {
+        // Of each parameter with copies: the part, whether it is the first copy, and the bits before and after training.
+        let copies = |run: Run| {
+            let device = run.device();
+            let of = |stage: &engine::step::Stage| {
+                let copied = stage.params().iter().filter_map(|(spec, param)| Some((spec, spec.copied_rows()?, param)));
+                let rows = copied.map(|(spec, rows, param)| {
+                    let row: usize = spec.shape.sizes()[1..].iter().product();
+                    let values = device.download::<f32>(&param.master).unwrap();
+                    (rows.part, rows.is_first_copy, bits(&values[rows.first * row..]))
+                });
+                rows.collect::<Vec<_>>()
+            };
+            let before = of(&run.stage(&device));
+            let (_, stage) = run.train_on(&device);
+            (before, of(&stage))
+        };
+        let ranks = layout.on_ranks(|| run(&shape, 1, off()), copies);
+        for (before, after) in &ranks {
+            assert_eq!(before.len(), 2 * shape.layers, "weight and bias of each block");
+            assert!(before.iter().zip(after).all(|(before, after)| before.2 != after.2), "nothing is learned");
+        }
+        for (at, first) in ranks[0].1.iter().enumerate() {
+            let firsts = ranks.iter().filter(|(_, after)| after[at].1).count();
+            assert_eq!(firsts, shape.kv_heads, "{layout:?}: each part is counted once");
+            for (before, after) in ranks.iter().filter(|(_, after)| after[at].0 == first.0) {
+                assert_eq!((&before[at].2, &after[at].2), (&ranks[0].0[at].2, &first.2), "{layout:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_of_any_width_multiply_in_8_bits_on_one_rank_and_on_two() {
+    // With one key head two ranks store copies of it.
+    for (recipe, kv_heads) in [(Fp8Recipe::Tensorwise, 2), (Fp8Recipe::Delayed, 2), (Fp8Recipe::Delayed, 1)] {
+        let fp8 = Fp8 { recipe, format: Fp8Format::Hybrid, bf16_blocks: [0, 0], ..Fp8::default() };
+        // Four heads of 16 channels beside a residual stream of 32.
+        let base = GptShape { head_dim: Some(16), ffn: 64, fp8: Some(fp8), ..tiny_qwen3(0.0, Precision::Bf16) };
+        let shape = GptShape { qkv_bias: true, kv_heads, ..base };
+        let (plain, weights) = run(&shape, 1, off()).train();
+        assert!(plain[STEPS - 1].loss < plain[0].loss, "{recipe}: {plain:?}");
+        let (captured, others) = run(&shape, 1, GraphOptions::default()).train();
+        assert_eq!(captured, plain, "{recipe}: graphs");
+        assert!(bits(&others) == bits(&weights), "{recipe}: final weights");
+        let layout = Layout::new(2, 1, 1, 1);
+        let ranks = layout.on_ranks(|| run(&shape, 1, GraphOptions::default()), |run| run.train().0);
+        for (step, (a, b)) in plain.iter().zip(&ranks[0]).enumerate() {
+            // Two ranks sum halves in bf16.
+            assert!((a.loss / b.loss - 1.0).abs() < 1e-2, "{recipe}, step {step}: {} and {}", a.loss, b.loss);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Mistral (Jiang et al., 2023). `MistralForCausalLM` in `transformers`. It computes as a Llama without biases does, apart from
+//! a window of attention in its first version.
+
+use common::UserError;
+use engine::model::GptShape;
+use serde_json::Value as Json;
+
+use super::config_json::ConfigJson;
+use super::family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size};
+use super::llama::LlamaFiles;
+use super::llama_files::{self, Absent};
+use super::training::large;
+
+/// The family.
+pub const MISTRAL: ModelFamily = ModelFamily {
+    name: "Mistral",
+    choices: &[
+        ("model.norm", "\"rmsnorm\""),
+        ("model.norm_eps", "1e-5"),
+        ("model.activation", "\"swiglu\""),
+        ("model.position", "\"rotary\""),
+        ("model.rope_base", "1000000.0"),
+        ("model.bias", "false"),
+        ("model.residual_init", "\"plain\""),
+        ("model.tie_embeddings", "false"),
+    ],
+    sizes: SIZES,
+    hugging_face: Some(&MistralFiles),
+};
+
+const SIZES: &[Size] = &[
+    // config.json of mistralai/Mistral-7B-v0.3, which has no window.
+    Size {
+        name: "mistral-7b",
+        model: &[
+            ("model.layers", "32"),
+            ("model.hidden", "4096"),
+            ("model.heads", "32"),
+            ("model.kv_heads", "8"),
+            ("model.ffn", "14336"),
+            ("model.vocab", "32768"),
+            ("model.seq_length", "8192"),
+        ],
+        training: &large("3e-4", "3e-5"),
+    },
+    // config.json of mistralai/Mistral-Nemo-Base-2407.
+    Size {
+        name: "mistral-nemo-12b",
+        model: &[
+            ("model.layers", "40"),
+            ("model.hidden", "5120"),
+            ("model.heads", "32"),
+            ("model.kv_heads", "8"),
+            ("model.head_dim", "128"),
+            ("model.ffn", "14336"),
+            ("model.vocab", "131072"),
+            ("model.seq_length", "8192"),
+        ],
+        training: &large("3e-4", "3e-5"),
+    },
+];
+
+struct MistralFiles;
+
+const ABSENT: Absent = Absent { kv_heads: Some(8), head_dim: None, context: 131_072 };
+
+impl HuggingFace for MistralFiles {
+    fn model_type(&self) -> &'static str {
+        "mistral"
+    }
+
+    fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)> {
+        let mut all = LlamaFiles.requirements(shape);
+        all.push((!shape.bias, "model.bias = true"));
+        all
+    }
+
+    fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
+        let window = llama_files::sliding_window(config)?;
+        let mut options = llama_files::options(config, &ABSENT, window)?;
+        options.push(("model.bias", false.into()));
+        Ok(options)
+    }
+
+    /// A Llama's, which computes the same.
+    fn config_json(&self, shape: &GptShape) -> Json {
+        LlamaFiles.config_json(shape)
+    }
+
+    fn tensors(&self, shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
+        llama_files::tensors(shape, parameter)
+    }
+
+    fn prefix(&self) -> &'static str {
+        "model."
+    }
+
+    fn is_leftover(&self, tensor: &str) -> bool {
+        llama_files::is_leftover(tensor)
+    }
+}
