@@ -41,7 +41,7 @@ impl Totals {
 /// The pieces of a file.
 enum Pieces<'f> {
     Text(TextReader<'f>),
-    Rows(Arc<Path>, ParquetRows),
+    Rows(Arc<Path>, Box<ParquetRows>),
 }
 
 impl Pieces<'_> {
@@ -90,7 +90,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
             UserError::new(what, "data files are readable", "check the path")
         })?;
         let mut pieces = if is_parquet(path, &file)? {
-            Pieces::Rows(path.as_path().into(), ParquetRows::open(path, key)?)
+            Pieces::Rows(path.as_path().into(), ParquetRows::open(path, key)?.into())
         } else {
             if let Err(error) = check_text(path, &file)? {
                 // A file that the user named is text.

@@ -67,7 +67,7 @@ impl ParquetRows {
     /// The file cannot be read any more or is damaged, or a value is not UTF-8.
     pub(crate) fn next(&mut self) -> Result<Option<String>, UserError> {
         while self.texts.is_empty() {
-            let read = caught(|| self.read()).unwrap_or_else(|panic| Err(panic));
+            let read = caught(|| self.read()).unwrap_or_else(Err);
             match read.map_err(|problem| damaged(&self.name, &problem))? {
                 Some(texts) => self.texts = texts,
                 None => return Ok(None),
