@@ -242,7 +242,7 @@ fn token_files_and_checkpoints_remember_their_tokenizer_when_its_file_is_gone() 
     let (text, json) = (folder.file("text.txt", &words), folder.path("tokenizer.json"));
     small_tokenizer(json.as_ref(), &words);
     let (tokens, saved, theirs) = (folder.path("tokens"), folder.path("saved"), folder.path("hf"));
-    let logs = folder.path("log");
+    let logs = saved.clone(); // one folder for checkpoints and logs
     stdout_of(&["tokenize", "--tokenizer", &json, "--output", &tokens, &text]);
     let original = std::fs::read(&json).unwrap();
     std::fs::remove_file(&json).unwrap();
