@@ -17,6 +17,11 @@ pub(crate) const TOKEN_TABLE: &str = "wte.weight";
 /// The table of learned positions.
 const POSITION_TABLE: &str = "wpe.weight";
 
+/// Whether a parameter is the table of tokens, which may be the head's too, or of learned positions.
+pub fn is_embedding(spec: &ParamSpec) -> bool {
+    [TOKEN_TABLE, POSITION_TABLE].contains(&&*spec.name)
+}
+
 /// The parameters that this rank has of layer 0: the table of tokens, which a tied head uses too, and learned positions.
 pub(crate) fn embedding_params(shape: &ShardedShape<'_>) -> Vec<ParamSpec> {
     let tokens = ParamSpec { sparse: !shape.shape.tied, ..shape.vocabulary_table(TOKEN_TABLE, 0) };

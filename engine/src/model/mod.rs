@@ -34,6 +34,7 @@ mod token_cost;
 
 pub use architecture::{Architecture, Build, Chunk, Model, StepTensors};
 pub use decoder::{Cursor, Decoder};
+pub use embedding::is_embedding;
 pub use gpt::{gpt, gpt_part};
 pub use layer::{Hidden, Layer, LossHead};
 pub use mlp::{MlpShape, mlp};

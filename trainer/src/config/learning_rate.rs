@@ -22,6 +22,10 @@ pub enum Decay {
     None,
     /// It follows half a cosine, down to the floor at the last step.
     Cosine,
+    /// It falls linearly, down to the floor at the last step.
+    Linear,
+    /// It falls with the root of the number of steps, from the peak at the end of warm-up, and not below the floor.
+    InverseSqrt,
     /// It stays at the peak, and falls linearly to the floor over the last `steps` steps.
     StableThenLinear {
         /// Length of the decay.
@@ -39,7 +43,11 @@ impl LearningRate {
         let last = self.steps.saturating_sub(1);
         let from = match self.decay {
             Decay::None => return self.peak,
-            Decay::Cosine => self.warmup,
+            Decay::InverseSqrt => {
+                let warmup = self.warmup.max(1) as f64;
+                return (self.peak * (warmup / (step.max(1) as f64).max(warmup)).sqrt()).max(self.floor);
+            }
+            Decay::Cosine | Decay::Linear => self.warmup,
             Decay::StableThenLinear { steps } => last.saturating_sub(steps).max(self.warmup),
         };
         if step <= from || last <= from {
@@ -81,6 +89,26 @@ mod tests {
         close(s.at(52), 0.55);
         close(s.at(100), 0.1);
         close(s.at(500), 0.1);
+    }
+
+    #[test]
+    fn linear_falls_from_warm_up_to_the_floor_at_the_last_step() {
+        let s = schedule(Decay::Linear);
+        for (step, rate) in [(3, 0.8), (4, 1.0), (28, 0.775), (52, 0.55), (100, 0.1), (500, 0.1)] {
+            close(s.at(step), rate);
+        }
+    }
+
+    #[test]
+    fn inverse_sqrt_halves_when_four_times_the_steps_of_warm_up_are_done_and_stays_above_the_floor() {
+        let s = schedule(Decay::InverseSqrt);
+        for (step, rate) in [(3, 0.8), (4, 1.0), (16, 0.5), (64, 0.25), (400, 0.1), (4000, 0.1)] {
+            close(s.at(step), rate);
+        }
+        let without = LearningRate { warmup: 0, ..s };
+        for (step, rate) in [(0, 1.0), (1, 1.0), (4, 0.5), (9, 1.0 / 3.0)] {
+            close(without.at(step), rate);
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The optimizer of a run, checked.
 
 use common::UserError;
-use engine::optimizer::{AdamW, ParamGroup, Sgd};
+use engine::model::is_embedding;
+use engine::optimizer::{AdamW, ParamGroup, Sgd, UpdateRule};
 
 use crate::config::checks::{fits_f32, require, within};
 use crate::config::learning_rate::{Decay, LearningRate};
@@ -50,14 +51,13 @@ impl OptimizerPlan {
 }
 
 fn groups(optimizer: &OptimizerConfig) -> Result<Vec<ParamGroup>, UserError> {
-    let weight_decay = optimizer.weight_decay as f32;
     let decay = |key: &str, value: f64| {
         let is_decay = (0.0..1.0).contains(&value) && (value as f32) < 1.0;
         within(key, value, is_decay, "a decay is in [0, 1), also as f32", "see `trainer options` for defaults")
     };
     if optimizer.kind == OptimizerChoice::Sgd {
         decay("optimizer.momentum", optimizer.momentum)?;
-        return Ok(ParamGroup::decay_matrices(Sgd { momentum: optimizer.momentum as f32 }, weight_decay));
+        return Ok(grouped(Sgd { momentum: optimizer.momentum as f32 }, optimizer));
     }
     let [beta1, beta2] = optimizer.betas[..] else {
         return Err(UserError::new(
@@ -70,7 +70,17 @@ fn groups(optimizer: &OptimizerConfig) -> Result<Vec<ParamGroup>, UserError> {
     decay("optimizer.betas", beta2)?;
     within("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "eps is above 0", "set optimizer.eps = 1e-8")?;
     let adamw = AdamW { beta1: beta1 as f32, beta2: beta2 as f32, eps: optimizer.eps as f32 };
-    Ok(ParamGroup::decay_matrices(adamw, weight_decay))
+    Ok(grouped(adamw, optimizer))
+}
+
+/// The groups of a rule: matrices decay, apart from embeddings if the user says so.
+fn grouped(rule: impl UpdateRule + 'static, optimizer: &OptimizerConfig) -> Vec<ParamGroup> {
+    let usual = ParamGroup::decay_matrices(rule, optimizer.weight_decay as f32);
+    let without = (!optimizer.decay_embeddings).then(|| {
+        let rule = usual[0].rule.clone();
+        ParamGroup { takes: is_embedding, rule, weight_decay: 0.0 }
+    });
+    without.into_iter().chain(usual).collect()
 }
 
 fn learning_rate(optimizer: &OptimizerConfig, steps: usize) -> Result<LearningRate, UserError> {
@@ -79,6 +89,8 @@ fn learning_rate(optimizer: &OptimizerConfig, steps: usize) -> Result<LearningRa
     let decay = match optimizer.schedule {
         DecayStyle::Constant => Decay::None,
         DecayStyle::Cosine => Decay::Cosine,
+        DecayStyle::Linear => Decay::Linear,
+        DecayStyle::InverseSqrt => Decay::InverseSqrt,
         DecayStyle::Wsd => Decay::StableThenLinear { steps: optimizer.decay_steps },
     };
     if decay != Decay::None {
@@ -91,4 +103,32 @@ fn learning_rate(optimizer: &OptimizerConfig, steps: usize) -> Result<LearningRa
         )?;
     }
     Ok(LearningRate { peak, floor, warmup: optimizer.warmup_steps, decay, steps })
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::params::{Init, ParamSpec};
+
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn embeddings_decay_unless_the_user_says_otherwise() {
+        let decays = |settings: &[(&str, &str)]| {
+            let mut layers = Layers::default();
+            settings.iter().for_each(|(key, value)| layers.set(key, value, "test").unwrap());
+            let groups = OptimizerPlan::new(&layers.resolve().optimizer, 10).unwrap().groups;
+            [("wte.weight", 2), ("wpe.weight", 2), ("lm_head.weight", 2), ("h.0.mlp.c_fc.weight", 2), ("ln_f.weight", 1)].map(
+                |(name, axes)| {
+                    let spec = ParamSpec::new(name.to_string(), &[4, 4][..axes], Init::Constant(0.0), 0);
+                    groups.iter().find(|group| (group.takes)(&spec)).unwrap().weight_decay
+                },
+            )
+        };
+        assert_eq!(decays(&[]), [0.1, 0.1, 0.1, 0.1, 0.0]);
+        for kind in ["adamw", "sgd"] {
+            let settings = [("optimizer.decay_embeddings", "false"), ("optimizer.kind", kind)];
+            assert_eq!(decays(&settings), [0.0, 0.0, 0.1, 0.1, 0.0]);
+        }
+    }
 }

@@ -182,6 +182,7 @@ section!(OptimizerConfig {
     eps: f64,
     momentum: f64,
     weight_decay: f64,
+    decay_embeddings: bool,
     clip: f64,
 });
 
@@ -202,6 +203,10 @@ choice! {
         Constant = "constant",
         /// It follows half a cosine.
         Cosine = "cosine",
+        /// It falls linearly.
+        Linear = "linear",
+        /// It falls with the root of the number of steps.
+        InverseSqrt = "inverse_sqrt",
         /// Warm-up, stable, decay: it stays the same, and falls linearly at the end.
         Wsd = "wsd",
     }

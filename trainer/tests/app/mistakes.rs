@@ -405,6 +405,7 @@ const FLAGS: &[(&str, &[&str])] = &[
         &["--prompt <TEXT> with --prompt-file <FILE>", "one excludes the other"],
     ),
     ("sample --checkpoint bytes --temperature -1", &["--temperature -1", "0 or more"]),
+    ("sample --checkpoint bytes --top-p 0", &["--top-p 0", "above 0", "--top-p 0.9"]),
     ("sample --checkpoint bytes --top-k -1", &["`-1` for --top-k <K>"]),
 ];
 

@@ -132,10 +132,10 @@ fn greedy_text_is_the_likeliest_token_each_time_and_a_seed_gives_one_text() {
             .unwrap();
         text
     };
-    let random = |seed| text(Sampler { temperature: 1.0, top_k: None, seed });
+    let random = |seed| text(Sampler { temperature: 1.0, top_k: None, top_p: None, seed });
     assert_eq!(random(1), random(1));
     assert_ne!(random(1), random(2));
-    let greedy = text(Sampler { temperature: 0.0, top_k: None, seed: 1 });
+    let greedy = text(Sampler { temperature: 0.0, top_k: None, top_p: None, seed: 1 });
     let (_device, mut generator) = generator(&shape, 6);
     let mut logits = generator.start(&TOKENS[..3]).unwrap();
     for &token in &greedy {
@@ -242,7 +242,7 @@ fn token_files_and_checkpoints_remember_their_tokenizer_when_its_file_is_gone() 
     let (text, json) = (folder.file("text.txt", &words), folder.path("tokenizer.json"));
     small_tokenizer(json.as_ref(), &words);
     let (tokens, saved, theirs) = (folder.path("tokens"), folder.path("saved"), folder.path("hf"));
-    let logs = folder.path("log");
+    let logs = saved.clone(); // one folder for checkpoints and logs
     stdout_of(&["tokenize", "--tokenizer", &json, "--output", &tokens, &text]);
     let original = std::fs::read(&json).unwrap();
     std::fs::remove_file(&json).unwrap();
@@ -272,6 +272,20 @@ fn tokens_of_an_unknown_tokenizer_have_no_end_in_an_export() {
     let config = std::fs::read(format!("{theirs}/config.json")).unwrap();
     assert!(serde_json::from_slice::<serde_json::Value>(&config).unwrap()["eos_token_id"].is_null());
     assert!(!std::path::Path::new(&theirs).join("tokens.json").exists());
+}
+
+#[test]
+fn several_samples_are_those_of_the_seeds_that_follow() {
+    let folder = Folder::new("sample-several");
+    let (saved, logs) = (folder.path("saved"), folder.path("log"));
+    stdout_of(&["--steps", "3", "--eval-interval", "0", "--save", &saved, "--log-dir", &logs]);
+    let sample = |more: &[&str]| {
+        let common = ["sample", "--checkpoint", &saved, "--prompt", "ab", "--tokens", "12", "--top-p", "0.9"];
+        stdout_of(&[&common[..], more].concat())
+    };
+    let apart: Vec<String> = ["7", "8", "9"].iter().map(|seed| sample(&["--seed", seed])).collect();
+    assert_ne!(apart[0], apart[1]);
+    assert_eq!(sample(&["--seed", "7", "--samples", "3"]), apart.join("---\n"));
 }
 
 /// "the licenceis free": a decoder like SentencePiece's drops the space before the first word of a text.

@@ -39,6 +39,16 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(u32)),
         )
         .arg(
+            any("top-p", "P", "Choose only among the likeliest tokens that have this share of the probability together; 1 for all")
+                .default_value("1")
+                .value_parser(value_parser!(f64)),
+        )
+        .arg(
+            any("samples", "N", "Number of texts, each with the next seed; a line with --- is between them")
+                .default_value("1")
+                .value_parser(value_parser!(u32).range(1..)),
+        )
+        .arg(
             any("seed", "SEED", "The same seed gives the same text")
                 .default_value("1")
                 .value_parser(value_parser!(u64)),
@@ -59,7 +69,7 @@ pub(crate) fn command() -> Command {
 /// The text that a command line asks for.
 ///
 /// # Errors
-/// A temperature below 0, or one that is not finite.
+/// A temperature below 0, or one that is not finite; a share that is none.
 pub(crate) fn request(matches: &ArgMatches) -> Result<SampleRequest, UserError> {
     let text = |name: &str| text(matches, name);
     let number = |name: &str| matches.get_one::<u32>(name).map(|&number| number as usize);
@@ -71,6 +81,11 @@ pub(crate) fn request(matches: &ArgMatches) -> Result<SampleRequest, UserError> 
             "for example --temperature 0.8, or 0 for the likeliest token each time",
         ));
     }
+    let top_p = matches.get_one::<f64>("top-p").copied().unwrap_or(1.0);
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        let rule = "a share of the probability is above 0, and at most 1";
+        return Err(UserError::new(format!("--top-p {top_p}"), rule, "for example --top-p 0.9, or 1 for all tokens"));
+    }
     Ok(SampleRequest {
         checkpoint: text("checkpoint").map(PathBuf::from).unwrap_or_default(),
         tokenizer: text("tokenizer"),
@@ -80,9 +95,11 @@ pub(crate) fn request(matches: &ArgMatches) -> Result<SampleRequest, UserError> 
             None => Prompt::Text(text("prompt").unwrap_or_default()),
         },
         tokens: number("tokens").unwrap_or(0),
+        samples: number("samples").unwrap_or(1),
         sampler: Sampler {
             temperature,
             top_k: number("top-k").filter(|&k| k > 0),
+            top_p: Some(top_p).filter(|&share| share < 1.0),
             seed: matches.get_one("seed").copied().unwrap_or(0),
         },
         device: matches.get_one("device").copied().unwrap_or(DeviceChoice::Auto),

@@ -41,7 +41,9 @@ pub struct SampleRequest {
     pub prompt: Prompt,
     /// Most tokens to add.
     pub tokens: usize,
-    /// How tokens are chosen.
+    /// Number of texts, at least 1.
+    pub samples: usize,
+    /// How tokens are chosen in the first text. The seed of each further one is the next number.
     pub sampler: Sampler,
     /// The device to run on.
     pub device: DeviceChoice,
@@ -74,7 +76,7 @@ impl Prompt {
     }
 }
 
-/// Writes the prompt to `out`, and then each token as it is generated. Returns a line about the model and one about the speed.
+/// Writes the prompt to `out`, and then each token as it is generated; as often as the request says. Returns a line about the model and one about the speed.
 ///
 /// # Errors
 /// A prompt or weights that do not fit; device errors.
@@ -89,26 +91,28 @@ pub fn sample(
     let longest = longest_prompt(prompt.len(), request.tokens, loaded.shape.seq);
     let mut generator = Generator::new(device, &loaded.shape, loaded.params(device)?, longest)?;
     let mut show = |text: &str| write_to(out, text).map_err(file_error("standard output".into()));
-    show(&text)?;
-    let mut stream = if text.is_empty() {
-        TextStream::new(&loaded.tokenizer)
-    } else {
-        let tokens: Vec<u32> = prompt.iter().map(|&token| token as u32).collect();
-        TextStream::after(&loaded.tokenizer, &tokens)
-    };
     let (began, mut count, mut first) = (Instant::now(), 0usize, None);
     let end = loaded.tokenizer.end_of_text();
     let all = (request.tokens, loaded.vocab());
-    generator.generate(&prompt, all, request.sampler, |token| -> Result<bool, RunError> {
-        count += 1;
-        first.get_or_insert_with(Instant::now);
-        if token == end {
-            return Ok(false);
+    let before: Vec<u32> = if text.is_empty() { Vec::new() } else { prompt.iter().map(|&token| token as u32).collect() };
+    for number in 0..request.samples {
+        if number > 0 {
+            show("---\n")?;
         }
-        show(&stream.push(token))
-    })?;
-    show(&stream.finish())?;
-    show("\n")?;
+        show(&text)?;
+        let mut stream = TextStream::after(&loaded.tokenizer, &before);
+        let sampler = Sampler { seed: request.sampler.seed.wrapping_add(number as u64), ..request.sampler };
+        generator.generate(&prompt, all, sampler, |token| -> Result<bool, RunError> {
+            count += 1;
+            first.get_or_insert_with(Instant::now);
+            if token == end {
+                return Ok(false);
+            }
+            show(&stream.push(token))
+        })?;
+        show(&stream.finish())?;
+        show("\n")?;
+    }
     let since = |from: Instant| from.elapsed().as_secs_f64();
     let rest = first.map_or(0.0, since).max(1e-9);
     Ok(format!(

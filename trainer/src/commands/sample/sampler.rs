@@ -9,6 +9,9 @@ pub struct Sampler {
     pub temperature: f64,
     /// The number of likeliest tokens to choose from. `None` for all.
     pub top_k: Option<usize>,
+    /// The share of the probability that the likeliest tokens to choose from have together: as few of them as reach it, after
+    /// `top_k`. `None` for all.
+    pub top_p: Option<f64>,
     /// The `n`-th choice is a function of the seed and of `n`.
     pub seed: u64,
 }
@@ -26,9 +29,19 @@ impl Sampler {
         if kept == 1 {
             return likeliest[0];
         }
-        likeliest.sort_unstable(); // so that the order of the sum does not depend on the selection
         let highest = likeliest.iter().map(|&token| f64::from(logits[token])).fold(f64::NEG_INFINITY, f64::max);
         let weight = |token: usize| ((f64::from(logits[token]) - highest) / self.temperature).exp();
+        if let Some(share) = self.top_p {
+            likeliest.sort_unstable_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            let mut left = share * likeliest.iter().map(|&token| weight(token)).sum::<f64>();
+            let mut kept = 0;
+            while left > 0.0 && kept < likeliest.len() {
+                left -= weight(likeliest[kept]);
+                kept += 1;
+            }
+            likeliest.truncate(kept.max(1));
+        }
+        likeliest.sort_unstable(); // so that the order of the sum does not depend on the selection
         let total: f64 = likeliest.iter().map(|&token| weight(token)).sum();
         let mut left = uniform(self.seed, n) * total;
         for &token in &likeliest {
@@ -37,7 +50,7 @@ impl Sampler {
                 return token;
             }
         }
-        likeliest[kept - 1]
+        likeliest[likeliest.len() - 1]
     }
 }
 
@@ -64,7 +77,7 @@ mod tests {
     #[test]
     fn temperature_0_and_top_1_take_the_first_of_the_likeliest() {
         for (temperature, top_k) in [(0.0, None), (0.0, Some(3)), (1.0, Some(1))] {
-            assert_eq!(counts(Sampler { temperature, top_k, seed: 1 }, 50), [0, 50, 0, 0, 0]);
+            assert_eq!(counts(Sampler { temperature, top_k, top_p: None, seed: 1 }, 50), [0, 50, 0, 0, 0]);
         }
     }
 
@@ -75,7 +88,7 @@ mod tests {
             let weight = |token: usize| if kept(token) { (f64::from(LOGITS[token]) / temperature).exp() } else { 0.0 };
             let total: f64 = (0..5).map(weight).sum();
             let choices = 40_000;
-            for (token, count) in counts(Sampler { temperature, top_k, seed: 7 }, choices).into_iter().enumerate() {
+            for (token, count) in counts(Sampler { temperature, top_k, top_p: None, seed: 7 }, choices).into_iter().enumerate() {
                 let (expected, got) = (weight(token) / total, count as f64 / choices as f64);
                 // Four standard deviations. A token outside of the top k never comes.
                 let slack = 4.0 * (expected * (1.0 - expected) / choices as f64).sqrt();
@@ -85,9 +98,23 @@ mod tests {
     }
 
     #[test]
+    fn top_p_keeps_as_few_of_the_likeliest_tokens_as_have_that_share() {
+        // Softmax of LOGITS: 0.053, 0.391, 0.144, 0.391, 0.019.
+        for (top_p, kept) in [(0.3, &[1][..]), (0.5, &[1, 3]), (0.8, &[1, 2, 3]), (0.95, &[0, 1, 2, 3]), (1.0, &[0, 1, 2, 3, 4])]
+        {
+            let counts = counts(Sampler { temperature: 1.0, top_k: None, top_p: Some(top_p), seed: 3 }, 4000);
+            let chosen: Vec<usize> = (0..5).filter(|&token| counts[token] > 0).collect();
+            assert_eq!(chosen, kept, "{top_p}");
+        }
+        // Of the tokens that top_k leaves.
+        let both = Sampler { temperature: 1.0, top_k: Some(2), top_p: Some(0.6), seed: 3 };
+        assert!(counts(both, 200)[1] > 0 && counts(both, 200)[3] > 0);
+    }
+
+    #[test]
     fn top_k_keeps_the_first_of_equal_logits() {
         let logits = [1.0, 3.0, 3.0, 3.0];
-        let sampler = Sampler { temperature: 1.0, top_k: Some(2), seed: 1 };
+        let sampler = Sampler { temperature: 1.0, top_k: Some(2), top_p: None, seed: 1 };
         let chosen: std::collections::BTreeSet<usize> = (0..100).map(|n| sampler.choose(&logits, n)).collect();
         assert_eq!(chosen, [1, 2].into());
     }
@@ -95,7 +122,7 @@ mod tests {
     #[test]
     fn another_seed_chooses_otherwise_and_the_same_one_the_same() {
         let text = |seed| -> Vec<usize> {
-            let sampler = Sampler { temperature: 1.0, top_k: None, seed };
+            let sampler = Sampler { temperature: 1.0, top_k: None, top_p: None, seed };
             (0..40).map(|n| sampler.choose(&LOGITS, n)).collect()
         };
         assert_eq!(text(3), text(3));

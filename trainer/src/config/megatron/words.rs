@@ -10,6 +10,7 @@ const SAME: &[(&str, &str, &str)] = &[
     ("model.norm", "RMSNorm", "rmsnorm"),
     ("model.position", "learned_absolute", "learned"),
     ("model.position", "rope", "rotary"),
+    ("optimizer.schedule", "inverse-square-root", "inverse_sqrt"),
     ("cuda_graph.scope", "full", "per_layer"),
     ("cuda_graph.scope", "attn", "per_layer"),
     ("cuda_graph.scope", "mlp", "per_layer"),
@@ -38,11 +39,6 @@ const OTHER: &[(&str, &str, &str)] = &[
     ("cuda_graph.scope", "moe_preprocess", DENSE),
     ("cuda_graph.scope", "mamba", DENSE),
     ("optimizer.schedule", "WSD", "set optimizer.schedule = \"wsd\", whose decay is linear"),
-    (
-        "optimizer.schedule",
-        "linear",
-        "set optimizer.schedule = \"wsd\" and optimizer.decay_steps = train.steps - optimizer.warmup_steps",
-    ),
 ];
 
 /// Our word for a value of the option.
