@@ -118,12 +118,20 @@ mod tests {
             let mut layers = Layers::default();
             settings.iter().for_each(|(key, value)| layers.set(key, value, "test").unwrap());
             let groups = OptimizerPlan::new(&layers.resolve().optimizer, 10).unwrap().groups;
-            [("wte.weight", 2), ("wpe.weight", 2), ("lm_head.weight", 2), ("h.0.mlp.c_fc.weight", 2), ("ln_f.weight", 1)].map(
-                |(name, axes)| {
-                    let spec = ParamSpec::new(name.to_string(), &[4, 4][..axes], Init::Constant(0.0), 0);
-                    groups.iter().find(|group| (group.takes)(&spec)).unwrap().weight_decay
-                },
-            )
+            [
+                ("wte.weight", 2),
+                ("wpe.weight", 2),
+                ("lm_head.weight", 2),
+                ("h.0.mlp.c_fc.weight", 2),
+                ("ln_f.weight", 1),
+            ]
+            .map(|(name, axes)| {
+                let spec = match axes {
+                    1 => ParamSpec::new(name, [4], Init::Constant(0.0), 0),
+                    _ => ParamSpec::new(name, [4, 4], Init::Constant(0.0), 0),
+                };
+                groups.iter().find(|group| (group.takes)(&spec)).unwrap().weight_decay
+            })
         };
         assert_eq!(decays(&[]), [0.1, 0.1, 0.1, 0.1, 0.0]);
         for kind in ["adamw", "sgd"] {

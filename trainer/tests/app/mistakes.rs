@@ -175,7 +175,6 @@ const FLAGS: &[(&str, &[&str])] = &[
         &["cuda_graph.modules = [\"mlp\"] with model.kind = \"mlp\"", "set cuda_graph.layers instead"],
     ),
     ("--cuda-graph-scope all", &["cuda_graph.scope = \"all\"", "for example, set cuda_graph.scope = \"per_layer\""]),
-    ("--lr-decay-style linear", &["optimizer.schedule = \"linear\"", "set optimizer.schedule = \"wsd\""]),
     // Keys and the kinds of their values.
     ("--set train.stpes=5", &["`train.stpes`", "did you mean `train.steps`?"]),
     ("--set steps=5", &["`steps`", "did you mean `train.steps`?"]),

@@ -39,9 +39,13 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(u32)),
         )
         .arg(
-            any("top-p", "P", "Choose only among the likeliest tokens that have this share of the probability together; 1 for all")
-                .default_value("1")
-                .value_parser(value_parser!(f64)),
+            any(
+                "top-p",
+                "P",
+                "Choose only among the likeliest tokens that have this share of the probability together; 1 for all",
+            )
+            .default_value("1")
+            .value_parser(value_parser!(f64)),
         )
         .arg(
             any("samples", "N", "Number of texts, each with the next seed; a line with --- is between them")

@@ -94,7 +94,8 @@ pub fn sample(
     let (began, mut count, mut first) = (Instant::now(), 0usize, None);
     let end = loaded.tokenizer.end_of_text();
     let all = (request.tokens, loaded.vocab());
-    let before: Vec<u32> = if text.is_empty() { Vec::new() } else { prompt.iter().map(|&token| token as u32).collect() };
+    let before: Vec<u32> =
+        if text.is_empty() { Vec::new() } else { prompt.iter().map(|&token| token as u32).collect() };
     for number in 0..request.samples {
         if number > 0 {
             show("---\n")?;

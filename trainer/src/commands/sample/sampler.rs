@@ -88,7 +88,9 @@ mod tests {
             let weight = |token: usize| if kept(token) { (f64::from(LOGITS[token]) / temperature).exp() } else { 0.0 };
             let total: f64 = (0..5).map(weight).sum();
             let choices = 40_000;
-            for (token, count) in counts(Sampler { temperature, top_k, top_p: None, seed: 7 }, choices).into_iter().enumerate() {
+            for (token, count) in
+                counts(Sampler { temperature, top_k, top_p: None, seed: 7 }, choices).into_iter().enumerate()
+            {
                 let (expected, got) = (weight(token) / total, count as f64 / choices as f64);
                 // Four standard deviations. A token outside of the top k never comes.
                 let slack = 4.0 * (expected * (1.0 - expected) / choices as f64).sqrt();
@@ -100,7 +102,8 @@ mod tests {
     #[test]
     fn top_p_keeps_as_few_of_the_likeliest_tokens_as_have_that_share() {
         // Softmax of LOGITS: 0.053, 0.391, 0.144, 0.391, 0.019.
-        for (top_p, kept) in [(0.3, &[1][..]), (0.5, &[1, 3]), (0.8, &[1, 2, 3]), (0.95, &[0, 1, 2, 3]), (1.0, &[0, 1, 2, 3, 4])]
+        for (top_p, kept) in
+            [(0.3, &[1][..]), (0.5, &[1, 3]), (0.8, &[1, 2, 3]), (0.95, &[0, 1, 2, 3]), (1.0, &[0, 1, 2, 3, 4])]
         {
             let counts = counts(Sampler { temperature: 1.0, top_k: None, top_p: Some(top_p), seed: 3 }, 4000);
             let chosen: Vec<usize> = (0..5).filter(|&token| counts[token] > 0).collect();
