@@ -22,7 +22,7 @@ struct Parameter {
     float* master;
     void* compute;
     const float* grad;
-    float* first;  // exp_avg, or SGD's momentum
+    float* first;  // exp_avg, Lion's too, or SGD's momentum
     float* second; // exp_avg_sq
     u64 elements;
     float weight_decay;
@@ -102,6 +102,35 @@ KERNEL(adamw)(const __grid_constant__ Update op) {
     AdamScalars s = {status.grad_factor, step_size, root_correction, 1.0f - learning_rate * entry.weight_decay,
                      op.beta1, op.beta2, op.eps};
     for_chunk(entry, [&](u64 at) { adamw_step<4>(entry, s, at); }, [&](u64 at) { adamw_step<1>(entry, s, at); });
+}
+
+template <int N>
+void lion_step(const Parameter& entry, float learning_rate, float factor, float beta1, float beta2, u64 at) {
+    float w[N], g[N], m[N];
+    load<N>(entry.grad + at, g);
+    load<N>((const float*)entry.first + at, m);
+    load<N>((const float*)entry.master + at, w);
+    float decay = 1.0f - learning_rate * entry.weight_decay;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        g[i] *= factor;
+        float direction = beta1 * m[i] + (1.0f - beta1) * g[i];
+        float sign = (direction > 0.0f ? 1.0f : 0.0f) - (direction < 0.0f ? 1.0f : 0.0f);
+        w[i] = w[i] * decay - learning_rate * sign;
+        m[i] = beta2 * m[i] + (1.0f - beta2) * g[i];
+    }
+    store<N>(entry.first + at, m);
+    store<N>(entry.master + at, w);
+    publish<N>(entry, at, w);
+}
+
+KERNEL(lion)(const __grid_constant__ Update op) {
+    const Status status = *op.status;
+    if (!status.finite) return;
+    const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
+    float rate = op.control->learning_rate, factor = status.grad_factor;
+    for_chunk(entry, [&](u64 at) { lion_step<4>(entry, rate, factor, op.beta1, op.beta2, at); },
+              [&](u64 at) { lion_step<1>(entry, rate, factor, op.beta1, op.beta2, at); });
 }
 
 template <int N> void sgd_step(const Parameter& entry, float learning_rate, float factor, float momentum, u64 at) {

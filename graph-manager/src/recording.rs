@@ -77,6 +77,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
                 return Ok(());
             }
             Op::AdamW(update) => update.status.buffer,
+            Op::Lion(update) => update.status.buffer,
             Op::Sgd(update) => update.status.buffer,
             _ => return Ok(()),
         };

@@ -2,7 +2,7 @@
 
 use super::loss::sum_f64;
 use super::{Pool, view};
-use crate::ops::{AdamW, ClipScale, Control, Sgd, SquareSum, Status};
+use crate::ops::{AdamW, ClipScale, Control, Lion, Sgd, SquareSum, Status};
 use crate::{DType, Float, Tensor, bf16};
 
 /// See [`SquareSum`].
@@ -82,6 +82,33 @@ pub(super) fn adamw(op: &AdamW, pool: &Pool) {
             *m += (1.0 - beta1) * (g - *m);
             *v = beta2 * *v + (1.0 - beta2) * g * g;
             *w = *w * decay - step_size * *m / (v.sqrt() * root_correction + eps);
+        }
+        publish(each.compute, start, master);
+    });
+}
+
+/// See [`Lion`].
+pub(super) fn lion(op: &Lion, pool: &Pool) {
+    let control: Control = view::read_block(&op.control);
+    let status: Status = view::read_block(&op.status);
+    if status.finite == 0 {
+        return;
+    }
+    let (rate, beta1, beta2) = (control.learning_rate, op.beta1, op.beta2);
+    for_each_part(op.tensors.iter().map(|each| each.master.elements()), pool, |tensor, start, length| {
+        let each = &op.tensors[tensor];
+        let part = |tensor: &Tensor| tensor.view(start, [length]);
+        let grad = view::read::<f32>(&part(&each.grad));
+        let master = view::write::<f32>(&part(&each.master));
+        let exp_avg = view::write::<f32>(&part(&each.exp_avg));
+        let decay = 1.0 - rate * each.weight_decay;
+        for ((w, g), m) in master.iter_mut().zip(grad).zip(exp_avg) {
+            let g = g * status.grad_factor;
+            let direction = beta1 * *m + (1.0 - beta1) * g;
+            // f32::signum is 1 for 0.
+            let sign = f32::from(i8::from(direction > 0.0) - i8::from(direction < 0.0));
+            *w = *w * decay - rate * sign;
+            *m = beta2 * *m + (1.0 - beta2) * g;
         }
         publish(each.compute, start, master);
     });

@@ -55,6 +55,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::SquareSum(op) => optimizer::square_sum(op, pool),
         Op::ClipScale(op) => optimizer::clip_scale(op),
         Op::AdamW(op) => optimizer::adamw(op, pool),
+        Op::Lion(op) => optimizer::lion(op, pool),
         Op::Sgd(op) => optimizer::sgd(op, pool),
         Op::WriteControl(op) => write_control(op),
         Op::WriteSampleRecord(op) => write_sample_record(op),

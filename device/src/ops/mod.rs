@@ -50,7 +50,7 @@ pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use op::Op;
 pub use operation::Operation;
-pub use optimizer::{AdamW, AdamWTensors, ClipScale, Sgd, SgdTensors, SquareSum};
+pub use optimizer::{AdamW, AdamWTensors, ClipScale, Lion, LionTensors, Sgd, SgdTensors, SquareSum};
 pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 pub(crate) use quantize_blocks::BLOCK;
 pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};

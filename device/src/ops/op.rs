@@ -5,9 +5,10 @@ use std::rc::Rc;
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
-    CustomOp, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, MakeScale, Mse, Norm,
-    NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Sgd, SquareSum,
-    SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
+    CustomOp, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, Lion, MakeScale, Mse,
+    Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Sgd,
+    SquareSum, SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl,
+    WriteSampleRecord,
 };
 use crate::Result;
 
@@ -123,6 +124,8 @@ operations! {
     ClipScale,
     /// AdamW over many tensors.
     AdamW,
+    /// Lion over many tensors.
+    Lion,
     /// SGD over many tensors.
     Sgd,
     /// Per-step scalars.

@@ -127,6 +127,66 @@ impl Operation for AdamW {
     }
 }
 
+/// One parameter as Lion sees it; all tensors have the same number of elements.
+#[derive(Clone, Debug)]
+pub struct LionTensors {
+    /// f32 master weights, updated.
+    pub master: Tensor,
+    /// The weights layers compute with; absent where they are the same memory.
+    pub compute: Option<Tensor>,
+    /// f32 `main_grad`.
+    pub grad: Tensor,
+    /// f32 moment, updated.
+    pub exp_avg: Tensor,
+    /// Decoupled weight decay of this parameter.
+    pub weight_decay: f32,
+}
+
+/// Lion (Chen et al., 2023, algorithm 2): `w -= lr * (sign(b1 * m + (1 - b1) * g) + decay * w)`, then
+/// `m = b2 * m + (1 - b2) * g`. The gradient is multiplied by `status.grad_factor`. Nothing is written when `status.finite`
+/// is 0.
+#[derive(Clone, Debug)]
+pub struct Lion {
+    /// All parameters of this rank.
+    pub tensors: Arc<[LionTensors]>,
+    /// The moment's share in the direction of an update.
+    pub beta1: f32,
+    /// Decay of the moment.
+    pub beta2: f32,
+    /// u8, a [`super::Control`].
+    pub control: Tensor,
+    /// u8, a [`Status`].
+    pub status: Tensor,
+}
+
+impl Operation for Lion {
+    const NAME: &'static str = "lion";
+
+    fn check(&self) -> Result<()> {
+        for each in self.tensors.iter() {
+            let elements = each.master.elements();
+            for (name, tensor) in [("master", each.master), ("grad", each.grad), ("exp_avg", each.exp_avg)] {
+                ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
+                ensure_elements(Self::NAME, name, &tensor, elements)?;
+            }
+            if let Some(compute) = &each.compute {
+                ensure_elements(Self::NAME, "compute", compute, elements)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let mut all = Accesses::new([self.control, self.status], []);
+        for each in self.tensors.iter() {
+            all.reads.extend([each.master, each.grad, each.exp_avg]);
+            all.writes.extend([each.master, each.exp_avg]);
+            all.writes.extend(each.compute);
+        }
+        all
+    }
+}
+
 /// One parameter as SGD sees it; all tensors have the same number of elements.
 #[derive(Clone, Debug)]
 pub struct SgdTensors {

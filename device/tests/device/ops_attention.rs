@@ -377,6 +377,35 @@ fn adamw_agrees_with_f64_over_steps_of_which_one_is_skipped() {
 }
 
 #[test]
+fn lion_agrees_with_f64_and_a_weight_without_direction_only_decays() {
+    let u = Update::new();
+    let (mut w, mut m) = (numbers(1, SIZE, F32), vec![0.0; SIZE]);
+    let zeros = || u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
+    let (master, grad, exp_avg) = (u.t.put(&[SIZE], F32, &w), zeros(), zeros());
+    let compute = u.t.empty(&[SIZE], Bf16);
+    let tensors = LionTensors { master, compute: Some(compute), grad, exp_avg, weight_decay: 0.1 };
+    for (step, mut values) in gradients().into_iter().enumerate() {
+        values[0] = if values[0].is_finite() { 0.0 } else { values[0] };
+        let factor = u.clip(step as u32, &grad, &values);
+        let tensors = [tensors.clone()].into();
+        u.t.run(Lion { tensors, beta1: 0.9, beta2: 0.99, control: u.control, status: u.status });
+        if let Some(factor) = factor {
+            for i in 0..SIZE {
+                let g = values[i] * factor;
+                let direction: f64 = 0.9 * m[i] + 0.1 * g;
+                let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
+                w[i] -= 0.01 * (sign + 0.1 * w[i]);
+                m[i] = 0.99 * m[i] + 0.01 * g;
+            }
+        }
+        assert_close("weights", F32, &u.t.get(&master), &w);
+        assert_close("moment", F32, &u.t.get(&exp_avg), &m);
+    }
+    let rounded: Vec<f64> = u.t.get(&master).into_iter().map(|x| rounded(x, Bf16)).collect();
+    assert_eq!(u.t.get(&compute), rounded, "what layers compute with is the master, rounded");
+}
+
+#[test]
 fn sgd_agrees_with_f64_with_and_without_momentum() {
     for momentum in [0.0, 0.9] {
         let u = Update::new();

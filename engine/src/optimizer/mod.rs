@@ -1,11 +1,12 @@
 //! The optimizer: gradient norm, clipping and the update of every parameter group, all on the device.
 //!
-//! A [`ParamGroup`] says which parameters it takes and which [`UpdateRule`] updates them. [`AdamW`] and [`Sgd`] are rules.
+//! A [`ParamGroup`] says which parameters it takes and which [`UpdateRule`] updates them. [`AdamW`], [`Lion`] and [`Sgd`] are rules.
 //! A new rule is a type that implements the trait; nothing else here changes.
 
 mod adamw;
 mod grad_norm;
 mod group;
+mod lion;
 mod sgd;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub use adamw::AdamW;
 use grad_norm::GradNorm;
 pub use grad_norm::NormGroups;
 pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
+pub use lion::Lion;
 pub use sgd::Sgd;
 
 /// A tensor that a rule keeps for a parameter: its name in a checkpoint, and f32 values in the shape of the parameter's

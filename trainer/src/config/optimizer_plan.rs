@@ -2,7 +2,7 @@
 
 use common::UserError;
 use engine::model::is_embedding;
-use engine::optimizer::{AdamW, ParamGroup, Sgd, UpdateRule};
+use engine::optimizer::{AdamW, Lion, ParamGroup, Sgd, UpdateRule};
 
 use crate::config::checks::{fits_f32, require, within};
 use crate::config::learning_rate::{Decay, LearningRate};
@@ -62,14 +62,18 @@ fn groups(optimizer: &OptimizerConfig) -> Result<Vec<ParamGroup>, UserError> {
     let [beta1, beta2] = optimizer.betas[..] else {
         return Err(UserError::new(
             format!("optimizer.betas = {:?}", optimizer.betas),
-            "AdamW has two betas",
+            "AdamW and Lion have two betas",
             "set optimizer.betas = [0.9, 0.95]",
         ));
     };
     decay("optimizer.betas", beta1)?;
     decay("optimizer.betas", beta2)?;
+    let (beta1, beta2) = (beta1 as f32, beta2 as f32);
+    if optimizer.kind == OptimizerChoice::Lion {
+        return Ok(grouped(Lion { beta1, beta2 }, optimizer));
+    }
     within("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "eps is above 0", "set optimizer.eps = 1e-8")?;
-    let adamw = AdamW { beta1: beta1 as f32, beta2: beta2 as f32, eps: optimizer.eps as f32 };
+    let adamw = AdamW { beta1, beta2, eps: optimizer.eps as f32 };
     Ok(grouped(adamw, optimizer))
 }
 
@@ -134,7 +138,7 @@ mod tests {
             })
         };
         assert_eq!(decays(&[]), [0.1, 0.1, 0.1, 0.1, 0.0]);
-        for kind in ["adamw", "sgd"] {
+        for kind in ["adamw", "lion", "sgd"] {
             let settings = [("optimizer.decay_embeddings", "false"), ("optimizer.kind", kind)];
             assert_eq!(decays(&settings), [0.0, 0.0, 0.1, 0.1, 0.0]);
         }

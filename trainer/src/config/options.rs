@@ -141,7 +141,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.warmup_steps", "lr-warmup-steps", &["lr-warmup-iters"], "100", Kind::Integer, "Steps of linear warm-up. Step i, counted from 1, has i / (warmup_steps + 1) of the rate, as in nanoGPT. (In Megatron it has (i - 1) / warmup_steps, so the first rate is 0.)"),
     option("optimizer.decay_steps", "lr-decay-steps", &["lr-wsd-decay-iters"], "100", Kind::Integer, "wsd: steps of decay at the end of the run"),
     option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(DecayStyle::WORDS), "Learning rate after warm-up: constant; cosine or linear decay to the end of the run; decay with the root of the steps; or stable, then linear decay"),
-    option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw: decay rates of the two moments"),
+    option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw: decay rates of the two moments. lion: the moment's share in the direction of an update, and its decay rate"),
     option("optimizer.eps", "eps", &["adam-eps"], "1e-8", Kind::Float, "adamw: number added to the root of the second moment"),
     option("optimizer.momentum", "momentum", &["sgd-momentum"], "0.0", Kind::Float, "sgd: momentum"),
     option("optimizer.weight_decay", "weight-decay", &[], "0.1", Kind::Float, "Weight decay of matrices. Biases and norms have none"),

@@ -191,6 +191,8 @@ choice! {
     pub enum OptimizerChoice {
         /// AdamW.
         AdamW = "adamw",
+        /// Lion.
+        Lion = "lion",
         /// Stochastic gradient descent, with or without momentum.
         Sgd = "sgd",
     }

@@ -145,15 +145,17 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
             tell(true, format!("data.end_of_text = {token:?}"), why);
         }
     }
-    for (key, given, value) in [
+    for (key, by_lion, given, value) in [
         (
             "optimizer.betas",
+            true,
             !is_default("optimizer.betas", &format!("{:?}", optimizer.betas)),
             format!("{:?}", optimizer.betas),
         ),
-        ("optimizer.eps", !is_default_number("optimizer.eps", optimizer.eps), optimizer.eps.to_string()),
+        ("optimizer.eps", false, !is_default_number("optimizer.eps", optimizer.eps), optimizer.eps.to_string()),
     ] {
-        tell(is_sgd && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
+        let unused = is_sgd || (optimizer.kind == OptimizerChoice::Lion && !by_lion);
+        tell(unused && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
     }
     let other_kind = if model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
     for (name, value) in set_for_kind(model, other_kind) {
@@ -268,6 +270,7 @@ mod tests {
             ("model.kind=mlp model.kv_heads=2", "model.kind=gpt", "model.kind = \"gpt\""),
             ("model.layer_sizes=[4,2]", "model.kind=mlp", "model.kind = \"mlp\""),
             ("optimizer.kind=sgd optimizer.betas=[0.8,0.9]", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
+            ("optimizer.kind=lion optimizer.eps=1e-6", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
             ("optimizer.kind=sgd optimizer.eps=1e-6", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
             ("train.steps=20", "optimizer.warmup_steps=20", "never reaches optimizer.lr"),
         ] {

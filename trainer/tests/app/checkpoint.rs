@@ -7,7 +7,7 @@ use device::ops::Status;
 use device::{DType, Device, HostOptions, Staging};
 use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, gpt};
-use engine::optimizer::{AdamW, ParamGroup, Sgd};
+use engine::optimizer::{AdamW, Lion, ParamGroup, Sgd};
 use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use launch::watch::activity::Activity;
@@ -19,6 +19,10 @@ type Groups = fn() -> Vec<ParamGroup>;
 
 fn adamw() -> Vec<ParamGroup> {
     ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1)
+}
+
+fn lion() -> Vec<ParamGroup> {
+    ParamGroup::decay_matrices(Lion { beta1: 0.9, beta2: 0.99 }, 0.1)
 }
 
 fn sgd(momentum: f32) -> Vec<ParamGroup> {
@@ -117,8 +121,8 @@ fn bits(stage: &Stage) -> Vec<(String, Vec<u32>)> {
 
 #[test]
 fn models_of_many_shapes_come_back_with_every_bit() {
-    let kinds: [Groups; 3] = [adamw, || sgd(0.9), || sgd(0.0)];
-    for number in 0..12 {
+    let kinds: [Groups; 4] = [adamw, || sgd(0.9), || sgd(0.0), lion];
+    for number in 0..20 {
         // Odd sizes and every combination of type, tying and optimizer among them.
         let case = Case {
             layers: 1 + number % 3,
@@ -128,7 +132,7 @@ fn models_of_many_shapes_come_back_with_every_bit() {
             seq: 3 + number,
             tied: number % 2 == 0,
             precision: if number % 4 < 2 { Precision::F32 } else { Precision::Bf16 },
-            optimizer: kinds[number % 3],
+            optimizer: kinds[number % 5 % 4],
         };
         let dir = tempfile::tempdir().unwrap();
         let (device, others) = (device(), self::device());

@@ -3,7 +3,7 @@
 use super::table::for_each_table;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
-use crate::ops::{AdamW, ClipScale, Sgd};
+use crate::ops::{AdamW, ClipScale, Lion, Sgd};
 use crate::{DType, Result, Tensor};
 
 /// See [`ClipScale`].
@@ -40,7 +40,7 @@ struct Update {
     entries: [Parameter; 48],
 }
 
-/// The tensors of a parameter, for either optimizer.
+/// The tensors of a parameter, for any optimizer.
 struct UpdateTensors {
     master: Tensor,
     compute: Option<Tensor>,
@@ -106,6 +106,26 @@ pub(super) fn adamw(op: &AdamW, queue: &Queue<'_>) -> Result<()> {
         ..bytemuck::Zeroable::zeroed()
     };
     update("adamw", tensors, scalars, queue)
+}
+
+/// See [`Lion`].
+pub(super) fn lion(op: &Lion, queue: &Queue<'_>) -> Result<()> {
+    let tensors = op.tensors.iter().map(|each| UpdateTensors {
+        master: each.master,
+        compute: each.compute,
+        grad: each.grad,
+        first: Some(each.exp_avg),
+        second: None,
+        weight_decay: each.weight_decay,
+    });
+    let scalars = Update {
+        control: op.control.address,
+        status: op.status.address,
+        beta1: op.beta1,
+        beta2: op.beta2,
+        ..bytemuck::Zeroable::zeroed()
+    };
+    update("lion", tensors, scalars, queue)
 }
 
 /// See [`Sgd`].

@@ -62,6 +62,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::SquareSum(op) => reduce::square_sum(op, queue),
         Op::ClipScale(op) => optimizer::clip_scale(op, queue),
         Op::AdamW(op) => optimizer::adamw(op, queue),
+        Op::Lion(op) => optimizer::lion(op, queue),
         Op::Sgd(op) => optimizer::sgd(op, queue),
         Op::WriteControl(op) => control::write_control(op, queue),
         Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),

@@ -3,9 +3,9 @@
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, AdamW, AdamWTensors, Add, Attention, AttentionBackward, BiasGrad,
     ClipScale, ColumnRange, Control, Copy, CopyColumns, CrossEntropy, Dropout, DropoutPart, DropoutSite, Embedding,
-    EmbeddingBackward, Epilogue, Fill, Gemm, HeadNorm, HeadNormBackward, Mse, Norm, NormBackward, NormKind,
-    ReluDropout, ReluDropoutBackward, Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto, SwiGlu,
-    SwiGluBackward, WriteControl, WriteSampleRecord,
+    EmbeddingBackward, Epilogue, Fill, Gemm, HeadNorm, HeadNormBackward, Lion, LionTensors, Mse, Norm, NormBackward,
+    NormKind, ReluDropout, ReluDropoutBackward, Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto,
+    SwiGlu, SwiGluBackward, WriteControl, WriteSampleRecord,
 };
 use device::{DType, Result, Tensor};
 
@@ -535,6 +535,25 @@ fn updates(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }
             let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
             Ok(AdamW { tensors: tensors.into(), beta1: 0.9, beta2: 0.95, eps: 1e-8, control, status }.into())
+        }),
+    );
+    let all = shapes.clone();
+    add(
+        "lion",
+        Box::new(move |b| {
+            let mut tensors = Vec::new();
+            for shape in &all {
+                let shape = device::Shape::new(shape);
+                tensors.push(LionTensors {
+                    master: b.input(shape, DType::F32)?,
+                    grad: b.input(shape, DType::F32)?,
+                    exp_avg: b.input(shape, DType::F32)?,
+                    compute: if compute { Some(b.output(shape, dtype)?) } else { None },
+                    weight_decay: 0.1,
+                });
+            }
+            let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+            Ok(Lion { tensors: tensors.into(), beta1: 0.9, beta2: 0.99, control, status }.into())
         }),
     );
     for momentum in [0.0f32, 0.9] {
