@@ -2,27 +2,21 @@
 
 use std::collections::BTreeSet;
 
-use super::html::{figure, of_run, paragraph, section, table};
+use super::html::{figure, of_runs, paragraph, section, table};
 use super::made_files::Made;
 use super::run::{RankGraphs, Run};
 use crate::report::replay_picture::{replay_picture, stage_part};
 
 pub(crate) fn graphs(runs: &[Run]) -> String {
-    let one = |(at, run): (usize, &Run)| {
-        let html = match &run.graphs {
-            Made::There(ranks) => of_ranks(at, ranks),
-            Made::Missing(why) => {
-                let said = run
-                    .log
-                    .graphs
-                    .as_ref()
-                    .map_or(String::new(), |line| paragraph(&format!("The run printed: {line}")));
-                said + &paragraph(why)
-            }
+    let parts = runs.iter().enumerate().map(|(at, run)| {
+        let part = match (&run.graphs, &run.log.graphs) {
+            (Made::There(ranks), _) => Ok(of_ranks(at, ranks)),
+            (Made::Missing(why), Some(line)) => Ok(paragraph(&format!("The run printed: {line}")) + &paragraph(why)),
+            (Made::Missing(why), None) => Err(why.as_str()),
         };
-        of_run(runs.len(), &run.name, &html)
-    };
-    section("graphs", "Graphs", &runs.iter().enumerate().map(one).collect::<String>())
+        (run.name.as_str(), part)
+    });
+    section("graphs", "Graphs", &of_runs(parts))
 }
 
 fn of_ranks(at: usize, ranks: &[RankGraphs]) -> String {

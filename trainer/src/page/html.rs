@@ -48,9 +48,25 @@ pub(crate) fn section(id: &str, heading: &str, html: &str) -> String {
     )
 }
 
-/// A part of a section about one run. With a single run the page says its name at the top.
-pub(crate) fn of_run(runs: usize, name: &str, html: &str) -> String {
-    if runs == 1 { html.into() } else { format!("<h3>{}</h3>\n{html}", escape(name)) }
+/// The parts of a section about each of the runs, by name: HTML, or the sentences that say why there is none. Runs with the
+/// same sentences share a paragraph. With a single run the page says its name at the top.
+pub(crate) fn of_runs<'r>(parts: impl Iterator<Item = (&'r str, Result<String, &'r str>)>) -> String {
+    let parts: Vec<(&str, Result<String, &str>)> = parts.collect();
+    if let [(_, part)] = &parts[..] {
+        return part.clone().unwrap_or_else(paragraph);
+    }
+    let mut html = String::new();
+    let mut without: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (name, part) in parts {
+        match part {
+            Ok(part) => html += &format!("<h3>{}</h3>\n{part}", escape(name)),
+            Err(why) => match without.iter_mut().find(|(same, _)| *same == why) {
+                Some((_, names)) => names.push(name),
+                None => without.push((why, vec![name])),
+            },
+        }
+    }
+    html + &without.iter().map(|(why, names)| paragraph(&format!("{}: {why}", names.join(", ")))).collect::<String>()
 }
 
 /// A number with about four digits.
@@ -77,9 +93,16 @@ mod tests {
             figure("id", "", bad, ""),
             paragraph(&format!("{bad} `{bad}`")),
             section("id", bad, ""),
-            of_run(2, bad, ""),
+            of_runs([(bad, Ok(String::new())), (bad, Err(bad))].into_iter()),
         ];
         assert!(all.iter().all(|html| !html.contains("<img") && html.contains("&lt;img")), "{all:?}");
+    }
+
+    #[test]
+    fn runs_that_lack_the_same_share_a_paragraph_and_a_single_run_needs_no_name() {
+        let parts = [("a", Err("None.")), ("b", Ok("<i>b</i>".to_string())), ("c", Err("None."))];
+        assert_eq!(of_runs(parts.clone().into_iter()), "<h3>b</h3>\n<i>b</i><p>a, c: None.</p>\n");
+        assert_eq!(of_runs(parts.into_iter().take(1)), "<p>None.</p>\n");
     }
 
     #[test]

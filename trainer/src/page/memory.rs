@@ -8,7 +8,7 @@ use graph_manager::{BufferUse, StepReport};
 
 use super::drawing::{Drawing, LEFT, WIDTH, legend};
 use super::graphs::largest_training_step;
-use super::html::{figure, of_run, paragraph, section, table};
+use super::html::{figure, of_runs, paragraph, section, table};
 use super::made_files::Made;
 use super::run::{RankGraphs, Run};
 use super::trace::Kind;
@@ -27,20 +27,20 @@ const ROW: f64 = 14.0;
 const LISTED: usize = 15;
 
 pub(crate) fn memory(runs: &[Run]) -> String {
-    let one = |(at, run): (usize, &Run)| {
-        let html = match &run.graphs {
-            Made::There(ranks) => ranks.iter().map(|rank| of_rank(at, rank)).collect(),
-            Made::Missing(why) => paragraph(why),
+    let parts = runs.iter().enumerate().map(|(at, run)| {
+        let part = match &run.graphs {
+            Made::There(ranks) => Ok(ranks.iter().map(|rank| of_rank(at, rank)).collect()),
+            Made::Missing(why) => Err(why.as_str()),
         };
-        of_run(runs.len(), &run.name, &html)
-    };
+        (run.name.as_str(), part)
+    });
     let hint = paragraph(
         "Activations and scratch, planned from a recording of the step. From left to right the step's operations in the order \
          in which they are submitted; from top to bottom the bytes of each area. A box is a buffer, from its first to its last use.",
     );
     let kinds = [Kind::Forward, Kind::Backward, Kind::Weights, Kind::Update, Kind::Other];
     let owners: Vec<(&str, &str)> = kinds.map(|kind| (kind.word(), kind.word())).into();
-    let html = hint + &legend(&owners) + &runs.iter().enumerate().map(one).collect::<String>();
+    let html = hint + &legend(&owners) + &of_runs(parts);
     section("memory-plan", "Memory plan", &html)
 }
 

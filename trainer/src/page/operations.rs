@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::html::{number, of_run, paragraph, section, table};
+use super::html::{number, of_runs, section, table};
 use super::made_files::Made;
 use super::run::Run;
 use super::trace::Trace;
@@ -12,14 +12,14 @@ use super::trace::Trace;
 const LISTED: usize = 20;
 
 pub(crate) fn operations(runs: &[Run]) -> String {
-    let one = |run: &Run| {
-        let html = match &run.traces {
-            Made::There(traces) => top(traces),
-            Made::Missing(why) => paragraph(why),
+    let parts = runs.iter().map(|run| {
+        let part = match &run.traces {
+            Made::There(traces) => Ok(top(traces)),
+            Made::Missing(why) => Err(why.as_str()),
         };
-        of_run(runs.len(), &run.name, &html)
-    };
-    section("operations", "Operations", &runs.iter().map(one).collect::<String>())
+        (run.name.as_str(), part)
+    });
+    section("operations", "Operations", &of_runs(parts))
 }
 
 /// The operations by their total time over the timelines. The time of a transfer includes its wait for the other ranks.

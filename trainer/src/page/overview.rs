@@ -3,7 +3,7 @@
 use common::format::{bytes, count};
 
 use super::events::EventKind;
-use super::html::{escape, number, of_run, paragraph, section, table};
+use super::html::{escape, number, paragraph, section, table};
 use super::run::Run;
 use super::settings::{Settings, differences};
 
@@ -19,7 +19,7 @@ pub(crate) fn overview(runs: &[Run]) -> String {
         "memory of rank 0",
     ];
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
-    let mut html = table("Runs", &head, &rows);
+    let mut html = table("How they stand", &head, &rows);
     for run in runs.iter().filter(|run| run.metrics.damaged > 0) {
         html += &paragraph(&format!(
             "{}: {} lines of metrics.jsonl are damaged and left out.",
@@ -28,13 +28,14 @@ pub(crate) fn overview(runs: &[Run]) -> String {
     }
     for run in runs {
         let Some(plan) = &run.log.plan else { continue };
-        html += &format!(
-            "<details><summary>Plan of {}</summary><pre tabindex=\"0\">{}</pre></details>\n",
-            escape(&run.name),
-            escape(plan)
-        );
+        html += &details("Plan", run, &format!("<pre tabindex=\"0\">{}</pre>", escape(plan)));
     }
     section("overview", "Runs", &html)
+}
+
+/// HTML about a run that is shown on demand.
+fn details(what: &str, run: &Run, html: &str) -> String {
+    format!("<details><summary>{what} of {}</summary>{html}</details>\n", escape(&run.name))
 }
 
 fn row(run: &Run) -> Vec<String> {
@@ -87,14 +88,10 @@ pub(crate) fn options(runs: &[Run]) -> String {
     }
     for run in runs {
         let rows: Vec<Vec<String>> = run.settings.iter().map(|(key, value)| vec![key.clone(), value.clone()]).collect();
-        let all = match rows.is_empty() {
-            true => paragraph("config.toml is missing or is not TOML."),
-            false => format!(
-                "<details><summary>All options</summary>{}</details>\n",
-                table("Options", &["option", "value"], &rows)
-            ),
+        html += &match rows.is_empty() {
+            true => paragraph(&format!("{}: config.toml is missing or is not TOML.", run.name)),
+            false => details("All options", run, &table("Options", &["option", "value"], &rows)),
         };
-        html += &of_run(runs.len(), &run.name, &all);
     }
     section("options", "Options", &html)
 }

@@ -21,7 +21,7 @@
         const size = Math.abs(value);
         if (value === null || value === undefined) return "–";
         if (size !== 0 && size < 1e-3) return value.toExponential(2);
-        if (size >= 1e4) return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 5 });
+        if (size >= 1e3) return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 5 });
         return value.toLocaleString("en", { maximumSignificantDigits: 5 });
     }
 
@@ -55,7 +55,7 @@
                 scales: { x: { time: false } },
                 axes: [
                     { ...axis, incrs: [1, 2, 5].flatMap((n) => [...Array(12).keys()].map((p) => n * 10 ** p)).sort((a, b) => a - b) },
-                    { ...axis, size: 62, values: (_, splits) => splits.map(words) },
+                    { ...axis, size: 62, values: (_, splits) => splits.map((value) => words(value).replace(/\.?0+e/, "e")) },
                 ],
                 series: [{ label: "step", value: (_, value) => (value === null ? "–" : `${value}`) }, ...series],
                 cursor: { sync: { key: "steps", setSeries: false, scales: ["x", null] } },

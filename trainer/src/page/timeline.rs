@@ -3,7 +3,7 @@
 use parallel::Task;
 
 use super::drawing::{Drawing, LEFT, WIDTH, legend};
-use super::html::{figure, number, of_run, paragraph, section, table};
+use super::html::{figure, number, of_runs, paragraph, section, table};
 use super::ideal::{TaskTimes, Timed, ideal};
 use super::made_files::Made;
 use super::run::Run;
@@ -42,14 +42,14 @@ struct RankStep {
 }
 
 pub(crate) fn timelines(runs: &[Run]) -> String {
-    let one = |(at, run): (usize, &Run)| {
-        let html = match &run.traces {
-            Made::There(traces) => of_traces(at, run, traces),
-            Made::Missing(why) => paragraph(why),
+    let parts = runs.iter().enumerate().map(|(at, run)| {
+        let part = match &run.traces {
+            Made::There(traces) => Ok(of_traces(at, run, traces)),
+            Made::Missing(why) => Err(why.as_str()),
         };
-        of_run(runs.len(), &run.name, &html)
-    };
-    section("timeline", "Timeline of a step", &runs.iter().enumerate().map(one).collect::<String>())
+        (run.name.as_str(), part)
+    });
+    section("timeline", "Timeline of a step", &of_runs(parts))
 }
 
 fn of_traces(at: usize, run: &Run, traces: &[Trace]) -> String {
