@@ -74,7 +74,8 @@ pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         1e5.. => format!("{value:.0}"),
-        1e3.. => format!("{value:.1}"),
+        1e2.. => format!("{value:.1}"),
+        1e1.. => format!("{value:.2}"),
         1e-3.. => format!("{value:.4}"),
         _ => format!("{value:.3e}"),
     }
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn numbers_have_about_four_digits() {
-        let shown = [0.0, 1234567.8, 4321.55, 2.34567, -0.00012].map(number);
-        assert_eq!(shown, ["0", "1234568", "4321.6", "2.3457", "-1.200e-4"]);
+        let shown = [0.0, 1234567.8, 136.5171, 28.3643, 2.34567, -0.00012].map(number);
+        assert_eq!(shown, ["0", "1234568", "136.5", "28.36", "2.3457", "-1.200e-4"]);
     }
 }

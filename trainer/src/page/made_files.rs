@@ -72,7 +72,8 @@ mod tests {
     #[test]
     fn a_file_is_found_by_its_name_in_the_runs_folder_and_a_bad_one_says_why() {
         let folder = tempfile::tempdir().unwrap();
-        let read = |name: &str| match Made::read(name, folder.path(), serde_json::from_slice::<Vec<u32>>) {
+        let read = |name: &str| match Made::read(name, folder.path(), |bytes| serde_json::from_slice::<Vec<u32>>(bytes))
+        {
             Made::There(content) => format!("{content:?}"),
             Made::Missing(why) => why,
         };

@@ -18,7 +18,7 @@ const BETWEEN: f64 = 9.0;
 const GAP: f64 = 1.0 / 2000.0;
 
 /// A box at least so wide has room for its letter and microbatch.
-const LABELLED: f64 = 20.0;
+const LABELLED: f64 = 14.0;
 
 /// The most ranks that are drawn.
 const MOST: usize = 16;
