@@ -1,6 +1,6 @@
 //! What the runs are: their state, the options in which they differ, and the plan that each printed.
 
-use common::format::{bytes, count};
+use common::format::{bytes, count, counted};
 
 use super::events::EventKind;
 use super::html::{escape, number, paragraph, section, table};
@@ -21,10 +21,8 @@ pub(crate) fn overview(runs: &[Run]) -> String {
     let rows: Vec<Vec<String>> = runs.iter().map(row).collect();
     let mut html = table("How they stand", &head, &rows);
     for run in runs.iter().filter(|run| run.metrics.damaged > 0) {
-        html += &paragraph(&format!(
-            "{}: {} lines of metrics.jsonl are damaged and left out.",
-            run.name, run.metrics.damaged
-        ));
+        let damaged = counted(run.metrics.damaged, "line");
+        html += &paragraph(&format!("{}: {damaged} of metrics.jsonl could not be read.", run.name));
     }
     for run in runs {
         let Some(plan) = &run.log.plan else { continue };

