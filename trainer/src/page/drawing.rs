@@ -8,7 +8,7 @@ use super::html::escape;
 pub(crate) const WIDTH: f64 = 1000.0;
 
 /// Room for labels at the left.
-pub(crate) const LEFT: f64 = 110.0;
+pub(crate) const LEFT: f64 = 126.0;
 
 /// A drawing under way.
 pub(crate) struct Drawing {
