@@ -1,4 +1,4 @@
-//! Text from files, made safe for terminals and logs.
+//! Text from files, made safe for terminals, logs and pages.
 
 /// The longest message of an error, in characters.
 const LONGEST: usize = 8192;
@@ -17,6 +17,23 @@ pub fn one_line(text: &str) -> String {
 /// The text with its line breaks and tabs, and without what else a terminal would act on.
 pub fn for_terminal(text: &str) -> String {
     escaped(text, |character| matches!(character, '\n' | '\t'))
+}
+
+/// The text as HTML and SVG show it, between tags or in an attribute's double quotes.
+pub fn html(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => shown.push_str("&amp;"),
+            '<' => shown.push_str("&lt;"),
+            '>' => shown.push_str("&gt;"),
+            '"' => shown.push_str("&quot;"),
+            '\n' | '\t' => shown.push(character),
+            _ if acts_on_terminal(character) => shown.extend(character.escape_default()),
+            _ => shown.push(character),
+        }
+    }
+    shown
 }
 
 fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
@@ -47,6 +64,11 @@ mod tests {
         assert_eq!(one_line("a\u{1b}[2Jb\nc\td é ┌"), "a\\u{1b}[2Jb\\nc\\td é ┌");
         assert_eq!(one_line("x\u{202e}y\u{9b}31m\u{7f}"), "x\\u{202e}y\\u{9b}31m\\u{7f}");
         assert_eq!(for_terminal("a\u{1b}]0;b\nc\td\r"), "a\\u{1b}]0;b\nc\td\\r");
+    }
+
+    #[test]
+    fn no_text_is_a_tag_or_ends_an_attribute() {
+        assert_eq!(html("<b a=\"x\">&amp;\n\0é"), "&lt;b a=&quot;x&quot;&gt;&amp;amp;\n\\u{0}é");
     }
 
     #[test]

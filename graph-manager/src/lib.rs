@@ -2,6 +2,7 @@
 
 mod aside;
 mod branch;
+mod buffer_use;
 mod callables;
 mod capture;
 mod context;
@@ -30,6 +31,7 @@ mod state;
 mod step;
 mod tensor_tree;
 
+pub use buffer_use::BufferUse;
 pub use callables::{EveryCall, GraphedCallables, Layer, graph_callables};
 pub use capture::{ByHand, Capture, Signature};
 pub use context::StepContext;

@@ -86,9 +86,7 @@ impl<R: Copy + Eq + Hash + std::fmt::Display + 'static> Plan<R> {
             if *stands_for.entry(key).or_insert(buffer.visit) != buffer.visit {
                 continue;
             }
-            let at = buffer.taken_at;
-            let taken = Lifetime { first: at, last: at, stream: Some(compute), in_stream: (at, at) };
-            let used = recording.lifetimes.get(&buffer.buffer).copied().unwrap_or(taken);
+            let used = recording.used(buffer, compute);
             let is_scratch = |used: &Lifetime| {
                 let inside = used.first >= visit.start && used.last < visit.end.max(visit.start + 1);
                 // A buffer in use while an inner region runs is not scratch: the inner region has the same bytes.

@@ -129,6 +129,13 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
         self.buffers.iter().filter(|buffer| inside.contains(&buffer.visit)).map(|buffer| buffer.bytes).sum()
     }
 
+    /// When a buffer is in use. One that no operation uses is there where it was taken.
+    pub(crate) fn used(&self, buffer: &RecordedBuffer, compute: StreamId) -> Lifetime {
+        let at = buffer.taken_at;
+        let taken = Lifetime { first: at, last: at, stream: Some(compute), in_stream: (at, at) };
+        self.lifetimes.get(&buffer.buffer).copied().unwrap_or(taken)
+    }
+
     /// Index of the innermost region that contains a position.
     pub(crate) fn innermost(&self, position: usize) -> Option<usize> {
         let begun = self.order.partition_point(|visit| visit.start <= position);

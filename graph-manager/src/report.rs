@@ -6,12 +6,14 @@ use std::fmt::Write;
 use common::format::counted;
 use device::Graph;
 
+use crate::buffer_use::BufferUse;
 use crate::error::mib;
 use crate::manager::CudaGraphManager;
 use crate::policy::Policy;
+use crate::recording::Visit;
 
 /// What a manager captured.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Report {
     /// The graphs, in order of capture.
     pub graphs: Vec<GraphReport>,
@@ -24,7 +26,7 @@ pub struct Report {
 }
 
 /// One recorded kind of step.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct StepReport {
     /// What it is for.
     pub mode: String,
@@ -36,10 +38,12 @@ pub struct StepReport {
     pub eager_operations: usize,
     /// What is launched or run eagerly, in order.
     pub order: Vec<Launch>,
+    /// The memory plan: where each buffer of the step lies, and when it is in use.
+    pub buffers: Vec<BufferUse>,
 }
 
 /// A region's turn in a step.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Launch {
     /// The region.
     pub region: String,
@@ -47,10 +51,14 @@ pub struct Launch {
     pub microbatch: Option<usize>,
     /// Index of its graph in the report. `None` if it runs eagerly, or has not been captured yet.
     pub graph: Option<usize>,
+    /// Position in the recorded step of its first operation.
+    pub start: usize,
+    /// Position after its last operation.
+    pub end: usize,
 }
 
 /// One graph.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct GraphReport {
     /// Its region, and its variant unless that is the default.
     pub name: String,
@@ -72,7 +80,7 @@ pub struct GraphReport {
 }
 
 /// Bytes of one area.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MemoryUse {
     /// `scratch of stream n`, `slot n` or `step`.
     pub area: String,
@@ -81,7 +89,7 @@ pub struct MemoryUse {
 }
 
 /// Regions of one kind that have no graph.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct EagerReport {
     /// What the policy calls the kind of region.
     pub region: String,
@@ -139,10 +147,12 @@ impl<P: Policy> CudaGraphManager<P> {
                     if let Some(graph) = graph {
                         report.graphs[graph].serve(microbatch, recording.bytes(visit));
                     }
-                    order.push(Launch { region: region.to_string(), microbatch, graph });
+                    let Visit { start, end, .. } = recording.order[visit];
+                    order.push(Launch { region: region.to_string(), microbatch, graph, start, end });
                 }
+                let buffers = state.plan.buffers(recording, &self.policy, self.pool.compute().id());
                 let (mode, microbatches) = (mode.clone(), recording.microbatches);
-                report.steps.push(StepReport { mode, microbatches, operations, eager_operations, order });
+                report.steps.push(StepReport { mode, microbatches, operations, eager_operations, order, buffers });
             }
         }
         report

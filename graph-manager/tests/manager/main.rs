@@ -3,6 +3,7 @@
 // The examples are files that share a module; here each is a module with its own copy of it.
 #![allow(clippy::duplicate_mod)]
 
+mod buffer_uses;
 mod by_hand;
 mod capture;
 mod examples;

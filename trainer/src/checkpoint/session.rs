@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::UserError;
-use common::terminal::{say, warn};
+use common::terminal::{PRINTED, say, warn};
 use data::{self, Identities, TokenizerCopy};
 use device::Device;
 use engine::step::Stage;
@@ -225,12 +225,19 @@ impl<'p> Session<'p> {
         let (origin, writers) = (&self.origin, &self.writers);
         let make_room = &make_room;
         match save(stage, &SaveRequest { dir, progress, origin, metrics, writers, occasion, make_room }) {
-            Ok(_) => Ok(true),
+            Ok(path) => {
+                if self.main {
+                    tracing::info!("checkpoint after step {}: {}", progress.step, path.display());
+                }
+                Ok(true)
+            }
             Err(SaveError::Device(error)) => Err(error.into()),
             Err(error) if occasion == Occasion::End => Err(error.into()),
             Err(SaveError::Peer { .. }) => Ok(false),
             Err(error) => {
-                warn(&format!("WARNING: {error}. The run continues without it."));
+                let line = format!("WARNING: {error}. The run continues without it.");
+                warn(&line);
+                tracing::warn!(target: PRINTED, "{line}");
                 Ok(false)
             }
         }
@@ -328,7 +335,9 @@ impl<'p> Session<'p> {
     /// Prints which checkpoint the run starts from, and which settings and data changed since.
     fn tell(&self) {
         let Some((path, manifest)) = &self.found else { return };
-        say(&format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples));
+        let line = format!("continues {} at step {}, sample {}", path.display(), manifest.step, manifest.samples);
+        say(&line);
+        tracing::info!(target: PRINTED, "{line}");
         let mut changed = config(path).map(|theirs| changes(&theirs, &self.origin.config)).unwrap_or_default();
         if let (Some(before), Some(now)) = (&manifest.data, &self.origin.data) {
             changed.extend(data::changed(before, now));

@@ -14,6 +14,7 @@ use super::convert::{self, ConvertRequest};
 use super::doctor::{self, DoctorRequest};
 use super::job::{self, JobFile};
 use super::launch::{self, LaunchRequest};
+use super::report::{self, ReportRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
 use super::{checkpoint, completions, configs, inspect, manual, tokenize};
@@ -35,6 +36,8 @@ pub enum Request {
     Tokenize(TokenizeRequest),
     /// Show what data hold.
     Inspect(InspectRequest),
+    /// Write a page about runs.
+    Report(ReportRequest),
     /// Convert weights.
     Convert(ConvertRequest),
     /// Generate text.
@@ -70,6 +73,7 @@ pub(super) fn command() -> Command {
         .subcommand(job::command())
         .subcommand(bench::command())
         .subcommand(batches::command())
+        .subcommand(report::command())
         .subcommand(doctor::command())
         .subcommand(checkpoint::command())
         .subcommand(completions::command())
@@ -99,6 +103,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("job", matches)) => Request::Job(job::file(matches)?),
         Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches)?)),
         Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches)?)),
+        Some(("report", matches)) => Request::Report(report::request(matches)),
         Some(("doctor", matches)) => Request::Doctor(doctor::request(matches)),
         Some(("checkpoint", matches)) => Request::ListCheckpoints(checkpoint::folder(matches)),
         Some(("completions", matches)) => Request::Print(completions::script(matches, command())),

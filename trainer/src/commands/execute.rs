@@ -6,7 +6,7 @@ use common::terminal::{print, warn};
 use launch::RankEnv;
 
 use super::cli::{Request, command};
-use super::{batches, convert, doctor, inspect, manual, sample, tokenize, train};
+use super::{batches, convert, doctor, inspect, manual, report, sample, tokenize, train};
 use crate::checkpoint;
 use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
@@ -64,6 +64,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
             Err(error) => fail(true, 2, &error.to_string()),
         },
         Request::Inspect(request) => finish(inspect::run(&request)),
+        Request::Report(request) => finish(report::run(&request)),
         Request::Convert(request) => finish(convert::run(&request)),
         Request::Sample(request) => sample::run(&request, env),
     }

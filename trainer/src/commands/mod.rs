@@ -19,6 +19,7 @@ mod job;
 mod launch;
 mod manual;
 mod random;
+mod report;
 pub mod sample;
 mod supervise;
 mod tokenize;

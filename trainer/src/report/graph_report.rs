@@ -35,7 +35,7 @@ pub(crate) fn write_graph_report(
     let [tensor, pipeline, data] = [Axis::Tensor, Axis::Pipeline, Axis::Data].map(|axis| grid.coordinate(rank, axis));
     let failed = |what: &Path| file_error(format!("the graph report, {}", what.display()));
     let of_rank = RankReport { rank, tensor, pipeline, data, report: &report };
-    let own = serde_json::to_string_pretty(&of_rank).map_err(std::io::Error::from).map_err(failed(path))?;
+    let own = serde_json::to_string(&of_rank).map_err(std::io::Error::from).map_err(failed(path))?;
     let part = stage_part(&format!("stage {pipeline}, rank {rank}"), &report);
     let from_all = |text: String| move |rank| group.control.broadcast_text(rank, text.clone());
     let reports: Vec<String> = (0..grid.ranks()).map(from_all(own)).collect();

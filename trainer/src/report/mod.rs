@@ -7,7 +7,7 @@ pub mod graph_report;
 pub mod logs;
 pub mod metrics;
 mod progress;
-mod replay_picture;
+pub(crate) mod replay_picture;
 pub mod reporter;
 pub mod run_log;
 mod step_file;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use common::escape::html;
 use common::format::counted;
 use graph_manager::{Launch, Report};
 
@@ -30,8 +31,8 @@ pub(crate) fn replay_picture(parts: &[String]) -> String {
     let legend = "A training step, left to right, line after line. Blue: forward; orange: backward; grey: the rest. A box is \
                   a graph launch: layer above, microbatch below, darker for later microbatches. A thin box runs eagerly.";
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{y}\" font-family=\"sans-serif\" \
-         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{y}\" viewBox=\"0 0 {0} {y}\" font-family=\"sans-serif\" \
+         font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" class=\"background\" fill=\"white\"/>\n\
          <text x=\"{MARGIN}\" y=\"26\" font-size=\"12\">{legend}</text>\n{svg}</svg>\n",
         LINE + 2 * MARGIN
     )
@@ -44,7 +45,8 @@ pub(crate) fn stage_part(title: &str, report: &Report) -> String {
     let graphs = launches.iter().filter_map(|launch| launch.graph).collect::<std::collections::BTreeSet<_>>().len();
     let count = launches.iter().filter(|launch| launch.graph.is_some()).count();
     let mut body = format!(
-        "<text y=\"12\" font-size=\"13\" font-weight=\"bold\">{title}: {}, launched {} a step</text>\n",
+        "<text y=\"12\" font-size=\"13\" font-weight=\"bold\">{}: {}, launched {} a step</text>\n",
+        html(title),
         counted(graphs, "graph"),
         counted(count, "time")
     );
@@ -71,23 +73,24 @@ fn draw(body: &mut String, launch: &Launch, report: &Report, (x, y): (usize, usi
         Some("backward" | "weights") => BACKWARD[shade],
         _ => OTHER,
     };
-    let graph = launch.graph.map(|graph| &report.graphs[graph]);
+    let graph = launch.graph.and_then(|graph| report.graphs.get(graph));
     let slot = graph.and_then(|graph| graph.slot).map_or(String::new(), |slot| format!(", slot {slot}"));
     let how = graph.map_or("runs eagerly".into(), |graph| {
-        format!("graph `{}`, {}{slot}", graph.name, counted(graph.nodes.len(), "node"))
+        format!("graph `{}`, {}{slot}", html(&graph.name), counted(graph.nodes.len(), "node"))
     });
     let fill = if graph.is_some() { fill } else { "white" };
     let _ = writeln!(
         body,
         "<g><title>{}: {how}</title><rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{}\" fill=\"{fill}\" \
          stroke=\"#636363\" stroke-width=\"0.6\"/>",
-        launch.region, BOX.1
+        html(&launch.region),
+        BOX.1
     );
     if graph.is_some() {
         let middle = x + width / 2;
         let layer = number_after(&launch.region, "layer ").unwrap_or(&launch.region);
         let microbatch = launch.microbatch.map_or(String::new(), |m| format!("m{m}"));
-        for (text, at) in [(layer, y + 14), (&microbatch, y + 28)] {
+        for (text, at) in [(&*html(layer), y + 14), (&microbatch, y + 28)] {
             let _ = writeln!(body, "<text x=\"{middle}\" y=\"{at}\" text-anchor=\"middle\">{text}</text>");
         }
     }

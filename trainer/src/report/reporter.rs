@@ -258,10 +258,12 @@ impl<'p> Reporter<'p> {
             } else {
                 format!("the loss of the last step is {}", outcome.loss)
             };
-            warn(&format!(
+            let line = format!(
                 "error: {cause}: training diverged.{checkpoints} Fix: resume from an earlier checkpoint, or start again, \
                  with a smaller optimizer.lr"
-            ));
+            );
+            warn(&line);
+            tracing::error!(target: PRINTED, "{line}");
             return;
         }
         let mut line = format!("done: loss {:.4}", outcome.loss);

@@ -39,6 +39,7 @@ mod mpirun;
 mod network;
 mod pipeline_run;
 mod recompute;
+mod report;
 mod resume;
 mod run_log;
 mod sample;

@@ -1,0 +1,174 @@
+//! The curves: numbers of each step, of all runs in one figure each.
+
+use serde_json::{Value, json};
+
+use super::html::{figure, number, section, table};
+use super::metrics::Row;
+use super::run::Run;
+
+/// A number of each step.
+pub(crate) struct Curve {
+    pub(crate) id: &'static str,
+    title: &'static str,
+    caption: &'static str,
+    value: fn(&Row) -> Option<f64>,
+    /// Whether most steps have none, so that a missing one is no gap.
+    is_sparse: bool,
+}
+
+pub(crate) const CURVES: [Curve; 6] = [
+    Curve {
+        id: "loss",
+        title: "Loss",
+        caption: "Mean loss over the global batch, in nats.",
+        value: |row| row.loss,
+        is_sparse: false,
+    },
+    Curve {
+        id: "validation",
+        title: "Validation loss",
+        caption: "Mean loss over the validation data, in nats.",
+        value: |row| row.validation_loss,
+        is_sparse: true,
+    },
+    Curve {
+        id: "throughput",
+        title: "Throughput",
+        caption: "Tokens (or rows) per second over all ranks.",
+        value: |row| row.tokens_per_s,
+        is_sparse: false,
+    },
+    Curve {
+        id: "memory",
+        title: "Memory",
+        caption: "Planned device memory of rank 0, in MiB.",
+        value: |row| row.memory_bytes.map(|bytes| bytes / f64::from(1 << 20)),
+        is_sparse: false,
+    },
+    Curve {
+        id: "lr",
+        title: "Learning rate",
+        caption: "Learning rate of the step.",
+        value: |row| row.lr,
+        is_sparse: false,
+    },
+    Curve {
+        id: "norm",
+        title: "Gradient norm",
+        caption: "Norm of all gradients before clipping.",
+        value: |row| row.grad_norm,
+        is_sparse: false,
+    },
+];
+
+/// A curve has at most twice so many points. A longer one is cut into so many parts, of which the lowest and the highest
+/// point are drawn.
+const PARTS: usize = 1000;
+
+/// Rows of the table that stands for a figure.
+const SAMPLES: usize = 10;
+
+type Point = (u64, Option<f64>);
+
+fn points(curve: &Curve, run: &Run) -> Vec<Point> {
+    let all = run.metrics.rows.values().map(|row| (row.step, (curve.value)(row)));
+    all.filter(|(_, value)| !curve.is_sparse || value.is_some()).collect()
+}
+
+pub(crate) fn curves(runs: &[Run]) -> String {
+    let one = |curve: &Curve| {
+        let drawing = format!(
+            "<h3>{0}</h3>\n<div class=\"curve\" data-curve=\"{1}\" role=\"group\" tabindex=\"0\" aria-label=\"{0} by step; left and right arrows \
+             walk through the steps\"></div>",
+            curve.title, curve.id
+        );
+        figure(curve.id, &drawing, curve.caption, &numbers(curve, runs))
+    };
+    let hint = "<p>Point at a step to read its numbers, or focus a figure and use the arrow keys. Drag over a range to see it \
+                larger; a double click or Escape shows all. A click on a run in a legend hides it.</p>\n";
+    let figures: String = CURVES.iter().map(one).collect();
+    section("curves", "Curves", &format!("{hint}<div class=\"grid\">\n{figures}</div>\n"))
+}
+
+/// The curve in a table: its lowest and highest value, and some steps.
+fn numbers(curve: &Curve, runs: &[Run]) -> String {
+    let known = |run: &Run| -> Vec<(u64, f64)> {
+        points(curve, run).into_iter().filter_map(|(step, value)| Some((step, value?))).collect()
+    };
+    let known: Vec<Vec<(u64, f64)>> = runs.iter().map(known).collect();
+    let cell = |point: Option<&(u64, f64)>| {
+        point.map_or("–".into(), |(step, value)| format!("{} (step {step})", number(*value)))
+    };
+    let by_value = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
+    let row = |name: &str, of: &dyn Fn(&Vec<(u64, f64)>) -> String| {
+        std::iter::once(name.to_string()).chain(known.iter().map(of)).collect::<Vec<String>>()
+    };
+    let mut rows = vec![
+        row("lowest", &|points| cell(points.iter().min_by(by_value))),
+        row("highest", &|points| cell(points.iter().max_by(by_value))),
+    ];
+    let last = runs.iter().map(Run::steps).max().unwrap_or(0);
+    let mut steps: Vec<u64> =
+        (1..=SAMPLES as u64).map(|part| last * part / SAMPLES as u64).filter(|step| *step > 0).collect();
+    steps.dedup();
+    for step in steps {
+        let until = |points: &Vec<(u64, f64)>| cell(points[..points.partition_point(|(at, _)| *at <= step)].last());
+        rows.push(row(&format!("step {step}, or the last before it"), &until));
+    }
+    let head: Vec<&str> = std::iter::once("").chain(runs.iter().map(|run| run.name.as_str())).collect();
+    table(curve.title, &head, &rows)
+}
+
+/// What the page's script draws: the names of the runs, and for each curve and run the steps and the values.
+pub(crate) fn data(runs: &[Run]) -> Value {
+    let series = |curve: &Curve, run: &Run| {
+        let (steps, values): (Vec<u64>, Vec<Option<f64>>) = thinned(points(curve, run)).into_iter().unzip();
+        json!([steps, values])
+    };
+    let curves: serde_json::Map<String, Value> =
+        CURVES.iter().map(|curve| (curve.id.into(), runs.iter().map(|run| series(curve, run)).collect())).collect();
+    json!({ "runs": runs.iter().map(|run| &run.name).collect::<Vec<_>>(), "curves": curves })
+}
+
+/// At most `2 * PARTS` points, among them the lowest and the highest of each part of the steps.
+fn thinned(points: Vec<Point>) -> Vec<Point> {
+    if points.len() <= 2 * PARTS {
+        return points;
+    }
+    let mut few = Vec::new();
+    for part in points.chunks(points.len().div_ceil(PARTS)) {
+        let known = || part.iter().filter_map(|(step, value)| Some((*step, (*value)?)));
+        let by_value = |a: &(u64, f64), b: &(u64, f64)| a.1.total_cmp(&b.1);
+        match (known().min_by(by_value), known().max_by(by_value)) {
+            (Some(low), Some(high)) => {
+                let mut both = [low, high];
+                both.sort_by_key(|(step, _)| *step);
+                few.extend(both.map(|(step, value)| (step, Some(value))));
+                few.dedup();
+            }
+            _ => few.push((part[0].0, None)),
+        }
+    }
+    few
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_curve_keeps_its_peaks_and_its_gaps() {
+        let value = |step: u64| match step {
+            77_777 => Some(9.0),
+            33_333 => Some(-9.0),
+            50_000..60_000 => None,
+            _ => Some(0.0),
+        };
+        let few = thinned((1..=100_000).map(|step| (step, value(step))).collect());
+        assert!(few.len() <= 2 * PARTS && few.is_sorted_by_key(|(step, _)| *step), "{}", few.len());
+        assert!(few.contains(&(77_777, Some(9.0))) && few.contains(&(33_333, Some(-9.0))));
+        assert!(few.iter().any(|(step, value)| (50_000..60_000).contains(step) && value.is_none()));
+        let short: Vec<Point> = (1..=2000).map(|step| (step, value(step))).collect();
+        assert_eq!(thinned(short.clone()), short);
+    }
+}

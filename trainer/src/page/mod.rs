@@ -1,0 +1,27 @@
+//! The page of `trainer report`: one HTML document about runs, made from the files that they wrote.
+//!
+//! - [`run`] reads a run's folder: `metrics.rs`, `settings.rs`, `events.rs`, `trace.rs` and `made_files.rs` read its files.
+//! - [`document`] puts the page together from sections. Each section has a file: `overview.rs`, `curves.rs`, `graphs.rs`,
+//!   `memory.rs`, `timeline.rs`, `operations.rs` and `history.rs`.
+//! - `html.rs` and `drawing.rs` are what sections are made of. `page.js` draws the curves with uPlot, and lets the keyboard
+//!   walk through each figure.
+//!
+//! The page needs no network: style, scripts, library and data are in it. Text from files is escaped.
+
+mod curves;
+pub mod document;
+mod drawing;
+mod events;
+mod graphs;
+mod history;
+mod html;
+mod ideal;
+mod made_files;
+mod memory;
+mod metrics;
+mod operations;
+mod overview;
+pub mod run;
+mod settings;
+mod timeline;
+mod trace;
