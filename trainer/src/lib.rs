@@ -6,6 +6,7 @@ pub mod config;
 pub mod error;
 pub mod families;
 pub mod hf;
+pub mod predict;
 pub mod process_group;
 pub mod report;
 pub mod run;

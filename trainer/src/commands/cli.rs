@@ -14,6 +14,7 @@ use super::convert::{self, ConvertRequest};
 use super::doctor::{self, DoctorRequest};
 use super::job::{self, JobFile};
 use super::launch::{self, LaunchRequest};
+use super::plan::{self, PlanRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
 use super::{checkpoint, completions, configs, inspect, manual, tokenize};
@@ -45,6 +46,8 @@ pub enum Request {
     Supervise(SuperviseRequest),
     /// Print a job file, and what should be known of it.
     Job(JobFile),
+    /// Predict a run on other GPUs.
+    Plan(Box<PlanRequest>),
     /// Write the manual's pages to this folder.
     Manual(PathBuf),
     /// Print this text.
@@ -68,6 +71,7 @@ pub(super) fn command() -> Command {
         .subcommand(launch::command())
         .subcommand(supervise::command())
         .subcommand(job::command())
+        .subcommand(plan::command())
         .subcommand(bench::command())
         .subcommand(batches::command())
         .subcommand(doctor::command())
@@ -97,6 +101,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("launch", matches)) => ranks_request(launch::request(matches))?,
         Some(("supervise", matches)) => Request::Supervise(supervise::request(matches)?),
         Some(("job", matches)) => Request::Job(job::file(matches)?),
+        Some(("plan", matches)) => Request::Plan(Box::new(plan::request(matches)?)),
         Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches)?)),
         Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches)?)),
         Some(("doctor", matches)) => Request::Doctor(doctor::request(matches)),

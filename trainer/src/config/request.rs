@@ -1,5 +1,6 @@
 //! The training run that a command line asks for.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use crate::config::RunConfig;
@@ -18,6 +19,8 @@ pub struct TrainRequest {
     pub graph_report: Option<PathBuf>,
     /// The filter of log messages.
     pub log: String,
+    /// Keys of the options that a file or a flag has set.
+    pub given: BTreeSet<&'static str>,
     /// Notices for the user.
     pub notices: Vec<String>,
 }

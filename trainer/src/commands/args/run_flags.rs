@@ -116,6 +116,7 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)]) -> Re
         check_graphs: matches.get_flag("check-graphs"),
         graph_report,
         log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
+        given: layers.given(),
         notices,
     })
 }
