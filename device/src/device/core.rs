@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::{Listener, TraceEvent};
 use super::memory::{AreaInfo, VIRTUAL};
+use super::{Listener, TraceEvent};
 use crate::backend::{DeviceBackend, Recorder, StreamBackend};
 use crate::capture::Capture;
 use crate::checker::Checker;

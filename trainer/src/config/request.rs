@@ -12,6 +12,8 @@ pub struct TrainRequest {
     pub config: RunConfig,
     /// Print the plan and stop.
     pub dry_run: bool,
+    /// The kind of GPU that the plan of a dry run must fit.
+    pub gpu: Option<String>,
     /// Check every operation and launch for races, poison memory after its last use, and compare the code of replayed
     /// regions with their graphs.
     pub check_graphs: bool,

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
+const GIB: f64 = (1u64 << 30) as f64;
 
 /// The GPUs of `configs/gpus`, by name.
 const CARDS: &[(&str, &str)] = &[
@@ -26,8 +27,6 @@ pub struct Card {
     pub measured: bool,
     /// All of its memory.
     pub memory_gib: f64,
-    /// Memory that the plan of a run does not count: the driver's context, libraries, NCCL.
-    pub reserve_gib: f64,
     /// The data sheet's dense peak, to which MFU refers.
     pub peak_bf16_tflops: f64,
     /// Matrix products.
@@ -44,6 +43,8 @@ pub struct Card {
     pub network: NetworkRates,
     /// Transfers beside kernels.
     pub overlap: Overlap,
+    /// Memory that libraries take.
+    pub libraries: Libraries,
 }
 
 /// TFLOP/s of large matrix products, by the type of their factors.
@@ -84,8 +85,10 @@ pub struct MemoryRate {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Kernel {
-    /// Microseconds between dependent kernels of a graph.
+    /// Microseconds between dependent kernels of a graph. Other kernels may run meanwhile.
     pub latency_us: f64,
+    /// Microseconds for which a kernel takes the GPU besides its work: while its first wave fills it, and its last drains.
+    pub ramp_us: f64,
 }
 
 /// NCCL inside a node, by the ranks of the group.
@@ -118,6 +121,16 @@ pub struct NetworkRates {
 pub struct Overlap {
     /// The share of the GPU that transfers take from kernels.
     pub transfer_share: f64,
+}
+
+/// Memory that no plan counts.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Libraries {
+    /// The driver's context, the libraries' code and workspaces.
+    pub process_gib: f64,
+    /// NCCL, for each communicator of a rank.
+    pub communicator_gib: f64,
 }
 
 impl Card {
@@ -162,9 +175,9 @@ impl Card {
         }
         let Products { bf16_tflops, tf32_tflops, f32_tflops, fp8_tflops } = card.products;
         let rates = [bf16_tflops, tf32_tflops, f32_tflops, fp8_tflops, card.memory.gb_per_s, card.network.gb_per_s];
-        let sizes = [card.memory_gib, card.memory_gib - card.reserve_gib, card.peak_bf16_tflops];
+        let sizes = [card.memory_gib - card.libraries.process_gib, card.peak_bf16_tflops];
         if rates.iter().chain(&sizes).any(|value| value.is_nan() || *value <= 0.0) {
-            return Err(wrong("a rate or a size is 0, or reserve_gib is more than memory_gib".into()));
+            return Err(wrong("a rate or a size is 0, or process_gib is all of memory_gib".into()));
         }
         if !(0.0..1.0).contains(&card.overlap.transfer_share) {
             return Err(wrong("overlap.transfer_share is a share, from 0 to below 1".into()));
@@ -172,9 +185,14 @@ impl Card {
         Ok(card)
     }
 
-    /// Bytes that the plan of a rank may have.
+    /// Bytes of its memory.
     pub fn room(&self) -> usize {
-        ((self.memory_gib - self.reserve_gib) * (1u64 << 30) as f64) as usize
+        (self.memory_gib * GIB) as usize
+    }
+
+    /// Bytes that libraries take on a rank with so many communicators.
+    pub(super) fn taken(&self, communicators: usize) -> usize {
+        ((self.libraries.process_gib + communicators as f64 * self.libraries.communicator_gib) * GIB) as usize
     }
 }
 
@@ -207,7 +225,7 @@ mod tests {
         assert!(Card::named("h20O").unwrap_err().to_string().contains("did you mean `h200`?"));
         let text = include_str!("../../../configs/gpus/h200.toml");
         for (from, to, problem) in [
-            ("reserve_gib = 3.0", "reserve_gib = 300.0", "reserve_gib is more than memory_gib"),
+            ("process_gib = 0", "process_gib = 300", "process_gib is all of memory_gib"),
             ("head_channels = [64, 128]", "head_channels = [64]", "[attention]"),
             ("measured = true", "", "missing field `measured`"),
             ("transfer_share = ", "transfer_share = 1", "overlap.transfer_share"),

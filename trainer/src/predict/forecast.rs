@@ -28,22 +28,24 @@ pub struct Memory {
     pub activations: usize,
     /// Samples and numbers.
     pub rest: usize,
+    /// The driver and libraries, which no plan counts.
+    pub libraries: usize,
 }
 
 impl Memory {
-    pub(super) fn of(stage: &mut Stage) -> Memory {
+    pub(super) fn of(stage: &mut Stage, libraries: usize) -> Memory {
         let total = stage.device().allocated_bytes();
         let activations = stage.graphs().memory().iter().map(|area| area.bytes).sum();
         let (params, optimizer) = (stage.params(), stage.optimizer().state_bytes());
         let weights = params.weight_bytes() + params.master_bytes() + params.fp8_bytes();
         let gradients = params.grads.bytes();
         let rest = total.saturating_sub(activations + weights + gradients + optimizer);
-        Memory { weights, gradients, optimizer, activations, rest }
+        Memory { weights, gradients, optimizer, activations, rest, libraries }
     }
 
     /// All of it.
     pub fn total(&self) -> usize {
-        self.weights + self.gradients + self.optimizer + self.activations + self.rest
+        self.weights + self.gradients + self.optimizer + self.activations + self.rest + self.libraries
     }
 }
 
@@ -91,9 +93,7 @@ pub fn forecast(plan: &RunPlan, card: &Card, node: usize) -> Result<Forecast, Ru
     let step = simulation.seconds;
     let tokens = plan.tokens_per_step() as f64;
     let world = plan.parallel.grid.ranks() as f64;
-    let mean = |share: &dyn Fn(usize) -> f64| {
-        (0..ranks.len()).map(share).sum::<f64>() / ranks.len() as f64 / step
-    };
+    let mean = |share: &dyn Fn(usize) -> f64| (0..ranks.len()).map(share).sum::<f64>() / ranks.len() as f64 / step;
     let times = &simulation.ranks;
     Ok(Forecast {
         fit: fit(memory.iter().map(Memory::total).max().unwrap_or(0), card),
@@ -121,7 +121,7 @@ fn fit(needed: usize, card: &Card) -> Fit {
 /// A stage that does not fit, with what it needs.
 pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
     for (stage, rank) in plan.parallel.grid.group(0, Axis::Pipeline).into_iter().enumerate() {
-        let memory = paper::memory(plan, rank)?;
+        let memory = paper::memory(plan, rank, card)?;
         if let Fit::Lacks(_) = fit(memory.total(), card) {
             return Err(too_large(stage, &memory, plan, card).into());
         }
@@ -132,24 +132,21 @@ pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
 fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> UserError {
     let stages = plan.parallel.grid.size(Axis::Pipeline);
     let who = if stages > 1 { format!("a rank of stage {} of {stages}", stage + 1) } else { "a rank".into() };
-    let Memory { weights, gradients, optimizer, activations, .. } = *memory;
-    let (card_bytes, gib) = (card.room(), 1024.0 * 1024.0 * 1024.0);
+    let Memory { weights, gradients, optimizer, activations, libraries, .. } = *memory;
     UserError::new(
         format!(
-            "{who} needs {} of GPU memory ({} weights, {} gradients, {} optimizer, {} activations), a {} has {}",
+            "{who} needs {} of GPU memory ({} weights, {} gradients, {} optimizer, {} activations, {} libraries), {} \
+             has {}",
             bytes(memory.total()),
             bytes(weights),
             bytes(gradients),
             bytes(optimizer),
             bytes(activations),
+            bytes(libraries),
             card.name,
-            bytes(card_bytes)
+            bytes(card.room())
         ),
-        format!(
-            "a rank's plan fits the GPU's {} less {} for the driver and libraries",
-            bytes((card.memory_gib * gib) as usize),
-            bytes((card.reserve_gib * gib) as usize)
-        ),
+        "a rank's plan fits the GPU, with what the driver and libraries take",
         format!(
             "`trainer plan --ranks {} --gpu GPU -- FLAGS` lists layouts that fit; or set a smaller train.micro_batch_size",
             plan.parallel.grid.ranks()

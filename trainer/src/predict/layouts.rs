@@ -91,7 +91,7 @@ fn none_fits(search: &Search<'_>, allowed: usize, lacks: usize) -> UserError {
             search.card.name,
             bytes(lacks)
         ),
-        format!("a rank's plan fits the {} of a GPU that the driver and libraries leave", bytes(search.card.room())),
+        format!("a rank's plan fits the GPU's {}, with what the driver and libraries take", bytes(search.card.room())),
         "name more --ranks or a larger --gpu, leave out flags of the layout so that others are tried, or set a smaller \
          model.seq_length",
     )
@@ -123,7 +123,8 @@ fn candidates(search: &Search<'_>) -> Vec<RunConfig> {
     let parallel = &config.parallel;
     let mut layouts = Vec::new();
     for tensor in given_or("parallel.tensor", parallel.tensor, powers(node.min(ranks)).collect()) {
-        for pipeline in given_or("parallel.pipeline", parallel.pipeline, divisors(ranks / tensor, config.model.layers)) {
+        for pipeline in given_or("parallel.pipeline", parallel.pipeline, divisors(ranks / tensor, config.model.layers))
+        {
             let mut with = config.clone();
             (with.parallel.tensor, with.parallel.pipeline) = (tensor, pipeline);
             layouts.push(with);

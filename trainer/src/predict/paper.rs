@@ -9,6 +9,7 @@ use parallel::{Axis, PipelineGroups};
 
 use crate::config::plan::RunPlan;
 use crate::error::RunError;
+use crate::predict::card::Card;
 use crate::predict::forecast::Memory;
 use crate::predict::network::Network;
 use crate::predict::step_graph::{Builder, Communicators, Node};
@@ -45,17 +46,19 @@ impl Communicator for PaperGroup {
     }
 }
 
-/// A rank's view of all ranks of a plan.
-fn group(plan: &RunPlan, rank: usize) -> Result<ProcessGroup, RunError> {
+/// A rank's view of all ranks of a plan, and its number of communicators.
+fn group(plan: &RunPlan, rank: usize) -> Result<(ProcessGroup, usize), RunError> {
     let parallel = &plan.parallel;
+    let mut communicators = 0;
     let mut connect = |name: &str, members: Vec<usize>| -> device::Result<Option<Rc<dyn Communicator>>> {
         let Some(own) = members.iter().position(|member| *member == rank).filter(|_| members.len() > 1) else {
             return Ok(None);
         };
+        communicators += 1;
         Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members })))
     };
     let (grid, overlaps) = (parallel.grid, plan.graphs.enable && plan.graphs.overlap_microbatches);
-    Ok(ProcessGroup {
+    let group = ProcessGroup {
         rank,
         tensor: connect("tensor", grid.group(rank, Axis::Tensor))?,
         tensor_aside: match overlaps {
@@ -71,7 +74,8 @@ fn group(plan: &RunPlan, rank: usize) -> Result<ProcessGroup, RunError> {
             &mut connect,
         )?,
         ..ProcessGroup::single(1)
-    })
+    };
+    Ok((group, communicators))
 }
 
 fn dry_device() -> Result<Device, RunError> {
@@ -82,10 +86,11 @@ fn dry_device() -> Result<Device, RunError> {
 ///
 /// # Errors
 /// Settings that exclude each other.
-pub(super) fn memory(plan: &RunPlan, rank: usize) -> Result<Memory, RunError> {
+pub(super) fn memory(plan: &RunPlan, rank: usize, card: &Card) -> Result<Memory, RunError> {
     let device = dry_device()?;
-    let mut stage = recorded_stage(plan, &device, &group(plan, rank)?)?;
-    Ok(Memory::of(&mut stage))
+    let (group, communicators) = group(plan, rank)?;
+    let mut stage = recorded_stage(plan, &device, &group)?;
+    Ok(Memory::of(&mut stage, card.taken(communicators)))
 }
 
 /// The memory of each of these ranks, and what they do in a step of the global batch.
@@ -112,9 +117,10 @@ pub(super) fn steps(
         let heard = Rc::new(RefCell::new(heard));
         let hears = heard.clone();
         device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
-        let mut stage = recorded_stage(&plan, &device, &group(&plan, rank)?)?;
+        let (group, connected) = group(&plan, rank)?;
+        let mut stage = recorded_stage(&plan, &device, &group)?;
         device.listen(None);
-        memories.push(Memory::of(&mut stage));
+        memories.push(Memory::of(&mut stage, network.card.taken(connected)));
         let nodes;
         (nodes, communicators) = heard.borrow_mut().take();
         graphs.push(nodes);

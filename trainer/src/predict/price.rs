@@ -40,7 +40,8 @@ pub(super) fn price(op: &Op, card: &Card, tf32: bool) -> Price {
             moved(&accesses.reads, &accesses.writes) / bytes_per_second
         }
     };
-    Price { latency: card.kernel.latency_us * 1e-6, work }
+    let ramp = if work > 0.0 { card.kernel.ramp_us * 1e-6 } else { 0.0 };
+    Price { latency: card.kernel.latency_us * 1e-6, work: work + ramp }
 }
 
 /// Bytes read and written. A tensor updated in place is in both.

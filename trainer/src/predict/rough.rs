@@ -95,7 +95,8 @@ impl Rough {
             let activations = blocks * parts.block.memory[3] * ahead.min(microbatches) + ends * parts.rest.memory[3];
             kind(0) * (1.0 + 2.0 / divided) / 3.0 + kind(1) + kind(2) / divided + activations
         };
-        let bytes = (0..stages).map(memory).fold(0.0, f64::max);
+        let taken = self.network.card.taken(if stages > 1 { 6 } else { 2 }) as f64;
+        let bytes = (0..stages).map(memory).fold(0.0, f64::max) + taken;
         let gradients = blocks_of(0) * parts.block.memory[1] + parts.rest.memory[1];
         let ranks = grid.group(0, Axis::Data);
         let reduced = match ranks.len() {
@@ -110,8 +111,12 @@ impl Rough {
 
     fn parts(&self, config: &RunConfig) -> Result<Parts, RunError> {
         let parallel = &config.parallel;
-        let way =
-            (parallel.tensor, parallel.sequence_parallel, config.train.micro_batch_size, config.recompute.granularity.word());
+        let way = (
+            parallel.tensor,
+            parallel.sequence_parallel,
+            config.train.micro_batch_size,
+            config.recompute.granularity.word(),
+        );
         if let Some(parts) = self.known.borrow().get(&way) {
             return Ok(*parts);
         }

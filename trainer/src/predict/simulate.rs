@@ -107,7 +107,8 @@ struct Clock<'n> {
 impl Clock<'_> {
     fn run(&mut self) {
         for rank in 0..self.ranks.len() {
-            let free = (0..self.ranks[rank].nodes.len() as u32).filter(|node| self.ranks[rank].waits[*node as usize] == 0);
+            let free =
+                (0..self.ranks[rank].nodes.len() as u32).filter(|node| self.ranks[rank].waits[*node as usize] == 0);
             free.collect::<Vec<_>>().into_iter().for_each(|node| self.begin(rank, node));
         }
         while let Some(Reverse((Time(time), event))) = self.events.pop() {
@@ -258,6 +259,8 @@ impl<'n> Rank<'n> {
 
 #[cfg(test)]
 mod tests {
+    use parallel::{Schedule, Task};
+
     use super::*;
     use crate::predict::price::Price;
 
@@ -287,5 +290,59 @@ mod tests {
         // Half of the kernel's work is done beside the transfer.
         let step = [vec![transfer(5.0, &[]), kernel(4.0, &[])]];
         assert_eq!(simulate(&step, 0.5).seconds, 7.0);
+    }
+
+    /// The steps of all stages: forwards and backwards of a chunk take 1 and 2 seconds (or 1 and 1, with weight gradients apart),
+    /// transfers nothing.
+    fn pipeline(schedule: Schedule, microbatches: usize) -> Vec<Vec<Node>> {
+        let placement = schedule.placement();
+        let (stages, chunks) = (placement.stages(), placement.chunks());
+        let split = schedule.splits_backward();
+        let free = |work| Work::Compute(Price { latency: 0.0, work });
+        let step = |stage: usize| {
+            let mut nodes: Vec<Node> = Vec::new();
+            let mut last = None;
+            for task in schedule.tasks(stage, microbatches).unwrap() {
+                let part = placement.part(stage, task.chunk());
+                let here = task.microbatch();
+                // Each transfer is the only one of its communicator.
+                let meeting = |edge: usize, way: usize| {
+                    let inside = (1..stages * chunks).contains(&edge);
+                    let communicator = (edge * 2 + way) * microbatches + here;
+                    let meeting = Some(Meeting { communicator, number: 0, ranks: 2 });
+                    inside.then_some(Work::Transfer { seconds: 0.0, meeting })
+                };
+                let (work, receive, send) = match task {
+                    Task::Forward { .. } => (1.0, meeting(part, 0), meeting(part + 1, 0)),
+                    Task::Backward { .. } if split => (1.0, meeting(part + 1, 1), meeting(part, 1)),
+                    Task::Backward { .. } => (2.0, meeting(part + 1, 1), meeting(part, 1)),
+                    Task::Weights { .. } => (1.0, None, None),
+                };
+                let mut add = |work, after: Vec<u32>| {
+                    nodes.push(Node { work, phase: Phase::Forward, after });
+                    nodes.len() as u32 - 1
+                };
+                let received = receive.map(|receive| add(receive, Vec::new()));
+                let kernel = add(free(work), last.into_iter().chain(received).collect());
+                last = Some(kernel);
+                send.map(|send| add(send, vec![kernel]));
+            }
+            nodes
+        };
+        (0..stages).map(step).collect()
+    }
+
+    #[test]
+    fn idle_times_of_the_schedules_are_those_of_their_papers() {
+        for (stages, microbatches) in [(2, 4), (4, 8), (4, 16), (8, 16)] {
+            let work = 3.0 * microbatches as f64;
+            let seconds = |schedule| simulate(&pipeline(schedule, microbatches), 0.0).seconds;
+            // 1F1B: (P - 1)/M of the work. Interleaved: divided by the chunks. Zero bubble: a third.
+            let idle = 3.0 * (stages - 1) as f64;
+            assert_eq!(seconds(Schedule::one_f_one_b(stages)), work + idle, "{stages} {microbatches}");
+            assert_eq!(seconds(Schedule::zero_bubble(stages)), work + idle / 3.0, "{stages} {microbatches}");
+            // A chunk here takes as long as a stage of one chunk, so the work is doubled.
+            assert_eq!(seconds(Schedule::interleaved(stages, 2, stages)), 2.0 * work + idle, "{stages} {microbatches}");
+        }
     }
 }

@@ -62,9 +62,9 @@ pub(super) enum Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Meeting {
     /// The communicator, by its number among those of all simulated ranks.
-    communicator: usize,
+    pub(super) communicator: usize,
     /// The transfer, by its number on the communicator.
-    number: usize,
+    pub(super) number: usize,
     /// The simulated ranks that take part.
     pub(super) ranks: usize,
 }
@@ -104,12 +104,7 @@ struct Group {
 }
 
 impl Builder {
-    pub(super) fn new(
-        network: Network,
-        tf32: bool,
-        simulated: Rc<[usize]>,
-        communicators: Communicators,
-    ) -> Builder {
+    pub(super) fn new(network: Network, tf32: bool, simulated: Rc<[usize]>, communicators: Communicators) -> Builder {
         let (tails, events, groups) = (HashMap::new(), HashMap::new(), HashMap::new());
         Builder { network, tf32, simulated, nodes: Vec::new(), tails, events, groups, communicators }
     }

@@ -34,24 +34,20 @@ pub struct PlanRequest {
 const NODE: &str = "8";
 
 pub(super) fn command() -> Command {
-    let switch = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    let switch =
+        |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
     let number = |name: &'static str, most: i64, help: &'static str| {
         Arg::new(name).long(name).value_name("N").value_parser(value_parser!(u32).range(1..=most)).help(help)
     };
     Command::new("plan")
         .about("Predicts a run on GPUs that are not there: what fits, and how fast: trainer plan --ranks 64 --gpu h100-80 -- FLAGS")
         .arg(number("ranks", 1 << 17, "GPUs of the run").required(true))
-        .arg(gpu_flag("Kind of the GPUs: h200, h100-80, a100-80, b200, or a TOML file as in configs/gpus").required(true))
+        .arg(text_flag("gpu", "GPU", "Kind of the GPUs: h200, h100-80, a100-80, b200, or a TOML file as in configs/gpus").required(true))
         .arg(number("nodes-of", 1024, "GPUs of a node").default_value(NODE))
         .arg(number("layouts", 100, "Layouts to print").default_value("8"))
         .arg(switch("as-given", "Predicts the layout of the flags alone. Otherwise what they do not give is tried"))
         .arg(switch("json", "Prints JSON"))
         .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"))
-}
-
-/// The flag that names a kind of GPU.
-pub(super) fn gpu_flag(help: &'static str) -> Arg {
-    text_flag("gpu", "GPU", help)
 }
 
 /// The prediction that a command line asks for.
@@ -65,7 +61,11 @@ pub(super) fn request(matches: &ArgMatches) -> Result<PlanRequest, UserError> {
     let card = Card::named(&text(matches, "gpu").unwrap_or_default())?;
     if run.config.model.kind == ModelKind::Mlp {
         let rule = "layouts are those of a transformer";
-        return Err(UserError::new("plan with model.kind = \"mlp\"", rule, "name a GPT or Llama, such as --preset gpt2-124m"));
+        return Err(UserError::new(
+            "plan with model.kind = \"mlp\"",
+            rule,
+            "name a GPT or Llama, such as --preset gpt2-124m",
+        ));
     }
     Ok(PlanRequest {
         run,
@@ -78,13 +78,16 @@ pub(super) fn request(matches: &ArgMatches) -> Result<PlanRequest, UserError> {
     })
 }
 
-/// Fails unless a run fits the GPUs that a command line names, if it names any.
+/// Fails unless a run fits the GPU of that name.
 ///
 /// # Errors
 /// An unknown GPU; a stage that does not fit.
-pub(super) fn check_named_gpu(matches: &ArgMatches, plan: &RunPlan) -> Result<(), RunError> {
-    let Some(name) = matches.try_get_one::<String>("gpu").ok().flatten() else { return Ok(()) };
-    check_fits(plan, &Card::named(name)?)
+pub(super) fn check_named_gpu(name: &str, plan: &RunPlan) -> Result<(), UserError> {
+    let fix = "set options that do not exclude each other";
+    check_fits(plan, &Card::named(name)?).map_err(|error| match error {
+        RunError::User(error) => error,
+        other => UserError::new(other.to_string(), "a run can be recorded", fix),
+    })
 }
 
 /// The prediction as text.

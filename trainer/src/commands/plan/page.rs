@@ -27,7 +27,7 @@ pub(super) fn json(card: &Card, found: &Found) -> Value {
 fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
     let (grid, config) = (plan.parallel.grid, &plan.config);
     let memory = |memory: &Memory| {
-        let Memory { weights, gradients, optimizer, activations, rest } = *memory;
+        let Memory { weights, gradients, optimizer, activations, rest, libraries } = *memory;
         json!({
             "bytes": memory.total(),
             "weights": weights,
@@ -35,6 +35,7 @@ fn layout(plan: &RunPlan, forecast: &Forecast) -> Value {
             "optimizer": optimizer,
             "activations": activations,
             "rest": rest,
+            "libraries": libraries,
         })
     };
     json!({
@@ -68,7 +69,7 @@ pub(super) fn text(card: &Card, node: usize, found: &Found) -> String {
     page.push_str("\nThe first of them\n");
     if let Fit::Lacks(lacks) = forecast.fit {
         let (room, lacks) = (bytes(card.room()), bytes(lacks));
-        page.push_str(&format!("  does NOT FIT: {lacks} more than the {room} that a plan may have on a {}\n", card.name));
+        page.push_str(&format!("  does NOT FIT: {lacks} more than the {room} of {}\n", card.name));
     }
     page.push_str(&format!("  flags     {}\n", flags(plan).join(" ")));
     page.push_str(&format!(
@@ -89,7 +90,11 @@ pub(super) fn text(card: &Card, node: usize, found: &Found) -> String {
 
 fn heading(plan: &RunPlan, card: &Card, node: usize, found: &Found) -> String {
     let ranks = plan.parallel.grid.ranks();
-    let sure = if card.measured { "rates measured" } else { "rates not measured: from the data sheet and the H200's efficiency" };
+    let sure = if card.measured {
+        "rates measured"
+    } else {
+        "rates not measured: from the data sheet and the H200's efficiency"
+    };
     let tokens = count(plan.tokens_per_step() as f64);
     let network = if ranks > node { "; between nodes nothing was measured" } else { "" };
     format!(
@@ -110,7 +115,21 @@ fn most(forecast: &Forecast) -> usize {
 }
 
 fn table(layouts: &[(RunPlan, Forecast)]) -> String {
-    let head = ["tp", "pp", "vp", "dp", "options", "micro", "GiB a rank", "ms a step", "tokens/s", "MFU", "days", "idle", "exposed"];
+    let head = [
+        "tp",
+        "pp",
+        "vp",
+        "dp",
+        "options",
+        "micro",
+        "GiB a rank",
+        "ms a step",
+        "tokens/s",
+        "MFU",
+        "days",
+        "idle",
+        "exposed",
+    ];
     let mut rows = vec![head.map(String::from)];
     for (plan, forecast) in layouts {
         let grid = plan.parallel.grid;
@@ -176,16 +195,16 @@ fn flags(plan: &RunPlan) -> Vec<String> {
     flags
 }
 
-/// Memory of a rank by kind and stage. Stages of the same memory share a line.
+/// Memory of a rank of each stage, by kind.
 fn stages(forecast: &Forecast) -> String {
-    let head = ["stage", "GiB", "weights", "gradients", "optimizer", "activations", "rest"];
+    let head = ["stage", "GiB", "weights", "gradients", "optimizer", "activations", "rest", "libraries"];
     let mut rows = vec![head.map(String::from)];
     for (stage, memory) in forecast.memory.iter().enumerate() {
-        let Memory { weights, gradients, optimizer, activations, rest } = *memory;
-        let kinds = [memory.total(), weights, gradients, optimizer, activations, rest];
-        let [total, weights, gradients, optimizer, activations, rest] =
+        let Memory { weights, gradients, optimizer, activations, rest, libraries } = *memory;
+        let kinds = [memory.total(), weights, gradients, optimizer, activations, rest, libraries];
+        let [total, weights, gradients, optimizer, activations, rest, libraries] =
             kinds.map(|bytes| format!("{:.2}", bytes as f64 / f64::from(1 << 30)));
-        rows.push([(stage + 1).to_string(), total, weights, gradients, optimizer, activations, rest]);
+        rows.push([(stage + 1).to_string(), total, weights, gradients, optimizer, activations, rest, libraries]);
     }
     aligned(&rows)
 }
