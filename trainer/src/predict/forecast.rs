@@ -12,7 +12,7 @@ use crate::error::RunError;
 use crate::predict::card::Card;
 use crate::predict::network::Network;
 use crate::predict::paper;
-use crate::predict::simulate::simulate;
+use crate::predict::simulate::{RankTimes, Simulation, simulate};
 use crate::predict::step_graph::Phase;
 
 /// Bytes of device memory of a rank, by what they hold.
@@ -77,7 +77,7 @@ pub struct Forecast {
     pub idle: f64,
     /// The share in which a rank only transfers.
     pub exposed: f64,
-    /// What each stage does when: start and end in seconds.
+    /// What each stage does when: start and end in seconds. Of a long step only the first microbatches.
     pub spans: Vec<Vec<(f64, f64, Phase)>>,
 }
 
@@ -86,26 +86,64 @@ pub struct Forecast {
 /// # Errors
 /// Settings that exclude each other.
 pub fn forecast(plan: &RunPlan, card: &Card, node: usize) -> Result<Forecast, RunError> {
+    let microbatches = plan.batch.microbatches();
+    let [fewer, some] = enough_microbatches(plan);
+    if microbatches <= some {
+        let (memory, simulation) = simulated(plan, card, node)?;
+        return Ok(result(plan, card, memory, simulation));
+    }
+    // Once the pipeline is full, each microbatch takes as long as the one before.
+    let (_, short) = simulated(&with_microbatches(plan, fewer)?, card, node)?;
+    let (memory, mut long) = simulated(&with_microbatches(plan, some)?, card, node)?;
+    let more = (microbatches - some) as f64 / (some - fewer) as f64;
+    let extended = |short: f64, long: f64| long + (long - short) * more;
+    long.seconds = extended(short.seconds, long.seconds);
+    for (long, short) in long.ranks.iter_mut().zip(&short.ranks) {
+        long.computing = extended(short.computing, long.computing);
+        long.only_transfers = extended(short.only_transfers, long.only_transfers);
+    }
+    Ok(result(plan, card, memory, long))
+}
+
+/// Two numbers of microbatches with which a pipeline fills, works and drains.
+fn enough_microbatches(plan: &RunPlan) -> [usize; 2] {
+    let stages = plan.parallel.grid.size(Axis::Pipeline);
+    let group = plan.parallel.schedule.group().unwrap_or(stages);
+    let fewer = (2 * group).max(8).next_multiple_of(group);
+    [fewer, 2 * fewer]
+}
+
+/// The same run with so many microbatches in a step.
+fn with_microbatches(plan: &RunPlan, microbatches: usize) -> Result<RunPlan, UserError> {
+    let (mut config, grid) = (plan.config.clone(), plan.parallel.grid);
+    config.train.global_batch_size = microbatches * plan.batch.micro * grid.size(Axis::Data);
+    config.train.rampup_batch_size = Vec::new();
+    RunPlan::new(config, grid.ranks())
+}
+
+fn simulated(plan: &RunPlan, card: &Card, node: usize) -> Result<(Vec<Memory>, Simulation), RunError> {
     let ranks = plan.parallel.grid.group(0, Axis::Pipeline);
     let network = Network { card: Rc::new(card.clone()), node };
     let (memory, graphs) = paper::steps(plan, &ranks, &network)?;
-    let simulation = simulate(&graphs, card.overlap.transfer_share);
-    let step = simulation.seconds;
-    let tokens = plan.tokens_per_step() as f64;
-    let world = plan.parallel.grid.ranks() as f64;
-    let mean = |share: &dyn Fn(usize) -> f64| (0..ranks.len()).map(share).sum::<f64>() / ranks.len() as f64 / step;
-    let times = &simulation.ranks;
-    Ok(Forecast {
+    Ok((memory, simulate(&graphs, card.overlap.transfer_share)))
+}
+
+fn result(plan: &RunPlan, card: &Card, memory: Vec<Memory>, simulation: Simulation) -> Forecast {
+    let (step, times) = (simulation.seconds, &simulation.ranks);
+    let (tokens, world) = (plan.tokens_per_step() as f64, plan.parallel.grid.ranks() as f64);
+    let mean = |seconds: &dyn Fn(&RankTimes) -> f64| times.iter().map(seconds).sum::<f64>() / times.len() as f64 / step;
+    let idle = mean(&|rank| step - rank.computing - rank.only_transfers).max(0.0);
+    Forecast {
         fit: fit(memory.iter().map(Memory::total).max().unwrap_or(0), card),
         memory,
         step,
         tokens_per_second: tokens / step,
         mfu: tokens * plan.size.flops_per_token / step / world / (card.peak_bf16_tflops * 1e12),
         days: step * plan.steps as f64 / 86_400.0,
-        idle: mean(&|rank| step - times[rank].computing - times[rank].only_transfers),
-        exposed: mean(&|rank| times[rank].only_transfers),
+        idle,
+        exposed: mean(&|rank| rank.only_transfers),
         spans: simulation.ranks.into_iter().map(|times| times.spans).collect(),
-    })
+    }
 }
 
 fn fit(needed: usize, card: &Card) -> Fit {
@@ -152,4 +190,34 @@ fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> User
             plan.parallel.grid.ranks()
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn a_long_step_is_extended_from_shorter_ones() {
+        let card = Card::named("h200").unwrap();
+        for schedule in
+            [&[][..], &[("parallel.pipeline_schedule", "zero_bubble")], &[("parallel.virtual_pipeline", "2")]]
+        {
+            let mut layers = Layers::default();
+            let settings = [
+                ("model.preset", "gpt2-124m"),
+                ("train.micro_batch_size", "1"),
+                ("train.global_batch_size", "48"),
+                ("parallel.pipeline", "2"),
+            ];
+            settings.iter().chain(schedule).for_each(|(key, value)| layers.set(key, value, "test").unwrap());
+            let plan = RunPlan::new(layers.resolve(), 2).unwrap();
+            let (memory, whole) = simulated(&plan, &card, 8).unwrap();
+            let extended = forecast(&plan, &card, 8).unwrap();
+            assert!((extended.step / whole.seconds - 1.0).abs() < 0.005, "{} {}", extended.step, whole.seconds);
+            let [shown, known] =
+                [&extended.memory, &memory].map(|all| all.iter().map(Memory::total).max().unwrap() as f64);
+            assert!((shown / known - 1.0).abs() < 0.01, "{shown} {known}");
+        }
+    }
 }

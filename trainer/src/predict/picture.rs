@@ -9,7 +9,8 @@ const MOST: usize = 16;
 /// The picture, `width` letters wide. Each letter is what the stage does for most of that time.
 pub fn picture(forecast: &Forecast, width: usize) -> String {
     let mut lines = String::new();
-    let cell = forecast.step / width as f64;
+    let end = forecast.spans.iter().flatten().map(|span| span.1).fold(0.0, f64::max);
+    let cell = end / width as f64;
     for (stage, spans) in forecast.spans.iter().enumerate().take(MOST) {
         let mut shares = vec![[0.0; 4]; width];
         for &(start, end, phase) in spans {
