@@ -109,7 +109,7 @@ pub fn forecast(plan: &RunPlan, card: &Card, node: usize) -> Result<Forecast, Ru
 fn enough_microbatches(plan: &RunPlan) -> [usize; 2] {
     let stages = plan.parallel.grid.size(Axis::Pipeline);
     let group = plan.parallel.schedule.group().unwrap_or(stages);
-    let fewer = (2 * group).max(8).next_multiple_of(group);
+    let fewer = group.max(8).next_multiple_of(group);
     [fewer, 2 * fewer]
 }
 
