@@ -34,7 +34,13 @@ impl<'m, P: Policy> StepContext<'m, P> {
         }
         let outer = self.current.map(|current| current.visit);
         let visit = match &mut self.recorder {
-            Some(recorder) => recorder.recording.begin(region, outer, self.manager.pool.device().trace_position()),
+            Some(recorder) => {
+                let device = self.manager.pool.device();
+                let visit = recorder.recording.begin(region, outer, device.trace_position());
+                // A listener hears whose operations these are.
+                device.set_scope(&recorder.recording.order[visit].name);
+                visit
+            }
             None => self.expect(region)?,
         };
         if self.graphs && !self.capturing {

@@ -29,9 +29,11 @@ impl<P: Policy> CudaGraphManager<P> {
             let mut cx = StepContext::new(self, mode, microbatches);
             let recorder = Recorder { recording: Recording::new(microbatches), handover: Handover::default() };
             cx.recorder = Some(Box::new(recorder));
+            let scope = pool.device().scope();
             pool.device().begin_trace();
             let result = body(&mut cx).and_then(|()| cx.check_deferred());
             let trace = pool.device().end_trace();
+            pool.device().set_scope(&scope);
             result?;
             let recorder = cx.recorder.unwrap_or_else(|| unreachable!("nothing takes it"));
             Ok(recorder.recording.finish(&trace, pool.compute().id()))

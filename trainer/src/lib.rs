@@ -7,6 +7,7 @@ pub mod error;
 pub mod families;
 pub mod hf;
 pub mod page;
+pub mod predict;
 pub mod process_group;
 pub mod report;
 pub mod run;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::TraceEvent;
 use super::memory::{AreaInfo, VIRTUAL};
+use super::{Listener, TraceEvent};
 use crate::backend::{DeviceBackend, Recorder, StreamBackend};
 use crate::capture::Capture;
 use crate::checker::Checker;
@@ -18,6 +18,7 @@ pub(crate) struct Core {
     pub(crate) next_id: u64,
     pub(crate) checker: Option<Checker>,
     pub(crate) trace: Option<Vec<TraceEvent>>,
+    pub(crate) listener: Option<Listener>,
     pub(crate) dry: bool,
     /// The region that operations belong to, for messages and reports.
     pub(crate) scope: Rc<str>,
@@ -56,6 +57,7 @@ impl Core {
             next_id: 1,
             checker: check.then(Checker::new),
             trace: None,
+            listener: None,
             dry,
             scope: "".into(),
             shuffle: None,

@@ -14,7 +14,7 @@ use std::rc::Rc;
 pub use area::Area;
 pub(crate) use core::Core;
 pub use memory::ALIGNMENT;
-pub use trace::TraceEvent;
+pub use trace::{Listener, Submission, TraceEvent};
 
 use crate::backend::DeviceBackend;
 use crate::cuda::{CudaDevice, CudaOptions};
@@ -151,6 +151,11 @@ impl Device {
     /// From now on submissions are noted instead of run.
     pub fn begin_trace(&self) {
         self.core().trace = Some(Vec::new());
+    }
+
+    /// From now on `listener` hears what is submitted while tracing, in order. `None`: nobody listens.
+    pub fn listen(&self, listener: Option<Listener>) {
+        self.core().listener = listener;
     }
 
     /// Whether submissions are noted instead of run.

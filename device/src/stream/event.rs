@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::Stream;
 use crate::backend::RecordedPoint;
-use crate::{CaptureRule, Device, Error, Result, StreamId, TraceEvent};
+use crate::{CaptureRule, Device, Error, Result, StreamId, Submission, TraceEvent};
 
 /// A point in a stream that other streams, or the host, can wait for.
 #[derive(Clone)]
@@ -85,6 +85,9 @@ impl Stream {
         let mut core = self.device.core();
         if let Some(trace) = &mut core.trace {
             trace.push(TraceEvent::Record { stream: self.id, event: event.number });
+            if let Some(listener) = &mut core.listener {
+                listener(Submission::Record { stream: self.id, event: event.number });
+            }
             return Ok(());
         }
         self.refuse_default(&mut core, "event record")?;
@@ -111,6 +114,9 @@ impl Stream {
         let mut core = self.device.core();
         if let Some(trace) = &mut core.trace {
             trace.push(TraceEvent::Wait { stream: self.id, event: event.number });
+            if let Some(listener) = &mut core.listener {
+                listener(Submission::Wait { stream: self.id, event: event.number });
+            }
             return Ok(());
         }
         self.refuse_default(&mut core, "event wait")?;

@@ -10,7 +10,7 @@ use crate::backend::DeviceBackend;
 use crate::device::Core;
 use crate::host;
 use crate::priority::Priority;
-use crate::{CaptureRule, Device, Op, Result, StreamId, TraceEvent};
+use crate::{CaptureRule, Device, Op, Result, StreamId, Submission, TraceEvent};
 
 /// An ordered queue of work. On the host, work runs when it is submitted; only collectives run asynchronously.
 #[derive(Clone)]
@@ -100,6 +100,9 @@ impl Stream {
         if let Some(trace) = &mut core.trace {
             trace.push(TraceEvent::Operation { stream: self.id, buffers: op.accesses().buffers() });
             let core = &mut *core;
+            if let Some(listener) = &mut core.listener {
+                listener(Submission::Operation { stream: self.id, op: &op, scope: &core.scope });
+            }
             if let DeviceBackend::Host(pool) = &core.backend {
                 core.host_scratch = core.host_scratch.max(host::scratch_bytes(&op, pool));
             }

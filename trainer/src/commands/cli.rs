@@ -14,6 +14,7 @@ use super::convert::{self, ConvertRequest};
 use super::doctor::{self, DoctorRequest};
 use super::job::{self, JobFile};
 use super::launch::{self, LaunchRequest};
+use super::plan::{self, PlanRequest};
 use super::report::{self, ReportRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
@@ -48,6 +49,8 @@ pub enum Request {
     Supervise(SuperviseRequest),
     /// Print a job file, and what should be known of it.
     Job(JobFile),
+    /// Predict a run on other GPUs.
+    Plan(Box<PlanRequest>),
     /// Write the manual's pages to this folder.
     Manual(PathBuf),
     /// Print this text.
@@ -71,6 +74,7 @@ pub(super) fn command() -> Command {
         .subcommand(launch::command())
         .subcommand(supervise::command())
         .subcommand(job::command())
+        .subcommand(plan::command())
         .subcommand(bench::command())
         .subcommand(batches::command())
         .subcommand(report::command())
@@ -101,6 +105,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("launch", matches)) => ranks_request(launch::request(matches))?,
         Some(("supervise", matches)) => Request::Supervise(supervise::request(matches)?),
         Some(("job", matches)) => Request::Job(job::file(matches)?),
+        Some(("plan", matches)) => Request::Plan(Box::new(plan::request(matches)?)),
         Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches)?)),
         Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches)?)),
         Some(("report", matches)) => Request::Report(report::request(matches)),

@@ -6,7 +6,7 @@ use common::terminal::{print, warn};
 use launch::RankEnv;
 
 use super::cli::{Request, command};
-use super::{batches, convert, doctor, inspect, manual, report, sample, tokenize, train};
+use super::{batches, convert, doctor, inspect, manual, plan, report, sample, tokenize, train};
 use crate::checkpoint;
 use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
@@ -54,6 +54,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
             job.notices.iter().for_each(|notice| warn(&format!("notice: {notice}")));
             finish(Ok(job.text.trim_end().into()))
         }
+        Request::Plan(request) => finish(plan::run(&request)),
         Request::Manual(folder) => finish(manual::write(command(), &folder)),
         Request::Print(text) => finish(Ok(text.trim_end().into())),
         Request::ListCheckpoints(dir) => match checkpoint::list(&dir) {

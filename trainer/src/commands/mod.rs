@@ -18,6 +18,7 @@ mod interruption;
 mod job;
 mod launch;
 mod manual;
+mod plan;
 mod random;
 mod report;
 pub mod sample;

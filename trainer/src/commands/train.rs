@@ -12,6 +12,7 @@ use launch::RankEnv;
 use tracing_subscriber::EnvFilter;
 
 use super::bench::{self, BenchRequest};
+use super::plan::check_named_gpu;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::config::unused_settings;
@@ -66,6 +67,9 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     // A benchmark generates its own batches.
     let open = if request.dry_run || is_bench { source_to_plan } else { source };
     let mut plan = RunPlan::new(request.config.clone(), env.world_size)?;
+    if let Some(gpu) = &request.gpu {
+        check_named_gpu(gpu, &plan)?;
+    }
     let source = open(&plan)?;
     plan.graphs.poison = request.check_graphs;
     plan.graphs.check_replays = request.check_graphs;

@@ -1,6 +1,6 @@
 //! Values from defaults, a preset, a file and flags, and the configuration that they resolve to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use common::files::read_text;
@@ -102,6 +102,11 @@ impl Layers {
     pub fn init_from(&self) -> Option<&str> {
         let key = "model.init_from";
         self.flags.get(key).or_else(|| self.file.get(key)).and_then(Value::as_str)
+    }
+
+    /// The keys that a file or flags have set.
+    pub fn given(&self) -> BTreeSet<&'static str> {
+        self.file.keys().chain(self.flags.keys()).copied().collect()
     }
 
     /// All options of the model that these values describe, for [`Layers::start_from`].

@@ -1,5 +1,6 @@
 //! The training run that a command line asks for.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use crate::config::RunConfig;
@@ -11,6 +12,8 @@ pub struct TrainRequest {
     pub config: RunConfig,
     /// Print the plan and stop.
     pub dry_run: bool,
+    /// The kind of GPU that the plan of a dry run must fit.
+    pub gpu: Option<String>,
     /// Check every operation and launch for races, poison memory after its last use, and compare the code of replayed
     /// regions with their graphs.
     pub check_graphs: bool,
@@ -18,6 +21,8 @@ pub struct TrainRequest {
     pub graph_report: Option<PathBuf>,
     /// The filter of log messages.
     pub log: String,
+    /// Keys of the options that a file or a flag has set.
+    pub given: BTreeSet<&'static str>,
     /// Notices for the user.
     pub notices: Vec<String>,
 }

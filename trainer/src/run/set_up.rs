@@ -96,7 +96,12 @@ fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result
     needed
 }
 
-fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
+/// A rank's stage with its steps recorded and its memory allocated; on a dry device it takes none. All ranks call it together,
+/// unless their communicators are on paper.
+///
+/// # Errors
+/// Out of memory, or settings that exclude each other.
+pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Stage, RunError> {
     let sequence = plan.parallel.sequence_parallel;
     let tensor = TensorParallel { group: group.tensor.clone(), aside: group.tensor_aside.clone(), sequence };
     let options = StageOptions {

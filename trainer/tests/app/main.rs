@@ -38,6 +38,7 @@ mod mistakes;
 mod mpirun;
 mod network;
 mod pipeline_run;
+mod plan;
 mod recompute;
 mod report;
 mod resume;

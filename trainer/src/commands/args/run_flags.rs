@@ -33,6 +33,10 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
                 .help("Sets any option by its TOML key, over everything else"),
         )
         .arg(switch("dry-run", "Prints the plan and stops; takes no memory"))
+        .arg(
+            text_flag("gpu", "GPU", "With --dry-run: fails unless the plan fits this GPU, one of `trainer plan`")
+                .requires("dry-run"),
+        )
         .arg(switch(
             "check-graphs",
             "Checks every operation and graph launch for races, stale reads and use after free",
@@ -116,6 +120,8 @@ pub(crate) fn train_request(matches: &ArgMatches, preset: &[(&str, &str)]) -> Re
         check_graphs: matches.get_flag("check-graphs"),
         graph_report,
         log: matches.get_one::<String>("log").cloned().unwrap_or_default(),
+        given: layers.given(),
+        gpu: matches.get_one::<String>("gpu").cloned(),
         notices,
     })
 }

@@ -14,6 +14,11 @@ pub(in crate::commands) fn command() -> Command {
             .arg(text_flag("name", "NAME", "The job's name").default_value("trainer"))
             .arg(count("ranks-per-node", "Ranks on each machine, each with a GPU").default_value("8"))
             .arg(max_restarts())
+            .arg(text_flag(
+                "gpu",
+                "GPU",
+                "Kind of the GPUs, as in `trainer plan`. A run that does not fit it is refused",
+            ))
             .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"))
     });
     Command::new("job")

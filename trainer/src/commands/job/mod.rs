@@ -12,6 +12,7 @@ use common::UserError;
 use launch::Job;
 
 use super::args::{text, training_run};
+use super::plan::check_named_gpu;
 use super::supervise::no_checkpoints;
 use crate::config::plan::RunPlan;
 use crate::config::{DeviceChoice, ModelKind};
@@ -78,7 +79,10 @@ fn job(matches: &ArgMatches, nodes: usize) -> Result<(Job, RunPaths, Vec<String>
     let config = &run.config;
     config.checkpoint.dir.as_ref().ok_or_else(no_checkpoints)?;
     let gpus = config.train.device != DeviceChoice::Host;
-    RunPlan::new(config.clone(), nodes * ranks_per_node)?;
+    let plan = RunPlan::new(config.clone(), nodes * ranks_per_node)?;
+    if let Some(gpu) = text(matches, "gpu") {
+        check_named_gpu(&gpu, &plan)?;
+    }
     let mut notices = Vec::new();
     if config.model.kind == ModelKind::Gpt && config.data.path.is_none() {
         notices.push("the job trains on text from the embedded random source. For your own: --data-path PATHS".into());

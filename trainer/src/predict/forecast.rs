@@ -1,0 +1,223 @@
+//! A layout's prediction: whether it fits, and how long a step takes.
+
+use std::rc::Rc;
+
+use common::UserError;
+use common::format::bytes;
+use engine::step::Stage;
+use parallel::Axis;
+
+use crate::config::plan::RunPlan;
+use crate::error::RunError;
+use crate::predict::card::Card;
+use crate::predict::network::Network;
+use crate::predict::paper;
+use crate::predict::simulate::{RankTimes, Simulation, simulate};
+use crate::predict::step_graph::Phase;
+
+/// Bytes of device memory of a rank, by what they hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Weights in the types that products read, and master weights.
+    pub weights: usize,
+    /// Gradients.
+    pub gradients: usize,
+    /// Moments.
+    pub optimizer: usize,
+    /// Activations and scratch.
+    pub activations: usize,
+    /// Samples and numbers.
+    pub rest: usize,
+    /// The driver and libraries, which no plan counts.
+    pub libraries: usize,
+}
+
+impl Memory {
+    pub(super) fn of(stage: &mut Stage, libraries: usize) -> Memory {
+        let total = stage.device().allocated_bytes();
+        let activations = stage.graphs().memory().iter().map(|area| area.bytes).sum();
+        let (params, optimizer) = (stage.params(), stage.optimizer().state_bytes());
+        let weights = params.weight_bytes() + params.master_bytes() + params.fp8_bytes();
+        let gradients = params.grads.bytes();
+        let rest = total.saturating_sub(activations + weights + gradients + optimizer);
+        Memory { weights, gradients, optimizer, activations, rest, libraries }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.weights + self.gradients + self.optimizer + self.activations + self.rest + self.libraries
+    }
+}
+
+/// Whether a rank's memory fits a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It does.
+    Fits,
+    /// It does not: so many bytes are missing.
+    Lacks(usize),
+}
+
+/// What is predicted of a run.
+#[derive(Clone, Debug)]
+pub struct Forecast {
+    /// Memory of a rank of each pipeline stage.
+    pub memory: Vec<Memory>,
+    /// Whether the largest of them fits.
+    pub fit: Fit,
+    /// Seconds of a step.
+    pub step: f64,
+    /// Tokens a second over all ranks.
+    pub tokens_per_second: f64,
+    /// Model FLOPs a second over the data sheet's bf16 peak.
+    pub mfu: f64,
+    /// Days that all steps of the run take, without evaluations and checkpoints.
+    pub days: f64,
+    /// The share of a step in which a rank waits for other stages, or for nothing in particular: the mean over stages.
+    pub idle: f64,
+    /// The share in which a rank only transfers.
+    pub exposed: f64,
+    /// What each stage does when: start and end in seconds. Of a long step only the first microbatches.
+    pub spans: Vec<Vec<(f64, f64, Phase)>>,
+}
+
+/// A run's prediction on GPUs of this kind, `node` of them in each node.
+///
+/// # Errors
+/// Settings that exclude each other.
+pub fn forecast(plan: &RunPlan, card: &Card, node: usize) -> Result<Forecast, RunError> {
+    let microbatches = plan.batch.microbatches();
+    let [fewer, some] = enough_microbatches(plan);
+    if microbatches <= some {
+        let (memory, simulation) = simulated(plan, card, node)?;
+        return Ok(result(plan, card, memory, simulation));
+    }
+    // Once the pipeline is full, each microbatch takes as long as the one before.
+    let (_, short) = simulated(&with_microbatches(plan, fewer)?, card, node)?;
+    let (memory, mut long) = simulated(&with_microbatches(plan, some)?, card, node)?;
+    let more = (microbatches - some) as f64 / (some - fewer) as f64;
+    let extended = |short: f64, long: f64| long + (long - short) * more;
+    long.seconds = extended(short.seconds, long.seconds);
+    for (long, short) in long.ranks.iter_mut().zip(&short.ranks) {
+        long.computing = extended(short.computing, long.computing);
+        long.only_transfers = extended(short.only_transfers, long.only_transfers);
+    }
+    Ok(result(plan, card, memory, long))
+}
+
+/// Two numbers of microbatches with which a pipeline fills, works and drains.
+fn enough_microbatches(plan: &RunPlan) -> [usize; 2] {
+    let stages = plan.parallel.grid.size(Axis::Pipeline);
+    let group = plan.parallel.schedule.group().unwrap_or(stages);
+    let fewer = group.max(8).next_multiple_of(group);
+    [fewer, 2 * fewer]
+}
+
+/// The same run with so many microbatches in a step.
+fn with_microbatches(plan: &RunPlan, microbatches: usize) -> Result<RunPlan, UserError> {
+    let (mut config, grid) = (plan.config.clone(), plan.parallel.grid);
+    config.train.global_batch_size = microbatches * plan.batch.micro * grid.size(Axis::Data);
+    config.train.rampup_batch_size = Vec::new();
+    RunPlan::new(config, grid.ranks())
+}
+
+fn simulated(plan: &RunPlan, card: &Card, node: usize) -> Result<(Vec<Memory>, Simulation), RunError> {
+    let ranks = plan.parallel.grid.group(0, Axis::Pipeline);
+    let network = Network { card: Rc::new(card.clone()), node };
+    let (memory, graphs) = paper::steps(plan, &ranks, &network)?;
+    Ok((memory, simulate(&graphs, card.overlap.transfer_share)))
+}
+
+fn result(plan: &RunPlan, card: &Card, memory: Vec<Memory>, simulation: Simulation) -> Forecast {
+    let (step, times) = (simulation.seconds, &simulation.ranks);
+    let (tokens, world) = (plan.tokens_per_step() as f64, plan.parallel.grid.ranks() as f64);
+    let mean = |seconds: &dyn Fn(&RankTimes) -> f64| times.iter().map(seconds).sum::<f64>() / times.len() as f64 / step;
+    let idle = mean(&|rank| step - rank.computing - rank.only_transfers).max(0.0);
+    Forecast {
+        fit: fit(memory.iter().map(Memory::total).max().unwrap_or(0), card),
+        memory,
+        step,
+        tokens_per_second: tokens / step,
+        mfu: tokens * plan.size.flops_per_token / step / world / (card.peak_bf16_tflops * 1e12),
+        days: step * plan.steps as f64 / 86_400.0,
+        idle,
+        exposed: mean(&|rank| rank.only_transfers),
+        spans: simulation.ranks.into_iter().map(|times| times.spans).collect(),
+    }
+}
+
+fn fit(needed: usize, card: &Card) -> Fit {
+    match needed.checked_sub(card.room()) {
+        None | Some(0) => Fit::Fits,
+        Some(lacks) => Fit::Lacks(lacks),
+    }
+}
+
+/// Fails unless a rank of each stage fits the GPU. Nothing is simulated.
+///
+/// # Errors
+/// A stage that does not fit, with what it needs.
+pub fn check_fits(plan: &RunPlan, card: &Card) -> Result<(), RunError> {
+    for (stage, rank) in plan.parallel.grid.group(0, Axis::Pipeline).into_iter().enumerate() {
+        let memory = paper::memory(plan, rank, card)?;
+        if let Fit::Lacks(_) = fit(memory.total(), card) {
+            return Err(too_large(stage, &memory, plan, card).into());
+        }
+    }
+    Ok(())
+}
+
+fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> UserError {
+    let stages = plan.parallel.grid.size(Axis::Pipeline);
+    let who = if stages > 1 { format!("a rank of stage {} of {stages}", stage + 1) } else { "a rank".into() };
+    let Memory { weights, gradients, optimizer, activations, libraries, .. } = *memory;
+    UserError::new(
+        format!(
+            "{who} needs {} of GPU memory ({} weights, {} gradients, {} optimizer, {} activations, {} libraries), {} \
+             has {}",
+            bytes(memory.total()),
+            bytes(weights),
+            bytes(gradients),
+            bytes(optimizer),
+            bytes(activations),
+            bytes(libraries),
+            card.name,
+            bytes(card.room())
+        ),
+        "a rank's plan fits the GPU, with what the driver and libraries take",
+        format!(
+            "`trainer plan --ranks {} --gpu GPU -- FLAGS` lists layouts that fit; or set a smaller train.micro_batch_size",
+            plan.parallel.grid.ranks()
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn a_long_step_is_extended_from_shorter_ones() {
+        let card = Card::named("h200").unwrap();
+        for schedule in
+            [&[][..], &[("parallel.pipeline_schedule", "zero_bubble")], &[("parallel.virtual_pipeline", "2")]]
+        {
+            let mut layers = Layers::default();
+            let settings = [
+                ("model.preset", "gpt2-124m"),
+                ("train.micro_batch_size", "1"),
+                ("train.global_batch_size", "48"),
+                ("parallel.pipeline", "2"),
+            ];
+            settings.iter().chain(schedule).for_each(|(key, value)| layers.set(key, value, "test").unwrap());
+            let plan = RunPlan::new(layers.resolve(), 2).unwrap();
+            let (memory, whole) = simulated(&plan, &card, 8).unwrap();
+            let extended = forecast(&plan, &card, 8).unwrap();
+            assert!((extended.step / whole.seconds - 1.0).abs() < 0.005, "{} {}", extended.step, whole.seconds);
+            let [shown, known] =
+                [&extended.memory, &memory].map(|all| all.iter().map(Memory::total).max().unwrap() as f64);
+            assert!((shown / known - 1.0).abs() < 0.01, "{shown} {known}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! A rank of any run on paper: its stage is recorded on the dry host device, and its communicators transfer nothing.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use device::ops::CollectiveKind;
+use device::{Communicator, Device, Error, HostOptions, Request, Tensor};
+use parallel::{Axis, PipelineGroups};
+
+use crate::config::plan::RunPlan;
+use crate::error::RunError;
+use crate::predict::card::Card;
+use crate::predict::forecast::Memory;
+use crate::predict::network::Network;
+use crate::predict::step_graph::{Builder, Communicators, Node};
+use crate::process_group::ProcessGroup;
+use crate::run::set_up::recorded_stage;
+
+/// A group of ranks on paper.
+#[derive(Debug)]
+struct PaperGroup {
+    name: String,
+    rank: usize,
+    members: Vec<usize>,
+}
+
+impl Communicator for PaperGroup {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn start(&self, kind: CollectiveKind, _input: &Tensor, _output: &Tensor) -> device::Result<Box<dyn Request>> {
+        Err(Error::operation(kind.name(), format!("the ranks of `{}` are on paper", self.name)))
+    }
+
+    fn members(&self) -> Vec<usize> {
+        self.members.clone()
+    }
+}
+
+/// A rank's view of all ranks of a plan, and its number of communicators.
+fn group(plan: &RunPlan, rank: usize) -> Result<(ProcessGroup, usize), RunError> {
+    let parallel = &plan.parallel;
+    let mut communicators = 0;
+    let mut connect = |name: &str, members: Vec<usize>| -> device::Result<Option<Rc<dyn Communicator>>> {
+        let Some(own) = members.iter().position(|member| *member == rank).filter(|_| members.len() > 1) else {
+            return Ok(None);
+        };
+        communicators += 1;
+        Ok(Some(Rc::new(PaperGroup { name: name.into(), rank: own, members })))
+    };
+    let (grid, overlaps) = (parallel.grid, plan.graphs.enable && plan.graphs.overlap_microbatches);
+    let group = ProcessGroup {
+        rank,
+        tensor: connect("tensor", grid.group(rank, Axis::Tensor))?,
+        tensor_aside: match overlaps {
+            true => connect("tensor, aside", grid.group(rank, Axis::Tensor))?,
+            false => None,
+        },
+        data: connect("data", grid.group(rank, Axis::Data))?,
+        pipeline: PipelineGroups::connect(
+            &grid,
+            rank,
+            parallel.schedule.placement(),
+            parallel.shares_table,
+            &mut connect,
+        )?,
+        ..ProcessGroup::single(1)
+    };
+    Ok((group, communicators))
+}
+
+fn dry_device() -> Result<Device, RunError> {
+    Ok(Device::host(HostOptions { threads: 1, check: false, dry: true })?)
+}
+
+/// The memory that a rank needs.
+///
+/// # Errors
+/// Settings that exclude each other.
+pub(super) fn memory(plan: &RunPlan, rank: usize, card: &Card) -> Result<Memory, RunError> {
+    let device = dry_device()?;
+    let (group, communicators) = group(plan, rank)?;
+    let mut stage = recorded_stage(plan, &device, &group)?;
+    Ok(Memory::of(&mut stage, card.taken(communicators)))
+}
+
+/// The memory of each of these ranks, and what they do in a step of the global batch.
+///
+/// # Errors
+/// Settings that exclude each other.
+pub(super) fn steps(
+    plan: &RunPlan,
+    ranks: &[usize],
+    network: &Network,
+) -> Result<(Vec<Memory>, Vec<Vec<Node>>), RunError> {
+    // One recording: no evaluation, no steps of other sizes.
+    let mut config = plan.config.clone();
+    config.train.eval_interval = 0;
+    config.train.rampup_batch_size = Vec::new();
+    config.precision.fp8_metrics_interval = 0;
+    let plan = RunPlan::new(config, plan.parallel.grid.ranks())?;
+    let (mut memories, mut graphs) = (Vec::new(), Vec::new());
+    let mut communicators = Communicators::default();
+    for &rank in ranks {
+        let device = dry_device()?;
+        let tf32 = plan.config.precision.compute.rounds_to_tf32();
+        let heard = Builder::new(network.clone(), tf32, ranks.into(), std::mem::take(&mut communicators));
+        let heard = Rc::new(RefCell::new(heard));
+        let hears = heard.clone();
+        device.listen(Some(Box::new(move |submission| hears.borrow_mut().hear(submission))));
+        let (group, connected) = group(&plan, rank)?;
+        let mut stage = recorded_stage(&plan, &device, &group)?;
+        device.listen(None);
+        memories.push(Memory::of(&mut stage, network.card.taken(connected)));
+        let nodes;
+        (nodes, communicators) = heard.borrow_mut().take();
+        graphs.push(nodes);
+    }
+    Ok((memories, graphs))
+}

@@ -1,0 +1,159 @@
+//! A layout's time and memory by a formula: good enough to choose the layouts that are recorded whole.
+//!
+//! A block and what surrounds the blocks are recorded once for each way to compute them: on one stage, with one microbatch,
+//! with one block and with two. The rest is arithmetic.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use common::Choice;
+use device::ops::CollectiveKind;
+use parallel::Axis;
+
+use crate::config::plan::RunPlan;
+use crate::config::{PipelineSchedule, RunConfig};
+use crate::error::RunError;
+use crate::predict::card::Card;
+use crate::predict::forecast::Memory;
+use crate::predict::network::Network;
+use crate::predict::paper;
+use crate::predict::simulate::simulate;
+use crate::predict::step_graph::Phase;
+
+/// A layout, roughly.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Roughly {
+    /// Seconds of a step.
+    pub(super) seconds: f64,
+    /// Bytes of the rank that needs most.
+    pub(super) bytes: usize,
+}
+
+/// What decides how a block is computed: ranks that share it, whether they divide its tokens, samples, what is recomputed.
+type Way = (usize, bool, usize, &'static str);
+
+/// Estimates layouts of one run.
+pub(super) struct Rough {
+    network: Network,
+    known: RefCell<HashMap<Way, Parts>>,
+}
+
+/// What a microbatch costs.
+#[derive(Clone, Copy)]
+struct Parts {
+    block: Part,
+    /// Embedding, head and everything else.
+    rest: Part,
+}
+
+#[derive(Clone, Copy)]
+struct Part {
+    /// Seconds of forward and backward.
+    pass: f64,
+    /// Seconds of the update.
+    update: f64,
+    memory: [f64; 4],
+}
+
+impl Rough {
+    pub(super) fn new(card: &Card, node: usize) -> Rough {
+        Rough { network: Network { card: Rc::new(card.clone()), node }, known: RefCell::default() }
+    }
+
+    /// The estimate of a layout.
+    ///
+    /// # Errors
+    /// A model without blocks.
+    pub(super) fn estimate(&self, plan: &RunPlan) -> Result<Roughly, RunError> {
+        let parts = self.parts(&plan.config)?;
+        let parallel = &plan.parallel;
+        let (grid, blocks) = (parallel.grid, &parallel.blocks);
+        let (stages, data) = (grid.size(Axis::Pipeline), grid.size(Axis::Data) as f64);
+        let microbatches = plan.batch.microbatches() as f64;
+        let chunks = (blocks.len() / stages).max(1) as f64;
+        let blocks_of = |stage: usize| blocks.iter().skip(stage).step_by(stages).sum::<usize>() as f64;
+        let pass = |stage: usize| {
+            let rest = if stage + 1 == stages { parts.rest.pass } else { 0.0 };
+            blocks_of(stage) * parts.block.pass + rest
+        };
+        let all: Vec<f64> = (0..stages).map(pass).collect();
+        let slowest = all.iter().copied().fold(0.0, f64::max);
+        let filled = if plan.config.parallel.pipeline_schedule == PipelineSchedule::ZeroBubble { 3.0 } else { 1.0 };
+        let filling = (all.iter().sum::<f64>() - slowest) / chunks / filled;
+        // Weights, gradients, optimizer, activations.
+        let divided = if parallel.distributed_optimizer { data } else { 1.0 };
+        let memory = |stage: usize| {
+            let blocks = blocks_of(stage);
+            let ends = f64::from(u8::from(stage == 0 || stage + 1 == stages));
+            let kind = |kind: usize| blocks * parts.block.memory[kind] + ends * parts.rest.memory[kind];
+            let follow = match plan.config.parallel.pipeline_schedule {
+                PipelineSchedule::ZeroBubble => stages,
+                PipelineSchedule::OneForwardOneBackward => stages - stage,
+            } as f64;
+            let ahead = if chunks > 1.0 { follow + (stages as f64 - 1.0) * (chunks - 1.0) / chunks } else { follow };
+            let activations = blocks * parts.block.memory[3] * ahead.min(microbatches) + ends * parts.rest.memory[3];
+            kind(0) * (1.0 + 2.0 / divided) / 3.0 + kind(1) + kind(2) / divided + activations
+        };
+        let taken = self.network.card.taken(if stages > 1 { 6 } else { 2 }) as f64;
+        let bytes = (0..stages).map(memory).fold(0.0, f64::max) + taken;
+        let gradients = blocks_of(0) * parts.block.memory[1] + parts.rest.memory[1];
+        let ranks = grid.group(0, Axis::Data);
+        let reduced = match ranks.len() {
+            1 => 0.0,
+            _ => self.network.ring(CollectiveKind::AllReduceSum, gradients, &ranks),
+        };
+        let hidden = slowest * 2.0 / 3.0;
+        let update = (blocks_of(0) * parts.block.update + parts.rest.update) / divided;
+        let seconds = microbatches * slowest + filling + (reduced - hidden).max(0.0) + update;
+        Ok(Roughly { seconds, bytes: bytes as usize })
+    }
+
+    fn parts(&self, config: &RunConfig) -> Result<Parts, RunError> {
+        let parallel = &config.parallel;
+        let way = (
+            parallel.tensor,
+            parallel.sequence_parallel,
+            config.train.micro_batch_size,
+            config.recompute.granularity.word(),
+        );
+        if let Some(parts) = self.known.borrow().get(&way) {
+            return Ok(*parts);
+        }
+        let (one, two) = (self.part(config, 1)?, self.part(config, 2)?);
+        let block = two.less(one);
+        let parts = Parts { block, rest: one.less(block) };
+        self.known.borrow_mut().insert(way, parts);
+        Ok(parts)
+    }
+
+    /// One microbatch of a model with so many blocks on one stage.
+    fn part(&self, config: &RunConfig, blocks: usize) -> Result<Part, RunError> {
+        let mut small = config.clone();
+        small.model.layers = blocks;
+        small.train.global_batch_size = small.train.micro_batch_size;
+        small.train.rampup_batch_size = Vec::new();
+        small.precision.bf16_blocks.retain(|block| *block < blocks);
+        small.recompute.layers = 1;
+        small.cuda_graph.layers = Vec::new();
+        let parallel = &mut small.parallel;
+        (parallel.pipeline, parallel.virtual_pipeline, parallel.microbatch_group) = (1, 1, None);
+        (parallel.pipeline_layers, parallel.distributed_optimizer) = (Vec::new(), false);
+        parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
+        let plan = RunPlan::new(small, config.parallel.tensor)?;
+        let (memory, graphs) = paper::steps(&plan, &[0], &self.network)?;
+        let simulation = simulate(&graphs, self.network.card.overlap.transfer_share);
+        let spans = simulation.ranks.iter().flat_map(|rank| &rank.spans);
+        let update = spans.filter(|span| span.2 == Phase::Update).map(|span| span.1 - span.0).sum();
+        let Memory { weights, gradients, optimizer, activations, .. } = memory[0];
+        let memory = [weights, gradients, optimizer, activations].map(|bytes| bytes as f64);
+        Ok(Part { pass: simulation.seconds - update, update, memory })
+    }
+}
+
+impl Part {
+    fn less(self, other: Part) -> Part {
+        let memory = std::array::from_fn(|kind| self.memory[kind] - other.memory[kind]);
+        Part { pass: self.pass - other.pass, update: self.update - other.update, memory }
+    }
+}

@@ -1,0 +1,153 @@
+//! A rank's step as a graph of priced operations, made from what it submits while it is recorded.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use device::ops::Collective;
+use device::{Op, StreamId, Submission};
+
+use crate::predict::network::Network;
+use crate::predict::price::{Price, price};
+
+/// What a part of a step is for, as the picture shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// A forward.
+    Forward,
+    /// A backward.
+    Backward,
+    /// Weight gradients that a backward deferred.
+    Weights,
+    /// The reduction of the last gradients, clip and update, and the beginning of a step.
+    Update,
+}
+
+impl Phase {
+    /// The phase of a region, by its name in words.
+    fn of(scope: &str) -> Phase {
+        let words = || scope.split(' ');
+        match words().find(|word| ["forward", "backward", "weights", "gradients"].contains(word)) {
+            Some("backward" | "gradients") => Phase::Backward,
+            Some("weights") => Phase::Weights,
+            Some(_) => Phase::Forward,
+            None if scope.starts_with("inputs") || scope.starts_with("outputs") => Phase::Forward,
+            None => Phase::Update,
+        }
+    }
+}
+
+/// An operation of a step.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) work: Work,
+    pub(super) phase: Phase,
+    /// The operations that it waits for.
+    pub(super) after: Vec<u32>,
+}
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Work {
+    /// Takes the GPU.
+    Compute(Price),
+    /// Takes a link.
+    Transfer {
+        seconds: f64,
+        /// The transfer's number, if other simulated ranks take part.
+        meeting: Option<Meeting>,
+    },
+}
+
+/// A transfer that several simulated ranks do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Meeting {
+    /// The communicator, by its number among those of all simulated ranks.
+    pub(super) communicator: usize,
+    /// The transfer, by its number on the communicator.
+    pub(super) number: usize,
+    /// The simulated ranks that take part.
+    pub(super) ranks: usize,
+}
+
+/// The communicators of all simulated ranks, by name and members.
+#[derive(Default)]
+pub(super) struct Communicators(BTreeMap<(String, Vec<usize>), usize>);
+
+impl Communicators {
+    fn number(&mut self, transfer: &Collective) -> usize {
+        let next = self.0.len();
+        *self.0.entry((transfer.communicator.name().into(), transfer.communicator.members())).or_insert(next)
+    }
+}
+
+/// Makes a rank's graph from its submissions.
+pub(super) struct Builder {
+    network: Network,
+    tf32: bool,
+    /// World ranks that are simulated, ascending.
+    simulated: Rc<[usize]>,
+    nodes: Vec<Node>,
+    /// By stream: what its next operation waits for.
+    tails: HashMap<StreamId, Vec<u32>>,
+    /// By event: what those who wait for it wait for.
+    events: HashMap<u64, Vec<u32>>,
+    /// By communicator: its number, the transfers so far, its members, and how many of them are simulated.
+    groups: HashMap<*const (), Group>,
+    communicators: Communicators,
+}
+
+struct Group {
+    number: usize,
+    transfers: usize,
+    members: Vec<usize>,
+    simulated: usize,
+}
+
+impl Builder {
+    pub(super) fn new(network: Network, tf32: bool, simulated: Rc<[usize]>, communicators: Communicators) -> Builder {
+        let (tails, events, groups) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Builder { network, tf32, simulated, nodes: Vec::new(), tails, events, groups, communicators }
+    }
+
+    /// The graph so far, and the communicators for the next rank.
+    pub(super) fn take(&mut self) -> (Vec<Node>, Communicators) {
+        (std::mem::take(&mut self.nodes), std::mem::take(&mut self.communicators))
+    }
+
+    pub(super) fn hear(&mut self, submission: Submission<'_>) {
+        match submission {
+            Submission::Operation { stream, op, scope } => {
+                let work = match op {
+                    Op::Collective(transfer) => self.transfer(transfer),
+                    op => Work::Compute(price(op, &self.network.card, self.tf32)),
+                };
+                let here = self.nodes.len() as u32;
+                let mut after = self.tails.insert(stream, vec![here]).unwrap_or_default();
+                after.sort_unstable();
+                after.dedup();
+                self.nodes.push(Node { work, phase: Phase::of(scope), after });
+            }
+            Submission::Record { stream, event } => {
+                self.events.insert(event, self.tails.get(&stream).cloned().unwrap_or_default());
+            }
+            Submission::Wait { stream, event } => {
+                if let Some(before) = self.events.get(&event) {
+                    self.tails.entry(stream).or_default().extend(before);
+                }
+            }
+        }
+    }
+
+    fn transfer(&mut self, transfer: &Collective) -> Work {
+        let key = Rc::as_ptr(&transfer.communicator).cast::<()>();
+        let group = self.groups.entry(key).or_insert_with(|| {
+            let members = transfer.communicator.members();
+            let simulated = members.iter().filter(|member| self.simulated.contains(member)).count();
+            Group { number: self.communicators.number(transfer), transfers: 0, members, simulated }
+        });
+        let (communicator, number, ranks) = (group.number, group.transfers, group.simulated);
+        group.transfers += 1;
+        let meeting = (ranks > 1).then_some(Meeting { communicator, number, ranks });
+        Work::Transfer { seconds: self.network.seconds(transfer, &group.members), meeting }
+    }
+}
