@@ -70,6 +70,9 @@ const SAMPLES: usize = 10;
 
 type Point = (u64, Option<f64>);
 
+/// A point with a value.
+type Known = (u64, f64);
+
 fn points(curve: &Curve, run: &Run) -> Vec<Point> {
     let all = run.metrics.rows.values().map(|row| (row.step, (curve.value)(row)));
     all.filter(|(_, value)| !curve.is_sparse || value.is_some()).collect()
@@ -92,16 +95,15 @@ pub(crate) fn curves(runs: &[Run]) -> String {
 
 /// The curve in a table: its lowest and highest value, and some steps.
 fn numbers(curve: &Curve, runs: &[Run]) -> String {
-    let known = |run: &Run| -> Vec<(u64, f64)> {
+    let known = |run: &Run| -> Vec<Known> {
         points(curve, run).into_iter().filter_map(|(step, value)| Some((step, value?))).collect()
     };
-    let known: Vec<Vec<(u64, f64)>> = runs.iter().map(known).collect();
-    let cell = |point: Option<&(u64, f64)>| {
-        point.map_or("–".into(), |(step, value)| format!("{} (step {step})", number(*value)))
-    };
-    let by_value = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
-    let row = |name: &str, of: &dyn Fn(&Vec<(u64, f64)>) -> String| {
-        std::iter::once(name.to_string()).chain(known.iter().map(of)).collect::<Vec<String>>()
+    let known: Vec<Vec<Known>> = runs.iter().map(known).collect();
+    let cell =
+        |point: Option<&Known>| point.map_or("–".into(), |(step, value)| format!("{} (step {step})", number(*value)));
+    let by_value = |a: &&Known, b: &&Known| a.1.total_cmp(&b.1);
+    let row = |name: &str, of: &dyn Fn(&Vec<Known>) -> String| -> Vec<String> {
+        std::iter::once(name.to_string()).chain(known.iter().map(of)).collect()
     };
     let mut rows = vec![
         row("lowest", &|points| cell(points.iter().min_by(by_value))),
@@ -112,7 +114,7 @@ fn numbers(curve: &Curve, runs: &[Run]) -> String {
         (1..=SAMPLES as u64).map(|part| last * part / SAMPLES as u64).filter(|step| *step > 0).collect();
     steps.dedup();
     for step in steps {
-        let until = |points: &Vec<(u64, f64)>| cell(points[..points.partition_point(|(at, _)| *at <= step)].last());
+        let until = |points: &Vec<Known>| cell(points[..points.partition_point(|(at, _)| *at <= step)].last());
         rows.push(row(&format!("step {step}, or the last before it"), &until));
     }
     let head: Vec<&str> = std::iter::once("").chain(runs.iter().map(|run| run.name.as_str())).collect();

@@ -437,6 +437,7 @@ fn a_write_that_fails_leaves_earlier_checkpoints_and_ends_the_run_only_at_its_en
     let warning = format!("WARNING: checkpoint file {}", checkpoint(&folder.0, 4).with_extension("tmp").display());
     expect(&output, 3, &[&warning, "model.safetensors was not written: ", "needs ", " free", "The run continues"]);
     expect(&output, 3, &["error on rank 0: checkpoint file ", "step-00000006.tmp/model.safetensors", "Fix: "]);
+    assert!(std::fs::read_to_string(folder.path("log/run.log")).unwrap().contains(&warning), "the log has it too");
     assert_eq!(metrics(&folder.0).len(), 6, "the run goes on after the first failure");
     assert_eq!((saved(&folder.0), bits(&folder.0, 2)), (vec![2], before), "nothing half written stays");
 }

@@ -89,6 +89,8 @@ fn a_run_that_has_diverged_ends_soon_and_keeps_the_checkpoints_from_before() {
         let output = run(ranks, &worse.0, &format!("--steps 400 --lr 1e30 --min-lr 1e-4 --clip-grad 0 {flags}"));
         let told = ["10 consecutive updates were skipped", ": training diverged. Earlier checkpoints are kept. Fix: "];
         expect(&output, 3, &told);
+        let log = std::fs::read_to_string(worse.path("log/run.log")).unwrap();
+        assert!(log.contains(told[0]) && log.contains("continues ") && log.contains("was skipped"), "{log}");
         let (steps, saved) = (metrics(&worse.0).len(), crate::harness::saved(&worse.0));
         assert!(steps < 20 && saved.starts_with(&[4]), "{steps} steps, {saved:?}");
     }
