@@ -218,7 +218,7 @@ fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
         ("--steps -1", ["train.steps = -1", "0 or more", "set train.steps"]),
         ("--steps 0", ["train.steps = 0", "at least 1", "set train.steps = 1"]),
         ("--enable-cuda-graph=maybe", ["\"maybe\"", "true or false", "set cuda_graph.enable"]),
-        ("--lr-schedule cosin", ["\"cosin\"", "constant, cosine, wsd", "`cosine`"]),
+        ("--lr-schedule cosin", ["\"cosin\"", "constant, cosine, linear, inverse_sqrt, wsd", "`cosine`"]),
         ("--lr nan", ["optimizer.lr = nan", "a number", "set optimizer.lr"]),
         ("--lr 0", ["optimizer.lr = 0", "above 0", "set optimizer.lr = 3e-4"]),
         ("--min-lr 1", ["optimizer.min_lr = 1", "at or below optimizer.lr", "set optimizer.min_lr"]),
