@@ -53,19 +53,20 @@ pub trait HuggingFace: Sync {
     /// The keys of `config.json` that are the family's own, as `transformers` reads them.
     fn config_json(&self, shape: &GptShape) -> Json;
 
-    /// The tensors that hold one of our parameters, in the order of its rows.
-    fn tensors(&self, shape: &GptShape, parameter: &str) -> Vec<FileTensor>;
+    /// How its safetensors files hold our parameters.
+    fn tensors(&self) -> &'static TensorNames;
+}
 
-    /// Whether files have the matrices of linear layers as `(in, out)`; ours are `(out, in)`.
-    fn transposes_linear_layers(&self) -> bool {
-        false
-    }
-
+/// How the safetensors files of a family, or of several, hold our parameters.
+pub struct TensorNames {
     /// What tensors' names begin with; left out in files of the model without its head.
-    fn prefix(&self) -> &'static str;
-
+    pub prefix: &'static str,
+    /// Whether files have the matrices of linear layers as `(in, out)`; ours are `(out, in)`.
+    pub transposes_linear_layers: bool,
+    /// The tensors that hold one of our parameters, in the order of its rows.
+    pub of: fn(&GptShape, &str) -> Vec<FileTensor>,
     /// Whether a tensor is one that older versions of `transformers` saved though it is no parameter, such as a mask.
-    fn is_leftover(&self, tensor: &str) -> bool;
+    pub is_leftover: fn(&str) -> bool,
 }
 
 /// A tensor in a file of a family.

@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::config_json::ConfigJson;
-use super::family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size};
+use super::family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 use super::training::large;
 
 /// The family. The options' defaults are its choices.
@@ -118,25 +118,21 @@ impl HuggingFace for Gpt2Files {
         })
     }
 
-    /// Our names are GPT-2's.
-    fn tensors(&self, _: &GptShape, parameter: &str) -> Vec<FileTensor> {
-        match parameter {
-            "lm_head.weight" => FileTensor::whole(parameter.into()),
-            _ => FileTensor::whole(format!("transformer.{parameter}")),
-        }
+    fn tensors(&self) -> &'static TensorNames {
+        // `Conv1D` keeps matrices transposed.
+        &TensorNames { prefix: "transformer.", transposes_linear_layers: true, of: tensors, is_leftover }
     }
+}
 
-    /// `Conv1D` keeps matrices so.
-    fn transposes_linear_layers(&self) -> bool {
-        true
+/// Our names are GPT-2's.
+fn tensors(_: &GptShape, parameter: &str) -> Vec<FileTensor> {
+    match parameter {
+        "lm_head.weight" => FileTensor::whole(parameter.into()),
+        _ => FileTensor::whole(format!("transformer.{parameter}")),
     }
+}
 
-    fn prefix(&self) -> &'static str {
-        "transformer."
-    }
-
-    /// Causal masks.
-    fn is_leftover(&self, tensor: &str) -> bool {
-        tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias")
-    }
+/// Whether a tensor is a causal mask.
+fn is_leftover(tensor: &str) -> bool {
+    tensor.ends_with(".attn.bias") || tensor.ends_with(".attn.masked_bias")
 }

@@ -5,7 +5,7 @@ use engine::model::GptShape;
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
-use super::family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size};
+use super::family::{HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 use super::llama_files::{self, Absent};
 use super::training::large;
 
@@ -127,15 +127,7 @@ impl HuggingFace for LlamaFiles {
         config.into()
     }
 
-    fn tensors(&self, shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
-        llama_files::tensors(shape, parameter)
-    }
-
-    fn prefix(&self) -> &'static str {
-        "model."
-    }
-
-    fn is_leftover(&self, tensor: &str) -> bool {
-        llama_files::is_leftover(tensor)
+    fn tensors(&self) -> &'static TensorNames {
+        &llama_files::TENSORS
     }
 }

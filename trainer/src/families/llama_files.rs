@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use toml::Value;
 
 use super::config_json::ConfigJson;
-use super::family::{FileTensor, ModelOptions};
+use super::family::{FileTensor, ModelOptions, TensorNames};
 
 /// The largest context taken from a `config.json`. Its `max_position_embeddings`, up to 131072, is what the context can be
 /// extended to, not what a training step holds.
@@ -134,8 +134,12 @@ pub(super) fn config_json(shape: &GptShape) -> serde_json::Map<String, Json> {
     config
 }
 
+/// How the files of all these families hold parameters.
+pub(super) const TENSORS: TensorNames =
+    TensorNames { prefix: "model.", transposes_linear_layers: false, of: tensors, is_leftover };
+
 /// The tensors that hold one of our parameters: queries, keys and values, and gate and up, are tensors of their own.
-pub(super) fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
+fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
     let Some((block, inner)) = parameter.strip_prefix("h.").and_then(|rest| rest.split_once('.')) else {
         return FileTensor::whole(match parameter {
             "wte.weight" => "model.embed_tokens.weight".into(),
@@ -161,7 +165,7 @@ pub(super) fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
 }
 
 /// Whether a tensor is rotary frequencies, which older versions of `transformers` saved.
-pub(super) fn is_leftover(tensor: &str) -> bool {
+fn is_leftover(tensor: &str) -> bool {
     tensor.ends_with(".rotary_emb.inv_freq")
 }
 

@@ -25,7 +25,7 @@ use engine::model::GptShape;
 use serde_json::Value as Json;
 
 pub use config_json::ConfigJson;
-pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size};
+pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 pub use preset::Preset;
 
 /// All families. Where several have a shape, the first is what a model of it is exported as.
@@ -145,7 +145,7 @@ mod tests {
             let family = of_shape(&shape).unwrap();
             let mut names = Vec::new();
             for spec in engine::model::gpt(shape.clone()).specs {
-                let tensors = family.tensors(&shape, &spec.name);
+                let tensors = (family.tensors().of)(&shape, &spec.name);
                 let rows: usize = tensors.iter().map(|tensor| tensor.rows.unwrap_or(spec.whole[0])).sum();
                 assert_eq!(rows, spec.whole[0], "{preset}: {}", spec.name);
                 names.extend(tensors.into_iter().map(|tensor| tensor.name));

@@ -42,7 +42,7 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
     let entry = |name: String, sizes: Vec<usize>| {
         let tensors = match naming {
             Naming::Ours => FileTensor::whole(name.clone()),
-            Naming::Family(family) => family.tensors(shape, &name),
+            Naming::Family(family) => (family.tensors().of)(shape, &name),
         };
         let mut first = 0;
         let parts = tensors.into_iter().map(|FileTensor { name, rows }| {
@@ -52,7 +52,8 @@ pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
         });
         let parts = parts.collect();
         let is_linear = name.starts_with("h.") && sizes.len() == 2;
-        let transposed = is_linear && matches!(naming, Naming::Family(family) if family.transposes_linear_layers());
+        let transposed =
+            is_linear && matches!(naming, Naming::Family(family) if family.tensors().transposes_linear_layers);
         Entry { name, shape: sizes, parts, transposed }
     };
     gpt(shape.clone()).specs.into_iter().map(|spec| entry(spec.name, spec.whole)).collect()

@@ -133,7 +133,7 @@ impl WeightFolder {
     fn find(&self, name: &str) -> Option<(&str, &Whole)> {
         let bare = match self.naming {
             Naming::Ours => None,
-            Naming::Family(family) => name.strip_prefix(family.prefix()),
+            Naming::Family(family) => name.strip_prefix(family.tensors().prefix),
         };
         let found = self.tensors.get_key_value(name).or_else(|| self.tensors.get_key_value(bare?));
         found.map(|(name, whole)| (name.as_str(), whole))
@@ -205,7 +205,7 @@ impl WeightFolder {
         // A tied head may have been saved as well.
         let known = |name: &str| {
             (tied && name == "lm_head.weight")
-                || matches!(self.naming, Naming::Family(family) if family.is_leftover(name))
+                || matches!(self.naming, Naming::Family(family) if (family.tensors().is_leftover)(name))
         };
         match self.tensors.keys().find(|name| !used.contains(name.as_str()) && !known(name)) {
             Some(name) => {
