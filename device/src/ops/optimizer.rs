@@ -56,6 +56,22 @@ impl Operation for ClipScale {
     }
 }
 
+/// Fails unless master weights, gradient and state are f32, and these and the weights that layers compute with have as many
+/// elements as the master weights.
+fn check_parameter(
+    op: &'static str,
+    master: &Tensor,
+    grad: &Tensor,
+    state: &[(&'static str, Tensor)],
+    compute: Option<&Tensor>,
+) -> Result<()> {
+    for (name, tensor) in [("master", master), ("grad", grad)].into_iter().chain(state.iter().map(|(n, t)| (*n, t))) {
+        ensure_dtype(op, name, tensor, DType::F32)?;
+        ensure_elements(op, name, tensor, master.elements())?;
+    }
+    compute.map_or(Ok(()), |compute| ensure_elements(op, "compute", compute, master.elements()))
+}
+
 /// One parameter as AdamW sees it; all tensors have the same number of elements.
 #[derive(Clone, Debug)]
 pub struct AdamWTensors {
@@ -99,19 +115,8 @@ impl Operation for AdamW {
 
     fn check(&self) -> Result<()> {
         for each in self.tensors.iter() {
-            let elements = each.master.elements();
-            for (name, tensor) in [
-                ("master", each.master),
-                ("grad", each.grad),
-                ("exp_avg", each.exp_avg),
-                ("exp_avg_sq", each.exp_avg_sq),
-            ] {
-                ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
-                ensure_elements(Self::NAME, name, &tensor, elements)?;
-            }
-            if let Some(compute) = &each.compute {
-                ensure_elements(Self::NAME, "compute", compute, elements)?;
-            }
+            let state = [("exp_avg", each.exp_avg), ("exp_avg_sq", each.exp_avg_sq)];
+            check_parameter(Self::NAME, &each.master, &each.grad, &state, each.compute.as_ref())?;
         }
         Ok(())
     }
@@ -164,14 +169,8 @@ impl Operation for Lion {
 
     fn check(&self) -> Result<()> {
         for each in self.tensors.iter() {
-            let elements = each.master.elements();
-            for (name, tensor) in [("master", each.master), ("grad", each.grad), ("exp_avg", each.exp_avg)] {
-                ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
-                ensure_elements(Self::NAME, name, &tensor, elements)?;
-            }
-            if let Some(compute) = &each.compute {
-                ensure_elements(Self::NAME, "compute", compute, elements)?;
-            }
+            let state = [("exp_avg", each.exp_avg)];
+            check_parameter(Self::NAME, &each.master, &each.grad, &state, each.compute.as_ref())?;
         }
         Ok(())
     }
@@ -221,10 +220,8 @@ impl Operation for Sgd {
 
     fn check(&self) -> Result<()> {
         for each in self.tensors.iter() {
-            let elements = each.master.elements();
-            ensure_dtype(Self::NAME, "master", &each.master, DType::F32)?;
-            ensure_dtype(Self::NAME, "grad", &each.grad, DType::F32)?;
-            ensure_elements(Self::NAME, "grad", &each.grad, elements)?;
+            let state: Vec<_> = each.momentum.iter().map(|momentum| ("momentum", *momentum)).collect();
+            check_parameter(Self::NAME, &each.master, &each.grad, &state, each.compute.as_ref())?;
             ensure(Self::NAME, each.momentum.is_some() == (self.momentum != 0.0), || {
                 "a momentum buffer goes with a momentum that is not 0".into()
             })?;
