@@ -1,6 +1,6 @@
 //! What data hold: numbers of documents and tokens, and how the first documents begin.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::escape::one_line;
 use common::format::{bytes, count, counted};
@@ -120,12 +120,7 @@ impl Seen {
     }
 }
 
-fn tokens(
-    request: &InspectRequest,
-    stop: &Stop,
-    path: &str,
-    bins: &[std::path::PathBuf],
-) -> Result<String, TokenizeError> {
+fn tokens(request: &InspectRequest, stop: &Stop, path: &str, bins: &[PathBuf]) -> Result<String, TokenizeError> {
     let files: Vec<Tokens> = bins.iter().map(|bin| token_file(bin, request.raw_tokens)).collect::<Result<_, _>>()?;
     let folder = bins.first().and_then(|bin| bin.parent()).unwrap_or(Path::new(""));
     let end = request.end_of_text.as_deref();
@@ -138,10 +133,10 @@ fn tokens(
     };
     let mut seen = Seen::new(tokenizer.as_ref().map(Tokenizer::end_of_text));
     for file in &files {
-        read(file, stop, |tokens| seen.push(tokens, request.samples.max(1)))?;
+        read(file, stop, |tokens| seen.push(tokens, request.samples))?;
     }
     let files = counted(files.len(), "token file");
-    let samples = if request.samples == 0 { String::new() } else { seen.samples(tokenizer.as_ref()) };
+    let samples = seen.samples(tokenizer.as_ref());
     Ok(format!("{path}: {files}, {}\n  tokenizer: {whose}\n{samples}", seen.summary()))
 }
 

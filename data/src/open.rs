@@ -1,6 +1,7 @@
 //! From the `[data]` section to a source: finds the files of a path, opens and checks them.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use common::UserError;
 use common::format::{count, counted};
@@ -25,7 +26,8 @@ use crate::text::tokenizer_copy::TokenizerCopy;
 /// # Errors
 /// Whatever is wrong with the files.
 pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
-    let mut reader = Reader { data, seq, vocab, left_out: LeftOut::default(), tokenizer: OneTokenizer::default() };
+    let mut reader =
+        Reader { data, seq, vocab, left_out: LeftOut::default(), configured: None, of_data: OneTokenizer::default() };
     let (weights, all) = reader.datasets("data.path", paths)?;
     let blend = || Blend::new(&weights, "data.path");
     let (training, validation) = match &data.validation_path {
@@ -62,14 +64,15 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
         samples(&training),
         validation.as_ref().map_or("none".into(), samples)
     );
-    let mut notices = reader.left_out.notices();
     // Token files that do not say it have the tokenizer that the user names. It need not be there: training works without.
     if data.tokenizer != "byte"
-        && let Ok(tokenizer) = Tokenizer::open(&data.tokenizer, data.end_of_text.as_deref())
+        && reader.configured.is_none()
+        && let Ok(tokenizer) = reader.configured()
     {
-        reader.tokenizer.add(&format!("data.tokenizer = `{}`", data.tokenizer), TokenizerCopy::of(&tokenizer))?;
+        reader.of_data.add(&format!("data.tokenizer = `{}`", data.tokenizer), TokenizerCopy::of(&tokenizer))?;
     }
-    let tokenizer = reader.tokenizer.known();
+    let tokenizer = reader.of_data.known();
+    let mut notices = reader.left_out.notices();
     if tokenizer == Some(TokenizerCopy::Bytes) && vocab > 256 {
         notices.push(format!(
             "the data are bytes, tokens 0 to 255, and model.vocab = {vocab}: name a tokenizer with --tokenizer, or set \
@@ -102,8 +105,10 @@ struct Reader<'d> {
     vocab: usize,
     /// Files of folders that are not read.
     left_out: LeftOut,
+    /// `data.tokenizer`, once it was needed. Reading one may take a second.
+    configured: Option<Rc<Tokenizer>>,
     /// The tokenizer of what was opened.
-    tokenizer: OneTokenizer,
+    of_data: OneTokenizer,
 }
 
 impl Reader<'_> {
@@ -125,7 +130,7 @@ impl Reader<'_> {
                 Found::Tokens(bins) => {
                     for bin in bins {
                         files.push(token_file(&bin, self.data.raw_tokens)?);
-                        self.tokenizer.add_folder_of(&bin)?;
+                        self.of_data.add_folder_of(&bin)?;
                     }
                 }
                 Found::Text(texts, left_out) => {
@@ -151,15 +156,24 @@ impl Reader<'_> {
         Ok(windows)
     }
 
+    /// `data.tokenizer`.
+    fn configured(&mut self) -> Result<Rc<Tokenizer>, UserError> {
+        if let Some(tokenizer) = &self.configured {
+            return Ok(tokenizer.clone());
+        }
+        let tokenizer = Rc::new(Tokenizer::open(&self.data.tokenizer, self.data.end_of_text.as_deref())?);
+        Ok(self.configured.insert(tokenizer).clone())
+    }
+
     /// Tokenises text into memory.
     fn text(&mut self, path: &str, files: &[TextFile]) -> Result<Tokens, UserError> {
-        let tokenizer = Tokenizer::open(&self.data.tokenizer, self.data.end_of_text.as_deref())?;
-        let kind = match tokenizer {
+        let tokenizer = self.configured()?;
+        let kind = match *tokenizer {
             Tokenizer::Bytes => TokenType::U8,
             _ => TokenType::for_vocab(tokenizer.vocab()),
         };
         let mut bytes = Vec::new();
-        self.tokenizer.add(&format!("`{path}`"), TokenizerCopy::of(&tokenizer))?;
+        self.of_data.add(&format!("`{path}`"), TokenizerCopy::of(&tokenizer))?;
         let (totals, not_text) = encode_files(files, &tokenizer, &self.data.text_key, |tokens, _| {
             kind.encode(tokens, &mut bytes);
             Ok::<(), UserError>(())

@@ -112,7 +112,7 @@ impl<'p> Session<'p> {
                 clean(dir).map_err(unreadable(dir))?;
             }
             session.origin.data = Some(data);
-            session.origin.tokenizer = tokenizer.cloned();
+            session.origin.tokenizer = tokenizer.map_or(Vec::new(), TokenizerCopy::files);
             session.found = session.find()?;
             if let Some((path, _)) = &session.found
                 && let Ok(theirs) = config(path)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use common::files::{open_unlinked, read_at_most};
 use common::format::bytes;
 use common::terminal::warn;
-use data::{Identities, TokenizerCopy};
+use data::Identities;
 use device::Device;
 use device::ops::Status;
 use engine::step::Stage;
@@ -31,20 +31,20 @@ pub struct Origin {
     pub run: Option<String>,
     /// The identities of its data.
     pub data: Option<Identities>,
-    /// The tokenizer of its data.
-    pub tokenizer: Option<TokenizerCopy>,
+    /// The files that hold the tokenizer of its data, names and contents.
+    pub tokenizer: Vec<(&'static str, Vec<u8>)>,
 }
 
 impl Origin {
     /// The files that say it, names and contents, without the manifest.
-    fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
-        let tokenizer = self.tokenizer.iter().flat_map(TokenizerCopy::files);
-        [(CONFIG, self.config.clone().into_bytes())].into_iter().chain(tokenizer).collect()
+    fn files(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        let tokenizer = self.tokenizer.iter().map(|(name, content)| (*name, &content[..]));
+        [(CONFIG, self.config.as_bytes())].into_iter().chain(tokenizer)
     }
 
     /// Bytes of these files.
     fn bytes(&self) -> u64 {
-        self.files().iter().map(|(_, content)| content.len() as u64).sum()
+        self.files().map(|(_, content)| content.len() as u64).sum()
     }
 }
 
@@ -191,8 +191,8 @@ impl Saving<'_> {
             manifest.tensors.extend(tensors);
         }
         let SaveRequest { origin, metrics, .. } = self.request;
-        let metrics = (!metrics.is_empty()).then(|| (METRICS, metrics.to_vec()));
-        write_rest(&self.folder, origin.files().into_iter().chain(metrics), manifest, activity)?;
+        let metrics = (!metrics.is_empty()).then_some((METRICS, *metrics));
+        write_rest(&self.folder, origin.files().chain(metrics), manifest, activity)?;
         rename(&self.folder, &self.path).map_err(|error| WriteError::File(self.path.clone(), error))
     }
 
@@ -233,15 +233,15 @@ fn take_note(path: &Path) -> Result<Written, WriteError> {
 }
 
 /// Writes these files, names and contents, then the manifest, and syncs the folder.
-fn write_rest(
+fn write_rest<'f>(
     folder: &Path,
-    files: impl Iterator<Item = (&'static str, Vec<u8>)>,
+    files: impl Iterator<Item = (&'static str, &'f [u8])>,
     mut manifest: Manifest,
     activity: &Activity,
 ) -> Result<(), WriteError> {
     for (name, content) in files {
         let mut output = Output::create(folder, name, activity)?;
-        output.write(&content)?;
+        output.write(content)?;
         manifest.files.push(output.finish()?);
     }
     let mut output = Output::create(folder, MANIFEST, activity)?;
