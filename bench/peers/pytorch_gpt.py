@@ -61,19 +61,21 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def arguments():
+def arguments(**shape):
+    """The command line. `shape` has defaults of further options of the model's shape."""
     parser = argparse.ArgumentParser()
     for name, default in [("layers", 12), ("hidden", 768), ("heads", 12), ("seq", 1024), ("vocab", 50304)]:
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in [("micro-batch", 64), ("accumulate", 1), ("steps", 30)]:
         parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in shape.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     parser.add_argument("--float8", choices=["tensorwise", "rowwise", "rowwise_with_gw_hp"])
     parser.add_argument("--mode", choices=["eager", "compile", "graph", "compile+graph"], default="compile")
     return parser.parse_args()
 
 
-def main():
-    case = arguments()
+def main(case, make_model):
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
@@ -81,7 +83,7 @@ def main():
         dist.init_process_group("nccl", device_id=device)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = Gpt(case).to(device)
+    model = make_model(case).to(device)
     if case.float8:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -155,4 +157,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(arguments(), Gpt)

@@ -36,12 +36,14 @@ template <class F, class T, int N> void activation_backward(const T* input, cons
 }
 
 #define ACTIVATION(T, N, suffix)                                                                                      \
-    KERNEL(gelu_##suffix)(const T* input, T* output, u64 count) { activation<Gelu, T, N>(input, output, count); }     \
-    KERNEL(relu_##suffix)(const T* input, T* output, u64 count) { activation<Relu, T, N>(input, output, count); }     \
+    KERNEL(gelu_##suffix)(const T* input, T* output, u64 count) { begin_kernel(); activation<Gelu, T, N>(input, output, count); } \
+    KERNEL(relu_##suffix)(const T* input, T* output, u64 count) { begin_kernel(); activation<Relu, T, N>(input, output, count); } \
     KERNEL(gelu_backward_##suffix)(const T* input, const T* grad_output, T* grad_input, u64 count) {                  \
+        begin_kernel();                                                                                               \
         activation_backward<Gelu, T, N>(input, grad_output, grad_input, count);                                       \
     }                                                                                                                 \
     KERNEL(relu_backward_##suffix)(const T* input, const T* grad_output, T* grad_input, u64 count) {                  \
+        begin_kernel();                                                                                               \
         activation_backward<Relu, T, N>(input, grad_output, grad_input, count);                                       \
     }
 FOR_EACH_FLOAT(ACTIVATION)
@@ -87,10 +89,12 @@ void swiglu_backward(const T* input, const T* grad_output, T* grad_input, T* out
 
 #define SWIGLU(T, N, suffix)                                                                                        \
     KERNEL(swiglu_##suffix)(const T* input, T* output, u32 rows, u32 width) {                                       \
+        begin_kernel();                                                                                             \
         swiglu<T, N>(input, output, rows, width);                                                                   \
     }                                                                                                               \
     KERNEL(swiglu_backward_##suffix)                                                                                \
     (const T* input, const T* grad_output, T* grad_input, T* output, u32 rows, u32 width) {                         \
+        begin_kernel();                                                                                             \
         swiglu_backward<T, N>(input, grad_output, grad_input, output, rows, width);                                 \
     }
 FOR_EACH_FLOAT(SWIGLU)

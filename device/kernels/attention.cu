@@ -447,21 +447,21 @@ __device__ void backward_keys(const Arguments& a) {
 }
 
 // A name has the type and the widest head that the kernel takes. The host knows the tiles.
-KERNEL(attention_f32_64)(Arguments a) { forward<float, 64, 64>(a); }
-KERNEL(attention_f32_128)(Arguments a) { forward<float, 64, 128>(a); }
-KERNEL(attention_f32_256)(Arguments a) { forward<float, 32, 256>(a); }
-KERNEL(attention_bf16_64)(Arguments a) { forward<bf16, 64, 64>(a); }
-KERNEL(attention_bf16_128)(Arguments a) { forward<bf16, 64, 128>(a); }
-KERNEL(attention_bf16_256)(Arguments a) { forward<bf16, 32, 256>(a); }
-KERNEL(attention_backward_queries_f32_64)(Arguments a) { backward_queries<float, 64, 64>(a); }
-KERNEL(attention_backward_queries_f32_128)(Arguments a) { backward_queries<float, 32, 128>(a); }
-KERNEL(attention_backward_queries_f32_256)(Arguments a) { backward_queries<float, 16, 256>(a); }
-KERNEL(attention_backward_queries_bf16_64)(Arguments a) { backward_queries<bf16, 64, 64>(a); }
-KERNEL(attention_backward_queries_bf16_128)(Arguments a) { backward_queries<bf16, 32, 128>(a); }
-KERNEL(attention_backward_queries_bf16_256)(Arguments a) { backward_queries<bf16, 16, 256>(a); }
-KERNEL(attention_backward_keys_f32_64)(Arguments a) { backward_keys<float, 64, 64>(a); }
-KERNEL(attention_backward_keys_f32_128)(Arguments a) { backward_keys<float, 32, 128>(a); }
-KERNEL(attention_backward_keys_f32_256)(Arguments a) { backward_keys<float, 16, 256>(a); }
-KERNEL(attention_backward_keys_bf16_64)(Arguments a) { backward_keys<bf16, 64, 64>(a); }
-KERNEL(attention_backward_keys_bf16_128)(Arguments a) { backward_keys<bf16, 32, 128>(a); }
-KERNEL(attention_backward_keys_bf16_256)(Arguments a) { backward_keys<bf16, 16, 256>(a); }
+KERNEL(attention_f32_64)(Arguments a) { begin_kernel(); forward<float, 64, 64>(a); }
+KERNEL(attention_f32_128)(Arguments a) { begin_kernel(); forward<float, 64, 128>(a); }
+KERNEL(attention_f32_256)(Arguments a) { begin_kernel(); forward<float, 32, 256>(a); }
+KERNEL(attention_bf16_64)(Arguments a) { begin_kernel(); forward<bf16, 64, 64>(a); }
+KERNEL(attention_bf16_128)(Arguments a) { begin_kernel(); forward<bf16, 64, 128>(a); }
+KERNEL(attention_bf16_256)(Arguments a) { begin_kernel(); forward<bf16, 32, 256>(a); }
+KERNEL(attention_backward_queries_f32_64)(Arguments a) { begin_kernel(); backward_queries<float, 64, 64>(a); }
+KERNEL(attention_backward_queries_f32_128)(Arguments a) { begin_kernel(); backward_queries<float, 32, 128>(a); }
+KERNEL(attention_backward_queries_f32_256)(Arguments a) { begin_kernel(); backward_queries<float, 16, 256>(a); }
+KERNEL(attention_backward_queries_bf16_64)(Arguments a) { begin_kernel(); backward_queries<bf16, 64, 64>(a); }
+KERNEL(attention_backward_queries_bf16_128)(Arguments a) { begin_kernel(); backward_queries<bf16, 32, 128>(a); }
+KERNEL(attention_backward_queries_bf16_256)(Arguments a) { begin_kernel(); backward_queries<bf16, 16, 256>(a); }
+KERNEL(attention_backward_keys_f32_64)(Arguments a) { begin_kernel(); backward_keys<float, 64, 64>(a); }
+KERNEL(attention_backward_keys_f32_128)(Arguments a) { begin_kernel(); backward_keys<float, 32, 128>(a); }
+KERNEL(attention_backward_keys_f32_256)(Arguments a) { begin_kernel(); backward_keys<float, 16, 256>(a); }
+KERNEL(attention_backward_keys_bf16_64)(Arguments a) { begin_kernel(); backward_keys<bf16, 64, 64>(a); }
+KERNEL(attention_backward_keys_bf16_128)(Arguments a) { begin_kernel(); backward_keys<bf16, 32, 128>(a); }
+KERNEL(attention_backward_keys_bf16_256)(Arguments a) { begin_kernel(); backward_keys<bf16, 16, 256>(a); }

@@ -21,6 +21,7 @@ void take_rows(const T* table, const int* start, T* output, u32 rows, u32 width,
 #define TAKE_ROWS(T, N, suffix)                                                                                        \
     KERNEL(take_rows_##suffix)                                                                                         \
     (const T* table, const int* start, T* output, u32 rows, u32 width, u32 capacity) {                                 \
+        begin_kernel();                                                                                                \
         take_rows<T, N>(table, start, output, rows, width, capacity);                                                  \
     }
 FOR_EACH_FLOAT(TAKE_ROWS)
@@ -40,6 +41,7 @@ void append_cache(const T* qkv, T* cache, const int* start, u32 all_rows, u32 ro
 #define APPEND_CACHE(T, N, suffix)                                                                                     \
     KERNEL(append_cache_##suffix)                                                                                      \
     (const T* qkv, T* cache, const int* start, u32 all_rows, u32 rows, u32 queries, u32 width, u32 capacity) {         \
+        begin_kernel();                                                                                                \
         append_cache<T, N>(qkv, cache, start, all_rows, rows, queries, width, capacity);                               \
     }
 FOR_EACH_FLOAT(APPEND_CACHE)
@@ -111,7 +113,7 @@ template <class T, int LANES> void cached_attention(const CachedAttention& a) {
     }
 }
 #define CACHED_ATTENTION(T, LANES, suffix) \
-    KERNEL(cached_attention_##suffix)(CachedAttention a) { cached_attention<T, LANES>(a); }
+    KERNEL(cached_attention_##suffix)(CachedAttention a) { begin_kernel(); cached_attention<T, LANES>(a); }
 CACHED_ATTENTION(float, 2, f32_64)
 CACHED_ATTENTION(float, 4, f32_128)
 CACHED_ATTENTION(float, 8, f32_256)

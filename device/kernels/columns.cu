@@ -42,6 +42,7 @@ template <class T, int N> void column_sums(const T* input, float* partial, u32 r
 }
 #define COLUMN_SUMS(T, N, suffix)                                                                               \
     KERNEL(column_sums_##suffix)(const T* input, float* partial, u32 rows, u32 columns, u32 chunk_rows) { \
+        begin_kernel();                                                                                   \
         column_sums<T, N>(input, partial, rows, columns, chunk_rows);                                           \
     }
 FOR_EACH_FLOAT(COLUMN_SUMS)
@@ -50,6 +51,7 @@ FOR_EACH_FLOAT(COLUMN_SUMS)
 // block is 32 columns by 32 threads of chunks.
 KERNEL(add_partial_columns)
 (const float* partial, float* first, float* second, float* third, u32 chunks, u32 columns, u32 accumulate) {
+    begin_kernel();
     __shared__ float sums[32][32];
     float* output = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
     partial += (u64)blockIdx.y * chunks * columns;

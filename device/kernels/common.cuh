@@ -7,8 +7,19 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Declares a kernel under an unmangled name: KERNEL(name)(arguments) { ... }.
+// Declares a kernel under an unmangled name: KERNEL(name)(arguments) { begin_kernel(); ... }.
 #define KERNEL(name) extern "C" __global__ void name
+
+// The first statement of every kernel of ours (device/tests/device/kernels_compile.rs checks it). In graphs the blocks of a kernel may
+// start while the kernel before it still runs, which hides the time of the launch (programmatic dependent launch,
+// device/src/cuda/rewrite/early_starts.rs). Here they allow the next kernel to do so, and then wait until all work
+// that this kernel depends on is done. No memory is touched before, and no block ends before: so a kernel that is done
+// is after all the work before it, as with a full dependency.
+inline void begin_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Declares a kernel for each type and path: 16 bytes at a time, or one value at a time for odd sizes and addresses.
 // INSTANCE(type, values at a time, suffix of the name).

@@ -53,15 +53,18 @@ void relu_dropout_backward(const T* output, const T* grad_output, T* grad_input,
     KERNEL(dropout_##suffix)                                                                                           \
     (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,           \
      u32 key_high, u32 threshold, float scale) {                                                                       \
+        begin_kernel();                                                                                                \
         dropout<false, T, N>(input, output, record, rows, first_row, tokens, channels, key_low, key_high, threshold, scale);      \
     }                                                                                                                  \
     KERNEL(relu_dropout_##suffix)                                                                                      \
     (const T* input, T* output, const SampleRecord* record, u32 rows, u32 first_row, u32 tokens, u32 channels, u32 key_low,           \
      u32 key_high, u32 threshold, float scale) {                                                                       \
+        begin_kernel();                                                                                                \
         dropout<true, T, N>(input, output, record, rows, first_row, tokens, channels, key_low, key_high, threshold, scale);       \
     }                                                                                                                  \
     KERNEL(relu_dropout_backward_##suffix)                                                                             \
     (const T* output, const T* grad_output, T* grad_input, u64 count, float scale) {                                   \
+        begin_kernel();                                                                                                \
         relu_dropout_backward<T, N>(output, grad_output, grad_input, count, scale);                                    \
     }
 FOR_EACH_FLOAT(DROPOUT)

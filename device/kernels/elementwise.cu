@@ -10,6 +10,7 @@ template <int N, class Body> void for_each(u64 count, Body body) {
 // output[i] = value
 #define FILL(T, N, suffix)                                             \
     KERNEL(fill_##suffix)(T* output, float value, u64 count) {         \
+        begin_kernel();                                                \
         float x[N];                                                    \
         for (int i = 0; i < N; i++) x[i] = value;                      \
         for_each<N>(count, [&](u64 at) { store<N>(output + at, x); }); \
@@ -18,6 +19,7 @@ FOR_EACH_FLOAT(FILL)
 
 // Repeats the bytes of a word, the lowest first. The address is a multiple of 16. It replaces memory sets in graphs.
 KERNEL(set_bytes)(u8* to, u32 word, u64 bytes) {
+    begin_kernel();
     u64 at = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 16;
     if (at + 16 <= bytes) *(uint4*)(to + at) = make_uint4(word, word, word, word);
     else
@@ -36,7 +38,7 @@ template <class T, int N> void add(const T* a, const T* b, T* output, u64 count)
     });
 }
 #define ADD(T, N, suffix) \
-    KERNEL(add_##suffix)(const T* a, const T* b, T* output, u64 count) { add<T, N>(a, b, output, count); }
+    KERNEL(add_##suffix)(const T* a, const T* b, T* output, u64 count) { begin_kernel(); add<T, N>(a, b, output, count); }
 FOR_EACH_FLOAT(ADD)
 
 // output[i] = input[i] in another type.
@@ -47,12 +49,14 @@ template <class From, class To, int N> void convert(const From* input, To* outpu
         store<N>(output + at, x);
     });
 }
-KERNEL(convert_f32_bf16)(const float* input, bf16* output, u64 count) { convert<float, bf16, 4>(input, output, count); }
-KERNEL(convert_bf16_f32)(const bf16* input, float* output, u64 count) { convert<bf16, float, 4>(input, output, count); }
+KERNEL(convert_f32_bf16)(const float* input, bf16* output, u64 count) { begin_kernel(); convert<float, bf16, 4>(input, output, count); }
+KERNEL(convert_bf16_f32)(const bf16* input, float* output, u64 count) { begin_kernel(); convert<bf16, float, 4>(input, output, count); }
 KERNEL(convert_f32_bf16_scalar)(const float* input, bf16* output, u64 count) {
+    begin_kernel();
     convert<float, bf16, 1>(input, output, count);
 }
 KERNEL(convert_bf16_f32_scalar)(const bf16* input, float* output, u64 count) {
+    begin_kernel();
     convert<bf16, float, 1>(input, output, count);
 }
 
@@ -74,10 +78,12 @@ void copy_columns(const From* input, To* a, u32 a_first, u32 a_columns, To* b, u
 // i32 and f32 as they lie in memory.
 KERNEL(copy_columns_words)(const u32* input, u32* a, u32 a_first, u32 a_columns, u32* b, u32 b_first, u32 b_columns,
                            u64 count, u32 width) {
+    begin_kernel();
     copy_columns(input, a, a_first, a_columns, b, b_first, b_columns, count, width, [](u32 x) { return x; });
 }
 KERNEL(copy_columns_bf16)(const float* input, bf16* a, u32 a_first, u32 a_columns, bf16* b, u32 b_first, u32 b_columns,
                           u64 count, u32 width) {
+    begin_kernel();
     copy_columns(input, a, a_first, a_columns, b, b_first, b_columns, count, width, [](float x) {
         bf16 rounded;
         set(&rounded, x);

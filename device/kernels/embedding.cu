@@ -25,6 +25,7 @@ void embedding(const int* tokens, const T* table, const T* positions, T* output,
 #define EMBEDDING(T, N, suffix)                                                                                        \
     KERNEL(embedding_##suffix)                                                                                         \
     (const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {     \
+        begin_kernel();                                                                                                           \
         embedding<T, N>(tokens, table, positions, output, rows, seq, hidden, vocab, first);                                   \
     }
 FOR_EACH_FLOAT(EMBEDDING)

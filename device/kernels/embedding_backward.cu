@@ -84,6 +84,7 @@ void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, 
 #define ADD_RUNS(T, N, suffix)                                                                                         \
     KERNEL(add_runs_##suffix)                                                                                          \
     (const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab) {          \
+        begin_kernel();                                                                                                           \
         add_runs<T, N>(list, rows, next_list, next_rows, table, count, hidden, vocab);                                        \
     }
 FOR_EACH_FLOAT(ADD_RUNS)
@@ -112,6 +113,7 @@ void add_positions(const T* grad_output, float* grad_positions, u32 batch, u32 s
 }
 #define ADD_POSITIONS(T, N, suffix)                                                                                    \
     KERNEL(add_positions_##suffix)(const T* grad_output, float* grad_positions, u32 batch, u32 seq, u32 hidden) {      \
+        begin_kernel();                                                                                                \
         add_positions<T, N>(grad_output, grad_positions, batch, seq, hidden);                                          \
     }
 FOR_EACH_FLOAT(ADD_POSITIONS)

@@ -79,11 +79,11 @@ template <class T, class Kind> void epilogue(const Epilogue& e) {
     else over_packs<T, Kind, 1>(e);
 }
 
-KERNEL(epilogue_bias_f32)(Epilogue e) { epilogue<float, AddBias>(e); }
-KERNEL(epilogue_bias_bf16)(Epilogue e) { epilogue<bf16, AddBias>(e); }
-KERNEL(epilogue_bias_gelu_f32)(Epilogue e) { epilogue<float, BiasGelu>(e); }
-KERNEL(epilogue_bias_gelu_bf16)(Epilogue e) { epilogue<bf16, BiasGelu>(e); }
-KERNEL(epilogue_gelu_backward_f32)(Epilogue e) { epilogue<float, GeluBackward>(e); }
-KERNEL(epilogue_gelu_backward_bf16)(Epilogue e) { epilogue<bf16, GeluBackward>(e); }
-KERNEL(epilogue_gelu_backward_activated_f32)(Epilogue e) { epilogue<float, GeluBackwardActivated>(e); }
-KERNEL(epilogue_gelu_backward_activated_bf16)(Epilogue e) { epilogue<bf16, GeluBackwardActivated>(e); }
+KERNEL(epilogue_bias_f32)(Epilogue e) { begin_kernel(); epilogue<float, AddBias>(e); }
+KERNEL(epilogue_bias_bf16)(Epilogue e) { begin_kernel(); epilogue<bf16, AddBias>(e); }
+KERNEL(epilogue_bias_gelu_f32)(Epilogue e) { begin_kernel(); epilogue<float, BiasGelu>(e); }
+KERNEL(epilogue_bias_gelu_bf16)(Epilogue e) { begin_kernel(); epilogue<bf16, BiasGelu>(e); }
+KERNEL(epilogue_gelu_backward_f32)(Epilogue e) { begin_kernel(); epilogue<float, GeluBackward>(e); }
+KERNEL(epilogue_gelu_backward_bf16)(Epilogue e) { begin_kernel(); epilogue<bf16, GeluBackward>(e); }
+KERNEL(epilogue_gelu_backward_activated_f32)(Epilogue e) { begin_kernel(); epilogue<float, GeluBackwardActivated>(e); }
+KERNEL(epilogue_gelu_backward_activated_bf16)(Epilogue e) { begin_kernel(); epilogue<bf16, GeluBackwardActivated>(e); }

@@ -184,6 +184,6 @@ template <class T, int N, int PACKS> void head_norm_backward(const HeadNorm& op)
 
 // With vectors a thread has one pack: a head has at most 64 N channels. One value at a time serves up to 512.
 #define HEAD_NORM(T, N, suffix)                                                                                        \
-    KERNEL(head_norm_##suffix)(const HeadNorm op) { head_norm<T, N, N == 1 ? 8 : 1>(op); }                             \
-    KERNEL(head_norm_backward_##suffix)(const HeadNorm op) { head_norm_backward<T, N, N == 1 ? 8 : 1>(op); }
+    KERNEL(head_norm_##suffix)(const HeadNorm op) { begin_kernel(); head_norm<T, N, N == 1 ? 8 : 1>(op); }             \
+    KERNEL(head_norm_backward_##suffix)(const HeadNorm op) { begin_kernel(); head_norm_backward<T, N, N == 1 ? 8 : 1>(op); }
 FOR_EACH_FLOAT(HEAD_NORM)

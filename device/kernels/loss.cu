@@ -191,10 +191,10 @@ template <class T, int N> void cross_entropy_cached(const CrossEntropy& op) {
 }
 
 #define CROSS_ENTROPY(T, N, suffix) \
-    KERNEL(cross_entropy_##suffix)(const CrossEntropy op) { cross_entropy<T, N>(op); }
+    KERNEL(cross_entropy_##suffix)(const CrossEntropy op) { begin_kernel(); cross_entropy<T, N>(op); }
 FOR_EACH_FLOAT(CROSS_ENTROPY)
-KERNEL(cross_entropy_cached_f32)(const CrossEntropy op) { cross_entropy_cached<float, 4>(op); }
-KERNEL(cross_entropy_cached_bf16)(const CrossEntropy op) { cross_entropy_cached<bf16, 8>(op); }
+KERNEL(cross_entropy_cached_f32)(const CrossEntropy op) { begin_kernel(); cross_entropy_cached<float, 4>(op); }
+KERNEL(cross_entropy_cached_bf16)(const CrossEntropy op) { begin_kernel(); cross_entropy_cached<bf16, 8>(op); }
 
 // For cross-entropy over a vocabulary that is split across ranks: three numbers for each row of a rank's columns, stats
 // (3, rows). They are the largest logit, the sum of exponentials relative to it, and the target's logit if this rank
@@ -224,6 +224,7 @@ void cross_entropy_part(const T* logits, const int* targets, float* stats, u32 r
 #define CROSS_ENTROPY_PART(T, N, suffix)                                                                               \
     KERNEL(cross_entropy_part_##suffix)                                                                                \
     (const T* logits, const int* targets, float* stats, u32 rows, u32 columns, u32 real, u32 first) {                  \
+        begin_kernel();                                                                                                \
         cross_entropy_part<T, N>(logits, targets, stats, rows, columns, real, first);                                  \
     }
 FOR_EACH_FLOAT(CROSS_ENTROPY_PART)
@@ -265,6 +266,7 @@ void cross_entropy_join(T* logits, const int* targets, const float* stats, float
     KERNEL(cross_entropy_join_##suffix)                                                                                \
     (T* logits, const int* targets, const float* stats, float* losses, const Control* control, u32 rows, u32 columns,  \
      u32 real, u32 first, u32 vocab, u32 ranks) {                                                                      \
+        begin_kernel();                                                                                                \
         cross_entropy_join<T, N>(logits, targets, stats, losses, control, rows, columns, real, first, vocab, ranks);   \
     }
 FOR_EACH_FLOAT(CROSS_ENTROPY_JOIN)
@@ -292,6 +294,7 @@ void mse(const T* prediction, const T* target, float* losses, T* grad, const Con
 #define MSE(T, N, suffix)                                                                                              \
     KERNEL(mse_##suffix)                                                                                               \
     (const T* prediction, const T* target, float* losses, T* grad, const Control* control, u32 width) {                \
+        begin_kernel();                                                                                                \
         mse<T, N>(prediction, target, losses, grad, control, width);                                                   \
     }
 FOR_EACH_FLOAT(MSE)

@@ -4,6 +4,7 @@
 #include "common.cuh"
 
 KERNEL(mark)(volatile u64* words, u64* all, u64* own, unsigned value) {
+    begin_kernel();
     u64 sequence = atomicAdd((unsigned long long*)all, 1ull) + 1;
     u64 count = *own + 1;  // a track belongs to one stream
     *own = count;

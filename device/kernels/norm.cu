@@ -91,7 +91,7 @@ template <class T, int N, int PACKS, bool WARP> void norm(const Norm& op) {
     }
 }
 #define NORM(T, N, PACKS, WARP, suffix) \
-    KERNEL(norm_##suffix)(const Norm op) { norm<T, N, PACKS, WARP>(op); }
+    KERNEL(norm_##suffix)(const Norm op) { begin_kernel(); norm<T, N, PACKS, WARP>(op); }
 FOR_EACH_ROW_SHAPE(NORM)
 
 // For any size and address: one block per row, which is read again from the cache.
@@ -126,5 +126,5 @@ template <class T> void norm_any(const Norm& op) {
         }
     }
 }
-KERNEL(norm_f32_any)(const Norm op) { norm_any<float>(op); }
-KERNEL(norm_bf16_any)(const Norm op) { norm_any<bf16>(op); }
+KERNEL(norm_f32_any)(const Norm op) { begin_kernel(); norm_any<float>(op); }
+KERNEL(norm_bf16_any)(const Norm op) { begin_kernel(); norm_any<bf16>(op); }

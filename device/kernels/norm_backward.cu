@@ -139,9 +139,11 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
 #define BOUNDS_false __launch_bounds__(512)
 #define NORM_BACKWARD(T, N, PACKS, WARP, suffix)                                                                       \
     KERNEL(BOUNDS_##WARP norm_backward_##suffix)(const NormBackward op) {                                              \
+        begin_kernel();                                                                                                \
         norm_backward<T, N, PACKS, WARP, false>(op);                                                                   \
     }                                                                                                                  \
     KERNEL(BOUNDS_##WARP norm_backward_sums_##suffix)(const NormBackward op) {                                         \
+        begin_kernel();                                                                                                \
         norm_backward<T, N, PACKS, WARP, true>(op);                                                                    \
     }
 FOR_EACH_ROW_SHAPE(NORM_BACKWARD)
@@ -186,7 +188,7 @@ template <class T> void norm_backward_any(const NormBackward& op) {
     }
 }
 #define NORM_BACKWARD_ANY(T, suffix)                                                                    \
-    KERNEL(norm_backward_columns_##suffix)(const NormBackward op) { norm_backward_columns<T>(op); } \
-    KERNEL(norm_backward_##suffix##_any)(const NormBackward op) { norm_backward_any<T>(op); }
+    KERNEL(norm_backward_columns_##suffix)(const NormBackward op) { begin_kernel(); norm_backward_columns<T>(op); } \
+    KERNEL(norm_backward_##suffix##_any)(const NormBackward op) { begin_kernel(); norm_backward_any<T>(op); }
 NORM_BACKWARD_ANY(float, f32)
 NORM_BACKWARD_ANY(bf16, bf16)

@@ -3,6 +3,7 @@
 
 // From the sum of squared gradients to the clip factor. One thread.
 KERNEL(clip_scale)(const float* square_sum, const Control* control, Status* status) {
+    begin_kernel();
     float inverse = control->inverse_loss_scale, clip = control->clip;
     float norm = sqrtf(*square_sum) * inverse;
     bool finite = fabsf(norm) <= 3.4028235e38f;
@@ -89,6 +90,7 @@ template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u
 }
 
 KERNEL(adamw)(const __grid_constant__ Update op) {
+    begin_kernel();
     const Status status = *op.status;
     if (!status.finite) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
@@ -125,6 +127,7 @@ void lion_step(const Parameter& entry, float learning_rate, float factor, float 
 }
 
 KERNEL(lion)(const __grid_constant__ Update op) {
+    begin_kernel();
     const Status status = *op.status;
     if (!status.finite) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
@@ -153,6 +156,7 @@ template <int N> void sgd_step(const Parameter& entry, float learning_rate, floa
 }
 
 KERNEL(sgd)(const __grid_constant__ Update op) {
+    begin_kernel();
     const Status status = *op.status;
     if (!status.finite) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];

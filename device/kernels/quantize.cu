@@ -97,6 +97,7 @@ template <class S, class T, bool VECTOR> void quantize_tile(const Quantize& q) {
 #define QUANTIZE(source, name, T, VECTOR, suffix)                                                            \
     extern "C" __global__ void __launch_bounds__(256, VECTOR && sizeof(T) == 2 ? source::BLOCKS : 1)         \
         quantize_##name##_##suffix(Quantize q) {                                                             \
+        begin_kernel();                                                                                      \
         quantize_tile<source, T, VECTOR>(q);                                                                 \
     }
 FOR_EACH_SOURCE(QUANTIZE)

@@ -234,6 +234,7 @@ template <class S, class T> void quantize_block(const QuantizeBlocks& b) {
 #define QUANTIZE_BLOCKS_true(source, name, T, suffix)                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 2 : 1)                              \
         quantize_blocks_##name##_##suffix(QuantizeBlocks b) {                                                  \
+        begin_kernel();                                                                                        \
         quantize_block<source, T>(b);                                                                          \
     }
 #define QUANTIZE_BLOCKS_false(source, name, T, suffix)

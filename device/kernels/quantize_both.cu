@@ -272,6 +272,7 @@ template <class S, class T> void quantize_both(const Quantize& q) {
 // A thread has 128 registers.
 #define QUANTIZE_BOTH_true(S, name, T, suffix)                                                              \
     extern "C" __global__ void __launch_bounds__(512, 1) quantize_both_##name##_##suffix(Quantize q) {      \
+        begin_kernel();                                                                                     \
         quantize_both<S, T>(q);                                                                             \
     }
 // Odd sizes and addresses take two passes.

@@ -64,6 +64,7 @@ template <class S, class T, bool VECTOR> void column_magnitudes(const Quantize& 
 
 // A block has 32 columns; each of its 32 warps looks at some tiles of them.
 KERNEL(column_scales)(const u32* partial, u32 row_tiles, u32 width, float* scales, float most) {
+    begin_kernel();
     __shared__ u32 largest[32][32];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
     u32 peak = 0;
@@ -102,9 +103,11 @@ template <class S, class T, bool VECTOR> void quantize_columns(const Quantize& q
 
 #define QUANTIZE_COLUMNS(source, name, T, VECTOR, suffix)                                                \
     extern "C" __global__ void __launch_bounds__(256) column_magnitudes_##name##_##suffix(Quantize q) { \
+        begin_kernel();                                                                                 \
         column_magnitudes<source, T, VECTOR>(q);                                                         \
     }                                                                                                    \
     extern "C" __global__ void __launch_bounds__(256) quantize_columns_##name##_##suffix(Quantize q) {  \
+        begin_kernel();                                                                                 \
         quantize_columns<source, T, VECTOR>(q);                                                          \
     }
 FOR_EACH_PATH(QUANTIZE_COLUMNS, Stored, stored)

@@ -60,12 +60,14 @@ template <class S, class T, bool VECTOR> void count_quantized(const CountQuantiz
 
 #define COUNT(source, name, T, VECTOR, suffix)                                                             \
     extern "C" __global__ void __launch_bounds__(256) count_quantized_##name##_##suffix(CountQuantized b) { \
+        begin_kernel();                                                                                     \
         count_quantized<source, T, VECTOR>(b);                                                             \
     }
 FOR_EACH_SOURCE(COUNT)
 
 // Sums of `n` counts by kind, (kinds, 3): all, saturated, underflowed. A block is a kind; one warp.
 KERNEL(sum_counts)(const Counts* counts, u32 n, float* sums) {
+    begin_kernel();
     u32 kinds = gridDim.x, kind = blockIdx.x;
     u64 all = 0, saturated = 0, underflowed = 0;
     for (u32 i = kind + threadIdx.x * kinds; i < n; i += 32 * kinds) {

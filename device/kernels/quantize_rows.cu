@@ -82,6 +82,7 @@ template <class S, class T, bool VECTOR> void quantize_row(const Quantize& q) {
 
 #define QUANTIZE_ROWS(source, name, T, VECTOR, suffix)                                             \
     extern "C" __global__ void __launch_bounds__(256) quantize_rows_##name##_##suffix(Quantize q) { \
+        begin_kernel();                                                                             \
         quantize_row<source, T, VECTOR>(q);                                                        \
     }
 FOR_EACH_SOURCE(QUANTIZE_ROWS)

@@ -17,8 +17,8 @@ template <class T> void fill(T* output, u64 count, u32 seed) {
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += stride) set(output + i, noise(i, seed));
 }
 
-KERNEL(random_f32)(float* output, u64 count, u32 seed) { fill(output, count, seed); }
-KERNEL(random_bf16)(bf16* output, u64 count, u32 seed) { fill(output, count, seed); }
+KERNEL(random_f32)(float* output, u64 count, u32 seed) { begin_kernel(); fill(output, count, seed); }
+KERNEL(random_bf16)(bf16* output, u64 count, u32 seed) { begin_kernel(); fill(output, count, seed); }
 
 // The same numbers in an 8-bit floating type, towards zero, and 0 where they are below its normal ones. By bits, so that
 // every GPU can: the sign, then the exponent and the upper bits of the mantissa, with the bias moved.
@@ -35,5 +35,5 @@ template <int MANTISSA, int BIAS> void fill_f8(u8* output, u64 count, u32 seed) 
     }
 }
 
-KERNEL(random_f8e4m3)(u8* output, u64 count, u32 seed) { fill_f8<3, 7>(output, count, seed); }
-KERNEL(random_f8e5m2)(u8* output, u64 count, u32 seed) { fill_f8<2, 15>(output, count, seed); }
+KERNEL(random_f8e4m3)(u8* output, u64 count, u32 seed) { begin_kernel(); fill_f8<3, 7>(output, count, seed); }
+KERNEL(random_f8e5m2)(u8* output, u64 count, u32 seed) { begin_kernel(); fill_f8<2, 15>(output, count, seed); }

@@ -17,6 +17,7 @@ struct Sums {
 
 // partial[chunk] = sum of x or x^2 over the chunk.
 KERNEL(sum_chunks)(const __grid_constant__ Sums op) {
+    begin_kernel();
     const Summed& entry = op.entries[tensor_of_block(op.entries, op.count)];
     u64 start = (u64)(blockIdx.x - entry.first_chunk) * CHUNK;
     u32 length = (u32)min((u64)CHUNK, entry.elements - start);
@@ -36,6 +37,7 @@ KERNEL(sum_chunks)(const __grid_constant__ Sums op) {
 
 // total (+)= sum of all partial sums, rounded once. One block.
 KERNEL(add_partial_sums)(const double* partial, u64 count, float* total, u32 accumulate) {
+    begin_kernel();
     double sum = 0.0;
     for (u64 i = threadIdx.x; i < count; i += blockDim.x) sum += partial[i];
     sum = block_sum(sum);

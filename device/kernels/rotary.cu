@@ -28,6 +28,7 @@ void rotary(T* qkv, const float* table, u32 rows, u32 seq, u32 width, u32 rotate
 #define ROTARY(T, N, suffix)                                                                                           \
     KERNEL(rotary_##suffix)                                                                                            \
     (T* qkv, const float* table, u32 rows, u32 seq, u32 width, u32 rotated, u32 half, float sign) {                    \
+        begin_kernel();                                                                                                \
         rotary<T, N>(qkv, table, rows, seq, width, rotated, half, sign);                                               \
     }
 FOR_EACH_FLOAT(ROTARY)

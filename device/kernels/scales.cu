@@ -42,12 +42,14 @@ template <class S, class T, bool VECTOR> void largest(const Quantize& q) {
 
 #define LARGEST(source, name, T, VECTOR, suffix)                                             \
     extern "C" __global__ void __launch_bounds__(256) largest_##name##_##suffix(Quantize q) { \
+        begin_kernel();                                                                       \
         largest<source, T, VECTOR>(q);                                                       \
     }
 FOR_EACH_SOURCE(LARGEST)
 
 // The scale from the `count` magnitudes that `largest` left; one warp.
 KERNEL(make_scale)(const u32* partial, u32 count, float* scale, float most, u32 keep_known) {
+    begin_kernel();
     if (keep_known && *scale != 0.0f) return;
     u32 peak = 0;
     for (u32 i = threadIdx.x; i < count; i += 32) peak = max(peak, partial[i]);
@@ -60,6 +62,7 @@ KERNEL(make_scale)(const u32* partial, u32 count, float* scale, float most, u32 
 // `unit` is a power of two, the room above the largest magnitude. `unknown` is the scale of a tensor of which nothing is known.
 KERNEL(update_scales)
 (float* amax, float* history, const float* largest, float* scale, u32 length, float unit, float unknown) {
+    begin_kernel();
     u32 tensor = blockIdx.x;
     float found = amax[tensor];
     // All threads have read it before the first one sets it to 0.

@@ -12,6 +12,7 @@ const u32 WARP_TILE = TILE / WARPS;
 // pairs[i] = (row of the token at position i) in the upper half, i in the lower. The table begins with token `first`; a
 // token outside of it has row `vocab`.
 KERNEL(sort_begin)(const int* tokens, u64* pairs, u32 count, u32 vocab, u32 first) {
+    begin_kernel();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     u32 token = (u32)tokens[i] - first; // one before the first wraps to a number beyond the last
@@ -22,6 +23,7 @@ inline u32 digit_of(u64 pair, u32 shift) { return (u32)(pair >> 32 >> shift) % D
 
 // counts[digit, tile]
 KERNEL(sort_count)(const u64* pairs, u32* counts, u32 count, u32 shift) {
+    begin_kernel();
     __shared__ u32 histogram[DIGITS];
     histogram[threadIdx.x] = 0;
     __syncthreads();
@@ -33,6 +35,7 @@ KERNEL(sort_count)(const u64* pairs, u32* counts, u32 count, u32 shift) {
 
 // Replaces every count by the sum of those before it. One block of 1024 threads, each with a run of counts.
 KERNEL(sort_offsets)(u32* counts, u32 count) {
+    begin_kernel();
     __shared__ u32 sums[32];
     u32 run = (count + blockDim.x - 1) / blockDim.x, start = min(count, threadIdx.x * run), end = min(count, start + run);
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -58,6 +61,7 @@ KERNEL(sort_offsets)(u32* counts, u32 count) {
 // Moves a tile's pairs to their places. Warps have consecutive parts of the tile and go through them in order, so that
 // equal digits keep their order.
 KERNEL(sort_move)(const u64* pairs, u64* sorted, const u32* offsets, u32 count, u32 shift) {
+    begin_kernel();
     __shared__ u32 place[WARPS][DIGITS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (u32 w = 0; w < WARPS; w++) place[w][threadIdx.x] = 0;

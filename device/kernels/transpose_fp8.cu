@@ -16,6 +16,7 @@ inline int place(int column) { return column / 16 % 8 * 4; }
 // Rows and columns are multiples of 16.
 extern "C" __global__ void __launch_bounds__(256)
     transpose_fp8_wide(const u8* input, u8* output, u32 rows, u32 columns) {
+    begin_kernel();
     __shared__ __align__(16) u32 staged[TILE][QUADS];
     u32 tiles = (columns + TILE - 1) / TILE;
     u32 first_row = blockIdx.x / tiles * TILE, first_column = blockIdx.x % tiles * TILE;
@@ -53,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Any sizes and addresses.
 extern "C" __global__ void __launch_bounds__(256) transpose_fp8(const u8* input, u8* output, u32 rows, u32 columns) {
+    begin_kernel();
     u32 tiles = (columns + TILE - 1) / TILE;
     u32 first_row = blockIdx.x / tiles * TILE, first_column = blockIdx.x % tiles * TILE;
 #pragma unroll 1

@@ -170,6 +170,13 @@ impl Kernels {
         launch(stream, kernel, function, sizes, &mut [std::ptr::from_ref(block) as *mut c_void])
     }
 
+    /// Whether a function is a kernel of these, and not a library's or a custom operation's.
+    pub(crate) fn is_ours(&self, function: Function) -> bool {
+        let all =
+            self.always.functions.values().chain(self.fp8.get().into_iter().flat_map(|fp8| fp8.functions.values()));
+        all.copied().any(|ours| ours == function)
+    }
+
     /// A kernel by its name.
     ///
     /// # Errors

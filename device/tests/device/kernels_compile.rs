@@ -118,3 +118,32 @@ fn a_gpu_that_the_compiler_is_too_old_for_is_named_with_its_version_and_the_fix(
     let error = compile("nothing.cu", "extern \"C\" __global__ void nothing() {}", "sm_999").unwrap_err().to_string();
     assert!(error.contains(" does not know sm_999. Fix: a newer one: install "), "{error}");
 }
+
+/// The first statement of every kernel in a source, by what declares it: a name, or a pattern of names in a macro.
+fn first_statements(source: &str) -> Vec<(&str, &str)> {
+    let starts = source.match_indices("__global__").chain(source.match_indices("KERNEL("));
+    let statement = |(at, _): (usize, &str)| {
+        let line = &source[source[..at].rfind('\n').map_or(0, |end| end + 1)..];
+        let declared = line.lines().next().unwrap_or_default();
+        if declared.starts_with("//") || declared.starts_with("#define KERNEL(") {
+            return None;
+        }
+        let (_, body) = source[at..].split_once('{')?;
+        let body = body.trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
+        Some((declared.trim_end_matches([' ', '\\']), body.split(';').next()?))
+    };
+    starts.filter_map(statement).collect()
+}
+
+#[test]
+fn every_kernel_waits_for_the_work_before_it_before_anything_else() {
+    assert_eq!(first_statements("KERNEL(a)(int b) {  \\\n  c();  }"), [("KERNEL(a)(int b) {", "c()")]);
+    let mut found = 0;
+    for (file, source) in SOURCES.iter().chain(FP8_SOURCES) {
+        for (declared, first) in first_statements(source) {
+            assert_eq!(first, "begin_kernel()", "{file}: `{declared}` must begin with begin_kernel(): see common.cuh");
+            found += 1;
+        }
+    }
+    assert!(found > 90, "{found} kernels found");
+}

@@ -18,6 +18,7 @@ use crate::config::plan::{ModelPlan, RunPlan};
 use crate::config::request::TrainRequest;
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
+use crate::report::energy::EnergyMeter;
 use crate::report::gpu_peak::peak_tflops;
 use crate::run::set_up::{load_start, stage, step_settings};
 
@@ -133,6 +134,8 @@ pub struct BenchResult {
     pub issue_with_inputs_us: f64,
     /// The same of a step that runs eagerly, as all do without graphs, microseconds.
     pub eager_issue_us: f64,
+    /// Energy of this rank's GPU for a steady step, joules, by NVML. `null` without it.
+    pub joules_per_step: Option<f64>,
     /// Bytes of device memory in use.
     pub memory_bytes: usize,
     /// Seconds from the process's start to the end of the first step.
@@ -250,9 +253,11 @@ pub(super) fn measure(
     let (launch_us, issue_us) = issue(&mut timed, launches, None)?;
     let (launch_with_inputs_us, issue_with_inputs_us) = issue(&mut timed, launches, Some(&batch))?;
 
+    let meter = device.gpu().and_then(|gpu| EnergyMeter::open(&gpu.uuid));
     group.control.barrier();
     device.synchronize()?;
     let before = device.counters();
+    let joules_before = meter.as_ref().and_then(EnergyMeter::joules);
     let mut ends = vec![Instant::now()];
     let mut in_flight = timed(None)?.0;
     let mut loss = f64::NAN;
@@ -261,6 +266,7 @@ pub(super) fn measure(
         loss = std::mem::replace(&mut in_flight, submitted).wait()?.loss;
         ends.push(Instant::now());
     }
+    let joules = meter.as_ref().and_then(EnergyMeter::joules).zip(joules_before);
     let after = device.counters();
     in_flight.wait()?;
     let seconds = ends[steps].duration_since(ends[0]).as_secs_f64() / steps as f64;
@@ -283,6 +289,7 @@ pub(super) fn measure(
         issue_us,
         issue_with_inputs_us,
         eager_issue_us,
+        joules_per_step: joules.map(|(after, before)| (after - before) / steps as f64),
         memory_bytes,
         first_step_s,
         loss,
@@ -348,6 +355,7 @@ mod tests {
             issue_us: 180.0,
             issue_with_inputs_us: 182.0,
             eager_issue_us,
+            joules_per_step: None,
             memory_bytes: 1,
             first_step_s: 1.0,
             loss: 1.0,

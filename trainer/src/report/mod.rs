@@ -1,6 +1,7 @@
 //! What a run reports: lines on the console, logs, and files of metrics.
 
 pub mod checks;
+pub mod energy;
 pub mod fp8_losses;
 pub mod gpu_peak;
 pub mod graph_report;

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+mod early_starts;
 mod edges;
 mod memory_sets;
 mod nodes;
@@ -13,7 +14,8 @@ use cudarc::driver::sys;
 use super::Kernels;
 use crate::Result;
 
-/// Replaces memory sets by kernels, and removes repeated event records and implied dependencies.
+/// Replaces memory sets by kernels, removes repeated event records and implied dependencies, and lets kernels of ours
+/// start early.
 ///
 /// # Safety
 /// The graph is the caller's, is not instantiated yet, and nothing uses it meanwhile.
@@ -25,6 +27,7 @@ pub(super) unsafe fn rewrite(graph: sys::CUgraph, kernels: &Kernels) -> Result<(
     unsafe {
         memory_sets::replace(graph, kernels)?;
         records::remove_repeated(graph)?;
-        edges::reduce(graph)
+        edges::reduce(graph)?;
+        early_starts::allow(graph, kernels)
     }
 }
