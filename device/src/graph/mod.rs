@@ -138,6 +138,6 @@ impl Graph {
     /// Times a node of the launch under way.
     fn note(&self, core: &Core, node: &Node) -> Note {
         let label = launched_label(&node.label, &self.name, &core.scope);
-        core.recorder.operation(&core.streams[node.stream.index()].name, &label, false)
+        core.recorder.operation(&core.streams[node.stream.index()].name, &label, Some(&node.op), false)
     }
 }

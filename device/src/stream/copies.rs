@@ -43,7 +43,7 @@ impl Stream {
         }
         let label = core.label("write");
         let stream = &mut core.streams[self.id.index()];
-        let _note = core.recorder.operation(&stream.name, &label, false);
+        let _note = core.recorder.operation(&stream.name, &label, None, false);
         copy(&mut stream.backend, &core.backend)
     }
 
@@ -68,7 +68,7 @@ impl Stream {
         }
         let label = core.label("read");
         let stream = &mut core.streams[self.id.index()];
-        let _note = core.recorder.operation(&stream.name, &label, false);
+        let _note = core.recorder.operation(&stream.name, &label, None, false);
         stream.backend.read(tensor, &core.backend)
     }
 }

@@ -120,7 +120,7 @@ impl Stream {
                     core.check_live(&label, tensor)?;
                 }
                 let stream = &mut core.streams[self.id.index()];
-                let note = core.recorder.operation(&stream.name, &label, true);
+                let note = core.recorder.operation(&stream.name, &label, Some(&op), true);
                 capture.add(self.id, op.clone(), accesses, label)?;
                 stream.backend.run(&op, &core.backend, true, note)
             });
@@ -134,7 +134,7 @@ impl Stream {
             checker.operation(self.id, &label, &accesses, &core.buffers)?;
         }
         let stream = &mut core.streams[self.id.index()];
-        let note = core.recorder.operation(&stream.name, &label, false);
+        let note = core.recorder.operation(&stream.name, &label, Some(&op), false);
         stream.backend.run(&op, &core.backend, false, note)?;
         if let (DeviceBackend::Host(_), Some(progress)) = (&core.backend, &core.progress) {
             progress.advance();
