@@ -24,6 +24,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
     match request {
         Request::Train(request) => train::train(&request, env),
         Request::Bench(request) => train::bench(&request, env, started),
+        Request::Profile(request) => train::profile(&request, env),
         Request::Doctor(request) => doctor::run(request, env),
         Request::Tokenize(request) => {
             refuse_ranks("tokenize", "one process tokenises, on all cores that it may use", "start it without mpirun");
@@ -33,6 +34,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
             let (config, device) = match &*request {
                 Request::Train(run) => (Some(&run.config), run.config.train.device),
                 Request::Bench(bench) => (Some(&bench.run.config), bench.run.config.train.device),
+                Request::Profile(profile) => (Some(&profile.run.config), profile.run.config.train.device),
                 Request::Doctor(doctor) => (None, doctor.device),
                 _ => (None, DeviceChoice::Host),
             };

@@ -19,7 +19,7 @@ mod job;
 mod launch;
 mod manual;
 mod plan;
-mod random;
+pub mod profile;
 mod report;
 pub mod sample;
 mod supervise;

@@ -13,6 +13,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::bench::{self, BenchRequest};
 use super::plan::check_named_gpu;
+use super::profile::{self, ProfileRequest};
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::config::unused_settings;
@@ -51,6 +52,18 @@ pub(super) fn bench(request: &BenchRequest, env: &RankEnv, started: Instant) -> 
                 .map_err(file_error("standard output".into()))?;
             result.gains_nothing().into_iter().for_each(|notice| warn(&notice));
         }
+        Ok(0)
+    })
+}
+
+/// Profiles steps; returns the exit code.
+pub(super) fn profile(request: &ProfileRequest, env: &RankEnv) -> i32 {
+    if request.run.dry_run {
+        return train(&request.run, env);
+    }
+    let prepared = prepare(&request.run, true, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
+    start(&request.run, &prepared, env, Some(request.steps), |group, device| {
+        profile::run(request, &prepared.plan, group, device)?;
         Ok(0)
     })
 }

@@ -5,6 +5,8 @@ mod cheaper;
 pub mod consistency;
 mod host_memory;
 pub mod output_files;
+pub mod random;
+pub mod random_steps;
 pub mod ranks;
 pub mod run_folder;
 pub mod set_up;
