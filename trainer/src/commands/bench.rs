@@ -16,6 +16,7 @@ use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::report::energy::EnergyMeter;
 use crate::report::gpu_peak::peak_tflops;
+use crate::run::auto_scope;
 use crate::run::random_steps::{Inputs, RandomSteps, median};
 use crate::run::set_up::load_start;
 
@@ -214,6 +215,7 @@ pub(super) fn measure(
     steps: usize,
     started: Instant,
 ) -> Result<BenchResult, RunError> {
+    let plan = &auto_scope::resolve(plan, group, device)?;
     let mut run = RandomSteps::new(plan, group, device)?;
     load_start(plan, device, run.stage())?;
     run.step(Inputs::Copied)?;

@@ -178,7 +178,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("recompute.layers", "recompute-num-layers", &["recompute-layers"], "1", Kind::Integer, "full: number of blocks recomputed together, and captured as one layer. More blocks save fewer inputs, and need more memory while they are recomputed"),
 
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
-    option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(GraphScope::WORDS), "What one graph holds: a layer in one direction, or the whole step"),
+    option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(GraphScope::WORDS), "What one graph holds: a layer in one direction, or the whole step. auto: steps on random samples are timed at the start, without graphs and in both scopes, and the fastest that fits the memory is used"),
     option("cuda_graph.modules", "cuda-graph-modules", &[], "[]", Kind::Choices(GraphModule::WORDS), "per_layer: only these modules become graphs, the rest runs eagerly. attention and mlp are each a graph of their own in a block, with the norm before it; both together are one. Empty: all"),
     option("cuda_graph.layers", "cuda-graph-layers", &[], "[]", Kind::Integers, "per_layer: only these layers become graphs, the rest runs eagerly. Layer 0 is the embedding, then come the blocks, then the head. Empty: all"),
     option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before the capture; at least 1"),

@@ -326,6 +326,8 @@ choice! {
         PerLayer = "per_layer",
         /// All microbatches of a step.
         FullIteration = "full_iteration",
+        /// What is fastest where the run starts.
+        Auto = "auto",
     }
 }
 

@@ -40,19 +40,25 @@ pub struct Expected {
 impl Expected {
     /// What a scope of so many launches a step should gain. A GPU's work stays the same, its gaps become those of graphs, and
     /// the host submits launches alone. On the host device to submit is to run: nothing changes.
-    pub fn of(scope: &str, launches: f64, eager: &ScopeProfile, on_gpu: bool) -> Expected {
+    ///
+    /// `eager` is a rank's, and `exposed_ms` the least time of any rank in which nothing but transfers ran. The rest of this
+    /// rank's exposed time is its wait for the host of another rank.
+    pub fn of(scope: &str, launches: f64, eager: &ScopeProfile, exposed_ms: f64, on_gpu: bool) -> Expected {
         let activity = &eager.activity;
         let gaps_ms = (activity.kernels * NODE_US + launches * LAUNCH_US) / 1e3;
-        let graphed = (activity.busy_ms + gaps_ms).max(launches * HOST_LAUNCH_US / 1e3);
+        let busy_ms = activity.busy_ms - activity.exposed_ms + exposed_ms;
+        let graphed = (busy_ms + gaps_ms).max(launches * HOST_LAUNCH_US / 1e3);
         let step_ms = if on_gpu { graphed.min(eager.step_ms) } else { eager.step_ms };
         Expected { scope: scope.into(), step_ms, gain: eager.step_ms / step_ms }
     }
 }
 
-/// What follows from a profile, in a sentence or two: what graphs should gain, and what they did.
-pub fn verdict(rank: &RankProfile, expected: &[Expected], on_gpu: bool) -> String {
+/// What follows from a profile, in a sentence or two: what graphs should gain, and what they did. `exposed_ms` as in
+/// [`Expected::of`].
+pub fn verdict(rank: &RankProfile, expected: &[Expected], exposed_ms: f64, on_gpu: bool) -> String {
     let (eager, graphed) = (rank.eager(), &rank.scopes[1..]);
-    let busy = (eager.activity.busy_ms / eager.step_ms).min(1.0);
+    let waits_ms = eager.activity.exposed_ms - exposed_ms;
+    let busy = ((eager.activity.busy_ms - waits_ms) / eager.step_ms).min(1.0);
     let gain = expected.iter().map(|expected| expected.gain).fold(1.0, f64::max);
     let (percent, short, all) = (busy * 100.0, eager.activity.short_kernels, eager.activity.kernels);
     let first = if !on_gpu {
@@ -100,17 +106,17 @@ mod tests {
     }
 
     fn said(eager: ScopeProfile, graphed: f64) -> String {
-        let expected = [Expected::of("full_iteration", 1.0, &eager, true)];
+        let expected = [Expected::of("full_iteration", 1.0, &eager, 0.0, true)];
         let graphed = scope("full_iteration", graphed, 0.0, 0.0, 0.0);
-        verdict(&RankProfile { rank: 0, scopes: vec![eager, graphed], operations: vec![] }, &expected, true)
+        verdict(&RankProfile { rank: 0, scopes: vec![eager, graphed], operations: vec![] }, &expected, 0.0, true)
     }
 
     #[test]
     fn a_gpu_that_waits_for_its_host_gains_and_a_busy_one_does_not() {
         let eager = scope("off", 130.0, 60.0, 2000.0, 1900.0);
-        let expected = Expected::of("full_iteration", 1.0, &eager, true);
+        let expected = Expected::of("full_iteration", 1.0, &eager, 0.0, true);
         assert!((expected.step_ms - 61.4015).abs() < 1e-6 && (expected.gain - 2.117).abs() < 1e-3, "{expected:?}");
-        let many = Expected::of("per_layer", 50_000.0, &eager, true);
+        let many = Expected::of("per_layer", 50_000.0, &eager, 0.0, true);
         assert_eq!((many.step_ms, many.gain), (130.0, 1.0), "never slower than expected without graphs");
         let text = said(eager, 62.0);
         assert!(
@@ -127,10 +133,10 @@ mod tests {
     #[test]
     fn the_host_device_gains_nothing() {
         let eager = scope("off", 130.0, 60.0, 2000.0, 1900.0);
-        let expected = Expected::of("full_iteration", 1.0, &eager, false);
+        let expected = Expected::of("full_iteration", 1.0, &eager, 0.0, false);
         assert_eq!(expected.gain, 1.0);
         let rank = RankProfile { rank: 0, scopes: vec![eager], operations: vec![] };
-        let text = verdict(&rank, &[expected], false);
+        let text = verdict(&rank, &[expected], 0.0, false);
         assert_eq!(text, "On the host device to submit an operation is to run it, so graphs gain nothing here.");
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use device::{Device, Timeline};
+use engine::precision::Precision;
 
 use super::activity::Activity;
 use super::expected::{Expected, verdict};
@@ -49,7 +50,8 @@ pub fn measure(
         let plan = RunPlan::new(config, plan.parallel.grid.ranks())?;
         let (scope, timeline) = measure_scope(&plan, group, device, steps, patience)?;
         if here.scopes.is_empty() {
-            here.operations = totals(&timeline, TRACED, peaks.as_ref());
+            here.operations =
+                totals(&timeline, TRACED, peaks.as_ref(), plan.config.precision.compute == Precision::Tf32);
         }
         here.scopes.push(scope);
     }
@@ -67,10 +69,13 @@ pub fn measure(
         verdict: String::new(),
     };
     let slowest = profile.slowest();
-    let launches = |scope: &ScopeProfile| if scope.scope == "full_iteration" { 1.0 } else { launches_by_layer(plan) };
-    let expect = |scope: &ScopeProfile| Expected::of(&scope.scope, launches(scope), slowest.eager(), gpu.is_some());
-    profile.expected = slowest.scopes[1..].iter().map(expect).collect();
-    profile.verdict = verdict(profile.slowest(), &profile.expected, gpu.is_some());
+    let exposed = |rank: &RankProfile| rank.eager().activity.exposed_ms;
+    let exposed_ms = profile.ranks.iter().map(exposed).fold(f64::MAX, f64::min);
+    let by_layer = launches_by_layer(plan, slowest.rank);
+    let expected = [("per_layer", by_layer), ("full_iteration", 1.0)]
+        .map(|(scope, launches)| Expected::of(scope, launches, slowest.eager(), exposed_ms, gpu.is_some()));
+    profile.verdict = verdict(slowest, &expected, exposed_ms, gpu.is_some());
+    profile.expected = expected.into();
     Ok(profile)
 }
 
@@ -96,8 +101,8 @@ fn contenders(config: &RunConfig) -> Vec<CudaGraphConfig> {
 
 /// Graph launches of a rank's step with a graph for each layer: forward and backward of each for each microbatch, the last
 /// reduction and the update.
-fn launches_by_layer(plan: &RunPlan) -> f64 {
-    let layers: usize = plan.layers(0).chunks.iter().map(ExactSizeIterator::len).sum();
+fn launches_by_layer(plan: &RunPlan, rank: usize) -> f64 {
+    let layers: usize = plan.layers(rank).chunks.iter().map(ExactSizeIterator::len).sum();
     (2 * layers * plan.batch.microbatches() + 2) as f64
 }
 

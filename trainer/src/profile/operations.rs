@@ -42,8 +42,8 @@ struct Sum {
     bytes: f64,
 }
 
-/// The totals of a timeline of so many steps, the largest first.
-pub fn totals(timeline: &Timeline, steps: usize, peaks: Option<&Peaks>) -> Vec<Total> {
+/// The totals of a timeline of so many steps, the largest first. `tf32`: products of f32 are rounded to TF32.
+pub fn totals(timeline: &Timeline, steps: usize, peaks: Option<&Peaks>, tf32: bool) -> Vec<Total> {
     let is_work = |span: &&Span| ["kernel", "operation", "copy", "set"].contains(&span.category);
     let mut sums: BTreeMap<(&str, &str, &str), Sum> = BTreeMap::new();
     for span in timeline.spans.iter().filter(is_work) {
@@ -61,7 +61,7 @@ pub fn totals(timeline: &Timeline, steps: usize, peaks: Option<&Peaks>) -> Vec<T
     let all: u64 = sums.values().map(|sum| sum.nanoseconds).sum();
     let total = |((name, shape, dtype), sum): (&(&str, &str, &str), &Sum)| {
         let milliseconds = sum.nanoseconds as f64 / 1e6;
-        let limit = peaks.map(|peaks| (peaks.flops_ms(sum.flops, dtype), peaks.bytes_ms(sum.bytes)));
+        let limit = peaks.and_then(|peaks| Some((peaks.flops_ms(sum.flops, dtype, tf32)?, peaks.bytes_ms(sum.bytes))));
         let of_limit = limit.map(|(flops, bytes)| flops.max(bytes) / milliseconds).filter(|share| *share > 0.0);
         Total {
             name: name.to_string(),
@@ -100,7 +100,7 @@ mod tests {
         let spans = vec![product(0, 3, 1), product(3, 5, 1), product(10, 15, 2), kernel("begin/fill", 20, 21, 3)];
         // 1e12 FLOP/s and 1e9 bytes/s: 4 us and 1 us.
         let peaks = Peaks { bf16_tflops: 1.0, gb_per_s: 1.0 };
-        let totals = totals(&Timeline { began_ns: 0, spans }, 1, Some(&peaks));
+        let totals = totals(&Timeline { began_ns: 0, spans }, 1, Some(&peaks), false);
         assert_eq!((totals[0].name.as_str(), totals[0].count, totals[0].total_ms), ("gemm", 2.0, 0.01));
         assert_eq!((totals[0].mean_ms, totals[0].of_limit, totals[0].limited_by_flops), (0.005, Some(0.8), true));
         assert_eq!((totals[1].name.as_str(), totals[1].of_limit), ("fill", None));

@@ -43,22 +43,24 @@ pub(super) fn scopes(profile: &Profile) -> Cells {
     let mut rows = vec![
         column_heads("a step", scopes),
         row("milliseconds", scopes, |scope| format!("{:.3}", scope.step_ms)),
-        row("expected of the first", scopes, |scope| {
+        row("  expected", scopes, |scope| {
             expected(scope).map_or(String::new(), |expected| format!("{:.3}", expected.step_ms))
         }),
         row("times the speed", scopes, |scope| format!("{:.2}", eager / scope.step_ms)),
-        row("expected", scopes, |scope| {
+        row("  expected", scopes, |scope| {
             expected(scope).map_or(String::new(), |expected| format!("{:.2}", expected.gain))
         }),
         row("host submits, ms", scopes, |scope| format!("{:.3}", scope.host_ms)),
-        row("graph launches", scopes, |scope| format!("{:.0}", scope.launches)),
         row("device busy", scopes, |scope| share(scope.activity.busy_ms, scope.step_ms)),
         row("kernels", scopes, |scope| format!("{:.0}", scope.activity.kernels)),
-        row("of them below 50 us", scopes, |scope| format!("{:.0}", scope.activity.short_kernels)),
+        row("  of them below 50 us", scopes, |scope| format!("{:.0}", scope.activity.short_kernels)),
     ];
+    if scopes.iter().any(|scope| scope.launches > 0.0) {
+        rows.push(row("graph launches", scopes, |scope| format!("{:.0}", scope.launches)));
+    }
     if scopes.iter().any(|scope| scope.activity.transfers_ms > 0.0) {
         rows.push(row("transfers, ms", scopes, |scope| format!("{:.3}", scope.activity.transfers_ms)));
-        rows.push(row("of them exposed", scopes, |scope| format!("{:.3}", scope.activity.exposed_ms)));
+        rows.push(row("  of them exposed", scopes, |scope| format!("{:.3}", scope.activity.exposed_ms)));
     }
     if profile.ranks.len() > 1 {
         let all = |at: usize| profile.ranks.iter().map(move |rank| rank.scopes[at].step_ms);

@@ -49,15 +49,16 @@ impl Peaks {
         known(gpu).map(|(_, bf16_tflops, gb_per_s)| Peaks { bf16_tflops: *bf16_tflops, gb_per_s: *gb_per_s })
     }
 
-    /// The least milliseconds for FLOPs on factors of a type, by its name. 8-bit products have twice the rate of bf16, and
-    /// f32, rounded to TF32, half of it.
-    pub fn flops_ms(&self, flops: f64, dtype: &str) -> f64 {
+    /// The least milliseconds for FLOPs on factors of a type, by its name. 8-bit products have twice the rate of bf16, and f32
+    /// that is rounded to TF32 has half of it. `None` for f32 as it is, whose peak is not known.
+    pub fn flops_ms(&self, flops: f64, dtype: &str, tf32: bool) -> Option<f64> {
         let times_bf16 = match dtype {
-            "f32" => 0.5,
+            "f32" if tf32 => 0.5,
+            "f32" => return None,
             _ if dtype.starts_with("fp8") => 2.0,
             _ => 1.0,
         };
-        flops / (self.bf16_tflops * times_bf16 * 1e9)
+        Some(flops / (self.bf16_tflops * times_bf16 * 1e9))
     }
 
     /// The least milliseconds to read and write so many bytes.
@@ -85,9 +86,9 @@ mod tests {
     fn a_limit_follows_from_the_factors_type_and_the_bytes() {
         let peaks = Peaks::of("NVIDIA H200").unwrap();
         assert_eq!(Peaks::of("NVIDIA GeForce RTX 2080"), None);
-        assert!((peaks.flops_ms(989.4e9, "bf16") - 1.0).abs() < 1e-9);
-        assert!((peaks.flops_ms(989.4e9, "fp8-e4m3") - 0.5).abs() < 1e-9);
-        assert!((peaks.flops_ms(989.4e9, "f32") - 2.0).abs() < 1e-9);
+        let least = |dtype, tf32| peaks.flops_ms(989.4e9, dtype, tf32).map(|least| (least * 1e6).round() / 1e6);
+        assert_eq!((least("bf16", false), least("fp8-e4m3", false)), (Some(1.0), Some(0.5)));
+        assert_eq!((least("f32", true), least("f32", false)), (Some(2.0), None));
         assert!((peaks.bytes_ms(4.8e9) - 1.0).abs() < 1e-9);
     }
 }

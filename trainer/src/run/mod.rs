@@ -1,6 +1,7 @@
 //! A run: from a plan to its end.
 
 pub mod accelerator;
+pub mod auto_scope;
 mod cheaper;
 pub mod consistency;
 mod host_memory;

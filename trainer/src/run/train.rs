@@ -30,10 +30,10 @@ use crate::report::run_log::RunLog;
 use crate::report::summary::{PLAN, summary};
 use crate::report::wandb_client::Client;
 use crate::run::consistency::check_data;
-use crate::run::run_folder;
 use crate::run::set_up::{load_start, stage, step_settings};
 use crate::run::submitted_step::SubmittedStep;
 use crate::run::trace::StepTrace;
+use crate::run::{auto_scope, run_folder};
 
 /// Trains as planned, on data that [`source()`](crate::run::source::source) opened. Returns `None` if nothing was trained:
 /// in a dry run, or if the run already has all its steps.
@@ -47,6 +47,7 @@ pub fn train(
     device: &Device,
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
+    let plan = &auto_scope::resolve(plan, group, device)?;
     let session = if request.dry_run {
         None
     } else {
