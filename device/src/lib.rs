@@ -28,7 +28,7 @@ pub use array::{HostArray, HostValues, Staging};
 pub use backend::Readback;
 pub use checker::Checked;
 pub use communicator::{Communicator, Probe, Request};
-pub use device::{ALIGNMENT, Area, Device, HostOptions, Listener, Submission, TraceEvent};
+pub use device::{ALIGNMENT, Area, Device, HostOptions, Listener, Snapshot, Submission, TraceEvent};
 pub use dtype::{DType, Element, Float};
 pub use error::{CaptureRule, CheckError, Error, Result};
 pub use float8::{F8E4M3, F8E5M2};

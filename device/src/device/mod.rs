@@ -5,6 +5,7 @@ mod copies;
 mod core;
 mod facts;
 mod memory;
+mod snapshot;
 mod timeline;
 mod trace;
 
@@ -14,6 +15,7 @@ use std::rc::Rc;
 pub use area::Area;
 pub(crate) use core::Core;
 pub use memory::ALIGNMENT;
+pub use snapshot::Snapshot;
 pub use trace::{Listener, Submission, TraceEvent};
 
 use crate::backend::DeviceBackend;

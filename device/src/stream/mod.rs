@@ -98,7 +98,7 @@ impl Stream {
         let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
         core.backend.accept(&op, capturing)?;
         if let Some(trace) = &mut core.trace {
-            trace.push(TraceEvent::Operation { stream: self.id, buffers: op.accesses().buffers() });
+            trace.push(TraceEvent::operation(self.id, op.name(), op.accesses()));
             let core = &mut *core;
             if let Some(listener) = &mut core.listener {
                 listener(Submission::Operation { stream: self.id, op: &op, scope: &core.scope });
