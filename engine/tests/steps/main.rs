@@ -26,4 +26,5 @@ mod ranks;
 mod recompute;
 mod same_bits;
 mod tensor_parallel;
+mod verify;
 mod zero_bubble;

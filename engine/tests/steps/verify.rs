@@ -1,0 +1,96 @@
+//! Steps that are verified: with graphs and eagerly they leave the same bits, in every layout, and what is different is named.
+
+use engine::graph_options::{GraphOptions, Scope};
+use engine::model::GptShape;
+use engine::precision::Precision;
+use engine::regions::Mode;
+use engine::step::StepResult;
+use graph_manager::{EagerMemory, Mempool, Verification, Verified};
+
+use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
+
+/// Trains, and verifies each step before it is run. Returns what `train` does, and what was found.
+fn train_verified(run: &Run, memory: EagerMemory, any: &dyn Fn(bool) -> bool) -> (Vec<StepResult>, Vec<Verified>) {
+    let device = run.device();
+    let mut stage = run.stage(&device);
+    let step = |step| {
+        let settings = run.settings(step);
+        let batch = stage.needs_batch().then(|| batch(run.kind, settings.first_sample, run.microbatches));
+        let found =
+            stage.verify_step(Mode::Train, settings, batch.as_ref(), &Verification { memory, any }).unwrap();
+        (stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap(), found)
+    };
+    (0..run.steps).map(step).unzip()
+}
+
+/// Fails unless all steps with graphs were verified and found the same.
+fn assert_clean(found: &[Verified], warm_up: usize, what: &str) {
+    for (step, found) in found.iter().enumerate() {
+        match found {
+            Verified::NotYet => assert!(step <= warm_up, "{what}: step {step} was not verified"),
+            Verified::Same { tensors, bytes } => {
+                assert!(step > warm_up && *tensors > 10 && *bytes > 10_000, "{what}: {tensors} tensors, {bytes} bytes");
+            }
+            Verified::Differs(difference) => panic!("{what}, step {step}: {difference}"),
+        }
+    }
+}
+
+#[test]
+fn fifty_steps_of_every_layout_are_the_same_both_ways_and_verifying_them_changes_no_bit() {
+    let layouts = [
+        ("pipeline 2, 2 chunks", Layout::new(1, 2, 2, 1)),
+        ("tensor 2, data 2", Layout::new(2, 1, 1, 2)),
+        ("zero bubble", Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) }),
+    ];
+    for (at, (name, layout)) in layouts.into_iter().enumerate() {
+        let memory = if at == 1 { EagerMemory::Shared } else { EagerMemory::Apart };
+        let run = || Run {
+            shape: Some(GptShape { layers: 4, ..tiny_gpt(0.1, Precision::F32) }),
+            steps: if at == 2 { 6 } else { 52 },
+            check: false,
+            distributed_optimizer: layout.data > 1,
+            watched: true,
+            ..Run::new(Kind::Gpt, 4, GraphOptions::default())
+        };
+        let plain = layout.on_ranks(run, |run| run.train().0);
+        let verified = layout.on_ranks(run, |run| train_verified(&run, memory, &|differs| differs));
+        for (rank, (results, found)) in verified.iter().enumerate() {
+            assert_eq!(*results, plain[rank], "{name}, rank {rank}");
+            assert_clean(found, 1, name);
+        }
+    }
+}
+
+#[test]
+fn every_way_to_run_a_step_is_verified() {
+    for (at, (name, graphs)) in all_settings().into_iter().enumerate() {
+        for overlap_microbatches in [false, true] {
+            let kind = [Kind::Gpt, Kind::Llama, Kind::Mlp][at % 3];
+            let graphs = GraphOptions { overlap_microbatches, ..graphs.clone() };
+            let run = Run { steps: 4, ..Run::new(kind, 3, graphs.clone()) };
+            let (results, found) = train_verified(&run, EagerMemory::Apart, &|differs| differs);
+            assert_eq!(results, run.train().0, "{kind:?}, {name}");
+            match graphs.enable {
+                true => assert_clean(&found, 1, &name),
+                false => assert_eq!(found, vec![Verified::NotYet; 4]),
+            }
+        }
+    }
+}
+
+#[test]
+fn what_runs_again_after_a_difference_finds_none_in_a_sound_step() {
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for memory in [EagerMemory::Apart, EagerMemory::Shared] {
+            for layout in [Layout::new(1, 1, 1, 1), Layout::new(2, 2, 1, 1), Layout::new(1, 2, 2, 1)] {
+                let graphs = GraphOptions { scope, mempool: Mempool::Single, ..GraphOptions::default() };
+                let shape = GptShape { layers: 4, ..tiny_gpt(0.1, Precision::F32) };
+                let run = || Run { shape: Some(shape.clone()), steps: 4, ..Run::new(Kind::Gpt, 4, graphs.clone()) };
+                // As if another rank had found one.
+                let found = layout.on_ranks(run, |run| train_verified(&run, memory, &|_| true).1);
+                found.iter().for_each(|found| assert_clean(found, 1, &format!("{scope:?} {memory:?} {layout:?}")));
+            }
+        }
+    }
+}
