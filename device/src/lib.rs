@@ -21,6 +21,7 @@ mod priority;
 mod progress;
 mod stream;
 mod stream_id;
+mod sync_debug;
 mod tensor;
 mod timeline;
 
@@ -39,6 +40,7 @@ pub use ops::{Accesses, Op, Operation};
 pub use progress::{Order, Progress, ProgressMark, Reached};
 pub use stream::{Event, Stream};
 pub use stream_id::StreamId;
+pub use sync_debug::SyncDebug;
 pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};
 pub use timeline::{Span, Timeline};
 

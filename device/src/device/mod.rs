@@ -21,6 +21,7 @@ pub use trace::{Listener, Submission, TraceEvent};
 use crate::backend::DeviceBackend;
 use crate::cuda::{CudaDevice, CudaOptions};
 use crate::host::Pool;
+use crate::sync_debug::Hindrance;
 use crate::{CaptureRule, Error, Progress, Result};
 
 /// A handle to one device, cheap to clone. A device is used from the thread that made it.
@@ -94,6 +95,12 @@ impl Device {
     /// # Errors
     /// [`CaptureRule::Synchronization`] while a stream captures; a failed collective.
     pub fn synchronize(&self) -> Result<()> {
+        self.core().hinders(Hindrance::Waits, || "Device::synchronize".into())?;
+        self.finish()
+    }
+
+    /// [`Device::synchronize`] as part of another call.
+    fn finish(&self) -> Result<()> {
         let mut core = self.core();
         core.refuse_during_capture(CaptureRule::Synchronization, || "the device was synchronized".into())?;
         let core = &mut *core;

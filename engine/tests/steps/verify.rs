@@ -1,10 +1,16 @@
 //! Steps that are verified: with graphs and eagerly they leave the same bits, in every layout, and what is different is named.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
+
+use device::ops;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
+use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
+use engine::params::ParamSpec;
 use engine::precision::Precision;
 use engine::regions::Mode;
-use engine::step::StepResult;
+use engine::step::{StepResult, StepSettings};
 use graph_manager::{EagerMemory, Mempool, Verification, Verified};
 
 use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
@@ -16,8 +22,7 @@ fn train_verified(run: &Run, memory: EagerMemory, any: &dyn Fn(bool) -> bool) ->
     let step = |step| {
         let settings = run.settings(step);
         let batch = stage.needs_batch().then(|| batch(run.kind, settings.first_sample, run.microbatches));
-        let found =
-            stage.verify_step(Mode::Train, settings, batch.as_ref(), &Verification { memory, any }).unwrap();
+        let found = stage.verify_step(Mode::Train, settings, batch.as_ref(), &Verification { memory, any }).unwrap();
         (stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap(), found)
     };
     (0..run.steps).map(step).unzip()
@@ -92,5 +97,76 @@ fn what_runs_again_after_a_difference_finds_none_in_a_sound_step() {
                 found.iter().for_each(|found| assert_clean(found, 1, &format!("{scope:?} {memory:?} {layout:?}")));
             }
         }
+    }
+}
+
+/// SGD whose momentum, in sixteenths, is a number of the host: it freezes when the update is captured.
+#[derive(Debug)]
+struct HostMomentum(Arc<AtomicU32>);
+
+impl UpdateRule for HostMomentum {
+    fn state(&self) -> &'static [&'static str] {
+        Sgd { momentum: 1.0 }.state()
+    }
+
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
+        let momentum = self.0.clone();
+        let StepControl { control, status } = control;
+        Box::new(move |cx| {
+            let of = |param: &ParamUpdate| ops::SgdTensors {
+                master: param.master,
+                compute: param.weight,
+                grad: param.grad,
+                momentum: param.state.first().copied(),
+                weight_decay: param.weight_decay,
+            };
+            let momentum = momentum.load(Ordering::Relaxed) as f32 / 16.0;
+            cx.run(ops::Sgd { tensors: params.iter().map(of).collect(), momentum, control, status })
+        })
+    }
+}
+
+#[test]
+fn a_momentum_that_froze_is_named_with_the_parameter_and_the_rank_that_has_it() {
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        let momentum = Arc::new(AtomicU32::new(8));
+        let mut groups = ParamGroup::decay_matrices(Sgd { momentum: 0.0 }, 0.1);
+        let is_norm = |spec: &ParamSpec| spec.name == "h.1.ln_2.weight";
+        groups.insert(
+            0,
+            ParamGroup { takes: is_norm, rule: Arc::new(HostMomentum(momentum.clone())), weight_decay: 0.0 },
+        );
+        let run = || Run {
+            groups: Some(groups.clone()),
+            learning_rate: 0.1,
+            ..Run::new(Kind::Gpt, 2, GraphOptions { scope, ..GraphOptions::default() })
+        };
+        let votes = AtomicU32::new(0);
+        let barrier = Barrier::new(2);
+        // The second of two stages has the norm.
+        let found = Layout::new(1, 2, 1, 1).on_ranks(run, |run| {
+            let device = run.device();
+            let (_, mut stage) = Run { steps: 3, ..run }.train_on(&device);
+            barrier.wait();
+            momentum.store(12, Ordering::Relaxed);
+            barrier.wait();
+            let any = |differs: bool| {
+                votes.fetch_add(u32::from(differs), Ordering::Relaxed);
+                barrier.wait();
+                votes.load(Ordering::Relaxed) > 0
+            };
+            let settings = StepSettings { step: 3, microbatches: 2, first_sample: 12, learning_rate: 0.1, clip: 1.0 };
+            let batch = batch(Kind::Gpt, settings.first_sample, 2);
+            let how = Verification { memory: EagerMemory::Apart, any: &any };
+            stage.verify_step(Mode::Train, settings, Some(&batch), &how).unwrap()
+        });
+        assert!(matches!(found[0], Verified::Same { .. }), "{scope:?}: {:?}", found[0]);
+        let Verified::Differs(difference) = &found[1] else { panic!("{scope:?}: {:?}", found[1]) };
+        let text = difference.to_string();
+        assert!(
+            text.starts_with("optimizer: `") && text.contains(" of h.1.ln_2.weight` (32 x f32, written by `sgd`)"),
+            "{text}"
+        );
+        assert!(text.contains("32 elements differ, the first at index 0: ") && !difference.hidden_by_waits, "{text}");
     }
 }

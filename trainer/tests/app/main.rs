@@ -50,6 +50,7 @@ mod tensor_run;
 mod terminal;
 mod text_training;
 mod trace;
+mod verify;
 mod walks;
 mod wandb_client;
 mod watch;
