@@ -2,11 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
-use crate::cuda::Counters;
-use crate::device::Core;
-use crate::{Device, Error, Result};
+use crate::{Error, Result};
 
 /// What happens at a call that makes the host wait for the device, or that allocates. It is meant to be set around steps that
 /// should do neither. (As `torch.cuda.set_sync_debug_mode`.)
@@ -37,6 +34,15 @@ pub(crate) struct SyncWatch {
 }
 
 impl SyncWatch {
+    pub(crate) fn set(&self, mode: SyncDebug) {
+        self.mode.set(mode);
+    }
+
+    /// The warnings so far.
+    pub(crate) fn told(&self) -> Vec<String> {
+        self.told.borrow().iter().cloned().collect()
+    }
+
     /// Whether calls are named.
     pub(crate) fn is_on(&self) -> bool {
         self.mode.get() != SyncDebug::Off
@@ -61,53 +67,5 @@ impl SyncWatch {
             tracing::warn!("{text}");
         }
         Ok(())
-    }
-}
-
-impl Device {
-    /// What happens from now on at calls that wait for the device or allocate. Before it is set, they do so in silence.
-    /// During a capture they fail in any case.
-    pub fn set_sync_debug(&self, mode: SyncDebug) {
-        self.core().sync_watch.mode.set(mode);
-    }
-
-    /// The calls that [`SyncDebug::Warn`] has named so far, with their regions.
-    pub fn sync_warnings(&self) -> Vec<String> {
-        self.core().sync_watch.told.borrow().iter().cloned().collect()
-    }
-}
-
-impl Core {
-    /// Before a call that waits or allocates.
-    ///
-    /// # Errors
-    /// [`Error::Hinders`] if it is to fail.
-    pub(crate) fn hinders(&self, hindrance: Hindrance, call: impl FnOnce() -> String) -> Result<()> {
-        if self.sync_watch.is_on() { self.sync_watch.note(hindrance, call(), &self.scope) } else { Ok(()) }
-    }
-
-    /// What was counted so far on a GPU, if calls are named.
-    pub(crate) fn counted(&self) -> Option<Counters> {
-        if self.sync_watch.is_on() { self.backend.counters() } else { None }
-    }
-
-    /// After a call that waits or allocates only at times: names it if it did since `before` was counted.
-    ///
-    /// # Errors
-    /// [`Error::Hinders`] if it is to fail.
-    pub(crate) fn hindered_since(&self, before: Option<Counters>, call: impl FnOnce() -> String) -> Result<()> {
-        let (Some(before), Some(now)) = (before, self.backend.counters()) else { return Ok(()) };
-        let waits = |counters: &Counters| {
-            counters.synchronizations + counters.blocking_copies + counters.metric_waits + counters.staging_waits
-        };
-        if now.allocations > before.allocations {
-            return self.hinders(Hindrance::Allocates, call);
-        }
-        if waits(&now) > waits(&before) { self.hinders(Hindrance::Waits, call) } else { Ok(()) }
-    }
-
-    /// The setting, for values that are copied to the host.
-    pub(crate) fn sync_watch(&self) -> Rc<SyncWatch> {
-        self.sync_watch.clone()
     }
 }

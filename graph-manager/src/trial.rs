@@ -6,9 +6,7 @@ use std::rc::Rc;
 use device::{Device, Tensor};
 
 use crate::apart::Apart;
-use crate::context::StepContext;
 use crate::error::Result;
-use crate::policy::Policy;
 
 /// A step that is run to be compared.
 #[derive(Default)]
@@ -33,7 +31,7 @@ impl Trial {
     }
 
     /// Notes what these tensors hold. The work that writes them must have ended.
-    fn note(&mut self, device: &Device, tensors: &[Tensor]) -> Result<()> {
+    pub(crate) fn note(&mut self, device: &Device, tensors: &[Tensor]) -> Result<()> {
         for tensor in tensors {
             let mut digest = 0;
             let keep = self.keeps == Some(self.digests.len());
@@ -46,31 +44,6 @@ impl Trial {
             self.digests.push(digest);
         }
         Ok(())
-    }
-}
-
-impl<P: Policy> StepContext<'_, P> {
-    /// After a region of a trial: notes what it leaves. The host waits for the region's stream alone: other streams may wait
-    /// for what this rank has yet to send.
-    pub(crate) fn note_results(&mut self, visit: usize) -> Result<()> {
-        let Some(mut trial) = self.trial.take() else { return Ok(()) };
-        let mut noted = Ok(());
-        if let Some(tensors) = trial.after.remove(&visit) {
-            noted = self.compute().synchronize().map_err(Into::into);
-            noted = noted.and_then(|()| trial.note(self.manager.pool.device(), &tensors));
-        }
-        self.trial = Some(trial);
-        noted
-    }
-
-    /// At the end of a trial: notes what the step leaves.
-    pub(crate) fn note_end(&mut self) -> Result<Trial> {
-        let mut trial = self.trial.take().unwrap_or_default();
-        let device = self.manager.pool.device();
-        device.synchronize()?;
-        let tensors = std::mem::take(&mut trial.at_end);
-        trial.note(device, &tensors)?;
-        Ok(*trial)
     }
 }
 

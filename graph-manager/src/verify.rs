@@ -230,3 +230,28 @@ impl<P: Policy> Pair<'_, '_, P> {
         }
     }
 }
+
+impl<P: Policy> StepContext<'_, P> {
+    /// After a region of a trial: notes what it leaves. The host waits for the region's stream alone: other streams may wait
+    /// for what this rank has yet to send.
+    pub(crate) fn note_results(&mut self, visit: usize) -> Result<()> {
+        let Some(mut trial) = self.trial.take() else { return Ok(()) };
+        let mut noted = Ok(());
+        if let Some(tensors) = trial.after.remove(&visit) {
+            noted = self.compute().synchronize().map_err(Into::into);
+            noted = noted.and_then(|()| trial.note(self.manager.pool.device(), &tensors));
+        }
+        self.trial = Some(trial);
+        noted
+    }
+
+    /// At the end of a trial: notes what the step leaves.
+    pub(crate) fn note_end(&mut self) -> Result<Trial> {
+        let mut trial = self.trial.take().unwrap_or_default();
+        let device = self.manager.pool.device();
+        device.synchronize()?;
+        let tensors = std::mem::take(&mut trial.at_end);
+        trial.note(device, &tensors)?;
+        Ok(*trial)
+    }
+}

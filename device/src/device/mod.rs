@@ -4,6 +4,7 @@ mod area;
 mod copies;
 mod core;
 mod facts;
+mod hindrances;
 mod memory;
 mod snapshot;
 mod timeline;

@@ -18,7 +18,7 @@ use super::plan::{self, PlanRequest};
 use super::report::{self, ReportRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
-use super::{checkpoint, completions, configs, inspect, manual, tokenize};
+use super::{checkpoint, completions, configs, inspect, manual, tokenize, top};
 use crate::config::reference::reference;
 use crate::config::request::TrainRequest;
 
@@ -39,6 +39,8 @@ pub enum Request {
     Inspect(InspectRequest),
     /// Write a page about runs.
     Report(ReportRequest),
+    /// Show a run while it goes on.
+    Top(PathBuf),
     /// Convert weights.
     Convert(ConvertRequest),
     /// Generate text.
@@ -78,6 +80,7 @@ pub(super) fn command() -> Command {
         .subcommand(bench::command())
         .subcommand(batches::command())
         .subcommand(report::command())
+        .subcommand(top::command())
         .subcommand(doctor::command())
         .subcommand(checkpoint::command())
         .subcommand(completions::command())
@@ -109,6 +112,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches)?)),
         Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches)?)),
         Some(("report", matches)) => Request::Report(report::request(matches)),
+        Some(("top", matches)) => Request::Top(top::folder(matches)),
         Some(("doctor", matches)) => Request::Doctor(doctor::request(matches)),
         Some(("checkpoint", matches)) => Request::ListCheckpoints(checkpoint::folder(matches)),
         Some(("completions", matches)) => Request::Print(completions::script(matches, command())),

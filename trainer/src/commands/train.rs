@@ -9,6 +9,7 @@ use common::terminal::{print, warn};
 use data::Source;
 use device::Device;
 use launch::RankEnv;
+use launch::watch::ranks_file::RANKS;
 use tracing_subscriber::EnvFilter;
 
 use super::bench::{self, BenchRequest};
@@ -95,6 +96,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     let writes_files = !request.dry_run && !is_bench;
     if writes_files {
         check_writable(logging, request.graph_report.as_deref(), env.rank)?;
+        plan.watch.file = Some(Path::new(&logging.dir).join(RANKS));
     }
     logs::start(filter, writes_files.then(|| Path::new(&logging.dir)), env.rank)?;
     Ok(Prepared { plan, source, accelerator })
