@@ -14,7 +14,7 @@ impl Device {
     /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type or size that differs.
     pub fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
         self.check_image::<T>("upload", tensor, data.len())?;
-        self.core().hinders(Hindrance::Waits, || format!("Device::upload of `{}`", self.buffer_name(tensor.buffer)))?;
+        self.blocks("upload", tensor)?;
         self.finish()?;
         let mut core = self.core();
         if core.dry {
@@ -36,7 +36,7 @@ impl Device {
     /// # Errors
     /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; freed memory.
     pub fn zero(&self, tensor: &Tensor) -> Result<()> {
-        self.core().hinders(Hindrance::Waits, || format!("Device::zero of `{}`", self.buffer_name(tensor.buffer)))?;
+        self.blocks("zero", tensor)?;
         self.finish()?;
         let mut core = self.core();
         if core.dry {
@@ -61,8 +61,7 @@ impl Device {
     /// memory.
     pub fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
         self.check_image::<T>("download", tensor, tensor.elements())?;
-        self.core()
-            .hinders(Hindrance::Waits, || format!("Device::download of `{}`", self.buffer_name(tensor.buffer)))?;
+        self.blocks("download", tensor)?;
         self.finish()?;
         let mut core = self.core();
         if core.dry {
@@ -77,6 +76,12 @@ impl Device {
             DeviceBackend::Host(_) => Ok(view::read::<T>(tensor).to_vec()),
             DeviceBackend::Cuda(cuda) => cuda.download(tensor),
         }
+    }
+
+    /// Notes a call that waits for a tensor.
+    fn blocks(&self, call: &str, tensor: &Tensor) -> Result<()> {
+        let core = self.core();
+        core.hinders(Hindrance::Waits, || format!("Device::{call} of `{}`", core.buffer_name(tensor.buffer)))
     }
 
     /// Page-locked memory for host arrays of these sizes in bytes. Empty on the host device.

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use device::SyncDebug;
 use engine::graph_options::{GraphOptions, Scope};
+use engine::model::GptShape;
 use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
+use engine::precision::Precision;
 use engine::step::Stage;
 use engine::step_policy::StepContext;
 
-use crate::models::{Kind, Layout, Run, all_settings, batch};
+use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
 
 /// Trains some steps, and then as many that must neither wait nor allocate. Returns the last losses.
 fn steady(run: &Run) -> Vec<f64> {
@@ -36,7 +38,11 @@ fn steady_steps_neither_wait_nor_allocate_in_any_setting_or_layout() {
     for scope in [Scope::PerLayer, Scope::FullIteration] {
         for layout in [Layout::new(2, 2, 1, 2), Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) }] {
             let graphs = GraphOptions { scope, ..GraphOptions::default() };
-            let run = || Run { steps: 3, check: false, watched: true, ..Run::new(Kind::Gpt, 4, graphs.clone()) };
+            let shape = Some(GptShape { layers: 2, ..tiny_gpt(0.1, Precision::F32) });
+            let run = || {
+                let graphs = graphs.clone();
+                Run { steps: 3, shape: shape.clone(), check: false, watched: true, ..Run::new(Kind::Gpt, 4, graphs) }
+            };
             layout.on_ranks(run, |run| assert!(steady(&run)[2].is_finite()));
         }
     }

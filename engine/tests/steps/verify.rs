@@ -138,6 +138,7 @@ fn a_momentum_that_froze_is_named_with_the_parameter_and_the_rank_that_has_it() 
         );
         let run = || Run {
             groups: Some(groups.clone()),
+            shape: Some(tiny_gpt(0.1, Precision::F32)),
             learning_rate: 0.1,
             ..Run::new(Kind::Gpt, 2, GraphOptions { scope, ..GraphOptions::default() })
         };

@@ -49,6 +49,7 @@ mod supervise;
 mod tensor_run;
 mod terminal;
 mod text_training;
+mod top;
 mod trace;
 mod verify;
 mod walks;
