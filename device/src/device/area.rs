@@ -6,6 +6,7 @@ use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
 use crate::host::memory::{HostBlock, available};
+use crate::sync_debug::Hindrance;
 use crate::{BufferId, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
 
 /// Memory at a fixed address, given back when dropped.
@@ -23,6 +24,7 @@ impl Device {
     pub fn allocate(&self, name: &str, bytes: usize) -> Result<Area> {
         let mut core = self.core();
         core.refuse_during_capture(CaptureRule::Allocation, || format!("`{name}` of {bytes} bytes was allocated"))?;
+        core.hinders(Hindrance::Allocates, || format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
         let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         let (start, memory) = match &core.backend {
             _ if core.dry => (core.virtual_range(size), AreaMemory::None),
@@ -121,6 +123,9 @@ impl Core {
 
     fn free(&mut self, start: u64) {
         if let Some(area) = self.areas.remove(&start) {
+            let hinders =
+                self.hinders(Hindrance::Waits, || format!("the drop of an area of {} bytes", area.end - start));
+            hinders.unwrap_or_else(|error| tracing::warn!("{error}"));
             self.frees += 1;
             if let Some(checker) = &mut self.checker {
                 checker.free(start..area.end);

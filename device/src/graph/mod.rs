@@ -61,8 +61,7 @@ impl Graph {
         let mut core = self.device.core();
         let core = &mut *core;
         if let Some(trace) = &mut core.trace {
-            let operation =
-                |node: &Node| TraceEvent::Operation { stream: stream.id(), buffers: node.accesses.buffers() };
+            let operation = |node: &Node| TraceEvent::operation(stream.id(), node.op.name(), node.accesses.clone());
             trace.extend(self.nodes.iter().map(operation));
             return Ok(());
         }

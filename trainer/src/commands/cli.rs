@@ -19,7 +19,7 @@ use super::profile::{self, ProfileRequest};
 use super::report::{self, ReportRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
-use super::{checkpoint, completions, configs, inspect, manual, tokenize};
+use super::{checkpoint, completions, configs, inspect, manual, tokenize, top};
 use crate::config::reference::reference;
 use crate::config::request::TrainRequest;
 
@@ -42,6 +42,8 @@ pub enum Request {
     Inspect(InspectRequest),
     /// Write a page about runs.
     Report(ReportRequest),
+    /// Show a run while it goes on.
+    Top(PathBuf),
     /// Convert weights.
     Convert(ConvertRequest),
     /// Generate text.
@@ -82,6 +84,7 @@ pub(super) fn command() -> Command {
         .subcommand(profile::command())
         .subcommand(batches::command())
         .subcommand(report::command())
+        .subcommand(top::command())
         .subcommand(doctor::command())
         .subcommand(checkpoint::command())
         .subcommand(completions::command())
@@ -114,6 +117,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("profile", matches)) => Request::Profile(Box::new(profile::request(matches)?)),
         Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches)?)),
         Some(("report", matches)) => Request::Report(report::request(matches)),
+        Some(("top", matches)) => Request::Top(top::folder(matches)),
         Some(("doctor", matches)) => Request::Doctor(doctor::request(matches)),
         Some(("checkpoint", matches)) => Request::ListCheckpoints(checkpoint::folder(matches)),
         Some(("completions", matches)) => Request::Print(completions::script(matches, command())),

@@ -24,6 +24,7 @@ mod report;
 pub mod sample;
 mod supervise;
 mod tokenize;
+mod top;
 mod train;
 
 pub use execute::execute;

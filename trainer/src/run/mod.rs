@@ -15,5 +15,6 @@ pub mod source;
 mod submitted_step;
 pub mod trace;
 mod train;
+mod verify;
 
 pub use train::train;

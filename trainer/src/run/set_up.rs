@@ -15,6 +15,7 @@ use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
 use crate::run::cheaper::cheaper_settings;
 use crate::run::host_memory::fits_host;
+use crate::run::verify;
 
 /// Creates this rank's stage with its first weights, records its steps and allocates its memory. All ranks call it together.
 ///
@@ -26,6 +27,9 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<St
         check_fits(plan, device, group)?;
     }
     let mut stage = recorded_stage(plan, device, group)?;
+    if !device.is_dry() {
+        verify::check_memory(plan, device, group, &stage)?;
+    }
     if device.gpu().is_some() && !device.is_dry() && plan.parallel.grid.size(Axis::Pipeline) > 1 {
         stage.rehearse(&plan.batch.microbatch_counts(), plan.evaluation.is_some())?;
         device.synchronize()?;
