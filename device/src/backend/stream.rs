@@ -148,6 +148,13 @@ impl StreamBackend {
         }
     }
 
+    /// Frees scratch memory, and forgets what prepared operations need.
+    pub(crate) fn free_scratch(&mut self) {
+        if let StreamBackend::Cuda(stream) = self {
+            stream.free_scratch();
+        }
+    }
+
     /// Bytes of scratch memory that prepared operations need.
     pub(crate) fn scratch_bytes(&self) -> usize {
         match self {

@@ -92,6 +92,22 @@ impl Device {
         self.peek().allocations
     }
 
+    /// The number of streams made so far, for [`Device::free_scratch_since`].
+    pub fn streams_made(&self) -> usize {
+        self.peek().streams.len()
+    }
+
+    /// Frees the scratch memory of the streams that were made since there were `made` of them. Nothing may be submitted to them
+    /// any more, and graphs that were captured from them must be gone.
+    ///
+    /// # Errors
+    /// As [`Device::synchronize`].
+    pub fn free_scratch_since(&self, made: usize) -> Result<()> {
+        self.synchronize()?;
+        self.core().streams.iter_mut().skip(made).for_each(|stream| stream.backend.free_scratch());
+        Ok(())
+    }
+
     /// Bytes of all areas, and of the scratch memory that operations recorded so far need.
     pub fn allocated_bytes(&self) -> usize {
         let core = self.peek();

@@ -268,7 +268,7 @@ pub(super) fn measure(
         loss: row.loss,
         steady: SteadyCounts::between(steps, row.before, row.after),
     };
-    run.end();
+    run.end()?;
     Ok(result)
 }
 

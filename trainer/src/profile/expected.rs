@@ -1,6 +1,6 @@
 //! What graphs should gain, from steps without graphs alone.
 
-use common::format::duration;
+use common::format::step_time;
 use serde::Serialize;
 
 use super::activity::SHORT_US;
@@ -80,8 +80,8 @@ pub fn verdict(rank: &RankProfile, expected: &[Expected], exposed_ms: f64, on_gp
         Some(scope) => format!(
             "{first}. Measured: {} is the fastest, {} instead of {} a step, {:.2} times.",
             scope.scope,
-            duration(scope.step_ms / 1e3),
-            duration(eager.step_ms / 1e3),
+            step_time(scope.step_ms),
+            step_time(eager.step_ms),
             eager.step_ms / scope.step_ms
         ),
         None => format!("{first}."),

@@ -133,7 +133,7 @@ fn measure_scope(
         pending.wait()?;
     }
     let timeline = device.end_timeline()?;
-    run.end();
+    run.end()?;
     let launches = (row.after.graph_launches - row.before.graph_launches) as f64 / (row.milliseconds.len() + 1) as f64;
     let scope = ScopeProfile {
         scope: if plan.graphs.enable { graph_scope(&plan.config.cuda_graph) } else { "off".into() },

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use common::UserError;
-use common::format::duration;
+use common::format::step_time;
 use common::terminal::{PRINTED, say};
 use device::Device;
 
@@ -115,15 +115,14 @@ fn measure(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<Meas
     let took = group.control.max(started.elapsed().as_micros() as u64) as f64 / 1e6;
     let steps = STEPS.min((PATIENCE / took.max(1e-6)) as usize).max(FEWEST);
     let graphed_ms = slowest(run.in_a_row(steps)?.milliseconds);
-    run.end();
+    run.end()?;
     Ok(Measured { eager_ms, graphed_ms })
 }
 
 /// The fastest scope. Without graphs if they gain nothing, or none can be made.
 fn choose(eager_ms: f64, trials: &[Trial]) -> Choice {
-    let time = |milliseconds: f64| duration(milliseconds / 1e3);
     let told = |trial: &Trial| match &trial.step_ms {
-        Ok(step_ms) => format!("{} takes {}", trial.scope, time(*step_ms)),
+        Ok(step_ms) => format!("{} takes {}", trial.scope, step_time(*step_ms)),
         Err(why) => format!("{} is out: {why}", trial.scope),
     };
     let tried = |trial: &Trial| Some((trial.scope, *trial.step_ms.as_ref().ok()?));
@@ -131,11 +130,12 @@ fn choose(eager_ms: f64, trials: &[Trial]) -> Choice {
     let all = || trials.iter().map(told).collect::<Vec<_>>().join("; ");
     match fastest {
         None => Choice { scope: None, reason: format!("no graphs. {}", all()) },
-        Some((_, step_ms)) if step_ms > eager_ms * (1.0 - WORTH) => {
-            Choice { scope: None, reason: format!("no graphs: a step without takes {}. {}", time(eager_ms), all()) }
-        }
+        Some((_, step_ms)) if step_ms > eager_ms * (1.0 - WORTH) => Choice {
+            scope: None,
+            reason: format!("no graphs: a step without takes {}. {}", step_time(eager_ms), all()),
+        },
         Some((scope, _)) => {
-            Choice { scope: Some(scope), reason: format!("{scope}. {}; without graphs {}", all(), time(eager_ms)) }
+            Choice { scope: Some(scope), reason: format!("{scope}. {}; without graphs {}", all(), step_time(eager_ms)) }
         }
     }
 }
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(choice.scope, Some(GraphScope::FullIteration));
         assert_eq!(
             choice.reason,
-            "full_iteration. full_iteration takes 62 ms; per_layer takes 63 ms; without graphs 131 ms"
+            "full_iteration. full_iteration takes 62.3 ms; per_layer takes 62.7 ms; without graphs 131 ms"
         );
         assert_eq!(choose(131.0, &trials(Ok(64.0), Ok(62.7))).scope, Some(GraphScope::PerLayer));
         let capped = choose(131.0, &trials(Err("a rank needs 90 GiB of memory, 79 GiB are free"), Ok(62.7)));

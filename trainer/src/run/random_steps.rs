@@ -51,6 +51,8 @@ pub struct RandomSteps<'r> {
     device: &'r Device,
     /// As in training, nothing is torn down on a fault.
     stage: ManuallyDrop<Stage>,
+    /// Streams of the device before those of the stage.
+    streams: usize,
     batch: HostValues,
     step: usize,
 }
@@ -61,9 +63,10 @@ impl<'r> RandomSteps<'r> {
     /// # Errors
     /// See [`RunError`].
     pub fn new(plan: &'r RunPlan, group: &'r ProcessGroup, device: &'r Device) -> Result<RandomSteps<'r>, RunError> {
+        let streams = device.streams_made();
         let stage = ManuallyDrop::new(stage(plan, device, group)?);
         let batch = random_batch(plan, &stage.staging(1)?);
-        Ok(RandomSteps { plan, group, device, stage, batch, step: 0 })
+        Ok(RandomSteps { plan, group, device, stage, streams, batch, step: 0 })
     }
 
     /// The stage.
@@ -132,9 +135,13 @@ impl<'r> RandomSteps<'r> {
         Ok(Row { milliseconds: each, loss, before, after })
     }
 
-    /// Frees the stage.
-    pub fn end(self) {
+    /// Frees the stage, with all memory that its steps took.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn end(self) -> Result<(), RunError> {
         drop(ManuallyDrop::into_inner(self.stage));
+        Ok(self.device.free_scratch_since(self.streams)?)
     }
 }
 

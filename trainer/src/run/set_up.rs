@@ -111,13 +111,14 @@ fn needed_on_all_ranks(plan: &RunPlan, device: &Device, group: &ProcessGroup) ->
 
 /// The bytes of device memory that a stage needs. Nothing is allocated.
 fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<usize, RunError> {
-    let dry = device.is_dry();
+    let (dry, streams) = (device.is_dry(), device.streams_made());
     device.set_dry(true);
     let needed = recorded_stage(plan, device, group).map(|stage| {
         let needed = device.allocated_bytes();
         drop(stage);
         needed
     });
+    device.free_scratch_since(streams)?;
     device.set_dry(dry);
     needed
 }
