@@ -39,6 +39,7 @@ mod mpirun;
 mod network;
 mod pipeline_run;
 mod plan;
+mod profile;
 mod recompute;
 mod report;
 mod resume;
