@@ -103,11 +103,16 @@ fn what_the_flags_give_is_kept() {
 
 #[test]
 fn the_page_has_a_table_the_flags_and_a_picture() {
+    let folder = Folder::new("plan-timeline");
+    let timeline = folder.path("step.svg");
     let output = trainer(&format!(
-        "plan --gpu h200 --as-given --ranks 2 -- --preset gpt2-124m --micro-batch-size 4 --global-batch-size 32 \
-         --pipeline-model-parallel-size 2 {WHOLE}"
+        "plan --gpu h200 --as-given --ranks 2 --timeline {} -- --preset gpt2-124m --micro-batch-size 4 --global-batch-size 32 \
+         --pipeline-model-parallel-size 2 {WHOLE}",
+        timeline.display()
     ));
     let page = printed(&output);
+    let svg = std::fs::read_to_string(timeline).unwrap();
+    assert!(svg.contains("stage 2, backward: ") && svg.matches("<title>").count() > 16, "{svg}");
     for part in ["ms a step", "--pipeline-model-parallel-size 2", "activations", "stage   1  F", "waits"] {
         assert!(page.contains(part), "{part}: {page}");
     }
