@@ -20,6 +20,7 @@ mod gemm;
 mod head_norm;
 mod loss;
 mod loss_parallel;
+mod muon;
 mod norm;
 mod op;
 mod operation;
@@ -47,6 +48,9 @@ pub use gemm::{Epilogue, Fp8Scales, Gemm};
 pub use head_norm::{HeadNorm, HeadNormBackward};
 pub use loss::{CrossEntropy, Mse, SumInto};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
+pub use muon::{
+    Block, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock,
+};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use op::Op;
 pub use operation::Operation;
