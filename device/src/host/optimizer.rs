@@ -34,7 +34,11 @@ pub(super) fn clip_scale(op: &ClipScale) {
 const CHUNK: usize = 1 << 14;
 
 /// Calls `work(tensor, start, length)` for chunks of all tensors of these sizes, in parallel.
-pub(super) fn for_each_part(sizes: impl Iterator<Item = usize>, pool: &Pool, work: impl Fn(usize, usize, usize) + Send + Sync) {
+pub(super) fn for_each_part(
+    sizes: impl Iterator<Item = usize>,
+    pool: &Pool,
+    work: impl Fn(usize, usize, usize) + Send + Sync,
+) {
     let mut parts = Vec::new();
     for (tensor, size) in sizes.enumerate() {
         parts.extend((0..size).step_by(CHUNK).map(|start| (tensor, start, CHUNK.min(size - start))));

@@ -48,9 +48,7 @@ pub use gemm::{Epilogue, Fp8Scales, Gemm};
 pub use head_norm::{HeadNorm, HeadNormBackward};
 pub use loss::{CrossEntropy, Mse, SumInto};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
-pub use muon::{
-    Block, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock,
-};
+pub use muon::{Block, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
 pub use norm::{Norm, NormBackward, NormKind};
 pub use op::Op;
 pub use operation::Operation;

@@ -56,8 +56,7 @@ impl UpdateRule for Muon {
     fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update> {
         let owned = || params.iter().filter(|param| param.master.elements() > 0);
         let momenta = owned().map(|param| MomentumTensors { grad: param.grad, momentum: param.state[0] });
-        let momentum =
-            NesterovMomentum { tensors: momenta.collect(), beta: self.momentum, status: control.status };
+        let momentum = NesterovMomentum { tensors: momenta.collect(), beta: self.momentum, status: control.status };
         let steps = owned().map(|param| DecayedTensors {
             master: param.master,
             compute: param.weight,
@@ -205,11 +204,7 @@ impl Exchange {
             params.iter().any(|param| (bucket.address..end).contains(&param.whole_grad.address))
         };
         let buckets = ranks.buckets.iter().filter(has_matrix).map(|&bucket| (bucket, ranks.shard.of(bucket)));
-        Exchange {
-            group: ranks.data_parallel.clone(),
-            buckets: buckets.collect(),
-            is_divided: ranks.shard.is_part(),
-        }
+        Exchange { group: ranks.data_parallel.clone(), buckets: buckets.collect(), is_divided: ranks.shard.is_part() }
     }
 
     /// Every rank receives the directions that the others made.

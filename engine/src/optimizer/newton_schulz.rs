@@ -17,12 +17,7 @@ const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 ///
 /// # Errors
 /// Errors of the device.
-pub(super) fn orthogonalize(
-    cx: &mut StepContext<'_>,
-    matrix: Tensor,
-    steps: usize,
-    products: DType,
-) -> Result<Tensor> {
+pub(super) fn orthogonalize(cx: &mut StepContext<'_>, matrix: Tensor, steps: usize, products: DType) -> Result<Tensor> {
     let (rows, columns) = (matrix.shape.rows(), matrix.shape.last());
     let is_tall = rows > columns;
     let side = rows.min(columns);

@@ -157,6 +157,16 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         let unused = is_sgd || (optimizer.kind == OptimizerChoice::Lion && !by_lion);
         tell(unused && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
     }
+    for (key, default) in [
+        ("optimizer.muon_momentum", is_default_number("optimizer.muon_momentum", optimizer.muon_momentum)),
+        (
+            "optimizer.muon_num_ns_steps",
+            is_default("optimizer.muon_num_ns_steps", &optimizer.muon_num_ns_steps.to_string()),
+        ),
+    ] {
+        let is_muon = optimizer.kind == OptimizerChoice::Muon;
+        tell(!is_muon && !default, key.to_string(), "it is for optimizer.kind = \"muon\"");
+    }
     let other_kind = if model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
     for (name, value) in set_for_kind(model, other_kind) {
         tell(true, format!("model.{name} = {value}"), &format!("it is for model.kind = \"{other_kind}\""));

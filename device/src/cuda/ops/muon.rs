@@ -36,14 +36,6 @@ pub(super) fn matrix_polynomial(op: &MatrixPolynomial, queue: &Queue<'_>) -> Res
     queue.launch(
         &load.kernel("matrix_polynomial", dtype),
         over_packs(n * n / load.values(dtype), queue),
-        &[
-            op.x.into(),
-            op.square.into(),
-            op.output.into(),
-            Arg::U64(n as u64),
-            Arg::F32(a),
-            Arg::F32(b),
-            Arg::F32(c),
-        ],
+        &[op.x.into(), op.square.into(), op.output.into(), Arg::U64(n as u64), Arg::F32(a), Arg::F32(b), Arg::F32(c)],
     )
 }

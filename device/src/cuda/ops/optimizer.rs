@@ -171,7 +171,6 @@ pub(super) fn decayed_step(op: &DecayedStep, queue: &Queue<'_>) -> Result<()> {
         second: None,
         weight_decay: each.weight_decay,
     });
-    let scalars =
-        Update { control: op.control.address, status: op.status.address, ..bytemuck::Zeroable::zeroed() };
+    let scalars = Update { control: op.control.address, status: op.status.address, ..bytemuck::Zeroable::zeroed() };
     update("decayed_step", tensors, scalars, queue)
 }
