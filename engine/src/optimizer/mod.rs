@@ -51,6 +51,7 @@ pub struct Optimizer {
     control: StepControl,
     /// By parameter.
     state: Vec<Vec<StateTensor>>,
+    state_names: Vec<&'static str>,
     areas: Vec<Area>,
 }
 
@@ -98,7 +99,13 @@ impl Optimizer {
             updates.push(rule.update(update.collect(), control, &ranks));
         }
         let norm = GradNorm::new(params, norm_groups);
-        Ok(Optimizer { norm, updates, control, state, areas })
+        let mut state_names = Vec::new();
+        for name in groups.iter().flat_map(|group| group.rule.state()) {
+            if !state_names.contains(name) {
+                state_names.push(*name);
+            }
+        }
+        Ok(Optimizer { norm, updates, control, state, state_names, areas })
     }
 
     /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite.
@@ -122,15 +129,9 @@ impl Optimizer {
         &self.state[index]
     }
 
-    /// The names of all states, each once.
-    pub fn state_names(&self) -> Vec<&'static str> {
-        let mut names = Vec::new();
-        for (name, _) in self.state.iter().flatten() {
-            if !names.contains(name) {
-                names.push(*name);
-            }
-        }
-        names
+    /// The names of the states of all groups, each once, also of groups that take no parameter of this stage.
+    pub fn state_names(&self) -> &[&'static str] {
+        &self.state_names
     }
 
     /// Bytes of all state, with padding.

@@ -1,6 +1,7 @@
 //! What is written is what is read, to the bit, and other programs can read it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use data::{MarkovSource, Source, Split};
 use device::ops::Status;
