@@ -260,6 +260,8 @@ mod tests {
             ),
             ("optimizer.decay_steps=900", "optimizer.schedule=wsd", "optimizer.schedule = \"wsd\""),
             ("optimizer.momentum=0.9", "optimizer.kind=sgd", "optimizer.kind = \"sgd\""),
+            ("optimizer.muon_momentum=0.9", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
+            ("optimizer.muon_num_ns_steps=4", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
             ("recompute.layers=2", "recompute.granularity=full", "recompute.granularity = \"full\""),
             (
                 "optimizer.schedule=wsd optimizer.decay_steps=900 train.steps=110",
