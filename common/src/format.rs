@@ -43,6 +43,16 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A step's time, given in milliseconds: with about three digits.
+pub fn step_time(milliseconds: f64) -> String {
+    match milliseconds {
+        10_000.0.. => format!("{:.1} s", milliseconds / 1e3),
+        100.0.. => format!("{milliseconds:.0} ms"),
+        10.0.. => format!("{milliseconds:.1} ms"),
+        _ => format!("{milliseconds:.2} ms"),
+    }
+}
+
 /// A number with a unit, such as `1.24 M` or `3.5 MiB`.
 pub fn short(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value;
@@ -103,6 +113,11 @@ mod tests {
         for (seconds, words) in cases.into_iter().chain([(3600.0, "1 h"), (300_000.0, "3 d 11 h")]) {
             assert_eq!(duration(seconds), words);
         }
+    }
+
+    #[test]
+    fn a_step_s_time_has_about_three_digits() {
+        assert_eq!([0.302, 62.34, 131.4, 12_345.0].map(step_time), ["0.30 ms", "62.3 ms", "131 ms", "12.3 s"]);
     }
 
     #[test]

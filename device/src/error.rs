@@ -43,6 +43,19 @@ pub enum Error {
         /// The code's name, its number, its meaning, and what to do where the user can do something.
         problem: String,
     },
+    /// A call that a steady step must not make; see [`SyncDebug`](crate::SyncDebug).
+    #[error(
+        "{call} in {scope} {does}. Rule: a steady step neither waits for the device nor allocates. \
+         Fix: do it before the first step, or after the step"
+    )]
+    Hinders {
+        /// The call.
+        call: String,
+        /// The region that it was made in.
+        scope: String,
+        /// What it did.
+        does: &'static str,
+    },
     /// A communicator failed.
     #[error("{collective} on {communicator}: {problem}")]
     Communication {

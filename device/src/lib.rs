@@ -21,6 +21,7 @@ mod priority;
 mod progress;
 mod stream;
 mod stream_id;
+mod sync_debug;
 mod tensor;
 mod timeline;
 
@@ -28,7 +29,7 @@ pub use array::{HostArray, HostValues, Staging};
 pub use backend::Readback;
 pub use checker::Checked;
 pub use communicator::{Communicator, Probe, Request};
-pub use device::{ALIGNMENT, Area, Device, HostOptions, Listener, Submission, TraceEvent};
+pub use device::{ALIGNMENT, Area, Device, HostOptions, Listener, Snapshot, Submission, TraceEvent};
 pub use dtype::{DType, Element, Float};
 pub use error::{CaptureRule, CheckError, Error, Result};
 pub use float8::{F8E4M3, F8E5M2};
@@ -39,6 +40,7 @@ pub use ops::{Accesses, Op, Operation};
 pub use progress::{Order, Progress, ProgressMark, Reached};
 pub use stream::{Event, Stream};
 pub use stream_id::StreamId;
+pub use sync_debug::SyncDebug;
 pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};
 pub use timeline::{Span, Timeline};
 

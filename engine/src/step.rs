@@ -2,12 +2,14 @@
 //!
 //! [`Stage::train_step`] is the step as the host sees it. Below it, [`StepProgram`] is the step as regions: what is recorded,
 //! captured in graphs, and replayed. `build.rs` allocates what they need, `settings.rs` and `metrics.rs` are what goes in
-//! and what comes out, `rehearsal.rs` runs steps before the first real one.
+//! and what comes out, `rehearsal.rs` runs steps before the first real one,
+//! `verify.rs` compares a step with graphs to one without.
 
 mod build;
 mod metrics;
 mod rehearsal;
 mod settings;
+mod verify;
 
 use std::rc::Rc;
 

@@ -12,6 +12,7 @@ use crate::recording::{RecordedBuffer, Recording};
 use crate::side_stream::{Fork, SideStream};
 use crate::state::{Handover, State};
 use crate::tensor_tree::{TensorTree, tensors};
+use crate::trial::Trial;
 
 /// A step under way.
 pub struct StepContext<'m, P: Policy> {
@@ -33,6 +34,8 @@ pub struct StepContext<'m, P: Policy> {
     pub(crate) on_branch: Option<Fork>,
     /// Regions run on the second lane.
     pub(crate) is_aside: bool,
+    /// While the step is verified.
+    pub(crate) trial: Option<Box<Trial>>,
 }
 
 /// A recording under way.
@@ -68,6 +71,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
             capturing: false,
             on_branch: None,
             is_aside: false,
+            trial: None,
         }
     }
 
@@ -157,14 +161,18 @@ impl<'m, P: Policy> StepContext<'m, P> {
             let device = self.manager.pool.device();
             let tensor = device.virtual_tensor(&format!("{region}/{name}"), shape, dtype);
             let taken_at = device.trace_position();
-            recording.buffers.push(RecordedBuffer { visit, index, name, bytes, buffer: tensor.buffer, taken_at });
+            let (buffer, address) = (tensor.buffer, tensor.address);
+            recording.buffers.push(RecordedBuffer { visit, index, name, bytes, buffer, address, taken_at });
             return Ok(tensor);
         }
         let plan = &self.state().plan;
         let key = plan.key(&self.manager.policy, region, self.microbatches);
         match plan.placements.get(&(key, index)) {
             Some(at) if at.bytes == bytes && at.name == name => {
-                Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype))
+                match self.trial.as_ref().and_then(|trial| trial.apart()) {
+                    Some(apart) => Ok(apart.place(visit, index, shape, dtype)),
+                    None => Ok(self.manager.areas[&at.area].place(at.buffer, at.offset, shape, dtype)),
+                }
             }
             planned => {
                 let planned = planned.map_or("none".into(), |p| format!("`{}` of {} bytes", p.name, p.bytes));

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod apart;
 mod aside;
 mod branch;
 mod buffer_use;
@@ -7,6 +8,7 @@ mod callables;
 mod capture;
 mod context;
 mod deferred;
+mod difference;
 mod error;
 mod frozen;
 mod interval_index;
@@ -24,17 +26,21 @@ mod random;
 mod recording;
 mod region;
 mod report;
+mod results;
 mod saved;
 mod side_stream;
 mod slots;
 mod state;
 mod step;
 mod tensor_tree;
+mod trial;
+mod verify;
 
 pub use buffer_use::BufferUse;
 pub use callables::{EveryCall, GraphedCallables, Layer, graph_callables};
 pub use capture::{ByHand, Capture, Signature};
 pub use context::StepContext;
+pub use difference::{Difference, DifferingValues};
 pub use error::{Error, Result};
 pub use lane::Aside;
 pub use manager::CudaGraphManager;
@@ -46,3 +52,4 @@ pub use random::RandomState;
 pub use report::{EagerReport, GraphReport, Launch, MemoryUse, Report, StepReport};
 pub use side_stream::{Fork, SideStream};
 pub use tensor_tree::TensorTree;
+pub use verify::{EagerMemory, Verification, VerificationBytes, Verified};

@@ -39,7 +39,7 @@ pub(crate) fn lifetimes(events: &[TraceEvent], compute: StreamId) -> HashMap<Buf
     let mut open: Vec<(StreamId, usize, BufferId)> = Vec::new();
     for (position, event) in events.iter().enumerate() {
         match event {
-            TraceEvent::Operation { stream, buffers } => {
+            TraceEvent::Operation { stream, buffers, .. } => {
                 let first = if *stream == compute { position } else { forked_at.get(stream).copied().unwrap_or(0) };
                 for &buffer in buffers {
                     uses.push((buffer, *stream, first, position));

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use device::{BufferId, Op, StreamId, TraceEvent};
+use device::{BufferId, Op, StreamId, Tensor, TraceEvent};
 
 use crate::error::{Error, Result};
 use crate::lifetimes::{Lifetime, lifetimes};
@@ -17,12 +17,24 @@ pub(crate) struct Recording<R> {
     /// Operations of the whole step.
     pub(crate) operations: usize,
     pub(crate) buffers: Vec<RecordedBuffer>,
+    /// What operations write, in the order of submission.
+    pub(crate) writes: Vec<Write>,
     /// A buffer that no operation uses has none.
     pub(crate) lifetimes: HashMap<BufferId, Lifetime>,
     /// Buffers that code outside of the step reads, each with the position in the trace until which it does.
     pub(crate) kept: Vec<(BufferId, usize)>,
     /// What `clip_scale` has written.
     pub(crate) clipped: RefCell<Vec<BufferId>>,
+}
+
+/// A tensor that an operation writes. In a buffer that a region took it has an address of the recording's own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Write {
+    /// Position in the trace.
+    pub(crate) position: usize,
+    /// The operation's name.
+    pub(crate) op: &'static str,
+    pub(crate) tensor: Tensor,
 }
 
 /// One region of the recorded order.
@@ -52,6 +64,8 @@ pub(crate) struct RecordedBuffer {
     pub(crate) name: &'static str,
     pub(crate) bytes: usize,
     pub(crate) buffer: BufferId,
+    /// Where it begins among the recording's own addresses.
+    pub(crate) address: u64,
     /// Position in the trace.
     pub(crate) taken_at: usize,
 }
@@ -63,6 +77,7 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
             order: Vec::new(),
             operations: 0,
             buffers: Vec::new(),
+            writes: Vec::new(),
             lifetimes: HashMap::new(),
             kept: Vec::new(),
             clipped: RefCell::default(),
@@ -112,6 +127,11 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
             |events: &[TraceEvent]| events.iter().filter(|event| matches!(event, TraceEvent::Operation { .. })).count();
         self.order.iter_mut().for_each(|visit| visit.operations = count(&trace[visit.start..visit.end]));
         self.operations = count(trace);
+        for (position, event) in trace.iter().enumerate() {
+            if let TraceEvent::Operation { name: op, writes, .. } = event {
+                self.writes.extend(writes.iter().map(|&tensor| Write { position, op, tensor }));
+            }
+        }
         for (buffer, until) in &self.kept {
             if let Some(used) = self.lifetimes.get_mut(buffer) {
                 used.keep_until(*until);

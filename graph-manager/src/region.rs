@@ -53,6 +53,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
                 let next = recording.order[visit].next;
                 let output = self.replay((region, visit), &key, input, body)?;
                 self.position = next;
+                self.note_results(visit)?;
                 return Ok(output);
             }
         }
@@ -63,6 +64,7 @@ impl<'m, P: Policy> StepContext<'m, P> {
         if let Some(recorder) = &mut self.recorder {
             recorder.recording.end(visit, self.manager.pool.device().trace_position());
         }
+        self.note_results(visit)?;
         Ok(output)
     }
 

@@ -42,7 +42,12 @@ impl<P: Policy> CudaGraphManager<P> {
     }
 
     /// Records a step unless it was, and makes sure that there is memory for it.
-    fn prepare(&mut self, mode: P::Mode, microbatches: usize, body: Body<'_, P>) -> Result<StepKey<P::Mode>> {
+    pub(crate) fn prepare(
+        &mut self,
+        mode: P::Mode,
+        microbatches: usize,
+        body: Body<'_, P>,
+    ) -> Result<StepKey<P::Mode>> {
         let key = self.step_key(mode, microbatches);
         if !self.states.get(&key).is_some_and(|state| state.recordings.contains_key(&microbatches)) {
             self.record(mode, microbatches, body)?;

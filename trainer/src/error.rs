@@ -25,6 +25,17 @@ pub enum RunError {
     /// Data can no longer be read, or could not be written: exit code 3.
     #[error("{0}")]
     Data(#[from] DataError),
+    /// A step left other bits with graphs than without: exit code 5.
+    #[error(
+        "step {step}, {difference}. Rule: a graph does what its code does. Fix: `--check-graphs` finds values that froze, races \
+         and reads of memory that was used again; docs/graphs.md says what may be captured"
+    )]
+    Graphs {
+        /// The step, counted from 1.
+        step: usize,
+        /// What differs first.
+        difference: Box<graph_manager::Difference>,
+    },
     /// The trainer has a bug: exit code 3.
     #[error("the trainer panicked: {0}. Fix: report it")]
     Panic(String),
@@ -52,6 +63,7 @@ impl RunError {
     pub fn exit_code(&self) -> i32 {
         match self {
             RunError::User(_) => 2,
+            RunError::Graphs { .. } => 5,
             _ => 3,
         }
     }
@@ -134,4 +146,34 @@ pub enum LoadError {
 /// Adds to the operating system's error what was being written.
 pub fn file_error(what: String) -> impl FnOnce(std::io::Error) -> RunError {
     move |error| RunError::File { what, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use device::DType;
+    use graph_manager::{Difference, DifferingValues};
+
+    use super::*;
+
+    #[test]
+    fn a_step_that_differs_with_graphs_ends_with_a_code_of_its_own_and_one_line() {
+        let (graphed, eager) = ("0.5".into(), "0.25".into());
+        let difference = Difference {
+            region: "backward of layer 3, microbatch 1".into(),
+            operation: "gemm",
+            tensor: "main_grad of h.2.mlp.c_fc.weight".into(),
+            address: 0,
+            dtype: DType::F32,
+            elements: 64,
+            values: Some(DifferingValues { elements: 7, first: 12, graphed, eager }),
+            hidden_by_waits: false,
+        };
+        let error = RunError::Graphs { step: 20, difference: Box::new(difference) };
+        assert_eq!((error.exit_code(), error.follows()), (5, false));
+        let words = "step 20, backward of layer 3, microbatch 1: `main_grad of h.2.mlp.c_fc.weight` (64 x f32, written by \
+                     `gemm`) has other bits with graphs: 7 elements differ, the first at index 12: 0.5 with graphs, 0.25 \
+                     without. Rule: a graph does what its code does. Fix: ";
+        let text = error.to_string();
+        assert!(text.starts_with(words) && !text.contains('\n'), "{text}");
+    }
 }

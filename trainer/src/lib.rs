@@ -9,5 +9,6 @@ pub mod hf;
 pub mod page;
 pub mod predict;
 pub mod process_group;
+pub mod profile;
 pub mod report;
 pub mod run;

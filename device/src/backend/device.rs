@@ -1,6 +1,6 @@
 //! What a device runs on.
 
-use crate::cuda::{CudaDevice, accept};
+use crate::cuda::{Counters, CudaDevice, accept};
 use crate::host::Pool;
 use crate::{Op, Result};
 
@@ -13,6 +13,14 @@ pub(crate) enum DeviceBackend {
 }
 
 impl DeviceBackend {
+    /// What was counted so far. `None` on the host.
+    pub(crate) fn counters(&self) -> Option<Counters> {
+        match self {
+            DeviceBackend::Host(_) => None,
+            DeviceBackend::Cuda(cuda) => Some(*cuda.counters.borrow()),
+        }
+    }
+
     /// Fails unless a checked operation can be submitted to a stream, which may be capturing. A capture goes on after
     /// such a failure.
     ///

@@ -1,10 +1,16 @@
 //! Values that a stream copies to the host.
 
+use std::rc::Rc;
+
 use crate::cuda::PendingCopy;
+use crate::sync_debug::{Hindrance, SyncWatch};
 use crate::{Element, Result};
 
 /// A copy to the host that may still be under way.
-pub struct Readback<T>(Values<T>);
+pub struct Readback<T> {
+    values: Values<T>,
+    watch: Rc<SyncWatch>,
+}
 
 enum Values<T> {
     Arrived(Vec<T>),
@@ -12,20 +18,23 @@ enum Values<T> {
 }
 
 impl<T: Element> Readback<T> {
-    pub(crate) fn arrived(values: Vec<T>) -> Readback<T> {
-        Readback(Values::Arrived(values))
+    pub(crate) fn arrived(values: Vec<T>, watch: Rc<SyncWatch>) -> Readback<T> {
+        Readback { values: Values::Arrived(values), watch }
     }
 
-    pub(crate) fn pending(copy: PendingCopy) -> Readback<T> {
-        Readback(Values::Pending(copy))
+    pub(crate) fn pending(copy: PendingCopy, watch: Rc<SyncWatch>) -> Readback<T> {
+        Readback { values: Values::Pending(copy), watch }
     }
 
     /// Waits for the copy and returns its values.
     ///
     /// # Errors
-    /// On CUDA, a fault of the GPU's work before the copy. On the host, none.
+    /// On CUDA, a fault of the GPU's work before the copy.
     pub fn wait(self) -> Result<Vec<T>> {
-        match self.0 {
+        if self.watch.is_on() {
+            self.watch.note(Hindrance::Waits, "Readback::wait".into(), "")?;
+        }
+        match self.values {
             Values::Arrived(values) => Ok(values),
             Values::Pending(copy) => copy.wait(),
         }

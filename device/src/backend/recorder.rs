@@ -2,9 +2,10 @@
 
 use std::rc::Rc;
 
+use crate::Op;
 use crate::cuda::{Cupti, CuptiNote};
 use crate::host::{HostClock, OpenSpan};
-use crate::timeline::stream_row;
+use crate::timeline::{stream_row, work_details};
 
 /// Who takes times.
 #[derive(Clone, Default)]
@@ -25,13 +26,14 @@ pub(crate) enum Note {
 }
 
 impl Recorder {
-    /// Notes an operation. While its stream captures, only its name is noted.
-    pub(crate) fn operation(&self, stream: &str, label: &str, capturing: bool) -> Note {
+    /// Notes an operation; `None` for a copy. While its stream captures, only what it is is noted.
+    pub(crate) fn operation(&self, stream: &str, label: &str, op: Option<&Op>, capturing: bool) -> Note {
+        let details = || op.map_or_else(Vec::new, work_details);
         match self {
             Recorder::Host(clock) if !capturing => {
-                clock.open(&stream_row(stream), "operation", label).map_or(Note::Nothing, Note::Host)
+                clock.open(&stream_row(stream), "operation", label, details).map_or(Note::Nothing, Note::Host)
             }
-            Recorder::Cuda(cupti) => cupti.submit(label, None, capturing).map_or(Note::Nothing, Note::Cuda),
+            Recorder::Cuda(cupti) => cupti.submit(label, None, details, capturing).map_or(Note::Nothing, Note::Cuda),
             _ => Note::Nothing,
         }
     }
@@ -40,8 +42,10 @@ impl Recorder {
     pub(crate) fn launch(&self, graph: &str, region: &str) -> Note {
         let region = if region.is_empty() { graph } else { region };
         match self {
-            Recorder::Host(clock) => clock.open("host", "launch", region).map_or(Note::Nothing, Note::Host),
-            Recorder::Cuda(cupti) => cupti.submit(region, Some(graph), false).map_or(Note::Nothing, Note::Cuda),
+            Recorder::Host(clock) => clock.open("host", "launch", region, Vec::new).map_or(Note::Nothing, Note::Host),
+            Recorder::Cuda(cupti) => {
+                cupti.submit(region, Some(graph), Vec::new, false).map_or(Note::Nothing, Note::Cuda)
+            }
             Recorder::Off => Note::Nothing,
         }
     }

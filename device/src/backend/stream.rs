@@ -6,6 +6,7 @@ use super::{DeviceBackend, Note, Readback};
 use crate::cuda::{CudaStream, RawEvent, RawGraph, RawStream};
 use crate::host::HostStream;
 use crate::priority::Priority;
+use crate::sync_debug::SyncWatch;
 use crate::{Element, HostArray, Op, Result, Tensor};
 
 /// One stream's work. Always of the same kind as its device's [`DeviceBackend`].
@@ -85,12 +86,17 @@ impl StreamBackend {
     }
 
     /// Starts a copy of a tensor to the host.
-    pub(crate) fn read<T: Element>(&mut self, tensor: &Tensor, device: &DeviceBackend) -> Result<Readback<T>> {
+    pub(crate) fn read<T: Element>(
+        &mut self,
+        tensor: &Tensor,
+        device: &DeviceBackend,
+        watch: Rc<SyncWatch>,
+    ) -> Result<Readback<T>> {
         match (self, device) {
             (StreamBackend::Cuda(stream), DeviceBackend::Cuda(cuda)) => {
-                stream.read(tensor, cuda).map(Readback::pending)
+                Ok(Readback::pending(stream.read(tensor, cuda)?, watch))
             }
-            (StreamBackend::Host(stream), _) => stream.read(tensor).map(Readback::arrived),
+            (StreamBackend::Host(stream), _) => Ok(Readback::arrived(stream.read(tensor)?, watch)),
             _ => unreachable!("a stream is of its device's kind"),
         }
     }
@@ -139,6 +145,13 @@ impl StreamBackend {
                 stream.raw()?.begin_capture()
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Frees scratch memory, and forgets what prepared operations need.
+    pub(crate) fn free_scratch(&mut self) {
+        if let StreamBackend::Cuda(stream) = self {
+            stream.free_scratch();
         }
     }
 

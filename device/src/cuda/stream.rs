@@ -66,6 +66,12 @@ impl CudaStream {
         self.scratch_bytes
     }
 
+    /// Frees scratch memory, and forgets what prepared operations need.
+    pub(crate) fn free_scratch(&mut self) {
+        self.scratch.clear();
+        self.scratch_bytes = 0;
+    }
+
     /// Allocates as much scratch memory as prepared operations need, unless the stream has it.
     pub(crate) fn provide_scratch(&mut self, cuda: &CudaDevice) -> Result<()> {
         let needed = self.scratch_bytes;

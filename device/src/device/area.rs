@@ -6,6 +6,7 @@ use super::memory::{ALIGNMENT, AreaInfo, AreaMemory};
 use super::{Core, Device};
 use crate::backend::DeviceBackend;
 use crate::host::memory::{HostBlock, available};
+use crate::sync_debug::Hindrance;
 use crate::{BufferId, CaptureRule, CheckError, DType, Error, Result, Shape, Tensor};
 
 /// Memory at a fixed address, given back when dropped.
@@ -23,6 +24,7 @@ impl Device {
     pub fn allocate(&self, name: &str, bytes: usize) -> Result<Area> {
         let mut core = self.core();
         core.refuse_during_capture(CaptureRule::Allocation, || format!("`{name}` of {bytes} bytes was allocated"))?;
+        core.hinders(Hindrance::Allocates, || format!("Device::allocate of `{name}`, {bytes} bytes,"))?;
         let size = bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT);
         let (start, memory) = match &core.backend {
             _ if core.dry => (core.virtual_range(size), AreaMemory::None),
@@ -90,6 +92,22 @@ impl Device {
         self.peek().allocations
     }
 
+    /// The number of streams made so far, for [`Device::free_scratch_since`].
+    pub fn streams_made(&self) -> usize {
+        self.peek().streams.len()
+    }
+
+    /// Frees the scratch memory of the streams that were made since there were `made` of them. Nothing may be submitted to them
+    /// any more, and graphs that were captured from them must be gone.
+    ///
+    /// # Errors
+    /// As [`Device::synchronize`].
+    pub fn free_scratch_since(&self, made: usize) -> Result<()> {
+        self.synchronize()?;
+        self.core().streams.iter_mut().skip(made).for_each(|stream| stream.backend.free_scratch());
+        Ok(())
+    }
+
     /// Bytes of all areas, and of the scratch memory that operations recorded so far need.
     pub fn allocated_bytes(&self) -> usize {
         let core = self.peek();
@@ -121,6 +139,9 @@ impl Core {
 
     fn free(&mut self, start: u64) {
         if let Some(area) = self.areas.remove(&start) {
+            let hinders =
+                self.hinders(Hindrance::Waits, || format!("the drop of an area of {} bytes", area.end - start));
+            hinders.unwrap_or_else(|error| tracing::warn!("{error}"));
             self.frees += 1;
             if let Some(checker) = &mut self.checker {
                 checker.free(start..area.end);

@@ -4,6 +4,7 @@ use super::Device;
 use crate::backend::DeviceBackend;
 use crate::cuda::PinnedBlock;
 use crate::host::view;
+use crate::sync_debug::Hindrance;
 use crate::{Element, Error, Result, Staging, Tensor};
 
 impl Device {
@@ -13,7 +14,8 @@ impl Device {
     /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; a type or size that differs.
     pub fn upload<T: Element>(&self, tensor: &Tensor, data: &[T]) -> Result<()> {
         self.check_image::<T>("upload", tensor, data.len())?;
-        self.synchronize()?;
+        self.blocks("upload", tensor)?;
+        self.finish()?;
         let mut core = self.core();
         if core.dry {
             return Ok(());
@@ -34,7 +36,8 @@ impl Device {
     /// # Errors
     /// [`Synchronization`](crate::CaptureRule::Synchronization) while a stream captures; freed memory.
     pub fn zero(&self, tensor: &Tensor) -> Result<()> {
-        self.synchronize()?;
+        self.blocks("zero", tensor)?;
+        self.finish()?;
         let mut core = self.core();
         if core.dry {
             return Ok(());
@@ -58,7 +61,8 @@ impl Device {
     /// memory.
     pub fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>> {
         self.check_image::<T>("download", tensor, tensor.elements())?;
-        self.synchronize()?;
+        self.blocks("download", tensor)?;
+        self.finish()?;
         let mut core = self.core();
         if core.dry {
             return Ok(vec![T::zeroed(); tensor.elements()]);
@@ -74,11 +78,18 @@ impl Device {
         }
     }
 
+    /// Notes a call that waits for a tensor.
+    fn blocks(&self, call: &str, tensor: &Tensor) -> Result<()> {
+        let core = self.core();
+        core.hinders(Hindrance::Waits, || format!("Device::{call} of `{}`", core.buffer_name(tensor.buffer)))
+    }
+
     /// Page-locked memory for host arrays of these sizes in bytes. Empty on the host device.
     ///
     /// # Errors
     /// The system cannot lock that much.
     pub fn staging(&self, bytes: impl IntoIterator<Item = usize>) -> Result<Staging> {
+        self.core().hinders(Hindrance::Allocates, || "Device::staging".into())?;
         match &self.peek().backend {
             DeviceBackend::Host(_) => Ok(Staging::default()),
             DeviceBackend::Cuda(cuda) => {

@@ -9,6 +9,7 @@ use crate::backend::{DeviceBackend, Recorder, StreamBackend};
 use crate::capture::Capture;
 use crate::checker::Checker;
 use crate::priority::Priority;
+use crate::sync_debug::SyncWatch;
 use crate::{CaptureRule, Error, Progress, Result, StreamId};
 
 /// Fields drop in order: streams and memory before the backend that they came from.
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     pub(crate) host_scratch: usize,
     /// Launches of graphs whose nodes did not run in the order of capture.
     pub(crate) reordered: u64,
+    pub(crate) sync_watch: Rc<SyncWatch>,
     pub(crate) backend: DeviceBackend,
 }
 
@@ -71,6 +73,7 @@ impl Core {
             allocations: 0,
             host_scratch: 0,
             reordered: 0,
+            sync_watch: Rc::default(),
             backend,
         };
         core.add_stream("default", Priority::Compute);

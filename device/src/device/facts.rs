@@ -56,10 +56,7 @@ impl Device {
 
     /// Counts of what a steady step must not do. On the host all are 0.
     pub fn counters(&self) -> Counters {
-        match &self.peek().backend {
-            DeviceBackend::Host(_) => Counters::default(),
-            DeviceBackend::Cuda(cuda) => *cuda.counters.borrow(),
-        }
+        self.peek().backend.counters().unwrap_or_default()
     }
 
     /// The methods chosen for matrix products on this GPU. The text is for [`Device::import_choices`] of other ranks,

@@ -4,7 +4,9 @@ mod area;
 mod copies;
 mod core;
 mod facts;
+mod hindrances;
 mod memory;
+mod snapshot;
 mod timeline;
 mod trace;
 
@@ -14,11 +16,13 @@ use std::rc::Rc;
 pub use area::Area;
 pub(crate) use core::Core;
 pub use memory::ALIGNMENT;
+pub use snapshot::Snapshot;
 pub use trace::{Listener, Submission, TraceEvent};
 
 use crate::backend::DeviceBackend;
 use crate::cuda::{CudaDevice, CudaOptions};
 use crate::host::Pool;
+use crate::sync_debug::Hindrance;
 use crate::{CaptureRule, Error, Progress, Result};
 
 /// A handle to one device, cheap to clone. A device is used from the thread that made it.
@@ -92,6 +96,12 @@ impl Device {
     /// # Errors
     /// [`CaptureRule::Synchronization`] while a stream captures; a failed collective.
     pub fn synchronize(&self) -> Result<()> {
+        self.core().hinders(Hindrance::Waits, || "Device::synchronize".into())?;
+        self.finish()
+    }
+
+    /// [`Device::synchronize`] as part of another call.
+    fn finish(&self) -> Result<()> {
         let mut core = self.core();
         core.refuse_during_capture(CaptureRule::Synchronization, || "the device was synchronized".into())?;
         let core = &mut *core;

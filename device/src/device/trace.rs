@@ -1,6 +1,6 @@
 //! Submissions that are noted instead of run. Plans are made from them.
 
-use crate::{BufferId, Op, StreamId};
+use crate::{Accesses, BufferId, Op, StreamId, Tensor};
 
 /// Something submitted while tracing, in submission order.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,8 +9,12 @@ pub enum TraceEvent {
     Operation {
         /// Its stream.
         stream: StreamId,
+        /// Its name.
+        name: &'static str,
         /// Buffers it reads or writes.
         buffers: Vec<BufferId>,
+        /// What it writes.
+        writes: Vec<Tensor>,
     },
     /// An event was recorded on a stream.
     Record {
@@ -26,6 +30,13 @@ pub enum TraceEvent {
         /// The event's number.
         event: u64,
     },
+}
+
+impl TraceEvent {
+    /// The event of an operation that was submitted to `stream`.
+    pub(crate) fn operation(stream: StreamId, name: &'static str, accesses: Accesses) -> TraceEvent {
+        TraceEvent::Operation { stream, name, buffers: accesses.buffers(), writes: accesses.writes }
+    }
 }
 
 /// Something submitted while tracing, as a [listener](crate::Device::listen) hears it: an operation with all its values.

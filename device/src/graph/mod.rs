@@ -61,8 +61,7 @@ impl Graph {
         let mut core = self.device.core();
         let core = &mut *core;
         if let Some(trace) = &mut core.trace {
-            let operation =
-                |node: &Node| TraceEvent::Operation { stream: stream.id(), buffers: node.accesses.buffers() };
+            let operation = |node: &Node| TraceEvent::operation(stream.id(), node.op.name(), node.accesses.clone());
             trace.extend(self.nodes.iter().map(operation));
             return Ok(());
         }
@@ -138,6 +137,6 @@ impl Graph {
     /// Times a node of the launch under way.
     fn note(&self, core: &Core, node: &Node) -> Note {
         let label = launched_label(&node.label, &self.name, &core.scope);
-        core.recorder.operation(&core.streams[node.stream.index()].name, &label, false)
+        core.recorder.operation(&core.streams[node.stream.index()].name, &label, Some(&node.op), false)
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct HostClock {
 struct Running {
     began: Instant,
     spans: Vec<Span>,
+    /// Spans so far.
+    opened: u64,
 }
 
 /// A span that ends when this is dropped.
@@ -26,7 +28,7 @@ pub(crate) struct OpenSpan {
 
 impl HostClock {
     pub(crate) fn begin(&self) {
-        *self.running.borrow_mut() = Some(Running { began: Instant::now(), spans: Vec::new() });
+        *self.running.borrow_mut() = Some(Running { began: Instant::now(), spans: Vec::new(), opened: 0 });
     }
 
     pub(crate) fn end(&self) -> Vec<Span> {
@@ -38,10 +40,20 @@ impl HostClock {
     }
 
     /// Begins a span. `None` when no timeline is being made.
-    pub(crate) fn open(&self, row: &str, category: &'static str, name: &str) -> Option<OpenSpan> {
+    pub(crate) fn open(
+        &self,
+        row: &str,
+        category: &'static str,
+        name: &str,
+        details: impl FnOnce() -> Vec<(&'static str, String)>,
+    ) -> Option<OpenSpan> {
         let start_ns = self.now()?;
+        let submission = self.running.borrow_mut().as_mut().map_or(0, |running| {
+            running.opened += 1;
+            running.opened
+        });
         let (row, name) = (row.to_string(), name.to_string());
-        let span = Span { row, name, category, start_ns, duration_ns: 0, details: Vec::new() };
+        let span = Span { row, name, category, start_ns, duration_ns: 0, details: details(), submission };
         Some(OpenSpan { clock: self.clone(), span: Some(span) })
     }
 

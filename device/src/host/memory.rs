@@ -6,7 +6,7 @@ use std::path::Path;
 const SMALL: usize = 1 << 20;
 
 /// Bytes that this process can still allocate, by the system's own estimates. `None` if it gives none.
-pub(crate) fn available() -> Option<usize> {
+pub fn available() -> Option<usize> {
     free_of_machine().into_iter().chain(free_of_group()).min()
 }
 

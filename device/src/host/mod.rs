@@ -32,6 +32,7 @@ mod transpose_fp8;
 pub(crate) mod view;
 
 pub(crate) use clock::{HostClock, OpenSpan};
+pub use memory::available as available_memory;
 pub use pool::Pool;
 pub(crate) use run::run;
 pub(crate) use scratch::scratch_bytes;

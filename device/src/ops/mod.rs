@@ -31,6 +31,7 @@ mod quantize_blocks;
 mod quantize_counts;
 mod rotary;
 mod transpose_fp8;
+mod work;
 
 pub use accesses::Accesses;
 pub use activation::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};

@@ -41,10 +41,11 @@ impl Stream {
             let accesses = Accesses::new([], [*tensor]);
             checker.operation(self.id, &"write".into(), &accesses, &core.buffers)?;
         }
-        let label = core.label("write");
+        let (label, before) = (core.label("write"), core.counted());
         let stream = &mut core.streams[self.id.index()];
-        let _note = core.recorder.operation(&stream.name, &label, false);
-        copy(&mut stream.backend, &core.backend)
+        let _note = core.recorder.operation(&stream.name, &label, None, false);
+        copy(&mut stream.backend, &core.backend)?;
+        core.hindered_since(before, || format!("a copy to `{}`", core.buffer_name(tensor.buffer)))
     }
 
     /// Copies a tensor to the host, in stream order. [`Readback::wait`] returns the values.
@@ -56,7 +57,7 @@ impl Stream {
         let mut core = self.device.core();
         let core = &mut *core;
         if core.trace.is_some() || core.dry {
-            return Ok(Readback::arrived(vec![T::zeroed(); tensor.elements()]));
+            return Ok(Readback::arrived(vec![T::zeroed(); tensor.elements()], core.sync_watch()));
         }
         if core.streams[self.id.index()].capture.is_some() {
             core.refuse_during_capture(CaptureRule::Synchronization, || "data was copied to the host".into())?;
@@ -66,9 +67,11 @@ impl Stream {
             let accesses = Accesses::new([*tensor], []);
             checker.operation(self.id, &"read".into(), &accesses, &core.buffers)?;
         }
-        let label = core.label("read");
+        let (label, before, watch) = (core.label("read"), core.counted(), core.sync_watch());
         let stream = &mut core.streams[self.id.index()];
-        let _note = core.recorder.operation(&stream.name, &label, false);
-        stream.backend.read(tensor, &core.backend)
+        let _note = core.recorder.operation(&stream.name, &label, None, false);
+        let readback = stream.backend.read(tensor, &core.backend, watch)?;
+        core.hindered_since(before, || format!("a copy from `{}`", core.buffer_name(tensor.buffer)))?;
+        Ok(readback)
     }
 }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::Stream;
 use crate::backend::RecordedPoint;
+use crate::sync_debug::Hindrance;
 use crate::{CaptureRule, Device, Error, Result, StreamId, Submission, TraceEvent};
 
 /// A point in a stream that other streams, or the host, can wait for.
@@ -60,6 +61,7 @@ impl Event {
             return Ok(());
         }
         core.refuse_during_capture(CaptureRule::Synchronization, || "an event was synchronized".into())?;
+        core.hinders(Hindrance::Waits, || "Event::synchronize".into())?;
         match &*self.state.borrow() {
             EventState::Never => Ok(()),
             EventState::Recorded { stream, point } => {

@@ -10,6 +10,7 @@ use crate::backend::DeviceBackend;
 use crate::device::Core;
 use crate::host;
 use crate::priority::Priority;
+use crate::sync_debug::Hindrance;
 use crate::{CaptureRule, Device, Op, Result, StreamId, Submission, TraceEvent};
 
 /// An ordered queue of work. On the host, work runs when it is submitted; only collectives run asynchronously.
@@ -98,7 +99,7 @@ impl Stream {
         let capturing = core.trace.is_none() && core.streams[self.id.index()].capture.is_some();
         core.backend.accept(&op, capturing)?;
         if let Some(trace) = &mut core.trace {
-            trace.push(TraceEvent::Operation { stream: self.id, buffers: op.accesses().buffers() });
+            trace.push(TraceEvent::operation(self.id, op.name(), op.accesses()));
             let core = &mut *core;
             if let Some(listener) = &mut core.listener {
                 listener(Submission::Operation { stream: self.id, op: &op, scope: &core.scope });
@@ -120,7 +121,7 @@ impl Stream {
                     core.check_live(&label, tensor)?;
                 }
                 let stream = &mut core.streams[self.id.index()];
-                let note = core.recorder.operation(&stream.name, &label, true);
+                let note = core.recorder.operation(&stream.name, &label, Some(&op), true);
                 capture.add(self.id, op.clone(), accesses, label)?;
                 stream.backend.run(&op, &core.backend, true, note)
             });
@@ -133,9 +134,11 @@ impl Stream {
         if let Some(checker) = &mut core.checker {
             checker.operation(self.id, &label, &accesses, &core.buffers)?;
         }
+        let before = core.counted();
         let stream = &mut core.streams[self.id.index()];
-        let note = core.recorder.operation(&stream.name, &label, false);
+        let note = core.recorder.operation(&stream.name, &label, Some(&op), false);
         stream.backend.run(&op, &core.backend, false, note)?;
+        core.hindered_since(before, || format!("the operation `{}`", op.name()))?;
         if let (DeviceBackend::Host(_), Some(progress)) = (&core.backend, &core.progress) {
             progress.advance();
         }
@@ -153,6 +156,7 @@ impl Stream {
         }
         let name = core.streams[self.id.index()].name.clone();
         core.refuse_during_capture(CaptureRule::Synchronization, || format!("stream `{name}` was synchronized"))?;
+        core.hinders(Hindrance::Waits, || format!("Stream::synchronize of stream `{name}`"))?;
         core.streams[self.id.index()].backend.finish()?;
         if let Some(checker) = &mut core.checker {
             checker.synchronize(self.id);

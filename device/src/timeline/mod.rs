@@ -5,6 +5,8 @@
 
 mod chrome;
 
+use crate::Op;
+
 /// A span of time on a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
@@ -18,8 +20,27 @@ pub struct Span {
     pub start_ns: u64,
     /// Nanoseconds it took.
     pub duration_ns: u64,
-    /// What else is known, by name: the kernel's symbol, the bytes, the region it was launched for.
+    /// What else is known, by name: an operation's `shape`, `type`, `flops` and `bytes`; the kernel's symbol; the region it
+    /// was launched for.
     pub details: Vec<(&'static str, String)>,
+    /// The same for all spans of one operation that ran, such as a product of two kernels.
+    pub submission: u64,
+}
+
+impl Span {
+    /// A detail by its name.
+    pub fn detail(&self, name: &str) -> Option<&str> {
+        self.details.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// What a timeline says of an operation's work.
+pub(crate) fn work_details(op: &Op) -> Vec<(&'static str, String)> {
+    let mut details = vec![("shape", op.shape()), ("bytes", op.bytes().to_string())];
+    if let Some(dtype) = op.factor_type() {
+        details.extend([("type", dtype.to_string()), ("flops", op.flops().to_string())]);
+    }
+    details
 }
 
 /// What happened between [`begin_timeline`](crate::Device::begin_timeline) and

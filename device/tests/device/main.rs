@@ -21,3 +21,4 @@ mod ops_quantize_gemm;
 mod ops_scales;
 mod ops_transpose_fp8;
 mod quantize_reference;
+mod sync_debug;

@@ -26,5 +26,7 @@ mod pipeline;
 mod ranks;
 mod recompute;
 mod same_bits;
+mod sync_debug;
 mod tensor_parallel;
+mod verify;
 mod zero_bubble;

@@ -15,3 +15,4 @@ mod planning;
 mod side_streams;
 mod toy;
 mod traps;
+mod verify;

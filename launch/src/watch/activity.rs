@@ -18,6 +18,8 @@ pub enum Doing {
     WaitsForDevice,
     /// Evaluating.
     Evaluates,
+    /// Running a step with graphs and without, to compare them.
+    Verifies,
     /// Writing a checkpoint, a timeline or another file.
     Writes,
     /// Waiting for the other ranks.
@@ -26,12 +28,13 @@ pub enum Doing {
     Ends,
 }
 
-const ALL: [Doing; 8] = [
+const ALL: [Doing; 9] = [
     Doing::Starts,
     Doing::Steps,
     Doing::WaitsForBatch,
     Doing::WaitsForDevice,
     Doing::Evaluates,
+    Doing::Verifies,
     Doing::Writes,
     Doing::WaitsForRanks,
     Doing::Ends,
@@ -40,7 +43,7 @@ const ALL: [Doing; 8] = [
 impl Doing {
     /// Whether minutes without progress are normal.
     pub fn is_slow(self) -> bool {
-        matches!(self, Doing::Starts | Doing::Writes)
+        matches!(self, Doing::Starts | Doing::Verifies | Doing::Writes)
     }
 }
 
@@ -52,6 +55,7 @@ impl std::fmt::Display for Doing {
             Doing::WaitsForBatch => "waiting for a batch",
             Doing::WaitsForDevice => "waiting for the device",
             Doing::Evaluates => "evaluating",
+            Doing::Verifies => "verifying graphs",
             Doing::Writes => "writing files",
             Doing::WaitsForRanks => "waiting for all ranks",
             Doing::Ends => "ending",
@@ -111,8 +115,8 @@ mod tests {
             assert_eq!(activity.now(), doing);
         }
         assert_eq!(activity.during(Doing::WaitsForRanks, || activity.now()), Doing::WaitsForRanks);
-        assert_eq!((activity.now(), activity.changes()), (Doing::Ends, 10));
-        activity.advance();
         assert_eq!((activity.now(), activity.changes()), (Doing::Ends, 11));
+        activity.advance();
+        assert_eq!((activity.now(), activity.changes()), (Doing::Ends, 12));
     }
 }

@@ -13,6 +13,7 @@ mod heartbeat;
 pub mod joining;
 pub mod message;
 mod monitor;
+pub mod ranks_file;
 pub mod settings;
 
 use std::sync::atomic::Ordering;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::decide::{Cause, Limits, Problem, RankStatus, decide};
 use super::message::{Message, Receiver, Reply, Sender, Token, Verdict};
+use super::ranks_file::RanksFile;
 use super::{PEER_FAILED, WatchSettings, end_process, last_words};
 
 /// The interval at which all connections are polled.
@@ -28,6 +29,7 @@ struct Monitor {
     strangers: Vec<Stranger>,
     connections: Vec<Option<(Receiver, Sender)>>,
     statuses: Vec<RankStatus>,
+    file: Option<RanksFile>,
 }
 
 /// A connection that has not sent its hello, and its age.
@@ -81,6 +83,7 @@ pub(super) fn start(
         strangers: Vec::new(),
         connections: (0..ranks).map(|_| None).collect(),
         statuses: vec![RankStatus::default(); ranks],
+        file: settings.file.clone().map(RanksFile::start).transpose()?,
     };
     std::thread::Builder::new().name("monitor".into()).spawn(move || {
         monitor.run();
@@ -104,6 +107,7 @@ impl Monitor {
             if silent >= self.heartbeat {
                 silent = Duration::ZERO;
                 self.send_all(&Reply::Beat);
+                self.file.iter().for_each(|file| file.tell(&self.statuses));
             }
             let cause = decide(&self.statuses, self.limits, suspicion.rank());
             let held = suspicion.held(cause.as_ref(), passed);
@@ -111,6 +115,7 @@ impl Monitor {
                 self.end(&cause);
             }
         }
+        self.file.iter().for_each(|file| file.tell(&self.statuses));
     }
 
     /// Accepts new connections, and assigns those that have sent a hello to their rank. Drops those that sent none in time.
@@ -192,6 +197,7 @@ impl Monitor {
     fn end(&mut self, cause: &Cause) -> ! {
         let line = cause.line(&self.statuses, self.limits);
         last_words(&line, true);
+        self.file.iter().for_each(|file| file.tell(&self.statuses));
         let alive = matches!(cause.problem, Problem::Failed(_));
         self.send_all(&Reply::Verdict(Verdict { rank: cause.rank, code: cause.code(), line: line.clone(), alive }));
         if cause.rank == 0 {
@@ -245,6 +251,7 @@ mod tests {
             strangers: Vec::new(),
             connections: (0..ranks).map(|_| None).collect(),
             statuses: vec![RankStatus::default(); ranks],
+            file: None,
         };
         (monitor, address, token)
     }

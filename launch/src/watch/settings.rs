@@ -1,5 +1,6 @@
 //! Settings of the watch.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// When a rank counts as failed.
@@ -13,11 +14,14 @@ pub struct WatchSettings {
     pub setup_timeout: Duration,
     /// Where the monitor listens: `host` or `host:port`. `None` finds an address.
     pub address: Option<String>,
+    /// The file that rank 0 keeps the state of all ranks in, for those who look from outside.
+    pub file: Option<PathBuf>,
 }
 
 impl Default for WatchSettings {
     fn default() -> WatchSettings {
         let seconds = Duration::from_secs;
-        WatchSettings { heartbeat: seconds(1), timeout: seconds(45), setup_timeout: seconds(600), address: None }
+        let (timeout, setup_timeout) = (seconds(45), seconds(600));
+        WatchSettings { heartbeat: seconds(1), timeout, setup_timeout, address: None, file: None }
     }
 }

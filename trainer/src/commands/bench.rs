@@ -1,26 +1,24 @@
 //! `trainer bench`: the speed of a step without reading data or writing files, and what the host does meanwhile.
 
-use std::convert::Infallible;
-use std::mem::ManuallyDrop;
 use std::time::Instant;
 
 use clap::{Arg, ArgMatches, Command};
 use common::UserError;
+use device::Device;
 use device::cuda::Counters;
-use device::{Device, Element, HostArray, HostValues, Staging};
-use engine::step::PendingMetrics;
 use serde::Serialize;
 
 use super::args::{sets_option, text, train_request, with_run_flags};
-use super::random::uniform;
 use crate::config::graph_plan::graph_scope;
-use crate::config::plan::{ModelPlan, RunPlan};
+use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::report::energy::EnergyMeter;
 use crate::report::gpu_peak::peak_tflops;
-use crate::run::set_up::{load_start, stage, step_settings};
+use crate::run::auto_scope;
+use crate::run::random_steps::{Inputs, RandomSteps, median};
+use crate::run::set_up::load_start;
 
 /// A benchmark.
 #[derive(Clone, Debug)]
@@ -68,12 +66,11 @@ const EAGER: usize = 3;
 pub(super) const WARM_UP: usize = 1 + EAGER;
 
 pub(super) fn command() -> Command {
-    let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
     let bench = Command::new("bench")
         .about(format!(
             "Measures the speed of training steps on random data; takes the flags of a training run. {STEPS} steps unless --steps is given"
         ))
-        .arg(Arg::new("case").value_name("CASE").value_parser(names).help("A case to measure"));
+        .arg(case_argument());
     with_run_flags(bench)
 }
 
@@ -82,11 +79,8 @@ pub(super) fn command() -> Command {
 /// # Errors
 /// Everything that is wrong with the flags; a file that only a training run writes.
 pub(super) fn request(matches: &ArgMatches) -> Result<BenchRequest, UserError> {
-    let case = text(matches, "case");
-    let case = CASES.iter().find(|(name, _)| Some(*name) == case.as_deref());
-    let preset: Vec<_> = case.map_or(vec![], |(_, sets)| [sets, &[("train.eval_interval", "0")][..]].concat());
-    let mut run = train_request(matches, &preset)?;
-    refuse_files(&run)?;
+    let mut run = train_request(matches, &chosen_case(matches))?;
+    refuse_files("bench", &run)?;
     // The number of steps in a config file is meant for training, the one on the command line for the benchmark.
     let most = if sets_option(matches, "train.steps") { usize::MAX } else { STEPS };
     let steps = run.config.train.steps.min(most);
@@ -94,15 +88,28 @@ pub(super) fn request(matches: &ArgMatches) -> Result<BenchRequest, UserError> {
     Ok(BenchRequest { run, steps })
 }
 
-/// Fails if a benchmark is asked for a file that only a training run writes.
-fn refuse_files(run: &TrainRequest) -> Result<(), UserError> {
+/// The argument that names a measured case.
+pub(super) fn case_argument() -> Arg {
+    let names: Vec<&str> = CASES.iter().map(|(name, _)| *name).collect();
+    Arg::new("case").value_name("CASE").value_parser(names).help("A case to measure")
+}
+
+/// The options that the chosen case sets; none without a case.
+pub(super) fn chosen_case(matches: &ArgMatches) -> Vec<(&'static str, &'static str)> {
+    let case = text(matches, "case");
+    let case = CASES.iter().find(|(name, _)| Some(*name) == case.as_deref());
+    case.map_or(vec![], |(_, sets)| [sets, &[("train.eval_interval", "0")][..]].concat())
+}
+
+/// Fails if a measurement is asked for a file that only a training run writes.
+pub(super) fn refuse_files(command: &str, run: &TrainRequest) -> Result<(), UserError> {
     let report = run.graph_report.as_ref().map(|path| format!("--graph-report {}", path.display()));
     let trace = run.config.logging.trace.as_ref().map(|path| format!("logging.trace = {path}"));
     let Some(asked) = report.or(trace) else { return Ok(()) };
     Err(UserError::new(
-        format!("bench with {asked}"),
-        "a benchmark prints its result and writes no files",
-        "leave it out, or train a few steps with it, without bench",
+        format!("{command} with {asked}"),
+        "a measurement prints its result and writes no files of runs",
+        format!("leave it out, or train a few steps with it, without {command}"),
     ))
 }
 
@@ -208,69 +215,34 @@ pub(super) fn measure(
     steps: usize,
     started: Instant,
 ) -> Result<BenchResult, RunError> {
-    // As in training, nothing is torn down on a fault.
-    let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
-    load_start(plan, device, &stage)?;
-    let batch = random_batch(plan, &stage.staging(1)?);
-    let mut step = 0;
-    let mut timed = |batch: Option<&HostValues>| -> Result<(PendingMetrics, Instant), RunError> {
-        let share = plan.batch.share_of_global((step * plan.batch.global) as u64, plan.parallel.data_rank(group.rank));
-        let losses = stage.submit(step_settings(&plan.optimizer, step, share), batch)?;
-        let launched = Instant::now();
-        step += 1;
-        Ok((stage.metrics(losses)?, launched))
-    };
-    timed(Some(&batch))?.0.wait()?;
+    let plan = &auto_scope::resolve(plan, group, device)?;
+    let mut run = RandomSteps::new(plan, group, device)?;
+    load_start(plan, device, run.stage())?;
+    run.step(Inputs::Copied)?;
     let first_step_s = started.elapsed().as_secs_f64();
-    // Median times to submit so many steps, and of all their calls, each on an idle device.
-    let issue = |timed: Timed<'_>, steps: usize, batch: Option<&HostValues>| -> Result<(f64, f64), RunError> {
-        let (mut submits, mut times) = (Vec::new(), Vec::new());
-        for _ in 0..steps {
-            device.synchronize()?;
-            let started = Instant::now();
-            let (pending, launched) = timed(batch)?;
-            times.push(started.elapsed().as_secs_f64() * 1e6);
-            submits.push(launched.duration_since(started).as_secs_f64() * 1e6);
-            pending.wait()?;
-        }
-        Ok((median(submits), median(times)))
-    };
-    let (_, eager_issue_us) = issue(&mut timed, EAGER, Some(&batch))?;
+    let eager_issue_us = run.submissions(EAGER, Inputs::Copied)?.issue_us;
     // A step that is captured, and one that shows how long steps take.
     let mut slowest = 0;
     for _ in 0..2 {
         let started = Instant::now();
-        timed(Some(&batch))?.0.wait()?;
+        run.step(Inputs::Copied)?;
         slowest = group.control.max(started.elapsed().as_micros() as u64);
     }
     let affordable = (PATIENCE * 1e6 / slowest.max(1) as f64) as usize;
     for _ in 0..(SETTLE / 2).min(affordable / 2) {
-        let in_flight = timed(Some(&batch))?.0;
-        timed(Some(&batch))?.0.wait()?;
+        let in_flight = run.submit(Inputs::Copied)?.0;
+        run.step(Inputs::Copied)?;
         in_flight.wait()?;
     }
     let launches = steps.min(LAUNCHES).min(affordable.max(FEWEST_LAUNCHES));
-    let (launch_us, issue_us) = issue(&mut timed, launches, None)?;
-    let (launch_with_inputs_us, issue_with_inputs_us) = issue(&mut timed, launches, Some(&batch))?;
+    let there = run.submissions(launches, Inputs::There)?;
+    let copied = run.submissions(launches, Inputs::Copied)?;
 
     let meter = device.gpu().and_then(|gpu| EnergyMeter::open(&gpu.uuid));
-    group.control.barrier();
-    device.synchronize()?;
-    let before = device.counters();
     let joules_before = meter.as_ref().and_then(EnergyMeter::joules);
-    let mut ends = vec![Instant::now()];
-    let mut in_flight = timed(None)?.0;
-    let mut loss = f64::NAN;
-    for _ in 0..steps {
-        let submitted = timed(None)?.0;
-        loss = std::mem::replace(&mut in_flight, submitted).wait()?.loss;
-        ends.push(Instant::now());
-    }
+    let row = run.in_a_row(steps)?;
     let joules = meter.as_ref().and_then(EnergyMeter::joules).zip(joules_before);
-    let after = device.counters();
-    in_flight.wait()?;
-    let seconds = ends[steps].duration_since(ends[0]).as_secs_f64() / steps as f64;
-    let each = ends.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64() * 1e3).collect();
+    let seconds = row.milliseconds.iter().sum::<f64>() / 1e3 / steps as f64;
     let tokens_per_s = plan.tokens_per_step() as f64 / seconds;
     let tflops = tokens_per_s * plan.size.flops_per_token / 1e12 / plan.parallel.grid.ranks() as f64;
     let gpu = device.gpu();
@@ -280,55 +252,24 @@ pub(super) fn measure(
         device: gpu.map_or("host".into(), |gpu| gpu.name),
         graphs: if plan.graphs.enable { graph_scope(&plan.config.cuda_graph) } else { "off".into() },
         ranks: plan.parallel.grid.ranks(),
-        step_ms: median(each),
+        step_ms: median(row.milliseconds),
         tokens_per_s,
         tflops,
         mfu: peak.map(|peak| tflops / peak),
-        launch_us,
-        launch_with_inputs_us,
-        issue_us,
-        issue_with_inputs_us,
+        launch_us: there.launch_us,
+        launch_with_inputs_us: copied.launch_us,
+        issue_us: there.issue_us,
+        issue_with_inputs_us: copied.issue_us,
         eager_issue_us,
-        joules_per_step: joules.map(|(after, before)| (after - before) / steps as f64),
+        // One step more than was timed.
+        joules_per_step: joules.map(|(after, before)| (after - before) / (steps + 1) as f64),
         memory_bytes,
         first_step_s,
-        loss,
-        steady: SteadyCounts::between(steps, before, after),
+        loss: row.loss,
+        steady: SteadyCounts::between(steps, row.before, row.after),
     };
-    drop(ManuallyDrop::into_inner(stage));
+    run.end()?;
     Ok(result)
-}
-
-/// Submits a step on new inputs, or on those that are there; also returns when its work was submitted.
-type Timed<'t> = &'t mut dyn FnMut(Option<&HostValues>) -> Result<(PendingMetrics, Instant), RunError>;
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-/// Random samples for a rank's share of a step.
-fn random_batch(plan: &RunPlan, staging: &Staging) -> HostValues {
-    let samples = plan.batch.microbatches() * plan.batch.micro;
-    match &plan.model {
-        ModelPlan::Gpt(shape) => {
-            let token = |x: f32| (x * shape.vocab as f32) as i32 % shape.vocab as i32;
-            HostValues::I32(random_array(staging, samples * (shape.seq + 1), token))
-        }
-        ModelPlan::Mlp(shape) => {
-            let width = shape.sizes[0] + shape.sizes[shape.sizes.len() - 1];
-            HostValues::F32(random_array(staging, samples * width, |x| 2.0 * x - 1.0))
-        }
-    }
-}
-
-/// An array of `value(x)` for random `x` in [0, 1).
-fn random_array<T: Element>(staging: &Staging, count: usize, value: impl Fn(f32) -> T) -> HostArray<T> {
-    let Ok(array) = staging.array(count, |values: &mut [T]| {
-        (0..).zip(values).for_each(|(i, to)| *to = value(uniform(1, i)));
-        Ok::<(), Infallible>(())
-    });
-    array
 }
 
 #[cfg(test)]

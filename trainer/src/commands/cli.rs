@@ -15,10 +15,11 @@ use super::doctor::{self, DoctorRequest};
 use super::job::{self, JobFile};
 use super::launch::{self, LaunchRequest};
 use super::plan::{self, PlanRequest};
+use super::profile::{self, ProfileRequest};
 use super::report::{self, ReportRequest};
 use super::sample::{self, SampleRequest};
 use super::supervise::{self, SuperviseRequest};
-use super::{checkpoint, completions, configs, inspect, manual, tokenize};
+use super::{checkpoint, completions, configs, inspect, manual, tokenize, top};
 use crate::config::reference::reference;
 use crate::config::request::TrainRequest;
 
@@ -29,6 +30,8 @@ pub enum Request {
     Train(Box<TrainRequest>),
     /// Measure steps of a training run.
     Bench(Box<BenchRequest>),
+    /// Profiles steps.
+    Profile(Box<ProfileRequest>),
     /// Write the samples of a training run to a file.
     Batches(Box<BatchesRequest>),
     /// Check the machine.
@@ -39,6 +42,8 @@ pub enum Request {
     Inspect(InspectRequest),
     /// Write a page about runs.
     Report(ReportRequest),
+    /// Show a run while it goes on.
+    Top(PathBuf),
     /// Convert weights.
     Convert(ConvertRequest),
     /// Generate text.
@@ -76,8 +81,10 @@ pub(super) fn command() -> Command {
         .subcommand(job::command())
         .subcommand(plan::command())
         .subcommand(bench::command())
+        .subcommand(profile::command())
         .subcommand(batches::command())
         .subcommand(report::command())
+        .subcommand(top::command())
         .subcommand(doctor::command())
         .subcommand(checkpoint::command())
         .subcommand(completions::command())
@@ -107,8 +114,10 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("job", matches)) => Request::Job(job::file(matches)?),
         Some(("plan", matches)) => Request::Plan(Box::new(plan::request(matches)?)),
         Some(("bench", matches)) => Request::Bench(Box::new(bench::request(matches)?)),
+        Some(("profile", matches)) => Request::Profile(Box::new(profile::request(matches)?)),
         Some(("batches", matches)) => Request::Batches(Box::new(batches::request(matches)?)),
         Some(("report", matches)) => Request::Report(report::request(matches)),
+        Some(("top", matches)) => Request::Top(top::folder(matches)),
         Some(("doctor", matches)) => Request::Doctor(doctor::request(matches)),
         Some(("checkpoint", matches)) => Request::ListCheckpoints(checkpoint::folder(matches)),
         Some(("completions", matches)) => Request::Print(completions::script(matches, command())),
@@ -120,13 +129,13 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
 /// What each of the ranks will do that `launch` starts.
 fn ranks_request(launch: LaunchRequest) -> Result<Request, UserError> {
     match parse(launch.rank_line())? {
-        request @ (Request::Train(_) | Request::Bench(_) | Request::Doctor(_)) => {
+        request @ (Request::Train(_) | Request::Bench(_) | Request::Profile(_) | Request::Doctor(_)) => {
             Ok(Request::Launch(launch, Box::new(request)))
         }
         Request::Print(text) => Ok(Request::Print(text)), // such as --help
         _ => Err(UserError::new(
             format!("launch -- {}", launch.rank_line().nth(1).unwrap_or_default().to_string_lossy()),
-            "ranks train, or run bench or doctor; everything else runs on one process",
+            "ranks train, or run bench, profile or doctor; everything else runs on one process",
             "leave out launch -n ... --",
         )),
     }

@@ -6,7 +6,7 @@ use common::terminal::{print, warn};
 use launch::RankEnv;
 
 use super::cli::{Request, command};
-use super::{batches, convert, doctor, inspect, manual, plan, report, sample, tokenize, train};
+use super::{batches, convert, doctor, inspect, manual, plan, report, sample, tokenize, top, train};
 use crate::checkpoint;
 use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
@@ -24,6 +24,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
     match request {
         Request::Train(request) => train::train(&request, env),
         Request::Bench(request) => train::bench(&request, env, started),
+        Request::Profile(request) => train::profile(&request, env),
         Request::Doctor(request) => doctor::run(request, env),
         Request::Tokenize(request) => {
             refuse_ranks("tokenize", "one process tokenises, on all cores that it may use", "start it without mpirun");
@@ -33,6 +34,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
             let (config, device) = match &*request {
                 Request::Train(run) => (Some(&run.config), run.config.train.device),
                 Request::Bench(bench) => (Some(&bench.run.config), bench.run.config.train.device),
+                Request::Profile(profile) => (Some(&profile.run.config), profile.run.config.train.device),
                 Request::Doctor(doctor) => (None, doctor.device),
                 _ => (None, DeviceChoice::Host),
             };
@@ -66,6 +68,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
         },
         Request::Inspect(request) => finish(inspect::run(&request)),
         Request::Report(request) => finish(report::run(&request)),
+        Request::Top(folder) => finish(top::run(&folder)),
         Request::Convert(request) => finish(convert::run(&request)),
         Request::Sample(request) => sample::run(&request, env),
     }

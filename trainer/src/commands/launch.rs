@@ -35,12 +35,9 @@ pub(super) fn command() -> Command {
                 .help("Number of ranks. If not given: one for each visible GPU, or a single one"),
         )
         .arg(
-            Arg::new("flags")
-                .value_name("FLAGS")
-                .value_parser(value_parser!(OsString))
-                .last(true)
-                .num_args(0..)
-                .help("The trainer's flags, the same for all ranks; or `bench` or `doctor` with their flags"),
+            Arg::new("flags").value_name("FLAGS").value_parser(value_parser!(OsString)).last(true).num_args(0..).help(
+                "The trainer's flags, the same for all ranks; or `bench`, `profile` or `doctor` with their flags",
+            ),
         )
 }
 

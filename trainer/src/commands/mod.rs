@@ -19,11 +19,12 @@ mod job;
 mod launch;
 mod manual;
 mod plan;
-mod random;
+pub mod profile;
 mod report;
 pub mod sample;
 mod supervise;
 mod tokenize;
+mod top;
 mod train;
 
 pub use execute::execute;

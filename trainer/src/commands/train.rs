@@ -9,10 +9,13 @@ use common::terminal::{print, warn};
 use data::Source;
 use device::Device;
 use launch::RankEnv;
+use launch::watch::ranks_file::RANKS;
 use tracing_subscriber::EnvFilter;
 
 use super::bench::{self, BenchRequest};
 use super::plan::check_named_gpu;
+use super::profile::{self, ProfileRequest};
+use crate::config::checks::require;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::config::unused_settings;
@@ -55,6 +58,18 @@ pub(super) fn bench(request: &BenchRequest, env: &RankEnv, started: Instant) -> 
     })
 }
 
+/// Profiles steps; returns the exit code.
+pub(super) fn profile(request: &ProfileRequest, env: &RankEnv) -> i32 {
+    if request.run.dry_run {
+        return train(&request.run, env);
+    }
+    let prepared = prepare(&request.run, true, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
+    start(&request.run, &prepared, env, Some(request.steps), |group, device| {
+        profile::run(request, &prepared.plan, group, device)?;
+        Ok(0)
+    })
+}
+
 /// A request that was checked.
 struct Prepared {
     plan: RunPlan,
@@ -77,6 +92,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
         plan.graphs.warmup_steps = plan.graphs.warmup_steps.max(bench::WARM_UP);
     }
     let accelerator = Accelerator::choose(plan.config.train.device, env)?;
+    check_verifiable(&plan, accelerator)?;
     if env.rank == 0 {
         let unused = unused_settings::notices(&plan, is_bench);
         let binding = launch::binding_notice(env);
@@ -93,9 +109,23 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     let writes_files = !request.dry_run && !is_bench;
     if writes_files {
         check_writable(logging, request.graph_report.as_deref(), env.rank)?;
+        plan.watch.file = Some(Path::new(&logging.dir).join(RANKS));
     }
     logs::start(filter, writes_files.then(|| Path::new(&logging.dir)), env.rank)?;
     Ok(Prepared { plan, source, accelerator })
+}
+
+/// Fails if steps are to be verified whose bits differ from run to run.
+fn check_verifiable(plan: &RunPlan, accelerator: Accelerator) -> Result<(), UserError> {
+    let repeats = accelerator == Accelerator::Host || plan.config.train.deterministic;
+    require(!plan.verifies() || repeats, || {
+        UserError::new(
+            format!("cuda_graph.verify = {} on a GPU", plan.config.cuda_graph.verify),
+            "verified steps must give the same bits each time, which backward attention on a GPU does only with \
+             train.deterministic",
+            "add --deterministic, or leave --verify-cuda-graph out",
+        )
+    })
 }
 
 /// Brings all ranks together and does `work`, the same on all of them; returns the exit code.
@@ -128,4 +158,31 @@ fn start(
 /// The exit code of a run that came to its end.
 fn exit_code(outcome: Option<Outcome>) -> i32 {
     if outcome.is_none_or(|outcome| outcome.finite) { 0 } else { 3 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn a_gpu_verifies_only_steps_that_repeat_their_bits() {
+        let problem = |text: &str, accelerator| {
+            let mut layers = Layers::default();
+            for (key, value) in text.split_whitespace().map(|pair| pair.split_once('=').unwrap()) {
+                layers.set(key, value, "test").unwrap();
+            }
+            let plan = RunPlan::new(layers.resolve(), 1).unwrap();
+            check_verifiable(&plan, accelerator).err().map(|error| error.to_string())
+        };
+        let verified = "cuda_graph.enable=true cuda_graph.verify=100";
+        let text = problem(verified, Accelerator::Cuda(0)).unwrap();
+        assert!(
+            text.contains("cuda_graph.verify = 100 on a GPU") && text.contains("Fix: add --deterministic"),
+            "{text}"
+        );
+        assert_eq!(problem(verified, Accelerator::Host), None);
+        assert_eq!(problem(&format!("{verified} train.deterministic=true"), Accelerator::Cuda(0)), None);
+        assert_eq!(problem("cuda_graph.enable=true", Accelerator::Cuda(0)), None);
+    }
 }

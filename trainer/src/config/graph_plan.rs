@@ -28,7 +28,8 @@ pub(super) fn graph_options(config: &RunConfig, layers: &StageLayers) -> Result<
     Ok(GraphOptions {
         enable: graph.enable,
         scope: match graph.scope {
-            GraphScope::PerLayer => Scope::PerLayer,
+            // A run whose scope is `auto` chooses at its start.
+            GraphScope::PerLayer | GraphScope::Auto => Scope::PerLayer,
             GraphScope::FullIteration => Scope::FullIteration,
         },
         only: GraphSelection {

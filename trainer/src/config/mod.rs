@@ -5,7 +5,7 @@
 //! 3. [`plan::RunPlan`]: checks the [`RunConfig`] and derives every size of the run.
 
 pub mod batch_plan;
-mod checks;
+pub(crate) mod checks;
 mod fp8_plan;
 pub mod graph_plan;
 mod layers;
@@ -32,5 +32,5 @@ pub use sections::{
     Activation, AmaxAlgo, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice, GradReduce,
     GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, Normalization, OptimizerChoice, OptimizerConfig,
     ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, RecomputeConfig, RecomputeGranularity,
-    RecomputeMethod, ResidualInit, Resume, RunConfig, TrainConfig, by_key,
+    RecomputeMethod, ResidualInit, Resume, RunConfig, SyncDebugChoice, TrainConfig, VerifyMemory, by_key,
 };

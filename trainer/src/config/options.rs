@@ -9,7 +9,7 @@ use engine::precision::Precision;
 use crate::config::{
     Activation, AmaxAlgo, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind,
     Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, RecomputeGranularity, RecomputeMethod,
-    ResidualInit,
+    ResidualInit, SyncDebugChoice, VerifyMemory,
 };
 use crate::families::Preset;
 
@@ -131,6 +131,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.rampup_batch_size", "rampup-batch-size", &[], "[]", Kind::Integers, "Batch size to start from, increment, and number of samples until the global batch size is reached. Empty: the same batch size in every step"),
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples in a microbatch"),
     option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits in every run. Nothing is timed, and backward attention is slower"),
+    option("train.sync_debug", "sync-debug", &[], "\"off\"", Kind::Choice(SyncDebugChoice::WORDS), "What happens at a call in a steady step that makes the host wait for the device, or allocates. warn: a warning names the call and the region, once. error: the run ends with exit code 3"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for no evaluations"),
     option("train.eval_steps", "eval-iters", &["eval-steps"], "8", Kind::Integer, "Batches in an evaluation; 0 for no evaluations"),
     option("train.threads", "threads", &[], "", Kind::Integer, "host: threads of a rank. Unset: its share of the cores"),
@@ -180,7 +181,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("recompute.layers", "recompute-num-layers", &["recompute-layers"], "1", Kind::Integer, "full: number of blocks recomputed together, and captured as one layer. More blocks save fewer inputs, and need more memory while they are recomputed"),
 
     option("cuda_graph.enable", "enable-cuda-graph", &[], "false", Kind::Bool, "Capture the step into graphs and replay them"),
-    option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(GraphScope::WORDS), "What one graph holds: a layer in one direction, or the whole step"),
+    option("cuda_graph.scope", "cuda-graph-scope", &[], "\"per_layer\"", Kind::Choice(GraphScope::WORDS), "What one graph holds: a layer in one direction, or the whole step. auto: steps on random samples are timed at the start, without graphs and in both scopes, and the fastest that fits the memory is used"),
     option("cuda_graph.modules", "cuda-graph-modules", &[], "[]", Kind::Choices(GraphModule::WORDS), "per_layer: only these modules become graphs, the rest runs eagerly. attention and mlp are each a graph of their own in a block, with the norm before it; both together are one. Empty: all"),
     option("cuda_graph.layers", "cuda-graph-layers", &[], "[]", Kind::Integers, "per_layer: only these layers become graphs, the rest runs eagerly. Layer 0 is the embedding, then come the blocks, then the head. Empty: all"),
     option("cuda_graph.warmup_steps", "cuda-graph-warmup-steps", &["cuda-graph-num-warmup-steps"], "1", Kind::Integer, "Eager steps before the capture; at least 1"),
@@ -188,6 +189,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("cuda_graph.share_io_buffers", "cuda-graph-share-io-buffers", &[], "true", Kind::Bool, "Neighbouring graphs share the buffers between them. false: each copies its inputs"),
     option("cuda_graph.overlap_microbatches", "cuda-graph-overlap-microbatches", &["overlap-microbatches"], "false", Kind::Bool, "The forward of a microbatch runs next to the backward of the one before: small kernels of one fill the GPU where those of the other leave it idle. The bits are the same. Activations of two microbatches are in memory. Not with pipeline stages"),
     option("cuda_graph.capture_optimizer", "cuda-graph-capture-optimizer", &["optimizer-cuda-graph"], "true", Kind::Bool, "Capture the optimizer too"),
+    option("cuda_graph.verify", "verify-cuda-graph", &[], "0", Kind::Integer, "Steps between verifications. A step that is verified also runs with its graphs and eagerly from the same state, and all that both leave must have the same bits. If not, the run ends with exit code 5 and names the first region and tensor that differ. On a GPU it needs train.deterministic. 0: none"),
+    option("cuda_graph.verify_memory", "verify-cuda-graph-memory", &[], "\"apart\"", Kind::Choice(VerifyMemory::WORDS), "Where the eager step of a verification works. apart: in memory of its own, in which no two buffers share bytes, so mistakes of the memory plan show too. shared: where graphs work"),
 
     option("checkpoint.dir", "checkpoint-dir", &["save"], "", Kind::Text, "Folder for checkpoints. Unset: none are written"),
     option("checkpoint.interval", "checkpoint-interval", &["save-interval"], "1000", Kind::Integer, "Steps between checkpoints. 0: one at the end, or when a signal ends the run"),

@@ -63,6 +63,16 @@ impl RunPlan {
         self.measures_fp8() && (step + 1).is_multiple_of(self.config.precision.fp8_metrics_interval)
     }
 
+    /// Whether some steps are verified.
+    pub fn verifies(&self) -> bool {
+        self.graphs.enable && self.config.cuda_graph.verify > 0
+    }
+
+    /// Whether this step is verified, counted from 0, if it has graphs by then.
+    pub fn verifies_at(&self, step: usize) -> bool {
+        self.verifies() && (step + 1).is_multiple_of(self.config.cuda_graph.verify)
+    }
+
     /// Checks a configuration for `world_size` ranks and derives its sizes.
     ///
     /// # Errors

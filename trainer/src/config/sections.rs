@@ -154,6 +154,7 @@ section!(TrainConfig {
     rampup_batch_size: Vec<usize>,
     micro_batch_size: usize,
     deterministic: bool,
+    sync_debug: SyncDebugChoice,
     eval_interval: usize,
     eval_steps: usize,
     threads: Option<usize>,
@@ -168,6 +169,18 @@ choice! {
         Host = "host",
         /// A GPU.
         Cuda = "cuda",
+    }
+}
+
+choice! {
+    /// What happens at a call in a steady step that waits for the device or allocates.
+    pub enum SyncDebugChoice {
+        /// Nothing.
+        Off = "off",
+        /// A warning names it.
+        Warn = "warn",
+        /// It fails.
+        Error = "error",
     }
 }
 
@@ -321,6 +334,8 @@ section!(CudaGraphConfig {
     share_io_buffers: bool,
     capture_optimizer: bool,
     overlap_microbatches: bool,
+    verify: usize,
+    verify_memory: VerifyMemory,
 });
 
 choice! {
@@ -330,6 +345,8 @@ choice! {
         PerLayer = "per_layer",
         /// All microbatches of a step.
         FullIteration = "full_iteration",
+        /// What is fastest where the run starts.
+        Auto = "auto",
     }
 }
 
@@ -340,6 +357,16 @@ choice! {
         PerMicrobatch = "per_microbatch",
         /// One plan over the whole step.
         Single = "single",
+    }
+}
+
+choice! {
+    /// Where the eager step of a verification works.
+    pub enum VerifyMemory {
+        /// In memory of its own.
+        Apart = "apart",
+        /// Where graphs work.
+        Shared = "shared",
     }
 }
 

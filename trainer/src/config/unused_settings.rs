@@ -10,7 +10,7 @@ use crate::config::options::find;
 use crate::config::plan::RunPlan;
 use crate::config::{
     DecayStyle, Fp8Choice, GradReduce, Layers, ModelConfig, ModelKind, OptimizerChoice, PositionEmbedding,
-    RecomputeGranularity,
+    RecomputeGranularity, VerifyMemory,
 };
 
 /// One line for each setting without effect. For a benchmark (`is_bench`) settings about files and the run's length do not
@@ -40,6 +40,7 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         ("cuda_graph.share_io_buffers", graph.share_io_buffers.to_string()),
         ("cuda_graph.capture_optimizer", graph.capture_optimizer.to_string()),
         ("cuda_graph.overlap_microbatches", graph.overlap_microbatches.to_string()),
+        ("cuda_graph.verify", graph.verify.to_string()),
     ] {
         tell(!graph.enable && !is_default(key, &value), format!("{key} = {value}"), off);
     }
@@ -47,6 +48,11 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         graph.enable && graph.overlap_microbatches && plan.batch.microbatches() == 1,
         "cuda_graph.overlap_microbatches = true".into(),
         "a step has one microbatch on each rank, which nothing overlaps with",
+    );
+    tell(
+        graph.verify == 0 && graph.verify_memory != VerifyMemory::Apart,
+        format!("cuda_graph.verify_memory = \"{}\"", graph.verify_memory),
+        "with cuda_graph.verify = 0 (--verify-cuda-graph) no step is verified",
     );
     let decay = format!("optimizer.decay_steps = {}", optimizer.decay_steps);
     let is_wsd = optimizer.schedule == DecayStyle::Wsd;
@@ -248,6 +254,8 @@ mod tests {
             ("cuda_graph.share_io_buffers=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.capture_optimizer=false", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.overlap_microbatches=true", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            ("cuda_graph.verify=9", "cuda_graph.enable=true", "--enable-cuda-graph"),
+            ("cuda_graph.verify_memory=shared", "cuda_graph.enable=true cuda_graph.verify=5", "no step is verified"),
             (
                 "cuda_graph.overlap_microbatches=true cuda_graph.enable=true train.global_batch_size=2",
                 "train.global_batch_size=4",

@@ -47,6 +47,7 @@ pub fn watch_settings(parallel: &ParallelConfig) -> Result<WatchSettings, UserEr
         timeout: seconds(timeout),
         setup_timeout: seconds(setup.max(timeout)),
         address: parallel.monitor_address.clone(),
+        file: None,
     })
 }
 

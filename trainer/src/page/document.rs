@@ -30,11 +30,50 @@ const CONTENTS: [(&str, &str); 8] = [
     ("Events", "events"),
 ];
 
+/// A page of sections without figures.
+pub(crate) struct Page {
+    pub(crate) title: String,
+    /// What was done at the time that the page names: `Measured`.
+    pub(crate) made: &'static str,
+    /// Heading, id and HTML of each.
+    pub(crate) sections: Vec<(String, String, String)>,
+}
+
+/// A page that has no script.
+pub(crate) fn plain_document(page: &Page, now: SystemTime) -> String {
+    let (title, time) = (escape(&page.title), in_words(now));
+    let links: String =
+        page.sections.iter().map(|(name, id, _)| format!("<li><a href=\"#{id}\">{}</a></li>", escape(name))).collect();
+    let sections: String = page.sections.iter().map(|(_, _, html)| html.as_str()).collect();
+    let first = page.sections.first().map_or("", |(_, id, _)| id.as_str());
+    format!(
+        "{}<style>\n{STYLE}</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#{first}\">To the content</a>\n\
+         <header><h1>{title}</h1>\n<p>{} at {time}.</p>\n</header>\n\
+         <nav aria-label=\"Contents\"><ul>{links}</ul></nav>\n<main>\n{sections}</main>\n</body>\n</html>\n",
+        head(&title),
+        page.made
+    )
+}
+
+/// What every page begins with. The title is escaped.
+fn head(title: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n<title>{title}</title>\n"
+    )
+}
+
+fn in_words(time: SystemTime) -> String {
+    format_rfc3339_seconds(time).to_string().replace('T', " ").replace('Z', " UTC")
+}
+
 /// The page about these runs, as it was at `now`. With `reload` the browser loads it again every so many seconds.
 pub fn document(runs: &[Run], now: SystemTime, reload: Option<u64>) -> String {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let title = escape(&format!("Report of {}", names.join(", ")));
-    let time = format_rfc3339_seconds(now).to_string().replace('T', " ").replace('Z', " UTC");
+    let time = in_words(now);
     let links: String = CONTENTS.iter().map(|(name, id)| format!("<li><a href=\"#{id}\">{name}</a></li>")).collect();
     let sections = [
         overview::overview(runs),
@@ -51,15 +90,12 @@ pub fn document(runs: &[Run], now: SystemTime, reload: Option<u64>) -> String {
     // Within a script only "<" could end it.
     let data = data.to_string().replace('<', "\\u003c");
     format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n<title>{title}</title>\n\
-         <style>\n{PLOTS_STYLE}\n{STYLE}</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#overview\">To the content</a>\n\
+        "{}<style>\n{PLOTS_STYLE}\n{STYLE}</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#overview\">To the content</a>\n\
          <header><h1>{title}</h1>\n<p>Made from the runs' files at {time}.</p>\n</header>\n\
          <nav aria-label=\"Contents\"><ul>{links}</ul></nav>\n<main>\n{}</main>\n\
          <script type=\"application/json\" id=\"data\">{data}</script>\n\
          <script>\n/*!\n{PLOTS_LICENCE}*/\n{PLOTS}\n</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+        head(&title),
         sections.concat()
     )
 }

@@ -34,17 +34,26 @@ impl Metrics {
     /// is writing. Where a run went back to an earlier step, what came after that step before does not count.
     pub(crate) fn read(bytes: &[u8]) -> Metrics {
         let mut metrics = Metrics::default();
+        metrics.add(bytes);
+        metrics
+    }
+
+    /// As [`Metrics::read`], of more bytes of the file. Returns how many of them are whole lines.
+    pub(crate) fn add(&mut self, bytes: &[u8]) -> usize {
+        let mut whole = 0;
         for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-            match (serde_json::from_slice::<Row>(line), line.ends_with(b"\n")) {
+            let is_whole = line.ends_with(b"\n");
+            whole += if is_whole { line.len() } else { 0 };
+            match (serde_json::from_slice::<Row>(line), is_whole) {
                 (Ok(row), _) => {
-                    metrics.rows.split_off(&row.step);
-                    metrics.rows.insert(row.step, row);
+                    self.rows.split_off(&row.step);
+                    self.rows.insert(row.step, row);
                 }
-                (Err(_), true) if !line.trim_ascii().is_empty() => metrics.damaged += 1,
+                (Err(_), true) if !line.trim_ascii().is_empty() => self.damaged += 1,
                 (Err(_), _) => {}
             }
         }
-        metrics
+        whole
     }
 
     /// The last step's number; 0 without any.

@@ -1,6 +1,7 @@
 //! The page of `trainer report`: one HTML document about runs, made from the files that they wrote.
 //!
 //! - [`run`] reads a run's folder: `metrics.rs`, `settings.rs`, `events.rs`, `trace.rs` and `made_files.rs` read its files.
+//! - `live.rs` reads it again and again, for `trainer top`.
 //! - [`document`] puts the page together from sections. Each section has a file: `overview.rs`, `curves.rs`, `graphs.rs`,
 //!   `memory.rs`, `timeline.rs`, `operations.rs` and `history.rs`.
 //! - `html.rs` and `drawing.rs` are what sections are made of. `page.js` draws the curves with uPlot, and lets the keyboard
@@ -11,17 +12,18 @@
 mod curves;
 pub mod document;
 mod drawing;
-mod events;
+pub(crate) mod events;
 mod graphs;
 mod history;
-mod html;
+pub(crate) mod html;
 mod ideal;
+pub(crate) mod live;
 mod made_files;
 mod memory;
-mod metrics;
+pub(crate) mod metrics;
 mod operations;
 mod overview;
 pub mod run;
 mod settings;
 mod timeline;
-mod trace;
+pub(crate) mod trace;

@@ -77,11 +77,7 @@ impl Run {
         };
         let logs = rank_logs(folder);
         let metrics = folder.join(METRICS);
-        if logs.is_empty() && !metrics.is_file() {
-            let what = format!("{name} has neither {METRICS} nor rank-0.jsonl");
-            let fix = "name the run's --log-dir, which is runs/last if it was not set";
-            return Err(UserError::new(what, "RUN is the folder into which a run writes", fix));
-        }
+        check_folder(folder, &logs)?;
         let metrics = Metrics::read(&optional(&metrics, read_file(&metrics, LARGEST_METRICS))?);
         let path = folder.join("config.toml");
         let text = optional(&path, read_text(&path, LARGEST_CONFIG).map(String::into_bytes))?;
@@ -128,8 +124,18 @@ impl Run {
     }
 }
 
+/// Fails on a folder that is not that of a run, whose logs are these.
+pub(crate) fn check_folder(folder: &Path, logs: &[(usize, PathBuf)]) -> Result<(), UserError> {
+    if !logs.is_empty() || folder.join(METRICS).is_file() {
+        return Ok(());
+    }
+    let what = format!("{} has neither {METRICS} nor rank-0.jsonl", folder.display());
+    let fix = "name the run's --log-dir, which is runs/last if it was not set";
+    Err(UserError::new(what, "RUN is the folder into which a run writes", fix))
+}
+
 /// The logs in a folder by rank.
-fn rank_logs(folder: &Path) -> Vec<(usize, PathBuf)> {
+pub(crate) fn rank_logs(folder: &Path) -> Vec<(usize, PathBuf)> {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let rank = |path: &PathBuf| {
         let name = path.file_name()?.to_str()?;

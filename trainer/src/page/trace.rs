@@ -116,10 +116,9 @@ impl Trace {
             event.ph == "X" && WORK.contains(&&*event.cat) && event.name.rsplit('/').next() != Some("mark")
         };
         let operation = |event: TraceEvent| {
-            let (start, last) = (base + event.ts / 1e3, event.name.rsplit('/').next().unwrap_or_default());
+            let start = base + event.ts / 1e3;
             let kernel = event.args["kernel"].as_str().unwrap_or_default();
-            let is_transfer = TRANSFERS.contains(&last) || kernel.to_lowercase().contains("nccl");
-            let kind = if is_transfer { Kind::Transfer } else { Kind::of_region(&event.name) };
+            let kind = if is_transfer(&event.name, kernel) { Kind::Transfer } else { Kind::of_region(&event.name) };
             let microbatch = number_after(&event.name, "microbatch ");
             Operation { kind, microbatch, start, end: start + event.dur / 1e3, name: event.name }
         };
@@ -141,6 +140,12 @@ impl Trace {
         let trains = |step: &&[Operation]| step.iter().any(|operation| operation.kind == Kind::Update);
         steps.rev().find(trains).unwrap_or(&self.operations)
     }
+}
+
+/// Whether a span is a transfer between ranks, by its name and its kernel's.
+pub(crate) fn is_transfer(name: &str, kernel: &str) -> bool {
+    let operation = name.rsplit('/').next().unwrap_or_default();
+    TRANSFERS.contains(&operation) || kernel.to_lowercase().contains("nccl")
 }
 
 /// The number that follows `word`.

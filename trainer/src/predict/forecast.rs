@@ -6,6 +6,7 @@ use common::UserError;
 use common::format::bytes;
 use engine::step::Stage;
 use parallel::Axis;
+use serde::{Deserialize, Serialize};
 
 use crate::config::plan::RunPlan;
 use crate::error::RunError;
@@ -16,7 +17,7 @@ use crate::predict::simulate::{RankTimes, Simulation, simulate};
 use crate::predict::step_graph::Phase;
 
 /// Bytes of device memory of a rank, by what they hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Memory {
     /// Weights in the types that products read, and master weights.
     pub weights: usize,
@@ -33,7 +34,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub(super) fn of(stage: &mut Stage, libraries: usize) -> Memory {
+    /// What a stage's plan has allocated.
+    pub(crate) fn of(stage: &mut Stage, libraries: usize) -> Memory {
         let total = stage.device().allocated_bytes();
         let activations = stage.graphs().memory().iter().map(|area| area.bytes).sum();
         let (params, optimizer) = (stage.params(), stage.optimizer().state_bytes());

@@ -18,8 +18,10 @@ mod price;
 mod rough;
 mod simulate;
 mod step_graph;
+mod timeline;
 
 pub use card::Card;
 pub use forecast::{Fit, Forecast, Memory, check_fits, forecast};
 pub use layouts::{Found, Search, search};
 pub use picture::picture;
+pub use timeline::timeline_picture;

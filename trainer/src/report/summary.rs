@@ -127,7 +127,9 @@ fn graphs(plan: &RunPlan, stage: &mut Stage) -> String {
     let counts: Vec<String> = modes.into_iter().map(count).collect();
     let graph = &plan.config.cuda_graph;
     match graph.scope {
-        GraphScope::PerLayer => format!("{}, {} pool: {}", graph_scope(graph), graph.mempool, counts.join(", ")),
+        GraphScope::PerLayer | GraphScope::Auto => {
+            format!("{}, {} pool: {}", graph_scope(graph), graph.mempool, counts.join(", "))
+        }
         // The pool has no effect on the plan over the whole step.
         GraphScope::FullIteration => format!("{}: {}", graph.scope, counts.join(", ")),
     }

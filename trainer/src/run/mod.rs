@@ -1,10 +1,13 @@
 //! A run: from a plan to its end.
 
 pub mod accelerator;
+pub mod auto_scope;
 mod cheaper;
 pub mod consistency;
 mod host_memory;
 pub mod output_files;
+pub mod random;
+pub mod random_steps;
 pub mod ranks;
 pub mod run_folder;
 pub mod set_up;
@@ -12,5 +15,6 @@ pub mod source;
 mod submitted_step;
 pub mod trace;
 mod train;
+mod verify;
 
 pub use train::train;

@@ -15,6 +15,7 @@ use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
 use crate::run::cheaper::cheaper_settings;
 use crate::run::host_memory::fits_host;
+use crate::run::verify;
 
 /// Creates this rank's stage with its first weights, records its steps and allocates its memory. All ranks call it together.
 ///
@@ -26,6 +27,9 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<St
         check_fits(plan, device, group)?;
     }
     let mut stage = recorded_stage(plan, device, group)?;
+    if !device.is_dry() {
+        verify::check_memory(plan, device, group, &stage)?;
+    }
     if device.gpu().is_some() && !device.is_dry() && plan.parallel.grid.size(Axis::Pipeline) > 1 {
         stage.rehearse(&plan.batch.microbatch_counts(), plan.evaluation.is_some())?;
         device.synchronize()?;
@@ -53,17 +57,7 @@ pub fn load_start(plan: &RunPlan, device: &Device, stage: &Stage) -> Result<(), 
 /// On a GPU this also times the algorithms of matrix products and chooses among them. The first rank of each stage does
 /// that, one stage after the other, for the products that no earlier stage has. All other ranks take over its choices.
 fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(), RunError> {
-    let mut needed = None;
-    // The pipeline group of rank 0 consists of the first rank of each stage.
-    for first in plan.parallel.grid.group(0, Axis::Pipeline) {
-        if group.rank == first {
-            needed = Some(bytes_needed(plan, device, group));
-            group.control.broadcast_text(first, device.export_choices().unwrap_or_default());
-        } else {
-            device.import_choices(&group.control.broadcast_text(first, String::new()))?;
-        }
-    }
-    let needed = needed.unwrap_or_else(|| bytes_needed(plan, device, group))?;
+    let needed = needed_on_all_ranks(plan, device, group)?;
     if device.gpu().is_none() {
         return Ok(fits_host(needed, device, group, || {
             cheaper_settings(plan, needed, |plan| bytes_needed(plan, device, group))
@@ -83,15 +77,48 @@ fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(
     }
 }
 
+/// Whether a plan fits the memory of all ranks; why not, in words. All ranks call it together and get the same answer.
+///
+/// # Errors
+/// Settings that exclude each other.
+pub(super) fn room(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Result<(), String>, RunError> {
+    let needed = needed_on_all_ranks(plan, device, group)?;
+    let lacks = match device.gpu_memory()? {
+        Some((free, _)) => needed.saturating_sub(free),
+        None => match fits_host(needed, device, group, String::new) {
+            Ok(()) => 0,
+            Err(_) => 1,
+        },
+    };
+    let most = group.control.max(lacks as u64);
+    Ok(if most == 0 { Ok(()) } else { Err(format!("a rank needs {}, more than is free", bytes(needed))) })
+}
+
+/// The bytes of device memory that this rank's stage needs.
+fn needed_on_all_ranks(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<usize, RunError> {
+    let mut needed = None;
+    // The pipeline group of rank 0 consists of the first rank of each stage.
+    for first in plan.parallel.grid.group(0, Axis::Pipeline) {
+        if group.rank == first {
+            needed = Some(bytes_needed(plan, device, group));
+            group.control.broadcast_text(first, device.export_choices().unwrap_or_default());
+        } else {
+            device.import_choices(&group.control.broadcast_text(first, String::new()))?;
+        }
+    }
+    needed.unwrap_or_else(|| bytes_needed(plan, device, group))
+}
+
 /// The bytes of device memory that a stage needs. Nothing is allocated.
 fn bytes_needed(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<usize, RunError> {
-    let dry = device.is_dry();
+    let (dry, streams) = (device.is_dry(), device.streams_made());
     device.set_dry(true);
     let needed = recorded_stage(plan, device, group).map(|stage| {
         let needed = device.allocated_bytes();
         drop(stage);
         needed
     });
+    device.free_scratch_since(streams)?;
     device.set_dry(dry);
     needed
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::format::{boxed, counted};
 use common::terminal::{PRINTED, columns, say};
 use data::{BATCHES_IN_MEMORY, Prefetch, Source, Split};
-use device::{Device, Staging};
+use device::{Device, Staging, SyncDebug};
 use engine::fp8::Fp8Recipe;
 use engine::regions::Mode;
 use engine::step::Stage;
@@ -18,6 +18,7 @@ use launch::watch::activity::Doing;
 use parallel::Axis;
 
 use crate::checkpoint::{Occasion, Progress, Session};
+use crate::config::SyncDebugChoice;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
@@ -30,10 +31,11 @@ use crate::report::run_log::RunLog;
 use crate::report::summary::{PLAN, summary};
 use crate::report::wandb_client::Client;
 use crate::run::consistency::check_data;
-use crate::run::run_folder;
 use crate::run::set_up::{load_start, stage, step_settings};
 use crate::run::submitted_step::SubmittedStep;
 use crate::run::trace::StepTrace;
+use crate::run::verify::VerifiedSteps;
+use crate::run::{auto_scope, run_folder};
 
 /// Trains as planned, on data that [`source()`](crate::run::source::source) opened. Returns `None` if nothing was trained:
 /// in a dry run, or if the run already has all its steps.
@@ -47,6 +49,7 @@ pub fn train(
     device: &Device,
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
+    let plan = &auto_scope::resolve(plan, group, device)?;
     let session = if request.dry_run {
         None
     } else {
@@ -98,6 +101,7 @@ struct Trainer<'r> {
     batches: Option<Prefetch>,
     session: Session<'r>,
     trace: StepTrace,
+    verified: VerifiedSteps,
     report: Reporter<'r>,
     /// The step at which this process started.
     first_step: usize,
@@ -153,6 +157,7 @@ impl<'r> Trainer<'r> {
             batches,
             session,
             trace,
+            verified: VerifiedSteps::default(),
             report,
             first_step,
             progress,
@@ -195,11 +200,19 @@ impl<'r> Trainer<'r> {
         let measures = self.plan.measures_fp8_at(step);
         let mode = if measures { Mode::Measure } else { Mode::Train };
         let settled = self.stage.graphs().is_settled(mode, settings.microbatches);
+        if self.plan.verifies_at(step) && settled {
+            let (plan, group, step) = (self.plan, self.group, (mode, settings, batch.as_ref()));
+            self.verified.verify(plan, group, self.stage, step)?;
+        }
         self.group.activity.set(if settled { Doing::Steps } else { Doing::Starts });
+        // Copies to and from the host are under way twice at most: the first two steps allocate for them.
+        let is_steady = settled && step > self.first_step + 1;
+        self.device.set_sync_debug(if is_steady { sync_debug(self.plan) } else { SyncDebug::Off });
         let (metrics, counts) = match measures {
             true => self.stage.measured_step(settings, batch.as_ref())?,
             false => (self.stage.train_step(settings, batch.as_ref())?, None),
         };
+        self.device.set_sync_debug(SyncDebug::Off);
         self.trace.after_step(self.device)?;
         let host = started.elapsed();
         tracing::debug!(host_ms = host.as_secs_f64() * 1e3, "submitted");
@@ -284,7 +297,7 @@ impl<'r> Trainer<'r> {
     fn finish(mut self, graph_report: Option<&Path>) -> Result<Outcome, RunError> {
         self.group.activity.set(Doing::Ends);
         self.report_in_flight()?;
-        let Trainer { group, device, stage, source, trace, plan, mut report, .. } = self;
+        let Trainer { group, device, stage, source, trace, plan, verified, mut report, .. } = self;
         group.activity.during(Doing::Writes, || {
             report.close()?;
             match graph_report {
@@ -293,6 +306,9 @@ impl<'r> Trainer<'r> {
             }
         })?;
         if let Some(line) = trace.finish(device)? {
+            report.say(&line);
+        }
+        if let Some(line) = verified.words() {
             report.say(&line);
         }
         if let Some(checked) = device.checked() {
@@ -324,6 +340,15 @@ impl<'r> Trainer<'r> {
 
     fn wait(&mut self, step: SubmittedStep) -> Result<FinishedStep, RunError> {
         self.group.activity.during(Doing::WaitsForDevice, || step.wait(&mut self.last_end))
+    }
+}
+
+/// What happens at calls that a steady step must not make.
+fn sync_debug(plan: &RunPlan) -> SyncDebug {
+    match plan.config.train.sync_debug {
+        SyncDebugChoice::Off => SyncDebug::Off,
+        SyncDebugChoice::Warn => SyncDebug::Warn,
+        SyncDebugChoice::Error => SyncDebug::Error,
     }
 }
 

@@ -19,6 +19,7 @@ const TRAINER: &[&str] = &[
     "run",
     "page",
     "predict",
+    "profile",
     "commands",
     "main",
 ];

@@ -65,12 +65,18 @@ impl Cupti {
 
     /// Gives a name to what is submitted until the note is dropped. `None` if neither a timeline nor a capture is under
     /// way.
-    pub(crate) fn submit(&self, label: &str, graph: Option<&str>, capturing: bool) -> Option<CuptiNote> {
+    pub(crate) fn submit(
+        &self,
+        label: &str,
+        graph: Option<&str>,
+        details: impl FnOnce() -> Vec<(&'static str, String)>,
+        capturing: bool,
+    ) -> Option<CuptiNote> {
         if !capturing && !self.is_running() {
             return None;
         }
         let mut submitted = self.submitted.borrow_mut();
-        submitted.push(Submitted { label: label.into(), graph: graph.map(str::to_string) });
+        submitted.push(Submitted { label: label.into(), graph: graph.map(str::to_string), details: details() });
         let id = submitted.len() as u64;
         if capturing {
             nodes::set_current(id);

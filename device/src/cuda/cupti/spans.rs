@@ -12,6 +12,8 @@ pub(super) struct Submitted {
     pub(super) label: String,
     /// The graph's name.
     pub(super) graph: Option<String>,
+    /// What the operation is.
+    pub(super) details: Vec<(&'static str, String)>,
 }
 
 /// What is known besides the records.
@@ -48,7 +50,10 @@ pub(super) fn spans(
         Record::Work { what, start, end, stream, correlation, node } if *start >= began => {
             let launch = names.get(correlations.get(correlation));
             let name = names.streams.get(stream).map_or_else(|| stream.to_string(), Clone::clone);
-            Some(work(what, *start - began, *end, began, &stream_row(&name), launch, names.get(names.nodes.get(node))))
+            let ids = (correlations.get(correlation), names.nodes.get(node));
+            let submission = ids.0.map_or(0, |id| id << 32) | ids.1.copied().unwrap_or_default();
+            let span = work(what, *start - began, *end, began, &stream_row(&name), launch, names.get(ids.1));
+            Some(Span { submission, ..span })
         }
         Record::Call { driver, id, start, end, thread, correlation } if *start >= began => {
             let row = if submits == Some(*thread) { "host".into() } else { format!("host, thread {thread}") };
@@ -60,6 +65,7 @@ pub(super) fn spans(
                 start_ns: start - began,
                 duration_ns: end.saturating_sub(*start),
                 details: details.into_iter().collect(),
+                submission: 0,
             })
         }
         _ => None,
@@ -84,7 +90,8 @@ fn work(
     launch: Option<&Submitted>,
     node: Option<&Submitted>,
 ) -> Span {
-    let mut details = Vec::new();
+    let operation = node.or(launch.filter(|launch| launch.graph.is_none()));
+    let mut details = operation.map_or_else(Vec::new, |operation| operation.details.clone());
     let (category, own) = match what {
         Work::Kernel { symbol, grid, block } => {
             details.push(("kernel", symbol.clone()));
@@ -93,11 +100,11 @@ fn work(
             ("kernel", symbol.as_str())
         }
         Work::Copy { bytes } => {
-            details.push(("bytes", bytes.to_string()));
+            details.push(("copied", bytes.to_string()));
             ("copy", "copy")
         }
         Work::Set { bytes } => {
-            details.push(("bytes", bytes.to_string()));
+            details.push(("set", bytes.to_string()));
             ("set", "set")
         }
     };
@@ -112,7 +119,7 @@ fn work(
         (None, _) => own.into(),
     };
     let duration_ns = end.saturating_sub(began + start_ns);
-    Span { row: row.into(), name, category, start_ns, duration_ns, details }
+    Span { row: row.into(), name, category, start_ns, duration_ns, details, submission: 0 }
 }
 
 #[cfg(test)]
@@ -127,12 +134,13 @@ mod tests {
     #[test]
     fn kernels_are_named_after_their_graph_node_for_the_region_launched_or_after_the_eager_operation() {
         let submitted = [
-            Submitted { label: "forward of layer 1, microbatch 0/gemm".into(), graph: None },
+            Submitted { label: "forward of layer 1, microbatch 0/gemm".into(), graph: None, details: Vec::new() },
             Submitted {
                 label: "forward of layer 1, microbatch 3".into(),
                 graph: Some("forward of layer 1, microbatch 0".into()),
+                details: Vec::new(),
             },
-            Submitted { label: "begin/fill".into(), graph: None },
+            Submitted { label: "begin/fill".into(), graph: None, details: Vec::new() },
         ];
         let (nodes, streams) = (HashMap::from([(40, 1)]), HashMap::from([(7, "compute".to_string())]));
         let names = SpanNames { submitted: &submitted, nodes: &nodes, streams: &streams };

@@ -13,7 +13,7 @@ use device::{DType, Result, Tensor};
 use super::fp8_products::{self, Scales};
 use super::workbench::{AddTrial, Make, Workbench};
 use super::{fp8, fp8_blocks, generation};
-use crate::commands::random::uniform;
+use crate::run::random::uniform;
 
 /// The trial of an operation.
 pub(super) struct Case {

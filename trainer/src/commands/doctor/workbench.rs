@@ -2,7 +2,7 @@
 
 use device::{Area, DType, Device, F8E4M3, F8E5M2, Float, Op, Result, Shape, Stream, Tensor, bf16};
 
-use crate::commands::random::uniform;
+use crate::run::random::uniform;
 
 /// Makes an operation and its tensors on a workbench.
 pub(super) type Make = Box<dyn Fn(&mut Workbench) -> Result<Op>>;

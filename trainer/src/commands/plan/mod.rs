@@ -3,6 +3,7 @@
 mod page;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use common::UserError;
@@ -12,8 +13,8 @@ use super::args::{text, text_flag, training_run};
 use crate::config::ModelKind;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
-use crate::error::RunError;
-use crate::predict::{Card, Found, Search, check_fits, forecast, search};
+use crate::error::{RunError, file_error};
+use crate::predict::{Card, Found, Search, check_fits, forecast, search, timeline_picture};
 
 /// A run to predict.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct PlanRequest {
     /// Layouts to print.
     layouts: usize,
     json: bool,
+    /// Where to draw the step of the first layout.
+    timeline: Option<PathBuf>,
 }
 
 /// GPUs of a node, unless the user says otherwise.
@@ -47,6 +50,7 @@ pub(super) fn command() -> Command {
         .arg(number("layouts", 100, "Layouts to print").default_value("8"))
         .arg(switch("as-given", "Predicts the layout of the flags alone. Otherwise what they do not give is tried"))
         .arg(switch("json", "Prints JSON"))
+        .arg(text_flag("timeline", "FILE", "Draws the step of the first layout into this SVG file"))
         .arg(Arg::new("flags").value_name("FLAGS").last(true).num_args(0..).help("The trainer's flags"))
 }
 
@@ -75,6 +79,7 @@ pub(super) fn request(matches: &ArgMatches) -> Result<PlanRequest, UserError> {
         as_given: matches.get_flag("as-given"),
         layouts: number("layouts"),
         json: matches.get_flag("json"),
+        timeline: text(matches, "timeline").map(PathBuf::from),
     })
 }
 
@@ -95,7 +100,7 @@ pub(super) fn check_named_gpu(name: &str, plan: &RunPlan) -> Result<(), UserErro
 /// # Errors
 /// No layout fits.
 pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
-    let PlanRequest { run, ranks, node, card, as_given, layouts, json } = request;
+    let PlanRequest { run, ranks, node, card, as_given, layouts, json, timeline } = request;
     let found = match as_given {
         true => {
             let plan = RunPlan::new(run.config.clone(), *ranks)?;
@@ -111,6 +116,10 @@ pub(super) fn run(request: &PlanRequest) -> Result<String, RunError> {
             most: *layouts,
         })?,
     };
+    if let (Some(file), Some((_, forecast))) = (timeline, found.best.first()) {
+        std::fs::write(file, timeline_picture(forecast))
+            .map_err(file_error(format!("the timeline, {}", file.display())))?;
+    }
     match json {
         true => Ok(to_string_pretty(&page::json(card, &found)).unwrap_or_default()),
         false => Ok(page::text(card, *node, &found)),

@@ -1,0 +1,80 @@
+//! Device memory put aside in the host's memory: to go back to a state, and to compare two states.
+
+use super::Device;
+use crate::backend::DeviceBackend;
+use crate::host::view;
+use crate::{DType, Result, Shape, Tensor};
+
+/// Bytes of device memory, put aside in the host's memory.
+#[derive(Default)]
+pub struct Snapshot {
+    parts: Vec<(Tensor, Vec<u8>)>,
+}
+
+/// How many bytes are read at once to be looked at.
+const CHUNK: usize = 64 << 20;
+
+impl Device {
+    /// Waits for all submitted work, then puts the bytes of these tensors aside: also bytes that nothing has written.
+    ///
+    /// # Errors
+    /// As [`Device::synchronize`]; freed memory.
+    pub fn snapshot(&self, tensors: impl IntoIterator<Item = Tensor>) -> Result<Snapshot> {
+        self.synchronize()?;
+        let put_aside = |tensor: Tensor| Ok((tensor, self.bytes(&tensor)?));
+        Ok(Snapshot { parts: tensors.into_iter().map(put_aside).collect::<Result<_>>()? })
+    }
+
+    /// Waits for all submitted work, then writes a snapshot back to where it came from.
+    ///
+    /// # Errors
+    /// As [`Device::snapshot`].
+    pub fn restore(&self, snapshot: &Snapshot) -> Result<()> {
+        self.synchronize()?;
+        let core = self.core();
+        for (tensor, bytes) in snapshot.parts.iter().filter(|_| !core.dry) {
+            core.check_live("restore", tensor)?;
+            match &core.backend {
+                DeviceBackend::Host(_) => view::write::<u8>(&as_bytes(tensor)).copy_from_slice(bytes),
+                DeviceBackend::Cuda(cuda) => cuda.upload(&as_bytes(tensor), bytes)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows `look` the bytes of a tensor, a piece at a time. It waits for nothing: the work that writes them must have ended.
+    ///
+    /// # Errors
+    /// As [`Device::snapshot`].
+    pub fn look(&self, tensor: &Tensor, mut look: impl FnMut(&[u8])) -> Result<()> {
+        let all = as_bytes(tensor);
+        for start in (0..all.elements()).step_by(CHUNK) {
+            look(&self.bytes(&all.view(start, [CHUNK.min(all.elements() - start)]))?);
+        }
+        Ok(())
+    }
+
+    /// The bytes of a tensor, whoever wrote them.
+    fn bytes(&self, tensor: &Tensor) -> Result<Vec<u8>> {
+        let core = self.core();
+        if core.dry {
+            return Ok(vec![0; tensor.bytes()]);
+        }
+        core.check_live("snapshot", tensor)?;
+        match &core.backend {
+            DeviceBackend::Host(_) => Ok(view::read::<u8>(&as_bytes(tensor)).to_vec()),
+            DeviceBackend::Cuda(cuda) => cuda.download(&as_bytes(tensor)),
+        }
+    }
+}
+
+impl Snapshot {
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|(_, bytes)| bytes.len()).sum()
+    }
+}
+
+fn as_bytes(tensor: &Tensor) -> Tensor {
+    Tensor { shape: Shape::new(&[tensor.bytes()]), dtype: DType::U8, ..*tensor }
+}

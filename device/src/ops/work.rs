@@ -1,0 +1,115 @@
+//! How much work an operation is, whatever does it.
+
+use super::{Attention, AttentionBackward, Epilogue, Gemm};
+use crate::{DType, Op, Tensor};
+
+impl Op {
+    /// Floating-point operations of its matrix products. Of causal attention only the half that is not masked counts. 0 for
+    /// operations without products.
+    pub fn flops(&self) -> f64 {
+        match self {
+            Op::Gemm(gemm) => {
+                let [rows, columns, inner] = gemm.sizes().map(|size| size as f64);
+                2.0 * rows * columns * inner
+            }
+            Op::Attention(Attention { qkv, heads, kv_heads, .. }) => scores(qkv, *heads, *kv_heads) * 2.0,
+            Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, .. }) => {
+                scores(qkv, *heads, *kv_heads) * 5.0
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// Bytes that it reads and writes. A tensor updated in place counts twice.
+    pub fn bytes(&self) -> f64 {
+        match self {
+            Op::Gemm(gemm) => {
+                let outputs = gemm.out.bytes() * if gemm.accumulate { 2 } else { 1 };
+                (gemm.a.bytes() + gemm.b.bytes() + outputs + gemm.epilogue_bytes()) as f64
+            }
+            // Of a table only the rows of the batch's tokens are touched.
+            Op::Embedding(lookup) => (2 * lookup.output.bytes()) as f64,
+            Op::EmbeddingBackward(lookup) => {
+                let gradients = lookup.grad_output;
+                (gradients.bytes() + 2 * gradients.elements() * DType::F32.size()) as f64
+            }
+            // Marks of the watch and a step's scalars.
+            Op::ProgressMark(_) | Op::WriteControl(_) | Op::WriteSampleRecord(_) => 0.0,
+            _ => {
+                let accesses = self.accesses();
+                accesses.reads.iter().chain(&accesses.writes).map(|tensor| tensor.bytes() as f64).sum()
+            }
+        }
+    }
+
+    /// Its shape in words: rows, columns and inner size of a product, otherwise the shape of the largest tensor that it
+    /// writes, or reads if it writes none.
+    pub fn shape(&self) -> String {
+        if let Op::Gemm(gemm) = self {
+            let [rows, columns, inner] = gemm.sizes();
+            return format!("{rows} x {columns} x {inner}");
+        }
+        let accesses = self.accesses();
+        let of = if accesses.writes.is_empty() { &accesses.reads } else { &accesses.writes };
+        let largest = of.iter().max_by_key(|tensor| tensor.bytes());
+        let words = |tensor: &Tensor| tensor.shape.sizes().iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
+        largest.map_or_else(String::new, words)
+    }
+
+    /// The type of what a product or attention multiplies. `None` for other operations.
+    pub fn factor_type(&self) -> Option<DType> {
+        match self {
+            Op::Gemm(gemm) => Some(gemm.a.dtype),
+            Op::Attention(Attention { qkv, .. }) | Op::AttentionBackward(AttentionBackward { qkv, .. }) => {
+                Some(qkv.dtype)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Gemm {
+    /// Rows, columns and inner size.
+    pub fn sizes(&self) -> [usize; 3] {
+        let (rows, columns) = (self.out.shape.rows(), self.out.shape.last());
+        [rows, columns, self.a.elements() / rows.max(1)]
+    }
+
+    /// Bytes that the epilogue reads and writes besides the product's.
+    pub fn epilogue_bytes(&self) -> usize {
+        match &self.epilogue {
+            Epilogue::None | Epilogue::Bias(_) => 0,
+            Epilogue::BiasGelu { pre, .. } => pre.bytes(),
+            Epilogue::GeluBackward { pre, activated } => pre.bytes() + activated.map_or(0, |out| out.bytes()),
+        }
+    }
+}
+
+/// Channels times pairs of positions of which one sees the other, over all heads: half of a product's FLOPs.
+fn scores(qkv: &Tensor, heads: usize, kv_heads: usize) -> f64 {
+    let sizes = qkv.shape.sizes();
+    let channels = sizes[2] / (heads + 2 * kv_heads);
+    sizes[0] as f64 * (sizes[1] * sizes[1]) as f64 * (heads * channels) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::{Add, Epilogue, Gemm};
+    use crate::{BufferId, DType, Op, Tensor};
+
+    #[test]
+    fn a_product_counts_its_multiplications_and_an_accumulated_output_twice() {
+        let tensor = |sizes: [usize; 2], dtype| Tensor { address: 16, shape: sizes.into(), dtype, buffer: BufferId(0) };
+        let (input, weight) = (tensor([8, 4], DType::Bf16), tensor([6, 4], DType::Bf16));
+        let forward: Op = Gemm::linear(input, weight, tensor([8, 6], DType::Bf16), Epilogue::None).into();
+        assert_eq!((forward.flops(), forward.shape().as_str()), (2.0 * 8.0 * 6.0 * 4.0, "8 x 6 x 4"));
+        assert_eq!(forward.bytes(), (2 * (8 * 4 + 6 * 4 + 8 * 6)) as f64);
+        assert_eq!(forward.factor_type(), Some(DType::Bf16));
+        let (grad_output, grad_weight) = (tensor([8, 6], DType::Bf16), tensor([6, 4], DType::F32));
+        let wgrad: Op = Gemm::wgrad(grad_output, input, grad_weight, true).into();
+        assert_eq!((wgrad.flops(), wgrad.shape().as_str()), (forward.flops(), "6 x 4 x 8"));
+        assert_eq!(wgrad.bytes(), (2 * (8 * 4 + 8 * 6) + 2 * 4 * 6 * 4) as f64);
+        let sum: Op = Add { a: input, b: input, output: input }.into();
+        assert_eq!((sum.flops(), sum.bytes(), sum.shape().as_str()), (0.0, (3 * 2 * 8 * 4) as f64, "8 x 4"));
+    }
+}

@@ -1,0 +1,118 @@
+//! A steady step neither waits nor allocates. A call that does is named with its region.
+
+use std::fmt::{Debug, Formatter};
+use std::sync::Arc;
+
+use device::SyncDebug;
+use engine::graph_options::{GraphOptions, Scope};
+use engine::model::GptShape;
+use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
+use engine::precision::Precision;
+use engine::step::Stage;
+use engine::step_policy::StepContext;
+
+use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
+
+/// Trains some steps, and then as many that must neither wait nor allocate. Returns the last losses.
+fn steady(run: &Run) -> Vec<f64> {
+    let device = run.device();
+    let (_, mut stage) = run.train_on(&device);
+    let losses = (run.steps..2 * run.steps).map(|step| {
+        let (settings, stage): (_, &mut Stage) = (run.settings(step), &mut stage);
+        let batch = stage.needs_batch().then(|| batch(run.kind, settings.first_sample, run.microbatches));
+        device.set_sync_debug(SyncDebug::Error);
+        let pending = stage.train_step(settings, batch.as_ref());
+        device.set_sync_debug(SyncDebug::Off);
+        pending.unwrap().wait().unwrap().loss
+    });
+    losses.collect()
+}
+
+#[test]
+fn steady_steps_neither_wait_nor_allocate_in_any_setting_or_layout() {
+    for (at, (name, graphs)) in all_settings().into_iter().enumerate() {
+        let kind = [Kind::Gpt, Kind::Llama, Kind::Mlp][at % 3];
+        let run = Run { steps: 3, check: false, ..Run::new(kind, 2, graphs) };
+        assert!(steady(&run).iter().all(|loss| loss.is_finite()), "{name}");
+    }
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for layout in [Layout::new(2, 2, 1, 2), Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) }] {
+            let graphs = GraphOptions { scope, ..GraphOptions::default() };
+            let shape = Some(GptShape { layers: 2, ..tiny_gpt(0.1, Precision::F32) });
+            let run = || {
+                let graphs = graphs.clone();
+                Run { steps: 3, shape: shape.clone(), check: false, watched: true, ..Run::new(Kind::Gpt, 4, graphs) }
+            };
+            layout.on_ranks(run, |run| assert!(steady(&run)[2].is_finite()));
+        }
+    }
+}
+
+/// SGD beside which something is done on the host.
+struct Beside(fn(&StepContext<'_>) -> device::Result<()>);
+
+impl Debug for Beside {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Beside")
+    }
+}
+
+impl UpdateRule for Beside {
+    fn state(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
+        let (sgd, beside) = (Sgd { momentum: 0.0 }.update(params, control), self.0);
+        Box::new(move |cx| {
+            if !cx.compute().device().is_tracing() {
+                beside(cx)?;
+            }
+            sgd(cx)
+        })
+    }
+}
+
+/// The error of a step in whose optimizer `beside` is done.
+fn error_of(beside: fn(&StepContext<'_>) -> device::Result<()>, graphs: GraphOptions) -> String {
+    let groups = vec![ParamGroup { takes: |_| true, rule: Arc::new(Beside(beside)), weight_decay: 0.0 }];
+    let run = Run { steps: 2, check: false, groups: Some(groups), ..Run::new(Kind::Mlp, 2, graphs) };
+    let device = run.device();
+    let captures = run.graphs.capture_optimizer;
+    let mut stage = run.stage(&device);
+    for step in 0..2 {
+        let settings = run.settings(step);
+        let batch = batch(run.kind, settings.first_sample, run.microbatches);
+        // Steps that capture refuse such calls in any case.
+        device.set_sync_debug(if step > 0 && !captures { SyncDebug::Error } else { SyncDebug::Off });
+        if let Err(error) = stage.train_step(settings, Some(&batch)) {
+            return error.to_string();
+        }
+    }
+    panic!("nothing was found");
+}
+
+#[test]
+fn a_planted_wait_and_a_planted_allocation_are_named_with_their_region() {
+    let waits: fn(&StepContext<'_>) -> device::Result<()> = |cx| cx.compute().synchronize();
+    let allocates: fn(&StepContext<'_>) -> device::Result<()> =
+        |cx| cx.compute().device().allocate("late", 64).map(drop);
+    let eager = GraphOptions { capture_optimizer: false, ..GraphOptions::default() };
+    let off = GraphOptions { enable: false, capture_optimizer: false, ..GraphOptions::default() };
+    for graphs in [eager, off] {
+        let text = error_of(waits, graphs.clone());
+        let words = "optimizer: Stream::synchronize of stream `compute` in `optimizer` makes the host wait. Rule: a steady step \
+                     neither waits for the device nor allocates. Fix: do it before the first step, or after the step";
+        assert_eq!(text, words);
+        let text = error_of(allocates, graphs);
+        assert!(
+            text.starts_with("optimizer: Device::allocate of `late`, 64 bytes, in `optimizer` allocates memory"),
+            "{text}"
+        );
+    }
+    // In a capture.
+    let text = error_of(waits, GraphOptions::default());
+    assert!(text.starts_with("optimizer: capture error 900: stream `compute` was synchronized"), "{text}");
+    let text = error_of(allocates, GraphOptions::default());
+    assert!(text.starts_with("optimizer: capture error 900: `late` of 64 bytes was allocated"), "{text}");
+}

@@ -1,0 +1,173 @@
+//! Steps that are verified: with graphs and eagerly they leave the same bits, in every layout, and what is different is named.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
+
+use device::ops;
+use engine::graph_options::{GraphOptions, Scope};
+use engine::model::GptShape;
+use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
+use engine::params::ParamSpec;
+use engine::precision::Precision;
+use engine::regions::Mode;
+use engine::step::{StepResult, StepSettings};
+use graph_manager::{EagerMemory, Mempool, Verification, Verified};
+
+use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt};
+
+/// Trains, and verifies each step before it is run. Returns what `train` does, and what was found.
+fn train_verified(run: &Run, memory: EagerMemory, any: &dyn Fn(bool) -> bool) -> (Vec<StepResult>, Vec<Verified>) {
+    let device = run.device();
+    let mut stage = run.stage(&device);
+    let step = |step| {
+        let settings = run.settings(step);
+        let batch = stage.needs_batch().then(|| batch(run.kind, settings.first_sample, run.microbatches));
+        let found = stage.verify_step(Mode::Train, settings, batch.as_ref(), &Verification { memory, any }).unwrap();
+        (stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap(), found)
+    };
+    (0..run.steps).map(step).unzip()
+}
+
+/// Fails unless all steps with graphs were verified and found the same.
+fn assert_clean(found: &[Verified], warm_up: usize, what: &str) {
+    for (step, found) in found.iter().enumerate() {
+        match found {
+            Verified::NotYet => assert!(step <= warm_up, "{what}: step {step} was not verified"),
+            Verified::Same { tensors, bytes } => {
+                assert!(step > warm_up && *tensors > 10 && *bytes > 10_000, "{what}: {tensors} tensors, {bytes} bytes");
+            }
+            Verified::Differs(difference) => panic!("{what}, step {step}: {difference}"),
+        }
+    }
+}
+
+#[test]
+fn fifty_steps_of_every_layout_are_the_same_both_ways_and_verifying_them_changes_no_bit() {
+    let layouts = [
+        ("pipeline 2, 2 chunks", Layout::new(1, 2, 2, 1)),
+        ("tensor 2, data 2", Layout::new(2, 1, 1, 2)),
+        ("zero bubble", Layout { zero_bubble: true, ..Layout::new(1, 2, 1, 1) }),
+    ];
+    for (at, (name, layout)) in layouts.into_iter().enumerate() {
+        let memory = if at == 1 { EagerMemory::Shared } else { EagerMemory::Apart };
+        let run = || Run {
+            shape: Some(GptShape { layers: 4, ..tiny_gpt(0.1, Precision::F32) }),
+            steps: if at == 2 { 6 } else { 52 },
+            check: false,
+            distributed_optimizer: layout.data > 1,
+            watched: true,
+            ..Run::new(Kind::Gpt, 4, GraphOptions::default())
+        };
+        let plain = layout.on_ranks(run, |run| run.train().0);
+        let verified = layout.on_ranks(run, |run| train_verified(&run, memory, &|differs| differs));
+        for (rank, (results, found)) in verified.iter().enumerate() {
+            assert_eq!(*results, plain[rank], "{name}, rank {rank}");
+            assert_clean(found, 1, name);
+        }
+    }
+}
+
+#[test]
+fn every_way_to_run_a_step_is_verified() {
+    for (at, (name, graphs)) in all_settings().into_iter().enumerate() {
+        for overlap_microbatches in [false, true] {
+            let kind = [Kind::Gpt, Kind::Llama, Kind::Mlp][at % 3];
+            let graphs = GraphOptions { overlap_microbatches, ..graphs.clone() };
+            let run = Run { steps: 4, ..Run::new(kind, 3, graphs.clone()) };
+            let (results, found) = train_verified(&run, EagerMemory::Apart, &|differs| differs);
+            assert_eq!(results, run.train().0, "{kind:?}, {name}");
+            match graphs.enable {
+                true => assert_clean(&found, 1, &name),
+                false => assert_eq!(found, vec![Verified::NotYet; 4]),
+            }
+        }
+    }
+}
+
+#[test]
+fn what_runs_again_after_a_difference_finds_none_in_a_sound_step() {
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        for memory in [EagerMemory::Apart, EagerMemory::Shared] {
+            for layout in [Layout::new(1, 1, 1, 1), Layout::new(2, 2, 1, 1), Layout::new(1, 2, 2, 1)] {
+                let graphs = GraphOptions { scope, mempool: Mempool::Single, ..GraphOptions::default() };
+                let shape = GptShape { layers: 4, ..tiny_gpt(0.1, Precision::F32) };
+                let run = || Run { shape: Some(shape.clone()), steps: 4, ..Run::new(Kind::Gpt, 4, graphs.clone()) };
+                // As if another rank had found one.
+                let found = layout.on_ranks(run, |run| train_verified(&run, memory, &|_| true).1);
+                found.iter().for_each(|found| assert_clean(found, 1, &format!("{scope:?} {memory:?} {layout:?}")));
+            }
+        }
+    }
+}
+
+/// SGD whose momentum, in sixteenths, is a number of the host: it freezes when the update is captured.
+#[derive(Debug)]
+struct HostMomentum(Arc<AtomicU32>);
+
+impl UpdateRule for HostMomentum {
+    fn state(&self) -> &'static [&'static str] {
+        Sgd { momentum: 1.0 }.state()
+    }
+
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
+        let momentum = self.0.clone();
+        let StepControl { control, status } = control;
+        Box::new(move |cx| {
+            let of = |param: &ParamUpdate| ops::SgdTensors {
+                master: param.master,
+                compute: param.weight,
+                grad: param.grad,
+                momentum: param.state.first().copied(),
+                weight_decay: param.weight_decay,
+            };
+            let momentum = momentum.load(Ordering::Relaxed) as f32 / 16.0;
+            cx.run(ops::Sgd { tensors: params.iter().map(of).collect(), momentum, control, status })
+        })
+    }
+}
+
+#[test]
+fn a_momentum_that_froze_is_named_with_the_parameter_and_the_rank_that_has_it() {
+    for scope in [Scope::PerLayer, Scope::FullIteration] {
+        let momentum = Arc::new(AtomicU32::new(8));
+        let mut groups = ParamGroup::decay_matrices(Sgd { momentum: 0.0 }, 0.1);
+        let is_norm = |spec: &ParamSpec| spec.name == "h.1.ln_2.weight";
+        groups.insert(
+            0,
+            ParamGroup { takes: is_norm, rule: Arc::new(HostMomentum(momentum.clone())), weight_decay: 0.0 },
+        );
+        let run = || Run {
+            groups: Some(groups.clone()),
+            shape: Some(tiny_gpt(0.1, Precision::F32)),
+            learning_rate: 0.1,
+            ..Run::new(Kind::Gpt, 2, GraphOptions { scope, ..GraphOptions::default() })
+        };
+        let votes = AtomicU32::new(0);
+        let barrier = Barrier::new(2);
+        // The second of two stages has the norm.
+        let found = Layout::new(1, 2, 1, 1).on_ranks(run, |run| {
+            let device = run.device();
+            let (_, mut stage) = Run { steps: 3, ..run }.train_on(&device);
+            barrier.wait();
+            momentum.store(12, Ordering::Relaxed);
+            barrier.wait();
+            let any = |differs: bool| {
+                votes.fetch_add(u32::from(differs), Ordering::Relaxed);
+                barrier.wait();
+                votes.load(Ordering::Relaxed) > 0
+            };
+            let settings = StepSettings { step: 3, microbatches: 2, first_sample: 12, learning_rate: 0.1, clip: 1.0 };
+            let batch = batch(Kind::Gpt, settings.first_sample, 2);
+            let how = Verification { memory: EagerMemory::Apart, any: &any };
+            stage.verify_step(Mode::Train, settings, Some(&batch), &how).unwrap()
+        });
+        assert!(matches!(found[0], Verified::Same { .. }), "{scope:?}: {:?}", found[0]);
+        let Verified::Differs(difference) = &found[1] else { panic!("{scope:?}: {:?}", found[1]) };
+        let text = difference.to_string();
+        assert!(
+            text.starts_with("optimizer: `") && text.contains(" of h.1.ln_2.weight` (32 x f32, written by `sgd`)"),
+            "{text}"
+        );
+        assert!(text.contains("32 elements differ, the first at index 0: ") && !difference.hidden_by_waits, "{text}");
+    }
+}

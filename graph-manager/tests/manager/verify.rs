@@ -1,0 +1,265 @@
+//! A step that is verified: graphs and eager code from the same state.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use device::ops::{Accesses, Add, CustomOp, Fill};
+use device::{DType, Device, HostOptions, HostTensors, Tensor};
+use graph_manager::{
+    CaptureAll, CudaGraphManager, Difference, EagerMemory, ManagerOptions, Mempool, Result, StepContext, Verification,
+    VerificationBytes, Verified,
+};
+
+use crate::toy::{Mode, ToyPolicy, toy, toy_with};
+
+type Manager = CudaGraphManager<CaptureAll<&'static str>>;
+type Context<'m> = StepContext<'m, CaptureAll<&'static str>>;
+
+fn both() -> [Verification<'static>; 2] {
+    [EagerMemory::Apart, EagerMemory::Shared].map(|memory| Verification { memory, ..Verification::default() })
+}
+
+#[test]
+fn a_sound_step_is_the_same_both_ways_and_verifying_it_changes_no_bit() {
+    for mempool in [Mempool::PerMicrobatch, Mempool::Single] {
+        for share_io_buffers in [true, false] {
+            for (whole, splits_backward) in [(false, false), (false, true), (true, false), (true, true)] {
+                for poison in [true, false] {
+                    let toy = || toy_with(ToyPolicy { whole, splits_backward, ..ToyPolicy::default() });
+                    let options = ManagerOptions { mempool, share_io_buffers, poison, ..ManagerOptions::default() };
+                    let expected = toy().run(options.clone(), 4, 1);
+                    let toy = toy();
+                    let mut manager = toy.manager(options);
+                    for (step, sums) in expected.iter().enumerate() {
+                        for how in both() {
+                            let found = manager.verify(Mode::Train, 4, &how, &mut |cx| toy.step(cx, 1)).unwrap();
+                            // All sums at once, and those of each layer.
+                            let same = Verified::Same { tensors: 4, bytes: 2 * toy.sums.bytes() };
+                            assert_eq!(found, if step < 2 { Verified::NotYet } else { same });
+                        }
+                        toy.train(&mut manager, 4, 1).unwrap();
+                        assert_eq!(toy.device.download::<f32>(&toy.sums).unwrap(), *sums);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn without_graphs_there_is_nothing_to_verify() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions { enable: false, ..ManagerOptions::default() });
+    for _ in 0..4 {
+        let found = manager.verify(Mode::Train, 2, &Verification::default(), &mut |cx| toy.step(cx, 1));
+        assert_eq!(found.unwrap(), Verified::NotYet);
+        toy.train(&mut manager, 2, 1).unwrap();
+    }
+}
+
+#[test]
+fn the_memory_of_a_verification_is_the_state_on_the_host_and_all_buffers_on_the_device() {
+    let toy = toy();
+    let mut manager = toy.manager(ManagerOptions::default());
+    assert_eq!(manager.verification_bytes(Mode::Train, 2), VerificationBytes::default());
+    manager.record(Mode::Train, 2, &mut |cx| toy.step(cx, 1)).unwrap();
+    // A buffer has 64 floats. Of each microbatch there are an input, and for each of three layers three buffers.
+    let device = 2 * (1 + 3 * 3) * 64 * 4;
+    let expected = VerificationBytes { host: toy.sums.bytes(), device };
+    assert_eq!(manager.verification_bytes(Mode::Train, 2), expected);
+}
+
+/// A device without checker, 64 floats on it, and a manager.
+struct Small {
+    device: Device,
+    total: Tensor,
+    manager: Manager,
+    _areas: Vec<device::Area>,
+}
+
+fn small() -> Small {
+    let device = Device::host(HostOptions::default()).unwrap();
+    let mut areas = Vec::new();
+    let total = device.allocate_tensor(&mut areas, "total", [64], DType::F32).unwrap();
+    let manager = Manager::new(device.stream("compute"), ManagerOptions::default(), CaptureAll::default()).unwrap();
+    Small { device, total, manager, _areas: areas }
+}
+
+impl Small {
+    /// What is found after so many steps.
+    fn verified_after(
+        &mut self,
+        steps: usize,
+        how: &Verification<'_>,
+        mut body: impl FnMut(&mut Context<'_>, Tensor) -> Result<()>,
+    ) -> Verified {
+        let total = self.total;
+        for _ in 0..steps {
+            self.manager.step("step", 1, &mut |cx| body(cx, total)).unwrap();
+        }
+        let before = self.device.download::<f32>(&total).unwrap();
+        let found = self.manager.verify("step", 1, how, &mut |cx| body(cx, total)).unwrap();
+        assert_eq!(self.device.download::<f32>(&total).unwrap(), before, "the state is put back");
+        found
+    }
+}
+
+fn difference(found: Verified) -> Difference {
+    match found {
+        Verified::Differs(difference) => *difference,
+        other => panic!("no difference: {other:?}"),
+    }
+}
+
+#[test]
+fn a_host_value_that_froze_is_named_with_region_tensor_and_values() {
+    for how in both() {
+        let rate = Cell::new(1.0_f32);
+        let mut small = small();
+        let body = |cx: &mut Context<'_>, total: Tensor| {
+            let x = cx.region("first", (), |cx, ()| {
+                let x = cx.tensor("x", [64], DType::F32)?;
+                cx.run(Fill { output: x, value: 1.0 })?;
+                Ok(x)
+            })?;
+            let y = cx.region("second", x, |cx, x| {
+                let (y, rates) = (cx.tensor("y", [64], DType::F32)?, cx.tensor("rates", [64], DType::F32)?);
+                cx.run(Fill { output: rates.narrow(40, 24), value: 0.0 })?;
+                cx.run(Fill { output: rates.narrow(0, 40), value: rate.get() })?;
+                cx.run(Add { a: x, b: rates, output: y })?;
+                Ok(y)
+            })?;
+            cx.region("third", y, |cx, y| cx.run(Add { a: total, b: y, output: total }))
+        };
+        assert!(matches!(small.verified_after(3, &how, body), Verified::Same { tensors: 1, bytes: 256 }));
+        rate.set(1.5);
+        let found = difference(small.verified_after(0, &how, body));
+        // The scratch `rates` is still there at the region's end.
+        let words = "second: `second/rates` (40 x f32, written by `fill`) has other bits with graphs: 40 elements differ, the \
+                     first at index 0: 1.0 with graphs, 1.5 without";
+        assert_eq!(found.to_string(), words);
+    }
+}
+
+/// Copies `hidden`. The recording is not told that it reads it.
+#[derive(Debug)]
+struct CopyHidden {
+    hidden: Tensor,
+    output: Tensor,
+    is_recorded: bool,
+}
+
+impl CustomOp for CopyHidden {
+    fn name(&self) -> &'static str {
+        "copy_hidden"
+    }
+
+    fn check(&self) -> device::Result<()> {
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new((!self.is_recorded).then_some(self.hidden), [self.output])
+    }
+
+    fn run_host(&self, tensors: &mut HostTensors<'_>) -> device::Result<()> {
+        let hidden = tensors.read::<f32>(&self.hidden)?;
+        tensors.write::<f32>(&self.output)?.copy_from_slice(hidden);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_buffer_that_the_plan_gives_back_early_is_found_where_it_is_read() {
+    let mut small = small();
+    let device = small.device.clone();
+    let body = |cx: &mut Context<'_>, total: Tensor| {
+        let early = cx.region("first", (), |cx, ()| {
+            let early = cx.tensor("early", [64], DType::F32)?;
+            cx.run(Fill { output: early, value: 1.0 })?;
+            Ok(early)
+        })?;
+        cx.region("second", (), |cx, ()| {
+            let other = cx.tensor("other", [64], DType::F32)?;
+            cx.run(Fill { output: other, value: 2.0 })
+        })?;
+        cx.region("third", early, |cx, hidden| {
+            cx.run(device::ops::Custom::new(Rc::new(CopyHidden {
+                hidden,
+                output: total,
+                is_recorded: device.is_tracing(),
+            })))
+        })
+    };
+    let [apart, shared] = both();
+    let found = difference(small.verified_after(3, &apart, body));
+    let words = "third: `total` (64 x f32, written by `copy_hidden`) has other bits with graphs: 64 elements differ, the first \
+                 at index 0: 2.0 with graphs, 1.0 without";
+    assert_eq!(found.to_string(), words);
+    assert_eq!(found.address, small.total.address);
+    let found = small.verified_after(0, &shared, body);
+    assert!(matches!(found, Verified::Same { .. }), "the wrong plan is wrong in both ways");
+}
+
+/// Writes 1 in its first run after `runs` was set to 0, then 2.
+#[derive(Debug)]
+struct Changes {
+    runs: Rc<Cell<usize>>,
+    output: Tensor,
+}
+
+impl CustomOp for Changes {
+    fn name(&self) -> &'static str {
+        "changes"
+    }
+
+    fn check(&self) -> device::Result<()> {
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([], [self.output])
+    }
+
+    fn run_host(&self, tensors: &mut HostTensors<'_>) -> device::Result<()> {
+        let runs = self.runs.replace(self.runs.get() + 1);
+        tensors.write::<f32>(&self.output)?.fill(if runs == 0 { 1.0 } else { 2.0 });
+        Ok(())
+    }
+}
+
+#[test]
+fn a_difference_that_does_not_come_back_is_said_to_be_hidden_by_waits() {
+    let runs = Rc::new(Cell::new(0));
+    let mut small = small();
+    let body = |cx: &mut Context<'_>, output: Tensor| {
+        let runs = runs.clone();
+        cx.region("changes", (), |cx, ()| cx.run(device::ops::Custom::new(Rc::new(Changes { runs, output }))))
+    };
+    let how = Verification::default();
+    assert!(matches!(small.verified_after(3, &how, body), Verified::Same { .. }));
+    runs.set(0);
+    let found = difference(small.verified_after(0, &how, body));
+    assert!(found.hidden_by_waits && found.values.is_none());
+    let words = "changes: `total` (64 x f32, written by `changes`) has other bits with graphs: the difference did not come \
+                 back when both steps were run once more. It is gone if the host waits after each region, so regions overlap \
+                 that lack an order";
+    assert_eq!(found.to_string(), words);
+}
+
+#[test]
+fn a_rank_without_a_difference_runs_as_often_as_one_with() {
+    let runs = Rc::new(Cell::new(0));
+    let mut small = small();
+    let body = |cx: &mut Context<'_>, output: Tensor| {
+        let runs = runs.clone();
+        cx.region("changes", (), |cx, ()| cx.run(device::ops::Custom::new(Rc::new(Changes { runs, output }))))
+    };
+    for (another, expected) in [(false, 2), (true, 6)] {
+        small.verified_after(3, &Verification::default(), body);
+        let before = runs.get();
+        let how = Verification { any: &|own| own || another, ..Verification::default() };
+        assert!(matches!(small.verified_after(0, &how, body), Verified::Same { tensors: 1, bytes: 256 }));
+        assert_eq!(runs.get() - before, expected);
+    }
+}

@@ -1,0 +1,41 @@
+//! A profile as a page.
+
+use std::time::SystemTime;
+
+use super::profile::Profile;
+use super::table::{Cells, histograms, memory, operations, scopes};
+use crate::page::document::{Page, plain_document};
+use crate::page::html::{paragraph, section, table};
+
+/// The profile as an HTML page that loads nothing.
+pub fn page(profile: &Profile, now: SystemTime) -> String {
+    let part = |id: &str, heading: &str, text: &str, cells: &Cells| {
+        let head: Vec<&str> = cells[0].iter().map(String::as_str).collect();
+        (heading.to_string(), id.to_string(), section(id, heading, &(paragraph(text) + &table("", &head, &cells[1..]))))
+    };
+    let verdict = ("Verdict".into(), "verdict".into(), section("verdict", "Verdict", &paragraph(&profile.verdict)));
+    let sections = vec![
+        verdict,
+        part(
+            "scopes",
+            "Scopes",
+            "A step without graphs and in each scope. What was expected follows from the first column alone.",
+            &scopes(profile),
+        ),
+        part("memory", "Memory", "Device memory of a rank, by what it holds.", &memory(profile)),
+        part(
+            "times",
+            "Times",
+            "How many kernels take how long, and how long the device waits between them.",
+            &histograms(profile),
+        ),
+        part(
+            "operations",
+            "Operations",
+            "The operations of a step without graphs. The limit is the data sheet's: FLOPs or bytes, whichever takes longer.",
+            &operations(profile),
+        ),
+    ];
+    let title = format!("Profile of {} on {}", profile.model, profile.device);
+    plain_document(&Page { title, made: "Measured", sections }, now)
+}
