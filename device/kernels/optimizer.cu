@@ -164,3 +164,50 @@ KERNEL(sgd)(const __grid_constant__ Update op) {
     for_chunk(entry, [&](u64 at) { sgd_step<4>(entry, rate, factor, momentum, at); },
               [&](u64 at) { sgd_step<1>(entry, rate, factor, momentum, at); });
 }
+
+// Muon's momentum. `master` is the gradient, which becomes the direction.
+template <int N> void nesterov_step(const Parameter& entry, float factor, float beta, u64 at) {
+    float g[N], m[N];
+    load<N>((const float*)entry.master + at, g);
+    load<N>((const float*)entry.first + at, m);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        g[i] *= factor;
+        m[i] = beta * m[i] + (1.0f - beta) * g[i];
+        g[i] = beta * m[i] + (1.0f - beta) * g[i];
+    }
+    store<N>(entry.first + at, m);
+    store<N>(entry.master + at, g);
+}
+
+KERNEL(nesterov_momentum)(const __grid_constant__ Update op) {
+    begin_kernel();
+    const Status status = *op.status;
+    if (!status.finite) return;
+    const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
+    float factor = status.grad_factor, beta = op.beta1;
+    for_chunk(entry, [&](u64 at) { nesterov_step<4>(entry, factor, beta, at); },
+              [&](u64 at) { nesterov_step<1>(entry, factor, beta, at); });
+}
+
+// Muon's update. `grad` is the direction, with its length.
+template <int N> void decayed_step(const Parameter& entry, float learning_rate, u64 at) {
+    float w[N], d[N];
+    load<N>((const float*)entry.master + at, w);
+    load<N>(entry.grad + at, d);
+    float decay = 1.0f - learning_rate * entry.weight_decay;
+#pragma unroll
+    for (int i = 0; i < N; i++) w[i] = w[i] * decay - learning_rate * d[i];
+    store<N>(entry.master + at, w);
+    publish<N>(entry, at, w);
+}
+
+KERNEL(decayed_step)(const __grid_constant__ Update op) {
+    begin_kernel();
+    const Status status = *op.status;
+    if (!status.finite) return;
+    const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
+    float rate = op.control->learning_rate;
+    for_chunk(entry, [&](u64 at) { decayed_step<4>(entry, rate, at); },
+              [&](u64 at) { decayed_step<1>(entry, rate, at); });
+}

@@ -94,6 +94,8 @@ impl<R: Copy + Eq + std::hash::Hash + std::fmt::Display> Recording<R> {
             Op::AdamW(update) => update.status.buffer,
             Op::Lion(update) => update.status.buffer,
             Op::Sgd(update) => update.status.buffer,
+            Op::NesterovMomentum(update) => update.status.buffer,
+            Op::DecayedStep(update) => update.status.buffer,
             _ => return Ok(()),
         };
         if self.clipped.borrow().contains(&status) {

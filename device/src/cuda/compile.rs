@@ -28,6 +28,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("control.cu"),
     kernel_file!("dropout.cu"),
     kernel_file!("elementwise.cu"),
+    kernel_file!("muon.cu"),
     kernel_file!("embedding.cu"),
     kernel_file!("embedding_backward.cu"),
     kernel_file!("gemm_epilogue.cu"),

@@ -14,6 +14,7 @@ mod loss;
 mod loss_parallel;
 mod math;
 pub(crate) mod memory;
+mod muon;
 mod norm;
 mod optimizer;
 pub mod philox;

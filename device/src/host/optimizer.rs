@@ -34,7 +34,11 @@ pub(super) fn clip_scale(op: &ClipScale) {
 const CHUNK: usize = 1 << 14;
 
 /// Calls `work(tensor, start, length)` for chunks of all tensors of these sizes, in parallel.
-fn for_each_part(sizes: impl Iterator<Item = usize>, pool: &Pool, work: impl Fn(usize, usize, usize) + Send + Sync) {
+pub(super) fn for_each_part(
+    sizes: impl Iterator<Item = usize>,
+    pool: &Pool,
+    work: impl Fn(usize, usize, usize) + Send + Sync,
+) {
     let mut parts = Vec::new();
     for (tensor, size) in sizes.enumerate() {
         parts.extend((0..size).step_by(CHUNK).map(|start| (tensor, start, CHUNK.min(size - start))));
@@ -46,7 +50,7 @@ fn for_each_part(sizes: impl Iterator<Item = usize>, pool: &Pool, work: impl Fn(
 }
 
 /// Rounds new master weights to the weights that layers compute with.
-fn publish(compute: Option<Tensor>, start: usize, master: &[f32]) {
+pub(super) fn publish(compute: Option<Tensor>, start: usize, master: &[f32]) {
     let Some(compute) = compute else { return };
     let compute = compute.view(start, [master.len()]);
     match compute.dtype {

@@ -2,7 +2,7 @@
 
 use super::{
     Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, head_norm, loss, loss_parallel,
-    norm, optimizer, quantize, quantize_counts, rotary, transpose_fp8, view,
+    muon, norm, optimizer, quantize, quantize_counts, rotary, transpose_fp8, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
@@ -57,6 +57,10 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::AdamW(op) => optimizer::adamw(op, pool),
         Op::Lion(op) => optimizer::lion(op, pool),
         Op::Sgd(op) => optimizer::sgd(op, pool),
+        Op::NesterovMomentum(op) => muon::nesterov_momentum(op, pool),
+        Op::ScaleBlock(op) => muon::scale_block(op, pool),
+        Op::MatrixPolynomial(op) => muon::matrix_polynomial(op, pool),
+        Op::DecayedStep(op) => muon::decayed_step(op, pool),
         Op::WriteControl(op) => write_control(op),
         Op::WriteSampleRecord(op) => write_sample_record(op),
         Op::ProgressMark(mark) => mark.leave(),

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
-    CustomOp, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, Lion, MakeScale, Mse,
-    Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, Sgd,
-    SquareSum, SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl,
-    WriteSampleRecord,
+    CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, Lion,
+    MakeScale, MatrixPolynomial, Mse, NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize,
+    ReluDropout, ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SquareSum, SumCounts, SumInto, SwiGlu, SwiGluBackward,
+    TakeRows, TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
@@ -128,6 +128,14 @@ operations! {
     Lion,
     /// SGD over many tensors.
     Sgd,
+    /// Muon's momentum over many tensors.
+    NesterovMomentum,
+    /// Copy of a block of a matrix, scaled.
+    ScaleBlock,
+    /// Polynomial of a square matrix.
+    MatrixPolynomial,
+    /// Muon's update over many tensors.
+    DecayedStep,
     /// Per-step scalars.
     WriteControl,
     /// Per-microbatch counters for dropout.

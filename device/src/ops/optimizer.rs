@@ -58,7 +58,7 @@ impl Operation for ClipScale {
 
 /// Fails unless master weights, gradient and state are f32, and these and the weights that layers compute with have as many
 /// elements as the master weights.
-fn check_parameter(
+pub(super) fn check_parameter(
     op: &'static str,
     master: &Tensor,
     grad: &Tensor,

@@ -12,6 +12,7 @@ mod ops_attention;
 mod ops_cache;
 mod ops_dense;
 mod ops_head_norm;
+mod ops_muon;
 mod ops_parallel;
 mod ops_quantize;
 mod ops_quantize_blocks;

@@ -74,7 +74,11 @@ impl LinearSpec {
     /// The parameters that this rank has of it: weight, then bias. `layer` is the layer that they belong to.
     pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
         let weight = ParamSpec::new(self.weight_name(), [self.output, self.input], self.init, layer);
-        let weight = ParamSpec { fp8: self.fp8, ..weight };
+        let matrices = match &self.split {
+            Split::Columns(groups) => groups.iter().map(Packed::size).collect(),
+            Split::Rows => vec![self.output],
+        };
+        let weight = ParamSpec { fp8: self.fp8, matrices, ..weight };
         let bias = self.bias.then(|| ParamSpec::new(self.bias_name(), [self.output], Init::Constant(0.0), layer));
         let (weight, bias) = match &self.split {
             Split::Columns(groups) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use device::ops::{self, AdamWTensors};
 
-use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
+use super::group::{ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
 
 /// AdamW, as `torch.optim.AdamW` computes it. Weight decay is decoupled from the gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +22,7 @@ impl UpdateRule for AdamW {
         &["exp_avg", "exp_avg_sq"]
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &UpdateRanks) -> Box<Update> {
         let tensors = |param: &ParamUpdate| AdamWTensors {
             master: param.master,
             compute: param.weight,

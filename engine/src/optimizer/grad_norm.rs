@@ -11,14 +11,13 @@ use crate::params::{ParamSpec, Params, TiedCopy};
 use crate::step_policy::StepContext;
 
 /// The groups of ranks that have gradients which this rank does not have. `None`: there are no such ranks.
-#[derive(Default)]
-pub struct NormGroups {
+pub(super) struct NormGroups {
     /// The data-parallel ranks, with a distributed optimizer: each owns a part.
-    pub data_parallel: Option<Rc<dyn Communicator>>,
+    pub(super) data_parallel: Option<Rc<dyn Communicator>>,
     /// The ranks that share layers.
-    pub tensor_parallel: Option<Rc<dyn Communicator>>,
+    pub(super) tensor_parallel: Option<Rc<dyn Communicator>>,
     /// The stages of the pipeline.
-    pub pipeline: Option<Rc<dyn Communicator>>,
+    pub(super) pipeline: Option<Rc<dyn Communicator>>,
 }
 
 /// Sums the squares of all gradients, each counted on one rank.

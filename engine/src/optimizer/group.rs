@@ -1,12 +1,13 @@
 //! Parameter groups, and the rules that update them.
 
 use std::fmt::Debug;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use device::Tensor;
+use device::{Communicator, Tensor};
 use graph_manager::Result;
 
-use crate::params::ParamSpec;
+use crate::params::{OptimizerShard, ParamSpec};
 use crate::step_policy::StepContext;
 
 /// Parameters that are updated alike. Each parameter belongs to the first group of a list that takes it.
@@ -39,14 +40,37 @@ pub trait UpdateRule: Debug + Send + Sync {
 
     /// The update of these parameters, as it is recorded in every step. It reads the learning rate from `control` and the
     /// gradients' factor from `status`, and writes nothing in a step whose gradients are not finite.
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update>;
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update>;
+
+    /// Whether its update writes to `main_grad`. Such a rule comes after all others, and it is given the parameters of which this
+    /// rank updates nothing too.
+    fn overwrites_gradients(&self) -> bool {
+        false
+    }
 }
 
 /// Submits the update of a rule's parameters.
 pub type Update = dyn Fn(&mut StepContext<'_>) -> Result<()>;
 
-/// The tensors of one parameter that an update reads and writes. All have the same number of elements.
+/// The ranks that have other parts of the same parameters, for rules that need whole matrices.
+#[derive(Clone, Debug)]
+pub struct UpdateRanks {
+    /// The data-parallel ranks; `None` if there is one.
+    pub data_parallel: Option<Rc<dyn Communicator>>,
+    /// The ranks that share layers; `None` if there is one.
+    pub tensor_parallel: Option<Rc<dyn Communicator>>,
+    /// The part of each bucket that this rank updates.
+    pub shard: OptimizerShard,
+    /// `main_grad` of each bucket, f32, flat.
+    pub buckets: Vec<Tensor>,
+}
+
+/// The tensors of one parameter that an update reads and writes. All but `whole_grad` have the same number of elements.
 pub struct ParamUpdate {
+    /// The declaration.
+    pub spec: ParamSpec,
+    /// `main_grad` of all elements that this rank stores, f32, in the parameter's shape.
+    pub whole_grad: Tensor,
     /// Master weights, f32, updated.
     pub master: Tensor,
     /// The weights that layers read, rewritten from the master weights; `None` where both are the same memory.

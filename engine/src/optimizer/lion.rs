@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use device::ops::{self, LionTensors};
 
-use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
+use super::group::{ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
 
 /// Lion (Chen et al., 2023). Every weight moves by the learning rate, up or down, so the rate is 3 to 10 times smaller than
 /// AdamW's, and the weight decay as much larger. It keeps one moment.
@@ -21,7 +21,7 @@ impl UpdateRule for Lion {
         &["exp_avg"]
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &UpdateRanks) -> Box<Update> {
         let tensors = |param: &ParamUpdate| LionTensors {
             master: param.master,
             compute: param.weight,

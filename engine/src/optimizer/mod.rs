@@ -1,32 +1,47 @@
 //! The optimizer: gradient norm, clipping and the update of every parameter group, all on the device.
 //!
-//! A [`ParamGroup`] says which parameters it takes and which [`UpdateRule`] updates them. [`AdamW`], [`Lion`] and [`Sgd`] are rules.
+//! A [`ParamGroup`] says which parameters it takes and which [`UpdateRule`] updates them. [`AdamW`],
+//! [`Lion`], [`Muon`] and [`Sgd`] are rules.
 //! A new rule is a type that implements the trait; nothing else here changes.
 
 mod adamw;
 mod grad_norm;
 mod group;
 mod lion;
+mod muon;
+mod newton_schulz;
 mod sgd;
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use device::ops::ClipScale;
-use device::{Area, DType, Device, Tensor};
+use device::{Area, Communicator, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 
 use crate::params::{ALIGNMENT, Param, Params};
 use crate::step_policy::StepContext;
 pub use adamw::AdamW;
-use grad_norm::GradNorm;
-pub use grad_norm::NormGroups;
-pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRule};
+use grad_norm::{GradNorm, NormGroups};
+pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
 pub use lion::Lion;
+pub use muon::Muon;
 pub use sgd::Sgd;
 
 /// A tensor that a rule keeps for a parameter: its name in a checkpoint, and f32 values in the shape of the parameter's
 /// master weights.
 pub type StateTensor = (&'static str, Tensor);
+
+/// The other ranks of an optimizer. `None`: there are none of that kind.
+#[derive(Default)]
+pub struct OptimizerRanks {
+    /// The data-parallel ranks.
+    pub data_parallel: Option<Rc<dyn Communicator>>,
+    /// The ranks that share layers.
+    pub tensor_parallel: Option<Rc<dyn Communicator>>,
+    /// The stages of the pipeline.
+    pub pipeline: Option<Rc<dyn Communicator>>,
+}
 
 /// The optimizer's state and operations.
 pub struct Optimizer {
@@ -36,6 +51,7 @@ pub struct Optimizer {
     control: StepControl,
     /// By parameter.
     state: Vec<Vec<StateTensor>>,
+    state_names: Vec<&'static str>,
     areas: Vec<Area>,
 }
 
@@ -49,29 +65,47 @@ impl Optimizer {
         params: &Params,
         groups: &[ParamGroup],
         control: StepControl,
-        norm_groups: NormGroups,
+        ranks: OptimizerRanks,
     ) -> Result<Optimizer> {
         device.zero(&control.status)?;
         let mut areas = Vec::new();
         let mut state = vec![Vec::new(); params.specs.len()];
         let mut updates = Vec::new();
+        let OptimizerRanks { data_parallel, tensor_parallel, pipeline } = ranks;
+        let shard = params.optimizer_shard();
+        let norm_groups = NormGroups {
+            data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
+            tensor_parallel: tensor_parallel.clone(),
+            pipeline,
+        };
+        let buckets = params.buckets().map(|bucket| bucket.grads).collect();
+        let ranks = UpdateRanks { data_parallel, tensor_parallel, shard, buckets };
         for (rule, members) in by_rule(params, groups)? {
             for name in rule.state() {
                 let tensors = zeroed(device, &mut areas, name, members.iter().map(|(_, param, _)| *param))?;
                 members.iter().zip(tensors).for_each(|((index, ..), tensor)| state[*index].push((*name, tensor)));
             }
-            let owned = members.iter().filter(|(_, param, _)| param.owned.elements > 0);
-            let update = owned.map(|&(index, param, weight_decay)| ParamUpdate {
+            let takes = |param: &Param| rule.overwrites_gradients() || param.owned.elements > 0;
+            let members = members.iter().filter(|(_, param, _)| takes(param));
+            let update = members.map(|&(index, param, weight_decay)| ParamUpdate {
+                spec: params.specs[index].clone(),
+                whole_grad: param.grad,
                 master: param.master,
                 weight: param.owned_weight,
                 grad: param.owned_of(param.grad),
                 state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
                 weight_decay,
             });
-            updates.push(rule.update(update.collect(), control));
+            updates.push(rule.update(update.collect(), control, &ranks));
         }
         let norm = GradNorm::new(params, norm_groups);
-        Ok(Optimizer { norm, updates, control, state, areas })
+        let mut state_names = Vec::new();
+        for name in groups.iter().flat_map(|group| group.rule.state()) {
+            if !state_names.contains(name) {
+                state_names.push(*name);
+            }
+        }
+        Ok(Optimizer { norm, updates, control, state, state_names, areas })
     }
 
     /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite.
@@ -95,15 +129,9 @@ impl Optimizer {
         &self.state[index]
     }
 
-    /// The names of all states, each once.
-    pub fn state_names(&self) -> Vec<&'static str> {
-        let mut names = Vec::new();
-        for (name, _) in self.state.iter().flatten() {
-            if !names.contains(name) {
-                names.push(*name);
-            }
-        }
-        names
+    /// The names of the states of all groups, each once, also of groups that take no parameter of this stage.
+    pub fn state_names(&self) -> &[&'static str] {
+        &self.state_names
     }
 
     /// Bytes of all state, with padding.
@@ -134,6 +162,7 @@ fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<R
             None => rules.push((&group.rule, vec![member])),
         }
     }
+    rules.sort_by_key(|(rule, _)| rule.overwrites_gradients());
     Ok(rules)
 }
 

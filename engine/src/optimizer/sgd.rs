@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use device::ops::{self, SgdTensors};
 
-use super::group::{ParamUpdate, StepControl, Update, UpdateRule};
+use super::group::{ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
 
 /// SGD, as `torch.optim.SGD` computes it. Weight decay is added to the gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,7 +18,7 @@ impl UpdateRule for Sgd {
         if self.momentum == 0.0 { &[] } else { &["momentum"] }
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &UpdateRanks) -> Box<Update> {
         let tensors = |param: &ParamUpdate| SgdTensors {
             master: param.master,
             compute: param.weight,

@@ -51,6 +51,9 @@ pub struct ParamSpec {
     /// Backward computes a part of its gradient, though this rank stores it whole: with sequence parallelism from this rank's
     /// tokens, of norms of heads from this rank's heads. The parts are summed over the tensor-parallel group.
     pub partial_gradient: bool,
+    /// Of the weight of a block's linear layer: the outputs of each matrix that is packed in it, over all ranks, such as those of
+    /// queries, keys and values. Empty for every other parameter.
+    pub matrices: Vec<usize>,
     /// Its products have 8-bit factors, by this recipe.
     pub fp8: Option<Fp8>,
     /// Another stage has a copy too. The gradients of both copies are summed, and both stages make the same update.
@@ -72,6 +75,7 @@ impl ParamSpec {
             layer,
             sparse: false,
             partial_gradient: false,
+            matrices: Vec::new(),
             fp8: None,
             tied: None,
         }

@@ -14,7 +14,7 @@ use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync
 use crate::graph_options::GraphOptions;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
-use crate::optimizer::{AdamW, NormGroups, Optimizer, ParamGroup, StepControl};
+use crate::optimizer::{AdamW, Optimizer, OptimizerRanks, ParamGroup, StepControl};
 use crate::params::{OptimizerShard, Params};
 use crate::pipeline::Pipeline;
 use crate::step_policy::{StepPolicy, StepShape};
@@ -129,13 +129,13 @@ impl Stage {
         let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
         let copied_rows = CopiedRowsSync::new(tensor_parallel.clone(), &params);
         let scale_groups = data_parallel.iter().chain(&tensor_parallel).cloned().collect();
-        let norm_groups = NormGroups {
-            data_parallel: data_parallel.clone().filter(|_| shard.is_part()),
+        let optimizer_ranks = OptimizerRanks {
+            data_parallel: data_parallel.clone(),
             tensor_parallel,
             pipeline: pipeline.all_stages().cloned(),
         };
         let step_control = StepControl { control, status };
-        let optimizer = Optimizer::new(device, &params, &options.optimizer, step_control, norm_groups)?;
+        let optimizer = Optimizer::new(device, &params, &options.optimizer, step_control, optimizer_ranks)?;
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let data_parallel = match data_parallel {
             Some(group) => Some(DataParallelSync::new(device, group, &params, layers, options.grad_reduce)?),

@@ -13,6 +13,7 @@ CASE.json, all keys of its kind required, none others accepted:
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
+    optimizer "muon":  those of "adamw", and momentum ns_steps; matrices of blocks by Muon, the rest by AdamW
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
@@ -44,6 +45,7 @@ CASE_KEYS = {
 } | {kind: RUN_KEYS | SIZES for kind in FAMILIES}
 OPTIMIZER_KEYS = {
     "adamw": {"kind", "lr", "weight_decay", "clip", "beta1", "beta2", "eps"},
+    "muon": {"kind", "lr", "weight_decay", "clip", "beta1", "beta2", "eps", "momentum", "ns_steps"},
     "sgd": {"kind", "lr", "weight_decay", "clip", "momentum"},
 }
 
@@ -256,8 +258,52 @@ def summed_loss(case, w, model, tensors, batch, dtype):
     return (logits.logsumexp(-1) - target_logits).sum(), logits
 
 
-def make_optimizer(settings, w):
+def orthogonal(g, ns_steps):
+    """Newton-Schulz, as Keller Jordan wrote it, in g's own type."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = g.T if g.shape[0] > g.shape[1] else g
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(ns_steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+class Muon:
+    """Muon for the weights of linear layers in blocks, with what is packed in them taken apart; AdamW for the rest."""
+
+    def __init__(self, case, settings, w):
+        self.settings, self.momenta = settings, {}
+        self.matrices = {name: p for name, p in w.items() if name.startswith("h.") and p.ndim == 2}
+        heads = [case["head_dim"] * heads for heads in (case["heads"], case["kv_heads"], case["kv_heads"])]
+        gated = case.get("activation", "swiglu") == "swiglu"
+        self.rows = {"attn.c_attn.weight": heads, "mlp.c_fc.weight": [case["ffn"]] * (2 if gated else 1)}
+        others = {name: p for name, p in w.items() if name not in self.matrices}
+        self.adamw = make_optimizer(case, settings | {"kind": "adamw"}, others)
+        self.param_groups = self.adamw.param_groups
+
+    def zero_grad(self):
+        self.adamw.zero_grad()
+        for p in self.matrices.values():
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        self.adamw.step()
+        lr, beta = self.param_groups[0]["lr"], self.settings["momentum"]
+        for name, p in self.matrices.items():
+            m = self.momenta.setdefault(name, torch.zeros_like(p))
+            m.lerp_(p.grad, 1 - beta)
+            rows = self.rows.get(name.split(".", 2)[2], [p.shape[0]])
+            parts = p.grad.lerp(m, beta).split(rows)
+            scaled = [0.2 * max(g.shape) ** 0.5 * orthogonal(g, self.settings["ns_steps"]) for g in parts]
+            p.mul_(1 - lr * self.settings["weight_decay"]).sub_(torch.cat(scaled), alpha=lr)
+
+
+def make_optimizer(case, settings, w):
     """Weight decay is for matrices, embeddings among them: anything with two axes or more."""
+    if settings["kind"] == "muon":
+        return Muon(case, settings, w)
     matrices = {"params": [p for p in w.values() if p.ndim >= 2], "weight_decay": settings["weight_decay"]}
     vectors = {"params": [p for p in w.values() if p.ndim < 2], "weight_decay": 0.0}
     if settings["kind"] == "sgd":  # decay is added to the clipped gradient, so it goes through the momentum
@@ -271,7 +317,7 @@ def train(case, tensors, dtype=torch.float32):
     check_case(case)
     w = take_weights(case, tensors, dtype)
     model = None if case["kind"] == "mlp" else language_model(case, w, dtype)
-    optimizer = make_optimizer(case["optimizer"], w)
+    optimizer = make_optimizer(case, case["optimizer"], w)
     clip = case["optimizer"]["clip"] or math.inf
     out, losses, norms = {}, [], []
     for step, lr in enumerate(case["optimizer"]["lr"]):

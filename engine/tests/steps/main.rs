@@ -18,6 +18,7 @@ mod grad_reduce;
 mod graph_modules;
 mod layouts;
 mod minimal_example;
+mod muon;
 mod overlap;
 mod parameter_groups;
 mod parity;

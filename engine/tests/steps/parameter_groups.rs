@@ -6,7 +6,9 @@ use std::sync::Arc;
 use device::ops::{Control, Status, WriteControl};
 use device::{DType, Device, bf16};
 use engine::graph_options::GraphOptions;
-use engine::optimizer::{AdamW, NormGroups, Optimizer, ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
+use engine::optimizer::{
+    AdamW, Optimizer, OptimizerRanks, ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRanks, UpdateRule,
+};
 use engine::params::{Init, OptimizerShard, ParamSpec, Params};
 use engine::precision::Precision;
 use engine::regions::{Mode, Region};
@@ -95,7 +97,7 @@ impl UpdateRule for Frozen {
         &[]
     }
 
-    fn update(&self, _: Vec<ParamUpdate>, _: StepControl) -> Box<Update> {
+    fn update(&self, _: Vec<ParamUpdate>, _: StepControl, _: &UpdateRanks) -> Box<Update> {
         Box::new(|_| Ok(()))
     }
 }
@@ -139,7 +141,7 @@ fn parameters_of_unlike_types_are_updated_together() {
         let mut block = |name, bytes| device.allocate_tensor(&mut areas, name, [bytes], DType::U8).unwrap();
         let (control, status) = (block("control", size_of::<Control>()), block("status", size_of::<Status>()));
         let (step_control, groups) = (StepControl { control, status }, ParamGroup::decay_matrices(ADAMW, 0.1));
-        let optimizer = Optimizer::new(&device, &params, &groups, step_control, NormGroups::default()).unwrap();
+        let optimizer = Optimizer::new(&device, &params, &groups, step_control, OptimizerRanks::default()).unwrap();
         let compute = device.stream("compute");
         let mut graphs = StepPolicy::manager(compute.clone(), &GraphOptions::default(), StepShape::default()).unwrap();
         for step in 0..3 {

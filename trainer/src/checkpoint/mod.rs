@@ -6,7 +6,7 @@
 //!   (`h.0.attn.c_attn.weight`). Hugging Face's files differ; `trainer convert --to hf` makes them. Here linear weights are
 //!   `(out features, in features)`, the transpose of GPT-2's `Conv1D`, and a Llama's queries, keys and values are one
 //!   tensor, as are its gate and up projection. Padding rows of the vocabulary are absent.
-//! - `optimizer.safetensors`: the optimizer's state, named `<parameter>.exp_avg`, `.exp_avg_sq` or `.momentum`.
+//! - `optimizer.safetensors`: the optimizer's state, named `<parameter>.exp_avg`, `.exp_avg_sq`, `.momentum` or `.momentum_buffer`.
 //!   With delayed 8-bit scaling also the history of largest magnitudes, `<weight>.input_amax` and `.grad_output_amax`.
 //! - `config.toml`: the resolved configuration.
 //! - `tokens.json` and `tokenizer.json`: what the tokens mean ([`TokenizerCopy`](data::TokenizerCopy)), where the data say.

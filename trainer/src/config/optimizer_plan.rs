@@ -1,8 +1,11 @@
 //! The optimizer of a run, checked.
 
+use std::sync::Arc;
+
 use common::UserError;
+use device::DType;
 use engine::model::is_embedding;
-use engine::optimizer::{AdamW, Lion, ParamGroup, Sgd, UpdateRule};
+use engine::optimizer::{AdamW, Lion, Muon, ParamGroup, Sgd, UpdateRule};
 
 use crate::config::checks::{fits_f32, require, within};
 use crate::config::learning_rate::{Decay, LearningRate};
@@ -20,11 +23,11 @@ pub struct OptimizerPlan {
 }
 
 impl OptimizerPlan {
-    /// The plan of a configuration for a run of `steps` steps.
+    /// The plan of a configuration for a run of `steps` steps. Muon computes its products in `products`.
     ///
     /// # Errors
     /// A value out of its range.
-    pub fn new(optimizer: &OptimizerConfig, steps: usize) -> Result<OptimizerPlan, UserError> {
+    pub fn new(optimizer: &OptimizerConfig, products: DType, steps: usize) -> Result<OptimizerPlan, UserError> {
         require(optimizer.weight_decay >= 0.0 && optimizer.clip >= 0.0, || {
             UserError::new(
                 format!("optimizer.weight_decay = {}, clip = {}", optimizer.weight_decay, optimizer.clip),
@@ -43,14 +46,14 @@ impl OptimizerPlan {
             fits_f32(key, value)?;
         }
         Ok(OptimizerPlan {
-            groups: groups(optimizer)?,
+            groups: groups(optimizer, products)?,
             clip: optimizer.clip as f32,
             learning_rate: learning_rate(optimizer, steps)?,
         })
     }
 }
 
-fn groups(optimizer: &OptimizerConfig) -> Result<Vec<ParamGroup>, UserError> {
+fn groups(optimizer: &OptimizerConfig, products: DType) -> Result<Vec<ParamGroup>, UserError> {
     let decay = |key: &str, value: f64| {
         let is_decay = (0.0..1.0).contains(&value) && (value as f32) < 1.0;
         within(key, value, is_decay, "a decay is in [0, 1), also as f32", "see `trainer options` for defaults")
@@ -62,7 +65,7 @@ fn groups(optimizer: &OptimizerConfig) -> Result<Vec<ParamGroup>, UserError> {
     let [beta1, beta2] = optimizer.betas[..] else {
         return Err(UserError::new(
             format!("optimizer.betas = {:?}", optimizer.betas),
-            "AdamW and Lion have two betas",
+            "AdamW, Lion and Muon have two betas",
             "set optimizer.betas = [0.9, 0.95]",
         ));
     };
@@ -74,7 +77,15 @@ fn groups(optimizer: &OptimizerConfig) -> Result<Vec<ParamGroup>, UserError> {
     }
     within("optimizer.eps", optimizer.eps, optimizer.eps > 0.0, "eps is above 0", "set optimizer.eps = 1e-8")?;
     let adamw = AdamW { beta1, beta2, eps: optimizer.eps as f32 };
-    Ok(grouped(adamw, optimizer))
+    if optimizer.kind != OptimizerChoice::Muon {
+        return Ok(grouped(adamw, optimizer));
+    }
+    decay("optimizer.muon_momentum", optimizer.muon_momentum)?;
+    let (key, steps) = ("optimizer.muon_num_ns_steps", optimizer.muon_num_ns_steps);
+    within(key, steps as f64, (1..=20).contains(&steps), "1 to 20 iterations are made", "set it to 5")?;
+    let muon = Muon { momentum: optimizer.muon_momentum as f32, steps, products };
+    let matrices = ParamGroup { takes: Muon::takes, rule: Arc::new(muon), weight_decay: optimizer.weight_decay as f32 };
+    Ok([vec![matrices], grouped(adamw, optimizer)].concat())
 }
 
 /// The groups of a rule: matrices decay, apart from embeddings if the user says so.
@@ -121,7 +132,7 @@ mod tests {
         let decays = |settings: &[(&str, &str)]| {
             let mut layers = Layers::default();
             settings.iter().for_each(|(key, value)| layers.set(key, value, "test").unwrap());
-            let groups = OptimizerPlan::new(&layers.resolve().optimizer, 10).unwrap().groups;
+            let groups = OptimizerPlan::new(&layers.resolve().optimizer, DType::F32, 10).unwrap().groups;
             [
                 ("wte.weight", 2),
                 ("wpe.weight", 2),
@@ -138,7 +149,7 @@ mod tests {
             })
         };
         assert_eq!(decays(&[]), [0.1, 0.1, 0.1, 0.1, 0.0]);
-        for kind in ["adamw", "lion", "sgd"] {
+        for kind in ["adamw", "lion", "muon", "sgd"] {
             let settings = [("optimizer.decay_embeddings", "false"), ("optimizer.kind", kind)];
             assert_eq!(decays(&settings), [0.0, 0.0, 0.1, 0.1, 0.0]);
         }

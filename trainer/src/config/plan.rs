@@ -99,7 +99,8 @@ impl RunPlan {
         let layers = stage_layers(&model, &parallel, 0);
         let graphs = graph_options(&config, &layers)?;
         let watch = watch_settings(&config.parallel)?;
-        let optimizer = OptimizerPlan::new(&config.optimizer, config.train.steps)?;
+        let optimizer =
+            OptimizerPlan::new(&config.optimizer, config.precision.compute.activations(), config.train.steps)?;
         let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
         Ok(RunPlan {
             steps: config.train.steps,

@@ -194,6 +194,8 @@ section!(OptimizerConfig {
     betas: Vec<f64>,
     eps: f64,
     momentum: f64,
+    muon_momentum: f64,
+    muon_num_ns_steps: usize,
     weight_decay: f64,
     decay_embeddings: bool,
     clip: f64,
@@ -206,6 +208,8 @@ choice! {
         AdamW = "adamw",
         /// Lion.
         Lion = "lion",
+        /// Muon for matrices in blocks, AdamW for the rest.
+        Muon = "muon",
         /// Stochastic gradient descent, with or without momentum.
         Sgd = "sgd",
     }

@@ -163,6 +163,16 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         let unused = is_sgd || (optimizer.kind == OptimizerChoice::Lion && !by_lion);
         tell(unused && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
     }
+    for (key, default) in [
+        ("optimizer.muon_momentum", is_default_number("optimizer.muon_momentum", optimizer.muon_momentum)),
+        (
+            "optimizer.muon_num_ns_steps",
+            is_default("optimizer.muon_num_ns_steps", &optimizer.muon_num_ns_steps.to_string()),
+        ),
+    ] {
+        let is_muon = optimizer.kind == OptimizerChoice::Muon;
+        tell(!is_muon && !default, key.to_string(), "it is for optimizer.kind = \"muon\"");
+    }
     let other_kind = if model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
     for (name, value) in set_for_kind(model, other_kind) {
         tell(true, format!("model.{name} = {value}"), &format!("it is for model.kind = \"{other_kind}\""));
@@ -258,6 +268,8 @@ mod tests {
             ),
             ("optimizer.decay_steps=900", "optimizer.schedule=wsd", "optimizer.schedule = \"wsd\""),
             ("optimizer.momentum=0.9", "optimizer.kind=sgd", "optimizer.kind = \"sgd\""),
+            ("optimizer.muon_momentum=0.9", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
+            ("optimizer.muon_num_ns_steps=4", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
             ("recompute.layers=2", "recompute.granularity=full", "recompute.granularity = \"full\""),
             (
                 "optimizer.schedule=wsd optimizer.decay_steps=900 train.steps=110",

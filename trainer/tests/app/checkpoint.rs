@@ -1,13 +1,14 @@
 //! What is written is what is read, to the bit, and other programs can read it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use data::{MarkovSource, Source, Split};
 use device::ops::Status;
 use device::{DType, Device, HostOptions, Staging};
 use engine::graph_options::GraphOptions;
 use engine::model::{GptShape, gpt};
-use engine::optimizer::{AdamW, Lion, ParamGroup, Sgd};
+use engine::optimizer::{AdamW, Lion, Muon, ParamGroup, Sgd};
 use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepSettings};
 use launch::watch::activity::Activity;
@@ -23,6 +24,12 @@ fn adamw() -> Vec<ParamGroup> {
 
 fn lion() -> Vec<ParamGroup> {
     ParamGroup::decay_matrices(Lion { beta1: 0.9, beta2: 0.99 }, 0.1)
+}
+
+fn muon() -> Vec<ParamGroup> {
+    let muon = Muon { momentum: 0.95, steps: 5, products: DType::F32 };
+    let matrices = ParamGroup { takes: Muon::takes, rule: Arc::new(muon), weight_decay: 0.1 };
+    [vec![matrices], adamw()].concat()
 }
 
 fn sgd(momentum: f32) -> Vec<ParamGroup> {
@@ -121,7 +128,7 @@ fn bits(stage: &Stage) -> Vec<(String, Vec<u32>)> {
 
 #[test]
 fn models_of_many_shapes_come_back_with_every_bit() {
-    let kinds: [Groups; 4] = [adamw, || sgd(0.9), || sgd(0.0), lion];
+    let kinds: [Groups; 5] = [adamw, || sgd(0.9), || sgd(0.0), lion, muon];
     for number in 0..20 {
         // Odd sizes and every combination of type, tying and optimizer among them.
         let case = Case {
@@ -132,7 +139,7 @@ fn models_of_many_shapes_come_back_with_every_bit() {
             seq: 3 + number,
             tied: number % 2 == 0,
             precision: if number % 4 < 2 { Precision::F32 } else { Precision::Bf16 },
-            optimizer: kinds[number % 5 % 4],
+            optimizer: kinds[number % 5],
         };
         let dir = tempfile::tempdir().unwrap();
         let (device, others) = (device(), self::device());

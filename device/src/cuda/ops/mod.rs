@@ -13,6 +13,7 @@ pub(super) mod gemm_epilogue;
 mod head_norm;
 mod loss;
 mod loss_parallel;
+mod muon;
 mod norm;
 mod optimizer;
 mod progress_mark;

@@ -3,7 +3,7 @@
 use super::table::for_each_table;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
-use crate::ops::{AdamW, ClipScale, Lion, Sgd};
+use crate::ops::{AdamW, ClipScale, DecayedStep, Lion, NesterovMomentum, Sgd};
 use crate::{DType, Result, Tensor};
 
 /// See [`ClipScale`].
@@ -145,4 +145,32 @@ pub(super) fn sgd(op: &Sgd, queue: &Queue<'_>) -> Result<()> {
         ..bytemuck::Zeroable::zeroed()
     };
     update("sgd", tensors, scalars, queue)
+}
+
+/// See [`NesterovMomentum`]. The kernel has no master weights, only the gradient that it rewrites.
+pub(super) fn nesterov_momentum(op: &NesterovMomentum, queue: &Queue<'_>) -> Result<()> {
+    let tensors = op.tensors.iter().map(|each| UpdateTensors {
+        master: each.grad,
+        compute: None,
+        grad: each.grad,
+        first: Some(each.momentum),
+        second: None,
+        weight_decay: 0.0,
+    });
+    let scalars = Update { status: op.status.address, beta1: op.beta, ..bytemuck::Zeroable::zeroed() };
+    update("nesterov_momentum", tensors, scalars, queue)
+}
+
+/// See [`DecayedStep`].
+pub(super) fn decayed_step(op: &DecayedStep, queue: &Queue<'_>) -> Result<()> {
+    let tensors = op.tensors.iter().map(|each| UpdateTensors {
+        master: each.master,
+        compute: each.compute,
+        grad: each.direction,
+        first: None,
+        second: None,
+        weight_decay: each.weight_decay,
+    });
+    let scalars = Update { control: op.control.address, status: op.status.address, ..bytemuck::Zeroable::zeroed() };
+    update("decayed_step", tensors, scalars, queue)
 }

@@ -2,7 +2,7 @@
 
 use super::{
     activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, head_norm, loss,
-    loss_parallel, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts, reduce, rotary,
+    loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts, reduce, rotary,
     transpose_fp8,
 };
 use crate::communicator::StreamHandle;
@@ -64,6 +64,10 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::AdamW(op) => optimizer::adamw(op, queue),
         Op::Lion(op) => optimizer::lion(op, queue),
         Op::Sgd(op) => optimizer::sgd(op, queue),
+        Op::NesterovMomentum(op) => optimizer::nesterov_momentum(op, queue),
+        Op::ScaleBlock(op) => muon::scale_block(op, queue),
+        Op::MatrixPolynomial(op) => muon::matrix_polynomial(op, queue),
+        Op::DecayedStep(op) => optimizer::decayed_step(op, queue),
         Op::WriteControl(op) => control::write_control(op, queue),
         Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),
         Op::ProgressMark(op) => progress_mark::progress_mark(op, cuda.marks.as_ref(), queue),

@@ -2,10 +2,11 @@
 
 use device::ops::{
     Activation, ActivationBackward, ActivationKind, AdamW, AdamWTensors, Add, Attention, AttentionBackward, BiasGrad,
-    ClipScale, ColumnRange, Control, Copy, CopyColumns, CrossEntropy, Dropout, DropoutPart, DropoutSite, Embedding,
-    EmbeddingBackward, Epilogue, Fill, Gemm, HeadNorm, HeadNormBackward, Lion, LionTensors, Mse, Norm, NormBackward,
-    NormKind, ReluDropout, ReluDropoutBackward, Rotary, SampleRecord, Sgd, SgdTensors, SquareSum, Status, SumInto,
-    SwiGlu, SwiGluBackward, WriteControl, WriteSampleRecord,
+    Block, ClipScale, ColumnRange, Control, Copy, CopyColumns, CrossEntropy, DecayedStep, DecayedTensors, Dropout,
+    DropoutPart, DropoutSite, Embedding, EmbeddingBackward, Epilogue, Fill, Gemm, HeadNorm, HeadNormBackward, Lion,
+    LionTensors, MatrixPolynomial, MomentumTensors, Mse, NesterovMomentum, Norm, NormBackward, NormKind, ReluDropout,
+    ReluDropoutBackward, Rotary, SampleRecord, ScaleBlock, Sgd, SgdTensors, SquareSum, Status, SumInto, SwiGlu,
+    SwiGluBackward, WriteControl, WriteSampleRecord,
 };
 use device::{DType, Result, Tensor};
 
@@ -554,6 +555,45 @@ fn updates(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }
             let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
             Ok(Lion { tensors: tensors.into(), beta1: 0.9, beta2: 0.99, control, status }.into())
+        }),
+    );
+    add(
+        "nesterov_momentum",
+        Box::new(move |b| {
+            let tensors =
+                [MomentumTensors { grad: b.input([300], DType::F32)?, momentum: b.input([300], DType::F32)? }];
+            Ok(NesterovMomentum { tensors: tensors.into(), beta: 0.95, status: b.block(&status)? }.into())
+        }),
+    );
+    add(
+        "scale_block",
+        Box::new(move |b| {
+            let from = Block { matrix: b.input([33, 70], DType::F32)?, row: 1, column: 3 };
+            let to = Block::first(b.output([32, 64], dtype)?);
+            let square_sum = b.output([1], DType::F32)?;
+            b.device.upload(&square_sum, &[6.25f32])?;
+            Ok(ScaleBlock { from, to, rows: 32, columns: 64, factor: 1.5, square_sum: Some(square_sum) }.into())
+        }),
+    );
+    add(
+        "matrix_polynomial",
+        Box::new(move |b| {
+            let (x, square) = (b.input([64, 64], dtype)?, b.input([64, 64], dtype)?);
+            let output = b.output([64, 64], dtype)?;
+            Ok(MatrixPolynomial { x, square, coefficients: [3.4, -4.8, 2.0], output }.into())
+        }),
+    );
+    add(
+        "decayed_step",
+        Box::new(move |b| {
+            let tensors = [DecayedTensors {
+                master: b.input([300], DType::F32)?,
+                compute: if compute { Some(b.output([300], dtype)?) } else { None },
+                direction: b.input([300], DType::F32)?,
+                weight_decay: 0.1,
+            }];
+            let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+            Ok(DecayedStep { tensors: tensors.into(), control, status }.into())
         }),
     );
     for momentum in [0.0f32, 0.9] {

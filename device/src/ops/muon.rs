@@ -1,0 +1,180 @@
+//! What Muon adds to matrix products: momentum, blocks of matrices, a polynomial of a matrix, and the update.
+
+use std::sync::Arc;
+
+use super::optimizer::check_parameter;
+use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use crate::{DType, Result, Tensor};
+
+/// A gradient and its momentum, f32, of the same number of elements.
+#[derive(Clone, Copy, Debug)]
+pub struct MomentumTensors {
+    /// `main_grad`; becomes the direction.
+    pub grad: Tensor,
+    /// The moving average of gradients, updated.
+    pub momentum: Tensor,
+}
+
+/// Nesterov momentum as `torch.optim.Muon` computes it, with `g` the clipped gradient: `m = beta * m + (1 - beta) * g`, then
+/// `grad = beta * m + (1 - beta) * g`. Writes nothing if the gradients are not finite.
+#[derive(Clone, Debug)]
+pub struct NesterovMomentum {
+    /// All tensors of this rank.
+    pub tensors: Arc<[MomentumTensors]>,
+    /// Decay of the average.
+    pub beta: f32,
+    /// u8, a [`super::Status`].
+    pub status: Tensor,
+}
+
+impl Operation for NesterovMomentum {
+    const NAME: &'static str = "nesterov_momentum";
+
+    fn check(&self) -> Result<()> {
+        for each in self.tensors.iter() {
+            check_parameter(Self::NAME, &each.grad, &each.grad, &[("momentum", each.momentum)], None)?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let both = || self.tensors.iter().flat_map(|each| [each.grad, each.momentum]);
+        Accesses::new(both(), both()).reads([self.status])
+    }
+}
+
+/// A part of a matrix that begins at a row and a column.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// `(rows, columns)` of the whole matrix, f32 or bf16.
+    pub matrix: Tensor,
+    /// First row.
+    pub row: usize,
+    /// First column.
+    pub column: usize,
+}
+
+impl Block {
+    /// The block that begins at the first element.
+    pub fn first(matrix: Tensor) -> Block {
+        Block { matrix, row: 0, column: 0 }
+    }
+}
+
+/// `to = from * factor / max(norm, 1e-7)`, for blocks of `(rows, columns)`; the rest of `to`'s matrix keeps its values. `norm`
+/// is the root of `square_sum`, or without one there is no division.
+#[derive(Clone, Debug)]
+pub struct ScaleBlock {
+    /// Read.
+    pub from: Block,
+    /// Written.
+    pub to: Block,
+    /// Rows of the block.
+    pub rows: usize,
+    /// Columns of the block.
+    pub columns: usize,
+    /// A constant; part of the graph.
+    pub factor: f32,
+    /// `(1)`, f32.
+    pub square_sum: Option<Tensor>,
+}
+
+impl Operation for ScaleBlock {
+    const NAME: &'static str = "scale_block";
+
+    fn check(&self) -> Result<()> {
+        for (name, Block { matrix, row, column }) in [("from", self.from), ("to", self.to)] {
+            ensure_float(Self::NAME, &[(name, matrix)])?;
+            let fits = row + self.rows <= matrix.shape.rows() && column + self.columns <= matrix.shape.last();
+            ensure(Self::NAME, fits, || {
+                let (rows, columns) = (self.rows, self.columns);
+                format!("`{name}` is {:?}, and has no ({rows}, {columns}) at ({row}, {column})", matrix.shape)
+            })?;
+        }
+        let Some(square_sum) = self.square_sum else { return Ok(()) };
+        ensure_dtype(Self::NAME, "square_sum", &square_sum, DType::F32)?;
+        ensure_elements(Self::NAME, "square_sum", &square_sum, 1)
+    }
+
+    fn accesses(&self) -> Accesses {
+        let (from, to) = (self.from.matrix, self.to.matrix);
+        let is_part = self.rows * self.columns < to.elements();
+        Accesses::new([from], [to]).reads(is_part.then_some(to)).reads(self.square_sum)
+    }
+}
+
+/// `output = a * identity + b * x + c * x^2`, for a square matrix `x`.
+#[derive(Clone, Debug)]
+pub struct MatrixPolynomial {
+    /// `(n, n)`, f32 or bf16.
+    pub x: Tensor,
+    /// `x @ x`, of the same shape and type.
+    pub square: Tensor,
+    /// `a`, `b`, `c`.
+    pub coefficients: [f32; 3],
+    /// Of the same shape and type.
+    pub output: Tensor,
+}
+
+impl Operation for MatrixPolynomial {
+    const NAME: &'static str = "matrix_polynomial";
+
+    fn check(&self) -> Result<()> {
+        let n = self.x.shape.last();
+        ensure_float(Self::NAME, &[("x", self.x)])?;
+        for (name, tensor) in [("x", self.x), ("square", self.square), ("output", self.output)] {
+            ensure_dtype(Self::NAME, name, &tensor, self.x.dtype)?;
+            ensure_elements(Self::NAME, name, &tensor, n * n)?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        Accesses::new([self.x, self.square], [self.output])
+    }
+}
+
+/// One parameter as its update sees it; all tensors have the same number of elements.
+#[derive(Clone, Debug)]
+pub struct DecayedTensors {
+    /// f32 master weights, updated.
+    pub master: Tensor,
+    /// The weights layers compute with; absent where they are the same memory.
+    pub compute: Option<Tensor>,
+    /// f32: the direction of the update, with its length.
+    pub direction: Tensor,
+    /// Decoupled weight decay of this parameter.
+    pub weight_decay: f32,
+}
+
+/// `w = w * (1 - lr * decay) - lr * direction`, nothing if the gradients are not finite.
+#[derive(Clone, Debug)]
+pub struct DecayedStep {
+    /// All parameters of this rank.
+    pub tensors: Arc<[DecayedTensors]>,
+    /// u8, a [`super::Control`].
+    pub control: Tensor,
+    /// u8, a [`super::Status`].
+    pub status: Tensor,
+}
+
+impl Operation for DecayedStep {
+    const NAME: &'static str = "decayed_step";
+
+    fn check(&self) -> Result<()> {
+        for each in self.tensors.iter() {
+            check_parameter(Self::NAME, &each.master, &each.direction, &[], each.compute.as_ref())?;
+        }
+        Ok(())
+    }
+
+    fn accesses(&self) -> Accesses {
+        let mut all = Accesses::new([self.control, self.status], []);
+        for each in self.tensors.iter() {
+            all.reads.extend([each.master, each.direction]);
+            all.writes.extend([each.master]);
+            all.writes.extend(each.compute);
+        }
+        all
+    }
+}

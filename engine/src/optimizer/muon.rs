@@ -1,0 +1,227 @@
+//! Muon: momentum whose matrices are made orthogonal.
+//!
+//! An update needs whole matrices, and ranks have parts of them. `main_grad` is where they come together, because no gradient is
+//! read after the other rules have run:
+//!
+//! 1. Each rank updates the momentum of the elements that it owns, and writes their direction over their gradient.
+//! 2. With a distributed optimizer the data-parallel ranks gather each bucket.
+//! 3. Each matrix belongs to one data-parallel rank, balanced by cost. That rank makes it orthogonal, after it has gathered
+//!    the shards of tensor-parallel ranks, which all do the same work. The other data-parallel ranks write zeros.
+//! 4. The data-parallel ranks sum each bucket, so that each has what it updates. The other summands are zeros, so the sum is exact.
+//! 5. Each rank updates the weights that it owns.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use device::ops::{
+    Block, Collective, CollectiveKind, DecayedStep, DecayedTensors, Fill, MomentumTensors, NesterovMomentum, ScaleBlock,
+};
+use device::{Communicator, DType, Tensor};
+use graph_manager::Result;
+
+use super::group::{ParamUpdate, StepControl, Update, UpdateRanks, UpdateRule};
+use super::newton_schulz::{cost, orthogonalize};
+use crate::params::ParamSpec;
+use crate::step_policy::StepContext;
+
+/// Muon (Jordan, 2024), for the weights of linear layers in blocks. Queries, keys and values are matrices of their own, and so
+/// are gate and up. An orthogonal matrix is scaled by `0.2 * sqrt(max(rows, columns))` (Liu et al., 2025), so that learning
+/// rate and weight decay are those of AdamW.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Muon {
+    /// Decay of the momentum, which is Nesterov's.
+    pub momentum: f32,
+    /// Newton-Schulz iterations.
+    pub steps: usize,
+    /// The type of the iterations' products: bf16, or f32 where the model computes in f32.
+    pub products: DType,
+}
+
+impl Muon {
+    /// Whether a parameter is for Muon: the weight of a linear layer in a block. Embeddings, head, norms and biases are not.
+    pub fn takes(spec: &ParamSpec) -> bool {
+        !spec.matrices.is_empty()
+    }
+}
+
+impl UpdateRule for Muon {
+    fn state(&self) -> &'static [&'static str] {
+        &["momentum_buffer"]
+    }
+
+    fn overwrites_gradients(&self) -> bool {
+        true
+    }
+
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update> {
+        let owned = || params.iter().filter(|param| param.master.elements() > 0);
+        let momenta = owned().map(|param| MomentumTensors { grad: param.grad, momentum: param.state[0] });
+        let momentum = NesterovMomentum { tensors: momenta.collect(), beta: self.momentum, status: control.status };
+        let steps = owned().map(|param| DecayedTensors {
+            master: param.master,
+            compute: param.weight,
+            direction: param.grad,
+            weight_decay: param.weight_decay,
+        });
+        let StepControl { control, status } = control;
+        let step = DecayedStep { tensors: steps.collect(), control, status };
+        let matrices = assigned(params.iter().flat_map(matrices).collect(), ranks);
+        let exchange = Exchange::new(&params, ranks);
+        let (muon, tensor_parallel) = (*self, ranks.tensor_parallel.clone());
+        Box::new(move |cx| {
+            cx.run(momentum.clone())?;
+            exchange.gather(cx)?;
+            for (matrix, is_ours) in &matrices {
+                if *is_ours {
+                    muon.orthogonalize(cx, matrix, tensor_parallel.as_ref())?;
+                } else {
+                    cx.run(Fill { output: matrix.stored, value: 0.0 })?;
+                }
+            }
+            exchange.sum(cx)?;
+            cx.run(step.clone())
+        })
+    }
+}
+
+impl Muon {
+    /// Replaces a matrix's direction by the orthogonal one, scaled.
+    fn orthogonalize(
+        &self,
+        cx: &mut StepContext<'_>,
+        matrix: &Matrix,
+        tensor_parallel: Option<&Rc<dyn Communicator>>,
+    ) -> Result<()> {
+        let Matrix { stored, rows, columns, row, column, .. } = *matrix;
+        let (stored_rows, stored_columns) = (stored.shape.rows(), stored.shape.last());
+        let block = |from, to, factor| ScaleBlock {
+            from,
+            to,
+            rows: stored_rows,
+            columns: stored_columns,
+            factor,
+            square_sum: None,
+        };
+        let whole = match tensor_parallel.filter(|_| matrix.is_divided) {
+            None => stored,
+            Some(group) => {
+                let whole = cx.tensor("whole matrix", [rows, columns], DType::F32)?;
+                cx.run(Fill { output: whole, value: 0.0 })?;
+                if matrix.is_first_copy {
+                    cx.run(block(Block::first(stored), Block { matrix: whole, row, column }, 1.0))?;
+                }
+                cx.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), whole))?;
+                whole
+            }
+        };
+        let orthogonal = orthogonalize(cx, whole, self.steps, self.products)?;
+        let scale = 0.2 * (rows.max(columns) as f32).sqrt();
+        cx.run(block(Block { matrix: orthogonal, row, column }, Block::first(stored), scale))
+    }
+}
+
+/// A matrix that is made orthogonal by itself.
+#[derive(Clone, Copy, Debug)]
+struct Matrix {
+    /// What this rank stores of it in `main_grad`, f32 `(rows, columns)`.
+    stored: Tensor,
+    /// Rows of the whole.
+    rows: usize,
+    /// Columns of the whole.
+    columns: usize,
+    /// The first stored row.
+    row: usize,
+    /// The first stored column.
+    column: usize,
+    /// Tensor-parallel ranks store parts of it.
+    is_divided: bool,
+    /// No tensor-parallel rank before this one stores the same part.
+    is_first_copy: bool,
+}
+
+/// The matrices that are packed in a parameter.
+fn matrices(param: &ParamUpdate) -> Vec<Matrix> {
+    let (spec, width) = (&param.spec, param.spec.shape.last());
+    let mut before = 0;
+    let matrix = |(index, &rows): (usize, &usize)| {
+        let view = |start: usize, rows: usize| param.whole_grad.view(start * width, [rows, width]);
+        let whole = |stored, columns| Matrix {
+            stored,
+            rows,
+            columns,
+            row: 0,
+            column: 0,
+            is_divided: spec.shard.is_some(),
+            is_first_copy: true,
+        };
+        let Some(shard) = &spec.shard else {
+            let stored = view(before, rows);
+            before += rows;
+            return whole(stored, width);
+        };
+        let group = shard.groups[if shard.axis == 0 { index } else { 0 }];
+        let (part, copies) = (group.size / group.parts, shard.ranks / group.parts);
+        let (first, is_first_copy) = (shard.rank / copies * part, shard.rank.is_multiple_of(copies));
+        if shard.axis == 0 {
+            let stored = view(before, part);
+            before += part;
+            Matrix { row: first, is_first_copy, ..whole(stored, width) }
+        } else {
+            Matrix { column: first, is_first_copy, ..whole(view(0, rows), group.size) }
+        }
+    };
+    spec.matrices.iter().enumerate().map(matrix).collect()
+}
+
+/// For each matrix, whether this rank makes it orthogonal. The dearest goes first, to the data-parallel rank with the least work.
+fn assigned(matrices: Vec<Matrix>, ranks: &UpdateRanks) -> Vec<(Matrix, bool)> {
+    let (rank, ranks) = ranks.data_parallel.as_ref().map_or((0, 1), |group| (group.rank(), group.size()));
+    let cost = |matrix: &Matrix| cost(matrix.rows, matrix.columns);
+    let mut order: Vec<usize> = (0..matrices.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(cost(&matrices[index])));
+    let (mut load, mut owner) = (vec![0; ranks], vec![0; matrices.len()]);
+    for index in order {
+        let least = (0..ranks).min_by_key(|&rank| load[rank]).unwrap_or(0);
+        owner[index] = least;
+        load[least] += cost(&matrices[index]);
+    }
+    matrices.into_iter().zip(owner).map(|(matrix, owner)| (matrix, owner == rank)).collect()
+}
+
+/// What data-parallel ranks send each other: all of `main_grad` in the buckets that have matrices.
+struct Exchange {
+    /// `None` if there is one rank.
+    group: Option<Rc<dyn Communicator>>,
+    /// Each bucket, and this rank's part of it, which is all of it unless the optimizer is distributed.
+    buckets: Arc<[(Tensor, Tensor)]>,
+    is_divided: bool,
+}
+
+impl Exchange {
+    fn new(params: &[ParamUpdate], ranks: &UpdateRanks) -> Exchange {
+        let has_matrix = |bucket: &&Tensor| {
+            let end = bucket.address + bucket.bytes() as u64;
+            params.iter().any(|param| (bucket.address..end).contains(&param.whole_grad.address))
+        };
+        let buckets = ranks.buckets.iter().filter(has_matrix).map(|&bucket| (bucket, ranks.shard.of(bucket)));
+        Exchange { group: ranks.data_parallel.clone(), buckets: buckets.collect(), is_divided: ranks.shard.is_part() }
+    }
+
+    /// Every rank receives the directions that the others made.
+    fn gather(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        let Some(group) = self.group.as_ref().filter(|_| self.is_divided) else { return Ok(()) };
+        self.buckets.iter().try_for_each(|&(whole, part)| {
+            let kind = CollectiveKind::AllGather;
+            cx.run(Collective { kind, communicator: group.clone(), input: part, output: whole })
+        })
+    }
+
+    /// Every rank receives the orthogonal directions of what it updates.
+    fn sum(&self, cx: &mut StepContext<'_>) -> Result<()> {
+        let Some(group) = &self.group else { return Ok(()) };
+        let kind = if self.is_divided { CollectiveKind::ReduceScatterSum } else { CollectiveKind::AllReduceSum };
+        self.buckets.iter().try_for_each(|&(whole, part)| {
+            cx.run(Collective { kind, communicator: group.clone(), input: whole, output: part })
+        })
+    }
+}

@@ -1,0 +1,58 @@
+//! The Newton-Schulz iteration: from a matrix to the nearest matrix whose singular values are all about 1.
+
+use device::ops::{Block, Epilogue, Gemm, MatrixPolynomial, ScaleBlock, SquareSum};
+use device::{DType, Tensor};
+use graph_manager::Result;
+
+use crate::step_policy::StepContext;
+
+/// Of one iteration, `x = a x + b (x x^T) x + c (x x^T)^2 x` (Jordan, 2024). Five iterations bring singular values from 0.01
+/// to 1 into the range of 0.7 to 1.2.
+const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
+
+/// Divides `matrix`, f32 `(rows, columns)`, by its Frobenius norm, and iterates. The result is of type `products`, in which
+/// products are computed, and of the same shape.
+///
+/// The products `x x^T` are made of the shorter side: `x^T x` if there are more rows than columns.
+///
+/// # Errors
+/// Errors of the device.
+pub(super) fn orthogonalize(cx: &mut StepContext<'_>, matrix: Tensor, steps: usize, products: DType) -> Result<Tensor> {
+    let (rows, columns) = (matrix.shape.rows(), matrix.shape.last());
+    let is_tall = rows > columns;
+    let side = rows.min(columns);
+    let square_sum = cx.tensor("square_sum of a matrix", [1], DType::F32)?;
+    cx.run(SquareSum { inputs: [matrix].into(), total: square_sum })?;
+    let mut x = cx.tensor("orthogonal", [rows, columns], products)?;
+    cx.run(ScaleBlock {
+        from: Block::first(matrix),
+        to: Block::first(x),
+        rows,
+        columns,
+        factor: 1.0,
+        square_sum: Some(square_sum),
+    })?;
+    for _ in 0..steps {
+        let gram = cx.tensor("gram", [side, side], products)?;
+        cx.run(product(x, x, gram, is_tall, !is_tall))?;
+        let squared = cx.tensor("gram squared", [side, side], products)?;
+        cx.run(product(gram, gram, squared, false, false))?;
+        let factor = cx.tensor("polynomial", [side, side], products)?;
+        cx.run(MatrixPolynomial { x: gram, square: squared, coefficients: COEFFICIENTS, output: factor })?;
+        let next = cx.tensor("orthogonal", [rows, columns], products)?;
+        let (a, b) = if is_tall { (x, factor) } else { (factor, x) };
+        cx.run(product(a, b, next, false, false))?;
+        x = next;
+    }
+    Ok(x)
+}
+
+/// Multiplications and additions of an iteration for a matrix of that shape: the measure of its cost.
+pub(super) fn cost(rows: usize, columns: usize) -> usize {
+    let (side, other) = (rows.min(columns), rows.max(columns));
+    side * side * (2 * other + side)
+}
+
+fn product(a: Tensor, b: Tensor, out: Tensor, transpose_a: bool, transpose_b: bool) -> Gemm {
+    Gemm { a, b, out, transpose_a, transpose_b, accumulate: false, epilogue: Epilogue::None, fp8: None }
+}
