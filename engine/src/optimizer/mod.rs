@@ -36,11 +36,12 @@ pub struct Optimizer {
     control: StepControl,
     /// By parameter.
     state: Vec<Vec<StateTensor>>,
+    state_names: Vec<&'static str>,
     areas: Vec<Area>,
 }
 
 impl Optimizer {
-    /// Puts each parameter in a group, and allocates state for what this rank updates, set to 0.
+    /// Puts each parameter that is not frozen in a group, and allocates state for what this rank updates, set to 0.
     ///
     /// # Errors
     /// Out of memory; a parameter that no group takes.
@@ -61,17 +62,25 @@ impl Optimizer {
                 members.iter().zip(tensors).for_each(|((index, ..), tensor)| state[*index].push((*name, tensor)));
             }
             let owned = members.iter().filter(|(_, param, _)| param.owned.elements > 0);
-            let update = owned.map(|&(index, param, weight_decay)| ParamUpdate {
-                master: param.master,
-                weight: param.owned_weight,
-                grad: param.owned_of(param.grad),
-                state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
-                weight_decay,
+            let update = owned.filter_map(|&(index, param, weight_decay)| {
+                Some(ParamUpdate {
+                    master: param.master,
+                    weight: param.owned_weight,
+                    grad: param.owned_grad()?,
+                    state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
+                    weight_decay,
+                })
             });
             updates.push(rule.update(update.collect(), control));
         }
         let norm = GradNorm::new(params, norm_groups);
-        Ok(Optimizer { norm, updates, control, state, areas })
+        let mut state_names = Vec::new();
+        for name in groups.iter().flat_map(|group| group.rule.state()) {
+            if !state_names.contains(name) {
+                state_names.push(*name);
+            }
+        }
+        Ok(Optimizer { norm, updates, control, state, state_names, areas })
     }
 
     /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite.
@@ -95,15 +104,9 @@ impl Optimizer {
         &self.state[index]
     }
 
-    /// The names of all states, each once.
-    pub fn state_names(&self) -> Vec<&'static str> {
-        let mut names = Vec::new();
-        for (name, _) in self.state.iter().flatten() {
-            if !names.contains(name) {
-                names.push(*name);
-            }
-        }
-        names
+    /// The names of the states that the rules keep, each once. This rank may have no parameter with such a state.
+    pub fn state_names(&self) -> &[&'static str] {
+        &self.state_names
     }
 
     /// Bytes of all state, with padding.
@@ -118,10 +121,10 @@ type Member<'p> = (usize, &'p Param, f32);
 /// A rule, and the parameters that it updates.
 type RuleMembers<'g, 'p> = (&'g Arc<dyn UpdateRule>, Vec<Member<'p>>);
 
-/// The rules of all groups, each with its parameters in order of declaration.
+/// The rules of all groups, each with its parameters in order of declaration, without frozen ones.
 fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<RuleMembers<'g, 'p>>> {
     let mut rules: Vec<RuleMembers<'_, '_>> = Vec::new();
-    for (index, (spec, param)) in params.iter().enumerate() {
+    for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (spec, _))| !spec.frozen) {
         let Some(group) = groups.iter().find(|group| (group.takes)(spec)) else {
             return Err(Error::Usage {
                 problem: format!("no parameter group takes `{}`", spec.name),

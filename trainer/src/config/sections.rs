@@ -183,6 +183,7 @@ section!(OptimizerConfig {
     momentum: f64,
     weight_decay: f64,
     decay_embeddings: bool,
+    freeze: Vec<String>,
     clip: f64,
 });
 

@@ -3,6 +3,7 @@
 pub mod accelerator;
 mod cheaper;
 pub mod consistency;
+pub mod evaluate;
 mod host_memory;
 pub mod output_files;
 pub mod ranks;
