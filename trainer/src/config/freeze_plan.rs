@@ -68,7 +68,10 @@ impl FrozenNames {
 /// The error for a pattern without a match, with parameters of similar names.
 fn matches_nothing(pattern: &str, all: &[String]) -> UserError {
     let plain: String = pattern.chars().filter(|c| !"*?[]".contains(*c)).collect();
-    let near = nearest(&plain, all.iter().map(String::as_str)).unwrap_or(&all[0]);
+    // Without a similar name, one that begins alike.
+    let alike = |name: &&String| name.bytes().zip(plain.bytes()).take_while(|(a, b)| a == b).count();
+    let begins = all.iter().max_by_key(alike).map_or("", String::as_str);
+    let near = nearest(&plain, all.iter().map(String::as_str)).unwrap_or(begins);
     let parts: BTreeSet<&str> = all.iter().map(|name| name.split('.').next().unwrap_or(name)).collect();
     let parts: Vec<&str> = parts.into_iter().collect();
     UserError::new(

@@ -80,7 +80,7 @@ fn a_dry_evaluation_evaluates_nothing_and_a_wrong_one_says_what_is_wrong() {
     assert!(!printed(&dry).contains("loss"));
     std::fs::write(folder.path("short.txt"), "short").unwrap();
     for (arguments, parts) in [
-        ("eval saved short.txt", ["short.txt", "holds 5 tokens"]),
+        ("eval saved short.txt", ["short.txt", "holds 6 tokens"]),
         ("eval saved none.txt", ["none.txt", "cannot be read"]),
         ("eval none text.txt", ["none", "cannot be read"]),
         ("eval saved text.txt --data-path x", ["eval with data.path", "the argument DATA names it"]),
