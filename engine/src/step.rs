@@ -256,7 +256,9 @@ impl StepProgram {
             counts.zero(cx)?;
         }
         for (_, param) in self.params.iter().filter(|(spec, _)| spec.sparse) {
-            cx.run(Fill { output: param.grad, value: 0.0 })?;
+            if let Some(output) = param.grad {
+                cx.run(Fill { output, value: 0.0 })?;
+            }
         }
         Ok(())
     }

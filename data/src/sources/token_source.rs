@@ -69,6 +69,27 @@ impl TokenSource {
         (dataset, permuted(place, self.training.datasets[dataset].count, key))
     }
 
+    /// The number of different training samples.
+    pub fn samples(&self) -> u64 {
+        self.training.datasets.iter().map(|windows| windows.count).sum()
+    }
+
+    /// Writes the `seq + 1` tokens of a training sample into `row`. Here `number`, below [`TokenSource::samples`], counts the
+    /// samples as they lie in the data, one dataset after the other.
+    ///
+    /// # Errors
+    /// The data changed since they were opened; there is no such sample.
+    pub fn in_order(&self, mut number: u64, row: &mut [i32]) -> Result<(), DataError> {
+        for windows in &self.training.datasets {
+            if number < windows.count {
+                return windows.read(number, row);
+            }
+            number -= windows.count;
+        }
+        let what = format!("{} has no sample {number} beyond its last", self.name);
+        Err(DataError { what, fix: "read samples that are there".into() })
+    }
+
     /// Writes the `seq + 1` tokens of a sample into `row`. Validation goes through its datasets in order, again and again.
     ///
     /// # Errors

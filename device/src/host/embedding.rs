@@ -42,21 +42,24 @@ pub(super) fn embedding_backward(op: &EmbeddingBackward, pool: &Pool) {
 }
 
 fn backward<T: Float>(op: &EmbeddingBackward, pool: &Pool) {
-    let (hidden, seq, vocab) = (op.grad_table.shape.last(), op.tokens.shape.last(), op.grad_table.shape.rows());
+    let (hidden, seq) = (op.grad_output.shape.last(), op.tokens.shape.last());
     let tokens = view::read::<i32>(&op.tokens);
     let grad = view::read::<T>(&op.grad_output);
     let add = |to: &mut [f32], at: usize| {
         to.iter_mut().zip(&grad[at * hidden..]).for_each(|(to, x)| *to += x.to_f32());
     };
-    pool.for_each_chunk(view::write::<f32>(&op.grad_table), ROWS * hidden, |chunk, rows| {
-        for (at, &token) in tokens.iter().enumerate() {
-            if let Some(row) = row(token, op.first_token, vocab)
-                && row / ROWS == chunk
-            {
-                add(&mut rows[(row - chunk * ROWS) * hidden..][..hidden], at);
+    if let Some(table) = &op.grad_table {
+        let vocab = table.shape.rows();
+        pool.for_each_chunk(view::write::<f32>(table), ROWS * hidden, |chunk, rows| {
+            for (at, &token) in tokens.iter().enumerate() {
+                if let Some(row) = row(token, op.first_token, vocab)
+                    && row / ROWS == chunk
+                {
+                    add(&mut rows[(row - chunk * ROWS) * hidden..][..hidden], at);
+                }
             }
-        }
-    });
+        });
+    }
     if let Some(positions) = &op.grad_positions {
         pool.for_each_chunk(view::write::<f32>(positions), hidden, |position, row| {
             for at in (position..tokens.len()).step_by(seq).filter(|_| position < seq) {

@@ -76,6 +76,7 @@ fn backward<T: Float>(op: &HeadNormBackward, pool: &Pool) {
         }
     });
     for (kind, output) in [op.grad_query_weight, op.grad_key_weight].iter().enumerate() {
+        let Some(output) = output else { continue };
         let sums: Vec<Vec<f32>> = partial.iter_mut().map(|sums| std::mem::take(&mut sums[kind])).collect();
         store_sums(&sums, output, op.accumulate);
     }

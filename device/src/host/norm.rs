@@ -102,18 +102,20 @@ fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
             }
         }
     });
-    let partial = pool.map(rows.div_ceil(ROWS), |chunk| {
-        let mut sums = vec![0.0f32; hidden];
-        for r in chunk * ROWS..rows.min((chunk + 1) * ROWS) {
-            let (rstd, mean) = (rstds[r], if layer { means[r] } else { 0.0 });
-            let (x, dy) = (&x[r * hidden..(r + 1) * hidden], &dy[r * hidden..(r + 1) * hidden]);
-            for c in 0..hidden {
-                sums[c] += dy[c].to_f32() * (x[c].to_f32() - mean) * rstd;
+    if let Some(grad_weight) = &op.grad_weight {
+        let partial = pool.map(rows.div_ceil(ROWS), |chunk| {
+            let mut sums = vec![0.0f32; hidden];
+            for r in chunk * ROWS..rows.min((chunk + 1) * ROWS) {
+                let (rstd, mean) = (rstds[r], if layer { means[r] } else { 0.0 });
+                let (x, dy) = (&x[r * hidden..(r + 1) * hidden], &dy[r * hidden..(r + 1) * hidden]);
+                for c in 0..hidden {
+                    sums[c] += dy[c].to_f32() * (x[c].to_f32() - mean) * rstd;
+                }
             }
-        }
-        sums
-    });
-    store_sums(&partial, &op.grad_weight, op.accumulate);
+            sums
+        });
+        store_sums(&partial, grad_weight, op.accumulate);
+    }
     if let Some(grad_bias) = &op.grad_bias {
         bias::<T>(dy, hidden, grad_bias, op.accumulate, pool);
     }

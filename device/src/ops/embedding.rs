@@ -64,8 +64,8 @@ pub struct EmbeddingBackward {
     pub tokens: Tensor,
     /// `(batch, seq, hidden)`.
     pub grad_output: Tensor,
-    /// `(vocab, hidden)`, f32, added to.
-    pub grad_table: Tensor,
+    /// `(vocab, hidden)`, f32, added to; `None` if the table is frozen.
+    pub grad_table: Option<Tensor>,
     /// The token of the table's first row.
     pub first_token: usize,
     /// `(seq or more, hidden)`, f32, added to.
@@ -77,15 +77,19 @@ impl Operation for EmbeddingBackward {
 
     fn check(&self) -> Result<()> {
         ensure_float(Self::NAME, &[("grad_output", self.grad_output)])?;
-        ensure_dtype(Self::NAME, "grad_table", &self.grad_table, DType::F32)?;
-        if let Some(positions) = &self.grad_positions {
-            ensure_dtype(Self::NAME, "grad_positions", positions, DType::F32)?;
+        for (name, tensor) in [("grad_table", &self.grad_table), ("grad_positions", &self.grad_positions)] {
+            if let Some(tensor) = tensor {
+                ensure_dtype(Self::NAME, name, tensor, DType::F32)?;
+            }
         }
-        check_tokens(Self::NAME, &self.tokens, &self.grad_output, &self.grad_table, self.grad_positions.as_ref())
+        let table = self.grad_table.as_ref().unwrap_or(&self.grad_output);
+        check_tokens(Self::NAME, &self.tokens, &self.grad_output, table, self.grad_positions.as_ref())
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.tokens, self.grad_output, self.grad_table], [self.grad_table])
+        Accesses::new([self.tokens, self.grad_output], [])
+            .reads(self.grad_table)
+            .writes(self.grad_table)
             .reads(self.grad_positions)
             .writes(self.grad_positions)
     }

@@ -85,10 +85,10 @@ pub struct HeadNormBackward {
     pub key_weight: Tensor,
     /// The forward's.
     pub table: Option<Tensor>,
-    /// `(head_dim)`, f32.
-    pub grad_query_weight: Tensor,
-    /// `(head_dim)`, f32.
-    pub grad_key_weight: Tensor,
+    /// `(head_dim)`, f32; `None` if the weight is frozen.
+    pub grad_query_weight: Option<Tensor>,
+    /// `(head_dim)`, f32; `None` if the weight is frozen.
+    pub grad_key_weight: Option<Tensor>,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads.
@@ -109,6 +109,7 @@ impl Operation for HeadNormBackward {
             ("grad_query_weight", self.grad_query_weight, self.query_weight),
             ("grad_key_weight", self.grad_key_weight, self.key_weight),
         ] {
+            let Some(tensor) = tensor else { continue };
             ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
             ensure_shape(Self::NAME, name, &tensor, weight.shape.sizes())?;
         }
@@ -119,7 +120,7 @@ impl Operation for HeadNormBackward {
         let sums = [self.grad_query_weight, self.grad_key_weight];
         Accesses::new([self.input, self.grad, self.query_weight, self.key_weight], [self.grad])
             .reads(self.table)
-            .reads(sums.into_iter().filter(|_| self.accumulate))
-            .writes(sums)
+            .reads(sums.into_iter().flatten().filter(|_| self.accumulate))
+            .writes(sums.into_iter().flatten())
     }
 }

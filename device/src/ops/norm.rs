@@ -116,9 +116,9 @@ pub struct NormBackward {
     pub grad_residual: Option<Tensor>,
     /// `(rows, hidden)`.
     pub grad_input: Tensor,
-    /// `(hidden)`, f32.
-    pub grad_weight: Tensor,
-    /// `(hidden)`, f32; present if the forward had a bias.
+    /// `(hidden)`, f32; `None` if the weight is frozen.
+    pub grad_weight: Option<Tensor>,
+    /// `(hidden)`, f32; `None` if the forward had no bias, or the bias is frozen.
     pub grad_bias: Option<Tensor>,
     /// `(hidden)`, f32: sums over the rows of `grad_residual`; a parameter gradient like the others.
     pub grad_residual_sums: Option<Tensor>,
@@ -146,8 +146,6 @@ impl Operation for NormBackward {
         ensure_elements(Self::NAME, "rstd", &self.rstd, rows)?;
         ensure_dtype(Self::NAME, "rstd", &self.rstd, DType::F32)?;
         check_mean(Self::NAME, self.mean, rows)?;
-        ensure_elements(Self::NAME, "grad_weight", &self.grad_weight, hidden)?;
-        ensure_dtype(Self::NAME, "grad_weight", &self.grad_weight, DType::F32)?;
         let layer = self.kind == NormKind::Layer;
         ensure(Self::NAME, self.mean.is_some() == layer && (layer || self.grad_bias.is_none()), || {
             "`mean` and `grad_bias` belong to LayerNorm, which needs `mean`".into()
@@ -159,7 +157,11 @@ impl Operation for NormBackward {
         ensure(Self::NAME, self.grad_residual.is_some() || self.grad_residual_sums.is_none(), || {
             "`grad_residual_sums` needs `grad_residual`".into()
         })?;
-        for (name, tensor) in [("grad_bias", self.grad_bias), ("grad_residual_sums", self.grad_residual_sums)] {
+        for (name, tensor) in [
+            ("grad_weight", self.grad_weight),
+            ("grad_bias", self.grad_bias),
+            ("grad_residual_sums", self.grad_residual_sums),
+        ] {
             if let Some(tensor) = tensor {
                 ensure_elements(Self::NAME, name, &tensor, hidden)?;
                 ensure_dtype(Self::NAME, name, &tensor, DType::F32)?;
@@ -169,15 +171,15 @@ impl Operation for NormBackward {
     }
 
     fn accesses(&self) -> Accesses {
-        let base =
-            Accesses::new([self.input, self.weight, self.rstd, self.grad_output], [self.grad_input, self.grad_weight])
-                .reads(self.mean)
-                .reads(self.grad_residual)
-                .writes(self.grad_bias)
-                .writes(self.grad_residual_sums);
+        let base = Accesses::new([self.input, self.weight, self.rstd, self.grad_output], [self.grad_input])
+            .reads(self.mean)
+            .reads(self.grad_residual)
+            .writes(self.grad_weight)
+            .writes(self.grad_bias)
+            .writes(self.grad_residual_sums);
         if !self.accumulate {
             return base;
         }
-        base.reads([self.grad_weight]).reads(self.grad_bias).reads(self.grad_residual_sums)
+        base.reads(self.grad_weight).reads(self.grad_bias).reads(self.grad_residual_sums)
     }
 }

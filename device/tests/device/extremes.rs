@@ -162,7 +162,7 @@ fn check_small_norm(t: &Bench, layer: bool, hidden: usize, magnitude: f64, eps: 
         grad_output: t.put(&shape, dtype, &dy),
         grad_residual: None,
         grad_input: through,
-        grad_weight: of_weight,
+        grad_weight: Some(of_weight),
         grad_bias: layer.then(|| t.empty(&[hidden], DType::F32)),
         grad_residual_sums: None,
         accumulate: false,

@@ -11,6 +11,7 @@ mod kernels_compile;
 mod ops_attention;
 mod ops_cache;
 mod ops_dense;
+mod ops_frozen;
 mod ops_head_norm;
 mod ops_muon;
 mod ops_parallel;

@@ -238,7 +238,7 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
     t.run(EmbeddingBackward {
         tokens: tokens_t,
         grad_output: t.put(&[batch, seq, hidden], dtype, &dy),
-        grad_table,
+        grad_table: Some(grad_table),
         first_token: 0,
         grad_positions: Some(grad_positions),
     });
@@ -450,7 +450,13 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         let tokens: Vec<i32> = (0..210).map(|i| i * 7 % 100).collect();
         let grad_table = t.put(&[100, 32], F32, &vec![0.0; 3200]);
         let tokens = t.ints(&[3, 70], &tokens);
-        t.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token: 0, grad_positions: None });
+        t.run(EmbeddingBackward {
+            tokens,
+            grad_output,
+            grad_table: Some(grad_table),
+            first_token: 0,
+            grad_positions: None,
+        });
         let big = t.put(&[200_003], F32, &numbers(3, 200_003, F32));
         let total = t.empty(&[1], F32);
         t.run(SquareSum { inputs: [big, dy].into(), total });

@@ -66,7 +66,13 @@ fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_the
     let grad_output = t.put(&shape, F32, &numbers(3, 2 * seq * hidden, F32));
     let zeros = vec![0.0; vocab * hidden];
     let grad_whole = t.put(&[vocab, hidden], F32, &zeros);
-    t.run(EmbeddingBackward { tokens, grad_output, grad_table: grad_whole, first_token: 0, grad_positions: None });
+    t.run(EmbeddingBackward {
+        tokens,
+        grad_output,
+        grad_table: Some(grad_whole),
+        first_token: 0,
+        grad_positions: None,
+    });
 
     let (rows, mut sum, mut grads) = (vocab / ranks, vec![0.0; 2 * seq * hidden], Vec::new());
     for rank in 0..ranks {
@@ -76,7 +82,13 @@ fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_the
         t.run(Embedding { tokens, table: part, first_token, positions: (rank == 0).then_some(positions), output });
         sum.iter_mut().zip(t.get(&output)).for_each(|(sum, x)| *sum += x);
         let grad_table = t.put(&[rows, hidden], F32, &zeros[..rows * hidden]);
-        t.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token, grad_positions: None });
+        t.run(EmbeddingBackward {
+            tokens,
+            grad_output,
+            grad_table: Some(grad_table),
+            first_token,
+            grad_positions: None,
+        });
         grads.extend(t.get(&grad_table));
     }
     assert_close("sum of the parts", F32, &sum, &t.get(&whole));

@@ -22,10 +22,10 @@ impl CopiedRowsSync {
     /// `None` where there are no such gradients.
     pub fn new(communicator: Option<Rc<dyn Communicator>>, params: &Params) -> Option<CopiedRowsSync> {
         let copied = params.iter().filter_map(|(spec, param)| {
-            let rows = spec.copied_rows()?;
+            let (rows, grad) = (spec.copied_rows()?, param.grad?);
             let row: usize = spec.shape.sizes()[1..].iter().product();
             let range = param.owned.within(rows.first * row..spec.shape.elements());
-            (!range.is_empty()).then(|| (rows, param.grad.view(range.start, [range.len()])))
+            (!range.is_empty()).then(|| (rows, grad.view(range.start, [range.len()])))
         });
         let parameters: Vec<_> = copied.collect();
         (!parameters.is_empty()).then_some(CopiedRowsSync { communicator: communicator?, parameters })

@@ -74,3 +74,11 @@ pub struct Architecture {
     /// Builds the layers.
     pub build: Box<Build>,
 }
+
+impl Architecture {
+    /// The same model, whose parameters with these names keep their values; see [`ParamSpec::frozen`].
+    pub fn freeze(mut self, is_frozen: impl Fn(&str) -> bool) -> Architecture {
+        self.specs.iter_mut().for_each(|spec| spec.frozen |= is_frozen(&spec.name));
+        self
+    }
+}

@@ -89,14 +89,18 @@ impl Layer for EmbeddingLayer {
     /// `grad` is that of the embedded tokens; nothing comes before them.
     fn backward(&self, cx: &mut StepContext<'_>, grad: Tensor) -> Result<Tensor> {
         let saved: Saved = cx.saved()?;
+        let (grad_table, grad_positions) = (self.table.grad, self.positions.and_then(|positions| positions.grad));
+        if grad_table.is_none() && grad_positions.is_none() {
+            return Ok(grad);
+        }
         let grad_output = dropout_backward(cx, "grad_embedded", grad, saved.dropout)?;
         let grad_output = self.region.gather_rows(cx, "all_grad_embedded", grad_output)?;
         cx.run(EmbeddingBackward {
             tokens: saved.tokens,
             grad_output,
-            grad_table: self.table.grad,
+            grad_table,
             first_token: self.first_token,
-            grad_positions: self.positions.map(|positions| positions.grad),
+            grad_positions,
         })?;
         Ok(grad)
     }

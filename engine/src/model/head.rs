@@ -90,12 +90,10 @@ impl LossHead for LanguageHead {
             self.losses(cx, logits, targets.view(first, [piece]), losses.view(first, [piece]))?;
             if let Some(grad_normed) = grad_normed {
                 // The loss left the logits' gradient in their place.
-                let wgrad = Gemm::wgrad(logits, part(normed), self.table.grad, !cx.variant().overwrites || first > 0);
-                // The next piece's logits take the place of these.
-                if first + piece < rows {
-                    cx.run(wgrad)?
-                } else {
-                    cx.branch(wgrad)?
+                if let Some(grad_table) = self.table.grad {
+                    let wgrad = Gemm::wgrad(logits, part(normed), grad_table, !cx.variant().overwrites || first > 0);
+                    // The next piece's logits take the place of these.
+                    if first + piece < rows { cx.run(wgrad)? } else { cx.branch(wgrad)? }
                 }
                 cx.run(Gemm::dgrad(logits, self.table.weight, part(grad_normed), Epilogue::None))?;
             }

@@ -126,7 +126,7 @@ impl Linear {
 
     /// The gradient of the bias, if this layer computes it.
     fn bias_grad(&self) -> Option<Tensor> {
-        self.bias.filter(|_| !self.bias_left_to_norm).map(|bias| bias.grad)
+        self.bias.filter(|_| !self.bias_left_to_norm).and_then(|bias| bias.grad)
     }
 
     /// Width of its output on this rank.
@@ -432,15 +432,16 @@ impl Linear {
         }
     }
 
-    /// The gradient of the weight alone. See [`Linear::wgrad`].
+    /// The gradient of the weight alone, unless it is frozen. See [`Linear::wgrad`].
     pub(crate) fn weight_gradient(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
+        let Some(grad_weight) = self.weight.grad else { return Ok(()) };
         let accumulate = !cx.variant().overwrites;
         if let (Operand::Fp8 { columns: Some(input), .. }, Operand::Fp8 { columns: Some(grad), .. }) =
             (input, grad_output)
         {
-            return cx.defer(Gemm { accumulate, ..Gemm::fp8(grad, input, self.weight.grad, false) });
+            return cx.defer(Gemm { accumulate, ..Gemm::fp8(grad, input, grad_weight, false) });
         }
-        cx.defer(Gemm::wgrad(grad_output.plain(), input.plain(), self.weight.grad, accumulate))
+        cx.defer(Gemm::wgrad(grad_output.plain(), input.plain(), grad_weight, accumulate))
     }
 
     /// The operation that computes the gradient of the bias, if this layer computes it.

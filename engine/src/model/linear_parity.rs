@@ -38,7 +38,7 @@ struct Results {
 
 impl Results {
     fn all(&self) -> [(&'static str, Tensor); 4] {
-        let (weight, bias) = (self.linear.weight.grad, self.linear.bias.unwrap().grad);
+        let (weight, bias) = (self.linear.weight.grad.unwrap(), self.linear.bias.unwrap().grad.unwrap());
         [("output", self.output), ("grad_input", self.grad_input), ("grad_weight", weight), ("grad_bias", bias)]
     }
 }

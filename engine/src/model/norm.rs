@@ -182,8 +182,8 @@ impl NormLayer {
             grad_residual,
             grad_input,
             grad_weight: self.weight.grad,
-            grad_bias: self.bias.map(|bias| bias.grad),
-            grad_residual_sums: output_bias.map(|bias| bias.grad),
+            grad_bias: self.bias.and_then(|bias| bias.grad),
+            grad_residual_sums: output_bias.and_then(|bias| bias.grad),
             accumulate: !cx.variant().overwrites,
         })?;
         Ok(grad_input)

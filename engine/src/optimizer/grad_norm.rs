@@ -41,7 +41,7 @@ impl GradNorm {
             let sharded = params.iter().filter(|(spec, _)| counted(spec));
             let ranges = sharded.map(|(spec, param)| (param, param.owned.within(spec.counted())));
             let ranges = ranges.filter(|(_, range)| !range.is_empty());
-            ranges.map(|(param, range)| param.grad.view(range.start, [range.len()])).collect()
+            ranges.filter_map(|(param, range)| Some(param.grad?.view(range.start, [range.len()]))).collect()
         };
         let groups = data_parallel.into_iter().chain(tensor_parallel).chain(pipeline).collect();
         GradNorm { counted: counted.into(), groups }

@@ -56,7 +56,7 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Puts each parameter in a group, and allocates state for what this rank updates, set to 0.
+    /// Puts each parameter that is not frozen in a group, and allocates state for what this rank updates, set to 0.
     ///
     /// # Errors
     /// Out of memory; a parameter that no group takes.
@@ -87,14 +87,16 @@ impl Optimizer {
             }
             let takes = |param: &Param| rule.overwrites_gradients() || param.owned.elements > 0;
             let members = members.iter().filter(|(_, param, _)| takes(param));
-            let update = members.map(|&(index, param, weight_decay)| ParamUpdate {
-                spec: params.specs[index].clone(),
-                whole_grad: param.grad,
-                master: param.master,
-                weight: param.owned_weight,
-                grad: param.owned_of(param.grad),
-                state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
-                weight_decay,
+            let update = members.filter_map(|&(index, param, weight_decay)| {
+                Some(ParamUpdate {
+                    spec: params.specs[index].clone(),
+                    whole_grad: param.grad?,
+                    master: param.master,
+                    weight: param.owned_weight,
+                    grad: param.owned_grad()?,
+                    state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
+                    weight_decay,
+                })
             });
             updates.push(rule.update(update.collect(), control, &ranks));
         }
@@ -129,7 +131,7 @@ impl Optimizer {
         &self.state[index]
     }
 
-    /// The names of the states of all groups, each once, also of groups that take no parameter of this stage.
+    /// The names of the states that the rules keep, each once. This rank may have no parameter with such a state.
     pub fn state_names(&self) -> &[&'static str] {
         &self.state_names
     }
@@ -146,10 +148,10 @@ type Member<'p> = (usize, &'p Param, f32);
 /// A rule, and the parameters that it updates.
 type RuleMembers<'g, 'p> = (&'g Arc<dyn UpdateRule>, Vec<Member<'p>>);
 
-/// The rules of all groups, each with its parameters in order of declaration.
+/// The rules of all groups, each with its parameters in order of declaration, without frozen ones.
 fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<RuleMembers<'g, 'p>>> {
     let mut rules: Vec<RuleMembers<'_, '_>> = Vec::new();
-    for (index, (spec, param)) in params.iter().enumerate() {
+    for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (spec, _))| !spec.frozen) {
         let Some(group) = groups.iter().find(|group| (group.takes)(spec)) else {
             return Err(Error::Usage {
                 problem: format!("no parameter group takes `{}`", spec.name),

@@ -89,8 +89,8 @@ impl OwnedRange {
 pub struct ParamOffsets {
     /// The memory of its weights.
     pub memory: WeightMemory,
-    /// In `main_grad`.
-    pub grad: usize,
+    /// In `main_grad`; `None` if it is frozen.
+    pub grad: Option<usize>,
     /// In the weights of its memory. For [`WeightMemory::Passing`] in the buffer `buffer`.
     pub weight: usize,
     /// The buffer of its bucket.
@@ -121,7 +121,8 @@ pub struct FlatLayout {
 
 impl FlatLayout {
     /// Lays out parameters that are declared in layer order, in buckets of at least `bucket_bytes` of f32. The weights of a
-    /// bucket have one memory. Parameters with the same memory are neighbours, in order of declaration.
+    /// bucket have one memory. Parameters with the same memory are neighbours, in order of declaration. Frozen parameters are
+    /// in no bucket.
     pub fn new(specs: &[ParamSpec], bucket_bytes: usize, shard: OptimizerShard) -> FlatLayout {
         let mut layout = FlatLayout { params: vec![], buckets: vec![], total: 0, by_memory: vec![], shard };
         let first_layer = specs.iter().map(|spec| spec.layer).min().unwrap_or(0);
@@ -135,6 +136,10 @@ impl FlatLayout {
         for kind in 0..layout.by_memory.len() {
             let members = |index: &usize| memories[*index] == layout.by_memory[kind].0;
             let members: Vec<usize> = (0..specs.len()).filter(members).collect();
+            if let WeightMemory::Frozen(_) = layout.by_memory[kind].0 {
+                members.iter().for_each(|&index| places[index] = Some(layout.place_frozen(kind, &specs[index])));
+                continue;
+            }
             for (number, bucket) in buckets_of(specs, &members, bucket_bytes).into_iter().enumerate() {
                 layout.add_bucket(specs, bucket, (kind, number % PASSING_BUFFERS), &mut places);
             }
@@ -143,6 +148,14 @@ impl FlatLayout {
         layout.buckets.reverse();
         layout.buckets.sort_by_key(|bucket| Reverse(bucket.layer));
         layout
+    }
+
+    fn place_frozen(&mut self, kind: usize, spec: &ParamSpec) -> ParamOffsets {
+        let (memory, end) = &mut self.by_memory[kind];
+        let weight = *end;
+        // The ranks that share an optimizer have all of it, too.
+        *end += aligned_elements(spec);
+        ParamOffsets { memory: *memory, grad: None, weight, buffer: 0, owned: OwnedRange::default(), master: 0 }
     }
 
     fn add_bucket(
@@ -176,10 +189,17 @@ impl Bucket {
         let (first, end) = (grad.max(part_start), (grad + elements).min(part_start + part));
         let weight = match self.memory {
             WeightMemory::Kept(_) => self.weights_start + grad - self.start,
-            WeightMemory::Passing(_) => grad - self.start,
+            WeightMemory::Passing(_) | WeightMemory::Frozen(_) => grad - self.start,
         };
         let nowhere = OwnedRange::default();
-        let place = ParamOffsets { memory: self.memory, grad, weight, buffer: self.buffer, owned: nowhere, master: 0 };
+        let place = ParamOffsets {
+            memory: self.memory,
+            grad: Some(grad),
+            weight,
+            buffer: self.buffer,
+            owned: nowhere,
+            master: 0,
+        };
         if first >= end {
             return place;
         }

@@ -33,20 +33,26 @@ pub struct Param {
     /// pass through here while their copies are made.
     pub weight: Tensor,
     /// The master weights, f32. For an f32 parameter they are the same memory as `weight`; for an 8-bit one too, unless
-    /// several ranks divide them. They have the parameter's shape, or with a distributed optimizer the owned elements, flat.
+    /// several ranks divide them. They have the parameter's shape, or with a distributed optimizer the owned elements, flat. A
+    /// frozen parameter has none: here are its weights, in their type.
     pub master: Tensor,
     /// The owned elements in the type that layers read, flat, rewritten by each update; `None` where `master` has that type, or
     /// where they are quantised before they are gathered.
     pub owned_weight: Option<Tensor>,
-    /// `main_grad`, f32, in the parameter's shape.
-    pub grad: Tensor,
-    /// The elements that this rank updates.
+    /// `main_grad`, f32, in the parameter's shape; `None` if it is frozen.
+    pub grad: Option<Tensor>,
+    /// The elements that this rank updates; none of a frozen parameter.
     pub owned: OwnedRange,
     /// Set where its products have 8-bit factors.
     pub fp8: Option<Fp8Param>,
 }
 
 impl Param {
+    /// The gradients of the elements that this rank updates, flat; `None` if it is frozen.
+    pub fn owned_grad(&self) -> Option<Tensor> {
+        self.grad.map(|grad| self.owned_of(grad))
+    }
+
     /// The elements that this rank updates, of a tensor with all of the parameter's elements; flat.
     pub fn owned_of(&self, whole: Tensor) -> Tensor {
         whole.view(self.owned.first, [self.owned.elements])
@@ -108,7 +114,8 @@ struct Weights {
     memory: WeightMemory,
     /// Flat. All of them, or of passing weights the owned part.
     weights: Tensor,
-    /// The f32 master weights that this rank owns, flat; `None` for f32, where the weights are their own masters.
+    /// The f32 master weights that this rank owns, flat; `None` for f32, where the weights are their own masters, and for frozen
+    /// weights.
     masters: Option<Tensor>,
     /// Of passing weights: where the whole of a bucket comes together, each as large as the largest bucket.
     passing: Vec<Tensor>,
@@ -133,7 +140,7 @@ impl Params {
         if !device.is_dry() {
             for (index, spec) in all.specs.iter().enumerate() {
                 match all.layout.params[index].memory {
-                    WeightMemory::Kept(_) => {
+                    WeightMemory::Kept(_) | WeightMemory::Frozen(_) => {
                         all.set(device, index, &first_values(spec, seed, 0..spec.shape.elements()))?
                     }
                     // The other ranks make the rest.
@@ -172,8 +179,12 @@ impl Params {
             let owned = place.owned;
             let shape = if layout.shard.is_part() { Shape::new(&[owned.elements]) } else { spec.shape };
             let masters = of_memory.masters.map(|masters| masters.view(place.master, shape));
-            let grad = grads.view(place.grad, spec.shape);
+            let grad = place.grad.map(|grad| grads.view(grad, spec.shape));
             match place.memory {
+                WeightMemory::Frozen(_) => {
+                    let weight = of_memory.weights.view(place.weight, spec.shape);
+                    Param { weight, master: weight, owned_weight: None, grad, owned, fp8: None }
+                }
                 WeightMemory::Kept(_) => {
                     let weight = of_memory.weights.view(place.weight, spec.shape);
                     let owned_of = |shape| weight.view(owned.first, shape);
@@ -206,7 +217,8 @@ impl Params {
         // Taken after the upload that checks the number of values.
         let part = || &values[owned.range()];
         match self.layout.params[index].memory {
-            WeightMemory::Kept(DType::F32) => device.upload(&weight, values),
+            WeightMemory::Kept(DType::F32) | WeightMemory::Frozen(DType::F32) => device.upload(&weight, values),
+            WeightMemory::Frozen(_) => device.upload(&weight, &rounded(values)),
             WeightMemory::Kept(_) => {
                 device.upload(&weight, &rounded(values))?;
                 if owned.elements == 0 { Ok(()) } else { device.upload(&master, part()) }
@@ -252,6 +264,7 @@ impl Params {
                     let weights = of_memory.weights.view(bucket.weights_start, [bucket.elements]);
                     (weights, self.layout.shard.of(weights))
                 }
+                WeightMemory::Frozen(_) => unreachable!("a frozen parameter is in no bucket"),
                 WeightMemory::Passing(_) => {
                     let ranks = self.layout.shard.ranks;
                     let owned = of_memory.weights.view(bucket.weights_start / ranks, [bucket.elements / ranks]);
@@ -268,7 +281,11 @@ impl Params {
     /// This rank's part of a bucket whose weights are gathered in 8 bits.
     fn quantized_part(&self, bucket: &Bucket) -> Option<QuantizedPart> {
         let grads = bucket.start..bucket.start + bucket.elements;
-        let members = self.params.iter().zip(&self.layout.params).filter(|(_, place)| grads.contains(&place.grad));
+        let members = self
+            .params
+            .iter()
+            .zip(&self.layout.params)
+            .filter(|(_, place)| place.grad.is_some_and(|grad| grads.contains(&grad)));
         let weights: Vec<OwnedQuantized> = members
             .filter_map(|(param, place)| {
                 let fp8 = param.fp8?;
@@ -298,13 +315,14 @@ impl Params {
     pub fn grad_ranges(&self, chosen: impl Fn(&ParamSpec) -> bool) -> Vec<(usize, Tensor)> {
         let mut ranges: Vec<(usize, usize, usize)> = Vec::new(); // layer, first element, end
         for (spec, place) in self.specs.iter().zip(&self.layout.params).filter(|(spec, _)| chosen(spec)) {
-            let end = place.grad + spec.shape.elements();
+            let Some(start) = place.grad else { continue };
+            let end = start + spec.shape.elements();
             let joins = |&&mut (layer, _, end): &&mut (usize, usize, usize)| {
-                layer == spec.layer && end.next_multiple_of(ALIGNMENT) == place.grad
+                layer == spec.layer && end.next_multiple_of(ALIGNMENT) == start
             };
             match ranges.last_mut().filter(joins) {
                 Some(range) => range.2 = end,
-                None => ranges.push((spec.layer, place.grad, end)),
+                None => ranges.push((spec.layer, start, end)),
             }
         }
         ranges.into_iter().map(|(layer, first, end)| (layer, self.grads.view(first, [end - first]))).collect()
@@ -334,7 +352,13 @@ impl Params {
 
     /// Bytes of those weights that are their own masters.
     pub fn own_master_bytes(&self) -> usize {
-        self.weights.iter().filter(|weights| weights.masters.is_none()).map(|weights| weights.weights.bytes()).sum()
+        let own = |weights: &&Weights| weights.masters.is_none() && !weights.is_frozen();
+        self.weights.iter().filter(own).map(|weights| weights.weights.bytes()).sum()
+    }
+
+    /// Bytes of the weights of frozen parameters.
+    pub fn frozen_bytes(&self) -> usize {
+        self.weights.iter().filter(|weights| weights.is_frozen()).map(|weights| weights.weights.bytes()).sum()
     }
 
     /// Bytes of the master weights that are memory of their own; 0 where all parameters are f32.
@@ -344,6 +368,10 @@ impl Params {
 }
 
 impl Weights {
+    fn is_frozen(&self) -> bool {
+        matches!(self.memory, WeightMemory::Frozen(_))
+    }
+
     /// Allocates the weights of one memory, which have so many elements, and sets them to 0.
     fn allocate(
         device: &Device,
@@ -359,11 +387,13 @@ impl Weights {
         };
         let (dtype, owned) = (memory.dtype(), elements / layout.shard.ranks);
         let (here, mut passing) = match memory {
-            WeightMemory::Kept(_) => (elements, Vec::new()),
+            WeightMemory::Kept(_) | WeightMemory::Frozen(_) => (elements, Vec::new()),
             WeightMemory::Passing(_) => (owned, Vec::with_capacity(PASSING_BUFFERS)),
         };
         let weights = flat("weights", here, dtype)?;
-        let masters = (dtype != DType::F32).then(|| flat("master weights", owned, DType::F32)).transpose()?;
+        let is_frozen = matches!(memory, WeightMemory::Frozen(_));
+        let masters =
+            (dtype != DType::F32 && !is_frozen).then(|| flat("master weights", owned, DType::F32)).transpose()?;
         if let WeightMemory::Passing(_) = memory {
             let buckets = layout.buckets.iter().filter(|bucket| bucket.memory == memory);
             let largest = buckets.map(|bucket| bucket.elements).max().unwrap_or(0);

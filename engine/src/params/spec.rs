@@ -58,6 +58,9 @@ pub struct ParamSpec {
     pub fp8: Option<Fp8>,
     /// Another stage has a copy too. The gradients of both copies are summed, and both stages make the same update.
     pub tied: Option<TiedCopy>,
+    /// It keeps its values: it has no gradient, no master weights and no optimizer state. Gradients pass through its layer to
+    /// the layers before.
+    pub frozen: bool,
 }
 
 impl ParamSpec {
@@ -78,6 +81,7 @@ impl ParamSpec {
             matrices: Vec::new(),
             fp8: None,
             tied: None,
+            frozen: false,
         }
     }
 

@@ -13,6 +13,8 @@ pub enum WeightMemory {
     /// The part that this rank updates. The whole is gathered in a buffer that many parameters share. It is there for a
     /// short time, in which the 8-bit copies are made.
     Passing(DType),
+    /// All, at any time, without masters: nothing updates them.
+    Frozen(DType),
 }
 
 impl WeightMemory {
@@ -20,6 +22,9 @@ impl WeightMemory {
     /// masters. If several ranks divide these they gather the weights, in `spec.dtype` or in 8 bits. The weights of the first
     /// layer are gathered after the update and must last until the next forward, so they stay.
     pub(super) fn of(spec: &ParamSpec, first_layer: usize, shard: OptimizerShard) -> WeightMemory {
+        if spec.frozen {
+            return WeightMemory::Frozen(spec.dtype);
+        }
         match (spec.fp8, shard.is_part()) {
             (Some(fp8), true) if spec.layer > first_layer => {
                 let in_8_bits = fp8.gathers_weights && fp8.recipe.has_one_scale();
@@ -33,7 +38,7 @@ impl WeightMemory {
     /// The type of the weights.
     pub(super) fn dtype(self) -> DType {
         match self {
-            WeightMemory::Kept(dtype) | WeightMemory::Passing(dtype) => dtype,
+            WeightMemory::Kept(dtype) | WeightMemory::Passing(dtype) | WeightMemory::Frozen(dtype) => dtype,
         }
     }
 }

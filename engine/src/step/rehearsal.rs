@@ -19,6 +19,14 @@ impl Stage {
         Ok(())
     }
 
+    /// Records an evaluation step of `microbatches` microbatches alone, for a stage that does not train.
+    ///
+    /// # Errors
+    /// As [`Stage::evaluate`].
+    pub fn record_evaluation(&mut self, microbatches: usize) -> Result<()> {
+        self.graphs.record(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx, Run::Real))
+    }
+
     /// Records a step of `microbatches` microbatches that [measures](Stage::measured_step).
     ///
     /// # Errors
@@ -59,5 +67,16 @@ impl Stage {
             Some(restore) => Ok(restore.restore(&device)?),
             None => Ok(()),
         }
+    }
+
+    /// As [`Stage::rehearse`], of an evaluation step alone.
+    ///
+    /// # Errors
+    /// As [`Stage::evaluate`].
+    pub fn rehearse_evaluation(&mut self, microbatches: usize) -> Result<()> {
+        self.program.inputs.clear(self.device())?;
+        let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
+        self.write_inputs(settings, None)?;
+        self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx, Run::Rehearsal))
     }
 }

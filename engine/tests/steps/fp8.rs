@@ -193,7 +193,7 @@ fn after_a_first_step_that_is_not_finite_training_goes_on_as_without_it() {
             let results: Vec<StepResult> = (1..6).map(|at| step(&mut stage, at)).collect();
             assert!(results.iter().all(|result| result.applied), "{recipe}: {results:?}");
             let (_, param) = stage.params().iter().nth(weight).unwrap();
-            (losses(&results), device.download::<f32>(&param.grad).unwrap())
+            (losses(&results), device.download::<f32>(&param.grad.unwrap()).unwrap())
         };
         let ((clean, expected), (spoiled, found)) = (train(false), train(true));
         for (a, b) in clean.iter().zip(&spoiled) {

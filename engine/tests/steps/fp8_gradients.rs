@@ -74,7 +74,7 @@ fn gradients(kind: Kind, fp8: Option<Fp8>, weights: &[Vec<f32>], before: usize) 
         gradient
     };
     let all = stage.params().iter();
-    all.map(|(spec, param)| (spec.name.clone(), gradient(&spec.name, download(&param.grad)))).collect()
+    all.map(|(spec, param)| (spec.name.clone(), gradient(&spec.name, download(param.grad.as_ref().unwrap())))).collect()
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {

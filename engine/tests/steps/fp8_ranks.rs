@@ -27,7 +27,7 @@ fn train(layout: Layout, own: impl Fn() -> Run + Sync) -> Vec<Trained> {
         let device = run.device();
         let (results, mut stage) = run.train_on(&device);
         let gradient =
-            |param: &Param| device.download::<f32>(&param.grad).unwrap().into_iter().map(f64::from).collect();
+            |param: &Param| device.download::<f32>(&param.grad.unwrap()).unwrap().into_iter().map(f64::from).collect();
         let gradients = stage.params().iter().map(|(spec, param)| (spec.name.clone(), gradient(param))).collect();
         let graphs = stage.graphs().report().graphs;
         let nodes = graphs.iter().flat_map(|graph| &graph.nodes);

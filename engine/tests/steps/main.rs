@@ -14,6 +14,7 @@ mod fp8_counts;
 mod fp8_gradients;
 mod fp8_parity;
 mod fp8_ranks;
+mod frozen;
 mod grad_reduce;
 mod graph_modules;
 mod layouts;

@@ -134,8 +134,8 @@ fn parameters_of_unlike_types_are_updated_together() {
         let params = Params::new(&device, specs, 7, 0, OptimizerShard::whole()).unwrap();
         for (number, (_, param)) in params.iter().enumerate() {
             let value = |at: u64| (noise(number as u64, at) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
-            let grad: Vec<f32> = (0..param.grad.elements() as u64).map(value).collect();
-            device.upload(&param.grad, &grad).unwrap();
+            let grad: Vec<f32> = (0..param.grad.unwrap().elements() as u64).map(value).collect();
+            device.upload(&param.grad.unwrap(), &grad).unwrap();
         }
         let mut areas = Vec::new();
         let mut block = |name, bytes| device.allocate_tensor(&mut areas, name, [bytes], DType::U8).unwrap();

@@ -93,7 +93,7 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
         norms.push(f64::from(result.grad_norm));
         if step == 0 {
             for (spec, param) in stage.params().iter() {
-                let grad = device.download::<f32>(&param.grad).unwrap();
+                let grad = device.download::<f32>(&param.grad.unwrap()).unwrap();
                 grads.insert(spec.name.clone(), grad.into_iter().map(f64::from).collect::<Vec<_>>());
             }
         }

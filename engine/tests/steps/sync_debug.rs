@@ -6,7 +6,7 @@ use std::sync::Arc;
 use device::SyncDebug;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
-use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
+use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRanks, UpdateRule};
 use engine::precision::Precision;
 use engine::step::Stage;
 use engine::step_policy::StepContext;
@@ -62,8 +62,8 @@ impl UpdateRule for Beside {
         &[]
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
-        let (sgd, beside) = (Sgd { momentum: 0.0 }.update(params, control), self.0);
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, ranks: &UpdateRanks) -> Box<Update> {
+        let (sgd, beside) = (Sgd { momentum: 0.0 }.update(params, control, ranks), self.0);
         Box::new(move |cx| {
             if !cx.compute().device().is_tracing() {
                 beside(cx)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use device::ops;
 use engine::graph_options::{GraphOptions, Scope};
 use engine::model::GptShape;
-use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRule};
+use engine::optimizer::{ParamGroup, ParamUpdate, Sgd, StepControl, Update, UpdateRanks, UpdateRule};
 use engine::params::ParamSpec;
 use engine::precision::Precision;
 use engine::regions::Mode;
@@ -109,7 +109,7 @@ impl UpdateRule for HostMomentum {
         Sgd { momentum: 1.0 }.state()
     }
 
-    fn update(&self, params: Vec<ParamUpdate>, control: StepControl) -> Box<Update> {
+    fn update(&self, params: Vec<ParamUpdate>, control: StepControl, _: &UpdateRanks) -> Box<Update> {
         let momentum = self.0.clone();
         let StepControl { control, status } = control;
         Box::new(move |cx| {

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use data::{TOKENIZER_JSON, TOKENS_JSON};
-use device::Tensor;
-use engine::params::{DenseBlock, Param, ParamSpec, TiedCopy};
+use device::{DType, Device, Tensor, bf16};
+use engine::params::{DenseBlock, OwnedRange, Param, ParamSpec, TiedCopy};
 use engine::step::Stage;
 
 use super::manifest::MANIFEST;
@@ -69,7 +69,8 @@ pub(super) struct LocalTensor {
     pub(super) replicated: bool,
     /// The stage has the second copy of a tied parameter; another stage writes it.
     pub(super) tied_replica: bool,
-    /// The elements that this rank updates, with padding rows: f32, from `first` of the stored parameter on.
+    /// The elements that this rank updates, with padding rows: f32, from `first` of the stored parameter on. Of a frozen
+    /// parameter all elements, in the type of its weights.
     pub(super) memory: Tensor,
     pub(super) first: usize,
     /// Elements of the stored parameter.
@@ -77,9 +78,20 @@ pub(super) struct LocalTensor {
 }
 
 impl LocalTensor {
-    /// The memory of an owned block.
-    pub(super) fn values(&self, block: &DenseBlock) -> Tensor {
+    fn memory_of(&self, block: &DenseBlock) -> Tensor {
         self.memory.view(block.start - self.first, [block.elements()])
+    }
+
+    /// The values of an owned block. A frozen parameter may have them in 16 bits.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn values(&self, device: &Device, block: &DenseBlock) -> device::Result<Vec<f32>> {
+        let memory = self.memory_of(block);
+        match memory.dtype {
+            DType::Bf16 => Ok(device.download::<bf16>(&memory)?.into_iter().map(f32::from).collect()),
+            _ => device.download(&memory),
+        }
     }
 }
 
@@ -97,20 +109,20 @@ pub(super) fn names_elsewhere(stage: &Stage) -> Vec<String> {
 /// All tensors of a stage, file by file, in order of declaration.
 pub(super) fn local_tensors(stage: &Stage) -> Vec<LocalTensor> {
     let (params, optimizer) = (stage.params(), stage.optimizer());
+    // What all ranks of a stage that share the batch have alike, one of them writes.
+    let first = params.optimizer_shard().rank == 0;
     let mut all = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate() {
-        all.push(local_tensor(Role::Weights(index), MODEL, spec.name.clone(), (spec, param), param.master));
+        all.push(local_tensor(Role::Weights(index), MODEL, spec.name.clone(), (spec, param), param.master, first));
     }
-    for wanted in optimizer.state_names() {
+    for &wanted in optimizer.state_names() {
         for (index, (spec, param)) in params.iter().enumerate() {
             for (_, memory) in optimizer.state(index).iter().filter(|(name, _)| *name == wanted) {
                 let name = format!("{}.{wanted}", spec.name);
-                all.push(local_tensor(Role::OptimizerState, OPTIMIZER, name, (spec, param), *memory));
+                all.push(local_tensor(Role::OptimizerState, OPTIMIZER, name, (spec, param), *memory, first));
             }
         }
     }
-    // All ranks of a stage that share a layer or the batch have the same values. One of them writes each.
-    let first = params.optimizer_shard().rank == 0;
     for (spec, param) in params.iter() {
         let Some(fp8) = param.fp8 else { continue };
         for (suffix, cell) in MAGNITUDES.into_iter().zip([fp8.input, fp8.grad_output]) {
@@ -148,10 +160,16 @@ fn local_tensor(
     name: String,
     (spec, param): (&ParamSpec, &Param),
     memory: Tensor,
+    first: bool,
 ) -> LocalTensor {
     let blocks = spec.dense_blocks();
     let within = |range: Range<usize>| blocks.iter().flat_map(|block| block.within(range.clone())).collect();
-    let (owned, written) = (within(param.owned.range()), within(param.owned.within(spec.counted())));
+    let range = match spec.frozen {
+        // Nobody updates it, and every rank has all of it.
+        true => OwnedRange { first: 0, elements: if first { spec.shape.elements() } else { 0 } },
+        false => param.owned,
+    };
+    let (owned, written) = (within(range.range()), within(range.within(spec.counted())));
     LocalTensor {
         role,
         file,
@@ -163,7 +181,7 @@ fn local_tensor(
         replicated: spec.shard.is_none(),
         tied_replica: spec.tied == Some(TiedCopy::Replica),
         memory,
-        first: param.owned.first,
+        first: range.first,
         elements: spec.shape.elements(),
     }
 }

@@ -40,7 +40,7 @@ impl<'t> TensorFile<'t> {
         let (mut end, mut infos, mut blocks) = (0, Vec::new(), Vec::new());
         for (tensor, number, block) in written(writers, all).filter(|(tensor, ..)| tensor.file == name) {
             let start = end;
-            end += tensor.values(block).bytes();
+            end += block.elements() * size_of::<f32>();
             let info = TensorInfo { dtype: Dtype::F32, shape: block.sizes.clone(), data_offsets: (start, end) };
             infos.push((key(tensor, number), info));
             blocks.push((tensor, block));
@@ -58,7 +58,7 @@ impl<'t> TensorFile<'t> {
 
     /// Bytes of the file.
     pub(super) fn bytes(&self) -> u64 {
-        let data: usize = self.blocks.iter().map(|(tensor, block)| tensor.values(block).bytes()).sum();
+        let data: usize = self.blocks.iter().map(|(_, block)| block.elements() * size_of::<f32>()).sum();
         (self.header.len() + data) as u64
     }
 
@@ -67,7 +67,7 @@ impl<'t> TensorFile<'t> {
         let mut output = Output::create(folder, &self.name, activity)?;
         output.write(&self.header)?;
         for (tensor, block) in &self.blocks {
-            let values = device.download::<f32>(&tensor.values(block)).map_err(WriteError::Device)?;
+            let values = tensor.values(device, block).map_err(WriteError::Device)?;
             output.write(bytemuck::cast_slice(&values))?;
         }
         output.finish()

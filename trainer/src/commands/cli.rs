@@ -12,6 +12,7 @@ use super::batches::{self, BatchesRequest};
 use super::bench::{self, BenchRequest};
 use super::convert::{self, ConvertRequest};
 use super::doctor::{self, DoctorRequest};
+use super::eval::{self, EvalRequest};
 use super::job::{self, JobFile};
 use super::launch::{self, LaunchRequest};
 use super::plan::{self, PlanRequest};
@@ -46,6 +47,8 @@ pub enum Request {
     Top(PathBuf),
     /// Convert weights.
     Convert(ConvertRequest),
+    /// Evaluate a model.
+    Evaluate(Box<EvalRequest>),
     /// Generate text.
     Sample(SampleRequest),
     /// Start ranks on this machine, each of which does what the request says.
@@ -76,6 +79,7 @@ pub(super) fn command() -> Command {
         .subcommand(configs::command())
         .subcommand(convert::command())
         .subcommand(sample::command())
+        .subcommand(eval::command())
         .subcommand(launch::command())
         .subcommand(supervise::command())
         .subcommand(job::command())
@@ -109,6 +113,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("configs", matches)) => Request::Print(configs::page(matches)?),
         Some(("convert", matches)) => Request::Convert(convert::request(matches)),
         Some(("sample", matches)) => Request::Sample(sample::request(matches)?),
+        Some(("eval", matches)) => Request::Evaluate(Box::new(eval::request(matches)?)),
         Some(("launch", matches)) => ranks_request(launch::request(matches))?,
         Some(("supervise", matches)) => Request::Supervise(supervise::request(matches)?),
         Some(("job", matches)) => Request::Job(job::file(matches)?),
@@ -129,13 +134,15 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
 /// What each of the ranks will do that `launch` starts.
 fn ranks_request(launch: LaunchRequest) -> Result<Request, UserError> {
     match parse(launch.rank_line())? {
-        request @ (Request::Train(_) | Request::Bench(_) | Request::Profile(_) | Request::Doctor(_)) => {
-            Ok(Request::Launch(launch, Box::new(request)))
-        }
+        request @ (Request::Train(_)
+        | Request::Bench(_)
+        | Request::Profile(_)
+        | Request::Evaluate(_)
+        | Request::Doctor(_)) => Ok(Request::Launch(launch, Box::new(request))),
         Request::Print(text) => Ok(Request::Print(text)), // such as --help
         _ => Err(UserError::new(
             format!("launch -- {}", launch.rank_line().nth(1).unwrap_or_default().to_string_lossy()),
-            "ranks train, or run bench, profile or doctor; everything else runs on one process",
+            "ranks train, or run bench, profile, eval or doctor; everything else runs on one process",
             "leave out launch -n ... --",
         )),
     }

@@ -6,7 +6,7 @@ use common::terminal::{print, warn};
 use launch::RankEnv;
 
 use super::cli::{Request, command};
-use super::{batches, convert, doctor, inspect, manual, plan, report, sample, tokenize, top, train};
+use super::{batches, convert, doctor, eval, inspect, manual, plan, report, sample, tokenize, top, train};
 use crate::checkpoint;
 use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
@@ -25,6 +25,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
         Request::Train(request) => train::train(&request, env),
         Request::Bench(request) => train::bench(&request, env, started),
         Request::Profile(request) => train::profile(&request, env),
+        Request::Evaluate(request) => eval::run(&request, env),
         Request::Doctor(request) => doctor::run(request, env),
         Request::Tokenize(request) => {
             refuse_ranks("tokenize", "one process tokenises, on all cores that it may use", "start it without mpirun");
@@ -35,6 +36,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
                 Request::Train(run) => (Some(&run.config), run.config.train.device),
                 Request::Bench(bench) => (Some(&bench.run.config), bench.run.config.train.device),
                 Request::Profile(profile) => (Some(&profile.run.config), profile.run.config.train.device),
+                Request::Evaluate(eval) => (Some(&eval.run.config), eval.run.config.train.device),
                 Request::Doctor(doctor) => (None, doctor.device),
                 _ => (None, DeviceChoice::Host),
             };

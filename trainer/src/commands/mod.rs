@@ -12,6 +12,7 @@ mod completions;
 mod configs;
 mod convert;
 pub mod doctor;
+mod eval;
 mod execute;
 mod inspect;
 mod interruption;

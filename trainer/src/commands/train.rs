@@ -32,8 +32,8 @@ use crate::run::source::{source, source_to_plan};
 /// Trains; returns the exit code. A wrong request ends the process before it touches the device.
 pub(super) fn train(request: &TrainRequest, env: &RankEnv) -> i32 {
     let prepared = prepare(request, false, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    let Prepared { plan, source, .. } = &prepared;
-    start(request, &prepared, env, None, |group, device| {
+    let Prepared { plan, source, accelerator } = &prepared;
+    start(request, (plan, accelerator), env, &[], |group, device| {
         let outcome = crate::run::train(plan, request, group, device, source.clone())?;
         Ok(exit_code(outcome))
     })
@@ -47,8 +47,9 @@ pub(super) fn bench(request: &BenchRequest, env: &RankEnv, started: Instant) -> 
         return train(run, env);
     }
     let prepared = prepare(run, true, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    start(run, &prepared, env, Some(*steps), |group, device| {
-        let result = bench::measure(&prepared.plan, group, device, *steps, started)?;
+    let Prepared { plan, accelerator, .. } = &prepared;
+    start(run, (plan, accelerator), env, &[("bench", steps.to_string())], |group, device| {
+        let result = bench::measure(plan, group, device, *steps, started)?;
         if group.rank == 0 {
             print(&serde_json::to_string_pretty(&result).unwrap_or_default())
                 .map_err(file_error("standard output".into()))?;
@@ -64,8 +65,10 @@ pub(super) fn profile(request: &ProfileRequest, env: &RankEnv) -> i32 {
         return train(&request.run, env);
     }
     let prepared = prepare(&request.run, true, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    start(&request.run, &prepared, env, Some(request.steps), |group, device| {
-        profile::run(request, &prepared.plan, group, device)?;
+    let Prepared { plan, accelerator, .. } = &prepared;
+    let command = [("profile", request.steps.to_string())];
+    start(&request.run, (plan, accelerator), env, &command, |group, device| {
+        profile::run(request, plan, group, device)?;
         Ok(0)
     })
 }
@@ -101,10 +104,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
             .chain(source.notices().iter().map(String::as_str))
             .for_each(|notice| warn(&format!("notice: {notice}")));
     }
-    let filter = EnvFilter::try_new(&request.log).map_err(|error| {
-        let rule = "a filter is a level, or pairs of target=level";
-        UserError::new(format!("--log {}: {error}", request.log), rule, "for example --log info")
-    })?;
+    let filter = log_filter(&request.log)?;
     let logging = &request.config.logging;
     let writes_files = !request.dry_run && !is_bench;
     if writes_files {
@@ -128,15 +128,26 @@ fn check_verifiable(plan: &RunPlan, accelerator: Accelerator) -> Result<(), User
     })
 }
 
-/// Brings all ranks together and does `work`, the same on all of them; returns the exit code.
-fn start(
+/// The log messages to show.
+///
+/// # Errors
+/// What is no filter.
+pub(super) fn log_filter(text: &str) -> Result<EnvFilter, UserError> {
+    EnvFilter::try_new(text).map_err(|error| {
+        let rule = "a filter is a level, or pairs of target=level";
+        UserError::new(format!("--log {text}: {error}"), rule, "for example --log info")
+    })
+}
+
+/// Brings all ranks together and does `work`, the same on all of them; returns the exit code. `command` has the settings of the
+/// command line alone, names and values; they are the same on all ranks.
+pub(super) fn start(
     request: &TrainRequest,
-    prepared: &Prepared,
+    (plan, accelerator): (&RunPlan, &Accelerator),
     env: &RankEnv,
-    bench_steps: Option<usize>,
+    command: &[(&str, String)],
     work: impl FnOnce(&ProcessGroup, &Device) -> Result<i32, RunError>,
 ) -> i32 {
-    let Prepared { plan, accelerator, .. } = prepared;
     let train = &plan.config.train;
     let open = |threads| {
         let exactness = Exactness::new(train.deterministic, plan.config.precision.compute);
@@ -149,8 +160,8 @@ fn start(
     let graph = &plan.config.cuda_graph;
     let overlaps = graph.enable && graph.overlap_microbatches;
     let topology = Topology { grid: parallel.grid, placement, ties_ends: parallel.shares_table, overlaps };
-    let steps = bench_steps.map_or(String::new(), |steps| steps.to_string());
-    let command = [("bench", steps), ("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
+    let every = [("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
+    let command = [command, &every[..]].concat();
     let settings = shared_settings(&plan.config, &command);
     on_all_ranks(env, topology, &settings, train.threads, &plan.watch, open, work)
 }

@@ -87,6 +87,7 @@ impl Layers {
             Kind::Paths if !text.starts_with(['"', '[']) => unquoted(),
             Kind::Integers if !text.starts_with('[') => literal(&format!("[{text}]")).unwrap_or_else(unquoted),
             Kind::Choices(_) => Value::Array(listed(option.key, text)),
+            Kind::Texts if !text.starts_with("[\"") => Value::Array(vec![unquoted()]),
             _ => literal(text).unwrap_or_else(unquoted),
         };
         self.flags.insert(option.key, checked(option, value, origin)?);
@@ -203,6 +204,10 @@ fn checked(option: &OptionSpec, value: Value, origin: &str) -> Result<Value, Use
         }
         Kind::Integers => value.as_array().is_some_and(|items| items.iter().all(natural)),
         Kind::Floats => value.as_array().is_some_and(|items| items.iter().all(Value::is_float)),
+        Kind::Texts => {
+            let text = |item: &Value| item.as_str().is_some_and(|text| !text.trim().is_empty());
+            value.as_array().is_some_and(|items| items.iter().all(text))
+        }
         Kind::Paths => {
             let path = |item: &Value| item.as_str().is_some_and(|path| !path.trim().is_empty());
             let item = |item: &Value| path(item) || item.is_float() || item.is_integer();

@@ -7,6 +7,7 @@
 pub mod batch_plan;
 pub(crate) mod checks;
 mod fp8_plan;
+pub mod freeze_plan;
 pub mod graph_plan;
 mod layers;
 pub mod learning_rate;

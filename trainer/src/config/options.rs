@@ -32,6 +32,8 @@ pub enum Kind {
     Integers,
     /// Numbers.
     Floats,
+    /// Texts, none of them empty. The flag takes several values.
+    Texts,
     /// A path, or a list of paths, or of weights and paths. The flag takes several values.
     Paths,
 }
@@ -48,6 +50,7 @@ impl Kind {
             Kind::Choices(words) => format!("a list of any of {}", words.join(", ")),
             Kind::Integers => "a list of whole numbers".into(),
             Kind::Floats => "a list of numbers".into(),
+            Kind::Texts => "a list of texts, none of them empty".into(),
             Kind::Paths => "a path, a list of paths, or a list of weights and paths in turn".into(),
         }
     }
@@ -149,6 +152,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.muon_num_ns_steps", "muon-num-ns-steps", &[], "5", Kind::Integer, "muon: Newton-Schulz iterations that make a matrix orthogonal"),
     option("optimizer.weight_decay", "weight-decay", &[], "0.1", Kind::Float, "Weight decay of matrices. Biases and norms have none"),
     option("optimizer.decay_embeddings", "decay-embeddings", &[], "true", Kind::Bool, "Tables of tokens and positions have weight decay, as other matrices do"),
+    option("optimizer.freeze", "freeze", &[], "[]", Kind::Texts, "Parameters that keep their values: patterns of names, such as \"wte.*\" or \"h.[0-3].*\", with *, ? and [ ] as in a shell. They need no gradients, no master weights and no optimizer state"),
     option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
 
     option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(Precision::WORDS), "Type of weights and activations in layers. Master weights are f32. tf32 is f32 with faster, less exact products on a GPU"),

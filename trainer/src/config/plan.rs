@@ -8,6 +8,7 @@ use parallel::Axis;
 
 use crate::config::batch_plan::BatchPlan;
 use crate::config::checks::{at_least, at_most, within};
+use crate::config::freeze_plan::FrozenNames;
 use crate::config::graph_plan::graph_options;
 pub use crate::config::model_plan::ModelPlan;
 use crate::config::model_plan::{check_model_magnitudes, model_plan};
@@ -34,6 +35,8 @@ pub struct RunPlan {
     pub batch: BatchPlan,
     /// What updates the weights.
     pub optimizer: OptimizerPlan,
+    /// What it leaves as it is.
+    pub frozen: FrozenNames,
     /// How steps are captured.
     pub graphs: GraphOptions,
     /// When the model is evaluated; `None` for never.
@@ -101,6 +104,7 @@ impl RunPlan {
         let watch = watch_settings(&config.parallel)?;
         let optimizer =
             OptimizerPlan::new(&config.optimizer, config.precision.compute.activations(), config.train.steps)?;
+        let frozen = FrozenNames::new(&config.optimizer.freeze, &model)?;
         let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
         Ok(RunPlan {
             steps: config.train.steps,
@@ -110,6 +114,7 @@ impl RunPlan {
             parallel,
             batch,
             optimizer,
+            frozen,
             graphs,
             evaluation,
             watch,

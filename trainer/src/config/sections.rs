@@ -198,6 +198,7 @@ section!(OptimizerConfig {
     muon_num_ns_steps: usize,
     weight_decay: f64,
     decay_embeddings: bool,
+    freeze: Vec<String>,
     clip: f64,
 });
 

@@ -83,8 +83,12 @@ fn fp8(config: &RunConfig) -> String {
 
 fn weights(plan: &RunPlan, stage: &Stage) -> String {
     let (params, compute) = (stage.params(), plan.config.precision.compute);
-    let (grads, weights) = (bytes(params.grads.bytes()), params.weight_bytes());
-    match (params.master_bytes(), params.optimizer_shard().ranks) {
+    let frozen = match params.frozen_bytes() {
+        0 => String::new(),
+        frozen => format!(", {} frozen", bytes(frozen)),
+    };
+    let (grads, weights) = (bytes(params.grads.bytes()), params.weight_bytes() - params.frozen_bytes());
+    let trained = match (params.master_bytes(), params.optimizer_shard().ranks) {
         (0, 1) => format!("{} master, {grads} main_grad", bytes(weights)),
         (0, ranks) => format!("{}, 1/{ranks} of them master, {grads} main_grad", bytes(weights)),
         (master, _) => {
@@ -96,7 +100,8 @@ fn weights(plan: &RunPlan, stage: &Stage) -> String {
             let (masters, weights) = (bytes(master + own), bytes(weights - own));
             format!("{masters} master, {grads} main_grad, {weights} {compute}{eight_bit}")
         }
-    }
+    };
+    trained + &frozen
 }
 
 fn optimizer(plan: &RunPlan, stage: &Stage) -> String {

@@ -4,6 +4,7 @@ pub mod accelerator;
 pub mod auto_scope;
 mod cheaper;
 pub mod consistency;
+pub mod evaluate;
 mod host_memory;
 pub mod output_files;
 pub mod random;

@@ -31,7 +31,10 @@ pub fn stage(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<St
         verify::check_memory(plan, device, group, &stage)?;
     }
     if device.gpu().is_some() && !device.is_dry() && plan.parallel.grid.size(Axis::Pipeline) > 1 {
-        stage.rehearse(&plan.batch.microbatch_counts(), plan.evaluation.is_some())?;
+        match plan.frozen.are_all() {
+            true => stage.rehearse_evaluation(plan.batch.microbatches())?,
+            false => stage.rehearse(&plan.batch.microbatch_counts(), plan.evaluation.is_some())?,
+        }
         device.synchronize()?;
     }
     Ok(stage)
@@ -142,15 +145,18 @@ pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGro
         graphs: plan.graphs.clone(),
     };
     let architecture = plan.model.part(tensor, plan.layers(group.rank));
+    let architecture = architecture.freeze(|name| plan.frozen.has(name));
     let groups = StageGroups { data_parallel: group.data.clone(), pipeline: group.pipeline.clone() };
     let mut stage = Stage::new(device, &architecture, options, groups)?;
-    for (at, microbatches) in plan.batch.microbatch_counts().into_iter().enumerate() {
+    if plan.frozen.are_all() {
+        stage.record_evaluation(plan.batch.microbatches())?;
+    }
+    let trained = if plan.frozen.are_all() { Vec::new() } else { plan.batch.microbatch_counts() };
+    for (at, &microbatches) in trained.iter().enumerate() {
         stage.record(microbatches, at == 0 && plan.evaluation.is_some())?;
     }
     if plan.measures_fp8() {
-        for microbatches in plan.batch.microbatch_counts() {
-            stage.record_measured(microbatches)?;
-        }
+        trained.iter().try_for_each(|&microbatches| stage.record_measured(microbatches))?;
     }
     stage.graphs().allocate()?;
     let control = group.control.clone();

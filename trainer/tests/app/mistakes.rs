@@ -82,6 +82,11 @@ const FLAGS: &[(&str, &[&str])] = &[
     ),
     ("bench --data-path x --attention true", &["--attention true", "equals sign", "write --attention=true"]),
     ("--bf16 false --steps 1", &["--bf16 false", "leave --bf16 out"]),
+    (
+        "--freeze wte.*  h.7.*",
+        &["optimizer.freeze = \"h.7.*\" matches no parameter", "they begin with h, ln_f, wpe, wte"],
+    ),
+    ("--freeze *", &["matches all", "a run trains at least one parameter", "trainer eval"]),
     // Megatron's flags and words that are others here.
     ("--steps 1 --fp16", &["--fp16 is not supported", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),
     (

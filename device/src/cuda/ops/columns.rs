@@ -47,15 +47,29 @@ pub(super) fn add_partial(
     accumulate: bool,
     queue: &Queue<'_>,
 ) -> Result<()> {
+    add_partial_at(queue.scratch, chunks, outputs, accumulate, queue)
+}
+
+/// As [`add_partial`], of partial sums at another address.
+pub(super) fn add_partial_at(
+    partial: u64,
+    chunks: usize,
+    outputs: [Option<Tensor>; 3],
+    accumulate: bool,
+    queue: &Queue<'_>,
+) -> Result<()> {
     let mut present = outputs.into_iter().flatten();
     let [first, second, third] = [present.next(), present.next(), present.next()];
+    if first.is_none() {
+        return Ok(());
+    }
     let columns = first.map_or(0, |output| output.elements());
     let count = [first, second, third].iter().flatten().count();
     queue.launch(
         "add_partial_columns",
         Grid { blocks: (columns.div_ceil(32) as u32, count as u32, 1), threads: 1024, shared: 0 },
         &[
-            Arg::Pointer(queue.scratch),
+            Arg::Pointer(partial),
             first.into(),
             second.into(),
             third.into(),

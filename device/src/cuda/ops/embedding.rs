@@ -4,7 +4,7 @@ use super::shape::{LoadWidth, THREADS, over_rows};
 use crate::cuda::Queue;
 use crate::cuda::kernels::{Arg, Grid};
 use crate::ops::{Embedding, EmbeddingBackward};
-use crate::{DType, Result};
+use crate::{DType, Result, Tensor};
 
 /// See [`Embedding`].
 pub(super) fn embedding(op: &Embedding, queue: &Queue<'_>) -> Result<()> {
@@ -55,7 +55,7 @@ fn next_count(count: usize) -> usize {
 
 impl Scratch {
     fn new(op: &EmbeddingBackward) -> Scratch {
-        let (count, hidden) = (op.tokens.elements(), op.grad_table.shape.last());
+        let (count, hidden) = (op.tokens.elements(), op.grad_output.shape.last());
         let mut bytes = 0;
         let mut part = |size: usize| {
             let start = bytes;
@@ -84,14 +84,23 @@ pub(super) fn embedding_backward(op: &EmbeddingBackward, queue: &Queue<'_>) -> R
     if count == 0 {
         return Ok(());
     }
+    if let Some(table) = &op.grad_table {
+        table_gradient(op, table, queue)?;
+    }
+    positions(op, queue)
+}
+
+fn table_gradient(op: &EmbeddingBackward, grad_table: &Tensor, queue: &Queue<'_>) -> Result<()> {
+    let count = op.tokens.elements();
     let scratch = Scratch::new(op);
     let at = |part: usize| queue.scratch + part as u64;
-    let sorted = sort(op, &scratch, queue)?;
-    let hidden = op.grad_table.shape.last();
+    let vocab = grad_table.shape.rows();
+    let sorted = sort(op, vocab, &scratch, queue)?;
+    let hidden = grad_table.shape.last();
     // First the sorted list with the gradient's rows, then the lists made from it with f32 rows.
     let (mut list, mut rows, mut dtype, mut count) = (sorted, op.grad_output.address, op.grad_output.dtype, count);
     for next in (0..2).cycle() {
-        let load = if rows.is_multiple_of(16) { LoadWidth::of(hidden, [op.grad_table]) } else { LoadWidth::Scalar };
+        let load = if rows.is_multiple_of(16) { LoadWidth::of(hidden, [*grad_table]) } else { LoadWidth::Scalar };
         let load = if hidden.is_multiple_of(load.values(dtype)) { load } else { LoadWidth::Scalar };
         let chunks = count.div_ceil(CHUNK);
         let packs = hidden / load.values(dtype);
@@ -105,10 +114,10 @@ pub(super) fn embedding_backward(op: &EmbeddingBackward, queue: &Queue<'_>) -> R
                 Arg::Pointer(rows),
                 Arg::Pointer(at(scratch.lists[next])),
                 Arg::Pointer(at(scratch.rows[next])),
-                op.grad_table.into(),
+                (*grad_table).into(),
                 Arg::U32(count as u32),
                 Arg::U32(hidden as u32),
-                Arg::U32(op.grad_table.shape.rows() as u32),
+                Arg::U32(vocab as u32),
             ],
         )?;
         if chunks == 1 {
@@ -116,12 +125,12 @@ pub(super) fn embedding_backward(op: &EmbeddingBackward, queue: &Queue<'_>) -> R
         }
         (list, rows, dtype, count) = (at(scratch.lists[next]), at(scratch.rows[next]), DType::F32, next_count(count));
     }
-    positions(op, queue)
+    Ok(())
 }
 
 /// Sorts the tokens with their positions and returns the address of the pairs.
-fn sort(op: &EmbeddingBackward, scratch: &Scratch, queue: &Queue<'_>) -> Result<u64> {
-    let (count, vocab) = (op.tokens.elements(), op.grad_table.shape.rows());
+fn sort(op: &EmbeddingBackward, vocab: usize, scratch: &Scratch, queue: &Queue<'_>) -> Result<u64> {
+    let count = op.tokens.elements();
     let counts = queue.scratch + scratch.counts as u64;
     let [mut from, mut to] = scratch.pairs.map(|part| queue.scratch + part as u64);
     let number = Arg::U32(count as u32);
@@ -146,7 +155,7 @@ fn sort(op: &EmbeddingBackward, scratch: &Scratch, queue: &Queue<'_>) -> Result<
 
 fn positions(op: &EmbeddingBackward, queue: &Queue<'_>) -> Result<()> {
     let Some(grad_positions) = op.grad_positions else { return Ok(()) };
-    let (seq, hidden, dtype) = (op.tokens.shape.last(), op.grad_table.shape.last(), op.grad_output.dtype);
+    let (seq, hidden, dtype) = (op.tokens.shape.last(), op.grad_output.shape.last(), op.grad_output.dtype);
     let load = LoadWidth::of(hidden, [op.grad_output, grad_positions]);
     let grid = over_rows(seq, hidden / load.values(dtype), queue);
     queue.launch(

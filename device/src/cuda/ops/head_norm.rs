@@ -1,6 +1,6 @@
 //! Normalisation of queries and keys, head by head.
 
-use super::columns::add_partial;
+use super::columns::{add_partial, add_partial_at};
 use super::shape::{LoadWidth, THREADS};
 use crate::cuda::Queue;
 use crate::cuda::kernels::Grid;
@@ -73,12 +73,17 @@ pub(super) fn head_norm_backward(op: &HeadNormBackward, queue: &Queue<'_>) -> Re
     let blocks = shape.blocks(op.input.shape.rows() * op.heads, BACKWARD_BLOCKS, queue);
     let grid = Grid { blocks: (blocks as u32, 2, 1), threads: THREADS as u32, shared: 0 };
     queue.launch_block(&shape.load.kernel("head_norm_backward", dtype), grid, &block)?;
-    add_partial(blocks, [Some(op.grad_query_weight), Some(op.grad_key_weight), None], op.accumulate, queue)
+    let at = |kind: usize| queue.scratch + (kind * blocks * sizes.dim * DType::F32.size()) as u64;
+    match [op.grad_query_weight, op.grad_key_weight] {
+        // The sums of keys come after those of queries, whether these are wanted or not.
+        [None, keys] => add_partial_at(at(1), blocks, [keys, None, None], op.accumulate, queue),
+        [queries, keys] => add_partial(blocks, [queries, keys, None], op.accumulate, queue),
+    }
 }
 
 /// Scratch for the partial sums of [`head_norm_backward`]: as many rows as it may have, of queries and of keys.
 pub(super) fn scratch_bytes(op: &HeadNormBackward, multiprocessors: usize) -> usize {
-    2 * BACKWARD_BLOCKS * multiprocessors * op.grad_query_weight.bytes()
+    2 * BACKWARD_BLOCKS * multiprocessors * op.query_weight.elements() * DType::F32.size()
 }
 
 impl HeadNormBlock {

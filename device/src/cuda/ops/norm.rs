@@ -117,8 +117,8 @@ struct NormBackwardBlock {
     partial: u64,
     rows: u32,
     hidden: u32,
+    with_weight: u32,
     with_bias: u32,
-    reserved: u32,
 }
 
 impl RowShape {
@@ -154,8 +154,8 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
         partial: queue.scratch,
         rows: rows as u32,
         hidden: hidden as u32,
+        with_weight: op.grad_weight.is_some().into(),
         with_bias: op.grad_bias.is_some().into(),
-        reserved: 0,
     };
     if let RowShape::Any = shape {
         // First, since `grad_input` may overwrite `grad_residual`.
@@ -166,11 +166,11 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
         queue.launch_block(&format!("norm_backward_columns_{dtype}"), columns, &block)?;
         let grid = Grid::line(rows.min(queue.multiprocessors() * 8), 256);
         queue.launch_block(&shape.kernel("norm_backward", dtype), grid, &block)?;
-        return add_partial(blocks, [Some(op.grad_weight), op.grad_bias, None], op.accumulate, queue);
+        return add_partial(blocks, [op.grad_weight, op.grad_bias, None], op.accumulate, queue);
     }
     let name = if op.grad_residual_sums.is_some() { "norm_backward_sums" } else { "norm_backward" };
     queue.launch_block(&shape.kernel(name, dtype), Grid::line(blocks, shape.threads() as u32), &block)?;
-    add_partial(blocks, [Some(op.grad_weight), op.grad_bias, op.grad_residual_sums], op.accumulate, queue)
+    add_partial(blocks, [op.grad_weight, op.grad_bias, op.grad_residual_sums], op.accumulate, queue)
 }
 
 /// The sums of `grad_residual` as a separate operation.
@@ -184,7 +184,7 @@ pub(super) fn scratch_bytes(op: &NormBackward, multiprocessors: usize) -> usize 
     let (rows, hidden, dtype) = (op.input.shape.rows(), op.input.shape.last(), op.input.dtype);
     let with_sums = op.grad_residual_sums.is_some();
     let blocks = |shape: RowShape| shape.backward_blocks(rows, with_sums, multiprocessors);
-    let sums = 1 + usize::from(op.grad_bias.is_some()) + usize::from(with_sums);
+    let sums = [op.grad_weight, op.grad_bias, op.grad_residual_sums].iter().flatten().count();
     let most = blocks(RowShape::of(hidden, dtype, [])).max(blocks(RowShape::Any));
     let separate = residual_sums(op).map_or(0, |sums| columns::scratch_bytes(&sums, multiprocessors));
     (sums * most * hidden * DType::F32.size()).max(separate)

@@ -126,6 +126,8 @@ pub struct Run {
     pub learning_rate: f32,
     /// Other parameter groups than the kind's own.
     pub groups: Option<Vec<ParamGroup>>,
+    /// Which parameters keep their values, by name.
+    pub frozen: fn(&str) -> bool,
 }
 
 /// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
@@ -160,6 +162,7 @@ impl Run {
             clip: 1.0,
             learning_rate: 1e-2,
             groups: None,
+            frozen: |_| false,
         }
     }
 
@@ -203,7 +206,7 @@ impl Run {
             graphs: self.graphs.clone(),
         };
         let groups = StageGroups { data_parallel: self.group.clone(), pipeline: self.pipeline.clone() };
-        Stage::new(device, &architecture, options, groups).unwrap()
+        Stage::new(device, &architecture.freeze(self.frozen), options, groups).unwrap()
     }
 
     /// This rank's settings for a step.

@@ -68,6 +68,7 @@ pub(crate) fn with_run_flags(mut command: Command) -> Command {
             Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
             // As in Megatron: --data-path 0.3 A 0.7 B.
             Kind::Paths => arg.num_args(1..).value_name("PATHS"),
+            Kind::Texts => arg.num_args(1..).value_name("PATTERNS"),
             // As in Megatron: --rampup-batch-size 16 16 100000.
             Kind::Integers | Kind::Floats => arg.num_args(1..).value_name("VALUES").allow_negative_numbers(true),
             // As in Megatron: --cuda-graph-modules attn mlp.
@@ -171,7 +172,7 @@ fn layers(matches: &ArgMatches, preset: &[(&str, &str)]) -> Result<Layers, UserE
         match texts[..] {
             [] => {}
             [text] => layers.set(option.key, text, &format!("--{}", option.flag))?,
-            _ if option.kind != Kind::Paths => {
+            _ if !matches!(option.kind, Kind::Paths | Kind::Texts) => {
                 let list = texts.iter().map(|text| text.as_str()).collect::<Vec<_>>().join(", ");
                 layers.set(option.key, &format!("[{list}]"), &format!("--{}", option.flag))?;
             }

@@ -303,7 +303,7 @@ fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
                         grad_output,
                         grad_residual,
                         grad_input: b.output(shape, dtype)?,
-                        grad_weight,
+                        grad_weight: Some(grad_weight),
                         grad_bias,
                         grad_residual_sums,
                         accumulate: with_residual,
@@ -381,8 +381,8 @@ fn head_norms(s: Sizes, turns: bool, dtype: DType, add: AddTrial<'_>) {
                 query_weight: b.input([head_dim], dtype)?,
                 key_weight: b.input([head_dim], dtype)?,
                 table,
-                grad_query_weight: b.input([head_dim], DType::F32)?,
-                grad_key_weight: b.input([head_dim], DType::F32)?,
+                grad_query_weight: Some(b.input([head_dim], DType::F32)?),
+                grad_key_weight: Some(b.input([head_dim], DType::F32)?),
                 heads,
                 kv_heads,
                 eps: 1e-6,
@@ -421,7 +421,8 @@ fn ends(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             let grad_output = b.input([batch, seq, hidden], dtype)?;
             let grad_table = b.input([padded_vocab, hidden], DType::F32)?;
             let grad_positions = Some(b.input([seq + 3, hidden], DType::F32)?);
-            Ok(EmbeddingBackward { tokens, grad_output, grad_table, first_token: 0, grad_positions }.into())
+            Ok(EmbeddingBackward { tokens, grad_output, grad_table: Some(grad_table), first_token: 0, grad_positions }
+                .into())
         }),
     );
     if dtype == DType::F32 {

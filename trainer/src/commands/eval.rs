@@ -1,0 +1,149 @@
+//! `trainer eval`: the loss of a model on data sets.
+
+use std::path::{Path, PathBuf};
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use common::UserError;
+use common::terminal::{print, warn};
+use data::{DataConfig, Paths, TOKENIZER_JSON};
+use launch::RankEnv;
+
+use super::args::{positional, sets_option, text, train_request, with_run_flags};
+use super::train::{log_filter, start};
+use crate::checkpoint::{MANIFEST, newest_in};
+use crate::config::freeze_plan::FrozenNames;
+use crate::config::plan::{EvaluationPlan, ModelPlan, RunPlan};
+use crate::config::request::TrainRequest;
+use crate::config::{Fp8Choice, Layers, by_key};
+use crate::error::file_error;
+use crate::report::logs;
+use crate::run::accelerator::Accelerator;
+use crate::run::evaluate::{EvaluationSet, evaluate};
+use crate::run::ranks::refuse;
+
+/// A model to evaluate, and on what.
+#[derive(Clone, Debug)]
+pub struct EvalRequest {
+    /// The settings of a run that starts from the model.
+    pub run: TrainRequest,
+    /// The data sets.
+    pub data: Vec<String>,
+    /// The largest number of samples of each; `None` for all.
+    pub samples: Option<u64>,
+}
+
+pub(super) fn command() -> Command {
+    let model = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
+    let data =
+        "Data sets: files of text, JSON lines, Parquet or tokens, or folders of them. Each has a loss of its own";
+    let eval = Command::new("eval")
+        .about(
+            "Prints the loss and perplexity of a model on data sets. Takes the flags of a training run, after the data",
+        )
+        .arg(positional("MODEL", model))
+        .arg(Arg::new("DATA").num_args(1..).required(true).value_parser(NonEmptyStringValueParser::new()).help(data))
+        .arg(
+            Arg::new("samples")
+                .long("samples")
+                .value_name("N")
+                .value_parser(value_parser!(u64).range(1..))
+                .help("Largest number of samples of each data set. If not given: all"),
+        );
+    with_run_flags(eval)
+}
+
+/// The evaluation that a command line asks for.
+///
+/// # Errors
+/// Everything that is wrong with the flags; a folder without a model; a flag that names what the arguments name.
+pub(super) fn request(matches: &ArgMatches) -> Result<EvalRequest, UserError> {
+    let model = PathBuf::from(text(matches, "MODEL").unwrap_or_default());
+    for (key, argument) in [("model.init_from", "MODEL"), ("data.path", "DATA"), ("data.validation_path", "DATA")] {
+        if sets_option(matches, key) {
+            let rule = format!("the argument {argument} names it: trainer eval MODEL DATA...");
+            return Err(UserError::new(format!("eval with {key}"), rule, format!("leave out {key}")));
+        }
+    }
+    let is_model = ["config.json", "config.toml", MANIFEST].iter().any(|name| model.join(name).exists());
+    let model = if is_model { model } else { newest_in(&model)? };
+    let preset = preset(&model)?;
+    let preset: Vec<(&str, &str)> = preset.iter().map(|(key, value)| (&**key, &**value)).collect();
+    Ok(EvalRequest {
+        run: train_request(matches, &preset)?,
+        data: matches.get_many::<String>("DATA").into_iter().flatten().cloned().collect(),
+        samples: matches.get_one("samples").copied(),
+    })
+}
+
+/// The options that follow from the model: where it is, and its run's precision and tokenizer.
+fn preset(model: &Path) -> Result<Vec<(String, String)>, UserError> {
+    let folder = model.display().to_string();
+    let mut preset = vec![("model.init_from".to_string(), folder.clone()), ("cuda_graph.enable".into(), "true".into())];
+    let config = model.join("config.toml");
+    if config.exists() && !model.join("config.json").exists() {
+        let mut layers = Layers::default();
+        layers.read_file(&config)?;
+        let run = toml::Table::try_from(layers.resolve()).unwrap_or_default();
+        let kept = |key: &str| ["precision.compute", "data.end_of_text", "data.text_key"].contains(&key);
+        let all = by_key(run).into_iter().filter(|(key, _)| kept(key));
+        preset.extend(all.map(|(key, value)| (key, value.to_string())));
+    }
+    if model.join(TOKENIZER_JSON).exists() {
+        preset.push(("data.tokenizer".into(), folder));
+    }
+    Ok(preset)
+}
+
+/// Evaluates on all ranks; returns the exit code. A wrong request ends the process before it touches the device.
+pub(super) fn run(request: &EvalRequest, env: &RankEnv) -> i32 {
+    let prepared = prepare(request, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
+    let (plan, sets, accelerator) = &prepared;
+    let command = [("eval", format!("{} data sets, {:?} samples", sets.len(), request.samples))];
+    start(&request.run, (plan, accelerator), env, &command, |group, device| {
+        let results = evaluate(plan, group, device, sets, request.samples)?;
+        for result in results.iter().flatten().filter(|_| group.rank == 0) {
+            let line = serde_json::to_string(result).unwrap_or_default();
+            print(&line).map_err(file_error("standard output".into()))?;
+        }
+        match results {
+            None if !device.is_dry() && group.rank == 0 => warn("asked to end: stops before all data were evaluated"),
+            _ => {}
+        }
+        Ok(0)
+    })
+}
+
+fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<EvaluationSet>, Accelerator), UserError> {
+    let mut plan = RunPlan::new(request.run.config.clone(), env.world_size)?;
+    let precision = &plan.config.precision;
+    if precision.fp8 != Fp8Choice::None && precision.fp8_recipe.keeps_magnitudes() {
+        return Err(UserError::new(
+            format!("eval with precision.fp8_recipe = \"{}\"", precision.fp8_recipe),
+            "its scales follow from earlier training steps",
+            "set precision.fp8_recipe = \"tensorwise\", or leave precision.fp8 out",
+        ));
+    }
+    plan.frozen = FrozenNames::all();
+    plan.evaluation = Some(EvaluationPlan { interval: 1, batches: 1 });
+    let sets = request.data.iter().map(|name| set(&plan, name)).collect::<Result<Vec<_>, _>>()?;
+    let accelerator = Accelerator::choose(plan.config.train.device, env)?;
+    if env.rank == 0 {
+        let of_data = sets.iter().flat_map(|set| &set.source.notices);
+        request.run.notices.iter().chain(of_data).for_each(|notice| warn(&format!("notice: {notice}")));
+    }
+    logs::start(log_filter(&request.run.log)?, None, env.rank)?;
+    Ok((plan, sets, accelerator))
+}
+
+fn set(plan: &RunPlan, name: &str) -> Result<EvaluationSet, UserError> {
+    let ModelPlan::Gpt(shape) = &plan.model else {
+        let rule = "eval is for models of text";
+        return Err(UserError::new("model.kind = \"mlp\"", rule, "name the folder of a gpt"));
+    };
+    let path = Paths::One(name.into());
+    let data = DataConfig { split: 1.0, ..plan.config.data.clone() };
+    let source = data::open(&path, &data, shape.seq, shape.vocab)
+        .map_err(|error| UserError { what: error.what.replace("data.path = ", "eval: DATA = "), ..error })?;
+    Ok(EvaluationSet { name: name.into(), source })
+}

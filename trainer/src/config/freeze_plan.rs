@@ -1,0 +1,124 @@
+//! Which parameters keep their values.
+
+use std::collections::BTreeSet;
+
+use common::{UserError, nearest};
+use glob::Pattern;
+
+use crate::config::model_plan::ModelPlan;
+
+/// The names of the parameters that keep their values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FrozenNames {
+    names: BTreeSet<String>,
+    all: bool,
+}
+
+impl FrozenNames {
+    /// The parameters of `model` whose names match any of the `patterns` of `optimizer.freeze`.
+    ///
+    /// # Errors
+    /// What is no pattern; a pattern that matches nothing; nothing left to train.
+    pub(crate) fn new(patterns: &[String], model: &ModelPlan) -> Result<FrozenNames, UserError> {
+        if patterns.is_empty() {
+            return Ok(FrozenNames::default());
+        }
+        let all: Vec<String> = model.architecture().specs.into_iter().map(|spec| spec.name).collect();
+        let mut frozen = BTreeSet::new();
+        for text in patterns {
+            let pattern = Pattern::new(text).map_err(|error| {
+                UserError::new(
+                    format!("optimizer.freeze = {text:?}: {error}"),
+                    "a pattern has *, ? and [ ] as in a shell",
+                    "for example optimizer.freeze = [\"h.[0-3].*\"]",
+                )
+            })?;
+            let mut matched = all.iter().filter(|name| pattern.matches(name)).peekable();
+            if matched.peek().is_none() {
+                return Err(matches_nothing(text, &all));
+            }
+            frozen.extend(matched.cloned());
+        }
+        if frozen.len() == all.len() {
+            return Err(UserError::new(
+                format!("optimizer.freeze = {patterns:?} matches all {} parameters", all.len()),
+                "a run trains at least one parameter",
+                "freeze fewer parameters; `trainer eval` computes losses without training",
+            ));
+        }
+        Ok(FrozenNames { names: frozen, all: false })
+    }
+
+    /// Whether the parameter of that name keeps its values.
+    pub fn has(&self, name: &str) -> bool {
+        self.all || self.names.contains(name)
+    }
+
+    /// Those of a run that does not train.
+    pub fn all() -> FrozenNames {
+        FrozenNames { names: BTreeSet::new(), all: true }
+    }
+
+    /// Whether these are all, so that the run does not train.
+    pub fn are_all(&self) -> bool {
+        self.all
+    }
+}
+
+/// The error for a pattern without a match, with parameters of similar names.
+fn matches_nothing(pattern: &str, all: &[String]) -> UserError {
+    let plain: String = pattern.chars().filter(|c| !"*?[]".contains(*c)).collect();
+    // Without a similar name, one that begins alike.
+    let alike = |name: &&String| name.bytes().zip(plain.bytes()).take_while(|(a, b)| a == b).count();
+    let begins = all.iter().max_by_key(alike).map_or("", String::as_str);
+    let near = nearest(&plain, all.iter().map(String::as_str)).unwrap_or(begins);
+    let parts: BTreeSet<&str> = all.iter().map(|name| name.split('.').next().unwrap_or(name)).collect();
+    let parts: Vec<&str> = parts.into_iter().collect();
+    UserError::new(
+        format!("optimizer.freeze = {pattern:?} matches no parameter"),
+        format!("names are such as {near}; they begin with {}", parts.join(", ")),
+        format!("for example optimizer.freeze = [\"{near}\"]"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+    use crate::config::model_plan::model_plan;
+
+    fn names(patterns: &[&str]) -> Result<FrozenNames, UserError> {
+        let mut layers = Layers::default();
+        layers.set("model.layers", "12", "test").unwrap();
+        let model = model_plan(&layers.resolve()).unwrap();
+        FrozenNames::new(&patterns.iter().map(|text| text.to_string()).collect::<Vec<_>>(), &model)
+    }
+
+    #[test]
+    fn patterns_are_those_of_a_shell_over_the_names_of_parameters() {
+        let frozen = names(&["w?e.*", "h.[0-3].*", "h.1[01].mlp.c_fc.weight"]).unwrap();
+        for (name, is_frozen) in [
+            ("wte.weight", true),
+            ("wpe.weight", true),
+            ("h.0.attn.c_attn.bias", true),
+            ("h.3.ln_1.weight", true),
+            ("h.4.ln_1.weight", false),
+            ("h.10.mlp.c_fc.weight", true),
+            ("h.10.mlp.c_fc.bias", false),
+            ("h.9.mlp.c_fc.weight", false),
+            ("ln_f.weight", false),
+        ] {
+            assert_eq!(frozen.has(name), is_frozen, "{name}");
+        }
+        assert_eq!(names(&[]).unwrap(), FrozenNames::default());
+    }
+
+    #[test]
+    fn patterns_that_match_nothing_or_everything_are_refused() {
+        let error = names(&["wte.*", "h.0.attn.q_proj.*"]).unwrap_err().to_string();
+        assert!(error.contains("\"h.0.attn.q_proj.*\" matches no parameter"), "{error}");
+        assert!(error.contains("h.0.attn.c_proj") && error.contains("begin with h, ln_f, wpe, wte"), "{error}");
+        assert!(names(&["*"]).unwrap_err().to_string().contains("at least one parameter"));
+        assert!(names(&["h.[0-"]).unwrap_err().to_string().contains("as in a shell"));
+    }
+}

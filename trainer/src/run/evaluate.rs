@@ -1,0 +1,103 @@
+//! The loss of a model on data sets, without training: `trainer eval`.
+
+use std::mem::ManuallyDrop;
+
+use data::TokenSource;
+use device::{Device, HostValues};
+use engine::step::Stage;
+use launch::watch::activity::Doing;
+use serde::Serialize;
+
+use crate::config::batch_plan::BatchShare;
+use crate::config::plan::RunPlan;
+use crate::error::RunError;
+use crate::process_group::ProcessGroup;
+use crate::run::consistency::check_data;
+use crate::run::set_up::{load_start, stage, step_settings};
+
+/// A data set to evaluate on.
+pub struct EvaluationSet {
+    /// What the user calls it.
+    pub name: String,
+    /// Its samples. All of them are read, in order.
+    pub source: TokenSource,
+}
+
+/// The loss of a model on a data set.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvaluationResult {
+    /// The data set, as the user named it.
+    pub data: String,
+    /// Samples that were evaluated.
+    pub samples: u64,
+    /// Their targets.
+    pub tokens: u64,
+    /// Mean loss of a target, in nats.
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+}
+
+/// The losses of the model that `model.init_from` names on each of the sets: on at most `most` samples of each, or on all. All
+/// ranks call it together. Returns `None` in a dry run, and if the process was asked to end.
+///
+/// # Errors
+/// See [`RunError`].
+pub fn evaluate(
+    plan: &RunPlan,
+    group: &ProcessGroup,
+    device: &Device,
+    sets: &[EvaluationSet],
+    most: Option<u64>,
+) -> Result<Option<Vec<EvaluationResult>>, RunError> {
+    for set in sets {
+        check_data(group, &set.source)?;
+    }
+    // On a fault nothing is torn down: see `train`.
+    let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
+    load_start(plan, device, &stage)?;
+    let mut results = Vec::new();
+    if !device.is_dry() {
+        for set in sets {
+            let result = group.activity.during(Doing::Evaluates, || of_set(plan, group, &mut stage, set, most))?;
+            results.extend(result);
+        }
+    }
+    drop(ManuallyDrop::into_inner(stage));
+    Ok((results.len() == sets.len()).then_some(results))
+}
+
+fn of_set(
+    plan: &RunPlan,
+    group: &ProcessGroup,
+    stage: &mut Stage,
+    set: &EvaluationSet,
+    most: Option<u64>,
+) -> Result<Option<EvaluationResult>, RunError> {
+    let samples = set.source.samples().min(most.unwrap_or(u64::MAX));
+    let tokens = samples * set.source.seq as u64;
+    let of_batch = (plan.batch.global * set.source.seq) as f64;
+    let data_rank = plan.parallel.data_rank(group.rank);
+    let mut total = 0.0;
+    for (index, first) in (0..samples).step_by(plan.batch.global).enumerate() {
+        if group.control.any(group.stop.is_asked()) {
+            return Ok(None);
+        }
+        let share = plan.batch.share_of_global(first, data_rank);
+        let batch = if stage.needs_batch() { Some(batch(&set.source, share, samples)?) } else { None };
+        let loss = stage.evaluate(step_settings(&plan.optimizer, index, share), batch.as_ref())?.wait()?.loss;
+        total += loss * of_batch;
+    }
+    let loss = total / tokens as f64;
+    Ok(Some(EvaluationResult { data: set.name.clone(), samples, tokens, loss, perplexity: loss.exp() }))
+}
+
+/// The samples of a share, as far as they are below `end`. Rows from there on have no targets, so their loss is 0.
+fn batch(source: &TokenSource, share: BatchShare, end: u64) -> Result<HostValues, RunError> {
+    let width = source.seq + 1;
+    let mut values = vec![-1; share.samples * width];
+    for (number, row) in (share.first_sample..end).zip(values.chunks_mut(width)) {
+        source.in_order(number, row)?;
+    }
+    Ok(HostValues::I32(values.into()))
+}
