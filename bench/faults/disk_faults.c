@@ -47,7 +47,8 @@ static int is_below(const char *path) {
 
 // Counts a call on a path, and says what is to happen to it. A write can be done in part.
 static int fate(const char *name, const char *path, int is_write, int frees) {
-    if (!is_below(path)) return PASS;
+    // The state of the ranks is written every second: counted, it would give later calls other numbers in each run.
+    if (!is_below(path) || strstr(path, "/ranks.json")) return PASS;
     long number = ++calls;
     int wanted = PASS;
     if (fault_at && kind && (number == fault_at || (number > fault_at && !strcmp(kind, "full")))) {

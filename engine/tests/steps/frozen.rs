@@ -14,8 +14,11 @@ use crate::models::{Kind, Layout, Run, all_settings, batch, tiny_gpt, tiny_llama
 /// Parameters by name, in bits.
 type Bits = BTreeMap<String, Vec<u32>>;
 
+/// Whether a parameter is frozen, by its name.
+type Frozen = fn(&str) -> bool;
+
 /// What is frozen, in words and as a function of a parameter's name.
-const CHOICES: [(&str, fn(&str) -> bool); 6] = [
+const CHOICES: [(&str, Frozen); 6] = [
     ("the tables and the first block", |name| ["wte", "wpe", "h.0."].iter().any(|begin| name.starts_with(begin))),
     ("all but norms", |name| !is_norm(name)),
     ("norms", is_norm),

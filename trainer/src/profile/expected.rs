@@ -4,7 +4,7 @@ use common::format::step_time;
 use serde::Serialize;
 
 use super::activity::SHORT_US;
-use super::profile::{RankProfile, ScopeProfile};
+use super::result::{RankProfile, ScopeProfile};
 
 /// Microseconds between the end of a kernel in a graph and the start of the next that waits for it. Measured on an H200:
 /// one more kernel in a chain costs 0.7 us.

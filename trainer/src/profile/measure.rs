@@ -8,7 +8,7 @@ use engine::precision::Precision;
 use super::activity::Activity;
 use super::expected::{Expected, verdict};
 use super::operations::totals;
-use super::profile::{Profile, RankProfile, ScopeProfile};
+use super::result::{Profile, RankProfile, ScopeProfile};
 use crate::config::graph_plan::graph_scope;
 use crate::config::model_name::describe;
 use crate::config::plan::RunPlan;

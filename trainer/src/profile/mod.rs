@@ -10,12 +10,12 @@ mod expected;
 mod measure;
 mod operations;
 mod page;
-mod profile;
+mod result;
 mod table;
 
 pub use activity::{Activity, Histogram};
 pub use expected::Expected;
 pub use measure::measure;
 pub use page::page;
-pub use profile::{Profile, RankProfile, ScopeProfile};
+pub use result::{Profile, RankProfile, ScopeProfile};
 pub use table::table;

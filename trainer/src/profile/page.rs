@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::profile::Profile;
+use super::result::Profile;
 use super::table::{Cells, histograms, memory, operations, scopes};
 use crate::page::document::{Page, plain_document};
 use crate::page::html::{paragraph, section, table};

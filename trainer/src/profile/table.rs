@@ -4,7 +4,7 @@ use common::format::bytes;
 
 use super::activity::Histogram;
 use super::operations::Total;
-use super::profile::{Profile, ScopeProfile};
+use super::result::{Profile, ScopeProfile};
 
 /// Operations in the table.
 pub(super) const LISTED: usize = 20;
@@ -21,7 +21,7 @@ pub fn table(profile: &Profile) -> String {
     };
     let title = format!("{} on {}{ranks}", profile.model, profile.device);
     let parts = [scopes(profile), memory(profile), histograms(profile), operations(profile)];
-    let tables: Vec<String> = parts.iter().map(|cells| aligned(cells)).collect();
+    let tables: Vec<String> = parts.iter().map(aligned).collect();
     format!("{title}\n\n{}\n{}", tables.join("\n"), profile.verdict)
 }
 
@@ -74,16 +74,15 @@ pub(super) fn scopes(profile: &Profile) -> Cells {
 /// Memory by kind, by scope.
 pub(super) fn memory(profile: &Profile) -> Cells {
     let scopes = &profile.slowest().scopes;
-    let kinds: [(&str, fn(&ScopeProfile) -> usize); 6] = [
-        ("weights", |scope| scope.memory.weights),
-        ("gradients", |scope| scope.memory.gradients),
-        ("optimizer", |scope| scope.memory.optimizer),
-        ("activations, scratch", |scope| scope.memory.activations),
-        ("samples, numbers", |scope| scope.memory.rest),
-        ("all", |scope| scope.memory.total()),
-    ];
-    let rows = kinds.map(|(name, of)| row(name, scopes, |scope| bytes(of(scope))));
-    std::iter::once(column_heads("memory", scopes)).chain(rows).collect()
+    vec![
+        column_heads("memory", scopes),
+        row("weights", scopes, |scope| bytes(scope.memory.weights)),
+        row("gradients", scopes, |scope| bytes(scope.memory.gradients)),
+        row("optimizer", scopes, |scope| bytes(scope.memory.optimizer)),
+        row("activations, scratch", scopes, |scope| bytes(scope.memory.activations)),
+        row("samples, numbers", scopes, |scope| bytes(scope.memory.rest)),
+        row("all", scopes, |scope| bytes(scope.memory.total())),
+    ]
 }
 
 /// How long kernels take and how long the device waits between them, without graphs and in the fastest scope.

@@ -3,7 +3,7 @@
 mod screen;
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::builder::NonEmptyStringValueParser;
@@ -39,7 +39,7 @@ pub(super) fn folder(matches: &ArgMatches) -> PathBuf {
 ///
 /// # Errors
 /// A folder that is not that of a run; no terminal.
-pub(super) fn run(folder: &PathBuf) -> Result<String, RunError> {
+pub(super) fn run(folder: &Path) -> Result<String, RunError> {
     let mut live = Live::open(folder)?;
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(UserError::new(

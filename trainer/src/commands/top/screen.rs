@@ -65,7 +65,7 @@ fn headline(live: &Live, now: SystemTime) -> Vec<Line<'static>> {
     let number = |value: Option<f64>, show: &dyn Fn(f64) -> String| value.map_or("–".into(), show);
     let validation = live.metrics.rows.values().rev().find_map(|row| row.validation_loss);
     let second = format!(
-        "loss {}  validation {}  norm {}  lr {}  {} tok/s  memory {}",
+        "loss {}  val {}  norm {}  lr {}  {} tok/s  memory {}",
         number(last.loss, &|loss| format!("{loss:.4}")),
         number(validation, &|loss| format!("{loss:.4}")),
         number(last.grad_norm, &|norm| format!("{norm:.3}")),
@@ -251,7 +251,7 @@ mod tests {
     fn run(steps: u64, ranks: &[RankRow]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let step = |step: u64| {
-            let validation = (step % 10 == 0).then_some(3.5);
+            let validation = step.is_multiple_of(10).then_some(3.5);
             serde_json::json!({
                 "step": step, "loss": 4.0 - step as f64 / 100.0, "validation_loss": validation, "grad_norm": 1.25,
                 "lr": 1e-3, "tokens_per_s": 17438.0, "memory_bytes": 5_000_000_000_u64,
@@ -292,7 +292,7 @@ mod tests {
         let text = lines.join("\n");
         for part in [
             "step 42/120  last step 0 s ago  3 ranks",
-            "loss 3.5800  validation 3.5000  norm 1.250  lr 1.00e-3  17438 tok/s  memory 4.66 GiB",
+            "loss 3.5800  val 3.5000  norm 1.250  lr 1.00e-3  17438 tok/s  memory 4.66 GiB",
             "loss (line), validation (dots)",
             "tokens/s 17438 to 17438",
             "gradient norm 1.250 to 1.250",
