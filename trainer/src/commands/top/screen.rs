@@ -298,7 +298,7 @@ mod tests {
             "gradient norm 1.250 to 1.250",
             "learning rate 1.00e-3 to 1.00e-3",
             "ranks: 2 of 3 silent or failed",
-            "rank 1   node7        failed  step 42",
+            "rank 1    node7        failed  step 42",
             "10:00:02 checkpoint rank 0: checkpoint after step 10: saved/step-00000010",
             "10:00:03 warning rank 0: slow \\u{1b}[31m disk",
             "10:00:04 fault rank 0: error on rank 1: it died",
@@ -307,7 +307,10 @@ mod tests {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
         let at = |part: &str| lines.iter().position(|line| line.contains(part)).unwrap();
-        assert!(at("rank 1   node7") < at("rank 2   node7") && at("rank 2   node7") < at("rank 0   node7"), "{text}");
+        assert!(
+            at("rank 1    node7") < at("rank 2    node7") && at("rank 2    node7") < at("rank 0    node7"),
+            "{text}"
+        );
         assert!(text.chars().any(|letter| ('\u{2801}'..='\u{28ff}').contains(&letter)), "a curve of braille: {text}");
         assert!(text.contains('█') || text.contains('▄'), "bars: {text}");
     }
