@@ -7,6 +7,9 @@ use rayon::prelude::*;
 /// A100, RTX 30, RTX 40 and L40, H100 and H200, B200, RTX 50.
 const TARGETS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
 
+/// These differ little from an A100 and a B200. They are compiled for with `ALL_KERNELS=1` in the environment.
+const SIMILAR: [&str; 2] = ["sm_86", "sm_120"];
+
 /// Takes longer to compile than all others together, and uses no instruction that only some GPUs have. It is compiled
 /// for the H200 alone, and for all GPUs with `ALL_KERNELS=1` in the environment.
 const SLOW: &str = "attention.cu";
@@ -71,7 +74,7 @@ fn every_kernel_compiles_for_every_supported_gpu_and_keeps_its_values_in_registe
         .collect();
     let every = std::env::var_os("ALL_KERNELS").is_some_and(|value| value == "1");
     let is_slow = |file: &str| file == SLOW || FP8_SOURCES.iter().any(|(name, _)| *name == file);
-    all.retain(|(target, (file, _))| every || !is_slow(file) || **target == "sm_90a");
+    all.retain(|(target, (file, _))| every || (!SIMILAR.contains(target) && (!is_slow(file) || **target == "sm_90a")));
     // The longest first, so that no core works on a long one while the others have finished.
     all.sort_by_key(|(_, (_, source))| std::cmp::Reverse(source.len()));
     let problems: Vec<String> = all
