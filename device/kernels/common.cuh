@@ -10,8 +10,8 @@ typedef unsigned long long u64;
 // Declares a kernel under an unmangled name: KERNEL(name)(arguments) { begin_kernel(); ... }.
 #define KERNEL(name) extern "C" __global__ void name
 
-// The first statement of every kernel of ours (device/tests/device/kernels_compile.rs checks it). In graphs the blocks of a kernel may
-// start while the kernel before it still runs, which hides the time of the launch (programmatic dependent launch,
+// The first statement of every kernel of ours (device/tests/device/kernels_compile.rs checks it). In graphs the blocks
+// of a kernel may start while the kernel before it still runs, which hides the time of the launch (programmatic dependent launch,
 // device/src/cuda/rewrite/early_starts.rs). Here they allow the next kernel to do so, and then wait until all work
 // that this kernel depends on is done. No memory is touched before, and no block ends before: so a kernel that is done
 // is after all the work before it, as with a full dependency.

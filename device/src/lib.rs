@@ -42,7 +42,7 @@ pub use stream::{Event, Stream};
 pub use stream_id::StreamId;
 pub use sync_debug::SyncDebug;
 pub use tensor::{BufferId, MAX_RANK, Shape, Tensor};
-pub use timeline::{Span, Timeline};
+pub use timeline::{Span, Timeline, WORK_CATEGORIES};
 
 /// The README's example, compiled and run as a test.
 #[cfg(doctest)]

@@ -7,6 +7,9 @@ mod chrome;
 
 use crate::Op;
 
+/// Categories of spans in which the device worked.
+pub const WORK_CATEGORIES: [&str; 4] = ["kernel", "operation", "copy", "set"];
+
 /// A span of time on a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
@@ -28,6 +31,16 @@ pub struct Span {
 }
 
 impl Span {
+    /// Whether the device worked: not a graph's launch as a whole, and not a call of the host.
+    pub fn is_work(&self) -> bool {
+        WORK_CATEGORIES.contains(&self.category)
+    }
+
+    /// Whether a kernel ran, or the host device's operation in its place.
+    pub fn is_kernel(&self) -> bool {
+        ["kernel", "operation"].contains(&self.category)
+    }
+
     /// A detail by its name.
     pub fn detail(&self, name: &str) -> Option<&str> {
         self.details.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())

@@ -10,6 +10,7 @@ use device::Device;
 
 use super::args::{sets_option, text, text_flag, train_request, with_run_flags};
 use super::bench::{case_argument, chosen_case, refuse_files};
+use super::report::check_output;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::error::{RunError, file_error};
@@ -55,7 +56,9 @@ pub(super) fn request(matches: &ArgMatches) -> Result<ProfileRequest, UserError>
     let most = if sets_option(matches, "train.steps") { usize::MAX } else { STEPS };
     let steps = run.config.train.steps.min(most);
     run.config.train.steps = steps;
-    Ok(ProfileRequest { run, steps, json: matches.get_flag("json"), html: text(matches, "html").map(PathBuf::from) })
+    let html = text(matches, "html").map(PathBuf::from);
+    html.as_deref().map_or(Ok(()), |file| check_output("--html", file))?;
+    Ok(ProfileRequest { run, steps, json: matches.get_flag("json"), html })
 }
 
 /// Measures on all ranks; rank 0 prints.

@@ -16,7 +16,7 @@ use crate::config::model_size::ModelSize;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
 use crate::config::watch::watch_settings;
-use crate::config::{Fp8Choice, RunConfig, TrainConfig, rank_layout};
+use crate::config::{CudaGraphConfig, Fp8Choice, RunConfig, TrainConfig, rank_layout};
 
 /// A run whose settings are valid. Each part goes to the code that needs it.
 #[derive(Clone, Debug)]
@@ -119,6 +119,19 @@ impl RunPlan {
             evaluation,
             watch,
         })
+    }
+
+    /// The same run with other graphs. What was changed after the configuration was checked, such as the number of warm-up
+    /// steps, stays.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn with_graphs(&self, cuda_graph: CudaGraphConfig) -> Result<RunPlan, UserError> {
+        let config = RunConfig { cuda_graph, ..self.config.clone() };
+        let RunPlan { config, graphs, parallel, .. } = RunPlan::new(config, self.parallel.grid.ranks())?;
+        let GraphOptions { poison, check_replays, warmup_steps, .. } = self.graphs;
+        let graphs = GraphOptions { poison, check_replays, warmup_steps, ..graphs };
+        Ok(RunPlan { config, graphs, parallel, ..self.clone() })
     }
 
     /// The layers of a rank.

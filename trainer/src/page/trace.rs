@@ -1,10 +1,8 @@
 //! Reads the timelines of `--trace`: which operations a rank ran, and when.
 
+use device::WORK_CATEGORIES;
 use serde::Deserialize;
 use serde_json::Value;
-
-/// Categories of a timeline that are work of the device. The others are the host's calls and launches.
-const WORK: [&str; 4] = ["kernel", "copy", "set", "operation"];
 
 /// Operations between ranks.
 const TRANSFERS: [&str; 5] = ["all_reduce", "all_gather", "reduce_scatter", "send", "receive"];
@@ -113,7 +111,7 @@ impl Trace {
         let rank = events.first().map_or(0, |event| event.pid);
         let base = base as f64 / 1e6;
         let is_work = |event: &TraceEvent| {
-            event.ph == "X" && WORK.contains(&&*event.cat) && event.name.rsplit('/').next() != Some("mark")
+            event.ph == "X" && WORK_CATEGORIES.contains(&&*event.cat) && event.name.rsplit('/').next() != Some("mark")
         };
         let operation = |event: TraceEvent| {
             let start = base + event.ts / 1e3;

@@ -55,17 +55,13 @@ pub struct Activity {
 impl Activity {
     /// Reads a timeline of so many steps.
     pub fn of(timeline: &Timeline, steps: usize) -> Activity {
-        let is_work = |span: &&Span| ["kernel", "operation", "copy", "set"].contains(&span.category);
         let interval = |span: &Span| (span.start_ns, span.start_ns + span.duration_ns);
-        let work: Vec<&Span> = timeline.spans.iter().filter(is_work).collect();
+        let work: Vec<&Span> = timeline.spans.iter().filter(|span| span.is_work()).collect();
         let busy = union(work.iter().map(|span| interval(span)).collect());
         let transfers = union(work.iter().filter(|span| is_transfer_span(span)).map(|span| interval(span)).collect());
         let others = union(work.iter().filter(|span| !is_transfer_span(span)).map(|span| interval(span)).collect());
-        let kernels: Vec<f64> = work
-            .iter()
-            .filter(|span| ["kernel", "operation"].contains(&span.category))
-            .map(|span| span.duration_ns as f64 / 1e3)
-            .collect();
+        let kernels: Vec<f64> =
+            work.iter().filter(|span| span.is_kernel()).map(|span| span.duration_ns as f64 / 1e3).collect();
         let each = 1.0 / steps.max(1) as f64;
         let milliseconds = |ns: u64| ns as f64 / 1e6 * each;
         Activity {

@@ -56,7 +56,7 @@ impl Expected {
 /// What follows from a profile, in a sentence or two: what graphs should gain, and what they did. `exposed_ms` as in
 /// [`Expected::of`].
 pub fn verdict(rank: &RankProfile, expected: &[Expected], exposed_ms: f64, on_gpu: bool) -> String {
-    let (eager, graphed) = (rank.eager(), &rank.scopes[1..]);
+    let (eager, fastest) = (rank.eager(), rank.fastest());
     let waits_ms = eager.activity.exposed_ms - exposed_ms;
     let busy = ((eager.activity.busy_ms - waits_ms) / eager.step_ms).min(1.0);
     let gain = expected.iter().map(|expected| expected.gain).fold(1.0, f64::max);
@@ -75,17 +75,16 @@ pub fn verdict(rank: &RankProfile, expected: &[Expected], exposed_ms: f64, on_gp
             "Without graphs the GPU is busy for {percent:.0} % of a step. Expected with graphs is {gain:.2} times the speed"
         )
     };
-    let fastest = graphed.iter().min_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
-    match fastest.filter(|_| on_gpu) {
-        Some(scope) => format!(
-            "{first}. Measured: {} is the fastest, {} instead of {} a step, {:.2} times.",
-            scope.scope,
-            step_time(scope.step_ms),
-            step_time(eager.step_ms),
-            eager.step_ms / scope.step_ms
-        ),
-        None => format!("{first}."),
+    if !on_gpu {
+        return format!("{first}.");
     }
+    format!(
+        "{first}. Measured: {} is the fastest, {} instead of {} a step, {:.2} times.",
+        fastest.scope,
+        step_time(fastest.step_ms),
+        step_time(eager.step_ms),
+        eager.step_ms / fastest.step_ms
+    )
 }
 
 #[cfg(test)]
@@ -135,7 +134,8 @@ mod tests {
         let eager = scope("off", 130.0, 60.0, 2000.0, 1900.0);
         let expected = Expected::of("full_iteration", 1.0, &eager, 0.0, false);
         assert_eq!(expected.gain, 1.0);
-        let rank = RankProfile { rank: 0, scopes: vec![eager], operations: vec![] };
+        let graphed = scope("full_iteration", 130.0, 0.0, 0.0, 0.0);
+        let rank = RankProfile { rank: 0, scopes: vec![eager, graphed], operations: vec![] };
         let text = verdict(&rank, &[expected], 0.0, false);
         assert_eq!(text, "On the host device to submit an operation is to run it, so graphs gain nothing here.");
     }

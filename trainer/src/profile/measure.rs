@@ -46,8 +46,7 @@ pub fn measure(
     let peaks = gpu.as_deref().and_then(Peaks::of);
     let mut here = RankProfile { rank: group.rank, scopes: Vec::new(), operations: Vec::new() };
     for graphs in contenders(&plan.config) {
-        let config = RunConfig { cuda_graph: graphs, ..plan.config.clone() };
-        let plan = RunPlan::new(config, plan.parallel.grid.ranks())?;
+        let plan = plan.with_graphs(graphs)?;
         let (scope, timeline) = measure_scope(&plan, group, device, steps, patience)?;
         if here.scopes.is_empty() {
             here.operations =

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use device::{Span, Timeline};
+use device::Timeline;
 use serde::{Deserialize, Serialize};
 
 use crate::page::trace::is_transfer;
@@ -44,9 +44,8 @@ struct Sum {
 
 /// The totals of a timeline of so many steps, the largest first. `tf32`: products of f32 are rounded to TF32.
 pub fn totals(timeline: &Timeline, steps: usize, peaks: Option<&Peaks>, tf32: bool) -> Vec<Total> {
-    let is_work = |span: &&Span| ["kernel", "operation", "copy", "set"].contains(&span.category);
     let mut sums: BTreeMap<(&str, &str, &str), Sum> = BTreeMap::new();
-    for span in timeline.spans.iter().filter(is_work) {
+    for span in timeline.spans.iter().filter(|span| span.is_work()) {
         let name = span.name.rsplit('/').next().unwrap_or(&span.name);
         let text = |name| span.detail(name).unwrap_or_default();
         let sum = sums.entry((name, text("shape"), text("type"))).or_default();
@@ -83,6 +82,8 @@ pub fn totals(timeline: &Timeline, steps: usize, peaks: Option<&Peaks>, tf32: bo
 #[cfg(test)]
 mod tests {
     use super::super::activity::tests::kernel;
+    use device::Span;
+
     use super::*;
 
     #[test]

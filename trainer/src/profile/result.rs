@@ -65,6 +65,12 @@ impl Profile {
 }
 
 impl RankProfile {
+    /// The fastest steps with graphs.
+    pub fn fastest(&self) -> &ScopeProfile {
+        let fastest = self.scopes[1..].iter().min_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
+        fastest.expect("graphs are measured in each scope")
+    }
+
     /// The steps without graphs.
     pub fn eager(&self) -> &ScopeProfile {
         &self.scopes[0]

@@ -87,8 +87,7 @@ pub(super) fn memory(profile: &Profile) -> Cells {
 
 /// How long kernels take and how long the device waits between them, without graphs and in the fastest scope.
 pub(super) fn histograms(profile: &Profile) -> Cells {
-    let scopes = &profile.slowest().scopes;
-    let fastest = scopes[1..].iter().min_by(|a, b| a.step_ms.total_cmp(&b.step_ms)).unwrap_or(&scopes[0]);
+    let (eager, fastest) = (profile.slowest().eager(), profile.slowest().fastest());
     let head = [
         "time of",
         "kernels, off",
@@ -97,7 +96,7 @@ pub(super) fn histograms(profile: &Profile) -> Cells {
         &format!("gaps, {}", fastest.scope),
     ]
     .map(String::from);
-    let bins = [&scopes[0], fastest].map(|scope| [&scope.activity.kernel_times, &scope.activity.gaps]);
+    let bins = [eager, fastest].map(|scope| [&scope.activity.kernel_times, &scope.activity.gaps]);
     let rows = Histogram::labels().into_iter().enumerate().map(|(at, label)| {
         let counts = bins.iter().flatten().map(|histogram| histogram.0[at].to_string());
         std::iter::once(label).chain(counts).collect()

@@ -11,11 +11,11 @@ use common::terminal::{PRINTED, say};
 use device::Device;
 
 use crate::config::plan::RunPlan;
-use crate::config::{CudaGraphConfig, GraphScope, RunConfig};
+use crate::config::{CudaGraphConfig, GraphScope};
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
 use crate::run::random_steps::{Inputs, RandomSteps, median};
-use crate::run::set_up::room;
+use crate::run::set_up::lack_of_memory;
 
 /// Steps of a trial that are timed. Fewer if they take longer than [`PATIENCE`].
 const STEPS: usize = 12;
@@ -63,9 +63,9 @@ pub fn resolve(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<
     for scope in [GraphScope::FullIteration, GraphScope::PerLayer] {
         let step_ms = match with_scope(plan, Some(scope)) {
             Err(error) => Err(error.to_string()),
-            Ok(plan) => match room(&plan, device, group)? {
-                Err(why) => Err(why),
-                Ok(()) => {
+            Ok(plan) => match lack_of_memory(&plan, device, group)? {
+                Some(why) => Err(why),
+                None => {
                     let measured = measure(&plan, group, device)?;
                     eager_ms = eager_ms.min(measured.eager_ms);
                     Ok(measured.graphed_ms)
@@ -85,13 +85,9 @@ pub fn resolve(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<
 
 /// The same run with other graphs.
 fn with_scope(plan: &RunPlan, scope: Option<GraphScope>) -> Result<RunPlan, UserError> {
-    let asked = &plan.config.cuda_graph;
-    let cuda_graph =
-        CudaGraphConfig { enable: scope.is_some(), scope: scope.unwrap_or(GraphScope::PerLayer), ..asked.clone() };
-    let mut other = RunPlan::new(RunConfig { cuda_graph, ..plan.config.clone() }, plan.parallel.grid.ranks())?;
-    (other.graphs.poison, other.graphs.check_replays) = (plan.graphs.poison, plan.graphs.check_replays);
-    other.graphs.warmup_steps = plan.graphs.warmup_steps;
-    Ok(other)
+    let enable = scope.is_some();
+    let scope = scope.unwrap_or(GraphScope::PerLayer);
+    plan.with_graphs(CudaGraphConfig { enable, scope, ..plan.config.cuda_graph.clone() })
 }
 
 /// Medians in milliseconds, of the slowest rank.

@@ -80,21 +80,22 @@ fn check_fits(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<(
     }
 }
 
-/// Whether a plan fits the memory of all ranks; why not, in words. All ranks call it together and get the same answer.
+/// Why a plan does not fit the memory of all ranks; `None` if it does. All ranks call it together and get the same answer.
 ///
 /// # Errors
 /// Settings that exclude each other.
-pub(super) fn room(plan: &RunPlan, device: &Device, group: &ProcessGroup) -> Result<Result<(), String>, RunError> {
+pub(super) fn lack_of_memory(
+    plan: &RunPlan,
+    device: &Device,
+    group: &ProcessGroup,
+) -> Result<Option<String>, RunError> {
     let needed = needed_on_all_ranks(plan, device, group)?;
     let lacks = match device.gpu_memory()? {
         Some((free, _)) => needed.saturating_sub(free),
-        None => match fits_host(needed, device, group, String::new) {
-            Ok(()) => 0,
-            Err(_) => 1,
-        },
+        None => usize::from(fits_host(needed, device, group, String::new).is_err()),
     };
-    let most = group.control.max(lacks as u64);
-    Ok(if most == 0 { Ok(()) } else { Err(format!("a rank needs {}, more than is free", bytes(needed))) })
+    let fits = group.control.max(lacks as u64) == 0;
+    Ok((!fits).then(|| format!("a rank needs {}, more than is free", bytes(needed))))
 }
 
 /// The bytes of device memory that this rank's stage needs.

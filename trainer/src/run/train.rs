@@ -49,7 +49,6 @@ pub fn train(
     device: &Device,
     source: Arc<dyn Source>,
 ) -> Result<Option<Outcome>, RunError> {
-    let plan = &auto_scope::resolve(plan, group, device)?;
     let session = if request.dry_run {
         None
     } else {
@@ -57,6 +56,7 @@ pub fn train(
         session.compute_alike(device);
         Some(session)
     };
+    let plan = &auto_scope::resolve(plan, group, device)?;
     // A timeline is prepared before the first graph. It comes first also because it may fail, and all other work would then
     // be in vain.
     let first_step = session.as_ref().map(|session| session.progress().step);

@@ -219,6 +219,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--set data.validation_path=[\"\"]", &["data.validation_path = [\"\"]", "a list of paths"]),
     ("--config=", &["--config <FILE> has no value"]),
     ("--graph-report=", &["--graph-report <FILE> has no value"]),
+    ("profile --html absent/page.html", &["--html absent/page.html is in a folder that does not exist"]),
     ("tokenize --output= file", &["--output <DIR> has no value"]),
     ("batches --output=", &["--output <FILE> has no value"]),
     ("--seed 18446744073709551615", &["train.seed = \"18446744073709551615\"", "below 2^63"]),
