@@ -3,6 +3,7 @@
 pub mod fp8;
 mod gradient_sync;
 pub mod graph_options;
+pub mod hooks;
 mod inputs;
 pub mod layer_partition;
 pub mod model;

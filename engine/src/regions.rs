@@ -1,6 +1,7 @@
 //! The regions of a step.
 
 use crate::graph_options::GraphModule;
+use crate::hooks::HookPlace;
 
 /// What a step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +74,13 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
+    /// A [`ForwardHook`](crate::hooks::ForwardHook).
+    Hook {
+        /// What it runs after.
+        place: HookPlace,
+        /// The microbatch.
+        microbatch: usize,
+    },
     /// Sends a layer's output to the next stage.
     Outputs {
         /// The layer.
@@ -136,7 +144,8 @@ impl Region {
             | Region::Backward { layer, microbatch }
             | Region::WeightGradients { layer, microbatch }
             | Region::Module { layer, microbatch, .. }
-            | Region::InputGradients { layer, microbatch } => Some((layer, microbatch)),
+            | Region::InputGradients { layer, microbatch }
+            | Region::Hook { place: HookPlace { layer, .. }, microbatch } => Some((layer, microbatch)),
             Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => None,
         }
     }
@@ -168,6 +177,7 @@ impl Region {
             Region::WeightGradients { layer, .. } => Region::WeightGradients { layer, microbatch },
             Region::Module { module, pass, layer, .. } => Region::Module { module, pass, layer, microbatch },
             Region::InputGradients { layer, .. } => Region::InputGradients { layer, microbatch },
+            Region::Hook { place, .. } => Region::Hook { place, microbatch },
             Region::Step | Region::Iteration | Region::Begin | Region::Reduce | Region::Optimizer => self,
         }
     }
@@ -196,6 +206,7 @@ impl std::fmt::Display for Region {
             Region::InputGradients { layer, microbatch } => {
                 write!(f, "input gradients of layer {layer}, microbatch {microbatch}")
             }
+            Region::Hook { place, microbatch } => write!(f, "hook of {place}, microbatch {microbatch}"),
             Region::Reduce => write!(f, "reduce"),
             Region::Optimizer => write!(f, "optimizer"),
         }

@@ -20,6 +20,7 @@ use parallel::Task;
 
 use crate::fp8::PendingCounts;
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
+use crate::hooks::after_layer;
 use crate::inputs::Inputs;
 use crate::model::{Chunk, Hidden, LossHead, Model, StepTensors};
 use crate::optimizer::Optimizer;
@@ -191,6 +192,11 @@ impl Stage {
         &self.params_elsewhere
     }
 
+    /// Whether [hooks](crate::hooks) that are not capturable run in the steps to come. They do by default.
+    pub fn let_hooks_read(&self, read: bool) {
+        self.graphs.policy().hooks().let_read(read);
+    }
+
     /// Computes delayed scales from their history, after a history was loaded.
     ///
     /// # Errors
@@ -346,6 +352,7 @@ impl StepProgram {
             hidden = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
                 self.gather_during(cx, layer, |cx| module.forward(cx, hidden))
             })?;
+            after_layer(cx, layer, microbatch, hidden)?;
         }
         Ok(hidden)
     }

@@ -4,6 +4,7 @@ use device::Stream;
 use graph_manager::{CudaGraphManager, Error, Instance, Policy};
 
 use crate::graph_options::{GraphModule, GraphOptions, GraphSelection, Scope};
+use crate::hooks::Hooks;
 use crate::regions::{Mode, Pass, Region, Variant};
 
 /// A step under way, as layers see it.
@@ -29,6 +30,8 @@ pub struct StepShape {
     pub gathers: bool,
     /// In the first microbatch, forward regions also make 8-bit copies of weights. So they have graphs of their own.
     pub quantizes: bool,
+    /// The user's code in forward.
+    pub hooks: Hooks,
 }
 
 /// Which regions become graphs, and what microbatches share.
@@ -65,6 +68,9 @@ impl StepPolicy {
         let only = if options.enable { options.only.clone() } else { GraphSelection::default() };
         let policy = StepPolicy { scope: options.scope, only, capture_optimizer: options.capture_optimizer, shape };
         policy.check_selection()?;
+        if options.enable {
+            policy.check_hooks()?;
+        }
         CudaGraphManager::new(compute, options.manager_options(), policy)
     }
 
@@ -89,11 +95,45 @@ impl StepPolicy {
         Ok(())
     }
 
+    /// Fails on hooks that cannot be captured where nothing goes around them.
+    fn check_hooks(&self) -> graph_manager::Result<()> {
+        for (place, reason) in self.shape.hooks.not_capturable() {
+            let refuse = |problem: &str, fix: &'static str| {
+                Err(Error::Usage {
+                    problem: format!("the hook of {place} cannot be captured, {reason}: {problem}"),
+                    fix,
+                })
+            };
+            if self.scope == Scope::FullIteration {
+                return refuse("under FullIteration the whole step is one graph", "set scope to PerLayer");
+            }
+            if self.shape.recomputes_blocks && place.module.is_some() {
+                return refuse("backward recomputes whole blocks", "hook the layer, or recompute no whole blocks");
+            }
+        }
+        Ok(())
+    }
+
+    /// The user's code in forward.
+    pub(crate) fn hooks(&self) -> &Hooks {
+        &self.shape.hooks
+    }
+
+    /// Whether graphs must leave out a hook between the modules of this layer.
+    fn breaks(&self, layer: usize) -> bool {
+        self.shape.hooks.not_capturable().any(|(place, _)| place.layer == layer && place.module.is_some())
+    }
+
     /// The modules of a block, and those of them that are chosen.
     fn block_modules(&self) -> (usize, usize) {
         let is_of_block = |module: &&GraphModule| matches!(module, GraphModule::Attention | GraphModule::FeedForward);
         let of_block = self.shape.modules.iter().filter(is_of_block);
         (of_block.clone().count(), of_block.filter(|module| self.only.modules.contains(module)).count())
+    }
+
+    /// Whether a module is among the chosen ones.
+    fn chooses(&self, module: GraphModule) -> bool {
+        self.only.modules.is_empty() || self.only.modules.contains(&module)
     }
 
     /// Whether blocks have modules that become graphs and others that do not.
@@ -108,6 +148,8 @@ impl StepPolicy {
         let either = |chosen, reason| if chosen { LayerGraphs::Whole } else { LayerGraphs::None(reason) };
         if !layers.is_empty() && !layers.contains(&layer) {
             LayerGraphs::None("its layer is not among the chosen ones")
+        } else if self.breaks(layer) {
+            LayerGraphs::Modules
         } else if modules.is_empty() {
             LayerGraphs::Whole
         } else if layer == 0 {
@@ -153,8 +195,9 @@ impl Policy for StepPolicy {
                     LayerGraphs::None(reason) => Err(reason),
                 }
             }
-            Region::Module { module, .. } if self.only.modules.contains(&module) => Ok(()),
+            Region::Module { module, .. } if self.chooses(module) => Ok(()),
             Region::Module { .. } => Err("it is not among the chosen modules"),
+            Region::Hook { place, .. } if per_layer => self.shape.hooks.capturable(place),
             Region::Reduce if per_layer => Ok(()),
             Region::Optimizer if per_layer && self.capture_optimizer => Ok(()),
             Region::Optimizer => Err("capture_optimizer is off"),

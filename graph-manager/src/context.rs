@@ -85,11 +85,21 @@ impl<'m, P: Policy> StepContext<'m, P> {
         self.microbatches
     }
 
+    /// Whether the step is recorded: nothing runs.
+    pub fn is_recording(&self) -> bool {
+        self.recorder.is_some()
+    }
+
     /// Whether regions are captured or replayed, rather than recorded or run eagerly. The first real step of a mode is always
     /// eager, also after a rehearsal. So captured steps may leave out operations that this step makes needless. They may
     /// change nothing else, because the memory plan is that of the recording.
     pub fn uses_graphs(&self) -> bool {
         self.graphs
+    }
+
+    /// What the manager was told about regions.
+    pub fn policy(&self) -> &P {
+        &self.manager.policy
     }
 
     /// The innermost region under way; `None` outside of any.

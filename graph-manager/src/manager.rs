@@ -34,6 +34,11 @@ pub struct CudaGraphManager<P: Policy> {
 }
 
 impl<P: Policy> CudaGraphManager<P> {
+    /// What it was told about regions.
+    pub fn policy(&self) -> &P {
+        &self.policy
+    }
+
     /// A manager of steps whose regions run on `compute`.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use super::pending::PendingWeightGradients;
 use super::shape::GptShape;
 use super::token_cost::TokenCost;
 use crate::graph_options::GraphModule;
+use crate::hooks::after_module;
 use crate::params::{Param, ParamSpec};
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -116,6 +117,7 @@ impl Layer for Block {
         let mut hidden = input;
         for branch in &self.branches {
             hidden = cx.region(branch.region(cx), hidden, |cx, hidden| branch.forward(cx, hidden))?;
+            after_module(cx, branch.module, hidden)?;
         }
         Ok(hidden)
     }

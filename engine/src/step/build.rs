@@ -12,6 +12,7 @@ use super::metrics::StepNumbers;
 use super::{Stage, StepProgram};
 use crate::gradient_sync::{CopiedRowsSync, DataParallelSync, PartialGradientSync};
 use crate::graph_options::GraphOptions;
+use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
 use crate::optimizer::{AdamW, Optimizer, OptimizerRanks, ParamGroup, StepControl};
@@ -37,6 +38,8 @@ pub struct StageOptions {
     pub pipeline: PipelineStage,
     /// How steps are captured.
     pub graphs: GraphOptions,
+    /// The user's code in forward.
+    pub hooks: Hooks,
 }
 
 impl Default for StageOptions {
@@ -51,6 +54,7 @@ impl Default for StageOptions {
             grad_reduce: DType::F32,
             pipeline: PipelineStage::single(),
             graphs: GraphOptions::default(),
+            hooks: Hooks::default(),
         }
     }
 }
@@ -150,6 +154,7 @@ impl Stage {
             reduces: data_parallel.is_some() || partial_gradients.is_some(),
             gathers: shard.is_part(),
             quantizes: params.fp8_bytes() > 0,
+            hooks: options.hooks,
         };
         Ok(Stage {
             graphs: StepPolicy::manager(compute.clone(), &options.graphs, shape)?,

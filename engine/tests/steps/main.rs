@@ -17,6 +17,7 @@ mod fp8_ranks;
 mod frozen;
 mod grad_reduce;
 mod graph_modules;
+mod hooks;
 mod layouts;
 mod minimal_example;
 mod muon;

@@ -4,6 +4,7 @@
 //! 2. [`Layers`]: collects values from defaults, a preset, a file and flags, and resolves them to a [`RunConfig`].
 //! 3. [`plan::RunPlan`]: checks the [`RunConfig`] and derives every size of the run.
 
+pub mod activation_plan;
 pub mod batch_plan;
 pub(crate) mod checks;
 mod fp8_plan;

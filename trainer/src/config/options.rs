@@ -205,6 +205,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("logging.interval", "log-interval", &[], "10", Kind::Integer, "Steps between lines on the console. metrics.jsonl has every step"),
     option("logging.tensorboard", "tensorboard", &[], "false", Kind::Bool, "Also write TensorBoard event files into logging.dir"),
     option("logging.wandb", "wandb", &[], "false", Kind::Bool, "Also write wandb-history.jsonl and wandb-summary.json, in the form of Weights & Biases, into logging.dir. If python3 has the module wandb, it also sends each step while the run goes on; WANDB_MODE=offline sends nothing"),
+    option("logging.print_activations", "print-activations", &[], "[]", Kind::Texts, "Outputs of which the mean, the root mean square and the largest magnitude are printed, for each microbatch of the steps that have a line: \"embedding\", \"h.3\" for the block of that number, \"h.3.attention\" or \"h.3.mlp\" for a module of it. The host waits for each. Graphs go around them"),
     option("logging.trace", "trace", &[], "", Kind::Text, "File for a timeline of a few steps, for ui.perfetto.dev: every kernel, copy and call with its layer. Ranks other than 0 add their number to the name"),
     option("logging.trace_after", "trace-after", &["profile-step-start"], "", Kind::Integer, "Steps before the timeline begins. Unset: it begins with the first replay"),
     option("logging.trace_steps", "trace-steps", &[], "2", Kind::Integer, "Number of steps in the timeline"),

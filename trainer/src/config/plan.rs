@@ -6,6 +6,7 @@ use engine::layer_partition::StageLayers;
 use launch::watch::WatchSettings;
 use parallel::Axis;
 
+use crate::config::activation_plan::PrintedActivations;
 use crate::config::batch_plan::BatchPlan;
 use crate::config::checks::{at_least, at_most, within};
 use crate::config::freeze_plan::FrozenNames;
@@ -37,6 +38,8 @@ pub struct RunPlan {
     pub optimizer: OptimizerPlan,
     /// What it leaves as it is.
     pub frozen: FrozenNames,
+    /// Which outputs are printed.
+    pub printed: PrintedActivations,
     /// How steps are captured.
     pub graphs: GraphOptions,
     /// When the model is evaluated; `None` for never.
@@ -105,6 +108,7 @@ impl RunPlan {
         let optimizer =
             OptimizerPlan::new(&config.optimizer, config.precision.compute.activations(), config.train.steps)?;
         let frozen = FrozenNames::new(&config.optimizer.freeze, &model)?;
+        let printed = PrintedActivations::new(&config, &model)?;
         let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
         Ok(RunPlan {
             steps: config.train.steps,
@@ -115,6 +119,7 @@ impl RunPlan {
             batch,
             optimizer,
             frozen,
+            printed,
             graphs,
             evaluation,
             watch,

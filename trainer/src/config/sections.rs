@@ -410,6 +410,7 @@ section!(LoggingConfig {
     interval: usize,
     tensorboard: bool,
     wandb: bool,
+    print_activations: Vec<String>,
     trace: Option<String>,
     trace_after: Option<usize>,
     trace_steps: usize,

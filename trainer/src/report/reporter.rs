@@ -167,8 +167,7 @@ impl<'p> Reporter<'p> {
             validation_perplexity: validation_loss.and_then(|loss| self.perplexity(loss)),
             fp8: result.fp8,
         };
-        let due = step % self.logging.interval == 0 || step == 1 || step == self.steps;
-        if due || validation_loss.is_some() || !result.applied {
+        if self.is_due(step) || validation_loss.is_some() || !result.applied {
             self.say_step(&metrics);
         }
         if !result.applied {
@@ -187,6 +186,11 @@ impl<'p> Reporter<'p> {
 
     /// Prints a step's line on rank 0. On a terminal the line at the bottom tells the time left, and numbers that do not fit
     /// are left out; the log has them all.
+    /// Whether a step has a line of its own, counted from 1.
+    pub(crate) fn is_due(&self, step: usize) -> bool {
+        step.is_multiple_of(self.logging.interval) || step == 1 || step == self.steps
+    }
+
     fn say_step(&self, metrics: &StepMetrics) {
         if self.log.is_some() {
             let left = self.left(metrics.step);

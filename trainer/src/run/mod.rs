@@ -1,6 +1,7 @@
 //! A run: from a plan to its end.
 
 pub mod accelerator;
+mod activations;
 pub mod auto_scope;
 mod cheaper;
 pub mod consistency;

@@ -65,6 +65,7 @@ impl<'r> RandomSteps<'r> {
     pub fn new(plan: &'r RunPlan, group: &'r ProcessGroup, device: &'r Device) -> Result<RandomSteps<'r>, RunError> {
         let streams = device.streams_made();
         let stage = ManuallyDrop::new(stage(plan, device, group)?);
+        stage.let_hooks_read(false);
         let batch = random_batch(plan, &stage.staging(1)?);
         Ok(RandomSteps { plan, group, device, stage, streams, batch, step: 0 })
     }

@@ -15,7 +15,7 @@ use crate::hf::Pretrained;
 use crate::process_group::ProcessGroup;
 use crate::run::cheaper::cheaper_settings;
 use crate::run::host_memory::fits_host;
-use crate::run::verify;
+use crate::run::{activations, verify};
 
 /// Creates this rank's stage with its first weights, records its steps and allocates its memory. All ranks call it together.
 ///
@@ -144,6 +144,7 @@ pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGro
         grad_reduce: plan.parallel.grad_reduce,
         pipeline: plan.parallel.stage(group.rank),
         graphs: plan.graphs.clone(),
+        hooks: activations::hooks(plan, group),
     };
     let architecture = plan.model.part(tensor, plan.layers(group.rank));
     let architecture = architecture.freeze(|name| plan.frozen.has(name));

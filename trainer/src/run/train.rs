@@ -208,10 +208,12 @@ impl<'r> Trainer<'r> {
         // Copies to and from the host are under way twice at most: the first two steps allocate for them.
         let is_steady = settled && step > self.first_step + 1;
         self.device.set_sync_debug(if is_steady { sync_debug(self.plan) } else { SyncDebug::Off });
+        self.stage.let_hooks_read(self.report.is_due(step + 1));
         let (metrics, counts) = match measures {
             true => self.stage.measured_step(settings, batch.as_ref())?,
             false => (self.stage.train_step(settings, batch.as_ref())?, None),
         };
+        self.stage.let_hooks_read(false);
         self.device.set_sync_debug(SyncDebug::Off);
         self.trace.after_step(self.device)?;
         let host = started.elapsed();

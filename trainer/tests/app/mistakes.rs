@@ -219,6 +219,11 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--set data.validation_path=[\"\"]", &["data.validation_path = [\"\"]", "a list of paths"]),
     ("--config=", &["--config <FILE> has no value"]),
     ("--graph-report=", &["--graph-report <FILE> has no value"]),
+    ("--layers 2 --print-activations h.2", &["print_activations = [\"h.2\"]", "the model has embedding, h.0 to h.1"]),
+    (
+        "--print-activations h.0 --enable-cuda-graph --cuda-graph-scope full_iteration",
+        &["print_activations = [\"h.0\"] with cuda_graph.scope", "the host waits for what is printed", "per_layer"],
+    ),
     ("profile --html absent/page.html", &["--html absent/page.html is in a folder that does not exist"]),
     ("tokenize --output= file", &["--output <DIR> has no value"]),
     ("batches --output=", &["--output <FILE> has no value"]),

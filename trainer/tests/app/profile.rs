@@ -63,3 +63,29 @@ fn the_scope_that_auto_chooses_changes_no_bit() {
         said.lines().find(|line| line.starts_with("cuda_graph.scope = auto: ")).unwrap_or_else(|| panic!("{said}"));
     assert!(line.contains("full_iteration takes ") && line.contains("per_layer takes "), "{line}");
 }
+
+#[test]
+fn auto_goes_around_what_is_printed_and_says_why() {
+    let folder = Folder::new("auto-printed");
+    let trained = |name: &str, graphs: &str| {
+        let path = folder.path(name);
+        std::fs::create_dir(&path).unwrap();
+        let output = run(1, &path, &format!("{SMALL} --log-interval 2 {graphs}"));
+        expect(&output, 0, &["done"]);
+        (bits(&path, 3), printed(&output))
+    };
+    let (plain, _) = trained("plain", "");
+    let names = "--print-activations h.0.attention h.1 --enable-cuda-graph";
+    let (auto, said) = trained("auto", &format!("{names} --cuda-graph-scope auto"));
+    assert_eq!(auto, plain);
+    assert!(said.contains("full_iteration is out: logging.print_activations = [\"h.0.attention\", \"h.1\"]"), "{said}");
+    assert!(said.contains("the host waits for what is printed"), "{said}");
+    let (modules, said) = trained("modules", names);
+    assert_eq!(modules, plain);
+    assert!(said.contains("hook (the host waits for what it prints)"), "{said}");
+    // A microbatch in each of the steps 1, 2 and 3, which all have a line; none while steps are tried.
+    for name in ["h.0.attention", "h.1"] {
+        let line = format!("{name}, microbatch 0: mean ");
+        assert_eq!(said.matches(&line).count(), 3, "{said}");
+    }
+}

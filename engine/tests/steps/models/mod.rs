@@ -9,6 +9,7 @@ use device::cuda::CudaOptions;
 use device::ops::NormKind;
 use device::{Communicator, DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
+use engine::hooks::Hooks;
 use engine::layer_partition::StageLayers;
 use engine::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
 use engine::optimizer::{AdamW, ParamGroup, Sgd};
@@ -128,6 +129,8 @@ pub struct Run {
     pub groups: Option<Vec<ParamGroup>>,
     /// Which parameters keep their values, by name.
     pub frozen: fn(&str) -> bool,
+    /// Code that runs in forward.
+    pub hooks: Hooks,
 }
 
 /// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
@@ -163,6 +166,7 @@ impl Run {
             learning_rate: 1e-2,
             groups: None,
             frozen: |_| false,
+            hooks: Hooks::default(),
         }
     }
 
@@ -180,6 +184,10 @@ impl Run {
     }
 
     pub fn stage(&self, device: &Device) -> Stage {
+        self.try_stage(device).unwrap()
+    }
+
+    pub fn try_stage(&self, device: &Device) -> graph_manager::Result<Stage> {
         let decay = 0.1;
         let adamw = ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, decay);
         let (architecture, optimizer) = match self.kind {
@@ -204,9 +212,10 @@ impl Run {
             grad_reduce: self.grad_reduce,
             pipeline: self.stage,
             graphs: self.graphs.clone(),
+            hooks: self.hooks.clone(),
         };
         let groups = StageGroups { data_parallel: self.group.clone(), pipeline: self.pipeline.clone() };
-        Stage::new(device, &architecture.freeze(self.frozen), options, groups).unwrap()
+        Stage::new(device, &architecture.freeze(self.frozen), options, groups)
     }
 
     /// This rank's settings for a step.

@@ -1,0 +1,101 @@
+//! Which outputs of layers and modules are printed.
+
+use common::UserError;
+use engine::graph_options::GraphModule;
+use engine::hooks::HookPlace;
+
+use crate::config::checks::require;
+use crate::config::model_plan::ModelPlan;
+use crate::config::{GraphScope, RecomputeGranularity, RunConfig};
+
+/// The outputs that are printed, with the names that the configuration gives them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrintedActivations(pub Vec<(String, HookPlace)>);
+
+impl PrintedActivations {
+    /// Those of `logging.print_activations`.
+    ///
+    /// # Errors
+    /// A name that the model does not have; settings under which nothing can be printed.
+    pub(crate) fn new(config: &RunConfig, model: &ModelPlan) -> Result<PrintedActivations, UserError> {
+        let names = &config.logging.print_activations;
+        if names.is_empty() {
+            return Ok(PrintedActivations::default());
+        }
+        let what = format!("logging.print_activations = {names:?}");
+        let ModelPlan::Gpt(shape) = model else {
+            let rule = "an MLP has neither embedding nor blocks";
+            return Err(UserError::new(format!("{what} with model.kind = \"mlp\""), rule, "leave it out"));
+        };
+        check_settings(config, &what)?;
+        let place = |name: &String| {
+            place(name, shape.layers, shape.attention).map(|place| (name.clone(), place)).ok_or_else(|| {
+                let last = shape.layers - 1;
+                UserError::new(
+                    format!("logging.print_activations = [{name:?}]"),
+                    format!(
+                        "the model has embedding, h.0 to h.{last}, and in each block mlp{}",
+                        if shape.attention { " and attention" } else { "" }
+                    ),
+                    format!("for example logging.print_activations = [\"h.{last}\", \"h.0.mlp\"]"),
+                )
+            })
+        };
+        names.iter().map(place).collect::<Result<_, _>>().map(PrintedActivations)
+    }
+}
+
+fn place(name: &str, blocks: usize, attention: bool) -> Option<HookPlace> {
+    if name == "embedding" {
+        return Some(HookPlace { layer: 0, module: None });
+    }
+    let mut words = name.strip_prefix("h.")?.split('.');
+    let block: usize = words.next()?.parse().ok()?;
+    let module = match words.next() {
+        None => None,
+        Some("attention") if attention => Some(GraphModule::Attention),
+        Some("mlp") => Some(GraphModule::FeedForward),
+        Some(_) => return None,
+    };
+    (block < blocks && words.next().is_none()).then_some(HookPlace { layer: block + 1, module })
+}
+
+fn check_settings(config: &RunConfig, what: &str) -> Result<(), UserError> {
+    let graph = &config.cuda_graph;
+    require(!graph.enable || graph.scope != GraphScope::FullIteration, || {
+        UserError::new(
+            format!("{what} with cuda_graph.scope = \"full_iteration\""),
+            "the host waits for what is printed, and under full_iteration the whole step is one graph",
+            "set cuda_graph.scope = \"per_layer\" or \"auto\"",
+        )
+    })?;
+    require(!graph.enable || !graph.overlap_microbatches, || {
+        let rule = "the host waits for what is printed, so microbatches do not overlap";
+        UserError::new(format!("{what} with cuda_graph.overlap_microbatches = true"), rule, "leave one of the two out")
+    })?;
+    require(config.recompute.granularity != RecomputeGranularity::Full, || {
+        UserError::new(
+            format!("{what} with recompute.granularity = \"full\""),
+            "groups of blocks run as one layer then, whose blocks have no output of their own",
+            "set recompute.granularity = \"selective\"",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_layers_and_of_modules_in_blocks() {
+        let named = |name| place(name, 4, true).map(|place| (place.layer, place.module));
+        assert_eq!(named("embedding"), Some((0, None)));
+        assert_eq!(named("h.3"), Some((4, None)));
+        assert_eq!(named("h.0.attention"), Some((1, Some(GraphModule::Attention))));
+        assert_eq!(named("h.2.mlp"), Some((3, Some(GraphModule::FeedForward))));
+        for wrong in ["h.4", "h.-1", "h", "h.1.norm", "h.1.mlp.up", "head", "wte"] {
+            assert_eq!(named(wrong), None, "{wrong}");
+        }
+        assert_eq!(place("h.0.attention", 4, false), None);
+    }
+}

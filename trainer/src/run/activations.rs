@@ -1,0 +1,107 @@
+//! Prints outputs of layers and modules: a few numbers of each.
+
+use std::rc::Rc;
+
+use common::terminal::{PRINTED, say};
+use device::{DType, Float, Stream, Tensor, bf16};
+use engine::hooks::{ForwardHook, HookPlace, Hooks};
+use engine::model::Hidden;
+use engine::step_policy::StepContext;
+use graph_manager::Result;
+use parallel::Axis;
+
+use crate::config::plan::RunPlan;
+use crate::process_group::ProcessGroup;
+
+/// The hooks that print what `logging.print_activations` names. Of ranks with the same layers the first prints, on its own
+/// samples and its own part of them.
+pub(super) fn hooks(plan: &RunPlan, group: &ProcessGroup) -> Hooks {
+    let grid = &plan.parallel.grid;
+    let prints = [Axis::Data, Axis::Tensor].iter().all(|axis| grid.coordinate(group.rank, *axis) == 0);
+    let hook = |(name, place): &(String, HookPlace)| {
+        let hook = PrintedOutput { name: name.clone(), prints };
+        (*place, Rc::new(hook) as Rc<dyn ForwardHook>)
+    };
+    Hooks::new(plan.printed.0.iter().map(hook))
+}
+
+struct PrintedOutput {
+    name: String,
+    prints: bool,
+}
+
+impl ForwardHook for PrintedOutput {
+    fn capturable(&self) -> std::result::Result<(), &'static str> {
+        Err("the host waits for what it prints")
+    }
+
+    fn run(&self, cx: &mut StepContext<'_>, _: HookPlace, microbatch: usize, value: &Hidden) -> Result<()> {
+        if !self.prints || !cx.mode().trains() {
+            return Ok(());
+        }
+        let mut values = read(cx.compute(), &value.x)?;
+        if let Some(delta) = value.delta {
+            values.iter_mut().zip(read(cx.compute(), &delta)?).for_each(|(value, delta)| *value += delta);
+        }
+        let line = format!("{}, microbatch {microbatch}: {}", self.name, Numbers::of(&values));
+        say(&line);
+        tracing::info!(target: PRINTED, "{line}");
+        Ok(())
+    }
+}
+
+fn read(stream: &Stream, tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(match tensor.dtype {
+        DType::Bf16 => stream.read::<bf16>(tensor)?.wait()?.into_iter().map(Float::to_f32).collect(),
+        _ => stream.read::<f32>(tensor)?.wait()?,
+    })
+}
+
+/// What is printed of an output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Numbers {
+    mean: f64,
+    /// Root mean square.
+    rms: f64,
+    /// The largest magnitude.
+    largest: f32,
+    /// Values that are infinite or no number. The other numbers are those of all others.
+    not_finite: usize,
+}
+
+impl Numbers {
+    fn of(values: &[f32]) -> Numbers {
+        let finite = || values.iter().filter(|value| value.is_finite());
+        let count = finite().count();
+        let mean = |sum: f64| sum / count.max(1) as f64;
+        Numbers {
+            mean: mean(finite().map(|value| f64::from(*value)).sum()),
+            rms: mean(finite().map(|value| f64::from(*value).powi(2)).sum()).sqrt(),
+            largest: finite().fold(0.0, |largest, value| value.abs().max(largest)),
+            not_finite: values.len() - count,
+        }
+    }
+}
+
+impl std::fmt::Display for Numbers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Numbers { mean, rms, largest, not_finite } = *self;
+        write!(f, "mean {mean:.3e}, rms {rms:.3e}, largest {largest:.3e}")?;
+        if not_finite > 0 {
+            write!(f, ", {not_finite} not finite")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Numbers;
+
+    #[test]
+    fn values_that_are_not_finite_are_counted_and_left_out() {
+        let numbers = Numbers::of(&[1.0, -3.0, f32::NAN, 2.0, f32::INFINITY]);
+        assert_eq!(numbers.to_string(), "mean 0.000e0, rms 2.160e0, largest 3.000e0, 2 not finite");
+        assert_eq!(Numbers::of(&[-0.5]).to_string(), "mean -5.000e-1, rms 5.000e-1, largest 5.000e-1");
+    }
+}
