@@ -72,6 +72,7 @@ def arguments(**shape):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     parser.add_argument("--float8", choices=["tensorwise", "rowwise", "rowwise_with_gw_hp"])
     parser.add_argument("--mode", choices=["eager", "compile", "graph", "compile+graph"], default="compile")
+    parser.add_argument("--profile", action="store_true", help="also print the operations of a step by torch.profiler")
     return parser.parse_args()
 
 
@@ -152,8 +153,29 @@ def main(case, make_model):
             "cudnn": torch.backends.cudnn.version(),
             "gpu": torch.cuda.get_device_name(),
         }))
+        if case.profile:
+            print(operations(replay))
     if ranks > 1:
         dist.destroy_process_group()
+
+
+def operations(step, steps=3, rows=20):
+    """The operations that take most of a step: name, shapes of inputs, count, milliseconds of their kernels."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as profiler:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    found = [e for e in profiler.key_averages(group_by_input_shape=True) if e.self_device_time_total > 0]
+    found.sort(key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in found) / steps / 1e3
+    lines = [f"{total:.2f} ms of kernels in a step"]
+    for event in found[:rows]:
+        ms = event.self_device_time_total / steps / 1e3
+        shapes = str([shape for shape in event.input_shapes if shape][:3])
+        lines.append(f"{event.key[:60]:60} {shapes[:60]:60} {event.count / steps:6.0f} {ms:8.3f} ms {ms / total:6.1%}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -96,9 +96,13 @@ pub(super) fn case_argument() -> Arg {
 
 /// The options that the chosen case sets; none without a case.
 pub(super) fn chosen_case(matches: &ArgMatches) -> Vec<(&'static str, &'static str)> {
-    let case = text(matches, "case");
-    let case = CASES.iter().find(|(name, _)| Some(*name) == case.as_deref());
-    case.map_or(vec![], |(_, sets)| [sets, &[("train.eval_interval", "0")][..]].concat())
+    let sets = text(matches, "case").map(|name| case(&name));
+    sets.map_or(vec![], |sets| [sets, &[("train.eval_interval", "0")][..]].concat())
+}
+
+/// The options that a case sets, by its name; none for a name that is not known.
+pub(super) fn case(name: &str) -> &'static [(&'static str, &'static str)] {
+    CASES.iter().find(|(known, _)| *known == name).map_or(&[], |(_, sets)| sets)
 }
 
 /// Fails if a measurement is asked for a file that only a training run writes.

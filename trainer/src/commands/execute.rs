@@ -26,7 +26,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
         Request::Bench(request) => train::bench(&request, env, started),
         Request::Profile(request) => train::profile(&request, env),
         Request::Evaluate(request) => eval::run(&request, env),
-        Request::Doctor(request) => doctor::run(request, env),
+        Request::Doctor(request) => doctor::run(&request, env),
         Request::Tokenize(request) => {
             refuse_ranks("tokenize", "one process tokenises, on all cores that it may use", "start it without mpirun");
             finish(tokenize::run(&request))

@@ -57,7 +57,7 @@ pub(super) fn request(matches: &ArgMatches) -> Result<ProfileRequest, UserError>
     let steps = run.config.train.steps.min(most);
     run.config.train.steps = steps;
     let html = text(matches, "html").map(PathBuf::from);
-    html.as_deref().map_or(Ok(()), |file| check_output("--html", file))?;
+    html.as_deref().map_or(Ok(()), |file| check_output("--html", "profile.html", file))?;
     Ok(ProfileRequest { run, steps, json: matches.get_flag("json"), html })
 }
 

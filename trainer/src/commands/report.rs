@@ -65,7 +65,7 @@ pub(super) fn request(matches: &ArgMatches) -> ReportRequest {
 /// A folder that is not that of a run; a page that cannot be written.
 pub(super) fn run(request: &ReportRequest) -> Result<String, RunError> {
     let ReportRequest { runs, output, follow } = request;
-    check_output("--output", output)?;
+    check_output("--output", "report.html", output)?;
     let stop = if *follow { interruption()? } else { Stop::default() };
     loop {
         let read: Vec<Run> = runs.iter().map(|folder| Run::read(folder)).collect::<Result<_, UserError>>()?;
@@ -84,16 +84,20 @@ pub(super) fn run(request: &ReportRequest) -> Result<String, RunError> {
     }
 }
 
-/// Fails on a flag's page that cannot be a file, before other work.
-pub(super) fn check_output(flag: &str, output: &Path) -> Result<(), UserError> {
+/// Fails on a flag's value that cannot be a file, before other work.
+pub(super) fn check_output(flag: &str, example: &str, output: &Path) -> Result<(), UserError> {
     let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty());
     let problem = match folder {
         _ if output.is_dir() => "is a folder",
         Some(folder) if !folder.is_dir() => "is in a folder that does not exist",
         _ => return Ok(()),
     };
-    let rule = "the page is a file in a folder that exists";
-    Err(UserError::new(format!("{flag} {} {problem}", output.display()), rule, "name such a file, such as report.html"))
+    let rule = "it is a file in a folder that exists";
+    Err(UserError::new(
+        format!("{flag} {} {problem}", output.display()),
+        rule,
+        format!("name such a file, such as {example}"),
+    ))
 }
 
 /// Writes the page under another name first: who reads it sees the old page or the new one.

@@ -43,6 +43,8 @@ pub struct Card {
     pub network: NetworkRates,
     /// Transfers beside kernels.
     pub overlap: Overlap,
+    /// What the host of a GPU takes to submit work.
+    pub host: HostTimes,
     /// Memory that libraries take.
     pub libraries: Libraries,
 }
@@ -123,6 +125,18 @@ pub struct Overlap {
     pub transfer_share: f64,
 }
 
+/// Microseconds for which a host is busy.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct HostTimes {
+    /// With an operation that is in no graph.
+    pub operation_us: f64,
+    /// With the launch of a graph.
+    pub launch_us: f64,
+    /// With the launch of a graph in which ranks transfer.
+    pub launch_with_transfers_us: f64,
+}
+
 /// Memory that no plan counts.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
@@ -178,6 +192,10 @@ impl Card {
         let sizes = [card.memory_gib - card.libraries.process_gib, card.peak_bf16_tflops];
         if rates.iter().chain(&sizes).any(|value| value.is_nan() || *value <= 0.0) {
             return Err(wrong("a rate or a size is 0, or process_gib is all of memory_gib".into()));
+        }
+        let HostTimes { operation_us, launch_us, launch_with_transfers_us } = card.host;
+        if [operation_us, launch_us, launch_with_transfers_us].iter().any(|value| value.is_nan() || *value <= 0.0) {
+            return Err(wrong("a time of [host] is 0".into()));
         }
         if !(0.0..1.0).contains(&card.overlap.transfer_share) {
             return Err(wrong("overlap.transfer_share is a share, from 0 to below 1".into()));

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use common::UserError;
 use common::format::bytes;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::step::Stage;
 use parallel::Axis;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use crate::predict::card::Card;
 use crate::predict::network::Network;
 use crate::predict::paper;
 use crate::predict::simulate::{RankTimes, Simulation, simulate};
-use crate::predict::step_graph::Phase;
+use crate::predict::step_graph::{Phase, Submitted};
 
 /// Bytes of device memory of a rank, by what they hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -126,8 +127,27 @@ fn with_microbatches(plan: &RunPlan, microbatches: usize) -> Result<RunPlan, Use
 fn simulated(plan: &RunPlan, card: &Card, node: usize) -> Result<(Vec<Memory>, Simulation), RunError> {
     let ranks = plan.parallel.grid.group(0, Axis::Pipeline);
     let network = Network { card: Rc::new(card.clone()), node };
-    let (memory, graphs) = paper::steps(plan, &ranks, &network)?;
-    Ok((memory, simulate(&graphs, card.overlap.transfer_share)))
+    let steps = paper::steps(plan, &ranks, &network)?;
+    let host = steps.iter().map(|step| host_seconds(&plan.graphs, step.submitted, card)).fold(0.0, f64::max);
+    let (memory, graphs): (_, Vec<_>) = steps.into_iter().map(|step| (step.memory, step.nodes)).unzip();
+    let mut simulation = simulate(&graphs, card.overlap.transfer_share);
+    // The host submits a step while the GPU runs the one before. The slower of the two sets the time.
+    simulation.seconds = simulation.seconds.max(host);
+    Ok((memory, simulation))
+}
+
+/// Seconds for which a rank's host is busy with a step.
+fn host_seconds(graphs: &GraphOptions, submitted: Submitted, card: &Card) -> f64 {
+    let Submitted { operations, regions, regions_with_transfers } = submitted;
+    let microseconds = match (graphs.enable, graphs.scope) {
+        (false, _) => operations as f64 * card.host.operation_us,
+        (true, Scope::PerLayer) => {
+            let with_transfers = regions_with_transfers as f64 * card.host.launch_with_transfers_us;
+            regions as f64 * card.host.launch_us + with_transfers
+        }
+        (true, Scope::FullIteration) => card.host.launch_with_transfers_us,
+    };
+    microseconds / 1e6
 }
 
 fn result(plan: &RunPlan, card: &Card, memory: Vec<Memory>, simulation: Simulation) -> Forecast {
@@ -198,6 +218,34 @@ fn too_large(stage: usize, memory: &Memory, plan: &RunPlan, card: &Card) -> User
 mod tests {
     use super::*;
     use crate::config::Layers;
+
+    #[test]
+    fn a_step_is_as_long_as_its_host_needs_to_submit_it() {
+        let card = Card::named("h200").unwrap();
+        let step = |settings: &[(&str, &str)]| {
+            let mut layers = Layers::default();
+            let small = [
+                ("model.preset", "gpt2-124m"),
+                ("train.micro_batch_size", "1"),
+                ("precision.compute", "bf16"),
+                ("model.seq_length", "256"),
+            ];
+            small.iter().chain(settings).for_each(|(key, value)| layers.set(key, value, "test").unwrap());
+            let plan = RunPlan::new(layers.resolve(), 1).unwrap();
+            let (_, simulation) = simulated(&plan, &card, 8).unwrap();
+            simulation.seconds
+        };
+        let off = step(&[("cuda_graph.enable", "false")]);
+        let on = step(&[("cuda_graph.enable", "true")]);
+        // 16 microbatches of 256 tokens: 4,000 operations of 13 us, for a GPU that is done earlier.
+        assert!(off > 1.5 * on, "{off} {on}");
+        let submitted = Submitted { operations: 1000, regions: 50, regions_with_transfers: 10 };
+        let graphs = |enable, scope| GraphOptions { enable, scope, ..GraphOptions::default() };
+        let seconds = |enable, scope| host_seconds(&graphs(enable, scope), submitted, &card) * 1e6;
+        let whole =
+            [(false, Scope::PerLayer, 13_000.0), (true, Scope::PerLayer, 980.0), (true, Scope::FullIteration, 68.0)];
+        whole.iter().for_each(|(enable, scope, expected)| assert!((seconds(*enable, *scope) - expected).abs() < 1e-6));
+    }
 
     #[test]
     fn a_long_step_is_extended_from_shorter_ones() {

@@ -60,9 +60,14 @@ pub fn search(search: &Search<'_>) -> Result<Found, RunError> {
     let order = |roughly: &Roughly| (lacks(roughly), roughly.seconds);
     ranked.sort_by(|(a, _), (b, _)| order(a).partial_cmp(&order(b)).unwrap_or(std::cmp::Ordering::Equal));
     let (mut best, mut recorded, mut least) = (Vec::new(), 0, None);
-    let plans: Vec<RunPlan> = ranked.into_iter().map(|(_, plan)| plan).collect();
+    // The first may all lack memory that the estimate does not see. Then those follow that fit by a margin.
+    let limit = PATIENCE * search.most.max(BATCH);
+    let rest = ranked.split_off(limit.min(ranked.len()));
+    let by_a_margin = rest.into_iter().filter(|(roughly, _)| roughly.bytes < card.room() - card.room() / 8).take(limit);
+    let first = ranked.len();
+    let plans: Vec<RunPlan> = ranked.into_iter().chain(by_a_margin).map(|(_, plan)| plan).collect();
     for batch in plans.chunks(BATCH) {
-        if best.len() >= search.most || recorded >= PATIENCE * search.most.max(BATCH) {
+        if best.len() >= search.most || !best.is_empty() && recorded >= first {
             break;
         }
         let forecasts: Vec<_> = batch.par_iter().map(|plan| forecast(plan, card, node)).collect();

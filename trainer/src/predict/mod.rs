@@ -20,7 +20,7 @@ mod simulate;
 mod step_graph;
 mod timeline;
 
-pub use card::Card;
+pub use card::{AttentionRates, Card, Products};
 pub use forecast::{Fit, Forecast, Memory, check_fits, forecast};
 pub use layouts::{Found, Search, search};
 pub use picture::picture;

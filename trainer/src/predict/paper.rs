@@ -12,7 +12,7 @@ use crate::error::RunError;
 use crate::predict::card::Card;
 use crate::predict::forecast::Memory;
 use crate::predict::network::Network;
-use crate::predict::step_graph::{Builder, Communicators, Node};
+use crate::predict::step_graph::{Builder, Communicators, Node, Submitted};
 use crate::process_group::ProcessGroup;
 use crate::run::set_up::recorded_stage;
 
@@ -93,22 +93,25 @@ pub(super) fn memory(plan: &RunPlan, rank: usize, card: &Card) -> Result<Memory,
     Ok(Memory::of(&mut stage, card.taken(communicators)))
 }
 
-/// The memory of each of these ranks, and what they do in a step of the global batch.
+/// A rank's step of the global batch.
+pub(super) struct RankStep {
+    pub(super) memory: Memory,
+    pub(super) nodes: Vec<Node>,
+    pub(super) submitted: Submitted,
+}
+
+/// What each of these ranks needs, and what it does in a step of the global batch.
 ///
 /// # Errors
 /// Settings that exclude each other.
-pub(super) fn steps(
-    plan: &RunPlan,
-    ranks: &[usize],
-    network: &Network,
-) -> Result<(Vec<Memory>, Vec<Vec<Node>>), RunError> {
+pub(super) fn steps(plan: &RunPlan, ranks: &[usize], network: &Network) -> Result<Vec<RankStep>, RunError> {
     // One recording: no evaluation, no steps of other sizes.
     let mut config = plan.config.clone();
     config.train.eval_interval = 0;
     config.train.rampup_batch_size = Vec::new();
     config.precision.fp8_metrics_interval = 0;
     let plan = RunPlan::new(config, plan.parallel.grid.ranks())?;
-    let (mut memories, mut graphs) = (Vec::new(), Vec::new());
+    let mut steps = Vec::new();
     let mut communicators = Communicators::default();
     for &rank in ranks {
         let device = dry_device()?;
@@ -120,10 +123,11 @@ pub(super) fn steps(
         let (group, connected) = group(&plan, rank)?;
         let mut stage = recorded_stage(&plan, &device, &group)?;
         device.listen(None);
-        memories.push(Memory::of(&mut stage, network.card.taken(connected)));
+        let memory = Memory::of(&mut stage, network.card.taken(connected));
+        let submitted = heard.borrow().submitted();
         let nodes;
         (nodes, communicators) = heard.borrow_mut().take();
-        graphs.push(nodes);
+        steps.push(RankStep { memory, nodes, submitted });
     }
-    Ok((memories, graphs))
+    Ok(steps)
 }

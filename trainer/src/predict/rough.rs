@@ -141,11 +141,11 @@ impl Rough {
         (parallel.pipeline_layers, parallel.distributed_optimizer) = (Vec::new(), false);
         parallel.pipeline_schedule = PipelineSchedule::OneForwardOneBackward;
         let plan = RunPlan::new(small, config.parallel.tensor)?;
-        let (memory, graphs) = paper::steps(&plan, &[0], &self.network)?;
-        let simulation = simulate(&graphs, self.network.card.overlap.transfer_share);
+        let step = paper::steps(&plan, &[0], &self.network)?.remove(0);
+        let simulation = simulate(&[step.nodes], self.network.card.overlap.transfer_share);
         let spans = simulation.ranks.iter().flat_map(|rank| &rank.spans);
         let update = spans.filter(|span| span.2 == Phase::Update).map(|span| span.1 - span.0).sum();
-        let Memory { weights, gradients, optimizer, activations, .. } = memory[0];
+        let Memory { weights, gradients, optimizer, activations, .. } = step.memory;
         let memory = [weights, gradients, optimizer, activations].map(|bytes| bytes as f64);
         Ok(Part { pass: simulation.seconds - update, update, memory })
     }

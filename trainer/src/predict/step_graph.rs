@@ -36,6 +36,17 @@ impl Phase {
     }
 }
 
+/// What a rank's host submits in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Submitted {
+    /// Operations.
+    pub(super) operations: usize,
+    /// Regions without transfers between ranks.
+    pub(super) regions: usize,
+    /// Regions with some.
+    pub(super) regions_with_transfers: usize,
+}
+
 /// An operation of a step.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
@@ -87,6 +98,8 @@ pub(super) struct Builder {
     /// World ranks that are simulated, ascending.
     simulated: Rc<[usize]>,
     nodes: Vec<Node>,
+    /// By name of a region: whether it transfers.
+    regions: HashMap<String, bool>,
     /// By stream: what its next operation waits for.
     tails: HashMap<StreamId, Vec<u32>>,
     /// By event: what those who wait for it wait for.
@@ -106,7 +119,15 @@ struct Group {
 impl Builder {
     pub(super) fn new(network: Network, tf32: bool, simulated: Rc<[usize]>, communicators: Communicators) -> Builder {
         let (tails, events, groups) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Builder { network, tf32, simulated, nodes: Vec::new(), tails, events, groups, communicators }
+        let (nodes, regions) = (Vec::new(), HashMap::new());
+        Builder { network, tf32, simulated, nodes, regions, tails, events, groups, communicators }
+    }
+
+    /// What the host has submitted so far.
+    pub(super) fn submitted(&self) -> Submitted {
+        let regions_with_transfers = self.regions.values().filter(|transfers| **transfers).count();
+        let regions = self.regions.len() - regions_with_transfers;
+        Submitted { operations: self.nodes.len(), regions, regions_with_transfers }
     }
 
     /// The graph so far, and the communicators for the next rank.
@@ -117,6 +138,11 @@ impl Builder {
     pub(super) fn hear(&mut self, submission: Submission<'_>) {
         match submission {
             Submission::Operation { stream, op, scope } => {
+                let transfers = matches!(op, Op::Collective(_));
+                match self.regions.get_mut(scope) {
+                    Some(known) => *known |= transfers,
+                    None => _ = self.regions.insert(scope.to_string(), transfers),
+                }
                 let work = match op {
                     Op::Collective(transfer) => self.transfer(transfer),
                     op => Work::Compute(price(op, &self.network.card, self.tf32)),

@@ -64,6 +64,11 @@ pub(super) fn trials(scales: Scales, rows: usize, hidden: usize, ffn: usize, add
     }
 }
 
+/// A factor in E4M3 with one scale.
+pub(super) fn with_one_scale(bench: &mut Workbench, shape: [usize; 2]) -> Result<Fp8Matrix> {
+    factor(bench, shape, DType::F8E4M3, Scales::Tensor, false)
+}
+
 /// A factor with positive scales.
 fn factor(
     bench: &mut Workbench,

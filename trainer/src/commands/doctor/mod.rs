@@ -1,5 +1,7 @@
 //! `trainer doctor`: checks that this machine can train and that every operation is right, and measures its speed.
 
+mod card_rates;
+mod card_table;
 mod cases;
 mod command;
 mod fp8;
@@ -10,6 +12,7 @@ mod rates;
 mod table;
 mod workbench;
 
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use common::terminal::{print, say};
@@ -26,7 +29,7 @@ use rates::Unit;
 use workbench::{Workbench, Written, distance};
 
 /// What to check.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DoctorRequest {
     /// The device to check.
     pub device: DeviceChoice,
@@ -36,6 +39,8 @@ pub struct DoctorRequest {
     pub json: bool,
     /// Print a line for each check.
     pub verbose: bool,
+    /// Instead of checking: measure the GPU and write the file that `trainer plan` reads.
+    pub card: Option<PathBuf>,
 }
 
 /// One finding.
@@ -82,7 +87,7 @@ fn tolerance(dtype: DType) -> f64 {
 /// Checks the device and the communication between ranks; prints a table on rank 0 and returns the exit code. `group` is the
 /// data-parallel communicator, if there are several ranks. `refused` says why a GPU that is there cannot be used.
 fn check(
-    request: DoctorRequest,
+    request: &DoctorRequest,
     device: &Device,
     group: Option<&Rc<dyn Communicator>>,
     refused: Option<String>,

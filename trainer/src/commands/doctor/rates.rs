@@ -34,7 +34,7 @@ impl Display for Unit {
 }
 
 /// Operations in a timed graph.
-const REPEATS: usize = 20;
+pub(super) const REPEATS: usize = 20;
 
 /// Measures all rates of a GPU.
 pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
@@ -83,7 +83,7 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
 }
 
 /// The host's time to submit to an idle GPU, microseconds: the median of 50.
-fn host_us(bench: &Workbench, submit: impl Fn() -> Result<()>) -> Result<f64> {
+pub(super) fn host_us(bench: &Workbench, submit: impl Fn() -> Result<()>) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..50 {
         bench.device.synchronize()?;
@@ -96,7 +96,7 @@ fn host_us(bench: &Workbench, submit: impl Fn() -> Result<()>) -> Result<f64> {
 }
 
 /// A graph of an operation, `times` times in a row.
-fn graph_of(bench: &Workbench, op: &Op, times: usize) -> Result<Graph> {
+pub(super) fn graph_of(bench: &Workbench, op: &Op, times: usize) -> Result<Graph> {
     bench.prepare(op)?;
     bench.stream.submit(op.clone())?;
     bench.stream.begin_capture()?;
