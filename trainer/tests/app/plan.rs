@@ -149,3 +149,14 @@ fn what_does_not_fit_is_said_and_refused_by_dry_run_and_job() {
 fn a_model_without_layouts_is_refused() {
     expect(&trainer("plan --gpu h200 --ranks 2 -- --preset mlp"), 2, &["model.kind = \"mlp\"", "name a GPT or Llama"]);
 }
+
+#[test]
+fn a_search_whose_first_layouts_lack_memory_goes_on_to_one_that_fits() {
+    let folder = Folder::new("plan-goes-on");
+    let card = changed_card(&folder.0, "memory_gib = 139.8", "memory_gib = 3.4");
+    let output = trainer(&format!(
+        "plan --ranks 16 --gpu {card} --layouts 1 -- --preset gpt2-350m --bf16 --global-batch-size 64 --enable-cuda-graph"
+    ));
+    expect(&output, 0, &["The first of them"]);
+    assert!(!printed(&output).contains("NOT FIT"), "{}", printed(&output));
+}
