@@ -39,7 +39,8 @@ fn top(traces: &[Trace]) -> String {
     let rows: Vec<Vec<String>> = rows.iter().take(LISTED).map(cells).collect();
     let ranks: Vec<String> = traces.iter().map(|trace| trace.rank.to_string()).collect();
     let caption = format!(
-        "Operations of ranks {}, all steps of the timeline. A transfer's time includes its wait for the other rank.",
+        "Operations of {} {}, all steps of the timeline. A transfer's time includes its wait for other ranks.",
+        if ranks.len() == 1 { "rank" } else { "ranks" },
         ranks.join(", ")
     );
     table(&caption, &["operation", "count", "total, ms", "mean, ms", "share"], &rows)

@@ -7,6 +7,7 @@ pub mod gpu_peak;
 pub mod graph_report;
 pub mod logs;
 pub mod metrics;
+mod nvtx;
 mod progress;
 pub(crate) mod replay_picture;
 pub mod reporter;

@@ -39,6 +39,7 @@ mod launch;
 mod mistakes;
 mod mpirun;
 mod network;
+mod nvtx;
 mod pipeline_run;
 mod plan;
 mod profile;

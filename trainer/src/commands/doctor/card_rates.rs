@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use device::ops::{Add, Attention, AttentionBackward, Epilogue, Fill, Gemm};
+use device::ops::{Add, Attention, AttentionBackward, Epilogue, Gemm};
 use device::{DType, Op, Result};
 
 use super::fp8_products;
-use super::rates::{REPEATS, graph_of, host_us};
+use super::rates::{REPEATS, graph_of};
 use super::workbench::Workbench;
 use crate::predict::{AttentionRates, Card, Products};
 
@@ -22,8 +22,6 @@ pub(super) struct CardRates {
     /// Forward and backward in TFLOP/s, with heads of 64 and of 128 channels.
     pub(super) attention: [[f64; 2]; 2],
     pub(super) gb_per_s: f64,
-    /// The host's time for a graph's launch.
-    pub(super) launch_us: f64,
 }
 
 impl CardRates {
@@ -41,7 +39,6 @@ impl CardRates {
             backward_tflops: vec![narrow[1], wide[1]],
         };
         card.memory.gb_per_s = self.gb_per_s;
-        card.host.launch_us = self.launch_us;
     }
 }
 
@@ -68,10 +65,7 @@ pub(super) fn measure(bench: &mut Workbench, eight_bit: bool) -> Result<CardRate
     let (a, b, output) =
         (bench.output(wide, DType::Bf16)?, bench.output(wide, DType::Bf16)?, bench.output(wide, DType::Bf16)?);
     let gb_per_s = 3.0 * a.bytes() as f64 / settled_seconds(bench, &Add { a, b, output }.into())? / 1e9;
-    let small: Op = Fill { output: bench.output([1], DType::F32)?, value: 1.0 }.into();
-    let graph = graph_of(bench, &small, REPEATS)?;
-    let launch_us = host_us(bench, || graph.launch(&bench.stream))?;
-    Ok(CardRates { bf16_tflops, f32_tflops, fp8_tflops, attention, gb_per_s, launch_us })
+    Ok(CardRates { bf16_tflops, f32_tflops, fp8_tflops, attention, gb_per_s })
 }
 
 /// Forward and backward of causal attention in bf16, TFLOP/s.

@@ -175,9 +175,9 @@ hop_us = {hop:?}
 transfer_share = {share:?}
 
 [host]
-launch_us = {launch_us:.2}
 # Not measured: those of an H200's host.
 operation_us = {operation_us:?}
+launch_us = {launch_us:?}
 launch_with_transfers_us = {with_transfers:?}
 
 [libraries]
@@ -242,7 +242,6 @@ mod tests {
             fp8_tflops: Some(1300.0),
             attention: [[300.0, 200.0], [500.0, 350.0]],
             gb_per_s: 3900.0,
-            launch_us: 7.5,
         };
         rates.put_into(&mut card);
         let file = std::env::temp_dir().join(format!("card-{}.toml", std::process::id()));

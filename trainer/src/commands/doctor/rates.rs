@@ -83,7 +83,7 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
 }
 
 /// The host's time to submit to an idle GPU, microseconds: the median of 50.
-pub(super) fn host_us(bench: &Workbench, submit: impl Fn() -> Result<()>) -> Result<f64> {
+fn host_us(bench: &Workbench, submit: impl Fn() -> Result<()>) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..50 {
         bench.device.synchronize()?;
