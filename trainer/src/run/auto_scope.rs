@@ -62,7 +62,7 @@ pub fn resolve(plan: &RunPlan, group: &ProcessGroup, device: &Device) -> Result<
     let mut trials = Vec::new();
     for scope in [GraphScope::FullIteration, GraphScope::PerLayer] {
         let step_ms = match with_scope(plan, Some(scope)) {
-            Err(error) => Err(error.to_string()),
+            Err(UserError { what, rule, .. }) => Err(format!("{what}: {rule}")),
             Ok(plan) => match lack_of_memory(&plan, device, group)? {
                 Some(why) => Err(why),
                 None => {

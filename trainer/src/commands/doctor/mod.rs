@@ -1,15 +1,18 @@
 //! `trainer doctor`: checks that this machine can train and that every operation is right, and measures its speed.
 
+mod attention;
 mod card_rates;
 mod card_table;
 mod cases;
 mod command;
+mod ends;
 mod fp8;
 mod fp8_blocks;
 mod fp8_products;
 mod generation;
 mod rates;
 mod table;
+mod updates;
 mod workbench;
 
 use std::path::PathBuf;

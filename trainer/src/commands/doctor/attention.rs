@@ -1,0 +1,85 @@
+//! Trials of attention and of norms of its heads.
+
+use device::ops::{Attention, AttentionBackward, HeadNorm, HeadNormBackward, Rotary};
+use device::{DType, Result, Tensor};
+
+use super::cases::{Sizes, site};
+use super::workbench::{AddTrial, Workbench};
+
+pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+    let Sizes { batch, seq, heads, head_dim, .. } = s;
+    for inverse in [false, true] {
+        add(
+            if inverse { "rotary, inverse" } else { "rotary" },
+            Box::new(move |b| {
+                let qkv = b.input([batch, seq, (heads + 2 * s.kv_heads) * head_dim], dtype)?;
+                let table = b.input([seq, head_dim / 2, 2], DType::F32)?;
+                Ok(Rotary { qkv, table, heads, kv_heads: s.kv_heads, inverse }.into())
+            }),
+        );
+    }
+    for turns in [false, true] {
+        head_norms(s, turns, dtype, &mut *add);
+    }
+    for (label, kv_heads, drops) in
+        [("", heads, false), (", grouped", s.kv_heads, false), (", dropout", s.kv_heads, true)]
+    {
+        let forward = move |b: &mut Workbench| -> Result<(Attention, Tensor)> {
+            let qkv = b.input([batch, seq, (heads + 2 * kv_heads) * head_dim], dtype)?;
+            let output = b.output([batch, seq, heads * head_dim], dtype)?;
+            let stats = b.output([batch, heads, seq], DType::F32)?;
+            let dropout = if drops { Some(site(b)?) } else { None };
+            Ok((Attention { qkv, output, stats, heads, kv_heads, dropout }, qkv))
+        };
+        add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.0.into())));
+        add(
+            &format!("attention backward{label}"),
+            Box::new(move |b| {
+                let (op, qkv) = forward(b)?;
+                b.run(op.clone())?;
+                let grad_output = b.input([batch, seq, heads * head_dim], dtype)?;
+                let grad_qkv = b.output(qkv.shape, dtype)?;
+                let Attention { output, stats, dropout, .. } = op;
+                Ok(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads, dropout }.into())
+            }),
+        );
+    }
+}
+
+/// Norms of queries and keys, with or without the rotation after them.
+fn head_norms(s: Sizes, turns: bool, dtype: DType, add: AddTrial<'_>) {
+    let Sizes { batch, seq, heads, kv_heads, head_dim, .. } = s;
+    let shape = [batch, seq, (heads + 2 * kv_heads) * head_dim];
+    let table = move |b: &mut Workbench| -> Result<Option<Tensor>> {
+        if turns { b.input([seq, head_dim / 2, 2], DType::F32).map(Some) } else { Ok(None) }
+    };
+    let name = if turns { "norms of heads, rotary" } else { "norms of heads" };
+    add(
+        name,
+        Box::new(move |b| {
+            let (input, output, table) = (b.input(shape, dtype)?, b.output(shape, dtype)?, table(b)?);
+            let (query_weight, key_weight) = (b.input([head_dim], dtype)?, b.input([head_dim], dtype)?);
+            Ok(HeadNorm { input, output, query_weight, key_weight, table, heads, kv_heads, eps: 1e-6 }.into())
+        }),
+    );
+    add(
+        &format!("{name} backward"),
+        Box::new(move |b| {
+            let (input, grad, table) = (b.input(shape, dtype)?, b.input(shape, dtype)?, table(b)?);
+            Ok(HeadNormBackward {
+                input,
+                grad,
+                query_weight: b.input([head_dim], dtype)?,
+                key_weight: b.input([head_dim], dtype)?,
+                table,
+                grad_query_weight: Some(b.input([head_dim], DType::F32)?),
+                grad_key_weight: Some(b.input([head_dim], DType::F32)?),
+                heads,
+                kv_heads,
+                eps: 1e-6,
+                accumulate: turns,
+            }
+            .into())
+        }),
+    );
+}

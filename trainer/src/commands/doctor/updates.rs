@@ -1,0 +1,155 @@
+//! Trials of what updates the weights.
+
+use device::ops::{
+    AdamW, AdamWTensors, Block, ClipScale, Control, DecayedStep, DecayedTensors, Lion, LionTensors, MatrixPolynomial,
+    MomentumTensors, NesterovMomentum, SampleRecord, ScaleBlock, Sgd, SgdTensors, SquareSum, Status, SumInto,
+    WriteControl, WriteSampleRecord,
+};
+use device::{DType, Result, Tensor};
+
+use super::cases::{CONTROL, Sizes};
+use super::workbench::AddTrial;
+
+pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
+    let shapes = [vec![s.ffn, s.hidden()], vec![s.ffn], vec![7, 3]];
+    let compute = dtype == DType::Bf16;
+    if !compute {
+        add(
+            "sum_into",
+            Box::new(move |b| {
+                let input = b.input([s.rows(), s.ffn], DType::F32)?;
+                Ok(SumInto { input, total: b.input([1], DType::F32)?, accumulate: true }.into())
+            }),
+        );
+        let shapes = shapes.clone();
+        add(
+            "square_sum",
+            Box::new(move |b| {
+                let inputs: Result<Vec<Tensor>> =
+                    shapes.iter().map(|shape| b.input(device::Shape::new(shape), DType::F32)).collect();
+                Ok(SquareSum { inputs: inputs?.into(), total: b.output([1], DType::F32)? }.into())
+            }),
+        );
+        for square in [25.0f32, f32::INFINITY] {
+            add(
+                if square.is_finite() { "clip_scale" } else { "clip_scale, not finite" },
+                Box::new(move |b| {
+                    let square_sum = b.output([1], DType::F32)?;
+                    b.device.upload(&square_sum, &[square])?;
+                    let status = b.block(&Status { applied: 4, ..Status::default() })?;
+                    Ok(ClipScale { square_sum, control: b.block(&CONTROL)?, status }.into())
+                }),
+            );
+        }
+        add(
+            "write_control",
+            Box::new(|b| Ok(WriteControl { control: b.block(&Control::default())?, value: CONTROL }.into())),
+        );
+        add(
+            "write_sample_record",
+            Box::new(|b| {
+                let record = b.block(&SampleRecord::default())?;
+                Ok(WriteSampleRecord { control: b.block(&CONTROL)?, offset: 5, record }.into())
+            }),
+        );
+    }
+    let status = Status { applied: 3, finite: 1, grad_norm: 2.0, grad_factor: 0.5, ..Status::default() };
+    let all = shapes.clone();
+    add(
+        "adamw",
+        Box::new(move |b| {
+            let mut tensors = Vec::new();
+            for (i, shape) in all.iter().enumerate() {
+                let shape = device::Shape::new(shape);
+                let (master, grad) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
+                let (exp_avg, exp_avg_sq) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
+                let squares: Vec<f32> = b.device.download::<f32>(&exp_avg_sq)?.iter().map(|x| x * x).collect();
+                b.device.upload(&exp_avg_sq, &squares)?;
+                let compute = if compute { Some(b.output(shape, dtype)?) } else { None };
+                let weight_decay = if i == 0 { 0.1 } else { 0.0 };
+                tensors.push(AdamWTensors { master, compute, grad, exp_avg, exp_avg_sq, weight_decay });
+            }
+            let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+            Ok(AdamW { tensors: tensors.into(), beta1: 0.9, beta2: 0.95, eps: 1e-8, control, status }.into())
+        }),
+    );
+    let all = shapes.clone();
+    add(
+        "lion",
+        Box::new(move |b| {
+            let mut tensors = Vec::new();
+            for shape in &all {
+                let shape = device::Shape::new(shape);
+                tensors.push(LionTensors {
+                    master: b.input(shape, DType::F32)?,
+                    grad: b.input(shape, DType::F32)?,
+                    exp_avg: b.input(shape, DType::F32)?,
+                    compute: if compute { Some(b.output(shape, dtype)?) } else { None },
+                    weight_decay: 0.1,
+                });
+            }
+            let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+            Ok(Lion { tensors: tensors.into(), beta1: 0.9, beta2: 0.99, control, status }.into())
+        }),
+    );
+    add(
+        "nesterov_momentum",
+        Box::new(move |b| {
+            let tensors =
+                [MomentumTensors { grad: b.input([300], DType::F32)?, momentum: b.input([300], DType::F32)? }];
+            Ok(NesterovMomentum { tensors: tensors.into(), beta: 0.95, status: b.block(&status)? }.into())
+        }),
+    );
+    add(
+        "scale_block",
+        Box::new(move |b| {
+            let from = Block { matrix: b.input([33, 70], DType::F32)?, row: 1, column: 3 };
+            let to = Block::first(b.output([32, 64], dtype)?);
+            let square_sum = b.output([1], DType::F32)?;
+            b.device.upload(&square_sum, &[6.25f32])?;
+            Ok(ScaleBlock { from, to, rows: 32, columns: 64, factor: 1.5, square_sum: Some(square_sum) }.into())
+        }),
+    );
+    add(
+        "matrix_polynomial",
+        Box::new(move |b| {
+            let (x, square) = (b.input([64, 64], dtype)?, b.input([64, 64], dtype)?);
+            let output = b.output([64, 64], dtype)?;
+            Ok(MatrixPolynomial { x, square, coefficients: [3.4, -4.8, 2.0], output }.into())
+        }),
+    );
+    add(
+        "decayed_step",
+        Box::new(move |b| {
+            let tensors = [DecayedTensors {
+                master: b.input([300], DType::F32)?,
+                compute: if compute { Some(b.output([300], dtype)?) } else { None },
+                direction: b.input([300], DType::F32)?,
+                weight_decay: 0.1,
+            }];
+            let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+            Ok(DecayedStep { tensors: tensors.into(), control, status }.into())
+        }),
+    );
+    for momentum in [0.0f32, 0.9] {
+        let all = shapes.clone();
+        add(
+            if momentum == 0.0 { "sgd" } else { "sgd with momentum" },
+            Box::new(move |b| {
+                let mut tensors = Vec::new();
+                for shape in &all {
+                    let shape = device::Shape::new(shape);
+                    tensors.push(SgdTensors {
+                        master: b.input(shape, DType::F32)?,
+                        grad: b.input(shape, DType::F32)?,
+                        momentum: if momentum != 0.0 { Some(b.input(shape, DType::F32)?) } else { None },
+                        compute: if compute { Some(b.output(shape, dtype)?) } else { None },
+                        weight_decay: 0.1,
+                    });
+                }
+                let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+                Ok(Sgd { tensors: tensors.into(), momentum, control, status }.into())
+            }),
+        );
+    }
+}
