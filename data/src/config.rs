@@ -11,6 +11,7 @@ use crate::paths::Paths;
 pub struct DataConfig {
     pub path: Option<Paths>,
     pub validation_path: Option<Paths>,
+    pub validation_sets: Vec<String>,
     pub tokenizer: String,
     pub end_of_text: Option<String>,
     pub text_key: String,

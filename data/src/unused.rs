@@ -25,6 +25,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
     let about_files = [
         ("data.path", data.path.is_some()),
         ("data.validation_path", data.validation_path.is_some()),
+        ("data.validation_sets", !data.validation_sets.is_empty()),
         ("data.tokenizer", data.tokenizer != "byte"),
         ("data.end_of_text", data.end_of_text.is_some()),
         ("data.text_key", data.text_key != "text"),

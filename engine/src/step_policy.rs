@@ -276,6 +276,7 @@ impl Policy for StepPolicy {
             Region::Backward { layer, .. } => Some(format!("backward of layer {layer}")),
             Region::WeightGradients { layer, .. } => Some(format!("weights of layer {layer}")),
             Region::Module { module, pass, layer, .. } => Some(format!("{module} {pass} of layer {layer}")),
+            Region::Hook { place, .. } => Some(format!("hook of {place}")),
             other => Some(other.to_string()),
         }
     }

@@ -6,14 +6,14 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use common::terminal::{print, warn};
-use data::{DataConfig, Paths, TOKENIZER_JSON};
+use data::TOKENIZER_JSON;
 use launch::RankEnv;
 
 use super::args::{positional, sets_option, text, train_request, with_run_flags};
 use super::train::{log_filter, start};
 use crate::checkpoint::{MANIFEST, newest_in};
 use crate::config::freeze_plan::FrozenNames;
-use crate::config::plan::{EvaluationPlan, ModelPlan, RunPlan};
+use crate::config::plan::{EvaluationPlan, RunPlan};
 use crate::config::request::TrainRequest;
 use crate::config::{Fp8Choice, Layers, by_key};
 use crate::error::file_error;
@@ -21,6 +21,7 @@ use crate::report::logs;
 use crate::run::accelerator::Accelerator;
 use crate::run::evaluate::{EvaluationSet, evaluate};
 use crate::run::ranks::refuse;
+use crate::run::source::evaluation_set;
 
 /// A model to evaluate, and on what.
 #[derive(Clone, Debug)]
@@ -137,13 +138,6 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Evaluat
 }
 
 fn set(plan: &RunPlan, name: &str) -> Result<EvaluationSet, UserError> {
-    let ModelPlan::Gpt(shape) = &plan.model else {
-        let rule = "eval is for models of text";
-        return Err(UserError::new("model.kind = \"mlp\"", rule, "name the folder of a gpt"));
-    };
-    let path = Paths::One(name.into());
-    let data = DataConfig { split: 1.0, ..plan.config.data.clone() };
-    let source = data::open(&path, &data, shape.seq, shape.vocab)
-        .map_err(|error| UserError { what: error.what.replace("data.path = ", "eval: DATA = "), ..error })?;
-    Ok(EvaluationSet { name: name.into(), source })
+    evaluation_set(plan, name, name)
+        .map_err(|error| UserError { what: error.what.replace("data.path = ", "eval: DATA = "), ..error })
 }

@@ -25,16 +25,17 @@ use crate::report::logs;
 use crate::report::reporter::Outcome;
 use crate::run::accelerator::{Accelerator, Exactness};
 use crate::run::consistency::shared_settings;
+use crate::run::evaluate::EvaluationSet;
 use crate::run::output_files::check_writable;
 use crate::run::ranks::{Topology, on_all_ranks, refuse};
-use crate::run::source::{source, source_to_plan};
+use crate::run::source::{source, source_to_plan, validation_sets};
 
 /// Trains; returns the exit code. A wrong request ends the process before it touches the device.
 pub(super) fn train(request: &TrainRequest, env: &RankEnv) -> i32 {
     let prepared = prepare(request, false, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    let Prepared { plan, source, accelerator } = &prepared;
+    let Prepared { plan, source, sets, accelerator } = &prepared;
     start(request, (plan, accelerator), env, &[], |group, device| {
-        let outcome = crate::run::train(plan, request, group, device, source.clone())?;
+        let outcome = crate::run::train(plan, request, group, device, (source.clone(), sets))?;
         Ok(exit_code(outcome))
     })
 }
@@ -77,6 +78,8 @@ pub(super) fn profile(request: &ProfileRequest, env: &RankEnv) -> i32 {
 struct Prepared {
     plan: RunPlan,
     source: Arc<dyn Source>,
+    /// Further data to evaluate on.
+    sets: Vec<EvaluationSet>,
     accelerator: Accelerator,
 }
 
@@ -89,6 +92,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
         check_named_gpu(gpu, &plan)?;
     }
     let source = open(&plan)?;
+    let sets = if request.dry_run || is_bench { Vec::new() } else { validation_sets(&plan, &*source)? };
     plan.graphs.poison = request.check_graphs;
     plan.graphs.check_replays = request.check_graphs;
     if is_bench {
@@ -112,7 +116,7 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
         plan.watch.file = Some(Path::new(&logging.dir).join(RANKS));
     }
     logs::start(filter, writes_files.then(|| Path::new(&logging.dir)), env.rank)?;
-    Ok(Prepared { plan, source, accelerator })
+    Ok(Prepared { plan, source, sets, accelerator })
 }
 
 /// Fails if steps are to be verified whose bits differ from run to run.

@@ -120,6 +120,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("data.path", "data-path", &[], "", Kind::Paths, "Files of text, JSON lines, Parquet or tokens, or folders of them. Several are read end to end, or blended if each has a weight before it. Unset: the embedded Markov source"),
     option("data.validation_path", "validation-path", &["valid-data-path"], "", Kind::Paths, "Data to evaluate on. All of data.path is then for training"),
+    option("data.validation_sets", "validation-sets", &[], "[]", Kind::Texts, "Further data to evaluate on, each NAME=PATH with a loss of its own in the log and the metrics. PATH is a file or a folder, read with the tokenizer of data.path. At each evaluation train.eval_steps global batches of its beginning are read"),
     option("data.tokenizer", "tokenizer", &["tokenizer-model"], "\"byte\"", Kind::Text, "Tokenizer for text: byte, a Hugging Face tokenizer.json, or a folder with one. Token files need none"),
     option("data.end_of_text", "end-of-text", &[], "", Kind::Text, "Token that ends a document. Unset: the first that the tokenizer has of the usual names"),
     option("data.text_key", "text-key", &["json-key", "json-keys"], "\"text\"", Kind::Text, "Key of the text in JSON lines, or its column in Parquet files"),

@@ -49,6 +49,9 @@ pub struct StepMetrics {
     /// The perplexity of that loss, for a model of tokens: its exponential.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_perplexity: Option<f64>,
+    /// Mean losses on the further validation data, by name, if an evaluation followed this step.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_sets: BTreeMap<String, f64>,
     /// What 8-bit copies lost, if the step measured it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8: Option<Fp8Losses>,
@@ -338,6 +341,7 @@ mod tests {
             data_wait_ms: 0.0,
             memory_bytes: 1,
             validation_loss: Some(2.6141),
+            validation_sets: BTreeMap::new(),
             validation_perplexity: Some(13.66),
             fp8: None,
         };

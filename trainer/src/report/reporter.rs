@@ -1,5 +1,6 @@
 //! Reports steps as a run goes: on the console, and in the run's files.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use common::format::duration;
@@ -21,6 +22,15 @@ use crate::report::metrics::StepMetrics;
 use crate::report::progress::ProgressLine;
 use crate::report::run_log::RunLog;
 use crate::report::time_left::TimeLeft;
+
+/// The losses of an evaluation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Validation {
+    /// Of the run's validation data.
+    pub loss: f64,
+    /// Of each further data set, by name.
+    pub sets: BTreeMap<String, f64>,
+}
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -140,8 +150,12 @@ impl<'p> Reporter<'p> {
         tracing::warn!(target: PRINTED, "{text}");
     }
 
-    /// Reports a step, with the loss of the evaluation that followed it, if there was one.
-    pub(crate) fn report_step(&mut self, done: &FinishedStep, validation_loss: Option<f64>) {
+    /// Reports a step, with the losses of the evaluation that followed it, if there was one.
+    pub(crate) fn report_step(&mut self, done: &FinishedStep, validation: Option<Validation>) {
+        let (validation_loss, validation_sets) = match validation {
+            Some(Validation { loss, sets }) => (Some(loss), sets),
+            None => (None, BTreeMap::new()),
+        };
         let FinishedStep { progress, samples, ref result, ref counts, seconds, host, data_wait } = *done;
         let step = progress.step;
         self.last_loss = result.loss;
@@ -165,10 +179,14 @@ impl<'p> Reporter<'p> {
             memory_bytes: self.memory,
             validation_loss,
             validation_perplexity: validation_loss.and_then(|loss| self.perplexity(loss)),
+            validation_sets,
             fp8: result.fp8,
         };
         if self.is_due(step) || validation_loss.is_some() || !result.applied {
             self.say_step(&metrics);
+        }
+        for (name, loss) in &metrics.validation_sets {
+            self.say(&format!("  validation of {name} {loss:.4}  perplexity {:.2}", loss.exp()));
         }
         if !result.applied {
             self.say(&format!("step {step}: the update was skipped, because the gradients are not finite"));
@@ -184,13 +202,13 @@ impl<'p> Reporter<'p> {
         self.write("the metrics", |log| log.write(&metrics));
     }
 
-    /// Prints a step's line on rank 0. On a terminal the line at the bottom tells the time left, and numbers that do not fit
-    /// are left out; the log has them all.
     /// Whether a step has a line of its own, counted from 1.
     pub(crate) fn is_due(&self, step: usize) -> bool {
         step.is_multiple_of(self.logging.interval) || step == 1 || step == self.steps
     }
 
+    /// Prints a step's line on rank 0. On a terminal the line at the bottom tells the time left, and numbers that do not fit
+    /// are left out; the log has them all.
     fn say_step(&self, metrics: &StepMetrics) {
         if self.log.is_some() {
             let left = self.left(metrics.step);

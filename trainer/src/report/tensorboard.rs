@@ -80,7 +80,7 @@ fn last_time(folder: &Path) -> std::io::Result<u64> {
 }
 
 /// The scalars of a step by name. The part before the slash is the group.
-pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(&'static str, f64)> {
+pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
     let mut scalars = vec![
         ("train/loss", metrics.loss),
         ("train/grad_norm", f64::from(metrics.grad_norm)),
@@ -97,7 +97,8 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(&'static str, f64)> {
     scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss", loss)));
     scalars.extend(metrics.fp8.iter().flat_map(fp8_losses::scalars));
     scalars.extend(metrics.validation_perplexity.map(|value| ("validation/perplexity", value)));
-    scalars
+    let sets = metrics.validation_sets.iter().map(|(name, loss)| (format!("validation/{name}/loss"), *loss));
+    scalars.into_iter().map(|(name, value)| (name.into(), value)).chain(sets).collect()
 }
 
 /// Seconds since 1970.

@@ -45,7 +45,7 @@ impl History {
         row.insert("_step".into(), metrics.step.into());
         row.insert("_timestamp".into(), seconds().into());
         row.insert("_runtime".into(), (self.before + self.began.elapsed().as_secs_f64()).into());
-        row.extend(scalars(metrics).into_iter().map(|(name, value)| (name.into(), value.into())));
+        row.extend(scalars(metrics).into_iter().map(|(name, value)| (name, value.into())));
         let line = serde_json::to_string(&row)? + "\n";
         self.summary.extend(row);
         self.file.write_all(line.as_bytes())?;

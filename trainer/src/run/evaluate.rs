@@ -67,7 +67,8 @@ pub fn evaluate(
     Ok((results.len() == sets.len()).then_some(results))
 }
 
-fn of_set(
+/// The loss on a set. All ranks call it together. Returns `None` if the process was asked to end.
+pub(super) fn of_set(
     plan: &RunPlan,
     group: &ProcessGroup,
     stage: &mut Stage,

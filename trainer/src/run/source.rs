@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use common::UserError;
-use data::{DataConfig, MarkovSource, Missing, Regression, Source};
+use data::{DataConfig, MarkovSource, Missing, Paths, Regression, Source};
 
 use crate::config::plan::{EvaluationPlan, ModelPlan, RunPlan};
+use crate::run::evaluate::EvaluationSet;
 
 /// Opens the data of a run.
 ///
@@ -60,4 +61,57 @@ fn open(
         ));
     }
     Ok(Arc::new(source))
+}
+
+/// Opens the further data to evaluate on, beside those of `source`.
+///
+/// # Errors
+/// What is not `NAME=PATH`; a name given twice; data that are wrong, or of another tokenizer than those of `source`.
+pub fn validation_sets(plan: &RunPlan, source: &dyn Source) -> Result<Vec<EvaluationSet>, UserError> {
+    let sets = &plan.config.data.validation_sets;
+    let mut opened: Vec<EvaluationSet> = Vec::new();
+    for text in sets {
+        let refuse = |rule: &str, fix: &str| Err(UserError::new(format!("data.validation_sets = {text:?}"), rule, fix));
+        let named =
+            |name: &&str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+        let Some((name, path)) = text.split_once('=').filter(|(name, path)| named(&name) && !path.is_empty()) else {
+            let rule = "a set is NAME=PATH, and its name has letters, digits, - _ and . only";
+            return refuse(rule, "for example data.validation_sets = [\"code=code.txt\"]");
+        };
+        if opened.iter().any(|set| set.name == name) {
+            return refuse("each set has a name of its own", "rename one of the two");
+        }
+        let set = evaluation_set(plan, name, path)
+            .map_err(|error| UserError { what: error.what.replace("data.path = ", &format!("{name}: ")), ..error })?;
+        let (theirs, ours) = (set.source.tokenizer(), source.tokenizer());
+        if theirs.is_some() && ours.is_some() && theirs != ours {
+            return refuse(
+                "data of one run are tokens of one tokenizer",
+                "name that of data.path with --tokenizer, or make tokens of both with the same",
+            );
+        }
+        opened.push(set);
+    }
+    if let (Some(first), None) = (sets.first(), plan.evaluation) {
+        return Err(UserError::new(
+            format!("data.validation_sets = [{first:?}, ...] with train.eval_interval = 0"),
+            "further data are read where a run evaluates",
+            "set train.eval_interval, or leave the sets out",
+        ));
+    }
+    Ok(opened)
+}
+
+/// A data set to evaluate on: all of `path`.
+///
+/// # Errors
+/// A model that is none of text; data that are wrong.
+pub fn evaluation_set(plan: &RunPlan, name: &str, path: &str) -> Result<EvaluationSet, UserError> {
+    let ModelPlan::Gpt(shape) = &plan.model else {
+        let rule = "evaluation of data sets is for models of text";
+        return Err(UserError::new("model.kind = \"mlp\"", rule, "set model.kind = \"gpt\""));
+    };
+    let data = DataConfig { split: 1.0, validation_path: None, ..plan.config.data.clone() };
+    let source = data::open(&Paths::One(path.into()), &data, shape.seq, shape.vocab)?;
+    Ok(EvaluationSet { name: name.into(), source })
 }

@@ -2,6 +2,7 @@
 //!
 //! [`train`] prepares a run, [`Trainer::run`] is the loop over steps, and [`Trainer::train_step`] is one step.
 
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,18 +27,20 @@ use crate::process_group::ProcessGroup;
 use crate::report::checks::Proof;
 use crate::report::fp8_losses::Fp8Watch;
 use crate::report::graph_report::write_graph_report;
-use crate::report::reporter::{FinishedStep, Outcome, Reporter, peak_flops};
+use crate::report::reporter::{FinishedStep, Outcome, Reporter, Validation, peak_flops};
 use crate::report::run_log::RunLog;
 use crate::report::summary::{PLAN, summary};
 use crate::report::wandb_client::Client;
 use crate::run::consistency::check_data;
+use crate::run::evaluate::{EvaluationSet, of_set};
 use crate::run::set_up::{load_start, stage, step_settings};
 use crate::run::submitted_step::SubmittedStep;
 use crate::run::trace::StepTrace;
 use crate::run::verify::VerifiedSteps;
 use crate::run::{auto_scope, run_folder};
 
-/// Trains as planned, on data that [`source()`](crate::run::source::source) opened. Returns `None` if nothing was trained:
+/// Trains as planned, on data that [`source()`](crate::run::source::source) opened, and evaluates on further
+/// [sets](crate::run::source::validation_sets). Returns `None` if nothing was trained:
 /// in a dry run, or if the run already has all its steps.
 ///
 /// # Errors
@@ -47,11 +50,14 @@ pub fn train(
     request: &TrainRequest,
     group: &ProcessGroup,
     device: &Device,
-    source: Arc<dyn Source>,
+    (source, sets): (Arc<dyn Source>, &[EvaluationSet]),
 ) -> Result<Option<Outcome>, RunError> {
     let session = if request.dry_run {
         None
     } else {
+        for set in sets {
+            check_data(group, &set.source)?;
+        }
         let session = Session::open(plan, group, check_data(group, &*source)?, source.tokenizer())?;
         session.compute_alike(device);
         Some(session)
@@ -76,7 +82,7 @@ pub fn train(
     }
     let outcome = match (session, trace) {
         (Some(session), Some(trace)) => {
-            match Trainer::start(plan, group, device, source, session, trace, &mut stage)? {
+            match Trainer::start(plan, group, device, (source, sets), session, trace, &mut stage)? {
                 Some(mut trainer) => {
                     trainer.run()?;
                     Some(trainer.finish(request.graph_report.as_deref())?)
@@ -97,6 +103,8 @@ struct Trainer<'r> {
     device: &'r Device,
     stage: &'r mut Stage,
     source: Arc<dyn Source>,
+    /// Further data to evaluate on.
+    sets: &'r [EvaluationSet],
     /// `None` on the stages that need no samples.
     batches: Option<Prefetch>,
     session: Session<'r>,
@@ -120,7 +128,7 @@ impl<'r> Trainer<'r> {
         plan: &'r RunPlan,
         group: &'r ProcessGroup,
         device: &'r Device,
-        source: Arc<dyn Source>,
+        (source, sets): (Arc<dyn Source>, &'r [EvaluationSet]),
         session: Session<'r>,
         trace: StepTrace,
         stage: &'r mut Stage,
@@ -154,6 +162,7 @@ impl<'r> Trainer<'r> {
             device,
             stage,
             source,
+            sets,
             batches,
             session,
             trace,
@@ -241,11 +250,18 @@ impl<'r> Trainer<'r> {
         };
         let last = self.in_flight.take().map(|step| self.wait(step)).transpose()?;
         let activity = &self.group.activity;
-        let loss = activity.during(Doing::Evaluates, || {
-            evaluate(self.plan, self.stage, &*self.source, self.group.rank, evaluation.batches)
+        let validation = activity.during(Doing::Evaluates, || -> Result<Validation, RunError> {
+            let loss = evaluate(self.plan, self.stage, &*self.source, self.group.rank, evaluation.batches)?;
+            let most = Some((evaluation.batches * self.plan.batch.global) as u64);
+            let mut losses = BTreeMap::new();
+            for set in self.sets {
+                let result = of_set(self.plan, self.group, self.stage, set, most)?;
+                losses.extend(result.map(|result| (set.name.clone(), result.loss)));
+            }
+            Ok(Validation { loss, sets: losses })
         })?;
         if let Some(last) = last {
-            self.report.report_step(&last, Some(loss));
+            self.report.report_step(&last, Some(validation));
         }
         Ok(())
     }

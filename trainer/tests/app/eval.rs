@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::harness::{Folder, expect, mpirun, printed, run};
+use crate::harness::{Folder, bits, expect, mpirun, printed, run};
 
 /// Text of so many samples of 16 tokens.
 fn text(folder: &Path, name: &str, samples: usize) {
@@ -68,6 +68,53 @@ fn eval_has_the_validation_loss_of_training_in_any_layout_and_of_any_number_of_s
     expect(&mpirun(1, &folder.0, &convert), 0, &[]);
     let exported = eval(&folder, 1, &format!("exported begin.txt {sizes}"));
     assert_eq!(loss(&exported[0]), loss(&results[1]));
+}
+
+#[test]
+fn further_validation_sets_have_the_losses_of_eval_and_change_no_bit() {
+    let folder = Folder::new("validation-sets");
+    for (name, samples) in [("train.txt", 60), ("held-out.txt", 40), ("begin.txt", 13)] {
+        text(&folder.0, name, samples);
+    }
+    let path = |name: &str| folder.path(name).display().to_string();
+    let trained = |name: &str, ranks: usize, flags: &str| {
+        let place = folder.path(name);
+        std::fs::create_dir(&place).unwrap();
+        let data = format!("--data-path {} --validation-path {}", path("train.txt"), path("held-out.txt"));
+        let output =
+            run(ranks, &place, &format!("--layers 2 --steps 6 --eval-interval 3 --eval-steps 5 {data} {flags}"));
+        expect(&output, 0, &["done: loss"]);
+        let metrics = std::fs::read_to_string(place.join("log/metrics.jsonl")).unwrap();
+        let rows: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (place, printed(&output), rows)
+    };
+    let sets = format!("--validation-sets same={} few={} --tensorboard", path("held-out.txt"), path("begin.txt"));
+    let (plain, _, _) = trained("plain", 1, "");
+    let (place, said, rows) = trained("sets", 1, &sets);
+    assert_eq!(bits(&place, 6), bits(&plain, 6));
+    for row in &rows {
+        let evaluated = row["step"].as_u64().unwrap() % 3 == 0;
+        assert_eq!(row.get("validation_sets").is_some(), evaluated, "{row}");
+    }
+    let last = &rows[5];
+    assert_eq!(last["validation_sets"]["same"], last["validation_loss"]);
+    let results = eval(&folder, 1, "sets/saved begin.txt --global-batch-size 8");
+    assert_eq!(last["validation_sets"]["few"].as_f64(), Some(loss(&results[0])));
+    let line = format!("validation of few {:.4}  perplexity ", loss(&results[0]));
+    assert!(said.contains(&line), "{line}: {said}");
+    let (_, _, two) = trained("two", 2, &sets);
+    let few = |row: &Value| row["validation_sets"]["few"].as_f64().unwrap();
+    assert!((few(&two[5]) / few(last) - 1.0).abs() < 1e-3, "{} {}", few(&two[5]), few(last));
+
+    let data = format!("--data-path {}", path("train.txt"));
+    for (flags, parts) in [
+        ("--validation-sets held-out.txt", ["data.validation_sets = \"held-out.txt\"", "a set is NAME=PATH"]),
+        ("--validation-sets a=held-out.txt a=begin.txt", ["\"a=begin.txt\"", "each set has a name of its own"]),
+        ("--validation-sets a=absent.txt", ["a: `absent.txt`", "exist"]),
+        ("--validation-sets a=held-out.txt --eval-interval 0", ["with train.eval_interval = 0", "leave the sets out"]),
+    ] {
+        expect(&run(1, &folder.0, &format!("{data} {flags}")), 2, &parts);
+    }
 }
 
 #[test]

@@ -232,6 +232,7 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--tokenizer absent.json", &["data.tokenizer without data.path", "--data-path"]),
     ("--end-of-text x", &["data.end_of_text without data.path", "leave it out"]),
     ("--validation-path file", &["data.validation_path without data.path"]),
+    ("--validation-sets a=file", &["data.validation_sets without data.path"]),
     ("--raw-tokens u16", &["data.raw_tokens without data.path"]),
     ("--kind mlp --data-path file", &["data.path with model.kind = \"mlp\"", "an MLP trains on generated data"]),
     // Models.
