@@ -106,13 +106,14 @@ fn further_validation_sets_have_the_losses_of_eval_and_change_no_bit() {
     let few = |row: &Value| row["validation_sets"]["few"].as_f64().unwrap();
     assert!((few(&two[5]) / few(last) - 1.0).abs() < 1e-3, "{} {}", few(&two[5]), few(last));
 
-    let data = format!("--data-path {}", path("train.txt"));
+    let (data, held_out) = (format!("--data-path {}", path("train.txt")), path("held-out.txt"));
     for (flags, parts) in [
         ("--validation-sets held-out.txt", ["data.validation_sets = \"held-out.txt\"", "a set is NAME=PATH"]),
-        ("--validation-sets a=held-out.txt a=begin.txt", ["\"a=begin.txt\"", "each set has a name of its own"]),
-        ("--validation-sets a=absent.txt", ["a: `absent.txt`", "exist"]),
-        ("--validation-sets a=held-out.txt --eval-interval 0", ["with train.eval_interval = 0", "leave the sets out"]),
+        ("--validation-sets a=HELD a=HELD", ["data.validation_sets = \"a=", "each set has a name of its own"]),
+        ("--validation-sets a=absent.txt", ["a: `absent.txt`", "check the path"]),
+        ("--validation-sets a=HELD --eval-interval 0", ["with train.eval_interval = 0", "leave the sets out"]),
     ] {
+        let flags = flags.replace("HELD", &held_out);
         expect(&run(1, &folder.0, &format!("{data} {flags}")), 2, &parts);
     }
 }

@@ -3,7 +3,7 @@
 use device::ops::{Attention, AttentionBackward, HeadNorm, HeadNormBackward, Rotary};
 use device::{DType, Result, Tensor};
 
-use super::cases::{Sizes, site};
+use super::sizes::{Sizes, site};
 use super::workbench::{AddTrial, Workbench};
 
 pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {

@@ -1,13 +1,13 @@
 //! Trials of every operation, with sizes of models and odd ones.
 
+use device::DType;
 use device::ops::{
-    Activation, ActivationBackward, ActivationKind, Add, BiasGrad, Control, Copy, Dropout, DropoutPart, DropoutSite,
-    Epilogue, Fill, Gemm, Norm, NormBackward, NormKind, ReluDropout, ReluDropoutBackward, SampleRecord, SwiGlu,
-    SwiGluBackward,
+    Activation, ActivationBackward, ActivationKind, Add, BiasGrad, Copy, Dropout, Epilogue, Fill, Gemm, Norm,
+    NormBackward, NormKind, ReluDropout, ReluDropoutBackward, SwiGlu, SwiGluBackward,
 };
-use device::{DType, Result};
 
 use super::fp8_products::{self, Scales};
+use super::sizes::{Sizes, site};
 use super::workbench::{AddTrial, Make, Workbench};
 use super::{attention, ends, fp8, fp8_blocks, generation, updates};
 
@@ -17,39 +17,6 @@ pub(super) struct Case {
     pub(super) dtype: DType,
     pub(super) make: Make,
 }
-
-/// Sizes of a trial.
-#[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    pub(super) batch: usize,
-    pub(super) seq: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) ffn: usize,
-    pub(super) vocab: usize,
-    pub(super) padded_vocab: usize,
-}
-
-impl Sizes {
-    pub(super) fn hidden(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    pub(super) fn rows(&self) -> usize {
-        self.batch * self.seq
-    }
-}
-
-pub(super) const CONTROL: Control = Control {
-    first_sample: 40,
-    step: 7,
-    microbatches: 2,
-    learning_rate: 1e-2,
-    clip: 1.0,
-    grad_scale: 0.125,
-    inverse_loss_scale: 1.0,
-};
 
 /// All trials, with `by_block` those of products of factors that have scales by block.
 pub(super) fn all(by_block: bool) -> Vec<Case> {
@@ -222,11 +189,6 @@ fn elementwise(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             Ok(ReluDropoutBackward { output, grad_output, grad_input: b.output(shape, dtype)?, scale: 1.25 }.into())
         }),
     );
-}
-
-pub(super) fn site(b: &mut Workbench) -> Result<DropoutSite> {
-    let record = b.block(&SampleRecord { first_sample: 41, step: 7, reserved: 0 })?;
-    Ok(DropoutSite { rate: 0.1, seed: 99, layer: 3, site: 2, record, part: DropoutPart::default() })
 }
 
 fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {

@@ -3,7 +3,7 @@
 use device::ops::{ColumnRange, CopyColumns, CrossEntropy, Embedding, EmbeddingBackward, Mse};
 use device::{DType, Tensor};
 
-use super::cases::{CONTROL, Sizes};
+use super::sizes::{CONTROL, Sizes};
 use super::workbench::AddTrial;
 use crate::run::random::uniform;
 

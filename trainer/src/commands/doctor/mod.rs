@@ -11,6 +11,7 @@ mod fp8_blocks;
 mod fp8_products;
 mod generation;
 mod rates;
+mod sizes;
 mod table;
 mod updates;
 mod workbench;

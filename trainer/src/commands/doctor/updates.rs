@@ -7,7 +7,7 @@ use device::ops::{
 };
 use device::{DType, Result, Tensor};
 
-use super::cases::{CONTROL, Sizes};
+use super::sizes::{CONTROL, Sizes};
 use super::workbench::AddTrial;
 
 pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
