@@ -74,7 +74,7 @@ pub fn validation_sets(plan: &RunPlan, source: &dyn Source) -> Result<Vec<Evalua
         let refuse = |rule: &str, fix: &str| Err(UserError::new(format!("data.validation_sets = {text:?}"), rule, fix));
         let named =
             |name: &&str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-        let Some((name, path)) = text.split_once('=').filter(|(name, path)| named(&name) && !path.is_empty()) else {
+        let Some((name, path)) = text.split_once('=').filter(|(name, path)| named(name) && !path.is_empty()) else {
             let rule = "a set is NAME=PATH, and its name has letters, digits, - _ and . only";
             return refuse(rule, "for example data.validation_sets = [\"code=code.txt\"]");
         };
