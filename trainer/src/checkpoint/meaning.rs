@@ -59,6 +59,9 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
         let kv_heads = model.kv_heads.unwrap_or(model.heads);
         all.extend([("heads", model.heads.to_string()), ("kv_heads", kv_heads.to_string())]);
     }
+    if model.lora_rank > 0 {
+        all.extend([("lora_rank", model.lora_rank.to_string()), ("lora_alpha", model.lora_alpha.to_string())]);
+    }
     if model.position == PositionEmbedding::Rotary {
         all.extend([("rope_base", model.rope_base.to_string()), ("rope_scaling", format!("{:?}", model.rope_scaling))]);
     }
