@@ -5,12 +5,13 @@ use std::rc::Rc;
 use device::ops::{
     BiasGrad, Copy, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8,
 };
-use device::{Communicator, Shape, Tensor};
+use device::{Communicator, Tensor};
 use graph_manager::Result;
 
+use super::adapter::{Adapter, AdapterSpec};
+use super::buffers::with_width;
 use super::builder::LayerBuilder;
 use super::dropout::DropoutLayer;
-use super::lora::{Adapter, AdapterSpec};
 use super::norm::Normed;
 use super::pending::{PendingInput, PendingWeightGradients};
 use super::tensor_parallel::{Packed, PendingTransfer, TensorParallel, TensorParallelRegion};
@@ -532,17 +533,4 @@ fn gathers_8_bits(fp8: Option<Fp8>, parallel: &TensorParallel) -> bool {
 
 fn add_bias(bias: Option<Param>) -> Epilogue {
     bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight))
-}
-
-/// The shape `(..., width)` of a tensor `(..., _)`.
-fn with_width(like: &Tensor, width: usize) -> Shape {
-    let mut sizes = like.shape.sizes().to_vec();
-    sizes.pop();
-    sizes.push(width);
-    Shape::new(&sizes)
-}
-
-/// A buffer `(..., width)` with the rows and the type of `like` `(..., _)`.
-pub(super) fn tensor_like(cx: &mut StepContext<'_>, name: &'static str, like: &Tensor, width: usize) -> Result<Tensor> {
-    cx.tensor(name, with_width(like, width), like.dtype)
 }

@@ -6,9 +6,11 @@
 //!   `feed_forward/`: each declares its parameters, builds itself, computes forward and backward, and tells its cost.
 //! - [`Decoder`] runs a transformer forward only, one token at a time, with keys and values in a cache.
 
+mod adapter;
 mod architecture;
 mod attention;
 mod block;
+mod buffers;
 mod builder;
 mod cost;
 mod decoder;

@@ -93,7 +93,7 @@ pub fn lora_plan(config: &RunConfig, shape: &GptShape) -> Result<Option<Lora>, U
     })?;
     at_least("the number of model.lora_target_modules", model.lora_target_modules.len(), 1)?;
     let mut targets = Vec::new();
-    for text in &model.lora_target_modules {
+    for text in model.lora_target_modules.iter().flat_map(|texts| texts.split(',')) {
         let meant = all.iter().filter(|module| text == ALL || module.is_meant_by(text));
         let before = targets.len();
         targets.extend(meant.map(|module| module.target));

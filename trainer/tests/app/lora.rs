@@ -97,7 +97,7 @@ fn a_run_with_adapters_trains_them_alone_and_goes_on_from_its_checkpoint_in_any_
             assert!(f32s(tensor.data()) == before, "{name} was trained");
         }
     }
-    assert_eq!(adapters, 2 * 2 * 2, "q and v share a parameter, in each of two blocks");
+    assert_eq!(adapters, 2 * 2, "A and B: q and v share theirs");
 
     // From the checkpoint of step 4, to the same losses: to the bit in the same layout.
     let losses =

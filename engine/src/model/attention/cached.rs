@@ -6,7 +6,7 @@ use graph_manager::Result;
 
 use super::CausalAttention;
 use crate::fp8::Copies;
-use crate::model::linear::tensor_like;
+use crate::model::buffers::tensor_like;
 use crate::model::part::DecodeStep;
 use crate::step_policy::StepContext;
 

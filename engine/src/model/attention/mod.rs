@@ -8,9 +8,10 @@ use device::{DType, Tensor};
 use graph_manager::Result;
 
 use self::head_norms::HeadNorms;
+use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use super::linear::{Linear, LinearSpec, tensor_like};
+use super::linear::{Linear, LinearSpec};
 use super::lora::Lora;
 use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};

@@ -5,9 +5,10 @@ use device::ops::{DropoutSite, Epilogue, QuantizeSource};
 use graph_manager::Result;
 
 use crate::fp8::{Copies, Operand};
+use crate::model::buffers::tensor_like;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use crate::model::linear::{Linear, LinearSpec, tensor_like};
+use crate::model::linear::{Linear, LinearSpec};
 use crate::model::lora::Lora;
 use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, PartSpec, Saved, SavedInput};
