@@ -59,8 +59,8 @@ pub(crate) fn block_params(shape: &ShardedShape<'_>, block: usize, layer: usize)
 }
 
 /// What a token costs in a block, on all ranks together.
-pub(crate) fn block_cost(shape: &GptShape) -> TokenCost {
-    parts(shape).iter().map(|branch| norm(shape, 0, branch.norm).cost() + branch.part.cost(shape)).sum()
+pub(crate) fn block_cost(shape: &GptShape, block: usize) -> TokenCost {
+    parts(shape).iter().map(|branch| norm(shape, block, branch.norm).cost() + branch.part.cost(shape, block)).sum()
 }
 
 /// A transformer block.

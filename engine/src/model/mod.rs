@@ -40,5 +40,5 @@ pub use layer::{Hidden, Layer, LossHead};
 pub use mlp::{MlpShape, mlp};
 pub use position::{Position, RotaryTable, Scaling};
 pub use sample_row::SampleRow;
-pub use shape::{FeedForward, GptShape};
+pub use shape::{FeedForward, GptShape, Windows};
 pub use tensor_parallel::TensorParallel;

@@ -27,7 +27,7 @@ pub(crate) trait PartSpec {
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart>;
 
     /// What a token costs in it, on all ranks together.
-    fn cost(&self, shape: &GptShape) -> TokenCost;
+    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost;
 }
 
 /// A part of a block: computes what is added to the residual stream, from the normed residual stream.

@@ -1,6 +1,6 @@
 //! The sizes and choices of a decoder-only transformer.
 
-use device::ops::NormKind;
+use device::ops::{Mask, NormKind};
 
 use super::position::Position;
 use crate::fp8::Fp8;
@@ -14,6 +14,15 @@ pub enum FeedForward {
     Gelu,
     /// Three matrices: SiLU of a gate, times a second product (Shazeer, 2020).
     SwiGlu,
+}
+
+/// In which blocks a token sees no more than a window of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Tokens that a token sees at most, itself among them; above 0.
+    pub tokens: usize,
+    /// Which blocks have the window, repeated over all blocks; empty for all.
+    pub pattern: Vec<bool>,
 }
 
 /// The sizes and choices of a decoder-only transformer.
@@ -43,6 +52,8 @@ pub struct GptShape {
     pub tied: bool,
     /// Blocks have attention.
     pub attention: bool,
+    /// In which blocks a token does not see all tokens before it; `None` if it always does.
+    pub windows: Option<Windows>,
     /// The kind of all norms.
     pub norm: NormKind,
     /// Added to the variance in norms; f32 in kernels.
@@ -95,6 +106,7 @@ impl Default for GptShape {
             batch: 1,
             tied: true,
             attention: true,
+            windows: None,
             norm: NormKind::Layer,
             norm_eps: 1e-5,
             feed_forward: FeedForward::Gelu,
@@ -119,6 +131,15 @@ impl GptShape {
     /// Channels of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// Which tokens a token sees in the attention of a block.
+    pub fn mask(&self, block: usize) -> Mask {
+        let windows = self.windows.as_ref().filter(|windows| {
+            let pattern = &windows.pattern;
+            pattern.is_empty() || pattern[block % pattern.len()]
+        });
+        Mask { window: windows.map(|windows| windows.tokens) }
     }
 
     /// How the linear layers of a block multiply in 8 bits; `None` where they do not.

@@ -8,7 +8,8 @@ spelled out; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
     kind "gpt", and those of `transformers`:
-         layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling
+         layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling config
+         config: more keys for the configuration of `transformers`
          "gpt" also: norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
@@ -36,7 +37,7 @@ from safetensors.torch import load_file, save_file
 
 RUN_KEYS = {"kind", "steps", "microbatches", "optimizer"}
 SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied", "eps", "rope_base",
-         "rope_scaling"}
+         "rope_scaling", "config"}
 # Kind: the name of its classes in `transformers`.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 CASE_KEYS = {
@@ -190,13 +191,12 @@ def family_model(case, dtype):
         scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
                    "original_max_position_embeddings": int(context)}
     family = FAMILIES[case["kind"]]
-    windows = {"sliding_window": None} if case["kind"] == "mistral" else {}
     config = getattr(transformers, f"{family}Config")(
         num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
         num_key_value_heads=case["kv_heads"], head_dim=case["head_dim"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
         rope_scaling=scaling, tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
-        **windows,
+        **case["config"],
     )
     return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
 

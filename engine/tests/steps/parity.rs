@@ -127,6 +127,20 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     }
 }
 
+/// The windows of a shape as `transformers` has them in the configuration of a kind of models.
+fn windows(kind: &str, shape: &GptShape) -> serde_json::Value {
+    let tokens = shape.windows.as_ref().map(|windows| windows.tokens);
+    let type_of = |block| if shape.mask(block).window.is_some() { "sliding_attention" } else { "full_attention" };
+    let layer_types: Vec<&str> = (0..shape.layers).map(type_of).collect();
+    match kind {
+        "mistral" => serde_json::json!({ "sliding_window": tokens }),
+        "qwen2" | "qwen3" if tokens.is_some() => serde_json::json!({
+            "use_sliding_window": true, "sliding_window": tokens, "layer_types": layer_types,
+        }),
+        _ => serde_json::json!({}),
+    }
+}
+
 /// What the reference must know of a transformer. Kinds other than "gpt" leave the choices that make a family to
 /// `transformers`.
 fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
@@ -139,6 +153,7 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
         "head_dim": shape.head_dim(), "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps as f32),
         "rope_base": rope_base,
         "rope_scaling": scaling.map_or(vec![], |s| vec![s.factor, s.low, s.high, s.original_context]),
+        "config": windows(kind, shape),
         "steps": STEPS, "microbatches": MICROBATCHES,
         "optimizer": {
             "kind": "adamw", "lr": vec![0.01; STEPS], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,

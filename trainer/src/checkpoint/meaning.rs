@@ -58,6 +58,10 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
     if model.attention {
         let kv_heads = model.kv_heads.unwrap_or(model.heads);
         all.extend([("heads", model.heads.to_string()), ("kv_heads", kv_heads.to_string())]);
+        all.extend(model.sliding_window.map(|window| ("sliding_window", window.to_string())));
+        if model.sliding_window.is_some() {
+            all.push(("window_pattern", format!("{:?}", model.window_pattern)));
+        }
     }
     if model.position == PositionEmbedding::Rotary {
         all.extend([("rope_base", model.rope_base.to_string()), ("rope_scaling", format!("{:?}", model.rope_scaling))]);
@@ -84,6 +88,7 @@ mod tests {
             ("heads = 4", "heads = 4\nkv_heads = 4"),
             ("rope_base = 10000.0", "rope_base = 500000.0"),
             ("hidden_dropout = 0.1\nseq_length = 64", "init_std = 0.1\nseq_length = 32"),
+            ("", "window_pattern = [1, 0]"),
             ("attention = false\nheads = 2", "attention = false\nheads = 4"),
             ("bias = true", "bias = true\nqkv_bias = true"),
             ("attention = false", "attention = false\nqk_norm = true"),
@@ -95,6 +100,7 @@ mod tests {
         let other = |what: &str| format!("checkpoint saved is of another model: {what}");
         for (before, now, what) in [
             ("heads = 4", "heads = 8", "model.heads = 8 (was 4), model.kv_heads = 8 (was 4)"),
+            ("sliding_window = 32", "sliding_window = 48", "model.sliding_window = 48 (was 32)"),
             ("norm = \"rmsnorm\"", "norm = \"layernorm\"", "model.norm = layernorm (was rmsnorm)"),
             ("bias = false", "bias = false\nqkv_bias = true", "model.qkv_bias = true (was false)"),
             ("qk_norm = true", "qk_norm = false", "model.qk_norm = false (was true)"),

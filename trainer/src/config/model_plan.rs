@@ -4,7 +4,7 @@ use common::UserError;
 use device::ops::NormKind;
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, TensorParallel, gpt, gpt_part, mlp,
+    Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, TensorParallel, Windows, gpt, gpt_part, mlp,
 };
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
@@ -136,7 +136,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
     let position = position(config)?;
     check_head_norms(config)?;
-    check_window(config)?;
+    let windows = windows(config)?;
     let feed_forward = match model.activation {
         Activation::Gelu => FeedForward::Gelu,
         Activation::SwiGlu => FeedForward::SwiGlu,
@@ -166,6 +166,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         batch,
         tied: model.tie_embeddings,
         attention: model.attention,
+        windows,
         norm: match model.norm {
             Normalization::LayerNorm => NormKind::Layer,
             Normalization::RmsNorm => NormKind::Rms,
@@ -253,18 +254,22 @@ fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
     })
 }
 
-/// Fails on a window that is shorter than a sequence: attention sees all tokens before.
-fn check_window(config: &RunConfig) -> Result<(), UserError> {
+/// In which blocks a token does not see all tokens before it.
+fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
     let model = &config.model;
-    let Some(window) = model.sliding_window else { return Ok(()) };
-    at_least("model.sliding_window", window, 1)?;
-    require(window >= model.seq_length || !model.attention, || {
+    let pattern = &model.window_pattern;
+    require(pattern.iter().all(|&has| has <= 1), || {
         UserError::new(
-            format!("model.sliding_window = {window} with model.seq_length = {}", model.seq_length),
-            "attention sees all tokens before: windows shorter than a sequence are not there yet",
-            format!("set model.seq_length = {window}"),
+            format!("model.window_pattern = {pattern:?}"),
+            "it has 1 for a block with a window and 0 for one without",
+            "set model.window_pattern = [1, 0] for every other block, or [] for all",
         )
-    })
+    })?;
+    let Some(tokens) = model.sliding_window else { return Ok(None) };
+    at_least("model.sliding_window", tokens, 1)?;
+    let has_window = model.attention && (pattern.is_empty() || pattern.contains(&1));
+    let pattern = pattern.iter().map(|&has| has == 1).collect();
+    Ok(has_window.then_some(Windows { tokens, pattern }))
 }
 
 /// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within 1 GiB.

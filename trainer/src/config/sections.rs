@@ -75,6 +75,7 @@ section!(ModelConfig {
     seq_length: usize,
     attention: bool,
     sliding_window: Option<usize>,
+    window_pattern: Vec<usize>,
     norm: Normalization,
     norm_eps: f64,
     activation: Activation,

@@ -73,6 +73,7 @@ impl HuggingFace for Gpt2Files {
     fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)> {
         vec![
             (shape.attention, "model.attention = false"),
+            (shape.windows.is_none(), "model.sliding_window"),
             (shape.norm == NormKind::Layer, "a model.norm other than \"layernorm\""),
             (shape.feed_forward == FeedForward::Gelu, "a model.activation other than \"gelu\""),
             (shape.position == Position::Learned, "a model.position other than \"learned\""),

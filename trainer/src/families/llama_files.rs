@@ -34,16 +34,11 @@ pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
     ]
 }
 
-/// The options that all these families have in a `config.json`, without biases and norms of heads. `window` is the number of
-/// tokens that attention sees, if it does not see all.
+/// The options that all these families have in a `config.json`, without biases, norms of heads and windows.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options(
-    config: &ConfigJson<'_>,
-    absent: &Absent,
-    window: Option<i64>,
-) -> Result<ModelOptions, UserError> {
+pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelOptions, UserError> {
     config.is_known("hidden_act", &[json!("silu"), json!("swish")])?;
     let (hidden, heads) = (config.whole("hidden_size")?, config.whole("num_attention_heads")?);
     let default =
@@ -61,7 +56,7 @@ pub(super) fn options(
         ("model.kv_heads", kv_heads.into()),
         ("model.ffn", config.whole("intermediate_size")?.into()),
         ("model.vocab", config.whole("vocab_size")?.into()),
-        ("model.seq_length", context.min(window.unwrap_or(context)).into()),
+        ("model.seq_length", context.into()),
         ("model.attention", true.into()),
         ("model.norm", text("rmsnorm")),
         ("model.norm_eps", config.number_or("rms_norm_eps", 1e-6)?.into()),
@@ -75,39 +70,7 @@ pub(super) fn options(
     if head_dim * heads != hidden {
         options.push(("model.head_dim", head_dim.into()));
     }
-    options.extend(window.map(|window| ("model.sliding_window", window.into())));
     Ok(options)
-}
-
-/// `sliding_window`: the number of tokens that attention sees, or `None` for all. `transformers` takes 4096 where the key is
-/// absent.
-///
-/// # Errors
-/// Another value.
-pub(super) fn sliding_window(config: &ConfigJson<'_>) -> Result<Option<i64>, UserError> {
-    match config.get("sliding_window").is_null() && config.has("sliding_window") {
-        true => Ok(None),
-        false => config.whole_or("sliding_window", 4096).map(Some),
-    }
-}
-
-/// The window of a family whose files say whether it is used, and in which layers. It counts if any layer may use it.
-///
-/// # Errors
-/// A layer of another kind, or with a window that is not used.
-pub(super) fn optional_window(config: &ConfigJson<'_>) -> Result<Option<i64>, UserError> {
-    let is_used = config.flag_or("use_sliding_window", false)?;
-    let known: &[Json] =
-        if is_used { &[json!("full_attention"), json!("sliding_attention")] } else { &[json!("full_attention")] };
-    let layers = config.get("layer_types");
-    let all_known = layers.as_array().is_some_and(|layers| layers.iter().all(|layer| known.contains(layer)));
-    if !layers.is_null() && !all_known {
-        return Err(config.refuse(
-            "layer_types",
-            "all layers are \"full_attention\", or with use_sliding_window also \"sliding_attention\"",
-        ));
-    }
-    if is_used { sliding_window(config) } else { Ok(None) }
 }
 
 /// The keys of `config.json` that all these families have.

@@ -19,6 +19,7 @@ mod preset;
 mod qwen2;
 mod qwen3;
 mod training;
+mod windows;
 
 use common::UserError;
 use engine::model::GptShape;

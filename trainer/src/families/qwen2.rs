@@ -9,6 +9,7 @@ use super::config_json::ConfigJson;
 use super::family::{HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 use super::llama_files::{self, Absent};
 use super::training::large;
+use super::windows;
 
 /// The family.
 pub const QWEN2: ModelFamily = ModelFamily {
@@ -94,8 +95,8 @@ impl HuggingFace for Qwen2Files {
     }
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
-        let window = llama_files::optional_window(config)?;
-        let mut options = llama_files::options(config, &ABSENT, window)?;
+        let mut options = llama_files::options(config, &ABSENT)?;
+        options.extend(windows::optional(config)?);
         options.extend([("model.bias", false.into()), ("model.qkv_bias", true.into())]);
         Ok(options)
     }
@@ -104,7 +105,9 @@ impl HuggingFace for Qwen2Files {
         let mut config = llama_files::config_json(shape);
         config.insert("architectures".into(), json!(["Qwen2ForCausalLM"]));
         config.insert("model_type".into(), json!("qwen2"));
-        config.insert("use_sliding_window".into(), json!(false));
+        config.insert("use_sliding_window".into(), json!(shape.windows.is_some()));
+        config.insert("sliding_window".into(), windows::tokens(shape));
+        config.insert("layer_types".into(), windows::layer_types(shape));
         config.into()
     }
 

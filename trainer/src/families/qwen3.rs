@@ -9,6 +9,7 @@ use super::config_json::ConfigJson;
 use super::family::{HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 use super::llama_files::{self, Absent};
 use super::training::large;
+use super::windows;
 
 /// The family.
 pub const QWEN3: ModelFamily = ModelFamily {
@@ -113,8 +114,8 @@ impl HuggingFace for Qwen3Files {
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
         config.is_known("attention_bias", &[json!(false)])?;
-        let window = llama_files::optional_window(config)?;
-        let mut options = llama_files::options(config, &ABSENT, window)?;
+        let mut options = llama_files::options(config, &ABSENT)?;
+        options.extend(windows::optional(config)?);
         options.extend([("model.bias", false.into()), ("model.qk_norm", true.into())]);
         Ok(options)
     }
@@ -124,7 +125,9 @@ impl HuggingFace for Qwen3Files {
         config.insert("architectures".into(), json!(["Qwen3ForCausalLM"]));
         config.insert("model_type".into(), json!("qwen3"));
         config.insert("attention_bias".into(), json!(false));
-        config.insert("use_sliding_window".into(), json!(false));
+        config.insert("use_sliding_window".into(), json!(shape.windows.is_some()));
+        config.insert("sliding_window".into(), windows::tokens(shape));
+        config.insert("layer_types".into(), windows::layer_types(shape));
         config.into()
     }
 

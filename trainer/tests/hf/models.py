@@ -45,13 +45,21 @@ MODELS = {
         torch.bfloat16, "10KB",
     ),
     "llama-wide": (LlamaForCausalLM, LlamaConfig(**WIDE, rope_theta=500000.0), torch.float32, "5GB"),
-    "mistral": (MistralForCausalLM, MistralConfig(**WIDE, sliding_window=None), torch.float32, "5GB"),
+    "mistral": (MistralForCausalLM, MistralConfig(**WIDE, sliding_window=5), torch.float32, "5GB"),
+    "mistral-full": (MistralForCausalLM, MistralConfig(**WIDE, sliding_window=None), torch.float32, "5GB"),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, rope_theta=1e6), torch.float32, "5GB"),
-    "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config(**NARROW, tie_word_embeddings=True), torch.float16, "5GB"),
+    "qwen2-tied": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**NARROW, tie_word_embeddings=True, use_sliding_window=True, sliding_window=3,
+                    max_window_layers=1),
+        torch.float16, "5GB",
+    ),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**WIDE, rope_theta=1e6), torch.float32, "5GB"),
     "qwen3-tied": (
         Qwen3ForCausalLM,
-        Qwen3Config(**NARROW, rope_theta=100.0, rope_scaling=SCALING, tie_word_embeddings=True),
+        Qwen3Config(**NARROW, rope_theta=100.0, rope_scaling=SCALING, tie_word_embeddings=True,
+                    use_sliding_window=True, sliding_window=1,
+                    layer_types=["sliding_attention", "full_attention"]),
         torch.bfloat16, "5GB",
     ),
 }
@@ -82,10 +90,10 @@ def make(folder):
 
 def check(folder):
     for name, (kind, _, dtype, _) in MODELS.items():
-        # By the class that our configuration names: a Mistral comes back as a Llama.
+        # By the class that our configuration names: a Mistral without windows comes back as a Llama.
         back = folder / f"{name}-back"
         ours, info = AutoModelForCausalLM.from_pretrained(back, dtype=dtype, output_loading_info=True)
-        expected = LlamaForCausalLM if kind is MistralForCausalLM else kind
+        expected = LlamaForCausalLM if name == "mistral-full" else kind
         if type(ours) is not expected:
             raise SystemExit(f"{name}: it came back as {type(ours).__name__}")
         problems = {key: keys for key, keys in info.items() if keys}

@@ -29,7 +29,8 @@ impl CausalAttention {
         self.qkv.forward(cx, &input, projected_qkv)?;
         let qkv = self.make_ready(cx, projected_qkv, step.angles)?;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
-        cx.run(CachedAttention { qkv, cache, start: step.start, output: context, heads, kv_heads })?;
+        let (start, mask) = (step.start, self.mask);
+        cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, mask })?;
         let delta = self.projection.output(cx, "attention_out", &context)?;
         let projected = self.projection.input(cx, context, Copies::Rows)?;
         self.projection.forward(cx, &projected, delta)?;

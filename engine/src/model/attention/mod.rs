@@ -3,7 +3,7 @@
 mod cached;
 mod head_norms;
 
-use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Rotary};
+use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Mask, Rotary};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -61,6 +61,7 @@ impl PartSpec for CausalAttentionSpec {
             projection,
             heads,
             kv_heads: builder.of.own_kv_heads(),
+            mask: shape.mask(block),
             norms: shape.qk_norm.then(|| HeadNorms::build(&builder.of, builder.params, block)),
             rotary: builder.step.rotary,
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
@@ -70,17 +71,17 @@ impl PartSpec for CausalAttentionSpec {
         })
     }
 
-    fn cost(&self, shape: &GptShape) -> TokenCost {
+    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
         let width = shape.heads * shape.head_dim();
         let qkv = width + 2 * shape.kv_heads * shape.head_dim();
         let attention = TokenCost {
-            // Scores, and values weighted by them. The causal mask leaves half of each product.
-            scores: width * shape.seq,
+            // Scores, and values weighted by them: two products of the pairs that the mask leaves.
+            scores: width * shape.mask(block).doubled_pairs(shape.seq) / shape.seq,
             values: (qkv + width) + (2 * qkv + 2 * width),
             ..TokenCost::default()
         };
         let norms = shape.qk_norm.then(|| head_norms::cost(shape));
-        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([attention]).chain(norms).sum()
+        self.linears(shape, block).iter().map(LinearSpec::cost).chain([attention]).chain(norms).sum()
     }
 }
 
@@ -93,6 +94,8 @@ struct CausalAttention {
     /// On this rank, as `kv_heads`.
     heads: usize,
     kv_heads: usize,
+    /// Which tokens a token sees.
+    mask: Mask,
     /// The norms of queries and keys; `None` where these are not normalised.
     norms: Option<HeadNorms>,
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` where positions are not rotary.
@@ -166,7 +169,7 @@ impl BlockPart for CausalAttention {
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
-        cx.run(Attention { qkv, output: context, stats, heads, kv_heads, dropout: probabilities })?;
+        cx.run(Attention { qkv, output: context, stats, heads, kv_heads, mask: self.mask, dropout: probabilities })?;
         let names = ["attention_out", "attention_out_here"];
         let projected = self.projection.input(cx, context, Copies::of_input(cx, true))?;
         let delta = self.projection.forward_row_parallel(cx, &projected, names, &self.region)?;
@@ -211,6 +214,7 @@ impl BlockPart for CausalAttention {
             grad_qkv,
             heads: self.heads,
             kv_heads: self.kv_heads,
+            mask: self.mask,
             dropout: saved.probabilities,
         })?;
         self.make_ready_backward(cx, saved.qkv.projected, grad_qkv)?;
