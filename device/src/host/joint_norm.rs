@@ -1,11 +1,11 @@
 //! Normalisation of queries and keys over all heads at once.
 
+use super::Pool;
 use super::elementwise::{store_sums, with_float};
 use super::math::sum;
 use super::view::{self, to_f32};
-use super::Pool;
-use crate::ops::{AttentionSizes, HeadSums, JointNorm, JointNormBackward};
 use crate::Float;
+use crate::ops::{AttentionSizes, HeadSums, JointNorm, JointNormBackward};
 
 /// Rows whose gradients of weights are summed by one task.
 const ROWS: usize = 16;
@@ -19,7 +19,8 @@ fn sums<T: Float>(op: &HeadSums, pool: &Pool) {
     let sizes = AttentionSizes::new(&op.input, op.heads, op.kv_heads);
     let (width, parts) = (sizes.packed_width(), parts(&sizes));
     let input = view::read::<T>(&op.input);
-    let gradient = op.gradient.map(|of| (view::read::<T>(&of.grad), [of.query_weight, of.key_weight].map(|w| to_f32(&w))));
+    let gradient =
+        op.gradient.map(|of| (view::read::<T>(&of.grad), [of.query_weight, of.key_weight].map(|w| to_f32(&w))));
     pool.for_each_chunk(view::write::<f32>(&op.sums), 2, |row, sums| {
         for (kind, (first, count)) in parts.into_iter().enumerate() {
             let at = |c: usize| row * width + first + c;

@@ -1,6 +1,8 @@
 //! Causal attention over packed QKV.
 
-use super::{Accesses, DropoutSite, Mask, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads};
+use super::{
+    Accesses, DropoutSite, Mask, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads,
+};
 use crate::{DType, Result, Tensor};
 
 /// `output = dropout(softmax(mask(Q K^T / sqrt(head_dim)))) V` per head, never holding the scores in memory

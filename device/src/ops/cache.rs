@@ -1,6 +1,8 @@
 //! For generating text: attention over a cache of keys and values, and rows at a position that lies in device memory.
 
-use super::{Accesses, Mask, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape};
+use super::{
+    Accesses, Mask, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape,
+};
 use crate::{DType, Result, Tensor};
 
 /// Causal attention of new tokens over themselves and over all earlier tokens, whose keys and values a cache holds.

@@ -71,7 +71,9 @@ fn check_packed(
     ensure_shape(op, "the other packed tensor", other, sizes)?;
     let head_dim = sizes[2] / groups;
     let widths = [heads * head_dim, kv_heads * head_dim];
-    for ((name, weight), width) in ["query_weight", "key_weight"].into_iter().zip(weights.into_iter().flatten()).zip(widths) {
+    for ((name, weight), width) in
+        ["query_weight", "key_weight"].into_iter().zip(weights.into_iter().flatten()).zip(widths)
+    {
         ensure_float(op, &[("input", *input), (name, weight)])?;
         ensure_shape(op, name, &weight, &[width])?;
     }

@@ -18,6 +18,7 @@ mod elementwise;
 mod embedding;
 mod gemm;
 mod head_norm;
+mod joint_norm;
 mod loss;
 mod loss_parallel;
 mod mask;
@@ -48,6 +49,7 @@ pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Poiso
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gemm::{Epilogue, Fp8Scales, Gemm};
 pub use head_norm::{HeadNorm, HeadNormBackward};
+pub use joint_norm::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
 pub use loss::{CrossEntropy, Mse, SumInto};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use mask::Mask;

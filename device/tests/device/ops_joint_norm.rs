@@ -154,7 +154,8 @@ fn shapes_that_do_not_fit_are_refused() {
     let refused = |queries: usize, keys: usize, rows: usize| {
         let (query_weight, key_weight) = (t.empty(&[queries], F32), t.empty(&[keys], F32));
         let squares = t.empty(&[rows, 2], F32);
-        let op = JointNorm { input, output, query_weight, key_weight, squares, heads: 2, kv_heads: 2, ranks: 1, eps: 1.0 };
+        let op =
+            JointNorm { input, output, query_weight, key_weight, squares, heads: 2, kv_heads: 2, ranks: 1, eps: 1.0 };
         t.stream.submit(op).unwrap_err().to_string()
     };
     for (error, needle) in

@@ -141,7 +141,17 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
         let grad_output = t.put(&[1, seq, count * dim], F32, &vec![1.0; seq * count * dim]);
         let grad_qkv = t.empty(&shape, F32);
         let (heads, kv_heads) = (count, count);
-        t.run(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads, mask: Mask::CAUSAL, dropout });
+        t.run(AttentionBackward {
+            qkv,
+            output,
+            stats,
+            grad_output,
+            grad_qkv,
+            heads,
+            kv_heads,
+            mask: Mask::CAUSAL,
+            dropout,
+        });
         (t.get(&output), t.get(&grad_qkv))
     };
     let (output, grad) = attend(0, heads);

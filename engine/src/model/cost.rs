@@ -50,7 +50,7 @@ fn moving(cost: TokenCost) -> f64 {
 mod tests {
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::FeedForward;
+    use crate::model::{FeedForward, QkNorm};
     use crate::precision::Precision;
 
     fn gpt2_350m() -> GptShape {
@@ -111,8 +111,11 @@ mod tests {
         let (qkv, context) = (queries + 2 * keys, queries);
         let weights = hidden * qkv + context * hidden;
         let values = 8 * hidden + 3 * (hidden + qkv) + 3 * (qkv + context) + 3 * (context + hidden);
-        assert_eq!(attention(false), (weights, queries * seq, values));
-        assert_eq!(attention(true), (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys)));
+        assert_eq!(attention(None), (weights, queries * seq, values));
+        assert_eq!(
+            attention(Some(QkNorm::EachHead)),
+            (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys))
+        );
     }
 
     #[test]

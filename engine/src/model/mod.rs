@@ -9,6 +9,7 @@
 mod architecture;
 mod attention;
 mod block;
+mod branch;
 mod builder;
 mod cost;
 mod decoder;
@@ -40,5 +41,5 @@ pub use layer::{Hidden, Layer, LossHead};
 pub use mlp::{MlpShape, mlp};
 pub use position::{Position, RotaryTable, Scaling};
 pub use sample_row::SampleRow;
-pub use shape::{FeedForward, GptShape, Windows};
+pub use shape::{FeedForward, GptShape, NormPlacement, QkNorm, Windows};
 pub use tensor_parallel::TensorParallel;

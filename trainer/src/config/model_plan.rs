@@ -4,13 +4,15 @@ use common::UserError;
 use device::ops::NormKind;
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, TensorParallel, Windows, gpt, gpt_part, mlp,
+    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel, Windows,
+    gpt, gpt_part, mlp,
 };
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::fp8_plan::fp8_plan;
 use crate::config::{
-    Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, RecomputeGranularity, ResidualInit, RunConfig,
+    self, Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, QkNormOver, RecomputeGranularity,
+    ResidualInit, RopeScalingType, RunConfig,
 };
 
 /// Which model, with all sizes.
@@ -171,12 +173,20 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
             Normalization::LayerNorm => NormKind::Layer,
             Normalization::RmsNorm => NormKind::Rms,
         },
+        norm_placement: match model.norm_placement {
+            config::NormPlacement::Pre => NormPlacement::Pre,
+            config::NormPlacement::Post => NormPlacement::Post,
+            config::NormPlacement::Sandwich => NormPlacement::Sandwich,
+        },
         norm_eps: model.norm_eps,
         feed_forward,
         position,
         bias: model.bias,
         qkv_bias: model.qkv_bias,
-        qk_norm: model.qk_norm && model.attention,
+        qk_norm: (model.qk_norm && model.attention).then_some(match model.qk_norm_over {
+            QkNormOver::EachHead => QkNorm::EachHead,
+            QkNormOver::AllHeads => QkNorm::AllHeads,
+        }),
         init_std: model.init_std,
         scaled_residual_init: model.residual_init == ResidualInit::Scaled,
         hidden_dropout: model.hidden_dropout,
@@ -244,7 +254,8 @@ fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
             "set model.norm = \"rmsnorm\", or model.qk_norm = false",
         )
     })?;
-    require(head_dim.is_multiple_of(2) && head_dim <= MOST_NORMED, || {
+    let each_head = model.qk_norm_over == QkNormOver::EachHead;
+    require(!each_head || (head_dim.is_multiple_of(2) && head_dim <= MOST_NORMED), || {
         let even = head_dim.min(MOST_NORMED).next_multiple_of(2);
         UserError::new(
             format!("model.qk_norm = true with {head_dim} channels of a head"),
@@ -313,20 +324,42 @@ fn position(config: &RunConfig) -> Result<Position, UserError> {
     })?;
     let base = model.rope_base;
     within("model.rope_base", base, base > 1.0, "it is above 1", "set model.rope_base = 10000")?;
-    let scaling = match model.rope_scaling[..] {
-        [] => None,
-        [factor, low, high, original_context]
+    let scaling = scaling(config)?;
+    Ok(Position::Rotary { base, scaling })
+}
+
+/// How rotary frequencies are lowered.
+fn scaling(config: &RunConfig) -> Result<Option<Scaling>, UserError> {
+    let (kind, numbers) = (config.model.rope_scaling_type, &config.model.rope_scaling[..]);
+    let refuse = |rule: &str, fix: &str| {
+        let what = format!("model.rope_scaling = {numbers:?} with model.rope_scaling_type = \"{kind}\"");
+        Err(UserError::new(what, rule, format!("set model.rope_scaling = {fix}, or []")))
+    };
+    match (kind, numbers) {
+        (_, []) => Ok(None),
+        (RopeScalingType::Llama3, &[factor, low, high, original_context])
             if factor >= 1.0 && low > 0.0 && high > low && original_context >= 1.0 =>
         {
-            Some(Scaling { factor, low, high, original_context })
+            Ok(Some(Scaling::Llama3 { factor, low, high, original_context }))
         }
-        _ => {
-            return Err(UserError::new(
-                format!("model.rope_scaling = {:?}", model.rope_scaling),
-                "it is empty, or [factor >= 1, low > 0, high > low, original context >= 1]",
-                "set model.rope_scaling = [8, 1, 4, 8192] as Llama 3.1 has it, or []",
-            ));
+        (RopeScalingType::Llama3, _) => refuse(
+            "it is empty, or [factor >= 1, low > 0, high > low, original context >= 1]",
+            "[8, 1, 4, 8192] as Llama 3.1 has it",
+        ),
+        (RopeScalingType::Yarn, &[factor, original_context, beta_fast, beta_slow, attention_factor])
+            if factor >= 1.0
+                && original_context >= 1.0
+                && beta_slow > 0.0
+                && beta_fast >= beta_slow
+                && attention_factor > 0.0 =>
+        {
+            Ok(Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor }))
         }
-    };
-    Ok(Position::Rotary { base, scaling })
+        (RopeScalingType::Yarn, _) => refuse(
+            "it is empty, or [factor >= 1, original context >= 1, beta fast >= beta slow, beta slow > 0, attention factor > 0]",
+            "[4, 32768, 32, 1, 1.1386294361119891] as Qwen2.5 has it",
+        ),
+        (RopeScalingType::Linear, &[factor]) if factor >= 1.0 => Ok(Some(Scaling::Linear { factor })),
+        (RopeScalingType::Linear, _) => refuse("it is empty, or [factor >= 1]", "[8]"),
+    }
 }

@@ -1,7 +1,7 @@
 //! Llama (Touvron et al., 2023; Llama Team, 2024). `LlamaForCausalLM` in `transformers`.
 
 use common::UserError;
-use engine::model::GptShape;
+use engine::model::{GptShape, NormPlacement};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
@@ -103,7 +103,8 @@ impl HuggingFace for LlamaFiles {
         let mut all = llama_files::requirements(shape);
         all.extend([
             (shape.bias || !shape.qkv_bias, "model.qkv_bias = true with model.bias = false"),
-            (!shape.qk_norm, "model.qk_norm = true"),
+            (shape.qk_norm.is_none(), "model.qk_norm = true"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
             (shape.windows.is_none(), "model.sliding_window"),
         ]);
         all

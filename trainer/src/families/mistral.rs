@@ -2,7 +2,7 @@
 //! from a window of attention in its first version.
 
 use common::UserError;
-use engine::model::GptShape;
+use engine::model::{GptShape, NormPlacement};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
@@ -74,7 +74,8 @@ impl HuggingFace for MistralFiles {
         all.extend([
             (!shape.bias, "model.bias = true"),
             (!shape.qkv_bias, "model.qkv_bias = true"),
-            (!shape.qk_norm, "model.qk_norm = true"),
+            (shape.qk_norm.is_none(), "model.qk_norm = true"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
             (windows::are_in_all_blocks_or_none(shape), "a model.window_pattern"),
         ]);
         all

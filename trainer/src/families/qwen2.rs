@@ -2,7 +2,7 @@
 //! `transformers`.
 
 use common::UserError;
-use engine::model::GptShape;
+use engine::model::{GptShape, NormPlacement};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
@@ -89,7 +89,8 @@ impl HuggingFace for Qwen2Files {
         all.extend([
             (!shape.bias, "model.bias = true"),
             (shape.qkv_bias, "model.qkv_bias = false"),
-            (!shape.qk_norm, "model.qk_norm = true"),
+            (shape.qk_norm.is_none(), "model.qk_norm = true"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
         ]);
         all
     }

@@ -2,7 +2,7 @@
 //! `transformers`.
 
 use common::UserError;
-use engine::model::GptShape;
+use engine::model::{GptShape, NormPlacement, QkNorm};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
@@ -107,7 +107,8 @@ impl HuggingFace for Qwen3Files {
         all.extend([
             (!shape.bias, "model.bias = true"),
             (!shape.qkv_bias, "model.qkv_bias = true"),
-            (shape.qk_norm, "model.qk_norm = false"),
+            (shape.qk_norm == Some(QkNorm::EachHead), "no model.qk_norm over each head"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
         ]);
         all
     }

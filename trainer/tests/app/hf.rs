@@ -75,8 +75,12 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         ("mistral-full", DataType::F32),
         ("qwen2", DataType::F32),
         ("qwen2-tied", DataType::F16),
+        ("qwen2-yarn", DataType::F32),
+        ("llama-linear", DataType::F32),
         ("qwen3", DataType::F32),
         ("qwen3-tied", DataType::Bf16),
+        ("olmo2", DataType::F32),
+        ("olmo2-tied", DataType::Bf16),
     ] {
         let (theirs, ours, back) = (at(name.into()), at(format!("{name}-ours")), at(format!("{name}-back")));
         convert(&theirs, &ours, Direction::FromHuggingFace).unwrap();
@@ -159,6 +163,7 @@ fn what_is_exported_and_imported_again_is_the_same_tensors() {
         ("mistral-7b", small.clone()),
         ("qwen2.5-0.5b", small.clone()),
         ("qwen3-8b", [&small[..], &["--head-dim", "12"]].concat()),
+        ("olmo2-7b", [&small[..], &["--head-dim", "12"]].concat()),
     ] {
         let folder = TempDir::new().unwrap();
         let [ours, theirs, back] = ["ours", "theirs", "back"].map(|name| folder.path().join(name));
@@ -375,7 +380,18 @@ fn windows_are_those_of_the_layers_that_use_them_and_contradictions_are_refused_
         says(imported(kind, json!({ "layer_types": [full, sliding] }), &[]).unwrap_err(), "layer_types = [");
     }
     says(imported("qwen3", json!({ "attention_bias": true }), &[]).unwrap_err(), "attention_bias = true");
-    says(imported("qwen3", json!({ "rope_scaling": { "rope_type": "yarn" } }), &[]).unwrap_err(), "rope_scaling = ");
+    for scaling in [
+        json!({ "rope_type": "yarn" }),
+        json!({ "rope_type": "dynamic", "factor": 2.0 }),
+        json!({ "rope_type": "yarn", "factor": 2.0, "truncate": false }),
+        json!({ "rope_type": "yarn", "factor": 2.0, "beta_fast": "32" }),
+        json!({ "type": "longrope" }),
+    ] {
+        says(imported("qwen3", json!({ "rope_scaling": scaling }), &[]).unwrap_err(), "rope_scaling = ");
+    }
+    let yarn = json!({ "type": "yarn", "factor": 4.0 });
+    let model = imported("qwen2", json!({ "rope_scaling": yarn }), &[]).unwrap().config.model;
+    assert_eq!(model.rope_scaling, [4.0, 64.0, 32.0, 1.0, 0.1 * 4f64.ln() + 1.0], "what is absent");
     says(imported("mistral", json!({ "hidden_act": "gelu" }), &[]).unwrap_err(), "hidden_act = \"gelu\"");
 }
 

@@ -19,6 +19,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -31,6 +33,7 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, 
          "intermediate_size": 48, "vocab_size": VOCAB, "max_position_embeddings": SEQ, "rms_norm_eps": 1e-5}
 SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5}
 # Heads together wider or narrower than the residual stream, and one key and value head.
 WIDE, NARROW = LLAMA | {"num_key_value_heads": 1, "head_dim": 12}, LLAMA | {"head_dim": 6}
 # Name: class, configuration, type, largest file.
@@ -54,6 +57,9 @@ MODELS = {
                     max_window_layers=1),
         torch.float16, "5GB",
     ),
+    "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, rope_theta=100.0, rope_scaling=YARN), torch.float32, "5GB"),
+    "llama-linear": (LlamaForCausalLM, LlamaConfig(**LLAMA, rope_scaling={"rope_type": "linear", "factor": 8.0}),
+                     torch.float32, "5GB"),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**WIDE, rope_theta=1e6), torch.float32, "5GB"),
     "qwen3-tied": (
         Qwen3ForCausalLM,
@@ -61,6 +67,10 @@ MODELS = {
                     use_sliding_window=True, sliding_window=1,
                     layer_types=["sliding_attention", "full_attention"]),
         torch.bfloat16, "5GB",
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**WIDE, rope_theta=500000.0), torch.float32, "5GB"),
+    "olmo2-tied": (
+        Olmo2ForCausalLM, Olmo2Config(**NARROW, rope_theta=500000.0, tie_word_embeddings=True), torch.bfloat16, "5GB",
     ),
 }
 

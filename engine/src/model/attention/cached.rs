@@ -27,7 +27,7 @@ impl CausalAttention {
         let projected_qkv = self.qkv.output(cx, "qkv", &normed)?;
         let input = self.qkv.input(cx, normed, Copies::Rows)?;
         self.qkv.forward(cx, &input, projected_qkv)?;
-        let qkv = self.make_ready(cx, projected_qkv, step.angles)?;
+        let qkv = self.make_ready(cx, projected_qkv, step.angles)?.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let (start, mask) = (step.start, self.mask);
         cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, mask })?;

@@ -2,12 +2,14 @@
 
 mod cached;
 mod head_norms;
+mod joint_norms;
+mod ready;
 
-use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Mask, Rotary};
+use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Mask};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use self::head_norms::HeadNorms;
+use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::linear::{Linear, LinearSpec, tensor_like};
@@ -44,9 +46,8 @@ impl CausalAttentionSpec {
 impl PartSpec for CausalAttentionSpec {
     fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
         let linears = self.linears(shape.shape, block);
-        let norms = shape.shape.qk_norm.then(|| head_norms::params(shape, block, layer));
         let of_linears = linears.iter().flat_map(|linear| linear.params(shape.parallel, layer));
-        of_linears.chain(norms.into_iter().flatten()).collect()
+        of_linears.chain(norm_params(shape, block, layer)).collect()
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
@@ -62,7 +63,7 @@ impl PartSpec for CausalAttentionSpec {
             heads,
             kv_heads: builder.of.own_kv_heads(),
             mask: shape.mask(block),
-            norms: shape.qk_norm.then(|| HeadNorms::build(&builder.of, builder.params, block)),
+            norms: QkNorms::build(builder, block),
             rotary: builder.step.rotary,
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
@@ -80,8 +81,7 @@ impl PartSpec for CausalAttentionSpec {
             values: (qkv + width) + (2 * qkv + 2 * width),
             ..TokenCost::default()
         };
-        let norms = shape.qk_norm.then(|| head_norms::cost(shape));
-        self.linears(shape, block).iter().map(LinearSpec::cost).chain([attention]).chain(norms).sum()
+        self.linears(shape, block).iter().map(LinearSpec::cost).chain([attention, norm_cost(shape)]).sum()
     }
 }
 
@@ -96,8 +96,7 @@ struct CausalAttention {
     kv_heads: usize,
     /// Which tokens a token sees.
     mask: Mask,
-    /// The norms of queries and keys; `None` where these are not normalised.
-    norms: Option<HeadNorms>,
+    norms: QkNorms,
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` where positions are not rotary.
     rotary: Option<Tensor>,
     probabilities: DropoutLayer,
@@ -126,36 +125,10 @@ struct SavedAttention {
 /// What backward keeps of queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
 #[derive(Clone, Copy)]
 struct SavedQkv {
-    /// As they were projected. Without norms the same tensor as `ready`, since rotation is in place.
+    /// As they were projected.
     projected: Tensor,
     /// As attention reads them; `None` if backward normalises them again.
-    ready: Option<Tensor>,
-}
-
-impl CausalAttention {
-    /// Makes queries and keys ready for attention: normalises and rotates them, as far as the model does. `projected` is
-    /// overwritten unless there are norms.
-    fn make_ready(&self, cx: &mut StepContext<'_>, projected: Tensor, angles: Option<Tensor>) -> Result<Tensor> {
-        if let Some(norms) = &self.norms {
-            return norms.forward(cx, projected, angles);
-        }
-        self.rotate(cx, projected, angles, false)?;
-        Ok(projected)
-    }
-
-    /// Rotates queries and keys by the table's angles, in place; `inverse` rotates their gradients back.
-    fn rotate(&self, cx: &StepContext<'_>, qkv: Tensor, table: Option<Tensor>, inverse: bool) -> Result<()> {
-        let Some(table) = table else { return Ok(()) };
-        cx.run(Rotary { qkv, table, heads: self.heads, kv_heads: self.kv_heads, inverse })
-    }
-
-    /// Turns the gradient of ready queries and keys into that of `projected` ones, in place.
-    fn make_ready_backward(&self, cx: &StepContext<'_>, projected: Tensor, grad: Tensor) -> Result<()> {
-        match &self.norms {
-            Some(norms) => norms.backward(cx, projected, grad, self.rotary),
-            None => self.rotate(cx, grad, self.rotary, true),
-        }
-    }
+    ready: Option<ReadyQkv>,
 }
 
 impl BlockPart for CausalAttention {
@@ -165,7 +138,8 @@ impl BlockPart for CausalAttention {
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
         let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
         self.qkv.forward(cx, &input, projected_qkv)?;
-        let qkv = self.make_ready(cx, projected_qkv, self.rotary)?;
+        let ready = self.make_ready(cx, projected_qkv, self.rotary)?;
+        let qkv = ready.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
@@ -176,8 +150,8 @@ impl BlockPart for CausalAttention {
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
         let projected = projected.for_weight_gradient();
-        let normed_again = self.recompute && self.norms.is_some();
-        let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(qkv) };
+        let normed_again = self.recompute && !self.norms.is_none();
+        let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(ready) };
         Ok((delta, Saved::new(SavedAttention { normed, qkv, context, projected, stats, probabilities, output })))
     }
 
@@ -201,10 +175,11 @@ impl BlockPart for CausalAttention {
         let pending = PendingWeightGradients::of(*projection, saved.projected, grad_delta);
         let pending = pending.compute_unless(self.region.is_shared(), cx)?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
-        let qkv = match saved.qkv.ready {
+        let ready = match saved.qkv.ready {
             Some(ready) => ready,
             None => self.make_ready(cx, saved.qkv.projected, self.rotary)?,
         };
+        let qkv = ready.qkv;
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv,
@@ -217,7 +192,7 @@ impl BlockPart for CausalAttention {
             mask: self.mask,
             dropout: saved.probabilities,
         })?;
-        self.make_ready_backward(cx, saved.qkv.projected, grad_qkv)?;
+        self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
         let (grad_normed, own) = self.qkv.backward_column_parallel(cx, normed, grad_qkv, names, &self.region)?;

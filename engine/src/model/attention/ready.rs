@@ -75,9 +75,7 @@ impl CausalAttention {
                 self.rotate(cx, projected, angles, false)?;
                 Ok(ReadyQkv { qkv: projected, squares: None })
             }
-            QkNorms::EachHead(norms) => {
-                Ok(ReadyQkv { qkv: norms.forward(cx, projected, angles)?, squares: None })
-            }
+            QkNorms::EachHead(norms) => Ok(ReadyQkv { qkv: norms.forward(cx, projected, angles)?, squares: None }),
             QkNorms::AllHeads(norms) => {
                 let (qkv, squares) = norms.forward(cx, projected)?;
                 self.rotate(cx, qkv, angles, false)?;

@@ -3,6 +3,7 @@
 use device::ops::{Attention, AttentionBackward, HeadNorm, HeadNormBackward, Mask, Rotary};
 use device::{DType, Result, Tensor};
 
+use super::joint_norm::joint_norms;
 use super::sizes::{Sizes, site};
 use super::workbench::{AddTrial, Workbench};
 
@@ -21,6 +22,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     for turns in [false, true] {
         head_norms(s, turns, dtype, &mut *add);
     }
+    joint_norms(s, dtype, &mut *add);
     for (label, kv_heads, window, drops) in [
         ("", heads, None, false),
         (", grouped", s.kv_heads, None, false),
@@ -45,7 +47,8 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 let grad_output = b.input([batch, seq, heads * head_dim], dtype)?;
                 let grad_qkv = b.output(qkv.shape, dtype)?;
                 let Attention { output, stats, dropout, .. } = op;
-                Ok(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads, mask, dropout }.into())
+                Ok(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads, mask, dropout }
+                    .into())
             }),
         );
     }
