@@ -1,6 +1,6 @@
 //! How much work an operation is, whatever does it.
 
-use super::{Attention, AttentionBackward, Epilogue, Gemm, Mask};
+use super::{Attention, AttentionBackward, Epilogue, Gemm, Mask, MatrixPlace};
 use crate::{DType, Op, Tensor};
 
 impl Op {
@@ -24,8 +24,11 @@ impl Op {
     pub fn bytes(&self) -> f64 {
         match self {
             Op::Gemm(gemm) => {
-                let outputs = gemm.out.bytes() * if gemm.accumulate { 2 } else { 1 };
-                (gemm.a.bytes() + gemm.b.bytes() + outputs + gemm.epilogue_bytes()) as f64
+                let tensors = [gemm.a, gemm.b, gemm.out];
+                let bytes = |(place, tensor): (MatrixPlace, Tensor)| place.rows * place.columns * tensor.dtype.size();
+                let [a, b, out] = [0, 1, 2].map(|at| bytes((gemm.places()[at], tensors[at])));
+                let outputs = out * if gemm.accumulate { 2 } else { 1 };
+                (a + b + outputs + gemm.epilogue_bytes()) as f64
             }
             // Of a table only the rows of the batch's tokens are touched.
             Op::Embedding(lookup) => (2 * lookup.output.bytes()) as f64,
@@ -71,8 +74,8 @@ impl Op {
 impl Gemm {
     /// Rows, columns and inner size.
     pub fn sizes(&self) -> [usize; 3] {
-        let (rows, columns) = (self.out.shape.rows(), self.out.shape.last());
-        [rows, columns, self.a.elements() / rows.max(1)]
+        let (rows, columns, inner) = self.dimensions();
+        [rows, columns, inner]
     }
 
     /// Bytes that the epilogue reads and writes besides the product's.

@@ -9,8 +9,10 @@
 use super::block::block_cost;
 use super::gpt::gpt;
 use super::head::head_cost;
+use super::lora::is_adapter;
 use super::shape::GptShape;
 use super::token_cost::TokenCost;
+use crate::params::ParamSpec;
 
 /// Floating-point operations a second: what bf16 products achieve on an H200, whose data sheet says 989 TFLOP/s.
 const FLOPS: f64 = 650e12;
@@ -19,13 +21,15 @@ const VALUES: f64 = 4e12 / 2.0;
 
 impl GptShape {
     /// Training FLOPs per token: 6 per parameter that the token is multiplied with, and those of causal attention. Lookups
-    /// in tables cost nothing; a tied table counts once, in the head.
+    /// in tables cost nothing; a tied table counts once, in the head. With adapters all other parameters are frozen: they have
+    /// no gradient, so each costs 4.
     pub fn flops_per_token(&self) -> f64 {
         let specs = gpt(self.clone()).specs;
+        let flops = |spec: &ParamSpec| if self.lora.is_some() && !is_adapter(&spec.name) { 4 } else { 6 };
         let multiplied = specs.iter().filter(|spec| !spec.sparse);
-        let parameters: usize = multiplied.map(|spec| spec.whole.iter().product::<usize>()).sum();
+        let of_weights: usize = multiplied.map(|spec| flops(spec) * spec.whole.iter().product::<usize>()).sum();
         let attention = |block| TokenCost { scores: block_cost(self, block).scores, ..TokenCost::default() }.flops();
-        (6 * parameters + (0..self.layers).map(attention).sum::<usize>()) as f64
+        (of_weights + (0..self.layers).map(attention).sum::<usize>()) as f64
     }
 
     /// How many blocks' time the head takes: that of the mean block, where some have a window.
@@ -50,7 +54,7 @@ fn moving(cost: TokenCost) -> f64 {
 mod tests {
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::{FeedForward, QkNorm};
+    use crate::model::{FeedForward, Lora, LoraTarget, QkNorm};
     use crate::precision::Precision;
 
     fn gpt2_350m() -> GptShape {
@@ -127,5 +131,9 @@ mod tests {
         assert_eq!(shape.flops_per_token(), (6 * multiplied + attention) as f64);
         let untied = GptShape { tied: false, ..shape.clone() };
         assert_eq!(untied.flops_per_token(), shape.flops_per_token(), "a lookup costs nothing");
+        let lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![LoraTarget::AttentionOutput] };
+        let adapted = GptShape { lora: Some(lora), ..gpt2_350m() };
+        let adapters = 24 * 2 * (1024 + 1024);
+        assert_eq!(adapted.flops_per_token(), (4 * multiplied + 6 * adapters + attention) as f64);
     }
 }

@@ -22,6 +22,7 @@ mod layer;
 mod linear;
 #[cfg(test)]
 mod linear_parity;
+mod lora;
 mod mlp;
 mod norm;
 mod part;
@@ -38,6 +39,7 @@ pub use decoder::{Cursor, Decoder};
 pub use embedding::is_embedding;
 pub use gpt::{gpt, gpt_part};
 pub use layer::{Hidden, Layer, LossHead};
+pub use lora::{Lora, LoraTarget, is_adapter};
 pub use mlp::{MlpShape, mlp};
 pub use position::{Position, RotaryTable, Scaling};
 pub use sample_row::SampleRow;

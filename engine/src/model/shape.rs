@@ -2,6 +2,7 @@
 
 use device::ops::{Mask, NormKind};
 
+use super::lora::Lora;
 use super::position::Position;
 use crate::fp8::Fp8;
 use crate::params::Init;
@@ -121,6 +122,8 @@ pub struct GptShape {
     pub precision: Precision,
     /// How linear layers of blocks multiply in 8 bits, where they do. Goes with [`Precision::Bf16`].
     pub fp8: Option<Fp8>,
+    /// Low-rank adapters of linear layers of blocks. Does not go with 8-bit factors.
+    pub lora: Option<Lora>,
 }
 
 impl Default for GptShape {
@@ -157,6 +160,7 @@ impl Default for GptShape {
             seed: 0,
             precision: Precision::F32,
             fp8: None,
+            lora: None,
         }
     }
 }

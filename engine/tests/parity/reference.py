@@ -15,6 +15,8 @@ CASE.json, all keys of its kind required, none others accepted:
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
     optimizer "muon":  those of "adamw", and momentum ns_steps; matrices of blocks by Muon, the rest by AdamW
+    "lora", of all but mlp, may be left out: {scale, rank, targets {linear layer: [first row, end] of each adapter}};
+         only adapters are trained then
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
@@ -69,7 +71,7 @@ def check_case(case):
         kind = (table or {}).get("kind")
         if kind not in keys_of_kind:
             raise SystemExit(f"{where}: kind is {kind!r}, not one of {sorted(keys_of_kind)}")
-        require_keys(where, table, keys_of_kind[kind])
+        require_keys(where, {key: value for key, value in table.items() if key != "lora"}, keys_of_kind[kind])
     if len(case["optimizer"]["lr"]) != case["steps"]:
         raise SystemExit(f"optimizer: lr has {len(case['optimizer']['lr'])} values for {case['steps']} steps")
 
@@ -112,7 +114,30 @@ def weight_shapes(case):
     shapes |= norm("ln_f")
     if not case["tied"]:
         shapes |= {"lm_head.weight": (case["vocab"], hidden)}
+    for name, rows in adapters(case):
+        rank, (_, n_in) = case["lora"]["rank"], shapes[f"{name}.weight"]
+        shapes |= {f"{name}.lora_A": (rank * len(rows), n_in)}
+        shapes |= {f"{name}.lora_B": (sum(end - start for start, end in rows), rank)}
     return shapes
+
+
+def adapters(case):
+    """The linear layers with adapters, each with the rows [start, end) of its weight that an adapter covers."""
+    targets = case["lora"]["targets"] if "lora" in case else {}
+    return [(f"h.{i}.{name}", rows) for i in range(case.get("layers", 0)) for name, rows in targets.items()]
+
+
+def adapted(case, w):
+    """The weights of the model whose adapters are merged: W + scale B A, by autograd's leave."""
+    merged = {name: p for name, p in w.items() if ".lora_" not in name}
+    for name, rows in adapters(case):
+        parts, rank, b = [], case["lora"]["rank"], w[f"{name}.lora_B"]
+        weight, done, first = merged[f"{name}.weight"], 0, 0
+        for a, (start, end) in zip(w[f"{name}.lora_A"].split(rank), rows, strict=True):
+            parts += [weight[done:start], weight[start:end] + case["lora"]["scale"] * b[first:first + end - start] @ a]
+            done, first = end, first + end - start
+        merged[f"{name}.weight"] = torch.cat([*parts, weight[done:]])
+    return merged
 
 
 def take_weights(case, tensors, dtype):
@@ -123,7 +148,8 @@ def take_weights(case, tensors, dtype):
         found, may_pad = tuple(tensors[name].shape), name in ("wte.weight", "lm_head.weight")
         if found != shape and not (may_pad and found[1:] == shape[1:] and found[0] > shape[0]):
             raise SystemExit(f"weights: {name} has shape {found}, the case says {shape}")
-    return {name: tensors[name].to(dtype, copy=True).requires_grad_() for name in shapes}
+    trained = [name for name in shapes if "lora" not in case or ".lora_" in name]
+    return {name: tensors[name].to(dtype, copy=True).requires_grad_(name in trained) for name in shapes}
 
 
 def layer_norm(x, weight, bias, eps):
@@ -238,10 +264,10 @@ def family_weights(case, w):
 def language_model(case, w, dtype):
     """A function from tokens (batch, seq) to logits (batch, seq, vocab) over the weights w."""
     if case["kind"] == "gpt":
-        return lambda tokens: gpt_logits(case, w, tokens)
+        return lambda tokens: gpt_logits(case, adapted(case, w), tokens)
     model = family_model(case, dtype)
     return lambda tokens: torch.func.functional_call(
-        model, family_weights(case, w), kwargs={"input_ids": tokens}, tie_weights=False
+        model, family_weights(case, adapted(case, w)), kwargs={"input_ids": tokens}, tie_weights=False
     ).logits
 
 
@@ -323,7 +349,8 @@ def train(case, tensors, dtype=torch.float32):
     check_case(case)
     w = take_weights(case, tensors, dtype)
     model = None if case["kind"] == "mlp" else language_model(case, w, dtype)
-    optimizer = make_optimizer(case, case["optimizer"], w)
+    trained = {name: p for name, p in w.items() if p.requires_grad}
+    optimizer = make_optimizer(case, case["optimizer"], trained)
     clip = case["optimizer"]["clip"] or math.inf
     out, losses, norms = {}, [], []
     for step, lr in enumerate(case["optimizer"]["lr"]):
@@ -337,8 +364,8 @@ def train(case, tensors, dtype=torch.float32):
             if case["kind"] != "mlp" and batch == "batch.0.0":
                 out["logits"] = outputs.detach()
         if step == 0:
-            out |= {f"grad.{name}": p.grad.clone() for name, p in w.items()}
-        norms.append(torch.nn.utils.clip_grad_norm_(w.values(), clip, foreach=False).item())
+            out |= {f"grad.{name}": p.grad.clone() for name, p in trained.items()}
+        norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), clip, foreach=False).item())
         losses.append(loss)
         for group in optimizer.param_groups:
             group["lr"] = lr

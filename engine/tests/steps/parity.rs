@@ -5,14 +5,16 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use device::HostValues;
 use device::ops::NormKind;
+use device::{DType, Device, HostValues, bf16};
 use engine::graph_options::GraphOptions;
-use engine::model::{FeedForward, GptShape, Position, Scaling};
+use engine::model::{FeedForward, GptShape, Lora, LoraTarget, Position, Scaling, is_adapter};
 use engine::optimizer::Muon;
+use engine::params::Param;
 use engine::precision::Precision;
 
 use crate::exchange::{Arrays, reference, relative_l2};
+use crate::lora::{adapters, all_targets, move_adapters};
 use crate::models::{
     Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama, tiny_mistral, tiny_olmo2, tiny_qwen2,
     tiny_qwen3,
@@ -55,10 +57,12 @@ fn columns<T: Clone>(rows: &[T], width: usize, microbatch: usize, range: Range<u
 fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolerances, case: serde_json::Value) {
     let options = GraphOptions::default();
     let is_muon = case["optimizer"]["kind"] == "muon";
+    let lora = shape.as_ref().and_then(|shape| shape.lora.clone());
     let run = Run {
         groups: is_muon.then(muon_groups),
         dropout: 0.0,
         precision: within.precision,
+        frozen: if lora.is_some() { |name| !is_adapter(name) } else { |_| false },
         shape: shape.clone(),
         steps: STEPS,
         ..Run::new(kind, MICROBATCHES, options)
@@ -66,8 +70,9 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     let device = run.device();
     let mut stage = run.stage(&device);
     let mut arrays = Arrays::default();
+    move_adapters(&stage);
     for (spec, param) in stage.params().iter() {
-        arrays.f32(spec.name.clone(), spec.shape.sizes(), &device.download::<f32>(&param.master).unwrap());
+        arrays.f32(spec.name.clone(), spec.shape.sizes(), &master_values(&device, param));
     }
     let (mut losses, mut norms, mut grads) = (Vec::new(), Vec::new(), HashMap::new());
     for step in 0..STEPS {
@@ -94,7 +99,8 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
         norms.push(f64::from(result.grad_norm));
         if step == 0 {
             for (spec, param) in stage.params().iter() {
-                let grad = device.download::<f32>(&param.grad.unwrap()).unwrap();
+                let Some(grad) = param.grad else { continue };
+                let grad = device.download::<f32>(&grad).unwrap();
                 grads.insert(spec.name.clone(), grad.into_iter().map(f64::from).collect::<Vec<_>>());
             }
         }
@@ -104,9 +110,10 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     for (step, (ours, theirs)) in losses.iter().zip(&theirs["loss"]).enumerate() {
         assert!((ours / theirs - 1.0).abs() < within.loss, "loss of step {step}: {ours} here, {theirs} in PyTorch");
     }
-    assert!(losses[STEPS - 1] < 0.98 * losses[0], "nothing was learned: {losses:?}");
+    // Adapters of a model that was never trained have little to learn.
+    assert!(lora.is_some() || losses[STEPS - 1] < 0.98 * losses[0], "nothing was learned: {losses:?}");
     assert!(relative_l2(&norms, &theirs["grad_norm"]) < within.norms, "norms {norms:?} and {:?}", theirs["grad_norm"]);
-    for (spec, param) in stage.params().iter() {
+    for (spec, param) in stage.params().iter().filter(|(spec, _)| !spec.frozen) {
         let (name, real) = (&spec.name, spec.shape.elements() / spec.shape.sizes()[0] * spec.rows);
         // Muon writes the direction of its update over the gradient.
         let is_overwritten = is_muon && Muon::takes(spec);
@@ -158,6 +165,14 @@ fn windows(kind: &str, shape: &GptShape) -> serde_json::Value {
     }
 }
 
+/// What a parameter is trained from.
+fn master_values(device: &Device, param: &Param) -> Vec<f32> {
+    match param.master.dtype {
+        DType::F32 => device.download::<f32>(&param.master).unwrap(),
+        _ => device.download::<bf16>(&param.master).unwrap().into_iter().map(bf16::to_f32).collect(),
+    }
+}
+
 /// What the reference must know of a transformer. Kinds other than "gpt" leave the choices that make a family to
 /// `transformers`.
 fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
@@ -177,6 +192,9 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
             "weight_decay": 0.1, "clip": 1.0,
         },
     });
+    if let Some(lora) = &shape.lora {
+        case["lora"] = adapters(lora, shape);
+    }
     if kind == "gpt" {
         case["norm"] = if shape.norm == NormKind::Rms { "rmsnorm" } else { "layernorm" }.into();
         case["activation"] = if shape.feed_forward == FeedForward::SwiGlu { "swiglu" } else { "gelu" }.into();
@@ -308,6 +326,35 @@ fn a_tied_olmo2_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
 #[test]
 fn a_qwen3_in_bf16_stays_beside_transformers_in_f32() {
     transformer("qwen3-bf16", "qwen3", &BF16, tiny_qwen3(0.0, Precision::Bf16));
+}
+
+/// Trains the adapters of a transformer of this shape on both sides.
+fn by_lora(name: &str, kind: &str, within: &Tolerances, shape: GptShape, targets: &[LoraTarget]) {
+    let lora = Lora { rank: 3, alpha: 6.0, dropout: 0.0, targets: targets.to_vec() };
+    transformer(name, kind, within, GptShape { lora: Some(lora), ..shape });
+}
+
+#[test]
+fn adapters_of_a_gpt_agree_with_pytorch_in_losses_gradients_and_final_weights() {
+    use LoraTarget::{AttentionOutput, Down, QueryKeyValue, Up};
+    let shape = tiny_gpt(0.0, Precision::F32);
+    by_lora("gpt-lora", "gpt", &F32, shape.clone(), &[QueryKeyValue, AttentionOutput, Up, Down]);
+    by_lora("gpt-lora-qkv", "gpt", &F32, shape, &[QueryKeyValue]);
+}
+
+#[test]
+fn adapters_of_packed_projections_agree_with_transformers_in_losses_gradients_and_final_weights() {
+    use LoraTarget::{Key, Query, Up, Value};
+    let shape = tiny_qwen3(0.0, Precision::F32);
+    by_lora("qwen3-lora", "qwen3", &F32, shape.clone(), &all_targets(&shape));
+    by_lora("qwen3-lora-qv", "qwen3", &F32, shape, &[Query, Value]);
+    by_lora("qwen2-lora-k-up", "qwen2", &F32, tiny_qwen2(0.0, Precision::F32), &[Key, Up]);
+}
+
+#[test]
+fn adapters_in_bf16_stay_beside_transformers_in_f32() {
+    let shape = tiny_llama(0.0, Precision::Bf16);
+    by_lora("llama-lora-bf16", "llama", &BF16, shape.clone(), &all_targets(&shape));
 }
 
 #[test]

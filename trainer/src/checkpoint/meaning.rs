@@ -65,6 +65,9 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
             all.push(("window_pattern", format!("{:?}", model.window_pattern)));
         }
     }
+    if model.lora_rank > 0 {
+        all.extend([("lora_rank", model.lora_rank.to_string()), ("lora_alpha", model.lora_alpha.to_string())]);
+    }
     if model.position == PositionEmbedding::Rotary {
         all.extend([("rope_base", model.rope_base.to_string()), ("rope_scaling", format!("{:?}", model.rope_scaling))]);
         if !model.rope_scaling.is_empty() {

@@ -12,6 +12,7 @@ pub mod freeze_plan;
 pub mod graph_plan;
 mod layers;
 pub mod learning_rate;
+pub mod lora_plan;
 pub mod megatron;
 pub mod model_name;
 pub mod model_plan;

@@ -10,6 +10,7 @@ use engine::model::{
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::fp8_plan::fp8_plan;
+use crate::config::lora_plan::lora_plan;
 use crate::config::{
     self, Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, QkNormOver, RecomputeGranularity,
     ResidualInit, RopeScalingType, RunConfig,
@@ -83,7 +84,7 @@ pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError
     model.rope_scaling.iter().try_for_each(|&value| fits_f32("model.rope_scaling", value))
 }
 
-fn is_dropout_rate(key: &str, value: f64) -> Result<(), UserError> {
+pub(super) fn is_dropout_rate(key: &str, value: f64) -> Result<(), UserError> {
     let is_rate = (0.0..1.0).contains(&value) && (value as f32) < 1.0;
     within(key, value, is_rate, "a dropout rate is in [0, 1), also as f32", "set it to 0 for none")
 }
@@ -155,7 +156,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;
     is_dropout_rate("model.hidden_dropout", model.hidden_dropout)?;
     is_dropout_rate("model.attention_dropout", model.attention_dropout)?;
-    Ok(GptShape {
+    let shape = GptShape {
         layers: model.layers,
         hidden,
         heads: model.heads,
@@ -196,7 +197,9 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         seed: config.train.seed,
         precision: config.precision.compute,
         fp8: fp8_plan(config, ffn, kv_heads, head_dim)?,
-    })
+        lora: None,
+    };
+    Ok(GptShape { lora: lora_plan(config, &shape)?, ..shape })
 }
 
 /// Checks that no size is 0 and that heads divide what they share; returns the number of key and value heads.

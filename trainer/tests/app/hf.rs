@@ -19,13 +19,13 @@ use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::{load_start, stage};
 
 /// Plans a run from a command line.
-fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {
+pub fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {
     let fixed = ["trainer", "--micro-batch-size", "2", "--global-batch-size", "2", "--eval-interval", "1"];
     let Request::Train(request) = parse(fixed.iter().chain(flags).map(Into::into))? else { panic!("not a run") };
     RunPlan::new(request.config, 1)
 }
 
-fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
+pub fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
     let group = ProcessGroup::single(1);
     let stage = stage(plan, &device, &group)?;
@@ -33,18 +33,18 @@ fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
     Ok((device, stage))
 }
 
-fn python(action: &str, folder: &Path) {
+pub fn python(script: &str, action: &str, folder: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = std::env::var_os("PARITY_PYTHON")
         .map_or_else(|| root.parent().unwrap().join(".venv/bin/python"), PathBuf::from);
-    let output = Command::new(&python).arg(root.join("tests/hf/models.py")).arg(action).arg(folder).output();
+    let output = Command::new(&python).arg(root.join("tests/hf").join(script)).arg(action).arg(folder).output();
     let output = output.unwrap_or_else(|e| panic!("{} cannot be started ({e}): run `./x test`", python.display()));
     assert!(output.status.success(), "{action}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Logits after each token, of a model read from `folder`: all but the last as a token at a time is read through the
 /// cache, the last as the text is read at once. `(tokens, vocab)`.
-fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
+pub fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
     let plan = plan(&["--init-from", folder.to_str().unwrap()]).unwrap();
     let ModelPlan::Gpt(shape) = plan.model else { panic!("not a gpt") };
     let shape = GptShape { batch: 1, ..shape };
@@ -64,7 +64,7 @@ fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
 fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same_bytes() {
     let folder = TempDir::new().unwrap();
     let at = |name: String| folder.path().join(name);
-    python("make", folder.path());
+    python("models.py", "make", folder.path());
     for (name, dtype) in [
         ("gpt2", DataType::F32),
         ("gpt2-untied", DataType::F16),
@@ -125,13 +125,18 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
             assert!((loss / wanted - 1.0).abs() < 1e-6, "{name}: loss {loss} here, {wanted} in transformers");
         }
     }
-    python("check", folder.path());
+    python("models.py", "check", folder.path());
 }
 
 /// A folder of ours with a model of its first weights, as `--preset` and flags make it.
 pub fn trained(folder: &Path, flags: &[&str]) {
     let plan = plan(flags).unwrap();
     let (device, stage) = stage_of(&plan).unwrap();
+    save(folder, &plan, &device, &stage);
+}
+
+/// Writes the model of a stage as a folder of ours.
+pub fn save(folder: &Path, plan: &RunPlan, device: &Device, stage: &Stage) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.toml"), toml::to_string(&plan.config).unwrap()).unwrap();
     let tensors: Vec<_> = stage

@@ -13,6 +13,7 @@ use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
 use super::linear::{Linear, LinearSpec, tensor_like};
+use super::lora::Lora;
 use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::pending::PendingWeightGradients;
@@ -34,11 +35,14 @@ impl CausalAttentionSpec {
         let keys = Packed::heads(shape.kv_heads, shape.head_dim());
         let groups = vec![Packed::heads(shape.heads, shape.head_dim()), keys, keys];
         let (fp8, qkv_bias) = (shape.block_fp8(block), shape.bias || shape.qkv_bias);
+        let lora = shape.lora.as_ref();
         [
             LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), qkv_bias)
-                .in_8_bits(fp8),
+                .in_8_bits(fp8)
+                .with_adapters(lora.and_then(Lora::of_qkv)),
             LinearSpec::row_parallel(name("c_proj"), queries, shape.hidden, shape.residual_init(), shape.bias)
-                .in_8_bits(fp8),
+                .in_8_bits(fp8)
+                .with_adapters(lora.and_then(Lora::of_attention_output)),
         ]
     }
 }
@@ -52,8 +56,7 @@ impl PartSpec for CausalAttentionSpec {
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
         let ShardedShape { shape, parallel } = builder.of;
-        let precision = shape.precision;
-        let [qkv, projection] = self.linears(shape, block).map(|linear| linear.build(builder.params, precision));
+        let [qkv, projection] = self.linears(shape, block).map(|linear| linear.build_in_block(builder, block));
         let heads = shape.heads / parallel.size();
         let own_heads = DropoutPart { first_head: parallel.rank() * heads, ..DropoutPart::default() };
         let layer = block + 1;
@@ -137,7 +140,7 @@ impl BlockPart for CausalAttention {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
         let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
-        self.qkv.forward(cx, &input, projected_qkv)?;
+        self.qkv.forward(cx, &input, projected_qkv, record)?;
         let ready = self.make_ready(cx, projected_qkv, self.rotary)?;
         let qkv = ready.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
@@ -146,7 +149,7 @@ impl BlockPart for CausalAttention {
         cx.run(Attention { qkv, output: context, stats, heads, kv_heads, mask: self.mask, dropout: probabilities })?;
         let names = ["attention_out", "attention_out_here"];
         let projected = self.projection.input(cx, context, Copies::of_input(cx, true))?;
-        let delta = self.projection.forward_row_parallel(cx, &projected, names, &self.region)?;
+        let delta = self.projection.forward_row_parallel(cx, &projected, record, names, &self.region)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
         let projected = projected.for_weight_gradient();
@@ -173,7 +176,7 @@ impl BlockPart for CausalAttention {
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         // First, so that it need not wait for the input gradient.
         let pending = PendingWeightGradients::of(*projection, saved.projected, grad_delta);
-        let pending = pending.compute_unless(self.region.is_shared(), cx)?;
+        let pending = pending.compute_unless(projection.input_gradient_first(&self.region), cx)?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
         let ready = match saved.qkv.ready {
             Some(ready) => ready,
