@@ -1,20 +1,20 @@
 //! How much work an operation is, whatever does it.
 
-use super::{Attention, AttentionBackward, Epilogue, Gemm, MatrixPlace};
+use super::{Attention, AttentionBackward, Epilogue, Gemm, Mask, MatrixPlace};
 use crate::{DType, Op, Tensor};
 
 impl Op {
-    /// Floating-point operations of its matrix products. Of causal attention only the half that is not masked counts. 0 for
-    /// operations without products.
+    /// Floating-point operations of its matrix products. Of attention only what is not masked counts. 0 for operations
+    /// without products.
     pub fn flops(&self) -> f64 {
         match self {
             Op::Gemm(gemm) => {
                 let [rows, columns, inner] = gemm.sizes().map(|size| size as f64);
                 2.0 * rows * columns * inner
             }
-            Op::Attention(Attention { qkv, heads, kv_heads, .. }) => scores(qkv, *heads, *kv_heads) * 2.0,
-            Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, .. }) => {
-                scores(qkv, *heads, *kv_heads) * 5.0
+            Op::Attention(Attention { qkv, heads, kv_heads, mask, .. }) => scores(qkv, *heads, *kv_heads, *mask) * 2.0,
+            Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, mask, .. }) => {
+                scores(qkv, *heads, *kv_heads, *mask) * 5.0
             }
             _ => 0.0,
         }
@@ -89,10 +89,10 @@ impl Gemm {
 }
 
 /// Channels times pairs of positions of which one sees the other, over all heads: half of a product's FLOPs.
-fn scores(qkv: &Tensor, heads: usize, kv_heads: usize) -> f64 {
+fn scores(qkv: &Tensor, heads: usize, kv_heads: usize, mask: Mask) -> f64 {
     let sizes = qkv.shape.sizes();
     let channels = sizes[2] / (heads + 2 * kv_heads);
-    sizes[0] as f64 * (sizes[1] * sizes[1]) as f64 * (heads * channels) as f64
+    sizes[0] as f64 * mask.doubled_pairs(sizes[1]) as f64 * (heads * channels) as f64
 }
 
 #[cfg(test)]

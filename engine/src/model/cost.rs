@@ -28,14 +28,15 @@ impl GptShape {
         let flops = |spec: &ParamSpec| if self.lora.is_some() && !is_adapter(&spec.name) { 4 } else { 6 };
         let multiplied = specs.iter().filter(|spec| !spec.sparse);
         let of_weights: usize = multiplied.map(|spec| flops(spec) * spec.whole.iter().product::<usize>()).sum();
-        let attention = TokenCost { scores: block_cost(self).scores, ..TokenCost::default() };
-        (of_weights + self.layers * attention.flops()) as f64
+        let attention = |block| TokenCost { scores: block_cost(self, block).scores, ..TokenCost::default() }.flops();
+        (of_weights + (0..self.layers).map(attention).sum::<usize>()) as f64
     }
 
-    /// How many blocks' time the head takes.
+    /// How many blocks' time the head takes: that of the mean block, where some have a window.
     pub fn head_in_blocks(&self) -> f64 {
-        let (block, head) = (block_cost(self), head_cost(self));
-        multiplying(head).max(moving(head)) / (multiplying(block) + moving(block))
+        let head = head_cost(self);
+        let blocks: TokenCost = (0..self.layers).map(|block| block_cost(self, block)).sum();
+        multiplying(head).max(moving(head)) * self.layers as f64 / (multiplying(blocks) + moving(blocks))
     }
 }
 
@@ -53,7 +54,7 @@ fn moving(cost: TokenCost) -> f64 {
 mod tests {
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::{FeedForward, Lora, LoraTarget};
+    use crate::model::{FeedForward, Lora, LoraTarget, QkNorm};
     use crate::precision::Precision;
 
     fn gpt2_350m() -> GptShape {
@@ -80,10 +81,10 @@ mod tests {
     fn wide_blocks_weigh_what_they_multiply_and_narrow_ones_what_they_move() {
         let shape = gpt2_350m();
         let wide = GptShape { hidden: 1 << 17, ffn: 1 << 19, ..shape.clone() };
-        let flops = head_cost(&wide).flops() as f64 / block_cost(&wide).flops() as f64;
+        let flops = head_cost(&wide).flops() as f64 / block_cost(&wide, 0).flops() as f64;
         assert!((wide.head_in_blocks() / flops - 1.0).abs() < 0.01);
         let narrow = GptShape { hidden: 16, ffn: 64, seq: 16, ..shape };
-        let values = head_cost(&narrow).values as f64 / block_cost(&narrow).values as f64;
+        let values = head_cost(&narrow).values as f64 / block_cost(&narrow, 0).values as f64;
         assert!((narrow.head_in_blocks() / values - 1.0).abs() < 0.05);
     }
 
@@ -96,10 +97,10 @@ mod tests {
         let gelu = gpt2_350m();
         let expected =
             TokenCost { weights: 12 * hidden * hidden, scores: hidden * seq, values: attention + feed_forward(ffn) };
-        assert_eq!(block_cost(&gelu), expected);
+        assert_eq!(block_cost(&gelu, 0), expected);
         let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, attention: false, ..gelu };
         let expected = TokenCost { weights: 12 * hidden * hidden, scores: 0, values: feed_forward(2 * ffn) };
-        assert_eq!(block_cost(&swiglu), expected);
+        assert_eq!(block_cost(&swiglu, 0), expected);
     }
 
     #[test]
@@ -107,15 +108,18 @@ mod tests {
         let (hidden, queries, keys, seq) = (1024, 16 * 128, 8 * 128, 1024);
         let attention = |qk_norm| {
             let shape = GptShape { kv_heads: 8, head_dim: Some(128), bias: false, qk_norm, ..gpt2_350m() };
-            let attention = block_cost(&shape);
-            let without = block_cost(&GptShape { attention: false, ..shape });
+            let attention = block_cost(&shape, 0);
+            let without = block_cost(&GptShape { attention: false, ..shape }, 0);
             (attention.weights - without.weights, attention.scores, attention.values - without.values)
         };
         let (qkv, context) = (queries + 2 * keys, queries);
         let weights = hidden * qkv + context * hidden;
         let values = 8 * hidden + 3 * (hidden + qkv) + 3 * (qkv + context) + 3 * (context + hidden);
-        assert_eq!(attention(false), (weights, queries * seq, values));
-        assert_eq!(attention(true), (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys)));
+        assert_eq!(attention(None), (weights, queries * seq, values));
+        assert_eq!(
+            attention(Some(QkNorm::EachHead)),
+            (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys))
+        );
     }
 
     #[test]

@@ -3,12 +3,13 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kinds "llama", "mistral", "qwen2" and "qwen3" are `transformers`' own classes. For the others norms, activations, attention and cross entropy are
+Kinds "llama", "mistral", "qwen2", "qwen3" and "olmo2" are `transformers`' own classes. For the others norms, activations, attention and cross entropy are
 spelled out; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
     kind "gpt", and those of `transformers`:
-         layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling
+         layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling config
+         config: more keys for the configuration of `transformers`
          "gpt" also: norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
@@ -38,9 +39,14 @@ from safetensors.torch import load_file, save_file
 
 RUN_KEYS = {"kind", "steps", "microbatches", "optimizer"}
 SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied", "eps", "rope_base",
-         "rope_scaling"}
+         "rope_scaling", "config"}
 # Kind: the name of its classes in `transformers`.
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2"}
+# Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
+NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2"))}
+# What `transformers` calls the norms.
+THEIR_NORMS = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "post_ln_1": "post_attention_layernorm",
+               "post_ln_2": "post_feedforward_layernorm"}
 CASE_KEYS = {
     "gpt": RUN_KEYS | SIZES | {"norm", "activation", "position", "bias"},
     "mlp": RUN_KEYS | {"layer_sizes"},
@@ -92,13 +98,19 @@ def weight_shapes(case):
     if case.get("position") == "learned":
         shapes |= {"wpe.weight": (case["seq"], hidden)}
     for h in (f"h.{i}" for i in range(case["layers"])):
-        shapes |= norm(f"{h}.ln_1") | linear(f"{h}.attn.c_attn", qkv, hidden)
+        before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
+        for name in (*before, *after):
+            shapes |= norm(f"{h}.{name}")
+        shapes |= linear(f"{h}.attn.c_attn", qkv, hidden)
         if case["kind"] == "qwen2":
             shapes |= {f"{h}.attn.c_attn.bias": (qkv,)}
         if case["kind"] == "qwen3":
             shapes |= {f"{h}.attn.{norm}.weight": (head_dim,) for norm in ("q_norm", "k_norm")}
+        if case["kind"] == "olmo2":
+            shapes |= {f"{h}.attn.q_norm.weight": (head_dim * case["heads"],),
+                       f"{h}.attn.k_norm.weight": (head_dim * case["kv_heads"],)}
         shapes |= linear(f"{h}.attn.c_proj", hidden, head_dim * case["heads"])
-        shapes |= norm(f"{h}.ln_2") | linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
+        shapes |= linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
     shapes |= norm("ln_f")
     if not case["tied"]:
         shapes |= {"lm_head.weight": (case["vocab"], hidden)}
@@ -210,19 +222,13 @@ def family_model(case, dtype):
     """A model of `transformers` of the case's kind and sizes; its own weights are never used."""
     import transformers
 
-    scaling = None
-    if case["rope_scaling"]:
-        factor, low, high, context = case["rope_scaling"]
-        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
-                   "original_max_position_embeddings": int(context)}
     family = FAMILIES[case["kind"]]
-    windows = {"sliding_window": None} if case["kind"] == "mistral" else {}
     config = getattr(transformers, f"{family}Config")(
         num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
         num_key_value_heads=case["kv_heads"], head_dim=case["head_dim"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
-        rope_scaling=scaling, tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
-        **windows,
+        rope_scaling=case["rope_scaling"], tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
+        **case["config"],
     )
     return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
 
@@ -237,20 +243,20 @@ def family_weights(case, w):
         q, k, v = w[f"{h}.attn.c_attn.weight"].split(rows)
         gate, up = w[f"{h}.mlp.c_fc.weight"].chunk(2)
         named |= {
-            f"{layer}.input_layernorm.weight": w[f"{h}.ln_1.weight"],
             f"{layer}.self_attn.q_proj.weight": q,
             f"{layer}.self_attn.k_proj.weight": k,
             f"{layer}.self_attn.v_proj.weight": v,
             f"{layer}.self_attn.o_proj.weight": w[f"{h}.attn.c_proj.weight"],
-            f"{layer}.post_attention_layernorm.weight": w[f"{h}.ln_2.weight"],
             f"{layer}.mlp.gate_proj.weight": gate,
             f"{layer}.mlp.up_proj.weight": up,
             f"{layer}.mlp.down_proj.weight": w[f"{h}.mlp.c_proj.weight"],
         }
+        before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
+        named |= {f"{layer}.{THEIR_NORMS[norm]}.weight": w[f"{h}.{norm}.weight"] for norm in (*before, *after)}
         if case["kind"] == "qwen2":
             biases = w[f"{h}.attn.c_attn.bias"].split(rows)
             named |= {f"{layer}.self_attn.{part}_proj.bias": bias for part, bias in zip("qkv", biases, strict=True)}
-        if case["kind"] == "qwen3":
+        if case["kind"] in ("qwen3", "olmo2"):
             named |= {f"{layer}.self_attn.{part}_norm.weight": w[f"{h}.attn.{part}_norm.weight"] for part in "qk"}
     return named
 

@@ -16,7 +16,8 @@ use engine::precision::Precision;
 use crate::exchange::{Arrays, reference, relative_l2};
 use crate::lora::{adapters, all_targets, move_adapters};
 use crate::models::{
-    Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3,
+    Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama, tiny_mistral, tiny_olmo2, tiny_qwen2,
+    tiny_qwen3,
 };
 use crate::muon::muon_groups;
 
@@ -134,6 +135,36 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     }
 }
 
+/// A scaling as `transformers` has it in a configuration.
+fn rope_scaling(scaling: Option<Scaling>) -> serde_json::Value {
+    match scaling {
+        None => serde_json::Value::Null,
+        Some(Scaling::Llama3 { factor, low, high, original_context }) => serde_json::json!({
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+            "original_max_position_embeddings": original_context as u64,
+        }),
+        Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor }) => serde_json::json!({
+            "rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
+            "attention_factor": attention_factor, "original_max_position_embeddings": original_context as u64,
+        }),
+        Some(Scaling::Linear { factor }) => serde_json::json!({ "rope_type": "linear", "factor": factor }),
+    }
+}
+
+/// The windows of a shape as `transformers` has them in the configuration of a kind of models.
+fn windows(kind: &str, shape: &GptShape) -> serde_json::Value {
+    let tokens = shape.windows.as_ref().map(|windows| windows.tokens);
+    let type_of = |block| if shape.mask(block).window.is_some() { "sliding_attention" } else { "full_attention" };
+    let layer_types: Vec<&str> = (0..shape.layers).map(type_of).collect();
+    match kind {
+        "mistral" => serde_json::json!({ "sliding_window": tokens }),
+        "qwen2" | "qwen3" if tokens.is_some() => serde_json::json!({
+            "use_sliding_window": true, "sliding_window": tokens, "layer_types": layer_types,
+        }),
+        _ => serde_json::json!({}),
+    }
+}
+
 /// What a parameter is trained from.
 fn master_values(device: &Device, param: &Param) -> Vec<f32> {
     match param.master.dtype {
@@ -153,7 +184,8 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
         "kind": kind, "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim(), "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps as f32),
         "rope_base": rope_base,
-        "rope_scaling": scaling.map_or(vec![], |s| vec![s.factor, s.low, s.high, s.original_context]),
+        "rope_scaling": rope_scaling(scaling),
+        "config": windows(kind, shape),
         "steps": STEPS, "microbatches": MICROBATCHES,
         "optimizer": {
             "kind": "adamw", "lr": vec![0.01; STEPS], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
@@ -238,10 +270,19 @@ fn llama_in_bf16_stays_beside_transformers_in_f32() {
 #[test]
 fn a_tied_llama_with_scaled_frequencies_agrees_with_transformers() {
     // Wavelengths of 6 to 200 around a context of 16: one pair is scaled in part, slower ones in full.
-    let scaling = Some(Scaling { factor: 8.0, low: 0.5, high: 4.0, original_context: 16.0 });
+    let scaling = Some(Scaling::Llama3 { factor: 8.0, low: 0.5, high: 4.0, original_context: 16.0 });
     let position = Position::Rotary { base: 100.0, scaling };
     let shape = GptShape { tied: true, kv_heads: 1, position, ..tiny_llama(0.0, Precision::F32) };
     transformer("llama-scaled", "llama", &F32, shape);
+}
+
+#[test]
+fn a_qwen2_with_yarn_agrees_with_transformers() {
+    // Of the four pairs the first keeps its frequency, the second is between, the others are scaled in full.
+    let yarn =
+        Scaling::Yarn { factor: 4.0, original_context: 16.0, beta_fast: 2.0, beta_slow: 0.5, attention_factor: 1.2 };
+    let position = Position::Rotary { base: 100.0, scaling: Some(yarn) };
+    transformer("qwen2-yarn", "qwen2", &F32, GptShape { position, ..tiny_qwen2(0.0, Precision::F32) });
 }
 
 #[test]
@@ -269,6 +310,17 @@ fn a_qwen3_with_wide_heads_agrees_with_transformers() {
 fn a_tied_qwen3_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
     let shape = GptShape { tied: true, head_dim: Some(6), kv_heads: 1, ..tiny_qwen3(0.0, Precision::F32) };
     transformer("qwen3-tied", "qwen3", &F32, shape);
+}
+
+#[test]
+fn an_olmo2_with_wide_heads_agrees_with_transformers() {
+    transformer("olmo2", "olmo2", &F32, tiny_olmo2(0.0, Precision::F32));
+}
+
+#[test]
+fn a_tied_olmo2_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
+    let shape = GptShape { tied: true, head_dim: Some(6), kv_heads: 1, ..tiny_olmo2(0.0, Precision::F32) };
+    transformer("olmo2-tied", "olmo2", &F32, shape);
 }
 
 #[test]

@@ -8,8 +8,8 @@ use engine::precision::Precision;
 
 use crate::config::{
     Activation, AmaxAlgo, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind,
-    Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, RecomputeGranularity, RecomputeMethod,
-    ResidualInit, SyncDebugChoice, VerifyMemory,
+    NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, QkNormOver,
+    RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, SyncDebugChoice, VerifyMemory,
 };
 use crate::families::Preset;
 
@@ -99,16 +99,20 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("model.vocab", "vocab", &["vocab-size"], "256", Kind::Integer, "Number of tokens. In memory it is padded to a multiple of 128 x parallel.tensor"),
     option("model.seq_length", "seq-length", &[], "64", Kind::Integer, "Tokens of a sequence"),
     option("model.attention", "attention", &[], "true", Kind::Bool, "Blocks have attention. Without it a model sees one token at a time"),
-    option("model.sliding_window", "sliding-window", &[], "", Kind::Integer, "Tokens that attention sees, itself among them, as `config.json` of some models has it. It is at least seq_length, and so changes nothing: shorter windows are not there yet"),
+    option("model.sliding_window", "sliding-window", &[], "", Kind::Integer, "Tokens that a token sees at most, itself among them. Unset: all before it"),
+    option("model.window_pattern", "window-pattern", &[], "[]", Kind::Integers, "Which blocks have the sliding_window: 1 with, 0 without, repeated over all blocks. [1, 0] is every other one, from the first. Empty: all"),
     option("model.norm", "norm", &["normalization"], "\"layernorm\"", Kind::Choice(Normalization::WORDS), "Normalisation before attention, feed-forward and head"),
     option("model.norm_eps", "norm-eps", &["norm-epsilon"], "1e-5", Kind::Float, "Number added to the variance in norms"),
+    option("model.norm_placement", "norm-placement", &[], "\"pre\"", Kind::Choice(NormPlacement::WORDS), "Norms of blocks: before attention and feed-forward, after them (as OLMo 2 has them), or both (as Gemma)"),
     option("model.activation", "activation", &[], "\"gelu\"", Kind::Choice(Activation::WORDS), "Feed-forward layer: GELU (tanh form), or SwiGLU with its third matrix"),
     option("model.position", "position", &["position-embedding-type"], "\"learned\"", Kind::Choice(PositionEmbedding::WORDS), "How the model knows positions: learned vectors, rotated queries and keys, or the causal mask alone"),
     option("model.rope_base", "rope-base", &["rotary-base"], "10000.0", Kind::Float, "rotary: base of the wavelengths (RoPE theta)"),
-    option("model.rope_scaling", "rope-scaling", &[], "[]", Kind::Floats, "rotary: Llama 3.1's scaling, [factor, low frequency factor, high frequency factor, original context]. Empty: none"),
+    option("model.rope_scaling", "rope-scaling", &[], "[]", Kind::Floats, "rotary: numbers of the scaling for longer contexts; see rope_scaling_type. Empty: none"),
+    option("model.rope_scaling_type", "rope-scaling-type", &[], "\"llama3\"", Kind::Choice(RopeScalingType::WORDS), "rotary: what rope_scaling has. llama3: [factor, low frequency factor, high frequency factor, original context]; yarn: [factor, original context, beta fast, beta slow, attention factor]; linear: [factor]"),
     option("model.bias", "bias", &["add-bias-linear"], "true", Kind::Bool, "Linear layers and LayerNorms have biases"),
     option("model.qkv_bias", "qkv-bias", &["add-qkv-bias"], "false", Kind::Bool, "Queries, keys and values have biases, also with bias = false"),
-    option("model.qk_norm", "qk-norm", &["qk-layernorm"], "false", Kind::Bool, "Queries and keys are normalised head by head, before they are rotated (with norm = \"rmsnorm\")"),
+    option("model.qk_norm", "qk-norm", &["qk-layernorm"], "false", Kind::Bool, "Queries and keys are normalised, before they are rotated (with norm = \"rmsnorm\")"),
+    option("model.qk_norm_over", "qk-norm-over", &[], "\"each_head\"", Kind::Choice(QkNormOver::WORDS), "qk_norm: over each head (as Qwen3), or over all query heads and all key heads (as OLMo 2)"),
     option("model.init_std", "init-std", &["init-method-std"], "0.02", Kind::Float, "Standard deviation of the first values of matrices"),
     option("model.residual_init", "residual-init", &[], "\"scaled\"", Kind::Choice(ResidualInit::WORDS), "First values of matrices that write to the residual stream: standard deviation init_std / sqrt(2 layers) as in GPT-2, or init_std"),
     option("model.tie_embeddings", "tie-embeddings", &[], "true", Kind::Bool, "The head uses the embedding's table"),

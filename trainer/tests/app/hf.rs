@@ -72,10 +72,15 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         ("llama-sharded", DataType::Bf16),
         ("llama-wide", DataType::F32),
         ("mistral", DataType::F32),
+        ("mistral-full", DataType::F32),
         ("qwen2", DataType::F32),
         ("qwen2-tied", DataType::F16),
+        ("qwen2-yarn", DataType::F32),
+        ("llama-linear", DataType::F32),
         ("qwen3", DataType::F32),
         ("qwen3-tied", DataType::Bf16),
+        ("olmo2", DataType::F32),
+        ("olmo2-tied", DataType::Bf16),
     ] {
         let (theirs, ours, back) = (at(name.into()), at(format!("{name}-ours")), at(format!("{name}-back")));
         convert(&theirs, &ours, Direction::FromHuggingFace).unwrap();
@@ -163,6 +168,7 @@ fn what_is_exported_and_imported_again_is_the_same_tensors() {
         ("mistral-7b", small.clone()),
         ("qwen2.5-0.5b", small.clone()),
         ("qwen3-8b", [&small[..], &["--head-dim", "12"]].concat()),
+        ("olmo2-7b", [&small[..], &["--head-dim", "12"]].concat()),
     ] {
         let folder = TempDir::new().unwrap();
         let [ours, theirs, back] = ["ours", "theirs", "back"].map(|name| folder.path().join(name));
@@ -344,31 +350,53 @@ fn keys_that_a_family_s_files_lack_have_the_values_of_transformers() {
 }
 
 #[test]
-fn a_window_shorter_than_a_sequence_is_refused_by_name_and_one_that_is_not_used_is_left_out() {
+fn windows_are_those_of_the_layers_that_use_them_and_contradictions_are_refused_by_name() {
     use serde_json::json;
     let says = |error: String, words: &str| assert!(error.contains(words), "{error}\nshould say: {words}");
-    // The window shortens the context that is taken, and refuses a longer one.
-    let window = json!({ "sliding_window": 48 });
-    let plan = imported("mistral", window.clone(), &[]).unwrap();
-    assert_eq!((plan.config.model.seq_length, plan.config.model.sliding_window), (48, Some(48)));
-    let longer = imported("mistral", window.clone(), &["--seq-length", "49"]).unwrap_err();
-    says(longer, "model.sliding_window = 48 with model.seq_length = 49");
-    assert_eq!(imported("mistral", json!({}), &[]).unwrap().config.model.sliding_window, Some(4096), "absent");
-    let null = imported("mistral", json!({ "sliding_window": null }), &["--seq-length", "128"]).unwrap();
-    assert_eq!(null.config.model.sliding_window, None);
+    let windows = |kind, keys| {
+        let model = imported(kind, keys, &[]).unwrap().config.model;
+        assert_eq!(model.seq_length, 64);
+        (model.sliding_window, model.window_pattern)
+    };
+    assert_eq!(windows("mistral", json!({ "sliding_window": 48 })), (Some(48), vec![]));
+    assert_eq!(windows("mistral", json!({})), (Some(4096), vec![]), "absent");
+    assert_eq!(windows("mistral", json!({ "sliding_window": null })), (None, vec![]));
     for kind in ["qwen2", "qwen3"] {
-        let unused = imported(kind, json!({ "sliding_window": 48, "use_sliding_window": false }), &[]).unwrap();
-        assert_eq!((unused.config.model.seq_length, unused.config.model.sliding_window), (64, None), "{kind}");
-        let layers = ["full_attention", "sliding_attention"];
-        let used = json!({ "sliding_window": 48, "use_sliding_window": true, "layer_types": layers });
-        assert_eq!(imported(kind, used, &[]).unwrap().config.model.sliding_window, Some(48), "{kind}");
-        let unused = json!({ "layer_types": layers });
-        says(imported(kind, unused, &[]).unwrap_err(), "layer_types = [");
-        let other = json!({ "use_sliding_window": true, "layer_types": ["full_attention", "linear_attention"] });
-        says(imported(kind, other, &[]).unwrap_err(), "layer_types = [");
+        let used = json!({ "sliding_window": 48, "use_sliding_window": true, "num_hidden_layers": 4 });
+        let with = |key: &str, value: serde_json::Value| {
+            let mut used = used.clone();
+            used[key] = value;
+            used
+        };
+        assert_eq!(windows(kind, json!({ "sliding_window": 48 })), (None, vec![]), "{kind}");
+        assert_eq!(windows(kind, used.clone()), (None, vec![]), "{kind}: from layer 28 on");
+        assert_eq!(windows(kind, with("max_window_layers", json!(0))), (Some(48), vec![]), "{kind}");
+        assert_eq!(windows(kind, with("max_window_layers", json!(3))), (Some(48), vec![0, 0, 0, 1]), "{kind}");
+        let [full, sliding] = ["full_attention", "sliding_attention"];
+        let types = with("layer_types", json!([sliding, full, sliding, full]));
+        assert_eq!(windows(kind, types), (Some(48), vec![1, 0]), "{kind}");
+        for (key, value) in [
+            ("layer_types", json!([full, full, full, "linear_attention"])),
+            ("layer_types", json!([full, full, full])),
+            ("max_window_layers", json!("all")),
+        ] {
+            says(imported(kind, with(key, value), &[]).unwrap_err(), &format!("{key} = "));
+        }
+        says(imported(kind, json!({ "layer_types": [full, sliding] }), &[]).unwrap_err(), "layer_types = [");
     }
     says(imported("qwen3", json!({ "attention_bias": true }), &[]).unwrap_err(), "attention_bias = true");
-    says(imported("qwen3", json!({ "rope_scaling": { "rope_type": "yarn" } }), &[]).unwrap_err(), "rope_scaling = ");
+    for scaling in [
+        json!({ "rope_type": "yarn" }),
+        json!({ "rope_type": "dynamic", "factor": 2.0 }),
+        json!({ "rope_type": "yarn", "factor": 2.0, "truncate": false }),
+        json!({ "rope_type": "yarn", "factor": 2.0, "beta_fast": "32" }),
+        json!({ "type": "longrope" }),
+    ] {
+        says(imported("qwen3", json!({ "rope_scaling": scaling }), &[]).unwrap_err(), "rope_scaling = ");
+    }
+    let yarn = json!({ "type": "yarn", "factor": 4.0 });
+    let model = imported("qwen2", json!({ "rope_scaling": yarn }), &[]).unwrap().config.model;
+    assert_eq!(model.rope_scaling, [4.0, 64.0, 32.0, 1.0, 0.1 * 4f64.ln() + 1.0], "what is absent");
     says(imported("mistral", json!({ "hidden_act": "gelu" }), &[]).unwrap_err(), "hidden_act = \"gelu\"");
 }
 

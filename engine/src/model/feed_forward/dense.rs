@@ -113,10 +113,10 @@ impl PartSpec for DenseSpec {
         })
     }
 
-    fn cost(&self, shape: &GptShape) -> TokenCost {
+    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
         let (up, ffn) = (self.activation.groups() * shape.ffn, shape.ffn);
         let activation = TokenCost { values: (up + ffn) + (2 * up + ffn), ..TokenCost::default() };
-        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([activation]).sum()
+        self.linears(shape, block).iter().map(LinearSpec::cost).chain([activation]).sum()
     }
 }
 
