@@ -228,6 +228,7 @@ def family_model(case, dtype):
         num_key_value_heads=case["kv_heads"], head_dim=case["head_dim"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
         rope_scaling=case["rope_scaling"], tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
+        pad_token_id=None,  # a padding token would get no gradient: it is 1 in OLMo 2
         **case["config"],
     )
     return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
