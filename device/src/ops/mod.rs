@@ -30,6 +30,7 @@ mod quantize;
 mod quantize_blocks;
 mod quantize_counts;
 mod rotary;
+mod skip_step;
 mod transpose_fp8;
 mod work;
 
@@ -47,7 +48,7 @@ pub use elementwise::{Add, BiasGrad, ColumnRange, Copy, CopyColumns, Fill, Poiso
 pub use embedding::{Embedding, EmbeddingBackward};
 pub use gemm::{Epilogue, Fp8Scales, Gemm};
 pub use head_norm::{HeadNorm, HeadNormBackward};
-pub use loss::{CrossEntropy, Mse, SumInto};
+pub use loss::{CrossEntropy, Mse, SumInto, ZLoss};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use muon::{Block, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
 pub use norm::{Norm, NormBackward, NormKind};
@@ -58,6 +59,7 @@ pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, Update
 pub(crate) use quantize_blocks::BLOCK;
 pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};
 pub use rotary::Rotary;
+pub use skip_step::SkipStep;
 pub use transpose_fp8::TransposeFp8;
 
 pub use crate::communicator::CollectiveKind;

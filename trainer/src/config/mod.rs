@@ -32,7 +32,8 @@ mod watch;
 pub use layers::Layers;
 pub use sections::{
     Activation, AmaxAlgo, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice, GradReduce,
-    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, Normalization, OptimizerChoice, OptimizerConfig,
-    ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, RecomputeConfig, RecomputeGranularity,
-    RecomputeMethod, ResidualInit, Resume, RunConfig, SyncDebugChoice, TrainConfig, VerifyMemory, by_key,
+    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, Normalization, OptimizerChoice,
+    OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, RecomputeConfig,
+    RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RunConfig, SyncDebugChoice, TrainConfig, VerifyMemory,
+    by_key,
 };

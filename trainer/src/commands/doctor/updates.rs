@@ -2,7 +2,7 @@
 
 use device::ops::{
     AdamW, AdamWTensors, Block, ClipScale, Control, DecayedStep, DecayedTensors, Lion, LionTensors, MatrixPolynomial,
-    MomentumTensors, NesterovMomentum, SampleRecord, ScaleBlock, Sgd, SgdTensors, SquareSum, Status, SumInto,
+    MomentumTensors, NesterovMomentum, SampleRecord, ScaleBlock, Sgd, SgdTensors, SkipStep, SquareSum, Status, SumInto,
     WriteControl, WriteSampleRecord,
 };
 use device::{DType, Result, Tensor};
@@ -42,6 +42,22 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             );
         }
         add(
+            "skip_step",
+            Box::new(move |b| {
+                let (loss_sum, history) = (b.output([1], DType::F32)?, b.input([2, 16], DType::F32)?);
+                b.device.upload(&loss_sum, &[1e3f32])?;
+                let status = b.block(&Status {
+                    applied: 20,
+                    recorded: 19,
+                    finite: 1,
+                    applies: 1,
+                    grad_norm: 2.0,
+                    ..Status::default()
+                })?;
+                Ok(SkipStep { loss_sum, history, sigma_factor: 6.0, control: b.block(&CONTROL)?, status }.into())
+            }),
+        );
+        add(
             "write_control",
             Box::new(|b| Ok(WriteControl { control: b.block(&Control::default())?, value: CONTROL }.into())),
         );
@@ -53,7 +69,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
-    let status = Status { applied: 3, finite: 1, grad_norm: 2.0, grad_factor: 0.5, ..Status::default() };
+    let status = Status { applied: 3, finite: 1, applies: 1, grad_norm: 2.0, grad_factor: 0.5, ..Status::default() };
     let all = shapes.clone();
     add(
         "adamw",
