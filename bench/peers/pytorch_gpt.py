@@ -5,7 +5,8 @@
 Prints one JSON object: step_ms (median), tokens_per_s, the versions of what ran. Weights are f32, layers run in bf16
 autocast, attention is scaled_dot_product_attention with cuDNN first, AdamW is fused. Modes: `eager`; `compile`
 (torch.compile); `graph` (eager, the whole step in one CUDA graph); `compile+graph` (both). With `--float8` the linear
-layers of blocks multiply in 8 bits through torchao, by one of its recipes.
+layers of blocks multiply in 8 bits through torchao, by one of its recipes. With `--lora-rank` all weights are frozen, in bf16,
+and each linear layer of blocks has an adapter as PEFT makes it.
 """
 
 import argparse
@@ -61,6 +62,30 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class Adapted(nn.Module):
+    """A linear layer that is frozen, with a low-rank adapter."""
+
+    def __init__(self, base, rank, alpha=16.0):
+        super().__init__()
+        self.base, self.scale = base, alpha / rank
+        self.a = nn.Linear(base.in_features, rank, bias=False)
+        self.b = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x)) * self.scale
+
+
+def add_adapters(model, rank):
+    """Freezes a model and gives each linear layer of its blocks an adapter."""
+    model.to(torch.bfloat16).requires_grad_(False)
+    for block in model.blocks:
+        linears = [(parent, name, child) for parent in block.modules() for name, child in parent.named_children()
+                   if isinstance(child, nn.Linear)]
+        for parent, name, child in linears:
+            setattr(parent, name, Adapted(child, rank))
+
+
 def arguments(**shape):
     """The command line. `shape` has defaults of further options of the model's shape."""
     parser = argparse.ArgumentParser()
@@ -70,6 +95,7 @@ def arguments(**shape):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in shape.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--float8", choices=["tensorwise", "rowwise", "rowwise_with_gw_hp"])
     parser.add_argument("--mode", choices=["eager", "compile", "graph", "compile+graph"], default="compile")
     parser.add_argument("--profile", action="store_true", help="also print the operations of a step by torch.profiler")
@@ -84,12 +110,15 @@ def main(case, make_model):
         dist.init_process_group("nccl", device_id=device)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = make_model(case).to(device)
+    model = make_model(case)
+    if case.lora_rank:
+        add_adapters(model, case.lora_rank)
+    model.to(device)
     if case.float8:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(case.float8))
-    weights = list(model.parameters())
+    weights = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in weights if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
@@ -143,6 +172,7 @@ def main(case, make_model):
         print(json.dumps({
             "mode": case.mode,
             "float8": case.float8,
+            "lora_rank": case.lora_rank,
             "ranks": ranks,
             "step_ms": step_ms,
             "tokens_per_s": case.accumulate * case.micro_batch * case.seq * ranks / step_ms * 1e3,

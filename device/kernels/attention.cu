@@ -1,4 +1,4 @@
-// Causal attention over packed QKV, forward and backward. The scores are never held in memory (Dao et al., 2022).
+// Causal attention over packed QKV, with or without a window, forward and backward. The scores are never held in memory (Dao et al., 2022).
 //
 // For the cases that cuDNN does not do: f32, dropout with our masks, odd head sizes. It multiplies in f32 on the CUDA
 // cores.
@@ -31,10 +31,23 @@ struct Arguments {
     float keep_scale; // 1 / (1 - rate)
     int vector;       // dim is a multiple of 4 and all addresses of 16
     u32 first_head;   // the number of heads on lower ranks, for dropout
-    u32 reserved;
+    int window;       // keys that a query sees at most, its own among them; larger than seq for all
 };
 
 constexpr int THREADS = 256;
+
+// --------------------------------------------------------------------------------------------------------------- mask
+
+__device__ inline bool sees(const Arguments& a, int row, int column) {
+    return column <= row && row - column < a.window;
+}
+
+// The first column of the first tile of keys that a tile of queries from `row` on sees.
+template <int TILE>
+__device__ inline int first_tile(const Arguments& a, int row) {
+    int column = row - a.window + 1;
+    return column > 0 ? column / TILE * TILE : 0;
+}
 
 // ------------------------------------------------------------------------------------------------------------ dropout
 
@@ -251,7 +264,7 @@ __device__ void forward(const Arguments& a) {
         highest[i] = -infinity();
         total[i] = 0.0f;
     }
-    for (int start = 0; start <= first; start += TILE) {
+    for (int start = first_tile<TILE>(a, first); start <= first; start += TILE) {
         __syncthreads(); // the pass before is done with `other` and `weights`
         load_tile<TILE>(other, keys, start, a);
         __syncthreads();
@@ -265,7 +278,7 @@ __device__ void forward(const Arguments& a) {
             float top = highest[i];
 #pragma unroll
             for (int j = 0; j < R; j++) {
-                scores[i][j] = start + tx + 16 * j <= row ? scores[i][j] * a.scale : -infinity();
+                scores[i][j] = sees(a, row, start + tx + 16 * j) ? scores[i][j] * a.scale : -infinity();
                 top = fmaxf(top, scores[i][j]);
             }
             top = row_max(top);
@@ -275,7 +288,7 @@ __device__ void forward(const Arguments& a) {
 #pragma unroll
             for (int j = 0; j < R; j++) {
                 int column = start + tx + 16 * j;
-                float p = column <= row ? expf(scores[i][j] - base) : 0.0f;
+                float p = sees(a, row, column) ? expf(scores[i][j] - base) : 0.0f;
                 sum += p;
                 if (a.record) p *= mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
                 weights[(ty + 16 * i) * (TILE + 4) + tx + 16 * j] = p;
@@ -313,7 +326,7 @@ struct ScoreGrad {
 
 __device__ inline ScoreGrad score_grad(const Arguments& a, Sample sample, int head, int row, int column, float score,
                                        float grad, float stat, float delta) {
-    if (column > row || row >= a.seq) return {0.0f, 0.0f};
+    if (!sees(a, row, column) || row >= a.seq) return {0.0f, 0.0f};
     float p = expf(score * a.scale - stat), factor = 1.0f;
     if (a.record) factor = mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
     return {p * factor, p * (grad * factor - delta) * a.scale};
@@ -356,7 +369,7 @@ __device__ void backward_queries(const Arguments& a) {
 
     float4 sums[R][C];
     clear(sums);
-    for (int start = 0; start <= first; start += TILE) {
+    for (int start = first_tile<TILE>(a, first); start <= first; start += TILE) {
         __syncthreads(); // the pass before is done with keys, values and weights
         load_tile<TILE>(keys, all_keys, start, a);
         load_tile<TILE>(values, all_values, start, a);
@@ -407,7 +420,9 @@ __device__ void backward_keys(const Arguments& a) {
     for (int head = kv * group; head < (kv + 1) * group; head++) {
         auto all_queries = packed(qkv, a, batch, head);
         auto all_grads = of_head((const T*)a.grad_output, a, batch, head);
-        for (int start = first; start < a.seq; start += TILE) {
+        // The last query that sees the tile's last key. `window` may be larger than any sum of positions.
+        int end = min(a.seq, first + TILE - 1 + min(a.window, a.seq));
+        for (int start = first; start < end; start += TILE) {
             __syncthreads(); // the pass before is done with queries and weights
             load_tile<TILE>(queries, all_queries, start, a);
             load_tile<TILE>(grads, all_grads, start, a);

@@ -57,11 +57,14 @@ struct CachedAttention {
     u32 kv_heads;
     u32 dim;
     float scale; // 1 / sqrt(dim)
+    u32 window;  // keys that a query sees at most, its own among them; larger than any position for all
+    u32 reserved;
 };
 
 constexpr int WARPS = 8;
 
-// One block per query (x) and head (y). Reading the cache bounds its speed. Warp w takes keys w, w + 8, ... and keeps a
+// One block per query (x) and head (y). Reading the cache bounds its speed. Warp w takes keys w, w + 8, ... of those that
+// the query sees and keeps a
 // running maximum, sum and weighted sum of values (Milakov and Gimelshein, 2018); its lane l has channels l, l + 32,
 // ... At the end the warps' results are added up in order.
 template <class T, int LANES> void cached_attention(const CachedAttention& a) {
@@ -79,7 +82,8 @@ template <class T, int LANES> void cached_attention(const CachedAttention& a) {
         q[i] = channel < a.dim ? value(query + channel) * a.scale : 0.0f;
         sum[i] = 0.0f;
     }
-    for (u64 key = warp; key <= last; key += WARPS) {
+    u32 first = last + 1 > a.window ? last + 1 - a.window : 0;
+    for (u64 key = first + warp; key <= last; key += WARPS) {
         float score = 0.0f;
 #pragma unroll
         for (int i = 0; i < LANES; i++) {

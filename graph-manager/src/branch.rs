@@ -23,8 +23,12 @@ impl<P: Policy> StepContext<'_, P> {
         Ok(())
     }
 
-    /// At the end of a region, and before an inner one begins: waits for the operations on the branch.
-    pub(crate) fn join_branch(&mut self) -> Result<()> {
+    /// Makes what follows wait for the operations on the branch. The end of a region does that too, and the beginning of an
+    /// inner one.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn join_branch(&mut self) -> Result<()> {
         self.on_branch.take().map_or(Ok(()), |fork| self.join(fork))
     }
 }

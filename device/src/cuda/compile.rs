@@ -33,6 +33,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("embedding_backward.cu"),
     kernel_file!("gemm_epilogue.cu"),
     kernel_file!("head_norm.cu"),
+    kernel_file!("joint_norm.cu"),
     kernel_file!("loss.cu"),
     kernel_file!("mark.cu"),
     kernel_file!("norm.cu"),

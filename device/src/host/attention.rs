@@ -1,11 +1,12 @@
-//! Causal attention: one task per head, one block of queries at a time. Only the scores of one block are in memory.
+//! Attention: one task per head, one block of queries at a time. Only the scores of one block are in memory, for the keys that
+//! some query of the block sees.
 
 use super::Pool;
 use super::math::{exp, max, sum};
 use super::philox::DropoutMask;
 use super::small_gemm::{Matrix, multiply};
 use super::view::{self, to_f32};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, Mask};
 use crate::{DType, Float, Tensor, bf16};
 
 /// Queries of a block.
@@ -47,10 +48,10 @@ pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, v
 pub(super) fn attention(op: &Attention, pool: &Pool) {
     let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
     let qkv = to_f32(&op.qkv);
-    let mask = op.dropout.as_ref().map(DropoutMask::new);
+    let dropout = op.dropout.as_ref().map(DropoutMask::new);
     let results = pool.map(p.batch * p.heads, |task| {
         let (batch, head) = (task / p.heads, task % p.heads);
-        forward_head(&p, &qkv, batch, head, mask.as_ref())
+        forward_head(&p, &qkv, (batch, head), op.mask, dropout.as_ref())
     });
     let stats = view::write::<f32>(&op.stats);
     let width = p.heads * p.dim;
@@ -65,9 +66,9 @@ pub(super) fn attention(op: &Attention, pool: &Pool) {
 fn forward_head(
     p: &AttentionSizes,
     qkv: &[f32],
-    batch: usize,
-    head: usize,
-    mask: Option<&DropoutMask>,
+    (batch, head): (usize, usize),
+    mask: Mask,
+    dropout: Option<&DropoutMask>,
 ) -> (Vec<f32>, Vec<f32>) {
     let kv = head / (p.heads / p.kv_heads);
     let query = packed_head(p, qkv, batch, head);
@@ -79,22 +80,27 @@ fn forward_head(
     let mut scores = vec![0.0; BLOCK * p.seq];
     for start in (0..p.seq).step_by(BLOCK) {
         let rows = BLOCK.min(p.seq - start);
-        let keys = start + rows;
+        // The keys that some query of the block sees.
+        let first = mask.first_key(start);
+        let keys = start + rows - first;
         let scores = &mut scores[..rows * keys];
+        let (key, value) = (below(key, first), below(value, first));
         multiply((rows, keys, p.dim), scale, below(query, start), key.transposed(), scores, keys, false);
         for (i, row) in scores.chunks_mut(keys).enumerate() {
             let position = start + i;
-            let (seen, future) = row.split_at_mut(position + 1);
+            let seen_from = mask.first_key(position);
+            let (past, rest) = row.split_at_mut(seen_from - first);
+            let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
             let highest = max(seen.len(), |j| seen[j]);
             seen.iter_mut().for_each(|x| *x = exp(*x - highest));
             let total = sum(seen.len(), |j| seen[j]);
             seen.iter_mut().for_each(|x| *x /= total);
+            past.fill(0.0);
             future.fill(0.0);
             lse[position] = highest + total.ln();
-            if let Some(mask) = mask {
-                mask.for_each(batch, position, (mask.first_head + head) * p.seq, seen.len(), |j, factor| {
-                    seen[j] *= factor
-                });
+            if let Some(dropout) = dropout {
+                let channel = (dropout.first_head + head) * p.seq + seen_from;
+                dropout.for_each(batch, position, channel, seen.len(), |j, factor| seen[j] *= factor);
             }
         }
         let out = &mut output[start * p.dim..(start + rows) * p.dim];
@@ -111,7 +117,8 @@ pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
         output: &to_f32(&op.output),
         grad_output: &to_f32(&op.grad_output),
         stats: view::read::<f32>(&op.stats),
-        mask: op.dropout.as_ref().map(DropoutMask::new),
+        mask: op.mask,
+        dropout: op.dropout.as_ref().map(DropoutMask::new),
     };
     let group = p.heads / p.kv_heads;
     let results =
@@ -132,7 +139,8 @@ struct Inputs<'a> {
     output: &'a [f32],
     grad_output: &'a [f32],
     stats: &'a [f32],
-    mask: Option<DropoutMask>,
+    mask: Mask,
+    dropout: Option<DropoutMask>,
 }
 
 /// Gradients of one key head and its query heads, `(seq, dim)` each.
@@ -160,7 +168,9 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, batch: usize, kv: usi
         let mut grad_query = zeros();
         for start in (0..p.seq).step_by(BLOCK) {
             let rows = BLOCK.min(p.seq - start);
-            let keys = start + rows;
+            let first = inputs.mask.first_key(start);
+            let keys = start + rows - first;
+            let (key, value) = (below(key, first), below(value, first));
             let probabilities = &mut probabilities[..rows * keys];
             let dropped = &mut dropped[..rows * keys];
             let grad_scores = &mut grad_scores[..rows * keys];
@@ -170,28 +180,33 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, batch: usize, kv: usi
             multiply((rows, keys, p.dim), 1.0, grad_output, value.transposed(), grad_scores, keys, false);
             for i in 0..rows {
                 let position = start + i;
-                let row = i * keys..i * keys + position + 1;
+                let seen_from = inputs.mask.first_key(position);
+                let row = i * keys + seen_from - first..i * keys + position + 1 - first;
                 let at = |m: Matrix<'_>, r: usize, c: usize| m.data[m.offset + r * m.row_stride + c];
                 let delta = sum(p.dim, |c| at(grad_output, i, c) * at(output, position, c));
                 let (seen, grad) = (&mut probabilities[row.clone()], &mut grad_scores[row.clone()]);
                 seen.iter_mut().for_each(|x| *x = exp(*x - stats[position]));
                 let after = &mut dropped[row.clone()];
                 after.copy_from_slice(seen);
-                if let Some(mask) = &inputs.mask {
-                    mask.for_each(batch, position, (mask.first_head + head) * p.seq, seen.len(), |j, factor| {
+                if let Some(dropout) = &inputs.dropout {
+                    let channel = (dropout.first_head + head) * p.seq + seen_from;
+                    dropout.for_each(batch, position, channel, seen.len(), |j, factor| {
                         after[j] *= factor;
                         grad[j] *= factor;
                     });
                 }
                 grad.iter_mut().zip(seen.iter()).for_each(|(grad, p)| *grad = p * (*grad - delta) * scale);
-                dropped[row.end..(i + 1) * keys].fill(0.0);
-                grad_scores[row.end..(i + 1) * keys].fill(0.0);
+                for values in [&mut *dropped, &mut *grad_scores] {
+                    values[i * keys..row.start].fill(0.0);
+                    values[row.end..(i + 1) * keys].fill(0.0);
+                }
             }
             let (dropped, grad_scores) = (Matrix::rows(dropped, keys), Matrix::rows(grad_scores, keys));
             let out = &mut grad_query[start * p.dim..(start + rows) * p.dim];
             multiply((rows, p.dim, keys), 1.0, grad_scores, key, out, p.dim, false);
-            multiply((keys, p.dim, rows), 1.0, grad_scores.transposed(), query, &mut grads.key, p.dim, true);
-            multiply((keys, p.dim, rows), 1.0, dropped.transposed(), grad_output, &mut grads.value, p.dim, true);
+            let (key, value) = (&mut grads.key[first * p.dim..], &mut grads.value[first * p.dim..]);
+            multiply((keys, p.dim, rows), 1.0, grad_scores.transposed(), query, key, p.dim, true);
+            multiply((keys, p.dim, rows), 1.0, dropped.transposed(), grad_output, value, p.dim, true);
         }
         grads.query.push(grad_query);
     }

@@ -78,15 +78,22 @@ fn one_head(op: &CachedAttention, qkv: &[f32], cache: &[f32], (b, head): (usize,
     let mut scores = vec![0.0; BLOCK.min(rows) * (start + rows)];
     for first in (0..rows).step_by(BLOCK) {
         let count = BLOCK.min(rows - first);
-        let keys = start + first + count;
+        // The keys that some query of the block sees.
+        let oldest = op.mask.first_key(start + first);
+        let keys = start + first + count - oldest;
         let scores = &mut scores[..count * keys];
+        let (key, value) = (below(key, oldest), below(value, oldest));
         multiply((count, keys, dim), scale, below(query, first), key.transposed(), scores, keys, false);
         for (i, row) in scores.chunks_mut(keys).enumerate() {
-            let (seen, future) = row.split_at_mut(start + first + i + 1);
+            let position = start + first + i;
+            let seen_from = op.mask.first_key(position);
+            let (past, rest) = row.split_at_mut(seen_from - oldest);
+            let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
             let highest = max(seen.len(), |j| seen[j]);
             seen.iter_mut().for_each(|x| *x = exp(*x - highest));
             let total = sum(seen.len(), |j| seen[j]);
             seen.iter_mut().for_each(|x| *x /= total);
+            past.fill(0.0);
             future.fill(0.0);
         }
         let out = &mut output[first * dim..(first + count) * dim];

@@ -7,7 +7,7 @@ use super::elementwise::map;
 use super::math::{gelu, gelu_derivative};
 use super::small_gemm::{Matrix, multiply};
 use super::view::{self, to_f32};
-use crate::ops::{BLOCK, Epilogue, Gemm, Scale};
+use crate::ops::{BLOCK, Epilogue, Gemm, MatrixPlace, Scale};
 use crate::{DType, Float, bf16};
 
 /// Rows of `out` that one task computes. Fixed, so that bits do not depend on the threads.
@@ -44,12 +44,16 @@ fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {
     if m == 0 || n == 0 {
         return;
     }
-    let a = if op.transpose_a { Matrix::rows(a, m).transposed() } else { Matrix::rows(a, k) };
-    let b = if op.transpose_b { Matrix::rows(b, k).transposed() } else { Matrix::rows(b, n) };
+    let [place_a, place_b, place_out] = op.places();
+    let matrix = |data, place: MatrixPlace, transposed: bool| {
+        let stored = Matrix { offset: place.first, ..Matrix::rows(data, place.stride) };
+        if transposed { stored.transposed() } else { stored }
+    };
+    let (a, b) = (matrix(a, place_a, op.transpose_a), matrix(b, place_b, op.transpose_b));
     let out = view::write::<T>(&op.out);
     let product = |tile: usize, rows: usize, to: &mut [f32], accumulate: bool| {
-        let a = Matrix { offset: tile * TILE_ROWS * a.row_stride, ..a };
-        multiply((rows, n, k), 1.0, a, b, to, n, accumulate);
+        let a = Matrix { offset: a.offset + tile * TILE_ROWS * a.row_stride, ..a };
+        multiply((rows, n, k), op.alpha, a, b, &mut to[place_out.first..], place_out.stride, accumulate);
     };
     match op.epilogue {
         Epilogue::BiasGelu { bias, pre } => {
@@ -73,9 +77,10 @@ fn into<T: Float>(op: &Gemm, a: &[f32], b: &[f32], pool: &Pool) {
                 Epilogue::Bias(tensor) | Epilogue::GeluBackward { pre: tensor, .. } => to_f32(&tensor),
                 _ => Vec::new().into(),
             };
-            pool.for_each_chunk(out, TILE_ROWS * n, |tile, out| {
-                in_f32(out, op.accumulate, |to| {
-                    product(tile, to.len() / n, to, op.accumulate);
+            let keep = op.accumulate || place_out.columns < place_out.stride;
+            pool.for_each_chunk(out, TILE_ROWS * place_out.stride, |tile, out| {
+                in_f32(out, keep, |to| {
+                    product(tile, to.len() / place_out.stride, to, op.accumulate);
                     match op.epilogue {
                         Epilogue::Bias(_) => {
                             for row in to.chunks_mut(n) {

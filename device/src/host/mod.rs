@@ -10,6 +10,7 @@ mod elementwise;
 mod embedding;
 mod gemm;
 mod head_norm;
+mod joint_norm;
 mod loss;
 mod loss_parallel;
 mod math;

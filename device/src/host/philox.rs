@@ -17,11 +17,21 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 
 /// A standard normal number as a function of (seed, stream, index): Box and Muller, in f64.
 pub fn normal(seed: u64, stream: u64, index: u64) -> f32 {
+    let [u, v] = uniform_pair(seed, stream, index);
+    ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+}
+
+/// A number between 0 and 1 as a function of (seed, stream, index).
+pub fn uniform(seed: u64, stream: u64, index: u64) -> f32 {
+    uniform_pair(seed, stream, index)[0] as f32
+}
+
+/// Two independent numbers between 0 and 1, neither of which they reach.
+fn uniform_pair(seed: u64, stream: u64, index: u64) -> [f64; 2] {
     let counter = [index as u32, (index >> 32) as u32, stream as u32, (stream >> 32) as u32];
     let words = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);
     let uniform = |high: u32, low: u32| ((u64::from(high) << 21 | u64::from(low) >> 11) as f64 + 0.5) / 2f64.powi(53);
-    let (u, v) = (uniform(words[0], words[1]), uniform(words[2], words[3]));
-    ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+    [uniform(words[0], words[1]), uniform(words[2], words[3])]
 }
 
 /// The masks of one dropout, for the step and samples in its record.

@@ -1,8 +1,8 @@
 //! From an operation to the function that runs it.
 
 use super::{
-    Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, head_norm, loss, loss_parallel,
-    muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, transpose_fp8, view,
+    Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, head_norm, joint_norm, loss,
+    loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, transpose_fp8, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
@@ -37,6 +37,9 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::NormBackward(op) => norm::norm_backward(op, pool),
         Op::HeadNorm(op) => head_norm::head_norm(op, pool),
         Op::HeadNormBackward(op) => head_norm::head_norm_backward(op, pool),
+        Op::HeadSums(op) => joint_norm::head_sums(op, pool),
+        Op::JointNorm(op) => joint_norm::joint_norm(op, pool),
+        Op::JointNormBackward(op) => joint_norm::joint_norm_backward(op, pool),
         Op::Rotary(op) => rotary::rotary(op, pool),
         Op::Attention(op) => attention::attention(op, pool),
         Op::AttentionBackward(op) => attention::attention_backward(op, pool),

@@ -14,7 +14,7 @@ pub(crate) fn scratch_bytes(op: &Op, pool: &Pool) -> usize {
     let copies: usize = small.map(in_f32).sum();
     match op {
         Op::Gemm(op) => {
-            let (m, n, _) = op.dimensions();
+            let (m, n) = (op.out.shape.rows(), op.out.shape.last());
             let tiled = op.out.dtype != DType::F32 || matches!(op.epilogue, Epilogue::BiasGelu { .. });
             // The values of 8-bit factors are scaled in a second copy.
             let copies = if op.fp8.is_some() { 2 * copies } else { copies };

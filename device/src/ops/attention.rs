@@ -1,9 +1,11 @@
 //! Causal attention over packed QKV.
 
-use super::{Accesses, DropoutSite, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads};
+use super::{
+    Accesses, DropoutSite, Mask, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads,
+};
 use crate::{DType, Result, Tensor};
 
-/// `output = dropout(softmax(causal(Q K^T / sqrt(head_dim)))) V` per head, never holding the scores in memory
+/// `output = dropout(softmax(mask(Q K^T / sqrt(head_dim)))) V` per head, never holding the scores in memory
 /// (Dao et al., 2022).
 ///
 /// Each row of `qkv` holds `[query heads | key heads | value heads]`; with fewer key and value heads, query head `h`
@@ -20,6 +22,8 @@ pub struct Attention {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
+    /// Which keys a query sees.
+    pub mask: Mask,
     /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`, heads
     /// counted over all ranks.
     pub dropout: Option<DropoutSite>,
@@ -80,6 +84,7 @@ impl Operation for Attention {
     const NAME: &'static str = "attention";
 
     fn check(&self) -> Result<()> {
+        self.mask.check(Self::NAME)?;
         check_packed(Self::NAME, &self.qkv, &self.output, &self.stats, self.heads, self.kv_heads)
     }
 
@@ -105,6 +110,8 @@ pub struct AttentionBackward {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
+    /// The forward's mask.
+    pub mask: Mask,
     /// The forward's dropout.
     pub dropout: Option<DropoutSite>,
 }
@@ -113,6 +120,7 @@ impl Operation for AttentionBackward {
     const NAME: &'static str = "attention_backward";
 
     fn check(&self) -> Result<()> {
+        self.mask.check(Self::NAME)?;
         check_packed(Self::NAME, &self.qkv, &self.output, &self.stats, self.heads, self.kv_heads)?;
         ensure_float(Self::NAME, &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)])?;
         ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())?;

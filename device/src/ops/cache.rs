@@ -1,12 +1,15 @@
 //! For generating text: attention over a cache of keys and values, and rows at a position that lies in device memory.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape};
+use super::{
+    Accesses, Mask, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape,
+};
 use crate::{DType, Result, Tensor};
 
 /// Causal attention of new tokens over themselves and over all earlier tokens, whose keys and values a cache holds.
 ///
 /// First the keys and values of `qkv` are written to rows `start .. start + rows` of `cache`. Then query `i` attends to
-/// rows `0 ..= start + i`, as [`Attention`](super::Attention) would over the whole sequence. Later rows are never read.
+/// rows `0 ..= start + i` as far as `mask` lets it see them, as [`Attention`](super::Attention) would over the whole sequence.
+/// Later rows are never read.
 /// The position lies in device memory, so that one graph serves every token. A `start` outside of `0 ..= capacity -
 /// rows` is a mistake of the caller and is clamped to that range.
 #[derive(Clone, Debug)]
@@ -23,6 +26,8 @@ pub struct CachedAttention {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
+    /// Which keys a query sees.
+    pub mask: Mask,
 }
 
 impl CachedAttention {
@@ -42,6 +47,7 @@ impl Operation for CachedAttention {
     const NAME: &'static str = "cached_attention";
 
     fn check(&self) -> Result<()> {
+        self.mask.check(Self::NAME)?;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         ensure_heads(Self::NAME, heads, kv_heads)?;
         let sizes = self.qkv.shape.sizes();

@@ -3,13 +3,13 @@
 use super::{Accesses, Fp8Matrix, Operation, Scale, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
-/// `out = epilogue(op(a) @ op(b))`, or `out += op(a) @ op(b)` with `accumulate`.
+/// `out = epilogue(alpha op(a) @ op(b))`, or `out += alpha op(a) @ op(b)` with `accumulate`.
 ///
 /// Every tensor is seen as a matrix `(rows, last axis)`. With `op(a)` of `(m, k)` and `op(b)` of `(k, n)`, `out` is
 /// `(m, n)`. `transpose_a` means `a` is stored as `(k, m)`, `transpose_b` that `b` is stored as `(n, k)`.
 /// Products accumulate in f32; `a` and `b` share one type, `out` may be f32 with bf16 factors (wgrad into `main_grad`).
 ///
-/// The factors may also be [`Fp8Matrix`]es; see [`Gemm::fp8`].
+/// A matrix may also be some [`Columns`] of a wider tensor. The factors may also be [`Fp8Matrix`]es; see [`Gemm::fp8`].
 #[derive(Clone, Debug)]
 pub struct Gemm {
     /// `(m, k)`, or `(k, m)` when transposed.
@@ -22,12 +22,64 @@ pub struct Gemm {
     pub transpose_a: bool,
     /// `b` is stored as `(n, k)`.
     pub transpose_b: bool,
+    /// The product is multiplied by this.
+    pub alpha: f32,
     /// Add to `out` instead of overwriting it (beta = 1); goes with [`Epilogue::None`] only.
     pub accumulate: bool,
+    /// The columns of the three tensors that are the matrices.
+    pub columns: GemmColumns,
     /// What is done to the product before it is stored.
     pub epilogue: Epilogue,
     /// The scales of `a` and `b`; present if, and only if, these are of 8-bit types.
     pub fp8: Option<Fp8Scales>,
+}
+
+/// Neighbouring columns of a tensor, seen as a matrix `(rows, last axis)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Columns {
+    /// The first one.
+    pub first: usize,
+    /// Their number.
+    pub count: usize,
+}
+
+/// Which columns of a [`Gemm`]'s tensors are its matrices; `None` for all. Columns of `out` that are left out keep their
+/// values. Not with an epilogue, and not with 8-bit factors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct GemmColumns {
+    /// Of `a`, as it is stored.
+    pub a: Option<Columns>,
+    /// Of `b`, as it is stored.
+    pub b: Option<Columns>,
+    /// Of `out`.
+    pub out: Option<Columns>,
+}
+
+impl GemmColumns {
+    /// The matrices are the whole tensors.
+    pub const ALL: GemmColumns = GemmColumns { a: None, b: None, out: None };
+}
+
+/// A matrix within a tensor: element `(r, c)` is the tensor's element `first + r * stride + c`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MatrixPlace {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) first: usize,
+    pub(crate) stride: usize,
+}
+
+impl MatrixPlace {
+    fn of(tensor: &Tensor, columns: Option<Columns>) -> MatrixPlace {
+        let (rows, stride) = (tensor.shape.rows(), tensor.shape.last());
+        let Columns { first, count } = columns.unwrap_or(Columns { first: 0, count: stride });
+        MatrixPlace { rows, columns: count, first, stride }
+    }
+
+    /// Where it begins in memory, if `tensor` is the one that it lies in.
+    pub(crate) fn address(&self, tensor: &Tensor) -> u64 {
+        tensor.address + (self.first * tensor.dtype.size()) as u64
+    }
 }
 
 /// What a product of 8-bit factors has to know beyond them.
@@ -67,37 +119,36 @@ pub enum Epilogue {
 }
 
 impl Gemm {
+    /// `out = a @ b`.
+    pub fn plain(a: Tensor, b: Tensor, out: Tensor) -> Gemm {
+        Gemm {
+            a,
+            b,
+            out,
+            transpose_a: false,
+            transpose_b: false,
+            alpha: 1.0,
+            accumulate: false,
+            columns: GemmColumns::ALL,
+            epilogue: Epilogue::None,
+            fp8: None,
+        }
+    }
+
     /// `out = a @ b^T`: a linear layer, with `weight` stored as `(out features, in features)`.
     pub fn linear(input: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Gemm {
-        Gemm { a: input, b: weight, out, transpose_a: false, transpose_b: true, accumulate: false, epilogue, fp8: None }
+        let (a, b) = (input, weight);
+        Gemm { transpose_b: true, epilogue, ..Gemm::plain(a, b, out) }
     }
 
     /// `grad_input = grad_output @ weight`: the input gradient (dgrad) of a linear layer.
     pub fn dgrad(grad_output: Tensor, weight: Tensor, grad_input: Tensor, epilogue: Epilogue) -> Gemm {
-        Gemm {
-            a: grad_output,
-            b: weight,
-            out: grad_input,
-            transpose_a: false,
-            transpose_b: false,
-            accumulate: false,
-            epilogue,
-            fp8: None,
-        }
+        Gemm { epilogue, ..Gemm::plain(grad_output, weight, grad_input) }
     }
 
     /// `grad_weight (+)= grad_output^T @ input`: the weight gradient (wgrad) of a linear layer.
     pub fn wgrad(grad_output: Tensor, input: Tensor, grad_weight: Tensor, accumulate: bool) -> Gemm {
-        Gemm {
-            a: grad_output,
-            b: input,
-            out: grad_weight,
-            transpose_a: true,
-            transpose_b: false,
-            accumulate,
-            epilogue: Epilogue::None,
-            fp8: None,
-        }
+        Gemm { transpose_a: true, accumulate, ..Gemm::plain(grad_output, input, grad_weight) }
     }
 
     /// `out = epilogue(a @ b^T)`, or `out += a @ b^T`, of 8-bit factors `(m, k)` and `(n, k)`. All sizes are multiples of 16.
@@ -144,15 +195,34 @@ impl Gemm {
         ensure_float(Self::NAME, &[("out", self.out)])
     }
 
+    /// The matrices `a`, `b` and `out` as they are stored.
+    pub(crate) fn places(&self) -> [MatrixPlace; 3] {
+        let GemmColumns { a, b, out } = self.columns;
+        [MatrixPlace::of(&self.a, a), MatrixPlace::of(&self.b, b), MatrixPlace::of(&self.out, out)]
+    }
+
     /// `(m, n, k)`.
     pub fn dimensions(&self) -> (usize, usize, usize) {
-        let (m, k) = if self.transpose_a {
-            (self.a.shape.last(), self.a.shape.rows())
-        } else {
-            (self.a.shape.rows(), self.a.shape.last())
-        };
-        let n = if self.transpose_b { self.b.shape.rows() } else { self.b.shape.last() };
+        let [a, b, _] = self.places();
+        let (m, k) = if self.transpose_a { (a.columns, a.rows) } else { (a.rows, a.columns) };
+        let n = if self.transpose_b { b.rows } else { b.columns };
         (m, n, k)
+    }
+
+    fn check_columns(&self) -> Result<()> {
+        if self.columns == GemmColumns::ALL {
+            return Ok(());
+        }
+        ensure(Self::NAME, self.fp8.is_none() && matches!(self.epilogue, Epilogue::None), || {
+            "a product of some columns takes no epilogue, and no 8-bit factors".into()
+        })?;
+        for (name, place) in ["a", "b", "out"].into_iter().zip(self.places()) {
+            ensure(Self::NAME, place.first + place.columns <= place.stride, || {
+                let end = place.first + place.columns;
+                format!("`{name}` has {} columns, the product takes {}..{end}", place.stride, place.first)
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -160,15 +230,17 @@ impl Operation for Gemm {
     const NAME: &'static str = "gemm";
 
     fn check(&self) -> Result<()> {
+        self.check_columns()?;
         let (m, n, k) = self.dimensions();
-        let k_b = if self.transpose_b { self.b.shape.last() } else { self.b.shape.rows() };
+        let [_, b, out] = self.places();
+        let k_b = if self.transpose_b { b.columns } else { b.rows };
         ensure(Self::NAME, k == k_b, || {
             format!(
                 "`a` {:?} and `b` {:?} do not share the inner size: {k} and {k_b} (transposed: {}, {})",
                 self.a.shape, self.b.shape, self.transpose_a, self.transpose_b
             )
         })?;
-        ensure(Self::NAME, self.out.shape.rows() == m && self.out.shape.last() == n, || {
+        ensure(Self::NAME, out.rows == m && out.columns == n, || {
             format!("`out` is {:?}, the product is ({m}, {n})", self.out.shape)
         })?;
         match &self.fp8 {

@@ -5,10 +5,11 @@ use std::rc::Rc;
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
-    CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, Lion,
-    MakeScale, MatrixPolynomial, Mse, NesterovMomentum, Norm, NormBackward, Operation, Poison, ProgressMark, Quantize,
-    ReluDropout, ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SkipStep, SquareSum, SumCounts, SumInto, SwiGlu,
-    SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
+    CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, HeadSums,
+    JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial, Mse, NesterovMomentum, Norm, NormBackward,
+    Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SkipStep,
+    SquareSum, SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl,
+    WriteSampleRecord,
 };
 use crate::Result;
 
@@ -88,6 +89,12 @@ operations! {
     HeadNorm,
     /// Its gradient.
     HeadNormBackward,
+    /// Sums over the channels of all query heads, and of all key heads.
+    HeadSums,
+    /// RMSNorm over all query heads, and over all key heads.
+    JointNorm,
+    /// Its gradient.
+    JointNormBackward,
     /// Rotary position embedding.
     Rotary,
     /// Causal attention.

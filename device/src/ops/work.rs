@@ -1,20 +1,20 @@
 //! How much work an operation is, whatever does it.
 
-use super::{Attention, AttentionBackward, Epilogue, Gemm};
+use super::{Attention, AttentionBackward, Epilogue, Gemm, Mask, MatrixPlace};
 use crate::{DType, Op, Tensor};
 
 impl Op {
-    /// Floating-point operations of its matrix products. Of causal attention only the half that is not masked counts. 0 for
-    /// operations without products.
+    /// Floating-point operations of its matrix products. Of attention only what is not masked counts. 0 for operations
+    /// without products.
     pub fn flops(&self) -> f64 {
         match self {
             Op::Gemm(gemm) => {
                 let [rows, columns, inner] = gemm.sizes().map(|size| size as f64);
                 2.0 * rows * columns * inner
             }
-            Op::Attention(Attention { qkv, heads, kv_heads, .. }) => scores(qkv, *heads, *kv_heads) * 2.0,
-            Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, .. }) => {
-                scores(qkv, *heads, *kv_heads) * 5.0
+            Op::Attention(Attention { qkv, heads, kv_heads, mask, .. }) => scores(qkv, *heads, *kv_heads, *mask) * 2.0,
+            Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, mask, .. }) => {
+                scores(qkv, *heads, *kv_heads, *mask) * 5.0
             }
             _ => 0.0,
         }
@@ -24,8 +24,11 @@ impl Op {
     pub fn bytes(&self) -> f64 {
         match self {
             Op::Gemm(gemm) => {
-                let outputs = gemm.out.bytes() * if gemm.accumulate { 2 } else { 1 };
-                (gemm.a.bytes() + gemm.b.bytes() + outputs + gemm.epilogue_bytes()) as f64
+                let tensors = [gemm.a, gemm.b, gemm.out];
+                let bytes = |(place, tensor): (MatrixPlace, Tensor)| place.rows * place.columns * tensor.dtype.size();
+                let [a, b, out] = [0, 1, 2].map(|at| bytes((gemm.places()[at], tensors[at])));
+                let outputs = out * if gemm.accumulate { 2 } else { 1 };
+                (a + b + outputs + gemm.epilogue_bytes()) as f64
             }
             // Of a table only the rows of the batch's tokens are touched.
             Op::Embedding(lookup) => (2 * lookup.output.bytes()) as f64,
@@ -71,8 +74,8 @@ impl Op {
 impl Gemm {
     /// Rows, columns and inner size.
     pub fn sizes(&self) -> [usize; 3] {
-        let (rows, columns) = (self.out.shape.rows(), self.out.shape.last());
-        [rows, columns, self.a.elements() / rows.max(1)]
+        let (rows, columns, inner) = self.dimensions();
+        [rows, columns, inner]
     }
 
     /// Bytes that the epilogue reads and writes besides the product's.
@@ -86,10 +89,10 @@ impl Gemm {
 }
 
 /// Channels times pairs of positions of which one sees the other, over all heads: half of a product's FLOPs.
-fn scores(qkv: &Tensor, heads: usize, kv_heads: usize) -> f64 {
+fn scores(qkv: &Tensor, heads: usize, kv_heads: usize, mask: Mask) -> f64 {
     let sizes = qkv.shape.sizes();
     let channels = sizes[2] / (heads + 2 * kv_heads);
-    sizes[0] as f64 * (sizes[1] * sizes[1]) as f64 * (heads * channels) as f64
+    sizes[0] as f64 * mask.doubled_pairs(sizes[1]) as f64 * (heads * channels) as f64
 }
 
 #[cfg(test)]

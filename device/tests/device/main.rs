@@ -13,6 +13,7 @@ mod ops_cache;
 mod ops_dense;
 mod ops_frozen;
 mod ops_head_norm;
+mod ops_joint_norm;
 mod ops_muon;
 mod ops_parallel;
 mod ops_quantize;

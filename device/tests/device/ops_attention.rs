@@ -51,6 +51,7 @@ struct Heads {
     heads: usize,
     kv_heads: usize,
     dim: usize,
+    mask: Mask,
 }
 
 impl Heads {
@@ -61,7 +62,7 @@ impl Heads {
 
 /// Output `(batch, seq, heads * dim)` and log-sum-exp `(batch, heads, seq)`.
 fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f64>) {
-    let Heads { batch, seq, heads, kv_heads, dim } = h;
+    let Heads { batch, seq, heads, kv_heads, dim, mask } = h;
     let at = |b: usize, s: usize, group: usize, c: usize| qkv[(b * seq + s) * h.width() + group * dim + c];
     let mut output = vec![0.0; batch * seq * heads * dim];
     let mut stats = vec![0.0; batch * heads * seq];
@@ -73,9 +74,10 @@ fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f6
                     let dot: f64 = (0..dim).map(|c| at(b, q, head, c) * at(b, k, heads + kv, c)).sum();
                     dot / (dim as f64).sqrt()
                 };
-                let lse = (0..=q).map(|k| score(k).exp()).sum::<f64>().ln();
+                let first = mask.window.map_or(0, |window| (q + 1).saturating_sub(window));
+                let lse = (first..=q).map(|k| score(k).exp()).sum::<f64>().ln();
                 stats[(b * heads + head) * seq + q] = lse;
-                for k in 0..=q {
+                for k in first..=q {
                     let factor = dropout.map_or(1.0, |place| place.factor(b, q, head * seq + k));
                     let p = (score(k) - lse).exp() * factor;
                     for c in 0..dim {
@@ -89,12 +91,12 @@ fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f6
 }
 
 fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
-    let Heads { batch, seq, heads, kv_heads, dim } = h;
+    let Heads { batch, seq, heads, kv_heads, dim, mask } = h;
     let qkv = numbers(1, batch * seq * h.width(), dtype);
     let qkv_t = t.put(&[batch, seq, h.width()], dtype, &qkv);
     let (output, stats) = (t.empty(&[batch, seq, heads * dim], dtype), t.empty(&[batch, heads, seq], F32));
     let site = dropout.map(|place| place.on(t));
-    t.run(Attention { qkv: qkv_t, output, stats, heads, kv_heads, dropout: site });
+    t.run(Attention { qkv: qkv_t, output, stats, heads, kv_heads, mask, dropout: site });
     let (truth, lse) = attention(h, &qkv, dropout);
     assert_close("output", dtype, &t.get(&output), &truth);
     assert_close("log-sum-exp", F32, &t.get(&stats), &lse);
@@ -109,6 +111,7 @@ fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
         grad_qkv,
         heads,
         kv_heads,
+        mask,
         dropout: site,
     });
     if qkv.len() <= 1200 {
@@ -142,10 +145,11 @@ proptest! {
         kv_heads in 1..3usize,
         group in 1..4usize,
         dim in prop_oneof![Just(1usize), Just(3), Just(8)],
+        window in prop::option::of(1..9usize),
         dropped: bool,
         pick in 0..2usize,
     ) {
-        let h = Heads { batch, seq, heads: kv_heads * group, kv_heads, dim };
+        let h = Heads { batch, seq, heads: kv_heads * group, kv_heads, dim, mask: Mask { window } };
         check_attention(&bench(2), h, dropped.then_some(PLACE), FLOATS[pick]);
     }
 
@@ -203,8 +207,9 @@ fn relu_with_dropout_lets_nan_through() {
 
 #[test]
 fn attention_agrees_with_f64_at_the_borders_of_its_blocks() {
-    for seq in [63, 64, 65, 130] {
-        let h = Heads { batch: 1, seq, heads: 2, kv_heads: 1, dim: 4 };
+    let windows = [(130, Some(1)), (130, Some(64)), (130, Some(65)), (200, Some(70))];
+    for (seq, window) in [(63, None), (64, None), (65, None), (130, None)].into_iter().chain(windows) {
+        let h = Heads { batch: 1, seq, heads: 2, kv_heads: 1, dim: 4, mask: Mask { window } };
         check_attention(&bench(2), h, Some(PLACE), F32);
         check_attention(&bench(1), h, None, Bf16);
     }
@@ -469,15 +474,16 @@ fn sgd_agrees_with_f64_with_and_without_momentum() {
 fn bits_do_not_depend_on_the_number_of_threads() {
     let run = |threads: usize| -> Vec<Vec<f64>> {
         let t = bench(threads);
-        let h = Heads { batch: 3, seq: 70, heads: 4, kv_heads: 2, dim: 8 };
+        let mask = Mask { window: Some(20) };
+        let h = Heads { batch: 3, seq: 70, heads: 4, kv_heads: 2, dim: 8, mask };
         let qkv = t.put(&[3, 70, h.width()], F32, &numbers(1, 3 * 70 * h.width(), F32));
         let dy = t.put(&[3, 70, 32], F32, &numbers(2, 3 * 70 * 32, F32));
         let (output, stats) = (t.empty(&[3, 70, 32], F32), t.empty(&[3, 4, 70], F32));
         let grad_qkv = t.empty(&[3, 70, h.width()], F32);
         let dropout = Some(PLACE.on(&t));
-        t.run(Attention { qkv, output, stats, heads: 4, kv_heads: 2, dropout });
+        t.run(Attention { qkv, output, stats, heads: 4, kv_heads: 2, mask, dropout });
         let grad_output = dy;
-        t.run(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads: 4, kv_heads: 2, dropout });
+        t.run(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads: 4, kv_heads: 2, mask, dropout });
         let tokens: Vec<i32> = (0..210).map(|i| i * 7 % 100).collect();
         let grad_table = t.put(&[100, 32], F32, &vec![0.0; 3200]);
         let tokens = t.ints(&[3, 70], &tokens);

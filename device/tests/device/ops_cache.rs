@@ -13,6 +13,7 @@ struct Sizes {
     heads: usize,
     kv_heads: usize,
     dim: usize,
+    mask: Mask,
 }
 
 impl Sizes {
@@ -37,11 +38,12 @@ fn attention(s: Sizes, qkv: &[f64]) -> Vec<f64> {
                 let dot: f64 = (0..dim).map(|c| at(b, query, head, c) * at(b, key, s.heads + kv, c)).sum();
                 (dot / (dim as f64).sqrt()).exp()
             };
-            let weights: Vec<f64> = (0..=query).map(score).collect();
+            let first = s.mask.window.map_or(0, |window| (query + 1).saturating_sub(window));
+            let weights: Vec<f64> = (first..=query).map(score).collect();
             let total: f64 = weights.iter().sum();
             for c in 0..dim {
                 let values = weights.iter().enumerate();
-                output.push(values.map(|(key, w)| w / total * at(b, key, s.heads + s.kv_heads + kv, c)).sum());
+                output.push(values.map(|(i, w)| w / total * at(b, first + i, s.heads + s.kv_heads + kv, c)).sum());
             }
         }
     }
@@ -64,10 +66,11 @@ proptest! {
         group in 1..4usize,
         dim in 1..40usize,
         spare in 0..5usize,
+        window in prop::option::of(1..100usize),
         half in any::<bool>(),
         threads in 1..3usize,
     ) {
-        let s = Sizes { batch, calls, heads: kv_heads * group, kv_heads, dim };
+        let s = Sizes { batch, calls, heads: kv_heads * group, kv_heads, dim, mask: Mask { window } };
         let dtype = if half { Bf16 } else { F32 };
         let t = bench(threads);
         let qkv = numbers(3, batch * s.tokens() * s.width(), dtype);
@@ -79,7 +82,7 @@ proptest! {
             let new = t.put(&[batch, rows, s.width()], dtype, &part(&qkv, s.tokens(), s.width(), from, rows));
             let output = t.empty(&[batch, rows, out_width], dtype);
             let start = t.ints(&[1], &[from as i32]);
-            t.run(CachedAttention { qkv: new, cache, start, output, heads: s.heads, kv_heads });
+            t.run(CachedAttention { qkv: new, cache, start, output, heads: s.heads, kv_heads, mask: s.mask });
             let wanted = part(&truth, s.tokens(), out_width, from, rows);
             assert_close(&format!("{s:?} from {from}"), dtype, &t.get(&output), &wanted);
             from += rows;
@@ -125,7 +128,7 @@ fn shapes_that_do_not_fit_are_refused_with_both_sides() {
     let (qkv, output) = (t.empty(&[1, 4, 12], F32), t.empty(&[1, 4, 4], F32));
     let refused = |cache: &[usize], heads, kv_heads| {
         let cache = t.empty(cache, F32);
-        let op = CachedAttention { qkv, cache, start, output, heads, kv_heads };
+        let op = CachedAttention { qkv, cache, start, output, heads, kv_heads, mask: Mask::CAUSAL };
         t.stream.submit(op).unwrap_err().to_string()
     };
     for (error, needle) in [

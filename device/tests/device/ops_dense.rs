@@ -31,14 +31,11 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
     let shape = |rows, columns, transposed| if transposed { [columns, rows] } else { [rows, columns] };
     let (ta_, tb_) = (t.put(&shape(m, k, ta), factors, &a), t.put(&shape(k, n, tb), factors, &b));
     let gemm = |out, accumulate, epilogue| Gemm {
-        a: ta_,
-        b: tb_,
-        out,
         transpose_a: ta,
         transpose_b: tb,
         accumulate,
         epilogue,
-        fp8: None,
+        ..Gemm::plain(ta_, tb_, out)
     };
     let absolute = |values: &[f64]| -> Vec<f64> { values.iter().map(|x| x.abs()).collect() };
     let product = matmul(&a, &b, dims, ta, tb);
@@ -56,6 +53,8 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
     t.run(gemm(added, true, Epilogue::None));
     let sum: Vec<f64> = before.iter().zip(&product).map(|(x, y)| x + y).collect();
     close("accumulated product", &added, &sum);
+
+    check_columns(t, dims, (&a, ta), (&b, tb), (factors, out));
 
     let bias = numbers(4, n, out);
     let with_bias: Vec<f64> = product.iter().enumerate().map(|(ij, x)| x + bias[ij % n]).collect();
@@ -78,6 +77,51 @@ fn check_gemm(t: &Bench, dims: (usize, usize, usize), ta: bool, tb: bool, factor
     t.run(gemm(beside, false, Epilogue::GeluBackward { pre, activated: Some(again) }));
     assert_eq!(t.get(&beside), t.get(&through), "the gradient, with the GELU beside it");
     assert_eq!(t.get(&again), t.get(&activated), "the GELU beside its gradient");
+}
+
+/// Twice the product of matrices that lie in wider tensors. What lies beside them in `out` stays.
+fn check_columns(
+    t: &Bench,
+    dims: (usize, usize, usize),
+    (a, ta): (&[f64], bool),
+    (b, tb): (&[f64], bool),
+    (factors, out): (DType, DType),
+) {
+    let (m, n, k) = dims;
+    let wide = |values: &[f64], rows: usize, columns: usize, first: usize, beside: f64| -> Vec<f64> {
+        let mut wide = vec![beside; rows * (columns + 5)];
+        for row in 0..rows {
+            wide[row * (columns + 5) + first..][..columns].copy_from_slice(&values[row * columns..][..columns]);
+        }
+        wide
+    };
+    let ((rows_a, columns_a), (rows_b, columns_b)) =
+        (if ta { (k, m) } else { (m, k) }, if tb { (n, k) } else { (k, n) });
+    let before = numbers(5, m * n, out);
+    let sizes = |rows, columns| [rows, columns + 5];
+    let wide_a = t.put(&sizes(rows_a, columns_a), factors, &wide(a, rows_a, columns_a, 3, f64::NAN));
+    let wide_b = t.put(&sizes(rows_b, columns_b), factors, &wide(b, rows_b, columns_b, 0, f64::NAN));
+    let columns = |first, count| Some(Columns { first, count });
+    let product = matmul(a, b, dims, ta, tb);
+    let absolute = |values: &[f64]| -> Vec<f64> { values.iter().map(|x| x.abs()).collect() };
+    let magnitudes = matmul(&absolute(a), &absolute(b), dims, ta, tb);
+    for accumulate in [false, true] {
+        let wide_out = t.put(&sizes(m, n), out, &wide(&before, m, n, 5, 7.0));
+        t.run(Gemm {
+            transpose_a: ta,
+            transpose_b: tb,
+            alpha: 2.0,
+            accumulate,
+            columns: GemmColumns { a: columns(3, columns_a), b: columns(0, columns_b), out: columns(5, n) },
+            ..Gemm::plain(wide_a, wide_b, wide_out)
+        });
+        let kept = if accumulate { 1.0 } else { 0.0 };
+        let truth: Vec<f64> = product.iter().zip(&before).map(|(x, before)| 2.0 * x + kept * before).collect();
+        let magnitudes: Vec<f64> = magnitudes.iter().map(|x| 2.0 * x + 1.0).collect();
+        let truth = wide(&truth, m, n, 5, 7.0);
+        let magnitudes = wide(&magnitudes, m, n, 5, 0.0);
+        assert_sums_close("product of columns", out, &t.get(&wide_out), &truth, &magnitudes);
+    }
 }
 
 proptest! {

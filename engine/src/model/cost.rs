@@ -9,8 +9,10 @@
 use super::block::block_cost;
 use super::gpt::gpt;
 use super::head::head_cost;
+use super::lora::is_adapter;
 use super::shape::GptShape;
 use super::token_cost::TokenCost;
+use crate::params::ParamSpec;
 
 /// Floating-point operations a second: what bf16 products achieve on an H200, whose data sheet says 989 TFLOP/s.
 const FLOPS: f64 = 650e12;
@@ -19,19 +21,22 @@ const VALUES: f64 = 4e12 / 2.0;
 
 impl GptShape {
     /// Training FLOPs per token: 6 per parameter that the token is multiplied with, and those of causal attention. Lookups
-    /// in tables cost nothing; a tied table counts once, in the head.
+    /// in tables cost nothing; a tied table counts once, in the head. With adapters all other parameters are frozen: they have
+    /// no gradient, so each costs 4.
     pub fn flops_per_token(&self) -> f64 {
         let specs = gpt(self.clone()).specs;
+        let flops = |spec: &ParamSpec| if self.lora.is_some() && !is_adapter(&spec.name) { 4 } else { 6 };
         let multiplied = specs.iter().filter(|spec| !spec.sparse);
-        let parameters: usize = multiplied.map(|spec| spec.whole.iter().product::<usize>()).sum();
-        let attention = TokenCost { scores: block_cost(self).scores, ..TokenCost::default() };
-        (6 * parameters + self.layers * attention.flops()) as f64
+        let of_weights: usize = multiplied.map(|spec| flops(spec) * spec.whole.iter().product::<usize>()).sum();
+        let attention = |block| TokenCost { scores: block_cost(self, block).scores, ..TokenCost::default() }.flops();
+        (of_weights + (0..self.layers).map(attention).sum::<usize>()) as f64
     }
 
-    /// How many blocks' time the head takes.
+    /// How many blocks' time the head takes: that of the mean block, where some have a window.
     pub fn head_in_blocks(&self) -> f64 {
-        let (block, head) = (block_cost(self), head_cost(self));
-        multiplying(head).max(moving(head)) / (multiplying(block) + moving(block))
+        let head = head_cost(self);
+        let blocks: TokenCost = (0..self.layers).map(|block| block_cost(self, block)).sum();
+        multiplying(head).max(moving(head)) * self.layers as f64 / (multiplying(blocks) + moving(blocks))
     }
 }
 
@@ -49,7 +54,7 @@ fn moving(cost: TokenCost) -> f64 {
 mod tests {
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::FeedForward;
+    use crate::model::{FeedForward, Lora, LoraTarget, QkNorm};
     use crate::precision::Precision;
 
     fn gpt2_350m() -> GptShape {
@@ -76,10 +81,10 @@ mod tests {
     fn wide_blocks_weigh_what_they_multiply_and_narrow_ones_what_they_move() {
         let shape = gpt2_350m();
         let wide = GptShape { hidden: 1 << 17, ffn: 1 << 19, ..shape.clone() };
-        let flops = head_cost(&wide).flops() as f64 / block_cost(&wide).flops() as f64;
+        let flops = head_cost(&wide).flops() as f64 / block_cost(&wide, 0).flops() as f64;
         assert!((wide.head_in_blocks() / flops - 1.0).abs() < 0.01);
         let narrow = GptShape { hidden: 16, ffn: 64, seq: 16, ..shape };
-        let values = head_cost(&narrow).values as f64 / block_cost(&narrow).values as f64;
+        let values = head_cost(&narrow).values as f64 / block_cost(&narrow, 0).values as f64;
         assert!((narrow.head_in_blocks() / values - 1.0).abs() < 0.05);
     }
 
@@ -92,10 +97,10 @@ mod tests {
         let gelu = gpt2_350m();
         let expected =
             TokenCost { weights: 12 * hidden * hidden, scores: hidden * seq, values: attention + feed_forward(ffn) };
-        assert_eq!(block_cost(&gelu), expected);
+        assert_eq!(block_cost(&gelu, 0), expected);
         let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, attention: false, ..gelu };
         let expected = TokenCost { weights: 12 * hidden * hidden, scores: 0, values: feed_forward(2 * ffn) };
-        assert_eq!(block_cost(&swiglu), expected);
+        assert_eq!(block_cost(&swiglu, 0), expected);
     }
 
     #[test]
@@ -103,15 +108,18 @@ mod tests {
         let (hidden, queries, keys, seq) = (1024, 16 * 128, 8 * 128, 1024);
         let attention = |qk_norm| {
             let shape = GptShape { kv_heads: 8, head_dim: Some(128), bias: false, qk_norm, ..gpt2_350m() };
-            let attention = block_cost(&shape);
-            let without = block_cost(&GptShape { attention: false, ..shape });
+            let attention = block_cost(&shape, 0);
+            let without = block_cost(&GptShape { attention: false, ..shape }, 0);
             (attention.weights - without.weights, attention.scores, attention.values - without.values)
         };
         let (qkv, context) = (queries + 2 * keys, queries);
         let weights = hidden * qkv + context * hidden;
         let values = 8 * hidden + 3 * (hidden + qkv) + 3 * (qkv + context) + 3 * (context + hidden);
-        assert_eq!(attention(false), (weights, queries * seq, values));
-        assert_eq!(attention(true), (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys)));
+        assert_eq!(attention(None), (weights, queries * seq, values));
+        assert_eq!(
+            attention(Some(QkNorm::EachHead)),
+            (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys))
+        );
     }
 
     #[test]
@@ -123,5 +131,9 @@ mod tests {
         assert_eq!(shape.flops_per_token(), (6 * multiplied + attention) as f64);
         let untied = GptShape { tied: false, ..shape.clone() };
         assert_eq!(untied.flops_per_token(), shape.flops_per_token(), "a lookup costs nothing");
+        let lora = Lora { rank: 2, alpha: 1.0, dropout: 0.0, targets: vec![LoraTarget::AttentionOutput] };
+        let adapted = GptShape { lora: Some(lora), ..gpt2_350m() };
+        let adapters = 24 * 2 * (1024 + 1024);
+        assert_eq!(adapted.flops_per_token(), (4 * multiplied + 6 * adapters + attention) as f64);
     }
 }

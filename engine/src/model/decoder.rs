@@ -5,7 +5,8 @@ use device::{Area, DType, Device, Shape, Tensor};
 use graph_manager::Result;
 
 use super::architecture::StepTensors;
-use super::block::{Block, Branch};
+use super::block::Block;
+use super::branch::Branch;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::EmbeddingLayer;
 use super::gpt::rotary_table;

@@ -5,9 +5,12 @@ use std::rc::Rc;
 use device::ops::{
     BiasGrad, Copy, Epilogue, Fp8Matrix, Gemm, MakeScale, Quantize, QuantizeSource, Scale, TransposeFp8,
 };
-use device::{Communicator, Shape, Tensor};
+use device::{Communicator, Tensor};
 use graph_manager::Result;
 
+use super::adapter::{Adapter, AdapterSpec};
+use super::buffers::with_width;
+use super::builder::LayerBuilder;
 use super::dropout::DropoutLayer;
 use super::norm::Normed;
 use super::pending::{PendingInput, PendingWeightGradients};
@@ -29,6 +32,7 @@ pub(crate) struct LinearSpec {
     bias: bool,
     split: Split,
     fp8: Option<Fp8>,
+    adapters: Option<AdapterSpec>,
 }
 
 /// How the ranks of a tensor-parallel group share a linear layer.
@@ -50,17 +54,31 @@ impl LinearSpec {
         bias: bool,
     ) -> LinearSpec {
         let output = groups.iter().map(Packed::size).sum();
-        LinearSpec { name, input, output, init, bias, split: Split::Columns(groups), fp8: None }
+        let split = Split::Columns(groups);
+        LinearSpec { name, input, output, init, bias, split, fp8: None, adapters: None }
     }
 
     /// A layer whose inputs are split over the ranks.
     pub(crate) fn row_parallel(name: String, input: usize, output: usize, init: Init, bias: bool) -> LinearSpec {
-        LinearSpec { name, input, output, init, bias, split: Split::Rows, fp8: None }
+        LinearSpec { name, input, output, init, bias, split: Split::Rows, fp8: None, adapters: None }
     }
 
     /// The same layer, whose products have 8-bit factors if there is a recipe for them.
     pub(crate) fn in_8_bits(self, fp8: Option<Fp8>) -> LinearSpec {
         LinearSpec { fp8, ..self }
+    }
+
+    /// The same layer with these adapters.
+    pub(crate) fn with_adapters(self, adapters: Option<AdapterSpec>) -> LinearSpec {
+        LinearSpec { adapters, ..self }
+    }
+
+    /// What is packed in the output, and whether the ranks split the inputs instead.
+    fn packed(&self) -> (Vec<Packed>, bool) {
+        match &self.split {
+            Split::Columns(groups) => (groups.clone(), false),
+            Split::Rows => (vec![Packed::channels(self.output)], true),
+        }
     }
 
     fn weight_name(&self) -> String {
@@ -71,7 +89,7 @@ impl LinearSpec {
         format!("{}.bias", self.name)
     }
 
-    /// The parameters that this rank has of it: weight, then bias. `layer` is the layer that they belong to.
+    /// The parameters that this rank has of it: weight, then bias, then those of adapters. `layer` is the layer that they belong to.
     pub(crate) fn params(&self, parallel: &TensorParallel, layer: usize) -> Vec<ParamSpec> {
         let weight = ParamSpec::new(self.weight_name(), [self.output, self.input], self.init, layer);
         let matrices = match &self.split {
@@ -91,18 +109,36 @@ impl LinearSpec {
                 (parallel.shard(weight, 1, &[Packed::channels(self.input)]), bias)
             }
         };
-        [weight].into_iter().chain(bias).collect()
+        let (packed, row_parallel) = self.packed();
+        let adapters = self
+            .adapters
+            .iter()
+            .flat_map(|adapters| adapters.params((&self.name, layer), self.input, &packed, row_parallel, parallel));
+        [weight].into_iter().chain(bias).chain(adapters).collect()
     }
 
     /// The layer over its parameters, whose products have the formats of a recipe.
     pub(crate) fn build(&self, params: &Params, precision: Precision) -> Linear {
         let bias = self.bias.then(|| params.get(&self.bias_name()));
-        Linear { weight: params.get(&self.weight_name()), bias, bias_left_to_norm: false, precision }
+        let weight = params.get(&self.weight_name());
+        Linear { weight, bias, bias_left_to_norm: false, precision, adapter: None }
+    }
+
+    /// The layer of a block over its parameters, with its adapters.
+    pub(crate) fn build_in_block(&self, builder: &LayerBuilder<'_>, block: usize) -> Linear {
+        let (packed, row_parallel) = self.packed();
+        let adapter = self.adapters.as_ref().map(|adapters| {
+            let params = ["lora_A", "lora_B"].map(|which| builder.params.get(&format!("{}.{which}", self.name)));
+            adapters.build(params, &packed, row_parallel, builder, block)
+        });
+        Linear { adapter, ..self.build(builder.params, builder.of.shape.precision) }
     }
 
     /// What it costs, whole: each of its three products reads or writes input and output once.
     pub(crate) fn cost(&self) -> TokenCost {
-        TokenCost { weights: self.input * self.output, values: 3 * (self.input + self.output), ..TokenCost::default() }
+        let adapters = self.adapters.as_ref().map_or(0, |adapters| adapters.weights(self.input, &self.packed().0));
+        let weights = self.input * self.output + adapters;
+        TokenCost { weights, values: 3 * (self.input + self.output), ..TokenCost::default() }
     }
 }
 
@@ -114,9 +150,15 @@ pub(crate) struct Linear {
     /// A norm computes the bias's gradient.
     bias_left_to_norm: bool,
     pub(crate) precision: Precision,
+    adapter: Option<Adapter>,
 }
 
 impl Linear {
+    /// Whether it has adapters: it does more then than a product and what a product's epilogue can do.
+    pub(crate) fn has_adapter(&self) -> bool {
+        self.adapter.is_some()
+    }
+
     /// The bias, if the norm that reads the gradient of the residual stream can compute its gradient: if no dropout lies between
     /// this layer's output and the stream, and all rows are on this rank. From now on this layer does not compute it.
     pub(crate) fn leave_bias_to_norm(&mut self, output: &DropoutLayer, region: &TensorParallelRegion) -> Option<Param> {
@@ -340,12 +382,24 @@ impl Linear {
         cx.tensor(name, with_width(grad_output, self.input_width()), self.precision.output(Product::InputGradient))
     }
 
-    /// `output` `(..., out)` from `input` `(..., in)`.
-    pub(crate) fn forward(&self, cx: &StepContext<'_>, input: &Operand, output: Tensor) -> Result<()> {
-        self.forward_through(cx, input, output, add_bias(self.bias))
+    /// `output` `(..., out)` from `input` `(..., in)`. `record` is the microbatch's `SampleRecord`, for dropout of adapters.
+    pub(crate) fn forward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: &Operand,
+        output: Tensor,
+        record: Tensor,
+    ) -> Result<()> {
+        self.forward_through(cx, input, output, add_bias(self.bias))?;
+        self.adapt(cx, input, output, record)
     }
 
-    /// The product of `input` `(..., in)` with the weight, through an epilogue.
+    /// What adapters add to `output` `(..., out)`.
+    fn adapt(&self, cx: &mut StepContext<'_>, input: &Operand, output: Tensor, record: Tensor) -> Result<()> {
+        self.adapter.map_or(Ok(()), |adapter| adapter.forward(cx, input.plain(), output, record))
+    }
+
+    /// The product of `input` `(..., in)` with the weight, through an epilogue. Without adapters.
     pub(crate) fn forward_through(
         &self,
         cx: &StepContext<'_>,
@@ -364,16 +418,18 @@ impl Linear {
     }
 
     /// Forward of a row-parallel layer: the sum of all ranks' products `(batch, seq, out)`, with sequence parallelism this
-    /// rank's rows of it. The first rank adds the bias. `names` are those of the product and of this rank's rows.
+    /// rank's rows of it. The first rank adds the bias. `record` is as in [`Linear::forward`], `names` are those of the product and of this rank's rows.
     pub(crate) fn forward_row_parallel(
         &self,
         cx: &mut StepContext<'_>,
         input: &Operand,
+        record: Tensor,
         names: [&'static str; 2],
         region: &TensorParallelRegion,
     ) -> Result<Tensor> {
         let output = self.output(cx, names[0], input.rows())?;
         self.forward_through(cx, input, output, add_bias(region.parallel.on_first_rank(self.bias)))?;
+        self.adapt(cx, input, output, record)?;
         region.reduce(cx, names[1], output)
     }
 
@@ -391,7 +447,7 @@ impl Linear {
         region: &TensorParallelRegion,
     ) -> Result<(PendingTransfer, PendingWeightGradients)> {
         let grad_input = self.input_gradient(cx, names[0], grad_output.rows())?;
-        if region.is_shared() {
+        if self.input_gradient_first(region) {
             self.dgrad(cx, &grad_output, grad_input, Epilogue::None)?;
             // Joined before the next transfer starts: a later join would wait for that transfer too.
             let input = input.join(cx, self)?;
@@ -405,8 +461,24 @@ impl Linear {
         Ok((region.reduce_async(cx, names[1], grad_input)?, PendingWeightGradients::none()))
     }
 
-    /// The input gradient `(..., in)` from `grad_output` `(..., out)`, through an epilogue.
+    /// Whether gradients of weights come after the input gradient: other ranks wait for it, or adapters need what it computes.
+    pub(crate) fn input_gradient_first(&self, region: &TensorParallelRegion) -> bool {
+        region.is_shared() || self.has_adapter()
+    }
+
+    /// The input gradient `(..., in)` from `grad_output` `(..., out)`, through an epilogue. A layer with adapters takes none.
     pub(crate) fn dgrad(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad_output: &Operand,
+        grad_input: Tensor,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        self.product_for_input(cx, grad_output, grad_input, epilogue)?;
+        self.adapter.map_or(Ok(()), |adapter| adapter.input_gradient(cx, grad_output.plain(), grad_input))
+    }
+
+    fn product_for_input(
         &self,
         cx: &StepContext<'_>,
         grad_output: &Operand,
@@ -421,10 +493,13 @@ impl Linear {
         }
     }
 
-    /// The gradients of weight and bias. A step whose backward is split runs them later, so nothing in the layer may write
+    /// The gradients of weight, bias and adapters. A step whose backward is split runs them later, so nothing in the layer may write
     /// to `input` or `grad_output` after this call.
     pub(crate) fn wgrad(&self, cx: &mut StepContext<'_>, input: Operand, grad_output: Operand) -> Result<()> {
         self.weight_gradient(cx, input, grad_output)?;
+        if let Some(adapter) = self.adapter {
+            adapter.weight_gradients(cx, input.plain(), grad_output.plain())?;
+        }
         match grad_output {
             Operand::Plain(grad_output) => self.bias_gradient(cx, grad_output).map_or(Ok(()), |op| cx.defer(op)),
             // It was computed when the output gradient was made.
@@ -458,17 +533,4 @@ fn gathers_8_bits(fp8: Option<Fp8>, parallel: &TensorParallel) -> bool {
 
 fn add_bias(bias: Option<Param>) -> Epilogue {
     bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.weight))
-}
-
-/// The shape `(..., width)` of a tensor `(..., _)`.
-fn with_width(like: &Tensor, width: usize) -> Shape {
-    let mut sizes = like.shape.sizes().to_vec();
-    sizes.pop();
-    sizes.push(width);
-    Shape::new(&sizes)
-}
-
-/// A buffer `(..., width)` with the rows and the type of `like` `(..., _)`.
-pub(super) fn tensor_like(cx: &mut StepContext<'_>, name: &'static str, like: &Tensor, width: usize) -> Result<Tensor> {
-    cx.tensor(name, with_width(like, width), like.dtype)
 }

@@ -6,9 +6,12 @@
 //!   `feed_forward/`: each declares its parameters, builds itself, computes forward and backward, and tells its cost.
 //! - [`Decoder`] runs a transformer forward only, one token at a time, with keys and values in a cache.
 
+mod adapter;
 mod architecture;
 mod attention;
 mod block;
+mod branch;
+mod buffers;
 mod builder;
 mod cost;
 mod decoder;
@@ -21,6 +24,7 @@ mod layer;
 mod linear;
 #[cfg(test)]
 mod linear_parity;
+mod lora;
 mod mlp;
 mod norm;
 mod part;
@@ -37,8 +41,9 @@ pub use decoder::{Cursor, Decoder};
 pub use embedding::is_embedding;
 pub use gpt::{gpt, gpt_part};
 pub use layer::{Hidden, Layer, LossHead};
+pub use lora::{Lora, LoraTarget, is_adapter};
 pub use mlp::{MlpShape, mlp};
 pub use position::{Position, RotaryTable, Scaling};
 pub use sample_row::SampleRow;
-pub use shape::{FeedForward, GptShape};
+pub use shape::{FeedForward, GptShape, NormPlacement, QkNorm, Windows};
 pub use tensor_parallel::TensorParallel;

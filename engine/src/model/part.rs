@@ -27,7 +27,7 @@ pub(crate) trait PartSpec {
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart>;
 
     /// What a token costs in it, on all ranks together.
-    fn cost(&self, shape: &GptShape) -> TokenCost;
+    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost;
 }
 
 /// A part of a block: computes what is added to the residual stream, from the normed residual stream.
@@ -110,20 +110,17 @@ impl Saved {
     }
 }
 
-/// The input of a part's backward: the normed residual stream, saved or to be recomputed.
-pub(crate) struct SavedInput<'b> {
-    norm: &'b NormLayer,
-    saved: &'b SavedNorm,
+/// The input of a part's backward, as it read the residual stream.
+pub(crate) enum SavedInput<'b> {
+    /// The output of a norm that saved this, or that is to be recomputed from it.
+    Norm(&'b NormLayer, &'b SavedNorm),
+    /// The stream as the part read it.
+    Stored(Normed),
 }
 
-impl<'b> SavedInput<'b> {
-    /// The output of a norm that saved this.
-    pub(crate) fn new(norm: &'b NormLayer, saved: &'b SavedNorm) -> SavedInput<'b> {
-        SavedInput { norm, saved }
-    }
-
-    /// The normed residual stream, as the weight gradient of a part's first layer, `linear`, reads it: as the part `saved`
-    /// it, as what it is computed from, or its rows, which are being gathered when this returns.
+impl SavedInput<'_> {
+    /// What the part read, as the weight gradient of its first layer, `linear`, reads it: as the part `saved` it, as what it
+    /// is computed from, or its rows, which are being gathered when this returns.
     ///
     /// # Errors
     /// Errors of the device.
@@ -138,7 +135,11 @@ impl<'b> SavedInput<'b> {
         if let Some(saved) = saved {
             return PendingInput::saved(cx, name, saved, linear, region);
         }
-        match self.norm.output(cx, self.saved)? {
+        let read = match self {
+            SavedInput::Norm(norm, saved) => norm.output(cx, saved)?,
+            SavedInput::Stored(read) => *read,
+        };
+        match read {
             Normed::Computed(source) => PendingInput::computed(cx, name, source, linear, region),
             Normed::Stored(normed) => Ok(PendingInput::Gathering(region.gather_rows_async(cx, name, normed)?)),
         }

@@ -33,26 +33,72 @@ pub struct RotaryTable {
     pub scaling: Option<Scaling>,
 }
 
-/// The frequency scaling of Llama 3.1 and later ("llama3" in `transformers`). Pairs whose wavelength is long compared with
-/// the original context have a `factor` times lower frequency; short ones keep theirs; those between are interpolated.
+/// How frequencies are lowered for contexts longer than the one that a model was first trained on.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scaling {
-    /// How much lower the frequency of long wavelengths is.
-    pub factor: f64,
-    /// Wavelengths above `original_context / low` are scaled in full.
-    pub low: f64,
-    /// Wavelengths below `original_context / high` are not scaled.
-    pub high: f64,
-    /// Positions that the model was first trained on.
-    pub original_context: f64,
+pub enum Scaling {
+    /// Llama 3.1 and later. Pairs whose wavelength is long compared with the original context have a `factor` times lower
+    /// frequency; short ones keep theirs; those between are interpolated.
+    Llama3 {
+        /// How much lower the frequency of long wavelengths is.
+        factor: f64,
+        /// Wavelengths above `original_context / low` are scaled in full.
+        low: f64,
+        /// Wavelengths below `original_context / high` are not scaled.
+        high: f64,
+        /// Positions that the model was first trained on.
+        original_context: f64,
+    },
+    /// YaRN (Peng et al., 2023). Between the pairs that make `beta_fast` and `beta_slow` turns over the original context, the
+    /// frequency goes from the pair's own to a `factor` times lower one, linear in the number of the pair.
+    Yarn {
+        /// How much lower the frequency of slow pairs is.
+        factor: f64,
+        /// Positions that the model was first trained on.
+        original_context: f64,
+        /// Pairs with more turns are not scaled.
+        beta_fast: f64,
+        /// Pairs with fewer turns are scaled in full.
+        beta_slow: f64,
+        /// What cosines and sines are multiplied by.
+        attention_factor: f64,
+    },
+    /// All frequencies are lowered alike.
+    Linear {
+        /// How much lower they are.
+        factor: f64,
+    },
 }
 
 impl Scaling {
-    fn apply(&self, frequency: f64) -> f64 {
-        let turns = self.original_context * frequency / TAU;
-        // Turns over the original context: at most `low` means a long wavelength, at least `high` a short one.
-        let unscaled = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
-        frequency * (unscaled + (1.0 - unscaled) / self.factor)
+    /// The frequency of a channel pair, from the unscaled one of base `base`.
+    fn apply(&self, frequency: f64, pair: usize, base: f64, head_dim: usize) -> f64 {
+        let interpolate = |unscaled: f64, factor: f64| frequency * (unscaled + (1.0 - unscaled) / factor);
+        match *self {
+            Scaling::Llama3 { factor, low, high, original_context } => {
+                // Turns over the original context: at most `low` means a long wavelength, at least `high` a short one.
+                let turns = original_context * frequency / TAU;
+                interpolate(((turns - low) / (high - low)).clamp(0.0, 1.0), factor)
+            }
+            Scaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+                // The pair that makes so many turns over the original context, not rounded.
+                let pair_of =
+                    |turns: f64| head_dim as f64 * (original_context / (turns * TAU)).ln() / (2.0 * base.ln());
+                let first = pair_of(beta_fast).floor().max(0.0);
+                let last = pair_of(beta_slow).ceil().min((head_dim - 1) as f64);
+                // As `transformers`: with equal ends the ramp is steep.
+                let width = if first == last { 0.001 } else { last - first };
+                interpolate(1.0 - ((pair as f64 - first) / width).clamp(0.0, 1.0), factor)
+            }
+            Scaling::Linear { factor } => frequency / factor,
+        }
+    }
+
+    /// What cosines and sines are multiplied by.
+    fn attention_factor(&self) -> f64 {
+        match *self {
+            Scaling::Yarn { attention_factor, .. } => attention_factor,
+            Scaling::Llama3 { .. } | Scaling::Linear { .. } => 1.0,
+        }
     }
 }
 
@@ -66,14 +112,15 @@ impl RotaryTable {
     pub fn values(&self) -> Vec<f32> {
         let frequency = |pair: usize| {
             let plain = self.base.powf(-((2 * pair) as f64) / self.head_dim as f64);
-            self.scaling.map_or(plain, |scaling| scaling.apply(plain))
+            self.scaling.map_or(plain, |scaling| scaling.apply(plain, pair, self.base, self.head_dim))
         };
+        let factor = self.scaling.map_or(1.0, |scaling| scaling.attention_factor());
         let frequencies: Vec<f64> = (0..self.head_dim / 2).map(frequency).collect();
         let mut values = Vec::with_capacity(self.shape().elements());
         for position in 0..self.seq {
             for frequency in &frequencies {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
-                values.extend([cos as f32, sin as f32]);
+                values.extend([(factor * cos) as f32, (factor * sin) as f32]);
             }
         }
         values

@@ -1,7 +1,8 @@
 //! The sizes and choices of a decoder-only transformer.
 
-use device::ops::NormKind;
+use device::ops::{Mask, NormKind};
 
+use super::lora::Lora;
 use super::position::Position;
 use crate::fp8::Fp8;
 use crate::params::Init;
@@ -14,6 +15,47 @@ pub enum FeedForward {
     Gelu,
     /// Three matrices: SiLU of a gate, times a second product (Shazeer, 2020).
     SwiGlu,
+}
+
+/// Where the norms of blocks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// Before attention and feed-forward.
+    Pre,
+    /// After each of them, before the sum with the residual stream.
+    Post,
+    /// Before and after.
+    Sandwich,
+}
+
+impl NormPlacement {
+    /// Whether a part of a block has a norm before it.
+    pub(crate) fn is_before(self) -> bool {
+        self != NormPlacement::Post
+    }
+
+    /// Whether a part of a block has a norm after it.
+    pub(crate) fn is_after(self) -> bool {
+        self != NormPlacement::Pre
+    }
+}
+
+/// How queries and keys are normalised, by RMSNorm, before they are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Head by head, with one weight for all query heads and one for all key heads. Heads have an even number of channels.
+    EachHead,
+    /// All queries of a token together, and all its keys, with a weight for each channel.
+    AllHeads,
+}
+
+/// In which blocks a token sees no more than a window of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Tokens that a token sees at most, itself among them; above 0.
+    pub tokens: usize,
+    /// Which blocks have the window, repeated over all blocks; empty for all.
+    pub pattern: Vec<bool>,
 }
 
 /// The sizes and choices of a decoder-only transformer.
@@ -43,8 +85,12 @@ pub struct GptShape {
     pub tied: bool,
     /// Blocks have attention.
     pub attention: bool,
+    /// In which blocks a token does not see all tokens before it; `None` if it always does.
+    pub windows: Option<Windows>,
     /// The kind of all norms.
     pub norm: NormKind,
+    /// Where blocks have norms.
+    pub norm_placement: NormPlacement,
     /// Added to the variance in norms; f32 in kernels.
     pub norm_eps: f64,
     /// The feed-forward layer of all blocks.
@@ -55,9 +101,8 @@ pub struct GptShape {
     pub bias: bool,
     /// The layer that computes queries, keys and values has a bias, also without `bias`.
     pub qkv_bias: bool,
-    /// Queries and keys are normalised head by head, by RMSNorm, before they are rotated. Heads have an even number of
-    /// channels then.
-    pub qk_norm: bool,
+    /// Queries and keys are normalised; `None` if they are not.
+    pub qk_norm: Option<QkNorm>,
     /// Standard deviation of the first values of matrices; f32 in the numbers drawn.
     pub init_std: f64,
     /// Matrices that write to the residual stream start smaller, by the root of the number of additions to it.
@@ -79,6 +124,8 @@ pub struct GptShape {
     pub precision: Precision,
     /// How linear layers of blocks multiply in 8 bits, where they do. Goes with [`Precision::Bf16`].
     pub fp8: Option<Fp8>,
+    /// Low-rank adapters of linear layers of blocks. Does not go with 8-bit factors.
+    pub lora: Option<Lora>,
 }
 
 impl Default for GptShape {
@@ -97,13 +144,15 @@ impl Default for GptShape {
             batch: 1,
             tied: true,
             attention: true,
+            windows: None,
             norm: NormKind::Layer,
+            norm_placement: NormPlacement::Pre,
             norm_eps: 1e-5,
             feed_forward: FeedForward::Gelu,
             position: Position::Learned,
             bias: true,
             qkv_bias: false,
-            qk_norm: false,
+            qk_norm: None,
             init_std: 0.02,
             scaled_residual_init: true,
             hidden_dropout: 0.0,
@@ -114,6 +163,7 @@ impl Default for GptShape {
             seed: 0,
             precision: Precision::F32,
             fp8: None,
+            lora: None,
         }
     }
 }
@@ -122,6 +172,15 @@ impl GptShape {
     /// Channels of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// Which tokens a token sees in the attention of a block.
+    pub fn mask(&self, block: usize) -> Mask {
+        let windows = self.windows.as_ref().filter(|windows| {
+            let pattern = &windows.pattern;
+            pattern.is_empty() || pattern[block % pattern.len()]
+        });
+        Mask { window: windows.map(|windows| windows.tokens) }
     }
 
     /// How the linear layers of a block multiply in 8 bits; `None` where they do not.

@@ -98,6 +98,11 @@ impl Packed {
         self.size
     }
 
+    /// Those that each of so many ranks has.
+    pub(crate) fn on_each(&self, ranks: usize) -> usize {
+        self.size / ranks.min(self.units)
+    }
+
     /// Heads of so many channels.
     pub(crate) fn heads(heads: usize, head_dim: usize) -> Packed {
         Packed { size: heads * head_dim, units: heads }

@@ -1,6 +1,6 @@
 //! The Newton-Schulz iteration: from a matrix to the nearest matrix whose singular values are all about 1.
 
-use device::ops::{Block, Epilogue, Gemm, MatrixPolynomial, ScaleBlock, SquareSum};
+use device::ops::{Block, Gemm, MatrixPolynomial, ScaleBlock, SquareSum};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -54,5 +54,5 @@ pub(super) fn cost(rows: usize, columns: usize) -> usize {
 }
 
 fn product(a: Tensor, b: Tensor, out: Tensor, transpose_a: bool, transpose_b: bool) -> Gemm {
-    Gemm { a, b, out, transpose_a, transpose_b, accumulate: false, epilogue: Epilogue::None, fp8: None }
+    Gemm { transpose_a, transpose_b, ..Gemm::plain(a, b, out) }
 }

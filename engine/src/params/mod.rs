@@ -418,6 +418,9 @@ fn first_values(spec: &ParamSpec, seed: u64, range: Range<usize>) -> Vec<f32> {
     let stream = fnv1a(spec.name.bytes());
     match spec.init {
         Init::Constant(constant) => spec.stored_values_in(range, |_| constant),
+        Init::Uniform(bound) => {
+            spec.stored_values_in(range, |index| bound * (2.0 * philox::uniform(seed, stream, index as u64) - 1.0))
+        }
         Init::Normal(std) => spec.stored_values_in(range, |index| std * philox::normal(seed, stream, index as u64)),
     }
 }

@@ -15,6 +15,8 @@ pub enum Init {
     Constant(f32),
     /// Normal with this standard deviation.
     Normal(f32),
+    /// Uniform between minus this bound and the bound.
+    Uniform(f32),
 }
 
 /// Which copy of a tied parameter a stage has. The first and the last stage of a pipeline each have one.

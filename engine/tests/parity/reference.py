@@ -3,17 +3,20 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kinds "llama", "mistral", "qwen2" and "qwen3" are `transformers`' own classes. For the others norms, activations, attention and cross entropy are
+Kinds "llama", "mistral", "qwen2", "qwen3" and "olmo2" are `transformers`' own classes. For the others norms, activations, attention and cross entropy are
 spelled out; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
     kind "gpt", and those of `transformers`:
-         layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling
+         layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling config
+         config: more keys for the configuration of `transformers`
          "gpt" also: z_loss (its multiplier), norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
     optimizer "muon":  those of "adamw", and momentum ns_steps; matrices of blocks by Muon, the rest by AdamW
+    "lora", of all but mlp, may be left out: {scale, rank, targets {linear layer: [first row, end] of each adapter}};
+         only adapters are trained then
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
@@ -36,9 +39,14 @@ from safetensors.torch import load_file, save_file
 
 RUN_KEYS = {"kind", "steps", "microbatches", "optimizer"}
 SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied", "eps", "rope_base",
-         "rope_scaling"}
+         "rope_scaling", "config"}
 # Kind: the name of its classes in `transformers`.
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2"}
+# Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
+NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2"))}
+# What `transformers` calls the norms.
+THEIR_NORMS = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "post_ln_1": "post_attention_layernorm",
+               "post_ln_2": "post_feedforward_layernorm"}
 CASE_KEYS = {
     "gpt": RUN_KEYS | SIZES | {"z_loss", "norm", "activation", "position", "bias"},
     "mlp": RUN_KEYS | {"layer_sizes"},
@@ -63,7 +71,7 @@ def check_case(case):
         kind = (table or {}).get("kind")
         if kind not in keys_of_kind:
             raise SystemExit(f"{where}: kind is {kind!r}, not one of {sorted(keys_of_kind)}")
-        require_keys(where, table, keys_of_kind[kind])
+        require_keys(where, {key: value for key, value in table.items() if key != "lora"}, keys_of_kind[kind])
     if len(case["optimizer"]["lr"]) != case["steps"]:
         raise SystemExit(f"optimizer: lr has {len(case['optimizer']['lr'])} values for {case['steps']} steps")
 
@@ -90,17 +98,46 @@ def weight_shapes(case):
     if case.get("position") == "learned":
         shapes |= {"wpe.weight": (case["seq"], hidden)}
     for h in (f"h.{i}" for i in range(case["layers"])):
-        shapes |= norm(f"{h}.ln_1") | linear(f"{h}.attn.c_attn", qkv, hidden)
+        before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
+        for name in (*before, *after):
+            shapes |= norm(f"{h}.{name}")
+        shapes |= linear(f"{h}.attn.c_attn", qkv, hidden)
         if case["kind"] == "qwen2":
             shapes |= {f"{h}.attn.c_attn.bias": (qkv,)}
         if case["kind"] == "qwen3":
             shapes |= {f"{h}.attn.{norm}.weight": (head_dim,) for norm in ("q_norm", "k_norm")}
+        if case["kind"] == "olmo2":
+            shapes |= {f"{h}.attn.q_norm.weight": (head_dim * case["heads"],),
+                       f"{h}.attn.k_norm.weight": (head_dim * case["kv_heads"],)}
         shapes |= linear(f"{h}.attn.c_proj", hidden, head_dim * case["heads"])
-        shapes |= norm(f"{h}.ln_2") | linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
+        shapes |= linear(f"{h}.mlp.c_fc", up, hidden) | linear(f"{h}.mlp.c_proj", hidden, ffn)
     shapes |= norm("ln_f")
     if not case["tied"]:
         shapes |= {"lm_head.weight": (case["vocab"], hidden)}
+    for name, rows in adapters(case):
+        rank, (_, n_in) = case["lora"]["rank"], shapes[f"{name}.weight"]
+        shapes |= {f"{name}.lora_A": (rank * len(rows), n_in)}
+        shapes |= {f"{name}.lora_B": (sum(end - start for start, end in rows), rank)}
     return shapes
+
+
+def adapters(case):
+    """The linear layers with adapters, each with the rows [start, end) of its weight that an adapter covers."""
+    targets = case["lora"]["targets"] if "lora" in case else {}
+    return [(f"h.{i}.{name}", rows) for i in range(case.get("layers", 0)) for name, rows in targets.items()]
+
+
+def adapted(case, w):
+    """The weights of the model whose adapters are merged: W + scale B A, by autograd's leave."""
+    merged = {name: p for name, p in w.items() if ".lora_" not in name}
+    for name, rows in adapters(case):
+        parts, rank, b = [], case["lora"]["rank"], w[f"{name}.lora_B"]
+        weight, done, first = merged[f"{name}.weight"], 0, 0
+        for a, (start, end) in zip(w[f"{name}.lora_A"].split(rank), rows, strict=True):
+            parts += [weight[done:start], weight[start:end] + case["lora"]["scale"] * b[first:first + end - start] @ a]
+            done, first = end, first + end - start
+        merged[f"{name}.weight"] = torch.cat([*parts, weight[done:]])
+    return merged
 
 
 def take_weights(case, tensors, dtype):
@@ -111,7 +148,8 @@ def take_weights(case, tensors, dtype):
         found, may_pad = tuple(tensors[name].shape), name in ("wte.weight", "lm_head.weight")
         if found != shape and not (may_pad and found[1:] == shape[1:] and found[0] > shape[0]):
             raise SystemExit(f"weights: {name} has shape {found}, the case says {shape}")
-    return {name: tensors[name].to(dtype, copy=True).requires_grad_() for name in shapes}
+    trained = [name for name in shapes if "lora" not in case or ".lora_" in name]
+    return {name: tensors[name].to(dtype, copy=True).requires_grad_(name in trained) for name in shapes}
 
 
 def layer_norm(x, weight, bias, eps):
@@ -184,19 +222,13 @@ def family_model(case, dtype):
     """A model of `transformers` of the case's kind and sizes; its own weights are never used."""
     import transformers
 
-    scaling = None
-    if case["rope_scaling"]:
-        factor, low, high, context = case["rope_scaling"]
-        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
-                   "original_max_position_embeddings": int(context)}
     family = FAMILIES[case["kind"]]
-    windows = {"sliding_window": None} if case["kind"] == "mistral" else {}
     config = getattr(transformers, f"{family}Config")(
         num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
         num_key_value_heads=case["kv_heads"], head_dim=case["head_dim"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
-        rope_scaling=scaling, tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
-        **windows,
+        rope_scaling=case["rope_scaling"], tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
+        **case["config"],
     )
     return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
 
@@ -211,20 +243,20 @@ def family_weights(case, w):
         q, k, v = w[f"{h}.attn.c_attn.weight"].split(rows)
         gate, up = w[f"{h}.mlp.c_fc.weight"].chunk(2)
         named |= {
-            f"{layer}.input_layernorm.weight": w[f"{h}.ln_1.weight"],
             f"{layer}.self_attn.q_proj.weight": q,
             f"{layer}.self_attn.k_proj.weight": k,
             f"{layer}.self_attn.v_proj.weight": v,
             f"{layer}.self_attn.o_proj.weight": w[f"{h}.attn.c_proj.weight"],
-            f"{layer}.post_attention_layernorm.weight": w[f"{h}.ln_2.weight"],
             f"{layer}.mlp.gate_proj.weight": gate,
             f"{layer}.mlp.up_proj.weight": up,
             f"{layer}.mlp.down_proj.weight": w[f"{h}.mlp.c_proj.weight"],
         }
+        before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
+        named |= {f"{layer}.{THEIR_NORMS[norm]}.weight": w[f"{h}.{norm}.weight"] for norm in (*before, *after)}
         if case["kind"] == "qwen2":
             biases = w[f"{h}.attn.c_attn.bias"].split(rows)
             named |= {f"{layer}.self_attn.{part}_proj.bias": bias for part, bias in zip("qkv", biases, strict=True)}
-        if case["kind"] == "qwen3":
+        if case["kind"] in ("qwen3", "olmo2"):
             named |= {f"{layer}.self_attn.{part}_norm.weight": w[f"{h}.attn.{part}_norm.weight"] for part in "qk"}
     return named
 
@@ -232,10 +264,10 @@ def family_weights(case, w):
 def language_model(case, w, dtype):
     """A function from tokens (batch, seq) to logits (batch, seq, vocab) over the weights w."""
     if case["kind"] == "gpt":
-        return lambda tokens: gpt_logits(case, w, tokens)
+        return lambda tokens: gpt_logits(case, adapted(case, w), tokens)
     model = family_model(case, dtype)
     return lambda tokens: torch.func.functional_call(
-        model, family_weights(case, w), kwargs={"input_ids": tokens}, tie_weights=False
+        model, family_weights(case, adapted(case, w)), kwargs={"input_ids": tokens}, tie_weights=False
     ).logits
 
 
@@ -318,7 +350,8 @@ def train(case, tensors, dtype=torch.float32):
     check_case(case)
     w = take_weights(case, tensors, dtype)
     model = None if case["kind"] == "mlp" else language_model(case, w, dtype)
-    optimizer = make_optimizer(case, case["optimizer"], w)
+    trained = {name: p for name, p in w.items() if p.requires_grad}
+    optimizer = make_optimizer(case, case["optimizer"], trained)
     clip = case["optimizer"]["clip"] or math.inf
     out, losses, z_losses, norms = {}, [], [], []
     for step, lr in enumerate(case["optimizer"]["lr"]):
@@ -334,8 +367,8 @@ def train(case, tensors, dtype=torch.float32):
             if case["kind"] != "mlp" and batch == "batch.0.0":
                 out["logits"] = outputs.detach()
         if step == 0:
-            out |= {f"grad.{name}": p.grad.clone() for name, p in w.items()}
-        norms.append(torch.nn.utils.clip_grad_norm_(w.values(), clip, foreach=False).item())
+            out |= {f"grad.{name}": p.grad.clone() for name, p in trained.items()}
+        norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), clip, foreach=False).item())
         losses.append(loss)
         z_losses.append(z_loss)
         for group in optimizer.param_groups:

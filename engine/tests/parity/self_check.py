@@ -22,7 +22,7 @@ ADAMW = {"kind": "adamw", "lr": LR, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "w
 SGD = {"kind": "sgd", "lr": [0.1] * STEPS, "momentum": 0.9, "weight_decay": 0.01, "clip": 1.0}
 RUN = {"steps": STEPS, "microbatches": MICROBATCHES}
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "head_dim": 16, "ffn": 256, "vocab": 97, "seq": 32, "eps": 1e-5, **RUN}
-ROPE = {"rope_base": 1e4, "rope_scaling": []}
+ROPE = {"rope_base": 1e4, "rope_scaling": None, "config": {}}
 CHOICES = {"norm": "layernorm", "activation": "gelu", "position": "learned", "bias": True, "kv_heads": 4,
            "z_loss": 1e-3}
 GPT = {"kind": "gpt", **SIZES, **ROPE, **CHOICES}
@@ -36,6 +36,7 @@ CASES = {
     "llama adamw": LLAMA | {"tied": False, "optimizer": ADAMW},
     "qwen2 adamw": WIDE_HEADS | {"kind": "qwen2"},
     "qwen3 adamw": WIDE_HEADS | {"kind": "qwen3"},
+    "olmo2 adamw": WIDE_HEADS | {"kind": "olmo2"},
     "mlp adamw": MLP | {"optimizer": ADAMW},
     "mlp sgd": MLP | {"optimizer": SGD},
 }
@@ -52,7 +53,7 @@ def random_tensors(case, batch=2, padded_vocab=128):
             bound = shape[-1] ** -0.5
             tensors[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
         else:
-            centre = 1.0 if (".ln_" in f".{name}" or "_norm." in name) and name.endswith("weight") else 0.0
+            centre = 1.0 if ("ln_" in name or "_norm." in name) and name.endswith("weight") else 0.0
             tensors[name] = torch.empty(shape).normal_(centre, 0.02, generator=generator)
     for batch_name in (f"batch.{s}.{m}" for s in range(STEPS) for m in range(MICROBATCHES)):
         if case["kind"] != "mlp":  # something to learn: each token says what its target is

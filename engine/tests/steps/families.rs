@@ -1,5 +1,5 @@
-//! What families of models add to Llama: heads of any width, biases on queries, keys and values alone, and norms of heads. They
-//! keep the engine's promises: the same bits in every setting, and the numbers of one rank in every layout.
+//! What families of models add to Llama: heads of any width, biases on queries, keys and values alone, norms of heads and over
+//! all heads, norms after the parts of blocks, and windows of attention. They keep the engine's promises: the same bits in every setting, and the numbers of one rank in every layout.
 
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
@@ -7,18 +7,19 @@ use engine::model::GptShape;
 use engine::precision::Precision;
 use engine::step::StepResult;
 
-use crate::models::{Kind, Layout, Run, all_settings, tiny_mistral, tiny_qwen2, tiny_qwen3};
+use crate::models::{Kind, Layout, Run, all_settings, tiny_mistral, tiny_olmo2, tiny_qwen2, tiny_qwen3};
 
 const STEPS: usize = 10;
 
 /// With dropout: a mask that depends on the layout would show.
-fn families() -> [(&'static str, GptShape); 3] {
+fn families() -> [(&'static str, GptShape); 4] {
     let (dropout, f32) = (0.1, Precision::F32);
     // As many heads of each kind as ranks share.
     let qwen2 = GptShape { heads: 8, kv_heads: 4, tied: true, ..tiny_qwen2(dropout, f32) };
     let qwen3 = GptShape { heads: 8, kv_heads: 4, ..tiny_qwen3(dropout, f32) };
     let mistral = GptShape { kv_heads: 4, ..tiny_mistral(dropout, f32) };
-    [("Mistral", mistral), ("Qwen2", qwen2), ("Qwen3", qwen3)]
+    let olmo2 = GptShape { heads: 8, kv_heads: 4, ..tiny_olmo2(dropout, f32) };
+    [("Mistral", mistral), ("Qwen2", qwen2), ("OLMo 2", olmo2), ("Qwen3", qwen3)]
 }
 
 /// Four microbatches on all ranks together. The learning rate is so small that ten steps do not stretch the rounding of the
@@ -126,15 +127,18 @@ fn ranks_with_their_own_heads_keep_the_same_norms_of_heads() {
 }
 
 /// Fewer key heads than ranks, in each of the ways that they can be stored.
-fn few_key_heads() -> [(GptShape, Layout); 4] {
+fn few_key_heads() -> [(GptShape, Layout); 6] {
     let (dropout, f32) = (0.1, Precision::F32);
     let one = GptShape { tied: true, ..tiny_qwen2(dropout, f32) };
     let two = GptShape { kv_heads: 2, qkv_bias: true, ..tiny_qwen3(dropout, f32) };
+    let joint = GptShape { kv_heads: 1, ..tiny_olmo2(dropout, f32) };
     [
         (one.clone(), Layout::new(2, 1, 1, 1)),
         (one, Layout { sequence: false, ..Layout::new(4, 1, 1, 1) }),
         (two.clone(), Layout::new(4, 1, 1, 1)),
         (two, Layout { zero_bubble: true, ..Layout::new(4, 2, 1, 2) }),
+        (joint.clone(), Layout::new(4, 1, 1, 1)),
+        (joint, Layout { sequence: false, ..Layout::new(2, 2, 1, 1) }),
     ]
 }
 
@@ -174,7 +178,7 @@ fn copies_of_a_key_head_start_the_same_and_stay_the_same() {
         };
         let ranks = layout.on_ranks(|| run(&shape, 1, off()), copies);
         for (before, after) in &ranks {
-            assert_eq!(before.len(), 2 * shape.layers, "weight and bias of each block");
+            assert_eq!(before.len(), 2 * shape.layers, "weight and bias, or weight and norm of keys, of each block");
             assert!(before.iter().zip(after).all(|(before, after)| before.2 != after.2), "nothing is learned");
         }
         for (at, first) in ranks[0].1.iter().enumerate() {

@@ -19,6 +19,7 @@ mod grad_reduce;
 mod graph_modules;
 mod hooks;
 mod layouts;
+mod lora;
 mod minimal_example;
 mod moments;
 mod muon;

@@ -5,16 +5,19 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use device::HostValues;
 use device::ops::NormKind;
+use device::{DType, Device, HostValues, bf16};
 use engine::graph_options::GraphOptions;
-use engine::model::{FeedForward, GptShape, Position, Scaling};
+use engine::model::{FeedForward, GptShape, Lora, LoraTarget, Position, Scaling, is_adapter};
 use engine::optimizer::Muon;
+use engine::params::Param;
 use engine::precision::Precision;
 
 use crate::exchange::{Arrays, reference, relative_l2};
+use crate::lora::{adapters, all_targets, move_adapters};
 use crate::models::{
-    Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama, tiny_mistral, tiny_qwen2, tiny_qwen3,
+    Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama, tiny_mistral, tiny_olmo2, tiny_qwen2,
+    tiny_qwen3,
 };
 use crate::muon::muon_groups;
 
@@ -54,10 +57,12 @@ fn columns<T: Clone>(rows: &[T], width: usize, microbatch: usize, range: Range<u
 fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolerances, case: serde_json::Value) {
     let options = GraphOptions::default();
     let is_muon = case["optimizer"]["kind"] == "muon";
+    let lora = shape.as_ref().and_then(|shape| shape.lora.clone());
     let run = Run {
         groups: is_muon.then(muon_groups),
         dropout: 0.0,
         precision: within.precision,
+        frozen: if lora.is_some() { |name| !is_adapter(name) } else { |_| false },
         shape: shape.clone(),
         steps: STEPS,
         ..Run::new(kind, MICROBATCHES, options)
@@ -65,8 +70,9 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     let device = run.device();
     let mut stage = run.stage(&device);
     let mut arrays = Arrays::default();
+    move_adapters(&stage);
     for (spec, param) in stage.params().iter() {
-        arrays.f32(spec.name.clone(), spec.shape.sizes(), &device.download::<f32>(&param.master).unwrap());
+        arrays.f32(spec.name.clone(), spec.shape.sizes(), &master_values(&device, param));
     }
     let (mut losses, mut z_losses, mut norms, mut grads) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
     for step in 0..STEPS {
@@ -94,7 +100,8 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
         norms.push(f64::from(result.grad_norm));
         if step == 0 {
             for (spec, param) in stage.params().iter() {
-                let grad = device.download::<f32>(&param.grad.unwrap()).unwrap();
+                let Some(grad) = param.grad else { continue };
+                let grad = device.download::<f32>(&grad).unwrap();
                 grads.insert(spec.name.clone(), grad.into_iter().map(f64::from).collect::<Vec<_>>());
             }
         }
@@ -111,9 +118,10 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     for (step, (ours, theirs)) in z_losses.iter().zip(&theirs["z_loss"]).enumerate() {
         assert!((ours / theirs - 1.0).abs() < within.loss, "z-loss of step {step}: {ours} here, {theirs} in PyTorch");
     }
-    assert!(losses[STEPS - 1] < 0.98 * losses[0], "nothing was learned: {losses:?}");
+    // Adapters of a model that was never trained have little to learn.
+    assert!(lora.is_some() || losses[STEPS - 1] < 0.98 * losses[0], "nothing was learned: {losses:?}");
     assert!(relative_l2(&norms, &theirs["grad_norm"]) < within.norms, "norms {norms:?} and {:?}", theirs["grad_norm"]);
-    for (spec, param) in stage.params().iter() {
+    for (spec, param) in stage.params().iter().filter(|(spec, _)| !spec.frozen) {
         let (name, real) = (&spec.name, spec.shape.elements() / spec.shape.sizes()[0] * spec.rows);
         // Muon writes the direction of its update over the gradient.
         let is_overwritten = is_muon && Muon::takes(spec);
@@ -135,6 +143,44 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     }
 }
 
+/// A scaling as `transformers` has it in a configuration.
+fn rope_scaling(scaling: Option<Scaling>) -> serde_json::Value {
+    match scaling {
+        None => serde_json::Value::Null,
+        Some(Scaling::Llama3 { factor, low, high, original_context }) => serde_json::json!({
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+            "original_max_position_embeddings": original_context as u64,
+        }),
+        Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor }) => serde_json::json!({
+            "rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
+            "attention_factor": attention_factor, "original_max_position_embeddings": original_context as u64,
+        }),
+        Some(Scaling::Linear { factor }) => serde_json::json!({ "rope_type": "linear", "factor": factor }),
+    }
+}
+
+/// The windows of a shape as `transformers` has them in the configuration of a kind of models.
+fn windows(kind: &str, shape: &GptShape) -> serde_json::Value {
+    let tokens = shape.windows.as_ref().map(|windows| windows.tokens);
+    let type_of = |block| if shape.mask(block).window.is_some() { "sliding_attention" } else { "full_attention" };
+    let layer_types: Vec<&str> = (0..shape.layers).map(type_of).collect();
+    match kind {
+        "mistral" => serde_json::json!({ "sliding_window": tokens }),
+        "qwen2" | "qwen3" if tokens.is_some() => serde_json::json!({
+            "use_sliding_window": true, "sliding_window": tokens, "layer_types": layer_types,
+        }),
+        _ => serde_json::json!({}),
+    }
+}
+
+/// What a parameter is trained from.
+fn master_values(device: &Device, param: &Param) -> Vec<f32> {
+    match param.master.dtype {
+        DType::F32 => device.download::<f32>(&param.master).unwrap(),
+        _ => device.download::<bf16>(&param.master).unwrap().into_iter().map(bf16::to_f32).collect(),
+    }
+}
+
 /// What the reference must know of a transformer. Kinds other than "gpt" leave the choices that make a family to
 /// `transformers`.
 fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
@@ -146,13 +192,17 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
         "kind": kind, "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim(), "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps as f32),
         "rope_base": rope_base,
-        "rope_scaling": scaling.map_or(vec![], |s| vec![s.factor, s.low, s.high, s.original_context]),
+        "rope_scaling": rope_scaling(scaling),
+        "config": windows(kind, shape),
         "steps": STEPS, "microbatches": MICROBATCHES,
         "optimizer": {
             "kind": "adamw", "lr": vec![0.01; STEPS], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
             "weight_decay": 0.1, "clip": 1.0,
         },
     });
+    if let Some(lora) = &shape.lora {
+        case["lora"] = adapters(lora, shape);
+    }
     if kind == "gpt" {
         case["norm"] = if shape.norm == NormKind::Rms { "rmsnorm" } else { "layernorm" }.into();
         case["activation"] = if shape.feed_forward == FeedForward::SwiGlu { "swiglu" } else { "gelu" }.into();
@@ -236,10 +286,19 @@ fn llama_in_bf16_stays_beside_transformers_in_f32() {
 #[test]
 fn a_tied_llama_with_scaled_frequencies_agrees_with_transformers() {
     // Wavelengths of 6 to 200 around a context of 16: one pair is scaled in part, slower ones in full.
-    let scaling = Some(Scaling { factor: 8.0, low: 0.5, high: 4.0, original_context: 16.0 });
+    let scaling = Some(Scaling::Llama3 { factor: 8.0, low: 0.5, high: 4.0, original_context: 16.0 });
     let position = Position::Rotary { base: 100.0, scaling };
     let shape = GptShape { tied: true, kv_heads: 1, position, ..tiny_llama(0.0, Precision::F32) };
     transformer("llama-scaled", "llama", &F32, shape);
+}
+
+#[test]
+fn a_qwen2_with_yarn_agrees_with_transformers() {
+    // Of the four pairs the first keeps its frequency, the second is between, the others are scaled in full.
+    let yarn =
+        Scaling::Yarn { factor: 4.0, original_context: 16.0, beta_fast: 2.0, beta_slow: 0.5, attention_factor: 1.2 };
+    let position = Position::Rotary { base: 100.0, scaling: Some(yarn) };
+    transformer("qwen2-yarn", "qwen2", &F32, GptShape { position, ..tiny_qwen2(0.0, Precision::F32) });
 }
 
 #[test]
@@ -270,8 +329,48 @@ fn a_tied_qwen3_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
 }
 
 #[test]
+fn an_olmo2_with_wide_heads_agrees_with_transformers() {
+    transformer("olmo2", "olmo2", &F32, tiny_olmo2(0.0, Precision::F32));
+}
+
+#[test]
+fn a_tied_olmo2_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
+    let shape = GptShape { tied: true, head_dim: Some(6), kv_heads: 1, ..tiny_olmo2(0.0, Precision::F32) };
+    transformer("olmo2-tied", "olmo2", &F32, shape);
+}
+
+#[test]
 fn a_qwen3_in_bf16_stays_beside_transformers_in_f32() {
     transformer("qwen3-bf16", "qwen3", &BF16, tiny_qwen3(0.0, Precision::Bf16));
+}
+
+/// Trains the adapters of a transformer of this shape on both sides.
+fn by_lora(name: &str, kind: &str, within: &Tolerances, shape: GptShape, targets: &[LoraTarget]) {
+    let lora = Lora { rank: 3, alpha: 6.0, dropout: 0.0, targets: targets.to_vec() };
+    transformer(name, kind, within, GptShape { lora: Some(lora), ..shape });
+}
+
+#[test]
+fn adapters_of_a_gpt_agree_with_pytorch_in_losses_gradients_and_final_weights() {
+    use LoraTarget::{AttentionOutput, Down, QueryKeyValue, Up};
+    let shape = tiny_gpt(0.0, Precision::F32);
+    by_lora("gpt-lora", "gpt", &F32, shape.clone(), &[QueryKeyValue, AttentionOutput, Up, Down]);
+    by_lora("gpt-lora-qkv", "gpt", &F32, shape, &[QueryKeyValue]);
+}
+
+#[test]
+fn adapters_of_packed_projections_agree_with_transformers_in_losses_gradients_and_final_weights() {
+    use LoraTarget::{Key, Query, Up, Value};
+    let shape = tiny_qwen3(0.0, Precision::F32);
+    by_lora("qwen3-lora", "qwen3", &F32, shape.clone(), &all_targets(&shape));
+    by_lora("qwen3-lora-qv", "qwen3", &F32, shape, &[Query, Value]);
+    by_lora("qwen2-lora-k-up", "qwen2", &F32, tiny_qwen2(0.0, Precision::F32), &[Key, Up]);
+}
+
+#[test]
+fn adapters_in_bf16_stay_beside_transformers_in_f32() {
+    let shape = tiny_llama(0.0, Precision::Bf16);
+    by_lora("llama-lora-bf16", "llama", &BF16, shape.clone(), &all_targets(&shape));
 }
 
 #[test]

@@ -53,14 +53,26 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
         ("bias", model.bias.to_string()),
         ("qkv_bias", (model.attention && model.qkv_bias && !model.bias).to_string()),
         ("qk_norm", (model.attention && model.qk_norm).to_string()),
+        ("norm_placement", model.norm_placement.to_string()),
         ("tie_embeddings", model.tie_embeddings.to_string()),
     ]);
     if model.attention {
         let kv_heads = model.kv_heads.unwrap_or(model.heads);
         all.extend([("heads", model.heads.to_string()), ("kv_heads", kv_heads.to_string())]);
+        all.extend(model.qk_norm.then(|| ("qk_norm_over", model.qk_norm_over.to_string())));
+        all.extend(model.sliding_window.map(|window| ("sliding_window", window.to_string())));
+        if model.sliding_window.is_some() {
+            all.push(("window_pattern", format!("{:?}", model.window_pattern)));
+        }
+    }
+    if model.lora_rank > 0 {
+        all.extend([("lora_rank", model.lora_rank.to_string()), ("lora_alpha", model.lora_alpha.to_string())]);
     }
     if model.position == PositionEmbedding::Rotary {
         all.extend([("rope_base", model.rope_base.to_string()), ("rope_scaling", format!("{:?}", model.rope_scaling))]);
+        if !model.rope_scaling.is_empty() {
+            all.push(("rope_scaling_type", model.rope_scaling_type.to_string()));
+        }
     }
     all
 }
@@ -84,6 +96,7 @@ mod tests {
             ("heads = 4", "heads = 4\nkv_heads = 4"),
             ("rope_base = 10000.0", "rope_base = 500000.0"),
             ("hidden_dropout = 0.1\nseq_length = 64", "init_std = 0.1\nseq_length = 32"),
+            ("", "window_pattern = [1, 0]"),
             ("attention = false\nheads = 2", "attention = false\nheads = 4"),
             ("bias = true", "bias = true\nqkv_bias = true"),
             ("attention = false", "attention = false\nqk_norm = true"),
@@ -95,15 +108,26 @@ mod tests {
         let other = |what: &str| format!("checkpoint saved is of another model: {what}");
         for (before, now, what) in [
             ("heads = 4", "heads = 8", "model.heads = 8 (was 4), model.kv_heads = 8 (was 4)"),
+            ("sliding_window = 32", "sliding_window = 48", "model.sliding_window = 48 (was 32)"),
             ("norm = \"rmsnorm\"", "norm = \"layernorm\"", "model.norm = layernorm (was rmsnorm)"),
             ("bias = false", "bias = false\nqkv_bias = true", "model.qkv_bias = true (was false)"),
-            ("qk_norm = true", "qk_norm = false", "model.qk_norm = false (was true)"),
+            (
+                "qk_norm = true",
+                "qk_norm = true\nqk_norm_over = \"all_heads\"",
+                "model.qk_norm_over = all_heads (was each_head)",
+            ),
+            (
+                "qk_norm = true",
+                "qk_norm = false",
+                "model.qk_norm = false (was true), model.qk_norm_over = unset (was each_head)",
+            ),
+            ("", "norm_placement = \"post\"", "model.norm_placement = post (was pre)"),
             ("norm_eps = 1e-5", "norm_eps = 1e-6", "model.norm_eps = 0.000001 (was 0.00001)"),
             (rotary, &format!("{rotary}rope_base = 500000.0"), "model.rope_base = 500000 (was 10000)"),
             (
                 rotary,
                 &format!("{rotary}rope_scaling = [8, 1, 4, 8192]"),
-                "model.rope_scaling = [8.0, 1.0, 4.0, 8192.0] (was [])",
+                "model.rope_scaling = [8.0, 1.0, 4.0, 8192.0] (was []), model.rope_scaling_type = llama3 (was unset)",
             ),
         ] {
             assert_eq!(compare(before, now), other(what));

@@ -24,9 +24,16 @@ pub(super) fn command() -> Command {
     };
     Command::new("convert")
         .about("Converts weights to and from Hugging Face")
-        .arg(choice("to", &["hf"], "Write a model that transformers loads").conflicts_with("from"))
+        .arg(
+            choice(
+                "to",
+                &["hf", "peft"],
+                "Write a model that transformers loads, or the adapters alone as PEFT loads them",
+            )
+            .conflicts_with("from"),
+        )
         .arg(choice("from", &["hf"], "Read a model that transformers saved").required_unless_present("to"))
-        .arg(choice("dtype", &["f32", "bf16", "f16"], "Type of the weights that --to hf writes [default: f32]"))
+        .arg(choice("dtype", &["f32", "bf16", "f16"], "Type of the weights that --to writes [default: f32]"))
         .arg(positional(
             "SOURCE",
             "Folder with weights: a checkpoint, a folder of checkpoints (the newest is taken), or a Hugging Face model",
@@ -36,9 +43,10 @@ pub(super) fn command() -> Command {
 
 pub(super) fn request(matches: &ArgMatches) -> ConvertRequest {
     let folder = |name: &str| PathBuf::from(text(matches, name).unwrap_or_default());
-    let dtype = text(matches, "dtype").unwrap_or("f32".into());
-    let direction = match text(matches, "to") {
-        Some(_) => Direction::ToHuggingFace(DataType::from_option(&dtype)),
+    let dtype = DataType::from_option(&text(matches, "dtype").unwrap_or("f32".into()));
+    let direction = match text(matches, "to").as_deref() {
+        Some("peft") => Direction::ToPeft(dtype),
+        Some(_) => Direction::ToHuggingFace(dtype),
         None => Direction::FromHuggingFace,
     };
     ConvertRequest { source: folder("SOURCE"), target: folder("TARGET"), direction }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use common::{UserError, nearest};
+use engine::model::{GptShape, is_adapter};
 use glob::Pattern;
 
 use crate::config::model_plan::ModelPlan;
@@ -15,16 +16,21 @@ pub struct FrozenNames {
 }
 
 impl FrozenNames {
-    /// The parameters of `model` whose names match any of the `patterns` of `optimizer.freeze`.
+    /// The parameters of `model` whose names match any of the `patterns` of `optimizer.freeze`. In a model with adapters also
+    /// all that belong to none.
     ///
     /// # Errors
     /// What is no pattern; a pattern that matches nothing; nothing left to train.
     pub(crate) fn new(patterns: &[String], model: &ModelPlan) -> Result<FrozenNames, UserError> {
-        if patterns.is_empty() {
+        let has_adapters = matches!(model, ModelPlan::Gpt(GptShape { lora: Some(_), .. }));
+        if patterns.is_empty() && !has_adapters {
             return Ok(FrozenNames::default());
         }
         let all: Vec<String> = model.architecture().specs.into_iter().map(|spec| spec.name).collect();
         let mut frozen = BTreeSet::new();
+        if has_adapters {
+            frozen.extend(all.iter().filter(|name| !is_adapter(name)).cloned());
+        }
         for text in patterns {
             let pattern = Pattern::new(text).map_err(|error| {
                 UserError::new(

@@ -12,6 +12,7 @@ pub mod freeze_plan;
 pub mod graph_plan;
 mod layers;
 pub mod learning_rate;
+pub mod lora_plan;
 pub mod megatron;
 pub mod model_name;
 pub mod model_plan;
@@ -32,8 +33,8 @@ mod watch;
 pub use layers::Layers;
 pub use sections::{
     Activation, AmaxAlgo, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice, GradReduce,
-    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, Normalization, OptimizerChoice,
-    OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, RecomputeConfig,
-    RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RunConfig, SyncDebugChoice, TrainConfig, VerifyMemory,
-    by_key,
+    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement, Normalization,
+    OptimizerChoice, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, QkNormOver,
+    RecomputeConfig, RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RopeScalingType, RunConfig,
+    SyncDebugChoice, TrainConfig, VerifyMemory, by_key,
 };

@@ -4,13 +4,16 @@ use common::UserError;
 use device::ops::NormKind;
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, FeedForward, GptShape, MlpShape, Position, Scaling, TensorParallel, gpt, gpt_part, mlp,
+    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, Scaling, TensorParallel, Windows,
+    gpt, gpt_part, mlp,
 };
 
 use crate::config::checks::{at_least, at_most, fits_f32, holdable, require, within};
 use crate::config::fp8_plan::fp8_plan;
+use crate::config::lora_plan::lora_plan;
 use crate::config::{
-    Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, RecomputeGranularity, ResidualInit, RunConfig,
+    self, Activation, Fp8Choice, ModelKind, Normalization, PositionEmbedding, QkNormOver, RecomputeGranularity,
+    ResidualInit, RopeScalingType, RunConfig,
 };
 
 /// Which model, with all sizes.
@@ -81,7 +84,7 @@ pub(crate) fn check_model_magnitudes(config: &RunConfig) -> Result<(), UserError
     model.rope_scaling.iter().try_for_each(|&value| fits_f32("model.rope_scaling", value))
 }
 
-fn is_dropout_rate(key: &str, value: f64) -> Result<(), UserError> {
+pub(super) fn is_dropout_rate(key: &str, value: f64) -> Result<(), UserError> {
     let is_rate = (0.0..1.0).contains(&value) && (value as f32) < 1.0;
     within(key, value, is_rate, "a dropout rate is in [0, 1), also as f32", "set it to 0 for none")
 }
@@ -136,7 +139,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     within("model.init_std", model.init_std, model.init_std > 0.0, "it is above 0", "set model.init_std = 0.02")?;
     let position = position(config)?;
     check_head_norms(config)?;
-    check_window(config)?;
+    let windows = windows(config)?;
     let feed_forward = match model.activation {
         Activation::Gelu => FeedForward::Gelu,
         Activation::SwiGlu => FeedForward::SwiGlu,
@@ -157,7 +160,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     let key = "train.z_loss_multiplier";
     within(key, z_loss, z_loss >= 0.0, "a multiplier is not negative", "set it to 1e-5, or 0 for no z-loss")?;
     fits_f32(key, z_loss)?;
-    Ok(GptShape {
+    let shape = GptShape {
         layers: model.layers,
         hidden,
         heads: model.heads,
@@ -170,16 +173,25 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         batch,
         tied: model.tie_embeddings,
         attention: model.attention,
+        windows,
         norm: match model.norm {
             Normalization::LayerNorm => NormKind::Layer,
             Normalization::RmsNorm => NormKind::Rms,
+        },
+        norm_placement: match model.norm_placement {
+            config::NormPlacement::Pre => NormPlacement::Pre,
+            config::NormPlacement::Post => NormPlacement::Post,
+            config::NormPlacement::Sandwich => NormPlacement::Sandwich,
         },
         norm_eps: model.norm_eps,
         feed_forward,
         position,
         bias: model.bias,
         qkv_bias: model.qkv_bias,
-        qk_norm: model.qk_norm && model.attention,
+        qk_norm: (model.qk_norm && model.attention).then_some(match model.qk_norm_over {
+            QkNormOver::EachHead => QkNorm::EachHead,
+            QkNormOver::AllHeads => QkNorm::AllHeads,
+        }),
         init_std: model.init_std,
         scaled_residual_init: model.residual_init == ResidualInit::Scaled,
         hidden_dropout: model.hidden_dropout,
@@ -190,7 +202,9 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         seed: config.train.seed,
         precision: config.precision.compute,
         fp8: fp8_plan(config, ffn, kv_heads, head_dim)?,
-    })
+        lora: None,
+    };
+    Ok(GptShape { lora: lora_plan(config, &shape)?, ..shape })
 }
 
 /// Checks that no size is 0 and that heads divide what they share; returns the number of key and value heads.
@@ -248,7 +262,8 @@ fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
             "set model.norm = \"rmsnorm\", or model.qk_norm = false",
         )
     })?;
-    require(head_dim.is_multiple_of(2) && head_dim <= MOST_NORMED, || {
+    let each_head = model.qk_norm_over == QkNormOver::EachHead;
+    require(!each_head || (head_dim.is_multiple_of(2) && head_dim <= MOST_NORMED), || {
         let even = head_dim.min(MOST_NORMED).next_multiple_of(2);
         UserError::new(
             format!("model.qk_norm = true with {head_dim} channels of a head"),
@@ -258,18 +273,22 @@ fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
     })
 }
 
-/// Fails on a window that is shorter than a sequence: attention sees all tokens before.
-fn check_window(config: &RunConfig) -> Result<(), UserError> {
+/// In which blocks a token does not see all tokens before it.
+fn windows(config: &RunConfig) -> Result<Option<Windows>, UserError> {
     let model = &config.model;
-    let Some(window) = model.sliding_window else { return Ok(()) };
-    at_least("model.sliding_window", window, 1)?;
-    require(window >= model.seq_length || !model.attention, || {
+    let pattern = &model.window_pattern;
+    require(pattern.iter().all(|&has| has <= 1), || {
         UserError::new(
-            format!("model.sliding_window = {window} with model.seq_length = {}", model.seq_length),
-            "attention sees all tokens before: windows shorter than a sequence are not there yet",
-            format!("set model.seq_length = {window}"),
+            format!("model.window_pattern = {pattern:?}"),
+            "it has 1 for a block with a window and 0 for one without",
+            "set model.window_pattern = [1, 0] for every other block, or [] for all",
         )
-    })
+    })?;
+    let Some(tokens) = model.sliding_window else { return Ok(None) };
+    at_least("model.sliding_window", tokens, 1)?;
+    let has_window = model.attention && (pattern.is_empty() || pattern.contains(&1));
+    let pattern = pattern.iter().map(|&has| has == 1).collect();
+    Ok(has_window.then_some(Windows { tokens, pattern }))
 }
 
 /// The number of pieces in which the loss is computed: as asked for, or the fewest that keep a piece's logits within 1 GiB.
@@ -313,20 +332,42 @@ fn position(config: &RunConfig) -> Result<Position, UserError> {
     })?;
     let base = model.rope_base;
     within("model.rope_base", base, base > 1.0, "it is above 1", "set model.rope_base = 10000")?;
-    let scaling = match model.rope_scaling[..] {
-        [] => None,
-        [factor, low, high, original_context]
+    let scaling = scaling(config)?;
+    Ok(Position::Rotary { base, scaling })
+}
+
+/// How rotary frequencies are lowered.
+fn scaling(config: &RunConfig) -> Result<Option<Scaling>, UserError> {
+    let (kind, numbers) = (config.model.rope_scaling_type, &config.model.rope_scaling[..]);
+    let refuse = |rule: &str, fix: &str| {
+        let what = format!("model.rope_scaling = {numbers:?} with model.rope_scaling_type = \"{kind}\"");
+        Err(UserError::new(what, rule, format!("set model.rope_scaling = {fix}, or []")))
+    };
+    match (kind, numbers) {
+        (_, []) => Ok(None),
+        (RopeScalingType::Llama3, &[factor, low, high, original_context])
             if factor >= 1.0 && low > 0.0 && high > low && original_context >= 1.0 =>
         {
-            Some(Scaling { factor, low, high, original_context })
+            Ok(Some(Scaling::Llama3 { factor, low, high, original_context }))
         }
-        _ => {
-            return Err(UserError::new(
-                format!("model.rope_scaling = {:?}", model.rope_scaling),
-                "it is empty, or [factor >= 1, low > 0, high > low, original context >= 1]",
-                "set model.rope_scaling = [8, 1, 4, 8192] as Llama 3.1 has it, or []",
-            ));
+        (RopeScalingType::Llama3, _) => refuse(
+            "it is empty, or [factor >= 1, low > 0, high > low, original context >= 1]",
+            "[8, 1, 4, 8192] as Llama 3.1 has it",
+        ),
+        (RopeScalingType::Yarn, &[factor, original_context, beta_fast, beta_slow, attention_factor])
+            if factor >= 1.0
+                && original_context >= 1.0
+                && beta_slow > 0.0
+                && beta_fast >= beta_slow
+                && attention_factor > 0.0 =>
+        {
+            Ok(Some(Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor }))
         }
-    };
-    Ok(Position::Rotary { base, scaling })
+        (RopeScalingType::Yarn, _) => refuse(
+            "it is empty, or [factor >= 1, original context >= 1, beta fast >= beta slow, beta slow > 0, attention factor > 0]",
+            "[4, 32768, 32, 1, 1.1386294361119891] as Qwen2.5 has it",
+        ),
+        (RopeScalingType::Linear, &[factor]) if factor >= 1.0 => Ok(Some(Scaling::Linear { factor })),
+        (RopeScalingType::Linear, _) => refuse("it is empty, or [factor >= 1]", "[8]"),
+    }
 }

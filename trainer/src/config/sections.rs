@@ -75,20 +75,28 @@ section!(ModelConfig {
     seq_length: usize,
     attention: bool,
     sliding_window: Option<usize>,
+    window_pattern: Vec<usize>,
     norm: Normalization,
     norm_eps: f64,
+    norm_placement: NormPlacement,
     activation: Activation,
     position: PositionEmbedding,
     rope_base: f64,
     rope_scaling: Vec<f64>,
+    rope_scaling_type: RopeScalingType,
     bias: bool,
     qkv_bias: bool,
     qk_norm: bool,
+    qk_norm_over: QkNormOver,
     init_std: f64,
     residual_init: ResidualInit,
     tie_embeddings: bool,
     hidden_dropout: f64,
     attention_dropout: f64,
+    lora_rank: usize,
+    lora_alpha: f64,
+    lora_dropout: f64,
+    lora_target_modules: Vec<String>,
     loss_pieces: Option<usize>,
     layer_sizes: Vec<usize>,
     dropouts: Vec<f64>,
@@ -115,12 +123,46 @@ choice! {
 }
 
 choice! {
+    /// Where blocks have norms.
+    pub enum NormPlacement {
+        /// Before attention and feed-forward.
+        Pre = "pre",
+        /// After each of them, before the sum with the residual stream.
+        Post = "post",
+        /// Before and after.
+        Sandwich = "sandwich",
+    }
+}
+
+choice! {
+    /// What queries and keys are normalised over.
+    pub enum QkNormOver {
+        /// Each head by itself.
+        EachHead = "each_head",
+        /// All query heads together, and all key heads.
+        AllHeads = "all_heads",
+    }
+}
+
+choice! {
     /// The non-linearity of the feed-forward layer.
     pub enum Activation {
         /// GELU in its tanh form.
         Gelu = "gelu",
         /// SwiGLU, which has a third matrix.
         SwiGlu = "swiglu",
+    }
+}
+
+choice! {
+    /// How rotary frequencies are lowered for contexts longer than the first one.
+    pub enum RopeScalingType {
+        /// Llama 3.1's: long wavelengths alone.
+        Llama3 = "llama3",
+        /// YaRN: by the turns over the original context, and a factor of queries and keys.
+        Yarn = "yarn",
+        /// All by the same factor.
+        Linear = "linear",
     }
 }
 

@@ -54,6 +54,15 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         format!("cuda_graph.verify_memory = \"{}\"", graph.verify_memory),
         "with cuda_graph.verify = 0 (--verify-cuda-graph) no step is verified",
     );
+    let targets = format!("{:?}", model.lora_target_modules);
+    for (key, is_default, value) in [
+        ("model.lora_alpha", is_default_number("model.lora_alpha", model.lora_alpha), model.lora_alpha.to_string()),
+        ("model.lora_dropout", model.lora_dropout == 0.0, model.lora_dropout.to_string()),
+        ("model.lora_target_modules", is_default("model.lora_target_modules", &targets), targets),
+    ] {
+        let why = "without model.lora_rank (--lora-rank) there are no adapters";
+        tell(model.lora_rank == 0 && !is_default, format!("{key} = {value}"), why);
+    }
     let decay = format!("optimizer.decay_steps = {}", optimizer.decay_steps);
     let is_wsd = optimizer.schedule == DecayStyle::Wsd;
     tell(

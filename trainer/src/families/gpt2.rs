@@ -2,7 +2,7 @@
 
 use common::UserError;
 use device::ops::NormKind;
-use engine::model::{FeedForward, GptShape, Position};
+use engine::model::{FeedForward, GptShape, NormPlacement, Position};
 use serde_json::{Value as Json, json};
 use toml::Value;
 
@@ -73,6 +73,8 @@ impl HuggingFace for Gpt2Files {
     fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)> {
         vec![
             (shape.attention, "model.attention = false"),
+            (shape.windows.is_none(), "model.sliding_window"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
             (shape.norm == NormKind::Layer, "a model.norm other than \"layernorm\""),
             (shape.feed_forward == FeedForward::Gelu, "a model.activation other than \"gelu\""),
             (shape.position == Position::Learned, "a model.position other than \"learned\""),

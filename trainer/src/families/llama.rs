@@ -1,7 +1,7 @@
 //! Llama (Touvron et al., 2023; Llama Team, 2024). `LlamaForCausalLM` in `transformers`.
 
 use common::UserError;
-use engine::model::GptShape;
+use engine::model::{GptShape, NormPlacement};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
@@ -89,7 +89,7 @@ const SIZES: &[Size] = &[
     },
 ];
 
-pub(super) struct LlamaFiles;
+struct LlamaFiles;
 
 /// What is absent in files of the first Llama.
 const ABSENT: Absent = Absent { kv_heads: None, head_dim: None, context: 2048 };
@@ -103,13 +103,15 @@ impl HuggingFace for LlamaFiles {
         let mut all = llama_files::requirements(shape);
         all.extend([
             (shape.bias || !shape.qkv_bias, "model.qkv_bias = true with model.bias = false"),
-            (!shape.qk_norm, "model.qk_norm = true"),
+            (shape.qk_norm.is_none(), "model.qk_norm = true"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
+            (shape.windows.is_none(), "model.sliding_window"),
         ]);
         all
     }
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
-        let mut options = llama_files::options(config, &ABSENT, None)?;
+        let mut options = llama_files::options(config, &ABSENT)?;
         let bias = config.flag_or("attention_bias", false)?;
         if config.flag_or("mlp_bias", false)? != bias {
             return Err(config.refuse("mlp_bias", "it is as attention_bias"));

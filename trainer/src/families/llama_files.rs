@@ -9,6 +9,7 @@ use toml::Value;
 
 use super::config_json::ConfigJson;
 use super::family::{FileTensor, ModelOptions, TensorNames};
+use super::rope;
 
 /// The largest context taken from a `config.json`. Its `max_position_embeddings`, up to 131072, is what the context can be
 /// extended to, not what a training step holds.
@@ -34,16 +35,11 @@ pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
     ]
 }
 
-/// The options that all these families have in a `config.json`, without biases and norms of heads. `window` is the number of
-/// tokens that attention sees, if it does not see all.
+/// The options that all these families have in a `config.json`, without biases, norms of heads and windows.
 ///
 /// # Errors
 /// A value that the trainer cannot compute with.
-pub(super) fn options(
-    config: &ConfigJson<'_>,
-    absent: &Absent,
-    window: Option<i64>,
-) -> Result<ModelOptions, UserError> {
+pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelOptions, UserError> {
     config.is_known("hidden_act", &[json!("silu"), json!("swish")])?;
     let (hidden, heads) = (config.whole("hidden_size")?, config.whole("num_attention_heads")?);
     let default =
@@ -51,7 +47,6 @@ pub(super) fn options(
     let kv_heads = config.whole_or("num_key_value_heads", default("num_key_value_heads", absent.kv_heads, heads))?;
     let head_dim = config.whole_or("head_dim", default("head_dim", absent.head_dim, hidden / heads))?;
     let context = config.whole_or("max_position_embeddings", absent.context)?.min(LONGEST_CONTEXT);
-    let (rope_base, rope_scaling) = rope(config)?;
     let text = |word: &str| Value::String(word.into());
     let mut options = vec![
         ("model.kind", text("gpt")),
@@ -61,68 +56,28 @@ pub(super) fn options(
         ("model.kv_heads", kv_heads.into()),
         ("model.ffn", config.whole("intermediate_size")?.into()),
         ("model.vocab", config.whole("vocab_size")?.into()),
-        ("model.seq_length", context.min(window.unwrap_or(context)).into()),
+        ("model.seq_length", context.into()),
         ("model.attention", true.into()),
         ("model.norm", text("rmsnorm")),
         ("model.norm_eps", config.number_or("rms_norm_eps", 1e-6)?.into()),
         ("model.activation", text("swiglu")),
         ("model.position", text("rotary")),
-        ("model.rope_base", rope_base),
-        ("model.rope_scaling", rope_scaling),
         ("model.residual_init", text("plain")),
         ("model.tie_embeddings", config.flag_or("tie_word_embeddings", false)?.into()),
     ];
+    options.extend(rope::options(config)?);
     if head_dim * heads != hidden {
         options.push(("model.head_dim", head_dim.into()));
     }
-    options.extend(window.map(|window| ("model.sliding_window", window.into())));
     Ok(options)
-}
-
-/// `sliding_window`: the number of tokens that attention sees, or `None` for all. `transformers` takes 4096 where the key is
-/// absent.
-///
-/// # Errors
-/// Another value.
-pub(super) fn sliding_window(config: &ConfigJson<'_>) -> Result<Option<i64>, UserError> {
-    match config.get("sliding_window").is_null() && config.has("sliding_window") {
-        true => Ok(None),
-        false => config.whole_or("sliding_window", 4096).map(Some),
-    }
-}
-
-/// The window of a family whose files say whether it is used, and in which layers. It counts if any layer may use it.
-///
-/// # Errors
-/// A layer of another kind, or with a window that is not used.
-pub(super) fn optional_window(config: &ConfigJson<'_>) -> Result<Option<i64>, UserError> {
-    let is_used = config.flag_or("use_sliding_window", false)?;
-    let known: &[Json] =
-        if is_used { &[json!("full_attention"), json!("sliding_attention")] } else { &[json!("full_attention")] };
-    let layers = config.get("layer_types");
-    let all_known = layers.as_array().is_some_and(|layers| layers.iter().all(|layer| known.contains(layer)));
-    if !layers.is_null() && !all_known {
-        return Err(config.refuse(
-            "layer_types",
-            "all layers are \"full_attention\", or with use_sliding_window also \"sliding_attention\"",
-        ));
-    }
-    if is_used { sliding_window(config) } else { Ok(None) }
 }
 
 /// The keys of `config.json` that all these families have.
 pub(super) fn config_json(shape: &GptShape) -> serde_json::Map<String, Json> {
     let (base, scaling) = match shape.position {
-        Position::Rotary { base, scaling } => (json!(base), scaling),
-        _ => (Json::Null, None),
+        Position::Rotary { base, scaling } => (json!(base), rope::config_json(scaling)),
+        _ => (Json::Null, Json::Null),
     };
-    let scaling = scaling.map(|scaling| {
-        json!({
-            "rope_type": "llama3", "factor": scaling.factor, "low_freq_factor": scaling.low,
-            "high_freq_factor": scaling.high,
-            "original_max_position_embeddings": scaling.original_context as u64,
-        })
-    });
     let Json::Object(config) = json!({
         "hidden_act": "silu", "num_hidden_layers": shape.layers, "hidden_size": shape.hidden,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim(),
@@ -139,7 +94,7 @@ pub(super) const TENSORS: TensorNames =
     TensorNames { prefix: "model.", transposes_linear_layers: false, of: tensors, is_leftover };
 
 /// The tensors that hold one of our parameters: queries, keys and values, and gate and up, are tensors of their own.
-fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
+pub(super) fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
     let Some((block, inner)) = parameter.strip_prefix("h.").and_then(|rest| rest.split_once('.')) else {
         return FileTensor::whole(match parameter {
             "wte.weight" => "model.embed_tokens.weight".into(),
@@ -167,34 +122,4 @@ fn tensors(shape: &GptShape, parameter: &str) -> Vec<FileTensor> {
 /// Whether a tensor is rotary frequencies, which older versions of `transformers` saved.
 fn is_leftover(tensor: &str) -> bool {
     tensor.ends_with(".rotary_emb.inv_freq")
-}
-
-/// `model.rope_base` and `model.rope_scaling` of a configuration. Version 5 of `transformers` has both in
-/// `rope_parameters`.
-fn rope(config: &ConfigJson<'_>) -> Result<(Value, Value), UserError> {
-    let parameters = config.get("rope_parameters");
-    let base = match &parameters["rope_theta"] {
-        Json::Null => config.number_or("rope_theta", 10_000.0)?,
-        base => base.as_f64().ok_or_else(|| config.refuse("rope_parameters", "its rope_theta is a number"))?,
-    };
-    let key = if parameters.is_object() { "rope_parameters" } else { "rope_scaling" };
-    Ok((base.into(), rope_scaling(config, key)?))
-}
-
-/// Llama 3.1's scaling, or an empty list for none.
-fn rope_scaling(config: &ConfigJson<'_>, key: &str) -> Result<Value, UserError> {
-    let scaling = config.get(key);
-    let kind = scaling["rope_type"].as_str().or_else(|| scaling["type"].as_str());
-    match kind {
-        None if scaling.is_null() => return Ok(Value::Array(vec![])),
-        Some("default") => return Ok(Value::Array(vec![])),
-        Some("llama3") => {}
-        _ => return Err(config.refuse(key, "its rope_type is \"llama3\", or it has none")),
-    }
-    let keys = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
-    let numbers: Vec<Value> = keys.iter().filter_map(|key| scaling[key].as_f64()).map(Value::Float).collect();
-    if numbers.len() == keys.len() {
-        return Ok(Value::Array(numbers));
-    }
-    Err(config.refuse(key, &format!("it has the numbers {}", keys.join(", "))))
 }

@@ -1,15 +1,15 @@
-//! Mistral (Jiang et al., 2023). `MistralForCausalLM` in `transformers`. It computes as a Llama without biases does, apart from
-//! a window of attention in its first version.
+//! Mistral (Jiang et al., 2023). `MistralForCausalLM` in `transformers`. It computes as a Llama without biases does, apart
+//! from a window of attention in its first version.
 
 use common::UserError;
-use engine::model::GptShape;
-use serde_json::Value as Json;
+use engine::model::{GptShape, NormPlacement};
+use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
 use super::family::{HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
-use super::llama::LlamaFiles;
 use super::llama_files::{self, Absent};
 use super::training::large;
+use super::windows;
 
 /// The family.
 pub const MISTRAL: ModelFamily = ModelFamily {
@@ -70,21 +70,30 @@ impl HuggingFace for MistralFiles {
     }
 
     fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)> {
-        let mut all = LlamaFiles.requirements(shape);
-        all.push((!shape.bias, "model.bias = true"));
+        let mut all = llama_files::requirements(shape);
+        all.extend([
+            (!shape.bias, "model.bias = true"),
+            (!shape.qkv_bias, "model.qkv_bias = true"),
+            (shape.qk_norm.is_none(), "model.qk_norm = true"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
+            (windows::are_in_all_blocks_or_none(shape), "a model.window_pattern"),
+        ]);
         all
     }
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
-        let window = llama_files::sliding_window(config)?;
-        let mut options = llama_files::options(config, &ABSENT, window)?;
+        let mut options = llama_files::options(config, &ABSENT)?;
+        options.extend(windows::options(windows::sliding_window(config, 4096)?, &[true]));
         options.push(("model.bias", false.into()));
         Ok(options)
     }
 
-    /// A Llama's, which computes the same.
     fn config_json(&self, shape: &GptShape) -> Json {
-        LlamaFiles.config_json(shape)
+        let mut config = llama_files::config_json(shape);
+        config.insert("architectures".into(), json!(["MistralForCausalLM"]));
+        config.insert("model_type".into(), json!("mistral"));
+        config.insert("sliding_window".into(), windows::tokens(shape));
+        config.into()
     }
 
     fn tensors(&self) -> &'static TensorNames {

@@ -15,10 +15,13 @@ mod llama;
 mod llama_files;
 mod mistral;
 mod mlp;
+mod olmo2;
 mod preset;
 mod qwen2;
 mod qwen3;
+mod rope;
 mod training;
+mod windows;
 
 use common::UserError;
 use engine::model::GptShape;
@@ -30,7 +33,7 @@ pub use preset::Preset;
 
 /// All families. Where several have a shape, the first is what a model of it is exported as.
 pub const FAMILIES: &[ModelFamily] =
-    &[gpt2::GPT2, llama::LLAMA, mistral::MISTRAL, qwen2::QWEN2, qwen3::QWEN3, mlp::MLP];
+    &[gpt2::GPT2, llama::LLAMA, mistral::MISTRAL, qwen2::QWEN2, qwen3::QWEN3, olmo2::OLMO2, mlp::MLP];
 
 /// The families that `transformers` has, with their names.
 fn hugging_face() -> impl Iterator<Item = (&'static str, &'static dyn HuggingFace)> {
@@ -119,9 +122,13 @@ mod tests {
     fn a_shape_is_of_the_family_whose_choices_it_has_or_differs_from_the_nearest_by_named_options() {
         assert_eq!(family("preset = \"tiny\""), Ok("gpt2"));
         assert_eq!(family("preset = \"tiny-llama\"\nbias = true\ntie_embeddings = true"), Ok("llama"));
-        for (preset, kind) in
-            [("mistral-nemo-12b", "llama"), ("llama-3b", "llama"), ("qwen2.5-0.5b", "qwen2"), ("qwen3-0.6b", "qwen3")]
-        {
+        for (preset, kind) in [
+            ("mistral-nemo-12b", "llama"),
+            ("llama-3b", "llama"),
+            ("qwen2.5-0.5b", "qwen2"),
+            ("qwen3-0.6b", "qwen3"),
+            ("olmo2-7b", "olmo2"),
+        ] {
             assert_eq!(family(&format!("preset = {preset:?}")), Ok(kind));
         }
         assert_eq!(family("preset = \"qwen3-8b\"\nqkv_bias = true"), Err("model.qk_norm = true".into()));
@@ -138,7 +145,7 @@ mod tests {
 
     #[test]
     fn the_tensors_of_a_family_have_each_row_of_a_parameter_once() {
-        for preset in ["tiny", "tiny-llama", "mistral-nemo-12b", "qwen2.5-0.5b", "qwen3-0.6b"] {
+        for preset in ["tiny", "tiny-llama", "mistral-nemo-12b", "qwen2.5-0.5b", "qwen3-0.6b", "olmo2-32b"] {
             let mut layers = Layers::default();
             layers.set("model.preset", preset, "test").unwrap();
             let ModelPlan::Gpt(shape) = model_plan(&layers.resolve()).unwrap() else { panic!("not a gpt") };

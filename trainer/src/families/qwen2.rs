@@ -2,13 +2,14 @@
 //! `transformers`.
 
 use common::UserError;
-use engine::model::GptShape;
+use engine::model::{GptShape, NormPlacement};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
 use super::family::{HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 use super::llama_files::{self, Absent};
 use super::training::large;
+use super::windows;
 
 /// The family.
 pub const QWEN2: ModelFamily = ModelFamily {
@@ -88,14 +89,15 @@ impl HuggingFace for Qwen2Files {
         all.extend([
             (!shape.bias, "model.bias = true"),
             (shape.qkv_bias, "model.qkv_bias = false"),
-            (!shape.qk_norm, "model.qk_norm = true"),
+            (shape.qk_norm.is_none(), "model.qk_norm = true"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
         ]);
         all
     }
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
-        let window = llama_files::optional_window(config)?;
-        let mut options = llama_files::options(config, &ABSENT, window)?;
+        let mut options = llama_files::options(config, &ABSENT)?;
+        options.extend(windows::optional(config)?);
         options.extend([("model.bias", false.into()), ("model.qkv_bias", true.into())]);
         Ok(options)
     }
@@ -104,7 +106,9 @@ impl HuggingFace for Qwen2Files {
         let mut config = llama_files::config_json(shape);
         config.insert("architectures".into(), json!(["Qwen2ForCausalLM"]));
         config.insert("model_type".into(), json!("qwen2"));
-        config.insert("use_sliding_window".into(), json!(false));
+        config.insert("use_sliding_window".into(), json!(shape.windows.is_some()));
+        config.insert("sliding_window".into(), windows::tokens(shape));
+        config.insert("layer_types".into(), windows::layer_types(shape));
         config.into()
     }
 

@@ -2,13 +2,14 @@
 //! `transformers`.
 
 use common::UserError;
-use engine::model::GptShape;
+use engine::model::{GptShape, NormPlacement, QkNorm};
 use serde_json::{Value as Json, json};
 
 use super::config_json::ConfigJson;
 use super::family::{HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
 use super::llama_files::{self, Absent};
 use super::training::large;
+use super::windows;
 
 /// The family.
 pub const QWEN3: ModelFamily = ModelFamily {
@@ -106,15 +107,16 @@ impl HuggingFace for Qwen3Files {
         all.extend([
             (!shape.bias, "model.bias = true"),
             (!shape.qkv_bias, "model.qkv_bias = true"),
-            (shape.qk_norm, "model.qk_norm = false"),
+            (shape.qk_norm == Some(QkNorm::EachHead), "no model.qk_norm over each head"),
+            (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
         ]);
         all
     }
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
         config.is_known("attention_bias", &[json!(false)])?;
-        let window = llama_files::optional_window(config)?;
-        let mut options = llama_files::options(config, &ABSENT, window)?;
+        let mut options = llama_files::options(config, &ABSENT)?;
+        options.extend(windows::optional(config)?);
         options.extend([("model.bias", false.into()), ("model.qk_norm", true.into())]);
         Ok(options)
     }
@@ -124,7 +126,9 @@ impl HuggingFace for Qwen3Files {
         config.insert("architectures".into(), json!(["Qwen3ForCausalLM"]));
         config.insert("model_type".into(), json!("qwen3"));
         config.insert("attention_bias".into(), json!(false));
-        config.insert("use_sliding_window".into(), json!(false));
+        config.insert("use_sliding_window".into(), json!(shape.windows.is_some()));
+        config.insert("sliding_window".into(), windows::tokens(shape));
+        config.insert("layer_types".into(), windows::layer_types(shape));
         config.into()
     }
 

@@ -8,11 +8,13 @@ use data::{TOKENIZER_JSON, Tokenizer, TokenizerCopy};
 use engine::model::GptShape;
 use serde_json::{Value as Json, json};
 
+use super::adapters::{self, ADAPTER_FILE};
 use super::data_type::DataType;
 use super::names::{Entry, Naming, entries};
 use super::pretrained::Pretrained;
 use super::read::WeightFolder;
 use super::write::{not_written, write};
+use crate::config::Layers;
 use crate::config::model_plan::{ModelPlan, model_plan};
 use crate::error::RunError;
 use crate::families::{self, HuggingFace};
@@ -23,8 +25,10 @@ const SHARD_BYTES: usize = 5_000_000_000;
 /// The direction of [`convert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// To a folder that `transformers` loads, with values of this type.
+    /// To a folder that `transformers` loads, with values of this type. Adapters are merged into the weights.
     ToHuggingFace(DataType),
+    /// The adapters alone, to a folder that PEFT loads, with values of this type.
+    ToPeft(DataType),
     /// To a folder that `model.init_from` takes.
     FromHuggingFace,
 }
@@ -42,7 +46,7 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         let (has, fix) = if theirs { ("config.json", "--from hf") } else { ("config.toml", "--to hf") };
         return Err(UserError::new(
             format!("{} has a {has}", source.display()),
-            "--to hf takes our weights, --from hf a Hugging Face model",
+            "--to hf and --to peft take our weights, --from hf a Hugging Face model",
             format!("use {fix}"),
         )
         .into());
@@ -52,13 +56,13 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
         return Err(no_family(source, "model.kind = \"mlp\"").into());
     };
     let (naming, dtype) = match direction {
-        Direction::ToHuggingFace(dtype) => {
+        Direction::ToHuggingFace(dtype) | Direction::ToPeft(dtype) => {
             let family = families::of_shape(&shape).map_err(|options| no_family(source, &options))?;
             (Naming::Family(family), dtype)
         }
         Direction::FromHuggingFace => (Naming::Ours, DataType::F32),
     };
-    for name in ["model.safetensors", "model.safetensors.index.json"] {
+    for name in ["model.safetensors", "model.safetensors.index.json", ADAPTER_FILE] {
         if target.join(name).exists() {
             return Err(UserError::new(
                 format!("{} has a {name}", target.display()),
@@ -68,21 +72,49 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
             .into());
         }
     }
-    let (from, to) = (entries(&shape, pretrained.naming), entries(&shape, naming));
     let weights = WeightFolder::open(source, pretrained.naming)?;
-    weights.all_used(&from)?;
-    std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error))?;
-    write(target, &to, dtype, SHARD_BYTES, &|index| weights.parameter(&from[index]))?;
+    weights.all_used(&entries(&shape, pretrained.naming))?;
+    let create = || std::fs::create_dir_all(target).map_err(|error| unwritable(target, &error));
+    if let (Direction::ToPeft(_), Naming::Family(family)) = (direction, naming) {
+        let Some(lora) = &shape.lora else { return Err(no_adapters(source).into()) };
+        let base = base_model(source);
+        create()?;
+        let to = adapters::write_peft(target, &weights, (&shape, lora), family, dtype, base.as_deref())?;
+        return Ok(summary(target, &to));
+    }
+    let base = GptShape { lora: None, ..shape.clone() };
+    let (from, to) = (entries(&base, pretrained.naming), entries(&base, naming));
+    create()?;
+    write((target, "model"), &to, dtype, SHARD_BYTES, &|index| {
+        let values = weights.parameter(&from[index])?;
+        adapters::merged(values, &from[index], &weights, &shape)
+    })?;
     let tokenizer = tokenizer(&pretrained)?;
     write_config(target, &pretrained, &shape, naming, dtype, tokenizer.as_ref())?;
     tokenizer.as_ref().map_or(Ok(()), |tokenizer| write_tokenizer(target, tokenizer, &shape, naming))?;
-    let parameters: usize = to.iter().map(|entry: &Entry| entry.shape.iter().product::<usize>()).sum();
-    Ok(format!(
-        "{}: {} in {}",
-        target.display(),
-        counted(parameters, "parameter"),
-        counted(to.iter().map(|e| e.parts.len()).sum(), "tensor")
-    ))
+    Ok(summary(target, &to))
+}
+
+/// A line about what was written.
+fn summary(target: &Path, written: &[Entry]) -> String {
+    let parameters: usize = written.iter().map(|entry| entry.shape.iter().product::<usize>()).sum();
+    let tensors = written.iter().map(|entry| entry.parts.len()).sum();
+    format!("{}: {} in {}", target.display(), counted(parameters, "parameter"), counted(tensors, "tensor"))
+}
+
+/// The model that the adapters of a checkpoint were trained on, if it was read from a folder.
+fn base_model(checkpoint: &Path) -> Option<String> {
+    let mut layers = Layers::default();
+    layers.read_file(&checkpoint.join("config.toml")).ok()?;
+    layers.resolve().model.init_from
+}
+
+fn no_adapters(source: &Path) -> UserError {
+    UserError::new(
+        format!("the model of {} has no adapters", source.display()),
+        "--to peft writes the adapters that a run with --lora-rank trained",
+        "use --to hf, which writes the whole model",
+    )
 }
 
 fn write_config(

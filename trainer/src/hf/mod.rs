@@ -4,6 +4,7 @@
 //! in memory. What a family's files are like is said in [`crate::families`]; `names.rs` applies it to all parameters of a
 //! model.
 
+mod adapters;
 mod convert;
 mod data_type;
 mod names;

@@ -37,8 +37,11 @@ pub struct Entry {
     pub transposed: bool,
 }
 
-/// All parameters of a shape, in their order, with the tensors that hold them in files of that naming.
+/// All parameters of a shape, in their order, with the tensors that hold them in files of that naming. A family's files have no
+/// adapters.
 pub fn entries(shape: &GptShape, naming: Naming) -> Vec<Entry> {
+    let has_adapters = matches!(naming, Naming::Ours);
+    let shape = &GptShape { lora: shape.lora.clone().filter(|_| has_adapters), ..shape.clone() };
     let entry = |name: String, sizes: Vec<usize>| {
         let tensors = match naming {
             Naming::Ours => FileTensor::whole(name.clone()),

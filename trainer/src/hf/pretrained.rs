@@ -71,12 +71,19 @@ impl Pretrained {
         &self.options
     }
 
-    /// Fills parameters of a model of that shape.
+    /// Whether the folder has adapters besides the model.
+    fn has_adapters(&self) -> bool {
+        let rank = self.options.iter().find(|(key, _)| *key == "model.lora_rank");
+        rank.and_then(|(_, rank)| rank.as_integer()).is_some_and(|rank| rank > 0)
+    }
+
+    /// Fills parameters of a model of that shape. Adapters that the folder does not have keep their first values.
     ///
     /// # Errors
     /// Weights that are missing, broken, or do not fit.
     pub fn load(&self, shape: &GptShape, params: &Params, device: &Device) -> Result<(), LoadError> {
-        let entries = entries(shape, self.naming);
+        let lora = shape.lora.clone().filter(|_| self.has_adapters());
+        let entries = entries(&GptShape { lora, ..shape.clone() }, self.naming);
         let weights = WeightFolder::open(&self.folder, self.naming)?;
         weights.all_used(&entries)?;
         for entry in &entries {

@@ -17,14 +17,15 @@ struct Target<'e> {
     shape: Vec<usize>,
 }
 
-/// Writes all parts of all entries to `folder`, in files of at most `shard_bytes` unless a single tensor is larger.
+/// Writes all parts of all entries to `folder`, in files of at most `shard_bytes` unless a single tensor is larger. Their
+/// names begin with `stem`.
 /// `parameter` returns the values of the entry with that number. One tensor at a time is in memory, so a parameter of
 /// several parts is read once for each.
 ///
 /// # Errors
 /// What `parameter` returns, or a file that cannot be written.
 pub(super) fn write(
-    folder: &Path,
+    (folder, stem): (&Path, &str),
     entries: &[Entry],
     dtype: DataType,
     shard_bytes: usize,
@@ -56,8 +57,8 @@ pub(super) fn write(
     let mut weight_map = serde_json::Map::new();
     for (number, shard) in shards.iter().enumerate() {
         let name = match count {
-            1 => "model.safetensors".to_string(),
-            _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+            1 => format!("{stem}.safetensors"),
+            _ => format!("{stem}-{:05}-of-{count:05}.safetensors", number + 1),
         };
         for target in shard {
             weight_map.insert(target.part.name.clone(), name.clone().into());
@@ -75,7 +76,7 @@ pub(super) fn write(
     }
     if count > 1 {
         let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
-        let path = folder.join("model.safetensors.index.json");
+        let path = folder.join(format!("{stem}.safetensors.index.json"));
         std::fs::write(&path, format!("{index:#}\n")).map_err(not_written(&path))?;
     }
     Ok(())

@@ -31,7 +31,7 @@ pub fn summary(
     let parameters = count(plan.size.parameters as f64);
     let tokens = plan.batch.samples_of(plan.steps) as f64 * plan.size.losses_per_sample as f64;
     let mut rows = vec![
-        ("model", format!("{model}, {parameters} parameters")),
+        ("model", format!("{model}, {parameters} parameters{}", adapters(config))),
         ("data", source.describe()),
         ("batch", batch(plan)),
         ("steps", format!("{}, {} tokens", plan.steps, count(tokens))),
@@ -70,6 +70,14 @@ fn batch(plan: &RunPlan) -> String {
         batch.micro,
         count(plan.tokens_per_step() as f64)
     )
+}
+
+/// Which adapters the model has, if it has any.
+fn adapters(config: &RunConfig) -> String {
+    match config.model.lora_rank {
+        0 => String::new(),
+        rank => format!(", adapters of rank {rank}"),
+    }
 }
 
 /// How layers multiply in 8 bits, if they do.

@@ -19,13 +19,13 @@ use trainer::process_group::ProcessGroup;
 use trainer::run::set_up::{load_start, stage};
 
 /// Plans a run from a command line.
-fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {
+pub fn plan(flags: &[&str]) -> Result<RunPlan, UserError> {
     let fixed = ["trainer", "--micro-batch-size", "2", "--global-batch-size", "2", "--eval-interval", "1"];
     let Request::Train(request) = parse(fixed.iter().chain(flags).map(Into::into))? else { panic!("not a run") };
     RunPlan::new(request.config, 1)
 }
 
-fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
+pub fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
     let device = Device::host(HostOptions { threads: 1, check: true, dry: false })?;
     let group = ProcessGroup::single(1);
     let stage = stage(plan, &device, &group)?;
@@ -33,18 +33,18 @@ fn stage_of(plan: &RunPlan) -> Result<(Device, Stage), RunError> {
     Ok((device, stage))
 }
 
-fn python(action: &str, folder: &Path) {
+pub fn python(script: &str, action: &str, folder: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = std::env::var_os("PARITY_PYTHON")
         .map_or_else(|| root.parent().unwrap().join(".venv/bin/python"), PathBuf::from);
-    let output = Command::new(&python).arg(root.join("tests/hf/models.py")).arg(action).arg(folder).output();
+    let output = Command::new(&python).arg(root.join("tests/hf").join(script)).arg(action).arg(folder).output();
     let output = output.unwrap_or_else(|e| panic!("{} cannot be started ({e}): run `./x test`", python.display()));
     assert!(output.status.success(), "{action}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Logits after each token, of a model read from `folder`: all but the last as a token at a time is read through the
 /// cache, the last as the text is read at once. `(tokens, vocab)`.
-fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
+pub fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
     let plan = plan(&["--init-from", folder.to_str().unwrap()]).unwrap();
     let ModelPlan::Gpt(shape) = plan.model else { panic!("not a gpt") };
     let shape = GptShape { batch: 1, ..shape };
@@ -64,7 +64,7 @@ fn logits(folder: &Path, tokens: &[i32]) -> Vec<f32> {
 fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same_bytes() {
     let folder = TempDir::new().unwrap();
     let at = |name: String| folder.path().join(name);
-    python("make", folder.path());
+    python("models.py", "make", folder.path());
     for (name, dtype) in [
         ("gpt2", DataType::F32),
         ("gpt2-untied", DataType::F16),
@@ -72,10 +72,15 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         ("llama-sharded", DataType::Bf16),
         ("llama-wide", DataType::F32),
         ("mistral", DataType::F32),
+        ("mistral-full", DataType::F32),
         ("qwen2", DataType::F32),
         ("qwen2-tied", DataType::F16),
+        ("qwen2-yarn", DataType::F32),
+        ("llama-linear", DataType::F32),
         ("qwen3", DataType::F32),
         ("qwen3-tied", DataType::Bf16),
+        ("olmo2", DataType::F32),
+        ("olmo2-tied", DataType::Bf16),
     ] {
         let (theirs, ours, back) = (at(name.into()), at(format!("{name}-ours")), at(format!("{name}-back")));
         convert(&theirs, &ours, Direction::FromHuggingFace).unwrap();
@@ -120,13 +125,18 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
             assert!((loss / wanted - 1.0).abs() < 1e-6, "{name}: loss {loss} here, {wanted} in transformers");
         }
     }
-    python("check", folder.path());
+    python("models.py", "check", folder.path());
 }
 
 /// A folder of ours with a model of its first weights, as `--preset` and flags make it.
 pub fn trained(folder: &Path, flags: &[&str]) {
     let plan = plan(flags).unwrap();
     let (device, stage) = stage_of(&plan).unwrap();
+    save(folder, &plan, &device, &stage);
+}
+
+/// Writes the model of a stage as a folder of ours.
+pub fn save(folder: &Path, plan: &RunPlan, device: &Device, stage: &Stage) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.toml"), toml::to_string(&plan.config).unwrap()).unwrap();
     let tensors: Vec<_> = stage
@@ -158,6 +168,7 @@ fn what_is_exported_and_imported_again_is_the_same_tensors() {
         ("mistral-7b", small.clone()),
         ("qwen2.5-0.5b", small.clone()),
         ("qwen3-8b", [&small[..], &["--head-dim", "12"]].concat()),
+        ("olmo2-7b", [&small[..], &["--head-dim", "12"]].concat()),
     ] {
         let folder = TempDir::new().unwrap();
         let [ours, theirs, back] = ["ours", "theirs", "back"].map(|name| folder.path().join(name));
@@ -339,31 +350,53 @@ fn keys_that_a_family_s_files_lack_have_the_values_of_transformers() {
 }
 
 #[test]
-fn a_window_shorter_than_a_sequence_is_refused_by_name_and_one_that_is_not_used_is_left_out() {
+fn windows_are_those_of_the_layers_that_use_them_and_contradictions_are_refused_by_name() {
     use serde_json::json;
     let says = |error: String, words: &str| assert!(error.contains(words), "{error}\nshould say: {words}");
-    // The window shortens the context that is taken, and refuses a longer one.
-    let window = json!({ "sliding_window": 48 });
-    let plan = imported("mistral", window.clone(), &[]).unwrap();
-    assert_eq!((plan.config.model.seq_length, plan.config.model.sliding_window), (48, Some(48)));
-    let longer = imported("mistral", window.clone(), &["--seq-length", "49"]).unwrap_err();
-    says(longer, "model.sliding_window = 48 with model.seq_length = 49");
-    assert_eq!(imported("mistral", json!({}), &[]).unwrap().config.model.sliding_window, Some(4096), "absent");
-    let null = imported("mistral", json!({ "sliding_window": null }), &["--seq-length", "128"]).unwrap();
-    assert_eq!(null.config.model.sliding_window, None);
+    let windows = |kind, keys| {
+        let model = imported(kind, keys, &[]).unwrap().config.model;
+        assert_eq!(model.seq_length, 64);
+        (model.sliding_window, model.window_pattern)
+    };
+    assert_eq!(windows("mistral", json!({ "sliding_window": 48 })), (Some(48), vec![]));
+    assert_eq!(windows("mistral", json!({})), (Some(4096), vec![]), "absent");
+    assert_eq!(windows("mistral", json!({ "sliding_window": null })), (None, vec![]));
     for kind in ["qwen2", "qwen3"] {
-        let unused = imported(kind, json!({ "sliding_window": 48, "use_sliding_window": false }), &[]).unwrap();
-        assert_eq!((unused.config.model.seq_length, unused.config.model.sliding_window), (64, None), "{kind}");
-        let layers = ["full_attention", "sliding_attention"];
-        let used = json!({ "sliding_window": 48, "use_sliding_window": true, "layer_types": layers });
-        assert_eq!(imported(kind, used, &[]).unwrap().config.model.sliding_window, Some(48), "{kind}");
-        let unused = json!({ "layer_types": layers });
-        says(imported(kind, unused, &[]).unwrap_err(), "layer_types = [");
-        let other = json!({ "use_sliding_window": true, "layer_types": ["full_attention", "linear_attention"] });
-        says(imported(kind, other, &[]).unwrap_err(), "layer_types = [");
+        let used = json!({ "sliding_window": 48, "use_sliding_window": true, "num_hidden_layers": 4 });
+        let with = |key: &str, value: serde_json::Value| {
+            let mut used = used.clone();
+            used[key] = value;
+            used
+        };
+        assert_eq!(windows(kind, json!({ "sliding_window": 48 })), (None, vec![]), "{kind}");
+        assert_eq!(windows(kind, used.clone()), (None, vec![]), "{kind}: from layer 28 on");
+        assert_eq!(windows(kind, with("max_window_layers", json!(0))), (Some(48), vec![]), "{kind}");
+        assert_eq!(windows(kind, with("max_window_layers", json!(3))), (Some(48), vec![0, 0, 0, 1]), "{kind}");
+        let [full, sliding] = ["full_attention", "sliding_attention"];
+        let types = with("layer_types", json!([sliding, full, sliding, full]));
+        assert_eq!(windows(kind, types), (Some(48), vec![1, 0]), "{kind}");
+        for (key, value) in [
+            ("layer_types", json!([full, full, full, "linear_attention"])),
+            ("layer_types", json!([full, full, full])),
+            ("max_window_layers", json!("all")),
+        ] {
+            says(imported(kind, with(key, value), &[]).unwrap_err(), &format!("{key} = "));
+        }
+        says(imported(kind, json!({ "layer_types": [full, sliding] }), &[]).unwrap_err(), "layer_types = [");
     }
     says(imported("qwen3", json!({ "attention_bias": true }), &[]).unwrap_err(), "attention_bias = true");
-    says(imported("qwen3", json!({ "rope_scaling": { "rope_type": "yarn" } }), &[]).unwrap_err(), "rope_scaling = ");
+    for scaling in [
+        json!({ "rope_type": "yarn" }),
+        json!({ "rope_type": "dynamic", "factor": 2.0 }),
+        json!({ "rope_type": "yarn", "factor": 2.0, "truncate": false }),
+        json!({ "rope_type": "yarn", "factor": 2.0, "beta_fast": "32" }),
+        json!({ "type": "longrope" }),
+    ] {
+        says(imported("qwen3", json!({ "rope_scaling": scaling }), &[]).unwrap_err(), "rope_scaling = ");
+    }
+    let yarn = json!({ "type": "yarn", "factor": 4.0 });
+    let model = imported("qwen2", json!({ "rope_scaling": yarn }), &[]).unwrap().config.model;
+    assert_eq!(model.rope_scaling, [4.0, 64.0, 32.0, 1.0, 0.1 * 4f64.ln() + 1.0], "what is absent");
     says(imported("mistral", json!({ "hidden_act": "gelu" }), &[]).unwrap_err(), "hidden_act = \"gelu\"");
 }
 

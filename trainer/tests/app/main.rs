@@ -36,6 +36,7 @@ mod inspect;
 mod job;
 mod kill;
 mod launch;
+mod lora;
 mod mistakes;
 mod mpirun;
 mod network;

@@ -249,7 +249,11 @@ const FLAGS: &[(&str, &[&str])] = &[
     ("--position rotary --head-dim 3", &["\"rotary\" with head_dim = 3", "even", "set model.head_dim = 4"]),
     ("--qk-norm", &["model.qk_norm = true with model.norm = \"layernorm\"", "set model.norm = \"rmsnorm\""]),
     ("--qk-layernorm --norm rmsnorm --head-dim 514", &["514 channels of a head", "at most 512", "head_dim = 512"]),
-    ("--sliding-window 32", &["model.sliding_window = 32 with model.seq_length = 64", "set model.seq_length = 32"]),
+    ("--sliding-window 0", &["model.sliding_window = 0"]),
+    (
+        "--sliding-window 8 --window-pattern [2,1]",
+        &["model.window_pattern = [2, 1]", "set model.window_pattern = [1, 0]"],
+    ),
     ("--position rotary --hidden 12", &["hidden / heads = 3", "even", "set model.hidden = 16"]),
     ("--position rotary --rope-base 0.5", &["model.rope_base = 0.5", "above 1"]),
     ("--position rotary --rope-scaling [8,1]", &["[8.0, 1.0]", "factor >= 1"]),

@@ -19,6 +19,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -31,6 +33,7 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, 
          "intermediate_size": 48, "vocab_size": VOCAB, "max_position_embeddings": SEQ, "rms_norm_eps": 1e-5}
 SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5}
 # Heads together wider or narrower than the residual stream, and one key and value head.
 WIDE, NARROW = LLAMA | {"num_key_value_heads": 1, "head_dim": 12}, LLAMA | {"head_dim": 6}
 # Name: class, configuration, type, largest file.
@@ -45,14 +48,29 @@ MODELS = {
         torch.bfloat16, "10KB",
     ),
     "llama-wide": (LlamaForCausalLM, LlamaConfig(**WIDE, rope_theta=500000.0), torch.float32, "5GB"),
-    "mistral": (MistralForCausalLM, MistralConfig(**WIDE, sliding_window=None), torch.float32, "5GB"),
+    "mistral": (MistralForCausalLM, MistralConfig(**WIDE, sliding_window=5), torch.float32, "5GB"),
+    "mistral-full": (MistralForCausalLM, MistralConfig(**WIDE, sliding_window=None), torch.float32, "5GB"),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, rope_theta=1e6), torch.float32, "5GB"),
-    "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config(**NARROW, tie_word_embeddings=True), torch.float16, "5GB"),
+    "qwen2-tied": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**NARROW, tie_word_embeddings=True, use_sliding_window=True, sliding_window=3,
+                    max_window_layers=1),
+        torch.float16, "5GB",
+    ),
+    "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, rope_theta=100.0, rope_scaling=YARN), torch.float32, "5GB"),
+    "llama-linear": (LlamaForCausalLM, LlamaConfig(**LLAMA, rope_scaling={"rope_type": "linear", "factor": 8.0}),
+                     torch.float32, "5GB"),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**WIDE, rope_theta=1e6), torch.float32, "5GB"),
     "qwen3-tied": (
         Qwen3ForCausalLM,
-        Qwen3Config(**NARROW, rope_theta=100.0, rope_scaling=SCALING, tie_word_embeddings=True),
+        Qwen3Config(**NARROW, rope_theta=100.0, rope_scaling=SCALING, tie_word_embeddings=True,
+                    use_sliding_window=True, sliding_window=1,
+                    layer_types=["sliding_attention", "full_attention"]),
         torch.bfloat16, "5GB",
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**WIDE, rope_theta=500000.0), torch.float32, "5GB"),
+    "olmo2-tied": (
+        Olmo2ForCausalLM, Olmo2Config(**NARROW, rope_theta=500000.0, tie_word_embeddings=True), torch.bfloat16, "5GB",
     ),
 }
 
@@ -82,10 +100,10 @@ def make(folder):
 
 def check(folder):
     for name, (kind, _, dtype, _) in MODELS.items():
-        # By the class that our configuration names: a Mistral comes back as a Llama.
+        # By the class that our configuration names: a Mistral without windows comes back as a Llama.
         back = folder / f"{name}-back"
         ours, info = AutoModelForCausalLM.from_pretrained(back, dtype=dtype, output_loading_info=True)
-        expected = LlamaForCausalLM if kind is MistralForCausalLM else kind
+        expected = LlamaForCausalLM if name == "mistral-full" else kind
         if type(ours) is not expected:
             raise SystemExit(f"{name}: it came back as {type(ours).__name__}")
         problems = {key: keys for key, keys in info.items() if keys}

@@ -106,9 +106,12 @@ impl Descriptors {
         }
         let [a, b] = problem.inputs;
         let (a, b, output) = (data_type(a)?, data_type(b)?, data_type(problem.output)?);
-        new.a = if problem.transpose_b { layout(b, k, n)? } else { layout(b, n, k)? };
-        new.b = if problem.transpose_a { layout(a, m, k)? } else { layout(a, k, m)? };
-        new.out = layout(output, n, m)?;
+        let of_b = if problem.transpose_b { (k, n) } else { (n, k) };
+        let of_a = if problem.transpose_a { (m, k) } else { (k, m) };
+        let [stride_a, stride_b, stride_out] = problem.strides.unwrap_or([of_a.0, of_b.0, n]);
+        new.a = layout(b, of_b, stride_b)?;
+        new.b = layout(a, of_a, stride_a)?;
+        new.out = layout(output, (n, m), stride_out)?;
         Ok(new)
     }
 
@@ -239,7 +242,8 @@ impl Descriptors {
         workspace: (u64, usize),
     ) -> Result<()> {
         self.point(op)?;
-        let alpha = 1.0f32;
+        let [a, b, out] = op.places();
+        let [a, b, out] = [a.address(&op.a), b.address(&op.b), out.address(&op.out)];
         let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm.bytes };
         // SAFETY: descriptors and handle live; the scalars and the algorithm are copied during the call; the tensors'
@@ -248,15 +252,15 @@ impl Descriptors {
             sys::cublasLtMatmul(
                 handle.0,
                 self.matmul,
-                scalar(&alpha),
-                op.b.address as *const c_void,
+                scalar(&op.alpha),
+                b as *const c_void,
                 self.a,
-                op.a.address as *const c_void,
+                a as *const c_void,
                 self.b,
                 scalar(&self.beta),
-                op.out.address as *const c_void,
+                out as *const c_void,
                 self.out,
-                op.out.address as *mut c_void,
+                out as *mut c_void,
                 self.out,
                 &algorithm,
                 workspace.0 as *mut c_void,
@@ -284,12 +288,16 @@ impl Drop for Descriptors {
     }
 }
 
-/// A dense column-major matrix.
-fn layout(dtype: cudaDataType_t, rows: usize, columns: usize) -> Result<sys::cublasLtMatrixLayout_t> {
+/// A column-major matrix whose columns are `stride` elements apart.
+fn layout(
+    dtype: cudaDataType_t,
+    (rows, columns): (usize, usize),
+    stride: usize,
+) -> Result<sys::cublasLtMatrixLayout_t> {
     let mut layout = std::ptr::null_mut();
     // SAFETY: writes one pointer.
     let status =
-        unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, dtype, rows as u64, columns as u64, rows as i64) };
+        unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, dtype, rows as u64, columns as u64, stride as i64) };
     check("cublasLtMatrixLayoutCreate", status)?;
     Ok(layout)
 }

@@ -265,8 +265,12 @@ fn is_empty(op: &Gemm) -> bool {
 
 /// A product of empty matrices: a sum over nothing is zero.
 fn run_empty(op: &Gemm, queue: &Queue<'_>) -> Result<()> {
-    if op.out.bytes() == 0 || op.accumulate {
+    let [.., out] = op.places();
+    if out.rows * out.columns == 0 || op.accumulate {
         return Ok(());
+    }
+    if out.columns < out.stride {
+        return Err(Error::operation("gemm", "a product over nothing can only fill a whole tensor"));
     }
     queue.stream.set_bytes(op.out.address, 0, op.out.bytes())?;
     gemm_epilogue::run(op, queue)

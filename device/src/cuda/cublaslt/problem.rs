@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ops::{Epilogue, Fp8Scales, Gemm, Scale};
+use crate::ops::{Epilogue, Fp8Scales, Gemm, GemmColumns, Scale};
 use crate::{DType, Tensor};
 
 /// No kernel profits from stricter alignment than this. Device memory starts at multiples of it.
@@ -16,6 +16,8 @@ pub(super) struct GemmProblem {
     pub(super) k: usize,
     pub(super) transpose_a: bool,
     pub(super) transpose_b: bool,
+    /// Elements from row to row of `a`, `b` and `out`, where they are columns of wider tensors.
+    pub(super) strides: Option<[usize; 3]>,
     /// The types of `a` and `b`, which differ only among 8-bit ones.
     pub(super) inputs: [DType; 2],
     pub(super) output: DType,
@@ -102,6 +104,9 @@ impl GemmProblem {
             Epilogue::GeluBackward { pre, .. } => (EpilogueKind::GeluBackwardActivated, None, Some(pre)),
         };
         let aligned = |tensor: Option<Tensor>| tensor.map_or(ALIGNMENT, |tensor| alignment(tensor.address));
+        let places = op.places();
+        let [a, b, out] = [(op.a, places[0]), (op.b, places[1]), (op.out, places[2])]
+            .map(|(tensor, place)| alignment(place.address(&tensor)));
         let fp8 = op.fp8.as_ref().map(Fp8Problem::of);
         let demanded = bias_type(op.out.dtype, fp8);
         GemmProblem {
@@ -110,13 +115,14 @@ impl GemmProblem {
             k,
             transpose_a: op.transpose_a,
             transpose_b: op.transpose_b,
+            strides: (op.columns != GemmColumns::ALL).then(|| places.map(|place| place.stride)),
             inputs: [op.a.dtype, op.b.dtype],
             output: op.out.dtype,
             fp8,
             accumulate: op.accumulate,
             tf32: tf32 && op.a.dtype == DType::F32,
             epilogue,
-            alignment: [Some(op.a), Some(op.b), Some(op.out), pre, bias].map(aligned),
+            alignment: [a, b, out, aligned(pre), aligned(bias)],
             same_type: [pre, bias].into_iter().flatten().all(|tensor| tensor.dtype == demanded),
         }
     }
@@ -147,6 +153,9 @@ impl fmt::Display for GemmProblem {
         let letter = |transposed| if transposed { 't' } else { 'n' };
         write!(f, "{}x{}x{}-", self.m, self.n, self.k)?;
         write!(f, "{}{}-", letter(self.transpose_a), letter(self.transpose_b))?;
+        if let Some([a, b, out]) = self.strides {
+            write!(f, "strides{a},{b},{out}-")?;
+        }
         let [a, b] = self.inputs;
         match self.fp8 {
             None => write!(f, "{a}{}", if self.tf32 { "(tf32)" } else { "" })?,
@@ -168,7 +177,7 @@ impl fmt::Display for GemmProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Fp8Matrix;
+    use crate::ops::{Columns, Fp8Matrix};
     use crate::{BufferId, Shape};
 
     fn tensor(address: u64, sizes: &[usize], dtype: DType) -> Tensor {
@@ -181,6 +190,20 @@ mod tests {
         let out = bf16(1 << 20, &[2, 8, columns]);
         let pre = bf16((2 << 20) + offset, &[2, 8, columns]);
         GemmProblem::of(&Gemm::linear(input, weight, out, epilogue(bf16(512, &[columns]), pre)), true)
+    }
+
+    #[test]
+    fn some_columns_are_another_problem_than_a_tensor_of_their_width() {
+        let bf16 = |sizes: &[usize]| tensor(4096, sizes, DType::Bf16);
+        let (input, weight, out) = (bf16(&[8, 64]), bf16(&[32, 64]), bf16(&[8, 96]));
+        let whole = GemmProblem::of(&Gemm::linear(input, weight, bf16(&[8, 32]), Epilogue::None), false);
+        let part = |first| {
+            let columns = GemmColumns { out: Some(Columns { first, count: 32 }), ..GemmColumns::ALL };
+            GemmProblem::of(&Gemm { columns, ..Gemm::linear(input, weight, out, Epilogue::None) }, false)
+        };
+        assert_ne!(part(0), whole);
+        assert_eq!(part(32).to_string(), "8x32x64-nt-strides64,64,96-bf16-bf16-None-align256,256,64,256,256");
+        assert_eq!([part(0).alignment[2], part(1).alignment[2]], [256, 2]);
     }
 
     #[test]

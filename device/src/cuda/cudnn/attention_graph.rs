@@ -29,6 +29,8 @@ pub(super) mod number {
     pub(in crate::cuda::cudnn) const MASKED: i64 = 13;
     /// Host scalar: 1.
     pub(in crate::cuda::cudnn) const ONE: i64 = 14;
+    /// Host scalar: keys that a query sees at most.
+    pub(in crate::cuda::cudnn) const WINDOW: i64 = 15;
 }
 
 /// The sizes of a packed attention.
@@ -39,6 +41,8 @@ pub(super) struct GraphSizes {
     pub(super) heads: i64,
     pub(super) kv_heads: i64,
     pub(super) dim: i64,
+    /// Keys that a query sees at most, its own among them; fewer than `seq`. `None` for all up to its own.
+    pub(super) window: Option<i64>,
 }
 
 impl GraphSizes {
@@ -86,7 +90,7 @@ impl GraphSizes {
     }
 }
 
-/// Forward: 14 operations.
+/// Forward: 14 operations, and five more with a window.
 pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     let mut graph = OperationGraph::default();
     let g = &mut graph;
@@ -103,13 +107,12 @@ pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     g.matmul(query, key, product)?;
     let scaled = g.inner(F32, scores)?;
     g.binary(Pointwise::CUDNN_POINTWISE_MUL, product, scale, scaled)?;
-    let causal = g.inner(F32, scores)?;
-    g.causal(scores, scaled, masked, causal)?;
+    let seen = mask(g, sizes, scaled, masked)?;
 
     let highest = g.inner(F32, rows)?;
-    g.reduce(MAXIMUM, causal, highest)?;
+    g.reduce(MAXIMUM, seen, highest)?;
     let shifted = g.inner(F32, scores)?;
-    g.binary(Pointwise::CUDNN_POINTWISE_SUB, causal, highest, shifted)?;
+    g.binary(Pointwise::CUDNN_POINTWISE_SUB, seen, highest, shifted)?;
     let exponential = g.inner(F32, scores)?;
     g.unary(Pointwise::CUDNN_POINTWISE_EXP, shifted, exponential)?;
     let total = g.inner(F32, rows)?;
@@ -123,7 +126,7 @@ pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     Ok(graph)
 }
 
-/// Backward: 22 operations, and two more with fewer key heads. Without `deterministic` the gradient of queries is first
+/// Backward: 22 operations, two more with fewer key heads, and five more with a window. Without `deterministic` the gradient of queries is first
 /// added up in f32 by atomics. With it, that operation is left out, and the gradients of all scores take memory.
 pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<OperationGraph> {
     let mut graph = OperationGraph::default();
@@ -160,10 +163,9 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     g.binary(Pointwise::CUDNN_POINTWISE_MUL, product, scale, scaled)?;
     let shifted = g.inner(F32, scores)?;
     g.binary(Pointwise::CUDNN_POINTWISE_SUB, scaled, stats, shifted)?;
-    let causal = g.inner(F32, scores)?;
-    g.causal(scores, shifted, masked, causal)?;
+    let seen = mask(g, sizes, shifted, masked)?;
     let probabilities = g.inner(F32, scores)?;
-    g.unary(Pointwise::CUDNN_POINTWISE_EXP, causal, probabilities)?;
+    g.unary(Pointwise::CUDNN_POINTWISE_EXP, seen, probabilities)?;
 
     // grad_value = probabilities^T grad_output
     let transposed = g.inner(BF16, scores.transposed())?;
@@ -198,6 +200,20 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     Ok(graph)
 }
 
+/// `scores` where a query sees the key, else `masked`.
+fn mask(g: &mut OperationGraph, sizes: &GraphSizes, scores: GraphTensor, masked: GraphTensor) -> Result<GraphTensor> {
+    let layout = sizes.scores();
+    let causal = g.inner(F32, layout)?;
+    g.causal(layout, scores, masked, causal)?;
+    if sizes.window.is_none() {
+        return Ok(causal);
+    }
+    let window = g.scalar(number::WINDOW)?;
+    let seen = g.inner(F32, layout)?;
+    g.window(layout, causal, window, masked, seen)?;
+    Ok(seen)
+}
+
 /// `to = a @ b`, summed over the query heads that share a key head.
 fn matmul_by_group(
     g: &mut OperationGraph,
@@ -220,7 +236,7 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_packed_rows() {
-        let sizes = GraphSizes { batch: 2, seq: 5, heads: 4, kv_heads: 2, dim: 8 };
+        let sizes = GraphSizes { batch: 2, seq: 5, heads: 4, kv_heads: 2, dim: 8, window: None };
         assert_eq!(sizes.packed_offsets(), [0, 32, 48]);
         assert_eq!(sizes.queries(), TensorLayout { sizes: [2, 4, 5, 8], strides: [5 * 64, 8, 64, 1] });
         assert_eq!(sizes.keys().transposed(), TensorLayout { sizes: [2, 2, 8, 5], strides: [5 * 64, 8, 1, 64] });

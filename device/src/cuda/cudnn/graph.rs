@@ -150,6 +150,26 @@ impl OperationGraph {
         self.pointwise(select, x, Some(otherwise), Some(mask), y)
     }
 
+    /// `y = x` where column + window > row, else `otherwise`. `window` is a host scalar; the others have the layout `scores`.
+    /// The pattern wants the sum as f32, and indices of its own, not those of [`OperationGraph::causal`].
+    pub(super) fn window(
+        &mut self,
+        scores: TensorLayout,
+        x: GraphTensor,
+        window: GraphTensor,
+        otherwise: GraphTensor,
+        y: GraphTensor,
+    ) -> Result<()> {
+        let (row, column) = (self.inner(I32, scores)?, self.inner(I32, scores)?);
+        let (end, mask) = (self.inner(F32, scores)?, self.inner(BOOLEAN, scores)?);
+        self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, F32, Some(2)), x, None, None, row)?;
+        self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, F32, Some(3)), x, None, None, column)?;
+        self.pointwise((Pointwise::CUDNN_POINTWISE_ADD, F32, Some(3)), column, Some(window), None, end)?;
+        self.pointwise((Pointwise::CUDNN_POINTWISE_CMP_GT, BOOLEAN, None), end, Some(row), None, mask)?;
+        let select = (Pointwise::CUDNN_POINTWISE_BINARY_SELECT, F32, None);
+        self.pointwise(select, x, Some(otherwise), Some(mask), y)
+    }
+
     /// `c = a @ b`, over the last two axes
     pub(super) fn matmul(&mut self, a: GraphTensor, b: GraphTensor, c: GraphTensor) -> Result<()> {
         let matmul = Descriptor::new(DescriptorType::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?

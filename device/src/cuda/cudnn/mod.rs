@@ -1,4 +1,4 @@
-//! Causal attention through cuDNN's fused kernels, one compiled plan for each shape and direction.
+//! Attention through cuDNN's fused kernels, one compiled plan for each shape and direction.
 
 mod attention_graph;
 mod descriptor;
@@ -16,7 +16,7 @@ use plan::Plans;
 use super::driver::RawStream;
 use super::timing::{TimingMemory, fastest, medians};
 use super::{CudaOptions, Kernels};
-use crate::ops::{Attention, AttentionBackward};
+use crate::ops::{Attention, AttentionBackward, Mask};
 use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
 
@@ -92,14 +92,14 @@ impl Cudnn {
     /// cuDNN is not used for it.
     pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
         let fits = op.dropout.is_none() && TensorAddresses::forward(op).are_aligned();
-        let sizes = sizes(&op.qkv, op.heads, op.kv_heads).filter(|_| fits)?;
+        let sizes = sizes(&op.qkv, op.heads, op.kv_heads, op.mask).filter(|_| fits)?;
         self.plan(AttentionProblem { sizes, backward: false }, kernels)
     }
 
     /// The plan for a backward, as [`Cudnn::forward`].
     pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
         let fits = op.dropout.is_none() && TensorAddresses::backward(op).are_aligned();
-        let sizes = sizes(&op.qkv, op.heads, op.kv_heads).filter(|_| fits)?;
+        let sizes = sizes(&op.qkv, op.heads, op.kv_heads, op.mask).filter(|_| fits)?;
         self.plan(AttentionProblem { sizes, backward: true }, kernels)
     }
 
@@ -162,7 +162,7 @@ impl Cudnn {
     /// The index of the fastest plan. `None` if there is no memory to time in.
     fn time(&self, plan: &AttentionPlan, kernels: &Kernels) -> Result<Option<usize>> {
         let (mut memory, stream) = (TimingMemory::default(), RawStream::new(Priority::Compute)?);
-        let GraphSizes { batch, seq, heads, kv_heads, dim } = plan.problem.sizes;
+        let GraphSizes { batch, seq, heads, kv_heads, dim, .. } = plan.problem.sizes;
         let mut tensor = |elements: i64, dtype| {
             let tensor = memory.tensor(Shape::new(&[elements as usize]), dtype, kernels, &stream);
             tensor.map(|tensor| tensor.map(|tensor: Tensor| tensor.address))
@@ -207,6 +207,7 @@ impl Cudnn {
             (number::STATS, tensors.stats),
         ];
         let mut scalars = vec![(number::SCALE, 1.0 / (sizes.dim as f32).sqrt()), (number::MASKED, f32::NEG_INFINITY)];
+        scalars.extend(sizes.window.map(|window| (number::WINDOW, window as f32)));
         let layout = plan.layout(candidate);
         if plan.problem.backward {
             let [grad_query, grad_key, grad_value] = packed(tensors.grad_qkv);
@@ -251,10 +252,11 @@ impl AttentionPlan {
 }
 
 /// The sizes of an attention. `None` if cuDNN has no kernels for it.
-fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize) -> Option<GraphSizes> {
+fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize, mask: Mask) -> Option<GraphSizes> {
     let packed = qkv.shape.sizes();
     let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
     let fits = qkv.dtype == DType::Bf16 && batch > 0 && seq > 1 && dim > 0 && dim <= 128 && dim.is_multiple_of(8);
     let [batch, seq, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
-    fits.then_some(GraphSizes { batch, seq, heads, kv_heads, dim })
+    let window = mask.within(packed[1]).window.map(|window| window as i64);
+    fits.then_some(GraphSizes { batch, seq, heads, kv_heads, dim, window })
 }

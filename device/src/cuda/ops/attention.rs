@@ -1,9 +1,9 @@
-//! Causal attention: through cuDNN if it has a plan, else by `kernels/attention.cu`.
+//! Attention: through cuDNN if it has a plan, else by `kernels/attention.cu`.
 
 use crate::cuda::Queue;
 use crate::cuda::cudnn::Cudnn;
 use crate::cuda::kernels::{Grid, Kernels};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes, DropoutSite};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, DropoutSite, Mask};
 use crate::{DType, Error, Result, Tensor};
 
 /// The struct of the same name in `attention.cu`.
@@ -28,7 +28,7 @@ struct AttentionArguments {
     keep_scale: f32,
     vector: i32,
     first_head: u32,
-    reserved: u32,
+    window: u32,
 }
 
 /// The arguments of both directions' kernels. In the forward the backward's pointers are null.
@@ -36,7 +36,7 @@ fn arguments(
     sizes: &AttentionSizes,
     tensors: [Tensor; 3],
     backward: Option<(Tensor, Tensor, u64)>,
-    dropout: Option<DropoutSite>,
+    (mask, dropout): (Mask, Option<DropoutSite>),
 ) -> AttentionArguments {
     let [qkv, output, stats] = tensors;
     let (grad_output, grad_qkv, delta) = backward.map_or((0, 0, 0), |(a, b, c)| (a.address, b.address, c));
@@ -61,7 +61,7 @@ fn arguments(
         keep_scale: dropout.map_or(1.0, |site| site.keep_scale()),
         vector: i32::from(sizes.dim.is_multiple_of(4) && aligned),
         first_head: dropout.map_or(0, |site| site.part.first_head as u32),
-        reserved: 0,
+        window: mask.window_or_all(),
     }
 }
 
@@ -103,7 +103,7 @@ pub(super) fn forward(op: &Attention, cudnn: Option<&Cudnn>, queue: &Queue<'_>) 
     if sizes.is_empty() {
         return Ok(());
     }
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, op.dropout);
+    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, (op.mask, op.dropout));
     launch(&sizes, "attention", op.heads, FORWARD, &arguments, (op.qkv.dtype, queue))
 }
 
@@ -119,7 +119,7 @@ pub(super) fn backward(op: &AttentionBackward, cudnn: Option<&Cudnn>, queue: &Qu
         return Ok(());
     }
     let backward = Some((op.grad_output, op.grad_qkv, queue.scratch));
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, op.dropout);
+    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, (op.mask, op.dropout));
     let to = (op.qkv.dtype, queue);
     launch(&sizes, "attention_backward_queries", op.heads, BACKWARD, &arguments, to)?;
     launch(&sizes, "attention_backward_keys", op.kv_heads, BACKWARD, &arguments, to)

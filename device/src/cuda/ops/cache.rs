@@ -20,6 +20,8 @@ struct CachedAttentionArguments {
     kv_heads: u32,
     dim: u32,
     scale: f32,
+    window: u32,
+    reserved: u32,
 }
 
 /// See [`TakeRows`].
@@ -66,6 +68,8 @@ pub(super) fn cached_attention(op: &CachedAttention, queue: &Queue<'_>) -> Resul
         kv_heads: op.kv_heads as u32,
         dim: dim as u32,
         scale: 1.0 / (dim as f32).sqrt(),
+        window: op.mask.window_or_all(),
+        reserved: 0,
     };
     queue.launch_block(&format!("cached_attention_{dtype}_{padded}"), grid, &arguments)
 }

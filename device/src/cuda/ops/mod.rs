@@ -11,6 +11,7 @@ mod elementwise;
 mod embedding;
 pub(super) mod gemm_epilogue;
 mod head_norm;
+mod joint_norm;
 mod loss;
 mod loss_parallel;
 mod muon;

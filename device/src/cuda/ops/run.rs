@@ -1,9 +1,9 @@
 //! From an operation to the function that launches it.
 
 use super::{
-    activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, head_norm, loss,
-    loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts, reduce, rotary,
-    skip_step, transpose_fp8,
+    activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, head_norm, joint_norm,
+    loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts, reduce,
+    rotary, skip_step, transpose_fp8,
 };
 use crate::communicator::StreamHandle;
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
@@ -48,6 +48,9 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::NormBackward(op) => norm::norm_backward(op, queue),
         Op::HeadNorm(op) => head_norm::head_norm(op, queue),
         Op::HeadNormBackward(op) => head_norm::head_norm_backward(op, queue),
+        Op::HeadSums(op) => joint_norm::head_sums(op, queue),
+        Op::JointNorm(op) => joint_norm::joint_norm(op, queue),
+        Op::JointNormBackward(op) => joint_norm::joint_norm_backward(op, queue),
         Op::Rotary(op) => rotary::rotary(op, queue),
         Op::Dropout(op) => dropout::dropout(op, queue),
         Op::ReluDropout(op) => dropout::relu_dropout(op, queue),
@@ -162,6 +165,7 @@ pub(crate) fn scratch_bytes(op: &Op, cuda: &CudaDevice) -> usize {
         Op::BiasGrad(op) => columns::scratch_bytes(op, multiprocessors),
         Op::NormBackward(op) => norm::scratch_bytes(op, multiprocessors),
         Op::HeadNormBackward(op) => head_norm::scratch_bytes(op, multiprocessors),
+        Op::JointNormBackward(op) => joint_norm::scratch_bytes(op, multiprocessors),
         Op::EmbeddingBackward(op) => embedding::scratch_bytes(op),
         Op::Quantize(op) => quantize::scratch_bytes(op),
         Op::MakeScale(_) => quantize::make_scale_scratch_bytes(),

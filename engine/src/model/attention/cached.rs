@@ -6,7 +6,7 @@ use graph_manager::Result;
 
 use super::CausalAttention;
 use crate::fp8::Copies;
-use crate::model::linear::tensor_like;
+use crate::model::buffers::tensor_like;
 use crate::model::part::DecodeStep;
 use crate::step_policy::StepContext;
 
@@ -26,13 +26,14 @@ impl CausalAttention {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let projected_qkv = self.qkv.output(cx, "qkv", &normed)?;
         let input = self.qkv.input(cx, normed, Copies::Rows)?;
-        self.qkv.forward(cx, &input, projected_qkv)?;
-        let qkv = self.make_ready(cx, projected_qkv, step.angles)?;
+        self.qkv.forward(cx, &input, projected_qkv, step.record)?;
+        let qkv = self.make_ready(cx, projected_qkv, step.angles)?.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
-        cx.run(CachedAttention { qkv, cache, start: step.start, output: context, heads, kv_heads })?;
+        let (start, mask) = (step.start, self.mask);
+        cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, mask })?;
         let delta = self.projection.output(cx, "attention_out", &context)?;
         let projected = self.projection.input(cx, context, Copies::Rows)?;
-        self.projection.forward(cx, &projected, delta)?;
+        self.projection.forward(cx, &projected, delta, step.record)?;
         Ok(delta)
     }
 }

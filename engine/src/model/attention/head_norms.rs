@@ -22,7 +22,7 @@ pub(super) struct HeadNorms {
 }
 
 /// What the weights of queries and of keys are called in a block.
-fn names(block: usize) -> [String; 2] {
+pub(super) fn names(block: usize) -> [String; 2] {
     ["q_norm", "k_norm"].map(|norm| format!("h.{block}.attn.{norm}.weight"))
 }
 

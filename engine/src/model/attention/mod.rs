@@ -2,15 +2,19 @@
 
 mod cached;
 mod head_norms;
+mod joint_norms;
+mod ready;
 
-use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Rotary};
+use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Mask};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
-use self::head_norms::HeadNorms;
+use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
+use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use super::linear::{Linear, LinearSpec, tensor_like};
+use super::linear::{Linear, LinearSpec};
+use super::lora::Lora;
 use super::norm::Normed;
 use super::part::{BlockPart, DecodeStep, PartSpec, Saved, SavedInput};
 use super::pending::PendingWeightGradients;
@@ -32,11 +36,14 @@ impl CausalAttentionSpec {
         let keys = Packed::heads(shape.kv_heads, shape.head_dim());
         let groups = vec![Packed::heads(shape.heads, shape.head_dim()), keys, keys];
         let (fp8, qkv_bias) = (shape.block_fp8(block), shape.bias || shape.qkv_bias);
+        let lora = shape.lora.as_ref();
         [
             LinearSpec::column_parallel(name("c_attn"), shape.hidden, groups, shape.matrix_init(), qkv_bias)
-                .in_8_bits(fp8),
+                .in_8_bits(fp8)
+                .with_adapters(lora.and_then(Lora::of_qkv)),
             LinearSpec::row_parallel(name("c_proj"), queries, shape.hidden, shape.residual_init(), shape.bias)
-                .in_8_bits(fp8),
+                .in_8_bits(fp8)
+                .with_adapters(lora.and_then(Lora::of_attention_output)),
         ]
     }
 }
@@ -44,15 +51,13 @@ impl CausalAttentionSpec {
 impl PartSpec for CausalAttentionSpec {
     fn params(&self, shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
         let linears = self.linears(shape.shape, block);
-        let norms = shape.shape.qk_norm.then(|| head_norms::params(shape, block, layer));
         let of_linears = linears.iter().flat_map(|linear| linear.params(shape.parallel, layer));
-        of_linears.chain(norms.into_iter().flatten()).collect()
+        of_linears.chain(norm_params(shape, block, layer)).collect()
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
         let ShardedShape { shape, parallel } = builder.of;
-        let precision = shape.precision;
-        let [qkv, projection] = self.linears(shape, block).map(|linear| linear.build(builder.params, precision));
+        let [qkv, projection] = self.linears(shape, block).map(|linear| linear.build_in_block(builder, block));
         let heads = shape.heads / parallel.size();
         let own_heads = DropoutPart { first_head: parallel.rank() * heads, ..DropoutPart::default() };
         let layer = block + 1;
@@ -61,7 +66,8 @@ impl PartSpec for CausalAttentionSpec {
             projection,
             heads,
             kv_heads: builder.of.own_kv_heads(),
-            norms: shape.qk_norm.then(|| HeadNorms::build(&builder.of, builder.params, block)),
+            mask: shape.mask(block),
+            norms: QkNorms::build(builder, block),
             rotary: builder.step.rotary,
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
@@ -70,17 +76,16 @@ impl PartSpec for CausalAttentionSpec {
         })
     }
 
-    fn cost(&self, shape: &GptShape) -> TokenCost {
+    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
         let width = shape.heads * shape.head_dim();
         let qkv = width + 2 * shape.kv_heads * shape.head_dim();
         let attention = TokenCost {
-            // Scores, and values weighted by them. The causal mask leaves half of each product.
-            scores: width * shape.seq,
+            // Scores, and values weighted by them: two products of the pairs that the mask leaves.
+            scores: width * shape.mask(block).doubled_pairs(shape.seq) / shape.seq,
             values: (qkv + width) + (2 * qkv + 2 * width),
             ..TokenCost::default()
         };
-        let norms = shape.qk_norm.then(|| head_norms::cost(shape));
-        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([attention]).chain(norms).sum()
+        self.linears(shape, block).iter().map(LinearSpec::cost).chain([attention, norm_cost(shape)]).sum()
     }
 }
 
@@ -93,8 +98,9 @@ struct CausalAttention {
     /// On this rank, as `kv_heads`.
     heads: usize,
     kv_heads: usize,
-    /// The norms of queries and keys; `None` where these are not normalised.
-    norms: Option<HeadNorms>,
+    /// Which tokens a token sees.
+    mask: Mask,
+    norms: QkNorms,
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines; `None` where positions are not rotary.
     rotary: Option<Tensor>,
     probabilities: DropoutLayer,
@@ -123,36 +129,10 @@ struct SavedAttention {
 /// What backward keeps of queries, keys and values, `(batch, seq, (heads + 2 kv_heads) * head_dim)`.
 #[derive(Clone, Copy)]
 struct SavedQkv {
-    /// As they were projected. Without norms the same tensor as `ready`, since rotation is in place.
+    /// As they were projected.
     projected: Tensor,
     /// As attention reads them; `None` if backward normalises them again.
-    ready: Option<Tensor>,
-}
-
-impl CausalAttention {
-    /// Makes queries and keys ready for attention: normalises and rotates them, as far as the model does. `projected` is
-    /// overwritten unless there are norms.
-    fn make_ready(&self, cx: &mut StepContext<'_>, projected: Tensor, angles: Option<Tensor>) -> Result<Tensor> {
-        if let Some(norms) = &self.norms {
-            return norms.forward(cx, projected, angles);
-        }
-        self.rotate(cx, projected, angles, false)?;
-        Ok(projected)
-    }
-
-    /// Rotates queries and keys by the table's angles, in place; `inverse` rotates their gradients back.
-    fn rotate(&self, cx: &StepContext<'_>, qkv: Tensor, table: Option<Tensor>, inverse: bool) -> Result<()> {
-        let Some(table) = table else { return Ok(()) };
-        cx.run(Rotary { qkv, table, heads: self.heads, kv_heads: self.kv_heads, inverse })
-    }
-
-    /// Turns the gradient of ready queries and keys into that of `projected` ones, in place.
-    fn make_ready_backward(&self, cx: &StepContext<'_>, projected: Tensor, grad: Tensor) -> Result<()> {
-        match &self.norms {
-            Some(norms) => norms.backward(cx, projected, grad, self.rotary),
-            None => self.rotate(cx, grad, self.rotary, true),
-        }
-    }
+    ready: Option<ReadyQkv>,
 }
 
 impl BlockPart for CausalAttention {
@@ -161,20 +141,21 @@ impl BlockPart for CausalAttention {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
         let projected_qkv = self.qkv.output(cx, "qkv", input.rows())?;
-        self.qkv.forward(cx, &input, projected_qkv)?;
-        let qkv = self.make_ready(cx, projected_qkv, self.rotary)?;
+        self.qkv.forward(cx, &input, projected_qkv, record)?;
+        let ready = self.make_ready(cx, projected_qkv, self.rotary)?;
+        let qkv = ready.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
-        cx.run(Attention { qkv, output: context, stats, heads, kv_heads, dropout: probabilities })?;
+        cx.run(Attention { qkv, output: context, stats, heads, kv_heads, mask: self.mask, dropout: probabilities })?;
         let names = ["attention_out", "attention_out_here"];
         let projected = self.projection.input(cx, context, Copies::of_input(cx, true))?;
-        let delta = self.projection.forward_row_parallel(cx, &projected, names, &self.region)?;
+        let delta = self.projection.forward_row_parallel(cx, &projected, record, names, &self.region)?;
         let output = self.output.site(cx, record);
         drop_in_place(cx, delta, output)?;
         let projected = projected.for_weight_gradient();
-        let normed_again = self.recompute && self.norms.is_some();
-        let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(qkv) };
+        let normed_again = self.recompute && !self.norms.is_none();
+        let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(ready) };
         Ok((delta, Saved::new(SavedAttention { normed, qkv, context, projected, stats, probabilities, output })))
     }
 
@@ -196,12 +177,13 @@ impl BlockPart for CausalAttention {
         let grad_context = projection.input_gradient(cx, "grad_context", grad_delta.rows())?;
         // First, so that it need not wait for the input gradient.
         let pending = PendingWeightGradients::of(*projection, saved.projected, grad_delta);
-        let pending = pending.compute_unless(self.region.is_shared(), cx)?;
+        let pending = pending.compute_unless(projection.input_gradient_first(&self.region), cx)?;
         projection.dgrad(cx, &grad_delta, grad_context, Epilogue::None)?;
-        let qkv = match saved.qkv.ready {
+        let ready = match saved.qkv.ready {
             Some(ready) => ready,
             None => self.make_ready(cx, saved.qkv.projected, self.rotary)?,
         };
+        let qkv = ready.qkv;
         let grad_qkv = cx.tensor("grad_qkv", qkv.shape, grad.dtype)?;
         cx.run(AttentionBackward {
             qkv,
@@ -211,9 +193,10 @@ impl BlockPart for CausalAttention {
             grad_qkv,
             heads: self.heads,
             kv_heads: self.kv_heads,
+            mask: self.mask,
             dropout: saved.probabilities,
         })?;
-        self.make_ready_backward(cx, saved.qkv.projected, grad_qkv)?;
+        self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;
         let names = ["grad_normed_1", "grad_normed_1_here"];
         let grad_qkv = self.qkv.grad_output(cx, grad_qkv)?;
         let (grad_normed, own) = self.qkv.backward_column_parallel(cx, normed, grad_qkv, names, &self.region)?;

@@ -5,9 +5,11 @@ use device::ops::{DropoutSite, Epilogue, QuantizeSource};
 use graph_manager::Result;
 
 use crate::fp8::{Copies, Operand};
+use crate::model::buffers::tensor_like;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
-use crate::model::linear::{Linear, LinearSpec, tensor_like};
+use crate::model::linear::{Linear, LinearSpec};
+use crate::model::lora::Lora;
 use crate::model::norm::Normed;
 use crate::model::part::{BlockPart, PartSpec, Saved, SavedInput};
 use crate::model::pending::PendingWeightGradients;
@@ -32,19 +34,29 @@ pub(super) trait Activation {
     /// The gradient of `pre` from that of what `down` multiplies `(batch, seq, ffn)`, as [`Activation::source`].
     fn backward_source(&self, pre: Tensor, grad_output: Tensor) -> QuantizeSource;
 
-    /// `activated` `(batch, seq, ffn)` from `input` `(batch, seq, hidden)` through `up`. Leaves in `pre`
-    /// `(batch, seq, groups * ffn)` what backward starts from.
+    /// `activated` from `input` through `up`. Leaves in `pre` what backward starts from.
     ///
     /// # Errors
     /// Errors of the device.
-    fn forward(&self, cx: &StepContext<'_>, up: &Linear, input: &Operand, pre: Tensor, activated: Tensor)
-    -> Result<()>;
+    fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()>;
 
     /// `grad_pre` through `down` and the activation.
     ///
     /// # Errors
     /// Errors of the device.
     fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()>;
+}
+
+/// The tensors of an activation's forward.
+pub(super) struct ActivationForward<'t> {
+    /// `(batch, seq, hidden)`.
+    pub(super) input: &'t Operand,
+    /// `(batch, seq, groups * ffn)`, written.
+    pub(super) pre: Tensor,
+    /// `(batch, seq, ffn)`, written.
+    pub(super) activated: Tensor,
+    /// The microbatch's `SampleRecord`.
+    pub(super) record: Tensor,
 }
 
 /// The tensors of an activation's backward.
@@ -71,10 +83,15 @@ impl DenseSpec {
         let GptShape { hidden, ffn, bias, .. } = *shape;
         let name = |name: &str| format!("h.{block}.mlp.{name}");
         let groups = vec![Packed::channels(ffn); self.activation.groups()];
-        let fp8 = shape.block_fp8(block);
+        let (fp8, lora) = (shape.block_fp8(block), shape.lora.as_ref());
+        let (of_up, of_down) = (lora.and_then(|lora| lora.of_up(groups.len())), lora.and_then(Lora::of_down));
         [
-            LinearSpec::column_parallel(name("c_fc"), hidden, groups, shape.matrix_init(), bias).in_8_bits(fp8),
-            LinearSpec::row_parallel(name("c_proj"), ffn, hidden, shape.residual_init(), bias).in_8_bits(fp8),
+            LinearSpec::column_parallel(name("c_fc"), hidden, groups, shape.matrix_init(), bias)
+                .in_8_bits(fp8)
+                .with_adapters(of_up),
+            LinearSpec::row_parallel(name("c_proj"), ffn, hidden, shape.residual_init(), bias)
+                .in_8_bits(fp8)
+                .with_adapters(of_down),
         ]
     }
 }
@@ -85,8 +102,7 @@ impl PartSpec for DenseSpec {
     }
 
     fn build(&self, builder: &LayerBuilder<'_>, block: usize) -> Box<dyn BlockPart> {
-        let precision = builder.of.shape.precision;
-        let [up, down] = self.linears(builder.of.shape, block).map(|linear| linear.build(builder.params, precision));
+        let [up, down] = self.linears(builder.of.shape, block).map(|linear| linear.build_in_block(builder, block));
         Box::new(DenseFeedForward {
             activation: self.activation,
             up,
@@ -97,10 +113,10 @@ impl PartSpec for DenseSpec {
         })
     }
 
-    fn cost(&self, shape: &GptShape) -> TokenCost {
+    fn cost(&self, shape: &GptShape, block: usize) -> TokenCost {
         let (up, ffn) = (self.activation.groups() * shape.ffn, shape.ffn);
         let activation = TokenCost { values: (up + ffn) + (2 * up + ffn), ..TokenCost::default() };
-        self.linears(shape, 0).iter().map(LinearSpec::cost).chain([activation]).sum()
+        self.linears(shape, block).iter().map(LinearSpec::cost).chain([activation]).sum()
     }
 }
 
@@ -141,13 +157,14 @@ impl DenseFeedForward {
         let pre = self.up.output(cx, "pre_activation", input.rows())?;
         let activated = match self.down.is_8_bit() {
             true => {
-                self.up.forward(cx, &input, pre)?;
+                self.up.forward(cx, &input, pre, record)?;
                 let copies = Copies::of_input(cx, !self.recompute);
                 self.down.computed_input(cx, self.activation.source(pre), copies)?
             }
             false => {
                 let activated = tensor_like(cx, "activated", &pre, self.down.input_width())?;
-                self.activation.forward(cx, &self.up, &input, pre, activated)?;
+                let tensors = ActivationForward { input: &input, pre, activated, record };
+                self.activation.forward(cx, &self.up, tensors)?;
                 Operand::Plain(activated)
             }
         };
@@ -188,7 +205,7 @@ impl BlockPart for DenseFeedForward {
     fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<(Tensor, Saved)> {
         let (activated, saved) = self.activate(cx, normed, record)?;
         let names = ["ffn_out", "ffn_out_here"];
-        let delta = self.down.forward_row_parallel(cx, &activated, names, &self.region)?;
+        let delta = self.down.forward_row_parallel(cx, &activated, record, names, &self.region)?;
         drop_in_place(cx, delta, saved.output)?;
         Ok((delta, Saved::new(saved)))
     }
@@ -213,7 +230,7 @@ impl BlockPart for DenseFeedForward {
         let normed = input.gather(cx, "all_normed_2", saved.normed, &self.up, &self.region)?;
         let [grad_pre, activated] = self.backward_to_pre(cx, grad_delta, &saved)?;
         let pending = PendingWeightGradients::of(self.down, activated, grad_delta);
-        let pending = pending.compute_unless(self.region.is_shared(), cx)?;
+        let pending = pending.compute_unless(self.down.input_gradient_first(&self.region), cx)?;
         let names = ["grad_normed_2", "grad_normed_2_here"];
         let (grad_normed, own) = self.up.backward_column_parallel(cx, normed, grad_pre, names, &self.region)?;
         pending.compute(cx)?;

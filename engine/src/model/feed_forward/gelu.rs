@@ -4,8 +4,7 @@ use device::Tensor;
 use device::ops::{self, ActivationKind, Epilogue, QuantizeSource};
 use graph_manager::Result;
 
-use super::dense::{Activation, ActivationBackward};
-use crate::fp8::Operand;
+use super::dense::{Activation, ActivationBackward, ActivationForward};
 use crate::model::linear::Linear;
 use crate::step_policy::StepContext;
 
@@ -28,18 +27,14 @@ impl Activation for Gelu {
         QuantizeSource::ActivationBackward { kind: ActivationKind::Gelu, input: pre, grad_output }
     }
 
-    fn forward(
-        &self,
-        cx: &StepContext<'_>,
-        up: &Linear,
-        input: &Operand,
-        pre: Tensor,
-        activated: Tensor,
-    ) -> Result<()> {
+    fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()> {
+        let ActivationForward { input, pre, activated, record } = tensors;
         match up.bias {
-            Some(bias) => up.forward_through(cx, input, activated, Epilogue::BiasGelu { bias: bias.weight, pre }),
-            None => {
-                up.forward(cx, input, pre)?;
+            Some(bias) if !up.has_adapter() => {
+                up.forward_through(cx, input, activated, Epilogue::BiasGelu { bias: bias.weight, pre })
+            }
+            _ => {
+                up.forward(cx, input, pre, record)?;
                 cx.run(ops::Activation { kind: ActivationKind::Gelu, input: pre, output: activated })
             }
         }
@@ -47,7 +42,16 @@ impl Activation for Gelu {
 
     fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
         let ActivationBackward { grad_output, pre, grad_pre, activated, recompute } = tensors;
-        let epilogue = Epilogue::GeluBackward { pre, activated: recompute.then_some(activated) };
-        down.dgrad(cx, &grad_output, grad_pre, epilogue)
+        let kind = ActivationKind::Gelu;
+        if !down.has_adapter() {
+            let epilogue = Epilogue::GeluBackward { pre, activated: recompute.then_some(activated) };
+            return down.dgrad(cx, &grad_output, grad_pre, epilogue);
+        }
+        let grad_activated = down.input_gradient(cx, "grad_activated", grad_output.rows())?;
+        down.dgrad(cx, &grad_output, grad_activated, Epilogue::None)?;
+        if recompute {
+            cx.run(ops::Activation { kind, input: pre, output: activated })?;
+        }
+        cx.run(ops::ActivationBackward { kind, input: pre, grad_output: grad_activated, grad_input: grad_pre })
     }
 }

@@ -18,6 +18,11 @@ impl FeedForward {
         }
     }
 
+    /// Matrices that its first layer packs.
+    pub(crate) fn packed(self) -> usize {
+        self.activation().groups()
+    }
+
     /// The width of the layer where none is given.
     pub fn default_width(self, hidden: usize) -> usize {
         self.activation().default_width(hidden)

@@ -4,8 +4,7 @@ use device::Tensor;
 use device::ops::{self, Epilogue, QuantizeSource, SwiGluBackward};
 use graph_manager::Result;
 
-use super::dense::{Activation, ActivationBackward};
-use crate::fp8::Operand;
+use super::dense::{Activation, ActivationBackward, ActivationForward};
 use crate::model::linear::Linear;
 use crate::step_policy::StepContext;
 
@@ -29,15 +28,9 @@ impl Activation for SwiGlu {
         QuantizeSource::SwiGluBackward { input: pre, grad_output }
     }
 
-    fn forward(
-        &self,
-        cx: &StepContext<'_>,
-        up: &Linear,
-        input: &Operand,
-        pre: Tensor,
-        activated: Tensor,
-    ) -> Result<()> {
-        up.forward(cx, input, pre)?;
+    fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()> {
+        let ActivationForward { input, pre, activated, record } = tensors;
+        up.forward(cx, input, pre, record)?;
         cx.run(ops::SwiGlu { input: pre, output: activated })
     }
 

@@ -11,7 +11,10 @@ use device::{Communicator, DType, Device, HostOptions, HostValues, Progress};
 use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
 use engine::layer_partition::StageLayers;
-use engine::model::{Architecture, FeedForward, GptShape, MlpShape, Position, TensorParallel, gpt_part, mlp};
+use engine::model::{
+    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, TensorParallel, Windows, gpt_part,
+    mlp,
+};
 use engine::optimizer::{AdamW, MomentTypes, ParamGroup, Sgd, SkipStep};
 use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
@@ -66,9 +69,10 @@ pub fn tiny_llama(dropout: f32, precision: Precision) -> GptShape {
     }
 }
 
-/// Heads that together are wider than the residual stream.
+/// Heads that together are wider than the residual stream, and windows shorter than a sequence.
 pub fn tiny_mistral(dropout: f32, precision: Precision) -> GptShape {
-    GptShape { head_dim: Some(12), ..tiny_llama(dropout, precision) }
+    let windows = Some(Windows { tokens: 5, pattern: Vec::new() });
+    GptShape { head_dim: Some(12), windows, ..tiny_llama(dropout, precision) }
 }
 
 /// One key and value head.
@@ -76,9 +80,22 @@ pub fn tiny_qwen2(dropout: f32, precision: Precision) -> GptShape {
     GptShape { kv_heads: 1, qkv_bias: true, ..tiny_llama(dropout, precision) }
 }
 
-/// Heads that together are wider than the residual stream.
+/// Heads that together are wider than the residual stream, and a window in the second block.
 pub fn tiny_qwen3(dropout: f32, precision: Precision) -> GptShape {
-    GptShape { head_dim: Some(12), qk_norm: true, norm_eps: 1e-6, ..tiny_llama(dropout, precision) }
+    let windows = Some(Windows { tokens: 3, pattern: vec![false, true] });
+    GptShape {
+        windows,
+        head_dim: Some(12),
+        qk_norm: Some(QkNorm::EachHead),
+        norm_eps: 1e-6,
+        ..tiny_llama(dropout, precision)
+    }
+}
+
+/// Norms after the parts of blocks and over all heads, and heads that together are wider than the residual stream.
+pub fn tiny_olmo2(dropout: f32, precision: Precision) -> GptShape {
+    let (norm_placement, qk_norm) = (NormPlacement::Post, Some(QkNorm::AllHeads));
+    GptShape { head_dim: Some(12), norm_placement, qk_norm, norm_eps: 1e-6, ..tiny_llama(dropout, precision) }
 }
 
 pub const MLP_SIZES: [usize; 4] = [24, 32, 17, 8];

@@ -1,8 +1,9 @@
 //! Trials of attention and of norms of its heads.
 
-use device::ops::{Attention, AttentionBackward, HeadNorm, HeadNormBackward, Rotary};
+use device::ops::{Attention, AttentionBackward, HeadNorm, HeadNormBackward, Mask, Rotary};
 use device::{DType, Result, Tensor};
 
+use super::joint_norm::joint_norms;
 use super::sizes::{Sizes, site};
 use super::workbench::{AddTrial, Workbench};
 
@@ -21,15 +22,21 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     for turns in [false, true] {
         head_norms(s, turns, dtype, &mut *add);
     }
-    for (label, kv_heads, drops) in
-        [("", heads, false), (", grouped", s.kv_heads, false), (", dropout", s.kv_heads, true)]
-    {
+    joint_norms(s, dtype, &mut *add);
+    for (label, kv_heads, window, drops) in [
+        ("", heads, None, false),
+        (", grouped", s.kv_heads, None, false),
+        (", dropout", s.kv_heads, None, true),
+        (", window", s.kv_heads, Some(seq / 3 + 1), false),
+        (", window, dropout", s.kv_heads, Some(seq / 3 + 1), true),
+    ] {
+        let mask = Mask { window };
         let forward = move |b: &mut Workbench| -> Result<(Attention, Tensor)> {
             let qkv = b.input([batch, seq, (heads + 2 * kv_heads) * head_dim], dtype)?;
             let output = b.output([batch, seq, heads * head_dim], dtype)?;
             let stats = b.output([batch, heads, seq], DType::F32)?;
             let dropout = if drops { Some(site(b)?) } else { None };
-            Ok((Attention { qkv, output, stats, heads, kv_heads, dropout }, qkv))
+            Ok((Attention { qkv, output, stats, heads, kv_heads, mask, dropout }, qkv))
         };
         add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.0.into())));
         add(
@@ -40,7 +47,8 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 let grad_output = b.input([batch, seq, heads * head_dim], dtype)?;
                 let grad_qkv = b.output(qkv.shape, dtype)?;
                 let Attention { output, stats, dropout, .. } = op;
-                Ok(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads, dropout }.into())
+                Ok(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads, mask, dropout }
+                    .into())
             }),
         );
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use device::ops::{Add, Attention, AttentionBackward, Epilogue, Gemm};
+use device::ops::{Add, Attention, AttentionBackward, Epilogue, Gemm, Mask};
 use device::{DType, Op, Result};
 
 use super::fp8_products;
@@ -82,9 +82,20 @@ fn attention_tflops(
     let stats = bench.output([batch, heads, seq], DType::F32)?;
     let (grad_output, grad_qkv) =
         (bench.input([batch, seq, width], DType::Bf16)?, bench.output(qkv.shape, DType::Bf16)?);
-    let forward: Op = Attention { qkv, output, stats, heads, kv_heads: heads, dropout: None }.into();
-    let backward: Op =
-        AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads: heads, dropout: None }.into();
+    let forward: Op =
+        Attention { qkv, output, stats, heads, kv_heads: heads, mask: Mask::CAUSAL, dropout: None }.into();
+    let backward: Op = AttentionBackward {
+        qkv,
+        output,
+        stats,
+        grad_output,
+        grad_qkv,
+        heads,
+        kv_heads: heads,
+        mask: Mask::CAUSAL,
+        dropout: None,
+    }
+    .into();
     let rate = |op: &Op| -> Result<f64> { Ok(op.flops() / settled_seconds(bench, op)? / 1e12) };
     Ok([rate(&forward)?, rate(&backward)?])
 }

@@ -2,8 +2,8 @@
 
 use device::DType;
 use device::ops::{
-    Activation, ActivationBackward, ActivationKind, Add, BiasGrad, Copy, Dropout, Epilogue, Fill, Gemm, Norm,
-    NormBackward, NormKind, ReluDropout, ReluDropoutBackward, SwiGlu, SwiGluBackward,
+    Activation, ActivationBackward, ActivationKind, Add, BiasGrad, Columns, Copy, Dropout, Epilogue, Fill, Gemm,
+    GemmColumns, Norm, NormBackward, NormKind, ReluDropout, ReluDropoutBackward, SwiGlu, SwiGluBackward,
 };
 
 use super::fp8_products::{self, Scales};
@@ -87,6 +87,27 @@ fn products(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         Box::new(move |b| {
             let (dy, w) = (b.input([m, n], dtype)?, b.scaled([n, k], dtype, scale)?);
             Ok(Gemm::dgrad(dy, w, b.output([m, k], dtype)?, Epilogue::None).into())
+        }),
+    );
+    // As adapters multiply: a few columns of a wide tensor, added.
+    add(
+        "gemm, columns accumulated",
+        Box::new(move |b| {
+            let (low, w, out) =
+                (b.input([m, 48], dtype)?, b.scaled([n / 3, 16], dtype, scale)?, b.input([m, n], dtype)?);
+            let columns = |first, count| Some(Columns { first, count });
+            let columns = GemmColumns { a: columns(16, 16), out: columns(n / 3, n / 3), ..GemmColumns::ALL };
+            Ok(Gemm { columns, alpha: 0.5, accumulate: true, ..Gemm::linear(low, w, out, Epilogue::None) }.into())
+        }),
+    );
+    add(
+        "gemm, wgrad of columns",
+        Box::new(move |b| {
+            let (dy, low, grad) =
+                (b.input([m, n], dtype)?, b.input([m, 48], dtype)?, b.output([n / 3, 16], DType::F32)?);
+            let columns = |first, count| Some(Columns { first, count });
+            let columns = GemmColumns { a: columns(n / 3, n / 3), b: columns(32, 16), out: None };
+            Ok(Gemm { columns, ..Gemm::wgrad(dy, low, grad, false) }.into())
         }),
     );
     for again in [false, true] {

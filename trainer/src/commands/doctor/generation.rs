@@ -1,16 +1,20 @@
 //! Trials of the operations that generate text.
 
 use device::DType;
-use device::ops::{CachedAttention, TakeRows};
+use device::ops::{CachedAttention, Mask, TakeRows};
 
 use super::workbench::AddTrial;
 
 /// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, and reads of rows of a
 /// table.
 pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
-    for (label, rows, heads, kv_heads, head_dim) in
-        [("a token", 1, 8, 2, 64), ("a prompt", 70, 6, 3, 64), ("odd heads", 3, 4, 2, 21), ("wide heads", 2, 2, 1, 200)]
-    {
+    for (label, rows, heads, kv_heads, head_dim, window) in [
+        ("a token", 1, 8, 2, 64, None),
+        ("a prompt", 70, 6, 3, 64, None),
+        ("odd heads", 3, 4, 2, 21, None),
+        ("wide heads", 2, 2, 1, 200, None),
+        ("a window", 5, 4, 2, 64, Some(50)),
+    ] {
         add(
             &format!("cached_attention, {label}"),
             Box::new(move |b| {
@@ -19,7 +23,7 @@ pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
                 let cache = b.input([batch, capacity, 2 * kv_heads * head_dim], dtype)?;
                 let start = b.integers([1], &[before])?;
                 let output = b.output([batch, rows, heads * head_dim], dtype)?;
-                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads }.into())
+                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, mask: Mask { window } }.into())
             }),
         );
     }

@@ -10,6 +10,7 @@ mod fp8;
 mod fp8_blocks;
 mod fp8_products;
 mod generation;
+mod joint_norm;
 mod rates;
 mod sizes;
 mod table;

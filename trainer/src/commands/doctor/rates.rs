@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Instant;
 
-use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Fill, Gemm};
+use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Fill, Gemm, Mask};
 use device::{DType, Graph, Op, Result};
 
 use super::workbench::Workbench;
@@ -59,15 +59,25 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     let qkv = bench.input([batch, seq, 3 * heads * head_dim], DType::Bf16)?;
     let output = bench.output([batch, seq, heads * head_dim], DType::Bf16)?;
     let stats = bench.output([batch, heads, seq], DType::F32)?;
-    let forward: Op = Attention { qkv, output, stats, heads, kv_heads: heads, dropout: None }.into();
+    let forward: Op =
+        Attention { qkv, output, stats, heads, kv_heads: heads, mask: Mask::CAUSAL, dropout: None }.into();
     let flops = 2.0 * (batch * heads * seq * seq * head_dim) as f64;
     let name = |pass: &str| format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
     let seconds = self::seconds(bench, &forward)?;
     rates.push(Rate { name: name("forward"), value: flops / seconds / 1e12, unit: Unit::Tflops });
     let grad_output = bench.input([batch, seq, heads * head_dim], DType::Bf16)?;
     let grad_qkv = bench.output(qkv.shape, DType::Bf16)?;
-    let backward =
-        AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads: heads, dropout: None };
+    let backward = AttentionBackward {
+        qkv,
+        output,
+        stats,
+        grad_output,
+        grad_qkv,
+        heads,
+        kv_heads: heads,
+        mask: Mask::CAUSAL,
+        dropout: None,
+    };
     let seconds = self::seconds(bench, &backward.into())?;
     rates.push(Rate { name: name("backward"), value: 2.5 * flops / seconds / 1e12, unit: Unit::Tflops });
 

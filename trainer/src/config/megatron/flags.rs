@@ -205,6 +205,8 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("train-data-path", Unsupported("training data have one option", "--data-path")),
     ("test-data-path", Unsupported("there are training and validation data, no test data", "--validation-path, or leave it out")),
     ("no-position-embedding", Unsupported("positions are learned, rotary or none", "leave it out beside --position rotary, or --position none")),
+    ("window-size", Unsupported("a window counts the token itself", "--sliding-window with the first number plus 1")),
+    ("window-attn-skip-freq", Unsupported("the blocks with a window are given as a list that repeats", "--window-pattern [1,1,0] for two with, one without")),
     ("use-rope-scaling", Unsupported("the scaling is given as numbers", "--rope-scaling [8,1,4,8192]")),
     ("num-experts", Unsupported("models are dense", "leave it out")),
     ("ddp-bucket-size", Unsupported("buckets are counted in MiB of gradients, not in parameters", "--bucket-mib 153 for 40 million parameters in f32")),

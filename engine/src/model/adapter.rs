@@ -1,0 +1,298 @@
+//! Low-rank adapters (LoRA, Hu et al., 2021): a linear layer whose weight is frozen adds `alpha / rank * B A dropout(x)` to
+//! its output. `A` and `B` are trained.
+//!
+//! The layers of a block pack several matrices in one weight, such as queries, keys and values. Each [`LoraTarget`] is one of
+//! these matrices, or all of them as one, and has an adapter of its own. The `A` of a layer's adapters are packed in one
+//! parameter `(adapters * rank, in)`, so their products with the input are one. Their `B` are packed too:
+//! `(outputs of all adapters, rank)`.
+
+use std::ops::Range;
+
+use device::Tensor;
+use device::ops::{Add, Columns, Dropout, DropoutSite, Epilogue, Gemm, GemmColumns};
+use graph_manager::Result;
+
+use super::buffers::tensor_like;
+use super::builder::LayerBuilder;
+use super::dropout::{DropoutLayer, dropout_backward};
+use super::lora::{Lora, LoraTarget};
+use super::shape::GptShape;
+use super::tensor_parallel::{Packed, TensorParallel};
+use crate::params::{Init, Param, ParamSpec};
+use crate::step_policy::StepContext;
+
+impl Lora {
+    fn has(&self, target: LoraTarget) -> bool {
+        self.targets.contains(&target)
+    }
+
+    /// The linear layers of a block with adapters, by the names that their parameters begin with in a block, and the rows
+    /// of its weight that each adapter covers. In the order in which `A` and `B` pack them.
+    pub fn adapted_rows(&self, shape: &GptShape) -> Vec<(&'static str, Vec<Range<usize>>)> {
+        let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
+        let up = vec![shape.ffn; shape.feed_forward.packed()];
+        let layers = [
+            ("attn.c_attn", self.of_qkv(), vec![queries, keys, keys]),
+            ("attn.c_proj", self.of_attention_output(), vec![shape.hidden]),
+            ("mlp.c_fc", self.of_up(up.len()), up),
+            ("mlp.c_proj", self.of_down(), vec![shape.hidden]),
+        ];
+        let rows = |packed: &[usize], groups: &Range<usize>| {
+            let size = |groups: Range<usize>| packed[groups].iter().sum::<usize>();
+            size(0..groups.start)..size(0..groups.end)
+        };
+        let adapted = layers.into_iter().filter_map(|(name, spec, packed)| Some((name, spec?, packed)));
+        adapted
+            .map(|(name, spec, packed)| (name, spec.groups.iter().map(|groups| rows(&packed, groups)).collect()))
+            .collect()
+    }
+
+    /// Those of the layer that packs queries, keys and values.
+    pub(crate) fn of_qkv(&self) -> Option<AdapterSpec> {
+        let each = [LoraTarget::Query, LoraTarget::Key, LoraTarget::Value];
+        let mut groups: Vec<Range<usize>> = self.single(&each);
+        if self.has(LoraTarget::QueryKeyValue) {
+            groups = vec![0..3];
+        }
+        self.spec(groups, 0)
+    }
+
+    /// Those of the layer after attention.
+    pub(crate) fn of_attention_output(&self) -> Option<AdapterSpec> {
+        self.spec(self.single(&[LoraTarget::AttentionOutput]), 1)
+    }
+
+    /// Those of the first layer of a feed-forward layer, which packs so many matrices: the last is [`LoraTarget::Up`].
+    pub(crate) fn of_up(&self, groups: usize) -> Option<AdapterSpec> {
+        let all = [LoraTarget::Gate, LoraTarget::Up];
+        self.spec(self.single(&all[all.len() - groups..]), 2)
+    }
+
+    /// Those of the last layer of a feed-forward layer.
+    pub(crate) fn of_down(&self) -> Option<AdapterSpec> {
+        self.spec(self.single(&[LoraTarget::Down]), 3)
+    }
+
+    /// An adapter for each of the `packed` matrices that is a target.
+    fn single(&self, packed: &[LoraTarget]) -> Vec<Range<usize>> {
+        (0..packed.len()).filter(|&at| self.has(packed[at])).map(|at| at..at + 1).collect()
+    }
+
+    fn spec(&self, groups: Vec<Range<usize>>, layer: usize) -> Option<AdapterSpec> {
+        (!groups.is_empty()).then(|| AdapterSpec {
+            rank: self.rank,
+            scale: self.scale(),
+            dropout: self.dropout,
+            groups,
+            layer,
+        })
+    }
+}
+
+/// Linear layers of a block.
+const LAYERS: usize = 4;
+/// Most adapters of a linear layer: queries, keys and values.
+const MOST: usize = 3;
+
+/// The adapters of a linear layer before they have memory.
+#[derive(Clone, Debug)]
+pub(crate) struct AdapterSpec {
+    rank: usize,
+    scale: f32,
+    dropout: f64,
+    /// For each adapter, which of the matrices that the layer packs it covers.
+    groups: Vec<Range<usize>>,
+    /// Which of the block's linear layers it is.
+    layer: usize,
+}
+
+impl AdapterSpec {
+    /// `A`, then `B`, of the layer `name` with so many inputs. Its outputs pack `packed` and are split over the ranks;
+    /// `row_parallel` says that the inputs are split instead. `layer` is the layer that they belong to.
+    pub(super) fn params(
+        &self,
+        (name, layer): (&str, usize),
+        input: usize,
+        packed: &[Packed],
+        row_parallel: bool,
+        parallel: &TensorParallel,
+    ) -> [ParamSpec; 2] {
+        let covered: Vec<Packed> = self.groups.iter().flat_map(|groups| &packed[groups.clone()]).copied().collect();
+        let outputs = covered.iter().map(Packed::size).sum();
+        // As PEFT begins: Kaiming's uniform distribution for A, and B = 0.
+        let bound = 1.0 / (input as f32).sqrt();
+        let a = ParamSpec::new(
+            format!("{name}.lora_A"),
+            [self.groups.len() * self.rank, input],
+            Init::Uniform(bound),
+            layer,
+        );
+        let b = ParamSpec::new(format!("{name}.lora_B"), [outputs, self.rank], Init::Constant(0.0), layer);
+        // Of the parameter that is whole on each rank, backward computes a part from the rank's own inputs or outputs.
+        let whole = |spec: ParamSpec| ParamSpec { partial_gradient: parallel.size() > 1, ..spec };
+        match row_parallel {
+            true => [parallel.shard(a, 1, &[Packed::channels(input)]), whole(b)],
+            false => [whole(a), parallel.shard(b, 0, &covered)],
+        }
+    }
+
+    /// The adapters over their parameters, in a block.
+    pub(super) fn build(
+        &self,
+        [a, b]: [Param; 2],
+        packed: &[Packed],
+        row_parallel: bool,
+        builder: &LayerBuilder<'_>,
+        block: usize,
+    ) -> Adapter {
+        let parallel = builder.of.parallel;
+        let ranks = if row_parallel { 1 } else { parallel.size() };
+        let size = |groups: Range<usize>| -> usize { packed[groups].iter().map(|group| group.on_each(ranks)).sum() };
+        let mut columns = [None; MOST];
+        for (at, groups) in self.groups.iter().enumerate() {
+            columns[at] = Some(Columns { first: size(0..groups.start), count: size(groups.clone()) });
+        }
+        let mut dropout = builder.of.dropout(self.dropout, block + 1, 3 + self.layer as u16, Default::default());
+        if row_parallel {
+            // Each rank has other inputs, and drops them by a mask of its own.
+            dropout.seed ^= (parallel.rank() as u64) << 48;
+        }
+        let parts = builder.of.shape.layers * block_parts(builder);
+        let part = parts + block * LAYERS + self.layer;
+        Adapter { a, b, rank: self.rank, scale: self.scale, columns, width: size(0..packed.len()), dropout, part }
+    }
+
+    /// Parameters, whole.
+    pub(super) fn weights(&self, input: usize, packed: &[Packed]) -> usize {
+        let outputs = |groups: &Range<usize>| -> usize { packed[groups.clone()].iter().map(Packed::size).sum() };
+        self.groups.iter().map(|groups| self.rank * (input + outputs(groups))).sum()
+    }
+}
+
+/// Parts of a block, each of which saves values under a number of its own.
+fn block_parts(builder: &LayerBuilder<'_>) -> usize {
+    super::block::block_modules(builder.of.shape).len()
+}
+
+/// The adapters of a linear layer, or this rank's shard of them.
+#[derive(Clone, Copy)]
+pub(super) struct Adapter {
+    /// `(adapters * rank, in)`.
+    a: Param,
+    /// `(outputs of all adapters, rank)`.
+    b: Param,
+    rank: usize,
+    scale: f32,
+    /// The outputs of each adapter.
+    columns: [Option<Columns>; MOST],
+    /// Outputs of the layer.
+    width: usize,
+    dropout: DropoutLayer,
+    /// What it saves is filed under this number.
+    part: usize,
+}
+
+/// What forward saves for backward, and backward for the gradients of the weights.
+#[derive(Clone, Copy)]
+struct SavedAdapter {
+    /// `(..., adapters * rank)`: `alpha / rank * A dropout(x)`.
+    low: Tensor,
+    /// Its gradient, times `alpha / rank`, once it is computed.
+    grad_low: Option<Tensor>,
+    dropout: Option<DropoutSite>,
+}
+
+/// One of a layer's adapters.
+struct One {
+    /// Its columns of `low`.
+    low: Option<Columns>,
+    /// Its columns of the layer's output.
+    output: Option<Columns>,
+    /// Its rows of `B`: the first, and their number.
+    rows: (usize, usize),
+}
+
+impl Adapter {
+    /// The adapters one by one. A product with all columns of a tensor names none.
+    fn each(&self) -> impl Iterator<Item = One> + use<> {
+        let Adapter { rank, width, .. } = *self;
+        let columns: Vec<Columns> = self.columns.into_iter().flatten().collect();
+        let all = columns.len();
+        let mut first_row = 0;
+        columns.into_iter().enumerate().map(move |(at, columns)| {
+            let rows = (first_row, columns.count);
+            first_row += columns.count;
+            One {
+                low: (all > 1).then_some(Columns { first: at * rank, count: rank }),
+                output: (columns.count < width).then_some(columns),
+                rows,
+            }
+        })
+    }
+
+    /// Adds to the layer's `output` `(..., out)`, for its `input` `(..., in)`. `record` is the microbatch's `SampleRecord`.
+    pub(super) fn forward(
+        &self,
+        cx: &mut StepContext<'_>,
+        input: Tensor,
+        output: Tensor,
+        record: Tensor,
+    ) -> Result<()> {
+        let dropout = self.dropout.site(cx, record);
+        let dropped = dropout_backward(cx, "lora_input", input, dropout)?;
+        let low = tensor_like(cx, "lora_low", &input, self.a.weight.shape.rows())?;
+        cx.run(Gemm { alpha: self.scale, ..Gemm::linear(dropped, self.a.weight, low, Epilogue::None) })?;
+        for One { low: columns, output: to, rows: (first, count) } in self.each() {
+            let columns = GemmColumns { a: columns, out: to, ..GemmColumns::ALL };
+            let b = self.b.weight.narrow(first, count);
+            cx.run(Gemm { columns, accumulate: true, ..Gemm::linear(low, b, output, Epilogue::None) })?;
+        }
+        match cx.mode().trains() {
+            true => cx.part(self.part, |cx| cx.save_for_backward(SavedAdapter { low, grad_low: None, dropout })),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds to the gradient of the layer's input, for the gradient `(..., out)` of its output.
+    pub(super) fn input_gradient(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad_output: Tensor,
+        grad_input: Tensor,
+    ) -> Result<()> {
+        let saved: SavedAdapter = cx.part(self.part, |cx| cx.saved())?;
+        let grad_low = tensor_like(cx, "lora_grad_low", &grad_output, self.a.weight.shape.rows())?;
+        for One { low, output, rows: (first, count) } in self.each() {
+            let columns = GemmColumns { a: output, out: low, ..GemmColumns::ALL };
+            let product = Gemm::dgrad(grad_output, self.b.weight.narrow(first, count), grad_low, Epilogue::None);
+            cx.run(Gemm { columns, alpha: self.scale, ..product })?;
+        }
+        cx.part(self.part, |cx| cx.save_for_backward(SavedAdapter { grad_low: Some(grad_low), ..saved }))?;
+        let product = |to| Gemm::dgrad(grad_low, self.a.weight, to, Epilogue::None);
+        let Some(site) = saved.dropout else {
+            return cx.run(Gemm { accumulate: true, ..product(grad_input) });
+        };
+        let through = cx.tensor("lora_grad_input", grad_input.shape, grad_input.dtype)?;
+        cx.run(product(through))?;
+        cx.run(Dropout { input: through, output: through, site })?;
+        cx.run(Add { a: grad_input, b: through, output: grad_input })
+    }
+
+    /// The gradients of `A` and `B`, after [`Adapter::input_gradient`], from the layer's input and the gradient of its output.
+    pub(super) fn weight_gradients(&self, cx: &mut StepContext<'_>, input: Tensor, grad_output: Tensor) -> Result<()> {
+        let saved: SavedAdapter = cx.part(self.part, |cx| cx.saved())?;
+        let Some(grad_low) = saved.grad_low else { unreachable!("the input gradient is computed first") };
+        let accumulate = !cx.variant().overwrites;
+        if let Some(grad) = self.a.grad {
+            let dropped = dropout_backward(cx, "lora_input_again", input, saved.dropout)?;
+            cx.defer(Gemm::wgrad(grad_low, dropped, grad, accumulate))?;
+        }
+        let Some(grad) = self.b.grad else { return Ok(()) };
+        for One { low, output, rows: (first, count) } in self.each() {
+            let columns = GemmColumns { a: output, b: low, ..GemmColumns::ALL };
+            let product = Gemm::wgrad(grad_output, saved.low, grad.narrow(first, count), accumulate);
+            cx.defer(Gemm { columns, ..product })?;
+        }
+        Ok(())
+    }
+}

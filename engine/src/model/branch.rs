@@ -1,0 +1,164 @@
+//! A branch of the residual stream: a norm, a part such as attention or a feed-forward layer, and a norm of what it computes.
+//! Which of the two norms there are is the model's choice.
+
+use device::Tensor;
+use device::ops::{Add, QuantizeSource};
+use graph_manager::Result;
+
+use super::layer::Hidden;
+use super::norm::{NormLayer, Normed, SavedNorm};
+use super::part::{BlockPart, DecodeStep, Saved, SavedInput};
+use super::pending::PendingWeightGradients;
+use crate::graph_options::GraphModule;
+use crate::params::Param;
+use crate::regions::Region;
+use crate::step_policy::StepContext;
+
+/// A part with its norms. What the branch computes is added to the residual stream by whoever reads the stream next.
+pub(crate) struct Branch {
+    pub(crate) module: GraphModule,
+    /// Its number over the whole model. What it saves is filed under this number.
+    pub(crate) number: usize,
+    /// Of the residual stream, before the part; `None` if the part reads the stream itself.
+    pub(crate) norm: Option<NormLayer>,
+    pub(crate) part: Box<dyn BlockPart>,
+    /// Of what the part computed; `None` if that is added to the stream as it is.
+    pub(crate) output_norm: Option<NormLayer>,
+    /// The part's output bias, if the norm before the part sums its gradient.
+    pub(crate) output_bias: Option<Param>,
+}
+
+/// What a branch saves for its backward.
+#[derive(Clone)]
+struct SavedBranch {
+    stream: SavedStream,
+    part: Saved,
+    output: Option<SavedNorm>,
+}
+
+/// What a branch saves of the residual stream.
+#[derive(Clone, Copy)]
+enum SavedStream {
+    Normed(SavedNorm),
+    /// As the part read it.
+    AsItIs(Normed),
+}
+
+impl Branch {
+    /// The module's region within the region of its layer.
+    pub(crate) fn region(&self, cx: &StepContext<'_>) -> Region {
+        match cx.current_region().and_then(|region| region.of_module(self.module)) {
+            Some(region) => region,
+            None => unreachable!("a block runs in a forward, backward or weight gradients of its layer"),
+        }
+    }
+
+    /// The residual stream, what the part reads of it, and what backward needs.
+    fn read(
+        &self,
+        cx: &mut StepContext<'_>,
+        x: Tensor,
+        delta: Option<Tensor>,
+    ) -> Result<(Tensor, Normed, SavedStream)> {
+        let Some(norm) = &self.norm else {
+            let x = add(cx, x, delta)?;
+            let read = match self.part.computes_input() {
+                true => Normed::Computed(QuantizeSource::Stored(x)),
+                false => Normed::Stored(x),
+            };
+            return Ok((x, read, SavedStream::AsItIs(read)));
+        };
+        let (x, normed, saved) = match self.part.computes_input() {
+            true => norm.forward_statistics(cx, x, delta)?,
+            false => {
+                let (x, normed, saved) = norm.forward(cx, x, delta)?;
+                (x, Normed::Stored(normed), saved)
+            }
+        };
+        Ok((x, normed, SavedStream::Normed(saved)))
+    }
+
+    pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
+        let (x, normed, stream) = self.read(cx, input.x, input.delta)?;
+        let (delta, part) = self.part.forward(cx, normed, input.record)?;
+        let (delta, output) = self.normalise_output(cx, delta)?;
+        self.save(cx, SavedBranch { stream, part, output })?;
+        Ok(Hidden { x, delta: Some(delta), ..input })
+    }
+
+    /// What the branch adds to the residual stream, from what the part computed.
+    fn normalise_output(&self, cx: &mut StepContext<'_>, delta: Tensor) -> Result<(Tensor, Option<SavedNorm>)> {
+        let Some(norm) = &self.output_norm else { return Ok((delta, None)) };
+        let (_, normed, saved) = norm.forward(cx, delta, None)?;
+        Ok((normed, Some(saved)))
+    }
+
+    /// The forward as far as backward needs it. Only the backward of an output norm needs what the part computes.
+    pub(crate) fn prepare_backward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
+        if self.output_norm.is_some() {
+            return self.forward(cx, input).map(|_| ());
+        }
+        let (_, normed, stream) = self.read(cx, input.x, input.delta)?;
+        let part = self.part.prepare_backward(cx, normed, input.record)?;
+        self.save(cx, SavedBranch { stream, part, output: None })
+    }
+
+    fn save(&self, cx: &mut StepContext<'_>, saved: SavedBranch) -> Result<()> {
+        cx.part(self.number, |cx| cx.save_for_backward(saved))
+    }
+
+    /// The gradient of the residual stream before the branch from `grad`, the one after it; see [`BlockPart::backward`].
+    pub(crate) fn backward(
+        &self,
+        cx: &mut StepContext<'_>,
+        grad: Tensor,
+        pending: PendingWeightGradients,
+    ) -> Result<(Tensor, PendingWeightGradients)> {
+        let saved: SavedBranch = cx.part(self.number, |cx| cx.saved())?;
+        let grad_output = match (&self.output_norm, &saved.output) {
+            (Some(norm), Some(saved)) => norm.backward(cx, saved, grad, None, None)?,
+            _ => grad,
+        };
+        let input = match (&self.norm, &saved.stream) {
+            (Some(norm), SavedStream::Normed(saved)) => SavedInput::Norm(norm, saved),
+            (_, SavedStream::AsItIs(read)) => SavedInput::Stored(*read),
+            (None, SavedStream::Normed(_)) => unreachable!("without a norm nothing of it is saved"),
+        };
+        let (grad_read, pending) = self.part.backward(cx, grad_output, input, &saved.part, pending)?;
+        let grad = match (&self.norm, &saved.stream) {
+            (Some(norm), SavedStream::Normed(saved)) => {
+                norm.backward(cx, saved, grad_read, Some(grad), self.output_bias)?
+            }
+            _ => {
+                let output = cx.tensor("grad_residual", grad.shape, grad.dtype)?;
+                cx.run(Add { a: grad_read, b: grad, output })?;
+                output
+            }
+        };
+        Ok((grad, pending))
+    }
+
+    /// Forward of new tokens in a model that decodes: the residual stream `(1, rows, hidden)` and what is to be added to it,
+    /// before and after.
+    pub(crate) fn decode(
+        &self,
+        cx: &mut StepContext<'_>,
+        (x, delta): (Tensor, Option<Tensor>),
+        step: &DecodeStep,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (x, normed) = match &self.norm {
+            Some(norm) => norm.forward(cx, x, delta).map(|(x, normed, _)| (x, normed))?,
+            None => add(cx, x, delta).map(|x| (x, x))?,
+        };
+        let delta = self.part.decode(cx, normed, step)?;
+        Ok((x, Some(self.normalise_output(cx, delta)?.0)))
+    }
+}
+
+/// The residual stream `x` with `delta` added.
+fn add(cx: &mut StepContext<'_>, x: Tensor, delta: Option<Tensor>) -> Result<Tensor> {
+    let Some(delta) = delta else { return Ok(x) };
+    let output = cx.tensor("residual", x.shape, x.dtype)?;
+    cx.run(Add { a: delta, b: x, output })?;
+    Ok(output)
+}

@@ -1,0 +1,47 @@
+//! Which linear layers of a model have low-rank adapters.
+
+/// What has an adapter in each block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LoraTarget {
+    /// The projection to queries.
+    Query,
+    /// The projection to keys.
+    Key,
+    /// The projection to values.
+    Value,
+    /// The projection to queries, keys and values, as one matrix.
+    QueryKeyValue,
+    /// The projection after attention.
+    AttentionOutput,
+    /// The gate of a gated feed-forward layer.
+    Gate,
+    /// The feed-forward layer's first matrix; of a gated one what is gated.
+    Up,
+    /// The feed-forward layer's last matrix.
+    Down,
+}
+
+/// Whether a parameter of that name belongs to an adapter.
+pub fn is_adapter(name: &str) -> bool {
+    name.ends_with(".lora_A") || name.ends_with(".lora_B")
+}
+
+/// The adapters of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lora {
+    /// The inner size of `B A`.
+    pub rank: usize,
+    /// Adapters add `alpha / rank` times their product.
+    pub alpha: f64,
+    /// Dropout of what adapters read.
+    pub dropout: f64,
+    /// What has adapters, each once.
+    pub targets: Vec<LoraTarget>,
+}
+
+impl Lora {
+    /// What an adapter's product is multiplied by.
+    pub fn scale(&self) -> f32 {
+        (self.alpha / self.rank as f64) as f32
+    }
+}

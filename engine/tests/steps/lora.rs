@@ -1,0 +1,210 @@
+//! Adapters of frozen linear layers: the same bits in every setting, and the numbers of one rank in every layout.
+
+use device::{DType, bf16};
+use engine::graph_options::{GraphOptions, Scope};
+use engine::model::{FeedForward, GptShape, Lora, LoraTarget, is_adapter};
+use engine::precision::Precision;
+use engine::step::{Stage, StepResult};
+
+use crate::models::{Kind, Layout, Run, all_settings, batch, noise, tiny_gpt, tiny_qwen2, tiny_qwen3};
+
+const STEPS: usize = 6;
+
+/// Everything in a block that can have an adapter of its own.
+pub fn all_targets(shape: &GptShape) -> Vec<LoraTarget> {
+    use LoraTarget::{AttentionOutput, Down, Gate, Key, Query, Up, Value};
+    let gate = (shape.feed_forward == FeedForward::SwiGlu).then_some(Gate);
+    [Query, Key, Value, AttentionOutput, Up, Down].into_iter().chain(gate).collect()
+}
+
+/// Adapters as `engine/tests/parity/reference.py` takes them: the rows of each layer's weight that they cover.
+pub fn adapters(lora: &Lora, shape: &GptShape) -> serde_json::Value {
+    let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
+    let gate = if shape.feed_forward == FeedForward::SwiGlu { shape.ffn } else { 0 };
+    let mut targets = serde_json::Map::new();
+    let mut targeted = lora.targets.clone();
+    targeted.sort_unstable();
+    for target in targeted {
+        let (layer, rows) = match target {
+            LoraTarget::Query => ("attn.c_attn", 0..queries),
+            LoraTarget::Key => ("attn.c_attn", queries..queries + keys),
+            LoraTarget::Value => ("attn.c_attn", queries + keys..queries + 2 * keys),
+            LoraTarget::QueryKeyValue => ("attn.c_attn", 0..queries + 2 * keys),
+            LoraTarget::AttentionOutput => ("attn.c_proj", 0..shape.hidden),
+            LoraTarget::Gate => ("mlp.c_fc", 0..gate),
+            LoraTarget::Up => ("mlp.c_fc", gate..gate + shape.ffn),
+            LoraTarget::Down => ("mlp.c_proj", 0..shape.hidden),
+        };
+        let rows = serde_json::json!([rows.start, rows.end]);
+        targets.entry(layer).or_insert_with(|| serde_json::json!([])).as_array_mut().unwrap().push(rows);
+    }
+    serde_json::json!({ "rank": lora.rank, "scale": lora.alpha / lora.rank as f64, "targets": targets })
+}
+
+/// Gives each `B`, which begins at 0, other values, so that all gradients matter. They are the same on every rank.
+pub fn move_adapters(stage: &Stage) {
+    for (index, spec) in stage.params().specs.iter().enumerate().filter(|(_, spec)| spec.name.ends_with(".lora_B")) {
+        let stream = spec.name.bytes().map(u64::from).sum();
+        let value = |at: usize| (noise(stream, at as u64) >> 40) as f32 / (1u64 << 24) as f32 * 0.2 - 0.1;
+        stage.params().set(stage.device(), index, &spec.stored_values(value)).unwrap();
+    }
+}
+
+fn with_adapters(shape: GptShape, dropout: f64) -> GptShape {
+    let targets = all_targets(&shape);
+    GptShape { lora: Some(Lora { rank: 4, alpha: 8.0, dropout, targets }), ..shape }
+}
+
+/// With dropout of adapters and of all else.
+fn shapes(dropout: f32) -> [(&'static str, GptShape); 3] {
+    let gpt = tiny_gpt(dropout, Precision::F32);
+    // As many heads of each kind as ranks share, and fewer.
+    let qwen3 = GptShape { heads: 8, kv_heads: 4, ..tiny_qwen3(dropout, Precision::F32) };
+    let qwen2 = tiny_qwen2(dropout, Precision::F32);
+    [("GPT", gpt), ("Qwen3", qwen3), ("Qwen2", qwen2)].map(|(name, shape)| (name, with_adapters(shape, dropout.into())))
+}
+
+fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
+    let (kind, precision) = (if shape.bias { Kind::Gpt } else { Kind::Llama }, shape.precision);
+    let new = Run::new(kind, 4 / data, graphs);
+    Run { shape: Some(shape.clone()), precision, steps: STEPS, frozen: |name| !is_adapter(name), ..new }
+}
+
+/// Trains from adapters that are not 0: all results, and the final adapters in bits.
+fn train(run: Run) -> (Vec<StepResult>, Vec<u32>) {
+    let device = run.device();
+    let mut stage = run.stage(&device);
+    move_adapters(&stage);
+    let results = (0..run.steps)
+        .map(|step| {
+            let settings = run.settings(step);
+            let batch = stage.needs_batch().then(|| batch(run.kind, settings.first_sample, run.microbatches));
+            stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap()
+        })
+        .collect();
+    let trained = stage.params().iter().filter(|(spec, _)| is_adapter(&spec.name));
+    let values = trained.flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap());
+    (results, values.map(f32::to_bits).collect())
+}
+
+fn off() -> GraphOptions {
+    GraphOptions { enable: false, ..GraphOptions::default() }
+}
+
+#[test]
+fn adapters_train_to_the_same_bits_in_every_graph_setting_and_whatever_is_recomputed() {
+    for (name, shape) in shapes(0.1) {
+        let plain = train(run(&shape, 1, off()));
+        assert!(plain.0[STEPS - 1].loss < plain.0[0].loss, "{name} does not learn: {:?}", plain.0);
+        for (setting, options) in all_settings() {
+            assert!(train(run(&shape, 1, options)) == plain, "{name}, {setting}");
+        }
+        let selective = GptShape { recompute: true, ..shape.clone() };
+        for (what, run) in [
+            ("selective", run(&selective, 1, GraphOptions::default())),
+            ("full", Run { recompute: Some(2), ..run(&shape, 1, GraphOptions::default()) }),
+            ("threads", Run { threads: 3, ..run(&shape, 1, off()) }),
+            ("random order", Run { shuffle: Some(5), ..run(&shape, 1, GraphOptions::default()) }),
+        ] {
+            assert!(train(run) == plain, "{name}, {what}");
+        }
+    }
+}
+
+#[test]
+fn adapters_that_begin_at_zero_change_nothing_and_the_frozen_weights_stay() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let shape = tiny_qwen3(0.0, precision);
+        let with = with_adapters(shape.clone(), 0.0);
+        let one = |shape: &GptShape| Run { steps: 1, clip: 0.0, ..run(shape, 1, GraphOptions::default()) };
+        let without = Run { frozen: |_| false, ..one(&shape) };
+        assert_eq!(one(&with).train_on(&without.device()).0[0].loss, without.train_on(&without.device()).0[0].loss);
+        let bits = |steps| {
+            let run = Run { steps, ..one(&with) };
+            let device = run.device();
+            let stage = run.train_on(&device).1;
+            let frozen = stage.params().iter().filter(|(spec, _)| !is_adapter(&spec.name));
+            let values = |tensor| match precision {
+                Precision::F32 => device.download::<f32>(tensor).unwrap().into_iter().map(f32::to_bits).collect(),
+                _ => device.download::<bf16>(tensor).unwrap().into_iter().map(|x| u32::from(x.to_bits())).collect(),
+            };
+            frozen.map(|(_, param)| values(&param.weight)).collect::<Vec<Vec<u32>>>()
+        };
+        assert_eq!(bits(0), bits(3));
+        // The frozen weights cost their own bytes; adapters alone have gradients and masters.
+        let stage = one(&with).stage(&without.device());
+        let adapters: usize = stage.params().iter().filter_map(|(_, param)| Some(param.grad?.elements())).sum();
+        assert!(0 < adapters && adapters < stage.params().frozen_bytes() / 4, "{adapters}");
+        assert!(stage.params().iter().all(|(_, param)| param.grad.is_none() || param.master.dtype == DType::F32));
+    }
+}
+
+#[test]
+fn adapters_that_ranks_share_have_the_losses_and_gradient_norms_of_one_rank() {
+    let zero_bubble = Layout { zero_bubble: true, ..Layout::new(2, 2, 1, 1) };
+    let layouts = [
+        (Layout::new(2, 1, 1, 1), false),
+        (Layout { sequence: false, ..Layout::new(2, 1, 1, 1) }, false),
+        (Layout { sequence: false, ..Layout::new(4, 1, 1, 1) }, false),
+        (Layout::new(1, 2, 1, 1), false),
+        (Layout::new(1, 1, 1, 2), true),
+        (Layout::new(2, 1, 1, 2), true),
+        (zero_bubble, false),
+    ];
+    for (name, shape) in shapes(0.0) {
+        let small_steps = |run: Run| Run { learning_rate: 1e-3, ..run };
+        let (alone, _) = train(small_steps(run(&shape, 1, off())));
+        for (layout, distributed_optimizer) in layouts {
+            for scope in [Scope::PerLayer, Scope::FullIteration] {
+                let graphs = GraphOptions { scope, poison: true, ..GraphOptions::default() };
+                let make = || Run { distributed_optimizer, ..small_steps(run(&shape, layout.data, graphs.clone())) };
+                let ranks = layout.on_ranks(make, |run| train(run).0);
+                for results in &ranks {
+                    for (step, (a, b)) in alone.iter().zip(results).enumerate() {
+                        let loss = (a.loss - b.loss).abs() / a.loss;
+                        let norm = f64::from((a.grad_norm - b.grad_norm).abs() / a.grad_norm);
+                        assert!(loss < 2e-6, "{name} {layout:?} {scope:?} {step}: losses {} and {}", a.loss, b.loss);
+                        let norms = (a.grad_norm, b.grad_norm);
+                        assert!(norm < 3e-5, "{name} {layout:?} {scope:?} {step}: norms {norms:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The gradient of each adapter against the change of the loss, through the masks of dropout, which are those of the step.
+#[test]
+fn gradients_of_adapters_with_dropout_are_the_slopes_of_the_loss() {
+    let shape = with_adapters(GptShape { layers: 1, ..tiny_qwen3(0.0, Precision::F32) }, 0.3);
+    let run = Run { clip: 0.0, learning_rate: 0.0, ..run(&shape, 1, off()) };
+    let device = run.device();
+    // The loss when a parameter is moved along its gradient, and that gradient.
+    let loss = |moved: Option<(usize, &[f32], f32)>| {
+        let mut stage = run.stage(&device);
+        move_adapters(&stage);
+        if let Some((index, direction, length)) = moved {
+            let (_, param) = stage.params().iter().nth(index).unwrap();
+            let values = device.download::<f32>(&param.master).unwrap();
+            let values: Vec<f32> = values.iter().zip(direction).map(|(x, d)| x + length * d).collect();
+            stage.params().set(&device, index, &values).unwrap();
+        }
+        let settings = run.settings(3);
+        let batch = batch(run.kind, settings.first_sample, run.microbatches);
+        (stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap().loss, stage)
+    };
+    let (_, stage) = loss(None);
+    let mut checked = 0;
+    for (index, (spec, param)) in stage.params().iter().enumerate().filter(|(_, (spec, _))| is_adapter(&spec.name)) {
+        let gradient = device.download::<f32>(&param.grad.unwrap()).unwrap();
+        let norm = gradient.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let direction: Vec<f32> = gradient.iter().map(|x| x / norm).collect();
+        let length = 0.02;
+        let difference = loss(Some((index, &direction, length))).0 - loss(Some((index, &direction, -length))).0;
+        let slope = difference / (2.0 * f64::from(length));
+        let apart = (slope / f64::from(norm) - 1.0).abs();
+        assert!(apart < 2e-2, "{}: the slope is {slope}, the gradient {norm}", spec.name);
+        checked += 1;
+    }
+    assert_eq!(checked, 8);
+}

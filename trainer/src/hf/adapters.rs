@@ -1,0 +1,143 @@
+//! Low-rank adapters: merged into the weights that they adapt, or written as PEFT loads them.
+
+use std::ops::Range;
+use std::path::Path;
+
+use common::UserError;
+use engine::model::{GptShape, Lora};
+use rayon::prelude::*;
+use serde_json::{Value as Json, json};
+
+use super::data_type::DataType;
+use super::names::{Entry, Naming, Part, entries};
+use super::read::WeightFolder;
+use super::write::{not_written, write};
+use crate::config::lora_plan::modules;
+use crate::error::RunError;
+use crate::families::HuggingFace;
+
+/// The file that PEFT reads adapters from.
+pub(super) const ADAPTER_FILE: &str = "adapter_model.safetensors";
+
+/// A linear layer with adapters.
+struct Adapted {
+    /// What the names of its parameters begin with.
+    layer: String,
+    /// The rows of its weight that each adapter covers.
+    rows: Vec<Range<usize>>,
+}
+
+impl Adapted {
+    /// The rows of `B` that belong to an adapter.
+    fn rows_of_b(&self, adapter: usize) -> Range<usize> {
+        let first: usize = self.rows[..adapter].iter().map(Range::len).sum();
+        first..first + self.rows[adapter].len()
+    }
+}
+
+/// The linear layers with adapters, of all blocks.
+fn adapted(shape: &GptShape, lora: &Lora) -> Vec<Adapted> {
+    let in_block = lora.adapted_rows(shape);
+    let of = |block: usize| {
+        in_block.iter().map(move |(name, rows)| Adapted { layer: format!("h.{block}.{name}"), rows: rows.clone() })
+    };
+    (0..shape.layers).flat_map(of).collect()
+}
+
+/// `values` of one of our parameters with what its adapters add: `W + alpha / rank * B A`.
+///
+/// # Errors
+/// Adapters that are missing or broken.
+pub(super) fn merged(
+    mut values: Vec<f32>,
+    entry: &Entry,
+    weights: &WeightFolder,
+    shape: &GptShape,
+) -> Result<Vec<f32>, UserError> {
+    let Some(lora) = &shape.lora else { return Ok(values) };
+    let of_entry = |adapted: &Adapted| entry.name.strip_suffix(".weight") == Some(adapted.layer.as_str());
+    let Some(adapted) = adapted(shape, lora).into_iter().find(of_entry) else { return Ok(values) };
+    let [a, b] = ["lora_A", "lora_B"].map(|which| ours(shape, &format!("{}.{which}", adapted.layer)));
+    let (a, b) = (weights.parameter(&a)?, weights.parameter(&b)?);
+    let (width, rank, scale) = (entry.shape[1], lora.rank, lora.scale());
+    for (adapter, rows) in adapted.rows.iter().enumerate() {
+        let a = &a[adapter * rank * width..][..rank * width];
+        let b = &b[adapted.rows_of_b(adapter).start * rank..][..rows.len() * rank];
+        let weight = &mut values[rows.start * width..rows.end * width];
+        weight.par_chunks_mut(width).zip(b.par_chunks(rank)).for_each(|(weight, b)| {
+            for (column, weight) in weight.iter_mut().enumerate() {
+                let product: f32 = b.iter().zip(a.chunks(width)).map(|(b, a)| b * a[column]).sum();
+                *weight += scale * product;
+            }
+        });
+    }
+    Ok(values)
+}
+
+/// One of our parameters, by its name.
+fn ours(shape: &GptShape, name: &str) -> Entry {
+    match entries(shape, Naming::Ours).into_iter().find(|entry| entry.name == name) {
+        Some(entry) => entry,
+        None => unreachable!("a model with adapters has {name}"),
+    }
+}
+
+/// Writes the adapters to `folder` as PEFT loads them. `base` is the model that they belong to, where it is known. Returns what
+/// was written.
+///
+/// # Errors
+/// Adapters that are missing or broken; a file that cannot be written.
+pub(super) fn write_peft(
+    folder: &Path,
+    weights: &WeightFolder,
+    (shape, lora): (&GptShape, &Lora),
+    family: &'static dyn HuggingFace,
+    dtype: DataType,
+    base: Option<&str>,
+) -> Result<Vec<Entry>, RunError> {
+    let all = entries(shape, Naming::Family(family));
+    let mut written = Vec::new();
+    for adapted in adapted(shape, lora) {
+        let weight = format!("{}.weight", adapted.layer);
+        let parts: Vec<&Part> =
+            all.iter().filter(|entry| entry.name == weight).flat_map(|entry| &entry.parts).collect();
+        for (which, is_a) in [("lora_A", true), ("lora_B", false)] {
+            let part = |(adapter, rows): (usize, &Range<usize>)| {
+                let module = parts.iter().find(|part| part.rows == *rows).map(|part| part.name.as_str());
+                let module = module.and_then(|name| name.strip_suffix(".weight")).unwrap_or_default();
+                let a = adapter * lora.rank..(adapter + 1) * lora.rank;
+                let rows = if is_a { a } else { adapted.rows_of_b(adapter) };
+                Part { name: format!("base_model.model.{module}.{which}.weight"), rows }
+            };
+            let parts = adapted.rows.iter().enumerate().map(part).collect();
+            written.push(Entry { parts, ..ours(shape, &format!("{}.{which}", adapted.layer)) });
+        }
+    }
+    let from: Vec<Entry> = written.iter().map(|entry| ours(shape, &entry.name)).collect();
+    write((folder, "adapter_model"), &written, dtype, usize::MAX, &|index| weights.parameter(&from[index]))?;
+    let path = folder.join("adapter_config.json");
+    let config = adapter_config(shape, lora, family, base);
+    std::fs::write(&path, format!("{config:#}\n")).map_err(not_written(&path))?;
+    Ok(written)
+}
+
+/// `adapter_config.json` of PEFT.
+fn adapter_config(shape: &GptShape, lora: &Lora, family: &dyn HuggingFace, base: Option<&str>) -> Json {
+    let all = modules(shape).unwrap_or_default();
+    let is_target = |target| lora.targets.contains(&target);
+    // The short name, unless another layer that has no adapter ends in it too.
+    let name = |of: &crate::config::lora_plan::AdaptedModule| {
+        let alike = all.iter().filter(|other| other.short_name() == of.short_name());
+        let is_clear = alike.clone().all(|other| is_target(other.target));
+        if is_clear { of.short_name().to_string() } else { of.name.clone() }
+    };
+    let mut targets: Vec<String> = all.iter().filter(|module| is_target(module.target)).map(name).collect();
+    targets.sort_unstable();
+    targets.dedup();
+    json!({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": true,
+        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "target_modules": targets,
+        "fan_in_fan_out": family.tensors().transposes_linear_layers, "bias": "none", "modules_to_save": null,
+        "use_rslora": false, "init_lora_weights": true,
+    })
+}
