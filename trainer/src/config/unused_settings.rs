@@ -9,7 +9,7 @@ use crate::config::graph_plan::words;
 use crate::config::options::find;
 use crate::config::plan::RunPlan;
 use crate::config::{
-    DecayStyle, Fp8Choice, GradReduce, Layers, ModelConfig, ModelKind, OptimizerChoice, PositionEmbedding,
+    DecayStyle, Fp8Choice, GradReduce, Layers, ModelConfig, ModelKind, MomentDtype, OptimizerChoice, PositionEmbedding,
     RecomputeGranularity, VerifyMemory,
 };
 
@@ -172,6 +172,17 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         let unused = is_sgd || (optimizer.kind == OptimizerChoice::Lion && !by_lion);
         tell(unused && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
     }
+    let is_lion = optimizer.kind == OptimizerChoice::Lion;
+    for (key, dtype, unused) in [
+        ("optimizer.exp_avg_dtype", optimizer.exp_avg_dtype, is_sgd),
+        ("optimizer.exp_avg_sq_dtype", optimizer.exp_avg_sq_dtype, is_sgd || is_lion),
+    ] {
+        tell(
+            unused && dtype != MomentDtype::F32,
+            format!("{key} = \"{dtype}\""),
+            "it is for optimizer.kind = \"adamw\"",
+        );
+    }
     tell(
         optimizer.skip_step_sigma_factor == 0.0
             && !is_default("optimizer.skip_step_interval", &optimizer.skip_step_interval.to_string()),
@@ -290,6 +301,12 @@ mod tests {
             ("optimizer.momentum=0.9", "optimizer.kind=sgd", "optimizer.kind = \"sgd\""),
             ("optimizer.muon_momentum=0.9", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
             ("optimizer.muon_num_ns_steps=4", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
+            ("optimizer.kind=sgd optimizer.exp_avg_dtype=bf16", "optimizer.kind=lion", "optimizer.kind = \"adamw\""),
+            (
+                "optimizer.kind=lion optimizer.exp_avg_sq_dtype=bf16",
+                "optimizer.kind=muon",
+                "optimizer.kind = \"adamw\"",
+            ),
             ("optimizer.skip_step_interval=64", "optimizer.skip_step_sigma_factor=6.0", "skip_step_sigma_factor"),
             ("recompute.layers=2", "recompute.granularity=full", "recompute.granularity = \"full\""),
             (
