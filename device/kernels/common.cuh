@@ -220,10 +220,12 @@ struct Control {
 struct Status {
     u32 applied;
     u32 skipped;
+    u32 spikes;
+    u32 recorded;
     u32 finite;
+    u32 applies;
     float grad_norm;
     float grad_factor;
-    u32 reserved;
 };
 
 struct SampleRecord {

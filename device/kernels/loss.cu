@@ -49,6 +49,16 @@ template <class T, int N> void add_pack(Online& state, const Raw<T, N>& raw, u32
 // as many digits as the largest logit has before the point.
 inline float loss(const Online& state, float at_target) { return logf(state.sum) - (at_target - state.highest); }
 
+// The z-loss of a row is multiplier * log_sum^2. Without one `losses` is null.
+struct ZLoss {
+    float* losses;
+    float multiplier;
+};
+
+inline float log_sum(const Online& state) { return state.highest + logf(state.sum); }
+
+inline float z_loss(const Online& state, float multiplier) { return multiplier * log_sum(state) * log_sum(state); }
+
 // What the gradient of a row needs.
 struct Gradient {
     float highest;
@@ -56,9 +66,16 @@ struct Gradient {
     float at_target; // (softmax - 1) * grad_scale at the target
 };
 
-template <class T> Gradient gradient(const Online& state, float at_target, float scale) {
+template <class T> Gradient gradient(const Online& state, float at_target, float scale, const ZLoss& z) {
     float inverse = 1.0f / state.sum, softmax = exponential<T>(at_target - state.highest) * inverse;
-    return {state.highest, scale * inverse, (softmax - 1.0f) * scale};
+    Gradient of = {state.highest, scale * inverse, (softmax - 1.0f) * scale};
+    if (z.losses) {
+        // Its own gradient is this multiple of the softmax.
+        float more = 2.0f * z.multiplier * log_sum(state);
+        of.factor += more * of.factor;
+        of.at_target += more * softmax * scale;
+    }
+    return of;
 }
 
 // The gradient of a pack, in its place: (softmax - one at the target) * grad_scale.
@@ -89,13 +106,22 @@ struct CrossEntropy {
     const int* targets;
     float* losses;
     const Control* control; // or null
+    ZLoss z;
     u32 columns;
     u32 vocab;
 };
 
+inline void put_losses(const CrossEntropy& op, const Online& state, float at_target) {
+    op.losses[blockIdx.x] = loss(state, at_target);
+    if (op.z.losses) op.z.losses[blockIdx.x] = z_loss(state, op.z.multiplier);
+}
+
 // A row whose target is not in the vocabulary does not count.
 template <class T, int N> void ignore(const CrossEntropy& op, T* logits) {
-    if (threadIdx.x == 0) op.losses[blockIdx.x] = 0.0f;
+    if (threadIdx.x == 0) {
+        op.losses[blockIdx.x] = 0.0f;
+        if (op.z.losses) op.z.losses[blockIdx.x] = 0.0f;
+    }
     if (!op.control) return;
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) put(logits + pack * N, Raw<T, N>{});
 }
@@ -126,9 +152,9 @@ template <class T, int N> void cross_entropy(const CrossEntropy& op) {
         }
     }
     state = block_online<T>(state);
-    if (threadIdx.x == 0) op.losses[row] = loss(state, at_target);
+    if (threadIdx.x == 0) put_losses(op, state, at_target);
     if (!op.control) return;
-    Gradient of = gradient<T>(state, at_target, op.control->grad_scale);
+    Gradient of = gradient<T>(state, at_target, op.control->grad_scale, op.z);
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
         u32 column = pack * N;
         Raw<T, N> raw = {};
@@ -178,8 +204,8 @@ template <class T, int N> void cross_entropy_cached(const CrossEntropy& op) {
         }
     }
     state = block_online<T>(state);
-    if (threadIdx.x == 0) op.losses[row] = loss(state, at_target);
-    Gradient of = gradient<T>(state, at_target, scale);
+    if (threadIdx.x == 0) put_losses(op, state, at_target);
+    Gradient of = gradient<T>(state, at_target, scale, op.z);
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
         Raw<T, N> raw = {};
         if (pack < packs) {
@@ -232,8 +258,8 @@ FOR_EACH_FLOAT(CROSS_ENTROPY_PART)
 // The loss of a row from the numbers of all ranks, stats (ranks, 3, rows). With `control` the logits are overwritten by
 // their gradient.
 template <class T, int N>
-void cross_entropy_join(T* logits, const int* targets, const float* stats, float* losses, const Control* control, u32 rows,
-                        u32 columns, u32 real, u32 first, u32 vocab, u32 ranks) {
+void cross_entropy_join(T* logits, const int* targets, const float* stats, float* losses, const Control* control, ZLoss z,
+                        u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks) {
     const u64 row = blockIdx.x;
     logits += row * columns;
     stats += row;
@@ -247,9 +273,12 @@ void cross_entropy_join(T* logits, const int* targets, const float* stats, float
         state.sum += theirs[rows] * exponential<T>(theirs[0] - state.highest);
         at_target += theirs[2 * rows]; // one rank has it, the others have 0
     }
-    if (threadIdx.x == 0) losses[row] = counts ? loss(state, at_target) : 0.0f;
+    if (threadIdx.x == 0) {
+        losses[row] = counts ? loss(state, at_target) : 0.0f;
+        if (z.losses) z.losses[row] = counts ? z_loss(state, z.multiplier) : 0.0f;
+    }
     if (!control) return;
-    Gradient of = gradient<T>(state, at_target, control->grad_scale);
+    Gradient of = gradient<T>(state, at_target, control->grad_scale, z);
     for (u32 column = threadIdx.x * N; column < columns; column += blockDim.x * N) {
         float x[N];
         load<N>(logits + column, x);
@@ -264,10 +293,11 @@ void cross_entropy_join(T* logits, const int* targets, const float* stats, float
 }
 #define CROSS_ENTROPY_JOIN(T, N, suffix)                                                                               \
     KERNEL(cross_entropy_join_##suffix)                                                                                \
-    (T* logits, const int* targets, const float* stats, float* losses, const Control* control, u32 rows, u32 columns,  \
-     u32 real, u32 first, u32 vocab, u32 ranks) {                                                                      \
+    (T* logits, const int* targets, const float* stats, float* losses, const Control* control, float* z_losses,        \
+     float multiplier, u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks) {                             \
         begin_kernel();                                                                                                \
-        cross_entropy_join<T, N>(logits, targets, stats, losses, control, rows, columns, real, first, vocab, ranks);   \
+        ZLoss z = {z_losses, multiplier};                                                                              \
+        cross_entropy_join<T, N>(logits, targets, stats, losses, control, z, rows, columns, real, first, vocab, ranks); \
     }
 FOR_EACH_FLOAT(CROSS_ENTROPY_JOIN)
 

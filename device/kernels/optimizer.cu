@@ -8,7 +8,7 @@ KERNEL(clip_scale)(const float* square_sum, const Control* control, Status* stat
     float norm = sqrtf(*square_sum) * inverse;
     bool finite = fabsf(norm) <= 3.4028235e38f;
     status->grad_norm = norm;
-    status->finite = finite;
+    status->finite = status->applies = finite;
     if (finite) {
         status->grad_factor = (clip > 0.0f ? fminf(clip / (norm + 1e-6f), 1.0f) : 1.0f) * inverse;
         status->applied += 1;
@@ -23,12 +23,14 @@ struct Parameter {
     float* master;
     void* compute;
     const float* grad;
-    float* first;  // exp_avg, Lion's too, or SGD's momentum
-    float* second; // exp_avg_sq
+    void* first;  // exp_avg, Lion's too, f32 or bf16; or SGD's or Muon's momentum, f32
+    void* second; // exp_avg_sq, f32 or bf16
     u64 elements;
     float weight_decay;
     u32 first_chunk;
     u32 compute_is_bf16;
+    u32 first_is_bf16;
+    u32 second_is_bf16;
     u32 vector; // every pointer allows loads and stores of four elements
 };
 
@@ -66,6 +68,17 @@ template <int N> void publish(const Parameter& entry, u64 at, const float (&w)[N
     else store<N>((float*)entry.compute + at, w);
 }
 
+template <int N> void load_moment(const void* moment, u32 is_bf16, u64 at, float (&x)[N]) {
+    if (is_bf16) load<N>((const bf16*)moment + at, x);
+    else load<N>((const float*)moment + at, x);
+}
+
+// Rounds to nearest even.
+template <int N> void store_moment(void* moment, u32 is_bf16, u64 at, const float (&x)[N]) {
+    if (is_bf16) store<N>((bf16*)moment + at, x);
+    else store<N>((float*)moment + at, x);
+}
+
 struct AdamScalars {
     float grad_factor, step_size, root_correction, decay, beta1, beta2, eps;
 };
@@ -73,8 +86,8 @@ struct AdamScalars {
 template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u64 at) {
     float w[N], g[N], m[N], v[N];
     load<N>(entry.grad + at, g);
-    load<N>(entry.first + at, m);
-    load<N>(entry.second + at, v);
+    load_moment<N>(entry.first, entry.first_is_bf16, at, m);
+    load_moment<N>(entry.second, entry.second_is_bf16, at, v);
     load<N>((const float*)entry.master + at, w);
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -83,8 +96,8 @@ template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u
         v[i] = s.beta2 * v[i] + (1.0f - s.beta2) * g[i] * g[i];
         w[i] = w[i] * s.decay - s.step_size * m[i] / (sqrtf(v[i]) * s.root_correction + s.eps);
     }
-    store<N>(entry.first + at, m);
-    store<N>(entry.second + at, v);
+    store_moment<N>(entry.first, entry.first_is_bf16, at, m);
+    store_moment<N>(entry.second, entry.second_is_bf16, at, v);
     store<N>(entry.master + at, w);
     publish<N>(entry, at, w);
 }
@@ -92,7 +105,7 @@ template <int N> void adamw_step(const Parameter& entry, const AdamScalars& s, u
 KERNEL(adamw)(const __grid_constant__ Update op) {
     begin_kernel();
     const Status status = *op.status;
-    if (!status.finite) return;
+    if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
     float learning_rate = op.control->learning_rate;
     __shared__ float step_size, root_correction;
@@ -110,7 +123,7 @@ template <int N>
 void lion_step(const Parameter& entry, float learning_rate, float factor, float beta1, float beta2, u64 at) {
     float w[N], g[N], m[N];
     load<N>(entry.grad + at, g);
-    load<N>((const float*)entry.first + at, m);
+    load_moment<N>(entry.first, entry.first_is_bf16, at, m);
     load<N>((const float*)entry.master + at, w);
     float decay = 1.0f - learning_rate * entry.weight_decay;
 #pragma unroll
@@ -121,7 +134,7 @@ void lion_step(const Parameter& entry, float learning_rate, float factor, float 
         w[i] = w[i] * decay - learning_rate * sign;
         m[i] = beta2 * m[i] + (1.0f - beta2) * g[i];
     }
-    store<N>(entry.first + at, m);
+    store_moment<N>(entry.first, entry.first_is_bf16, at, m);
     store<N>(entry.master + at, w);
     publish<N>(entry, at, w);
 }
@@ -129,7 +142,7 @@ void lion_step(const Parameter& entry, float learning_rate, float factor, float 
 KERNEL(lion)(const __grid_constant__ Update op) {
     begin_kernel();
     const Status status = *op.status;
-    if (!status.finite) return;
+    if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
     float rate = op.control->learning_rate, factor = status.grad_factor;
     for_chunk(entry, [&](u64 at) { lion_step<4>(entry, rate, factor, op.beta1, op.beta2, at); },
@@ -147,7 +160,7 @@ template <int N> void sgd_step(const Parameter& entry, float learning_rate, floa
         load<N>((const float*)entry.first + at, b);
 #pragma unroll
         for (int i = 0; i < N; i++) g[i] = b[i] = momentum * b[i] + g[i];
-        store<N>(entry.first + at, b);
+        store<N>((float*)entry.first + at, b);
     }
 #pragma unroll
     for (int i = 0; i < N; i++) w[i] -= learning_rate * g[i];
@@ -158,7 +171,7 @@ template <int N> void sgd_step(const Parameter& entry, float learning_rate, floa
 KERNEL(sgd)(const __grid_constant__ Update op) {
     begin_kernel();
     const Status status = *op.status;
-    if (!status.finite) return;
+    if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
     float rate = op.control->learning_rate, factor = status.grad_factor, momentum = op.beta1;
     for_chunk(entry, [&](u64 at) { sgd_step<4>(entry, rate, factor, momentum, at); },
@@ -176,14 +189,14 @@ template <int N> void nesterov_step(const Parameter& entry, float factor, float 
         m[i] = beta * m[i] + (1.0f - beta) * g[i];
         g[i] = beta * m[i] + (1.0f - beta) * g[i];
     }
-    store<N>(entry.first + at, m);
+    store<N>((float*)entry.first + at, m);
     store<N>(entry.master + at, g);
 }
 
 KERNEL(nesterov_momentum)(const __grid_constant__ Update op) {
     begin_kernel();
     const Status status = *op.status;
-    if (!status.finite) return;
+    if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
     float factor = status.grad_factor, beta = op.beta1;
     for_chunk(entry, [&](u64 at) { nesterov_step<4>(entry, factor, beta, at); },
@@ -205,7 +218,7 @@ template <int N> void decayed_step(const Parameter& entry, float learning_rate, 
 KERNEL(decayed_step)(const __grid_constant__ Update op) {
     begin_kernel();
     const Status status = *op.status;
-    if (!status.finite) return;
+    if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
     float rate = op.control->learning_rate;
     for_chunk(entry, [&](u64 at) { decayed_step<4>(entry, rate, at); },

@@ -29,6 +29,7 @@ use crate::pipeline::{Pipeline, Transfers};
 use crate::regions::{Mode, Region};
 use crate::step_policy::{StepContext, StepPolicy};
 pub use build::{StageGroups, StageOptions};
+use metrics::Extras;
 pub use metrics::{PendingMetrics, StepResult};
 pub use settings::StepSettings;
 
@@ -67,6 +68,8 @@ struct StepProgram {
     /// See [`GraphOptions::overlap_microbatches`](crate::graph_options::GraphOptions::overlap_microbatches).
     overlaps_microbatches: bool,
     tensors: StepTensors,
+    /// `(1)` or `(2)`, f32: the loss sum, and next to it the sum of z-losses where the architecture has them.
+    loss_sums: Tensor,
 }
 
 /// Whether a step is a real one.
@@ -104,7 +107,7 @@ impl Stage {
         batch: Option<&HostValues>,
     ) -> Result<(PendingMetrics, Option<PendingCounts>)> {
         let losses = self.submit_as(Mode::Measure, settings, batch)?;
-        let metrics = PendingMetrics::read(&self.compute, &self.numbers, losses, true)?;
+        let metrics = self.read_numbers(losses, Mode::Measure)?;
         let eight = self.params().iter().filter(|(_, param)| param.fp8.is_some());
         let names = eight.map(|(spec, _)| spec.name.clone()).collect();
         let counts = self.params().fp8_counts().map(|counts| counts.read(&self.compute, names)).transpose()?;
@@ -136,7 +139,7 @@ impl Stage {
     pub fn evaluate(&mut self, settings: StepSettings, batch: Option<&HostValues>) -> Result<PendingMetrics> {
         let losses = self.write_inputs(settings, batch)?;
         self.graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| self.program.evaluate(cx, Run::Real))?;
-        self.metrics(losses)
+        self.read_numbers(losses, Mode::Evaluate)
     }
 
     /// Writes what differs from step to step to device memory that graphs read: the settings in one small operation, by
@@ -151,12 +154,22 @@ impl Stage {
         Ok(losses)
     }
 
-    /// Begins to read back the numbers of the step that was submitted last. `losses` is what [`Stage::submit`] returned.
+    /// Begins to read back the numbers of the training step that was submitted last. `losses` is what [`Stage::submit`] returned.
     ///
     /// # Errors
     /// Errors of the device.
     pub fn metrics(&self, losses: usize) -> Result<PendingMetrics> {
-        PendingMetrics::read(&self.compute, &self.numbers, losses, false)
+        self.read_numbers(losses, Mode::Train)
+    }
+
+    fn read_numbers(&self, losses: usize, mode: Mode) -> Result<PendingMetrics> {
+        let has_z_loss = mode.trains() && self.program.tensors.z_loss_sum.is_some();
+        PendingMetrics::read(
+            &self.compute,
+            &self.numbers,
+            losses,
+            Extras { z_loss: has_z_loss, fp8: mode == Mode::Measure },
+        )
     }
 
     /// Whether this stage reads the samples of a step. Only the first and the last stage of a pipeline do.
@@ -238,26 +251,26 @@ impl StepProgram {
         tasks.retain(|task| matches!(task, Task::Forward { .. }));
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
-                cx.region(Region::Begin, (), |cx, ()| self.zero_loss(cx))?;
+                cx.region(Region::Begin, (), |cx, ()| self.zero_losses(cx))?;
                 self.run_tasks(cx, &tasks, run)?;
                 cx.region(Region::Reduce, (), |cx, ()| {
                     if let Some(data_parallel) = &self.data_parallel {
-                        data_parallel.sum(cx, self.tensors.loss_sum)?;
+                        data_parallel.sum(cx, self.loss_sums)?;
                     }
-                    self.pipeline.sum_over_stages(cx, self.tensors.loss_sum)
+                    self.pipeline.sum_over_stages(cx, self.loss_sums)
                 })
             })
         })
     }
 
-    fn zero_loss(&self, cx: &StepContext<'_>) -> Result<()> {
-        cx.run(Fill { output: self.tensors.loss_sum, value: 0.0 })
+    fn zero_losses(&self, cx: &StepContext<'_>) -> Result<()> {
+        cx.run(Fill { output: self.loss_sums, value: 0.0 })
     }
 
     /// Sets the loss sum and sparse gradients to 0. Each microbatch adds to sparse gradients. The first one's backward
     /// overwrites all others.
     fn zero(&self, cx: &StepContext<'_>) -> Result<()> {
-        self.zero_loss(cx)?;
+        self.zero_losses(cx)?;
         if let (Mode::Measure, Some(counts)) = (cx.mode(), self.params.fp8_counts()) {
             counts.zero(cx)?;
         }
@@ -454,7 +467,7 @@ impl StepProgram {
     /// After all backwards: reduces the last gradient bucket, and sums what several stages share.
     fn finish_gradients(&self, cx: &mut StepContext<'_>) -> Result<()> {
         if let Some(ranks) = &self.data_parallel {
-            ranks.finish(cx, &[self.tensors.loss_sum])?;
+            ranks.finish(cx, &[self.loss_sums])?;
         }
         if let Some(ranks) = &self.copied_rows {
             ranks.sum(cx)?;
@@ -463,7 +476,7 @@ impl StepProgram {
         if cx.mode() == Mode::Measure {
             self.sum_fp8_counts(cx)?;
         }
-        self.pipeline.sum_over_stages(cx, self.tensors.loss_sum)
+        self.pipeline.sum_over_stages(cx, self.loss_sums)
     }
 
     /// Sums what 8-bit copies lost over all tensors of a kind and all ranks. A stage may have no 8-bit weights.

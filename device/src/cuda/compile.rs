@@ -42,6 +42,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     kernel_file!("random.cu"),
     kernel_file!("reduce.cu"),
     kernel_file!("rotary.cu"),
+    kernel_file!("skip_step.cu"),
     kernel_file!("sort.cu"),
 ];
 

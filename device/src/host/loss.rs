@@ -3,8 +3,8 @@
 use super::elementwise::with_float;
 use super::math::{exp, max, sum};
 use super::{Pool, view};
-use crate::Float;
-use crate::ops::{Control, CrossEntropy, Mse, SumInto};
+use crate::ops::{Control, CrossEntropy, Mse, SumInto, ZLoss};
+use crate::{Float, Tensor};
 
 /// The exponentials of a row of logits. The largest logit and the sum are kept apart: their log-sum-exp as one f32 would
 /// lose as many digits as the largest logit has before the point.
@@ -17,20 +17,49 @@ pub(super) struct Exponentials {
 }
 
 impl Exponentials {
-    /// The cross-entropy of a row, from the target's logit.
-    pub(super) fn loss(self, at_target: f32) -> f32 {
-        self.sum.ln() - (at_target - self.highest)
+    /// The losses of a row, from the target's logit.
+    pub(super) fn losses(self, at_target: f32, multiplier: Option<f32>) -> RowLosses {
+        let z_loss = multiplier.map_or(0.0, |multiplier| multiplier * self.log_sum() * self.log_sum());
+        [self.sum.ln() - (at_target - self.highest), z_loss]
     }
 
-    /// Overwrites logits that are not the target's by their gradient, `softmax * scale`.
-    pub(super) fn overwrite_by_gradient<T: Float>(self, logits: &mut [T], scale: f32) {
-        let factor = scale / self.sum;
+    /// The logarithm of the sum of the exponentials of all logits, which a z-loss keeps small.
+    fn log_sum(self) -> f32 {
+        self.highest + self.sum.ln()
+    }
+
+    /// What a z-loss adds to the gradient of each logit, as a multiple of its softmax.
+    fn z_gradient(self, multiplier: f32) -> f32 {
+        2.0 * multiplier * self.log_sum()
+    }
+
+    /// Overwrites logits that are not the target's by their gradient, `softmax * scale`. `multiplier` is that of the
+    /// z-loss.
+    pub(super) fn overwrite_by_gradient<T: Float>(self, logits: &mut [T], scale: f32, multiplier: Option<f32>) {
+        let weight = multiplier.map_or(1.0, |multiplier| 1.0 + self.z_gradient(multiplier));
+        let factor = scale * weight / self.sum;
         logits.iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - self.highest) * factor));
     }
 
     /// The gradient of the target's logit, `(softmax - 1) * scale`.
-    pub(super) fn gradient_at_target(self, at_target: f32, scale: f32) -> f32 {
-        (exp(at_target - self.highest) / self.sum - 1.0) * scale
+    pub(super) fn gradient_at_target(self, at_target: f32, scale: f32, multiplier: Option<f32>) -> f32 {
+        let softmax = exp(at_target - self.highest) / self.sum;
+        let of_z_loss = multiplier.map_or(0.0, |multiplier| softmax * self.z_gradient(multiplier) * scale);
+        (softmax - 1.0) * scale + of_z_loss
+    }
+}
+
+/// The losses of a row: cross-entropy and z-loss.
+pub(super) type RowLosses = [f32; 2];
+
+/// Writes the losses of all rows.
+pub(super) fn store(rows: &[RowLosses], losses: &Tensor, z_loss: Option<ZLoss>) {
+    let column = |of: usize, to: &Tensor| {
+        view::write::<f32>(to).iter_mut().zip(rows).for_each(|(out, row)| *out = row[of]);
+    };
+    column(0, losses);
+    if let Some(z_loss) = z_loss {
+        column(1, &z_loss.losses);
     }
 }
 
@@ -43,34 +72,37 @@ fn rows<T: Float>(op: &CrossEntropy, pool: &Pool) {
     let (columns, vocab) = (op.logits.shape.last(), op.vocab);
     let targets = view::read::<i32>(&op.targets);
     let target = |row: usize| usize::try_from(targets[row]).ok().filter(|&target| target < vocab);
-    let losses = view::write::<f32>(&op.losses);
+    let mut losses = vec![RowLosses::default(); op.logits.shape.rows()];
+    let multiplier = op.z_loss.map(|z_loss| z_loss.multiplier);
     let exponentials = |logits: &[T]| {
         let highest = max(vocab, |c| logits[c].to_f32());
         Exponentials { highest, sum: sum(vocab, |c| exp(logits[c].to_f32() - highest)) }
     };
-    let loss =
-        |row: usize, logits: &[T], of: Exponentials| target(row).map_or(0.0, |target| of.loss(logits[target].to_f32()));
+    let of_row = |row: usize, logits: &[T], of: Exponentials| {
+        target(row).map_or(RowLosses::default(), |target| of.losses(logits[target].to_f32(), multiplier))
+    };
     let Some(control) = &op.control else {
         let logits = view::read::<T>(&op.logits);
-        pool.for_each_chunk(losses, 1, |row, out| {
+        pool.for_each_chunk(&mut losses, 1, |row, out| {
             let logits = &logits[row * columns..(row + 1) * columns];
-            out[0] = loss(row, logits, exponentials(logits));
+            out[0] = of_row(row, logits, exponentials(logits));
         });
-        return;
+        return store(&losses, &op.losses, op.z_loss);
     };
     let scale = view::read_block::<Control>(control).grad_scale;
-    pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (losses, 1), |row, logits, out| {
+    pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (&mut losses, 1), |row, logits, out| {
         let of = exponentials(logits);
-        out[0] = loss(row, logits, of);
+        out[0] = of_row(row, logits, of);
         let Some(target) = target(row) else {
             logits.fill(T::from_f32(0.0));
             return;
         };
         let at_target = logits[target].to_f32();
-        of.overwrite_by_gradient(&mut logits[..vocab], scale);
-        logits[target] = T::from_f32(of.gradient_at_target(at_target, scale));
+        of.overwrite_by_gradient(&mut logits[..vocab], scale, multiplier);
+        logits[target] = T::from_f32(of.gradient_at_target(at_target, scale, multiplier));
         logits[vocab..].fill(T::from_f32(0.0));
     });
+    store(&losses, &op.losses, op.z_loss);
 }
 
 /// See [`Mse`].

@@ -1,7 +1,7 @@
 //! Cross-entropy over a vocabulary that is split across ranks.
 
 use super::elementwise::with_float;
-use super::loss::Exponentials;
+use super::loss::{Exponentials, RowLosses, store};
 use super::math::{exp, max, sum};
 use super::{Pool, view};
 use crate::Float;
@@ -50,27 +50,30 @@ fn join_rows<T: Float>(op: &CrossEntropyJoin, pool: &Pool) {
         let sum = (0..ranks).map(|rank| stat(rank, 1, row) * exp(stat(rank, 0, row) - highest)).sum();
         Exponentials { highest, sum }
     };
-    let loss = |row: usize, of: Exponentials| {
+    let multiplier = op.z_loss.map(|z_loss| z_loss.multiplier);
+    let of_row = |row: usize, of: Exponentials| {
         // One rank has the target's logit, the others have 0.
         let at_target: f32 = (0..ranks).map(|rank| stat(rank, 2, row)).sum();
-        if counts(row) { of.loss(at_target) } else { 0.0 }
+        if counts(row) { of.losses(at_target, multiplier) } else { RowLosses::default() }
     };
-    let losses = view::write::<f32>(&op.losses);
+    let mut losses = vec![RowLosses::default(); rows];
     let Some(control) = &op.control else {
-        return pool.for_each_chunk(losses, 1, |row, out| out[0] = loss(row, exponentials(row)));
+        pool.for_each_chunk(&mut losses, 1, |row, out| out[0] = of_row(row, exponentials(row)));
+        return store(&losses, &op.losses, op.z_loss);
     };
     let scale = view::read_block::<Control>(control).grad_scale;
-    pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (losses, 1), |row, logits, out| {
+    pool.for_each_chunk_pair((view::write::<T>(&op.logits), columns), (&mut losses, 1), |row, logits, out| {
         let of = exponentials(row);
-        out[0] = loss(row, of);
+        out[0] = of_row(row, of);
         if !counts(row) {
             return logits.fill(T::from_f32(0.0));
         }
         let target = column(op.part, targets[row], real).map(|target| (target, logits[target].to_f32()));
-        of.overwrite_by_gradient(&mut logits[..real], scale);
+        of.overwrite_by_gradient(&mut logits[..real], scale, multiplier);
         if let Some((target, at_target)) = target {
-            logits[target] = T::from_f32(of.gradient_at_target(at_target, scale));
+            logits[target] = T::from_f32(of.gradient_at_target(at_target, scale, multiplier));
         }
         logits[real..].fill(T::from_f32(0.0));
     });
+    store(&losses, &op.losses, op.z_loss);
 }

@@ -26,6 +26,7 @@ mod quantize_counts;
 mod rotary;
 mod run;
 mod scratch;
+mod skip_step;
 mod small_gemm;
 mod stream;
 mod tensors;

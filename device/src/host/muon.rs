@@ -9,7 +9,7 @@ use crate::{Float, Tensor};
 /// See [`NesterovMomentum`].
 pub(super) fn nesterov_momentum(op: &NesterovMomentum, pool: &Pool) {
     let status: Status = view::read_block(&op.status);
-    if status.finite == 0 {
+    if status.applies == 0 {
         return;
     }
     let beta = op.beta;
@@ -65,7 +65,7 @@ pub(super) fn matrix_polynomial(op: &MatrixPolynomial, pool: &Pool) {
 pub(super) fn decayed_step(op: &DecayedStep, pool: &Pool) {
     let control: Control = view::read_block(&op.control);
     let status: Status = view::read_block(&op.status);
-    if status.finite == 0 {
+    if status.applies == 0 {
         return;
     }
     let rate = control.learning_rate;

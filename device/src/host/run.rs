@@ -2,7 +2,7 @@
 
 use super::{
     Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, head_norm, joint_norm, loss,
-    loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, transpose_fp8, view,
+    loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, transpose_fp8, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
@@ -57,6 +57,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::SumInto(op) => loss::sum_into(op, pool),
         Op::SquareSum(op) => optimizer::square_sum(op, pool),
         Op::ClipScale(op) => optimizer::clip_scale(op),
+        Op::SkipStep(op) => skip_step::skip_step(op),
         Op::AdamW(op) => optimizer::adamw(op, pool),
         Op::Lion(op) => optimizer::lion(op, pool),
         Op::Sgd(op) => optimizer::sgd(op, pool),

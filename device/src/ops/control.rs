@@ -46,14 +46,18 @@ pub struct Status {
     pub applied: u32,
     /// Updates skipped because the gradient was not finite.
     pub skipped: u32,
+    /// Updates skipped because loss or gradient norm was a spike; see [`super::SkipStep`].
+    pub spikes: u32,
+    /// Steps that entered the history of [`super::SkipStep`].
+    pub recorded: u32,
     /// 1 if this step's gradient was finite.
     pub finite: u32,
+    /// 1 if this step updates the weights: its gradient was finite, and it was no spike.
+    pub applies: u32,
     /// Gradient norm before clipping, loss scale removed.
     pub grad_norm: f32,
     /// What every gradient is multiplied by in the update: clip factor / loss scale.
     pub grad_factor: f32,
-    /// Keeps the size a multiple of 8.
-    pub reserved: u32,
 }
 
 /// Which samples a microbatch slot holds: read by every dropout of the slot.

@@ -3,6 +3,24 @@
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
+/// The z-loss of each row, `multiplier * logsumexp(logits[i])^2`, which keeps logits from growing. Its gradient is added
+/// to that of the cross-entropy, and it is not part of `losses` there. Rows that have no loss have no z-loss.
+#[derive(Clone, Copy, Debug)]
+pub struct ZLoss {
+    /// What the squares are multiplied by.
+    pub multiplier: f32,
+    /// `(rows)`, f32, written.
+    pub losses: Tensor,
+}
+
+impl ZLoss {
+    pub(super) fn check(z_loss: Option<ZLoss>, op: &'static str, rows: usize) -> Result<()> {
+        let Some(ZLoss { losses, .. }) = z_loss else { return Ok(()) };
+        ensure_dtype(op, "z_loss.losses", &losses, DType::F32)?;
+        ensure_elements(op, "z_loss.losses", &losses, rows)
+    }
+}
+
 /// Softmax and cross-entropy: `losses[i] = logsumexp(logits[i, ..vocab]) - logits[i, targets[i]]`, in f32.
 ///
 /// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from
@@ -19,6 +37,8 @@ pub struct CrossEntropy {
     pub losses: Tensor,
     /// Columns that are real.
     pub vocab: usize,
+    /// The z-loss, if there is one.
+    pub z_loss: Option<ZLoss>,
     /// u8, a [`super::Control`]; absent in evaluation.
     pub control: Option<Tensor>,
 }
@@ -33,6 +53,7 @@ impl Operation for CrossEntropy {
         ensure_elements(Self::NAME, "targets", &self.targets, rows)?;
         ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
         ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
+        ZLoss::check(self.z_loss, Self::NAME, rows)?;
         ensure(Self::NAME, (1..=self.logits.shape.last()).contains(&self.vocab), || {
             format!("vocab {} is not within the {} columns of `logits`", self.vocab, self.logits.shape.last())
         })
@@ -42,6 +63,7 @@ impl Operation for CrossEntropy {
         Accesses::new([self.logits, self.targets], [self.losses])
             .reads(self.control)
             .writes(self.control.map(|_| self.logits))
+            .writes(self.z_loss.map(|z_loss| z_loss.losses))
     }
 }
 

@@ -2,6 +2,7 @@
 //! reduces its own columns to three numbers per row. These are gathered, and from them each rank computes the loss and
 //! the gradient of its columns.
 
+use super::loss::ZLoss;
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
@@ -50,6 +51,8 @@ pub struct CrossEntropyJoin {
     pub losses: Tensor,
     /// Which columns.
     pub part: VocabPart,
+    /// The z-loss, if there is one; the same on every rank.
+    pub z_loss: Option<ZLoss>,
     /// u8, a [`super::Control`]; absent in evaluation.
     pub control: Option<Tensor>,
 }
@@ -85,7 +88,8 @@ impl Operation for CrossEntropyJoin {
             format!("`stats` is {:?}, needs (ranks, 3, {rows})", self.stats.shape)
         })?;
         ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
-        ensure_elements(Self::NAME, "losses", &self.losses, rows)
+        ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
+        ZLoss::check(self.z_loss, Self::NAME, rows)
     }
 
     fn accesses(&self) -> Accesses {
@@ -93,5 +97,6 @@ impl Operation for CrossEntropyJoin {
             .reads(self.control)
             .reads(self.control.map(|_| self.logits))
             .writes(self.control.map(|_| self.logits))
+            .writes(self.z_loss.map(|z_loss| z_loss.losses))
     }
 }

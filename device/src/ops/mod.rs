@@ -32,6 +32,7 @@ mod quantize;
 mod quantize_blocks;
 mod quantize_counts;
 mod rotary;
+mod skip_step;
 mod transpose_fp8;
 mod work;
 
@@ -51,7 +52,7 @@ pub(crate) use gemm::MatrixPlace;
 pub use gemm::{Columns, Epilogue, Fp8Scales, Gemm, GemmColumns};
 pub use head_norm::{HeadNorm, HeadNormBackward};
 pub use joint_norm::{HeadSums, JointNorm, JointNormBackward, WeightedGradient};
-pub use loss::{CrossEntropy, Mse, SumInto};
+pub use loss::{CrossEntropy, Mse, SumInto, ZLoss};
 pub use loss_parallel::{CrossEntropyJoin, CrossEntropyPart, VocabPart};
 pub use mask::Mask;
 pub use muon::{Block, DecayedStep, DecayedTensors, MatrixPolynomial, MomentumTensors, NesterovMomentum, ScaleBlock};
@@ -63,6 +64,7 @@ pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, Update
 pub(crate) use quantize_blocks::BLOCK;
 pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};
 pub use rotary::Rotary;
+pub use skip_step::SkipStep;
 pub use transpose_fp8::TransposeFp8;
 
 pub use crate::communicator::CollectiveKind;

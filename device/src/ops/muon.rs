@@ -16,7 +16,7 @@ pub struct MomentumTensors {
 }
 
 /// Nesterov momentum as `torch.optim.Muon` computes it, with `g` the clipped gradient: `m = beta * m + (1 - beta) * g`, then
-/// `grad = beta * m + (1 - beta) * g`. Writes nothing if the gradients are not finite.
+/// `grad = beta * m + (1 - beta) * g`. Writes nothing if `status.applies` is 0.
 #[derive(Clone, Debug)]
 pub struct NesterovMomentum {
     /// All tensors of this rank.
@@ -147,7 +147,7 @@ pub struct DecayedTensors {
     pub weight_decay: f32,
 }
 
-/// `w = w * (1 - lr * decay) - lr * direction`, nothing if the gradients are not finite.
+/// `w = w * (1 - lr * decay) - lr * direction`, nothing if `status.applies` is 0.
 #[derive(Clone, Debug)]
 pub struct DecayedStep {
     /// All parameters of this rank.

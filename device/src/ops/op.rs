@@ -7,8 +7,9 @@ use super::{
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
     CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, HeadSums,
     JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial, Mse, NesterovMomentum, Norm, NormBackward,
-    Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SquareSum,
-    SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl, WriteSampleRecord,
+    Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SkipStep,
+    SquareSum, SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl,
+    WriteSampleRecord,
 };
 use crate::Result;
 
@@ -128,6 +129,8 @@ operations! {
     SquareSum,
     /// Gradient norm, clip factor and finite flag.
     ClipScale,
+    /// No update for a step that is a spike.
+    SkipStep,
     /// AdamW over many tensors.
     AdamW,
     /// Lion over many tensors.

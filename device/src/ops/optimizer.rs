@@ -30,8 +30,8 @@ impl Operation for SquareSum {
     }
 }
 
-/// From the sum of squared gradients to [`Status`]: norm = `sqrt(square_sum) * inverse_loss_scale`, `finite`,
-/// `grad_factor = min(1, clip / (norm + 1e-6)) * inverse_loss_scale`, and `applied` or `skipped` advanced by one.
+/// From the sum of squared gradients to [`Status`]: norm = `sqrt(square_sum) * inverse_loss_scale`, `finite` and
+/// `applies`, `grad_factor = min(1, clip / (norm + 1e-6)) * inverse_loss_scale`, and `applied` or `skipped` advanced by one.
 #[derive(Clone, Debug)]
 pub struct ClipScale {
     /// `(1)`, f32.
@@ -56,8 +56,8 @@ impl Operation for ClipScale {
     }
 }
 
-/// Fails unless master weights, gradient and state are f32, and these and the weights that layers compute with have as many
-/// elements as the master weights.
+/// Fails unless master weights and gradient are f32, state is f32, or bf16 where the operation takes that, and these and the
+/// weights that layers compute with have as many elements as the master weights.
 pub(super) fn check_parameter(
     op: &'static str,
     master: &Tensor,
@@ -66,7 +66,8 @@ pub(super) fn check_parameter(
     compute: Option<&Tensor>,
 ) -> Result<()> {
     for (name, tensor) in [("master", master), ("grad", grad)].into_iter().chain(state.iter().map(|(n, t)| (*n, t))) {
-        ensure_dtype(op, name, tensor, DType::F32)?;
+        let may_be_bf16 = name.starts_with("exp_avg") && tensor.dtype == DType::Bf16;
+        ensure_dtype(op, name, tensor, if may_be_bf16 { DType::Bf16 } else { DType::F32 })?;
         ensure_elements(op, name, tensor, master.elements())?;
     }
     compute.map_or(Ok(()), |compute| ensure_elements(op, "compute", compute, master.elements()))
@@ -81,9 +82,9 @@ pub struct AdamWTensors {
     pub compute: Option<Tensor>,
     /// f32 `main_grad`.
     pub grad: Tensor,
-    /// f32 first moment, updated.
+    /// First moment, f32 or bf16, updated.
     pub exp_avg: Tensor,
-    /// f32 second moment, updated.
+    /// Second moment, f32 or bf16, updated.
     pub exp_avg_sq: Tensor,
     /// Decoupled weight decay of this parameter.
     pub weight_decay: f32,
@@ -92,8 +93,9 @@ pub struct AdamWTensors {
 /// AdamW (Loshchilov and Hutter, 2019) over all parameters in one pass, as `torch.optim.AdamW` computes it:
 /// `w -= lr * decay * w`, then `w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)`.
 ///
+/// Moments in bf16 are computed in f32, used for the weights, then rounded to nearest even.
 /// The gradient is multiplied by `status.grad_factor`, `t = status.applied`, bias corrections are f64. Nothing is
-/// written when `status.finite` is 0.
+/// written when `status.applies` is 0.
 #[derive(Clone, Debug)]
 pub struct AdamW {
     /// All parameters of this rank.
@@ -141,14 +143,14 @@ pub struct LionTensors {
     pub compute: Option<Tensor>,
     /// f32 `main_grad`.
     pub grad: Tensor,
-    /// f32 moment, updated.
+    /// Moment, f32 or bf16, updated.
     pub exp_avg: Tensor,
     /// Decoupled weight decay of this parameter.
     pub weight_decay: f32,
 }
 
 /// Lion (Chen et al., 2023, algorithm 2): `w -= lr * (sign(b1 * m + (1 - b1) * g) + decay * w)`, then
-/// `m = b2 * m + (1 - b2) * g`. The gradient is multiplied by `status.grad_factor`. Nothing is written when `status.finite`
+/// `m = b2 * m + (1 - b2) * g`. The gradient is multiplied by `status.grad_factor`. Nothing is written when `status.applies`
 /// is 0.
 #[derive(Clone, Debug)]
 pub struct Lion {

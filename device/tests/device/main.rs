@@ -21,6 +21,7 @@ mod ops_quantize_blocks;
 mod ops_quantize_counts;
 mod ops_quantize_gemm;
 mod ops_scales;
+mod ops_skip_step;
 mod ops_transpose_fp8;
 mod quantize_reference;
 mod sync_debug;

@@ -411,6 +411,37 @@ fn lion_agrees_with_f64_and_a_weight_without_direction_only_decays() {
 }
 
 #[test]
+fn moments_in_bf16_update_weights_as_the_same_values_in_f32_and_are_then_rounded() {
+    let u = Update::new();
+    let (weights, of) = (numbers(1, SIZE, F32), |seed| numbers(seed, SIZE, Bf16));
+    let squares: Vec<f64> = of(4).iter().map(|x| rounded(x * x, Bf16)).collect();
+    let grad = u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
+    u.clip(0, &grad, &numbers(2, SIZE, F32));
+    // Master weights and moments after a step, with moments of these types.
+    let adamw = |first, second| {
+        let (master, exp_avg) = (u.t.put(&[SIZE], F32, &weights), u.t.put(&[SIZE], first, &of(3)));
+        let exp_avg_sq = u.t.put(&[SIZE], second, &squares);
+        let tensors = [AdamWTensors { master, compute: None, grad, exp_avg, exp_avg_sq, weight_decay: 0.1 }].into();
+        u.t.run(AdamW { tensors, beta1: 0.9, beta2: 0.95, eps: 1e-8, control: u.control, status: u.status });
+        [master, exp_avg, exp_avg_sq].map(|tensor| u.t.get(&tensor))
+    };
+    let lion = |first| {
+        let (master, exp_avg) = (u.t.put(&[SIZE], F32, &weights), u.t.put(&[SIZE], first, &of(3)));
+        let tensors = [LionTensors { master, compute: None, grad, exp_avg, weight_decay: 0.1 }].into();
+        u.t.run(Lion { tensors, beta1: 0.9, beta2: 0.99, control: u.control, status: u.status });
+        [master, exp_avg].map(|tensor| u.t.get(&tensor))
+    };
+    let as_type = |values: &[f64], dtype| values.iter().map(|x| rounded(*x, dtype)).collect::<Vec<f64>>();
+    let exact = adamw(F32, F32);
+    for (first, second) in [(Bf16, Bf16), (Bf16, F32), (F32, Bf16)] {
+        let expected = [exact[0].clone(), as_type(&exact[1], first), as_type(&exact[2], second)];
+        assert_eq!(adamw(first, second), expected, "{first} {second}");
+    }
+    let exact = lion(F32);
+    assert_eq!(lion(Bf16), [exact[0].clone(), as_type(&exact[1], Bf16)]);
+}
+
+#[test]
 fn sgd_agrees_with_f64_with_and_without_momentum() {
     for momentum in [0.0, 0.9] {
         let u = Update::new();

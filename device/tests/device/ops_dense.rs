@@ -149,6 +149,7 @@ proptest! {
         rows in dimension(), vocab in dimension(), padding in 0..5usize, pick in 0..2usize,
     ) {
         check_cross_entropy(&bench(1), rows, vocab, padding, FLOATS[pick]);
+        check_z_loss(&bench(1), rows, vocab, padding, FLOATS[pick]);
     }
 
     #[test]
@@ -268,13 +269,13 @@ fn check_cross_entropy(t: &Bench, rows: usize, vocab: usize, padding: usize, dty
     };
     let truth: Vec<f64> = logits.chunks(columns).enumerate().map(|(row, logits)| loss(row, logits)).collect();
     let evaluated = t.put(&[rows, columns], dtype, &logits);
-    t.run(CrossEntropy { logits: evaluated, targets: targets_t, losses, vocab, control: None });
+    t.run(CrossEntropy { logits: evaluated, targets: targets_t, losses, vocab, z_loss: None, control: None });
     assert_close("losses", F32, &t.get(&losses), &truth);
     assert_close("logits, left alone", dtype, &t.get(&evaluated), &logits);
 
     let control = t.block(&Control { grad_scale: 0.25, ..Control::default() });
     let (trained, losses) = (t.put(&[rows, columns], dtype, &logits), t.empty(&[rows], F32));
-    t.run(CrossEntropy { logits: trained, targets: targets_t, losses, vocab, control: Some(control) });
+    t.run(CrossEntropy { logits: trained, targets: targets_t, losses, vocab, z_loss: None, control: Some(control) });
     assert_close("losses in training", F32, &t.get(&losses), &truth);
     let gradient: Vec<f64> = logits
         .chunks(columns)
@@ -282,6 +283,49 @@ fn check_cross_entropy(t: &Bench, rows: usize, vocab: usize, padding: usize, dty
         .flat_map(|(row, logits)| finite_differences(logits, &[0.25], |logits| vec![loss(row, logits)]))
         .collect();
     assert_close("gradient of the logits", dtype, &t.get(&trained), &gradient);
+}
+
+fn check_z_loss(t: &Bench, rows: usize, vocab: usize, padding: usize, dtype: DType) {
+    let (columns, multiplier) = (vocab + padding, 0.125);
+    let logits: Vec<f64> = numbers(1, rows * columns, dtype).into_iter().map(|x| x * 4.0).collect();
+    let targets: Vec<i32> = (0..rows).map(|r| if r % 5 == 4 { -1 } else { (r * 7 % vocab) as i32 }).collect();
+    // Cross-entropy and z-loss of a row.
+    let of_row = |row: usize, logits: &[f64]| match usize::try_from(targets[row]) {
+        Ok(target) => {
+            let log_sum = logits[..vocab].iter().map(|x| x.exp()).sum::<f64>().ln();
+            [log_sum - logits[target], f64::from(multiplier) * log_sum * log_sum]
+        }
+        Err(_) => [0.0; 2],
+    };
+    let run = |control, z_loss| {
+        let (targets, losses) = (t.ints(&[rows], &targets), t.empty(&[rows], F32));
+        let (logits, z_losses) = (t.put(&[rows, columns], dtype, &logits), t.put(&[rows], F32, &vec![7.0; rows]));
+        let z_loss = Some(ZLoss { multiplier, losses: z_losses }).filter(|_| z_loss);
+        t.run(CrossEntropy { logits, targets, losses, vocab, z_loss, control });
+        [t.get(&losses), t.get(&z_losses), t.get(&logits)]
+    };
+    let rows_of = |which: usize| -> Vec<f64> {
+        logits.chunks(columns).enumerate().map(|(row, logits)| of_row(row, logits)[which]).collect()
+    };
+    let control = t.block(&Control { grad_scale: 0.25, ..Control::default() });
+    for control in [None, Some(control)] {
+        let ([with, z_losses, left], [without, untouched, left_without]) = (run(control, true), run(control, false));
+        assert_eq!(with, without, "a z-loss is no part of the losses");
+        assert_eq!(untouched, vec![7.0; rows]);
+        assert_close("z-losses", F32, &z_losses, &rows_of(1));
+        if control.is_none() {
+            assert_eq!(left, left_without, "logits, left alone");
+            continue;
+        }
+        let gradient: Vec<f64> = logits
+            .chunks(columns)
+            .enumerate()
+            .flat_map(|(row, logits)| {
+                finite_differences(logits, &[0.25], |logits| vec![of_row(row, logits).iter().sum()])
+            })
+            .collect();
+        assert_close("gradient of the logits with a z-loss", dtype, &left, &gradient);
+    }
 }
 
 fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {
@@ -462,7 +506,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         });
         let targets = t.ints(&[rows], &vec![3; rows]);
         let (losses, total) = (t.empty(&[rows], F32), t.empty(&[1], F32));
-        t.run(CrossEntropy { logits: product, targets, losses, vocab: 500, control: None });
+        t.run(CrossEntropy { logits: product, targets, losses, vocab: 500, z_loss: None, control: None });
         t.run(SumInto { input: product, total, accumulate: false });
         [product, column, normed, grad, grad_weight, losses, total].iter().map(|tensor| t.get(tensor)).collect()
     };

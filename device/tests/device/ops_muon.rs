@@ -15,7 +15,7 @@ fn momentum_and_step_agree_with_f64_and_leave_a_gradient_alone_that_is_not_finit
     let compute = t.empty(&[SIZE], Bf16);
     for step in 0..4 {
         let finite = u32::from(step != 2);
-        let status = t.block(&Status { finite, grad_factor: 0.5, ..Status::default() });
+        let status = t.block(&Status { finite, applies: finite, grad_factor: 0.5, ..Status::default() });
         let g = numbers(10 + step, SIZE, F32);
         let grad = t.put(&[SIZE], F32, &g);
         t.run(NesterovMomentum { tensors: [MomentumTensors { grad, momentum }].into(), beta: 0.9, status });

@@ -10,7 +10,15 @@ fn columns(values: &[f64], all: usize, start: usize, width: usize) -> Vec<f64> {
     values.chunks(all).flat_map(|row| row[start..start + width].to_vec()).collect()
 }
 
-fn check_cross_entropy(t: &Bench, vocab: usize, padded: usize, ranks: usize, dtype: DType, trains: bool) {
+fn check_cross_entropy(
+    t: &Bench,
+    vocab: usize,
+    padded: usize,
+    ranks: usize,
+    dtype: DType,
+    trains: bool,
+    multiplier: Option<f32>,
+) {
     let rows = 7;
     let logits: Vec<f64> = numbers(1, rows * padded, dtype).into_iter().map(|x| x * 4.0).collect();
     // Among them are a target that does not count, one beyond the vocabulary, and the first and last tokens of ranks.
@@ -18,7 +26,9 @@ fn check_cross_entropy(t: &Bench, vocab: usize, padded: usize, ranks: usize, dty
     let targets = t.ints(&[rows], &targets);
     let control = trains.then(|| t.block(&Control { grad_scale: 0.25, ..Control::default() }));
     let (whole, losses) = (t.put(&[rows, padded], dtype, &logits), t.empty(&[rows], F32));
-    t.run(CrossEntropy { logits: whole, targets, losses, vocab, control });
+    let z_loss = |losses: Tensor| multiplier.map(|multiplier| ZLoss { multiplier, losses });
+    let z_losses = t.put(&[rows], F32, &[0.0; 7]);
+    t.run(CrossEntropy { logits: whole, targets, losses, vocab, z_loss: z_loss(z_losses), control });
 
     let width = padded / ranks;
     let stats = t.empty(&[ranks, 3, rows], F32);
@@ -31,9 +41,10 @@ fn check_cross_entropy(t: &Bench, vocab: usize, padded: usize, ranks: usize, dty
         })
         .collect();
     for (rank, (logits, part)) in parts.into_iter().enumerate() {
-        let mine = t.empty(&[rows], F32);
-        t.run(CrossEntropyJoin { logits, targets, stats, losses: mine, part, control });
+        let (mine, mine_z) = (t.empty(&[rows], F32), t.put(&[rows], F32, &[0.0; 7]));
+        t.run(CrossEntropyJoin { logits, targets, stats, losses: mine, part, z_loss: z_loss(mine_z), control });
         assert_close("losses", F32, &t.get(&mine), &t.get(&losses));
+        assert_close("z-losses", F32, &t.get(&mine_z), &t.get(&z_losses));
         let expected = columns(&t.get(&whole), padded, rank * width, width);
         assert_close("logits or their gradient", dtype, &t.get(&logits), &expected);
     }
@@ -43,11 +54,11 @@ fn check_cross_entropy(t: &Bench, vocab: usize, padded: usize, ranks: usize, dty
 fn cross_entropy_of_a_cut_vocabulary_is_that_of_the_whole() {
     let t = bench(2);
     for dtype in FLOATS {
-        for trains in [true, false] {
-            check_cross_entropy(&t, 97, 128, 1, dtype, trains);
-            check_cross_entropy(&t, 97, 128, 2, dtype, trains);
+        for (trains, multiplier) in [(true, None), (true, Some(0.125)), (false, None)] {
+            check_cross_entropy(&t, 97, 128, 1, dtype, trains, multiplier);
+            check_cross_entropy(&t, 97, 128, 2, dtype, trains, multiplier);
             // The last rank has no real column at all.
-            check_cross_entropy(&t, 33, 128, 4, dtype, trains);
+            check_cross_entropy(&t, 33, 128, 4, dtype, trains, multiplier);
         }
     }
 }

@@ -17,6 +17,8 @@ pub struct StepTensors {
     pub control: Tensor,
     /// `(1)`, f32: the sum of the step's losses on this rank.
     pub loss_sum: Tensor,
+    /// `(1)`, f32: the sum of the step's z-losses on this rank, where the architecture has them.
+    pub z_loss_sum: Option<Tensor>,
     /// `(seq, head_dim / 2, 2)`, f32: the rotary table, where the architecture has one.
     pub rotary: Option<Tensor>,
 }
@@ -71,6 +73,8 @@ pub struct Architecture {
     pub modules: Vec<GraphModule>,
     /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].
     pub rotary: Option<RotaryTable>,
+    /// Training adds a z-loss to the loss; see [`StepTensors::z_loss_sum`].
+    pub has_z_loss: bool,
     /// Builds the layers.
     pub build: Box<Build>,
 }

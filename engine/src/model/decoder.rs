@@ -54,7 +54,7 @@ impl Decoder {
         };
         // Only the layers of training read or add to these.
         let unused = device.virtual_tensor("control", [1], DType::U8);
-        let step = StepTensors { control: unused, loss_sum: unused, rotary };
+        let step = StepTensors { control: unused, loss_sum: unused, z_loss_sum: None, rotary };
         let of = ShardedShape { shape, parallel: &TensorParallel::alone() };
         let builder = LayerBuilder { of, params, step };
         let mut branches = Vec::new();

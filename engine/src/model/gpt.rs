@@ -37,13 +37,13 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
     let modules =
         [GraphModule::Embedding].into_iter().chain(block_modules(&shape)).chain([GraphModule::Head]).collect();
-    let rotary = rotary_table(&shape);
+    let (rotary, has_z_loss) = (rotary_table(&shape), shape.z_loss_multiplier != 0.0);
     let (parallel, here) = (tensor.clone(), layers.clone());
     let build = move |params: &Params, step: StepTensors| {
         let of = ShardedShape { shape: &shape, parallel: &parallel };
         build(&LayerBuilder { of, params, step }, &here)
     };
-    Architecture { specs, elsewhere, layers, tensor, modules, rotary, build: Box::new(build) }
+    Architecture { specs, elsewhere, layers, tensor, modules, rotary, has_z_loss, build: Box::new(build) }
 }
 
 /// The angles that attention reads, if positions are rotary.

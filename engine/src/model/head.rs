@@ -2,7 +2,7 @@
 
 use device::ops::{
     Collective, CollectiveKind, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Epilogue, Gemm, Mse, SumInto,
-    VocabPart,
+    VocabPart, ZLoss,
 };
 use device::{DType, Tensor};
 use graph_manager::Result;
@@ -47,6 +47,8 @@ pub(crate) struct LanguageHead {
     vocab: VocabPart,
     /// The number of pieces that the rows are divided into; it divides the number of rows.
     pieces: usize,
+    /// The multiplier of the z-loss.
+    z_loss: f32,
     region: TensorParallelRegion,
     step: StepTensors,
 }
@@ -67,6 +69,7 @@ impl LanguageHead {
             table: params.get(if of.shape.tied { TOKEN_TABLE } else { HEAD_TABLE }),
             vocab: VocabPart { first_token: of.first_token(), vocab: of.shape.vocab },
             pieces: of.shape.loss_pieces,
+            z_loss: of.shape.z_loss_multiplier as f32,
             region: of.region(),
             step: *step,
         }
@@ -81,13 +84,18 @@ impl LossHead for LanguageHead {
         let (rows, hidden, dtype) = (targets.elements(), normed.shape.last(), normed.dtype);
         let train = cx.mode().trains();
         let losses = cx.tensor("losses", [rows], DType::F32)?;
+        let z_loss = match self.step.z_loss_sum.filter(|_| train) {
+            Some(sum) => Some((cx.tensor("z_losses", [rows], DType::F32)?, sum)),
+            None => None,
+        };
         let grad_normed = if train { Some(cx.tensor("grad_normed", normed.shape, dtype)?) } else { None };
         let piece = rows / self.pieces;
         let logits = cx.tensor("logits", [piece, self.table.weight.shape.rows()], dtype)?;
         for first in (0..rows).step_by(piece) {
             let part = |tensor: Tensor| tensor.view(first * hidden, [piece, hidden]);
             cx.run(Gemm::linear(part(normed), self.table.weight, logits, Epilogue::None))?;
-            self.losses(cx, logits, targets.view(first, [piece]), losses.view(first, [piece]))?;
+            let z_losses = z_loss.map(|(z_losses, _)| z_losses.view(first, [piece]));
+            self.losses(cx, logits, targets.view(first, [piece]), losses.view(first, [piece]), z_losses)?;
             if let Some(grad_normed) = grad_normed {
                 // The loss left the logits' gradient in their place.
                 if let Some(grad_table) = self.table.grad {
@@ -99,6 +107,9 @@ impl LossHead for LanguageHead {
             }
         }
         cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
+        if let Some((input, total)) = z_loss {
+            cx.run(SumInto { input, total, accumulate: true })?;
+        }
         if let Some(grad_normed) = grad_normed {
             cx.save_for_backward(Saved { norm, grad_normed })?;
         }
@@ -113,13 +124,21 @@ impl LossHead for LanguageHead {
 }
 
 impl LanguageHead {
-    /// Losses `(rows)` from logits `(rows, vocab here)`; in training leaves the logits' gradient in their place. Ranks that
-    /// share the vocabulary exchange three numbers a row, not logits.
-    fn losses(&self, cx: &mut StepContext<'_>, logits: Tensor, targets: Tensor, losses: Tensor) -> Result<()> {
+    /// Losses `(rows)` from logits `(rows, vocab here)`, and `z_losses` of the same shape where there are any; in training
+    /// leaves the logits' gradient in their place. Ranks that share the vocabulary exchange three numbers a row, not logits.
+    fn losses(
+        &self,
+        cx: &mut StepContext<'_>,
+        logits: Tensor,
+        targets: Tensor,
+        losses: Tensor,
+        z_losses: Option<Tensor>,
+    ) -> Result<()> {
         let control = (cx.mode().trains()).then_some(self.step.control);
+        let z_loss = z_losses.map(|losses| ZLoss { multiplier: self.z_loss, losses });
         let parallel = &self.region.parallel;
         let Some(group) = &parallel.group else {
-            return cx.run(CrossEntropy { logits, targets, losses, vocab: self.vocab.vocab, control });
+            return cx.run(CrossEntropy { logits, targets, losses, vocab: self.vocab.vocab, z_loss, control });
         };
         let rows = logits.shape.rows();
         let own = cx.tensor("stats", [3, rows], DType::F32)?;
@@ -128,7 +147,7 @@ impl LanguageHead {
         cx.run(CrossEntropyPart { logits, targets, stats: own, part })?;
         let kind = CollectiveKind::AllGather;
         cx.run(Collective { kind, communicator: group.clone(), input: own, output: stats })?;
-        cx.run(CrossEntropyJoin { logits, targets, stats, losses, part, control })
+        cx.run(CrossEntropyJoin { logits, targets, stats, losses, part, z_loss, control })
     }
 }
 

@@ -60,6 +60,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         tensor,
         modules: Vec::new(),
         rotary: None,
+        has_z_loss: false,
         build: Box::new(move |params, step| build(&shape, params, step)),
     }
 }

@@ -116,6 +116,8 @@ pub struct GptShape {
     /// The loss is computed in this many pieces of a microbatch's rows, one after the other, so that only one piece of the
     /// logits is in memory; divides `batch * seq`.
     pub loss_pieces: usize,
+    /// What the z-loss multiplies the square of each row's logsumexp by; f32 in kernels. 0: there is no z-loss.
+    pub z_loss_multiplier: f64,
     /// Seed of dropout.
     pub seed: u64,
     /// The number formats of weights and activations.
@@ -157,6 +159,7 @@ impl Default for GptShape {
             attention_dropout: 0.0,
             recompute: false,
             loss_pieces: 1,
+            z_loss_multiplier: 0.0,
             seed: 0,
             precision: Precision::F32,
             fp8: None,

@@ -34,7 +34,7 @@ impl ParamGroup {
 /// How parameters are updated from their gradients. Each rule is a file of its own; see [`AdamW`](super::AdamW). The
 /// learning rate comes with each step, so it is not part of a rule.
 pub trait UpdateRule: Debug + Send + Sync {
-    /// The names of the state that the rule keeps for each parameter, as checkpoints name it. Each is an f32 tensor, 0 at
+    /// The names of the state that the rule keeps for each parameter, as checkpoints name it. Each is a tensor, 0 at
     /// the start, with one element for each element that this rank updates.
     fn state(&self) -> &'static [&'static str];
 

@@ -11,11 +11,12 @@ mod lion;
 mod muon;
 mod newton_schulz;
 mod sgd;
+mod skip_step;
 
 use std::rc::Rc;
 use std::sync::Arc;
 
-use device::ops::ClipScale;
+use device::ops::{ClipScale, Status};
 use device::{Area, Communicator, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 
@@ -27,10 +28,39 @@ pub use group::{ParamGroup, ParamUpdate, StepControl, Update, UpdateRanks, Updat
 pub use lion::Lion;
 pub use muon::Muon;
 pub use sgd::Sgd;
+use skip_step::SpikeTest;
+pub use skip_step::{SkipStep, StepHistory};
 
-/// A tensor that a rule keeps for a parameter: its name in a checkpoint, and f32 values in the shape of the parameter's
-/// master weights.
+/// A tensor that a rule keeps for a parameter: its name in a checkpoint, and values in the shape of the parameter's master
+/// weights, f32 or as [`MomentTypes`] says.
 pub type StateTensor = (&'static str, Tensor);
+
+/// The types in which the moments of AdamW and Lion are kept, f32 or bf16. They are computed in f32, and rounded to nearest
+/// even after the weights were updated. Other state is f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MomentTypes {
+    /// The first moment.
+    pub exp_avg: DType,
+    /// The second moment.
+    pub exp_avg_sq: DType,
+}
+
+impl Default for MomentTypes {
+    fn default() -> MomentTypes {
+        MomentTypes { exp_avg: DType::F32, exp_avg_sq: DType::F32 }
+    }
+}
+
+impl MomentTypes {
+    /// The type of a rule's state.
+    fn of(&self, name: &str) -> DType {
+        match name {
+            "exp_avg" => self.exp_avg,
+            "exp_avg_sq" => self.exp_avg_sq,
+            _ => DType::F32,
+        }
+    }
+}
 
 /// The other ranks of an optimizer. `None`: there are none of that kind.
 #[derive(Default)]
@@ -49,6 +79,8 @@ pub struct Optimizer {
     /// One for each rule.
     updates: Vec<Box<Update>>,
     control: StepControl,
+    /// Finds spikes, where they make no update.
+    spikes: Option<SpikeTest>,
     /// By parameter.
     state: Vec<Vec<StateTensor>>,
     state_names: Vec<&'static str>,
@@ -64,6 +96,7 @@ impl Optimizer {
         device: &Device,
         params: &Params,
         groups: &[ParamGroup],
+        moments: MomentTypes,
         control: StepControl,
         ranks: OptimizerRanks,
     ) -> Result<Optimizer> {
@@ -82,7 +115,8 @@ impl Optimizer {
         let ranks = UpdateRanks { data_parallel, tensor_parallel, shard, buckets };
         for (rule, members) in by_rule(params, groups)? {
             for name in rule.state() {
-                let tensors = zeroed(device, &mut areas, name, members.iter().map(|(_, param, _)| *param))?;
+                let tensors =
+                    zeroed(device, &mut areas, (*name, moments.of(name)), members.iter().map(|(_, param, _)| *param))?;
                 members.iter().zip(tensors).for_each(|((index, ..), tensor)| state[*index].push((*name, tensor)));
             }
             let takes = |param: &Param| rule.overwrites_gradients() || param.owned.elements > 0;
@@ -107,10 +141,21 @@ impl Optimizer {
                 state_names.push(*name);
             }
         }
-        Ok(Optimizer { norm, updates, control, state, state_names, areas })
+        Ok(Optimizer { norm, updates, control, spikes: None, state, state_names, areas })
     }
 
-    /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite.
+    /// The same optimizer, which makes no update in steps that are spikes. `loss_sum` is the sum of the losses of all ranks,
+    /// `(1)`, f32.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn skipping_spikes(mut self, device: &Device, of: SkipStep, loss_sum: Tensor) -> Result<Optimizer> {
+        self.spikes = Some(SpikeTest::new(device, &mut self.areas, of, loss_sum, self.control)?);
+        Ok(self)
+    }
+
+    /// Gradient norm, clip factor, and the update of every group. Nothing is updated when the norm is not finite, or when the
+    /// step is a spike and such steps are skipped.
     ///
     /// # Errors
     /// Errors of the device.
@@ -118,7 +163,32 @@ impl Optimizer {
         let square_sum = self.norm.square_sum(cx)?;
         let StepControl { control, status } = self.control;
         cx.run(ClipScale { square_sum, control, status })?;
+        if let Some(spikes) = &self.spikes {
+            spikes.submit(cx)?;
+        }
         self.updates.iter().try_for_each(|update| update(cx))
+    }
+
+    /// The counters of updates, and the history by which spikes are found, if they are.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn counters(&self, device: &Device) -> device::Result<(Status, Option<StepHistory>)> {
+        let status: Status = bytemuck::pod_read_unaligned(&device.download::<u8>(&self.control.status)?);
+        let history = self.spikes.as_ref().map(|spikes| spikes.history(device, status.recorded)).transpose()?;
+        Ok((status, history))
+    }
+
+    /// Continues from these counters, and from this history where spikes are skipped.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn set_counters(&self, device: &Device, status: Status, history: Option<&StepHistory>) -> device::Result<()> {
+        let recorded = match (&self.spikes, history) {
+            (Some(spikes), Some(history)) => spikes.set_history(device, history)?,
+            _ => 0,
+        };
+        device.upload(&self.control.status, bytemuck::bytes_of(&Status { recorded, ..status }))
     }
 
     /// u8, a [`device::ops::Status`].
@@ -168,11 +238,11 @@ fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<R
     Ok(rules)
 }
 
-/// A tensor for each parameter, f32, of the shape of its master weights, all in one area that is set to 0.
+/// A tensor for each parameter, of the shape of its master weights, all in one area that is set to 0.
 fn zeroed<'p>(
     device: &Device,
     areas: &mut Vec<Area>,
-    name: &str,
+    (name, dtype): (&str, DType),
     params: impl Iterator<Item = &'p Param>,
 ) -> Result<Vec<Tensor>> {
     let mut end = 0;
@@ -182,7 +252,7 @@ fn zeroed<'p>(
         (start, param.master.shape)
     };
     let places: Vec<_> = params.map(place).collect();
-    let all = device.allocate_tensor(areas, name, [end.max(ALIGNMENT)], DType::F32)?;
+    let all = device.allocate_tensor(areas, name, [end.max(ALIGNMENT)], dtype)?;
     device.zero(&all)?;
     Ok(places.into_iter().map(|(start, shape)| all.view(start, shape)).collect())
 }

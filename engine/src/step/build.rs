@@ -15,7 +15,7 @@ use crate::graph_options::GraphOptions;
 use crate::hooks::Hooks;
 use crate::inputs::Inputs;
 use crate::model::{Architecture, StepTensors};
-use crate::optimizer::{AdamW, Optimizer, OptimizerRanks, ParamGroup, StepControl};
+use crate::optimizer::{AdamW, MomentTypes, Optimizer, OptimizerRanks, ParamGroup, SkipStep, StepControl};
 use crate::params::{OptimizerShard, Params};
 use crate::pipeline::Pipeline;
 use crate::step_policy::{StepPolicy, StepShape};
@@ -28,6 +28,10 @@ pub struct StageOptions {
     pub microbatches: usize,
     /// The parameter groups: which parameters are updated how. Each parameter belongs to the first group that takes it.
     pub optimizer: Vec<ParamGroup>,
+    /// Which steps make no update because they are spikes; `None`: all that are finite make one.
+    pub skip_step: Option<SkipStep>,
+    /// The types of the optimizer's moments.
+    pub moments: MomentTypes,
     /// The smallest gradient bucket, in bytes.
     pub bucket_bytes: usize,
     /// Each data-parallel rank has master weights and optimizer state of its own part of every bucket only.
@@ -49,6 +53,8 @@ impl Default for StageOptions {
             seed: 0,
             microbatches: 1,
             optimizer: ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
+            skip_step: None,
+            moments: MomentTypes::default(),
             bucket_bytes: 25 << 20,
             distributed_optimizer: false,
             grad_reduce: DType::F32,
@@ -118,12 +124,15 @@ impl Stage {
         let all_numbers = numbers.tensor("step numbers", 0, [size_of::<StepNumbers>()], DType::U8);
         let part = |offset, size, dtype| numbers.place(all_numbers.buffer, offset, [size], dtype);
         let status = part(offset_of!(StepNumbers, status), size_of::<Status>(), DType::U8);
-        let loss_sum = part(offset_of!(StepNumbers, loss_sum), 1, DType::F32);
+        let losses = 1 + usize::from(architecture.has_z_loss);
+        let loss_sums = part(offset_of!(StepNumbers, loss_sum), losses, DType::F32);
+        let loss_sum = loss_sums.view(0, [1]);
+        let z_loss_sum = architecture.has_z_loss.then(|| loss_sums.view(1, [1]));
         let fp8_sums = part(offset_of!(StepNumbers, fp8), 9, DType::F32).reshape([3, 3]);
         areas.push(numbers);
-        // Only steps that measure write them, and every step's numbers are read.
-        device.zero(&fp8_sums)?;
-        let tensors = StepTensors { control, loss_sum, rotary };
+        // Some steps write only a part of them, and every step's numbers are read.
+        device.zero(&all_numbers)?;
+        let tensors = StepTensors { control, loss_sum, z_loss_sum, rotary };
         let model = (architecture.build)(&params, tensors);
         let layers = &architecture.layers;
         let micro_batch_size = model.inputs.0.sizes()[0];
@@ -139,7 +148,11 @@ impl Stage {
             pipeline: pipeline.all_stages().cloned(),
         };
         let step_control = StepControl { control, status };
-        let optimizer = Optimizer::new(device, &params, &options.optimizer, step_control, optimizer_ranks)?;
+        let mut optimizer =
+            Optimizer::new(device, &params, &options.optimizer, options.moments, step_control, optimizer_ranks)?;
+        if let Some(skip) = options.skip_step {
+            optimizer = optimizer.skipping_spikes(device, skip, loss_sum)?;
+        }
         let ranks = data_parallel.as_ref().map_or(1, |group| group.size());
         let data_parallel = match data_parallel {
             Some(group) => Some(DataParallelSync::new(device, group, &params, layers, options.grad_reduce)?),
@@ -173,6 +186,7 @@ impl Stage {
                 fp8_sums,
                 overlaps_microbatches,
                 tensors,
+                loss_sums,
             },
             compute,
             params_elsewhere: architecture.elsewhere.clone(),

@@ -11,6 +11,8 @@ use graph_manager::Result;
 pub(super) struct StepNumbers {
     pub(super) status: Status,
     pub(super) loss_sum: f32,
+    /// Written where training adds a z-loss. It comes after the loss, so that ranks sum both at once.
+    pub(super) z_loss_sum: f32,
     /// Written by steps that measure.
     pub(super) fp8: LossSums,
 }
@@ -20,8 +22,16 @@ pub struct PendingMetrics {
     numbers: Readback<u8>,
     /// The number of losses that the step's loss is the mean of.
     losses: usize,
-    /// Whether the step measured what 8-bit copies lose.
-    measured: bool,
+    extras: Extras,
+}
+
+/// Which numbers a step has beside those that every step has.
+#[derive(Clone, Copy)]
+pub(super) struct Extras {
+    /// The z-loss.
+    pub(super) z_loss: bool,
+    /// What 8-bit copies lost.
+    pub(super) fp8: bool,
 }
 
 /// A step's numbers.
@@ -29,18 +39,24 @@ pub struct PendingMetrics {
 pub struct StepResult {
     /// Mean loss over the global batch.
     pub loss: f64,
+    /// Mean z-loss over the global batch, if training adds one; `loss` is without it.
+    pub z_loss: Option<f64>,
     /// Gradient norm before clipping.
     pub grad_norm: f32,
-    /// Whether the weights were updated. They are not when a gradient is not finite.
+    /// Whether the weights were updated. They are not when a gradient is not finite, or when the step is a spike.
     pub applied: bool,
+    /// Whether the update was skipped because loss or gradient norm was a spike.
+    pub spike: bool,
+    /// Updates skipped up to this step, for either reason.
+    pub skipped: u32,
     /// What 8-bit copies lost, if the step measured it.
     pub fp8: Option<Fp8Losses>,
 }
 
 impl PendingMetrics {
     /// Begins to read back `numbers`, a [`StepNumbers`], after all work submitted to `stream` so far.
-    pub(super) fn read(stream: &Stream, numbers: &Tensor, losses: usize, measured: bool) -> Result<PendingMetrics> {
-        Ok(PendingMetrics { numbers: stream.read(numbers)?, losses, measured })
+    pub(super) fn read(stream: &Stream, numbers: &Tensor, losses: usize, extras: Extras) -> Result<PendingMetrics> {
+        Ok(PendingMetrics { numbers: stream.read(numbers)?, losses, extras })
     }
 
     /// Waits for the step to finish and returns its numbers.
@@ -48,9 +64,16 @@ impl PendingMetrics {
     /// # Errors
     /// What went wrong on the device.
     pub fn wait(self) -> Result<StepResult> {
-        let StepNumbers { status, loss_sum, fp8 } = bytemuck::pod_read_unaligned(&self.numbers.wait()?);
-        let loss = f64::from(loss_sum) / self.losses as f64;
-        let fp8 = self.measured.then(|| Fp8Losses::of(fp8));
-        Ok(StepResult { loss, grad_norm: status.grad_norm, applied: status.finite == 1, fp8 })
+        let StepNumbers { status, loss_sum, z_loss_sum, fp8 } = bytemuck::pod_read_unaligned(&self.numbers.wait()?);
+        let mean = |sum: f32| f64::from(sum) / self.losses as f64;
+        Ok(StepResult {
+            loss: mean(loss_sum),
+            z_loss: self.extras.z_loss.then(|| mean(z_loss_sum)),
+            grad_norm: status.grad_norm,
+            applied: status.applies == 1,
+            spike: status.finite == 1 && status.applies == 0,
+            skipped: status.skipped + status.spikes,
+            fp8: self.extras.fp8.then(|| Fp8Losses::of(fp8)),
+        })
     }
 }

@@ -10,7 +10,7 @@ CASE.json, all keys of its kind required, none others accepted:
     kind "gpt", and those of `transformers`:
          layers hidden heads kv_heads head_dim ffn vocab seq tied eps rope_base rope_scaling config
          config: more keys for the configuration of `transformers`
-         "gpt" also: norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
+         "gpt" also: z_loss (its multiplier), norm "layernorm" or "rmsnorm", activation "gelu" or "swiglu", position "learned", "rotary" or "none", bias
     kind "mlp": layer_sizes [in, ..., out]
     all: steps microbatches optimizer
     optimizer "adamw": lr [one per step] beta1 beta2 eps weight_decay clip
@@ -21,7 +21,7 @@ CASE.json, all keys of its kind required, none others accepted:
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
      batch.{s}.{m}.inputs (batch, in) and .targets (batch, out) f32  mlp
-OUT  loss (steps,) and grad_norm (steps,) f64, the norm before clipping; grad.{name} of step 0 before
+OUT  loss, z_loss and grad_norm (steps,) f64, the loss without z-loss and the norm before clipping; grad.{name} of step 0 before
      clipping; final.{name}; but for mlp the logits (batch, seq, vocab) of step 0, microbatch 0.
 
 Rows of `wte.weight` (and `lm_head.weight`) past `vocab` are padding: they get no gradient and take no part in
@@ -48,7 +48,7 @@ NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2"))}
 THEIR_NORMS = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "post_ln_1": "post_attention_layernorm",
                "post_ln_2": "post_feedforward_layernorm"}
 CASE_KEYS = {
-    "gpt": RUN_KEYS | SIZES | {"norm", "activation", "position", "bias"},
+    "gpt": RUN_KEYS | SIZES | {"z_loss", "norm", "activation", "position", "bias"},
     "mlp": RUN_KEYS | {"layer_sizes"},
 } | {kind: RUN_KEYS | SIZES for kind in FAMILIES}
 OPTIMIZER_KEYS = {
@@ -281,14 +281,15 @@ def mlp_outputs(case, w, inputs):
 
 
 def summed_loss(case, w, model, tensors, batch, dtype):
-    """One microbatch: (the sum of its losses, one per target; the model's output)."""
+    """One microbatch: (the sum of its losses, one per target; that of its z-losses; the model's output)."""
     targets = tensors[f"{batch}.targets"]
     if case["kind"] == "mlp":
         outputs = mlp_outputs(case, w, tensors[f"{batch}.inputs"].to(dtype))
-        return (outputs - targets.to(dtype)).square().sum(), outputs
+        return (outputs - targets.to(dtype)).square().sum(), 0.0, outputs
     logits = model(tensors[f"{batch}.tokens"].long())
     target_logits = logits.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
-    return (logits.logsumexp(-1) - target_logits).sum(), logits
+    log_sums = logits.logsumexp(-1)
+    return (log_sums - target_logits).sum(), case.get("z_loss", 0.0) * log_sums.square().sum(), logits
 
 
 def orthogonal(g, ns_steps):
@@ -353,27 +354,30 @@ def train(case, tensors, dtype=torch.float32):
     trained = {name: p for name, p in w.items() if p.requires_grad}
     optimizer = make_optimizer(case, case["optimizer"], trained)
     clip = case["optimizer"]["clip"] or math.inf
-    out, losses, norms = {}, [], []
+    out, losses, z_losses, norms = {}, [], [], []
     for step, lr in enumerate(case["optimizer"]["lr"]):
         optimizer.zero_grad()
-        batches, loss = [f"batch.{step}.{m}" for m in range(case["microbatches"])], 0.0
+        batches = [f"batch.{step}.{m}" for m in range(case["microbatches"])]
+        loss = z_loss = 0.0
         total = sum(tensors[f"{batch}.targets"].numel() for batch in batches)
         for batch in batches:
-            part, outputs = summed_loss(case, w, model, tensors, batch, dtype)
-            (part / total).backward()
+            part, z_part, outputs = summed_loss(case, w, model, tensors, batch, dtype)
+            ((part + z_part) / total).backward()
             loss += part.item() / total
+            z_loss += float(z_part) / total
             if case["kind"] != "mlp" and batch == "batch.0.0":
                 out["logits"] = outputs.detach()
         if step == 0:
             out |= {f"grad.{name}": p.grad.clone() for name, p in trained.items()}
         norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), clip, foreach=False).item())
         losses.append(loss)
+        z_losses.append(z_loss)
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
     out |= {f"final.{name}": p.detach() for name, p in w.items()}
-    history = torch.tensor([losses, norms], dtype=torch.float64)
-    return out | {"loss": history[0].clone(), "grad_norm": history[1].clone()}
+    history = torch.tensor([losses, norms, z_losses], dtype=torch.float64)
+    return out | {"loss": history[0].clone(), "grad_norm": history[1].clone(), "z_loss": history[2].clone()}
 
 
 def main(arguments):

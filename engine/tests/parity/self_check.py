@@ -23,7 +23,8 @@ SGD = {"kind": "sgd", "lr": [0.1] * STEPS, "momentum": 0.9, "weight_decay": 0.01
 RUN = {"steps": STEPS, "microbatches": MICROBATCHES}
 SIZES = {"layers": 2, "hidden": 64, "heads": 4, "head_dim": 16, "ffn": 256, "vocab": 97, "seq": 32, "eps": 1e-5, **RUN}
 ROPE = {"rope_base": 1e4, "rope_scaling": None, "config": {}}
-CHOICES = {"norm": "layernorm", "activation": "gelu", "position": "learned", "bias": True, "kv_heads": 4}
+CHOICES = {"norm": "layernorm", "activation": "gelu", "position": "learned", "bias": True, "kv_heads": 4,
+           "z_loss": 1e-3}
 GPT = {"kind": "gpt", **SIZES, **ROPE, **CHOICES}
 LLAMA = {"kind": "llama", "kv_heads": 2, **SIZES, **ROPE}
 WIDE_HEADS = {**LLAMA, "head_dim": 24, "tied": True, "optimizer": ADAMW}

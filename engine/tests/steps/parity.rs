@@ -75,7 +75,7 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
     for (spec, param) in stage.params().iter() {
         arrays.f32(spec.name.clone(), spec.shape.sizes(), &master_values(&device, param));
     }
-    let (mut losses, mut norms, mut grads) = (Vec::new(), Vec::new(), HashMap::new());
+    let (mut losses, mut z_losses, mut norms, mut grads) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
     for step in 0..STEPS {
         let settings = run.settings(step);
         let batch = crate::models::batch(kind, settings.first_sample, MICROBATCHES);
@@ -97,6 +97,7 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
         }
         let result = stage.train_step(settings, Some(&batch)).unwrap().wait().unwrap();
         losses.push(result.loss);
+        z_losses.extend(result.z_loss);
         norms.push(f64::from(result.grad_norm));
         if step == 0 {
             for (spec, param) in stage.params().iter() {
@@ -110,6 +111,13 @@ fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolera
 
     for (step, (ours, theirs)) in losses.iter().zip(&theirs["loss"]).enumerate() {
         assert!((ours / theirs - 1.0).abs() < within.loss, "loss of step {step}: {ours} here, {theirs} in PyTorch");
+    }
+    assert_eq!(
+        z_losses.len(),
+        if shape.as_ref().is_some_and(|shape| shape.z_loss_multiplier > 0.0) { STEPS } else { 0 }
+    );
+    for (step, (ours, theirs)) in z_losses.iter().zip(&theirs["z_loss"]).enumerate() {
+        assert!((ours / theirs - 1.0).abs() < within.loss, "z-loss of step {step}: {ours} here, {theirs} in PyTorch");
     }
     // Adapters of a model that was never trained have little to learn.
     assert!(lora.is_some() || losses[STEPS - 1] < 0.98 * losses[0], "nothing was learned: {losses:?}");
@@ -206,6 +214,7 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
         }
         .into();
         case["bias"] = shape.bias.into();
+        case["z_loss"] = f64::from(shape.z_loss_multiplier as f32).into();
     }
     case
 }
@@ -229,6 +238,13 @@ fn mlp(within: &Tolerances) {
 #[test]
 fn gpt_agrees_with_pytorch_in_losses_gradients_and_final_weights() {
     transformer("gpt", "gpt", &F32, tiny_gpt(0.0, Precision::F32));
+}
+
+#[test]
+fn gpt_with_a_z_loss_agrees_with_pytorch() {
+    // So large that without its gradient norms and weights would be others.
+    let shape = GptShape { z_loss_multiplier: 0.05, ..tiny_gpt(0.0, Precision::F32) };
+    transformer("gpt-z-loss", "gpt", &F32, shape);
 }
 
 #[test]

@@ -266,7 +266,7 @@ pub fn list(dir: &Path) -> Result<(String, bool), UserError> {
             counted(manifest.samples as usize, "sample"),
             bytes(manifest.bytes() as usize),
             counted(manifest.applied as usize, "update"),
-            manifest.skipped
+            manifest.skipped + manifest.spikes.as_ref().map_or(0, |spikes| spikes.skipped)
         ),
         Err(damage) => {
             complete = false;

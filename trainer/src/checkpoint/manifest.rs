@@ -8,6 +8,7 @@ use std::path::Path;
 use common::escape::one_line;
 use common::files::{is_plain_name, open_unlinked, read_at_most};
 use data::Identities;
+use engine::optimizer::StepHistory;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -64,12 +65,40 @@ pub struct Manifest {
     /// The identities of the data, so that a resumed run notices that they changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Identities>,
+    /// What a run that skips spikes knows of its last steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spikes: Option<SpikeEntry>,
     /// Every file but this one.
     pub files: Vec<FileEntry>,
     /// Every part of every tensor.
     pub tensors: Vec<TensorEntry>,
     /// SHA-256 of this manifest as compact JSON with this field empty.
     pub sha256: String,
+}
+
+/// Losses and gradient norms of the last steps, from the oldest to the newest, by which spikes are found. Each is the bits of
+/// an f32.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpikeEntry {
+    /// Updates skipped because of a spike.
+    pub skipped: u32,
+    /// Mean losses.
+    pub losses: Vec<u32>,
+    /// Gradient norms before clipping.
+    pub norms: Vec<u32>,
+}
+
+impl SpikeEntry {
+    pub(super) fn new(skipped: u32, history: &StepHistory) -> SpikeEntry {
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
+        SpikeEntry { skipped, losses: bits(&history.losses), norms: bits(&history.norms) }
+    }
+
+    pub(super) fn history(&self) -> StepHistory {
+        let values = |bits: &[u32]| bits.iter().map(|&bits| f32::from_bits(bits)).collect();
+        StepHistory { losses: values(&self.losses), norms: values(&self.norms) }
+    }
 }
 
 /// A file of a checkpoint.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use common::UserError;
 use common::files::{open_unlinked, read_at_most};
 use device::ops::Status;
+use device::{DType, bf16};
 use engine::params::DenseBlock;
 use engine::step::Stage;
 use launch::watch::activity::Activity;
@@ -123,14 +124,27 @@ pub fn load(folder: &Path, manifest: &Manifest, stage: &Stage, activity: &Activi
             Role::OptimizerState if tensor.owned.is_empty() => {}
             Role::Magnitudes => device.upload(&tensor.memory, &values)?,
             Role::OptimizerState => {
-                device.upload(&tensor.memory, &values[tensor.first..][..tensor.memory.elements()])?
+                let values = &values[tensor.first..][..tensor.memory.elements()];
+                match tensor.memory.dtype {
+                    DType::Bf16 => {
+                        let rounded: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
+                        device.upload(&tensor.memory, &rounded)?;
+                    }
+                    _ => device.upload(&tensor.memory, values)?,
+                }
             }
         }
         activity.advance();
     }
     stage.refresh_scales()?;
-    let status = Status { applied: manifest.applied, skipped: manifest.skipped, ..Status::default() };
-    device.upload(&stage.optimizer().status(), bytemuck::bytes_of(&status))?;
+    let spikes = manifest.spikes.as_ref();
+    let status = Status {
+        applied: manifest.applied,
+        skipped: manifest.skipped,
+        spikes: spikes.map_or(0, |spikes| spikes.skipped),
+        ..Status::default()
+    };
+    stage.optimizer().set_counters(device, status, spikes.map(|spikes| spikes.history()).as_ref())?;
     Ok(())
 }
 

@@ -9,14 +9,13 @@ use common::format::bytes;
 use common::terminal::warn;
 use data::Identities;
 use device::Device;
-use device::ops::Status;
 use engine::step::Stage;
 use launch::watch::activity::Activity;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{remove, remove_files, temporary};
 use super::layout::{CONFIG, LocalTensor, METRICS, MODEL, OPTIMIZER, local_tensors};
-use super::manifest::{FileEntry, LARGEST, MANIFEST, Manifest, Progress, TensorEntry};
+use super::manifest::{FileEntry, LARGEST, MANIFEST, Manifest, Progress, SpikeEntry, TensorEntry};
 use super::step_name::step_name;
 use super::tensor_file::{Output, TensorFile, WriteError, tensor_entries};
 use super::writers::Writers;
@@ -124,7 +123,7 @@ impl Saving<'_> {
         writers.agree(&self.path, if writers.leads() { self.begin() } else { Ok(()) })?;
         let written = self.write(tensors, files, device).map_err(|error| self.error(error));
         let Written { files, tensors } = writers.agree(&self.path, written)?;
-        let status: Status = bytemuck::pod_read_unaligned(&device.download::<u8>(&stage.optimizer().status())?);
+        let (status, history) = stage.optimizer().counters(device)?;
         let origin = self.request.origin;
         let manifest = Manifest {
             files,
@@ -132,6 +131,7 @@ impl Saving<'_> {
             products: device.export_choices(),
             run: origin.run.clone(),
             data: origin.data.clone(),
+            spikes: history.map(|history| SpikeEntry::new(status.spikes, &history)),
             ..Manifest::new(self.request.progress, status.applied, status.skipped)
         };
         let ended = if writers.leads() { self.publish(manifest) } else { Ok(()) };

@@ -33,8 +33,8 @@ mod watch;
 pub use layers::Layers;
 pub use sections::{
     Activation, AmaxAlgo, CheckpointConfig, CudaGraphConfig, DecayStyle, DeviceChoice, Fp8Choice, GradReduce,
-    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, NormPlacement, Normalization, OptimizerChoice,
-    OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, QkNormOver, RecomputeConfig,
-    RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RopeScalingType, RunConfig, SyncDebugChoice,
-    TrainConfig, VerifyMemory, by_key,
+    GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement, Normalization,
+    OptimizerChoice, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, QkNormOver,
+    RecomputeConfig, RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RopeScalingType, RunConfig,
+    SyncDebugChoice, TrainConfig, VerifyMemory, by_key,
 };

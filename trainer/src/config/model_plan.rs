@@ -156,6 +156,10 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     holdable("train.micro_batch_size x model.heads x seq_length^2", &[batch, model.heads, seq, seq])?;
     is_dropout_rate("model.hidden_dropout", model.hidden_dropout)?;
     is_dropout_rate("model.attention_dropout", model.attention_dropout)?;
+    let z_loss = config.train.z_loss_multiplier;
+    let key = "train.z_loss_multiplier";
+    within(key, z_loss, z_loss >= 0.0, "a multiplier is not negative", "set it to 1e-5, or 0 for no z-loss")?;
+    fits_f32(key, z_loss)?;
     let shape = GptShape {
         layers: model.layers,
         hidden,
@@ -193,6 +197,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         hidden_dropout: model.hidden_dropout,
         attention_dropout: model.attention_dropout,
         loss_pieces: loss_pieces(config)?,
+        z_loss_multiplier: z_loss,
         recompute: config.recompute.granularity == RecomputeGranularity::Selective,
         seed: config.train.seed,
         precision: config.precision.compute,

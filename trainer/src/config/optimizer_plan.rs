@@ -5,11 +5,11 @@ use std::sync::Arc;
 use common::UserError;
 use device::DType;
 use engine::model::is_embedding;
-use engine::optimizer::{AdamW, Lion, Muon, ParamGroup, Sgd, UpdateRule};
+use engine::optimizer::{AdamW, Lion, MomentTypes, Muon, ParamGroup, Sgd, SkipStep, UpdateRule};
 
-use crate::config::checks::{fits_f32, require, within};
+use crate::config::checks::{at_least, at_most, fits_f32, require, within};
 use crate::config::learning_rate::{Decay, LearningRate};
-use crate::config::{DecayStyle, OptimizerChoice, OptimizerConfig};
+use crate::config::{DecayStyle, MomentDtype, OptimizerChoice, OptimizerConfig};
 
 /// What updates the weights, and at which rate.
 #[derive(Clone, Debug)]
@@ -18,6 +18,10 @@ pub struct OptimizerPlan {
     pub groups: Vec<ParamGroup>,
     /// Largest gradient norm; 0 for no clipping.
     pub clip: f32,
+    /// The types of moments.
+    pub moments: MomentTypes,
+    /// Which steps make no update because they are spikes.
+    pub skip_step: Option<SkipStep>,
     /// Learning rate by step.
     pub learning_rate: LearningRate,
 }
@@ -48,6 +52,8 @@ impl OptimizerPlan {
         Ok(OptimizerPlan {
             groups: groups(optimizer, products)?,
             clip: optimizer.clip as f32,
+            moments: moments(optimizer)?,
+            skip_step: skip_step(optimizer)?,
             learning_rate: learning_rate(optimizer, steps)?,
         })
     }
@@ -86,6 +92,30 @@ fn groups(optimizer: &OptimizerConfig, products: DType) -> Result<Vec<ParamGroup
     let muon = Muon { momentum: optimizer.muon_momentum as f32, steps, products };
     let matrices = ParamGroup { takes: Muon::takes, rule: Arc::new(muon), weight_decay: optimizer.weight_decay as f32 };
     Ok([vec![matrices], grouped(adamw, optimizer)].concat())
+}
+
+fn moments(optimizer: &OptimizerConfig) -> Result<MomentTypes, UserError> {
+    let dtype = |of: MomentDtype| if of == MomentDtype::Bf16 { DType::Bf16 } else { DType::F32 };
+    let types = MomentTypes { exp_avg: dtype(optimizer.exp_avg_dtype), exp_avg_sq: dtype(optimizer.exp_avg_sq_dtype) };
+    let decay = optimizer.betas.get(1).copied().unwrap_or(0.0);
+    require(types.exp_avg_sq == DType::F32 || decay <= 0.99, || {
+        UserError::new(
+            format!("optimizer.exp_avg_sq_dtype = \"bf16\" with optimizer.betas = {:?}", optimizer.betas),
+            "a second moment in bf16 decays by at least 1 % a step: rounding to nearest would undo less",
+            "set optimizer.betas = [0.9, 0.95], or optimizer.exp_avg_sq_dtype = \"fp32\"",
+        )
+    })?;
+    Ok(types)
+}
+
+fn skip_step(optimizer: &OptimizerConfig) -> Result<Option<SkipStep>, UserError> {
+    let (key, sigma_factor) = ("optimizer.skip_step_sigma_factor", optimizer.skip_step_sigma_factor);
+    within(key, sigma_factor, sigma_factor >= 0.0, "it is not negative", "set it to 6, or 0 to skip no step")?;
+    fits_f32(key, sigma_factor)?;
+    let interval = optimizer.skip_step_interval;
+    at_least("optimizer.skip_step_interval", interval, 2)?;
+    at_most("optimizer.skip_step_interval", interval, 1 << 16)?;
+    Ok((sigma_factor > 0.0).then_some(SkipStep { sigma_factor: sigma_factor as f32, interval }))
 }
 
 /// The groups of a rule: matrices decay, apart from embeddings if the user says so.

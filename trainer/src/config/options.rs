@@ -8,7 +8,7 @@ use engine::precision::Precision;
 
 use crate::config::{
     Activation, AmaxAlgo, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind,
-    NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, QkNormOver,
+    MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, QkNormOver,
     RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, SyncDebugChoice, VerifyMemory,
 };
 use crate::families::Preset;
@@ -142,6 +142,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("train.global_batch_size", "global-batch-size", &[], "16", Kind::Integer, "Samples in a step, over all ranks"),
     option("train.rampup_batch_size", "rampup-batch-size", &[], "[]", Kind::Integers, "Batch size to start from, increment, and number of samples until the global batch size is reached. Empty: the same batch size in every step"),
     option("train.micro_batch_size", "micro-batch-size", &[], "2", Kind::Integer, "Samples in a microbatch"),
+    option("train.z_loss_multiplier", "z-loss-multiplier", &[], "0.0", Kind::Float, "gpt: the z-loss, this multiple of logsumexp(logits)^2, is added to the loss in training, and keeps logits from growing. 1e-5 is usual; 0 for none. It is reported apart from the loss"),
     option("train.deterministic", "deterministic", &["deterministic-mode"], "false", Kind::Bool, "cuda: the same bits in every run. Nothing is timed, and backward attention is slower"),
     option("train.sync_debug", "sync-debug", &[], "\"off\"", Kind::Choice(SyncDebugChoice::WORDS), "What happens at a call in a steady step that makes the host wait for the device, or allocates. warn: a warning names the call and the region, once. error: the run ends with exit code 3"),
     option("train.eval_interval", "eval-interval", &[], "100", Kind::Integer, "Steps between evaluations; 0 for no evaluations"),
@@ -156,6 +157,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.schedule", "lr-schedule", &["lr-decay-style"], "\"cosine\"", Kind::Choice(DecayStyle::WORDS), "Learning rate after warm-up: constant; cosine or linear decay to the end of the run; decay with the root of the steps; or stable, then linear decay"),
     option("optimizer.betas", "betas", &[], "[0.9, 0.95]", Kind::Floats, "adamw, muon: decay rates of AdamW's two moments. lion: the moment's share in the direction of an update, and its decay rate"),
     option("optimizer.eps", "eps", &["adam-eps"], "1e-8", Kind::Float, "adamw, muon: number added to the root of the second moment"),
+    option("optimizer.exp_avg_dtype", "exp-avg-dtype", &[], "\"fp32\"", Kind::Choice(MomentDtype::WORDS), "adamw, lion, muon: type in which the first moments of AdamW and Lion are kept. They are computed in f32, and rounded to nearest even"),
+    option("optimizer.exp_avg_sq_dtype", "exp-avg-sq-dtype", &[], "\"fp32\"", Kind::Choice(MomentDtype::WORDS), "adamw, muon: type in which AdamW's second moments are kept, as the first. In bf16 betas[1] is at most 0.99: rounding to nearest would stop a slower decay"),
     option("optimizer.momentum", "momentum", &["sgd-momentum"], "0.0", Kind::Float, "sgd: momentum"),
     option("optimizer.muon_momentum", "muon-momentum", &[], "0.95", Kind::Float, "muon: decay of the momentum, which is Nesterov's"),
     option("optimizer.muon_num_ns_steps", "muon-num-ns-steps", &[], "5", Kind::Integer, "muon: Newton-Schulz iterations that make a matrix orthogonal"),
@@ -163,6 +166,8 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.decay_embeddings", "decay-embeddings", &[], "true", Kind::Bool, "Tables of tokens and positions have weight decay, as other matrices do"),
     option("optimizer.freeze", "freeze", &[], "[]", Kind::Texts, "Parameters that keep their values: patterns of names, such as \"wte.*\" or \"h.[0-3].*\", with *, ? and [ ] as in a shell. They need no gradients, no master weights and no optimizer state"),
     option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
+    option("optimizer.skip_step_sigma_factor", "skip-step-sigma-factor", &[], "0.0", Kind::Float, "A step whose loss or gradient norm is so many standard deviations above the mean of the last steps makes no update. 6 is usual; 0 lets every step update"),
+    option("optimizer.skip_step_interval", "skip-step-rolling-interval-length", &[], "128", Kind::Integer, "With skip_step_sigma_factor: number of steps that mean and deviation are of. No step is skipped before half of them are done"),
 
     option("precision.compute", "compute", &[], "\"f32\"", Kind::Choice(Precision::WORDS), "Type of weights and activations in layers. Master weights are f32. tf32 is f32 with faster, less exact products on a GPU"),
     option("precision.fp8", "fp8-format", &["fp8"], "\"none\"", Kind::Choice(Fp8Choice::WORDS), "Linear layers of blocks multiply in 8 bits (with compute = \"bf16\"). hybrid: E4M3 for inputs and weights, E5M2 for gradients. e4m3: E4M3 for all. Attention, norms, embedding and head stay in bf16"),

@@ -195,6 +195,7 @@ section!(TrainConfig {
     global_batch_size: usize,
     rampup_batch_size: Vec<usize>,
     micro_batch_size: usize,
+    z_loss_multiplier: f64,
     deterministic: bool,
     sync_debug: SyncDebugChoice,
     eval_interval: usize,
@@ -235,6 +236,8 @@ section!(OptimizerConfig {
     schedule: DecayStyle,
     betas: Vec<f64>,
     eps: f64,
+    exp_avg_dtype: MomentDtype,
+    exp_avg_sq_dtype: MomentDtype,
     momentum: f64,
     muon_momentum: f64,
     muon_num_ns_steps: usize,
@@ -242,6 +245,8 @@ section!(OptimizerConfig {
     decay_embeddings: bool,
     freeze: Vec<String>,
     clip: f64,
+    skip_step_sigma_factor: f64,
+    skip_step_interval: usize,
 });
 
 choice! {
@@ -255,6 +260,16 @@ choice! {
         Muon = "muon",
         /// Stochastic gradient descent, with or without momentum.
         Sgd = "sgd",
+    }
+}
+
+choice! {
+    /// The type of a moment, in Megatron's words.
+    pub enum MomentDtype {
+        /// 32 bits.
+        F32 = "fp32",
+        /// bf16.
+        Bf16 = "bf16",
     }
 }
 

@@ -9,7 +9,7 @@ use crate::config::graph_plan::words;
 use crate::config::options::find;
 use crate::config::plan::RunPlan;
 use crate::config::{
-    DecayStyle, Fp8Choice, GradReduce, Layers, ModelConfig, ModelKind, OptimizerChoice, PositionEmbedding,
+    DecayStyle, Fp8Choice, GradReduce, Layers, ModelConfig, ModelKind, MomentDtype, OptimizerChoice, PositionEmbedding,
     RecomputeGranularity, VerifyMemory,
 };
 
@@ -172,6 +172,23 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         let unused = is_sgd || (optimizer.kind == OptimizerChoice::Lion && !by_lion);
         tell(unused && given, format!("{key} = {value}"), "it is for optimizer.kind = \"adamw\"");
     }
+    let is_lion = optimizer.kind == OptimizerChoice::Lion;
+    for (key, dtype, unused) in [
+        ("optimizer.exp_avg_dtype", optimizer.exp_avg_dtype, is_sgd),
+        ("optimizer.exp_avg_sq_dtype", optimizer.exp_avg_sq_dtype, is_sgd || is_lion),
+    ] {
+        tell(
+            unused && dtype != MomentDtype::F32,
+            format!("{key} = \"{dtype}\""),
+            "it is for optimizer.kind = \"adamw\"",
+        );
+    }
+    tell(
+        optimizer.skip_step_sigma_factor == 0.0
+            && !is_default("optimizer.skip_step_interval", &optimizer.skip_step_interval.to_string()),
+        format!("optimizer.skip_step_interval = {}", optimizer.skip_step_interval),
+        "without optimizer.skip_step_sigma_factor no step is skipped",
+    );
     for (key, default) in [
         ("optimizer.muon_momentum", is_default_number("optimizer.muon_momentum", optimizer.muon_momentum)),
         (
@@ -182,6 +199,11 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         let is_muon = optimizer.kind == OptimizerChoice::Muon;
         tell(!is_muon && !default, key.to_string(), "it is for optimizer.kind = \"muon\"");
     }
+    tell(
+        model.kind == ModelKind::Mlp && config.train.z_loss_multiplier != 0.0,
+        format!("train.z_loss_multiplier = {}", config.train.z_loss_multiplier),
+        "it is for model.kind = \"gpt\"",
+    );
     let other_kind = if model.kind == ModelKind::Mlp { ModelKind::Gpt } else { ModelKind::Mlp };
     for (name, value) in set_for_kind(model, other_kind) {
         tell(true, format!("model.{name} = {value}"), &format!("it is for model.kind = \"{other_kind}\""));
@@ -279,6 +301,13 @@ mod tests {
             ("optimizer.momentum=0.9", "optimizer.kind=sgd", "optimizer.kind = \"sgd\""),
             ("optimizer.muon_momentum=0.9", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
             ("optimizer.muon_num_ns_steps=4", "optimizer.kind=muon", "optimizer.kind = \"muon\""),
+            ("optimizer.kind=sgd optimizer.exp_avg_dtype=bf16", "optimizer.kind=lion", "optimizer.kind = \"adamw\""),
+            (
+                "optimizer.kind=lion optimizer.exp_avg_sq_dtype=bf16",
+                "optimizer.kind=muon",
+                "optimizer.kind = \"adamw\"",
+            ),
+            ("optimizer.skip_step_interval=64", "optimizer.skip_step_sigma_factor=6.0", "skip_step_sigma_factor"),
             ("recompute.layers=2", "recompute.granularity=full", "recompute.granularity = \"full\""),
             (
                 "optimizer.schedule=wsd optimizer.decay_steps=900 train.steps=110",
@@ -297,6 +326,7 @@ mod tests {
             ("data.path=text data.split=0.99 data.validation_path=text", "data.split=0.9", "data.validation_path"),
             ("model.kind=mlp model.layers=4", "model.kind=gpt", "model.kind = \"gpt\""),
             ("model.kind=mlp model.kv_heads=2", "model.kind=gpt", "model.kind = \"gpt\""),
+            ("model.kind=mlp train.z_loss_multiplier=1e-5", "model.kind=gpt", "model.kind = \"gpt\""),
             ("model.layer_sizes=[4,2]", "model.kind=mlp", "model.kind = \"mlp\""),
             ("optimizer.kind=sgd optimizer.betas=[0.8,0.9]", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),
             ("optimizer.kind=lion optimizer.eps=1e-6", "optimizer.kind=adamw", "optimizer.kind = \"adamw\""),

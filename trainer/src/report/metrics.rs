@@ -25,8 +25,14 @@ pub struct StepMetrics {
     pub samples: u64,
     /// Mean loss over the global batch, nats.
     pub loss: f64,
+    /// Mean z-loss over the global batch, nats, if training adds one. It is not part of `loss`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub z_loss: Option<f64>,
     /// Gradient norm before clipping.
     pub grad_norm: f32,
+    /// Updates skipped up to this step, because of gradients that were not finite or of spikes; left out while there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub skipped: u32,
     /// Learning rate.
     pub lr: f64,
     /// Tokens (or rows) per second over all ranks.
@@ -57,6 +63,12 @@ pub struct StepMetrics {
     pub fp8: Option<Fp8Losses>,
 }
 
+/// For serde, which passes a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 impl StepMetrics {
     /// A line for people, of a run with so many steps, with the time left where it is known. If it may have `columns` only,
     /// some numbers are left out, and those of an evaluation follow on a second line.
@@ -76,6 +88,7 @@ impl StepMetrics {
         numbers.extend(self.mfu.map(|mfu| (0, format!("MFU {:.1} %", mfu * 100.0))));
         numbers.extend(left.map(|left| (0, format!("{left} left"))));
         let others = [
+            self.z_loss.map(|loss| format!("z-loss {loss:.2e}")),
             self.validation_loss.map(|loss| format!("validation {loss:.4}")),
             self.validation_perplexity.map(|value| format!("perplexity {value:.2}")),
             self.fp8.map(|shares| fp8_losses::words(&shares)),
@@ -331,7 +344,9 @@ mod tests {
             step: 200,
             samples: 3200,
             loss: 2.4814,
+            z_loss: None,
             grad_norm: 0.721,
+            skipped: 0,
             lr: 1.99e-3,
             tokens_per_s: 1_500_002.0,
             tflops: 80.26,

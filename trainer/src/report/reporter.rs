@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use common::format::duration;
+use common::format::{counted, duration};
 use common::terminal::{PRINTED, columns, say, shows_status, warn};
 use device::Device;
 use engine::fp8::TensorCounts;
@@ -86,8 +86,10 @@ pub(crate) struct Reporter<'p> {
     log: Option<RunLog>,
     /// Why a file was not written. The run saves its state and ends with this error.
     write_error: Option<RunError>,
-    /// Consecutive skipped updates.
+    /// Consecutive updates skipped because of non-finite gradients.
     skipped: usize,
+    /// All updates skipped in this run.
+    all_skipped: u32,
     /// Looks for tensors that 8 bits do not suit; on the first rank of each stage.
     fp8_watch: Option<Fp8Watch>,
     progress: ProgressLine,
@@ -125,6 +127,7 @@ impl<'p> Reporter<'p> {
             log,
             write_error: None,
             skipped: 0,
+            all_skipped: 0,
             fp8_watch,
             progress: ProgressLine::default(),
             time_left: TimeLeft::new(intervals, settling),
@@ -159,7 +162,8 @@ impl<'p> Reporter<'p> {
         let FinishedStep { progress, samples, ref result, ref counts, seconds, host, data_wait } = *done;
         let step = progress.step;
         self.last_loss = result.loss;
-        self.skipped = if result.applied { 0 } else { self.skipped + 1 };
+        self.skipped = if result.applied || result.spike { 0 } else { self.skipped + 1 };
+        self.all_skipped = result.skipped;
         self.last_validation = validation_loss.or(self.last_validation);
         self.time_left.step_ended(Instant::now());
         let tokens_per_s = (samples * self.size.losses_per_sample) as f64 / seconds;
@@ -168,7 +172,9 @@ impl<'p> Reporter<'p> {
             step,
             samples: progress.samples,
             loss: result.loss,
+            z_loss: result.z_loss,
             grad_norm: result.grad_norm,
+            skipped: result.skipped,
             lr: self.learning_rate.at(step - 1),
             tokens_per_s,
             tflops: flops / 1e12,
@@ -189,7 +195,8 @@ impl<'p> Reporter<'p> {
             self.say(&format!("  validation of {name} {loss:.4}  perplexity {:.2}", loss.exp()));
         }
         if !result.applied {
-            self.say(&format!("step {step}: the update was skipped, because the gradients are not finite"));
+            let why = if result.spike { "loss or gradient norm is a spike" } else { "the gradients are not finite" };
+            self.say(&format!("step {step}: the update was skipped, because {why}"));
         }
         if let (Some(watch), Some(counts)) = (&mut self.fp8_watch, counts) {
             for warning in watch.look(counts) {
@@ -297,6 +304,9 @@ impl<'p> Reporter<'p> {
             if let Some(floor) = outcome.floor {
                 line += &format!(", {}", relative_to_floor(loss, floor));
             }
+        }
+        if self.all_skipped > 0 {
+            line += &format!(", {} skipped", counted(self.all_skipped as usize, "update"));
         }
         self.say(&format!("{line}, in {}", duration(self.began.elapsed().as_secs_f64())));
     }

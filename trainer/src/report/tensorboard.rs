@@ -84,6 +84,7 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
     let mut scalars = vec![
         ("train/loss", metrics.loss),
         ("train/grad_norm", f64::from(metrics.grad_norm)),
+        ("train/skipped", f64::from(metrics.skipped)),
         ("train/lr", metrics.lr),
         ("train/samples", metrics.samples as f64),
         ("speed/tokens_per_s", metrics.tokens_per_s),
@@ -93,6 +94,7 @@ pub(crate) fn scalars(metrics: &StepMetrics) -> Vec<(String, f64)> {
         ("speed/data_wait_ms", metrics.data_wait_ms),
         ("memory/bytes", metrics.memory_bytes as f64),
     ];
+    scalars.extend(metrics.z_loss.map(|loss| ("train/z_loss", loss)));
     scalars.extend(metrics.mfu.map(|mfu| ("speed/mfu", mfu)));
     scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss", loss)));
     scalars.extend(metrics.fp8.iter().flat_map(fp8_losses::scalars));

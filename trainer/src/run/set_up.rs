@@ -139,6 +139,8 @@ pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGro
         seed: plan.config.train.seed,
         microbatches: plan.batch.microbatches(),
         optimizer: plan.optimizer.groups.clone(),
+        skip_step: plan.optimizer.skip_step,
+        moments: plan.optimizer.moments,
         bucket_bytes: plan.parallel.bucket_bytes,
         distributed_optimizer: plan.parallel.distributed_optimizer,
         grad_reduce: plan.parallel.grad_reduce,

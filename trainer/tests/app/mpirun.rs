@@ -224,6 +224,16 @@ fn wrong_flags_and_values_are_refused_with_value_rule_and_fix() {
         ("--min-lr 1", ["optimizer.min_lr = 1", "at or below optimizer.lr", "set optimizer.min_lr"]),
         ("--betas [0.9]", ["optimizer.betas = [0.9]", "two", "[0.9, 0.95]"]),
         ("--clip-grad -1", ["clip = -1", "negative", "to 0"]),
+        ("--z-loss-multiplier -1", ["train.z_loss_multiplier = -1", "not negative", "to 1e-5"]),
+        ("--skip-step-sigma-factor -1", ["optimizer.skip_step_sigma_factor = -1", "not negative", "to 6"]),
+        (
+            "--skip-step-sigma-factor 6 --skip-step-rolling-interval-length 1",
+            ["optimizer.skip_step_interval = 1", "at least 2", "set optimizer.skip_step_interval = 2"],
+        ),
+        (
+            "--exp-avg-sq-dtype bf16 --betas [0.9,0.999]",
+            ["with optimizer.betas = [0.9, 0.999]", "at least 1 % a step", "set optimizer.betas = [0.9, 0.95]"],
+        ),
         ("--hidden 65", ["model.hidden = 65 with model.heads = 4", "multiple of heads", "set model.hidden = 68"]),
         ("--heads 0", ["model.heads = 0", "at least 1", "set model.heads = 1"]),
         ("--vocab 100", ["model.vocab = 100", "0 to 255", "set model.vocab = 256"]),

@@ -45,9 +45,31 @@ fn four_ranks_go_on_with_the_same_bits_whatever_the_graphs() {
 }
 
 #[test]
+fn a_run_that_skips_spikes_goes_on_with_the_same_bits_and_skips_the_same_steps() {
+    // So near the mean that some step is a spike.
+    let spikes = "--skip-step-sigma-factor 0.5 --skip-step-rolling-interval-length 4";
+    let skipped = |folder: &Folder| -> Vec<u64> {
+        let text = std::fs::read_to_string(folder.path("log/metrics.jsonl")).unwrap();
+        let steps = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        steps.map(|step| step["skipped"].as_u64().unwrap_or(0)).collect()
+    };
+    for ranks in [1, 2] {
+        let (unbroken, resumed) = (Folder::new("spikes-unbroken"), Folder::new("spikes-resumed"));
+        let output = run(ranks, &unbroken.0, &flags(&format!("{spikes} {OFF}")));
+        expect(&output, 0, &["the update was skipped, because loss or gradient norm is a spike", " skipped, in "]);
+        copy_run(&unbroken.0, &resumed.0, 4);
+        expect(&run(ranks, &resumed.0, &flags(&format!("{spikes} {FULL}"))), 0, &["at step 4"]);
+        assert_eq!(skipped(&resumed), skipped(&unbroken), "{ranks} ranks");
+        assert!(skipped(&unbroken)[7] > skipped(&unbroken)[3], "{:?}", skipped(&unbroken));
+        assert_eq!(bits(&resumed.0, 8), bits(&unbroken.0, 8), "{ranks} ranks");
+    }
+}
+
+#[test]
 fn a_bf16_run_and_an_mlp_with_momentum_go_on_with_the_same_bits() {
     let mlp = "--preset mlp --layer-sizes [24,32,8] --micro-batch-size 4 --global-batch-size 8 --sgd-momentum 0.9";
-    for kind in ["--compute bf16 --tie-embeddings=false", mlp] {
+    let moments = "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16";
+    for kind in ["--compute bf16 --tie-embeddings=false", mlp, moments] {
         let (unbroken, resumed) = (Folder::new("kind-unbroken"), Folder::new("kind-resumed"));
         expect(&run(1, &unbroken.0, &flags(kind)), 0, &[]);
         copy_run(&unbroken.0, &resumed.0, 4);

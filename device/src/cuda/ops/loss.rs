@@ -17,6 +17,9 @@ struct CrossEntropyBlock {
     targets: u64,
     losses: u64,
     control: u64,
+    z_losses: u64,
+    z_multiplier: f32,
+    z_padding: u32,
     columns: u32,
     vocab: u32,
 }
@@ -38,6 +41,9 @@ pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> 
         targets: op.targets.address,
         losses: op.losses.address,
         control: op.control.map_or(0, |control| control.address),
+        z_losses: op.z_loss.map_or(0, |z_loss| z_loss.losses.address),
+        z_multiplier: op.z_loss.map_or(0.0, |z_loss| z_loss.multiplier),
+        z_padding: 0,
         columns: columns as u32,
         vocab: op.vocab as u32,
     };

@@ -27,6 +27,7 @@ mod reduce;
 mod rotary;
 mod run;
 mod shape;
+mod skip_step;
 mod table;
 mod transpose_fp8;
 

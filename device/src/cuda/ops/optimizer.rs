@@ -24,6 +24,8 @@ struct Parameter {
     weight_decay: f32,
     first_chunk: u32,
     compute_is_bf16: u32,
+    first_is_bf16: u32,
+    second_is_bf16: u32,
     vector: u32,
 }
 
@@ -52,6 +54,7 @@ struct UpdateTensors {
 
 impl UpdateTensors {
     fn parameter(self, first_chunk: u32) -> Parameter {
+        let is_bf16 = |tensor: Option<Tensor>| u32::from(tensor.is_some_and(|tensor| tensor.dtype == DType::Bf16));
         let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
         // Four elements at a time: 16 bytes of f32, 8 of bf16.
         let aligned = |tensor: &Tensor| tensor.address.is_multiple_of(4 * tensor.dtype.size() as u64);
@@ -66,7 +69,9 @@ impl UpdateTensors {
             elements: self.master.elements() as u64,
             weight_decay: self.weight_decay,
             first_chunk,
-            compute_is_bf16: self.compute.is_some_and(|compute| compute.dtype == DType::Bf16).into(),
+            compute_is_bf16: is_bf16(self.compute),
+            first_is_bf16: is_bf16(self.first),
+            second_is_bf16: is_bf16(self.second),
             vector: vector.into(),
         }
     }

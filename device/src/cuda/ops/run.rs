@@ -3,7 +3,7 @@
 use super::{
     activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, head_norm, joint_norm,
     loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts, reduce,
-    rotary, transpose_fp8,
+    rotary, skip_step, transpose_fp8,
 };
 use crate::communicator::StreamHandle;
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
@@ -64,6 +64,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::SumInto(op) => reduce::sum_into(op, queue),
         Op::SquareSum(op) => reduce::square_sum(op, queue),
         Op::ClipScale(op) => optimizer::clip_scale(op, queue),
+        Op::SkipStep(op) => skip_step::skip_step(op, queue),
         Op::AdamW(op) => optimizer::adamw(op, queue),
         Op::Lion(op) => optimizer::lion(op, queue),
         Op::Sgd(op) => optimizer::sgd(op, queue),

@@ -15,7 +15,7 @@ use engine::model::{
     Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, TensorParallel, Windows, gpt_part,
     mlp,
 };
-use engine::optimizer::{AdamW, ParamGroup, Sgd};
+use engine::optimizer::{AdamW, MomentTypes, ParamGroup, Sgd, SkipStep};
 use engine::precision::Precision;
 use engine::step::{Stage, StageGroups, StageOptions, StepResult, StepSettings};
 use parallel::{PipelineGroups, PipelineStage};
@@ -144,6 +144,10 @@ pub struct Run {
     pub learning_rate: f32,
     /// Other parameter groups than the kind's own.
     pub groups: Option<Vec<ParamGroup>>,
+    /// Steps that are spikes make no update.
+    pub skip_step: Option<SkipStep>,
+    /// Types of moments.
+    pub moments: MomentTypes,
     /// Which parameters keep their values, by name.
     pub frozen: fn(&str) -> bool,
     /// Code that runs in forward.
@@ -182,6 +186,8 @@ impl Run {
             clip: 1.0,
             learning_rate: 1e-2,
             groups: None,
+            skip_step: None,
+            moments: MomentTypes::default(),
             frozen: |_| false,
             hooks: Hooks::default(),
         }
@@ -224,6 +230,8 @@ impl Run {
             seed: 7,
             microbatches: self.microbatches,
             optimizer: self.groups.clone().unwrap_or(optimizer),
+            skip_step: self.skip_step,
+            moments: self.moments,
             bucket_bytes: 4096,
             distributed_optimizer: self.distributed_optimizer,
             grad_reduce: self.grad_reduce,

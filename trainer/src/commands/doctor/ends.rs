@@ -1,6 +1,6 @@
 //! Trials of what is at the ends of a model: embedding and losses.
 
-use device::ops::{ColumnRange, CopyColumns, CrossEntropy, Embedding, EmbeddingBackward, Mse};
+use device::ops::{ColumnRange, CopyColumns, CrossEntropy, Embedding, EmbeddingBackward, Mse, ZLoss};
 use device::{DType, Tensor};
 
 use super::sizes::{CONTROL, Sizes};
@@ -74,9 +74,13 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
 }
 
 pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
-    for train in [true, false] {
+    for (train, multiplier) in [(true, None), (true, Some(1e-3)), (false, None)] {
         add(
-            if train { "cross_entropy and gradient" } else { "cross_entropy" },
+            match (train, multiplier) {
+                (true, None) => "cross_entropy and gradient",
+                (true, Some(_)) => "cross_entropy and gradient with a z-loss",
+                (false, _) => "cross_entropy",
+            },
             Box::new(move |b| {
                 let rows = s.rows();
                 let logits = b.scaled([rows, s.padded_vocab], dtype, 6.0)?;
@@ -84,7 +88,11 @@ pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 wanted[rows / 2] = -1;
                 let (targets, losses) = (b.integers([rows], &wanted)?, b.output([rows], DType::F32)?);
                 let control = if train { Some(b.block(&CONTROL)?) } else { None };
-                Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, control }.into())
+                let z_loss = match multiplier {
+                    Some(multiplier) => Some(ZLoss { multiplier, losses: b.output([rows], DType::F32)? }),
+                    None => None,
+                };
+                Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, z_loss, control }.into())
             }),
         );
     }

@@ -1,9 +1,9 @@
 //! Trials of what updates the weights.
 
 use device::ops::{
-    AdamW, AdamWTensors, Block, ClipScale, Control, DecayedStep, DecayedTensors, Lion, LionTensors, MatrixPolynomial,
-    MomentumTensors, NesterovMomentum, SampleRecord, ScaleBlock, Sgd, SgdTensors, SquareSum, Status, SumInto,
-    WriteControl, WriteSampleRecord,
+    AdamW, AdamWTensors, Block, ClipScale, Control, Copy, DecayedStep, DecayedTensors, Lion, LionTensors,
+    MatrixPolynomial, MomentumTensors, NesterovMomentum, SampleRecord, ScaleBlock, Sgd, SgdTensors, SkipStep,
+    SquareSum, Status, SumInto, WriteControl, WriteSampleRecord,
 };
 use device::{DType, Result, Tensor};
 
@@ -42,6 +42,22 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             );
         }
         add(
+            "skip_step",
+            Box::new(move |b| {
+                let (loss_sum, history) = (b.output([1], DType::F32)?, b.input([2, 16], DType::F32)?);
+                b.device.upload(&loss_sum, &[1e3f32])?;
+                let status = b.block(&Status {
+                    applied: 20,
+                    recorded: 19,
+                    finite: 1,
+                    applies: 1,
+                    grad_norm: 2.0,
+                    ..Status::default()
+                })?;
+                Ok(SkipStep { loss_sum, history, sigma_factor: 6.0, control: b.block(&CONTROL)?, status }.into())
+            }),
+        );
+        add(
             "write_control",
             Box::new(|b| Ok(WriteControl { control: b.block(&Control::default())?, value: CONTROL }.into())),
         );
@@ -53,26 +69,30 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
-    let status = Status { applied: 3, finite: 1, grad_norm: 2.0, grad_factor: 0.5, ..Status::default() };
-    let all = shapes.clone();
-    add(
-        "adamw",
-        Box::new(move |b| {
-            let mut tensors = Vec::new();
-            for (i, shape) in all.iter().enumerate() {
-                let shape = device::Shape::new(shape);
-                let (master, grad) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
-                let (exp_avg, exp_avg_sq) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
-                let squares: Vec<f32> = b.device.download::<f32>(&exp_avg_sq)?.iter().map(|x| x * x).collect();
-                b.device.upload(&exp_avg_sq, &squares)?;
-                let compute = if compute { Some(b.output(shape, dtype)?) } else { None };
-                let weight_decay = if i == 0 { 0.1 } else { 0.0 };
-                tensors.push(AdamWTensors { master, compute, grad, exp_avg, exp_avg_sq, weight_decay });
-            }
-            let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
-            Ok(AdamW { tensors: tensors.into(), beta1: 0.9, beta2: 0.95, eps: 1e-8, control, status }.into())
-        }),
-    );
+    let status = Status { applied: 3, finite: 1, applies: 1, grad_norm: 2.0, grad_factor: 0.5, ..Status::default() };
+    // Where results are compared as bf16, moments are in bf16 too.
+    let moment_types: &[DType] = if compute { &[DType::F32, DType::Bf16] } else { &[DType::F32] };
+    for &moments in moment_types {
+        let all = shapes.clone();
+        add(
+            if moments == DType::F32 { "adamw" } else { "adamw, moments in bf16" },
+            Box::new(move |b| {
+                let mut tensors = Vec::new();
+                for (i, shape) in all.iter().enumerate() {
+                    let shape = device::Shape::new(shape);
+                    let (master, grad) = (b.input(shape, DType::F32)?, b.input(shape, DType::F32)?);
+                    let (exp_avg, exp_avg_sq) = (b.input(shape, moments)?, b.output(shape, moments)?);
+                    let squares = b.between(shape, 0.0, 1.0)?;
+                    b.run(Copy { input: squares, output: exp_avg_sq })?;
+                    let compute = if compute { Some(b.output(shape, dtype)?) } else { None };
+                    let weight_decay = if i == 0 { 0.1 } else { 0.0 };
+                    tensors.push(AdamWTensors { master, compute, grad, exp_avg, exp_avg_sq, weight_decay });
+                }
+                let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
+                Ok(AdamW { tensors: tensors.into(), beta1: 0.9, beta2: 0.95, eps: 1e-8, control, status }.into())
+            }),
+        );
+    }
     let all = shapes.clone();
     add(
         "lion",

@@ -1,0 +1,34 @@
+//! Steps that make no update because their loss or gradient norm is a spike.
+
+use super::view;
+use crate::ops::{Control, SkipStep, Status};
+
+/// See [`SkipStep`].
+pub(super) fn skip_step(op: &SkipStep) {
+    let control: Control = view::read_block(&op.control);
+    let mut status: Status = view::read_block(&op.status);
+    let interval = op.interval();
+    let recorded = status.recorded as usize;
+    let history = view::write::<f32>(&op.history);
+    let loss = view::read::<f32>(&op.loss_sum)[0] * control.grad_scale * control.inverse_loss_scale;
+    if status.finite == 0 || !loss.is_finite() {
+        return;
+    }
+    let (losses, norms) = history.split_at_mut(interval);
+    let known = recorded.min(interval);
+    let is_spike = |value: f32, ring: &[f32]| {
+        let values = || (recorded - known..recorded).map(|step| f64::from(ring[step % interval]));
+        let mean = values().sum::<f64>() / known as f64;
+        let variance = values().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (known - 1) as f64;
+        f64::from(value) - mean > f64::from(op.sigma_factor) * variance.sqrt()
+    };
+    if known >= op.least() && (is_spike(loss, losses) || is_spike(status.grad_norm, norms)) {
+        status.applies = 0;
+        status.applied -= 1;
+        status.spikes += 1;
+    }
+    losses[recorded % interval] = loss;
+    norms[recorded % interval] = status.grad_norm;
+    status.recorded += 1;
+    view::write_block(&op.status, &status);
+}
