@@ -15,6 +15,8 @@ pub struct DataConfig {
     pub tokenizer: String,
     pub end_of_text: Option<String>,
     pub text_key: String,
+    pub sft: bool,
+    pub chat_template: Option<String>,
     pub raw_tokens: RawTokens,
     pub split: f64,
     pub seed: u64,

@@ -10,6 +10,9 @@ use crate::config::RawTokens;
 use crate::error::DataError;
 use crate::formats::tokens::Tokens;
 use crate::open::{Found, expanded, found, token_file};
+use crate::text::chat_template::ChatTemplate;
+use crate::text::conversation::Conversation;
+use crate::text::conversation_files::{MESSAGES, encode_conversations};
 use crate::text::documents::encode_files;
 use crate::text::text_files::{LeftOut, TextFile};
 use crate::text::tokenize::TokenizeError;
@@ -38,7 +41,11 @@ pub struct InspectRequest {
     pub text_key: String,
     /// The type of tokens in files without a header.
     pub raw_tokens: RawTokens,
-    /// Documents whose beginning is shown, of each path.
+    /// Whether the paths have conversations.
+    pub sft: bool,
+    /// The template of conversations: see [`ChatTemplate::open`].
+    pub chat_template: Option<String>,
+    /// Documents or conversations whose beginning is shown, of each path.
     pub samples: usize,
 }
 
@@ -50,7 +57,13 @@ pub fn inspect(request: &InspectRequest, stop: &Stop) -> Result<String, Tokenize
     let paths: Vec<&str> = request.paths.iter().map(String::as_str).collect();
     let mut report = String::new();
     for path in expanded("PATH", &paths)? {
-        report += &match found("PATH", &path, &request.text_key)? {
+        let key = if request.sft { MESSAGES } else { &request.text_key };
+        report += &match found("PATH", &path, key)? {
+            Found::Tokens(_) if request.sft => {
+                let what = format!("--sft with PATH = `{path}`, which has tokens");
+                return Err(UserError::new(what, "conversations are JSON lines", "leave --sft out").into());
+            }
+            Found::Text(files, left_out) if request.sft => conversations(request, stop, &path, &files, left_out)?,
             Found::Tokens(bins) => tokens(request, stop, &path, &bins)?,
             Found::Text(files, left_out) => text(request, stop, &path, &files, left_out)?,
         };
@@ -183,6 +196,55 @@ fn text(
         seen.summary(),
         seen.samples(Some(&tokenizer))
     ))
+}
+
+/// What files of conversations hold. What the loss is on stands between » and « in those that are shown.
+fn conversations(
+    request: &InspectRequest,
+    stop: &Stop,
+    path: &str,
+    files: &[TextFile],
+    mut left_out: LeftOut,
+) -> Result<String, TokenizeError> {
+    let name = request.tokenizer.as_deref().unwrap_or("byte");
+    let tokenizer = Tokenizer::open(name, request.end_of_text.as_deref())?;
+    let template = ChatTemplate::of(request.chat_template.as_deref(), name, &tokenizer)?;
+    let (mut lengths, mut counted_tokens, mut shown) = (Vec::new(), 0, String::new());
+    let not_text = encode_conversations(files, &tokenizer, &template, |conversation| {
+        ensure_goes_on(stop)?;
+        lengths.push(conversation.tokens.len());
+        counted_tokens += conversation.counts.iter().filter(|counts| **counts).count();
+        if lengths.len() <= request.samples {
+            shown += &format!("  conversation {}: {}\n", lengths.len(), marked(&conversation, &tokenizer));
+        }
+        Ok::<(), TokenizeError>(())
+    })?;
+    left_out.not_text.extend(not_text);
+    let left_out: String = left_out.notices().iter().map(|notice| format!("  {notice}\n")).collect();
+    lengths.sort_unstable();
+    let at = |share: usize| lengths.get(lengths.len().saturating_sub(1) * share / 100).copied().unwrap_or(0);
+    Ok(format!(
+        "{path}: {}, {} tokens; the loss is on {} of them, which stand between » and «\n  lengths: half have up to {} tokens, \
+         90 % up to {}, the longest has {}\n  tokenizer: {name}\n{left_out}{shown}",
+        counted(lengths.len(), "conversation"),
+        count(lengths.iter().sum::<usize>() as f64),
+        count(counted_tokens as f64),
+        at(50),
+        at(90),
+        at(100),
+    ))
+}
+
+/// A conversation on one line, with » and « around what counts.
+fn marked(conversation: &Conversation, tokenizer: &Tokenizer) -> String {
+    let tokens: Vec<(u32, bool)> =
+        conversation.tokens.iter().copied().zip(conversation.counts.iter().copied()).take(4 * SHOWN_TOKENS).collect();
+    let parts = tokens.chunk_by(|a, b| a.1 == b.1).map(|part| {
+        let text = tokenizer.decode(&part.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+        if part[0].1 { format!("»{text}«") } else { text }
+    });
+    let more = if tokens.len() < conversation.tokens.len() { " ..." } else { "" };
+    format!("{}{more}", one_line(&parts.collect::<String>()))
 }
 
 fn ensure_goes_on(stop: &Stop) -> Result<(), DataError> {

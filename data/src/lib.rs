@@ -31,6 +31,7 @@ pub use sources::markov::MarkovSource;
 pub use sources::missing::Missing;
 pub use sources::regression::Regression;
 pub use sources::token_source::TokenSource;
+pub use text::chat_template::{ChatTemplate, TOKENIZER_CONFIG};
 pub use text::text_stream::TextStream;
 pub use text::tokenize::{TokenizeError, TokenizeRequest, tokenize};
 pub use text::tokenizer::Tokenizer;

@@ -13,8 +13,12 @@ use crate::formats::{llmc, megatron};
 use crate::one_tokenizer::OneTokenizer;
 use crate::paths::Paths;
 use crate::sources::blend::Blend;
+use crate::sources::conversations::{Builder, Conversations};
 use crate::sources::corpus::{Corpus, Windows};
+use crate::sources::dataset::Dataset;
 use crate::sources::token_source::{Mixture, TokenSource};
+use crate::text::chat_template::ChatTemplate;
+use crate::text::conversation_files::{MESSAGES, encode_conversations};
 use crate::text::documents::encode_files;
 use crate::text::text_files::{LeftOut, TextFile, text_files};
 use crate::text::tokenizer::Tokenizer;
@@ -26,8 +30,16 @@ use crate::text::tokenizer_copy::TokenizerCopy;
 /// # Errors
 /// Whatever is wrong with the files.
 pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Result<TokenSource, UserError> {
-    let mut reader =
-        Reader { data, seq, vocab, left_out: LeftOut::default(), configured: None, of_data: OneTokenizer::default() };
+    let mut reader = Reader {
+        data,
+        seq,
+        vocab,
+        left_out: LeftOut::default(),
+        configured: None,
+        template: None,
+        of_data: OneTokenizer::default(),
+        notices: Vec::new(),
+    };
     let (weights, all) = reader.datasets("data.path", paths)?;
     let blend = || Blend::new(&weights, "data.path");
     let (training, validation) = match &data.validation_path {
@@ -36,16 +48,16 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
             (all, Some(Mixture { blend: Blend::new(&weights, "data.validation_path")?, datasets: validation }))
         }
         None => {
-            let (training, rest): (Vec<_>, Vec<_>) = all.into_iter().map(|windows| windows.split(data.split)).unzip();
+            let (training, rest): (Vec<_>, Vec<_>) = all.into_iter().map(|samples| samples.split(data.split)).unzip();
             if let Some(short) =
-                (0..rest.len()).find(|&d| training[d].count == 0 || (data.split < 1.0 && rest[d].count == 0))
+                (0..rest.len()).find(|&d| training[d].count() == 0 || (data.split < 1.0 && rest[d].count() == 0))
             {
-                let windows = training[short].count + rest[short].count;
+                let samples = training[short].count() + rest[short].count();
                 return Err(UserError::new(
                     format!(
                         "data.path: dataset {} has {}, and data.split = {}",
                         short + 1,
-                        counted(windows as usize, "sample"),
+                        counted(samples as usize, "sample"),
                         data.split
                     ),
                     "every dataset has at least one sample to train on and one to validate on",
@@ -57,7 +69,7 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
         }
     };
     let training = Mixture { blend: blend()?, datasets: training };
-    let samples = |mixture: &Mixture| count(mixture.datasets.iter().map(|windows| windows.count as f64).sum());
+    let samples = |mixture: &Mixture| count(mixture.datasets.iter().map(|samples| samples.count() as f64).sum());
     let name = format!(
         "{}; {} samples per epoch, {} to validate",
         reader.described(paths),
@@ -73,23 +85,34 @@ pub fn open(paths: &Paths, data: &DataConfig, seq: usize, vocab: usize) -> Resul
     }
     let tokenizer = reader.of_data.known();
     let mut notices = reader.left_out.notices();
+    notices.extend(reader.notices);
     if tokenizer == Some(TokenizerCopy::Bytes) && vocab > 256 {
         notices.push(format!(
             "the data are bytes, tokens 0 to 255, and model.vocab = {vocab}: name a tokenizer with --tokenizer, or set \
              --vocab 256"
         ));
     }
-    Ok(TokenSource { training, validation, seq, seed: data.seed, name, notices, tokenizer })
+    Ok(TokenSource {
+        training,
+        validation,
+        seq,
+        seed: data.seed,
+        name,
+        notices,
+        tokenizer,
+        chat_template: reader.template.map(Rc::unwrap_or_clone),
+    })
 }
 
 /// Whether any of the configured data is text, and whether any is token files. Paths that cannot be read are neither.
 pub fn forms(data: &DataConfig) -> (bool, bool) {
     let (mut text, mut tokens) = (false, false);
+    let key = if data.sft { MESSAGES } else { &data.text_key };
     for paths in [&data.path, &data.validation_path].into_iter().flatten() {
         let datasets = paths.datasets("data").unwrap_or_default();
         let all = datasets.iter().flat_map(|(_, paths)| paths);
         for path in all.flat_map(|path| expanded("data", &[path]).unwrap_or_default()) {
-            match found("data", &path, &data.text_key) {
+            match found("data", &path, key) {
                 Ok(Found::Text(..)) => text = true,
                 Ok(Found::Tokens(_)) => tokens = true,
                 Err(_) => {}
@@ -107,18 +130,25 @@ struct Reader<'d> {
     left_out: LeftOut,
     /// `data.tokenizer`, once it was needed. Reading one may take a second.
     configured: Option<Rc<Tokenizer>>,
+    /// The template of conversations, once it was needed.
+    template: Option<Rc<ChatTemplate>>,
     /// The tokenizer of what was opened.
     of_data: OneTokenizer,
+    /// A line for each set of conversations.
+    notices: Vec<String>,
 }
 
 impl Reader<'_> {
-    /// Weights and windows of the datasets of an option.
-    fn datasets(&mut self, key: &str, paths: &Paths) -> Result<(Vec<f64>, Vec<Windows>), UserError> {
+    /// Weights and samples of the datasets of an option.
+    fn datasets(&mut self, key: &str, paths: &Paths) -> Result<(Vec<f64>, Vec<Dataset>), UserError> {
         let datasets = paths.datasets(key)?;
         let weights: Vec<f64> = datasets.iter().map(|(weight, _)| *weight).collect();
         // Weights are checked first: reading files takes longer.
         Blend::new(&weights, key)?;
-        let opened = datasets.iter().map(|(_, paths)| self.windows(key, paths));
+        let opened = datasets.iter().map(|(_, paths)| match self.data.sft {
+            true => self.conversations(key, paths).map(Dataset::Conversations),
+            false => self.windows(key, paths).map(Dataset::Windows),
+        });
         Ok((weights, opened.collect::<Result<_, _>>()?))
     }
 
@@ -154,6 +184,60 @@ impl Reader<'_> {
             ));
         }
         Ok(windows)
+    }
+
+    /// All conversations of paths.
+    fn conversations(&mut self, key: &str, paths: &[&str]) -> Result<Conversations, UserError> {
+        let (tokenizer, template) = (self.configured()?, self.template()?);
+        let name = paths.join(", ");
+        let mut all = Builder::new(self.seq, tokenizer.end_of_text());
+        for path in expanded(key, paths)? {
+            let Found::Text(files, left_out) = found(key, &path, MESSAGES)? else {
+                return Err(UserError::new(
+                    format!("{key} = `{path}` has tokens, with data.sft"),
+                    "conversations are JSON lines with `messages`: tokens do not say which of them are answers",
+                    "name .jsonl files, or leave --sft out",
+                ));
+            };
+            self.left_out.extend(left_out);
+            self.of_data.add(&format!("`{path}`"), TokenizerCopy::of(&tokenizer))?;
+            let not_text = encode_conversations(&files, &tokenizer, &template, |conversation| {
+                all.push(&conversation);
+                Ok::<(), UserError>(())
+            })?;
+            self.left_out.not_text.extend(not_text);
+        }
+        if all.counts.targets == 0 {
+            return Err(UserError::new(
+                format!(
+                    "{key} = `{name}` has {}, and no answer within {}",
+                    counted(all.counts.read as usize, "conversation"),
+                    counted(self.seq + 1, "token")
+                ),
+                "the loss is on answers of the assistant that begin within model.seq_length",
+                "give conversations with answers, or a larger model.seq_length",
+            ));
+        }
+        let largest = all.largest();
+        if largest as usize >= self.vocab {
+            return Err(UserError::new(
+                format!("{key} = `{name}` has token {largest}, and model.vocab = {}", self.vocab),
+                "tokens are below the size of the vocabulary",
+                format!("set model.vocab to {} or more (--vocab), or name the model's tokenizer", largest + 1),
+            ));
+        }
+        self.notices.push(format!("{name}: {}", all.counts.describe(self.seq)));
+        Ok(all.finish())
+    }
+
+    /// The template of conversations.
+    fn template(&mut self) -> Result<Rc<ChatTemplate>, UserError> {
+        if let Some(template) = &self.template {
+            return Ok(template.clone());
+        }
+        let tokenizer = self.configured()?;
+        let template = Rc::new(ChatTemplate::of(self.data.chat_template.as_deref(), &self.data.tokenizer, &tokenizer)?);
+        Ok(self.template.insert(template).clone())
     }
 
     /// `data.tokenizer`.
@@ -327,7 +411,7 @@ mod tests {
 
     fn opened(path: &str) -> Result<TokenSource, UserError> {
         let text = format!(
-            "path = {path:?}\nvalidation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nraw_tokens = \"none\"\nsplit = 1.0\nseed = 1"
+            "path = {path:?}\nvalidation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nsft = false\nraw_tokens = \"none\"\nsplit = 1.0\nseed = 1"
         );
         let data: DataConfig = toml::from_str(&text).unwrap();
         open(data.path.as_ref().unwrap(), &data, 8, 256)

@@ -6,6 +6,7 @@ use device::{Element, HostArray, HostValues, Staging};
 
 use crate::error::DataError;
 use crate::identity::Identities;
+use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Which stream of samples.
@@ -22,11 +23,20 @@ pub trait Source: Send + Sync {
     /// Reads samples `first..first + count` into an array of `staging`.
     ///
     /// The array is `(count, width)`, a row for each sample. For language models a row is `seq + 1` token ids: the inputs
-    /// are all but the last, the targets all but the first. For a regression it is the features, then the outputs.
+    /// are all but the last, the targets all but the first. For conversations it is `seq` inputs, then `seq` targets, which
+    /// are -1 where there is no loss. For a regression it is the features, then the outputs.
     ///
     /// # Errors
     /// The data changed since they were opened, or cannot be read any more.
     fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError>;
+
+    /// The number of targets of samples `first..first + count`. `None` where all targets of all samples count.
+    ///
+    /// # Errors
+    /// There are no such samples.
+    fn targets(&self, _split: Split, _first: u64, _count: usize) -> Result<Option<u64>, DataError> {
+        Ok(None)
+    }
 
     /// Whether it has samples to evaluate on.
     fn validates(&self) -> bool {
@@ -46,6 +56,18 @@ pub trait Source: Send + Sync {
     /// The tokenizer that made the tokens, where it is known.
     fn tokenizer(&self) -> Option<&TokenizerCopy> {
         None
+    }
+
+    /// The template that made text of its conversations.
+    fn chat_template(&self) -> Option<&ChatTemplate> {
+        None
+    }
+
+    /// The files that say what its tokens mean, names and contents: copies of its tokenizer and its chat template.
+    fn copies(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let tokenizer = self.tokenizer().map_or(Vec::new(), TokenizerCopy::files);
+        let template = self.chat_template().map_or(Vec::new(), ChatTemplate::files);
+        tokenizer.into_iter().chain(template).collect()
     }
 
     /// What identifies its datasets. Empty where the configuration alone decides the samples.

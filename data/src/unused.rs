@@ -20,7 +20,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
             "it says how the files of data.path are read",
             "set data.path (--data-path), or leave it out",
         ),
-        _ => return Ok(()),
+        _ => return refuse_mixed(data),
     };
     let about_files = [
         ("data.path", data.path.is_some()),
@@ -29,10 +29,30 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.tokenizer", data.tokenizer != "byte"),
         ("data.end_of_text", data.end_of_text.is_some()),
         ("data.text_key", data.text_key != "text"),
+        ("data.sft", data.sft),
+        ("data.chat_template", data.chat_template.is_some()),
         ("data.raw_tokens", data.raw_tokens != RawTokens::None),
     ];
     match about_files.iter().find(|(_, given)| *given) {
         Some((key, _)) => Err(UserError::new(format!("{key} {with}"), rule, fix)),
+        None => Ok(()),
+    }
+}
+
+/// Fails if an option of conversations is set for text, or one of text for conversations.
+fn refuse_mixed(data: &DataConfig) -> Result<(), UserError> {
+    if !data.sft && data.chat_template.is_some() {
+        let rule = "a chat template makes text of conversations";
+        let fix = "add --sft to train on conversations, or leave it out";
+        return Err(UserError::new("data.chat_template without data.sft", rule, fix));
+    }
+    let of_text = [("data.text_key", data.text_key != "text"), ("data.raw_tokens", data.raw_tokens != RawTokens::None)];
+    match of_text.iter().find(|(_, given)| data.sft && *given) {
+        Some((key, _)) => Err(UserError::new(
+            format!("{key} with data.sft"),
+            "conversations are JSON lines with `messages`",
+            "leave it out, or leave --sft out",
+        )),
         None => Ok(()),
     }
 }

@@ -40,7 +40,7 @@ fn sample(source: &TokenSource, split: Split, number: u64) -> Vec<i32> {
 
 /// All tokens of a source opened with `split = 1`, in their order in the files.
 fn stream(source: &TokenSource) -> Vec<i32> {
-    let count = source.training.datasets[0].count;
+    let count = source.training.datasets[0].count();
     let mut windows: Vec<(u64, Vec<i32>)> =
         (0..count).map(|number| (source.training_window(number).1, sample(source, Split::Train, number))).collect();
     windows.sort();
@@ -292,7 +292,7 @@ proptest! {
         }
         let settings = [("path", folder.0.to_str().unwrap()), ("split", "1"), ("seed", &seed.to_string())];
         let source = source(&settings, seq, count).unwrap();
-        let windows = source.training.datasets[0].count;
+        let windows = source.training.datasets[0].count();
         prop_assert_eq!(windows as usize, (count - 1) / seq);
         let epoch = |epoch: u64| -> Vec<i32> {
             (epoch * windows..(epoch + 1) * windows).flat_map(|n| sample(&source, Split::Train, n)[1..].to_vec()).collect()

@@ -145,7 +145,8 @@ impl Stage {
     /// Writes what differs from step to step to device memory that graphs read: the settings in one small operation, by
     /// value, and the samples in one copy from page-locked memory. Returns the number of losses of the step.
     fn write_inputs(&self, settings: StepSettings, batch: Option<&HostValues>) -> Result<usize> {
-        let losses = self.losses_per_microbatch * settings.microbatches;
+        let all = self.losses_per_microbatch * settings.microbatches;
+        let losses = settings.targets.map_or(all, |targets| targets as usize);
         let StepProgram { tensors, inputs, .. } = &self.program;
         self.compute.submit(WriteControl { control: tensors.control, value: settings.control(losses) })?;
         if let Some(batch) = batch {

@@ -1,7 +1,9 @@
 //! What samples are made of: files of tokens, or data that are generated here.
 
 pub(crate) mod blend;
+pub(crate) mod conversations;
 pub(crate) mod corpus;
+pub(crate) mod dataset;
 pub(crate) mod markov;
 pub(crate) mod missing;
 mod permutation;

@@ -1,8 +1,10 @@
-//! Samples of token files: a pure function from a sample's number to its tokens.
+//! Samples of files: a pure function from a sample's number to its tokens.
 //!
-//! Sample `n` is the `k`-th sample of dataset `d` ([`Blend::at`]). A dataset goes through all its windows once per epoch, in
+//! Sample `n` is the `k`-th sample of dataset `d` ([`Blend::at`]). A dataset goes through all its samples once per epoch, in
 //! an order given by seed, dataset and epoch ([`permuted`]). So the position of a run in its data is one number, the number
 //! of samples seen. Ranks and microbatches only divide the sample numbers among themselves.
+
+use std::ops::Range;
 
 use device::{HostValues, Staging};
 
@@ -11,16 +13,17 @@ use crate::identity::Identities;
 use crate::random::word;
 use crate::source::{Source, Split, rows};
 use crate::sources::blend::Blend;
-use crate::sources::corpus::Windows;
+use crate::sources::dataset::Dataset;
 use crate::sources::permutation::permuted;
+use crate::text::chat_template::ChatTemplate;
 use crate::text::tokenizer_copy::TokenizerCopy;
 
 /// Datasets that are read in the shares of a blend.
 pub struct Mixture {
     /// Which dataset a sample is from.
     pub blend: Blend,
-    /// The datasets. Each has at least one window.
-    pub datasets: Vec<Windows>,
+    /// The datasets. Each has at least one sample.
+    pub datasets: Vec<Dataset>,
 }
 
 /// A source of tokens from files.
@@ -39,21 +42,23 @@ pub struct TokenSource {
     pub notices: Vec<String>,
     /// The tokenizer that made the tokens, where the data or the configuration say it.
     pub tokenizer: Option<TokenizerCopy>,
+    /// What made text of conversations.
+    pub chat_template: Option<ChatTemplate>,
 }
 
 impl Mixture {
     /// Dataset, epoch and place in the epoch of a sample.
     fn place(&self, number: u64) -> (usize, u64, u64) {
         let (dataset, number) = self.blend.at(number);
-        let count = self.datasets[dataset].count;
+        let count = self.datasets[dataset].count();
         (dataset, number / count, number % count)
     }
 
     /// Adds what identifies its datasets. `key` is the option that names them.
     fn identify(&self, key: &str, all: &mut Identities) -> Result<(), DataError> {
-        for (number, windows) in self.datasets.iter().enumerate() {
+        for (number, dataset) in self.datasets.iter().enumerate() {
             let name = if self.datasets.len() == 1 { key.into() } else { format!("{key}, dataset {}", number + 1) };
-            if let Some(identity) = windows.identity()? {
+            if let Some(identity) = dataset.identity()? {
                 all.insert(name, identity);
             }
         }
@@ -62,56 +67,91 @@ impl Mixture {
 }
 
 impl TokenSource {
+    /// Values of a sample's row.
+    pub fn width(&self) -> usize {
+        self.training.datasets[0].width(self.seq)
+    }
+
     /// Dataset and window of a training sample. Each epoch of a dataset is in another order.
     pub fn training_window(&self, number: u64) -> (usize, u64) {
         let (dataset, epoch, place) = self.training.place(number);
         let key = word(word(self.seed, dataset as u64), epoch);
-        (dataset, permuted(place, self.training.datasets[dataset].count, key))
+        (dataset, permuted(place, self.training.datasets[dataset].count(), key))
     }
 
     /// The number of different training samples.
     pub fn samples(&self) -> u64 {
-        self.training.datasets.iter().map(|windows| windows.count).sum()
+        self.training.datasets.iter().map(Dataset::count).sum()
     }
 
-    /// Writes the `seq + 1` tokens of a training sample into `row`. Here `number`, below [`TokenSource::samples`], counts the
-    /// samples as they lie in the data, one dataset after the other.
+    /// The number of targets of a range of training samples, which are counted as in [`TokenSource::in_order`].
+    pub fn targets_in_order(&self, range: Range<u64>) -> u64 {
+        let mut before = 0;
+        let of_dataset = |dataset: &Dataset| {
+            let within = |at: u64| at.clamp(before, before + dataset.count()) - before;
+            let part = within(range.start)..within(range.end);
+            before += dataset.count();
+            dataset.targets(part, self.seq)
+        };
+        self.training.datasets.iter().map(of_dataset).sum()
+    }
+
+    /// Writes a training sample into `row`, of [`TokenSource::width`] values. Here `number`, below [`TokenSource::samples`],
+    /// counts the samples as they lie in the data, one dataset after the other.
     ///
     /// # Errors
     /// The data changed since they were opened; there is no such sample.
     pub fn in_order(&self, mut number: u64, row: &mut [i32]) -> Result<(), DataError> {
-        for windows in &self.training.datasets {
-            if number < windows.count {
-                return windows.read(number, row);
+        for dataset in &self.training.datasets {
+            if number < dataset.count() {
+                return dataset.read(number, row);
             }
-            number -= windows.count;
+            number -= dataset.count();
         }
         let what = format!("{} has no sample {number} beyond its last", self.name);
         Err(DataError { what, fix: "read samples that are there".into() })
     }
 
-    /// Writes the `seq + 1` tokens of a sample into `row`. Validation goes through its datasets in order, again and again.
+    /// Writes a sample into `row`, of [`TokenSource::width`] values. Validation goes through its datasets in order, again and
+    /// again.
     ///
     /// # Errors
     /// The data changed since they were opened, or there are no data for validation.
     pub fn sample(&self, split: Split, number: u64, row: &mut [i32]) -> Result<(), DataError> {
+        let (dataset, place) = self.place(split, number)?;
+        dataset.read(place, row)
+    }
+
+    /// The dataset of a sample, and its place there.
+    fn place(&self, split: Split, number: u64) -> Result<(&Dataset, u64), DataError> {
         if split == Split::Train {
-            let (dataset, window) = self.training_window(number);
-            return self.training.datasets[dataset].read(window, row);
+            let (dataset, place) = self.training_window(number);
+            return Ok((&self.training.datasets[dataset], place));
         }
         let Some(validation) = &self.validation else {
             let what = format!("{} has no samples to evaluate on", self.name);
             return Err(DataError { what, fix: "set data.split below 1, or data.validation_path".into() });
         };
-        let (dataset, _, window) = validation.place(number);
-        validation.datasets[dataset].read(window, row)
+        let (dataset, _, place) = validation.place(number);
+        Ok((&validation.datasets[dataset], place))
     }
 }
 
 impl Source for TokenSource {
     fn batch(&self, split: Split, first: u64, count: usize, staging: &Staging) -> Result<HostValues, DataError> {
         let samples = first..first + count as u64;
-        rows(samples, self.seq + 1, staging, |number, row| self.sample(split, number, row)).map(HostValues::I32)
+        rows(samples, self.width(), staging, |number, row| self.sample(split, number, row)).map(HostValues::I32)
+    }
+
+    fn targets(&self, split: Split, first: u64, count: usize) -> Result<Option<u64>, DataError> {
+        if matches!(self.training.datasets[0], Dataset::Windows(_)) {
+            return Ok(None);
+        }
+        let of_sample = |number| {
+            let (dataset, place) = self.place(split, number)?;
+            Ok(dataset.targets(place..place + 1, self.seq))
+        };
+        (first..first + count as u64).map(of_sample).sum::<Result<u64, DataError>>().map(Some)
     }
 
     fn validates(&self) -> bool {
@@ -135,5 +175,9 @@ impl Source for TokenSource {
 
     fn tokenizer(&self) -> Option<&TokenizerCopy> {
         self.tokenizer.as_ref()
+    }
+
+    fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat_template.as_ref()
     }
 }

@@ -11,6 +11,7 @@ use common::UserError;
 use rayon::prelude::*;
 
 use crate::formats::data_file::DataFile;
+use crate::text::conversation_files::MESSAGES;
 use crate::text::parquet_rows::ParquetRows;
 use crate::text::text_bytes::is_parquet;
 use crate::text::text_file::{Piece, TextReader, check_text};
@@ -67,23 +68,38 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
     key: &str,
     mut sink: impl FnMut(&[u32], Totals) -> Result<(), E>,
 ) -> Result<(Totals, Vec<PathBuf>), E> {
-    let (mut totals, mut left_out) = (Totals::default(), Vec::new());
-    let mut batch: Vec<Piece> = Vec::new();
-    let mut held = 0;
-    let mut encode = |batch: &mut Vec<Piece>, totals: &mut Totals| -> Result<(), E> {
+    let mut totals = Totals::default();
+    let left_out = read_files(files, tokenizer, key, |batch| -> Result<(), E> {
         let encoded: Vec<Vec<u32>> =
             batch.par_iter().map(|piece| piece.encode(tokenizer, key)).collect::<Result<_, UserError>>()?;
-        for (piece, mut tokens) in batch.drain(..).zip(encoded) {
+        for (piece, mut tokens) in batch.iter().zip(encoded) {
             if piece.ends_document {
                 tokens.push(tokenizer.end_of_text());
                 totals.documents += 1;
             }
             totals.bytes += piece.text.len() as u64;
             totals.tokens += tokens.len() as u64;
-            sink(&tokens, *totals)?;
+            sink(&tokens, totals)?;
         }
         Ok(())
-    };
+    })?;
+    Ok((totals, left_out))
+}
+
+/// Reads files in order and passes on their pieces, as many at a time as threads share well. Returns the files in folders that
+/// were left out because they are not text.
+///
+/// # Errors
+/// As [`encode_files`].
+pub(crate) fn read_files<E: From<UserError>>(
+    files: &[TextFile],
+    tokenizer: &Tokenizer,
+    key: &str,
+    mut sink: impl FnMut(&[Piece]) -> Result<(), E>,
+) -> Result<Vec<PathBuf>, E> {
+    let mut left_out = Vec::new();
+    let mut batch: Vec<Piece> = Vec::new();
+    let mut held = 0;
     for TextFile { path, in_folder } in files {
         let file = DataFile::open(path).map_err(|error| {
             let what = format!("{} cannot be read: {error}", path.display());
@@ -106,13 +122,14 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
             held += piece.text.len();
             batch.push(piece);
             if held >= BATCH {
-                encode(&mut batch, &mut totals)?;
+                sink(&batch)?;
+                batch.clear();
                 held = 0;
             }
         }
     }
-    encode(&mut batch, &mut totals)?;
-    Ok((totals, left_out))
+    sink(&batch)?;
+    Ok(left_out)
 }
 
 impl Piece {
@@ -128,7 +145,10 @@ impl Piece {
                 let value: serde_json::Value = serde_json::from_str(&self.text)
                     .map_err(|error| wrong(format!("is not JSON: {error}"), "correct that line"))?;
                 let text = value.get(key).and_then(serde_json::Value::as_str).ok_or_else(|| {
-                    let fix = "correct that line, or name another key: --text-key KEY";
+                    let fix = match value.get(MESSAGES) {
+                        Some(_) => "add --sft to train on the answers of conversations, or name a key: --text-key KEY",
+                        None => "correct that line, or name another key: --text-key KEY",
+                    };
                     wrong("has no such text".into(), fix)
                 })?;
                 tokenizer.encode(text)

@@ -1,10 +1,14 @@
 //! Text to tokens and back.
 
+pub(crate) mod chat_template;
+pub(crate) mod conversation;
+pub(crate) mod conversation_files;
 pub(crate) mod documents;
 pub(crate) mod expression;
 pub(crate) mod normalizer;
 pub(crate) mod parquet_rows;
 pub(crate) mod pre_tokenizer;
+pub(crate) mod python_json;
 pub(crate) mod text_bytes;
 pub(crate) mod text_file;
 pub(crate) mod text_files;

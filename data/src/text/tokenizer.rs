@@ -168,6 +168,21 @@ impl Tokenizer {
         }
     }
 
+    /// The tokens of a text as of [`Tokenizer::encode`], each with the byte of the text behind its own.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub(crate) fn encode_with_ends(&self, text: &str) -> Result<Vec<(u32, usize)>, String> {
+        match self {
+            Tokenizer::Bytes => Ok(text.bytes().map(u32::from).zip(1..).collect()),
+            Tokenizer::HuggingFace(read) => {
+                let encoded = caught(|| read.tokenizer.encode(text, false))?.map_err(|error| error.to_string())?;
+                let ends = encoded.get_offsets().iter().map(|(_, end)| *end);
+                Ok(encoded.get_ids().iter().copied().zip(ends).collect())
+            }
+        }
+    }
+
     /// The text of tokens. Bytes that are not a character and unknown tokens are left out, or become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> String {
         match self {
@@ -186,6 +201,14 @@ impl Tokenizer {
         match self {
             Tokenizer::Bytes => 0,
             Tokenizer::HuggingFace(read) => read.end,
+        }
+    }
+
+    /// The text that is tokenised as the token that ends a document.
+    pub fn end_of_text_as_text(&self) -> String {
+        match self {
+            Tokenizer::Bytes => "\0".into(),
+            Tokenizer::HuggingFace(read) => read.end_of_text.clone(),
         }
     }
 

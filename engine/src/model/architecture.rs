@@ -85,4 +85,11 @@ impl Architecture {
         self.specs.iter_mut().for_each(|spec| spec.frozen |= is_frozen(&spec.name));
         self
     }
+
+    /// The same model on samples whose inputs and targets are elsewhere in a row.
+    pub fn with_sample(mut self, row: SampleRow) -> Architecture {
+        let build = self.build;
+        self.build = Box::new(move |params, step| Model { sample: row.clone(), ..build(params, step) });
+        self
+    }
 }

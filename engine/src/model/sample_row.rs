@@ -23,6 +23,11 @@ impl SampleRow {
         SampleRow { width: seq + 1, dtype: DType::I32, inputs: 0..seq, targets: 1..seq + 1 }
     }
 
+    /// `seq` token ids as inputs, then as many as targets, where some targets have no loss.
+    pub fn conversations(seq: usize) -> SampleRow {
+        SampleRow { width: 2 * seq, dtype: DType::I32, inputs: 0..seq, targets: seq..2 * seq }
+    }
+
     /// Features, then outputs.
     pub fn regression(features: usize, outputs: usize) -> SampleRow {
         let width = features + outputs;

@@ -51,7 +51,8 @@ impl Stage {
         let device = self.device().clone();
         let scales = self.program.params.delayed_scales().map(|scales| scales.remember(&device)).transpose()?;
         for (at, &microbatches) in microbatches.iter().enumerate() {
-            let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
+            let settings =
+                StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None };
             self.write_inputs(settings, None)?;
             self.graphs.rehearse(Mode::Train, microbatches, &mut |cx| self.program.train(cx, Run::Rehearsal))?;
             if self.measures {
@@ -75,7 +76,8 @@ impl Stage {
     /// As [`Stage::evaluate`].
     pub fn rehearse_evaluation(&mut self, microbatches: usize) -> Result<()> {
         self.program.inputs.clear(self.device())?;
-        let settings = StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0 };
+        let settings =
+            StepSettings { step: 0, microbatches, first_sample: 0, learning_rate: 0.0, clip: 0.0, targets: None };
         self.write_inputs(settings, None)?;
         self.graphs.rehearse(Mode::Evaluate, microbatches, &mut |cx| self.program.evaluate(cx, Run::Rehearsal))
     }

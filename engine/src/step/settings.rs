@@ -15,6 +15,8 @@ pub struct StepSettings {
     pub learning_rate: f32,
     /// Largest gradient norm; 0 = no clipping.
     pub clip: f32,
+    /// The number of targets of the global batch that have a loss, over all ranks. `None` where all have one.
+    pub targets: Option<u64>,
 }
 
 impl StepSettings {

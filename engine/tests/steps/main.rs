@@ -7,6 +7,7 @@ mod exchange;
 mod minimal;
 mod models;
 
+mod answers;
 mod distributed_optimizer;
 mod families;
 mod fp8;

@@ -156,7 +156,14 @@ fn a_momentum_that_froze_is_named_with_the_parameter_and_the_rank_that_has_it() 
                 barrier.wait();
                 votes.load(Ordering::Relaxed) > 0
             };
-            let settings = StepSettings { step: 3, microbatches: 2, first_sample: 12, learning_rate: 0.1, clip: 1.0 };
+            let settings = StepSettings {
+                step: 3,
+                microbatches: 2,
+                first_sample: 12,
+                learning_rate: 0.1,
+                clip: 1.0,
+                targets: None,
+            };
             let batch = batch(Kind::Gpt, settings.first_sample, 2);
             let how = Verification { memory: EagerMemory::Apart, any: &any };
             stage.verify_step(Mode::Train, settings, Some(&batch), &how).unwrap()

@@ -10,6 +10,8 @@
 //!   With delayed 8-bit scaling also the history of largest magnitudes, `<weight>.input_amax` and `.grad_output_amax`.
 //! - `config.toml`: the resolved configuration.
 //! - `tokens.json` and `tokenizer.json`: what the tokens mean ([`TokenizerCopy`](data::TokenizerCopy)), where the data say.
+//! - `chat_template.jinja` and `tokenizer_config.json`: the chat template and the tokens that it names, after training on
+//!   conversations.
 //! - Where several ranks have different parts of the state, each writes its own files, `model-00001-of-00004.safetensors`
 //!   and so on. These are the ranks that share layers, the stages, and with a distributed optimizer all ranks. A file has
 //!   dense blocks of a divided tensor.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::UserError;
 use common::terminal::{PRINTED, say, warn};
-use data::{self, Identities, TokenizerCopy};
+use data::{self, Identities};
 use device::Device;
 use engine::step::Stage;
 use parallel::Axis;
@@ -58,7 +58,7 @@ pub struct Session<'p> {
 
 impl<'p> Session<'p> {
     /// Locks the run's folders, removes what a dead process left half done, and finds the checkpoint to start from. All
-    /// ranks call it together. `data` and `tokenizer` are noted in every checkpoint.
+    /// ranks call it together. `data` and `copies`, the files that say what its tokens mean, are noted in every checkpoint.
     ///
     /// # Errors
     /// A folder in use by another run; only damaged checkpoints; a start that would mix the checkpoints of two runs; a
@@ -67,7 +67,7 @@ impl<'p> Session<'p> {
         plan: &'p RunPlan,
         group: &ProcessGroup,
         data: Identities,
-        tokenizer: Option<&TokenizerCopy>,
+        copies: Vec<(&'static str, Vec<u8>)>,
     ) -> Result<Session<'p>, RunError> {
         let settings = &plan.config.checkpoint;
         let dir = settings.dir.as_deref().map(Path::new);
@@ -112,7 +112,7 @@ impl<'p> Session<'p> {
                 clean(dir).map_err(unreadable(dir))?;
             }
             session.origin.data = Some(data);
-            session.origin.tokenizer = tokenizer.map_or(Vec::new(), TokenizerCopy::files);
+            session.origin.copies = copies;
             session.found = session.find()?;
             if let Some((path, _)) = &session.found
                 && let Ok(theirs) = config(path)

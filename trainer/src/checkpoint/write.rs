@@ -30,15 +30,15 @@ pub struct Origin {
     pub run: Option<String>,
     /// The identities of its data.
     pub data: Option<Identities>,
-    /// The files that hold the tokenizer of its data, names and contents.
-    pub tokenizer: Vec<(&'static str, Vec<u8>)>,
+    /// The files that hold the tokenizer of its data and its chat template, names and contents.
+    pub copies: Vec<(&'static str, Vec<u8>)>,
 }
 
 impl Origin {
     /// The files that say it, names and contents, without the manifest.
     fn files(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
-        let tokenizer = self.tokenizer.iter().map(|(name, content)| (*name, &content[..]));
-        [(CONFIG, self.config.as_bytes())].into_iter().chain(tokenizer)
+        let copies = self.copies.iter().map(|(name, content)| (*name, &content[..]));
+        [(CONFIG, self.config.as_bytes())].into_iter().chain(copies)
     }
 
     /// Bytes of these files.

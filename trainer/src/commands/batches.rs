@@ -63,6 +63,10 @@ pub fn write_batches(request: &BatchesRequest) -> Result<String, RunError> {
         let rule = "only a GPT trains on tokens";
         return Err(UserError::new("model.kind = \"mlp\"", rule, "set model.kind = \"gpt\"").into());
     };
+    if plan.config.data.sft {
+        let rule = "the file has windows of text, in which every token is a target";
+        return Err(UserError::new("trainer batches with data.sft", rule, "leave --sft out").into());
+    }
     let train = &plan.config.train;
     let files = [
         Some(("--output", &request.output, Split::Train, train.steps)),

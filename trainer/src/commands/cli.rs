@@ -10,6 +10,7 @@ use data::{InspectRequest, TokenizeRequest};
 use super::args::{Parsed, parse_line, train_request, with_run_flags};
 use super::batches::{self, BatchesRequest};
 use super::bench::{self, BenchRequest};
+use super::chat::{self, ChatRequest};
 use super::convert::{self, ConvertRequest};
 use super::doctor::{self, DoctorRequest};
 use super::eval::{self, EvalRequest};
@@ -51,6 +52,8 @@ pub enum Request {
     Evaluate(Box<EvalRequest>),
     /// Generate text.
     Sample(SampleRequest),
+    /// Talk with a model.
+    Chat(ChatRequest),
     /// Start ranks on this machine, each of which does what the request says.
     Launch(LaunchRequest, Box<Request>),
     /// Run a training command, and restart it when it fails.
@@ -79,6 +82,7 @@ pub(super) fn command() -> Command {
         .subcommand(configs::command())
         .subcommand(convert::command())
         .subcommand(sample::command())
+        .subcommand(chat::command())
         .subcommand(eval::command())
         .subcommand(launch::command())
         .subcommand(supervise::command())
@@ -113,6 +117,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, U
         Some(("configs", matches)) => Request::Print(configs::page(matches)?),
         Some(("convert", matches)) => Request::Convert(convert::request(matches)),
         Some(("sample", matches)) => Request::Sample(sample::request(matches)?),
+        Some(("chat", matches)) => Request::Chat(chat::request(matches)?),
         Some(("eval", matches)) => Request::Evaluate(Box::new(eval::request(matches)?)),
         Some(("launch", matches)) => ranks_request(launch::request(matches))?,
         Some(("supervise", matches)) => Request::Supervise(supervise::request(matches)?),

@@ -6,7 +6,7 @@ use common::terminal::{print, warn};
 use launch::RankEnv;
 
 use super::cli::{Request, command};
-use super::{batches, convert, doctor, eval, inspect, manual, plan, report, sample, tokenize, top, train};
+use super::{batches, chat, convert, doctor, eval, inspect, manual, plan, report, sample, tokenize, top, train};
 use crate::checkpoint;
 use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
@@ -73,6 +73,7 @@ pub fn execute(request: Request, env: &RankEnv, started: Instant) -> i32 {
         Request::Top(folder) => finish(top::run(&folder)),
         Request::Convert(request) => finish(convert::run(&request)),
         Request::Sample(request) => sample::run(&request, env),
+        Request::Chat(request) => chat::run(&request, env),
     }
 }
 

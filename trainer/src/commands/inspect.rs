@@ -1,7 +1,7 @@
 //! `trainer data inspect`: shows what data hold.
 
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser};
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use common::Choice;
 use data::{InspectRequest, RawTokens, TokenizeError};
 
@@ -15,6 +15,7 @@ pub(super) fn command() -> Command {
                      remember, and byte for text";
     let end = "Token that ends a document. If not given: that of the token files, or the first that the tokenizer has of \
                the usual names";
+    let template = "chatml, or a file with a chat template. If not given: that of the tokenizer's folder";
     let inspect = Command::new("inspect")
         .about("Counts documents and tokens, and shows how the first documents begin. Reads all of the data")
         .arg(text_flag("tokenizer", "TOKENIZER", tokenizer))
@@ -26,12 +27,19 @@ pub(super) fn command() -> Command {
                 .default_value(RawTokens::None.word()),
         )
         .arg(
+            Arg::new("sft")
+                .long("sft")
+                .action(ArgAction::SetTrue)
+                .help("The data are conversations, as with --sft in training: shows which tokens the loss is on"),
+        )
+        .arg(text_flag("chat-template", "TEMPLATE", template).requires("sft"))
+        .arg(
             Arg::new("samples")
                 .long("samples")
                 .value_name("N")
                 .value_parser(value_parser!(u16))
                 .default_value("3")
-                .help("Documents of each path whose beginning is shown"),
+                .help("Documents or conversations of each path whose beginning is shown"),
         )
         .arg(
             Arg::new("paths")
@@ -52,6 +60,8 @@ pub(super) fn request(matches: &ArgMatches) -> InspectRequest {
         end_of_text: text(matches, "end-of-text"),
         text_key: text(matches, "text-key").unwrap_or_default(),
         raw_tokens: text(matches, "raw-tokens").and_then(|word| RawTokens::from_word(&word)).unwrap_or(RawTokens::None),
+        sft: matches.get_flag("sft"),
+        chat_template: text(matches, "chat-template"),
         samples: matches.get_one::<u16>("samples").copied().unwrap_or(0).into(),
     }
 }

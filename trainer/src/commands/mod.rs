@@ -6,6 +6,7 @@
 mod args;
 pub mod batches;
 pub mod bench;
+mod chat;
 mod checkpoint;
 pub mod cli;
 mod completions;

@@ -3,6 +3,7 @@
 use common::UserError;
 use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
+use engine::model::SampleRow;
 use launch::watch::WatchSettings;
 use parallel::Axis;
 
@@ -142,6 +143,15 @@ impl RunPlan {
     /// The layers of a rank.
     pub fn layers(&self, rank: usize) -> StageLayers {
         stage_layers(&self.model, &self.parallel, rank)
+    }
+
+    /// Where a sample has its inputs and targets.
+    pub fn sample_row(&self) -> SampleRow {
+        match &self.model {
+            ModelPlan::Gpt(shape) if self.config.data.sft => SampleRow::conversations(shape.seq),
+            ModelPlan::Gpt(shape) => SampleRow::tokens(shape.seq),
+            ModelPlan::Mlp(shape) => SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
+        }
     }
 
     /// Losses of a step of the global batch, over all ranks: its tokens, or its rows.

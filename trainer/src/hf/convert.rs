@@ -4,7 +4,7 @@ use std::path::Path;
 
 use common::UserError;
 use common::format::counted;
-use data::{TOKENIZER_JSON, Tokenizer, TokenizerCopy};
+use data::{ChatTemplate, TOKENIZER_CONFIG, TOKENIZER_JSON, Tokenizer, TokenizerCopy};
 use engine::model::GptShape;
 use serde_json::{Value as Json, json};
 
@@ -91,7 +91,10 @@ pub fn convert(source: &Path, target: &Path, direction: Direction) -> Result<Str
     })?;
     let tokenizer = tokenizer(&pretrained)?;
     write_config(target, &pretrained, &shape, naming, dtype, tokenizer.as_ref())?;
-    tokenizer.as_ref().map_or(Ok(()), |tokenizer| write_tokenizer(target, tokenizer, &shape, naming))?;
+    if let Some(tokenizer) = &tokenizer {
+        let template = ChatTemplate::open(None, Some(source), tokenizer).ok();
+        write_tokenizer(target, tokenizer, template.as_ref(), &shape, naming)?;
+    }
     Ok(summary(target, &to))
 }
 
@@ -169,20 +172,30 @@ fn tokenizer(pretrained: &Pretrained) -> Result<Option<Tokenizer>, UserError> {
     }
 }
 
-/// Writes copies of the tokenizer, and for `transformers` what it does not find in `tokenizer.json`. A tokenizer that is
+/// Writes copies of the tokenizer and its chat template, and for `transformers` what it does not find in `tokenizer.json`. A tokenizer that is
 /// there stays.
-fn write_tokenizer(target: &Path, tokenizer: &Tokenizer, shape: &GptShape, naming: Naming) -> Result<(), RunError> {
+fn write_tokenizer(
+    target: &Path,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    shape: &GptShape,
+    naming: Naming,
+) -> Result<(), RunError> {
     if target.join(TOKENIZER_JSON).exists() {
         return Ok(());
     }
     let copy = TokenizerCopy::of(tokenizer);
-    let mut files = copy.files();
+    let mut files: Vec<_> = copy.files().into_iter().chain(template.map_or(Vec::new(), ChatTemplate::files)).collect();
     if let (Naming::Family(_), TokenizerCopy::HuggingFace { end_of_text, .. }) = (naming, &copy) {
-        let config = json!({
+        let mut config = json!({
             "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_of_text, "model_max_length": shape.seq,
             "clean_up_tokenization_spaces": false,
         });
-        files.push(("tokenizer_config.json", format!("{config:#}\n").into_bytes()));
+        if let (Json::Object(config), Some(template)) = (&mut config, template) {
+            config.extend(template.special_tokens().iter().map(|(name, token)| (name.clone(), json!(token))));
+        }
+        files.retain(|(name, _)| *name != TOKENIZER_CONFIG);
+        files.push((TOKENIZER_CONFIG, format!("{config:#}\n").into_bytes()));
     }
     for (name, content) in files {
         let path = target.join(name);

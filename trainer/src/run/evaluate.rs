@@ -76,8 +76,7 @@ pub(super) fn of_set(
     most: Option<u64>,
 ) -> Result<Option<EvaluationResult>, RunError> {
     let samples = set.source.samples().min(most.unwrap_or(u64::MAX));
-    let tokens = samples * set.source.seq as u64;
-    let of_batch = (plan.batch.global * set.source.seq) as f64;
+    let tokens = set.source.targets_in_order(0..samples);
     let data_rank = plan.parallel.data_rank(group.rank);
     let mut total = 0.0;
     for (index, first) in (0..samples).step_by(plan.batch.global).enumerate() {
@@ -86,8 +85,9 @@ pub(super) fn of_set(
         }
         let share = plan.batch.share_of_global(first, data_rank);
         let batch = if stage.needs_batch() { Some(batch(&set.source, share, samples)?) } else { None };
-        let loss = stage.evaluate(step_settings(&plan.optimizer, index, share), batch.as_ref())?.wait()?.loss;
-        total += loss * of_batch;
+        let targets = set.source.targets_in_order(first..samples.min(first + plan.batch.global as u64));
+        let settings = step_settings(&plan.optimizer, index, share, Some(targets));
+        total += stage.evaluate(settings, batch.as_ref())?.wait()?.loss * targets as f64;
     }
     let loss = total / tokens as f64;
     Ok(Some(EvaluationResult { data: set.name.clone(), samples, tokens, loss, perplexity: loss.exp() }))
@@ -95,7 +95,7 @@ pub(super) fn of_set(
 
 /// The samples of a share, as far as they are below `end`. Rows from there on have no targets, so their loss is 0.
 fn batch(source: &TokenSource, share: BatchShare, end: u64) -> Result<HostValues, RunError> {
-    let width = source.seq + 1;
+    let width = source.width();
     let mut values = vec![-1; share.samples * width];
     for (number, row) in (share.first_sample..end).zip(values.chunks_mut(width)) {
         source.in_order(number, row)?;

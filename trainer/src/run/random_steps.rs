@@ -82,7 +82,7 @@ impl<'r> RandomSteps<'r> {
     pub fn submit(&mut self, inputs: Inputs) -> Result<(PendingMetrics, Instant), RunError> {
         let first = (self.step * self.plan.batch.global) as u64;
         let share = self.plan.batch.share_of_global(first, self.plan.parallel.data_rank(self.group.rank));
-        let settings = step_settings(&self.plan.optimizer, self.step, share);
+        let settings = step_settings(&self.plan.optimizer, self.step, share, None);
         let losses = self.stage.submit(settings, (inputs == Inputs::Copied).then_some(&self.batch))?;
         let launched = Instant::now();
         self.step += 1;
@@ -154,16 +154,13 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 
 /// Random samples for a rank's share of a step.
 fn random_batch(plan: &RunPlan, staging: &Staging) -> HostValues {
-    let samples = plan.batch.microbatches() * plan.batch.micro;
+    let values = plan.batch.microbatches() * plan.batch.micro * plan.sample_row().width;
     match &plan.model {
         ModelPlan::Gpt(shape) => {
             let token = |x: f32| (x * shape.vocab as f32) as i32 % shape.vocab as i32;
-            HostValues::I32(random_array(staging, samples * (shape.seq + 1), token))
+            HostValues::I32(random_array(staging, values, token))
         }
-        ModelPlan::Mlp(shape) => {
-            let width = shape.sizes[0] + shape.sizes[shape.sizes.len() - 1];
-            HostValues::F32(random_array(staging, samples * width, |x| 2.0 * x - 1.0))
-        }
+        ModelPlan::Mlp(_) => HostValues::F32(random_array(staging, values, |x| 2.0 * x - 1.0)),
     }
 }
 

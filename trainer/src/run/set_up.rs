@@ -149,7 +149,7 @@ pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGro
         hooks: activations::hooks(plan, group),
     };
     let architecture = plan.model.part(tensor, plan.layers(group.rank));
-    let architecture = architecture.freeze(|name| plan.frozen.has(name));
+    let architecture = architecture.freeze(|name| plan.frozen.has(name)).with_sample(plan.sample_row());
     let groups = StageGroups { data_parallel: group.data.clone(), pipeline: group.pipeline.clone() };
     let mut stage = Stage::new(device, &architecture, options, groups)?;
     if plan.frozen.are_all() {
@@ -171,13 +171,14 @@ pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGro
     Ok(stage)
 }
 
-/// The host's settings for a step on a rank's share of the batch.
-pub fn step_settings(optimizer: &OptimizerPlan, step: usize, share: BatchShare) -> StepSettings {
+/// The host's settings for a step on a rank's share of a batch. `targets` of the whole batch have a loss; `None`: all.
+pub fn step_settings(optimizer: &OptimizerPlan, step: usize, share: BatchShare, targets: Option<u64>) -> StepSettings {
     StepSettings {
         step: step as u32,
         microbatches: share.microbatches,
         first_sample: share.first_sample,
         learning_rate: optimizer.learning_rate.at(step) as f32,
         clip: optimizer.clip,
+        targets,
     }
 }

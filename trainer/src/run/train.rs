@@ -58,7 +58,7 @@ pub fn train(
         for set in sets {
             check_data(group, &set.source)?;
         }
-        let session = Session::open(plan, group, check_data(group, &*source)?, source.tokenizer())?;
+        let session = Session::open(plan, group, check_data(group, &*source)?, source.copies())?;
         session.compute_alike(device);
         Some(session)
     };
@@ -197,7 +197,9 @@ impl<'r> Trainer<'r> {
         let Progress { step, samples: consumed } = self.progress;
         let started = Instant::now();
         let share = self.plan.batch.share_after(consumed, self.plan.parallel.data_rank(self.group.rank));
-        let settings = step_settings(&self.plan.optimizer, step, share);
+        let samples = self.plan.batch.samples_after(consumed);
+        let targets = self.source.targets(Split::Train, consumed, samples)?;
+        let settings = step_settings(&self.plan.optimizer, step, share, targets);
         // The first batch may take long, so it counts as part of the start.
         let waits = if step > self.first_step { Doing::WaitsForBatch } else { Doing::Starts };
         let (mut batch, mut data_wait) = (None, Duration::ZERO);
@@ -227,7 +229,6 @@ impl<'r> Trainer<'r> {
         self.trace.after_step(self.device)?;
         let host = started.elapsed();
         tracing::debug!(host_ms = host.as_secs_f64() * 1e3, "submitted");
-        let samples = self.plan.batch.samples_after(consumed);
         let progress = Progress { step: step + 1, samples: consumed + samples as u64 };
         let submitted = SubmittedStep { progress, samples, metrics, counts, started, host, data_wait };
         if let Some(before) = self.in_flight.replace(submitted) {
@@ -411,7 +412,7 @@ fn prefetch(
     })?)
 }
 
-/// The mean loss over the first validation batches, the same ones each time.
+/// The mean loss over the first validation batches, the same ones each time. Every target that has a loss counts the same.
 fn evaluate(
     plan: &RunPlan,
     stage: &mut Stage,
@@ -419,7 +420,7 @@ fn evaluate(
     rank: usize,
     batches: usize,
 ) -> Result<f64, RunError> {
-    let mut total = 0.0;
+    let (mut total, mut weights) = (0.0, 0.0);
     for index in 0..batches {
         let consumed = (index * plan.batch.global) as u64;
         let share = plan.batch.share_of_global(consumed, plan.parallel.data_rank(rank));
@@ -427,7 +428,11 @@ fn evaluate(
         if stage.needs_batch() {
             batch = Some(source.batch(Split::Validation, share.first_sample, share.samples, &Staging::default())?);
         }
-        total += stage.evaluate(step_settings(&plan.optimizer, index, share), batch.as_ref())?.wait()?.loss;
+        let targets = source.targets(Split::Validation, consumed, plan.batch.global)?;
+        let settings = step_settings(&plan.optimizer, index, share, targets);
+        let weight = targets.map_or(1.0, |targets| targets as f64);
+        total += weight * stage.evaluate(settings, batch.as_ref())?.wait()?.loss;
+        weights += weight;
     }
-    Ok(total / batches as f64)
+    Ok(total / weights)
 }

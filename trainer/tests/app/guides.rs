@@ -15,8 +15,10 @@ sizes=(--set model.layers=2 --set model.hidden=64 --set model.heads=4 --set mode
 batch=(--set train.micro_batch_size=1 --set train.global_batch_size=8 --set train.device=host)
 run=(--set train.steps=4 --set optimizer.warmup_steps=1 --set train.eval_interval=2 --set train.eval_steps=1)
 arguments=()
+length=16
+case " $* " in *" --sft "*) length=128 ;; esac
 for argument; do
-    [ "$argument" = 1024 ] && argument=16 # --max-position-embeddings
+    [ "$argument" = 1024 ] && argument=$length # --max-position-embeddings, --seq-length
     [ "$argument" = 6400 ] && argument=32 # --train-samples
     arguments+=("$argument")
 done
@@ -25,7 +27,7 @@ case " $* " in
     *" --train-samples "*) run=(--set train.eval_interval=2 --set train.eval_steps=1) ;;
 esac
 case " $* " in
-    *" doctor "* | *" sample "* | *" convert "* | *" tokenize "* | *" inspect "* | *" list "* | " supervise "*) added=() ;;
+    *" doctor "* | *" sample "* | " chat "* | *" convert "* | *" tokenize "* | *" inspect "* | *" list "* | " supervise "*) added=() ;;
     " bench "*) added=("${sizes[@]}" "${batch[@]}") ;;
     *) added=("${sizes[@]}" "${batch[@]}" "${run[@]}") ;;
 esac
@@ -49,9 +51,12 @@ fn begin(name: &str) -> Folder {
     small_tokenizer(&here.join("gpt2/tokenizer.json"), &text);
     trainer(here, &["tokenize", "--tokenizer", "gpt2", "--output", "tokens", "texts"]);
     let sizes =
-        ["--preset", "tiny-llama", "--vocab", "400", "--seq-length", "16", "--steps", "1", "--eval-interval", "0"];
+        ["--preset", "tiny-llama", "--vocab", "400", "--seq-length", "128", "--steps", "1", "--eval-interval", "0"];
     trainer(here, &[&["--data-path", "tokens", "--save", "first", "--log-dir", "first"][..], &sizes].concat());
     trainer(here, &["convert", "--to", "hf", "first", "llama-hf"]);
+    let chat = "{\"messages\": [{\"role\": \"user\", \"content\": \"Who are you?\"}, \
+                {\"role\": \"assistant\", \"content\": \"You.\"}]}\n";
+    std::fs::write(here.join("chats.jsonl"), chat.repeat(20)).unwrap();
     let shim = here.join("bin/trainer");
     std::fs::write(&shim, TINY).unwrap();
     std::fs::set_permissions(&shim, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -89,6 +94,16 @@ fn a_model_of_hugging_face_is_continued_as_the_page_says() {
     let read = |name: &str| std::fs::read(folder.path(name)).unwrap();
     assert_eq!(read("llama-mine/tokenizer.json"), read("llama-hf/tokenizer.json"));
     assert_ne!(read("llama-mine/model.safetensors"), read("llama-hf/model.safetensors"));
+}
+
+#[test]
+fn a_model_is_fine_tuned_on_conversations_as_the_page_says() {
+    let folder = follow("docs/fine-tune.md");
+    for file in
+        ["llama-chat/chat_template.jinja", "llama-merged/model.safetensors", "llama-adapters/adapter_model.safetensors"]
+    {
+        assert!(folder.path(file).exists(), "{file}");
+    }
 }
 
 #[test]

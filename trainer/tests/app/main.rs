@@ -49,6 +49,7 @@ mod report;
 mod resume;
 mod run_log;
 mod sample;
+mod sft;
 mod signals;
 mod supervise;
 mod tensor_run;

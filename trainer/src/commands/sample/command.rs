@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use common::UserError;
 use common::terminal::{Screen, warn};
+use device::Device;
 use launch::RankEnv;
 
 use super::{Loaded, Prompt, SampleRequest, Sampler, sample};
@@ -16,21 +17,39 @@ use crate::run::accelerator::{Accelerator, Exactness};
 use crate::run::ranks::fail;
 
 pub(crate) fn command() -> Command {
-    let arg = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
-    };
-    // A text may begin with a hyphen. A negative number should be refused by our own error, not by clap.
-    let any = |name, value, help| arg(name, value, help).allow_hyphen_values(true);
-    let checkpoint = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
     let prompt = "Text to continue. Without it the model begins a document";
-    let temperature = "Below 1 likely tokens become likelier, above 1 less likely. 0 always takes the likeliest";
-    Command::new("sample")
+    let sample = Command::new("sample")
         .about("Continues a text with a trained model")
-        .arg(arg("checkpoint", "DIR", checkpoint).required(true))
         .arg(any("prompt", "TEXT", prompt).conflicts_with("prompt-file"))
-        .arg(arg("prompt-file", "FILE", "File with the text to continue"))
+        .arg(flag("prompt-file", "FILE", "File with the text to continue"))
         .arg(
-            any("tokens", "N", "Largest number of tokens to add").default_value("200").value_parser(value_parser!(u32)),
+            any("samples", "N", "Number of texts, each with the next seed; a line with --- is between them")
+                .default_value("1")
+                .value_parser(value_parser!(u32).range(1..)),
+        );
+    with_generation_flags(sample, "200")
+}
+
+fn flag(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value).help(help)
+}
+
+/// A flag whose value may begin with a hyphen, as a text may. A negative number should be refused by our own error, not by
+/// clap.
+pub(crate) fn any(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    flag(name, value, help).allow_hyphen_values(true)
+}
+
+/// A command with the flags that name a model and say how it chooses tokens: at most `tokens` of them, if not given.
+pub(crate) fn with_generation_flags(command: Command, tokens: &'static str) -> Command {
+    let checkpoint = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
+    let temperature = "Below 1 likely tokens become likelier, above 1 less likely. 0 always takes the likeliest";
+    command
+        .arg(flag("checkpoint", "DIR", checkpoint).required(true))
+        .arg(
+            any("tokens", "N", "Largest number of tokens to add")
+                .default_value(tokens)
+                .value_parser(value_parser!(u32)),
         )
         .arg(any("temperature", "T", temperature).default_value("0.8").value_parser(value_parser!(f64)))
         .arg(
@@ -48,21 +67,16 @@ pub(crate) fn command() -> Command {
             .value_parser(value_parser!(f64)),
         )
         .arg(
-            any("samples", "N", "Number of texts, each with the next seed; a line with --- is between them")
-                .default_value("1")
-                .value_parser(value_parser!(u32).range(1..)),
-        )
-        .arg(
             any("seed", "SEED", "The same seed gives the same text")
                 .default_value("1")
                 .value_parser(value_parser!(u64)),
         )
-        .arg(arg(
+        .arg(flag(
             "tokenizer",
             "TOKENIZER",
             "byte, a tokenizer.json, or a folder with one. If not given: the one of training",
         ))
-        .arg(arg("end-of-text", "TOKEN", "Token that ends a document. If not given: the one of training"))
+        .arg(flag("end-of-text", "TOKEN", "Token that ends a document. If not given: the one of training"))
         .arg(device_flag("Where to run"))
         .arg(
             any("threads", "N", "host: threads. If not given: all cores")
@@ -75,6 +89,19 @@ pub(crate) fn command() -> Command {
 /// # Errors
 /// A temperature below 0, or one that is not finite; a share that is none.
 pub(crate) fn request(matches: &ArgMatches) -> Result<SampleRequest, UserError> {
+    let prompt = match text(matches, "prompt-file") {
+        Some(path) => Prompt::File(path.into()),
+        None => Prompt::Text(text(matches, "prompt").unwrap_or_default()),
+    };
+    let samples = matches.get_one::<u32>("samples").map_or(1, |&number| number as usize);
+    Ok(SampleRequest { prompt, samples, ..generation_request(matches)? })
+}
+
+/// What the flags of [`with_generation_flags`] ask for, without a prompt.
+///
+/// # Errors
+/// As [`request`].
+pub(crate) fn generation_request(matches: &ArgMatches) -> Result<SampleRequest, UserError> {
     let text = |name: &str| text(matches, name);
     let number = |name: &str| matches.get_one::<u32>(name).map(|&number| number as usize);
     let temperature = matches.get_one::<f64>("temperature").copied().unwrap_or(1.0);
@@ -94,12 +121,9 @@ pub(crate) fn request(matches: &ArgMatches) -> Result<SampleRequest, UserError> 
         checkpoint: text("checkpoint").map(PathBuf::from).unwrap_or_default(),
         tokenizer: text("tokenizer"),
         end_of_text: text("end-of-text"),
-        prompt: match text("prompt-file") {
-            Some(path) => Prompt::File(path.into()),
-            None => Prompt::Text(text("prompt").unwrap_or_default()),
-        },
+        prompt: Prompt::Text(String::new()),
         tokens: number("tokens").unwrap_or(0),
-        samples: number("samples").unwrap_or(1),
+        samples: 1,
         sampler: Sampler {
             temperature,
             top_k: number("top-k").filter(|&k| k > 0),
@@ -124,12 +148,20 @@ pub(crate) fn run(request: &SampleRequest, env: &RankEnv) -> i32 {
 
 fn generate(request: &SampleRequest, env: &RankEnv) -> Result<String, RunError> {
     let loaded = Loaded::open(request)?;
-    let threads =
-        request.threads.unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), 1));
-    let device = Accelerator::choose(request.device, env)?.open(Exactness::default(), threads, false)?;
+    let device = open_device(request, env)?;
     // A model may write anything. Files and other programs get all of it as it is.
     match stdout().is_terminal() {
         true => sample(request, &loaded, &device, &mut Screen),
         false => sample(request, &loaded, &device, &mut stdout()),
     }
+}
+
+/// The device of a request.
+///
+/// # Errors
+/// It is not there.
+pub(crate) fn open_device(request: &SampleRequest, env: &RankEnv) -> Result<Device, RunError> {
+    let threads =
+        request.threads.unwrap_or_else(|| launch::host_threads(launch::online_cores(), launch::allowed_cores(), 1));
+    Ok(Accelerator::choose(request.device, env)?.open(Exactness::default(), threads, false)?)
 }

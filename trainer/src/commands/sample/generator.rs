@@ -138,7 +138,48 @@ impl Generator {
         sampler: Sampler,
         mut each: impl FnMut(u32) -> std::result::Result<bool, E>,
     ) -> std::result::Result<(), E> {
-        let mut logits = self.start(prompt)?;
+        let logits = self.start(prompt)?;
+        self.write(logits, (count, vocab), sampler, &mut each)
+    }
+
+    /// Reads a text of at least one token that fits the context. What it has in common with the text that was read before is
+    /// not read again. Returns the logits `(vocab)` of the next token.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn read_on(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
+        let same = self.read.iter().zip(tokens).take_while(|(read, token)| read == token).count();
+        // The last token is read in any case, for its logits.
+        self.read.truncate(same.min(tokens.len() - 1));
+        let (rows, mut logits) = (self.prompt.elements(), Vec::new());
+        while self.read.len() < tokens.len() {
+            let start = self.read.len();
+            let rest = &tokens[start..];
+            if start + rows > self.context {
+                logits = self.read(rest[0])?;
+                continue;
+            }
+            let part = &rest[..rest.len().min(rows)];
+            let mut padded = part.to_vec();
+            padded.resize(rows, 0);
+            self.compute.write(&self.prompt, &padded)?;
+            self.read.extend(part);
+            logits = self.forward(Mode::Prefill, start, part.len() - 1)?;
+        }
+        Ok(logits)
+    }
+
+    /// Goes on after the text that was read, whose last logits these are; as [`Generator::generate`].
+    ///
+    /// # Errors
+    /// Device errors, or those of `each`.
+    pub fn write<E: From<graph_manager::Error>>(
+        &mut self,
+        mut logits: Vec<f32>,
+        (count, vocab): (usize, usize),
+        sampler: Sampler,
+        mut each: impl FnMut(u32) -> std::result::Result<bool, E>,
+    ) -> std::result::Result<(), E> {
         for n in 0..count {
             logits.truncate(vocab);
             let token = sampler.choose(&logits, n as u64);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use common::UserError;
 use common::format::counted;
-use data::{TOKENIZER_JSON, Tokenizer, TokenizerCopy};
+use data::{ChatTemplate, TOKENIZER_JSON, Tokenizer, TokenizerCopy};
 use device::Device;
 use engine::model::{GptShape, gpt};
 use engine::params::Params;
@@ -55,6 +55,30 @@ impl Loaded {
     pub fn prompt(&self, text: &str) -> Result<Vec<i32>, UserError> {
         let encoded =
             if self.is_hugging_face { self.tokenizer.encode_with_special(text) } else { self.tokenizer.encode(text) };
+        self.checked(encoded)
+    }
+
+    /// The tokens of a text that a chat template made: it has all special tokens itself.
+    ///
+    /// # Errors
+    /// As [`Loaded::prompt`].
+    pub fn prompt_of_chat(&self, text: &str) -> Result<Vec<i32>, UserError> {
+        self.checked(self.tokenizer.encode(text))
+    }
+
+    /// The chat template that the request names, or else the one that lies beside the tokenizer.
+    ///
+    /// # Errors
+    /// There is none, or it is wrong.
+    pub fn chat_template(&self, request: &SampleRequest, name: Option<&str>) -> Result<ChatTemplate, UserError> {
+        match &request.tokenizer {
+            Some(opened) => ChatTemplate::of(name, opened, &self.tokenizer),
+            None => ChatTemplate::open(name, Some(&self.folder), &self.tokenizer),
+        }
+    }
+
+    /// The tokens of a prompt, which fit the model.
+    fn checked(&self, encoded: Result<Vec<u32>, String>) -> Result<Vec<i32>, UserError> {
         let mut tokens = encoded.map_err(|error| {
             UserError::new(
                 format!("the prompt cannot be tokenised: {error}"),

@@ -20,7 +20,7 @@ use device::Device;
 
 use crate::config::DeviceChoice;
 use crate::error::{RunError, file_error};
-pub(crate) use command::{command, request, run};
+pub(crate) use command::{any, command, generation_request, open_device, request, run, with_generation_flags};
 pub use generator::{Generator, longest_prompt};
 pub use load::Loaded;
 pub use sampler::Sampler;

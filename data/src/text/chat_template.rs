@@ -1,0 +1,261 @@
+//! A tokenizer's chat template: from messages to the text that a model reads.
+//!
+//! Templates are written for Hugging Face's `apply_chat_template`: Jinja with Python's methods, blocks that leave no blank
+//! lines, and `{% generation %}` around what the model writes.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use common::UserError;
+use common::files::read_text;
+use fancy_regex::Regex;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, Value, context};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use crate::text::python_json::tojson;
+use crate::text::tokenizer::Tokenizer;
+
+/// The file with a tokenizer's template.
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// The file with a tokenizer's special tokens, and in older folders its template.
+pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// The largest file of these that is read, in bytes. Some list thousands of added tokens.
+const LARGEST: u64 = 16 << 20;
+
+/// The template of this name is built in.
+const CHATML: &str = "chatml";
+
+/// Begin and end of what `{% generation %}` encloses, in rendered text. Unicode reserves these characters for such uses: they
+/// are in no text.
+const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+
+/// The tokens that templates may name.
+const SPECIAL: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
+
+/// What a conversation is rendered from.
+#[derive(Clone, Copy)]
+pub(crate) struct Rendering<'m> {
+    /// Objects with `role`, `content` and whatever the template reads.
+    pub(crate) messages: &'m [Value],
+    /// Descriptions of functions that the model may call.
+    pub(crate) tools: Option<&'m Value>,
+    /// Whether the text ends with what comes before an answer.
+    pub(crate) prompts: bool,
+}
+
+/// A chat template that was read and compiled.
+#[derive(Clone)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+    /// The tokens that it may name, as text.
+    special: BTreeMap<String, String>,
+    /// Whether it says itself what the model writes.
+    has_marks: bool,
+}
+
+impl ChatTemplate {
+    /// The template `name`: `chatml`, or a file. `None`: that of the tokenizer's folder. `folder` is the folder of the
+    /// tokenizer, if it has one.
+    ///
+    /// # Errors
+    /// There is no template, or it is wrong.
+    pub fn open(name: Option<&str>, folder: Option<&Path>, tokenizer: &Tokenizer) -> Result<ChatTemplate, UserError> {
+        let config = match folder {
+            Some(folder) => read_config(folder)?,
+            None => serde_json::Value::Null,
+        };
+        let mut special = special_tokens(&config);
+        special.entry("eos_token".into()).or_insert_with(|| tokenizer.end_of_text_as_text());
+        let (shown, source) = match (name, folder) {
+            (Some(CHATML), _) => (CHATML.into(), include_str!("chatml.jinja").into()),
+            (Some(file), _) => {
+                let read = read_text(file.as_ref(), LARGEST).map_err(|error| {
+                    let rule = "it is chatml, or a file with a Jinja template";
+                    UserError::new(format!("chat template {file} cannot be read: {error}"), rule, "check the path")
+                })?;
+                (file.into(), read)
+            }
+            (None, Some(folder)) => {
+                of_folder(folder, &config)?.ok_or_else(|| no_template(&folder.display().to_string()))?
+            }
+            (None, None) => return Err(no_template("the byte tokenizer")),
+        };
+        ChatTemplate::compile(&shown, source, special)
+    }
+
+    /// The template `name`, or if that is `None` the one of the tokenizer that was opened as `opened`: `byte`, a file or a
+    /// folder.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::open`].
+    pub fn of(name: Option<&str>, opened: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, UserError> {
+        let path = Path::new(opened);
+        let folder = if path.is_dir() { Some(path) } else { path.parent() };
+        ChatTemplate::open(name, folder.filter(|_| opened != "byte"), tokenizer)
+    }
+
+    fn compile(shown: &str, source: String, special: BTreeMap<String, String>) -> Result<ChatTemplate, UserError> {
+        let wrong = |problem: String| {
+            let what = format!("the chat template of {shown} is wrong: {problem}");
+            UserError::new(what, "a chat template is Jinja, as transformers reads it", "correct it, or name another")
+        };
+        let marked = with_marks(&source);
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| wrong(error.to_string()))?);
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.add_filter("tojson", tojson);
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(minijinja::ErrorKind::InvalidOperation, message))
+        });
+        let has_marks = marked != source;
+        environment.add_template_owned("chat", marked).map_err(|error| wrong(error.to_string()))?;
+        Ok(ChatTemplate { environment, source, special, has_marks })
+    }
+
+    /// Whether it says itself, by `{% generation %}`, what the model writes.
+    pub(crate) fn has_marks(&self) -> bool {
+        self.has_marks
+    }
+
+    /// The text of messages, with [`MARKS`] where the template has them.
+    fn marked(&self, of: Rendering<'_>) -> Result<String, String> {
+        let Rendering { messages, tools, prompts } = of;
+        let special = Value::from(self.special.clone());
+        let rendered = self.environment.get_template("chat").and_then(|template| {
+            template.render(context! { messages, tools, add_generation_prompt => prompts, ..special })
+        });
+        rendered.map_err(|error| error.detail().map_or_else(|| error.to_string(), str::to_string))
+    }
+
+    /// The text of messages.
+    ///
+    /// # Errors
+    /// What the template says about messages that it does not take.
+    pub(crate) fn render(&self, of: Rendering<'_>) -> Result<String, String> {
+        Ok(self.marked(of)?.replace(MARKS, ""))
+    }
+
+    /// The text of messages, and the ranges of its bytes that `{% generation %}` encloses.
+    ///
+    /// # Errors
+    /// What the template says about messages that it does not take.
+    pub(crate) fn render_marked(&self, of: Rendering<'_>) -> Result<(String, Vec<std::ops::Range<usize>>), String> {
+        let marked = self.marked(of)?;
+        let (mut text, mut ranges, mut begin) = (String::new(), Vec::new(), 0);
+        for part in marked.split_inclusive(MARKS) {
+            text += part.trim_end_matches(MARKS);
+            if part.ends_with(MARKS[0]) {
+                begin = text.len();
+            } else if part.ends_with(MARKS[1]) {
+                ranges.push(begin..text.len());
+            }
+        }
+        Ok((text, ranges))
+    }
+
+    /// What stands behind an answer in the text of a conversation, without white space at its end: the answer is complete
+    /// when the model has written it. Empty if the template has nothing there, or does not say.
+    pub fn end_of_answer(&self) -> String {
+        let message = |role: &str, content: &str| Value::from_pairs([("role", role), ("content", content)]);
+        let messages = [message("user", "question"), message("assistant", "answer")];
+        let text = self.render(Rendering { messages: &messages, tools: None, prompts: false }).unwrap_or_default();
+        text.rsplit_once("answer").map_or("", |(_, end)| end).trim().into()
+    }
+
+    /// The prompt for the next answer in a conversation of `(role, content)`.
+    ///
+    /// # Errors
+    /// What the template says about messages that it does not take.
+    pub fn prompt(&self, messages: &[(String, String)]) -> Result<String, String> {
+        let message = |(role, content): &(String, String)| Value::from_pairs([("role", role), ("content", content)]);
+        let messages: Vec<Value> = messages.iter().map(message).collect();
+        self.render(Rendering { messages: &messages, tools: None, prompts: true })
+    }
+
+    /// The tokens that it may name, as text, by the name that it has for them.
+    pub fn special_tokens(&self) -> &BTreeMap<String, String> {
+        &self.special
+    }
+
+    /// The files of a copy of the template, names and contents, to lie beside a copy of its tokenizer.
+    pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let special = serde_json::to_string_pretty(&self.special).unwrap_or_default();
+        vec![(CHAT_TEMPLATE, self.source.clone().into()), (TOKENIZER_CONFIG, format!("{special}\n").into())]
+    }
+}
+
+/// The tokens of a tokenizer's configuration that templates may name, as text.
+fn special_tokens(config: &serde_json::Value) -> BTreeMap<String, String> {
+    let text = |value: &serde_json::Value| {
+        let text = value.as_str().or_else(|| value.get("content").and_then(serde_json::Value::as_str));
+        text.map(str::to_string)
+    };
+    SPECIAL.iter().filter_map(|name| Some((name.to_string(), text(config.get(*name)?)?))).collect()
+}
+
+/// `tokenizer_config.json` of a folder; null if it has none.
+fn read_config(folder: &Path) -> Result<serde_json::Value, UserError> {
+    let path = folder.join(TOKENIZER_CONFIG);
+    let wrong = |problem: String| {
+        let what = format!("{} {problem}", path.display());
+        UserError::new(what, "it is JSON that save_pretrained wrote", "write the tokenizer again")
+    };
+    match read_text(&path, LARGEST) {
+        Ok(text) => serde_json::from_str(&text).map_err(|error| wrong(format!("is damaged: {error}"))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(serde_json::Value::Null),
+        Err(error) => Err(wrong(format!("cannot be read: {error}"))),
+    }
+}
+
+/// The template of a tokenizer's folder, whose configuration is `config`, and the file that has it.
+fn of_folder(folder: &Path, config: &serde_json::Value) -> Result<Option<(String, String)>, UserError> {
+    let path = folder.join(CHAT_TEMPLATE);
+    let shown = path.display().to_string();
+    match read_text(&path, LARGEST) {
+        Ok(source) => return Ok(Some((shown, source))),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => {
+            let what = format!("{shown} cannot be read: {error}");
+            return Err(UserError::new(what, "a chat template is UTF-8 text", "write the tokenizer again"));
+        }
+    }
+    let of_config = config.get("chat_template");
+    // One template, or a list of several by name.
+    let default = |list: &Vec<serde_json::Value>| {
+        let named = list.iter().find(|one| one.get("name").is_some_and(|name| name == "default"))?;
+        named.get("template")?.as_str().map(str::to_string)
+    };
+    let source = of_config.and_then(|found| match found.as_array() {
+        Some(list) => default(list),
+        None => found.as_str().map(str::to_string),
+    });
+    Ok(source.map(|source| (folder.join(TOKENIZER_CONFIG).display().to_string(), source)))
+}
+
+fn no_template(of: &str) -> UserError {
+    UserError::new(
+        format!("{of} has no chat template"),
+        "a chat template makes text of messages; models for chat have one in chat_template.jinja or tokenizer_config.json",
+        "name a file with one: --chat-template FILE, or --chat-template chatml",
+    )
+}
+
+/// The template with [`MARKS`] in place of `{% generation %}` and `{% endgeneration %}`. White space around them is treated as
+/// around any block.
+fn with_marks(source: &str) -> String {
+    let mut text = source.to_string();
+    for (tag, mark) in ["generation", "endgeneration"].into_iter().zip(MARKS) {
+        let Ok(pattern) = Regex::new(&format!(r"\{{%([-+]?)\s*{tag}\s*([-+]?)%\}}")) else {
+            unreachable!("it is a pattern")
+        };
+        let marked = format!("{{%${{1}} if true %}}{{{{ '{mark}' }}}}{{% endif ${{2}}%}}");
+        text = pattern.replace_all(&text, marked).into_owned();
+    }
+    text
+}

@@ -1,0 +1,207 @@
+//! From a line of JSON with a conversation to tokens, and which of them are the answers of the assistant.
+
+use std::ops::Range;
+
+use minijinja::Value;
+use serde::Deserialize;
+
+use crate::text::chat_template::{ChatTemplate, Rendering};
+use crate::text::tokenizer::Tokenizer;
+
+/// Who writes the answers.
+const ASSISTANT: &str = "assistant";
+
+/// A line of a file with conversations. Other keys are not read.
+#[derive(Deserialize)]
+struct Line {
+    messages: Vec<Value>,
+    tools: Option<Value>,
+}
+
+/// The tokens of a conversation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Conversation {
+    /// All tokens, in order.
+    pub(crate) tokens: Vec<u32>,
+    /// For each token, whether it belongs to an answer.
+    pub(crate) counts: Vec<bool>,
+}
+
+impl Conversation {
+    /// The conversation of a line.
+    ///
+    /// # Errors
+    /// What is wrong with the line, as the end of a sentence that begins with its name.
+    pub(crate) fn of_line(line: &str, template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<Conversation, String> {
+        let Line { messages, tools } =
+            serde_json::from_str(line).map_err(|error| format!("is no object with `messages`: {error}"))?;
+        for (number, message) in messages.iter().enumerate() {
+            check(message).map_err(|problem| format!("has a message, number {}, {problem}", number + 1))?;
+        }
+        let (text, answers) = rendered(template, &messages, tools.as_ref())?;
+        let encoded =
+            tokenizer.encode_with_ends(&text).map_err(|error| format!("is refused by the tokenizer: {error}"))?;
+        let (mut conversation, mut at) = (Conversation::default(), 0);
+        for (token, end) in encoded {
+            while answers.get(at).is_some_and(|answer| answer.end < end) {
+                at += 1;
+            }
+            conversation.tokens.push(token);
+            conversation.counts.push(answers.get(at).is_some_and(|answer| answer.start < end));
+        }
+        Ok(conversation)
+    }
+}
+
+/// Fails unless a message has a role, and text or calls of tools.
+fn check(message: &Value) -> Result<(), String> {
+    let field = |name: &str| message.get_attr(name).unwrap_or_default();
+    if field("role").as_str().is_none() {
+        return Err("without a `role`".into());
+    }
+    let content = field("content");
+    match content.as_str().is_some()
+        || (content.is_none() || content.is_undefined()) && !field("tool_calls").is_undefined()
+    {
+        true => Ok(()),
+        false => Err("whose `content` is not text".into()),
+    }
+}
+
+/// The text of a conversation and where its answers are, in bytes. An answer includes what the template writes behind it, so
+/// that the model learns to end.
+fn rendered(
+    template: &ChatTemplate,
+    messages: &[Value],
+    tools: Option<&Value>,
+) -> Result<(String, Vec<Range<usize>>), String> {
+    let refused = |error: String| format!("is refused by the chat template: {error}");
+    let first = |count: usize, prompts: bool| {
+        let messages = &messages[..count];
+        template.render(Rendering { messages, tools, prompts }).map_err(refused)
+    };
+    if template.has_marks() {
+        return template.render_marked(Rendering { messages, tools, prompts: false }).map_err(refused);
+    }
+    let text = first(messages.len(), false)?;
+    let mut answers = Vec::new();
+    for (number, message) in messages.iter().enumerate() {
+        let field = |name: &str| message.get_attr(name).unwrap_or_default();
+        if field("role").as_str() != Some(ASSISTANT) {
+            continue;
+        }
+        let (before, with) = (first(number, true)?, first(number + 1, false)?);
+        let content = field("content");
+        let end = match text.starts_with(&with) {
+            true => Some(with.len()),
+            false => end_of(&text, before.len(), &with, content.as_str().unwrap_or_default()),
+        };
+        match end {
+            Some(end) if text.starts_with(&before) && before.len() <= end => answers.push(before.len()..end),
+            _ => {
+                return Err(format!(
+                    "has an answer, message {}, that cannot be told apart: the chat template writes what comes before it \
+                     otherwise when more follows. A template with {{% generation %}} around answers says it",
+                    number + 1
+                ));
+            }
+        }
+    }
+    Ok((text, answers))
+}
+
+/// The end of an answer in the text of a whole conversation. `with` is the text of the messages up to it. Some templates write
+/// the last answer in another way than those before: then its content is searched, and what `with` has behind it.
+fn end_of(text: &str, start: usize, with: &str, content: &str) -> Option<usize> {
+    let content = content.trim();
+    let (_, behind) = with.rsplit_once(content).filter(|_| !content.is_empty())?;
+    let answer = format!("{content}{behind}");
+    Some(start + text.get(start..)?.find(&answer)? + answer.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What counts of a conversation stands between `[` and `]`.
+    fn shown(template: &str, tokenizer: &Tokenizer, line: &str) -> Result<String, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("template.jinja");
+        std::fs::write(&file, template).unwrap();
+        let name = if template == "chatml" { "chatml" } else { file.to_str().unwrap() };
+        let template = ChatTemplate::open(Some(name), None, tokenizer).unwrap();
+        let Conversation { tokens, counts } = Conversation::of_line(line, &template, tokenizer)?;
+        let mut text = String::new();
+        for part in tokens.into_iter().zip(counts).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
+            let tokens: Vec<u32> = part.iter().map(|(token, _)| *token).collect();
+            let decoded = tokenizer.decode(&tokens);
+            text += &if part[0].1 { format!("[{decoded}]") } else { decoded };
+        }
+        Ok(text)
+    }
+
+    const TWO_TURNS: &str = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Bye"}, {"role": "assistant", "content": "See you"}]}"#;
+
+    /// In the manner of Llama 2: no generation prompt.
+    const INST: &str = "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}\
+                        {% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}\
+                        {% else %}{{ raise_exception('no role ' + m['role']) }}{% endif %}{% endfor %}";
+
+    /// In the manner of Qwen3: only the last answer has thoughts.
+    const THINKS: &str = "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}\
+                          {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+
+    #[test]
+    fn answers_count_and_so_does_what_ends_them() {
+        for (template, expected) in [
+            (
+                "chatml",
+                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[Hello<|im_end|>\n]<|im_start|>user\nBye<|im_end|>\n\
+                 <|im_start|>assistant\n[See you<|im_end|>\n]",
+            ),
+            (INST, "[INST] Hi [/INST][ Hello\0][INST] Bye [/INST][ See you\0]"),
+            (THINKS, "<user>Hi</s><assistant>[Hello</s>]<user>Bye</s><assistant>[<think></think>See you</s>]"),
+        ] {
+            assert_eq!(shown(template, &Tokenizer::Bytes, TWO_TURNS).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn marks_of_a_template_say_what_counts_and_leave_no_trace() {
+        let marked = "{% for m in messages %}\n{{ m.role }}:\n  {% if m.role == 'assistant' %}\n    {%- generation %} {{ m.content }};\
+                      {% endgeneration -%}\n  {% else %}{{ m.content }}{% endif %}\n{% endfor %}";
+        let plain =
+            marked.replace("{%- generation %}", "{%- if true %}").replace("{% endgeneration -%}", "{% endif -%}");
+        let with_marks = shown(marked, &Tokenizer::Bytes, TWO_TURNS).unwrap();
+        assert!(with_marks.contains("[ Hello;]") && with_marks.contains("[ See you;]"), "{with_marks}");
+        // The same text as with any other block in their place.
+        let text = with_marks.replace(['[', ']'], "");
+        assert_eq!(shown(&plain, &Tokenizer::Bytes, TWO_TURNS).unwrap().replace(['[', ']'], ""), text);
+    }
+
+    #[test]
+    fn what_cannot_be_read_or_told_apart_is_said() {
+        let cases = [
+            ("chatml", "{", "is no object with `messages`"),
+            ("chatml", r#"{"text": "x"}"#, "missing field `messages`"),
+            ("chatml", r#"{"messages": [{"content": "x"}]}"#, "number 1, without a `role`"),
+            ("chatml", r#"{"messages": [{"role": "user", "content": [1]}]}"#, "number 1, whose `content` is not text"),
+            (INST, r#"{"messages": [{"role": "clown", "content": "x"}]}"#, "no role clown"),
+            ("{{ messages | length }}{{ messages[-1].content }}", TWO_TURNS, "message 2, that cannot be told apart"),
+        ];
+        for (template, line, says) in cases {
+            let problem = shown(template, &Tokenizer::Bytes, line).unwrap_err();
+            assert!(problem.contains(says), "{problem}");
+        }
+    }
+
+    #[test]
+    fn tools_are_written_as_python_writes_json() {
+        let template = "{{ tools | tojson }}|{{ tools | tojson(indent=2) }}";
+        let line = r#"{"messages": [], "tools": [{"b": "<é'>", "a": [1, 2.5]}]}"#;
+        let indented = "[\n  {\n    \"b\": \"<é'>\",\n    \"a\": [\n      1,\n      2.5\n    ]\n  }\n]";
+        let expected = format!("[{{\"b\": \"<é'>\", \"a\": [1, 2.5]}}]|{indented}");
+        assert_eq!(shown(template, &Tokenizer::Bytes, line).unwrap(), expected);
+    }
+}
