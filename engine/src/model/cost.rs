@@ -54,7 +54,7 @@ fn moving(cost: TokenCost) -> f64 {
 mod tests {
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::{FeedForward, Lora, LoraTarget, QkNorm};
+    use crate::model::{FeedForward, Lora, LoraTarget, QkNorm, Windows};
     use crate::precision::Precision;
 
     fn gpt2_350m() -> GptShape {
@@ -120,6 +120,18 @@ mod tests {
             attention(Some(QkNorm::EachHead)),
             (weights, queries * seq, values + 2 * qkv + 3 * (queries + keys))
         );
+    }
+
+    #[test]
+    fn a_window_costs_the_pairs_that_it_leaves_in_the_blocks_that_have_it() {
+        let windows = Some(Windows { tokens: 256, pattern: vec![true, false] });
+        let shape = GptShape { windows, ..gpt2_350m() };
+        let scores = [0, 1].map(|block| block_cost(&shape, block).scores);
+        // The first 256 tokens see 128 on average, the others 256: twice that for the two products.
+        assert_eq!(scores, [1024 * 2 * (256 * 128 + 768 * 256) / 1024, 1024 * 1024]);
+        let full = gpt2_350m().flops_per_token();
+        let saved = 12 * 6 * (scores[1] - scores[0]);
+        assert_eq!(shape.flops_per_token(), full - saved as f64);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! GPT-2 (Radford et al., 2019) has learned positions, LayerNorm, GELU, biases and a tied head. Llama (Touvron et al., 2023)
 //! has rotary positions, RMSNorm, SwiGLU, grouped key and value heads and no biases. Qwen2 (Yang et al., 2024) adds biases to
-//! queries, keys and values, and Qwen3 norms of heads. [`GptShape`] has each of these as a choice of its own.
+//! queries, keys and values, and Qwen3 norms of heads. OLMo 2 (Team OLMo, 2024) has its norms after the parts of blocks.
+//! [`GptShape`] has each of these as a choice of its own.
 
 use std::ops::Range;
 

@@ -194,10 +194,17 @@ fn copies_of_a_key_head_start_the_same_and_stay_the_same() {
 #[test]
 fn heads_of_any_width_multiply_in_8_bits_on_one_rank_and_on_two() {
     // With one key head two ranks store copies of it.
-    for (recipe, kv_heads) in [(Fp8Recipe::Tensorwise, 2), (Fp8Recipe::Delayed, 2), (Fp8Recipe::Delayed, 1)] {
+    let qwen3 = tiny_qwen3(0.0, Precision::Bf16);
+    let olmo2 = tiny_olmo2(0.0, Precision::Bf16);
+    for (recipe, kv_heads, family) in [
+        (Fp8Recipe::Tensorwise, 2, &qwen3),
+        (Fp8Recipe::Delayed, 2, &qwen3),
+        (Fp8Recipe::Delayed, 1, &qwen3),
+        (Fp8Recipe::Delayed, 2, &olmo2),
+    ] {
         let fp8 = Fp8 { recipe, format: Fp8Format::Hybrid, bf16_blocks: [0, 0], ..Fp8::default() };
         // Four heads of 16 channels beside a residual stream of 32.
-        let base = GptShape { head_dim: Some(16), ffn: 64, fp8: Some(fp8), ..tiny_qwen3(0.0, Precision::Bf16) };
+        let base = GptShape { head_dim: Some(16), ffn: 64, fp8: Some(fp8), ..family.clone() };
         let shape = GptShape { qkv_bias: true, kv_heads, ..base };
         let (plain, weights) = run(&shape, 1, off()).train();
         assert!(plain[STEPS - 1].loss < plain[0].loss, "{recipe}: {plain:?}");

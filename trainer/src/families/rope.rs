@@ -13,7 +13,11 @@ use super::family::ModelOptions;
 /// # Errors
 /// A value that the trainer cannot compute with.
 pub(super) fn options(config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
+    config.is_known("partial_rotary_factor", &[json!(1.0), json!(1)])?;
     let parameters = config.get("rope_parameters");
+    if !matches!(parameters["partial_rotary_factor"].as_f64(), None | Some(1.0)) {
+        return Err(config.refuse("rope_parameters", "its partial_rotary_factor is 1 or absent"));
+    }
     let base = match &parameters["rope_theta"] {
         Json::Null => config.number_or("rope_theta", 10_000.0)?,
         base => base.as_f64().ok_or_else(|| config.refuse("rope_parameters", "its rope_theta is a number"))?,

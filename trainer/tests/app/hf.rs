@@ -401,6 +401,9 @@ fn windows_are_those_of_the_layers_that_use_them_and_contradictions_are_refused_
     ] {
         says(imported("qwen3", json!({ "rope_scaling": scaling }), &[]).unwrap_err(), "rope_scaling = ");
     }
+    let part = json!({ "partial_rotary_factor": 0.5 });
+    says(imported("llama", part.clone(), &[]).unwrap_err(), "partial_rotary_factor = 0.5");
+    says(imported("llama", json!({ "rope_parameters": part }), &[]).unwrap_err(), "rope_parameters = ");
     let yarn = json!({ "type": "yarn", "factor": 4.0 });
     let model = imported("qwen2", json!({ "rope_scaling": yarn }), &[]).unwrap().config.model;
     assert_eq!(model.rope_scaling, [4.0, 64.0, 32.0, 1.0, 0.1 * 4f64.ln() + 1.0], "what is absent");
