@@ -50,10 +50,8 @@ impl Lora {
     /// Those of the layer that packs queries, keys and values.
     pub(crate) fn of_qkv(&self) -> Option<AdapterSpec> {
         let each = [LoraTarget::Query, LoraTarget::Key, LoraTarget::Value];
-        let mut groups: Vec<Range<usize>> = self.single(&each);
-        if self.has(LoraTarget::QueryKeyValue) {
-            groups = vec![0..3];
-        }
+        let all = 0..each.len();
+        let groups = if self.has(LoraTarget::QueryKeyValue) { vec![all] } else { self.single(&each) };
         self.spec(groups, 0)
     }
 

@@ -121,7 +121,7 @@ impl Branch {
         };
         let input = match (&self.norm, &saved.stream) {
             (Some(norm), SavedStream::Normed(saved)) => SavedInput::Norm(norm, saved),
-            (_, SavedStream::AsItIs(read)) => SavedInput::Stored(*read),
+            (_, SavedStream::AsItIs(read)) => SavedInput::Stored(read),
             (None, SavedStream::Normed(_)) => unreachable!("without a norm nothing of it is saved"),
         };
         let (grad_read, pending) = self.part.backward(cx, grad_output, input, &saved.part, pending)?;

@@ -115,7 +115,7 @@ pub(crate) enum SavedInput<'b> {
     /// The output of a norm that saved this, or that is to be recomputed from it.
     Norm(&'b NormLayer, &'b SavedNorm),
     /// The stream as the part read it.
-    Stored(Normed),
+    Stored(&'b Normed),
 }
 
 impl SavedInput<'_> {
@@ -137,7 +137,7 @@ impl SavedInput<'_> {
         }
         let read = match self {
             SavedInput::Norm(norm, saved) => norm.output(cx, saved)?,
-            SavedInput::Stored(read) => *read,
+            SavedInput::Stored(read) => **read,
         };
         match read {
             Normed::Computed(source) => PendingInput::computed(cx, name, source, linear, region),

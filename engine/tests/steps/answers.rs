@@ -2,9 +2,10 @@
 
 use device::HostValues;
 use engine::graph_options::{GraphOptions, Scope};
+use engine::precision::Precision;
 use engine::step::StepSettings;
 
-use crate::models::{Kind, MICRO_BATCH, Run, SEQ, batch};
+use crate::models::{Kind, MICRO_BATCH, Run, SEQ, VOCAB, batch, tiny_gpt};
 
 /// Samples of two microbatches. Those of row `r` end after `lengths[r]` targets.
 fn cut(lengths: &[usize]) -> HostValues {
@@ -22,7 +23,8 @@ fn loss_and_gradients_are_means_over_the_targets_that_count_in_the_whole_batch()
     let lengths = [3, SEQ, 1, 5];
     let (all, counted) = (2 * MICRO_BATCH * SEQ, lengths.iter().sum::<usize>());
     let step = |graphs: GraphOptions, targets: Option<u64>| {
-        let run = Run { clip: 0.0, ..Run::new(Kind::Gpt, 2, graphs) };
+        let shape = tiny_gpt(0.0, Precision::F32);
+        let run = Run { clip: 0.0, shape: Some(shape), ..Run::new(Kind::Gpt, 2, graphs) };
         let mut stage = run.stage(&run.device());
         let settings = StepSettings { targets, ..run.settings(0) };
         let batch = cut(&lengths);
@@ -38,7 +40,7 @@ fn loss_and_gradients_are_means_over_the_targets_that_count_in_the_whole_batch()
     assert!((loss / loss_of_all / ratio - 1.0).abs() < 1e-9, "{loss} and {loss_of_all}");
     assert!((norm / norm_of_all / ratio - 1.0).abs() < 1e-5, "{norm} and {norm_of_all}");
     // A random model is about as good as guessing: the mean is over those that count, and only over those.
-    assert!((loss / (crate::models::VOCAB as f64).ln() - 1.0).abs() < 0.1, "{loss}");
+    assert!((loss / (VOCAB as f64).ln() - 1.0).abs() < 0.1, "{loss}");
     let whole = GraphOptions { enable: true, scope: Scope::FullIteration, ..eager };
     assert_eq!(step(whole, Some(counted as u64)), (loss, norm));
 }

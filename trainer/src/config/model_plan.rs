@@ -18,6 +18,7 @@ use crate::config::{
 
 /// Which model, with all sizes.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a plan holds one")]
 pub enum ModelPlan {
     /// A decoder-only transformer.
     Gpt(GptShape),
