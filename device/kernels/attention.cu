@@ -1,4 +1,5 @@
-// Causal attention over packed QKV, with or without a window, forward and backward. The scores are never held in memory (Dao et al., 2022).
+// Causal attention over packed QKV, with or without a window, within documents, forward and backward. The scores are never held in
+// memory (Dao et al., 2022).
 //
 // For the cases that cuDNN does not do: f32, dropout with our masks, odd head sizes. It multiplies in f32 on the CUDA
 // cores.
@@ -20,6 +21,7 @@ struct Arguments {
     void* grad_qkv;
     float* delta;       // row sums of output * grad_output, written by the queries' kernel, read by the keys'
     const void* record; // the dropout's step and first sample; null without dropout
+    const int* position_ids; // (batch, seq): of each token in its document; null where a sample is one document
     int seq;
     int heads;
     int kv_heads;
@@ -38,15 +40,11 @@ constexpr int THREADS = 256;
 
 // --------------------------------------------------------------------------------------------------------------- mask
 
-__device__ inline bool sees(const Arguments& a, int row, int column) {
-    return column <= row && row - column < a.window;
-}
-
-// The first column of the first tile of keys that a tile of queries from `row` on sees.
-template <int TILE>
-__device__ inline int first_tile(const Arguments& a, int row) {
-    int column = row - a.window + 1;
-    return column > 0 ? column / TILE * TILE : 0;
+// The first key that a query sees: it sees all from there to its own. A later query's is the same or a later one.
+__device__ inline int first_key(const Arguments& a, int batch, int row) {
+    int first = max(row - a.window + 1, 0);
+    if (a.position_ids && row < a.seq) first = max(first, row - a.position_ids[(u64)batch * a.seq + row]);
+    return first;
 }
 
 // ------------------------------------------------------------------------------------------------------------ dropout
@@ -258,13 +256,15 @@ __device__ void forward(const Arguments& a) {
     load_tile<TILE>(queries, packed(qkv, a, batch, head), first, a);
 
     float highest[R], total[R];
+    int seen_from[R];
     float4 sums[R][C];
     clear(sums);
     for (int i = 0; i < R; i++) {
+        seen_from[i] = first_key(a, batch, first + ty + 16 * i);
         highest[i] = -infinity();
         total[i] = 0.0f;
     }
-    for (int start = first_tile<TILE>(a, first); start <= first; start += TILE) {
+    for (int start = first_key(a, batch, first) / TILE * TILE; start <= first; start += TILE) {
         __syncthreads(); // the pass before is done with `other` and `weights`
         load_tile<TILE>(other, keys, start, a);
         __syncthreads();
@@ -278,7 +278,9 @@ __device__ void forward(const Arguments& a) {
             float top = highest[i];
 #pragma unroll
             for (int j = 0; j < R; j++) {
-                scores[i][j] = sees(a, row, start + tx + 16 * j) ? scores[i][j] * a.scale : -infinity();
+                int column = start + tx + 16 * j;
+                bool seen = column <= row && column >= seen_from[i];
+                scores[i][j] = seen ? scores[i][j] * a.scale : -infinity();
                 top = fmaxf(top, scores[i][j]);
             }
             top = row_max(top);
@@ -288,7 +290,7 @@ __device__ void forward(const Arguments& a) {
 #pragma unroll
             for (int j = 0; j < R; j++) {
                 int column = start + tx + 16 * j;
-                float p = sees(a, row, column) ? expf(scores[i][j] - base) : 0.0f;
+                float p = column <= row && column >= seen_from[i] ? expf(scores[i][j] - base) : 0.0f;
                 sum += p;
                 if (a.record) p *= mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
                 weights[(ty + 16 * i) * (TILE + 4) + tx + 16 * j] = p;
@@ -324,9 +326,9 @@ struct ScoreGrad {
     float grad;
 };
 
-__device__ inline ScoreGrad score_grad(const Arguments& a, Sample sample, int head, int row, int column, float score,
-                                       float grad, float stat, float delta) {
-    if (!sees(a, row, column) || row >= a.seq) return {0.0f, 0.0f};
+__device__ inline ScoreGrad score_grad(const Arguments& a, Sample sample, int head, int row, int seen_from, int column,
+                                       float score, float grad, float stat, float delta) {
+    if (column > row || column < seen_from || row >= a.seq) return {0.0f, 0.0f};
     float p = expf(score * a.scale - stat), factor = 1.0f;
     if (a.record) factor = mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
     return {p * factor, p * (grad * factor - delta) * a.scale};
@@ -355,10 +357,12 @@ __device__ void backward_queries(const Arguments& a) {
     __syncthreads();
 
     float stat[R], delta[R];
+    int seen_from[R];
     auto output = of_head((const T*)a.output, a, batch, head);
     for (int i = 0; i < R; i++) {
         int row = first + ty + 16 * i;
         u64 at = ((u64)batch * a.heads + head) * a.seq + row;
+        seen_from[i] = first_key(a, batch, row);
         float sum = 0.0f;
         if (row < a.seq)
             for (int c = tx; c < a.dim; c += 16) sum += grads[(ty + 16 * i) * pitch_of(a) + c] * value(output.row(row) + c);
@@ -369,7 +373,7 @@ __device__ void backward_queries(const Arguments& a) {
 
     float4 sums[R][C];
     clear(sums);
-    for (int start = first_tile<TILE>(a, first); start <= first; start += TILE) {
+    for (int start = first_key(a, batch, first) / TILE * TILE; start <= first; start += TILE) {
         __syncthreads(); // the pass before is done with keys, values and weights
         load_tile<TILE>(keys, all_keys, start, a);
         load_tile<TILE>(values, all_values, start, a);
@@ -382,7 +386,7 @@ __device__ void backward_queries(const Arguments& a) {
 #pragma unroll
             for (int j = 0; j < R; j++) {
                 int row = ty + 16 * i, column = tx + 16 * j;
-                ScoreGrad s = score_grad(a, sample, head, first + row, start + column, scores[i][j],
+                ScoreGrad s = score_grad(a, sample, head, first + row, seen_from[i], start + column, scores[i][j],
                                          probability_grads[i][j], stat[i], delta[i]);
                 weights[row * (TILE + 4) + column] = s.grad;
             }
@@ -420,9 +424,8 @@ __device__ void backward_keys(const Arguments& a) {
     for (int head = kv * group; head < (kv + 1) * group; head++) {
         auto all_queries = packed(qkv, a, batch, head);
         auto all_grads = of_head((const T*)a.grad_output, a, batch, head);
-        // The last query that sees the tile's last key. `window` may be larger than any sum of positions.
-        int end = min(a.seq, first + TILE - 1 + min(a.window, a.seq));
-        for (int start = first; start < end; start += TILE) {
+        // Until no query sees the tile's last key any more.
+        for (int start = first; start < a.seq && first_key(a, batch, start) < first + TILE; start += TILE) {
             __syncthreads(); // the pass before is done with queries and weights
             load_tile<TILE>(queries, all_queries, start, a);
             load_tile<TILE>(grads, all_grads, start, a);
@@ -435,10 +438,11 @@ __device__ void backward_keys(const Arguments& a) {
                 int row = start + ty + 16 * i;
                 u64 at = ((u64)batch * a.heads + head) * a.seq + row;
                 float stat = row < a.seq ? a.stats[at] : 0.0f, delta = row < a.seq ? a.delta[at] : 0.0f;
+                int seen_from = first_key(a, batch, row);
 #pragma unroll
                 for (int j = 0; j < R; j++) {
                     int column = tx + 16 * j;
-                    ScoreGrad s = score_grad(a, sample, head, row, first + column, scores[i][j],
+                    ScoreGrad s = score_grad(a, sample, head, row, seen_from, first + column, scores[i][j],
                                              probability_grads[i][j], stat, delta);
                     weights[(ty + 16 * i) * (TILE + 4) + column] = s.dropped;
                     scores[i][j] = s.grad;

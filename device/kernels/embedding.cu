@@ -1,9 +1,9 @@
 // Token and position embedding.
 #include "common.cuh"
 
-// output[r] = table[tokens[r] - first] + positions[r % seq]; 0 instead of a row for a token outside the table.
+// output[r] = table[tokens[r] - first] + positions[r % seq], or + positions[position_ids[r]]; 0 instead of a row for a token outside the table.
 template <class T, int N>
-void embedding(const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {
+void embedding(const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= hidden) return;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
@@ -14,7 +14,8 @@ void embedding(const int* tokens, const T* table, const T* positions, T* output,
         if (positions) {
             float x[N], position[N];
             unpack(raw, x);
-            load<N>(positions + row % seq * hidden + column, position);
+            u64 at = position_ids ? position_ids[row] : row % seq;
+            load<N>(positions + at * hidden + column, position);
 #pragma unroll
             for (int i = 0; i < N; i++) x[i] += position[i];
             pack(raw, x);
@@ -24,8 +25,8 @@ void embedding(const int* tokens, const T* table, const T* positions, T* output,
 }
 #define EMBEDDING(T, N, suffix)                                                                                        \
     KERNEL(embedding_##suffix)                                                                                         \
-    (const int* tokens, const T* table, const T* positions, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {     \
+    (const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {     \
         begin_kernel();                                                                                                           \
-        embedding<T, N>(tokens, table, positions, output, rows, seq, hidden, vocab, first);                                   \
+        embedding<T, N>(tokens, table, positions, position_ids, output, rows, seq, hidden, vocab, first);                                   \
     }
 FOR_EACH_FLOAT(EMBEDDING)

@@ -44,14 +44,36 @@ pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, v
     }
 }
 
+/// Which keys a query of a batch sees.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    mask: Mask,
+    /// `(batch, seq)`: the position of each token in its document; `None` where a sample is one document.
+    position_ids: Option<&'a [i32]>,
+    seq: usize,
+}
+
+impl<'a> Seen<'a> {
+    fn new(mask: Mask, position_ids: Option<&'a Tensor>, seq: usize) -> Seen<'a> {
+        Seen { mask, position_ids: position_ids.map(view::read::<i32>), seq }
+    }
+
+    /// The first key that the query at `position` sees. It sees all from there to its own.
+    fn first_key(&self, batch: usize, position: usize) -> usize {
+        let in_document = self.position_ids.map_or(position, |ids| ids[batch * self.seq + position].max(0) as usize);
+        self.mask.first_key(position).max(position.saturating_sub(in_document))
+    }
+}
+
 /// See [`Attention`].
 pub(super) fn attention(op: &Attention, pool: &Pool) {
     let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
     let qkv = to_f32(&op.qkv);
     let dropout = op.dropout.as_ref().map(DropoutMask::new);
+    let seen = Seen::new(op.mask, op.position_ids.as_ref(), p.seq);
     let results = pool.map(p.batch * p.heads, |task| {
         let (batch, head) = (task / p.heads, task % p.heads);
-        forward_head(&p, &qkv, (batch, head), op.mask, dropout.as_ref())
+        forward_head(&p, &qkv, (batch, head), seen, dropout.as_ref())
     });
     let stats = view::write::<f32>(&op.stats);
     let width = p.heads * p.dim;
@@ -67,7 +89,7 @@ fn forward_head(
     p: &AttentionSizes,
     qkv: &[f32],
     (batch, head): (usize, usize),
-    mask: Mask,
+    sees: Seen<'_>,
     dropout: Option<&DropoutMask>,
 ) -> (Vec<f32>, Vec<f32>) {
     let kv = head / (p.heads / p.kv_heads);
@@ -81,14 +103,14 @@ fn forward_head(
     for start in (0..p.seq).step_by(BLOCK) {
         let rows = BLOCK.min(p.seq - start);
         // The keys that some query of the block sees.
-        let first = mask.first_key(start);
+        let first = sees.first_key(batch, start);
         let keys = start + rows - first;
         let scores = &mut scores[..rows * keys];
         let (key, value) = (below(key, first), below(value, first));
         multiply((rows, keys, p.dim), scale, below(query, start), key.transposed(), scores, keys, false);
         for (i, row) in scores.chunks_mut(keys).enumerate() {
             let position = start + i;
-            let seen_from = mask.first_key(position);
+            let seen_from = sees.first_key(batch, position);
             let (past, rest) = row.split_at_mut(seen_from - first);
             let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
             let highest = max(seen.len(), |j| seen[j]);
@@ -117,7 +139,7 @@ pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
         output: &to_f32(&op.output),
         grad_output: &to_f32(&op.grad_output),
         stats: view::read::<f32>(&op.stats),
-        mask: op.mask,
+        sees: Seen::new(op.mask, op.position_ids.as_ref(), p.seq),
         dropout: op.dropout.as_ref().map(DropoutMask::new),
     };
     let group = p.heads / p.kv_heads;
@@ -139,7 +161,7 @@ struct Inputs<'a> {
     output: &'a [f32],
     grad_output: &'a [f32],
     stats: &'a [f32],
-    mask: Mask,
+    sees: Seen<'a>,
     dropout: Option<DropoutMask>,
 }
 
@@ -168,7 +190,7 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, batch: usize, kv: usi
         let mut grad_query = zeros();
         for start in (0..p.seq).step_by(BLOCK) {
             let rows = BLOCK.min(p.seq - start);
-            let first = inputs.mask.first_key(start);
+            let first = inputs.sees.first_key(batch, start);
             let keys = start + rows - first;
             let (key, value) = (below(key, first), below(value, first));
             let probabilities = &mut probabilities[..rows * keys];
@@ -180,7 +202,7 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, batch: usize, kv: usi
             multiply((rows, keys, p.dim), 1.0, grad_output, value.transposed(), grad_scores, keys, false);
             for i in 0..rows {
                 let position = start + i;
-                let seen_from = inputs.mask.first_key(position);
+                let seen_from = inputs.sees.first_key(batch, position);
                 let row = i * keys + seen_from - first..i * keys + position + 1 - first;
                 let at = |m: Matrix<'_>, r: usize, c: usize| m.data[m.offset + r * m.row_stride + c];
                 let delta = sum(p.dim, |c| at(grad_output, i, c) * at(output, position, c));

@@ -20,13 +20,15 @@ fn forward<T: Float>(op: &Embedding, pool: &Pool) {
     let tokens = view::read::<i32>(&op.tokens);
     let table = view::read::<T>(&op.table);
     let positions = op.positions.as_ref().map(view::read::<T>);
+    let position_ids = op.position_ids.as_ref().map(view::read::<i32>);
     pool.for_each_chunk(view::write::<T>(&op.output), hidden, |at, out| {
         match row(tokens[at], op.first_token, vocab) {
             Some(row) => out.copy_from_slice(&table[row * hidden..(row + 1) * hidden]),
             None => out.fill(T::from_f32(0.0)),
         }
         if let Some(positions) = positions {
-            let position = &positions[at % seq * hidden..(at % seq + 1) * hidden];
+            let position = position_ids.map_or(at % seq, |ids| ids[at] as usize);
+            let position = &positions[position * hidden..(position + 1) * hidden];
             out.iter_mut().zip(position).for_each(|(out, p)| *out = T::from_f32(out.to_f32() + p.to_f32()));
         }
     });

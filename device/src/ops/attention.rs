@@ -24,6 +24,9 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Which keys a query sees.
     pub mask: Mask,
+    /// `(batch, seq)`, i32: the position of each token in its document, where a sample holds several. A query sees only
+    /// keys of its own document. `None` where a sample is one document.
+    pub position_ids: Option<Tensor>,
     /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`, heads
     /// counted over all ranks.
     pub dropout: Option<DropoutSite>,
@@ -58,14 +61,12 @@ impl AttentionSizes {
     }
 }
 
-/// Checks the shapes and types that both directions share.
+/// Checks the shapes and types that both directions share. `tensors` are `qkv`, `output` and `stats`.
 fn check_packed(
     op: &'static str,
-    qkv: &Tensor,
-    output: &Tensor,
-    stats: &Tensor,
-    heads: usize,
-    kv_heads: usize,
+    [qkv, output, stats]: [&Tensor; 3],
+    (heads, kv_heads): (usize, usize),
+    position_ids: Option<&Tensor>,
 ) -> Result<()> {
     ensure_heads(op, heads, kv_heads)?;
     let sizes = qkv.shape.sizes();
@@ -76,6 +77,10 @@ fn check_packed(
     let (batch, seq, head_dim) = (sizes[0], sizes[1], sizes[2] / groups);
     ensure_float(op, &[("qkv", *qkv), ("output", *output)])?;
     ensure_elements(op, "output", output, batch * seq * heads * head_dim)?;
+    if let Some(position_ids) = position_ids {
+        ensure_dtype(op, "position_ids", position_ids, DType::I32)?;
+        ensure_elements(op, "position_ids", position_ids, batch * seq)?;
+    }
     ensure_dtype(op, "stats", stats, DType::F32)?;
     ensure_elements(op, "stats", stats, batch * heads * seq)
 }
@@ -85,11 +90,14 @@ impl Operation for Attention {
 
     fn check(&self) -> Result<()> {
         self.mask.check(Self::NAME)?;
-        check_packed(Self::NAME, &self.qkv, &self.output, &self.stats, self.heads, self.kv_heads)
+        let tensors = [&self.qkv, &self.output, &self.stats];
+        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.position_ids.as_ref())
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.qkv], [self.output, self.stats]).reads(self.dropout.map(|site| site.record))
+        Accesses::new([self.qkv], [self.output, self.stats])
+            .reads(self.position_ids)
+            .reads(self.dropout.map(|site| site.record))
     }
 }
 
@@ -112,6 +120,8 @@ pub struct AttentionBackward {
     pub kv_heads: usize,
     /// The forward's mask.
     pub mask: Mask,
+    /// The forward's.
+    pub position_ids: Option<Tensor>,
     /// The forward's dropout.
     pub dropout: Option<DropoutSite>,
 }
@@ -121,7 +131,8 @@ impl Operation for AttentionBackward {
 
     fn check(&self) -> Result<()> {
         self.mask.check(Self::NAME)?;
-        check_packed(Self::NAME, &self.qkv, &self.output, &self.stats, self.heads, self.kv_heads)?;
+        let tensors = [&self.qkv, &self.output, &self.stats];
+        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.position_ids.as_ref())?;
         ensure_float(Self::NAME, &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)])?;
         ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())?;
         ensure_elements(Self::NAME, "grad_qkv", &self.grad_qkv, self.qkv.elements())
@@ -129,6 +140,7 @@ impl Operation for AttentionBackward {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.qkv, self.output, self.stats, self.grad_output], [self.grad_qkv])
+            .reads(self.position_ids)
             .reads(self.dropout.map(|site| site.record))
     }
 }

@@ -3,7 +3,7 @@
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
-/// `output[b, s] = table[tokens[b, s] - first_token] + positions[s]`.
+/// `output[b, s] = table[tokens[b, s] - first_token] + positions[s]`, or `+ positions[position_ids[b, s]]`.
 ///
 /// The row of a token outside the table is 0: the token is another rank's, or a mistake of the data reader, which
 /// checks ids.
@@ -17,6 +17,9 @@ pub struct Embedding {
     pub first_token: usize,
     /// `(seq or more, hidden)`, learned positions.
     pub positions: Option<Tensor>,
+    /// `(batch, seq)`, i32, each below `seq`: the position of each token in its document; `None` where a sample is one
+    /// document.
+    pub position_ids: Option<Tensor>,
     /// `(batch, seq, hidden)`.
     pub output: Tensor,
 }
@@ -26,11 +29,15 @@ impl Operation for Embedding {
 
     fn check(&self) -> Result<()> {
         ensure_float(Self::NAME, &[("table", self.table), ("output", self.output)])?;
+        if let Some(ids) = &self.position_ids {
+            ensure_dtype(Self::NAME, "position_ids", ids, DType::I32)?;
+            ensure_elements(Self::NAME, "position_ids", ids, self.tokens.elements())?;
+        }
         check_tokens(Self::NAME, &self.tokens, &self.output, &self.table, self.positions.as_ref())
     }
 
     fn accesses(&self) -> Accesses {
-        Accesses::new([self.tokens, self.table], [self.output]).reads(self.positions)
+        Accesses::new([self.tokens, self.table], [self.output]).reads(self.positions).reads(self.position_ids)
     }
 }
 
@@ -57,7 +64,7 @@ fn check_tokens(
 /// result has the same bits each time. Rows of tokens outside the table are skipped.
 ///
 /// Both gradients are added to, never overwritten: a batch touches few of the table's rows, and the table may be tied
-/// to the head.
+/// to the head. Where positions have ids, their gradient is that of a table whose tokens are these ids.
 #[derive(Clone, Debug)]
 pub struct EmbeddingBackward {
     /// `(batch, seq)`, i32.

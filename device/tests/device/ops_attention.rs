@@ -52,17 +52,30 @@ struct Heads {
     kv_heads: usize,
     dim: usize,
     mask: Mask,
+    /// Lengths of the documents of a sample, again and again until it is full; the next sample begins with the next
+    /// one. Empty: a sample is one document.
+    documents: &'static [usize],
 }
 
 impl Heads {
     fn width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
+
+    /// The position of each token in its document, `(batch, seq)`.
+    fn positions(&self) -> Vec<i32> {
+        let Heads { batch, seq, documents, .. } = *self;
+        let whole = [seq];
+        let lengths = if documents.is_empty() { &whole } else { documents };
+        let of_sample = |b: usize| lengths.iter().cycle().skip(b).flat_map(|length| 0..*length as i32).take(seq);
+        (0..batch).flat_map(of_sample).collect()
+    }
 }
 
 /// Output `(batch, seq, heads * dim)` and log-sum-exp `(batch, heads, seq)`.
 fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f64>) {
-    let Heads { batch, seq, heads, kv_heads, dim, mask } = h;
+    let Heads { batch, seq, heads, kv_heads, dim, mask, .. } = h;
+    let positions = h.positions();
     let at = |b: usize, s: usize, group: usize, c: usize| qkv[(b * seq + s) * h.width() + group * dim + c];
     let mut output = vec![0.0; batch * seq * heads * dim];
     let mut stats = vec![0.0; batch * heads * seq];
@@ -75,6 +88,7 @@ fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f6
                     dot / (dim as f64).sqrt()
                 };
                 let first = mask.window.map_or(0, |window| (q + 1).saturating_sub(window));
+                let first = first.max(q - positions[b * seq + q] as usize);
                 let lse = (first..=q).map(|k| score(k).exp()).sum::<f64>().ln();
                 stats[(b * heads + head) * seq + q] = lse;
                 for k in first..=q {
@@ -91,12 +105,13 @@ fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f6
 }
 
 fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
-    let Heads { batch, seq, heads, kv_heads, dim, mask } = h;
+    let Heads { batch, seq, heads, kv_heads, dim, mask, documents } = h;
+    let position_ids = (!documents.is_empty()).then(|| t.ints(&[batch, seq], &h.positions()));
     let qkv = numbers(1, batch * seq * h.width(), dtype);
     let qkv_t = t.put(&[batch, seq, h.width()], dtype, &qkv);
     let (output, stats) = (t.empty(&[batch, seq, heads * dim], dtype), t.empty(&[batch, heads, seq], F32));
     let site = dropout.map(|place| place.on(t));
-    t.run(Attention { qkv: qkv_t, output, stats, heads, kv_heads, mask, dropout: site });
+    t.run(Attention { qkv: qkv_t, output, stats, heads, kv_heads, mask, position_ids, dropout: site });
     let (truth, lse) = attention(h, &qkv, dropout);
     assert_close("output", dtype, &t.get(&output), &truth);
     assert_close("log-sum-exp", F32, &t.get(&stats), &lse);
@@ -112,6 +127,7 @@ fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
         heads,
         kv_heads,
         mask,
+        position_ids,
         dropout: site,
     });
     if qkv.len() <= 1200 {
@@ -146,10 +162,11 @@ proptest! {
         group in 1..4usize,
         dim in prop_oneof![Just(1usize), Just(3), Just(8)],
         window in prop::option::of(1..9usize),
+        documents in prop_oneof![Just(&[] as &[usize]), Just(&[1usize, 4, 2] as &[usize]), Just(&[5usize] as &[usize])],
         dropped: bool,
         pick in 0..2usize,
     ) {
-        let h = Heads { batch, seq, heads: kv_heads * group, kv_heads, dim, mask: Mask { window } };
+        let h = Heads { batch, seq, heads: kv_heads * group, kv_heads, dim, mask: Mask { window }, documents };
         check_attention(&bench(2), h, dropped.then_some(PLACE), FLOATS[pick]);
     }
 
@@ -207,9 +224,12 @@ fn relu_with_dropout_lets_nan_through() {
 
 #[test]
 fn attention_agrees_with_f64_at_the_borders_of_its_blocks() {
-    let windows = [(130, Some(1)), (130, Some(64)), (130, Some(65)), (200, Some(70))];
-    for (seq, window) in [(63, None), (64, None), (65, None), (130, None)].into_iter().chain(windows) {
-        let h = Heads { batch: 1, seq, heads: 2, kv_heads: 1, dim: 4, mask: Mask { window } };
+    let one: &[usize] = &[];
+    let whole = [(63, None, one), (64, None, one), (65, None, one), (130, None, one)];
+    let windows = [(130, Some(1), one), (130, Some(64), one), (130, Some(65), one), (200, Some(70), one)];
+    let documents: [(_, _, &[usize]); 3] = [(200, None, &[64, 63, 3]), (200, Some(40), &[90, 1]), (130, None, &[1])];
+    for (seq, window, documents) in whole.into_iter().chain(windows).chain(documents) {
+        let h = Heads { batch: 2, seq, heads: 2, kv_heads: 1, dim: 4, mask: Mask { window }, documents };
         check_attention(&bench(2), h, Some(PLACE), F32);
         check_attention(&bench(1), h, None, Bf16);
     }
@@ -225,6 +245,7 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
         table: t.put(&[vocab, hidden], dtype, &table),
         first_token: 0,
         positions: with_positions.then(|| t.put(&[seq + 2, hidden], dtype, &positions)),
+        position_ids: None,
         output,
     });
     let row = |i: usize| i / hidden;
@@ -253,6 +274,31 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
     }
     assert_close("gradient added to the table", F32, &t.get(&grad_table), &table_truth);
     assert_close("gradient added to the positions", F32, &t.get(&grad_positions), &position_truth);
+}
+
+#[test]
+fn learned_positions_are_those_in_the_document() {
+    let h = Heads { batch: 2, seq: 7, heads: 1, kv_heads: 1, dim: 1, mask: Mask::CAUSAL, documents: &[3, 2] };
+    let t = bench(2);
+    let ids = h.positions();
+    assert_eq!(ids, [0, 1, 2, 0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 1]);
+    let (table, positions) = (numbers(1, 4 * 5, F32), numbers(2, 7 * 5, F32));
+    let output = t.empty(&[2, 7, 5], F32);
+    let position_ids = t.ints(&[2, 7], &ids);
+    t.run(Embedding {
+        tokens: t.ints(&[2, 7], &[2; 14]),
+        table: t.put(&[4, 5], F32, &table),
+        first_token: 0,
+        positions: Some(t.put(&[7, 5], F32, &positions)),
+        position_ids: Some(position_ids),
+        output,
+    });
+    let truth: Vec<f64> = ids
+        .iter()
+        .flat_map(|id| (0..5).map(|c| (c, *id as usize)))
+        .map(|(c, id)| table[10 + c] + positions[id * 5 + c])
+        .collect();
+    assert_close("embedded", F32, &t.get(&output), &truth);
 }
 
 fn dropped(t: &Bench, place: Place, batch: usize) -> Vec<f64> {
@@ -475,15 +521,26 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     let run = |threads: usize| -> Vec<Vec<f64>> {
         let t = bench(threads);
         let mask = Mask { window: Some(20) };
-        let h = Heads { batch: 3, seq: 70, heads: 4, kv_heads: 2, dim: 8, mask };
+        let h = Heads { batch: 3, seq: 70, heads: 4, kv_heads: 2, dim: 8, mask, documents: &[30, 7] };
         let qkv = t.put(&[3, 70, h.width()], F32, &numbers(1, 3 * 70 * h.width(), F32));
         let dy = t.put(&[3, 70, 32], F32, &numbers(2, 3 * 70 * 32, F32));
         let (output, stats) = (t.empty(&[3, 70, 32], F32), t.empty(&[3, 4, 70], F32));
         let grad_qkv = t.empty(&[3, 70, h.width()], F32);
-        let dropout = Some(PLACE.on(&t));
-        t.run(Attention { qkv, output, stats, heads: 4, kv_heads: 2, mask, dropout });
-        let grad_output = dy;
-        t.run(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads: 4, kv_heads: 2, mask, dropout });
+        let (dropout, position_ids) = (Some(PLACE.on(&t)), Some(t.ints(&[3, 70], &h.positions())));
+        let (heads, kv_heads, grad_output) = (4, 2, dy);
+        t.run(Attention { qkv, output, stats, heads, kv_heads, mask, position_ids, dropout });
+        t.run(AttentionBackward {
+            qkv,
+            output,
+            stats,
+            grad_output,
+            grad_qkv,
+            heads,
+            kv_heads,
+            mask,
+            position_ids,
+            dropout,
+        });
         let tokens: Vec<i32> = (0..210).map(|i| i * 7 % 100).collect();
         let grad_table = t.put(&[100, 32], F32, &vec![0.0; 3200]);
         let tokens = t.ints(&[3, 70], &tokens);

@@ -73,7 +73,14 @@ fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_the
     let shape = [2, seq, hidden];
     let whole = t.empty(&shape, F32);
     let table_tensor = t.put(&[vocab, hidden], F32, &table);
-    t.run(Embedding { tokens, table: table_tensor, first_token: 0, positions: Some(positions), output: whole });
+    t.run(Embedding {
+        tokens,
+        table: table_tensor,
+        first_token: 0,
+        positions: Some(positions),
+        position_ids: None,
+        output: whole,
+    });
     let grad_output = t.put(&shape, F32, &numbers(3, 2 * seq * hidden, F32));
     let zeros = vec![0.0; vocab * hidden];
     let grad_whole = t.put(&[vocab, hidden], F32, &zeros);
@@ -90,7 +97,14 @@ fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_the
         let first_token = rank * rows;
         let part = &table[first_token * hidden..(first_token + rows) * hidden];
         let (part, output) = (t.put(&[rows, hidden], F32, part), t.empty(&shape, F32));
-        t.run(Embedding { tokens, table: part, first_token, positions: (rank == 0).then_some(positions), output });
+        t.run(Embedding {
+            tokens,
+            table: part,
+            first_token,
+            positions: (rank == 0).then_some(positions),
+            position_ids: None,
+            output,
+        });
         sum.iter_mut().zip(t.get(&output)).for_each(|(sum, x)| *sum += x);
         let grad_table = t.put(&[rows, hidden], F32, &zeros[..rows * hidden]);
         t.run(EmbeddingBackward {
@@ -148,7 +162,16 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
         let qkv = t.put(&shape, F32, &of_heads(first, count));
         let (output, stats) = (t.empty(&[1, seq, count * dim], F32), t.empty(&[1, count, seq], F32));
         let dropout = Some(site(&t, DropoutPart { first_head: first, ..Default::default() }));
-        t.run(Attention { qkv, output, stats, heads: count, kv_heads: count, mask: Mask::CAUSAL, dropout });
+        t.run(Attention {
+            qkv,
+            output,
+            stats,
+            heads: count,
+            kv_heads: count,
+            mask: Mask::CAUSAL,
+            position_ids: None,
+            dropout,
+        });
         let grad_output = t.put(&[1, seq, count * dim], F32, &vec![1.0; seq * count * dim]);
         let grad_qkv = t.empty(&shape, F32);
         let (heads, kv_heads) = (count, count);
@@ -161,6 +184,7 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
             heads,
             kv_heads,
             mask: Mask::CAUSAL,
+            position_ids: None,
             dropout,
         });
         (t.get(&output), t.get(&grad_qkv))

@@ -100,7 +100,14 @@ impl Decoder {
             None => None,
         };
         let x = cx.tensor("embedded", [1, rows, hidden], embedding.dtype)?;
-        cx.run(Embedding { tokens, table: embedding.table.weight, positions, output: x, first_token: 0 })?;
+        cx.run(Embedding {
+            tokens,
+            table: embedding.table.weight,
+            positions,
+            position_ids: None,
+            output: x,
+            first_token: 0,
+        })?;
         let mut stream = (x, None);
         for (branch, cache) in branches {
             let step = DecodeStep { angles, start: cursor.start, cache: *cache, record: tokens };

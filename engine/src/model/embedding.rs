@@ -77,6 +77,7 @@ impl Layer for EmbeddingLayer {
             table: self.table.weight,
             first_token: self.first_token,
             positions: self.region.parallel.on_first_rank(self.positions.map(|positions| positions.weight)),
+            position_ids: None,
             output: all,
         })?;
         // One rank's table has the token, the others add zeros: the sum is exact.

@@ -91,14 +91,14 @@ impl Cudnn {
     /// The plan for a forward. The first call for a shape makes the plan and must not be during a capture. `None` if
     /// cuDNN is not used for it.
     pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
-        let fits = op.dropout.is_none() && TensorAddresses::forward(op).are_aligned();
+        let fits = op.dropout.is_none() && op.position_ids.is_none() && TensorAddresses::forward(op).are_aligned();
         let sizes = sizes(&op.qkv, op.heads, op.kv_heads, op.mask).filter(|_| fits)?;
         self.plan(AttentionProblem { sizes, backward: false }, kernels)
     }
 
     /// The plan for a backward, as [`Cudnn::forward`].
     pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
-        let fits = op.dropout.is_none() && TensorAddresses::backward(op).are_aligned();
+        let fits = op.dropout.is_none() && op.position_ids.is_none() && TensorAddresses::backward(op).are_aligned();
         let sizes = sizes(&op.qkv, op.heads, op.kv_heads, op.mask).filter(|_| fits)?;
         self.plan(AttentionProblem { sizes, backward: true }, kernels)
     }

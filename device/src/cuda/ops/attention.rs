@@ -17,6 +17,7 @@ struct AttentionArguments {
     grad_qkv: u64,
     delta: u64,
     record: u64,
+    position_ids: u64,
     seq: i32,
     heads: i32,
     kv_heads: i32,
@@ -36,7 +37,7 @@ fn arguments(
     sizes: &AttentionSizes,
     tensors: [Tensor; 3],
     backward: Option<(Tensor, Tensor, u64)>,
-    (mask, dropout): (Mask, Option<DropoutSite>),
+    (mask, position_ids, dropout): (Mask, Option<Tensor>, Option<DropoutSite>),
 ) -> AttentionArguments {
     let [qkv, output, stats] = tensors;
     let (grad_output, grad_qkv, delta) = backward.map_or((0, 0, 0), |(a, b, c)| (a.address, b.address, c));
@@ -50,6 +51,7 @@ fn arguments(
         grad_qkv,
         delta,
         record: dropout.map_or(0, |site| site.record.address),
+        position_ids: position_ids.map_or(0, |ids| ids.address),
         seq: sizes.seq as i32,
         heads: sizes.heads as i32,
         kv_heads: sizes.kv_heads as i32,
@@ -103,7 +105,7 @@ pub(super) fn forward(op: &Attention, cudnn: Option<&Cudnn>, queue: &Queue<'_>) 
     if sizes.is_empty() {
         return Ok(());
     }
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, (op.mask, op.dropout));
+    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, (op.mask, op.position_ids, op.dropout));
     launch(&sizes, "attention", op.heads, FORWARD, &arguments, (op.qkv.dtype, queue))
 }
 
@@ -119,7 +121,7 @@ pub(super) fn backward(op: &AttentionBackward, cudnn: Option<&Cudnn>, queue: &Qu
         return Ok(());
     }
     let backward = Some((op.grad_output, op.grad_qkv, queue.scratch));
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, (op.mask, op.dropout));
+    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, (op.mask, op.position_ids, op.dropout));
     let to = (op.qkv.dtype, queue);
     launch(&sizes, "attention_backward_queries", op.heads, BACKWARD, &arguments, to)?;
     launch(&sizes, "attention_backward_keys", op.kv_heads, BACKWARD, &arguments, to)

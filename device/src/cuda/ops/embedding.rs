@@ -19,6 +19,7 @@ pub(super) fn embedding(op: &Embedding, queue: &Queue<'_>) -> Result<()> {
             op.tokens.into(),
             op.table.into(),
             op.positions.into(),
+            op.position_ids.into(),
             op.output.into(),
             Arg::U32(rows as u32),
             Arg::U32(seq as u32),

@@ -147,7 +147,16 @@ impl BlockPart for CausalAttention {
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
         let stats = cx.tensor("attention_stats", [batch, heads, seq], DType::F32)?;
         let probabilities = self.probabilities.site(cx, record);
-        cx.run(Attention { qkv, output: context, stats, heads, kv_heads, mask: self.mask, dropout: probabilities })?;
+        cx.run(Attention {
+            qkv,
+            output: context,
+            stats,
+            heads,
+            kv_heads,
+            mask: self.mask,
+            position_ids: None,
+            dropout: probabilities,
+        })?;
         let names = ["attention_out", "attention_out_here"];
         let projected = self.projection.input(cx, context, Copies::of_input(cx, true))?;
         let delta = self.projection.forward_row_parallel(cx, &projected, record, names, &self.region)?;
@@ -194,6 +203,7 @@ impl BlockPart for CausalAttention {
             heads: self.heads,
             kv_heads: self.kv_heads,
             mask: self.mask,
+            position_ids: None,
             dropout: saved.probabilities,
         })?;
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;

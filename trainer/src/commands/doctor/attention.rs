@@ -36,7 +36,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             let output = b.output([batch, seq, heads * head_dim], dtype)?;
             let stats = b.output([batch, heads, seq], DType::F32)?;
             let dropout = if drops { Some(site(b)?) } else { None };
-            Ok((Attention { qkv, output, stats, heads, kv_heads, mask, dropout }, qkv))
+            Ok((Attention { qkv, output, stats, heads, kv_heads, mask, position_ids: None, dropout }, qkv))
         };
         add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.0.into())));
         add(
@@ -47,8 +47,19 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 let grad_output = b.input([batch, seq, heads * head_dim], dtype)?;
                 let grad_qkv = b.output(qkv.shape, dtype)?;
                 let Attention { output, stats, dropout, .. } = op;
-                Ok(AttentionBackward { qkv, output, stats, grad_output, grad_qkv, heads, kv_heads, mask, dropout }
-                    .into())
+                Ok(AttentionBackward {
+                    qkv,
+                    output,
+                    stats,
+                    grad_output,
+                    grad_qkv,
+                    heads,
+                    kv_heads,
+                    mask,
+                    position_ids: None,
+                    dropout,
+                }
+                .into())
             }),
         );
     }

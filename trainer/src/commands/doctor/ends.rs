@@ -25,7 +25,8 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             let tokens = b.integers([batch, seq], &tokens(s))?;
             let (table, positions) = (b.input([padded_vocab, hidden], dtype)?, b.input([seq + 3, hidden], dtype)?);
             let output = b.output([batch, seq, hidden], dtype)?;
-            Ok(Embedding { tokens, table, first_token: 0, positions: Some(positions), output }.into())
+            Ok(Embedding { tokens, table, first_token: 0, positions: Some(positions), position_ids: None, output }
+                .into())
         }),
     );
     add(
