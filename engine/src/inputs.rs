@@ -1,12 +1,12 @@
 //! A step's samples in device memory, and the inputs and targets that a microbatch takes from them.
 
-use device::ops::{ColumnRange, Copy, CopyColumns, SampleRecord, WriteSampleRecord};
+use device::ops::{ColumnRange, Copy, CopyColumns, Documents, SampleRecord, WriteSampleRecord};
 use device::{Area, DType, Device, HostValues, Shape, Stream, Tensor};
 use graph_manager::Result;
 use parallel::Task;
 
 use crate::layer_partition::StageLayers;
-use crate::model::{Chunk, Hidden, Model, SampleRow};
+use crate::model::{Chunk, DocumentColumns, Hidden, Model, SampleRow, Samples};
 use crate::pipeline::Transfers;
 use crate::regions::Region;
 use crate::step_policy::StepContext;
@@ -28,7 +28,7 @@ pub(crate) struct Inputs {
 
 impl Inputs {
     /// Allocates memory for the samples of up to `microbatches` microbatches, if the stage with these layers needs them:
-    /// the first stage takes the inputs, the last one the targets.
+    /// the first stage takes the inputs, the last one the targets, and all take the positions of tokens in their documents.
     ///
     /// # Errors
     /// Out of memory.
@@ -42,7 +42,7 @@ impl Inputs {
     ) -> Result<Inputs> {
         let (row, mut areas) = (model.sample.clone(), Vec::new());
         let mut samples = None;
-        if layers.has_first() || layers.has_last() {
+        if layers.has_first() || layers.has_last() || row.documents.is_some() {
             let shape = [microbatches, micro_batch_size, row.width];
             samples = Some(device.allocate_tensor(&mut areas, "samples", shape, row.dtype)?);
         }
@@ -83,6 +83,7 @@ impl Inputs {
 
     /// The microbatch's inputs and targets for the forward of a chunk, in buffers of its slot. The first chunk of the model
     /// takes its inputs from the samples, the others from the stage before. The chunk with the head takes the targets too.
+    /// Every chunk takes the positions in documents.
     ///
     /// # Errors
     /// Errors of the device, or a failed transfer.
@@ -112,9 +113,20 @@ impl Inputs {
             if let (Some(samples), parts @ ([Some(_), _] | [_, Some(_)])) = (self.samples, [of_inputs, of_targets]) {
                 cx.run(CopyColumns { input: samples.at(microbatch), parts })?;
             }
+            let documents = self.documents(cx, microbatch)?;
             let offset = (microbatch * self.micro_batch_size) as u64;
             cx.run(WriteSampleRecord { control: self.control, offset, record })?;
-            Ok(Hidden { x, delta: None, targets, record })
+            Ok(Hidden { x, delta: None, targets, samples: Samples { record, documents } })
         })
+    }
+
+    /// The documents of a microbatch's samples, where these hold several.
+    fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Documents>> {
+        let (Some(samples), Some(columns)) = (self.samples, &self.row.documents) else { return Ok(None) };
+        let DocumentColumns { position_ids: columns, most } = columns;
+        let position_ids = cx.tensor("position_ids", [self.micro_batch_size, columns.len()], DType::I32)?;
+        let part = ColumnRange { first: columns.start, output: position_ids };
+        cx.run(CopyColumns { input: samples.at(microbatch), parts: [Some(part), None] })?;
+        Ok(Some(Documents { position_ids, most: *most }))
     }
 }

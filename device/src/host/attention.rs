@@ -6,7 +6,7 @@ use super::math::{exp, max, sum};
 use super::philox::DropoutMask;
 use super::small_gemm::{Matrix, multiply};
 use super::view::{self, to_f32};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes, Mask};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, Mask};
 use crate::{DType, Float, Tensor, bf16};
 
 /// Queries of a block.
@@ -54,8 +54,8 @@ struct Seen<'a> {
 }
 
 impl<'a> Seen<'a> {
-    fn new(mask: Mask, position_ids: Option<&'a Tensor>, seq: usize) -> Seen<'a> {
-        Seen { mask, position_ids: position_ids.map(view::read::<i32>), seq }
+    fn new(mask: Mask, documents: Option<&'a Documents>, seq: usize) -> Seen<'a> {
+        Seen { mask, position_ids: documents.map(|documents| view::read::<i32>(&documents.position_ids)), seq }
     }
 
     /// The first key that the query at `position` sees. It sees all from there to its own.
@@ -70,7 +70,7 @@ pub(super) fn attention(op: &Attention, pool: &Pool) {
     let p = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
     let qkv = to_f32(&op.qkv);
     let dropout = op.dropout.as_ref().map(DropoutMask::new);
-    let seen = Seen::new(op.mask, op.position_ids.as_ref(), p.seq);
+    let seen = Seen::new(op.mask, op.documents.as_ref(), p.seq);
     let results = pool.map(p.batch * p.heads, |task| {
         let (batch, head) = (task / p.heads, task % p.heads);
         forward_head(&p, &qkv, (batch, head), seen, dropout.as_ref())
@@ -139,7 +139,7 @@ pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
         output: &to_f32(&op.output),
         grad_output: &to_f32(&op.grad_output),
         stats: view::read::<f32>(&op.stats),
-        sees: Seen::new(op.mask, op.position_ids.as_ref(), p.seq),
+        sees: Seen::new(op.mask, op.documents.as_ref(), p.seq),
         dropout: op.dropout.as_ref().map(DropoutMask::new),
     };
     let group = p.heads / p.kv_heads;

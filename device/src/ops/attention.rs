@@ -24,12 +24,33 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Which keys a query sees.
     pub mask: Mask,
-    /// `(batch, seq)`, i32: the position of each token in its document, where a sample holds several. A query sees only
-    /// keys of its own document. `None` where a sample is one document.
-    pub position_ids: Option<Tensor>,
+    /// The documents of the samples; `None` where a sample is one document.
+    pub documents: Option<Documents>,
     /// Dropout of the probabilities; token = query position, channel = `head * seq + key position`, heads
     /// counted over all ranks.
     pub dropout: Option<DropoutSite>,
+}
+
+/// The documents of samples that hold several, one after the other. A query sees only keys of its own document.
+#[derive(Clone, Copy, Debug)]
+pub struct Documents {
+    /// `(batch, seq)`, i32: the position of each token in its document; 0 begins a document.
+    pub position_ids: Tensor,
+    /// No sample has more documents; at most [`Documents::MOST`].
+    pub most: usize,
+}
+
+impl Documents {
+    /// The largest bound on the documents of a sample.
+    pub const MOST: usize = 1024;
+
+    fn check(&self, op: &'static str, tokens: usize) -> Result<()> {
+        ensure(op, (1..=Documents::MOST).contains(&self.most), || {
+            format!("at most {} documents in a sample, needs 1 to {}", self.most, Documents::MOST)
+        })?;
+        ensure_dtype(op, "position_ids", &self.position_ids, DType::I32)?;
+        ensure_elements(op, "position_ids", &self.position_ids, tokens)
+    }
 }
 
 /// The sizes of an attention over packed queries, keys and values.
@@ -66,7 +87,7 @@ fn check_packed(
     op: &'static str,
     [qkv, output, stats]: [&Tensor; 3],
     (heads, kv_heads): (usize, usize),
-    position_ids: Option<&Tensor>,
+    documents: Option<Documents>,
 ) -> Result<()> {
     ensure_heads(op, heads, kv_heads)?;
     let sizes = qkv.shape.sizes();
@@ -77,10 +98,7 @@ fn check_packed(
     let (batch, seq, head_dim) = (sizes[0], sizes[1], sizes[2] / groups);
     ensure_float(op, &[("qkv", *qkv), ("output", *output)])?;
     ensure_elements(op, "output", output, batch * seq * heads * head_dim)?;
-    if let Some(position_ids) = position_ids {
-        ensure_dtype(op, "position_ids", position_ids, DType::I32)?;
-        ensure_elements(op, "position_ids", position_ids, batch * seq)?;
-    }
+    documents.map_or(Ok(()), |documents| documents.check(op, batch * seq))?;
     ensure_dtype(op, "stats", stats, DType::F32)?;
     ensure_elements(op, "stats", stats, batch * heads * seq)
 }
@@ -91,12 +109,12 @@ impl Operation for Attention {
     fn check(&self) -> Result<()> {
         self.mask.check(Self::NAME)?;
         let tensors = [&self.qkv, &self.output, &self.stats];
-        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.position_ids.as_ref())
+        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.documents)
     }
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.qkv], [self.output, self.stats])
-            .reads(self.position_ids)
+            .reads(self.documents.map(|documents| documents.position_ids))
             .reads(self.dropout.map(|site| site.record))
     }
 }
@@ -121,7 +139,7 @@ pub struct AttentionBackward {
     /// The forward's mask.
     pub mask: Mask,
     /// The forward's.
-    pub position_ids: Option<Tensor>,
+    pub documents: Option<Documents>,
     /// The forward's dropout.
     pub dropout: Option<DropoutSite>,
 }
@@ -132,7 +150,7 @@ impl Operation for AttentionBackward {
     fn check(&self) -> Result<()> {
         self.mask.check(Self::NAME)?;
         let tensors = [&self.qkv, &self.output, &self.stats];
-        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.position_ids.as_ref())?;
+        check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.documents)?;
         ensure_float(Self::NAME, &[("qkv", self.qkv), ("grad_output", self.grad_output), ("grad_qkv", self.grad_qkv)])?;
         ensure_elements(Self::NAME, "grad_output", &self.grad_output, self.output.elements())?;
         ensure_elements(Self::NAME, "grad_qkv", &self.grad_qkv, self.qkv.elements())
@@ -140,7 +158,7 @@ impl Operation for AttentionBackward {
 
     fn accesses(&self) -> Accesses {
         Accesses::new([self.qkv, self.output, self.stats, self.grad_output], [self.grad_qkv])
-            .reads(self.position_ids)
+            .reads(self.documents.map(|documents| documents.position_ids))
             .reads(self.dropout.map(|site| site.record))
     }
 }

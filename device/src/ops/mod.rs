@@ -39,7 +39,7 @@ mod work;
 pub use accesses::Accesses;
 pub use activation::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};
 pub(crate) use attention::AttentionSizes;
-pub use attention::{Attention, AttentionBackward};
+pub use attention::{Attention, AttentionBackward, Documents};
 pub use cache::{CachedAttention, TakeRows};
 pub(crate) use checks::{ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape};
 pub use collective::Collective;

@@ -62,6 +62,10 @@ impl Heads {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
 
+    fn documents(&self, t: &Bench) -> Documents {
+        Documents { position_ids: t.ints(&[self.batch, self.seq], &self.positions()), most: self.seq }
+    }
+
     /// The position of each token in its document, `(batch, seq)`.
     fn positions(&self) -> Vec<i32> {
         let Heads { batch, seq, documents, .. } = *self;
@@ -106,12 +110,12 @@ fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f6
 
 fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
     let Heads { batch, seq, heads, kv_heads, dim, mask, documents } = h;
-    let position_ids = (!documents.is_empty()).then(|| t.ints(&[batch, seq], &h.positions()));
+    let documents = (!documents.is_empty()).then(|| h.documents(t));
     let qkv = numbers(1, batch * seq * h.width(), dtype);
     let qkv_t = t.put(&[batch, seq, h.width()], dtype, &qkv);
     let (output, stats) = (t.empty(&[batch, seq, heads * dim], dtype), t.empty(&[batch, heads, seq], F32));
     let site = dropout.map(|place| place.on(t));
-    t.run(Attention { qkv: qkv_t, output, stats, heads, kv_heads, mask, position_ids, dropout: site });
+    t.run(Attention { qkv: qkv_t, output, stats, heads, kv_heads, mask, documents, dropout: site });
     let (truth, lse) = attention(h, &qkv, dropout);
     assert_close("output", dtype, &t.get(&output), &truth);
     assert_close("log-sum-exp", F32, &t.get(&stats), &lse);
@@ -127,7 +131,7 @@ fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
         heads,
         kv_heads,
         mask,
-        position_ids,
+        documents,
         dropout: site,
     });
     if qkv.len() <= 1200 {
@@ -526,9 +530,9 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         let dy = t.put(&[3, 70, 32], F32, &numbers(2, 3 * 70 * 32, F32));
         let (output, stats) = (t.empty(&[3, 70, 32], F32), t.empty(&[3, 4, 70], F32));
         let grad_qkv = t.empty(&[3, 70, h.width()], F32);
-        let (dropout, position_ids) = (Some(PLACE.on(&t)), Some(t.ints(&[3, 70], &h.positions())));
+        let (dropout, documents) = (Some(PLACE.on(&t)), Some(h.documents(&t)));
         let (heads, kv_heads, grad_output) = (4, 2, dy);
-        t.run(Attention { qkv, output, stats, heads, kv_heads, mask, position_ids, dropout });
+        t.run(Attention { qkv, output, stats, heads, kv_heads, mask, documents, dropout });
         t.run(AttentionBackward {
             qkv,
             output,
@@ -538,7 +542,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             heads,
             kv_heads,
             mask,
-            position_ids,
+            documents,
             dropout,
         });
         let tokens: Vec<i32> = (0..210).map(|i| i * 7 % 100).collect();

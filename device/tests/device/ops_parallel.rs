@@ -169,7 +169,7 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
             heads: count,
             kv_heads: count,
             mask: Mask::CAUSAL,
-            position_ids: None,
+            documents: None,
             dropout,
         });
         let grad_output = t.put(&[1, seq, count * dim], F32, &vec![1.0; seq * count * dim]);
@@ -184,7 +184,7 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
             heads,
             kv_heads,
             mask: Mask::CAUSAL,
-            position_ids: None,
+            documents: None,
             dropout,
         });
         (t.get(&output), t.get(&grad_qkv))

@@ -80,7 +80,7 @@ impl Branch {
 
     pub(crate) fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let (x, normed, stream) = self.read(cx, input.x, input.delta)?;
-        let (delta, part) = self.part.forward(cx, normed, input.record)?;
+        let (delta, part) = self.part.forward(cx, normed, input.samples)?;
         let (delta, output) = self.normalise_output(cx, delta)?;
         self.save(cx, SavedBranch { stream, part, output })?;
         Ok(Hidden { x, delta: Some(delta), ..input })
@@ -99,7 +99,7 @@ impl Branch {
             return self.forward(cx, input).map(|_| ());
         }
         let (_, normed, stream) = self.read(cx, input.x, input.delta)?;
-        let part = self.part.prepare_backward(cx, normed, input.record)?;
+        let part = self.part.prepare_backward(cx, normed, input.samples)?;
         self.save(cx, SavedBranch { stream, part, output: None })
     }
 

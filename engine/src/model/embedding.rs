@@ -49,6 +49,7 @@ pub(crate) struct EmbeddingLayer {
 struct Saved {
     /// `(batch, seq)`, i32.
     tokens: Tensor,
+    position_ids: Option<Tensor>,
     dropout: Option<DropoutSite>,
 }
 
@@ -71,19 +72,20 @@ impl Layer for EmbeddingLayer {
     /// From tokens `(batch, seq)` to `(batch, seq, hidden)`, or with sequence parallelism this rank's rows of it.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let all = self.region.tensor(cx, "embedded", self.table.weight.shape.last(), self.dtype)?;
-        let dropout = self.dropout.site(cx, input.record);
+        let dropout = self.dropout.site(cx, input.samples.record);
+        let position_ids = input.samples.documents.map(|documents| documents.position_ids);
         cx.run(Embedding {
             tokens: input.x,
             table: self.table.weight,
             first_token: self.first_token,
             positions: self.region.parallel.on_first_rank(self.positions.map(|positions| positions.weight)),
-            position_ids: None,
+            position_ids,
             output: all,
         })?;
         // One rank's table has the token, the others add zeros: the sum is exact.
         let x = self.region.reduce(cx, "embedded_here", all)?;
         drop_in_place(cx, x, dropout)?;
-        cx.save_for_backward(Saved { tokens: input.x, dropout })?;
+        cx.save_for_backward(Saved { tokens: input.x, position_ids, dropout })?;
         Ok(Hidden { x, delta: None, ..input })
     }
 
@@ -96,13 +98,17 @@ impl Layer for EmbeddingLayer {
         }
         let grad_output = dropout_backward(cx, "grad_embedded", grad, saved.dropout)?;
         let grad_output = self.region.gather_rows(cx, "all_grad_embedded", grad_output)?;
-        cx.run(EmbeddingBackward {
-            tokens: saved.tokens,
-            grad_output,
-            grad_table,
-            first_token: self.first_token,
-            grad_positions,
-        })?;
+        let (tokens, first_token) = (saved.tokens, self.first_token);
+        let Some(position_ids) = saved.position_ids else {
+            cx.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token, grad_positions })?;
+            return Ok(grad);
+        };
+        cx.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token, grad_positions: None })?;
+        // The table of positions is one whose tokens are the positions.
+        let (tokens, grad_table, first_token) = (position_ids, grad_positions, 0);
+        if grad_table.is_some() {
+            cx.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token, grad_positions: None })?;
+        }
         Ok(grad)
     }
 }

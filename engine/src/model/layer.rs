@@ -1,9 +1,19 @@
 //! A layer, and what passes from one to the next.
 
 use device::Tensor;
+use device::ops::Documents;
 use graph_manager::{Result, TensorTree};
 
 use crate::step_policy::StepContext;
+
+/// What layers know of a microbatch's samples.
+#[derive(Clone, Copy, Debug)]
+pub struct Samples {
+    /// Their `SampleRecord`, from which dropout is computed.
+    pub record: Tensor,
+    /// Their documents; `None` where a sample is one document.
+    pub documents: Option<Documents>,
+}
 
 /// What passes from layer to layer in forward. The gradient that passes back is that of `x`, which is also that of `delta`:
 /// the next layer only sees their sum.
@@ -16,8 +26,22 @@ pub struct Hidden {
     pub delta: Option<Tensor>,
     /// The microbatch's targets; only the chunk with the head has them.
     pub targets: Option<Tensor>,
-    /// The microbatch's `SampleRecord`.
-    pub record: Tensor,
+    /// The microbatch's samples.
+    pub samples: Samples,
+}
+
+impl TensorTree for Samples {
+    fn map(&self, f: &mut dyn FnMut(&'static str, Tensor) -> Result<Tensor>) -> Result<Samples> {
+        Ok(Samples {
+            record: f("record", self.record)?,
+            documents: match self.documents {
+                Some(documents) => {
+                    Some(Documents { position_ids: f("position_ids", documents.position_ids)?, ..documents })
+                }
+                None => None,
+            },
+        })
+    }
 }
 
 impl TensorTree for Hidden {
@@ -26,7 +50,7 @@ impl TensorTree for Hidden {
             x: f("input", self.x)?,
             delta: self.delta.map(|delta| f("delta", delta)).transpose()?,
             targets: self.targets.map(|targets| f("targets", targets)).transpose()?,
-            record: f("record", self.record)?,
+            samples: self.samples.map(f)?,
         })
     }
 }

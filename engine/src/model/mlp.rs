@@ -116,8 +116,8 @@ impl Layer for Perceptron {
     /// From `(batch, in)` to `(batch, out)`.
     fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Hidden> {
         let output = self.linear.output(cx, "output", &input.x)?;
-        self.linear.forward(cx, &Operand::Plain(input.x), output, input.record)?;
-        let dropout = self.dropout.site(cx, input.record);
+        self.linear.forward(cx, &Operand::Plain(input.x), output, input.samples.record)?;
+        let dropout = self.dropout.site(cx, input.samples.record);
         let mut x = output;
         match (self.activated, dropout) {
             (false, _) => {}

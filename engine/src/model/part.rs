@@ -8,6 +8,7 @@ use device::Tensor;
 use graph_manager::Result;
 
 use super::builder::{LayerBuilder, ShardedShape};
+use super::layer::Samples;
 use super::linear::Linear;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::pending::{PendingInput, PendingWeightGradients};
@@ -32,21 +33,20 @@ pub(crate) trait PartSpec {
 
 /// A part of a block: computes what is added to the residual stream, from the normed residual stream.
 ///
-/// Both have the residual stream's shape, `(batch, seq, hidden)`, with sequence parallelism `(1, rows, hidden)`. `record` is
-/// the microbatch's `SampleRecord`, from which dropout is computed.
+/// Both have the residual stream's shape, `(batch, seq, hidden)`, with sequence parallelism `(1, rows, hidden)`.
 pub(crate) trait BlockPart {
     /// What is added to the residual stream, and what backward needs.
     ///
     /// # Errors
     /// Errors of the device.
-    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<(Tensor, Saved)>;
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)>;
 
     /// What backward needs, without the output: for a backward that recomputes its forward.
     ///
     /// # Errors
     /// Errors of the device.
-    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<Saved> {
-        self.forward(cx, normed, record).map(|(_, saved)| saved)
+    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<Saved> {
+        self.forward(cx, normed, samples).map(|(_, saved)| saved)
     }
 
     /// Computes the gradient of the normed residual stream from `grad`, the gradient of the output. Also computes the
@@ -69,7 +69,8 @@ pub(crate) trait BlockPart {
     /// # Errors
     /// Errors of the device.
     fn decode(&self, cx: &mut StepContext<'_>, normed: Tensor, step: &DecodeStep) -> Result<Tensor> {
-        self.forward(cx, Normed::Stored(normed), step.record).map(|(output, _)| output)
+        let samples = Samples { record: step.record, documents: None };
+        self.forward(cx, Normed::Stored(normed), samples).map(|(output, _)| output)
     }
 
     /// Values that decoding caches of each token; `None` if it caches nothing.

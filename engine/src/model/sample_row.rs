@@ -15,22 +15,41 @@ pub struct SampleRow {
     pub inputs: Range<usize>,
     /// Columns of the targets. A negative token as a target has no loss.
     pub targets: Range<usize>,
+    /// Where the documents of a sample are; `None` where a sample is one document.
+    pub documents: Option<DocumentColumns>,
+}
+
+/// Where the documents are in a sample that holds several, one after the other. Attention stays within a document, and learned
+/// positions count from its first token. Rotary positions count on: attention depends on differences of positions alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DocumentColumns {
+    /// Columns of the position of each token in its document.
+    pub position_ids: Range<usize>,
+    /// No sample has more documents.
+    pub most: usize,
 }
 
 impl SampleRow {
     /// `seq + 1` token ids. The inputs are all but the last, the targets all but the first.
     pub fn tokens(seq: usize) -> SampleRow {
-        SampleRow { width: seq + 1, dtype: DType::I32, inputs: 0..seq, targets: 1..seq + 1 }
+        SampleRow { width: seq + 1, dtype: DType::I32, inputs: 0..seq, targets: 1..seq + 1, documents: None }
     }
 
     /// `seq` token ids as inputs, then as many as targets, where some targets have no loss.
     pub fn conversations(seq: usize) -> SampleRow {
-        SampleRow { width: 2 * seq, dtype: DType::I32, inputs: 0..seq, targets: seq..2 * seq }
+        SampleRow { width: 2 * seq, dtype: DType::I32, inputs: 0..seq, targets: seq..2 * seq, documents: None }
+    }
+
+    /// Up to `most` conversations one after the other: inputs and targets as in [`SampleRow::conversations`], then the position
+    /// of each token in its conversation.
+    pub fn packed(seq: usize, most: usize) -> SampleRow {
+        let documents = Some(DocumentColumns { position_ids: 2 * seq..3 * seq, most });
+        SampleRow { width: 3 * seq, documents, ..SampleRow::conversations(seq) }
     }
 
     /// Features, then outputs.
     pub fn regression(features: usize, outputs: usize) -> SampleRow {
         let width = features + outputs;
-        SampleRow { width, dtype: DType::F32, inputs: 0..features, targets: features..width }
+        SampleRow { width, dtype: DType::F32, inputs: 0..features, targets: features..width, documents: None }
     }
 }

@@ -5,7 +5,7 @@
 use cudarc::cudnn::sys::cudnnPointwiseMode_t as Pointwise;
 use cudarc::cudnn::sys::cudnnReduceTensorOp_t::{CUDNN_REDUCE_TENSOR_ADD as SUM, CUDNN_REDUCE_TENSOR_MAX as MAXIMUM};
 
-use super::graph::{BF16, F32, GraphTensor, OperationGraph, TensorLayout};
+use super::graph::{BF16, Extent, F32, GraphTensor, OperationGraph, TensorLayout};
 use crate::Result;
 
 /// Numbers of the tensors that have memory, for the variant pack.
@@ -31,6 +31,16 @@ pub(super) mod number {
     pub(in crate::cuda::cudnn) const ONE: i64 = 14;
     /// Host scalar: keys that a query sees at most.
     pub(in crate::cuda::cudnn) const WINDOW: i64 = 15;
+    /// i32 `(documents)`, twice: tokens of each document, as lengths of queries and of keys.
+    pub(in crate::cuda::cudnn) const LENGTHS: [i64; 2] = [16, 17];
+    /// i32 `(documents + 1)`, three times: where documents begin in packed rows, for queries, keys and values.
+    pub(in crate::cuda::cudnn) const PACKED_OFFSETS: [i64; 3] = [18, 19, 20];
+    /// i32 `(documents + 1)`: where documents begin in the output.
+    pub(in crate::cuda::cudnn) const OUTPUT_OFFSETS: i64 = 21;
+    /// i32 `(documents + 1)`: where documents begin in the statistics.
+    pub(in crate::cuda::cudnn) const STATS_OFFSETS: i64 = 22;
+    /// bf16, scratch: the gradients of keys and of values, for each query head.
+    pub(in crate::cuda::cudnn) const HEAD_GRADS: [i64; 2] = [23, 24];
 }
 
 /// The sizes of a packed attention.
@@ -43,12 +53,70 @@ pub(super) struct GraphSizes {
     pub(super) dim: i64,
     /// Keys that a query sees at most, its own among them; fewer than `seq`. `None` for all up to its own.
     pub(super) window: Option<i64>,
+    /// The most documents of a sample, which take the place of samples: tensors are ragged then. `None` where a sample is one
+    /// document.
+    pub(super) documents: Option<i64>,
+}
+
+/// What a graph of documents takes besides: the length of each, and where it begins in tensors.
+struct Ragged {
+    /// As lengths of queries and of keys.
+    lengths: [GraphTensor; 2],
+    /// Of queries, keys and values.
+    packed: [GraphTensor; 3],
+    output: GraphTensor,
+    stats: GraphTensor,
+}
+
+impl Ragged {
+    fn new(g: &mut OperationGraph, items: i64) -> Result<Ragged> {
+        let [queries, keys] = number::LENGTHS;
+        let [query, key, value] = number::PACKED_OFFSETS;
+        Ok(Ragged {
+            lengths: [g.integers(queries, items)?, g.integers(keys, items)?],
+            packed: [g.integers(query, items + 1)?, g.integers(key, items + 1)?, g.integers(value, items + 1)?],
+            output: g.integers(number::OUTPUT_OFFSETS, items + 1)?,
+            stats: g.integers(number::STATS_OFFSETS, items + 1)?,
+        })
+    }
+}
+
+/// Where the documents of tensors begin, where samples hold several.
+struct Offsets(Option<Ragged>);
+
+impl Offsets {
+    fn packed(&self, at: usize) -> Option<GraphTensor> {
+        self.0.as_ref().map(|ragged| ragged.packed[at])
+    }
+
+    fn output(&self) -> Option<GraphTensor> {
+        self.0.as_ref().map(|ragged| ragged.output)
+    }
+
+    fn stats(&self) -> Option<GraphTensor> {
+        self.0.as_ref().map(|ragged| ragged.stats)
+    }
+
+    /// How far a product of documents reaches, whose rows, columns and sums run over queries (0) or keys (1).
+    fn extent(&self, m: Option<usize>, n: Option<usize>, k: Option<usize>) -> Extent {
+        let Some(Ragged { lengths, .. }) = &self.0 else { return Extent::default() };
+        let length = |axis: Option<usize>| axis.map(|axis| lengths[axis]);
+        Extent { m: length(m), n: length(n), k: length(k), pads: false }
+    }
 }
 
 impl GraphSizes {
     /// `heads` heads that lie in rows of `width` elements, as `(batch, heads, seq, dim)`.
     fn in_rows_of(&self, heads: i64, width: i64) -> TensorLayout {
-        TensorLayout { sizes: [self.batch, heads, self.seq, self.dim], strides: [self.seq * width, self.dim, width, 1] }
+        TensorLayout {
+            sizes: [self.items(), heads, self.seq, self.dim],
+            strides: [self.seq * width, self.dim, width, 1],
+        }
+    }
+
+    /// Items of the first axis: samples, or places for documents.
+    pub(super) fn items(&self) -> i64 {
+        self.batch * self.documents.unwrap_or(1)
     }
 
     /// Queries within packed QKV.
@@ -71,16 +139,43 @@ impl GraphSizes {
     }
 
     fn scores(&self) -> TensorLayout {
-        TensorLayout::dense([self.batch, self.heads, self.seq, self.seq])
+        TensorLayout::dense([self.items(), self.heads, self.seq, self.seq])
     }
 
     /// One number per row of scores.
     fn rows(&self) -> TensorLayout {
-        TensorLayout::dense([self.batch, self.heads, self.seq, 1])
+        TensorLayout::dense([self.items(), self.heads, self.seq, 1])
+    }
+
+    /// One number per row of scores, in memory: for documents `(tokens, heads)`.
+    fn stored_rows(&self) -> TensorLayout {
+        match self.documents {
+            None => self.rows(),
+            Some(_) => TensorLayout { strides: [self.heads * self.seq, 1, self.heads, 1], ..self.rows() },
+        }
+    }
+
+    /// What a product over all query heads leaves for keys or values, of which each group of query heads has one. For documents it
+    /// lies in memory, in rows as much longer than packed rows as there are query heads in a group.
+    fn key_grads_of_query_heads(&self) -> TensorLayout {
+        match self.documents {
+            None => self.dense_queries(),
+            Some(_) => self.in_rows_of(self.heads, self.head_grads_width()),
+        }
+    }
+
+    /// Elements of a row of [`GraphSizes::key_grads_of_query_heads`] for documents.
+    pub(super) fn head_grads_width(&self) -> i64 {
+        self.packed_width() * (self.heads / self.kv_heads)
+    }
+
+    /// Tensors for documents, where samples hold several.
+    fn offsets(&self, g: &mut OperationGraph) -> Result<Offsets> {
+        Ok(Offsets(self.documents.map(|_| Ragged::new(g, self.items())).transpose()?))
     }
 
     /// Elements of a row of packed QKV.
-    fn packed_width(&self) -> i64 {
+    pub(super) fn packed_width(&self) -> i64 {
         (self.heads + 2 * self.kv_heads) * self.dim
     }
 
@@ -90,23 +185,31 @@ impl GraphSizes {
     }
 }
 
-/// Forward: 14 operations, and five more with a window.
+/// Which of queries, keys and values; those of lengths are of queries and of keys.
+const QUERIES: usize = 0;
+const KEYS: usize = 1;
+const VALUES: usize = 2;
+
+/// Forward: 14 operations, five more with a window, and six more with documents.
 pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     let mut graph = OperationGraph::default();
     let g = &mut graph;
     let (scores, rows) = (sizes.scores(), sizes.rows());
-    let query = g.real(number::QUERY, BF16, sizes.queries())?;
-    let key = g.real(number::KEY, BF16, sizes.keys().transposed())?;
-    let value = g.real(number::VALUE, BF16, sizes.keys())?;
-    let output = g.real(number::OUTPUT, BF16, sizes.output())?;
-    let stats = g.real(number::STATS, F32, rows)?;
+    let offsets = sizes.offsets(g)?;
+    let query = g.ragged(number::QUERY, BF16, sizes.queries(), offsets.packed(0))?;
+    let key = g.ragged(number::KEY, BF16, sizes.keys().transposed(), offsets.packed(1))?;
+    let value = g.ragged(number::VALUE, BF16, sizes.keys(), offsets.packed(2))?;
+    let output = g.ragged(number::OUTPUT, BF16, sizes.output(), offsets.output())?;
+    let stats = g.ragged(number::STATS, F32, sizes.stored_rows(), offsets.stats())?;
     let scale = g.scalar(number::SCALE)?;
     let masked = g.scalar(number::MASKED)?;
 
     let product = g.inner(F32, scores)?;
-    g.matmul(query, key, product)?;
+    let extent = offsets.extent(Some(QUERIES), Some(KEYS), None);
+    g.matmul(query, key, product, Extent { pads: offsets.0.is_some(), ..extent })?;
     let scaled = g.inner(F32, scores)?;
     g.binary(Pointwise::CUDNN_POINTWISE_MUL, product, scale, scaled)?;
+    let scaled = within_documents(g, sizes, &offsets, scaled, masked)?;
     let seen = mask(g, sizes, scaled, masked)?;
 
     let highest = g.inner(F32, rows)?;
@@ -122,26 +225,28 @@ pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     g.binary(Pointwise::CUDNN_POINTWISE_ADD, highest, log, stats)?;
     let probabilities = g.inner(BF16, scores)?;
     g.binary(Pointwise::CUDNN_POINTWISE_DIV, exponential, total, probabilities)?;
-    g.matmul(probabilities, value, output)?;
+    g.matmul(probabilities, value, output, offsets.extent(Some(QUERIES), None, Some(KEYS)))?;
     Ok(graph)
 }
 
-/// Backward: 22 operations, two more with fewer key heads, and five more with a window. Without `deterministic` the gradient of queries is first
+/// Backward: 22 operations, two more with fewer key heads, five more with a window, and six
+/// more with documents. Without `deterministic` the gradient of queries is first
 /// added up in f32 by atomics. With it, that operation is left out, and the gradients of all scores take memory.
 pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<OperationGraph> {
     let mut graph = OperationGraph::default();
     let g = &mut graph;
     let (scores, rows) = (sizes.scores(), sizes.rows());
-    let query = g.real(number::QUERY, BF16, sizes.queries())?;
-    let key = g.real(number::KEY, BF16, sizes.keys().transposed())?;
-    let value = g.real(number::VALUE, BF16, sizes.keys().transposed())?;
-    let output = g.real(number::OUTPUT, BF16, sizes.output())?;
-    let stats = g.real(number::STATS, F32, rows)?;
-    let grad_output = g.real(number::GRAD_OUTPUT, BF16, sizes.output())?;
-    let grad_query = g.real(number::GRAD_QUERY, BF16, sizes.queries())?;
-    let grad_key = g.real(number::GRAD_KEY, BF16, sizes.keys())?;
-    let grad_value = g.real(number::GRAD_VALUE, BF16, sizes.keys())?;
-    let delta = g.real(number::DELTA, F32, rows)?;
+    let offsets = sizes.offsets(g)?;
+    let query = g.ragged(number::QUERY, BF16, sizes.queries(), offsets.packed(0))?;
+    let key = g.ragged(number::KEY, BF16, sizes.keys().transposed(), offsets.packed(1))?;
+    let value = g.ragged(number::VALUE, BF16, sizes.keys().transposed(), offsets.packed(2))?;
+    let output = g.ragged(number::OUTPUT, BF16, sizes.output(), offsets.output())?;
+    let stats = g.ragged(number::STATS, F32, sizes.stored_rows(), offsets.stats())?;
+    let grad_output = g.ragged(number::GRAD_OUTPUT, BF16, sizes.output(), offsets.output())?;
+    let grad_query = g.ragged(number::GRAD_QUERY, BF16, sizes.queries(), offsets.packed(0))?;
+    let grad_key = g.ragged(number::GRAD_KEY, BF16, sizes.keys(), offsets.packed(1))?;
+    let grad_value = g.ragged(number::GRAD_VALUE, BF16, sizes.keys(), offsets.packed(2))?;
+    let delta = g.ragged(number::DELTA, F32, sizes.stored_rows(), offsets.stats())?;
     let scale = g.scalar(number::SCALE)?;
     let masked = g.scalar(number::MASKED)?;
     let one = g.scalar(number::ONE)?;
@@ -158,9 +263,10 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
 
     // The probabilities, recomputed. Here the mask comes after the statistics.
     let product = g.inner(F32, scores)?;
-    g.matmul(query, key, product)?;
+    g.matmul(query, key, product, offsets.extent(Some(QUERIES), Some(KEYS), None))?;
     let scaled = g.inner(F32, scores)?;
     g.binary(Pointwise::CUDNN_POINTWISE_MUL, product, scale, scaled)?;
+    let scaled = within_documents(g, sizes, &offsets, scaled, masked)?;
     let shifted = g.inner(F32, scores)?;
     g.binary(Pointwise::CUDNN_POINTWISE_SUB, scaled, stats, shifted)?;
     let seen = mask(g, sizes, shifted, masked)?;
@@ -170,11 +276,11 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     // grad_value = probabilities^T grad_output
     let transposed = g.inner(BF16, scores.transposed())?;
     g.reshape(probabilities, transposed)?;
-    matmul_by_group(g, sizes, transposed, grad_output, grad_value)?;
+    matmul_by_group(g, sizes, (transposed, grad_output, grad_value), &offsets, VALUES)?;
 
     // grad_scores = (grad_output value^T - delta) * probabilities * scale
     let grad_probabilities = g.inner(F32, scores)?;
-    g.matmul(grad_output, value, grad_probabilities)?;
+    g.matmul(grad_output, value, grad_probabilities, offsets.extent(Some(QUERIES), Some(KEYS), None))?;
     let centred = g.inner(F32, scores)?;
     g.binary(Pointwise::CUDNN_POINTWISE_SUB, grad_probabilities, delta, centred)?;
     let weighted = g.inner(F32, scores)?;
@@ -185,16 +291,18 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     // grad_key = grad_scores^T query
     let transposed = g.inner(BF16, scores.transposed())?;
     g.reshape(grad_scores, transposed)?;
-    matmul_by_group(g, sizes, transposed, query, grad_key)?;
+    matmul_by_group(g, sizes, (transposed, query, grad_key), &offsets, KEYS)?;
 
     // grad_query = grad_scores key
-    let key_rows = g.inner(F32, sizes.keys())?;
+    let key_rows = g.inner_ragged(F32, sizes.keys(), offsets.packed(1))?;
     g.reshape(key, key_rows)?;
+    let extent = offsets.extent(Some(QUERIES), None, Some(KEYS));
     if deterministic {
-        g.matmul(grad_scores, key_rows, grad_query)?;
+        g.matmul(grad_scores, key_rows, grad_query, extent)?;
     } else {
-        let sum = g.real(number::GRAD_QUERY_SUM, F32, sizes.dense_queries())?;
-        g.matmul(grad_scores, key_rows, sum)?;
+        let layout = if sizes.documents.is_some() { sizes.queries() } else { sizes.dense_queries() };
+        let sum = g.ragged(number::GRAD_QUERY_SUM, F32, layout, offsets.packed(0))?;
+        g.matmul(grad_scores, key_rows, sum, extent)?;
         g.unary(Pointwise::CUDNN_POINTWISE_IDENTITY, sum, grad_query)?;
     }
     Ok(graph)
@@ -214,19 +322,39 @@ fn mask(g: &mut OperationGraph, sizes: &GraphSizes, scores: GraphTensor, masked:
     Ok(seen)
 }
 
-/// `to = a @ b`, summed over the query heads that share a key head.
+/// `scores` within documents, else `masked`.
+fn within_documents(
+    g: &mut OperationGraph,
+    sizes: &GraphSizes,
+    offsets: &Offsets,
+    scores: GraphTensor,
+    masked: GraphTensor,
+) -> Result<GraphTensor> {
+    let Some(Ragged { lengths, .. }) = &offsets.0 else { return Ok(scores) };
+    let layout = sizes.scores();
+    let within = g.inner(F32, layout)?;
+    g.within(layout, scores, *lengths, masked, within)?;
+    Ok(within)
+}
+
+/// `to = a @ b`, summed over the query heads that share a key head. The rows are those of keys, or of values.
 fn matmul_by_group(
     g: &mut OperationGraph,
     sizes: &GraphSizes,
-    a: GraphTensor,
-    b: GraphTensor,
-    to: GraphTensor,
+    (a, b, to): (GraphTensor, GraphTensor, GraphTensor),
+    offsets: &Offsets,
+    rows: usize,
 ) -> Result<()> {
+    let extent = offsets.extent(Some(KEYS), None, Some(QUERIES));
     if sizes.heads == sizes.kv_heads {
-        return g.matmul(a, b, to);
+        return g.matmul(a, b, to, extent);
     }
-    let of_each_head = g.inner(BF16, sizes.dense_queries())?;
-    g.matmul(a, b, of_each_head)?;
+    let layout = sizes.key_grads_of_query_heads();
+    let of_each_head = match sizes.documents {
+        None => g.inner(BF16, layout)?,
+        Some(_) => g.ragged(number::HEAD_GRADS[rows - 1], BF16, layout, offsets.packed(rows))?,
+    };
+    g.matmul(a, b, of_each_head, extent)?;
     g.reduce(SUM, of_each_head, to)
 }
 
@@ -236,7 +364,7 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_packed_rows() {
-        let sizes = GraphSizes { batch: 2, seq: 5, heads: 4, kv_heads: 2, dim: 8, window: None };
+        let sizes = GraphSizes { batch: 2, seq: 5, heads: 4, kv_heads: 2, dim: 8, window: None, documents: None };
         assert_eq!(sizes.packed_offsets(), [0, 32, 48]);
         assert_eq!(sizes.queries(), TensorLayout { sizes: [2, 4, 5, 8], strides: [5 * 64, 8, 64, 1] });
         assert_eq!(sizes.keys().transposed(), TensorLayout { sizes: [2, 2, 8, 5], strides: [5 * 64, 8, 1, 64] });

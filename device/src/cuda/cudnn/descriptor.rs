@@ -103,6 +103,10 @@ impl Descriptor {
         self.set(attribute, AttributeType::CUDNN_TYPE_INT64, values)
     }
 
+    pub(super) fn double(self, attribute: Attribute, value: f64) -> Result<Descriptor> {
+        self.set(attribute, AttributeType::CUDNN_TYPE_DOUBLE, &[value])
+    }
+
     pub(super) fn yes(self, attribute: Attribute) -> Result<Descriptor> {
         self.set(attribute, AttributeType::CUDNN_TYPE_BOOLEAN, &[true])
     }

@@ -45,6 +45,17 @@ impl TensorLayout {
 #[derive(Clone, Copy)]
 pub(super) struct GraphTensor(usize);
 
+/// How far a product reaches, for each item of the first axis: its rows, columns and the length of the sums. `None`: as far as
+/// the tensors do.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Extent {
+    pub(super) m: Option<GraphTensor>,
+    pub(super) n: Option<GraphTensor>,
+    pub(super) k: Option<GraphTensor>,
+    /// What lies outside is 0.
+    pub(super) pads: bool,
+}
+
 /// Tensors and operations, in the order they were added.
 #[derive(Default)]
 pub(super) struct OperationGraph {
@@ -61,35 +72,66 @@ impl OperationGraph {
         dtype: cudnnDataType_t,
         layout: TensorLayout,
         role: Option<Attribute>,
+        offsets: Option<GraphTensor>,
     ) -> Result<GraphTensor> {
-        let descriptor = Descriptor::new(DescriptorType::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
+        let mut descriptor = Descriptor::new(DescriptorType::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
             .data_type(Attribute::CUDNN_ATTR_TENSOR_DATA_TYPE, dtype)?
             .integers(Attribute::CUDNN_ATTR_TENSOR_DIMENSIONS, &layout.sizes)?
             .integers(Attribute::CUDNN_ATTR_TENSOR_STRIDES, &layout.strides)?
             .integers(Attribute::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[number])?
             .integers(Attribute::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[ALIGNMENT as i64])?;
-        let descriptor = match role {
-            Some(role) => descriptor.yes(role)?,
-            None => descriptor,
-        };
+        if let Some(role) = role {
+            descriptor = descriptor.yes(role)?;
+        }
+        if let Some(offsets) = offsets {
+            descriptor =
+                descriptor.descriptor(Attribute::CUDNN_ATTR_TENSOR_RAGGED_OFFSET_DESC, &self.tensors[offsets.0])?;
+        }
         self.tensors.push(descriptor.finalize()?);
         Ok(GraphTensor(self.tensors.len() - 1))
     }
 
     /// A tensor in memory, whose address the variant pack gives under `number`.
     pub(super) fn real(&mut self, number: i64, dtype: cudnnDataType_t, layout: TensorLayout) -> Result<GraphTensor> {
-        self.tensor(number, dtype, layout, None)
+        self.tensor(number, dtype, layout, None, None)
+    }
+
+    /// As [`OperationGraph::real`]. With `offsets` the tensor is ragged: each item of the first axis begins at an offset of its
+    /// own.
+    pub(super) fn ragged(
+        &mut self,
+        number: i64,
+        dtype: cudnnDataType_t,
+        layout: TensorLayout,
+        offsets: Option<GraphTensor>,
+    ) -> Result<GraphTensor> {
+        self.tensor(number, dtype, layout, None, offsets)
+    }
+
+    /// `count` i32 in memory, such as offsets.
+    pub(super) fn integers(&mut self, number: i64, count: i64) -> Result<GraphTensor> {
+        self.real(number, I32, TensorLayout::dense([count, 1, 1, 1]))
     }
 
     /// A tensor that exists within the fused kernel alone.
     pub(super) fn inner(&mut self, dtype: cudnnDataType_t, layout: TensorLayout) -> Result<GraphTensor> {
+        self.inner_ragged(dtype, layout, None)
+    }
+
+    /// As [`OperationGraph::inner`], ragged with `offsets`.
+    pub(super) fn inner_ragged(
+        &mut self,
+        dtype: cudnnDataType_t,
+        layout: TensorLayout,
+        offsets: Option<GraphTensor>,
+    ) -> Result<GraphTensor> {
         let number = FIRST_VIRTUAL + self.tensors.len() as i64;
-        self.tensor(number, dtype, layout, Some(Attribute::CUDNN_ATTR_TENSOR_IS_VIRTUAL))
+        self.tensor(number, dtype, layout, Some(Attribute::CUDNN_ATTR_TENSOR_IS_VIRTUAL), offsets)
     }
 
     /// An f32 on the host. The launch takes its value.
     pub(super) fn scalar(&mut self, number: i64) -> Result<GraphTensor> {
-        self.tensor(number, F32, TensorLayout::dense([1; 4]), Some(Attribute::CUDNN_ATTR_TENSOR_IS_BY_VALUE))
+        self.tensor(number, F32, TensorLayout::dense([1; 4]), Some(Attribute::CUDNN_ATTR_TENSOR_IS_BY_VALUE), None)
     }
 
     fn pointwise(
@@ -170,18 +212,53 @@ impl OperationGraph {
         self.pointwise(select, x, Some(otherwise), Some(mask), y)
     }
 
-    /// `c = a @ b`, over the last two axes
-    pub(super) fn matmul(&mut self, a: GraphTensor, b: GraphTensor, c: GraphTensor) -> Result<()> {
-        let matmul = Descriptor::new(DescriptorType::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
-            .data_type(Attribute::CUDNN_ATTR_MATMUL_COMP_TYPE, F32)?
-            .finalize()?;
-        let operation = Descriptor::new(DescriptorType::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?
+    /// `y = x` where row and column are below `length`, else `otherwise`. `length` has a number for each item of the first axis;
+    /// the others have the layout `scores`.
+    pub(super) fn within(
+        &mut self,
+        scores: TensorLayout,
+        x: GraphTensor,
+        [rows, columns]: [GraphTensor; 2],
+        otherwise: GraphTensor,
+        y: GraphTensor,
+    ) -> Result<()> {
+        let (row, column) = (self.inner(I32, scores)?, self.inner(I32, scores)?);
+        let (of_rows, of_columns) = (self.inner(BOOLEAN, scores)?, self.inner(BOOLEAN, scores)?);
+        let mask = self.inner(BOOLEAN, scores)?;
+        self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, I32, Some(2)), x, None, None, row)?;
+        self.pointwise((Pointwise::CUDNN_POINTWISE_GEN_INDEX, I32, Some(3)), x, None, None, column)?;
+        let less = (Pointwise::CUDNN_POINTWISE_CMP_LT, BOOLEAN, None);
+        self.pointwise(less, row, Some(rows), None, of_rows)?;
+        self.pointwise(less, column, Some(columns), None, of_columns)?;
+        let both = (Pointwise::CUDNN_POINTWISE_LOGICAL_AND, BOOLEAN, None);
+        self.pointwise(both, of_rows, Some(of_columns), None, mask)?;
+        let select = (Pointwise::CUDNN_POINTWISE_BINARY_SELECT, F32, None);
+        self.pointwise(select, x, Some(otherwise), Some(mask), y)
+    }
+
+    /// `c = a @ b`, over the last two axes, as far as `extent` says.
+    pub(super) fn matmul(&mut self, a: GraphTensor, b: GraphTensor, c: GraphTensor, extent: Extent) -> Result<()> {
+        let mut matmul = Descriptor::new(DescriptorType::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
+            .data_type(Attribute::CUDNN_ATTR_MATMUL_COMP_TYPE, F32)?;
+        if extent.pads {
+            matmul = matmul.double(Attribute::CUDNN_ATTR_MATMUL_PADDING_VALUE, 0.0)?;
+        }
+        let matmul = matmul.finalize()?;
+        let mut operation = Descriptor::new(DescriptorType::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_ADESC, &self.tensors[a.0])?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_BDESC, &self.tensors[b.0])?
             .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_CDESC, &self.tensors[c.0])?
-            .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_DESC, &matmul)?
-            .finalize()?;
-        self.operations.push(operation);
+            .descriptor(Attribute::CUDNN_ATTR_OPERATION_MATMUL_DESC, &matmul)?;
+        for (attribute, lengths) in [
+            (Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, extent.m),
+            (Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, extent.n),
+            (Attribute::CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, extent.k),
+        ] {
+            if let Some(lengths) = lengths {
+                operation = operation.descriptor(attribute, &self.tensors[lengths.0])?;
+            }
+        }
+        self.operations.push(operation.finalize()?);
         self.kept.push(matmul);
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod attention_graph;
 mod descriptor;
+mod documents;
 mod graph;
 mod plan;
 
@@ -15,8 +16,8 @@ use plan::Plans;
 
 use super::driver::RawStream;
 use super::timing::{TimingMemory, fastest, medians};
-use super::{CudaOptions, Kernels};
-use crate::ops::{Attention, AttentionBackward, Mask};
+use super::{CudaOptions, Kernels, Queue};
+use crate::ops::{Attention, AttentionBackward, Documents, Mask};
 use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
 
@@ -57,12 +58,14 @@ struct TensorAddresses {
     stats: u64,
     grad_output: u64,
     grad_qkv: u64,
+    position_ids: u64,
 }
 
 impl TensorAddresses {
     fn forward(op: &Attention) -> TensorAddresses {
         let (qkv, output, stats) = (op.qkv.address, op.output.address, op.stats.address);
-        TensorAddresses { qkv, output, stats, grad_output: 0, grad_qkv: 0 }
+        let position_ids = address(op.documents);
+        TensorAddresses { qkv, output, stats, grad_output: 0, grad_qkv: 0, position_ids }
     }
 
     fn backward(op: &AttentionBackward) -> TensorAddresses {
@@ -72,13 +75,19 @@ impl TensorAddresses {
             stats: op.stats.address,
             grad_output: op.grad_output.address,
             grad_qkv: op.grad_qkv.address,
+            position_ids: address(op.documents),
         }
     }
 
     fn are_aligned(&self) -> bool {
-        let TensorAddresses { qkv, output, stats, grad_output, grad_qkv } = *self;
+        let TensorAddresses { qkv, output, stats, grad_output, grad_qkv, .. } = *self;
         [qkv, output, stats, grad_output, grad_qkv].iter().all(|address| address.is_multiple_of(graph::ALIGNMENT))
     }
+}
+
+/// The address of the positions in documents; 0 without.
+fn address(documents: Option<Documents>) -> u64 {
+    documents.map_or(0, |documents| documents.position_ids.address)
 }
 
 impl Cudnn {
@@ -91,15 +100,15 @@ impl Cudnn {
     /// The plan for a forward. The first call for a shape makes the plan and must not be during a capture. `None` if
     /// cuDNN is not used for it.
     pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
-        let fits = op.dropout.is_none() && op.position_ids.is_none() && TensorAddresses::forward(op).are_aligned();
-        let sizes = sizes(&op.qkv, op.heads, op.kv_heads, op.mask).filter(|_| fits)?;
+        let fits = op.dropout.is_none() && TensorAddresses::forward(op).are_aligned();
+        let sizes = self.sizes(&op.qkv, (op.heads, op.kv_heads), op.mask, op.documents).filter(|_| fits)?;
         self.plan(AttentionProblem { sizes, backward: false }, kernels)
     }
 
     /// The plan for a backward, as [`Cudnn::forward`].
     pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
-        let fits = op.dropout.is_none() && op.position_ids.is_none() && TensorAddresses::backward(op).are_aligned();
-        let sizes = sizes(&op.qkv, op.heads, op.kv_heads, op.mask).filter(|_| fits)?;
+        let fits = op.dropout.is_none() && TensorAddresses::backward(op).are_aligned();
+        let sizes = self.sizes(&op.qkv, (op.heads, op.kv_heads), op.mask, op.documents).filter(|_| fits)?;
         self.plan(AttentionProblem { sizes, backward: true }, kernels)
     }
 
@@ -107,28 +116,16 @@ impl Cudnn {
     ///
     /// # Errors
     /// cuDNN's.
-    pub(crate) fn run_forward(
-        &self,
-        plan: &AttentionPlan,
-        op: &Attention,
-        stream: &RawStream,
-        scratch: u64,
-    ) -> Result<()> {
-        self.run(plan, plan.chosen, TensorAddresses::forward(op), stream, scratch)
+    pub(crate) fn run_forward(&self, plan: &AttentionPlan, op: &Attention, queue: &Queue<'_>) -> Result<()> {
+        self.run(plan, plan.chosen, TensorAddresses::forward(op), queue)
     }
 
     /// Submits a backward, or records it while the stream captures.
     ///
     /// # Errors
     /// cuDNN's.
-    pub(crate) fn run_backward(
-        &self,
-        plan: &AttentionPlan,
-        op: &AttentionBackward,
-        stream: &RawStream,
-        scratch: u64,
-    ) -> Result<()> {
-        self.run(plan, plan.chosen, TensorAddresses::backward(op), stream, scratch)
+    pub(crate) fn run_backward(&self, plan: &AttentionPlan, op: &AttentionBackward, queue: &Queue<'_>) -> Result<()> {
+        self.run(plan, plan.chosen, TensorAddresses::backward(op), queue)
     }
 
     fn plan(&self, problem: AttentionProblem, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
@@ -145,7 +142,8 @@ impl Cudnn {
     }
 
     fn make(&self, problem: AttentionProblem, kernels: &Kernels) -> Result<AttentionPlan> {
-        let timed = !self.deterministic && self.handle.version() < FIRST_IS_BEST;
+        let has_documents = problem.sizes.documents.is_some();
+        let timed = !self.deterministic && !has_documents && self.handle.version() < FIRST_IS_BEST;
         let graph = match problem.backward {
             false => attention_graph::forward(&problem.sizes)?,
             true => attention_graph::backward(&problem.sizes, self.deterministic)?,
@@ -180,23 +178,16 @@ impl Cudnn {
         };
         let most = (0..plan.plans.plans.len()).map(|candidate| plan.layout(candidate).bytes).max();
         let Some(scratch) = memory.scratch(most.unwrap_or(0))? else { return Ok(None) };
-        let tensors = TensorAddresses { qkv, output, stats, grad_output, grad_qkv };
-        let times =
-            medians(&stream, plan.plans.plans.len(), |candidate| self.run(plan, candidate, tensors, &stream, scratch))?;
+        let tensors = TensorAddresses { qkv, output, stats, grad_output, grad_qkv, position_ids: 0 };
+        let queue = Queue { kernels, stream: &stream, scratch };
+        let times = medians(&stream, plan.plans.plans.len(), |candidate| self.run(plan, candidate, tensors, &queue))?;
         stream.synchronize()?;
         tracing::debug!("attention {:?}: {times:?} ms", plan.problem);
         Ok(fastest(&times).map(|(candidate, _)| candidate))
     }
 
-    fn run(
-        &self,
-        plan: &AttentionPlan,
-        candidate: usize,
-        tensors: TensorAddresses,
-        stream: &RawStream,
-        scratch: u64,
-    ) -> Result<()> {
-        let sizes = &plan.problem.sizes;
+    fn run(&self, plan: &AttentionPlan, candidate: usize, tensors: TensorAddresses, queue: &Queue<'_>) -> Result<()> {
+        let (sizes, scratch) = (&plan.problem.sizes, queue.scratch);
         let packed = |start: u64| sizes.packed_offsets().map(|offset| start + offset * DType::Bf16.size() as u64);
         let [query, key, value] = packed(tensors.qkv);
         let mut pointers = vec![
@@ -209,6 +200,10 @@ impl Cudnn {
         let mut scalars = vec![(number::SCALE, 1.0 / (sizes.dim as f32).sqrt()), (number::MASKED, f32::NEG_INFINITY)];
         scalars.extend(sizes.window.map(|window| (number::WINDOW, window as f32)));
         let layout = plan.layout(candidate);
+        if let Some(most) = sizes.documents {
+            let lists = scratch + layout.documents as u64;
+            pointers.extend(documents::write(sizes, most, tensors.position_ids, lists, queue)?);
+        }
         if plan.problem.backward {
             let [grad_query, grad_key, grad_value] = packed(tensors.grad_qkv);
             pointers.extend([
@@ -223,7 +218,39 @@ impl Cudnn {
         if plan.sums_queries {
             pointers.push((number::GRAD_QUERY_SUM, scratch + layout.query_sums as u64));
         }
-        plan.plans.plans[candidate].execute(&self.handle, &pointers, &scalars, scratch, stream)
+        if plan.keeps_head_grads() {
+            pointers.extend(number::HEAD_GRADS.into_iter().zip(layout.head_grads.map(|at| scratch + at as u64)));
+        }
+        plan.plans.plans[candidate].execute(&self.handle, &pointers, &scalars, scratch, queue.stream)
+    }
+
+    /// The sizes of an attention. `None` if cuDNN has no kernels for it.
+    fn sizes(
+        &self,
+        qkv: &Tensor,
+        (heads, kv_heads): (usize, usize),
+        mask: Mask,
+        documents: Option<Documents>,
+    ) -> Option<GraphSizes> {
+        let packed = qkv.shape.sizes();
+        let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
+        let fits = qkv.dtype == DType::Bf16 && batch > 0 && seq > 1 && dim > 0 && dim <= 128 && dim.is_multiple_of(8);
+        // Of documents cuDNN's deterministic backward would hold all scores. Offsets are 32-bit. With other head sizes its backward
+        // writes past ragged scratch, by the notes of NVIDIA's frontend.
+        let offsets = batch * seq * packed[2] * (heads / kv_heads);
+        let fits_documents = !self.deterministic && offsets < i32::MAX as usize && dim.is_multiple_of(16);
+        let [batch, seq, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
+        let window = mask.within(packed[1]).window.map(|window| window as i64);
+        let most = documents.map(|documents| documents.most as i64);
+        (fits && (most.is_none() || fits_documents)).then_some(GraphSizes {
+            batch,
+            seq,
+            heads,
+            kv_heads,
+            dim,
+            window,
+            documents: most,
+        })
     }
 }
 
@@ -231,6 +258,10 @@ impl Cudnn {
 struct ScratchLayout {
     delta: usize,
     query_sums: usize,
+    /// The gradients of keys and of values for each query head.
+    head_grads: [usize; 2],
+    /// Lengths and offsets of documents.
+    documents: usize,
     bytes: usize,
 }
 
@@ -240,23 +271,25 @@ impl AttentionPlan {
         self.layout(self.chosen).bytes
     }
 
+    /// Whether the gradients of keys and values for each query head are kept in scratch.
+    fn keeps_head_grads(&self) -> bool {
+        let GraphSizes { heads, kv_heads, documents, .. } = self.problem.sizes;
+        self.problem.backward && documents.is_some() && heads > kv_heads
+    }
+
     fn layout(&self, candidate: usize) -> ScratchLayout {
-        let GraphSizes { batch, seq, heads, dim, .. } = self.problem.sizes;
-        let rows = (batch * heads * seq) as usize * size_of::<f32>();
+        let sizes = &self.problem.sizes;
+        let GraphSizes { batch, seq, heads, dim, .. } = *sizes;
+        let tokens = (batch * seq) as usize;
+        // For documents the sums lie in rows like those of queries.
+        let sums_width = if sizes.documents.is_some() { sizes.packed_width() } else { heads * dim } as usize;
         let part = |used: bool, bytes: usize| if used { bytes.next_multiple_of(256) } else { 0 };
         let delta = self.plans.plans[candidate].workspace.next_multiple_of(256);
-        let query_sums = delta + part(self.problem.backward, rows);
-        let bytes = query_sums + part(self.sums_queries, rows * dim as usize);
-        ScratchLayout { delta, query_sums, bytes }
+        let query_sums = delta + part(self.problem.backward, tokens * heads as usize * size_of::<f32>());
+        let key_grads = query_sums + part(self.sums_queries, tokens * sums_width * size_of::<f32>());
+        let of_heads = part(self.keeps_head_grads(), tokens * sizes.head_grads_width() as usize * DType::Bf16.size());
+        let (value_grads, documents) = (key_grads + of_heads, key_grads + 2 * of_heads);
+        let bytes = documents + documents::scratch_bytes(sizes);
+        ScratchLayout { delta, query_sums, head_grads: [key_grads, value_grads], documents, bytes }
     }
-}
-
-/// The sizes of an attention. `None` if cuDNN has no kernels for it.
-fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize, mask: Mask) -> Option<GraphSizes> {
-    let packed = qkv.shape.sizes();
-    let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
-    let fits = qkv.dtype == DType::Bf16 && batch > 0 && seq > 1 && dim > 0 && dim <= 128 && dim.is_multiple_of(8);
-    let [batch, seq, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
-    let window = mask.within(packed[1]).window.map(|window| window as i64);
-    fits.then_some(GraphSizes { batch, seq, heads, kv_heads, dim, window })
 }

@@ -3,7 +3,7 @@
 use crate::cuda::Queue;
 use crate::cuda::cudnn::Cudnn;
 use crate::cuda::kernels::{Grid, Kernels};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes, DropoutSite, Mask};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask};
 use crate::{DType, Error, Result, Tensor};
 
 /// The struct of the same name in `attention.cu`.
@@ -37,7 +37,7 @@ fn arguments(
     sizes: &AttentionSizes,
     tensors: [Tensor; 3],
     backward: Option<(Tensor, Tensor, u64)>,
-    (mask, position_ids, dropout): (Mask, Option<Tensor>, Option<DropoutSite>),
+    (mask, documents, dropout): (Mask, Option<Documents>, Option<DropoutSite>),
 ) -> AttentionArguments {
     let [qkv, output, stats] = tensors;
     let (grad_output, grad_qkv, delta) = backward.map_or((0, 0, 0), |(a, b, c)| (a.address, b.address, c));
@@ -51,7 +51,7 @@ fn arguments(
         grad_qkv,
         delta,
         record: dropout.map_or(0, |site| site.record.address),
-        position_ids: position_ids.map_or(0, |ids| ids.address),
+        position_ids: documents.map_or(0, |documents| documents.position_ids.address),
         seq: sizes.seq as i32,
         heads: sizes.heads as i32,
         kv_heads: sizes.kv_heads as i32,
@@ -99,13 +99,13 @@ pub(super) fn forward(op: &Attention, cudnn: Option<&Cudnn>, queue: &Queue<'_>) 
     if let Some(cudnn) = cudnn
         && let Some(plan) = cudnn.forward(op, queue.kernels)
     {
-        return cudnn.run_forward(&plan, op, queue.stream, queue.scratch);
+        return cudnn.run_forward(&plan, op, queue);
     }
     let sizes = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
     if sizes.is_empty() {
         return Ok(());
     }
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, (op.mask, op.position_ids, op.dropout));
+    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, (op.mask, op.documents, op.dropout));
     launch(&sizes, "attention", op.heads, FORWARD, &arguments, (op.qkv.dtype, queue))
 }
 
@@ -114,14 +114,14 @@ pub(super) fn backward(op: &AttentionBackward, cudnn: Option<&Cudnn>, queue: &Qu
     if let Some(cudnn) = cudnn
         && let Some(plan) = cudnn.backward(op, queue.kernels)
     {
-        return cudnn.run_backward(&plan, op, queue.stream, queue.scratch);
+        return cudnn.run_backward(&plan, op, queue);
     }
     let sizes = AttentionSizes::new(&op.qkv, op.heads, op.kv_heads);
     if sizes.is_empty() {
         return Ok(());
     }
     let backward = Some((op.grad_output, op.grad_qkv, queue.scratch));
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, (op.mask, op.position_ids, op.dropout));
+    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, (op.mask, op.documents, op.dropout));
     let to = (op.qkv.dtype, queue);
     launch(&sizes, "attention_backward_queries", op.heads, BACKWARD, &arguments, to)?;
     launch(&sizes, "attention_backward_keys", op.kv_heads, BACKWARD, &arguments, to)

@@ -5,7 +5,7 @@ mod head_norms;
 mod joint_norms;
 mod ready;
 
-use device::ops::{Attention, AttentionBackward, DropoutPart, DropoutSite, Epilogue, Mask};
+use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Epilogue, Mask};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -13,6 +13,7 @@ use self::ready::{QkNorms, ReadyQkv, norm_cost, norm_params};
 use super::buffers::tensor_like;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::dropout::{DropoutLayer, drop_in_place, dropout_backward};
+use super::layer::Samples;
 use super::linear::{Linear, LinearSpec};
 use super::lora::Lora;
 use super::norm::Normed;
@@ -122,6 +123,7 @@ struct SavedAttention {
     projected: Operand,
     /// `(batch, heads, seq)`, f32.
     stats: Tensor,
+    documents: Option<Documents>,
     probabilities: Option<DropoutSite>,
     output: Option<DropoutSite>,
 }
@@ -136,7 +138,8 @@ struct SavedQkv {
 }
 
 impl BlockPart for CausalAttention {
-    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<(Tensor, Saved)> {
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)> {
+        let Samples { record, documents } = samples;
         let (batch, seq) = self.region.tokens;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         let (input, normed) = self.qkv.normed_input(cx, normed, !self.recompute, &self.region)?;
@@ -154,7 +157,7 @@ impl BlockPart for CausalAttention {
             heads,
             kv_heads,
             mask: self.mask,
-            position_ids: None,
+            documents,
             dropout: probabilities,
         })?;
         let names = ["attention_out", "attention_out_here"];
@@ -165,7 +168,10 @@ impl BlockPart for CausalAttention {
         let projected = projected.for_weight_gradient();
         let normed_again = self.recompute && !self.norms.is_none();
         let qkv = SavedQkv { projected: projected_qkv, ready: (!normed_again).then_some(ready) };
-        Ok((delta, Saved::new(SavedAttention { normed, qkv, context, projected, stats, probabilities, output })))
+        Ok((
+            delta,
+            Saved::new(SavedAttention { normed, qkv, context, projected, stats, documents, probabilities, output }),
+        ))
     }
 
     fn backward(
@@ -203,7 +209,7 @@ impl BlockPart for CausalAttention {
             heads: self.heads,
             kv_heads: self.kv_heads,
             mask: self.mask,
-            position_ids: None,
+            documents: saved.documents,
             dropout: saved.probabilities,
         })?;
         self.make_ready_backward(cx, saved.qkv.projected, ready, grad_qkv)?;

@@ -8,6 +8,7 @@ use crate::fp8::{Copies, Operand};
 use crate::model::buffers::tensor_like;
 use crate::model::builder::{LayerBuilder, ShardedShape};
 use crate::model::dropout::{DropoutLayer, drop_in_place, dropout_backward};
+use crate::model::layer::Samples;
 use crate::model::linear::{Linear, LinearSpec};
 use crate::model::lora::Lora;
 use crate::model::norm::Normed;
@@ -202,7 +203,8 @@ impl DenseFeedForward {
 }
 
 impl BlockPart for DenseFeedForward {
-    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<(Tensor, Saved)> {
+    fn forward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<(Tensor, Saved)> {
+        let record = samples.record;
         let (activated, saved) = self.activate(cx, normed, record)?;
         let names = ["ffn_out", "ffn_out_here"];
         let delta = self.down.forward_row_parallel(cx, &activated, record, names, &self.region)?;
@@ -210,8 +212,8 @@ impl BlockPart for DenseFeedForward {
         Ok((delta, Saved::new(saved)))
     }
 
-    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, record: Tensor) -> Result<Saved> {
-        self.activate(cx, normed, record).map(|(_, saved)| Saved::new(saved))
+    fn prepare_backward(&self, cx: &mut StepContext<'_>, normed: Normed, samples: Samples) -> Result<Saved> {
+        self.activate(cx, normed, samples.record).map(|(_, saved)| Saved::new(saved))
     }
 
     fn backward(

@@ -36,7 +36,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             let output = b.output([batch, seq, heads * head_dim], dtype)?;
             let stats = b.output([batch, heads, seq], DType::F32)?;
             let dropout = if drops { Some(site(b)?) } else { None };
-            Ok((Attention { qkv, output, stats, heads, kv_heads, mask, position_ids: None, dropout }, qkv))
+            Ok((Attention { qkv, output, stats, heads, kv_heads, mask, documents: None, dropout }, qkv))
         };
         add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.0.into())));
         add(
@@ -56,7 +56,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     heads,
                     kv_heads,
                     mask,
-                    position_ids: None,
+                    documents: None,
                     dropout,
                 }
                 .into())

@@ -83,7 +83,7 @@ fn attention_tflops(
     let (grad_output, grad_qkv) =
         (bench.input([batch, seq, width], DType::Bf16)?, bench.output(qkv.shape, DType::Bf16)?);
     let forward: Op =
-        Attention { qkv, output, stats, heads, kv_heads: heads, mask: Mask::CAUSAL, position_ids: None, dropout: None }
+        Attention { qkv, output, stats, heads, kv_heads: heads, mask: Mask::CAUSAL, documents: None, dropout: None }
             .into();
     let backward: Op = AttentionBackward {
         qkv,
@@ -94,7 +94,7 @@ fn attention_tflops(
         heads,
         kv_heads: heads,
         mask: Mask::CAUSAL,
-        position_ids: None,
+        documents: None,
         dropout: None,
     }
     .into();

@@ -60,7 +60,7 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     let output = bench.output([batch, seq, heads * head_dim], DType::Bf16)?;
     let stats = bench.output([batch, heads, seq], DType::F32)?;
     let forward: Op =
-        Attention { qkv, output, stats, heads, kv_heads: heads, mask: Mask::CAUSAL, position_ids: None, dropout: None }
+        Attention { qkv, output, stats, heads, kv_heads: heads, mask: Mask::CAUSAL, documents: None, dropout: None }
             .into();
     let flops = 2.0 * (batch * heads * seq * seq * head_dim) as f64;
     let name = |pass: &str| format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
@@ -77,7 +77,7 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
         heads,
         kv_heads: heads,
         mask: Mask::CAUSAL,
-        position_ids: None,
+        documents: None,
         dropout: None,
     };
     let seconds = self::seconds(bench, &backward.into())?;

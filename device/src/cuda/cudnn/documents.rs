@@ -1,0 +1,67 @@
+//! The documents of samples, as cuDNN's ragged tensors take them.
+
+use super::attention_graph::{GraphSizes, number};
+use crate::Result;
+use crate::cuda::Queue;
+use crate::cuda::kernels::Grid;
+
+/// `Documents` of `kernels/documents.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct DocumentsBlock {
+    position_ids: u64,
+    lengths: u64,
+    packed: u64,
+    output: u64,
+    stats: u64,
+    seq: u32,
+    most: u32,
+    packed_width: u32,
+    output_width: u32,
+    stats_width: u32,
+    reserved: u32,
+}
+
+/// Bytes of one of the four lists that [`write`] writes.
+fn list_bytes(sizes: &GraphSizes) -> usize {
+    ((sizes.items() as usize + 1) * size_of::<i32>()).next_multiple_of(256)
+}
+
+/// Bytes that [`write`] needs; 0 where a sample is one document.
+pub(super) fn scratch_bytes(sizes: &GraphSizes) -> usize {
+    sizes.documents.map_or(0, |_| 4 * list_bytes(sizes))
+}
+
+/// Writes the lengths and the offsets of all documents into `scratch`, from the position of each token in its document. Returns
+/// their numbers and addresses for the variant pack.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn write(
+    sizes: &GraphSizes,
+    most: i64,
+    position_ids: u64,
+    scratch: u64,
+    queue: &Queue<'_>,
+) -> Result<Vec<(i64, u64)>> {
+    let list = |at: u64| scratch + at * list_bytes(sizes) as u64;
+    let [lengths, packed, output, stats] = [0, 1, 2, 3].map(list);
+    let block = DocumentsBlock {
+        position_ids,
+        lengths,
+        packed,
+        output,
+        stats,
+        seq: sizes.seq as u32,
+        most: most as u32,
+        packed_width: sizes.packed_width() as u32,
+        output_width: (sizes.heads * sizes.dim) as u32,
+        stats_width: sizes.heads as u32,
+        reserved: 0,
+    };
+    queue.launch_block("ragged_documents", Grid::line(sizes.batch as usize, 256), &block)?;
+    let lengths = number::LENGTHS.map(|number| (number, lengths));
+    let packed = number::PACKED_OFFSETS.map(|number| (number, packed));
+    let others = [(number::OUTPUT_OFFSETS, output), (number::STATS_OFFSETS, stats)];
+    Ok(lengths.into_iter().chain(packed).chain(others).collect())
+}
