@@ -16,6 +16,7 @@ pub struct DataConfig {
     pub end_of_text: Option<String>,
     pub text_key: String,
     pub sft: bool,
+    pub sft_packing: usize,
     pub chat_template: Option<String>,
     pub raw_tokens: RawTokens,
     pub split: f64,

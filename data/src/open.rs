@@ -190,7 +190,7 @@ impl Reader<'_> {
     fn conversations(&mut self, key: &str, paths: &[&str]) -> Result<Conversations, UserError> {
         let (tokenizer, template) = (self.configured()?, self.template()?);
         let name = paths.join(", ");
-        let mut all = Builder::new(self.seq, tokenizer.end_of_text());
+        let mut all = Builder::new(self.seq, self.data.sft_packing, tokenizer.end_of_text());
         for path in expanded(key, paths)? {
             let Found::Text(files, left_out) = found(key, &path, MESSAGES)? else {
                 return Err(UserError::new(
@@ -226,8 +226,10 @@ impl Reader<'_> {
                 format!("set model.vocab to {} or more (--vocab), or name the model's tokenizer", largest + 1),
             ));
         }
-        self.notices.push(format!("{name}: {}", all.counts.describe(self.seq)));
-        Ok(all.finish())
+        let counts = all.counts;
+        let conversations = all.finish();
+        self.notices.push(format!("{name}: {}", counts.describe(conversations.count(), self.seq)));
+        Ok(conversations)
     }
 
     /// The template of conversations.

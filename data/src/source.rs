@@ -24,7 +24,8 @@ pub trait Source: Send + Sync {
     ///
     /// The array is `(count, width)`, a row for each sample. For language models a row is `seq + 1` token ids: the inputs
     /// are all but the last, the targets all but the first. For conversations it is `seq` inputs, then `seq` targets, which
-    /// are -1 where there is no loss. For a regression it is the features, then the outputs.
+    /// are -1 where there is no loss; where several are packed into a sample, the position of each token in its conversation
+    /// follows. For a regression it is the features, then the outputs.
     ///
     /// # Errors
     /// The data changed since they were opened, or cannot be read any more.

@@ -30,6 +30,7 @@ pub fn refuse_unused(data: &DataConfig, mlp: bool) -> Result<(), UserError> {
         ("data.end_of_text", data.end_of_text.is_some()),
         ("data.text_key", data.text_key != "text"),
         ("data.sft", data.sft),
+        ("data.sft_packing", data.sft_packing != 1),
         ("data.chat_template", data.chat_template.is_some()),
         ("data.raw_tokens", data.raw_tokens != RawTokens::None),
     ];
@@ -45,6 +46,11 @@ fn refuse_mixed(data: &DataConfig) -> Result<(), UserError> {
         let rule = "a chat template makes text of conversations";
         let fix = "add --sft to train on conversations, or leave it out";
         return Err(UserError::new("data.chat_template without data.sft", rule, fix));
+    }
+    if !data.sft && data.sft_packing != 1 {
+        let rule = "conversations are packed into samples";
+        let fix = "add --sft to train on conversations, or leave it out";
+        return Err(UserError::new("data.sft_packing without data.sft", rule, fix));
     }
     let of_text = [("data.text_key", data.text_key != "text"), ("data.raw_tokens", data.raw_tokens != RawTokens::None)];
     match of_text.iter().find(|(_, given)| data.sft && *given) {

@@ -1,4 +1,4 @@
-//! Conversations as samples: each begins a row of its own, and only the tokens of answers are targets.
+//! Conversations as samples: each has a row of its own, or several are packed into one. Only the tokens of answers are targets.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,15 +7,17 @@ use common::format::{count, counted};
 use sha2::{Digest, Sha256};
 
 use crate::identity::Identity;
+use crate::sources::packs::{Item, Packs};
 use crate::text::conversation::Conversation;
 
-/// Conversations `first..first + count` of a dataset.
+/// Some of the conversations of a dataset, as samples.
 #[derive(Clone)]
 pub struct Conversations {
     all: Arc<All>,
-    first: usize,
-    /// Number of conversations.
-    pub count: u64,
+    /// Which conversations.
+    range: Range<usize>,
+    /// Which of them, counted from the start of the range, are in which sample. `None` where a sample is one conversation.
+    packs: Option<Arc<Packs>>,
 }
 
 /// All conversations of a dataset, in memory, as far as they fit a sample.
@@ -28,13 +30,15 @@ struct All {
     targets: Vec<u64>,
     /// The token that fills a row.
     padding: i32,
+    /// Inputs of a sample.
+    seq: usize,
+    /// Conversations of a sample, at most.
+    most: usize,
 }
 
 /// Collects the conversations of a dataset.
 pub(crate) struct Builder {
     all: All,
-    /// Inputs of a sample.
-    seq: usize,
     pub(crate) counts: Counts,
 }
 
@@ -53,17 +57,21 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// In words, for samples of `seq` inputs.
-    pub(crate) fn describe(self, seq: usize) -> String {
+    /// In words, in so many samples of `seq` inputs.
+    pub(crate) fn describe(self, samples: u64, seq: usize) -> String {
         let Counts { read, cut, empty, tokens, targets } = self;
         let kept = read - empty;
-        let filled = tokens.saturating_sub(kept) as f64 / (kept * seq as u64).max(1) as f64;
+        let filled = tokens.saturating_sub(kept) as f64 / (samples * seq as u64).max(1) as f64;
+        let packed = match samples < kept {
+            true => format!(", packed into {}", counted(samples as usize, "sample")),
+            false => String::new(),
+        };
         let left_out = match empty {
             0 => String::new(),
             empty => format!(", {empty} left out because no answer begins within"),
         };
         format!(
-            "{}, {cut} cut to {seq} tokens{left_out}; {:.0} % of a sample is padding on average; the loss is on {} of {} tokens",
+            "{}, {cut} cut to {seq} tokens{left_out}{packed}; {:.0} % of a sample is padding on average; the loss is on {} of {} tokens",
             counted(read as usize, "conversation"),
             100.0 * (1.0 - filled),
             count(targets as f64),
@@ -73,16 +81,17 @@ impl Counts {
 }
 
 impl Builder {
-    /// For samples of `seq` inputs. `padding` fills the rows of short conversations.
-    pub(crate) fn new(seq: usize, padding: u32) -> Builder {
-        let all = All { tokens: Vec::new(), ends: Vec::new(), targets: Vec::new(), padding: padding as i32 };
-        Builder { all, seq, counts: Counts::default() }
+    /// For samples of `seq` inputs and at most `most` conversations. `padding` fills what is left of a sample.
+    pub(crate) fn new(seq: usize, most: usize, padding: u32) -> Builder {
+        let (tokens, ends, targets) = (Vec::new(), Vec::new(), Vec::new());
+        let all = All { tokens, ends, targets, padding: padding as i32, seq, most };
+        Builder { all, counts: Counts::default() }
     }
 
     /// Adds a conversation: its first `seq + 1` tokens, if a target is among them.
     pub(crate) fn push(&mut self, conversation: &Conversation) {
         let Builder { all, counts, .. } = self;
-        let kept = conversation.tokens.len().min(self.seq + 1);
+        let kept = conversation.tokens.len().min(all.seq + 1);
         // The first token of a row is no target: nothing stands before it.
         let is_target = |at: usize| at > 0 && conversation.counts[at];
         let targets = (0..kept).filter(|&at| is_target(at)).count() as u64;
@@ -107,50 +116,111 @@ impl Builder {
 
     /// The conversations that were added.
     pub(crate) fn finish(self) -> Conversations {
-        Conversations { first: 0, count: self.all.ends.len() as u64, all: Arc::new(self.all) }
+        let range = 0..self.all.ends.len();
+        Conversations::new(Arc::new(self.all), range)
+    }
+}
+
+impl All {
+    /// Where the tokens of a conversation are.
+    fn tokens_of(&self, at: usize) -> Range<usize> {
+        let begin = if at == 0 { 0 } else { self.ends[at - 1] };
+        begin..self.ends[at]
+    }
+
+    /// The number of targets in a range of conversations.
+    fn targets_of(&self, range: Range<usize>) -> u64 {
+        let before = |at: usize| if at == 0 { 0 } else { self.targets[at - 1] };
+        before(range.end) - before(range.start)
+    }
+
+    /// Writes a conversation at the start of inputs and of targets. Returns how many of each it takes: all but its last token
+    /// are inputs, all but its first may be targets.
+    fn read(&self, at: usize, inputs: &mut [i32], targets: &mut [i32]) -> usize {
+        let tokens = &self.tokens[self.tokens_of(at)];
+        let (_, after_first) = tokens.split_at(1);
+        inputs.iter_mut().zip(tokens).for_each(|(to, &token)| *to = token.max(!token));
+        targets.iter_mut().zip(after_first).for_each(|(to, &token)| *to = token.max(-1));
+        after_first.len()
     }
 }
 
 impl Conversations {
+    fn new(all: Arc<All>, range: Range<usize>) -> Conversations {
+        let item = |at: usize| Item { inputs: all.tokens_of(at).len() - 1, targets: all.targets_of(at..at + 1) };
+        let items: Vec<Item> = if all.most > 1 { range.clone().map(item).collect() } else { Vec::new() };
+        let packs = (all.most > 1).then(|| Arc::new(Packs::new(&items, all.seq, all.most)));
+        Conversations { all, range, packs }
+    }
+
+    /// Number of samples.
+    pub fn count(&self) -> u64 {
+        self.packs.as_ref().map_or(self.range.len(), |packs| packs.count()) as u64
+    }
+
     /// The first `share` of the conversations, and the rest.
     pub fn split(self, share: f64) -> (Conversations, Conversations) {
-        let count = (self.count as f64 * share).floor() as u64;
-        let rest = Conversations { first: self.first + count as usize, count: self.count - count, ..self.clone() };
-        (Conversations { count, ..self }, rest)
+        let Conversations { all, range, .. } = self;
+        let middle = range.start + (range.len() as f64 * share).floor() as usize;
+        (Conversations::new(all.clone(), range.start..middle), Conversations::new(all, middle..range.end))
     }
 
     /// What identifies the dataset. `None` for the second part of a [`Conversations::split`]: the first part has it.
     pub fn identity(&self) -> Option<Identity> {
-        if self.first > 0 {
+        if self.range.start > 0 {
             return None;
         }
         let mut hash = Sha256::new();
         self.all.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
         self.all.ends.iter().for_each(|end| hash.update((*end as u64).to_le_bytes()));
+        if self.all.most > 1 {
+            hash.update((self.all.most as u64).to_le_bytes());
+        }
         Some(Identity { tokens: self.all.tokens.len() as u64, sha256: format!("{:x}", hash.finalize()) })
     }
 
-    /// The number of targets in a range of conversations.
-    pub fn targets(&self, range: Range<u64>) -> u64 {
-        let before = |at: u64| match self.first + at as usize {
-            0 => 0,
-            at => self.all.targets[at - 1],
-        };
-        before(range.end) - before(range.start)
+    /// The number of targets in a range of samples.
+    pub fn targets(&self, samples: Range<u64>) -> u64 {
+        let (start, end) = (samples.start as usize, samples.end as usize);
+        match &self.packs {
+            Some(packs) => packs.targets(start..end),
+            None => self.all.targets_of(self.range.start + start..self.range.start + end),
+        }
     }
 
-    /// Writes a conversation into `row`: `seq` inputs, then `seq` targets, -1 where there is none.
+    /// Values of a row: `seq` inputs and `seq` targets, and where samples are packed the position of each token in its
+    /// conversation.
+    pub fn width(&self) -> usize {
+        self.all.seq * if self.packs.is_some() { 3 } else { 2 }
+    }
+
+    /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. What follows the last
+    /// conversation of a packed sample counts as a conversation of its own.
     pub fn read(&self, number: u64, row: &mut [i32]) {
-        let at = self.first + number as usize;
-        let begin = if at == 0 { 0 } else { self.all.ends[at - 1] };
-        let tokens = &self.all.tokens[begin..self.all.ends[at]];
-        let (inputs, targets) = row.split_at_mut(row.len() / 2);
+        let (inputs, rest) = row.split_at_mut(self.all.seq);
+        let (targets, positions) = rest.split_at_mut(self.all.seq);
         inputs.fill(self.all.padding);
         targets.fill(-1);
-        let (_, after_first) = tokens.split_at(1);
-        inputs.iter_mut().zip(tokens).for_each(|(to, &token)| *to = token.max(!token));
-        targets.iter_mut().zip(after_first).for_each(|(to, &token)| *to = token.max(-1));
+        let Some(packs) = &self.packs else {
+            self.all.read(self.range.start + number as usize, inputs, targets);
+            return;
+        };
+        let mut begin = 0;
+        for &member in packs.members(number as usize) {
+            let at = self.range.start + member as usize;
+            let end = begin + self.all.read(at, &mut inputs[begin..], &mut targets[begin..]);
+            count_up(&mut positions[begin..end]);
+            // The last token of a conversation is no input.
+            inputs[end..].iter_mut().take(1).for_each(|input| *input = self.all.padding);
+            begin = end;
+        }
+        count_up(&mut positions[begin..]);
     }
+}
+
+/// 0, 1, 2 and so on.
+fn count_up(positions: &mut [i32]) {
+    positions.iter_mut().zip(0..).for_each(|(position, number)| *position = number);
 }
 
 #[cfg(test)]
@@ -159,7 +229,7 @@ mod tests {
 
     /// Conversations of these tokens; those of 100 and more are answers.
     fn made(all: &[&[u32]], seq: usize) -> (Conversations, Counts) {
-        let mut builder = Builder::new(seq, 7);
+        let mut builder = Builder::new(seq, 1, 7);
         for tokens in all {
             let counts = tokens.iter().map(|&token| token >= 100).collect();
             builder.push(&Conversation { tokens: tokens.to_vec(), counts });
@@ -190,7 +260,7 @@ mod tests {
         let all: Vec<Vec<u32>> = (0..10).map(|n| vec![n, 100 + n, 200]).collect();
         let (whole, _) = made(&all.iter().map(Vec::as_slice).collect::<Vec<_>>(), 2);
         let (train, rest) = whole.clone().split(0.8);
-        assert_eq!((train.count, rest.count, rest.targets(0..2)), (8, 2, 4));
+        assert_eq!((train.count(), rest.count(), rest.targets(0..2)), (8, 2, 4));
         let (mut a, mut b) = ([0; 4], [0; 4]);
         rest.read(1, &mut a);
         whole.read(9, &mut b);
@@ -198,5 +268,36 @@ mod tests {
         assert!(train.identity().is_some() && rest.identity().is_none());
         let (others, _) = made(&[&[0, 100], &[1, 101]], 2);
         assert_ne!(others.identity(), whole.identity());
+    }
+
+    #[test]
+    fn packed_conversations_follow_each_other_and_each_counts_its_positions() {
+        let all: [&[u32]; 4] = [&[1, 2, 100, 3, 101], &[4, 100], &[5, 6, 102], &[7, 101, 8, 103]];
+        let mut builder = Builder::new(6, 4, 9);
+        for tokens in all {
+            let counts = tokens.iter().map(|&token| token >= 100).collect();
+            builder.push(&Conversation { tokens: tokens.to_vec(), counts });
+        }
+        let counts = builder.counts;
+        let packed = builder.finish();
+        // Inputs that they take: 4, 1, 2 and 3.
+        assert_eq!((packed.count(), packed.width()), (2, 18));
+        let row = |number| {
+            let mut row = [0; 18];
+            packed.read(number, &mut row);
+            row
+        };
+        let [inputs, targets, positions] = [[1, 2, 100, 3, 5, 6], [-1, 100, -1, 101, -1, 102], [0, 1, 2, 3, 0, 1]];
+        assert_eq!(row(0)[..], [inputs, targets, positions].concat());
+        let [inputs, targets, positions] = [[4, 7, 101, 8, 9, 9], [100, 101, -1, 103, -1, -1], [0, 0, 1, 2, 0, 1]];
+        assert_eq!(row(1)[..], [inputs, targets, positions].concat());
+        assert_eq!([0..1, 1..2, 0..2].map(|range| packed.targets(range)), [3, 3, 6]);
+        let said = counts.describe(packed.count(), 6);
+        assert!(
+            said.contains("4 conversations, 0 cut to 6 tokens, packed into 2 samples; 17 % of a sample is padding"),
+            "{said}"
+        );
+        let (train, rest) = packed.split(0.5);
+        assert_eq!((train.count(), train.targets(0..1), rest.count(), rest.targets(0..1)), (1, 3, 1, 3));
     }
 }

@@ -20,7 +20,7 @@ impl Dataset {
     pub fn count(&self) -> u64 {
         match self {
             Dataset::Windows(windows) => windows.count,
-            Dataset::Conversations(conversations) => conversations.count,
+            Dataset::Conversations(conversations) => conversations.count(),
         }
     }
 
@@ -49,11 +49,11 @@ impl Dataset {
         }
     }
 
-    /// Values of a row of `seq` inputs: `seq + 1` tokens, or inputs and targets apart.
+    /// Values of a row of `seq` inputs: `seq + 1` tokens, or what [`Conversations::width`] says.
     pub(crate) fn width(&self, seq: usize) -> usize {
         match self {
             Dataset::Windows(_) => seq + 1,
-            Dataset::Conversations(_) => 2 * seq,
+            Dataset::Conversations(conversations) => conversations.width(),
         }
     }
 

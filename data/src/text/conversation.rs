@@ -144,7 +144,7 @@ mod tests {
         {"role": "user", "content": "Bye"}, {"role": "assistant", "content": "See you"}]}"#;
 
     /// In the manner of Llama 2: no generation prompt.
-    const INST: &str = "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}\
+    const INST: &str = "{% for m in messages %}{% if m['role'] == 'user' %}{{ (bos_token or '') + '[INST] ' + m['content'].strip() + ' [/INST]' }}\
                         {% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}\
                         {% else %}{{ raise_exception('no role ' + m['role']) }}{% endif %}{% endfor %}";
 

@@ -25,6 +25,7 @@ mod minimal_example;
 mod moments;
 mod muon;
 mod overlap;
+mod packing;
 mod parameter_groups;
 mod parity;
 mod pipeline;

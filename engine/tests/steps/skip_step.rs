@@ -14,7 +14,7 @@ use crate::muon::muon_groups;
 const STEPS: usize = 14;
 /// The step whose learning rate is so large that the next steps' losses are spikes.
 const LEAP: usize = 8;
-const SKIP: SkipStep = SkipStep { sigma_factor: 4.0, interval: 8 };
+const SKIP: SkipStep = SkipStep { sigma_factor: 6.0, interval: 8 };
 
 fn run(data: usize, graphs: GraphOptions) -> Run {
     let shape: GptShape = tiny_gpt(0.1, Precision::F32);

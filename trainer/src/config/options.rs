@@ -133,6 +133,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("data.end_of_text", "end-of-text", &[], "", Kind::Text, "Token that ends a document. Unset: the first that the tokenizer has of the usual names"),
     option("data.text_key", "text-key", &["json-key", "json-keys"], "\"text\"", Kind::Text, "Key of the text in JSON lines, or its column in Parquet files"),
     option("data.sft", "sft", &[], "false", Kind::Bool, "Train on conversations: data.path are JSON lines with messages of role and content, which the tokenizer's chat template makes text of. The loss is on the answers of the assistant alone. A sample is a conversation, cut or filled to model.seq_length"),
+    option("data.sft_packing", "sft-packing", &[], "1", Kind::Integer, "data.sft: conversations that are packed into a sample, at most. Attention stays within a conversation, and learned positions count from its start. 1: a sample is one conversation"),
     option("data.chat_template", "chat-template", &[], "", Kind::Text, "Chat template for data.sft: chatml, or a file with one. Unset: that of the tokenizer's folder, in chat_template.jinja or tokenizer_config.json"),
     option("data.raw_tokens", "raw-tokens", &[], "\"none\"", Kind::Choice(RawTokens::WORDS), "Type of the tokens in a .bin without header or .idx; u16 for nanoGPT's. none refuses such files"),
     option("data.split", "split", &[], "0.9", Kind::Float, "Share of data.path for training. The rest, at its end, is for validation"),

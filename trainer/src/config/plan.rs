@@ -1,6 +1,7 @@
 //! The checked plan of a run. All validation happens here, before any other work.
 
 use common::UserError;
+use device::ops::Documents;
 use engine::graph_options::GraphOptions;
 use engine::layer_partition::StageLayers;
 use engine::model::SampleRow;
@@ -100,6 +101,8 @@ impl RunPlan {
             "a share is above 0 and at most 1",
             "set data.split = 0.9",
         )?;
+        at_least("data.sft_packing", config.data.sft_packing, 1)?;
+        at_most("data.sft_packing", config.data.sft_packing, Documents::MOST - 1)?;
         if let Some(threads) = config.train.threads {
             at_least("train.threads", threads, 1)?;
         }
@@ -148,6 +151,10 @@ impl RunPlan {
     /// Where a sample has its inputs and targets.
     pub fn sample_row(&self) -> SampleRow {
         match &self.model {
+            // What is left of a sample counts as a conversation.
+            ModelPlan::Gpt(shape) if self.config.data.sft_packing > 1 => {
+                SampleRow::packed(shape.seq, self.config.data.sft_packing + 1)
+            }
             ModelPlan::Gpt(shape) if self.config.data.sft => SampleRow::conversations(shape.seq),
             ModelPlan::Gpt(shape) => SampleRow::tokens(shape.seq),
             ModelPlan::Mlp(shape) => SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),

@@ -12,8 +12,8 @@ use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, TensorParallel, Windows, gpt_part,
-    mlp,
+    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, SampleRow, TensorParallel, Windows,
+    gpt_part, mlp,
 };
 use engine::optimizer::{AdamW, MomentTypes, ParamGroup, Sgd, SkipStep};
 use engine::precision::Precision;
@@ -115,6 +115,8 @@ pub struct Run {
     pub kind: Kind,
     /// Another transformer than the kind's own.
     pub shape: Option<GptShape>,
+    /// Where a sample's inputs and targets are, if not where the kind has them. Samples of packed documents are [`packed`].
+    pub row: Option<SampleRow>,
     pub dropout: f32,
     pub precision: Precision,
     pub microbatches: usize,
@@ -165,6 +167,7 @@ impl Run {
         Run {
             kind,
             shape: None,
+            row: None,
             dropout,
             precision: Precision::F32,
             microbatches,
@@ -226,6 +229,10 @@ impl Run {
                 (tiny_mlp(self.dropout, self.precision), sgd)
             }
         };
+        let architecture = match &self.row {
+            Some(row) => architecture.with_sample(row.clone()),
+            None => architecture,
+        };
         let options = StageOptions {
             seed: 7,
             microbatches: self.microbatches,
@@ -277,7 +284,10 @@ impl Run {
             .map(|step| {
                 let settings = self.settings(step);
                 // As in a run: stages between the first and the last have no samples.
-                let batch = stage.needs_batch().then(|| batch(self.kind, settings.first_sample, self.microbatches));
+                let batch = stage.needs_batch().then(|| match self.row {
+                    Some(_) => packed(settings.first_sample, self.microbatches * MICRO_BATCH),
+                    None => batch(self.kind, settings.first_sample, self.microbatches),
+                });
                 stage.train_step(settings, batch.as_ref()).unwrap().wait().unwrap()
             })
             .collect();
@@ -309,6 +319,26 @@ pub fn batch(kind: Kind, first_sample: u64, microbatches: usize) -> HostValues {
             HostValues::F32(samples.flat_map(row).collect())
         }
     }
+}
+
+/// The documents of a sample, which together have as many inputs as a sequence. All tokens but the last are inputs.
+pub fn documents(sample: u64) -> Vec<Vec<i32>> {
+    const LENGTHS: [&[usize]; 4] = [&[3, 5], &[1, 4, 3], &[SEQ], &[2, 1, 1, 4]];
+    let lengths = LENGTHS[noise(sample, 1) as usize % LENGTHS.len()];
+    let token = |d: usize, i: u64| ((noise(sample, d as u64) + 5 * i) % VOCAB as u64) as i32;
+    lengths.iter().enumerate().map(|(d, &length)| (0..=length as u64).map(|i| token(d, i)).collect()).collect()
+}
+
+/// Samples that hold several documents, as a function of their global numbers.
+pub fn packed(first_sample: u64, samples: usize) -> HostValues {
+    let row = |sample: u64| {
+        let all = documents(sample);
+        let inputs = all.iter().flat_map(|tokens| tokens[..tokens.len() - 1].to_vec());
+        let targets = all.iter().flat_map(|tokens| tokens[1..].to_vec());
+        let positions = all.iter().flat_map(|tokens| 0..tokens.len() as i32 - 1);
+        inputs.chain(targets).chain(positions).collect::<Vec<i32>>()
+    };
+    HostValues::I32((first_sample..first_sample + samples as u64).flat_map(row).collect())
 }
 
 /// Every way to run a step: graphs off, and each scope, pool, boundary and optimizer setting.

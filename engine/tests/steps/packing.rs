@@ -1,0 +1,136 @@
+//! Samples that hold several documents: each is trained on as if it were alone.
+
+use device::HostValues;
+use engine::graph_options::GraphOptions;
+use engine::model::{GptShape, SampleRow};
+use engine::optimizer::{ParamGroup, Sgd};
+use engine::precision::Precision;
+use engine::step::StepSettings;
+
+use crate::models::{
+    Kind, Layout, MICRO_BATCH, Run, SEQ, all_settings, documents, packed, tiny_gpt, tiny_llama, tiny_olmo2, tiny_qwen3,
+};
+
+const STEPS: usize = 6;
+
+/// Learned positions, rotary positions, norms of heads and a window, norms over all heads.
+fn shapes(dropout: f32) -> [(&'static str, GptShape); 4] {
+    let f32 = Precision::F32;
+    // As many heads of each kind as ranks share.
+    let heads = |shape: GptShape| GptShape { heads: 8, kv_heads: 4, ..shape };
+    [
+        ("GPT", heads(tiny_gpt(dropout, f32))),
+        ("Llama", heads(tiny_llama(dropout, f32))),
+        ("Qwen3", heads(tiny_qwen3(dropout, f32))),
+        ("OLMo 2", heads(tiny_olmo2(dropout, f32))),
+    ]
+}
+
+fn run(shape: &GptShape, data: usize, graphs: GraphOptions) -> Run {
+    let (shape, row) = (Some(shape.clone()), Some(SampleRow::packed(SEQ, SEQ)));
+    Run { shape, row, steps: STEPS, learning_rate: 1e-3, ..Run::new(Kind::Llama, 4 / data, graphs) }
+}
+
+fn off() -> GraphOptions {
+    GraphOptions { enable: false, ..GraphOptions::default() }
+}
+
+/// The loss of one step without dropout, and what it changed of all weights: the gradients, times the learning rate.
+fn step(shape: &GptShape, row: SampleRow, samples: &HostValues, targets: usize) -> (f64, Vec<f64>) {
+    let HostValues::I32(values) = samples else { unreachable!("a GPT reads tokens") };
+    let microbatches = values.len() / row.width / MICRO_BATCH;
+    let groups = Some(ParamGroup::decay_matrices(Sgd { momentum: 0.0 }, 0.0));
+    let (shape, row) = (Some(shape.clone()), Some(row));
+    let run = Run { shape, row, groups, clip: 0.0, ..Run::new(Kind::Llama, microbatches, off()) };
+    let device = run.device();
+    let mut stage = run.stage(&device);
+    let weights = |stage: &engine::step::Stage| -> Vec<f32> {
+        stage.params().iter().flat_map(|(_, param)| device.download::<f32>(&param.master).unwrap()).collect()
+    };
+    let before = weights(&stage);
+    let settings = StepSettings { targets: Some(targets as u64), learning_rate: 1.0, ..run.settings(0) };
+    let evaluated = stage.evaluate(settings, Some(samples)).unwrap().wait().unwrap().loss;
+    let loss = stage.train_step(settings, Some(samples)).unwrap().wait().unwrap().loss;
+    assert_eq!(evaluated, loss);
+    let change = weights(&stage).iter().zip(&before).map(|(after, before)| f64::from(after - before)).collect();
+    (loss, change)
+}
+
+#[test]
+fn packed_documents_have_the_losses_and_gradients_of_each_alone() {
+    for (name, shape) in shapes(0.0) {
+        let samples = 2 * MICRO_BATCH;
+        let (loss, gradient) = step(&shape, SampleRow::packed(SEQ, SEQ), &packed(0, samples), samples * SEQ);
+        // Each document at the start of a row of its own, whose rest has no loss.
+        let alone = |document: Vec<i32>| {
+            let (mut inputs, mut targets) = ([0; SEQ], [-1; SEQ]);
+            let length = document.len() - 1;
+            inputs[..length].copy_from_slice(&document[..length]);
+            targets[..length].copy_from_slice(&document[1..]);
+            [inputs, targets].concat()
+        };
+        let mut rows: Vec<Vec<i32>> = (0..samples as u64).flat_map(documents).map(alone).collect();
+        assert!(rows.len() > 2 * samples);
+        rows.resize(rows.len().next_multiple_of(MICRO_BATCH), [[0; SEQ], [-1; SEQ]].concat());
+        let rows = HostValues::I32(rows.concat().into());
+        let (loss_alone, gradient_alone) = step(&shape, SampleRow::conversations(SEQ), &rows, samples * SEQ);
+        assert!((loss / loss_alone - 1.0).abs() < 1e-6, "{name}: {loss} and {loss_alone}");
+        let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let difference: Vec<f64> = gradient.iter().zip(&gradient_alone).map(|(a, b)| a - b).collect();
+        let relative = norm(&difference) / norm(&gradient_alone);
+        assert!(relative < 1e-5, "{name}: gradients differ by {relative:.1e}");
+        // The same tokens as one document are another model.
+        let HostValues::I32(values) = packed(0, samples) else { unreachable!("tokens") };
+        let whole =
+            values.chunks(3 * SEQ).flat_map(|row| [&row[..2 * SEQ], &(0..SEQ as i32).collect::<Vec<_>>()].concat());
+        let whole = HostValues::I32(whole.collect());
+        let (other, _) = step(&shape, SampleRow::packed(SEQ, SEQ), &whole, samples * SEQ);
+        assert!((other / loss - 1.0).abs() > 1e-5, "{name}: documents see each other");
+    }
+}
+
+#[test]
+fn packed_documents_have_the_same_bits_in_every_graph_setting_and_replays_take_other_documents() {
+    for (name, shape) in shapes(0.1) {
+        let (plain, weights) = run(&shape, 1, off()).train();
+        for (setting, options) in all_settings() {
+            let (results, others) = run(&shape, 1, options).train();
+            assert_eq!(results, plain, "{name}, {setting}");
+            assert!(weights.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}, {setting}");
+        }
+        let selective = GptShape { recompute: true, ..shape.clone() };
+        let full = Run { recompute: Some(2), ..run(&shape, 1, GraphOptions::default()) };
+        let shuffled = Run { shuffle: Some(3), ..run(&shape, 1, GraphOptions::default()) };
+        let overlapped = GraphOptions { overlap_microbatches: true, ..GraphOptions::default() };
+        let all = [run(&selective, 1, GraphOptions::default()), full, shuffled, run(&shape, 1, overlapped)];
+        for (at, run) in all.into_iter().enumerate() {
+            assert_eq!(run.train().0, plain, "{name}, case {at}");
+        }
+    }
+}
+
+#[test]
+fn every_stage_and_rank_takes_the_documents() {
+    for (name, shape) in shapes(0.1) {
+        let shape = GptShape { layers: 4, ..shape };
+        let one = run(&shape, 1, off()).train().0;
+        for layout in [
+            Layout::new(1, 1, 1, 2),
+            Layout::new(2, 1, 1, 1),
+            Layout::new(1, 4, 1, 1),
+            Layout::new(1, 2, 2, 1),
+            Layout { zero_bubble: true, ..Layout::new(2, 2, 1, 1) },
+        ] {
+            let ranks = layout.on_ranks(|| run(&shape, layout.data, GraphOptions::default()), |run| run.train().0);
+            for (step, theirs) in one.iter().enumerate() {
+                let ours = &ranks[0][step];
+                let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-4;
+                let norms = (f64::from(ours.grad_norm), f64::from(theirs.grad_norm));
+                assert!(
+                    close(ours.loss, theirs.loss) && close(norms.0, norms.1),
+                    "{name}, {layout:?}, step {step}: {ours:?} and {theirs:?}"
+                );
+            }
+        }
+    }
+}
