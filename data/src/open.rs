@@ -413,7 +413,7 @@ mod tests {
 
     fn opened(path: &str) -> Result<TokenSource, UserError> {
         let text = format!(
-            "path = {path:?}\nvalidation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nsft = false\nraw_tokens = \"none\"\nsplit = 1.0\nseed = 1"
+            "path = {path:?}\nvalidation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nsft = false\nsft_packing = 1\nraw_tokens = \"none\"\nsplit = 1.0\nseed = 1"
         );
         let data: DataConfig = toml::from_str(&text).unwrap();
         open(data.path.as_ref().unwrap(), &data, 8, 256)

@@ -173,9 +173,6 @@ impl Conversations {
         let mut hash = Sha256::new();
         self.all.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
         self.all.ends.iter().for_each(|end| hash.update((*end as u64).to_le_bytes()));
-        if self.all.most > 1 {
-            hash.update((self.all.most as u64).to_le_bytes());
-        }
         Some(Identity { tokens: self.all.tokens.len() as u64, sha256: format!("{:x}", hash.finalize()) })
     }
 

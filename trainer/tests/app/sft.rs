@@ -109,6 +109,42 @@ fn every_layout_has_the_loss_of_one_rank_though_microbatches_have_different_numb
 }
 
 #[test]
+fn packed_conversations_teach_the_same_answers_and_train_alike_in_every_layout() {
+    let (folder, resumed) = (Folder::new("sft-packed"), Folder::new("sft-packed-resumed"));
+    for folder in [&folder, &resumed] {
+        write_chats(&folder.0);
+    }
+    // 4 conversations of 15 to 17 tokens, and 16 of about twice as many.
+    let packing = "--sft-packing 3 --global-batch-size 4 --micro-batch-size 2";
+    let more = format!("{packing} --steps 250 --hidden-size 64 --num-attention-heads 4 --lr 5e-3 --min-lr 5e-4");
+    let output = run(1, &folder.0, &flags(&folder.0, &format!("{more} --save-interval 1000")));
+    expect(&output, 0, &["20 conversations, 0 cut to 48 tokens, packed into ", "done: loss"]);
+    assert_eq!(answers(&folder.0, "sky\n\nsnow\n"), "blue\nwhite\n");
+    let steps = |ranks: usize, more: &str| {
+        let folder = Folder::new("sft-packed-layout");
+        write_chats(&folder.0);
+        let more = format!("--sft-packing 3 --global-batch-size 8 --steps 4 --layers 4 {more}");
+        expect(&run(ranks, &folder.0, &flags(&folder.0, &more)), 0, &["done: loss"]);
+        metrics(&folder.0)
+    };
+    let one = steps(1, "--micro-batch-size 2");
+    for (ranks, more) in [
+        (1, "--micro-batch-size 4 --enable-cuda-graph --cuda-graph-scope full_iteration"),
+        (2, "--micro-batch-size 1 --enable-cuda-graph"),
+        (4, "--micro-batch-size 1 --pipeline-model-parallel-size 4 --enable-cuda-graph"),
+    ] {
+        for (step, (ours, theirs)) in one.iter().zip(steps(ranks, more)).enumerate() {
+            let loss = |line: &serde_json::Value| line[0].as_f64().unwrap();
+            assert!((loss(&theirs) / loss(ours) - 1.0).abs() < 1e-5, "{more}, step {step}: {ours} and {theirs}");
+        }
+    }
+    let first = format!("{packing} --steps 4 --save-interval 4");
+    expect(&run(1, &resumed.0, &flags(&resumed.0, &first)), 0, &["done: loss"]);
+    let other = "--sft-packing 2 --global-batch-size 4 --micro-batch-size 2 --steps 8";
+    expect(&run(1, &resumed.0, &flags(&resumed.0, other)), 0, &["data.sft_packing = 2 (was 3)", "at step 4"]);
+}
+
+#[test]
 fn inspect_shows_which_tokens_count() {
     let folder = Folder::new("sft-inspect");
     write_chats(&folder.0);
@@ -134,6 +170,9 @@ fn conversations_that_cannot_be_used_are_refused_by_name() {
         ("--sft --chat-template chatml", &["data.sft without data.path"]),
         ("--data-path chats.jsonl --chat-template chatml", &["data.chat_template without data.sft", "add --sft"]),
         ("--sft --data-path chats.jsonl --chat-template chatml --text-key x", &["data.text_key with data.sft"]),
+        ("--data-path chats.jsonl --sft-packing 4", &["data.sft_packing without data.sft", "add --sft"]),
+        ("--sft --data-path chats.jsonl --chat-template chatml --sft-packing 0", &["data.sft_packing = 0"]),
+        ("--sft --data-path chats.jsonl --chat-template chatml --sft-packing 2000", &["data.sft_packing = 2000"]),
         ("--sft --data-path texts.jsonl --chat-template chatml", &["texts.jsonl line 1", "missing field `messages`"]),
         ("--sft --data-path questions.jsonl --chat-template chatml", &["has 1 conversation, and no answer within"]),
         ("--sft --data-path chats.jsonl --chat-template none.jinja", &["chat template none.jinja cannot be read"]),
