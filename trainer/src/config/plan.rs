@@ -45,6 +45,8 @@ pub struct RunPlan {
     pub graphs: GraphOptions,
     /// When the model is evaluated; `None` for never.
     pub evaluation: Option<EvaluationPlan>,
+    /// Evaluations keep the loss of each token, and samples have targets of their own.
+    pub keeps_losses: bool,
     /// When a rank counts as failed.
     pub watch: WatchSettings,
 }
@@ -123,6 +125,7 @@ impl RunPlan {
             printed,
             graphs,
             evaluation,
+            keeps_losses: false,
             watch,
         })
     }
@@ -148,7 +151,7 @@ impl RunPlan {
     /// Where a sample has its inputs and targets.
     pub fn sample_row(&self) -> SampleRow {
         match &self.model {
-            ModelPlan::Gpt(shape) if self.config.data.sft => SampleRow::conversations(shape.seq),
+            ModelPlan::Gpt(shape) if self.config.data.sft || self.keeps_losses => SampleRow::conversations(shape.seq),
             ModelPlan::Gpt(shape) => SampleRow::tokens(shape.seq),
             ModelPlan::Mlp(shape) => SampleRow::regression(shape.sizes[0], shape.sizes[shape.sizes.len() - 1]),
         }
