@@ -19,6 +19,7 @@ mod frozen;
 mod grad_reduce;
 mod graph_modules;
 mod hooks;
+mod kept_losses;
 mod layouts;
 mod lora;
 mod minimal_example;

@@ -13,6 +13,7 @@ mod bad_data;
 mod batch_ramp;
 mod batches;
 mod checkpoint;
+mod choices;
 mod completions;
 mod configs;
 mod container;
