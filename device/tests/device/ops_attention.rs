@@ -350,7 +350,7 @@ fn adamw_agrees_with_f64_over_steps_of_which_one_is_skipped() {
     let (master, compute) = (u.t.put(&[SIZE], F32, &w), u.t.put(&[SIZE], Bf16, &w));
     let (grad, exp_avg, exp_avg_sq) = (zeros(), zeros(), zeros());
     let (beta1, beta2, eps, decay) = (0.9, 0.95, 1e-8, 0.1);
-    let tensors = AdamWTensors { master, compute: Some(compute), grad, exp_avg, exp_avg_sq, weight_decay: 0.1 };
+    let tensors = AdamWTensors { master, compute: Some(compute), grad, exp_avg, exp_avg_sq, weight_decay: 0.1, lr_multiplier: 1.0 };
     let mut applied = 0;
     for (step, values) in gradients().iter().enumerate() {
         let factor = u.clip(step as u32, &grad, values);
@@ -388,7 +388,7 @@ fn lion_agrees_with_f64_and_a_weight_without_direction_only_decays() {
     let zeros = || u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
     let (master, grad, exp_avg) = (u.t.put(&[SIZE], F32, &w), zeros(), zeros());
     let compute = u.t.empty(&[SIZE], Bf16);
-    let tensors = LionTensors { master, compute: Some(compute), grad, exp_avg, weight_decay: 0.1 };
+    let tensors = LionTensors { master, compute: Some(compute), grad, exp_avg, weight_decay: 0.1, lr_multiplier: 1.0 };
     for (step, mut values) in gradients().into_iter().enumerate() {
         values[0] = if values[0].is_finite() { 0.0 } else { values[0] };
         let factor = u.clip(step as u32, &grad, &values);
@@ -421,13 +421,13 @@ fn moments_in_bf16_update_weights_as_the_same_values_in_f32_and_are_then_rounded
     let adamw = |first, second| {
         let (master, exp_avg) = (u.t.put(&[SIZE], F32, &weights), u.t.put(&[SIZE], first, &of(3)));
         let exp_avg_sq = u.t.put(&[SIZE], second, &squares);
-        let tensors = [AdamWTensors { master, compute: None, grad, exp_avg, exp_avg_sq, weight_decay: 0.1 }].into();
+        let tensors = [AdamWTensors { master, compute: None, grad, exp_avg, exp_avg_sq, weight_decay: 0.1, lr_multiplier: 1.0 }].into();
         u.t.run(AdamW { tensors, beta1: 0.9, beta2: 0.95, eps: 1e-8, control: u.control, status: u.status });
         [master, exp_avg, exp_avg_sq].map(|tensor| u.t.get(&tensor))
     };
     let lion = |first| {
         let (master, exp_avg) = (u.t.put(&[SIZE], F32, &weights), u.t.put(&[SIZE], first, &of(3)));
-        let tensors = [LionTensors { master, compute: None, grad, exp_avg, weight_decay: 0.1 }].into();
+        let tensors = [LionTensors { master, compute: None, grad, exp_avg, weight_decay: 0.1, lr_multiplier: 1.0 }].into();
         u.t.run(Lion { tensors, beta1: 0.9, beta2: 0.99, control: u.control, status: u.status });
         [master, exp_avg].map(|tensor| u.t.get(&tensor))
     };
@@ -454,6 +454,7 @@ fn sgd_agrees_with_f64_with_and_without_momentum() {
             grad,
             momentum: (momentum != 0.0).then_some(momentum_t),
             weight_decay: 0.1,
+            lr_multiplier: 1.0,
         };
         for (step, values) in gradients().iter().enumerate() {
             let factor = u.clip(step as u32, &grad, values);

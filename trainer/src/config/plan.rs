@@ -17,6 +17,7 @@ use crate::config::model_plan::{check_model_magnitudes, model_plan};
 use crate::config::model_size::ModelSize;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
+use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
 use crate::config::{CudaGraphConfig, Fp8Choice, RunConfig, TrainConfig, rank_layout};
 
@@ -108,9 +109,11 @@ impl RunPlan {
         let layers = stage_layers(&model, &parallel, 0);
         let graphs = graph_options(&config, &layers)?;
         let watch = watch_settings(&config.parallel)?;
-        let optimizer =
-            OptimizerPlan::new(&config.optimizer, config.precision.compute.activations(), config.train.steps)?;
         let frozen = FrozenNames::new(&config.optimizer.freeze, &model)?;
+        let named = NamedGroup::all(&config.optimizer.param_groups, &model, &frozen)?;
+        let optimizer =
+            OptimizerPlan::new(&config.optimizer, config.precision.compute.activations(), config.train.steps)?
+                .with_named(named);
         let printed = PrintedActivations::new(&config, &model)?;
         let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
         Ok(RunPlan {
