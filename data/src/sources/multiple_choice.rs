@@ -290,12 +290,18 @@ mod tests {
         let right = r#"{"ctx": "a", "endings": ["b", "c"], "label": 0}"#;
         for (lines, what) in [
             (format!("{right}\n\n{{}}"), "line 3 has no `label`"),
-            (format!("{right}\n{}", right.replace("\"b\"", "\"a long ending\"")), "line 2 has an ending, number 1, of 14 tokens"),
+            (
+                format!("{right}\n{}", right.replace("\"b\"", "\"a long ending\"")),
+                "line 2 has an ending, number 1, of 14 tokens",
+            ),
             ("\n".into(), "has no question"),
         ] {
             let error = opened(&lines, 8).err().unwrap().to_string();
             assert!(error.contains(what), "{error}");
         }
-        assert_ne!(opened(right, 8).unwrap().identities("x"), opened(&right.replace("0}", "1}"), 8).unwrap().identities("x"));
+        assert_ne!(
+            opened(right, 8).unwrap().identities("x"),
+            opened(&right.replace("0}", "1}"), 8).unwrap().identities("x")
+        );
     }
 }

@@ -40,7 +40,8 @@ impl Question {
     /// # Errors
     /// What is wrong with the line, as the end of a sentence that begins with its name.
     pub(crate) fn of_line(line: &str) -> Result<Question, String> {
-        let line: Line = serde_json::from_str(line).map_err(|error| format!("is no multiple-choice question: {error}"))?;
+        let line: Line =
+            serde_json::from_str(line).map_err(|error| format!("is no multiple-choice question: {error}"))?;
         let label = line.label.or(line.gold).or(line.answer).ok_or("has no `label`, `gold` or `answer`")?;
         let plain = line.context.or(line.question).or(line.query);
         let endings = line.endings.or(line.choices).ok_or("has no `endings` or `choices`")?;
@@ -63,9 +64,9 @@ impl Question {
         if let Some(empty) = endings.iter().position(String::is_empty) {
             return Err(format!("has an ending, number {}, without text", empty + 1));
         }
-        let label = index(&label).filter(|label| *label < endings.len()).ok_or_else(|| {
-            format!("has the label {label}, and endings are counted from 0 to {}", endings.len() - 1)
-        })?;
+        let label = index(&label)
+            .filter(|label| *label < endings.len())
+            .ok_or_else(|| format!("has the label {label}, and endings are counted from 0 to {}", endings.len() - 1))?;
         Ok(Question { context, endings, label })
     }
 }
@@ -122,7 +123,8 @@ mod tests {
         assert_eq!(found.context, "Home and Garden: How to mow. Wait for sun. It is dry. Then you");
         assert_eq!(found.endings, ["walk on. Go.", "stop. Rest"]);
         assert_eq!(found.label, 1);
-        let without_b = question(r#"{"activity_label": "A", "ctx_a": "b.", "ctx_b": "", "endings": ["x", "y"], "label": 0}"#);
+        let without_b =
+            question(r#"{"activity_label": "A", "ctx_a": "b.", "ctx_b": "", "endings": ["x", "y"], "label": 0}"#);
         assert_eq!(without_b.context, "A: b.");
         let only_ctx = question(r#"{"ctx": "A man is on a roof. he", "endings": ["x", "y"], "label": 0}"#);
         assert_eq!(only_ctx.context, "A man is on a roof. he");
@@ -164,7 +166,10 @@ mod tests {
             (r#"{"endings": ["a", "b"], "label": 0}"#, "has no `ctx`, `ctx_a`, `context`"),
             (r#"{"ctx": "x", "endings": ["a"], "label": 0}"#, "has 1 ending to choose from"),
             (r#"{"ctx": "x", "endings": ["a", "[b]"], "label": 0}"#, "has an ending, number 2, without text"),
-            (r#"{"ctx": "x", "endings": ["a", "b"], "label": 2}"#, "has the label 2, and endings are counted from 0 to 1"),
+            (
+                r#"{"ctx": "x", "endings": ["a", "b"], "label": 2}"#,
+                "has the label 2, and endings are counted from 0 to 1",
+            ),
             (r#"{"ctx": "x", "endings": ["a", "b"], "label": ""}"#, "has the label \"\", and"),
             (r#"{"ctx": "x", "endings": ["a", 1], "label": 0}"#, "invalid type"),
         ] {

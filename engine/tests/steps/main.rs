@@ -30,6 +30,7 @@ mod parameter_groups;
 mod parity;
 mod pipeline;
 mod ranks;
+mod rate_groups;
 mod recompute;
 mod same_bits;
 mod skip_step;

@@ -129,7 +129,8 @@ pub(super) fn run(request: &EvalRequest, env: &RankEnv) -> i32 {
             print(&line).map_err(file_error("standard output".into()))?;
         }
         if let (0, Some(path), Some(results)) = (group.rank, &request.write_choices, &results) {
-            std::fs::write(path, choices(results)).map_err(file_error(format!("--write-choices {}", path.display())))?;
+            std::fs::write(path, choices(results))
+                .map_err(file_error(format!("--write-choices {}", path.display())))?;
         }
         match results {
             None if !device.is_dry() && group.rank == 0 => warn("asked to end: stops before all data were evaluated"),

@@ -31,11 +31,7 @@ impl NamedGroup {
     ///
     /// # Errors
     /// An item of another form; a pattern that matches nothing, or nothing that is left.
-    pub(crate) fn all(
-        items: &[String],
-        model: &ModelPlan,
-        frozen: &FrozenNames,
-    ) -> Result<Vec<NamedGroup>, UserError> {
+    pub(crate) fn all(items: &[String], model: &ModelPlan, frozen: &FrozenNames) -> Result<Vec<NamedGroup>, UserError> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
@@ -67,7 +63,8 @@ impl NamedGroup {
             weight_decay: named.weight_decay.unwrap_or(group.weight_decay),
             ..group.clone()
         };
-        let own: Vec<ParamGroup> = named.iter().flat_map(|named| groups.iter().map(move |group| of(named, group))).collect();
+        let own: Vec<ParamGroup> =
+            named.iter().flat_map(|named| groups.iter().map(move |group| of(named, group))).collect();
         own.into_iter().chain(groups).collect()
     }
 }
@@ -112,7 +109,11 @@ mod tests {
     use crate::config::optimizer_plan::OptimizerPlan;
 
     /// The model, and the groups of an optimizer of that kind with these named groups.
-    fn groups(kind: &str, items: &[&str], freeze: &[&str]) -> Result<(ModelPlan, Vec<ParamGroup>, Vec<NamedGroup>), UserError> {
+    fn groups(
+        kind: &str,
+        items: &[&str],
+        freeze: &[&str],
+    ) -> Result<(ModelPlan, Vec<ParamGroup>, Vec<NamedGroup>), UserError> {
         let mut layers = Layers::default();
         layers.set("optimizer.kind", kind, "test").unwrap();
         let config = layers.resolve();
@@ -130,7 +131,10 @@ mod tests {
             let items = ["h.0.ln_1.*=2", "h.0.*=0.5,0.3", "*.bias=0", "w?e.*=0.1"];
             let (model, groups, named) = groups(kind, &items, &["h.1.attn.*"]).unwrap();
             let described: Vec<String> = named.iter().map(|group| group.to_string()).collect();
-            assert_eq!(described[..2], ["h.0.ln_1.* at 2 x lr (2 parameters)", "h.0.* at 0.5 x lr and weight decay 0.3 (10 parameters)"]);
+            assert_eq!(
+                described[..2],
+                ["h.0.ln_1.* at 2 x lr (2 parameters)", "h.0.* at 0.5 x lr and weight decay 0.3 (10 parameters)"]
+            );
             let specs = model.architecture().specs;
             let group = |name: &str| {
                 let spec = specs.iter().find(|spec| spec.name == name).unwrap();

@@ -65,7 +65,8 @@ fn sums_and_accuracies_are_those_of_transformers_in_every_layout_with_and_withou
 fn data_and_questions_are_evaluated_together_and_of_both_as_many_as_asked_for() {
     let folder = Folder::new("choices-and-data");
     python("choices.py", "make", &folder.0);
-    std::fs::write(folder.path("text.txt"), "a man is seen on the roof and he begins to pull up wood. ".repeat(40)).unwrap();
+    std::fs::write(folder.path("text.txt"), "a man is seen on the roof and he begins to pull up wood. ".repeat(40))
+        .unwrap();
     let both = "model text.txt --samples 6 --multiple-choice questions.jsonl questions.jsonl";
     let (printed, answers) = eval(&folder, 2, both);
     let names: Vec<_> = printed.iter().map(|result| result["data"].as_str().unwrap()).collect();
@@ -90,7 +91,10 @@ fn wrong_questions_are_refused_with_their_line() {
     write("empty.jsonl", "");
     for (arguments, parts) in [
         ("saved --multiple-choice no-label.jsonl", &["no-label.jsonl line 3 has no `label`", "correct that line"][..]),
-        ("saved --multiple-choice long.jsonl", &["long.jsonl line 1", "number 1, of 17 tokens", "model.seq_length = 16"]),
+        (
+            "saved --multiple-choice long.jsonl",
+            &["long.jsonl line 1", "number 1, of 17 tokens", "model.seq_length = 16"],
+        ),
         ("saved --multiple-choice text.txt", &["text.txt has no JSON lines", "name a .jsonl file"]),
         ("saved --multiple-choice empty.jsonl", &["empty.jsonl", "has no question"]),
         ("saved --multiple-choice none.jsonl", &["none.jsonl", "cannot be read"]),
@@ -104,7 +108,11 @@ fn wrong_questions_are_refused_with_their_line() {
         expect(&output, 2, parts);
         expect(&output, 2, &["Rule: ", "Fix: "]);
     }
-    let dry = mpirun(1, &folder.0, &["eval", "saved", "--multiple-choice", "right.jsonl", "--dry-run", "--write-choices", "x"]);
+    let dry = mpirun(
+        1,
+        &folder.0,
+        &["eval", "saved", "--multiple-choice", "right.jsonl", "--dry-run", "--write-choices", "x"],
+    );
     expect(&dry, 0, &[]);
     assert!(!folder.path("x").exists());
 }

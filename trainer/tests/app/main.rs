@@ -42,6 +42,7 @@ mod mistakes;
 mod mpirun;
 mod network;
 mod nvtx;
+mod param_groups;
 mod pipeline_run;
 mod plan;
 mod profile;

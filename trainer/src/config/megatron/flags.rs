@@ -52,7 +52,8 @@ const LOGS: &str = "metrics.jsonl has a line for every step; TensorBoard's files
 const WANDB: &str = "--wandb writes files into logging.dir, and the client of Weights & Biases, if Python has it, reads its own variables";
 const WITHIN_CHECKPOINT: &str = "a checkpoint always holds weights, optimizer and the place in the data";
 const RATE_OF_GROUPS: &str = "parameters of their own rate have a multiple of the learning rate";
-const DECOUPLED: &str = "--param-groups wte.*=M lm_head.*=M, with M its value over --lr; without lm_head where it is tied";
+const DECOUPLED: &str =
+    "--param-groups wte.*=M lm_head.*=M, with M its value over --lr; without lm_head where it is tied";
 const ONE_DECAY: &str = "weight decay stays the same";
 const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
 
