@@ -12,8 +12,14 @@ use crate::muon::muon_groups;
 
 const STEPS: usize = 5;
 
-/// What a parameter's learning rate is multiplied by, and its weight decay, where it has its own.
-pub fn own(name: &str) -> Option<(f32, Option<f32>)> {
+/// What a learning rate is multiplied by, and a weight decay; without one it is the usual one.
+type Rate = (f32, Option<f32>);
+
+/// The rate of the parameter of a name, where it has its own.
+type Own = fn(&str) -> Option<Rate>;
+
+/// The rates of these tests.
+pub fn own(name: &str) -> Option<Rate> {
     match name {
         _ if name.starts_with("wte") || name.starts_with("layers.1") => Some((0.1, None)),
         _ if name.contains("attn") || name.starts_with("layers.0") => Some((0.5, Some(0.3))),
@@ -23,13 +29,9 @@ pub fn own(name: &str) -> Option<(f32, Option<f32>)> {
 }
 
 /// These groups, and before them those of the parameters that have their own.
-pub fn with_own(
-    usual: Vec<ParamGroup>,
-    names: &[String],
-    own: impl Fn(&str) -> Option<(f32, Option<f32>)>,
-) -> Vec<ParamGroup> {
+pub fn with_own(usual: Vec<ParamGroup>, names: &[String], own: Own) -> Vec<ParamGroup> {
     let named = |name: &String| Some((name.clone(), own(name)?));
-    let apart = |(name, (lr_multiplier, weight_decay)): (String, (f32, Option<f32>))| {
+    let apart = |(name, (lr_multiplier, weight_decay)): (String, Rate)| {
         let names = Some(Arc::new([name].into()));
         let group = move |group: &ParamGroup| ParamGroup {
             names: names.clone(),
@@ -60,7 +62,7 @@ fn kinds() -> [(&'static str, Vec<ParamGroup>); 4] {
     ]
 }
 
-fn run(usual: &[ParamGroup], own: fn(&str) -> Option<(f32, Option<f32>)>, data: usize, graphs: GraphOptions) -> Run {
+fn run(usual: &[ParamGroup], own: Own, data: usize, graphs: GraphOptions) -> Run {
     let names: Vec<String> = gpt(shape()).specs.into_iter().map(|spec| spec.name).collect();
     let groups = Some(with_own(usual.to_vec(), &names, own));
     Run { shape: Some(shape()), groups, steps: STEPS, ..Run::new(Kind::Gpt, 4 / data, graphs) }
@@ -91,7 +93,7 @@ fn graphs_change_no_bit_and_a_group_of_the_usual_rate_neither() {
 #[test]
 fn a_rate_of_0_keeps_values_and_other_parameters_are_updated() {
     for (name, usual) in kinds() {
-        let of = |own| {
+        let of = |own: Own| {
             let run = run(&usual, own, 1, GraphOptions::default());
             let device = run.device();
             let (_, stage) = run.train_on(&device);

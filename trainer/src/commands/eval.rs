@@ -162,7 +162,7 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject
     plan.frozen = FrozenNames::all();
     plan.evaluation = Some(EvaluationPlan { interval: 1, batches: 1 });
     plan.keeps_losses = !request.multiple_choice.is_empty();
-    let sets = request.data.iter().map(|name| set(&plan, name).map(Subject::Data));
+    let sets = request.data.iter().map(|name| set(&plan, name).map(|set| Subject::Data(set.into())));
     let questions = request.multiple_choice.iter().map(|name| choice_set(&plan, name).map(Subject::Choices));
     let subjects = sets.chain(questions).collect::<Result<Vec<_>, _>>()?;
     if let (0, false, Some(path)) = (env.rank, request.run.dry_run, &request.write_choices) {

@@ -43,7 +43,7 @@ pub struct EvaluationResult {
 /// What to evaluate on.
 pub enum Subject {
     /// Data, for their loss.
-    Data(EvaluationSet),
+    Data(Box<EvaluationSet>),
     /// Questions, for the share that is answered right.
     Choices(ChoiceSet),
 }

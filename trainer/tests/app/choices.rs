@@ -87,6 +87,7 @@ fn wrong_questions_are_refused_with_their_line() {
     write("right.jsonl", right);
     write("no-label.jsonl", &format!("{right}\n{{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"]}}\n"));
     write("long.jsonl", &right.replace("\"b\"", &format!("\"{}\"", "b".repeat(16))));
+    write("letters.jsonl", &right.replace("\"b\"", "\"z\""));
     write("text.txt", "text");
     write("empty.jsonl", "");
     for (arguments, parts) in [
@@ -101,7 +102,7 @@ fn wrong_questions_are_refused_with_their_line() {
         ("saved", &["DATA"]),
         ("saved right.jsonl --write-choices x", &["--multiple-choice"]),
         ("saved --multiple-choice right.jsonl --write-choices no/x", &["--write-choices no/x", "a folder that exists"]),
-        ("saved --multiple-choice right.jsonl --vocab 100", &["model.vocab"]),
+        ("saved --multiple-choice letters.jsonl --vocab 100", &["has token 122, and model.vocab = 100", "--tokenizer"]),
     ] {
         let words: Vec<&str> = ["eval"].into_iter().chain(arguments.split_whitespace()).collect();
         let output = mpirun(1, &folder.0, &words);
