@@ -29,6 +29,7 @@ pub use prefetch::{BATCHES_IN_MEMORY, Prefetch};
 pub use source::{Source, Split};
 pub use sources::markov::MarkovSource;
 pub use sources::missing::Missing;
+pub use sources::multiple_choice::{Accuracy, Asked, MultipleChoice};
 pub use sources::regression::Regression;
 pub use sources::token_source::TokenSource;
 pub use text::chat_template::{ChatTemplate, TOKENIZER_CONFIG};

@@ -27,11 +27,13 @@ struct Parameter {
     void* second; // exp_avg_sq, f32 or bf16
     u64 elements;
     float weight_decay;
+    float lr_multiplier;
     u32 first_chunk;
     u32 compute_is_bf16;
     u32 first_is_bf16;
     u32 second_is_bf16;
     u32 vector; // every pointer allows loads and stores of four elements
+    u32 padding;
 };
 
 struct Update {
@@ -43,6 +45,9 @@ struct Update {
     u32 count;
     Parameter entries[48];
 };
+
+// The learning rate of a parameter.
+inline float rate_of(const Update& op, const Parameter& entry) { return op.control->learning_rate * entry.lr_multiplier; }
 
 // b^t in f64 by squaring.
 inline double power(double b, u32 t) {
@@ -107,7 +112,7 @@ KERNEL(adamw)(const __grid_constant__ Update op) {
     const Status status = *op.status;
     if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
-    float learning_rate = op.control->learning_rate;
+    float learning_rate = rate_of(op, entry);
     __shared__ float step_size, root_correction;
     if (threadIdx.x == 0) {
         step_size = (float)((double)learning_rate / (1.0 - power(op.beta1, status.applied)));
@@ -144,7 +149,7 @@ KERNEL(lion)(const __grid_constant__ Update op) {
     const Status status = *op.status;
     if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
-    float rate = op.control->learning_rate, factor = status.grad_factor;
+    float rate = rate_of(op, entry), factor = status.grad_factor;
     for_chunk(entry, [&](u64 at) { lion_step<4>(entry, rate, factor, op.beta1, op.beta2, at); },
               [&](u64 at) { lion_step<1>(entry, rate, factor, op.beta1, op.beta2, at); });
 }
@@ -173,7 +178,7 @@ KERNEL(sgd)(const __grid_constant__ Update op) {
     const Status status = *op.status;
     if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
-    float rate = op.control->learning_rate, factor = status.grad_factor, momentum = op.beta1;
+    float rate = rate_of(op, entry), factor = status.grad_factor, momentum = op.beta1;
     for_chunk(entry, [&](u64 at) { sgd_step<4>(entry, rate, factor, momentum, at); },
               [&](u64 at) { sgd_step<1>(entry, rate, factor, momentum, at); });
 }
@@ -220,7 +225,7 @@ KERNEL(decayed_step)(const __grid_constant__ Update op) {
     const Status status = *op.status;
     if (!status.applies) return;
     const Parameter& entry = op.entries[tensor_of_block(op.entries, op.count)];
-    float rate = op.control->learning_rate;
+    float rate = rate_of(op, entry);
     for_chunk(entry, [&](u64 at) { decayed_step<4>(entry, rate, at); },
               [&](u64 at) { decayed_step<1>(entry, rate, at); });
 }

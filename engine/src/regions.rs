@@ -81,6 +81,13 @@ pub enum Region {
         /// The microbatch.
         microbatch: usize,
     },
+    /// Keeps a microbatch's losses for the host, in evaluation.
+    Losses {
+        /// The head.
+        layer: usize,
+        /// The microbatch.
+        microbatch: usize,
+    },
     /// Sends a layer's output to the next stage.
     Outputs {
         /// The layer.
@@ -139,6 +146,7 @@ impl Region {
         match self {
             Region::Inputs { layer, microbatch }
             | Region::Forward { layer, microbatch }
+            | Region::Losses { layer, microbatch }
             | Region::Outputs { layer, microbatch }
             | Region::OutputGradients { layer, microbatch }
             | Region::Backward { layer, microbatch }
@@ -171,6 +179,7 @@ impl Region {
         match self {
             Region::Inputs { layer, .. } => Region::Inputs { layer, microbatch },
             Region::Forward { layer, .. } => Region::Forward { layer, microbatch },
+            Region::Losses { layer, .. } => Region::Losses { layer, microbatch },
             Region::Outputs { layer, .. } => Region::Outputs { layer, microbatch },
             Region::OutputGradients { layer, .. } => Region::OutputGradients { layer, microbatch },
             Region::Backward { layer, .. } => Region::Backward { layer, microbatch },
@@ -192,6 +201,7 @@ impl std::fmt::Display for Region {
             Region::Inputs { layer: 0, microbatch } => write!(f, "inputs of microbatch {microbatch}"),
             Region::Inputs { layer, microbatch } => write!(f, "inputs of layer {layer}, microbatch {microbatch}"),
             Region::Forward { layer, microbatch } => write!(f, "forward of layer {layer}, microbatch {microbatch}"),
+            Region::Losses { microbatch, .. } => write!(f, "losses of microbatch {microbatch}"),
             Region::Outputs { layer, microbatch } => write!(f, "outputs of layer {layer}, microbatch {microbatch}"),
             Region::OutputGradients { layer, microbatch } => {
                 write!(f, "output gradients of layer {layer}, microbatch {microbatch}")

@@ -13,8 +13,8 @@ mod verify;
 
 use std::rc::Rc;
 
-use device::ops::{Collective, CollectiveKind, Fill, SumCounts, WriteControl};
-use device::{Area, Communicator, Device, HostValues, Staging, Stream, Tensor};
+use device::ops::{Collective, CollectiveKind, Copy, Fill, SumCounts, WriteControl};
+use device::{Area, Communicator, Device, HostValues, Readback, Staging, Stream, Tensor};
 use graph_manager::{CudaGraphManager, Result};
 use parallel::Task;
 
@@ -70,6 +70,9 @@ struct StepProgram {
     tensors: StepTensors,
     /// `(1)` or `(2)`, f32: the loss sum, and next to it the sum of z-losses where the architecture has them.
     loss_sums: Tensor,
+    /// `(microbatches, losses of a microbatch)`, f32: the losses of an evaluation, on the stage with the head and only where
+    /// they are kept.
+    kept_losses: Option<Tensor>,
 }
 
 /// Whether a step is a real one.
@@ -140,6 +143,17 @@ impl Stage {
         let losses = self.write_inputs(settings, batch)?;
         self.graphs.step(Mode::Evaluate, settings.microbatches, &mut |cx| self.program.evaluate(cx, Run::Real))?;
         self.read_numbers(losses, Mode::Evaluate)
+    }
+
+    /// Begins to read back the losses of this rank's samples in the evaluation of `microbatches` microbatches that was submitted
+    /// last: `(microbatches, losses of a microbatch)`. A target without a loss has 0. `None` on stages without the head, and
+    /// unless [`StageOptions::keeps_losses`] is set.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn losses(&self, microbatches: usize) -> Result<Option<Readback<f32>>> {
+        let kept = self.program.kept_losses.map(|kept| kept.narrow(0, microbatches));
+        Ok(kept.map(|kept| self.compute.read(&kept)).transpose()?)
     }
 
     /// Writes what differs from step to step to device memory that graphs read: the settings in one small operation, by
@@ -371,7 +385,7 @@ impl StepProgram {
         Ok(hidden)
     }
 
-    /// Computes a microbatch's losses and adds them to the loss sum.
+    /// Computes a microbatch's losses, adds them to the loss sum, and in evaluation keeps them for the host if that is wanted.
     fn loss(
         &self,
         cx: &mut StepContext<'_>,
@@ -381,8 +395,12 @@ impl StepProgram {
         hidden: Hidden,
     ) -> Result<()> {
         let _span = tracing::debug_span!("layer", layer).entered();
-        cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
+        let losses = cx.region(Region::Forward { layer, microbatch }, hidden, |cx, hidden| {
             self.gather_during(cx, layer, |cx| head.forward(cx, hidden))
+        })?;
+        let Some(kept) = self.kept_losses.filter(|_| cx.mode() == Mode::Evaluate) else { return Ok(()) };
+        cx.region(Region::Losses { layer, microbatch }, losses, |cx, input| {
+            cx.run(Copy { input, output: kept.at(microbatch) })
         })
     }
 

@@ -203,6 +203,7 @@ impl Policy for StepPolicy {
             Region::Optimizer => Err("capture_optimizer is off"),
             Region::Step | Region::Iteration => Err("it is made of regions"),
             Region::Inputs { .. } => Err("it reads another address for each microbatch"),
+            Region::Losses { .. } => Err("it writes to another address for each microbatch"),
             Region::Begin => Err("it is a fill or two"),
             Region::Outputs { .. } | Region::OutputGradients { .. } | Region::InputGradients { .. } => {
                 Err("it meets transfers between stages")
@@ -272,6 +273,7 @@ impl Policy for StepPolicy {
         match region {
             Region::Step | Region::Iteration => None,
             Region::Inputs { .. } => Some("inputs".into()),
+            Region::Losses { .. } => Some("losses".into()),
             Region::Forward { layer, .. } => Some(format!("forward of layer {layer}")),
             Region::Backward { layer, .. } => Some(format!("backward of layer {layer}")),
             Region::WeightGradients { layer, .. } => Some(format!("weights of layer {layer}")),

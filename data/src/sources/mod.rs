@@ -6,6 +6,7 @@ pub(crate) mod corpus;
 pub(crate) mod dataset;
 pub(crate) mod markov;
 pub(crate) mod missing;
+pub(crate) mod multiple_choice;
 mod packs;
 mod permutation;
 pub(crate) mod regression;

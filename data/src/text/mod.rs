@@ -9,6 +9,7 @@ pub(crate) mod normalizer;
 pub(crate) mod parquet_rows;
 pub(crate) mod pre_tokenizer;
 pub(crate) mod python_json;
+pub(crate) mod question;
 pub(crate) mod text_bytes;
 pub(crate) mod text_file;
 pub(crate) mod text_files;

@@ -68,9 +68,9 @@ pub(super) fn decayed_step(op: &DecayedStep, pool: &Pool) {
     if status.applies == 0 {
         return;
     }
-    let rate = control.learning_rate;
     for_each_part(op.tensors.iter().map(|each| each.master.elements()), pool, |tensor, start, length| {
         let each = &op.tensors[tensor];
+        let rate = control.learning_rate * each.lr_multiplier;
         let part = |tensor: &Tensor| tensor.view(start, [length]);
         let direction = view::read::<f32>(&part(&each.direction));
         let master = view::write::<f32>(&part(&each.master));

@@ -71,7 +71,7 @@ struct AdamScalars {
     eps: f32,
     learning_rate: f32,
     grad_factor: f32,
-    step_size: f32,
+    first_correction: f64,
     root_correction: f32,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn adamw(op: &AdamW, pool: &Pool) {
         eps: op.eps,
         learning_rate: control.learning_rate,
         grad_factor: status.grad_factor,
-        step_size: (f64::from(control.learning_rate) / correction(op.beta1)) as f32,
+        first_correction: correction(op.beta1),
         root_correction: (1.0 / correction(op.beta2).sqrt()) as f32,
     };
     for_each_part(op.tensors.iter().map(|each| each.master.elements()), pool, |tensor, start, length| {
@@ -107,12 +107,13 @@ fn adamw_part<M: Float, V: Float>(each: &AdamWTensors, s: &AdamScalars, start: u
     let master = view::write::<f32>(&part(&each.master));
     let exp_avg = view::write::<M>(&part(&each.exp_avg));
     let exp_avg_sq = view::write::<V>(&part(&each.exp_avg_sq));
-    let decay = 1.0 - s.learning_rate * each.weight_decay;
+    let rate = s.learning_rate * each.lr_multiplier;
+    let (step_size, decay) = ((f64::from(rate) / s.first_correction) as f32, 1.0 - rate * each.weight_decay);
     for (((w, g), first), second) in master.iter_mut().zip(grad).zip(exp_avg).zip(exp_avg_sq) {
         let (g, mut m, mut v) = (g * s.grad_factor, first.to_f32(), second.to_f32());
         m += (1.0 - s.beta1) * (g - m);
         v = s.beta2 * v + (1.0 - s.beta2) * g * g;
-        *w = *w * decay - s.step_size * m / (v.sqrt() * s.root_correction + s.eps);
+        *w = *w * decay - step_size * m / (v.sqrt() * s.root_correction + s.eps);
         (*first, *second) = (M::from_f32(m), V::from_f32(v));
     }
     publish(each.compute, start, master);
@@ -128,7 +129,8 @@ pub(super) fn lion(op: &Lion, pool: &Pool) {
     for_each_part(op.tensors.iter().map(|each| each.master.elements()), pool, |tensor, start, length| {
         let each = &op.tensors[tensor];
         with_float!(each.exp_avg.dtype, M => {
-            lion_part::<M>(op, each, (control.learning_rate, status.grad_factor), start, length);
+            let rate = control.learning_rate * each.lr_multiplier;
+            lion_part::<M>(op, each, (rate, status.grad_factor), start, length);
         });
     });
 }
@@ -161,6 +163,7 @@ pub(super) fn sgd(op: &Sgd, pool: &Pool) {
     }
     for_each_part(op.tensors.iter().map(|each| each.master.elements()), pool, |tensor, start, length| {
         let each = &op.tensors[tensor];
+        let rate = control.learning_rate * each.lr_multiplier;
         let part = |tensor: &Tensor| tensor.view(start, [length]);
         let grad = view::read::<f32>(&part(&each.grad));
         let master = view::write::<f32>(&part(&each.master));
@@ -168,14 +171,14 @@ pub(super) fn sgd(op: &Sgd, pool: &Pool) {
         match &each.momentum {
             None => {
                 for (w, g) in master.iter_mut().zip(grad) {
-                    *w -= control.learning_rate * gradient(*g, *w);
+                    *w -= rate * gradient(*g, *w);
                 }
             }
             Some(momentum) => {
                 let buffer = view::write::<f32>(&part(momentum));
                 for ((w, g), b) in master.iter_mut().zip(grad).zip(buffer) {
                     *b = op.momentum * *b + gradient(*g, *w);
-                    *w -= control.learning_rate * *b;
+                    *w -= rate * *b;
                 }
             }
         }

@@ -145,9 +145,12 @@ pub struct DecayedTensors {
     pub direction: Tensor,
     /// Decoupled weight decay of this parameter.
     pub weight_decay: f32,
+    /// What the learning rate is multiplied by for this parameter: a constant, part of the graph.
+    pub lr_multiplier: f32,
 }
 
-/// `w = w * (1 - lr * decay) - lr * direction`, nothing if `status.applies` is 0.
+/// `w = w * (1 - lr * decay) - lr * direction`, nothing if `status.applies` is 0. `lr` is the control block's learning rate times
+/// the parameter's multiplier.
 #[derive(Clone, Debug)]
 pub struct DecayedStep {
     /// All parameters of this rank.

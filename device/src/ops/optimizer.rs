@@ -88,14 +88,16 @@ pub struct AdamWTensors {
     pub exp_avg_sq: Tensor,
     /// Decoupled weight decay of this parameter.
     pub weight_decay: f32,
+    /// What the learning rate is multiplied by for this parameter: a constant, part of the graph.
+    pub lr_multiplier: f32,
 }
 
 /// AdamW (Loshchilov and Hutter, 2019) over all parameters in one pass, as `torch.optim.AdamW` computes it:
 /// `w -= lr * decay * w`, then `w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)`.
 ///
 /// Moments in bf16 are computed in f32, used for the weights, then rounded to nearest even.
-/// The gradient is multiplied by `status.grad_factor`, `t = status.applied`, bias corrections are f64. Nothing is
-/// written when `status.applies` is 0.
+/// The gradient is multiplied by `status.grad_factor`, `t = status.applied`, bias corrections are f64. `lr` is the control
+/// block's learning rate times the parameter's multiplier. Nothing is written when `status.applies` is 0.
 #[derive(Clone, Debug)]
 pub struct AdamW {
     /// All parameters of this rank.
@@ -147,11 +149,13 @@ pub struct LionTensors {
     pub exp_avg: Tensor,
     /// Decoupled weight decay of this parameter.
     pub weight_decay: f32,
+    /// What the learning rate is multiplied by for this parameter: a constant, part of the graph.
+    pub lr_multiplier: f32,
 }
 
 /// Lion (Chen et al., 2023, algorithm 2): `w -= lr * (sign(b1 * m + (1 - b1) * g) + decay * w)`, then
-/// `m = b2 * m + (1 - b2) * g`. The gradient is multiplied by `status.grad_factor`. Nothing is written when `status.applies`
-/// is 0.
+/// `m = b2 * m + (1 - b2) * g`. The gradient is multiplied by `status.grad_factor`, the learning rate by the parameter's
+/// multiplier. Nothing is written when `status.applies` is 0.
 #[derive(Clone, Debug)]
 pub struct Lion {
     /// All parameters of this rank.
@@ -201,10 +205,13 @@ pub struct SgdTensors {
     pub momentum: Option<Tensor>,
     /// L2 weight decay of this parameter, added to the gradient.
     pub weight_decay: f32,
+    /// What the learning rate is multiplied by for this parameter: a constant, part of the graph.
+    pub lr_multiplier: f32,
 }
 
 /// SGD as `torch.optim.SGD` computes it: `g += decay * w`, `b = momentum * b + g`, `w -= lr * b`
-/// (without momentum `w -= lr * g`). The buffer starts at 0, which equals PyTorch's first step `b = g`.
+/// (without momentum `w -= lr * g`). The buffer starts at 0, which equals PyTorch's first step `b = g`. The learning rate is
+/// multiplied by the parameter's multiplier.
 #[derive(Clone, Debug)]
 pub struct Sgd {
     /// All parameters of this rank.

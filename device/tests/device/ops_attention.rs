@@ -354,6 +354,9 @@ struct Update {
 
 const SIZE: usize = 300;
 const CLIP: f64 = 4.0;
+/// The learning rate of all parameters, and what it is multiplied by for those of the tests.
+const RATE: f64 = 0.01;
+const MULTIPLIER: f64 = 0.5;
 
 impl Update {
     fn new() -> Update {
@@ -368,8 +371,13 @@ impl Update {
     /// finite.
     fn clip(&self, step: u32, grad: &Tensor, values: &[f64]) -> Option<f64> {
         self.t.device.upload(grad, &values.iter().map(|x| *x as f32).collect::<Vec<_>>()).unwrap();
-        let value =
-            Control { step, learning_rate: 0.01, clip: CLIP as f32, inverse_loss_scale: 0.5, ..Control::default() };
+        let value = Control {
+            step,
+            learning_rate: RATE as f32,
+            clip: CLIP as f32,
+            inverse_loss_scale: 0.5,
+            ..Control::default()
+        };
         self.t.run(WriteControl { control: self.control, value });
         self.t.run(SquareSum { inputs: [*grad].into(), total: self.square_sum });
         self.t.run(ClipScale { square_sum: self.square_sum, control: self.control, status: self.status });
@@ -400,7 +408,15 @@ fn adamw_agrees_with_f64_over_steps_of_which_one_is_skipped() {
     let (master, compute) = (u.t.put(&[SIZE], F32, &w), u.t.put(&[SIZE], Bf16, &w));
     let (grad, exp_avg, exp_avg_sq) = (zeros(), zeros(), zeros());
     let (beta1, beta2, eps, decay) = (0.9, 0.95, 1e-8, 0.1);
-    let tensors = AdamWTensors { master, compute: Some(compute), grad, exp_avg, exp_avg_sq, weight_decay: 0.1 };
+    let tensors = AdamWTensors {
+        master,
+        compute: Some(compute),
+        grad,
+        exp_avg,
+        exp_avg_sq,
+        weight_decay: 0.1,
+        lr_multiplier: MULTIPLIER as f32,
+    };
     let mut applied = 0;
     for (step, values) in gradients().iter().enumerate() {
         let factor = u.clip(step as u32, &grad, values);
@@ -419,7 +435,7 @@ fn adamw_agrees_with_f64_over_steps_of_which_one_is_skipped() {
                 m[i] = beta1 * m[i] + (1.0 - beta1) * g;
                 v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
                 let (mean, square) = (m[i] / (1.0 - beta1.powi(applied)), v[i] / (1.0 - beta2.powi(applied)));
-                w[i] -= 0.01 * decay * w[i] + 0.01 * mean / (square.sqrt() + eps);
+                w[i] -= RATE * MULTIPLIER * (decay * w[i] + mean / (square.sqrt() + eps));
             }
         }
         assert_close("weights", F32, &u.t.get(&master), &w);
@@ -438,7 +454,14 @@ fn lion_agrees_with_f64_and_a_weight_without_direction_only_decays() {
     let zeros = || u.t.put(&[SIZE], F32, &vec![0.0; SIZE]);
     let (master, grad, exp_avg) = (u.t.put(&[SIZE], F32, &w), zeros(), zeros());
     let compute = u.t.empty(&[SIZE], Bf16);
-    let tensors = LionTensors { master, compute: Some(compute), grad, exp_avg, weight_decay: 0.1 };
+    let tensors = LionTensors {
+        master,
+        compute: Some(compute),
+        grad,
+        exp_avg,
+        weight_decay: 0.1,
+        lr_multiplier: MULTIPLIER as f32,
+    };
     for (step, mut values) in gradients().into_iter().enumerate() {
         values[0] = if values[0].is_finite() { 0.0 } else { values[0] };
         let factor = u.clip(step as u32, &grad, &values);
@@ -449,7 +472,7 @@ fn lion_agrees_with_f64_and_a_weight_without_direction_only_decays() {
                 let g = values[i] * factor;
                 let direction: f64 = 0.9 * m[i] + 0.1 * g;
                 let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
-                w[i] -= 0.01 * (sign + 0.1 * w[i]);
+                w[i] -= RATE * MULTIPLIER * (sign + 0.1 * w[i]);
                 m[i] = 0.99 * m[i] + 0.01 * g;
             }
         }
@@ -471,13 +494,16 @@ fn moments_in_bf16_update_weights_as_the_same_values_in_f32_and_are_then_rounded
     let adamw = |first, second| {
         let (master, exp_avg) = (u.t.put(&[SIZE], F32, &weights), u.t.put(&[SIZE], first, &of(3)));
         let exp_avg_sq = u.t.put(&[SIZE], second, &squares);
-        let tensors = [AdamWTensors { master, compute: None, grad, exp_avg, exp_avg_sq, weight_decay: 0.1 }].into();
+        let tensors =
+            [AdamWTensors { master, compute: None, grad, exp_avg, exp_avg_sq, weight_decay: 0.1, lr_multiplier: 1.0 }]
+                .into();
         u.t.run(AdamW { tensors, beta1: 0.9, beta2: 0.95, eps: 1e-8, control: u.control, status: u.status });
         [master, exp_avg, exp_avg_sq].map(|tensor| u.t.get(&tensor))
     };
     let lion = |first| {
         let (master, exp_avg) = (u.t.put(&[SIZE], F32, &weights), u.t.put(&[SIZE], first, &of(3)));
-        let tensors = [LionTensors { master, compute: None, grad, exp_avg, weight_decay: 0.1 }].into();
+        let tensors =
+            [LionTensors { master, compute: None, grad, exp_avg, weight_decay: 0.1, lr_multiplier: 1.0 }].into();
         u.t.run(Lion { tensors, beta1: 0.9, beta2: 0.99, control: u.control, status: u.status });
         [master, exp_avg].map(|tensor| u.t.get(&tensor))
     };
@@ -504,6 +530,7 @@ fn sgd_agrees_with_f64_with_and_without_momentum() {
             grad,
             momentum: (momentum != 0.0).then_some(momentum_t),
             weight_decay: 0.1,
+            lr_multiplier: MULTIPLIER as f32,
         };
         for (step, values) in gradients().iter().enumerate() {
             let factor = u.clip(step as u32, &grad, values);
@@ -512,7 +539,7 @@ fn sgd_agrees_with_f64_with_and_without_momentum() {
             if let Some(factor) = factor {
                 for i in 0..SIZE {
                     buffer[i] = momentum * buffer[i] + values[i] * factor + 0.1 * w[i];
-                    w[i] -= 0.01 * buffer[i];
+                    w[i] -= RATE * MULTIPLIER * buffer[i];
                 }
             }
             assert_close("weights", F32, &u.t.get(&master), &w);

@@ -19,14 +19,15 @@ fn momentum_and_step_agree_with_f64_and_leave_a_gradient_alone_that_is_not_finit
         let g = numbers(10 + step, SIZE, F32);
         let grad = t.put(&[SIZE], F32, &g);
         t.run(NesterovMomentum { tensors: [MomentumTensors { grad, momentum }].into(), beta: 0.9, status });
-        let tensors = DecayedTensors { master, compute: Some(compute), direction: grad, weight_decay: 0.1 };
+        let tensors =
+            DecayedTensors { master, compute: Some(compute), direction: grad, weight_decay: 0.1, lr_multiplier: 0.5 };
         t.run(DecayedStep { tensors: [tensors].into(), control, status });
         let mut direction = g.clone();
         if finite == 1 {
             for i in 0..SIZE {
                 m[i] = 0.9 * m[i] + 0.1 * 0.5 * g[i];
                 direction[i] = 0.9 * m[i] + 0.1 * 0.5 * g[i];
-                w[i] -= 0.01 * (0.1 * w[i] + direction[i]);
+                w[i] -= 0.01 * 0.5 * (0.1 * w[i] + direction[i]);
             }
         }
         assert_close("momentum", F32, &t.get(&momentum), &m);

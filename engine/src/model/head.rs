@@ -77,7 +77,7 @@ impl LanguageHead {
 }
 
 impl LossHead for LanguageHead {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Tensor> {
         let (_, normed, norm) = self.norm.forward(cx, input.x, input.delta)?;
         let normed = self.region.gather_rows(cx, "all_normed", normed)?;
         let targets = input.loss_targets();
@@ -113,7 +113,7 @@ impl LossHead for LanguageHead {
         if let Some(grad_normed) = grad_normed {
             cx.save_for_backward(Saved { norm, grad_normed })?;
         }
-        Ok(())
+        Ok(losses)
     }
 
     fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {
@@ -157,7 +157,7 @@ pub(crate) struct RegressionHead {
 }
 
 impl LossHead for RegressionHead {
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()> {
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Tensor> {
         let losses = cx.tensor("losses", [input.x.shape.rows()], DType::F32)?;
         let mut grad = None;
         if cx.mode().trains() {
@@ -166,7 +166,8 @@ impl LossHead for RegressionHead {
             grad = Some((tensor, self.step.control));
         }
         cx.run(Mse { prediction: input.x, target: input.loss_targets(), losses, grad })?;
-        cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })
+        cx.run(SumInto { input: losses, total: self.step.loss_sum, accumulate: true })?;
+        Ok(losses)
     }
 
     fn backward(&self, cx: &mut StepContext<'_>) -> Result<Tensor> {

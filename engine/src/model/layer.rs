@@ -93,11 +93,11 @@ pub trait Layer {
 
 /// The last layer of a model, which computes the losses. Nothing comes after it: backward begins here.
 pub trait LossHead {
-    /// Computes the losses and adds them to the step's loss sum.
+    /// Computes the losses and adds them to the step's loss sum. Returns them, f32, one for each target.
     ///
     /// # Errors
     /// Errors of the device.
-    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<()>;
+    fn forward(&self, cx: &mut StepContext<'_>, input: Hidden) -> Result<Tensor>;
 
     /// The input's gradient, and the parameters' `main_grad`. The gradient of each loss is the control block's `grad_scale`.
     ///

@@ -30,6 +30,7 @@ impl UpdateRule for AdamW {
             exp_avg: param.state[0],
             exp_avg_sq: param.state[1],
             weight_decay: param.weight_decay,
+            lr_multiplier: param.lr_multiplier,
         };
         let tensors: Arc<[AdamWTensors]> = params.iter().map(tensors).collect();
         let AdamW { beta1, beta2, eps } = *self;

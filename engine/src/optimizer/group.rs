@@ -1,5 +1,6 @@
 //! Parameter groups, and the rules that update them.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,21 +14,34 @@ use crate::step_policy::StepContext;
 /// Parameters that are updated alike. Each parameter belongs to the first group of a list that takes it.
 #[derive(Clone, Debug)]
 pub struct ParamGroup {
-    /// Whether the group takes a parameter.
+    /// Whether the group takes a parameter, if `names` has it.
     pub takes: fn(&ParamSpec) -> bool,
+    /// The names of parameters that it may take; `None`: any.
+    pub names: Option<Arc<BTreeSet<String>>>,
     /// How its parameters are updated. Groups that share one `Arc` are updated by one launch.
     pub rule: Arc<dyn UpdateRule>,
     /// Weight decay of its parameters.
     pub weight_decay: f32,
+    /// What the learning rate is multiplied by for its parameters. It is a constant: graphs have it.
+    pub lr_multiplier: f32,
 }
 
 impl ParamGroup {
+    /// A group of parameters of any name, at the learning rate itself.
+    pub fn new(takes: fn(&ParamSpec) -> bool, rule: Arc<dyn UpdateRule>, weight_decay: f32) -> ParamGroup {
+        ParamGroup { takes, names: None, rule, weight_decay, lr_multiplier: 1.0 }
+    }
+
+    /// Whether the group takes a parameter.
+    pub fn has(&self, spec: &ParamSpec) -> bool {
+        self.names.as_ref().is_none_or(|names| names.contains(&spec.name)) && (self.takes)(spec)
+    }
+
     /// The two usual groups of one rule: matrices decay, biases and the gains of norms do not.
     pub fn decay_matrices(rule: impl UpdateRule + 'static, weight_decay: f32) -> Vec<ParamGroup> {
         let rule: Arc<dyn UpdateRule> = Arc::new(rule);
-        let matrices = ParamGroup { takes: ParamSpec::is_matrix, rule: rule.clone(), weight_decay };
-        let others = ParamGroup { takes: |_| true, rule, weight_decay: 0.0 };
-        vec![matrices, others]
+        let matrices = ParamGroup::new(ParamSpec::is_matrix, rule.clone(), weight_decay);
+        vec![matrices, ParamGroup::new(|_| true, rule, 0.0)]
     }
 }
 
@@ -81,6 +95,8 @@ pub struct ParamUpdate {
     pub state: Vec<Tensor>,
     /// Weight decay of its group.
     pub weight_decay: f32,
+    /// What its group multiplies the learning rate by.
+    pub lr_multiplier: f32,
 }
 
 /// What the host and the gradient norm decided for a step, in device memory.

@@ -28,6 +28,7 @@ impl UpdateRule for Lion {
             grad: param.grad,
             exp_avg: param.state[0],
             weight_decay: param.weight_decay,
+            lr_multiplier: param.lr_multiplier,
         };
         let tensors: Arc<[LionTensors]> = params.iter().map(tensors).collect();
         let Lion { beta1, beta2 } = *self;

@@ -116,12 +116,12 @@ impl Optimizer {
         for (rule, members) in by_rule(params, groups)? {
             for name in rule.state() {
                 let tensors =
-                    zeroed(device, &mut areas, (*name, moments.of(name)), members.iter().map(|(_, param, _)| *param))?;
-                members.iter().zip(tensors).for_each(|((index, ..), tensor)| state[*index].push((*name, tensor)));
+                    zeroed(device, &mut areas, (*name, moments.of(name)), members.iter().map(|member| member.param))?;
+                members.iter().zip(tensors).for_each(|(member, tensor)| state[member.index].push((*name, tensor)));
             }
             let takes = |param: &Param| rule.overwrites_gradients() || param.owned.elements > 0;
-            let members = members.iter().filter(|(_, param, _)| takes(param));
-            let update = members.filter_map(|&(index, param, weight_decay)| {
+            let members = members.iter().filter(|member| takes(member.param));
+            let update = members.filter_map(|&Member { index, param, group }| {
                 Some(ParamUpdate {
                     spec: params.specs[index].clone(),
                     whole_grad: param.grad?,
@@ -129,7 +129,8 @@ impl Optimizer {
                     weight: param.owned_weight,
                     grad: param.owned_grad()?,
                     state: state[index].iter().map(|(_, tensor)| *tensor).collect(),
-                    weight_decay,
+                    weight_decay: group.weight_decay,
+                    lr_multiplier: group.lr_multiplier,
                 })
             });
             updates.push(rule.update(update.collect(), control, &ranks));
@@ -212,23 +213,28 @@ impl Optimizer {
     }
 }
 
-/// A parameter's index and memory, and the weight decay of its group.
-type Member<'p> = (usize, &'p Param, f32);
+/// A parameter's index and memory, and its group.
+#[derive(Clone, Copy)]
+struct Member<'g, 'p> {
+    index: usize,
+    param: &'p Param,
+    group: &'g ParamGroup,
+}
 
 /// A rule, and the parameters that it updates.
-type RuleMembers<'g, 'p> = (&'g Arc<dyn UpdateRule>, Vec<Member<'p>>);
+type RuleMembers<'g, 'p> = (&'g Arc<dyn UpdateRule>, Vec<Member<'g, 'p>>);
 
 /// The rules of all groups, each with its parameters in order of declaration, without frozen ones.
 fn by_rule<'g, 'p>(params: &'p Params, groups: &'g [ParamGroup]) -> Result<Vec<RuleMembers<'g, 'p>>> {
     let mut rules: Vec<RuleMembers<'_, '_>> = Vec::new();
     for (index, (spec, param)) in params.iter().enumerate().filter(|(_, (spec, _))| !spec.frozen) {
-        let Some(group) = groups.iter().find(|group| (group.takes)(spec)) else {
+        let Some(group) = groups.iter().find(|group| group.has(spec)) else {
             return Err(Error::Usage {
                 problem: format!("no parameter group takes `{}`", spec.name),
                 fix: "end the list with a group that takes every parameter",
             });
         };
-        let member = (index, param, group.weight_decay);
+        let member = Member { index, param, group };
         match rules.iter_mut().find(|(rule, _)| Arc::ptr_eq(rule, &group.rule)) {
             Some((_, members)) => members.push(member),
             None => rules.push((&group.rule, vec![member])),

@@ -62,6 +62,7 @@ impl UpdateRule for Muon {
             compute: param.weight,
             direction: param.grad,
             weight_decay: param.weight_decay,
+            lr_multiplier: param.lr_multiplier,
         });
         let StepControl { control, status } = control;
         let step = DecayedStep { tensors: steps.collect(), control, status };

@@ -25,6 +25,7 @@ impl UpdateRule for Sgd {
             grad: param.grad,
             momentum: param.state.first().copied(),
             weight_decay: param.weight_decay,
+            lr_multiplier: param.lr_multiplier,
         };
         let tensors: Arc<[SgdTensors]> = params.iter().map(tensors).collect();
         let Sgd { momentum } = *self;

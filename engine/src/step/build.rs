@@ -44,6 +44,8 @@ pub struct StageOptions {
     pub graphs: GraphOptions,
     /// The user's code in forward.
     pub hooks: Hooks,
+    /// Evaluations keep the loss of each target for [`Stage::losses`].
+    pub keeps_losses: bool,
 }
 
 impl Default for StageOptions {
@@ -61,6 +63,7 @@ impl Default for StageOptions {
             pipeline: PipelineStage::single(),
             graphs: GraphOptions::default(),
             hooks: Hooks::default(),
+            keeps_losses: false,
         }
     }
 }
@@ -137,6 +140,11 @@ impl Stage {
         let layers = &architecture.layers;
         let micro_batch_size = model.inputs.0.sizes()[0];
         let inputs = Inputs::new(device, &model, layers, control, options.microbatches, micro_batch_size)?;
+        let mut kept_losses = None;
+        if options.keeps_losses && layers.has_last() {
+            let shape = [options.microbatches, model.losses];
+            kept_losses = Some(device.allocate_tensor(&mut areas, "losses", shape, DType::F32)?);
+        }
         let pipeline = Pipeline::new(device, options.pipeline, pipeline, model.residual, &params)?;
         let tensor_parallel = architecture.tensor.group.clone();
         let partial_gradients = PartialGradientSync::new(tensor_parallel.clone(), &params);
@@ -187,6 +195,7 @@ impl Stage {
                 overlaps_microbatches,
                 tensors,
                 loss_sums,
+                kept_losses,
             },
             compute,
             params_elsewhere: architecture.elsewhere.clone(),

@@ -17,6 +17,7 @@ CASE.json, all keys of its kind required, none others accepted:
     optimizer "muon":  those of "adamw", and momentum ns_steps; matrices of blocks by Muon, the rest by AdamW
     "lora", of all but mlp, may be left out: {scale, rank, targets {linear layer: [first row, end] of each adapter}};
          only adapters are trained then
+    "own", of all optimizers, may be left out: {parameter: [what its lr is multiplied by, its weight decay or null]}
     optimizer "sgd":   lr [one per step] momentum weight_decay clip
 IN   the weights by the names `weight_shapes` gives, f32, and per step s and microbatch m
      batch.{s}.{m}.tokens and .targets  i32 (batch, seq)             all but mlp
@@ -71,7 +72,7 @@ def check_case(case):
         kind = (table or {}).get("kind")
         if kind not in keys_of_kind:
             raise SystemExit(f"{where}: kind is {kind!r}, not one of {sorted(keys_of_kind)}")
-        require_keys(where, {key: value for key, value in table.items() if key != "lora"}, keys_of_kind[kind])
+        require_keys(where, {key: value for key, value in table.items() if key not in ("lora", "own")}, keys_of_kind[kind])
     if len(case["optimizer"]["lr"]) != case["steps"]:
         raise SystemExit(f"optimizer: lr has {len(case['optimizer']['lr'])} values for {case['steps']} steps")
 
@@ -324,26 +325,33 @@ class Muon:
     @torch.no_grad()
     def step(self):
         self.adamw.step()
-        lr, beta = self.param_groups[0]["lr"], self.settings["momentum"]
+        beta, own = self.settings["momentum"], self.settings.get("own", {})
         for name, p in self.matrices.items():
             m = self.momenta.setdefault(name, torch.zeros_like(p))
             m.lerp_(p.grad, 1 - beta)
             rows = self.rows.get(name.split(".", 2)[2], [p.shape[0]])
             parts = p.grad.lerp(m, beta).split(rows)
             scaled = [0.2 * max(g.shape) ** 0.5 * orthogonal(g, self.settings["ns_steps"]) for g in parts]
-            p.mul_(1 - lr * self.settings["weight_decay"]).sub_(torch.cat(scaled), alpha=lr)
+            multiplier, decay = own.get(name, (1.0, None))
+            lr = self.lr * multiplier
+            p.mul_(1 - lr * (self.settings["weight_decay"] if decay is None else decay)).sub_(torch.cat(scaled), alpha=lr)
 
 
 def make_optimizer(case, settings, w):
     """Weight decay is for matrices, embeddings among them: anything with two axes or more."""
     if settings["kind"] == "muon":
         return Muon(case, settings, w)
-    matrices = {"params": [p for p in w.values() if p.ndim >= 2], "weight_decay": settings["weight_decay"]}
-    vectors = {"params": [p for p in w.values() if p.ndim < 2], "weight_decay": 0.0}
+    members = {}
+    for name, p in w.items():
+        multiplier, decay = settings.get("own", {}).get(name, (1.0, None))
+        usual = settings["weight_decay"] if p.ndim >= 2 else 0.0
+        members.setdefault((multiplier, usual if decay is None else decay), []).append(p)
+    groups = [{"params": params, "weight_decay": decay, "lr_multiplier": multiplier}
+              for (multiplier, decay), params in members.items()]
     if settings["kind"] == "sgd":  # decay is added to the clipped gradient, so it goes through the momentum
-        return torch.optim.SGD([matrices, vectors], lr=0.0, momentum=settings["momentum"], foreach=False)
+        return torch.optim.SGD(groups, lr=0.0, momentum=settings["momentum"], foreach=False)
     betas = (settings["beta1"], settings["beta2"])
-    return torch.optim.AdamW([matrices, vectors], lr=0.0, betas=betas, eps=settings["eps"], foreach=False)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings["eps"], foreach=False)
 
 
 def train(case, tensors, dtype=torch.float32):
@@ -372,8 +380,9 @@ def train(case, tensors, dtype=torch.float32):
         norms.append(torch.nn.utils.clip_grad_norm_(trained.values(), clip, foreach=False).item())
         losses.append(loss)
         z_losses.append(z_loss)
+        optimizer.lr = lr
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_multiplier"]
         optimizer.step()
     out |= {f"final.{name}": p.detach() for name, p in w.items()}
     history = torch.tensor([losses, norms, z_losses], dtype=torch.float64)

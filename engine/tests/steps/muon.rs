@@ -17,7 +17,7 @@ const STEPS: usize = 10;
 /// Muon for matrices of blocks, AdamW for the rest.
 pub fn muon_groups() -> Vec<ParamGroup> {
     let muon = Muon { momentum: 0.95, steps: 5, products: DType::F32 };
-    let matrices = ParamGroup { takes: Muon::takes, rule: Arc::new(muon), weight_decay: 0.1 };
+    let matrices = ParamGroup::new(Muon::takes, Arc::new(muon), 0.1);
     let others = ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1);
     [vec![matrices], others].concat()
 }

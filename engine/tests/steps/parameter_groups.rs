@@ -26,7 +26,7 @@ fn is_norm(spec: &ParamSpec) -> bool {
 }
 
 fn group(takes: fn(&ParamSpec) -> bool, rule: impl UpdateRule + 'static) -> ParamGroup {
-    ParamGroup { takes, rule: Arc::new(rule), weight_decay: 0.0 }
+    ParamGroup::new(takes, Arc::new(rule), 0.0)
 }
 
 /// Norms are updated by another rule than the rest.

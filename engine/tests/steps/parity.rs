@@ -8,8 +8,8 @@ use std::ops::Range;
 use device::ops::NormKind;
 use device::{DType, Device, HostValues, bf16};
 use engine::graph_options::GraphOptions;
-use engine::model::{FeedForward, GptShape, Lora, LoraTarget, Position, Scaling, is_adapter};
-use engine::optimizer::Muon;
+use engine::model::{FeedForward, GptShape, Lora, LoraTarget, Position, Scaling, gpt, is_adapter};
+use engine::optimizer::{AdamW, Muon, ParamGroup, Sgd};
 use engine::params::Param;
 use engine::precision::Precision;
 
@@ -20,6 +20,7 @@ use crate::models::{
     tiny_qwen3,
 };
 use crate::muon::muon_groups;
+use crate::rate_groups::{own, with_own};
 
 const STEPS: usize = 20;
 const MICROBATCHES: usize = 3;
@@ -57,9 +58,17 @@ fn columns<T: Clone>(rows: &[T], width: usize, microbatch: usize, range: Range<u
 fn compare(case_name: &str, kind: Kind, shape: Option<GptShape>, within: &Tolerances, case: serde_json::Value) {
     let options = GraphOptions::default();
     let is_muon = case["optimizer"]["kind"] == "muon";
+    let usual = || match case["optimizer"]["kind"].as_str() {
+        Some("muon") => muon_groups(),
+        Some("sgd") => ParamGroup::decay_matrices(Sgd { momentum: 0.9 }, 0.1),
+        _ => ParamGroup::decay_matrices(AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1),
+    };
+    // Parameters with a learning rate of their own.
+    let rates = case["optimizer"]["own"].as_object();
+    let names: Vec<String> = rates.into_iter().flat_map(|rates| rates.keys().cloned()).collect();
     let lora = shape.as_ref().and_then(|shape| shape.lora.clone());
     let run = Run {
-        groups: is_muon.then(muon_groups),
+        groups: Some(with_own(usual(), &names, own)),
         dropout: 0.0,
         precision: within.precision,
         frozen: if lora.is_some() { |name| !is_adapter(name) } else { |_| false },
@@ -225,14 +234,17 @@ fn transformer(name: &str, kind: &str, within: &Tolerances, shape: GptShape) {
     compare(name, Kind::Gpt, Some(GptShape { precision: within.precision, ..shape }), within, case);
 }
 
-fn mlp(within: &Tolerances) {
-    let case = serde_json::json!({
+fn mlp_case() -> serde_json::Value {
+    serde_json::json!({
         "kind": "mlp", "layer_sizes": MLP_SIZES, "steps": STEPS, "microbatches": MICROBATCHES,
         "optimizer": {
             "kind": "sgd", "lr": vec![0.01; STEPS], "momentum": 0.9, "weight_decay": 0.1, "clip": 1.0,
         },
-    });
-    compare(&format!("mlp-{}", within.precision), Kind::Mlp, None, within, case);
+    })
+}
+
+fn mlp(within: &Tolerances) {
+    compare(&format!("mlp-{}", within.precision), Kind::Mlp, None, within, mlp_case());
 }
 
 #[test]
@@ -252,16 +264,45 @@ fn gpt_in_bf16_stays_beside_pytorch_in_f32() {
     transformer("gpt-bf16", "gpt", &BF16, tiny_gpt(0.0, Precision::Bf16));
 }
 
-/// Trains a transformer of this shape by Muon on both sides.
-fn by_muon(name: &str, kind: &str, shape: GptShape) {
-    // Five iterations stretch rounding in singular values near 0 by up to 3.4^5.
-    let within = Tolerances { loss: 1e-4, norms: 1e-3, weights: 2e-3, ..F32 };
-    let mut case = case(kind, &shape);
+/// Of training by Muon: five iterations stretch rounding in singular values near 0 by up to 3.4^5.
+const MUON: Tolerances = Tolerances { loss: 1e-4, norms: 1e-3, weights: 2e-3, ..F32 };
+
+/// [`case`] by Muon.
+fn muon_case(kind: &str, shape: &GptShape) -> serde_json::Value {
+    let mut case = case(kind, shape);
     let settings = serde_json::json!({"kind": "muon", "momentum": 0.95, "ns_steps": 5});
     for (key, value) in settings.as_object().unwrap() {
         case["optimizer"][key] = value.clone();
     }
-    compare(name, Kind::Gpt, Some(shape), &within, case);
+    case
+}
+
+/// Trains a transformer of this shape by Muon on both sides.
+fn by_muon(name: &str, kind: &str, shape: GptShape) {
+    let case = muon_case(kind, &shape);
+    compare(name, Kind::Gpt, Some(shape), &MUON, case);
+}
+
+/// A case whose parameters of these names have a learning rate, and some a weight decay, of their own.
+fn with_rates(mut case: serde_json::Value, names: impl IntoIterator<Item = String>) -> serde_json::Value {
+    let rate = |name: String| {
+        let (multiplier, decay) = own(&name)?;
+        Some((name, serde_json::json!([f64::from(multiplier), decay.map(f64::from)])))
+    };
+    case["optimizer"]["own"] = names.into_iter().filter_map(rate).collect::<serde_json::Map<_, _>>().into();
+    case
+}
+
+#[test]
+fn groups_with_rates_and_decays_of_their_own_agree_with_pytorchs() {
+    let shape = tiny_gpt(0.0, Precision::F32);
+    let names = || gpt(tiny_gpt(0.0, Precision::F32)).specs.into_iter().map(|spec| spec.name);
+    compare("gpt-rates", Kind::Gpt, Some(shape.clone()), &F32, with_rates(case("gpt", &shape), names()));
+    let muon = with_rates(muon_case("gpt", &shape), names());
+    compare("gpt-muon-rates", Kind::Gpt, Some(shape), &MUON, muon);
+    let names =
+        (0..MLP_SIZES.len() - 1).flat_map(|layer| ["weight", "bias"].map(|name| format!("layers.{layer}.{name}")));
+    compare("mlp-rates", Kind::Mlp, None, &F32, with_rates(mlp_case(), names));
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl UpdateRule for Beside {
 
 /// The error of a step in whose optimizer `beside` is done.
 fn error_of(beside: fn(&StepContext<'_>) -> device::Result<()>, graphs: GraphOptions) -> String {
-    let groups = vec![ParamGroup { takes: |_| true, rule: Arc::new(Beside(beside)), weight_decay: 0.0 }];
+    let groups = vec![ParamGroup::new(|_| true, Arc::new(Beside(beside)), 0.0)];
     let run = Run { steps: 2, check: false, groups: Some(groups), ..Run::new(Kind::Mlp, 2, graphs) };
     let device = run.device();
     let captures = run.graphs.capture_optimizer;

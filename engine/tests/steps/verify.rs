@@ -119,6 +119,7 @@ impl UpdateRule for HostMomentum {
                 grad: param.grad,
                 momentum: param.state.first().copied(),
                 weight_decay: param.weight_decay,
+                lr_multiplier: param.lr_multiplier,
             };
             let momentum = momentum.load(Ordering::Relaxed) as f32 / 16.0;
             cx.run(ops::Sgd { tensors: params.iter().map(of).collect(), momentum, control, status })
@@ -132,10 +133,7 @@ fn a_momentum_that_froze_is_named_with_the_parameter_and_the_rank_that_has_it() 
         let momentum = Arc::new(AtomicU32::new(8));
         let mut groups = ParamGroup::decay_matrices(Sgd { momentum: 0.0 }, 0.1);
         let is_norm = |spec: &ParamSpec| spec.name == "h.1.ln_2.weight";
-        groups.insert(
-            0,
-            ParamGroup { takes: is_norm, rule: Arc::new(HostMomentum(momentum.clone())), weight_decay: 0.0 },
-        );
+        groups.insert(0, ParamGroup::new(is_norm, Arc::new(HostMomentum(momentum.clone())), 0.0));
         let run = || Run {
             groups: Some(groups.clone()),
             shape: Some(tiny_gpt(0.1, Precision::F32)),

@@ -247,7 +247,14 @@ impl Mlp {
         let value = Control { learning_rate: LEARNING_RATE, grad_scale: 1.0 / batch as f32, ..Control::default() };
         compute.submit(WriteControl { control, value })?;
         let parts = || blocks.iter().flat_map(|b| [(b.weight, b.weight_grad), (b.bias, b.bias_grad)]);
-        let sgd = |(master, grad)| SgdTensors { master, compute: None, grad, momentum: None, weight_decay: 0.0 };
+        let sgd = |(master, grad)| SgdTensors {
+            master,
+            compute: None,
+            grad,
+            momentum: None,
+            weight_decay: 0.0,
+            lr_multiplier: 1.0,
+        };
         let mut update: Vec<Op> = vec![
             SquareSum { inputs: parts().map(|(_, grad)| grad).collect(), total: square_sum }.into(),
             ClipScale { square_sum, control, status }.into(),

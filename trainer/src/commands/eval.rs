@@ -1,4 +1,4 @@
-//! `trainer eval`: the loss of a model on data sets.
+//! `trainer eval`: the loss of a model on data sets, and its accuracy in multiple choice.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use common::terminal::{print, warn};
 use data::TOKENIZER_JSON;
 use launch::RankEnv;
 
-use super::args::{positional, sets_option, text, train_request, with_run_flags};
+use super::args::{positional, sets_option, text, text_flag, train_request, with_run_flags};
 use super::train::{log_filter, start};
 use crate::checkpoint::{MANIFEST, newest_in};
 use crate::config::freeze_plan::FrozenNames;
@@ -19,9 +19,10 @@ use crate::config::{Fp8Choice, Layers, by_key};
 use crate::error::file_error;
 use crate::report::logs;
 use crate::run::accelerator::Accelerator;
-use crate::run::evaluate::{EvaluationSet, evaluate};
+use crate::run::evaluate::{Evaluated, EvaluationSet, Subject, evaluate};
+use crate::run::output_files::writable;
 use crate::run::ranks::refuse;
-use crate::run::source::evaluation_set;
+use crate::run::source::{choice_set, evaluation_set};
 
 /// A model to evaluate, and on what.
 #[derive(Clone, Debug)]
@@ -30,26 +31,43 @@ pub struct EvalRequest {
     pub run: TrainRequest,
     /// The data sets.
     pub data: Vec<String>,
-    /// The largest number of samples of each; `None` for all.
+    /// Files of multiple-choice questions.
+    pub multiple_choice: Vec<String>,
+    /// The largest number of samples of each, or of questions; `None` for all.
     pub samples: Option<u64>,
+    /// The file for what the model chose.
+    pub write_choices: Option<PathBuf>,
 }
 
 pub(super) fn command() -> Command {
     let model = "A checkpoint, a folder of them (the newest is taken), or a Hugging Face model";
     let data =
         "Data sets: files of text, JSON lines, Parquet or tokens, or folders of them. Each has a loss of its own";
+    let questions = "Multiple-choice questions: JSON lines as HellaSwag has them, or with context, choices and gold";
     let eval = Command::new("eval")
         .about(
-            "Prints the loss and perplexity of a model on data sets. Takes the flags of a training run, after the data",
+            "Prints the loss and perplexity of a model on data sets, and its accuracy in multiple choice. Takes the flags of a \
+             training run, after the data",
         )
         .arg(positional("MODEL", model))
-        .arg(Arg::new("DATA").num_args(1..).required(true).value_parser(NonEmptyStringValueParser::new()).help(data))
+        .arg(
+            Arg::new("DATA")
+                .num_args(1..)
+                .required_unless_present("multiple-choice")
+                .value_parser(NonEmptyStringValueParser::new())
+                .help(data),
+        )
+        .arg(text_flag("multiple-choice", "FILE", questions).num_args(1..))
+        .arg(
+            text_flag("write-choices", "FILE", "Writes a line of JSON for each question: what the model chose, and why")
+                .requires("multiple-choice"),
+        )
         .arg(
             Arg::new("samples")
                 .long("samples")
                 .value_name("N")
                 .value_parser(value_parser!(u64).range(1..))
-                .help("Largest number of samples of each data set. If not given: all"),
+                .help("Largest number of samples of each data set, and of questions of each file. If not given: all"),
         );
     with_run_flags(eval)
 }
@@ -73,7 +91,9 @@ pub(super) fn request(matches: &ArgMatches) -> Result<EvalRequest, UserError> {
     Ok(EvalRequest {
         run: train_request(matches, &preset)?,
         data: matches.get_many::<String>("DATA").into_iter().flatten().cloned().collect(),
+        multiple_choice: matches.get_many::<String>("multiple-choice").into_iter().flatten().cloned().collect(),
         samples: matches.get_one("samples").copied(),
+        write_choices: text(matches, "write-choices").map(PathBuf::from),
     })
 }
 
@@ -99,13 +119,18 @@ fn preset(model: &Path) -> Result<Vec<(String, String)>, UserError> {
 /// Evaluates on all ranks; returns the exit code. A wrong request ends the process before it touches the device.
 pub(super) fn run(request: &EvalRequest, env: &RankEnv) -> i32 {
     let prepared = prepare(request, env).unwrap_or_else(|error| refuse(env, &error.to_string()));
-    let (plan, sets, accelerator) = &prepared;
-    let command = [("eval", format!("{} data sets, {:?} samples", sets.len(), request.samples))];
+    let (plan, subjects, accelerator) = &prepared;
+    let (sets, files) = (request.data.len(), request.multiple_choice.len());
+    let command = [("eval", format!("{sets} data sets, {files} files of questions, {:?} samples", request.samples))];
     start(&request.run, (plan, accelerator), env, &command, |group, device| {
-        let results = evaluate(plan, group, device, sets, request.samples)?;
+        let results = evaluate(plan, group, device, subjects, request.samples)?;
         for result in results.iter().flatten().filter(|_| group.rank == 0) {
             let line = serde_json::to_string(result).unwrap_or_default();
             print(&line).map_err(file_error("standard output".into()))?;
+        }
+        if let (0, Some(path), Some(results)) = (group.rank, &request.write_choices, &results) {
+            std::fs::write(path, choices(results))
+                .map_err(file_error(format!("--write-choices {}", path.display())))?;
         }
         match results {
             None if !device.is_dry() && group.rank == 0 => warn("asked to end: stops before all data were evaluated"),
@@ -115,7 +140,16 @@ pub(super) fn run(request: &EvalRequest, env: &RankEnv) -> i32 {
     })
 }
 
-fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<EvaluationSet>, Accelerator), UserError> {
+/// A line for each question.
+fn choices(results: &[Evaluated]) -> String {
+    let answers = results.iter().flat_map(|result| match result {
+        Evaluated::Choices(result) => &result.answers[..],
+        Evaluated::Data(_) => &[],
+    });
+    answers.map(|answer| serde_json::to_string(answer).unwrap_or_default() + "\n").collect()
+}
+
+fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject>, Accelerator), UserError> {
     let mut plan = RunPlan::new(request.run.config.clone(), env.world_size)?;
     let precision = &plan.config.precision;
     if precision.fp8 != Fp8Choice::None && precision.fp8_recipe.keeps_magnitudes() {
@@ -127,14 +161,23 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Evaluat
     }
     plan.frozen = FrozenNames::all();
     plan.evaluation = Some(EvaluationPlan { interval: 1, batches: 1 });
-    let sets = request.data.iter().map(|name| set(&plan, name)).collect::<Result<Vec<_>, _>>()?;
+    plan.keeps_losses = !request.multiple_choice.is_empty();
+    let sets = request.data.iter().map(|name| set(&plan, name).map(|set| Subject::Data(set.into())));
+    let questions = request.multiple_choice.iter().map(|name| choice_set(&plan, name).map(Subject::Choices));
+    let subjects = sets.chain(questions).collect::<Result<Vec<_>, _>>()?;
+    if let (0, false, Some(path)) = (env.rank, request.run.dry_run, &request.write_choices) {
+        writable(&format!("--write-choices {}", path.display()), path)?;
+    }
     let accelerator = Accelerator::choose(plan.config.train.device, env)?;
     if env.rank == 0 {
-        let of_data = sets.iter().flat_map(|set| &set.source.notices);
+        let of_data = subjects.iter().flat_map(|subject| match subject {
+            Subject::Data(set) => &set.source.notices,
+            Subject::Choices(set) => &set.questions.notices,
+        });
         request.run.notices.iter().chain(of_data).for_each(|notice| warn(&format!("notice: {notice}")));
     }
     logs::start(log_filter(&request.run.log)?, None, env.rank)?;
-    Ok((plan, sets, accelerator))
+    Ok((plan, subjects, accelerator))
 }
 
 fn set(plan: &RunPlan, name: &str) -> Result<EvaluationSet, UserError> {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use common::{UserError, nearest};
+use common::UserError;
 use engine::model::{GptShape, is_adapter};
-use glob::Pattern;
 
 use crate::config::model_plan::ModelPlan;
+use crate::config::name_patterns::matching;
 
 /// The names of the parameters that keep their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,18 +32,7 @@ impl FrozenNames {
             frozen.extend(all.iter().filter(|name| !is_adapter(name)).cloned());
         }
         for text in patterns {
-            let pattern = Pattern::new(text).map_err(|error| {
-                UserError::new(
-                    format!("optimizer.freeze = {text:?}: {error}"),
-                    "a pattern has *, ? and [ ] as in a shell",
-                    "for example optimizer.freeze = [\"h.[0-3].*\"]",
-                )
-            })?;
-            let mut matched = all.iter().filter(|name| pattern.matches(name)).peekable();
-            if matched.peek().is_none() {
-                return Err(matches_nothing(text, &all));
-            }
-            frozen.extend(matched.cloned());
+            frozen.extend(matching("optimizer.freeze", text, "", &all)?.cloned());
         }
         if frozen.len() == all.len() {
             return Err(UserError::new(
@@ -69,22 +58,6 @@ impl FrozenNames {
     pub fn are_all(&self) -> bool {
         self.all
     }
-}
-
-/// The error for a pattern without a match, with parameters of similar names.
-fn matches_nothing(pattern: &str, all: &[String]) -> UserError {
-    let plain: String = pattern.chars().filter(|c| !"*?[]".contains(*c)).collect();
-    // Without a similar name, one that begins alike.
-    let alike = |name: &&String| name.bytes().zip(plain.bytes()).take_while(|(a, b)| a == b).count();
-    let begins = all.iter().max_by_key(alike).map_or("", String::as_str);
-    let near = nearest(&plain, all.iter().map(String::as_str)).unwrap_or(begins);
-    let parts: BTreeSet<&str> = all.iter().map(|name| name.split('.').next().unwrap_or(name)).collect();
-    let parts: Vec<&str> = parts.into_iter().collect();
-    UserError::new(
-        format!("optimizer.freeze = {pattern:?} matches no parameter"),
-        format!("names are such as {near}; they begin with {}", parts.join(", ")),
-        format!("for example optimizer.freeze = [\"{near}\"]"),
-    )
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use engine::optimizer::{AdamW, Lion, MomentTypes, Muon, ParamGroup, Sgd, SkipSte
 
 use crate::config::checks::{at_least, at_most, fits_f32, require, within};
 use crate::config::learning_rate::{Decay, LearningRate};
+use crate::config::param_groups::NamedGroup;
 use crate::config::{DecayStyle, MomentDtype, OptimizerChoice, OptimizerConfig};
 
 /// What updates the weights, and at which rate.
@@ -16,6 +17,8 @@ use crate::config::{DecayStyle, MomentDtype, OptimizerChoice, OptimizerConfig};
 pub struct OptimizerPlan {
     /// Which parameters are updated how.
     pub groups: Vec<ParamGroup>,
+    /// Those of them that the user named, for the plan box.
+    pub named: Vec<NamedGroup>,
     /// Largest gradient norm; 0 for no clipping.
     pub clip: f32,
     /// The types of moments.
@@ -51,11 +54,17 @@ impl OptimizerPlan {
         }
         Ok(OptimizerPlan {
             groups: groups(optimizer, products)?,
+            named: Vec::new(),
             clip: optimizer.clip as f32,
             moments: moments(optimizer)?,
             skip_step: skip_step(optimizer)?,
             learning_rate: learning_rate(optimizer, steps)?,
         })
+    }
+
+    /// The same, with these groups before all others.
+    pub fn with_named(self, named: Vec<NamedGroup>) -> OptimizerPlan {
+        OptimizerPlan { groups: NamedGroup::before(&named, self.groups), named, ..self }
     }
 }
 
@@ -90,7 +99,7 @@ fn groups(optimizer: &OptimizerConfig, products: DType) -> Result<Vec<ParamGroup
     let (key, steps) = ("optimizer.muon_num_ns_steps", optimizer.muon_num_ns_steps);
     within(key, steps as f64, (1..=20).contains(&steps), "1 to 20 iterations are made", "set it to 5")?;
     let muon = Muon { momentum: optimizer.muon_momentum as f32, steps, products };
-    let matrices = ParamGroup { takes: Muon::takes, rule: Arc::new(muon), weight_decay: optimizer.weight_decay as f32 };
+    let matrices = ParamGroup::new(Muon::takes, Arc::new(muon), optimizer.weight_decay as f32);
     Ok([vec![matrices], grouped(adamw, optimizer)].concat())
 }
 
@@ -123,7 +132,7 @@ fn grouped(rule: impl UpdateRule + 'static, optimizer: &OptimizerConfig) -> Vec<
     let usual = ParamGroup::decay_matrices(rule, optimizer.weight_decay as f32);
     let without = (!optimizer.decay_embeddings).then(|| {
         let rule = usual[0].rule.clone();
-        ParamGroup { takes: is_embedding, rule, weight_decay: 0.0 }
+        ParamGroup::new(is_embedding, rule, 0.0)
     });
     without.into_iter().chain(usual).collect()
 }
@@ -175,7 +184,7 @@ mod tests {
                     1 => ParamSpec::new(name, [4], Init::Constant(0.0), 0),
                     _ => ParamSpec::new(name, [4, 4], Init::Constant(0.0), 0),
                 };
-                groups.iter().find(|group| (group.takes)(&spec)).unwrap().weight_decay
+                groups.iter().find(|group| group.has(&spec)).unwrap().weight_decay
             })
         };
         assert_eq!(decays(&[]), [0.1, 0.1, 0.1, 0.1, 0.0]);

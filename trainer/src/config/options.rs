@@ -168,6 +168,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option("optimizer.weight_decay", "weight-decay", &[], "0.1", Kind::Float, "Weight decay of matrices. Biases and norms have none"),
     option("optimizer.decay_embeddings", "decay-embeddings", &[], "true", Kind::Bool, "Tables of tokens and positions have weight decay, as other matrices do"),
     option("optimizer.freeze", "freeze", &[], "[]", Kind::Texts, "Parameters that keep their values: patterns of names, such as \"wte.*\" or \"h.[0-3].*\", with *, ? and [ ] as in a shell. They need no gradients, no master weights and no optimizer state"),
+    option("optimizer.param_groups", "param-groups", &[], "[]", Kind::Texts, "Parameters with a learning rate of their own: PATTERN=MULTIPLIER, such as \"wte.*=0.1\", with patterns as of freeze. The learning rate of every step is multiplied. PATTERN=MULTIPLIER,WEIGHT_DECAY gives them a weight decay too. A parameter is in the first group that matches it"),
     option("optimizer.clip", "clip-grad", &[], "1.0", Kind::Float, "Largest gradient norm; 0 for no clipping"),
     option("optimizer.skip_step_sigma_factor", "skip-step-sigma-factor", &[], "0.0", Kind::Float, "A step whose loss or gradient norm is so many standard deviations above the mean of the last steps makes no update. 6 is usual; 0 lets every step update"),
     option("optimizer.skip_step_interval", "skip-step-rolling-interval-length", &[], "128", Kind::Integer, "With skip_step_sigma_factor: number of steps that mean and deviation are of. No step is skipped before half of them are done"),

@@ -18,6 +18,7 @@ use crate::config::model_plan::{check_model_magnitudes, model_plan};
 use crate::config::model_size::ModelSize;
 use crate::config::optimizer_plan::OptimizerPlan;
 use crate::config::parallel_plan::ParallelPlan;
+use crate::config::param_groups::NamedGroup;
 use crate::config::watch::watch_settings;
 use crate::config::{CudaGraphConfig, Fp8Choice, RunConfig, TrainConfig, rank_layout};
 
@@ -46,6 +47,8 @@ pub struct RunPlan {
     pub graphs: GraphOptions,
     /// When the model is evaluated; `None` for never.
     pub evaluation: Option<EvaluationPlan>,
+    /// Evaluations keep the loss of each token, and samples have targets of their own.
+    pub keeps_losses: bool,
     /// When a rank counts as failed.
     pub watch: WatchSettings,
 }
@@ -109,9 +112,11 @@ impl RunPlan {
         let layers = stage_layers(&model, &parallel, 0);
         let graphs = graph_options(&config, &layers)?;
         let watch = watch_settings(&config.parallel)?;
-        let optimizer =
-            OptimizerPlan::new(&config.optimizer, config.precision.compute.activations(), config.train.steps)?;
         let frozen = FrozenNames::new(&config.optimizer.freeze, &model)?;
+        let named = NamedGroup::all(&config.optimizer.param_groups, &model, &frozen)?;
+        let optimizer =
+            OptimizerPlan::new(&config.optimizer, config.precision.compute.activations(), config.train.steps)?
+                .with_named(named);
         let printed = PrintedActivations::new(&config, &model)?;
         let (size, evaluation) = (ModelSize::of(&model), evaluation(&config.train));
         Ok(RunPlan {
@@ -126,6 +131,7 @@ impl RunPlan {
             printed,
             graphs,
             evaluation,
+            keeps_losses: false,
             watch,
         })
     }
@@ -151,7 +157,9 @@ impl RunPlan {
     /// Where a sample has its inputs and targets.
     pub fn sample_row(&self) -> SampleRow {
         match &self.model {
-            // What is left of a sample counts as a conversation.
+            // An evaluation that keeps losses has rows of its own, one for each choice.
+            ModelPlan::Gpt(shape) if self.keeps_losses => SampleRow::conversations(shape.seq),
+            // What is left of a packed sample counts as a conversation.
             ModelPlan::Gpt(shape) if self.config.data.sft_packing > 1 => {
                 SampleRow::packed(shape.seq, self.config.data.sft_packing + 1)
             }

@@ -244,6 +244,7 @@ section!(OptimizerConfig {
     weight_decay: f64,
     decay_embeddings: bool,
     freeze: Vec<String>,
+    param_groups: Vec<String>,
     clip: f64,
     skip_step_sigma_factor: f64,
     skip_step_interval: usize,

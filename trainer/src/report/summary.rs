@@ -118,7 +118,8 @@ fn optimizer(plan: &RunPlan, stage: &Stage) -> String {
         1 => String::new(),
         ranks => format!(": the part of one of {ranks} ranks"),
     };
-    format!("{}, {}{part}", plan.config.optimizer.kind, bytes(state))
+    let named: String = plan.optimizer.named.iter().map(|group| format!("; {group}")).collect();
+    format!("{}, {}{part}{named}", plan.config.optimizer.kind, bytes(state))
 }
 
 fn activations(stage: &mut Stage) -> String {

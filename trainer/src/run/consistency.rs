@@ -63,7 +63,14 @@ pub fn check_settings(rank: usize, here: &str, first: &str) -> Result<(), UserEr
 /// # Errors
 /// Data that differ from those of rank 0, or that can no longer be read.
 pub(crate) fn check_data(group: &ProcessGroup, source: &dyn Source) -> Result<Identities, RunError> {
-    let here = source.identities()?;
+    check_identities(group, source.identities()?)
+}
+
+/// The same identities. All ranks call it together.
+///
+/// # Errors
+/// Data that differ from those of rank 0.
+pub(crate) fn check_identities(group: &ProcessGroup, here: Identities) -> Result<Identities, RunError> {
     let first = group.control.broadcast_text(0, serde_json::to_string(&here).unwrap_or_default());
     match serde_json::from_str(&first).map(|first| data::changed(&first, &here)) {
         Ok(changed) if !changed.is_empty() => Err(UserError::new(

@@ -1,9 +1,10 @@
-//! The loss of a model on data sets, without training: `trainer eval`.
+//! A model on data sets and on questions, without training: `trainer eval`.
 
 use std::mem::ManuallyDrop;
 
 use data::TokenSource;
 use device::{Device, HostValues};
+use engine::model::SampleRow;
 use engine::step::Stage;
 use launch::watch::activity::Doing;
 use serde::Serialize;
@@ -12,7 +13,8 @@ use crate::config::batch_plan::BatchShare;
 use crate::config::plan::RunPlan;
 use crate::error::RunError;
 use crate::process_group::ProcessGroup;
-use crate::run::consistency::check_data;
+use crate::run::choices::{ChoiceResult, ChoiceSet, of_choices};
+use crate::run::consistency::{check_data, check_identities};
 use crate::run::set_up::{load_start, stage, step_settings};
 
 /// A data set to evaluate on.
@@ -38,8 +40,26 @@ pub struct EvaluationResult {
     pub perplexity: f64,
 }
 
-/// The losses of the model that `model.init_from` names on each of the sets: on at most `most` samples of each, or on all. All
-/// ranks call it together. Returns `None` in a dry run, and if the process was asked to end.
+/// What to evaluate on.
+pub enum Subject {
+    /// Data, for their loss.
+    Data(Box<EvaluationSet>),
+    /// Questions, for the share that is answered right.
+    Choices(ChoiceSet),
+}
+
+/// What an evaluation found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Evaluated {
+    /// Of data.
+    Data(EvaluationResult),
+    /// Of questions.
+    Choices(ChoiceResult),
+}
+
+/// What the model that `model.init_from` names gives on each of the subjects: on at most `most` samples or questions of each,
+/// or on all. All ranks call it together. Returns `None` in a dry run, and if the process was asked to end.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -47,24 +67,34 @@ pub fn evaluate(
     plan: &RunPlan,
     group: &ProcessGroup,
     device: &Device,
-    sets: &[EvaluationSet],
+    subjects: &[Subject],
     most: Option<u64>,
-) -> Result<Option<Vec<EvaluationResult>>, RunError> {
-    for set in sets {
-        check_data(group, &set.source)?;
+) -> Result<Option<Vec<Evaluated>>, RunError> {
+    for subject in subjects {
+        match subject {
+            Subject::Data(set) => check_data(group, &set.source)?,
+            Subject::Choices(set) => check_identities(group, set.questions.identities(&set.name))?,
+        };
     }
     // On a fault nothing is torn down: see `train`.
     let mut stage = ManuallyDrop::new(stage(plan, device, group)?);
     load_start(plan, device, &stage)?;
     let mut results = Vec::new();
     if !device.is_dry() {
-        for set in sets {
-            let result = group.activity.during(Doing::Evaluates, || of_set(plan, group, &mut stage, set, most))?;
+        for subject in subjects {
+            let result = group.activity.during(Doing::Evaluates, || match subject {
+                Subject::Data(set) => {
+                    of_set(plan, group, &mut stage, set, most).map(|found| found.map(Evaluated::Data))
+                }
+                Subject::Choices(set) => {
+                    of_choices(plan, group, &mut stage, set, most).map(|found| found.map(Evaluated::Choices))
+                }
+            })?;
             results.extend(result);
         }
     }
     drop(ManuallyDrop::into_inner(stage));
-    Ok((results.len() == sets.len()).then_some(results))
+    Ok((results.len() == subjects.len()).then_some(results))
 }
 
 /// The loss on a set. All ranks call it together. Returns `None` if the process was asked to end.
@@ -77,14 +107,14 @@ pub(super) fn of_set(
 ) -> Result<Option<EvaluationResult>, RunError> {
     let samples = set.source.samples().min(most.unwrap_or(u64::MAX));
     let tokens = set.source.targets_in_order(0..samples);
-    let data_rank = plan.parallel.data_rank(group.rank);
+    let (data_rank, row) = (plan.parallel.data_rank(group.rank), plan.sample_row());
     let mut total = 0.0;
     for (index, first) in (0..samples).step_by(plan.batch.global).enumerate() {
         if group.control.any(group.stop.is_asked()) {
             return Ok(None);
         }
         let share = plan.batch.share_of_global(first, data_rank);
-        let batch = if stage.needs_batch() { Some(batch(&set.source, share, samples)?) } else { None };
+        let batch = if stage.needs_batch() { Some(batch(&set.source, &row, share, samples)?) } else { None };
         let targets = set.source.targets_in_order(first..samples.min(first + plan.batch.global as u64));
         let settings = step_settings(&plan.optimizer, index, share, Some(targets));
         total += stage.evaluate(settings, batch.as_ref())?.wait()?.loss * targets as f64;
@@ -94,11 +124,18 @@ pub(super) fn of_set(
 }
 
 /// The samples of a share, as far as they are below `end`. Rows from there on have no targets, so their loss is 0.
-fn batch(source: &TokenSource, share: BatchShare, end: u64) -> Result<HostValues, RunError> {
-    let width = source.width();
-    let mut values = vec![-1; share.samples * width];
-    for (number, row) in (share.first_sample..end).zip(values.chunks_mut(width)) {
-        source.in_order(number, row)?;
+fn batch(source: &TokenSource, form: &SampleRow, share: BatchShare, end: u64) -> Result<HostValues, RunError> {
+    let mut values = vec![-1; share.samples * form.width];
+    let mut tokens = vec![-1; source.width()];
+    for (number, row) in (share.first_sample..end).zip(values.chunks_mut(form.width)) {
+        if tokens.len() == row.len() {
+            source.in_order(number, row)?;
+            continue;
+        }
+        // Windows of tokens, where samples have targets of their own.
+        source.in_order(number, &mut tokens)?;
+        row[form.inputs.clone()].copy_from_slice(&tokens[..tokens.len() - 1]);
+        row[form.targets.clone()].copy_from_slice(&tokens[1..]);
     }
     Ok(HostValues::I32(values.into()))
 }

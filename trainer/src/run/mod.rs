@@ -4,6 +4,7 @@ pub mod accelerator;
 mod activations;
 pub mod auto_scope;
 mod cheaper;
+pub mod choices;
 pub mod consistency;
 pub mod evaluate;
 mod host_memory;

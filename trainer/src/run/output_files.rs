@@ -41,7 +41,11 @@ fn create_run_folder(logging: &LoggingConfig, path: &Path) {
     }
 }
 
-fn writable(what: &str, path: &Path) -> Result<(), UserError> {
+/// Fails if a file cannot be written. A missing one is created empty. `what` is what messages call it.
+///
+/// # Errors
+/// What the operating system said.
+pub fn writable(what: &str, path: &Path) -> Result<(), UserError> {
     File::options().append(true).create(true).open(path).map(drop).map_err(|error| {
         let rule = "the path is that of a file that can be written";
         UserError::new(format!("{what}: {error}"), rule, "name a file in a folder that exists")

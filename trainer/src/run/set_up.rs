@@ -147,6 +147,7 @@ pub(crate) fn recorded_stage(plan: &RunPlan, device: &Device, group: &ProcessGro
         pipeline: plan.parallel.stage(group.rank),
         graphs: plan.graphs.clone(),
         hooks: activations::hooks(plan, group),
+        keeps_losses: plan.keeps_losses,
     };
     let architecture = plan.model.part(tensor, plan.layers(group.rank));
     let architecture = architecture.freeze(|name| plan.frozen.has(name)).with_sample(plan.sample_row());

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use common::UserError;
-use data::{DataConfig, MarkovSource, Missing, Paths, Regression, Source};
+use data::{DataConfig, MarkovSource, Missing, MultipleChoice, Paths, Regression, Source};
+use engine::model::GptShape;
 
 use crate::config::plan::{EvaluationPlan, ModelPlan, RunPlan};
+use crate::run::choices::ChoiceSet;
 use crate::run::evaluate::EvaluationSet;
 
 /// Opens the data of a run.
@@ -107,11 +109,29 @@ pub fn validation_sets(plan: &RunPlan, source: &dyn Source) -> Result<Vec<Evalua
 /// # Errors
 /// A model that is none of text; data that are wrong.
 pub fn evaluation_set(plan: &RunPlan, name: &str, path: &str) -> Result<EvaluationSet, UserError> {
-    let ModelPlan::Gpt(shape) = &plan.model else {
-        let rule = "evaluation of data sets is for models of text";
-        return Err(UserError::new("model.kind = \"mlp\"", rule, "set model.kind = \"gpt\""));
-    };
+    let shape = shape_of_text(plan)?;
     let data = DataConfig { split: 1.0, validation_path: None, ..plan.config.data.clone() };
     let source = data::open(&Paths::One(path.into()), &data, shape.seq, shape.vocab)?;
     Ok(EvaluationSet { name: name.into(), source })
+}
+
+/// Multiple-choice questions to evaluate on.
+///
+/// # Errors
+/// A model that is none of text; a line that is no question.
+pub fn choice_set(plan: &RunPlan, path: &str) -> Result<ChoiceSet, UserError> {
+    let shape = shape_of_text(plan)?;
+    let questions = MultipleChoice::open(path, &plan.config.data, shape.seq, shape.vocab)?;
+    Ok(ChoiceSet { name: path.into(), questions })
+}
+
+/// The shape of a model of text.
+fn shape_of_text(plan: &RunPlan) -> Result<&GptShape, UserError> {
+    match &plan.model {
+        ModelPlan::Gpt(shape) => Ok(shape),
+        ModelPlan::Mlp(_) => {
+            let rule = "evaluation of data sets is for models of text";
+            Err(UserError::new("model.kind = \"mlp\"", rule, "set model.kind = \"gpt\""))
+        }
+    }
 }

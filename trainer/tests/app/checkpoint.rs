@@ -28,7 +28,7 @@ fn lion() -> Vec<ParamGroup> {
 
 fn muon() -> Vec<ParamGroup> {
     let muon = Muon { momentum: 0.95, steps: 5, products: DType::F32 };
-    let matrices = ParamGroup { takes: Muon::takes, rule: Arc::new(muon), weight_decay: 0.1 };
+    let matrices = ParamGroup::new(Muon::takes, Arc::new(muon), 0.1);
     [vec![matrices], adamw()].concat()
 }
 

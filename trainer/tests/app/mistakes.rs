@@ -86,6 +86,10 @@ const FLAGS: &[(&str, &[&str])] = &[
         "--freeze wte.*  h.7.*",
         &["optimizer.freeze = \"h.7.*\" matches no parameter", "they begin with h, ln_f, wpe, wte"],
     ),
+    ("--param-groups wte.*=0.1 h.7.*=2", &["optimizer.param_groups = \"h.7.*\" matches no parameter", "h.1.", "=2\"]"]),
+    ("--param-groups wte.*", &["optimizer.param_groups = \"wte.*\"", "PATTERN=MULTIPLIER", "for example"]),
+    ("--param-groups *=0.5 wte.*=0.1", &["\"wte.*=0.1\" has no parameter", "the first group that matches it"]),
+    ("--steps 1 --decoupled-lr 1e-4", &["--decoupled-lr is not supported", "--param-groups wte.*=M lm_head.*=M"]),
     ("--freeze *", &["matches all", "a run trains at least one parameter", "trainer eval"]),
     // Megatron's flags and words that are others here.
     ("--steps 1 --fp16", &["--fp16 is not supported", "bf16, tf32 or f32", "Fix: --bf16, or leave it out"]),

@@ -22,11 +22,13 @@ struct Parameter {
     second: u64,
     elements: u64,
     weight_decay: f32,
+    lr_multiplier: f32,
     first_chunk: u32,
     compute_is_bf16: u32,
     first_is_bf16: u32,
     second_is_bf16: u32,
     vector: u32,
+    padding: u32,
 }
 
 /// `Update` of `kernels/optimizer.cu`.
@@ -50,6 +52,7 @@ struct UpdateTensors {
     first: Option<Tensor>,
     second: Option<Tensor>,
     weight_decay: f32,
+    lr_multiplier: f32,
 }
 
 impl UpdateTensors {
@@ -68,11 +71,13 @@ impl UpdateTensors {
             second: address(self.second),
             elements: self.master.elements() as u64,
             weight_decay: self.weight_decay,
+            lr_multiplier: self.lr_multiplier,
             first_chunk,
             compute_is_bf16: is_bf16(self.compute),
             first_is_bf16: is_bf16(self.first),
             second_is_bf16: is_bf16(self.second),
             vector: vector.into(),
+            padding: 0,
         }
     }
 }
@@ -101,6 +106,7 @@ pub(super) fn adamw(op: &AdamW, queue: &Queue<'_>) -> Result<()> {
         first: Some(each.exp_avg),
         second: Some(each.exp_avg_sq),
         weight_decay: each.weight_decay,
+        lr_multiplier: each.lr_multiplier,
     });
     let scalars = Update {
         control: op.control.address,
@@ -122,6 +128,7 @@ pub(super) fn lion(op: &Lion, queue: &Queue<'_>) -> Result<()> {
         first: Some(each.exp_avg),
         second: None,
         weight_decay: each.weight_decay,
+        lr_multiplier: each.lr_multiplier,
     });
     let scalars = Update {
         control: op.control.address,
@@ -142,6 +149,7 @@ pub(super) fn sgd(op: &Sgd, queue: &Queue<'_>) -> Result<()> {
         first: each.momentum,
         second: None,
         weight_decay: each.weight_decay,
+        lr_multiplier: each.lr_multiplier,
     });
     let scalars = Update {
         control: op.control.address,
@@ -161,6 +169,7 @@ pub(super) fn nesterov_momentum(op: &NesterovMomentum, queue: &Queue<'_>) -> Res
         first: Some(each.momentum),
         second: None,
         weight_decay: 0.0,
+        lr_multiplier: 0.0,
     });
     let scalars = Update { status: op.status.address, beta1: op.beta, ..bytemuck::Zeroable::zeroed() };
     update("nesterov_momentum", tensors, scalars, queue)
@@ -175,6 +184,7 @@ pub(super) fn decayed_step(op: &DecayedStep, queue: &Queue<'_>) -> Result<()> {
         first: None,
         second: None,
         weight_decay: each.weight_decay,
+        lr_multiplier: each.lr_multiplier,
     });
     let scalars = Update { control: op.control.address, status: op.status.address, ..bytemuck::Zeroable::zeroed() };
     update("decayed_step", tensors, scalars, queue)

@@ -154,6 +154,8 @@ pub struct Run {
     pub frozen: fn(&str) -> bool,
     /// Code that runs in forward.
     pub hooks: Hooks,
+    /// Evaluations keep the loss of each token.
+    pub keeps_losses: bool,
 }
 
 /// Whether runs are on a GPU: `TEST_DEVICE=cuda`.
@@ -193,6 +195,7 @@ impl Run {
             moments: MomentTypes::default(),
             frozen: |_| false,
             hooks: Hooks::default(),
+            keeps_losses: false,
         }
     }
 
@@ -245,6 +248,7 @@ impl Run {
             pipeline: self.stage,
             graphs: self.graphs.clone(),
             hooks: self.hooks.clone(),
+            keeps_losses: self.keeps_losses,
         };
         let groups = StageGroups { data_parallel: self.group.clone(), pipeline: self.pipeline.clone() };
         Stage::new(device, &architecture.freeze(self.frozen), options, groups)

@@ -164,7 +164,7 @@ impl Training {
         pool.compute().submit(WriteControl { control, value })?;
         let parameters: Vec<(Tensor, Tensor)> =
             blocks.iter().flat_map(|b| [(b.weight, b.weight_grad), (b.bias, b.bias_grad)]).collect();
-        let sgd = |&(master, grad)| SgdTensors { master, compute: None, grad, momentum: None, weight_decay: 0.0 };
+        let sgd = |&(master, grad)| SgdTensors { master, compute: None, grad, momentum: None, weight_decay: 0.0, lr_multiplier: 1.0 };
         let update = vec![
             SquareSum { inputs: parameters.iter().map(|(_, grad)| *grad).collect(), total: square_sum }.into(),
             ClipScale { square_sum, control, status }.into(),

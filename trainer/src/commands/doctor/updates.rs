@@ -86,7 +86,15 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     b.run(Copy { input: squares, output: exp_avg_sq })?;
                     let compute = if compute { Some(b.output(shape, dtype)?) } else { None };
                     let weight_decay = if i == 0 { 0.1 } else { 0.0 };
-                    tensors.push(AdamWTensors { master, compute, grad, exp_avg, exp_avg_sq, weight_decay });
+                    tensors.push(AdamWTensors {
+                        master,
+                        compute,
+                        grad,
+                        exp_avg,
+                        exp_avg_sq,
+                        weight_decay,
+                        lr_multiplier: 0.5,
+                    });
                 }
                 let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
                 Ok(AdamW { tensors: tensors.into(), beta1: 0.9, beta2: 0.95, eps: 1e-8, control, status }.into())
@@ -106,6 +114,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     exp_avg: b.input(shape, DType::F32)?,
                     compute: if compute { Some(b.output(shape, dtype)?) } else { None },
                     weight_decay: 0.1,
+                    lr_multiplier: 0.5,
                 });
             }
             let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
@@ -146,6 +155,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 compute: if compute { Some(b.output([300], dtype)?) } else { None },
                 direction: b.input([300], DType::F32)?,
                 weight_decay: 0.1,
+                lr_multiplier: 0.5,
             }];
             let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);
             Ok(DecayedStep { tensors: tensors.into(), control, status }.into())
@@ -165,6 +175,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                         momentum: if momentum != 0.0 { Some(b.input(shape, DType::F32)?) } else { None },
                         compute: if compute { Some(b.output(shape, dtype)?) } else { None },
                         weight_decay: 0.1,
+                        lr_multiplier: 0.5,
                     });
                 }
                 let (control, status) = (b.block(&CONTROL)?, b.block(&status)?);

@@ -51,7 +51,9 @@ const BY_SIGNAL: &str = "leave it out and send SIGUSR1, as schedulers do before 
 const LOGS: &str = "metrics.jsonl has a line for every step; TensorBoard's files go into logging.dir too";
 const WANDB: &str = "--wandb writes files into logging.dir, and the client of Weights & Biases, if Python has it, reads its own variables";
 const WITHIN_CHECKPOINT: &str = "a checkpoint always holds weights, optimizer and the place in the data";
-const ONE_RATE: &str = "all weights have one learning rate";
+const RATE_OF_GROUPS: &str = "parameters of their own rate have a multiple of the learning rate";
+const DECOUPLED: &str =
+    "--param-groups wte.*=M lm_head.*=M, with M its value over --lr; without lm_head where it is tied";
 const ONE_DECAY: &str = "weight decay stays the same";
 const TOGETHER: &str = "--tensor-model-parallel-size with --sequence-parallel";
 
@@ -188,8 +190,8 @@ pub const FLAGS: &[(&str, Meaning)] = &[
     ("exit-duration-in-mins", Unsupported(STOP, BY_SIGNAL)),
     ("lr-decay-iters", Unsupported("a decay ends with the run", "--steps; --lr-decay-steps is how long wsd's decay takes")),
     ("lr-decay-samples", Unsupported("a decay ends with the run", "--steps; --lr-decay-steps is how long wsd's decay takes")),
-    ("decoupled-lr", Unsupported(ONE_RATE, "leave it out")),
-    ("decoupled-min-lr", Unsupported(ONE_RATE, "leave it out")),
+    ("decoupled-lr", Unsupported(RATE_OF_GROUPS, DECOUPLED)),
+    ("decoupled-min-lr", Unsupported(RATE_OF_GROUPS, DECOUPLED)),
     ("start-weight-decay", Unsupported(ONE_DECAY, "--weight-decay")),
     ("end-weight-decay", Unsupported(ONE_DECAY, "--weight-decay")),
     ("override-opt_param-scheduler", Unsupported("a resumed run has the schedule of its options, and says what changed", "leave it out")),
