@@ -43,7 +43,7 @@ constexpr int THREADS = 256;
 // The first key that a query sees: it sees all from there to its own. A later query's is the same or a later one.
 __device__ inline int first_key(const Arguments& a, int batch, int row) {
     int first = max(row - a.window + 1, 0);
-    if (a.position_ids && row < a.seq) first = max(first, row - a.position_ids[(u64)batch * a.seq + row]);
+    if (a.position_ids && row < a.seq) first = max(first, row - max(a.position_ids[(u64)batch * a.seq + row], 0));
     return first;
 }
 

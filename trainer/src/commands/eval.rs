@@ -162,6 +162,10 @@ fn prepare(request: &EvalRequest, env: &RankEnv) -> Result<(RunPlan, Vec<Subject
     plan.frozen = FrozenNames::all();
     plan.evaluation = Some(EvaluationPlan { interval: 1, batches: 1 });
     plan.keeps_losses = !request.multiple_choice.is_empty();
+    if plan.keeps_losses {
+        // All rows have one form: that of choices. Conversations that are not packed have the same loss.
+        plan.config.data.sft_packing = 1;
+    }
     let sets = request.data.iter().map(|name| set(&plan, name).map(|set| Subject::Data(set.into())));
     let questions = request.multiple_choice.iter().map(|name| choice_set(&plan, name).map(Subject::Choices));
     let subjects = sets.chain(questions).collect::<Result<Vec<_>, _>>()?;

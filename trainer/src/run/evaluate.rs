@@ -126,6 +126,11 @@ pub(super) fn of_set(
 /// The samples of a share, as far as they are below `end`. Rows from there on have no targets, so their loss is 0.
 fn batch(source: &TokenSource, form: &SampleRow, share: BatchShare, end: u64) -> Result<HostValues, RunError> {
     let mut values = vec![-1; share.samples * form.width];
+    if let Some(documents) = &form.documents {
+        for row in values.chunks_mut(form.width) {
+            row[documents.position_ids.clone()].iter_mut().zip(0..).for_each(|(position, number)| *position = number);
+        }
+    }
     let mut tokens = vec![-1; source.width()];
     for (number, row) in (share.first_sample..end).zip(values.chunks_mut(form.width)) {
         if tokens.len() == row.len() {
