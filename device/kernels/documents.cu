@@ -6,12 +6,12 @@ struct Documents {
     int* lengths;            // (samples * most), written: tokens of each document, 0 where a sample has fewer
     int* packed;             // (samples * most + 1), written: first element in tensors with rows of `packed_width`
     int* output;             // the same with rows of `output_width`
-    int* stats;              // the same with rows of `stats_width`
+    int* stats;              // the same in (samples, heads, seq), for the first head
     u32 seq;
     u32 most; // documents of a sample, at most 1024
     u32 packed_width;
     u32 output_width;
-    u32 stats_width;
+    u32 heads;
     u32 reserved;
 };
 
@@ -47,11 +47,11 @@ KERNEL(ragged_documents)(Documents d) {
         d.lengths[at] = starts[i + 1] - starts[i];
         d.packed[at] = row * d.packed_width;
         d.output[at] = row * d.output_width;
-        d.stats[at] = row * d.stats_width;
+        d.stats[at] = sample * d.seq * d.heads + starts[i];
     }
     if (sample + 1 < gridDim.x || threadIdx.x > 0) return;
     u32 at = gridDim.x * d.most, rows = gridDim.x * d.seq;
     d.packed[at] = rows * d.packed_width;
     d.output[at] = rows * d.output_width;
-    d.stats[at] = rows * d.stats_width;
+    d.stats[at] = rows * d.heads;
 }

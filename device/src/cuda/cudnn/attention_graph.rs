@@ -147,14 +147,6 @@ impl GraphSizes {
         TensorLayout::dense([self.items(), self.heads, self.seq, 1])
     }
 
-    /// One number per row of scores, in memory: for documents `(tokens, heads)`.
-    fn stored_rows(&self) -> TensorLayout {
-        match self.documents {
-            None => self.rows(),
-            Some(_) => TensorLayout { strides: [self.heads * self.seq, 1, self.heads, 1], ..self.rows() },
-        }
-    }
-
     /// What a product over all query heads leaves for keys or values, of which each group of query heads has one. For documents it
     /// lies in memory, in rows as much longer than packed rows as there are query heads in a group.
     fn key_grads_of_query_heads(&self) -> TensorLayout {
@@ -200,7 +192,7 @@ pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     let key = g.ragged(number::KEY, BF16, sizes.keys().transposed(), offsets.packed(1))?;
     let value = g.ragged(number::VALUE, BF16, sizes.keys(), offsets.packed(2))?;
     let output = g.ragged(number::OUTPUT, BF16, sizes.output(), offsets.output())?;
-    let stats = g.ragged(number::STATS, F32, sizes.stored_rows(), offsets.stats())?;
+    let stats = g.ragged(number::STATS, F32, rows, offsets.stats())?;
     let scale = g.scalar(number::SCALE)?;
     let masked = g.scalar(number::MASKED)?;
 
@@ -241,12 +233,12 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     let key = g.ragged(number::KEY, BF16, sizes.keys().transposed(), offsets.packed(1))?;
     let value = g.ragged(number::VALUE, BF16, sizes.keys().transposed(), offsets.packed(2))?;
     let output = g.ragged(number::OUTPUT, BF16, sizes.output(), offsets.output())?;
-    let stats = g.ragged(number::STATS, F32, sizes.stored_rows(), offsets.stats())?;
+    let stats = g.ragged(number::STATS, F32, rows, offsets.stats())?;
     let grad_output = g.ragged(number::GRAD_OUTPUT, BF16, sizes.output(), offsets.output())?;
     let grad_query = g.ragged(number::GRAD_QUERY, BF16, sizes.queries(), offsets.packed(0))?;
     let grad_key = g.ragged(number::GRAD_KEY, BF16, sizes.keys(), offsets.packed(1))?;
     let grad_value = g.ragged(number::GRAD_VALUE, BF16, sizes.keys(), offsets.packed(2))?;
-    let delta = g.ragged(number::DELTA, F32, sizes.stored_rows(), offsets.stats())?;
+    let delta = g.ragged(number::DELTA, F32, rows, offsets.stats())?;
     let scale = g.scalar(number::SCALE)?;
     let masked = g.scalar(number::MASKED)?;
     let one = g.scalar(number::ONE)?;

@@ -18,7 +18,7 @@ struct DocumentsBlock {
     most: u32,
     packed_width: u32,
     output_width: u32,
-    stats_width: u32,
+    heads: u32,
     reserved: u32,
 }
 
@@ -56,7 +56,7 @@ pub(super) fn write(
         most: most as u32,
         packed_width: sizes.packed_width() as u32,
         output_width: (sizes.heads * sizes.dim) as u32,
-        stats_width: sizes.heads as u32,
+        heads: sizes.heads as u32,
         reserved: 0,
     };
     queue.launch_block("ragged_documents", Grid::line(sizes.batch as usize, 256), &block)?;

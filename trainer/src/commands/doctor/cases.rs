@@ -9,7 +9,7 @@ use device::ops::{
 use super::fp8_products::{self, Scales};
 use super::sizes::{Sizes, site};
 use super::workbench::{AddTrial, Make, Workbench};
-use super::{attention, ends, fp8, fp8_blocks, generation, updates};
+use super::{attention, documents, ends, fp8, fp8_blocks, generation, updates};
 
 /// The trial of an operation.
 pub(super) struct Case {
@@ -33,6 +33,7 @@ pub(super) fn all(by_block: bool) -> Vec<Case> {
             elementwise(sizes, dtype, &mut add);
             norms(sizes.rows(), sizes.hidden(), dtype, &mut add);
             attention::trials(sizes, dtype, &mut add);
+            documents::trials(sizes, dtype, &mut add);
             ends::trials(sizes, dtype, &mut add);
             if label.is_empty() {
                 generation::trials(dtype, &mut add);

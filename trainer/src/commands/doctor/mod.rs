@@ -5,6 +5,7 @@ mod card_rates;
 mod card_table;
 mod cases;
 mod command;
+mod documents;
 mod ends;
 mod fp8;
 mod fp8_blocks;
