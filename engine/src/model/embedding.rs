@@ -38,6 +38,8 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) table: Param,
     /// The token of the first row here.
     pub(crate) first_token: usize,
+    /// What embedded tokens are multiplied by.
+    pub(crate) scale: f32,
     /// `(seq, hidden)`; `None` where positions are not learned.
     pub(crate) positions: Option<Param>,
     pub(crate) dropout: DropoutLayer,
@@ -61,6 +63,7 @@ impl EmbeddingLayer {
             positions: (of.shape.position == Position::Learned).then(|| params.get(POSITION_TABLE)),
             dropout: of.hidden_dropout(0, 0),
             first_token: of.first_token(),
+            scale: of.shape.embedding_scale(),
             dtype: of.shape.precision.activations(),
             region: of.region(),
         }
@@ -76,6 +79,7 @@ impl Layer for EmbeddingLayer {
             tokens: input.x,
             table: self.table.weight,
             first_token: self.first_token,
+            scale: self.scale,
             positions: self.region.parallel.on_first_rank(self.positions.map(|positions| positions.weight)),
             position_ids: None,
             output: all,
@@ -101,6 +105,7 @@ impl Layer for EmbeddingLayer {
             grad_output,
             grad_table,
             first_token: self.first_token,
+            scale: self.scale,
             grad_positions,
         })?;
         Ok(grad)

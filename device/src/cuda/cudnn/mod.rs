@@ -16,7 +16,7 @@ use plan::Plans;
 use super::driver::RawStream;
 use super::timing::{TimingMemory, fastest, medians};
 use super::{CudaOptions, Kernels};
-use crate::ops::{Attention, AttentionBackward, Mask};
+use crate::ops::{Attention, AttentionBackward, Mask, Scores};
 use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
 
@@ -36,6 +36,8 @@ pub(crate) struct Cudnn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct AttentionProblem {
     sizes: GraphSizes,
+    /// What products are multiplied by, as bits.
+    scale: u32,
     backward: bool,
 }
 
@@ -92,15 +94,17 @@ impl Cudnn {
     /// cuDNN is not used for it.
     pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
         let fits = op.dropout.is_none() && op.position_ids.is_none() && TensorAddresses::forward(op).are_aligned();
-        let sizes = sizes(&op.qkv, op.heads, op.kv_heads, op.mask).filter(|_| fits)?;
-        self.plan(AttentionProblem { sizes, backward: false }, kernels)
+        let sizes = sizes(&op.qkv, op.heads, op.kv_heads, (op.mask, op.scores)).filter(|_| fits)?;
+        let scale = op.scores.scale(sizes.dim as usize).to_bits();
+        self.plan(AttentionProblem { sizes, scale, backward: false }, kernels)
     }
 
     /// The plan for a backward, as [`Cudnn::forward`].
     pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
         let fits = op.dropout.is_none() && op.position_ids.is_none() && TensorAddresses::backward(op).are_aligned();
-        let sizes = sizes(&op.qkv, op.heads, op.kv_heads, op.mask).filter(|_| fits)?;
-        self.plan(AttentionProblem { sizes, backward: true }, kernels)
+        let sizes = sizes(&op.qkv, op.heads, op.kv_heads, (op.mask, op.scores)).filter(|_| fits)?;
+        let scale = op.scores.scale(sizes.dim as usize).to_bits();
+        self.plan(AttentionProblem { sizes, scale, backward: true }, kernels)
     }
 
     /// Submits a forward, or records it while the stream captures.
@@ -206,7 +210,7 @@ impl Cudnn {
             (number::OUTPUT, tensors.output),
             (number::STATS, tensors.stats),
         ];
-        let mut scalars = vec![(number::SCALE, 1.0 / (sizes.dim as f32).sqrt()), (number::MASKED, f32::NEG_INFINITY)];
+        let mut scalars = vec![(number::SCALE, f32::from_bits(plan.problem.scale)), (number::MASKED, f32::NEG_INFINITY)];
         scalars.extend(sizes.window.map(|window| (number::WINDOW, window as f32)));
         let layout = plan.layout(candidate);
         if plan.problem.backward {
@@ -252,10 +256,13 @@ impl AttentionPlan {
 }
 
 /// The sizes of an attention. `None` if cuDNN has no kernels for it.
-fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize, mask: Mask) -> Option<GraphSizes> {
+fn sizes(qkv: &Tensor, heads: usize, kv_heads: usize, (mask, scores): (Mask, Scores)) -> Option<GraphSizes> {
     let packed = qkv.shape.sizes();
     let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
-    let fits = qkv.dtype == DType::Bf16 && batch > 0 && seq > 1 && dim > 0 && dim <= 128 && dim.is_multiple_of(8);
+    let fits = qkv.dtype == DType::Bf16
+        && scores.soft_cap.is_none()
+        && (batch > 0 && seq > 1 && dim > 0)
+        && (dim <= 128 && dim.is_multiple_of(8));
     let [batch, seq, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
     let window = mask.within(packed[1]).window.map(|window| window as i64);
     fits.then_some(GraphSizes { batch, seq, heads, kv_heads, dim, window })
