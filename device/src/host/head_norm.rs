@@ -4,8 +4,8 @@ use super::Pool;
 use super::elementwise::{store_sums, with_float};
 use super::math::sum;
 use super::view::{self, to_f32};
-use crate::{Float, Tensor};
 use crate::ops::{AttentionSizes, HeadNorm, HeadNormBackward};
+use crate::{Float, Tensor};
 
 /// Rows whose gradients of weights are summed by one task.
 const ROWS: usize = 16;

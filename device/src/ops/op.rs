@@ -5,11 +5,11 @@ use std::rc::Rc;
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
-    CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Glu, GluBackward, HeadNorm, HeadNormBackward, HeadSums,
-    JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial, Mse, NesterovMomentum, Norm, NormBackward,
-    Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SkipStep,
-    SoftCap, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, UpdateScales, WriteControl,
-    WriteSampleRecord,
+    CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Glu, GluBackward, HeadNorm,
+    HeadNormBackward, HeadSums, JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial, Mse, NesterovMomentum,
+    Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary,
+    ScaleBlock, Sgd, SkipStep, SoftCap, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, UpdateScales,
+    WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 

@@ -210,7 +210,8 @@ impl Cudnn {
             (number::OUTPUT, tensors.output),
             (number::STATS, tensors.stats),
         ];
-        let mut scalars = vec![(number::SCALE, f32::from_bits(plan.problem.scale)), (number::MASKED, f32::NEG_INFINITY)];
+        let mut scalars =
+            vec![(number::SCALE, f32::from_bits(plan.problem.scale)), (number::MASKED, f32::NEG_INFINITY)];
         scalars.extend(sizes.window.map(|window| (number::WINDOW, window as f32)));
         let layout = plan.layout(candidate);
         if plan.problem.backward {

@@ -69,7 +69,8 @@ pub(super) fn head_norm_backward(op: &HeadNormBackward, queue: &Queue<'_>) -> Re
     let tensors = [op.input, op.grad, op.query_weight, op.key_weight];
     let shape = HeadShape::of(sizes.dim / 2, dtype, tensors.into_iter().chain(op.table));
     let partial = queue.scratch;
-    let block = HeadNormBlock { partial, ..HeadNormBlock::new(&sizes, &shape, tensors, op.table, (op.eps, op.weight_offset)) };
+    let block =
+        HeadNormBlock { partial, ..HeadNormBlock::new(&sizes, &shape, tensors, op.table, (op.eps, op.weight_offset)) };
     let blocks = shape.blocks(op.input.shape.rows() * op.heads, BACKWARD_BLOCKS, queue);
     let grid = Grid { blocks: (blocks as u32, 2, 1), threads: THREADS as u32, shared: 0 };
     queue.launch_block(&shape.load.kernel("head_norm_backward", dtype), grid, &block)?;

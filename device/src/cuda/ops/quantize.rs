@@ -70,7 +70,14 @@ impl Source {
         let (name, input, grad, loads, width) = match *source {
             QuantizeSource::Stored(input) => ("stored", input, None, 1, columns),
             QuantizeSource::Rounded(input) => ("rounded", input, None, 1, columns),
-            QuantizeSource::Norm { input, mean: means, rstd: rstds, weight: weights, weight_offset: offset, bias: biases } => {
+            QuantizeSource::Norm {
+                input,
+                mean: means,
+                rstd: rstds,
+                weight: weights,
+                weight_offset: offset,
+                bias: biases,
+            } => {
                 (weight, bias, mean, rstd) = (Some(weights), biases, means, Some(rstds));
                 weight_offset = offset;
                 ("norm", input, None, 1, columns)

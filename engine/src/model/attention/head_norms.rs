@@ -31,7 +31,12 @@ pub(super) fn names(block: usize) -> [String; 2] {
 /// The parameters. Every rank has them whole, and computes the gradients from its own heads.
 pub(super) fn params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
     let param = |name| {
-        let spec = ParamSpec::new(name, [shape.shape.head_dim()], Init::Constant(1.0 - shape.shape.norm.weight_offset()), layer);
+        let spec = ParamSpec::new(
+            name,
+            [shape.shape.head_dim()],
+            Init::Constant(1.0 - shape.shape.norm.weight_offset()),
+            layer,
+        );
         ParamSpec { partial_gradient: shape.parallel.size() > 1, ..spec }
     };
     names(block).map(param).into()
