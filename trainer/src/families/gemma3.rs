@@ -149,11 +149,19 @@ impl HuggingFace for Gemma3Files {
     }
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
-        // `transformers` reads it and computes without.
-        config.is_known("attn_logit_softcapping", &[])?;
-        let full_every = config.whole_or("sliding_window_pattern", 6)?;
+        if !config.get("attn_logit_softcapping").is_null() {
+            // `transformers` reads it and computes without.
+            return Err(config.refuse("attn_logit_softcapping", "it is null or absent: norms of heads take its place"));
+        }
+        // `transformers` writes it with an underscore in front.
+        let full_every = config.whole_or("_sliding_window_pattern", 6)?;
+        let full_every = config.whole_or("sliding_window_pattern", full_every)?;
         let mut options = gemma_files::options(config, &ABSENT, full_every, None)?;
         let parameters = config.get("rope_parameters");
+        let is_kind = |key: &String| key == FULL || key == SLIDING;
+        if parameters.as_object().is_some_and(|all| !all.keys().all(is_kind)) {
+            return Err(config.refuse("rope_parameters", &format!("it has \"{FULL}\" and \"{SLIDING}\" alone")));
+        }
         options.extend(rope::options_of(config, &parameters[FULL], 1e6)?);
         options.push(("model.rope_window_base", window_base(config, &parameters[SLIDING])?.into()));
         options.push(("model.qk_norm", true.into()));

@@ -13,6 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -36,6 +40,9 @@ SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_f
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5}
 # Heads together wider or narrower than the residual stream, and one key and value head.
 WIDE, NARROW = LLAMA | {"num_key_value_heads": 1, "head_dim": 12}, LLAMA | {"head_dim": 6}
+# Caps that bend, a window in some layers, and a width with a whole root, which no type rounds.
+GEMMA = {"query_pre_attn_scalar": 7, "sliding_window": 5, "hidden_size": 36}
+CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
 # Name: class, configuration, type, largest file.
 MODELS = {
     "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2), torch.float32, "5GB"),
@@ -71,6 +78,24 @@ MODELS = {
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**WIDE, rope_theta=500000.0), torch.float32, "5GB"),
     "olmo2-tied": (
         Olmo2ForCausalLM, Olmo2Config(**NARROW, rope_theta=500000.0, tie_word_embeddings=True), torch.bfloat16, "5GB",
+    ),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**WIDE | GEMMA | CAPS), torch.float32, "5GB"),
+    "gemma2-untied": (
+        Gemma2ForCausalLM,
+        Gemma2Config(**NARROW | GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None,
+                     tie_word_embeddings=False),
+        torch.bfloat16, "5GB",
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(**WIDE | GEMMA, rope_theta=1000.0, rope_local_base_freq=100.0,
+                         rope_scaling={"rope_type": "linear", "factor": 8.0},
+                         layer_types=["sliding_attention", "full_attention"]),
+        torch.float32, "5GB",
+    ),
+    "gemma3-capped": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(**NARROW | GEMMA, sliding_window_pattern=2, final_logit_softcapping=2.0), torch.float16, "5GB",
     ),
 }
 
