@@ -67,10 +67,10 @@ pub(crate) fn silu_derivative(x: f32) -> f32 {
 pub(crate) fn tanh(x: f32) -> f32 {
     let z = x * x;
     let mut p = -5.704_988_7e-3;
-    p = z.mul_add(p, 2.063_908_9e-2);
+    p = z.mul_add(p, 2.063_909e-2);
     p = z.mul_add(p, -5.373_971_6e-2);
     p = z.mul_add(p, 1.333_144_2e-1);
-    p = z.mul_add(p, -3.333_328_2e-1);
+    p = z.mul_add(p, -3.333_328e-1);
     let near = (x * z).mul_add(p, x);
     let far = 1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0);
     if x.abs() < 0.625 { near } else { far.copysign(x) }

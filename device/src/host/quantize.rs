@@ -90,14 +90,14 @@ pub(super) fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
             }
             QuantizeSource::Glu { gate, input } => {
                 let x = view::read::<T>(input);
-                let (f, _) = functions(*gate);
+                let f = gate_function(*gate);
                 fill(&|i| {
                     let gate = i / columns * 2 * columns + i % columns;
                     f(x[gate].to_f32()) * x[gate + columns].to_f32()
                 });
             }
             QuantizeSource::GluBackward { gate, input, grad_output } => {
-                let (f, derivative) = functions(*gate);
+                let (f, derivative) = (gate_function(*gate), gate_derivative(*gate));
                 let (x, grad, half) = (view::read::<T>(input), view::read::<T>(grad_output), columns / 2);
                 fill(&|i| {
                     let (row, column) = (i / columns, i % columns);
@@ -112,11 +112,17 @@ pub(super) fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
     values
 }
 
-/// A gate's function and its derivative.
-fn functions(gate: Gate) -> (fn(f32) -> f32, fn(f32) -> f32) {
+fn gate_function(gate: Gate) -> fn(f32) -> f32 {
     match gate {
-        Gate::Silu => (silu, silu_derivative),
-        Gate::Gelu => (gelu, gelu_derivative),
+        Gate::Silu => silu,
+        Gate::Gelu => gelu,
+    }
+}
+
+fn gate_derivative(gate: Gate) -> fn(f32) -> f32 {
+    match gate {
+        Gate::Silu => silu_derivative,
+        Gate::Gelu => gelu_derivative,
     }
 }
 

@@ -52,10 +52,10 @@ fn moving(cost: TokenCost) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::layer_partition::balanced_blocks;
     use device::ops::NormKind;
 
+    use super::*;
+    use crate::layer_partition::balanced_blocks;
     use crate::model::{FeedForward, Lora, LoraTarget, NormPlacement, QkNorm, Windows};
     use crate::precision::Precision;
 
