@@ -12,9 +12,7 @@ fn columns(values: &[f64], all: usize, start: usize, width: usize) -> Vec<f64> {
 
 fn check_cross_entropy(
     t: &Bench,
-    vocab: usize,
-    padded: usize,
-    ranks: usize,
+    [vocab, padded, ranks]: [usize; 3],
     dtype: DType,
     trains: bool,
     multiplier: Option<f32>,
@@ -59,10 +57,10 @@ fn cross_entropy_of_a_cut_vocabulary_is_that_of_the_whole() {
         let plain = [(true, None, None), (true, Some(0.125), None), (false, None, None)];
         let capped = [(true, None, Some(2.0)), (true, Some(0.125), Some(2.0)), (false, None, Some(2.0))];
         for (trains, multiplier, cap) in plain.into_iter().chain(capped) {
-            check_cross_entropy(&t, 97, 128, 1, dtype, trains, multiplier, cap);
-            check_cross_entropy(&t, 97, 128, 2, dtype, trains, multiplier, cap);
+            check_cross_entropy(&t, [97, 128, 1], dtype, trains, multiplier, cap);
+            check_cross_entropy(&t, [97, 128, 2], dtype, trains, multiplier, cap);
             // The last rank has no real column at all.
-            check_cross_entropy(&t, 33, 128, 4, dtype, trains, multiplier, cap);
+            check_cross_entropy(&t, [33, 128, 4], dtype, trains, multiplier, cap);
         }
     }
 }
