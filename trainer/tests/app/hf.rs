@@ -433,7 +433,7 @@ fn a_gemma_has_the_values_of_transformers_and_what_it_would_not_compute_is_refus
     let gemma3 = model("gemma3_text", layers.clone());
     assert_eq!((gemma3.head_dim, gemma3.qk_norm, gemma3.tie_embeddings), (Some(256), true, true));
     assert_eq!((gemma3.rope_base, gemma3.rope_window_base, gemma3.rope_scaling), (1e6, Some(1e4), vec![]));
-    assert_eq!((gemma3.sliding_window, gemma3.window_pattern), (Some(4096), vec![1, 1, 1, 1, 1, 0, 1, 1]));
+    assert_eq!((gemma3.sliding_window, gemma3.window_pattern), (Some(4096), vec![1, 1, 1, 1, 1, 0]));
     assert_eq!((gemma3.attention_soft_cap, gemma3.logit_soft_cap), (None, None));
     let with = |keys: serde_json::Value| {
         let mut all = layers.clone();
