@@ -62,8 +62,8 @@ fn check_tokens(
     Ok(())
 }
 
-/// Gradient of [`Embedding`]: rows of `grad_output`, times `scale`, are added to the table row of their token, in token order, so the
-/// result has the same bits each time. Rows of tokens outside the table are skipped.
+/// Gradient of [`Embedding`]: rows of `grad_output`, times `scale`, are added to the table row of their token, in token
+/// order, so the result has the same bits each time. Rows of tokens outside the table are skipped.
 ///
 /// Both gradients are added to, never overwritten: a batch touches few of the table's rows, and the table may be tied
 /// to the head. Where positions have ids, their gradient is that of a table whose tokens are these ids.

@@ -1,7 +1,7 @@
-//! What families of models add to Llama: heads of any width, biases on queries, keys and values alone, norms of heads and over
-//! all heads, norms after the parts of blocks or around them, windows of attention with frequencies of their own, scaled embeddings,
-//! and soft caps of scores and logits. They keep the engine's promises: the same bits in every setting, and the numbers of one rank
-//! in every layout.
+//! What families of models add to Llama: heads of any width, biases on queries, keys and values alone, norms of heads and
+//! over all heads, norms after the parts of blocks or around them, windows of attention with frequencies of their own,
+//! scaled embeddings, and soft caps of scores and logits. They keep the engine's promises: the same bits in every setting,
+//! and the numbers of one rank in every layout.
 
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};

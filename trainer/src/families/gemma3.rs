@@ -1,5 +1,5 @@
-//! Gemma 3 (Gemma Team, 2025), the text model: norms of heads instead of soft caps, five layers with a window to one without, and
-//! frequencies of their own in each kind. `Gemma3ForCausalLM` in `transformers`.
+//! Gemma 3 (Gemma Team, 2025), the text model: norms of heads instead of soft caps, five layers with a window to one
+//! without, and frequencies of their own in each kind. `Gemma3ForCausalLM` in `transformers`.
 
 use common::UserError;
 use engine::model::{GptShape, Position, QkNorm};

@@ -1,5 +1,5 @@
-//! What the files of Gemma 2 and Gemma 3 share: norms before and after the parts of blocks, which multiply by 1 + weight, GeGLU,
-//! scaled embeddings, and windows in some of the layers.
+//! What the files of Gemma 2 and Gemma 3 share: norms before and after the parts of blocks, which multiply by 1 + weight,
+//! GeGLU, scaled embeddings, and windows in some of the layers.
 
 use common::UserError;
 use device::ops::NormKind;
