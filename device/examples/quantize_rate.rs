@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use device::cuda::CudaOptions;
-use device::ops::{ActivationKind, Copy, Fp8Matrix, Quantize, QuantizeSource, Scale};
+use device::ops::{ActivationKind, Copy, Fp8Matrix, Gate, Quantize, QuantizeSource, Scale};
 use device::{Area, DType, Device, Error, Op, Result, Stream, Tensor, bf16};
 
 /// Sets of tensors that take turns.
@@ -139,17 +139,17 @@ fn source(bench: &mut Bench, name: &str, [rows, columns]: [usize; 2]) -> Result<
             let input = bench.random([rows, columns])?;
             let (mean, rstd) = (Some(bench.ones(rows)?), bench.ones(rows)?);
             let (weight, bias) = (bench.random([1, columns])?, Some(bench.random([1, columns])?));
-            QuantizeSource::Norm { input, mean, rstd, weight, bias }
+            QuantizeSource::Norm { input, mean, rstd, weight, weight_offset: 0.0, bias }
         }
         "gelu" => QuantizeSource::Activation { kind, input: bench.random([rows, columns])? },
         "gelu backward" => {
             let (input, grad_output) = (bench.random([rows, columns])?, bench.random([rows, columns])?);
             QuantizeSource::ActivationBackward { kind, input, grad_output }
         }
-        "swiglu" => QuantizeSource::SwiGlu { input: bench.random([rows, 2 * columns])? },
+        "swiglu" => QuantizeSource::Glu { gate: Gate::Silu, input: bench.random([rows, 2 * columns])? },
         _ => {
             let (input, grad_output) = (bench.random([rows, columns])?, bench.random([rows, columns / 2])?);
-            QuantizeSource::SwiGluBackward { input, grad_output }
+            QuantizeSource::GluBackward { gate: Gate::Silu, input, grad_output }
         }
     };
     let values = match source {
@@ -157,8 +157,8 @@ fn source(bench: &mut Bench, name: &str, [rows, columns]: [usize; 2]) -> Result<
         | QuantizeSource::Rounded(_)
         | QuantizeSource::Norm { .. }
         | QuantizeSource::Activation { .. } => rows * columns,
-        QuantizeSource::ActivationBackward { .. } | QuantizeSource::SwiGlu { .. } => 2 * rows * columns,
-        QuantizeSource::SwiGluBackward { .. } => rows * columns + rows * columns / 2,
+        QuantizeSource::ActivationBackward { .. } | QuantizeSource::Glu { .. } => 2 * rows * columns,
+        QuantizeSource::GluBackward { .. } => rows * columns + rows * columns / 2,
     };
     Ok((source, 2 * values))
 }

@@ -6,6 +6,15 @@ struct Gelu {
     template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
 };
 
+// x / (1 + e^-x).
+struct Silu {
+    template <class T> static float value(float x) { return x * sigmoid<T>(x); }
+    template <class T> static float derivative(float x, float grad) {
+        float s = sigmoid<T>(x);
+        return grad * s * (1.0f + x * (1.0f - s));
+    }
+};
+
 // max(x, 0), except that NaN stays NaN, so that it shows.
 struct Relu {
     template <class T> static float value(float x) { return x < 0.0f ? 0.0f : x; }
@@ -48,8 +57,8 @@ template <class F, class T, int N> void activation_backward(const T* input, cons
     }
 FOR_EACH_FLOAT(ACTIVATION)
 
-// output[r, c] = silu(gate) * up, with [gate | up] of 2 `width` columns in a row of `input`.
-template <class T, int N> void swiglu(const T* input, T* output, u32 rows, u32 width) {
+// output[r, c] = f(gate) * up, with [gate | up] of 2 `width` columns in a row of `input`.
+template <class F, class T, int N> void glu(const T* input, T* output, u32 rows, u32 width) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= width) return;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
@@ -58,14 +67,14 @@ template <class T, int N> void swiglu(const T* input, T* output, u32 rows, u32 w
         load<N>(gate, g);
         load<N>(gate + width, u);
 #pragma unroll
-        for (int i = 0; i < N; i++) g[i] = g[i] * sigmoid<T>(g[i]) * u[i];
+        for (int i = 0; i < N; i++) g[i] = F::template value<T>(g[i]) * u[i];
         store<N>(output + row * width + column, g);
     }
 }
 
 // The gradient, [grad gate | grad up]; with `output` also the forward's result, recomputed.
-template <class T, int N>
-void swiglu_backward(const T* input, const T* grad_output, T* grad_input, T* output, u32 rows, u32 width) {
+template <class F, class T, int N>
+void glu_backward(const T* input, const T* grad_output, T* grad_input, T* output, u32 rows, u32 width) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= width) return;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
@@ -76,10 +85,10 @@ void swiglu_backward(const T* input, const T* grad_output, T* grad_input, T* out
         load<N>(grad_output + row * width + column, dy);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float s = sigmoid<T>(g[i]), gate = g[i];
-            y[i] = gate * s * u[i];
-            g[i] = dy[i] * u[i] * s * (1.0f + gate * (1.0f - s));
-            u[i] = dy[i] * gate * s;
+            float gate = g[i], value = F::template value<T>(gate);
+            y[i] = value * u[i];
+            g[i] = F::template derivative<T>(gate, dy[i] * u[i]);
+            u[i] = dy[i] * value;
         }
         store<N>(grad_input + at, g);
         store<N>(grad_input + at + width, u);
@@ -87,14 +96,17 @@ void swiglu_backward(const T* input, const T* grad_output, T* grad_input, T* out
     }
 }
 
-#define SWIGLU(T, N, suffix)                                                                                        \
-    KERNEL(swiglu_##suffix)(const T* input, T* output, u32 rows, u32 width) {                                       \
+#define GLU(F, name, T, N, suffix)                                                                                  \
+    KERNEL(name##_##suffix)(const T* input, T* output, u32 rows, u32 width) {                                       \
         begin_kernel();                                                                                             \
-        swiglu<T, N>(input, output, rows, width);                                                                   \
+        glu<F, T, N>(input, output, rows, width);                                                                   \
     }                                                                                                               \
-    KERNEL(swiglu_backward_##suffix)                                                                                \
+    KERNEL(name##_backward_##suffix)                                                                                \
     (const T* input, const T* grad_output, T* grad_input, T* output, u32 rows, u32 width) {                         \
         begin_kernel();                                                                                             \
-        swiglu_backward<T, N>(input, grad_output, grad_input, output, rows, width);                                 \
+        glu_backward<F, T, N>(input, grad_output, grad_input, output, rows, width);                                 \
     }
-FOR_EACH_FLOAT(SWIGLU)
+#define GLUS(T, N, suffix)           \
+    GLU(Silu, swiglu, T, N, suffix) \
+    GLU(Gelu, geglu, T, N, suffix)
+FOR_EACH_FLOAT(GLUS)

@@ -1,7 +1,7 @@
 // Causal attention over packed QKV, with or without a window, within documents, forward and backward. The scores are never held in
 // memory (Dao et al., 2022).
 //
-// For the cases that cuDNN does not do: f32, dropout with our masks, odd head sizes. It multiplies in f32 on the CUDA
+// For the cases that cuDNN does not do: f32, dropout with our masks, soft caps, odd head sizes. It multiplies in f32 on the CUDA
 // cores.
 //
 // Memory: qkv and grad_qkv (batch, seq, (heads + 2 kv_heads) dim), output and grad_output (batch, seq, heads dim),
@@ -11,7 +11,7 @@
 //
 // Everything is added up in a fixed order: the gradients of queries and those of keys and values come from two kernels,
 // one block for each tile of the result, and a key head's query heads are taken one after the other. No atomics.
-#include "common.cuh"
+#include "soft_cap.cuh"
 
 struct Arguments {
     const void* qkv;
@@ -26,7 +26,7 @@ struct Arguments {
     int heads;
     int kv_heads;
     int dim;
-    float scale; // 1 / sqrt(dim)
+    float scale; // of products
     u32 key_low; // of Philox
     u32 key_high;
     u32 threshold;   // words below it are dropped
@@ -34,6 +34,8 @@ struct Arguments {
     int vector;       // dim is a multiple of 4 and all addresses of 16
     u32 first_head;   // the number of heads on lower ranks, for dropout
     int window;       // keys that a query sees at most, its own among them; larger than seq for all
+    float soft_cap;   // of scores, or 0
+    u32 reserved;
 };
 
 constexpr int THREADS = 256;
@@ -45,6 +47,19 @@ __device__ inline int first_key(const Arguments& a, int batch, int row) {
     int first = max(row - a.window + 1, 0);
     if (a.position_ids && row < a.seq) first = max(first, row - max(a.position_ids[(u64)batch * a.seq + row], 0));
     return first;
+}
+
+// ------------------------------------------------------------------------------------------------------------- scores
+
+// The score of a product of a query and a key.
+__device__ inline float score_of(const Arguments& a, float product) {
+    float score = product * a.scale;
+    return a.soft_cap > 0.0f ? soft_cap<float>(score, a.soft_cap) : score;
+}
+
+// The derivative of a score by its product.
+__device__ inline float score_slope(const Arguments& a, float score) {
+    return a.soft_cap > 0.0f ? soft_cap_slope(score, a.soft_cap) * a.scale : a.scale;
 }
 
 // ------------------------------------------------------------------------------------------------------------ dropout
@@ -280,7 +295,7 @@ __device__ void forward(const Arguments& a) {
             for (int j = 0; j < R; j++) {
                 int column = start + tx + 16 * j;
                 bool seen = column <= row && column >= seen_from[i];
-                scores[i][j] = seen ? scores[i][j] * a.scale : -infinity();
+                scores[i][j] = seen ? score_of(a, scores[i][j]) : -infinity();
                 top = fmaxf(top, scores[i][j]);
             }
             top = row_max(top);
@@ -320,18 +335,18 @@ __device__ void forward(const Arguments& a) {
 
 // ----------------------------------------------------------------------------------------------------------- backward
 
-// The gradient of a score from that of its (dropped) probability p, and p after dropout.
+// The gradient of a product from that of its (dropped) probability p, and p after dropout.
 struct ScoreGrad {
     float dropped;
     float grad;
 };
 
 __device__ inline ScoreGrad score_grad(const Arguments& a, Sample sample, int head, int row, int seen_from, int column,
-                                       float score, float grad, float stat, float delta) {
+                                       float product, float grad, float stat, float delta) {
     if (column > row || column < seen_from || row >= a.seq) return {0.0f, 0.0f};
-    float p = expf(score * a.scale - stat), factor = 1.0f;
+    float score = score_of(a, product), p = expf(score - stat), factor = 1.0f;
     if (a.record) factor = mask_factor(a, sample, row, (a.first_head + head) * a.seq + column);
-    return {p * factor, p * (grad * factor - delta) * a.scale};
+    return {p * factor, p * (grad * factor - delta) * score_slope(a, score)};
 }
 
 // The gradient of one tile of queries of one head; writes delta. Shared: queries, their output's gradients, keys,

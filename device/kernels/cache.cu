@@ -1,6 +1,6 @@
 // Generating text: attention over a cache of keys and values, and rows at a position that lies in device memory, so
 // that one graph serves every token.
-#include "common.cuh"
+#include "soft_cap.cuh"
 
 // The position, clamped so that `rows` from it fit into `capacity`.
 inline u32 position(const int* start, u32 rows, u32 capacity) {
@@ -56,9 +56,9 @@ struct CachedAttention {
     u32 heads;
     u32 kv_heads;
     u32 dim;
-    float scale; // 1 / sqrt(dim)
+    float scale; // of products
     u32 window;  // keys that a query sees at most, its own among them; larger than any position for all
-    u32 reserved;
+    float soft_cap; // of scores, or 0
 };
 
 constexpr int WARPS = 8;
@@ -91,6 +91,7 @@ template <class T, int LANES> void cached_attention(const CachedAttention& a) {
             if (channel < a.dim) score += q[i] * value(keys + key * width + channel);
         }
         score = warp_sum(score);
+        if (a.soft_cap > 0.0f) score = soft_cap<float>(score, a.soft_cap);
         float higher = fmaxf(highest, score), old = expf(highest - higher), weight = expf(score - higher);
         highest = higher;
         total = total * old + weight;

@@ -1,5 +1,5 @@
 // Copies, sums and constants: a loop over the grid, N values per thread and iteration. Every byte is moved once.
-#include "common.cuh"
+#include "soft_cap.cuh"
 
 // Calls body(first of N values) for all values of the grid's share.
 template <int N, class Body> void for_each(u64 count, Body body) {
@@ -25,6 +25,19 @@ KERNEL(set_bytes)(u8* to, u32 word, u64 bytes) {
     else
         for (; at < bytes; at++) to[at] = (u8)(word >> (8 * (at % 4)));
 }
+
+// values[i] = cap * tanh(values[i] / cap)
+#define SOFT_CAP(T, N, suffix)                                              \
+    KERNEL(soft_cap_##suffix)(T* values, float cap, u64 count) {            \
+        begin_kernel();                                                     \
+        for_each<N>(count, [&](u64 at) {                                    \
+            float x[N];                                                     \
+            load<N>(values + at, x);                                        \
+            for (int i = 0; i < N; i++) x[i] = soft_cap<T>(x[i], cap);      \
+            store<N>(values + at, x);                                       \
+        });                                                                 \
+    }
+FOR_EACH_FLOAT(SOFT_CAP)
 
 // output[i] = a[i] + b[i]; `output` may be either.
 template <class T, int N> void add(const T* a, const T* b, T* output, u64 count) {

@@ -1,9 +1,10 @@
 // Token and position embedding.
 #include "common.cuh"
 
-// output[r] = table[tokens[r] - first] + positions[r % seq], or + positions[position_ids[r]]; 0 instead of a row for a token outside the table.
+// output[r] = scale * table[tokens[r] - first] + positions[r % seq], or + positions[position_ids[r]]; 0 instead of a row for a token
+// outside the table.
 template <class T, int N>
-void embedding(const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {
+void embedding(const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first, float scale) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= hidden) return;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
@@ -11,6 +12,13 @@ void embedding(const int* tokens, const T* table, const T* positions, const int*
         u32 token = (u32)tokens[row] - first;
         Raw<T, N> raw = {};
         if (token < vocab) raw = fetch<N>(table + (u64)token * hidden + column);
+        if (scale != 1.0f) {
+            float x[N];
+            unpack(raw, x);
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i] *= scale;
+            pack(raw, x);
+        }
         if (positions) {
             float x[N], position[N];
             unpack(raw, x);
@@ -25,8 +33,8 @@ void embedding(const int* tokens, const T* table, const T* positions, const int*
 }
 #define EMBEDDING(T, N, suffix)                                                                                        \
     KERNEL(embedding_##suffix)                                                                                         \
-    (const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first) {     \
+    (const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first, float scale) { \
         begin_kernel();                                                                                                           \
-        embedding<T, N>(tokens, table, positions, position_ids, output, rows, seq, hidden, vocab, first);                                   \
+        embedding<T, N>(tokens, table, positions, position_ids, output, rows, seq, hidden, vocab, first, scale);                                   \
     }
 FOR_EACH_FLOAT(EMBEDDING)

@@ -13,9 +13,11 @@ const u32 UNROLL = 4;
 const u64 NOTHING = ~0ull;
 
 // Entries of `list` are (token, row of `rows`), or NOTHING; `next_list` has two for each chunk, with rows of
-// `next_rows` of the same numbers. `table` is added to. A block is a chunk, and blockIdx.y a part of the columns.
+// `next_rows` of the same numbers. `table` is added to, and what
+// is added is multiplied by `scale`. A block is a chunk, and blockIdx.y a part of the columns.
 template <class T, int N>
-void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab) {
+void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab,
+              float scale) {
     __shared__ u64 entries[CHUNK];
     const bool last_list = gridDim.x == 1;
     u32 length = min(CHUNK, count - blockIdx.x * CHUNK);
@@ -37,7 +39,7 @@ void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, 
         float old[N];
         load_f32<N>(row, old);
 #pragma unroll
-        for (int i = 0; i < N; i++) old[i] += sum[i];
+        for (int i = 0; i < N; i++) old[i] += sum[i] * scale;
         store_f32<N>(row, old);
     };
     auto to_next = [&](u32 slot) {
@@ -83,9 +85,9 @@ void add_runs(const u64* list, const T* rows, u64* next_list, float* next_rows, 
 }
 #define ADD_RUNS(T, N, suffix)                                                                                         \
     KERNEL(add_runs_##suffix)                                                                                          \
-    (const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab) {          \
+    (const u64* list, const T* rows, u64* next_list, float* next_rows, float* table, u32 count, u32 hidden, u32 vocab, float scale) { \
         begin_kernel();                                                                                                           \
-        add_runs<T, N>(list, rows, next_list, next_rows, table, count, hidden, vocab);                                        \
+        add_runs<T, N>(list, rows, next_list, next_rows, table, count, hidden, vocab, scale);                                        \
     }
 FOR_EACH_FLOAT(ADD_RUNS)
 

@@ -18,7 +18,7 @@ struct HeadNorm {
     u32 half; // of a head's channels
     u32 lanes;
     float eps;
-    u32 reserved;
+    float weight_offset; // added to the weights
 };
 
 // The two halves of a head's channels, as far as this thread has them.
@@ -41,6 +41,14 @@ template <class T, int N, int PACKS> void load_head(Halves<N, PACKS>& x, const T
         load<N>(head + channel, x.a[p]);
         load<N>(head + op.half + channel, x.b[p]);
     }
+}
+
+// Loads N channels of each half of a weight, with its offset.
+template <class T, int N> void load_weight(const T* weight, u32 channel, const HeadNorm& op, float (&a)[N], float (&b)[N]) {
+    load<N>(weight + channel, a);
+    load<N>(weight + op.half + channel, b);
+#pragma unroll
+    for (int i = 0; i < N; i++) a[i] += op.weight_offset, b[i] += op.weight_offset;
 }
 
 // Turns N pairs by the angles of a position, at which `angles` points; `sign` -1 turns back.
@@ -83,8 +91,7 @@ template <class T, int N, int PACKS> void head_norm(const HeadNorm& op) {
             if (channel >= op.half) continue;
             if (head < op.heads + op.kv_heads) {
                 float a[N], b[N];
-                load<N>(weight + channel, a);
-                load<N>(weight + op.half + channel, b);
+                load_weight(weight, channel, op, a, b);
 #pragma unroll
                 for (int i = 0; i < N; i++) x.a[p][i] *= rstd * a[i], x.b[p][i] *= rstd * b[i];
                 if (op.table) turn<N>(x.a[p], x.b[p], op.table + ((u64)position * op.half + channel) * 2, 1.0f);
@@ -120,8 +127,7 @@ template <class T, int N, int PACKS> void head_norm_backward(const HeadNorm& op)
             if (outside || channel >= op.half) continue;
             if (op.table) turn<N>(dy.a[p], dy.b[p], op.table + ((u64)position * op.half + channel) * 2, -1.0f);
             float a[N], b[N];
-            load<N>(weight + channel, a);
-            load<N>(weight + op.half + channel, b);
+            load_weight(weight, channel, op, a, b);
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 squares += x.a[p][i] * x.a[p][i] + x.b[p][i] * x.b[p][i];
@@ -136,8 +142,7 @@ template <class T, int N, int PACKS> void head_norm_backward(const HeadNorm& op)
             u32 channel = (threadIdx.x % op.lanes + p * op.lanes) * N;
             if (outside || channel >= op.half) continue;
             float a[N], b[N];
-            load<N>(weight + channel, a);
-            load<N>(weight + op.half + channel, b);
+            load_weight(weight, channel, op, a, b);
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 float normed_a = x.a[p][i] * rstd, normed_b = x.b[p][i] * rstd;

@@ -1,5 +1,5 @@
 // Losses with their gradients in the same pass.
-#include "common.cuh"
+#include "soft_cap.cuh"
 
 const float LOWEST = -3.4028235e38f;
 
@@ -32,10 +32,24 @@ template <class T> Online block_online(Online state) {
     return {highest, warp_sum(part.sum * exponential<T>(part.highest - highest))};
 }
 
+// The logit that counts: with a cap above 0 its bounded value.
+template <class T> float bounded(float logit, float cap) { return cap > 0.0f ? soft_cap<T>(logit, cap) : logit; }
+template <class T, int N> void bound(float (&x)[N], float cap) {
+    if (cap <= 0.0f) return;
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = soft_cap<T>(x[i], cap);
+}
+
+// The gradient of a logit from that of its bounded value.
+inline float through_bound(float grad, float bounded, float cap) {
+    return cap > 0.0f ? grad * soft_cap_slope(bounded, cap) : grad;
+}
+
 // A pack of logits that starts at `column`. Columns from `vocab` on do not count.
-template <class T, int N> void add_pack(Online& state, const Raw<T, N>& raw, u32 column, u32 vocab) {
+template <class T, int N> void add_pack(Online& state, const Raw<T, N>& raw, u32 column, u32 vocab, float cap) {
     float x[N];
     unpack(raw, x);
+    bound<T>(x, cap);
     if (column + N > vocab) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -45,7 +59,7 @@ template <class T, int N> void add_pack(Online& state, const Raw<T, N>& raw, u32
     add<T, N>(state, x);
 }
 
-// The loss of a row. The largest logit and the sum stay apart, here and below: their log-sum-exp as one f32 would lose
+// The loss of a row, of logits after the bound. The largest logit and the sum stay apart, here and below: their log-sum-exp as one f32 would lose
 // as many digits as the largest logit has before the point.
 inline float loss(const Online& state, float at_target) { return logf(state.sum) - (at_target - state.highest); }
 
@@ -64,17 +78,20 @@ struct Gradient {
     float highest;
     float factor;    // softmax * grad_scale is e^(x - highest) * factor
     float at_target; // (softmax - 1) * grad_scale at the target
+    float cap;       // of logits, or 0
 };
 
-template <class T> Gradient gradient(const Online& state, float at_target, float scale, const ZLoss& z) {
+// `at_target` is the target's bounded logit.
+template <class T> Gradient gradient(const Online& state, float at_target, float scale, const ZLoss& z, float cap) {
     float inverse = 1.0f / state.sum, softmax = exponential<T>(at_target - state.highest) * inverse;
-    Gradient of = {state.highest, scale * inverse, (softmax - 1.0f) * scale};
+    Gradient of = {state.highest, scale * inverse, (softmax - 1.0f) * scale, cap};
     if (z.losses) {
         // Its own gradient is this multiple of the softmax.
         float more = 2.0f * z.multiplier * log_sum(state);
         of.factor += more * of.factor;
         of.at_target += more * softmax * scale;
     }
+    of.at_target = through_bound(of.at_target, at_target, cap);
     return of;
 }
 
@@ -83,7 +100,10 @@ template <class T, int N> void to_gradient(Raw<T, N>& raw, u32 column, u32 vocab
     float x[N];
     unpack(raw, x);
 #pragma unroll
-    for (int i = 0; i < N; i++) x[i] = exponential<T>(x[i] - of.highest) * of.factor;
+    for (int i = 0; i < N; i++) {
+        float logit = bounded<T>(x[i], of.cap);
+        x[i] = through_bound(exponential<T>(logit - of.highest) * of.factor, logit, of.cap);
+    }
     if (target - column < N) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -106,21 +126,24 @@ struct CrossEntropy {
     const int* targets;
     float* losses;
     const Control* control; // or null
-    ZLoss z;
+    float* z_losses;        // or null
+    float z_multiplier;
+    float soft_cap; // of logits, or 0
     u32 columns;
     u32 vocab;
+    ZLoss z() const { return {z_losses, z_multiplier}; }
 };
 
 inline void put_losses(const CrossEntropy& op, const Online& state, float at_target) {
     op.losses[blockIdx.x] = loss(state, at_target);
-    if (op.z.losses) op.z.losses[blockIdx.x] = z_loss(state, op.z.multiplier);
+    if (op.z_losses) op.z_losses[blockIdx.x] = z_loss(state, op.z_multiplier);
 }
 
 // A row whose target is not in the vocabulary does not count.
 template <class T, int N> void ignore(const CrossEntropy& op, T* logits) {
     if (threadIdx.x == 0) {
         op.losses[blockIdx.x] = 0.0f;
-        if (op.z.losses) op.z.losses[blockIdx.x] = 0.0f;
+        if (op.z_losses) op.z_losses[blockIdx.x] = 0.0f;
     }
     if (!op.control) return;
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) put(logits + pack * N, Raw<T, N>{});
@@ -136,7 +159,7 @@ template <class T, int N> void cross_entropy(const CrossEntropy& op) {
     u32 vocab = op.vocab, target = op.targets[row];
     if (target >= vocab) return ignore<T, N>(op, logits);
     // Read before any thread overwrites it.
-    float at_target = value(logits + target);
+    float at_target = bounded<T>(value(logits + target), op.soft_cap);
     Online state = {LOWEST, 0.0f};
     for (u32 base = threadIdx.x; base * N < vocab; base += UNROLL * blockDim.x) {
         Raw<T, N> raw[UNROLL];
@@ -148,13 +171,13 @@ template <class T, int N> void cross_entropy(const CrossEntropy& op) {
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             u32 pack = base + u * blockDim.x;
-            if (pack * N < vocab) add_pack<T, N>(state, raw[u], pack * N, vocab);
+            if (pack * N < vocab) add_pack<T, N>(state, raw[u], pack * N, vocab, op.soft_cap);
         }
     }
     state = block_online<T>(state);
     if (threadIdx.x == 0) put_losses(op, state, at_target);
     if (!op.control) return;
-    Gradient of = gradient<T>(state, at_target, op.control->grad_scale, op.z);
+    Gradient of = gradient<T>(state, at_target, op.control->grad_scale, op.z(), op.soft_cap);
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
         u32 column = pack * N;
         Raw<T, N> raw = {};
@@ -193,19 +216,19 @@ template <class T, int N> void cross_entropy_cached(const CrossEntropy& op) {
         return ignore<T, N>(op, logits);
     }
     // Read before any thread overwrites it.
-    float at_target = value(logits + target), scale = op.control->grad_scale;
+    float at_target = bounded<T>(value(logits + target), op.soft_cap), scale = op.control->grad_scale;
     Online state = {LOWEST, 0.0f};
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) {
         wait_for_copies(STAGES - 1 - stage);
         u32 end = min(packs, (stage + 1) * span);
         for (u32 pack = stage * span + threadIdx.x; pack < end; pack += blockDim.x) {
-            add_pack<T, N>(state, cache[pack], pack * N, vocab);
+            add_pack<T, N>(state, cache[pack], pack * N, vocab, op.soft_cap);
         }
     }
     state = block_online<T>(state);
     if (threadIdx.x == 0) put_losses(op, state, at_target);
-    Gradient of = gradient<T>(state, at_target, scale, op.z);
+    Gradient of = gradient<T>(state, at_target, scale, op.z(), op.soft_cap);
     for (u32 pack = threadIdx.x; pack < op.columns / N; pack += blockDim.x) {
         Raw<T, N> raw = {};
         if (pack < packs) {
@@ -226,13 +249,15 @@ KERNEL(cross_entropy_cached_bf16)(const CrossEntropy op) { begin_kernel(); cross
 // (3, rows). They are the largest logit, the sum of exponentials relative to it, and the target's logit if this rank
 // has it. Columns from `real` on are padding. The first column is token `first`.
 template <class T, int N>
-void cross_entropy_part(const T* logits, const int* targets, float* stats, u32 rows, u32 columns, u32 real, u32 first) {
+void cross_entropy_part(const T* logits, const int* targets, float* stats, u32 rows, u32 columns, u32 real, u32 first,
+                        float cap) {
     const u64 row = blockIdx.x;
     logits += row * columns;
     Online state = {LOWEST, 0.0f};
     for (u32 column = threadIdx.x * N; column < real; column += blockDim.x * N) {
         float x[N];
         load<N>(logits + column, x);
+        bound<T>(x, cap);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             if (column + i >= real) x[i] = __int_as_float(0xff800000);
@@ -245,13 +270,13 @@ void cross_entropy_part(const T* logits, const int* targets, float* stats, u32 r
     u32 target = (u32)targets[row] - first; // one before the first wraps to a number beyond the last
     stats[row] = highest;
     stats[rows + row] = sum;
-    stats[2 * rows + row] = target < real ? value(logits + target) : 0.0f;
+    stats[2 * rows + row] = target < real ? bounded<T>(value(logits + target), cap) : 0.0f;
 }
 #define CROSS_ENTROPY_PART(T, N, suffix)                                                                               \
     KERNEL(cross_entropy_part_##suffix)                                                                                \
-    (const T* logits, const int* targets, float* stats, u32 rows, u32 columns, u32 real, u32 first) {                  \
+    (const T* logits, const int* targets, float* stats, u32 rows, u32 columns, u32 real, u32 first, float cap) {       \
         begin_kernel();                                                                                                \
-        cross_entropy_part<T, N>(logits, targets, stats, rows, columns, real, first);                                  \
+        cross_entropy_part<T, N>(logits, targets, stats, rows, columns, real, first, cap);                             \
     }
 FOR_EACH_FLOAT(CROSS_ENTROPY_PART)
 
@@ -259,7 +284,7 @@ FOR_EACH_FLOAT(CROSS_ENTROPY_PART)
 // their gradient.
 template <class T, int N>
 void cross_entropy_join(T* logits, const int* targets, const float* stats, float* losses, const Control* control, ZLoss z,
-                        u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks) {
+                        u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks, float cap) {
     const u64 row = blockIdx.x;
     logits += row * columns;
     stats += row;
@@ -278,13 +303,14 @@ void cross_entropy_join(T* logits, const int* targets, const float* stats, float
         if (z.losses) z.losses[row] = counts ? z_loss(state, z.multiplier) : 0.0f;
     }
     if (!control) return;
-    Gradient of = gradient<T>(state, at_target, control->grad_scale, z);
+    Gradient of = gradient<T>(state, at_target, control->grad_scale, z, cap);
     for (u32 column = threadIdx.x * N; column < columns; column += blockDim.x * N) {
         float x[N];
         load<N>(logits + column, x);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            float y = exponential<T>(x[i] - of.highest) * of.factor;
+            float logit = bounded<T>(x[i], cap);
+            float y = through_bound(exponential<T>(logit - of.highest) * of.factor, logit, cap);
             if (first + column + i == target) y = of.at_target;
             x[i] = counts && column + i < real ? y : 0.0f;
         }
@@ -294,10 +320,11 @@ void cross_entropy_join(T* logits, const int* targets, const float* stats, float
 #define CROSS_ENTROPY_JOIN(T, N, suffix)                                                                               \
     KERNEL(cross_entropy_join_##suffix)                                                                                \
     (T* logits, const int* targets, const float* stats, float* losses, const Control* control, float* z_losses,        \
-     float multiplier, u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks) {                             \
+     float multiplier, u32 rows, u32 columns, u32 real, u32 first, u32 vocab, u32 ranks, float cap) {                  \
         begin_kernel();                                                                                                \
         ZLoss z = {z_losses, multiplier};                                                                              \
-        cross_entropy_join<T, N>(logits, targets, stats, losses, control, z, rows, columns, real, first, vocab, ranks); \
+        cross_entropy_join<T, N>(logits, targets, stats, losses, control, z, rows, columns, real, first, vocab, ranks, \
+                                 cap);                                                                                 \
     }
 FOR_EACH_FLOAT(CROSS_ENTROPY_JOIN)
 

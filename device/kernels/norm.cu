@@ -14,7 +14,7 @@ struct Norm {
     u32 rows;
     u32 hidden;
     float eps;
-    u32 reserved;
+    float weight_offset; // added to the weight
 };
 
 // Where sums for the mean begin: at the first number of the row, of the sum as stored. Relative to it the mean of equal
@@ -85,7 +85,7 @@ template <class T, int N, int PACKS, bool WARP> void norm(const Norm& op) {
             load<N>(weight + column, w);
             if (bias) load<N>(bias + column, b);
 #pragma unroll
-            for (int i = 0; i < N; i++) x[p][i] = (x[p][i] - mean) * rstd * w[i] + b[i];
+            for (int i = 0; i < N; i++) x[p][i] = (x[p][i] - mean) * rstd * (op.weight_offset + w[i]) + b[i];
             store<N>(output + start + column, x[p]);
         }
     }
@@ -122,7 +122,7 @@ template <class T> void norm_any(const Norm& op) {
         if (!output) continue;
         for (u32 c = threadIdx.x; c < op.hidden; c += blockDim.x) {
             float shift = bias ? value(bias + c) : 0.0f;
-            set(output + start + c, (value(x + c) - mean) * rstd * value(weight + c) + shift);
+            set(output + start + c, (value(x + c) - mean) * rstd * (op.weight_offset + value(weight + c)) + shift);
         }
     }
 }

@@ -18,6 +18,8 @@ struct NormBackward {
     u32 hidden;
     u32 with_weight;
     u32 with_bias;
+    float weight_offset; // added to the weight
+    u32 reserved;
 };
 
 // What a thread has of a row.
@@ -98,9 +100,9 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
             if (column < op.hidden) load<N>(weight + column, w);
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                float normed = (x[i] - mean) * rstd;
-                sum += dy[i] * w[i];
-                product += dy[i] * w[i] * normed;
+                float normed = (x[i] - mean) * rstd, scaled = dy[i] * (op.weight_offset + w[i]);
+                sum += scaled;
+                product += scaled * normed;
                 grad_weight[p][i] += dy[i] * normed;
                 grad_bias[p][i] += dy[i];
             }
@@ -120,7 +122,7 @@ template <class T, int N, int PACKS, bool WARP, bool SUMS> void norm_backward(co
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 float normed = (x[i] - mean) * rstd;
-                x[i] = (dy[i] * w[i] - sum - normed * product) * rstd + past[i];
+                x[i] = (dy[i] * (op.weight_offset + w[i]) - sum - normed * product) * rstd + past[i];
                 if constexpr (SUMS) sums[p][i] += past[i];
             }
             Raw<T, N> raw;
@@ -175,14 +177,14 @@ template <class T> void norm_backward_any(const NormBackward& op) {
         float mean = op.mean ? op.mean[row] : 0.0f, rstd = op.rstd[row];
         float sum = 0.0f, product = 0.0f;
         for (u32 c = threadIdx.x; c < op.hidden; c += blockDim.x) {
-            float scaled = value(grad_output + start + c) * value(weight + c);
+            float scaled = value(grad_output + start + c) * (op.weight_offset + value(weight + c));
             sum += scaled;
             product += scaled * ((value(input + start + c) - mean) * rstd);
         }
         sum = op.mean ? block_sum(sum) / op.hidden : 0.0f;
         product = block_sum(product) / op.hidden;
         for (u32 c = threadIdx.x; c < op.hidden; c += blockDim.x) {
-            float scaled = value(grad_output + start + c) * value(weight + c);
+            float scaled = value(grad_output + start + c) * (op.weight_offset + value(weight + c));
             float normed = (value(input + start + c) - mean) * rstd;
             float past = residual ? value(residual + start + c) : 0.0f;
             set(grad_input + start + c, (scaled - sum - normed * product) * rstd + past);

@@ -1,7 +1,7 @@
 // 8-bit copies with one scale for the whole matrix: in its own layout, transposed, or both. On the way its largest
 // magnitude and its column sums. Every input is read once and every copy written once.
 //
-// A block is a tile of 128 rows by 64 columns (for SwiGluBackward 64 columns of each half), a thread 4 rows by 8
+// A block is a tile of 128 rows by 64 columns (for GatedBackward 64 columns of each half), a thread 4 rows by 8
 // columns, loaded 16 bytes at a time before the first is used. A thread's 4 x 8 bytes are transposed in registers to
 // a word of 4 rows for each column. The words meet in shared memory, and each column's 128 bytes leave in pieces of 16.
 #include "transpose_tile.cuh"

@@ -17,7 +17,7 @@ struct Quantize {
     u32* amax;                  // (1), or null: the bits of an f32 that is not negative
     float* partial;             // (row tiles, columns), or null
     u32 rows;
-    u32 width;        // what threads walk along: the columns, or half of them for SwiGluBackward
+    u32 width;        // what threads walk along: the columns, or half of them for GatedBackward
     u32 rows_e5m2;    // types: e5m2, else e4m3
     u32 columns_e5m2;
     u32 same_bytes;   // both copies have one type and one scale
@@ -25,7 +25,7 @@ struct Quantize {
     u32 kept;         // the row kernel keeps a row in shared memory; `largest` leaves a scale that is known
     u32 bf16_inputs;  // for the path of odd sizes and addresses, which takes both types
     u32 groups;       // the kernel of both copies: warps of a block that share columns
-    u32 reserved;
+    float weight_offset; // added to a norm's weight
 };
 
 // ---- What is quantised --------------------------------------------------------------------------------------------
@@ -50,6 +50,14 @@ template <class T> struct Rounded : Stored<T> {
 struct GeluFunction {
     template <class T> static float value(float x) { return gelu<T>(x); }
     template <class T> static float derivative(float x, float grad) { return grad * gelu_derivative<T>(x); }
+};
+
+struct SiluFunction {
+    template <class T> static float value(float x) { return x * sigmoid<T>(x); }
+    template <class T> static float derivative(float x, float grad) {
+        float s = sigmoid<T>(x);
+        return grad * s * (1.0f + x * (1.0f - s));
+    }
 };
 
 // The output of a norm, whose statistics are known.
@@ -77,15 +85,15 @@ template <class F, class T> struct ActivatedBackward {
 };
 
 // [gate | up] has 2 `width` columns.
-template <class T> struct SwiGlu {
+template <class F, class T> struct Gated {
     static constexpr int LOADS = 2, OUTPUTS = 1, BLOCKS = 4;
     static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int) { return q.input; }
     static u64 at(const Quantize& q, u64 row, u32 column, int l) { return (row * 2 + l) * q.width + column; }
-    static void compute(const float (&in)[2], float (&out)[1]) { out[0] = in[0] * sigmoid<T>(in[0]) * in[1]; }
+    static void compute(const float (&in)[2], float (&out)[1]) { out[0] = F::template value<T>(in[0]) * in[1]; }
 };
 
-template <class T> struct SwiGluBackward {
+template <class F, class T> struct GatedBackward {
     static constexpr int LOADS = 3, OUTPUTS = 2, BLOCKS = 3;
     static constexpr bool NORM = false;
     static const void* matrix(const Quantize& q, int l) { return l == 2 ? q.grad : q.input; }
@@ -93,9 +101,9 @@ template <class T> struct SwiGluBackward {
         return (l == 2 ? row : row * 2 + l) * q.width + column;
     }
     static void compute(const float (&in)[3], float (&out)[2]) {
-        float gate = in[0], up = in[1], dy = in[2], s = sigmoid<T>(gate);
-        out[0] = dy * up * s * (1.0f + gate * (1.0f - s));
-        out[1] = dy * gate * s;
+        float gate = in[0], up = in[1], dy = in[2];
+        out[0] = F::template derivative<T>(gate, dy * up);
+        out[1] = dy * F::template value<T>(gate);
     }
 };
 
@@ -189,11 +197,18 @@ template <class T, bool VECTOR> void fetch_vector(const Quantize& q, const void*
     }
 }
 
+// Adds its offset to the weight of N columns.
+template <int N> void offset_weight(const Quantize& q, float (&weight)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) weight[i] += q.weight_offset;
+}
+
 template <class S, class T, bool VECTOR> ColumnValues<S::NORM> fetch_columns(const Quantize& q, u32 column) {
     ColumnValues<S::NORM> values;
     if constexpr (S::NORM) {
         if (column < q.width) {
             fetch_vector<T, VECTOR>(q, q.weight, column, values.weight);
+            offset_weight(q, values.weight);
             if (q.bias) fetch_vector<T, VECTOR>(q, q.bias, column, values.bias);
         }
     }
@@ -256,6 +271,10 @@ template <class T> using GeluSource = Activated<GeluFunction, T>;
 template <class T> using ReluSource = Activated<ReluFunction, T>;
 template <class T> using GeluBackwardSource = ActivatedBackward<GeluFunction, T>;
 template <class T> using ReluBackwardSource = ActivatedBackward<ReluFunction, T>;
+template <class T> using SwiGlu = Gated<SiluFunction, T>;
+template <class T> using GeGlu = Gated<GeluFunction, T>;
+template <class T> using SwiGluBackward = GatedBackward<SiluFunction, T>;
+template <class T> using GeGluBackward = GatedBackward<GeluFunction, T>;
 
 #define FOR_EACH_SOURCE(DECLARE)                              \
     FOR_EACH_PATH(DECLARE, Stored, stored)                    \
@@ -266,4 +285,6 @@ template <class T> using ReluBackwardSource = ActivatedBackward<ReluFunction, T>
     FOR_EACH_PATH(DECLARE, GeluBackwardSource, gelu_backward) \
     FOR_EACH_PATH(DECLARE, ReluBackwardSource, relu_backward) \
     FOR_EACH_PATH(DECLARE, SwiGlu, swiglu)                    \
-    FOR_EACH_PATH(DECLARE, SwiGluBackward, swiglu_backward)
+    FOR_EACH_PATH(DECLARE, SwiGluBackward, swiglu_backward)   \
+    FOR_EACH_PATH(DECLARE, GeGlu, geglu)                      \
+    FOR_EACH_PATH(DECLARE, GeGluBackward, geglu_backward)

@@ -65,16 +65,16 @@ template <class S, class T> struct Eight {
 };
 
 // The gradients of gate and up lie side by side. `width` is a half, a multiple of 8.
-template <class T> struct Eight<SwiGluBackward<T>, T> {
+template <class F, class T> struct Eight<GatedBackward<F, T>, T> {
     Pack<T, 3> pack;
     bool upper;
     void load(const Quantize& q, u64 row, u32 column) {
         upper = column >= q.width;
-        pack = fetch_pack<SwiGluBackward<T>, T, true>(q, row, upper ? column - q.width : column);
+        pack = fetch_pack<GatedBackward<F, T>, T, true>(q, row, upper ? column - q.width : column);
     }
     void values(const ColumnValues<false>& of_columns, float (&x)[8]) const {
         float all[2][8];
-        evaluate<SwiGluBackward<T>, T>(pack, RowValues<false>{}, of_columns, all);
+        evaluate<GatedBackward<F, T>, T>(pack, RowValues<false>{}, of_columns, all);
 #pragma unroll
         for (int i = 0; i < 8; i++) x[i] = upper ? all[1][i] : all[0][i];
     }

@@ -180,6 +180,7 @@ template <class S, class T> void quantize_both(const Quantize& q) {
     if constexpr (S::NORM) {
         if (in_width) {
             load<COLUMNS>((const T*)q.weight + column, of_columns.weight);
+            offset_weight(q, of_columns.weight);
             if (q.bias) load<COLUMNS>((const T*)q.bias + column, of_columns.bias);
         }
     }

@@ -68,6 +68,7 @@ const HEADERS: &[(&str, &str)] = &[
     kernel_file!("philox.cuh"),
     kernel_file!("quantize.cuh"),
     kernel_file!("rows.cuh"),
+    kernel_file!("soft_cap.cuh"),
     kernel_file!("table.cuh"),
     kernel_file!("transpose.cuh"),
     kernel_file!("transpose_tile.cuh"),

@@ -1,10 +1,10 @@
 //! Activation functions.
 
 use super::elementwise::{map, with_float};
-use super::math::{gelu, gelu_derivative, sigmoid};
+use super::math::{gelu, gelu_derivative, silu, silu_derivative};
 use super::{Pool, view};
 use crate::Float;
-use crate::ops::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};
+use crate::ops::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
 
 /// See [`Activation`].
 pub(super) fn activation(op: &Activation, pool: &Pool) {
@@ -37,38 +37,51 @@ pub(super) fn activation_backward(op: &ActivationBackward, pool: &Pool) {
     });
 }
 
-/// See [`SwiGlu`].
-pub(super) fn swiglu(op: &SwiGlu, pool: &Pool) {
-    with_float!(op.output.dtype, T => {
-        let width = op.output.shape.last();
-        let input = view::read::<T>(&op.input);
-        pool.for_each_chunk(view::write::<T>(&op.output), width, |row, out| {
-            let (gate, up) = input[row * 2 * width..(row + 1) * 2 * width].split_at(width);
-            for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-                let gate = gate.to_f32();
-                *out = T::from_f32(gate * sigmoid(gate) * up.to_f32());
-            }
-        });
+/// See [`Glu`].
+pub(super) fn glu(op: &Glu, pool: &Pool) {
+    with_float!(op.output.dtype, T => match op.gate {
+        Gate::Silu => forward::<T>(op, silu, pool),
+        Gate::Gelu => forward::<T>(op, gelu, pool),
     });
 }
 
-/// See [`SwiGluBackward`].
-pub(super) fn swiglu_backward(op: &SwiGluBackward, pool: &Pool) {
-    with_float!(op.grad_input.dtype, T => {
-        let width = op.grad_output.shape.last();
-        let (input, grad) = (view::read::<T>(&op.input), view::read::<T>(&op.grad_output));
-        pool.for_each_chunk(view::write::<T>(&op.grad_input), 2 * width, |row, out| {
-            let (gate, up) = input[row * 2 * width..(row + 1) * 2 * width].split_at(width);
-            let (grad_gate, grad_up) = out.split_at_mut(width);
-            for i in 0..width {
-                let (g, u, dy) = (gate[i].to_f32(), up[i].to_f32(), grad[row * width + i].to_f32());
-                let s = sigmoid(g);
-                grad_gate[i] = T::from_f32(dy * u * s * (1.0 + g * (1.0 - s)));
-                grad_up[i] = T::from_f32(dy * g * s);
-            }
-        });
+fn forward<T: Float>(op: &Glu, f: impl Fn(f32) -> f32 + Sync, pool: &Pool) {
+    let width = op.output.shape.last();
+    let input = view::read::<T>(&op.input);
+    pool.for_each_chunk(view::write::<T>(&op.output), width, |row, out| {
+        let (gate, up) = input[row * 2 * width..(row + 1) * 2 * width].split_at(width);
+        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+            *out = T::from_f32(f(gate.to_f32()) * up.to_f32());
+        }
+    });
+}
+
+/// See [`GluBackward`].
+pub(super) fn glu_backward(op: &GluBackward, pool: &Pool) {
+    with_float!(op.grad_input.dtype, T => match op.gate {
+        Gate::Silu => backward::<T>(op, silu, silu_derivative, pool),
+        Gate::Gelu => backward::<T>(op, gelu, gelu_derivative, pool),
     });
     if let Some(output) = op.output {
-        swiglu(&SwiGlu { input: op.input, output }, pool);
+        glu(&Glu { gate: op.gate, input: op.input, output }, pool);
     }
+}
+
+fn backward<T: Float>(
+    op: &GluBackward,
+    f: impl Fn(f32) -> f32 + Sync,
+    derivative: impl Fn(f32) -> f32 + Sync,
+    pool: &Pool,
+) {
+    let width = op.grad_output.shape.last();
+    let (input, grad) = (view::read::<T>(&op.input), view::read::<T>(&op.grad_output));
+    pool.for_each_chunk(view::write::<T>(&op.grad_input), 2 * width, |row, out| {
+        let (gate, up) = input[row * 2 * width..(row + 1) * 2 * width].split_at(width);
+        let (grad_gate, grad_up) = out.split_at_mut(width);
+        for i in 0..width {
+            let (g, u, dy) = (gate[i].to_f32(), up[i].to_f32(), grad[row * width + i].to_f32());
+            grad_gate[i] = T::from_f32(dy * u * derivative(g));
+            grad_up[i] = T::from_f32(dy * f(g));
+        }
+    });
 }

@@ -5,6 +5,7 @@ use super::Pool;
 use super::math::{exp, max, sum};
 use super::philox::DropoutMask;
 use super::small_gemm::{Matrix, multiply};
+use super::soft_cap::{Bound, with_bound};
 use super::view::{self, to_f32};
 use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, Mask};
 use crate::{DType, Float, Tensor, bf16};
@@ -73,7 +74,9 @@ pub(super) fn attention(op: &Attention, pool: &Pool) {
     let seen = Seen::new(op.mask, op.documents.as_ref(), p.seq);
     let results = pool.map(p.batch * p.heads, |task| {
         let (batch, head) = (task / p.heads, task % p.heads);
-        forward_head(&p, &qkv, (batch, head), seen, dropout.as_ref())
+        with_bound!(op.scores.soft_cap, bound => {
+            forward_head(&p, &qkv, (batch, head), (op.scores.scale(p.dim), bound), seen, dropout.as_ref())
+        })
     });
     let stats = view::write::<f32>(&op.stats);
     let width = p.heads * p.dim;
@@ -89,6 +92,7 @@ fn forward_head(
     p: &AttentionSizes,
     qkv: &[f32],
     (batch, head): (usize, usize),
+    (scale, bound): (f32, impl Bound),
     sees: Seen<'_>,
     dropout: Option<&DropoutMask>,
 ) -> (Vec<f32>, Vec<f32>) {
@@ -96,7 +100,6 @@ fn forward_head(
     let query = packed_head(p, qkv, batch, head);
     let key = packed_head(p, qkv, batch, p.heads + kv);
     let value = packed_head(p, qkv, batch, p.heads + p.kv_heads + kv);
-    let scale = 1.0 / (p.dim as f32).sqrt();
     let mut output = vec![0.0; p.seq * p.dim];
     let mut lse = vec![0.0; p.seq];
     let mut scores = vec![0.0; BLOCK * p.seq];
@@ -113,6 +116,7 @@ fn forward_head(
             let seen_from = sees.first_key(batch, position);
             let (past, rest) = row.split_at_mut(seen_from - first);
             let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
+            seen.iter_mut().for_each(|x| *x = bound.value(*x));
             let highest = max(seen.len(), |j| seen[j]);
             seen.iter_mut().for_each(|x| *x = exp(*x - highest));
             let total = sum(seen.len(), |j| seen[j]);
@@ -141,10 +145,12 @@ pub(super) fn attention_backward(op: &AttentionBackward, pool: &Pool) {
         stats: view::read::<f32>(&op.stats),
         sees: Seen::new(op.mask, op.documents.as_ref(), p.seq),
         dropout: op.dropout.as_ref().map(DropoutMask::new),
+        scale: op.scores.scale(p.dim),
     };
     let group = p.heads / p.kv_heads;
-    let results =
-        pool.map(p.batch * p.kv_heads, |task| backward_group(&p, &inputs, task / p.kv_heads, task % p.kv_heads));
+    let results = with_bound!(op.scores.soft_cap, bound => {
+        pool.map(p.batch * p.kv_heads, |task| backward_group(&p, &inputs, bound, task / p.kv_heads, task % p.kv_heads))
+    });
     for (task, grads) in results.iter().enumerate() {
         let (batch, kv) = (task / p.kv_heads, task % p.kv_heads);
         let start = |part: usize| batch * p.seq * p.packed_width() + part * p.dim;
@@ -163,6 +169,8 @@ struct Inputs<'a> {
     stats: &'a [f32],
     sees: Seen<'a>,
     dropout: Option<DropoutMask>,
+    /// What products are multiplied by.
+    scale: f32,
 }
 
 /// Gradients of one key head and its query heads, `(seq, dim)` each.
@@ -172,16 +180,18 @@ struct Grads {
     value: Vec<f32>,
 }
 
-fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, batch: usize, kv: usize) -> Grads {
+fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, bound: impl Bound, batch: usize, kv: usize) -> Grads {
     let group = p.heads / p.kv_heads;
     let key = packed_head(p, inputs.qkv, batch, p.heads + kv);
     let value = packed_head(p, inputs.qkv, batch, p.heads + p.kv_heads + kv);
-    let scale = 1.0 / (p.dim as f32).sqrt();
+    let scale = inputs.scale;
     let zeros = || vec![0.0; p.seq * p.dim];
     let mut grads = Grads { query: Vec::with_capacity(group), key: zeros(), value: zeros() };
     let mut probabilities = vec![0.0; BLOCK * p.seq];
     let mut dropped = vec![0.0; BLOCK * p.seq];
     let mut grad_scores = vec![0.0; BLOCK * p.seq];
+    // Of one row.
+    let mut slopes = vec![0.0; p.seq];
     for head in kv * group..(kv + 1) * group {
         let query = packed_head(p, inputs.qkv, batch, head);
         let output = plain_head(p, inputs.output, batch, head);
@@ -207,7 +217,11 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, batch: usize, kv: usi
                 let at = |m: Matrix<'_>, r: usize, c: usize| m.data[m.offset + r * m.row_stride + c];
                 let delta = sum(p.dim, |c| at(grad_output, i, c) * at(output, position, c));
                 let (seen, grad) = (&mut probabilities[row.clone()], &mut grad_scores[row.clone()]);
-                seen.iter_mut().for_each(|x| *x = exp(*x - stats[position]));
+                for (x, slope) in seen.iter_mut().zip(&mut slopes) {
+                    let score = bound.value(*x);
+                    *slope = bound.slope(score);
+                    *x = exp(score - stats[position]);
+                }
                 let after = &mut dropped[row.clone()];
                 after.copy_from_slice(seen);
                 if let Some(dropout) = &inputs.dropout {
@@ -217,7 +231,9 @@ fn backward_group(p: &AttentionSizes, inputs: &Inputs<'_>, batch: usize, kv: usi
                         grad[j] *= factor;
                     });
                 }
-                grad.iter_mut().zip(seen.iter()).for_each(|(grad, p)| *grad = p * (*grad - delta) * scale);
+                for ((grad, p), slope) in grad.iter_mut().zip(seen.iter()).zip(&slopes) {
+                    *grad = p * (*grad - delta) * slope * scale;
+                }
                 for values in [&mut *dropped, &mut *grad_scores] {
                     values[i * keys..row.start].fill(0.0);
                     values[row.end..(i + 1) * keys].fill(0.0);

@@ -5,6 +5,7 @@ use super::attention::{below, scatter};
 use super::elementwise::with_float;
 use super::math::{exp, max, sum};
 use super::small_gemm::{Matrix, multiply};
+use super::soft_cap::{Bound, with_bound};
 use super::view::{self, to_f32};
 use crate::ops::{CachedAttention, TakeRows};
 use crate::{Float, Tensor};
@@ -44,7 +45,7 @@ pub(super) fn cached_attention(op: &CachedAttention, pool: &Pool) {
     let filled: Vec<_> = (0..batch).map(|b| to_f32(&op.cache.at(b).narrow(0, start + rows))).collect();
     let outputs = pool.map(batch * op.heads, |task| {
         let (b, head) = (task / op.heads, task % op.heads);
-        one_head(op, &qkv, &filled[b], (b, head), start)
+        with_bound!(op.scores.soft_cap, bound => one_head(op, &qkv, &filled[b], bound, (b, head), start))
     });
     let width = op.heads * dim;
     for (task, output) in outputs.iter().enumerate() {
@@ -65,7 +66,14 @@ fn append<T: Float>(op: &CachedAttention, start: usize) {
 }
 
 /// One head's output `(rows, dim)`, from `qkv` of all sequences and the filled rows of this one's cache.
-fn one_head(op: &CachedAttention, qkv: &[f32], cache: &[f32], (b, head): (usize, usize), start: usize) -> Vec<f32> {
+fn one_head(
+    op: &CachedAttention,
+    qkv: &[f32],
+    cache: &[f32],
+    bound: impl Bound,
+    (b, head): (usize, usize),
+    start: usize,
+) -> Vec<f32> {
     let (_, rows, dim) = op.sizes();
     let kv = head / (op.heads / op.kv_heads);
     let row_stride = op.qkv.shape.last();
@@ -73,7 +81,7 @@ fn one_head(op: &CachedAttention, qkv: &[f32], cache: &[f32], (b, head): (usize,
     let cached =
         |group: usize| Matrix { data: cache, offset: group * dim, row_stride: op.cache.shape.last(), column_stride: 1 };
     let (key, value) = (cached(kv), cached(op.kv_heads + kv));
-    let scale = 1.0 / (dim as f32).sqrt();
+    let scale = op.scores.scale(dim);
     let mut output = vec![0.0; rows * dim];
     let mut scores = vec![0.0; BLOCK.min(rows) * (start + rows)];
     for first in (0..rows).step_by(BLOCK) {
@@ -89,6 +97,7 @@ fn one_head(op: &CachedAttention, qkv: &[f32], cache: &[f32], (b, head): (usize,
             let seen_from = op.mask.first_key(position);
             let (past, rest) = row.split_at_mut(seen_from - oldest);
             let (seen, future) = rest.split_at_mut(position + 1 - seen_from);
+            seen.iter_mut().for_each(|x| *x = bound.value(*x));
             let highest = max(seen.len(), |j| seen[j]);
             seen.iter_mut().for_each(|x| *x = exp(*x - highest));
             let total = sum(seen.len(), |j| seen[j]);

@@ -23,7 +23,10 @@ fn forward<T: Float>(op: &Embedding, pool: &Pool) {
     let position_ids = op.position_ids.as_ref().map(view::read::<i32>);
     pool.for_each_chunk(view::write::<T>(&op.output), hidden, |at, out| {
         match row(tokens[at], op.first_token, vocab) {
-            Some(row) => out.copy_from_slice(&table[row * hidden..(row + 1) * hidden]),
+            Some(row) => {
+                let row = &table[row * hidden..(row + 1) * hidden];
+                out.iter_mut().zip(row).for_each(|(out, x)| *out = T::from_f32(op.scale * x.to_f32()));
+            }
             None => out.fill(T::from_f32(0.0)),
         }
         if let Some(positions) = positions {
@@ -47,8 +50,8 @@ fn backward<T: Float>(op: &EmbeddingBackward, pool: &Pool) {
     let (hidden, seq) = (op.grad_output.shape.last(), op.tokens.shape.last());
     let tokens = view::read::<i32>(&op.tokens);
     let grad = view::read::<T>(&op.grad_output);
-    let add = |to: &mut [f32], at: usize| {
-        to.iter_mut().zip(&grad[at * hidden..]).for_each(|(to, x)| *to += x.to_f32());
+    let add = |to: &mut [f32], at: usize, scale: f32| {
+        to.iter_mut().zip(&grad[at * hidden..]).for_each(|(to, x)| *to += scale * x.to_f32());
     };
     if let Some(table) = &op.grad_table {
         let vocab = table.shape.rows();
@@ -57,7 +60,7 @@ fn backward<T: Float>(op: &EmbeddingBackward, pool: &Pool) {
                 if let Some(row) = row(token, op.first_token, vocab)
                     && row / ROWS == chunk
                 {
-                    add(&mut rows[(row - chunk * ROWS) * hidden..][..hidden], at);
+                    add(&mut rows[(row - chunk * ROWS) * hidden..][..hidden], at, op.scale);
                 }
             }
         });
@@ -65,7 +68,7 @@ fn backward<T: Float>(op: &EmbeddingBackward, pool: &Pool) {
     if let Some(positions) = &op.grad_positions {
         pool.for_each_chunk(view::write::<f32>(positions), hidden, |position, row| {
             for at in (position..tokens.len()).step_by(seq).filter(|_| position < seq) {
-                add(row, at);
+                add(row, at, 1.0);
             }
         });
     }

@@ -4,8 +4,8 @@ use super::Pool;
 use super::elementwise::{store_sums, with_float};
 use super::math::sum;
 use super::view::{self, to_f32};
-use crate::Float;
 use crate::ops::{AttentionSizes, HeadNorm, HeadNormBackward};
+use crate::{Float, Tensor};
 
 /// Rows whose gradients of weights are summed by one task.
 const ROWS: usize = 16;
@@ -19,7 +19,7 @@ fn forward<T: Float>(op: &HeadNorm, pool: &Pool) {
     let sizes = AttentionSizes::new(&op.input, op.heads, op.kv_heads);
     let (dim, width) = (sizes.dim, sizes.packed_width());
     let input = view::read::<T>(&op.input);
-    let weights = [&op.query_weight, &op.key_weight].map(to_f32);
+    let weights = [&op.query_weight, &op.key_weight].map(|weight| offset_weight(weight, op.weight_offset));
     let table = op.table.as_ref().map(view::read::<f32>);
     pool.for_each_chunk(view::write::<T>(&op.output), width, |row, output| {
         let input = &input[row * width..][..width];
@@ -47,7 +47,7 @@ fn backward<T: Float>(op: &HeadNormBackward, pool: &Pool) {
     let sizes = AttentionSizes::new(&op.input, op.heads, op.kv_heads);
     let (dim, width) = (sizes.dim, sizes.packed_width());
     let input = view::read::<T>(&op.input);
-    let weights = [&op.query_weight, &op.key_weight].map(to_f32);
+    let weights = [&op.query_weight, &op.key_weight].map(|weight| offset_weight(weight, op.weight_offset));
     let table = op.table.as_ref().map(view::read::<f32>);
     let rows = op.input.shape.rows();
     // Of queries and of keys, for each task.
@@ -80,6 +80,11 @@ fn backward<T: Float>(op: &HeadNormBackward, pool: &Pool) {
         let sums: Vec<Vec<f32>> = partial.iter_mut().map(|sums| std::mem::take(&mut sums[kind])).collect();
         store_sums(&sums, output, op.accumulate);
     }
+}
+
+/// A weight with what is added to it.
+fn offset_weight(weight: &Tensor, offset: f32) -> Vec<f32> {
+    to_f32(weight).iter().map(|weight| offset + weight).collect()
 }
 
 fn rstd<T: Float>(x: &[T], eps: f32) -> f32 {

@@ -2,6 +2,7 @@
 
 use super::elementwise::with_float;
 use super::math::{exp, max, sum};
+use super::soft_cap::{Bound, with_bound};
 use super::{Pool, view};
 use crate::ops::{Control, CrossEntropy, Mse, SumInto, ZLoss};
 use crate::{Float, Tensor};
@@ -35,13 +36,22 @@ impl Exponentials {
 
     /// Overwrites logits that are not the target's by their gradient, `softmax * scale`. `multiplier` is that of the
     /// z-loss.
-    pub(super) fn overwrite_by_gradient<T: Float>(self, logits: &mut [T], scale: f32, multiplier: Option<f32>) {
+    pub(super) fn overwrite_by_gradient<T: Float>(
+        self,
+        logits: &mut [T],
+        bound: impl Bound,
+        scale: f32,
+        multiplier: Option<f32>,
+    ) {
         let weight = multiplier.map_or(1.0, |multiplier| 1.0 + self.z_gradient(multiplier));
         let factor = scale * weight / self.sum;
-        logits.iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - self.highest) * factor));
+        logits.iter_mut().for_each(|x| {
+            let logit = bound.value(x.to_f32());
+            *x = T::from_f32(exp(logit - self.highest) * factor * bound.slope(logit));
+        });
     }
 
-    /// The gradient of the target's logit, `(softmax - 1) * scale`.
+    /// The gradient of the target's logit after the bound, `(softmax - 1) * scale`.
     pub(super) fn gradient_at_target(self, at_target: f32, scale: f32, multiplier: Option<f32>) -> f32 {
         let softmax = exp(at_target - self.highest) / self.sum;
         let of_z_loss = multiplier.map_or(0.0, |multiplier| softmax * self.z_gradient(multiplier) * scale);
@@ -65,21 +75,22 @@ pub(super) fn store(rows: &[RowLosses], losses: &Tensor, z_loss: Option<ZLoss>) 
 
 /// See [`CrossEntropy`].
 pub(super) fn cross_entropy(op: &CrossEntropy, pool: &Pool) {
-    with_float!(op.logits.dtype, T => rows::<T>(op, pool));
+    with_float!(op.logits.dtype, T => with_bound!(op.soft_cap, bound => rows::<T>(op, bound, pool)));
 }
 
-fn rows<T: Float>(op: &CrossEntropy, pool: &Pool) {
+fn rows<T: Float>(op: &CrossEntropy, bound: impl Bound, pool: &Pool) {
     let (columns, vocab) = (op.logits.shape.last(), op.vocab);
     let targets = view::read::<i32>(&op.targets);
     let target = |row: usize| usize::try_from(targets[row]).ok().filter(|&target| target < vocab);
     let mut losses = vec![RowLosses::default(); op.logits.shape.rows()];
     let multiplier = op.z_loss.map(|z_loss| z_loss.multiplier);
     let exponentials = |logits: &[T]| {
-        let highest = max(vocab, |c| logits[c].to_f32());
-        Exponentials { highest, sum: sum(vocab, |c| exp(logits[c].to_f32() - highest)) }
+        let highest = bound.value(max(vocab, |c| logits[c].to_f32()));
+        Exponentials { highest, sum: sum(vocab, |c| exp(bound.value(logits[c].to_f32()) - highest)) }
     };
     let of_row = |row: usize, logits: &[T], of: Exponentials| {
-        target(row).map_or(RowLosses::default(), |target| of.losses(logits[target].to_f32(), multiplier))
+        let at_target = target(row).map(|target| bound.value(logits[target].to_f32()));
+        at_target.map_or(RowLosses::default(), |at_target| of.losses(at_target, multiplier))
     };
     let Some(control) = &op.control else {
         let logits = view::read::<T>(&op.logits);
@@ -97,9 +108,10 @@ fn rows<T: Float>(op: &CrossEntropy, pool: &Pool) {
             logits.fill(T::from_f32(0.0));
             return;
         };
-        let at_target = logits[target].to_f32();
-        of.overwrite_by_gradient(&mut logits[..vocab], scale, multiplier);
-        logits[target] = T::from_f32(of.gradient_at_target(at_target, scale, multiplier));
+        let at_target = bound.value(logits[target].to_f32());
+        of.overwrite_by_gradient(&mut logits[..vocab], bound, scale, multiplier);
+        let grad = of.gradient_at_target(at_target, scale, multiplier);
+        logits[target] = T::from_f32(grad * bound.slope(at_target));
         logits[vocab..].fill(T::from_f32(0.0));
     });
     store(&losses, &op.losses, op.z_loss);

@@ -3,6 +3,7 @@
 use super::elementwise::with_float;
 use super::loss::{Exponentials, RowLosses, store};
 use super::math::{exp, max, sum};
+use super::soft_cap::{Bound, with_bound};
 use super::{Pool, view};
 use crate::Float;
 use crate::ops::{Control, CrossEntropyJoin, CrossEntropyPart, VocabPart};
@@ -14,15 +15,15 @@ fn column(part: VocabPart, target: i32, real: usize) -> Option<usize> {
 
 /// See [`CrossEntropyPart`].
 pub(super) fn part(op: &CrossEntropyPart, pool: &Pool) {
-    with_float!(op.logits.dtype, T => part_rows::<T>(op, pool));
+    with_float!(op.logits.dtype, T => with_bound!(op.soft_cap, bound => part_rows::<T>(op, bound, pool)));
 }
 
-fn part_rows<T: Float>(op: &CrossEntropyPart, pool: &Pool) {
+fn part_rows<T: Float>(op: &CrossEntropyPart, bound: impl Bound, pool: &Pool) {
     let (rows, columns) = (op.logits.shape.rows(), op.logits.shape.last());
     let real = op.part.real(columns);
     let (logits, targets) = (view::read::<T>(&op.logits), view::read::<i32>(&op.targets));
     let results = pool.map(rows, |row| {
-        let at = |column: usize| logits[row * columns + column].to_f32();
+        let at = |column: usize| bound.value(logits[row * columns + column].to_f32());
         let highest = max(real, at).max(f32::MIN);
         let total = sum(real, |column| exp(at(column) - highest));
         [highest, total, column(op.part, targets[row], real).map_or(0.0, at)]
@@ -35,10 +36,10 @@ fn part_rows<T: Float>(op: &CrossEntropyPart, pool: &Pool) {
 
 /// See [`CrossEntropyJoin`].
 pub(super) fn join(op: &CrossEntropyJoin, pool: &Pool) {
-    with_float!(op.logits.dtype, T => join_rows::<T>(op, pool));
+    with_float!(op.logits.dtype, T => with_bound!(op.soft_cap, bound => join_rows::<T>(op, bound, pool)));
 }
 
-fn join_rows<T: Float>(op: &CrossEntropyJoin, pool: &Pool) {
+fn join_rows<T: Float>(op: &CrossEntropyJoin, bound: impl Bound, pool: &Pool) {
     let (rows, columns) = (op.logits.shape.rows(), op.logits.shape.last());
     let real = op.part.real(columns);
     let (targets, stats) = (view::read::<i32>(&op.targets), view::read::<f32>(&op.stats));
@@ -68,10 +69,11 @@ fn join_rows<T: Float>(op: &CrossEntropyJoin, pool: &Pool) {
         if !counts(row) {
             return logits.fill(T::from_f32(0.0));
         }
-        let target = column(op.part, targets[row], real).map(|target| (target, logits[target].to_f32()));
-        of.overwrite_by_gradient(&mut logits[..real], scale, multiplier);
+        let target = column(op.part, targets[row], real).map(|target| (target, bound.value(logits[target].to_f32())));
+        of.overwrite_by_gradient(&mut logits[..real], bound, scale, multiplier);
         if let Some((target, at_target)) = target {
-            logits[target] = T::from_f32(of.gradient_at_target(at_target, scale, multiplier));
+            let grad = of.gradient_at_target(at_target, scale, multiplier);
+            logits[target] = T::from_f32(grad * bound.slope(at_target));
         }
         logits[real..].fill(T::from_f32(0.0));
     });

@@ -49,6 +49,33 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// SiLU: `x / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+/// Its derivative.
+#[inline(always)]
+pub(crate) fn silu_derivative(x: f32) -> f32 {
+    let s = sigmoid(x);
+    s * (1.0 + x * (1.0 - s))
+}
+
+/// `tanh(x)` within 3e-7 relative: a polynomial near 0 (the Cephes method), else by [`exp`].
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let z = x * x;
+    let mut p = -5.704_988_7e-3;
+    p = z.mul_add(p, 2.063_909e-2);
+    p = z.mul_add(p, -5.373_971_6e-2);
+    p = z.mul_add(p, 1.333_144_2e-1);
+    p = z.mul_add(p, -3.333_328e-1);
+    let near = (x * z).mul_add(p, x);
+    let far = 1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0);
+    if x.abs() < 0.625 { near } else { far.copysign(x) }
+}
+
 /// Lanes of a running sum: one vector register of the widest kind.
 const LANES: usize = 16;
 
@@ -113,6 +140,18 @@ mod tests {
         }
         assert_eq!([gelu(1e4), gelu_derivative(1e4)], [1e4, 1.0]);
         assert!(gelu(-1e4).abs() < 1e-20 && gelu_derivative(-1e4).abs() < 1e-20);
+    }
+
+    #[test]
+    fn tanh_is_within_3e_7_of_the_true_value_and_saturates() {
+        for i in -3000..=3000 {
+            let x = i as f32 / 200.0;
+            let truth = f64::from(x).tanh();
+            let error = (f64::from(tanh(x)) - truth).abs();
+            assert!(error <= 3e-7 * truth.abs(), "tanh({x}) = {} not {truth}", tanh(x));
+        }
+        assert_eq!([tanh(1e4), tanh(-1e4), tanh(f32::INFINITY)], [1.0, -1.0, 1.0]);
+        assert!(tanh(f32::NAN).is_nan());
     }
 
     #[test]

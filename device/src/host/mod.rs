@@ -28,6 +28,7 @@ mod run;
 mod scratch;
 mod skip_step;
 mod small_gemm;
+mod soft_cap;
 mod stream;
 mod tensors;
 mod transpose_fp8;

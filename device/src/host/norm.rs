@@ -51,14 +51,14 @@ fn forward<T: Float>(op: &Norm, pool: &Pool) {
     let Some(output) = &op.output else { return };
     let weight = view::read::<T>(&op.weight);
     let bias = op.bias.as_ref().map(view::read::<T>);
-    let rstds = view::read::<f32>(&op.rstd);
+    let (rstds, offset) = (view::read::<f32>(&op.rstd), op.kind.weight_offset());
     pool.for_each_chunk(view::write::<T>(output), ROWS * hidden, |chunk, out| {
         for (i, out) in out.chunks_mut(hidden).enumerate() {
             let r = chunk * ROWS + i;
             let (row, rstd, mean) = (row(r), rstds[r], if layer { means[r] } else { 0.0 });
             for c in 0..hidden {
                 let shift = bias.map_or(0.0, |bias| bias[c].to_f32());
-                out[c] = T::from_f32((row[c].to_f32() - mean) * rstd * weight[c].to_f32() + shift);
+                out[c] = T::from_f32((row[c].to_f32() - mean) * rstd * (offset + weight[c].to_f32()) + shift);
             }
         }
     });
@@ -78,7 +78,7 @@ fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
     let (x, dy, weight) = (view::read::<T>(&op.input), view::read::<T>(&op.grad_output), view::read::<T>(&op.weight));
     let rstds = view::read::<f32>(&op.rstd);
     let means: &[f32] = op.mean.as_ref().map_or(&[], view::read::<f32>);
-    let layer = op.kind == NormKind::Layer;
+    let (layer, offset) = (op.kind == NormKind::Layer, op.kind.weight_offset());
     let in_place = op.grad_residual.is_some_and(|residual| residual.address == op.grad_input.address);
     let residual = op.grad_residual.filter(|_| !in_place).as_ref().map(view::read::<T>);
     let rows = x.len() / hidden.max(1);
@@ -87,7 +87,7 @@ fn backward<T: Float>(op: &NormBackward, pool: &Pool) {
             let r = chunk * ROWS + i;
             let (x, dy) = (&x[r * hidden..(r + 1) * hidden], &dy[r * hidden..(r + 1) * hidden]);
             let (rstd, mean) = (rstds[r], if layer { means[r] } else { 0.0 });
-            let scaled = |c: usize| dy[c].to_f32() * weight[c].to_f32();
+            let scaled = |c: usize| dy[c].to_f32() * (offset + weight[c].to_f32());
             let normed = |c: usize| (x[c].to_f32() - mean) * rstd;
             let mean_scaled = if layer { sum(hidden, scaled) / hidden as f32 } else { 0.0 };
             let mean_product = sum(hidden, |c| scaled(c) * normed(c)) / hidden as f32;

@@ -1,10 +1,10 @@
 //! 8-bit copies of matrices, and their scales.
 
 use super::elementwise::{CHUNK, column_sums, store_sums, with_float};
-use super::math::{gelu, gelu_derivative, sigmoid};
+use super::math::{gelu, gelu_derivative, silu, silu_derivative};
 use super::quantize_blocks::make_block_scales;
 use super::{Pool, view};
-use crate::ops::{ActivationKind, BLOCK, Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
+use crate::ops::{ActivationKind, BLOCK, Fp8Matrix, Gate, MakeScale, Quantize, QuantizeSource, Scale, UpdateScales};
 use crate::{DType, F8E4M3, F8E5M2, Float, bf16};
 
 /// Rows whose column sums one task adds up.
@@ -61,14 +61,14 @@ pub(super) fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
                 let x = view::read::<T>(input);
                 fill(&|i| bf16::from_f32(x[i].to_f32()).to_f32());
             }
-            QuantizeSource::Norm { input, mean, rstd, weight, bias } => {
+            QuantizeSource::Norm { input, mean, rstd, weight, weight_offset, bias } => {
                 let (x, rstds, weight) = (view::read::<T>(input), view::read::<f32>(rstd), view::read::<T>(weight));
                 let means = mean.as_ref().map(view::read::<f32>);
                 let bias = bias.as_ref().map(view::read::<T>);
                 fill(&|i| {
                     let (row, column) = (i / columns, i % columns);
                     let (mean, shift) = (means.map_or(0.0, |m| m[row]), bias.map_or(0.0, |b| b[column].to_f32()));
-                    (x[i].to_f32() - mean) * rstds[row] * weight[column].to_f32() + shift
+                    (x[i].to_f32() - mean) * rstds[row] * (weight_offset + weight[column].to_f32()) + shift
                 });
             }
             QuantizeSource::Activation { kind, input } => {
@@ -88,28 +88,42 @@ pub(super) fn values(source: &QuantizeSource, pool: &Pool) -> Vec<f32> {
                     ActivationKind::Relu => fill(&|i| if x[i].to_f32() > 0.0 { grad[i].to_f32() } else { 0.0 }),
                 }
             }
-            QuantizeSource::SwiGlu { input } => {
+            QuantizeSource::Glu { gate, input } => {
                 let x = view::read::<T>(input);
+                let f = gate_function(*gate);
                 fill(&|i| {
                     let gate = i / columns * 2 * columns + i % columns;
-                    let (g, u) = (x[gate].to_f32(), x[gate + columns].to_f32());
-                    g * sigmoid(g) * u
+                    f(x[gate].to_f32()) * x[gate + columns].to_f32()
                 });
             }
-            QuantizeSource::SwiGluBackward { input, grad_output } => {
+            QuantizeSource::GluBackward { gate, input, grad_output } => {
+                let (f, derivative) = (gate_function(*gate), gate_derivative(*gate));
                 let (x, grad, half) = (view::read::<T>(input), view::read::<T>(grad_output), columns / 2);
                 fill(&|i| {
                     let (row, column) = (i / columns, i % columns);
                     let gate = row * columns + column % half;
                     let (g, u) = (x[gate].to_f32(), x[gate + half].to_f32());
                     let dy = grad[row * half + column % half].to_f32();
-                    let s = sigmoid(g);
-                    if column < half { dy * u * s * (1.0 + g * (1.0 - s)) } else { dy * g * s }
+                    if column < half { dy * u * derivative(g) } else { dy * f(g) }
                 });
             }
         }
     });
     values
+}
+
+fn gate_function(gate: Gate) -> fn(f32) -> f32 {
+    match gate {
+        Gate::Silu => silu,
+        Gate::Gelu => gelu,
+    }
+}
+
+fn gate_derivative(gate: Gate) -> fn(f32) -> f32 {
+    match gate {
+        Gate::Silu => silu_derivative,
+        Gate::Gelu => gelu_derivative,
+    }
 }
 
 /// Makes the scales of the rows of a copy `(_, width)` of `value(row, column)`, if it has such scales.

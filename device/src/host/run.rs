@@ -2,7 +2,7 @@
 
 use super::{
     Pool, activation, attention, cache, custom, dropout, elementwise, embedding, gemm, head_norm, joint_norm, loss,
-    loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, transpose_fp8, view,
+    loss_parallel, muon, norm, optimizer, quantize, quantize_counts, rotary, skip_step, soft_cap, transpose_fp8, view,
 };
 use crate::ops::{Control, SampleRecord, WriteControl, WriteSampleRecord};
 use crate::{Op, Result};
@@ -31,8 +31,8 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::TransposeFp8(op) => transpose_fp8::transpose_fp8(op, pool),
         Op::Activation(op) => activation::activation(op, pool),
         Op::ActivationBackward(op) => activation::activation_backward(op, pool),
-        Op::SwiGlu(op) => activation::swiglu(op, pool),
-        Op::SwiGluBackward(op) => activation::swiglu_backward(op, pool),
+        Op::Glu(op) => activation::glu(op, pool),
+        Op::GluBackward(op) => activation::glu_backward(op, pool),
         Op::Norm(op) => norm::norm(op, pool),
         Op::NormBackward(op) => norm::norm_backward(op, pool),
         Op::HeadNorm(op) => head_norm::head_norm(op, pool),
@@ -53,6 +53,7 @@ pub(crate) fn run(op: &Op, pool: &Pool) -> Result<()> {
         Op::CrossEntropy(op) => loss::cross_entropy(op, pool),
         Op::CrossEntropyPart(op) => loss_parallel::part(op, pool),
         Op::CrossEntropyJoin(op) => loss_parallel::join(op, pool),
+        Op::SoftCap(op) => soft_cap::soft_cap(op, pool),
         Op::Mse(op) => loss::mse(op, pool),
         Op::SumInto(op) => loss::sum_into(op, pool),
         Op::SquareSum(op) => optimizer::square_sum(op, pool),

@@ -66,9 +66,20 @@ impl Operation for ActivationBackward {
     }
 }
 
-/// SwiGLU: `output = silu(gate) * up`, with each row of `input` holding `[gate | up]` (Shazeer, 2020).
+/// Which function of its gate a [`Glu`] applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `x / (1 + e^-x)`: SwiGLU.
+    Silu,
+    /// [`ActivationKind::Gelu`]: GeGLU.
+    Gelu,
+}
+
+/// A gated linear unit: `output = f(gate) * up`, with each row of `input` holding `[gate | up]` (Shazeer, 2020).
 #[derive(Clone, Debug)]
-pub struct SwiGlu {
+pub struct Glu {
+    /// The function.
+    pub gate: Gate,
     /// `(rows, 2 f)`.
     pub input: Tensor,
     /// `(rows, f)`.
@@ -81,8 +92,8 @@ fn check_halves(op: &'static str, wide: &Tensor, narrow: &Tensor) -> Result<()> 
     })
 }
 
-impl Operation for SwiGlu {
-    const NAME: &'static str = "swiglu";
+impl Operation for Glu {
+    const NAME: &'static str = "glu";
 
     fn check(&self) -> Result<()> {
         ensure_float(Self::NAME, &[("input", self.input), ("output", self.output)])?;
@@ -94,9 +105,11 @@ impl Operation for SwiGlu {
     }
 }
 
-/// Gradient of [`SwiGlu`] with respect to `[gate | up]`.
+/// Gradient of [`Glu`] with respect to `[gate | up]`.
 #[derive(Clone, Debug)]
-pub struct SwiGluBackward {
+pub struct GluBackward {
+    /// The function.
+    pub gate: Gate,
     /// `(rows, 2 f)`, the forward's input.
     pub input: Tensor,
     /// `(rows, f)`.
@@ -107,8 +120,8 @@ pub struct SwiGluBackward {
     pub output: Option<Tensor>,
 }
 
-impl Operation for SwiGluBackward {
-    const NAME: &'static str = "swiglu_backward";
+impl Operation for GluBackward {
+    const NAME: &'static str = "glu_backward";
 
     fn check(&self) -> Result<()> {
         ensure_float(

@@ -1,11 +1,11 @@
 //! Causal attention over packed QKV.
 
 use super::{
-    Accesses, DropoutSite, Mask, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads,
+    Accesses, DropoutSite, Mask, Operation, Scores, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads,
 };
 use crate::{DType, Result, Tensor};
 
-/// `output = dropout(softmax(mask(Q K^T / sqrt(head_dim)))) V` per head, never holding the scores in memory
+/// `output = dropout(softmax(mask(scores(Q K^T)))) V` per head, never holding the scores in memory
 /// (Dao et al., 2022).
 ///
 /// Each row of `qkv` holds `[query heads | key heads | value heads]`; with fewer key and value heads, query head `h`
@@ -16,12 +16,14 @@ pub struct Attention {
     pub qkv: Tensor,
     /// `(batch, seq, heads * head_dim)`.
     pub output: Tensor,
-    /// `(batch, heads, seq)`, f32, written: log-sum-exp of each row of scaled scores.
+    /// `(batch, heads, seq)`, f32, written: log-sum-exp of each row of scores.
     pub stats: Tensor,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
+    /// How scores follow from products.
+    pub scores: Scores,
     /// Which keys a query sees.
     pub mask: Mask,
     /// The documents of the samples; `None` where a sample is one document.
@@ -107,6 +109,7 @@ impl Operation for Attention {
     const NAME: &'static str = "attention";
 
     fn check(&self) -> Result<()> {
+        self.scores.check(Self::NAME)?;
         self.mask.check(Self::NAME)?;
         let tensors = [&self.qkv, &self.output, &self.stats];
         check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.documents)
@@ -136,6 +139,8 @@ pub struct AttentionBackward {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
+    /// The forward's.
+    pub scores: Scores,
     /// The forward's mask.
     pub mask: Mask,
     /// The forward's.
@@ -148,6 +153,7 @@ impl Operation for AttentionBackward {
     const NAME: &'static str = "attention_backward";
 
     fn check(&self) -> Result<()> {
+        self.scores.check(Self::NAME)?;
         self.mask.check(Self::NAME)?;
         let tensors = [&self.qkv, &self.output, &self.stats];
         check_packed(Self::NAME, tensors, (self.heads, self.kv_heads), self.documents)?;

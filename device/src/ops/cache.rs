@@ -1,7 +1,7 @@
 //! For generating text: attention over a cache of keys and values, and rows at a position that lies in device memory.
 
 use super::{
-    Accesses, Mask, Operation, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape,
+    Accesses, Mask, Operation, Scores, ensure, ensure_dtype, ensure_elements, ensure_float, ensure_heads, ensure_shape,
 };
 use crate::{DType, Result, Tensor};
 
@@ -26,6 +26,8 @@ pub struct CachedAttention {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
+    /// How scores follow from products.
+    pub scores: Scores,
     /// Which keys a query sees.
     pub mask: Mask,
 }
@@ -47,6 +49,7 @@ impl Operation for CachedAttention {
     const NAME: &'static str = "cached_attention";
 
     fn check(&self) -> Result<()> {
+        self.scores.check(Self::NAME)?;
         self.mask.check(Self::NAME)?;
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         ensure_heads(Self::NAME, heads, kv_heads)?;

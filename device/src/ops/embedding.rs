@@ -3,7 +3,7 @@
 use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
-/// `output[b, s] = table[tokens[b, s] - first_token] + positions[s]`, or `+ positions[position_ids[b, s]]`.
+/// `output[b, s] = scale * table[tokens[b, s] - first_token] + positions[s]`, or `+ positions[position_ids[b, s]]`.
 ///
 /// The row of a token outside the table is 0: the token is another rank's, or a mistake of the data reader, which
 /// checks ids.
@@ -15,6 +15,8 @@ pub struct Embedding {
     pub table: Tensor,
     /// The token of the table's first row.
     pub first_token: usize,
+    /// What the table's rows are multiplied by.
+    pub scale: f32,
     /// `(seq or more, hidden)`, learned positions.
     pub positions: Option<Tensor>,
     /// `(batch, seq)`, i32, each below `seq`: the position of each token in its document; `None` where a sample is one
@@ -60,8 +62,8 @@ fn check_tokens(
     Ok(())
 }
 
-/// Gradient of [`Embedding`]: rows of `grad_output` are added to the table row of their token, in token order, so the
-/// result has the same bits each time. Rows of tokens outside the table are skipped.
+/// Gradient of [`Embedding`]: rows of `grad_output`, times `scale`, are added to the table row of their token, in token
+/// order, so the result has the same bits each time. Rows of tokens outside the table are skipped.
 ///
 /// Both gradients are added to, never overwritten: a batch touches few of the table's rows, and the table may be tied
 /// to the head. Where positions have ids, their gradient is that of a table whose tokens are these ids.
@@ -75,6 +77,8 @@ pub struct EmbeddingBackward {
     pub grad_table: Option<Tensor>,
     /// The token of the table's first row.
     pub first_token: usize,
+    /// The forward's.
+    pub scale: f32,
     /// `(seq or more, hidden)`, f32, added to.
     pub grad_positions: Option<Tensor>,
 }

@@ -20,6 +20,8 @@ pub struct HeadNorm {
     pub query_weight: Tensor,
     /// `(head_dim)`: the weight that all key heads share.
     pub key_weight: Tensor,
+    /// Added to both weights, in f32; see [`NormKind::weight_offset`](super::NormKind::weight_offset).
+    pub weight_offset: f32,
     /// `(seq, head_dim / 2, 2)`, f32: cosines and sines. `None`: nothing is rotated.
     pub table: Option<Tensor>,
     /// Query heads.
@@ -83,6 +85,8 @@ pub struct HeadNormBackward {
     pub query_weight: Tensor,
     /// `(head_dim)`.
     pub key_weight: Tensor,
+    /// The forward's.
+    pub weight_offset: f32,
     /// The forward's.
     pub table: Option<Tensor>,
     /// `(head_dim)`, f32; `None` if the weight is frozen.

@@ -1,6 +1,6 @@
 //! Losses, each with its gradient in the same pass.
 
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
 /// The z-loss of each row, `multiplier * logsumexp(logits[i])^2`, which keeps logits from growing. Its gradient is added
@@ -23,6 +23,8 @@ impl ZLoss {
 
 /// Softmax and cross-entropy: `losses[i] = logsumexp(logits[i, ..vocab]) - logits[i, targets[i]]`, in f32.
 ///
+/// With a `soft_cap` that is the loss of the logits `cap * tanh(logit / cap)` (Gemma Team, 2024), which are never stored.
+///
 /// With `control`, `logits` is overwritten by its gradient, `(softmax - onehot) * grad_scale`, with `grad_scale` from
 /// the control block. Columns from `vocab` on are padding: their probability and gradient are 0. A row whose target is
 /// negative has loss and gradient 0. So has a row whose target is `vocab` or more, which is a mistake of the data
@@ -37,6 +39,8 @@ pub struct CrossEntropy {
     pub losses: Tensor,
     /// Columns that are real.
     pub vocab: usize,
+    /// The bound of logits, if there is one.
+    pub soft_cap: Option<f32>,
     /// The z-loss, if there is one.
     pub z_loss: Option<ZLoss>,
     /// u8, a [`super::Control`]; absent in evaluation.
@@ -54,6 +58,7 @@ impl Operation for CrossEntropy {
         ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
         ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
         ZLoss::check(self.z_loss, Self::NAME, rows)?;
+        check_cap(Self::NAME, self.soft_cap)?;
         ensure(Self::NAME, (1..=self.logits.shape.last()).contains(&self.vocab), || {
             format!("vocab {} is not within the {} columns of `logits`", self.vocab, self.logits.shape.last())
         })

@@ -3,7 +3,7 @@
 //! the gradient of its columns.
 
 use super::loss::ZLoss;
-use super::{Accesses, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, Operation, check_cap, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Tensor};
 
 /// A rank's columns of the logits of a whole vocabulary.
@@ -22,7 +22,7 @@ impl VocabPart {
     }
 }
 
-/// The first half: `stats[0, i]` is the largest of `logits[i]`, `stats[1, i]` the sum of `exp(logits[i] - stats[0,
+/// The first half, of logits after the `soft_cap`: `stats[0, i]` is the largest of `logits[i]`, `stats[1, i]` the sum of `exp(logits[i] - stats[0,
 /// i])`, and `stats[2, i]` the target's logit if it is one of these columns, else 0. Padding does not count. Without
 /// any real column the largest is the lowest finite f32.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct CrossEntropyPart {
     pub stats: Tensor,
     /// Which columns.
     pub part: VocabPart,
+    /// As in [`CrossEntropy`](super::CrossEntropy).
+    pub soft_cap: Option<f32>,
 }
 
 /// The second half: losses from the `stats` of all ranks' [`CrossEntropyPart`]. With `control`, `logits` is overwritten
@@ -51,6 +53,8 @@ pub struct CrossEntropyJoin {
     pub losses: Tensor,
     /// Which columns.
     pub part: VocabPart,
+    /// That of the first half.
+    pub soft_cap: Option<f32>,
     /// The z-loss, if there is one; the same on every rank.
     pub z_loss: Option<ZLoss>,
     /// u8, a [`super::Control`]; absent in evaluation.
@@ -70,6 +74,7 @@ impl Operation for CrossEntropyPart {
 
     fn check(&self) -> Result<()> {
         check_rows(Self::NAME, &self.logits, &self.targets, &self.stats)?;
+        check_cap(Self::NAME, self.soft_cap)?;
         ensure_elements(Self::NAME, "stats", &self.stats, 3 * self.logits.shape.rows())
     }
 
@@ -89,6 +94,7 @@ impl Operation for CrossEntropyJoin {
         })?;
         ensure_dtype(Self::NAME, "losses", &self.losses, DType::F32)?;
         ensure_elements(Self::NAME, "losses", &self.losses, rows)?;
+        check_cap(Self::NAME, self.soft_cap)?;
         ZLoss::check(self.z_loss, Self::NAME, rows)
     }
 

@@ -32,12 +32,14 @@ mod quantize;
 mod quantize_blocks;
 mod quantize_counts;
 mod rotary;
+mod scores;
 mod skip_step;
+mod soft_cap;
 mod transpose_fp8;
 mod work;
 
 pub use accesses::Accesses;
-pub use activation::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};
+pub use activation::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
 pub(crate) use attention::AttentionSizes;
 pub use attention::{Attention, AttentionBackward, Documents};
 pub use cache::{CachedAttention, TakeRows};
@@ -64,7 +66,10 @@ pub use quantize::{Fp8Matrix, MakeScale, Quantize, QuantizeSource, Scale, Update
 pub(crate) use quantize_blocks::BLOCK;
 pub use quantize_counts::{CountQuantized, QuantizeCounts, SumCounts};
 pub use rotary::Rotary;
+pub use scores::Scores;
 pub use skip_step::SkipStep;
+pub use soft_cap::SoftCap;
+pub(crate) use soft_cap::check_cap;
 pub use transpose_fp8::TransposeFp8;
 
 pub use crate::communicator::CollectiveKind;

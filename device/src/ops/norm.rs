@@ -10,6 +10,18 @@ pub enum NormKind {
     Layer,
     /// `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
     Rms,
+    /// `x / sqrt(mean(x^2) + eps) * (1 + weight)`: RMSNorm with a weight that starts at 0 (Gemma Team, 2024).
+    Rms1p,
+}
+
+impl NormKind {
+    /// What is added to the weight, in f32.
+    pub fn weight_offset(self) -> f32 {
+        match self {
+            NormKind::Layer | NormKind::Rms => 0.0,
+            NormKind::Rms1p => 1.0,
+        }
+    }
 }
 
 /// `sum = input + residual`, `output = norm(sum)`, one pass over each row.
@@ -18,7 +30,7 @@ pub enum NormKind {
 /// input itself and `sum` is absent.
 #[derive(Clone, Debug)]
 pub struct Norm {
-    /// LayerNorm or RMSNorm.
+    /// Which normalisation.
     pub kind: NormKind,
     /// `(rows, hidden)`.
     pub input: Tensor,
@@ -100,7 +112,7 @@ pub(super) fn check_mean(op: &'static str, mean: Option<Tensor>, rows: usize) ->
 /// `grad_residual_sums` is the gradient of the layer's bias.
 #[derive(Clone, Debug)]
 pub struct NormBackward {
-    /// LayerNorm or RMSNorm.
+    /// Which normalisation.
     pub kind: NormKind,
     /// `(rows, hidden)`, what was normalised.
     pub input: Tensor,

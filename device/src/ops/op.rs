@@ -5,11 +5,11 @@ use std::rc::Rc;
 use super::{
     Accesses, Activation, ActivationBackward, AdamW, Add, Attention, AttentionBackward, BiasGrad, CachedAttention,
     ClipScale, Collective, Copy, CopyColumns, CountQuantized, CrossEntropy, CrossEntropyJoin, CrossEntropyPart, Custom,
-    CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, HeadNorm, HeadNormBackward, HeadSums,
-    JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial, Mse, NesterovMomentum, Norm, NormBackward,
-    Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary, ScaleBlock, Sgd, SkipStep,
-    SquareSum, SumCounts, SumInto, SwiGlu, SwiGluBackward, TakeRows, TransposeFp8, UpdateScales, WriteControl,
-    WriteSampleRecord,
+    CustomOp, DecayedStep, Dropout, Embedding, EmbeddingBackward, Fill, Gemm, Glu, GluBackward, HeadNorm,
+    HeadNormBackward, HeadSums, JointNorm, JointNormBackward, Lion, MakeScale, MatrixPolynomial, Mse, NesterovMomentum,
+    Norm, NormBackward, Operation, Poison, ProgressMark, Quantize, ReluDropout, ReluDropoutBackward, Rotary,
+    ScaleBlock, Sgd, SkipStep, SoftCap, SquareSum, SumCounts, SumInto, TakeRows, TransposeFp8, UpdateScales,
+    WriteControl, WriteSampleRecord,
 };
 use crate::Result;
 
@@ -77,10 +77,10 @@ operations! {
     Activation,
     /// Its gradient.
     ActivationBackward,
-    /// Gated SiLU.
-    SwiGlu,
+    /// SwiGLU or GeGLU.
+    Glu,
     /// Its gradient.
-    SwiGluBackward,
+    GluBackward,
     /// LayerNorm or RMSNorm, with the residual add before it.
     Norm,
     /// Its gradient.
@@ -121,6 +121,8 @@ operations! {
     CrossEntropyPart,
     /// Cross-entropy over a part of the vocabulary, after the gather, forward and backward.
     CrossEntropyJoin,
+    /// Bound of logits.
+    SoftCap,
     /// Mean squared error, forward and backward.
     Mse,
     /// Sum of a vector.

@@ -5,7 +5,7 @@
 //! one.
 
 use super::norm::check_mean;
-use super::{Accesses, ActivationKind, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
+use super::{Accesses, ActivationKind, Gate, Operation, ensure, ensure_dtype, ensure_elements, ensure_float};
 use crate::{DType, Result, Shape, Tensor};
 
 /// A matrix in an 8-bit floating type, with its scale.
@@ -68,7 +68,7 @@ pub enum QuantizeSource {
     Stored(Tensor),
     /// `(rows, columns)`, each value rounded to bf16 first: what a bf16 copy of an f32 matrix would give.
     Rounded(Tensor),
-    /// `(input - mean) * rstd * weight + bias`: the output of a [`Norm`](super::Norm) that has written its statistics.
+    /// `(input - mean) * rstd * (weight_offset + weight) + bias`: the output of a [`Norm`](super::Norm) that has written its statistics.
     Norm {
         /// `(rows, columns)`: what is normalised, which is the norm's `sum` if it has one.
         input: Tensor,
@@ -78,6 +78,8 @@ pub enum QuantizeSource {
         rstd: Tensor,
         /// `(columns)`.
         weight: Tensor,
+        /// Of the norm's kind.
+        weight_offset: f32,
         /// `(columns)`.
         bias: Option<Tensor>,
     },
@@ -97,13 +99,17 @@ pub enum QuantizeSource {
         /// `(rows, columns)`.
         grad_output: Tensor,
     },
-    /// `silu(gate) * up`, as [`SwiGlu`](super::SwiGlu).
-    SwiGlu {
+    /// `f(gate) * up`, as [`Glu`](super::Glu).
+    Glu {
+        /// The function.
+        gate: Gate,
         /// `(rows, 2 columns)`: `[gate | up]`.
         input: Tensor,
     },
-    /// The gradient of `[gate | up]`, as [`SwiGluBackward`](super::SwiGluBackward).
-    SwiGluBackward {
+    /// The gradient of `[gate | up]`, as [`GluBackward`](super::GluBackward).
+    GluBackward {
+        /// The function.
+        gate: Gate,
         /// `(rows, columns)`: `[gate | up]`.
         input: Tensor,
         /// `(rows, columns / 2)`.
@@ -118,13 +124,13 @@ impl QuantizeSource {
             QuantizeSource::Stored(input)
             | QuantizeSource::Rounded(input)
             | QuantizeSource::Activation { input, .. }
-            | QuantizeSource::SwiGlu { input } => vec![("input", input)],
+            | QuantizeSource::Glu { input, .. } => vec![("input", input)],
             QuantizeSource::Norm { input, weight, bias, .. } => {
                 let bias = bias.map(|bias| ("bias", bias));
                 [("input", input), ("weight", weight)].into_iter().chain(bias).collect()
             }
             QuantizeSource::ActivationBackward { input, grad_output, .. }
-            | QuantizeSource::SwiGluBackward { input, grad_output } => {
+            | QuantizeSource::GluBackward { input, grad_output, .. } => {
                 vec![("input", input), ("grad_output", grad_output)]
             }
         }
@@ -147,7 +153,7 @@ impl QuantizeSource {
     /// Its shape: `(..., columns)`, with the leading axes of its input.
     pub fn shape(&self) -> Shape {
         let mut sizes = self.inputs()[0].1.shape.sizes().to_vec();
-        if let (QuantizeSource::SwiGlu { .. }, Some(last)) = (self, sizes.last_mut()) {
+        if let (QuantizeSource::Glu { .. }, Some(last)) = (self, sizes.last_mut()) {
             *last /= 2;
         }
         Shape::new(&sizes)
@@ -161,8 +167,8 @@ impl QuantizeSource {
             | QuantizeSource::Norm { input, .. }
             | QuantizeSource::Activation { input, .. }
             | QuantizeSource::ActivationBackward { input, .. }
-            | QuantizeSource::SwiGluBackward { input, .. } => (input.shape.rows(), input.shape.last()),
-            QuantizeSource::SwiGlu { input } => (input.shape.rows(), input.shape.last() / 2),
+            | QuantizeSource::GluBackward { input, .. } => (input.shape.rows(), input.shape.last()),
+            QuantizeSource::Glu { input, .. } => (input.shape.rows(), input.shape.last() / 2),
         }
     }
 
@@ -181,10 +187,10 @@ impl QuantizeSource {
             QuantizeSource::ActivationBackward { grad_output, .. } => {
                 ensure_elements(op, "grad_output", grad_output, rows * columns)
             }
-            QuantizeSource::SwiGlu { input } => ensure(op, input.shape.last().is_multiple_of(2), || {
+            QuantizeSource::Glu { input, .. } => ensure(op, input.shape.last().is_multiple_of(2), || {
                 format!("`[gate | up]` is {:?}, needs an even last axis", input.shape)
             }),
-            QuantizeSource::SwiGluBackward { input, grad_output } => {
+            QuantizeSource::GluBackward { input, grad_output, .. } => {
                 let halves = grad_output.shape.rows() == rows && 2 * grad_output.shape.last() == columns;
                 ensure(op, halves, || {
                     let (wide, narrow) = (input.shape, grad_output.shape);

@@ -52,6 +52,7 @@ struct Heads {
     kv_heads: usize,
     dim: usize,
     mask: Mask,
+    scores: Scores,
     /// Lengths of the documents of a sample, again and again until it is full; the next sample begins with the next
     /// one. Empty: a sample is one document.
     documents: &'static [usize],
@@ -76,9 +77,18 @@ impl Heads {
     }
 }
 
+/// The usual scores, a scale of its own, and caps that bend most scores.
+const SCORES: [Scores; 4] = [
+    Scores { scale: None, soft_cap: None },
+    Scores { scale: Some(0.75), soft_cap: None },
+    Scores { scale: None, soft_cap: Some(0.5) },
+    Scores { scale: Some(1.25), soft_cap: Some(0.25) },
+];
+
 /// Output `(batch, seq, heads * dim)` and log-sum-exp `(batch, heads, seq)`.
 fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f64>) {
-    let Heads { batch, seq, heads, kv_heads, dim, mask, .. } = h;
+    let Heads { batch, seq, heads, kv_heads, dim, mask, scores, .. } = h;
+    let scale = scores.scale.map_or(1.0 / (dim as f64).sqrt(), f64::from);
     let positions = h.positions();
     let at = |b: usize, s: usize, group: usize, c: usize| qkv[(b * seq + s) * h.width() + group * dim + c];
     let mut output = vec![0.0; batch * seq * heads * dim];
@@ -89,7 +99,7 @@ fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f6
             for q in 0..seq {
                 let score = |k: usize| {
                     let dot: f64 = (0..dim).map(|c| at(b, q, head, c) * at(b, k, heads + kv, c)).sum();
-                    dot / (dim as f64).sqrt()
+                    scores.soft_cap.map(f64::from).map_or(dot * scale, |cap| cap * (dot * scale / cap).tanh())
                 };
                 let first = mask.window.map_or(0, |window| (q + 1).saturating_sub(window));
                 let first = first.max(q - positions[b * seq + q] as usize);
@@ -109,13 +119,13 @@ fn attention(h: Heads, qkv: &[f64], dropout: Option<Place>) -> (Vec<f64>, Vec<f6
 }
 
 fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
-    let Heads { batch, seq, heads, kv_heads, dim, mask, documents } = h;
+    let Heads { batch, seq, heads, kv_heads, dim, mask, scores, documents } = h;
     let documents = (!documents.is_empty()).then(|| h.documents(t));
     let qkv = numbers(1, batch * seq * h.width(), dtype);
     let qkv_t = t.put(&[batch, seq, h.width()], dtype, &qkv);
     let (output, stats) = (t.empty(&[batch, seq, heads * dim], dtype), t.empty(&[batch, heads, seq], F32));
     let site = dropout.map(|place| place.on(t));
-    t.run(Attention { qkv: qkv_t, output, stats, heads, kv_heads, mask, documents, dropout: site });
+    t.run(Attention { qkv: qkv_t, output, stats, heads, kv_heads, scores, mask, documents, dropout: site });
     let (truth, lse) = attention(h, &qkv, dropout);
     assert_close("output", dtype, &t.get(&output), &truth);
     assert_close("log-sum-exp", F32, &t.get(&stats), &lse);
@@ -130,6 +140,7 @@ fn check_attention(t: &Bench, h: Heads, dropout: Option<Place>, dtype: DType) {
         grad_qkv,
         heads,
         kv_heads,
+        scores,
         mask,
         documents,
         dropout: site,
@@ -166,20 +177,22 @@ proptest! {
         group in 1..4usize,
         dim in prop_oneof![Just(1usize), Just(3), Just(8)],
         window in prop::option::of(1..9usize),
+        scores in prop::sample::select(SCORES.to_vec()),
         documents in prop_oneof![Just(&[] as &[usize]), Just(&[1usize, 4, 2] as &[usize]), Just(&[5usize] as &[usize])],
         dropped: bool,
         pick in 0..2usize,
     ) {
-        let h = Heads { batch, seq, heads: kv_heads * group, kv_heads, dim, mask: Mask { window }, documents };
+        let (heads, mask) = (kv_heads * group, Mask { window });
+        let h = Heads { batch, seq, heads, kv_heads, dim, mask, scores, documents };
         check_attention(&bench(2), h, dropped.then_some(PLACE), FLOATS[pick]);
     }
 
     #[test]
     fn embedding_and_its_gradient_agree_with_f64(
         batch in 1..4usize, seq in 1..9usize, hidden in 1..20usize, vocab in 1..150usize, positions: bool,
-        pick in 0..2usize,
+        scale in prop_oneof![Just(1.0f32), Just(3.75)], pick in 0..2usize,
     ) {
-        check_embedding(&bench(2), [batch, seq, hidden, vocab], positions, FLOATS[pick]);
+        check_embedding(&bench(2), [batch, seq, hidden, vocab], positions, scale, FLOATS[pick]);
     }
 
     #[test]
@@ -233,13 +246,15 @@ fn attention_agrees_with_f64_at_the_borders_of_its_blocks() {
     let windows = [(130, Some(1), one), (130, Some(64), one), (130, Some(65), one), (200, Some(70), one)];
     let documents: [(_, _, &[usize]); 3] = [(200, None, &[64, 63, 3]), (200, Some(40), &[90, 1]), (130, None, &[1])];
     for (seq, window, documents) in whole.into_iter().chain(windows).chain(documents) {
-        let h = Heads { batch: 2, seq, heads: 2, kv_heads: 1, dim: 4, mask: Mask { window }, documents };
-        check_attention(&bench(2), h, Some(PLACE), F32);
-        check_attention(&bench(1), h, None, Bf16);
+        for scores in [SCORES[0], SCORES[3]] {
+            let h = Heads { batch: 2, seq, heads: 2, kv_heads: 1, dim: 4, mask: Mask { window }, scores, documents };
+            check_attention(&bench(2), h, Some(PLACE), F32);
+            check_attention(&bench(1), h, None, Bf16);
+        }
     }
 }
 
-fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_positions: bool, dtype: DType) {
+fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_positions: bool, scale: f32, dtype: DType) {
     let tokens: Vec<i32> = (0..batch * seq).map(|i| (i * i * 31 % vocab) as i32).collect();
     let tokens_t = t.ints(&[batch, seq], &tokens);
     let (table, positions) = (numbers(1, vocab * hidden, dtype), numbers(2, (seq + 2) * hidden, dtype));
@@ -248,6 +263,7 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
         tokens: tokens_t,
         table: t.put(&[vocab, hidden], dtype, &table),
         first_token: 0,
+        scale,
         positions: with_positions.then(|| t.put(&[seq + 2, hidden], dtype, &positions)),
         position_ids: None,
         output,
@@ -256,7 +272,9 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
     let truth: Vec<f64> = (0..batch * seq * hidden)
         .map(|i| {
             let position = if with_positions { positions[row(i) % seq * hidden + i % hidden] } else { 0.0 };
-            table[tokens[row(i)] as usize * hidden + i % hidden] + position
+            // What is multiplied has the table's type.
+            let embedded = f64::from(scale) * table[tokens[row(i)] as usize * hidden + i % hidden];
+            if scale == 1.0 { embedded + position } else { rounded(embedded, dtype) + position }
         })
         .collect();
     assert_close("embedded", dtype, &t.get(&output), &truth);
@@ -270,10 +288,11 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
         grad_output: t.put(&[batch, seq, hidden], dtype, &dy),
         grad_table: Some(grad_table),
         first_token: 0,
+        scale,
         grad_positions: Some(grad_positions),
     });
     for (i, dy) in dy.iter().enumerate() {
-        table_truth[tokens[row(i)] as usize * hidden + i % hidden] += dy;
+        table_truth[tokens[row(i)] as usize * hidden + i % hidden] += f64::from(scale) * dy;
         position_truth[row(i) % seq * hidden + i % hidden] += dy;
     }
     assert_close("gradient added to the table", F32, &t.get(&grad_table), &table_truth);
@@ -282,7 +301,8 @@ fn check_embedding(t: &Bench, [batch, seq, hidden, vocab]: [usize; 4], with_posi
 
 #[test]
 fn learned_positions_are_those_in_the_document() {
-    let h = Heads { batch: 2, seq: 7, heads: 1, kv_heads: 1, dim: 1, mask: Mask::CAUSAL, documents: &[3, 2] };
+    let scores = Scores::default();
+    let h = Heads { batch: 2, seq: 7, heads: 1, kv_heads: 1, dim: 1, mask: Mask::CAUSAL, scores, documents: &[3, 2] };
     let t = bench(2);
     let ids = h.positions();
     assert_eq!(ids, [0, 1, 2, 0, 1, 0, 1, 0, 1, 0, 1, 2, 0, 1]);
@@ -293,6 +313,7 @@ fn learned_positions_are_those_in_the_document() {
         tokens: t.ints(&[2, 7], &[2; 14]),
         table: t.put(&[4, 5], F32, &table),
         first_token: 0,
+        scale: 1.0,
         positions: Some(t.put(&[7, 5], F32, &positions)),
         position_ids: Some(position_ids),
         output,
@@ -552,14 +573,15 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     let run = |threads: usize| -> Vec<Vec<f64>> {
         let t = bench(threads);
         let mask = Mask { window: Some(20) };
-        let h = Heads { batch: 3, seq: 70, heads: 4, kv_heads: 2, dim: 8, mask, documents: &[30, 7] };
+        let scores = SCORES[3];
+        let h = Heads { batch: 3, seq: 70, heads: 4, kv_heads: 2, dim: 8, mask, scores, documents: &[30, 7] };
         let qkv = t.put(&[3, 70, h.width()], F32, &numbers(1, 3 * 70 * h.width(), F32));
         let dy = t.put(&[3, 70, 32], F32, &numbers(2, 3 * 70 * 32, F32));
         let (output, stats) = (t.empty(&[3, 70, 32], F32), t.empty(&[3, 4, 70], F32));
         let grad_qkv = t.empty(&[3, 70, h.width()], F32);
         let (dropout, documents) = (Some(PLACE.on(&t)), Some(h.documents(&t)));
         let (heads, kv_heads, grad_output) = (4, 2, dy);
-        t.run(Attention { qkv, output, stats, heads, kv_heads, mask, documents, dropout });
+        t.run(Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents, dropout });
         t.run(AttentionBackward {
             qkv,
             output,
@@ -568,6 +590,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             grad_qkv,
             heads,
             kv_heads,
+            scores,
             mask,
             documents,
             dropout,
@@ -580,6 +603,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             grad_output,
             grad_table: Some(grad_table),
             first_token: 0,
+            scale: 1.0,
             grad_positions: None,
         });
         let big = t.put(&[200_003], F32, &numbers(3, 200_003, F32));

@@ -14,6 +14,7 @@ struct Sizes {
     kv_heads: usize,
     dim: usize,
     mask: Mask,
+    scores: Scores,
 }
 
 impl Sizes {
@@ -36,7 +37,8 @@ fn attention(s: Sizes, qkv: &[f64]) -> Vec<f64> {
             let kv = head / (s.heads / s.kv_heads);
             let score = |key: usize| {
                 let dot: f64 = (0..dim).map(|c| at(b, query, head, c) * at(b, key, s.heads + kv, c)).sum();
-                (dot / (dim as f64).sqrt()).exp()
+                let score = dot * s.scores.scale.map_or(1.0 / (dim as f64).sqrt(), f64::from);
+                s.scores.soft_cap.map(f64::from).map_or(score, |cap| cap * (score / cap).tanh()).exp()
             };
             let first = s.mask.window.map_or(0, |window| (query + 1).saturating_sub(window));
             let weights: Vec<f64> = (first..=query).map(score).collect();
@@ -67,10 +69,13 @@ proptest! {
         dim in 1..40usize,
         spare in 0..5usize,
         window in prop::option::of(1..100usize),
+        scale in prop::option::of(Just(0.5f32)),
+        soft_cap in prop::option::of(Just(0.75f32)),
         half in any::<bool>(),
         threads in 1..3usize,
     ) {
-        let s = Sizes { batch, calls, heads: kv_heads * group, kv_heads, dim, mask: Mask { window } };
+        let (heads, mask, scores) = (kv_heads * group, Mask { window }, Scores { scale, soft_cap });
+        let s = Sizes { batch, calls, heads, kv_heads, dim, mask, scores };
         let dtype = if half { Bf16 } else { F32 };
         let t = bench(threads);
         let qkv = numbers(3, batch * s.tokens() * s.width(), dtype);
@@ -82,7 +87,7 @@ proptest! {
             let new = t.put(&[batch, rows, s.width()], dtype, &part(&qkv, s.tokens(), s.width(), from, rows));
             let output = t.empty(&[batch, rows, out_width], dtype);
             let start = t.ints(&[1], &[from as i32]);
-            t.run(CachedAttention { qkv: new, cache, start, output, heads: s.heads, kv_heads, mask: s.mask });
+            t.run(CachedAttention { qkv: new, cache, start, output, heads, kv_heads, scores, mask });
             let wanted = part(&truth, s.tokens(), out_width, from, rows);
             assert_close(&format!("{s:?} from {from}"), dtype, &t.get(&output), &wanted);
             from += rows;
@@ -126,9 +131,10 @@ fn shapes_that_do_not_fit_are_refused_with_both_sides() {
     let t = bench(1);
     let start = t.ints(&[1], &[0]);
     let (qkv, output) = (t.empty(&[1, 4, 12], F32), t.empty(&[1, 4, 4], F32));
+    let scores = Scores::default();
     let refused = |cache: &[usize], heads, kv_heads| {
         let cache = t.empty(cache, F32);
-        let op = CachedAttention { qkv, cache, start, output, heads, kv_heads, mask: Mask::CAUSAL };
+        let op = CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask: Mask::CAUSAL };
         t.stream.submit(op).unwrap_err().to_string()
     };
     for (error, needle) in [

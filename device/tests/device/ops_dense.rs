@@ -16,6 +16,10 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
 fn slope(f: impl Fn(f64) -> f64, x: f64) -> f64 {
     (f(x + 1e-6) - f(x - 1e-6)) / 2e-6
 }
@@ -139,17 +143,19 @@ proptest! {
     fn norms_and_their_gradients_agree_with_f64(
         rows in prop_oneof![Just(1usize), Just(3), Just(65), Just(130)],
         hidden in prop_oneof![Just(5usize), Just(7), Just(16), Just(33), Just(50)],
-        layer: bool, with_residual: bool, pick in 0..2usize,
+        kind in prop::sample::select(vec![NormKind::Layer, NormKind::Rms, NormKind::Rms1p]),
+        with_residual: bool, pick in 0..2usize,
     ) {
-        check_norm(&bench(2), rows, hidden, layer, with_residual, FLOATS[pick]);
+        check_norm(&bench(2), rows, hidden, kind, with_residual, FLOATS[pick]);
     }
 
     #[test]
     fn cross_entropy_agrees_with_f64_and_ignores_padding_and_negative_targets(
-        rows in dimension(), vocab in dimension(), padding in 0..5usize, pick in 0..2usize,
+        rows in dimension(), vocab in dimension(), padding in 0..5usize,
+        soft_cap in prop::option::of(prop_oneof![Just(1.5f32), Just(30.0)]), pick in 0..2usize,
     ) {
-        check_cross_entropy(&bench(1), rows, vocab, padding, FLOATS[pick]);
-        check_z_loss(&bench(1), rows, vocab, padding, FLOATS[pick]);
+        check_cross_entropy(&bench(1), rows, vocab, padding, soft_cap, FLOATS[pick]);
+        check_z_loss(&bench(1), rows, vocab, padding, soft_cap, FLOATS[pick]);
     }
 
     #[test]
@@ -165,19 +171,19 @@ fn gemm_accepts_bf16_factors_with_an_f32_result_beyond_one_tile() {
 
 const EPS: f64 = 1e-5;
 
-fn norm(x: &[f64], weight: &[f64], bias: &[f64], layer: bool) -> Vec<f64> {
-    let hidden = weight.len();
+fn norm(x: &[f64], weight: &[f64], bias: &[f64], kind: NormKind) -> Vec<f64> {
+    let (hidden, layer, offset) = (weight.len(), kind == NormKind::Layer, f64::from(kind.weight_offset()));
     let row = |x: &[f64]| {
         let n = hidden as f64;
         let mean = if layer { x.iter().sum::<f64>() / n } else { 0.0 };
         let rstd = 1.0 / (x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n + EPS).sqrt();
-        (0..hidden).map(|c| (x[c] - mean) * rstd * weight[c] + bias[c]).collect::<Vec<f64>>()
+        (0..hidden).map(|c| (x[c] - mean) * rstd * (offset + weight[c]) + bias[c]).collect::<Vec<f64>>()
     };
     x.chunks(hidden).flat_map(row).collect()
 }
 
-fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual: bool, dtype: DType) {
-    let n = rows * hidden;
+fn check_norm(t: &Bench, rows: usize, hidden: usize, kind: NormKind, with_residual: bool, dtype: DType) {
+    let (n, layer) = (rows * hidden, kind == NormKind::Layer);
     let (input, residual) = (numbers(1, n, dtype), numbers(2, n, dtype));
     let weight = numbers(3, hidden, dtype);
     let bias = if layer { numbers(4, hidden, dtype) } else { vec![0.0; hidden] };
@@ -187,7 +193,6 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual:
     let (output, rstd) = (t.empty(&shape, dtype), t.empty(&[rows], F32));
     let mean = layer.then(|| t.empty(&[rows], F32));
     let sum = with_residual.then(|| t.empty(&shape, dtype));
-    let kind = if layer { NormKind::Layer } else { NormKind::Rms };
     let forward = Norm {
         kind,
         input: input_t,
@@ -213,7 +218,7 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual:
         x = t.get(&sum);
         assert_close("sum", dtype, &x, &truth);
     }
-    assert_close("normed", dtype, &t.get(&output), &norm(&x, &weight, &bias, layer));
+    assert_close("normed", dtype, &t.get(&output), &norm(&x, &weight, &bias, kind));
 
     // Backward: with a gradient along the residual stream, added to parameter gradients that hold something.
     let (dy, past) = (numbers(5, n, dtype), numbers(6, n, dtype));
@@ -243,39 +248,50 @@ fn check_norm(t: &Bench, rows: usize, hidden: usize, layer: bool, with_residual:
         let through: Vec<f64> = x
             .chunks(hidden)
             .zip(dy.chunks(hidden))
-            .flat_map(|(x, dy)| finite_differences(x, dy, |x| norm(x, &weight, &bias, layer)))
+            .flat_map(|(x, dy)| finite_differences(x, dy, |x| norm(x, &weight, &bias, kind)))
             .collect();
         let truth: Vec<f64> = through.iter().zip(&past).map(|(a, b)| a + b).collect();
         assert_close("input gradient", dtype, &t.get(&grad_input), &truth);
         let columns = (0..hidden).map(|c| past.iter().skip(c).step_by(hidden).sum());
         assert_close("sums of the residual gradient", F32, &t.get(&sums), &offset(columns.collect()));
-        let truth = offset(finite_differences(&weight, &dy, |weight| norm(&x, weight, &bias, layer)));
+        let truth = offset(finite_differences(&weight, &dy, |weight| norm(&x, weight, &bias, kind)));
         assert_close("weight gradient", dtype, &t.get(&grad_weight), &truth);
         if layer {
-            let truth = offset(finite_differences(&bias, &dy, |bias| norm(&x, &weight, bias, layer)));
+            let truth = offset(finite_differences(&bias, &dy, |bias| norm(&x, &weight, bias, kind)));
             assert_close("bias gradient", dtype, &t.get(&grad_bias), &truth);
         }
     }
 }
 
-fn check_cross_entropy(t: &Bench, rows: usize, vocab: usize, padding: usize, dtype: DType) {
+/// Logits as the loss sees them.
+fn capped(logits: &[f64], cap: Option<f32>) -> Vec<f64> {
+    let Some(cap) = cap.map(f64::from) else { return logits.to_vec() };
+    logits.iter().map(|x| cap * (x / cap).tanh()).collect()
+}
+
+fn check_cross_entropy(t: &Bench, rows: usize, vocab: usize, padding: usize, soft_cap: Option<f32>, dtype: DType) {
     let columns = vocab + padding;
     let logits: Vec<f64> = numbers(1, rows * columns, dtype).into_iter().map(|x| x * 4.0).collect();
     let targets: Vec<i32> = (0..rows).map(|r| if r % 5 == 4 { -1 } else { (r * 7 % vocab) as i32 }).collect();
     let (targets_t, losses) = (t.ints(&[rows], &targets), t.empty(&[rows], F32));
     let loss = |row: usize, logits: &[f64]| match usize::try_from(targets[row]) {
-        Ok(target) => logits[..vocab].iter().map(|x| x.exp()).sum::<f64>().ln() - logits[target],
+        Ok(target) => {
+            let logits = capped(logits, soft_cap);
+            logits[..vocab].iter().map(|x| x.exp()).sum::<f64>().ln() - logits[target]
+        }
         Err(_) => 0.0,
     };
     let truth: Vec<f64> = logits.chunks(columns).enumerate().map(|(row, logits)| loss(row, logits)).collect();
     let evaluated = t.put(&[rows, columns], dtype, &logits);
-    t.run(CrossEntropy { logits: evaluated, targets: targets_t, losses, vocab, z_loss: None, control: None });
+    let (targets, z_loss) = (targets_t, None);
+    t.run(CrossEntropy { logits: evaluated, targets, losses, vocab, soft_cap, z_loss, control: None });
     assert_close("losses", F32, &t.get(&losses), &truth);
     assert_close("logits, left alone", dtype, &t.get(&evaluated), &logits);
 
     let control = t.block(&Control { grad_scale: 0.25, ..Control::default() });
     let (trained, losses) = (t.put(&[rows, columns], dtype, &logits), t.empty(&[rows], F32));
-    t.run(CrossEntropy { logits: trained, targets: targets_t, losses, vocab, z_loss: None, control: Some(control) });
+    let control = Some(control);
+    t.run(CrossEntropy { logits: trained, targets, losses, vocab, soft_cap, z_loss, control });
     assert_close("losses in training", F32, &t.get(&losses), &truth);
     let gradient: Vec<f64> = logits
         .chunks(columns)
@@ -285,13 +301,14 @@ fn check_cross_entropy(t: &Bench, rows: usize, vocab: usize, padding: usize, dty
     assert_close("gradient of the logits", dtype, &t.get(&trained), &gradient);
 }
 
-fn check_z_loss(t: &Bench, rows: usize, vocab: usize, padding: usize, dtype: DType) {
+fn check_z_loss(t: &Bench, rows: usize, vocab: usize, padding: usize, soft_cap: Option<f32>, dtype: DType) {
     let (columns, multiplier) = (vocab + padding, 0.125);
     let logits: Vec<f64> = numbers(1, rows * columns, dtype).into_iter().map(|x| x * 4.0).collect();
     let targets: Vec<i32> = (0..rows).map(|r| if r % 5 == 4 { -1 } else { (r * 7 % vocab) as i32 }).collect();
     // Cross-entropy and z-loss of a row.
     let of_row = |row: usize, logits: &[f64]| match usize::try_from(targets[row]) {
         Ok(target) => {
+            let logits = capped(logits, soft_cap);
             let log_sum = logits[..vocab].iter().map(|x| x.exp()).sum::<f64>().ln();
             [log_sum - logits[target], f64::from(multiplier) * log_sum * log_sum]
         }
@@ -301,7 +318,7 @@ fn check_z_loss(t: &Bench, rows: usize, vocab: usize, padding: usize, dtype: DTy
         let (targets, losses) = (t.ints(&[rows], &targets), t.empty(&[rows], F32));
         let (logits, z_losses) = (t.put(&[rows, columns], dtype, &logits), t.put(&[rows], F32, &vec![7.0; rows]));
         let z_loss = Some(ZLoss { multiplier, losses: z_losses }).filter(|_| z_loss);
-        t.run(CrossEntropy { logits, targets, losses, vocab, z_loss, control });
+        t.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, control });
         [t.get(&losses), t.get(&z_losses), t.get(&logits)]
     };
     let rows_of = |which: usize| -> Vec<f64> {
@@ -359,19 +376,25 @@ fn check_elementwise(t: &Bench, n: usize, width: usize, dtype: DType) {
 
     let wide = numbers(3, 2 * size, dtype);
     let wide_t = t.put(&[n, 2 * width], dtype, &wide);
-    let swiglu =
-        |row: &[f64]| -> Vec<f64> { (0..width).map(|c| row[c] / (1.0 + (-row[c]).exp()) * row[width + c]).collect() };
-    t.run(SwiGlu { input: wide_t, output: out });
-    assert_close("SwiGLU", dtype, &t.get(&out), &wide.chunks(2 * width).flat_map(swiglu).collect::<Vec<_>>());
-    let grad = t.empty(&[n, 2 * width], dtype);
-    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: grad, output: None });
-    let rows = wide.chunks(2 * width).zip(b.chunks(width));
-    let truth: Vec<f64> = rows.flat_map(|(row, dy)| finite_differences(row, dy, swiglu)).collect();
-    assert_close("SwiGLU's gradient", dtype, &t.get(&grad), &truth);
-    let (beside, again) = (t.empty(&[n, 2 * width], dtype), t.empty(&shape, dtype));
-    t.run(SwiGluBackward { input: wide_t, grad_output: b_t, grad_input: beside, output: Some(again) });
-    assert_eq!(t.get(&beside), t.get(&grad), "the gradient, with SwiGLU beside it");
-    assert_eq!(t.get(&again), t.get(&out), "SwiGLU beside its gradient");
+    for (gate, f) in [(Gate::Silu, silu as fn(f64) -> f64), (Gate::Gelu, gelu)] {
+        let glu = |row: &[f64]| -> Vec<f64> { (0..width).map(|c| f(row[c]) * row[width + c]).collect() };
+        t.run(Glu { gate, input: wide_t, output: out });
+        let truth: Vec<f64> = wide.chunks(2 * width).flat_map(glu).collect();
+        assert_close("gated values", dtype, &t.get(&out), &truth);
+        let grad = t.empty(&[n, 2 * width], dtype);
+        t.run(GluBackward { gate, input: wide_t, grad_output: b_t, grad_input: grad, output: None });
+        let rows = wide.chunks(2 * width).zip(b.chunks(width));
+        let truth: Vec<f64> = rows.flat_map(|(row, dy)| finite_differences(row, dy, glu)).collect();
+        assert_close("their gradient", dtype, &t.get(&grad), &truth);
+        let (beside, again) = (t.empty(&[n, 2 * width], dtype), t.empty(&shape, dtype));
+        t.run(GluBackward { gate, input: wide_t, grad_output: b_t, grad_input: beside, output: Some(again) });
+        assert_eq!(t.get(&beside), t.get(&grad), "the gradient, with the values beside it");
+        assert_eq!(t.get(&again), t.get(&out), "the values beside their gradient");
+    }
+
+    let values = t.put(&shape, dtype, &a);
+    t.run(SoftCap { values, cap: 0.5 });
+    assert_close("bounded values", dtype, &t.get(&values), &capped(&a, Some(0.5)));
 
     let columns: Vec<f64> = (0..width).map(|c| (0..n).map(|r| a[r * width + c]).sum()).collect();
     let bias = t.put(&[width], F32, &vec![2.0; width]);
@@ -506,7 +529,8 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         });
         let targets = t.ints(&[rows], &vec![3; rows]);
         let (losses, total) = (t.empty(&[rows], F32), t.empty(&[1], F32));
-        t.run(CrossEntropy { logits: product, targets, losses, vocab: 500, z_loss: None, control: None });
+        let (soft_cap, z_loss, control) = (Some(20.0), None, None);
+        t.run(CrossEntropy { logits: product, targets, losses, vocab: 500, soft_cap, z_loss, control });
         t.run(SumInto { input: product, total, accumulate: false });
         [product, column, normed, grad, grad_weight, losses, total].iter().map(|tensor| t.get(tensor)).collect()
     };

@@ -56,7 +56,7 @@ fn check_norm(kind: NormKind, rows: usize, hidden: usize, dtype: DType, accumula
 #[test]
 fn norms_leave_out_the_gradients_of_frozen_parameters() {
     for dtype in FLOATS {
-        for kind in [NormKind::Layer, NormKind::Rms] {
+        for kind in [NormKind::Layer, NormKind::Rms, NormKind::Rms1p] {
             // A row for a warp, for a block, and of any size.
             for hidden in [64, 768, 2048, 61] {
                 check_norm(kind, 70, hidden, dtype, hidden == 64);
@@ -79,6 +79,7 @@ fn norms_of_heads_leave_out_the_gradients_of_frozen_weights() {
                 grad,
                 query_weight: put(4, &[dim]),
                 key_weight: put(5, &[dim]),
+                weight_offset: 0.0,
                 table: None,
                 grad_query_weight: wanted[0].then_some(sums[0]),
                 grad_key_weight: wanted[1].then_some(sums[1]),
@@ -107,6 +108,7 @@ fn an_embedding_leaves_out_the_gradients_of_frozen_tables() {
                 grad_output,
                 grad_table: wanted[0].then_some(sums[0]),
                 first_token: 0,
+                scale: 1.0,
                 grad_positions: wanted[1].then_some(sums[1]),
             });
             [grad_output, sums[0], sums[1]].iter().map(|tensor| t.get(tensor)).collect()

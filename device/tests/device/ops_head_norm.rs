@@ -70,18 +70,20 @@ enum Kind {
     Value,
 }
 
-fn check(t: &Bench, s: Sizes, turns: bool, dtype: DType) {
-    let what = |name: &str| format!("{name} of {s:?}, turned: {turns}, {dtype}");
+fn check(t: &Bench, s: Sizes, turns: bool, weight_offset: f32, dtype: DType) {
+    let what = |name: &str| format!("{name} of {s:?}, turned: {turns}, weights + {weight_offset}, {dtype}");
     let values = numbers(1, s.batch * s.seq * s.width(), dtype);
     let weights = [2, 3].map(|seed| numbers(seed, s.dim, dtype).into_iter().map(|x| x + 1.0).collect::<Vec<f64>>());
     let weights_t = weights.clone().map(|weight| t.put(&[s.dim], dtype, &weight));
-    // As the tensor holds them.
-    let weights = [0, 1].map(|kind: usize| t.get(&weights_t[kind]));
+    // As the tensor holds them, with their offset.
+    let weights = [0, 1].map(|kind: usize| -> Vec<f64> {
+        t.get(&weights_t[kind]).iter().map(|weight| weight + f64::from(weight_offset)).collect()
+    });
     let table = turns.then(|| t.put(&[s.seq, s.dim / 2, 2], F32, &s.table()));
     let (input, output) = (t.put(&s.shape(), dtype, &values), t.empty(&s.shape(), dtype));
     let [query_weight, key_weight] = weights_t;
     let (heads, kv_heads, eps) = (s.heads, s.kv_heads, EPS as f32);
-    t.run(HeadNorm { input, output, query_weight, key_weight, table, heads, kv_heads, eps });
+    t.run(HeadNorm { input, output, query_weight, key_weight, weight_offset, table, heads, kv_heads, eps });
     let position = |at: usize| turns.then_some(s.place(at).0);
     let forward = |at: usize, x: &[f64]| match s.place(at).1 {
         Kind::Value => x.to_vec(),
@@ -100,6 +102,7 @@ fn check(t: &Bench, s: Sizes, turns: bool, dtype: DType) {
             grad,
             query_weight,
             key_weight,
+            weight_offset,
             table,
             grad_query_weight: Some(grad_query_weight),
             grad_key_weight: Some(grad_key_weight),
@@ -129,8 +132,8 @@ fn check_all(t: &Bench) {
         for (batch, seq, heads, kv_heads, dim) in
             [(2, 5, 4, 2, 6), (1, 3, 3, 1, 10), (3, 7, 2, 2, 2), (2, 9, 4, 1, 64), (1, 5, 2, 1, 128), (1, 2, 2, 1, 160)]
         {
-            for turns in [true, false] {
-                check(t, Sizes { batch, seq, heads, kv_heads, dim }, turns, dtype);
+            for (turns, weight_offset) in [(true, 0.0), (false, 0.0), (true, 1.0), (false, 1.0)] {
+                check(t, Sizes { batch, seq, heads, kv_heads, dim }, turns, weight_offset, dtype);
             }
         }
     }
@@ -161,6 +164,7 @@ fn sums_over_heads_have_the_same_bits_on_any_number_of_threads() {
             grad,
             query_weight,
             key_weight,
+            weight_offset: 1.0,
             table: None,
             grad_query_weight: Some(grad_query_weight),
             grad_key_weight: Some(grad_key_weight),
@@ -187,6 +191,7 @@ fn sizes_that_do_not_fit_are_refused_by_name() {
             output,
             query_weight: weight(query),
             key_weight: weight(key),
+            weight_offset: 0.0,
             table,
             heads,
             kv_heads: 1,

@@ -12,12 +12,11 @@ fn columns(values: &[f64], all: usize, start: usize, width: usize) -> Vec<f64> {
 
 fn check_cross_entropy(
     t: &Bench,
-    vocab: usize,
-    padded: usize,
-    ranks: usize,
+    [vocab, padded, ranks]: [usize; 3],
     dtype: DType,
     trains: bool,
     multiplier: Option<f32>,
+    soft_cap: Option<f32>,
 ) {
     let rows = 7;
     let logits: Vec<f64> = numbers(1, rows * padded, dtype).into_iter().map(|x| x * 4.0).collect();
@@ -28,7 +27,7 @@ fn check_cross_entropy(
     let (whole, losses) = (t.put(&[rows, padded], dtype, &logits), t.empty(&[rows], F32));
     let z_loss = |losses: Tensor| multiplier.map(|multiplier| ZLoss { multiplier, losses });
     let z_losses = t.put(&[rows], F32, &[0.0; 7]);
-    t.run(CrossEntropy { logits: whole, targets, losses, vocab, z_loss: z_loss(z_losses), control });
+    t.run(CrossEntropy { logits: whole, targets, losses, vocab, soft_cap, z_loss: z_loss(z_losses), control });
 
     let width = padded / ranks;
     let stats = t.empty(&[ranks, 3, rows], F32);
@@ -36,13 +35,14 @@ fn check_cross_entropy(
         .map(|rank| {
             let mine = t.put(&[rows, width], dtype, &columns(&logits, padded, rank * width, width));
             let part = VocabPart { first_token: rank * width, vocab };
-            t.run(CrossEntropyPart { logits: mine, targets, stats: stats.at(rank), part });
+            t.run(CrossEntropyPart { logits: mine, targets, stats: stats.at(rank), part, soft_cap });
             (mine, part)
         })
         .collect();
     for (rank, (logits, part)) in parts.into_iter().enumerate() {
         let (mine, mine_z) = (t.empty(&[rows], F32), t.put(&[rows], F32, &[0.0; 7]));
-        t.run(CrossEntropyJoin { logits, targets, stats, losses: mine, part, z_loss: z_loss(mine_z), control });
+        let z_loss = z_loss(mine_z);
+        t.run(CrossEntropyJoin { logits, targets, stats, losses: mine, part, soft_cap, z_loss, control });
         assert_close("losses", F32, &t.get(&mine), &t.get(&losses));
         assert_close("z-losses", F32, &t.get(&mine_z), &t.get(&z_losses));
         let expected = columns(&t.get(&whole), padded, rank * width, width);
@@ -54,11 +54,13 @@ fn check_cross_entropy(
 fn cross_entropy_of_a_cut_vocabulary_is_that_of_the_whole() {
     let t = bench(2);
     for dtype in FLOATS {
-        for (trains, multiplier) in [(true, None), (true, Some(0.125)), (false, None)] {
-            check_cross_entropy(&t, 97, 128, 1, dtype, trains, multiplier);
-            check_cross_entropy(&t, 97, 128, 2, dtype, trains, multiplier);
+        let plain = [(true, None, None), (true, Some(0.125), None), (false, None, None)];
+        let capped = [(true, None, Some(2.0)), (true, Some(0.125), Some(2.0)), (false, None, Some(2.0))];
+        for (trains, multiplier, cap) in plain.into_iter().chain(capped) {
+            check_cross_entropy(&t, [97, 128, 1], dtype, trains, multiplier, cap);
+            check_cross_entropy(&t, [97, 128, 2], dtype, trains, multiplier, cap);
             // The last rank has no real column at all.
-            check_cross_entropy(&t, 33, 128, 4, dtype, trains, multiplier);
+            check_cross_entropy(&t, [33, 128, 4], dtype, trains, multiplier, cap);
         }
     }
 }
@@ -77,6 +79,7 @@ fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_the
         tokens,
         table: table_tensor,
         first_token: 0,
+        scale: 1.5,
         positions: Some(positions),
         position_ids: None,
         output: whole,
@@ -89,6 +92,7 @@ fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_the
         grad_output,
         grad_table: Some(grad_whole),
         first_token: 0,
+        scale: 1.5,
         grad_positions: None,
     });
 
@@ -101,6 +105,7 @@ fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_the
             tokens,
             table: part,
             first_token,
+            scale: 1.5,
             positions: (rank == 0).then_some(positions),
             position_ids: None,
             output,
@@ -112,6 +117,7 @@ fn parts_of_an_embedding_table_add_up_to_the_whole_and_take_the_gradients_of_the
             grad_output,
             grad_table: Some(grad_table),
             first_token,
+            scale: 1.5,
             grad_positions: None,
         });
         grads.extend(t.get(&grad_table));
@@ -168,6 +174,7 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
             stats,
             heads: count,
             kv_heads: count,
+            scores: Scores::default(),
             mask: Mask::CAUSAL,
             documents: None,
             dropout,
@@ -183,6 +190,7 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
             grad_qkv,
             heads,
             kv_heads,
+            scores: Scores::default(),
             mask: Mask::CAUSAL,
             documents: None,
             dropout,

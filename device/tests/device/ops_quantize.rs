@@ -160,9 +160,12 @@ fn every_source_gives_every_combination_of_outputs() {
 
 #[test]
 fn rows_as_wide_as_those_of_large_models_are_quantised_whole() {
-    for (kind, columns) in
-        [(Kind::Stored, 14336), (Kind::SwiGlu, 14336), (Kind::SwiGluBackward, 28672), (Kind::Stored, 28680)]
-    {
+    for (kind, columns) in [
+        (Kind::Stored, 14336),
+        (Kind::Glu(Gate::Silu), 14336),
+        (Kind::GluBackward(Gate::Silu), 28672),
+        (Kind::Stored, 28680),
+    ] {
         for dtype in FLOATS {
             let (t, matrix) = (checked_bench(), Matrix { kind, dtype, shape: [3, columns], offset: 0 });
             let made = matrix.make(&t);
@@ -181,7 +184,7 @@ fn both_copies_with_a_scale_for_each_row_are_made_of_rows_of_any_width() {
     for shape in [[64, 8], [48, 264], [32, 2048], [16, 2064], [80, 4624], [35, 4624], [48, 14336], [16, 16400]] {
         for (at, kind) in KINDS.into_iter().enumerate() {
             let dtype = FLOATS[(at + shape[0] / 16) % FLOATS.len()];
-            let columns = if kind == Kind::SwiGluBackward { 2 * shape[1] } else { shape[1] };
+            let columns = if matches!(kind, Kind::GluBackward(_)) { 2 * shape[1] } else { shape[1] };
             let (t, matrix) = (checked_bench(), Matrix { kind, dtype, shape: [shape[0], columns], offset: 0 });
             let made = matrix.make(&t);
             for (types, amax, sums) in [([F8E5M2, F8E4M3], true, Some(true)), ([F8E4M3, F8E5M2], false, None)] {
@@ -355,7 +358,7 @@ fn random_matrix() -> impl Strategy<Value = Matrix> {
     // Sizes around the borders of packs and tiles, and any.
     let size = || prop_oneof![1usize..300, prop::sample::select(vec![8, 16, 64, 72, 128, 136, 256])];
     (kind, dtype, size(), size(), prop_oneof![Just(0), 1usize..17]).prop_map(|(kind, dtype, rows, columns, offset)| {
-        let columns = if kind == Kind::SwiGluBackward { columns.next_multiple_of(2) } else { columns };
+        let columns = if matches!(kind, Kind::GluBackward(_)) { columns.next_multiple_of(2) } else { columns };
         Matrix { kind, dtype, shape: [rows, columns], offset }
     })
 }

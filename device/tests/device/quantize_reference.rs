@@ -81,21 +81,24 @@ pub enum Kind {
     Norm(NormKind),
     Activation(ActivationKind),
     ActivationBackward(ActivationKind),
-    SwiGlu,
-    SwiGluBackward,
+    Glu(Gate),
+    GluBackward(Gate),
 }
 
-pub const KINDS: [Kind; 10] = [
+pub const KINDS: [Kind; 13] = [
     Kind::Stored,
     Kind::Rounded,
     Kind::Norm(NormKind::Layer),
     Kind::Norm(NormKind::Rms),
+    Kind::Norm(NormKind::Rms1p),
     Kind::Activation(ActivationKind::Gelu),
     Kind::Activation(ActivationKind::Relu),
     Kind::ActivationBackward(ActivationKind::Gelu),
     Kind::ActivationBackward(ActivationKind::Relu),
-    Kind::SwiGlu,
-    Kind::SwiGluBackward,
+    Kind::Glu(Gate::Silu),
+    Kind::GluBackward(Gate::Silu),
+    Kind::Glu(Gate::Gelu),
+    Kind::GluBackward(Gate::Gelu),
 ];
 
 fn gelu(x: f64) -> f64 {
@@ -104,6 +107,13 @@ fn gelu(x: f64) -> f64 {
 
 fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
+}
+
+fn of_gate(gate: Gate) -> fn(f64) -> f64 {
+    match gate {
+        Gate::Silu => silu,
+        Gate::Gelu => gelu,
+    }
 }
 
 fn function(kind: ActivationKind) -> fn(f64) -> f64 {
@@ -129,7 +139,7 @@ fn slope(f: impl Fn(f64) -> f64, x: f64) -> f64 {
 pub struct Matrix {
     pub kind: Kind,
     pub dtype: DType,
-    /// Even for [`Kind::SwiGluBackward`].
+    /// Even for [`Kind::GluBackward`].
     pub shape: [usize; 2],
     /// Where tensors begin, in elements after a multiple of 256 bytes.
     pub offset: usize,
@@ -157,7 +167,7 @@ impl Matrix {
             }
             Kind::Norm(kind) => {
                 // Statistics and parameters of any numbers: they need not fit the rows.
-                let layer = kind == NormKind::Layer;
+                let (layer, weight_offset) = (kind == NormKind::Layer, kind.weight_offset());
                 let (x, input) = tensor(1, columns);
                 let vector = |seed: u64| {
                     let values = numbers(seed, columns, dtype);
@@ -169,11 +179,12 @@ impl Matrix {
                 let value = |i: usize| {
                     let (row, column) = (i / columns, i % columns);
                     let (mean, shift) = if layer { (means[row], biases[column]) } else { (0.0, 0.0) };
-                    (x[i] - mean) * rstds[row] * weights[column] + shift
+                    (x[i] - mean) * rstds[row] * (f64::from(weight_offset) + weights[column]) + shift
                 };
                 let rstd = t.put(&[rows], F32, &rstds);
                 let (mean, bias) = (layer.then(|| t.put(&[rows], F32, &means)), layer.then_some(bias));
-                ((0..x.len()).map(value).collect(), QuantizeSource::Norm { input, mean, rstd, weight, bias })
+                let values = (0..x.len()).map(value).collect();
+                (values, QuantizeSource::Norm { input, mean, rstd, weight, weight_offset, bias })
             }
             Kind::Activation(kind) => {
                 let (x, input) = tensor(1, columns);
@@ -184,19 +195,21 @@ impl Matrix {
                 let values = x.iter().zip(&dy).map(|(x, dy)| dy * derivative(kind, *x)).collect();
                 (values, QuantizeSource::ActivationBackward { kind, input, grad_output })
             }
-            Kind::SwiGlu => {
+            Kind::Glu(gate) => {
                 let (x, input) = tensor(1, 2 * columns);
-                let row = |row: &[f64]| -> Vec<f64> { (0..columns).map(|c| silu(row[c]) * row[columns + c]).collect() };
-                (x.chunks(2 * columns).flat_map(row).collect(), QuantizeSource::SwiGlu { input })
+                let f = of_gate(gate);
+                let row = |row: &[f64]| -> Vec<f64> { (0..columns).map(|c| f(row[c]) * row[columns + c]).collect() };
+                (x.chunks(2 * columns).flat_map(row).collect(), QuantizeSource::Glu { gate, input })
             }
-            Kind::SwiGluBackward => {
+            Kind::GluBackward(of) => {
+                let f = of_gate(of);
                 let ((x, input), (dy, grad_output)) = (tensor(1, columns), tensor(2, half));
                 let row = |(row, dy): (&[f64], &[f64])| -> Vec<f64> {
-                    let gate = (0..half).map(|c| dy[c] * row[half + c] * slope(silu, row[c]));
-                    gate.chain((0..half).map(|c| dy[c] * silu(row[c]))).collect()
+                    let gate = (0..half).map(|c| dy[c] * row[half + c] * slope(f, row[c]));
+                    gate.chain((0..half).map(|c| dy[c] * f(row[c]))).collect()
                 };
                 let values = x.chunks(columns).zip(dy.chunks(half)).flat_map(row).collect();
-                (values, QuantizeSource::SwiGluBackward { input, grad_output })
+                (values, QuantizeSource::GluBackward { gate: of, input, grad_output })
             }
         }
     }

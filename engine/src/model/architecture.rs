@@ -3,7 +3,7 @@
 use device::{DType, Shape, Tensor};
 
 use super::layer::{Layer, LossHead};
-use super::position::RotaryTable;
+use super::position::{RotaryTable, RotaryTables};
 use super::sample_row::SampleRow;
 use super::tensor_parallel::TensorParallel;
 use crate::graph_options::GraphModule;
@@ -19,8 +19,8 @@ pub struct StepTensors {
     pub loss_sum: Tensor,
     /// `(1)`, f32: the sum of the step's z-losses on this rank, where the architecture has them.
     pub z_loss_sum: Option<Tensor>,
-    /// `(seq, head_dim / 2, 2)`, f32: the rotary table, where the architecture has one.
-    pub rotary: Option<Tensor>,
+    /// `(seq, head_dim / 2, 2)`, f32: the architecture's rotary tables.
+    pub rotary: RotaryTables<Tensor>,
 }
 
 /// Consecutive layers of a model.
@@ -72,7 +72,7 @@ pub struct Architecture {
     /// The modules that it is made of; empty where layers have none of these.
     pub modules: Vec<GraphModule>,
     /// Angles of rotary positions; layers read them as [`StepTensors::rotary`].
-    pub rotary: Option<RotaryTable>,
+    pub rotary: RotaryTables<RotaryTable>,
     /// Training adds a z-loss to the loss; see [`StepTensors::z_loss_sum`].
     pub has_z_loss: bool,
     /// Builds the layers.

@@ -52,9 +52,11 @@ fn moving(cost: TokenCost) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use device::ops::NormKind;
+
     use super::*;
     use crate::layer_partition::balanced_blocks;
-    use crate::model::{FeedForward, Lora, LoraTarget, QkNorm, Windows};
+    use crate::model::{FeedForward, Lora, LoraTarget, NormPlacement, QkNorm, Windows};
     use crate::precision::Precision;
 
     fn gpt2_350m() -> GptShape {
@@ -101,6 +103,16 @@ mod tests {
         let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, attention: false, ..gelu };
         let expected = TokenCost { weights: 12 * hidden * hidden, scores: 0, values: feed_forward(2 * ffn) };
         assert_eq!(block_cost(&swiglu, 0), expected);
+    }
+
+    #[test]
+    fn geglu_costs_what_swiglu_does_and_norms_around_parts_what_two_more_norms_do() {
+        let swiglu = GptShape { feed_forward: FeedForward::SwiGlu, ..gpt2_350m() };
+        let geglu = GptShape { feed_forward: FeedForward::GeGlu, norm: NormKind::Rms1p, ..swiglu.clone() };
+        assert_eq!(block_cost(&geglu, 0), block_cost(&swiglu, 0));
+        let around = GptShape { norm_placement: NormPlacement::Sandwich, ..geglu.clone() };
+        let norms = TokenCost { values: 2 * 8 * 1024, ..TokenCost::default() };
+        assert_eq!(block_cost(&around, 0), block_cost(&geglu, 0) + norms);
     }
 
     #[test]

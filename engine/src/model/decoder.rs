@@ -1,6 +1,6 @@
 //! A transformer that decodes: forward only, with the keys and values of all tokens so far in a cache.
 
-use device::ops::{Embedding, Epilogue, Gemm, TakeRows};
+use device::ops::{Embedding, Epilogue, Gemm, SoftCap, TakeRows};
 use device::{Area, DType, Device, Shape, Tensor};
 use graph_manager::Result;
 
@@ -9,9 +9,10 @@ use super::block::Block;
 use super::branch::Branch;
 use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::EmbeddingLayer;
-use super::gpt::rotary_table;
+use super::gpt::rotary_tables;
 use super::head::LanguageHead;
 use super::part::DecodeStep;
+use super::position::RotaryTables;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallel;
 use crate::params::Params;
@@ -33,7 +34,7 @@ pub struct Decoder {
     branches: Vec<(Branch, Option<Tensor>)>,
     head: LanguageHead,
     /// `(seq, head_dim / 2, 2)`, f32.
-    rotary: Option<Tensor>,
+    rotary: RotaryTables<Tensor>,
     _areas: Vec<Area>,
 }
 
@@ -44,14 +45,11 @@ impl Decoder {
     /// Out of memory.
     pub fn new(device: &Device, shape: &GptShape, params: &Params) -> Result<Decoder> {
         let mut areas = Vec::new();
-        let rotary = match rotary_table(shape) {
-            Some(table) => {
-                let tensor = device.allocate_tensor(&mut areas, "rotary_table", table.shape(), DType::F32)?;
-                device.upload(&tensor, &table.values())?;
-                Some(tensor)
-            }
-            None => None,
-        };
+        let rotary = rotary_tables(shape).try_map(|table| -> Result<Tensor> {
+            let tensor = device.allocate_tensor(&mut areas, "rotary_table", table.shape(), DType::F32)?;
+            device.upload(&tensor, &table.values())?;
+            Ok(tensor)
+        })?;
         // Only the layers of training read or add to these.
         let unused = device.virtual_tensor("control", [1], DType::U8);
         let step = StepTensors { control: unused, loss_sum: unused, z_loss_sum: None, rotary };
@@ -95,10 +93,7 @@ impl Decoder {
             Some(table) => Some(take_rows(cx, "positions", table.weight, cursor.start, rows)?),
             None => None,
         };
-        let angles = match self.rotary {
-            Some(table) => Some(take_rows(cx, "angles", table, cursor.start, rows)?),
-            None => None,
-        };
+        let angles = self.rotary.try_map(|table| take_rows(cx, "angles", *table, cursor.start, rows))?;
         let x = cx.tensor("embedded", [1, rows, hidden], embedding.dtype)?;
         cx.run(Embedding {
             tokens,
@@ -107,6 +102,7 @@ impl Decoder {
             position_ids: None,
             output: x,
             first_token: 0,
+            scale: embedding.scale,
         })?;
         let mut stream = (x, None);
         for (branch, cache) in branches {
@@ -116,7 +112,8 @@ impl Decoder {
         let (_, normed, _) = head.norm.forward(cx, stream.0, stream.1)?;
         let normed = normed.reshape([rows, hidden]);
         let wanted = take_rows(cx, "wanted", normed, cursor.wanted, 1)?;
-        cx.run(Gemm::linear(wanted, head.table.weight, logits, Epilogue::None))
+        cx.run(Gemm::linear(wanted, head.table.weight, logits, Epilogue::None))?;
+        head.soft_cap.map_or(Ok(()), |cap| cx.run(SoftCap { values: logits, cap }))
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct EmbeddingLayer {
     pub(crate) table: Param,
     /// The token of the first row here.
     pub(crate) first_token: usize,
+    /// What embedded tokens are multiplied by.
+    pub(crate) scale: f32,
     /// `(seq, hidden)`; `None` where positions are not learned.
     pub(crate) positions: Option<Param>,
     pub(crate) dropout: DropoutLayer,
@@ -62,6 +64,7 @@ impl EmbeddingLayer {
             positions: (of.shape.position == Position::Learned).then(|| params.get(POSITION_TABLE)),
             dropout: of.hidden_dropout(0, 0),
             first_token: of.first_token(),
+            scale: of.shape.embedding_scale(),
             dtype: of.shape.precision.activations(),
             region: of.region(),
         }
@@ -78,6 +81,7 @@ impl Layer for EmbeddingLayer {
             tokens: input.x,
             table: self.table.weight,
             first_token: self.first_token,
+            scale: self.scale,
             positions: self.region.parallel.on_first_rank(self.positions.map(|positions| positions.weight)),
             position_ids,
             output: all,
@@ -98,16 +102,23 @@ impl Layer for EmbeddingLayer {
         }
         let grad_output = dropout_backward(cx, "grad_embedded", grad, saved.dropout)?;
         let grad_output = self.region.gather_rows(cx, "all_grad_embedded", grad_output)?;
-        let (tokens, first_token) = (saved.tokens, self.first_token);
+        let (tokens, first_token, scale) = (saved.tokens, self.first_token, self.scale);
+        let of_tokens = EmbeddingBackward { tokens, grad_output, grad_table, first_token, scale, grad_positions };
         let Some(position_ids) = saved.position_ids else {
-            cx.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token, grad_positions })?;
+            cx.run(of_tokens)?;
             return Ok(grad);
         };
-        cx.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token, grad_positions: None })?;
+        cx.run(EmbeddingBackward { grad_positions: None, ..of_tokens })?;
         // The table of positions is one whose tokens are the positions.
-        let (tokens, grad_table, first_token) = (position_ids, grad_positions, 0);
-        if grad_table.is_some() {
-            cx.run(EmbeddingBackward { tokens, grad_output, grad_table, first_token, grad_positions: None })?;
+        if grad_positions.is_some() {
+            cx.run(EmbeddingBackward {
+                tokens: position_ids,
+                grad_output,
+                grad_table: grad_positions,
+                first_token: 0,
+                scale: 1.0,
+                grad_positions: None,
+            })?;
         }
         Ok(grad)
     }

@@ -3,6 +3,7 @@
 //! GPT-2 (Radford et al., 2019) has learned positions, LayerNorm, GELU, biases and a tied head. Llama (Touvron et al., 2023)
 //! has rotary positions, RMSNorm, SwiGLU, grouped key and value heads and no biases. Qwen2 (Yang et al., 2024) adds biases to
 //! queries, keys and values, and Qwen3 norms of heads. OLMo 2 (Team OLMo, 2024) has its norms after the parts of blocks.
+//! Gemma (Gemma Team, 2024) has norms before and after them, GeGLU, scaled embeddings and bounds of scores and logits.
 //! [`GptShape`] has each of these as a choice of its own.
 
 use std::ops::Range;
@@ -15,7 +16,7 @@ use super::builder::{LayerBuilder, ShardedShape};
 use super::embedding::{EmbeddingLayer, embedding_params};
 use super::head::{LanguageHead, head_params};
 use super::layer::{Layer, LossHead};
-use super::position::{Position, RotaryTable};
+use super::position::{Position, RotaryTable, RotaryTables};
 use super::recompute::RecomputedBlocks;
 use super::sample_row::SampleRow;
 use super::shape::GptShape;
@@ -38,7 +39,7 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
     let (specs, elsewhere) = of_stage(whole, &layers, shape.tied);
     let modules =
         [GraphModule::Embedding].into_iter().chain(block_modules(&shape)).chain([GraphModule::Head]).collect();
-    let (rotary, has_z_loss) = (rotary_table(&shape), shape.z_loss_multiplier != 0.0);
+    let (rotary, has_z_loss) = (rotary_tables(&shape), shape.z_loss_multiplier != 0.0);
     let (parallel, here) = (tensor.clone(), layers.clone());
     let build = move |params: &Params, step: StepTensors| {
         let of = ShardedShape { shape: &shape, parallel: &parallel };
@@ -48,13 +49,14 @@ pub fn gpt_part(shape: GptShape, tensor: TensorParallel, layers: StageLayers) ->
 }
 
 /// The angles that attention reads, if positions are rotary.
-pub(crate) fn rotary_table(shape: &GptShape) -> Option<RotaryTable> {
-    match shape.position {
-        Position::Rotary { base, scaling } if shape.attention => {
-            Some(RotaryTable { seq: shape.seq, head_dim: shape.head_dim(), base, scaling })
-        }
-        _ => None,
+pub(crate) fn rotary_tables(shape: &GptShape) -> RotaryTables<RotaryTable> {
+    let Position::Rotary { base, scaling, window_base } = shape.position else { return RotaryTables::NONE };
+    if !shape.attention {
+        return RotaryTables::NONE;
     }
+    let table = |base, scaling| RotaryTable { seq: shape.seq, head_dim: shape.head_dim(), base, scaling };
+    let window_base = window_base.filter(|_| shape.windows.is_some());
+    RotaryTables { full: Some(table(base, scaling)), window: window_base.map(|base| table(base, None)) }
 }
 
 /// The parameters of all layers, in the order data pass them.

@@ -49,6 +49,8 @@ pub(crate) struct LanguageHead {
     pieces: usize,
     /// The multiplier of the z-loss.
     z_loss: f32,
+    /// The bound of logits.
+    pub(crate) soft_cap: Option<f32>,
     region: TensorParallelRegion,
     step: StepTensors,
 }
@@ -70,6 +72,7 @@ impl LanguageHead {
             vocab: VocabPart { first_token: of.first_token(), vocab: of.shape.vocab },
             pieces: of.shape.loss_pieces,
             z_loss: of.shape.z_loss_multiplier as f32,
+            soft_cap: of.shape.logit_soft_cap.map(|cap| cap as f32),
             region: of.region(),
             step: *step,
         }
@@ -138,16 +141,17 @@ impl LanguageHead {
         let z_loss = z_losses.map(|losses| ZLoss { multiplier: self.z_loss, losses });
         let parallel = &self.region.parallel;
         let Some(group) = &parallel.group else {
-            return cx.run(CrossEntropy { logits, targets, losses, vocab: self.vocab.vocab, z_loss, control });
+            let (vocab, soft_cap) = (self.vocab.vocab, self.soft_cap);
+            return cx.run(CrossEntropy { logits, targets, losses, vocab, soft_cap, z_loss, control });
         };
         let rows = logits.shape.rows();
         let own = cx.tensor("stats", [3, rows], DType::F32)?;
         let stats = cx.tensor("all_stats", [parallel.size(), 3, rows], DType::F32)?;
-        let part = self.vocab;
-        cx.run(CrossEntropyPart { logits, targets, stats: own, part })?;
+        let (part, soft_cap) = (self.vocab, self.soft_cap);
+        cx.run(CrossEntropyPart { logits, targets, stats: own, part, soft_cap })?;
         let kind = CollectiveKind::AllGather;
         cx.run(Collective { kind, communicator: group.clone(), input: own, output: stats })?;
-        cx.run(CrossEntropyJoin { logits, targets, stats, losses, part, z_loss, control })
+        cx.run(CrossEntropyJoin { logits, targets, stats, losses, part, soft_cap, z_loss, control })
     }
 }
 

@@ -9,6 +9,7 @@ use super::dropout::DropoutLayer;
 use super::head::RegressionHead;
 use super::layer::{Hidden, Layer};
 use super::linear::{Linear, LinearSpec};
+use super::position::RotaryTables;
 use super::sample_row::SampleRow;
 use super::tensor_parallel::{Packed, TensorParallel};
 use crate::fp8::Operand;
@@ -59,7 +60,7 @@ pub fn mlp(shape: MlpShape) -> Architecture {
         layers: StageLayers::whole(shape.sizes.len()),
         tensor,
         modules: Vec::new(),
-        rotary: None,
+        rotary: RotaryTables::NONE,
         has_z_loss: false,
         build: Box::new(move |params, step| build(&shape, params, step)),
     }

@@ -43,7 +43,7 @@ pub use gpt::{gpt, gpt_part};
 pub use layer::{Hidden, Layer, LossHead, Samples};
 pub use lora::{Lora, LoraTarget, is_adapter};
 pub use mlp::{MlpShape, mlp};
-pub use position::{Position, RotaryTable, Scaling};
+pub use position::{Position, RotaryTable, RotaryTables, Scaling};
 pub use sample_row::{DocumentColumns, SampleRow};
 pub use shape::{FeedForward, GptShape, NormPlacement, QkNorm, Windows};
 pub use tensor_parallel::TensorParallel;

@@ -36,7 +36,7 @@ impl NormSpec<'_> {
             ParamSpec { partial_gradient: parallel.splits_rows(), ..spec }
         };
         let bias = self.has_bias().then(|| param("bias", 0.0));
-        [param("weight", 1.0)].into_iter().chain(bias).collect()
+        [param("weight", 1.0 - self.shape.norm.weight_offset())].into_iter().chain(bias).collect()
     }
 
     /// The norm over its parameters.
@@ -57,7 +57,7 @@ impl NormSpec<'_> {
     }
 }
 
-/// A LayerNorm's or RMSNorm's parameters, `(hidden)` each; an RMSNorm has no bias.
+/// A norm's parameters, `(hidden)` each; only a LayerNorm has a bias.
 #[derive(Clone, Copy)]
 pub(crate) struct NormLayer {
     pub(crate) kind: NormKind,
@@ -116,7 +116,8 @@ impl NormLayer {
         let saved = self.run(cx, x, delta, None)?;
         let SavedNorm { input, mean, rstd, .. } = saved;
         let (weight, bias) = (self.weight.weight, self.bias.map(|bias| bias.weight));
-        let normed = Normed::Computed(QuantizeSource::Norm { input, mean, rstd, weight, bias });
+        let weight_offset = self.kind.weight_offset();
+        let normed = Normed::Computed(QuantizeSource::Norm { input, mean, rstd, weight, weight_offset, bias });
         Ok((input, normed, SavedNorm { output: Some(normed), ..saved }))
     }
 
@@ -131,7 +132,7 @@ impl NormLayer {
         let shape = x.shape;
         let mean = match self.kind {
             NormKind::Layer => Some(cx.tensor("mean", [shape.rows()], DType::F32)?),
-            NormKind::Rms => None,
+            NormKind::Rms | NormKind::Rms1p => None,
         };
         let rstd = cx.tensor("rstd", [shape.rows()], DType::F32)?;
         let sum = match delta {

@@ -12,6 +12,7 @@ use super::layer::Samples;
 use super::linear::Linear;
 use super::norm::{NormLayer, Normed, SavedNorm};
 use super::pending::{PendingInput, PendingWeightGradients};
+use super::position::RotaryTables;
 use super::shape::GptShape;
 use super::tensor_parallel::TensorParallelRegion;
 use super::token_cost::TokenCost;
@@ -149,8 +150,8 @@ impl SavedInput<'_> {
 
 /// What a part has to know of the tokens that are decoded.
 pub(crate) struct DecodeStep {
-    /// `(rows, head_dim / 2, 2)`, f32: rotary angles of the new tokens; `None` where positions are not rotary.
-    pub(crate) angles: Option<Tensor>,
+    /// `(rows, head_dim / 2, 2)`, f32: rotary angles of the new tokens.
+    pub(crate) angles: RotaryTables<Tensor>,
     /// `(1)`, i32: position of the first new token.
     pub(crate) start: Tensor,
     /// `(1, seq, cache width)`, for a part that has one.

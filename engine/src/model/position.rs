@@ -3,6 +3,7 @@
 use std::f64::consts::TAU;
 
 use device::Shape;
+use device::ops::Mask;
 
 /// How a model knows the order of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,9 +16,39 @@ pub enum Position {
         base: f64,
         /// See [`RotaryTable::scaling`].
         scaling: Option<Scaling>,
+        /// The base in blocks with a window, whose frequencies are then not scaled; `None` if they are as in the others.
+        window_base: Option<f64>,
     },
     /// Only the causal mask (Kazemnejad et al., 2023).
     None,
+}
+
+/// Rotary tables, or what there is for each of them.
+#[derive(Clone, Copy, Debug)]
+pub struct RotaryTables<T> {
+    /// Of all blocks, or of those without a window; `None` where positions are not rotary.
+    pub full: Option<T>,
+    /// Of blocks with a window, where they have their own.
+    pub window: Option<T>,
+}
+
+impl<T> RotaryTables<T> {
+    /// No tables.
+    pub const NONE: RotaryTables<T> = RotaryTables { full: None, window: None };
+
+    /// What a block with this mask has.
+    pub fn of(&self, mask: Mask) -> Option<&T> {
+        self.window.as_ref().filter(|_| mask.window.is_some()).or(self.full.as_ref())
+    }
+
+    /// What `make` makes of each.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn try_map<U, E>(&self, mut make: impl FnMut(&T) -> Result<U, E>) -> Result<RotaryTables<U>, E> {
+        let full = self.full.as_ref().map(&mut make).transpose()?;
+        Ok(RotaryTables { full, window: self.window.as_ref().map(make).transpose()? })
+    }
 }
 
 /// Cosines and sines of all positions.

@@ -1,6 +1,7 @@
 //! The sizes and choices of a decoder-only transformer.
 
-use device::ops::{Mask, NormKind};
+use device::ops::{Mask, NormKind, Scores};
+use device::{DType, bf16};
 
 use super::lora::Lora;
 use super::position::Position;
@@ -15,6 +16,8 @@ pub enum FeedForward {
     Gelu,
     /// Three matrices: SiLU of a gate, times a second product (Shazeer, 2020).
     SwiGlu,
+    /// Three matrices: GELU in its tanh form of a gate, times a second product (Shazeer, 2020).
+    GeGlu,
 }
 
 /// Where the norms of blocks are.
@@ -45,7 +48,7 @@ impl NormPlacement {
 pub enum QkNorm {
     /// Head by head, with one weight for all query heads and one for all key heads. Heads have an even number of channels.
     EachHead,
-    /// All queries of a token together, and all its keys, with a weight for each channel.
+    /// All queries of a token together, and all its keys, with a weight for each channel. Goes with [`NormKind::Rms`].
     AllHeads,
 }
 
@@ -83,8 +86,16 @@ pub struct GptShape {
     pub batch: usize,
     /// The head uses the embedding's table as its matrix.
     pub tied: bool,
+    /// Embedded tokens are multiplied by the root of `hidden`, rounded to the type of activations.
+    pub scaled_embedding: bool,
     /// Blocks have attention.
     pub attention: bool,
+    /// Products of queries and keys are divided by the root of it; f32 in kernels. `None` for the channels of a head.
+    pub query_pre_attn_scalar: Option<f64>,
+    /// Attention scores `s` become `cap * tanh(s / cap)`; f32 in kernels. `None` for no cap.
+    pub attention_soft_cap: Option<f64>,
+    /// Likewise the head's logits.
+    pub logit_soft_cap: Option<f64>,
     /// In which blocks a token does not see all tokens before it; `None` if it always does.
     pub windows: Option<Windows>,
     /// The kind of all norms.
@@ -143,7 +154,11 @@ impl Default for GptShape {
             seq: 1024,
             batch: 1,
             tied: true,
+            scaled_embedding: false,
             attention: true,
+            query_pre_attn_scalar: None,
+            attention_soft_cap: None,
+            logit_soft_cap: None,
             windows: None,
             norm: NormKind::Layer,
             norm_placement: NormPlacement::Pre,
@@ -181,6 +196,22 @@ impl GptShape {
             pattern.is_empty() || pattern[block % pattern.len()]
         });
         Mask { window: windows.map(|windows| windows.tokens) }
+    }
+
+    /// How attention makes scores of products.
+    pub(crate) fn scores(&self) -> Scores {
+        let scale = self.query_pre_attn_scalar.map(|scalar| (1.0 / scalar.sqrt()) as f32);
+        Scores { scale, soft_cap: self.attention_soft_cap.map(|cap| cap as f32) }
+    }
+
+    /// What embedded tokens are multiplied by.
+    pub(crate) fn embedding_scale(&self) -> f32 {
+        let root = (self.hidden as f64).sqrt() as f32;
+        match self.precision.activations() {
+            _ if !self.scaled_embedding => 1.0,
+            DType::Bf16 => bf16::from_f32(root).to_f32(),
+            _ => root,
+        }
     }
 
     /// How the linear layers of a block multiply in 8 bits; `None` where they do not.

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::rc::Rc;
 
 use device::ops::{Control, Status};
-use device::{Communicator, DType, Device};
+use device::{Communicator, DType, Device, Tensor};
 use graph_manager::{Error, Result};
 use parallel::{PipelineGroups, PipelineStage};
 
@@ -113,16 +113,13 @@ impl Stage {
         let params = Params::new(device, architecture.specs.clone(), options.seed, options.bucket_bytes, shard)?;
         let mut areas = Vec::new();
         let control = device.allocate_tensor(&mut areas, "control", [size_of::<Control>()], DType::U8)?;
-        let rotary = match &architecture.rotary {
-            Some(table) => {
-                let tensor = device.allocate_tensor(&mut areas, "rotary_table", table.shape(), DType::F32)?;
-                if !device.is_dry() {
-                    device.upload(&tensor, &table.values())?;
-                }
-                Some(tensor)
+        let rotary = architecture.rotary.try_map(|table| -> Result<Tensor> {
+            let tensor = device.allocate_tensor(&mut areas, "rotary_table", table.shape(), DType::F32)?;
+            if !device.is_dry() {
+                device.upload(&tensor, &table.values())?;
             }
-            None => None,
-        };
+            Ok(tensor)
+        })?;
         let numbers = device.allocate("step numbers", size_of::<StepNumbers>())?;
         let all_numbers = numbers.tensor("step numbers", 0, [size_of::<StepNumbers>()], DType::U8);
         let part = |offset, size, dtype| numbers.place(all_numbers.buffer, offset, [size], dtype);

@@ -3,7 +3,7 @@
     python reference.py CASE.json IN.safetensors OUT.safetensors
 
 Trains the model of CASE.json from the weights and on the batches in IN, and writes what it saw to OUT.
-Kinds "llama", "mistral", "qwen2", "qwen3" and "olmo2" are `transformers`' own classes. For the others norms, activations, attention and cross entropy are
+Kinds "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2" and "gemma3" are `transformers`' own classes. For the others norms, activations, attention and cross entropy are
 spelled out; the rest (autograd, clip, optimizer) is PyTorch's.
 
 CASE.json, all keys of its kind required, none others accepted:
@@ -42,12 +42,15 @@ RUN_KEYS = {"kind", "steps", "microbatches", "optimizer"}
 SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied", "eps", "rope_base",
          "rope_scaling", "config"}
 # Kind: the name of its classes in `transformers`.
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2"}
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2",
+            "gemma2": "Gemma2", "gemma3": "Gemma3"}
 # Kind: the norms of its blocks before attention and feed-forward, and after them, where it is not the first two alone.
-NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2"))}
+SANDWICH = (("ln_1", "ln_2"), ("post_ln_1", "post_ln_2"))
+NORMS = {"olmo2": ((), ("post_ln_1", "post_ln_2")), "gemma2": SANDWICH, "gemma3": SANDWICH}
 # What `transformers` calls the norms.
 THEIR_NORMS = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "post_ln_1": "post_attention_layernorm",
                "post_ln_2": "post_feedforward_layernorm"}
+THEIR_GEMMA_NORMS = THEIR_NORMS | {"ln_2": "pre_feedforward_layernorm"}
 CASE_KEYS = {
     "gpt": RUN_KEYS | SIZES | {"z_loss", "norm", "activation", "position", "bias"},
     "mlp": RUN_KEYS | {"layer_sizes"},
@@ -105,7 +108,7 @@ def weight_shapes(case):
         shapes |= linear(f"{h}.attn.c_attn", qkv, hidden)
         if case["kind"] == "qwen2":
             shapes |= {f"{h}.attn.c_attn.bias": (qkv,)}
-        if case["kind"] == "qwen3":
+        if case["kind"] in ("qwen3", "gemma3"):
             shapes |= {f"{h}.attn.{norm}.weight": (head_dim,) for norm in ("q_norm", "k_norm")}
         if case["kind"] == "olmo2":
             shapes |= {f"{h}.attn.q_norm.weight": (head_dim * case["heads"],),
@@ -224,12 +227,12 @@ def family_model(case, dtype):
     import transformers
 
     family = FAMILIES[case["kind"]]
-    config = getattr(transformers, f"{family}Config")(
+    config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(
         num_hidden_layers=case["layers"], hidden_size=case["hidden"], num_attention_heads=case["heads"],
         num_key_value_heads=case["kv_heads"], head_dim=case["head_dim"], intermediate_size=case["ffn"], vocab_size=case["vocab"],
         max_position_embeddings=case["seq"], rms_norm_eps=case["eps"], rope_theta=case["rope_base"],
         rope_scaling=case["rope_scaling"], tie_word_embeddings=case["tied"], attn_implementation="eager", use_cache=False,
-        pad_token_id=None,  # a padding token would get no gradient: it is 1 in OLMo 2
+        pad_token_id=None,  # a padding token would get no gradient: it is 1 in OLMo 2, 0 in Gemma
         **case["config"],
     )
     return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype)
@@ -254,11 +257,12 @@ def family_weights(case, w):
             f"{layer}.mlp.down_proj.weight": w[f"{h}.mlp.c_proj.weight"],
         }
         before, after = NORMS.get(case["kind"], (("ln_1", "ln_2"), ()))
-        named |= {f"{layer}.{THEIR_NORMS[norm]}.weight": w[f"{h}.{norm}.weight"] for norm in (*before, *after)}
+        theirs = THEIR_GEMMA_NORMS if case["kind"].startswith("gemma") else THEIR_NORMS
+        named |= {f"{layer}.{theirs[norm]}.weight": w[f"{h}.{norm}.weight"] for norm in (*before, *after)}
         if case["kind"] == "qwen2":
             biases = w[f"{h}.attn.c_attn.bias"].split(rows)
             named |= {f"{layer}.self_attn.{part}_proj.bias": bias for part, bias in zip("qkv", biases, strict=True)}
-        if case["kind"] in ("qwen3", "olmo2"):
+        if case["kind"] in ("qwen3", "olmo2", "gemma3"):
             named |= {f"{layer}.self_attn.{part}_norm.weight": w[f"{h}.attn.{part}_norm.weight"] for part in "qk"}
     return named
 

@@ -37,6 +37,8 @@ CASES = {
     "qwen2 adamw": WIDE_HEADS | {"kind": "qwen2"},
     "qwen3 adamw": WIDE_HEADS | {"kind": "qwen3"},
     "olmo2 adamw": WIDE_HEADS | {"kind": "olmo2"},
+    "gemma2 adamw": WIDE_HEADS | {"kind": "gemma2"},
+    "gemma3 adamw": WIDE_HEADS | {"kind": "gemma3"},
     "mlp adamw": MLP | {"optimizer": ADAMW},
     "mlp sgd": MLP | {"optimizer": SGD},
 }

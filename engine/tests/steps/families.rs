@@ -1,25 +1,43 @@
-//! What families of models add to Llama: heads of any width, biases on queries, keys and values alone, norms of heads and over
-//! all heads, norms after the parts of blocks, and windows of attention. They keep the engine's promises: the same bits in every setting, and the numbers of one rank in every layout.
+//! What families of models add to Llama: heads of any width, biases on queries, keys and values alone, norms of heads and
+//! over all heads, norms after the parts of blocks or around them, windows of attention with frequencies of their own,
+//! scaled embeddings, and soft caps of scores and logits. They keep the engine's promises: the same bits in every setting,
+//! and the numbers of one rank in every layout.
 
 use engine::fp8::{Fp8, Fp8Format, Fp8Recipe};
 use engine::graph_options::{GraphOptions, Scope};
-use engine::model::GptShape;
+use engine::model::{GptShape, QkNorm, Windows};
 use engine::precision::Precision;
 use engine::step::StepResult;
 
-use crate::models::{Kind, Layout, Run, all_settings, tiny_mistral, tiny_olmo2, tiny_qwen2, tiny_qwen3};
+use crate::models::{
+    Kind, Layout, Run, all_settings, tiny_gemma2, tiny_gemma3, tiny_mistral, tiny_olmo2, tiny_qwen2, tiny_qwen3,
+};
 
 const STEPS: usize = 10;
 
 /// With dropout: a mask that depends on the layout would show.
-fn families() -> [(&'static str, GptShape); 4] {
+fn families() -> [(&'static str, GptShape); 6] {
     let (dropout, f32) = (0.1, Precision::F32);
     // As many heads of each kind as ranks share.
     let qwen2 = GptShape { heads: 8, kv_heads: 4, tied: true, ..tiny_qwen2(dropout, f32) };
     let qwen3 = GptShape { heads: 8, kv_heads: 4, ..tiny_qwen3(dropout, f32) };
     let mistral = GptShape { kv_heads: 4, ..tiny_mistral(dropout, f32) };
     let olmo2 = GptShape { heads: 8, kv_heads: 4, ..tiny_olmo2(dropout, f32) };
-    [("Mistral", mistral), ("Qwen2", qwen2), ("OLMo 2", olmo2), ("Qwen3", qwen3)]
+    let gemma2 = GptShape { kv_heads: 4, ..tiny_gemma2(dropout, f32) };
+    let gemma3 = GptShape { layers: 2, kv_heads: 4, windows: two_kinds(), ..tiny_gemma3(dropout, f32) };
+    [
+        ("Mistral", mistral),
+        ("Qwen2", qwen2),
+        ("OLMo 2", olmo2),
+        ("Gemma 2", gemma2),
+        ("Gemma 3", gemma3),
+        ("Qwen3", qwen3),
+    ]
+}
+
+/// A block with a window and one without.
+fn two_kinds() -> Option<Windows> {
+    Some(Windows { tokens: 3, pattern: vec![true, false] })
 }
 
 /// Four microbatches on all ranks together. The learning rate is so small that ten steps do not stretch the rounding of the
@@ -127,7 +145,7 @@ fn ranks_with_their_own_heads_keep_the_same_norms_of_heads() {
 }
 
 /// Fewer key heads than ranks, in each of the ways that they can be stored.
-fn few_key_heads() -> [(GptShape, Layout); 6] {
+fn few_key_heads() -> [(GptShape, Layout); 8] {
     let (dropout, f32) = (0.1, Precision::F32);
     let one = GptShape { tied: true, ..tiny_qwen2(dropout, f32) };
     let two = GptShape { kv_heads: 2, qkv_bias: true, ..tiny_qwen3(dropout, f32) };
@@ -139,6 +157,8 @@ fn few_key_heads() -> [(GptShape, Layout); 6] {
         (two, Layout { zero_bubble: true, ..Layout::new(4, 2, 1, 2) }),
         (joint.clone(), Layout::new(4, 1, 1, 1)),
         (joint, Layout { sequence: false, ..Layout::new(2, 2, 1, 1) }),
+        (tiny_gemma2(dropout, f32), Layout::new(2, 1, 1, 1)),
+        (GptShape { layers: 2, windows: two_kinds(), ..tiny_gemma3(dropout, f32) }, Layout::new(2, 2, 1, 1)),
     ]
 }
 
@@ -178,7 +198,9 @@ fn copies_of_a_key_head_start_the_same_and_stay_the_same() {
         };
         let ranks = layout.on_ranks(|| run(&shape, 1, off()), copies);
         for (before, after) in &ranks {
-            assert_eq!(before.len(), 2 * shape.layers, "weight and bias, or weight and norm of keys, of each block");
+            // Of each block the weight, and the bias or the norm of keys that there is for each head.
+            let of_block = 1 + usize::from(shape.qkv_bias || shape.qk_norm == Some(QkNorm::AllHeads));
+            assert_eq!(before.len(), of_block * shape.layers);
             assert!(before.iter().zip(after).all(|(before, after)| before.2 != after.2), "nothing is learned");
         }
         for (at, first) in ranks[0].1.iter().enumerate() {
@@ -196,11 +218,15 @@ fn heads_of_any_width_multiply_in_8_bits_on_one_rank_and_on_two() {
     // With one key head two ranks store copies of it.
     let qwen3 = tiny_qwen3(0.0, Precision::Bf16);
     let olmo2 = tiny_olmo2(0.0, Precision::Bf16);
+    // A residual stream of 32, which products in 8 bits need.
+    let gemma3 = GptShape { hidden: 32, ..tiny_gemma3(0.0, Precision::Bf16) };
     for (recipe, kv_heads, family) in [
         (Fp8Recipe::Tensorwise, 2, &qwen3),
         (Fp8Recipe::Delayed, 2, &qwen3),
         (Fp8Recipe::Delayed, 1, &qwen3),
         (Fp8Recipe::Delayed, 2, &olmo2),
+        (Fp8Recipe::Tensorwise, 2, &gemma3),
+        (Fp8Recipe::Delayed, 1, &gemma3),
     ] {
         let fp8 = Fp8 { recipe, format: Fp8Format::Hybrid, bf16_blocks: [0, 0], ..Fp8::default() };
         // Four heads of 16 channels beside a residual stream of 32.

@@ -13,14 +13,14 @@ const STEPS: usize = 6;
 /// Everything in a block that can have an adapter of its own.
 pub fn all_targets(shape: &GptShape) -> Vec<LoraTarget> {
     use LoraTarget::{AttentionOutput, Down, Gate, Key, Query, Up, Value};
-    let gate = (shape.feed_forward == FeedForward::SwiGlu).then_some(Gate);
+    let gate = (shape.feed_forward != FeedForward::Gelu).then_some(Gate);
     [Query, Key, Value, AttentionOutput, Up, Down].into_iter().chain(gate).collect()
 }
 
 /// Adapters as `engine/tests/parity/reference.py` takes them: the rows of each layer's weight that they cover.
 pub fn adapters(lora: &Lora, shape: &GptShape) -> serde_json::Value {
     let (queries, keys) = (shape.heads * shape.head_dim(), shape.kv_heads * shape.head_dim());
-    let gate = if shape.feed_forward == FeedForward::SwiGlu { shape.ffn } else { 0 };
+    let gate = if shape.feed_forward != FeedForward::Gelu { shape.ffn } else { 0 };
     let mut targets = serde_json::Map::new();
     let mut targeted = lora.targets.clone();
     targeted.sort_unstable();

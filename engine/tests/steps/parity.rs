@@ -16,8 +16,8 @@ use engine::precision::Precision;
 use crate::exchange::{Arrays, reference, relative_l2};
 use crate::lora::{adapters, all_targets, move_adapters};
 use crate::models::{
-    Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gpt, tiny_llama, tiny_mistral, tiny_olmo2, tiny_qwen2,
-    tiny_qwen3,
+    Kind, MICRO_BATCH, MLP_SIZES, Run, SEQ, VOCAB, tiny_gemma2, tiny_gemma3, tiny_gpt, tiny_llama, tiny_mistral,
+    tiny_olmo2, tiny_qwen2, tiny_qwen3,
 };
 use crate::muon::muon_groups;
 use crate::rate_groups::{own, with_own};
@@ -169,8 +169,8 @@ fn rope_scaling(scaling: Option<Scaling>) -> serde_json::Value {
     }
 }
 
-/// The windows of a shape as `transformers` has them in the configuration of a kind of models.
-fn windows(kind: &str, shape: &GptShape) -> serde_json::Value {
+/// What the configuration of a kind of models has besides: windows, and what is the kind's own.
+fn config(kind: &str, shape: &GptShape) -> serde_json::Value {
     let tokens = shape.windows.as_ref().map(|windows| windows.tokens);
     let type_of = |block| if shape.mask(block).window.is_some() { "sliding_attention" } else { "full_attention" };
     let layer_types: Vec<&str> = (0..shape.layers).map(type_of).collect();
@@ -178,6 +178,15 @@ fn windows(kind: &str, shape: &GptShape) -> serde_json::Value {
         "mistral" => serde_json::json!({ "sliding_window": tokens }),
         "qwen2" | "qwen3" if tokens.is_some() => serde_json::json!({
             "use_sliding_window": true, "sliding_window": tokens, "layer_types": layer_types,
+        }),
+        "gemma2" | "gemma3" => serde_json::json!({
+            "sliding_window": tokens, "layer_types": layer_types,
+            "query_pre_attn_scalar": shape.query_pre_attn_scalar, "attn_logit_softcapping": shape.attention_soft_cap,
+            "final_logit_softcapping": shape.logit_soft_cap,
+            "rope_local_base_freq": match shape.position {
+                Position::Rotary { window_base, .. } => window_base,
+                _ => None,
+            },
         }),
         _ => serde_json::json!({}),
     }
@@ -195,7 +204,7 @@ fn master_values(device: &Device, param: &Param) -> Vec<f32> {
 /// `transformers`.
 fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
     let (rope_base, scaling) = match shape.position {
-        Position::Rotary { base, scaling } => (base, scaling),
+        Position::Rotary { base, scaling, .. } => (base, scaling),
         _ => (1e4, None),
     };
     let mut case = serde_json::json!({
@@ -203,7 +212,7 @@ fn case(kind: &str, shape: &GptShape) -> serde_json::Value {
         "head_dim": shape.head_dim(), "ffn": shape.ffn, "vocab": VOCAB, "seq": SEQ, "tied": shape.tied, "eps": f64::from(shape.norm_eps as f32),
         "rope_base": rope_base,
         "rope_scaling": rope_scaling(scaling),
-        "config": windows(kind, shape),
+        "config": config(kind, shape),
         "steps": STEPS, "microbatches": MICROBATCHES,
         "optimizer": {
             "kind": "adamw", "lr": vec![0.01; STEPS], "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
@@ -329,7 +338,7 @@ fn llama_in_bf16_stays_beside_transformers_in_f32() {
 fn a_tied_llama_with_scaled_frequencies_agrees_with_transformers() {
     // Wavelengths of 6 to 200 around a context of 16: one pair is scaled in part, slower ones in full.
     let scaling = Some(Scaling::Llama3 { factor: 8.0, low: 0.5, high: 4.0, original_context: 16.0 });
-    let position = Position::Rotary { base: 100.0, scaling };
+    let position = Position::Rotary { base: 100.0, scaling, window_base: None };
     let shape = GptShape { tied: true, kv_heads: 1, position, ..tiny_llama(0.0, Precision::F32) };
     transformer("llama-scaled", "llama", &F32, shape);
 }
@@ -339,13 +348,13 @@ fn a_qwen2_with_yarn_agrees_with_transformers() {
     // Of the four pairs the first keeps its frequency, the second is between, the others are scaled in full.
     let yarn =
         Scaling::Yarn { factor: 4.0, original_context: 16.0, beta_fast: 2.0, beta_slow: 0.5, attention_factor: 1.2 };
-    let position = Position::Rotary { base: 100.0, scaling: Some(yarn) };
+    let position = Position::Rotary { base: 100.0, scaling: Some(yarn), window_base: None };
     transformer("qwen2-yarn", "qwen2", &F32, GptShape { position, ..tiny_qwen2(0.0, Precision::F32) });
 }
 
 #[test]
 fn a_mistral_with_wide_heads_agrees_with_transformers() {
-    by_small_steps("mistral", "mistral", tiny_mistral(0.0, Precision::F32));
+    in_small_steps("mistral", "mistral", &F32, tiny_mistral(0.0, Precision::F32));
 }
 
 #[test]
@@ -370,23 +379,47 @@ fn a_tied_qwen3_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
     transformer("qwen3-tied", "qwen3", &F32, shape);
 }
 
-/// Trains a transformer that magnifies what steps differ by on both sides, in steps that are small enough for it. OLMo 2 does so
-/// by its norms after the parts, a window of few tokens by its sharp attention.
-fn by_small_steps(name: &str, kind: &str, shape: GptShape) {
+/// Trains on both sides a transformer that magnifies what steps differ by, in steps that are small enough for it. Norms after the
+/// parts do so, and the sharp attention in a window of few tokens.
+fn in_small_steps(name: &str, kind: &str, within: &Tolerances, shape: GptShape) {
     let mut case = case(kind, &shape);
-    case["optimizer"]["lr"] = vec![0.002; STEPS].into();
-    compare(name, Kind::Gpt, Some(shape), &F32, case);
+    let rate = if within.precision == Precision::Bf16 { 0.001 } else { 0.002 };
+    case["optimizer"]["lr"] = vec![rate; STEPS].into();
+    compare(name, Kind::Gpt, Some(GptShape { precision: within.precision, ..shape }), within, case);
 }
 
 #[test]
 fn an_olmo2_with_wide_heads_agrees_with_transformers() {
-    by_small_steps("olmo2", "olmo2", tiny_olmo2(0.0, Precision::F32));
+    in_small_steps("olmo2", "olmo2", &F32, tiny_olmo2(0.0, Precision::F32));
 }
 
 #[test]
 fn a_tied_olmo2_with_narrow_heads_and_one_key_head_agrees_with_transformers() {
     let shape = GptShape { tied: true, head_dim: Some(6), kv_heads: 1, ..tiny_olmo2(0.0, Precision::F32) };
-    by_small_steps("olmo2-tied", "olmo2", shape);
+    in_small_steps("olmo2-tied", "olmo2", &F32, shape);
+}
+
+#[test]
+fn a_gemma2_with_wide_heads_agrees_with_transformers() {
+    transformer("gemma2", "gemma2", &F32, tiny_gemma2(0.0, Precision::F32));
+}
+
+#[test]
+fn an_untied_gemma2_with_narrow_heads_and_no_caps_agrees_with_transformers() {
+    let base = GptShape { attention_soft_cap: None, logit_soft_cap: None, ..tiny_gemma2(0.0, Precision::F32) };
+    let shape = GptShape { tied: false, head_dim: Some(6), kv_heads: 4, ..base };
+    transformer("gemma2-untied", "gemma2", &F32, shape);
+}
+
+#[test]
+fn a_gemma3_with_two_kinds_of_frequencies_agrees_with_transformers() {
+    in_small_steps("gemma3", "gemma3", &F32, tiny_gemma3(0.0, Precision::F32));
+}
+
+#[test]
+fn gemmas_in_bf16_stay_beside_transformers_in_f32() {
+    in_small_steps("gemma2-bf16", "gemma2", &BF16, tiny_gemma2(0.0, Precision::Bf16));
+    in_small_steps("gemma3-bf16", "gemma3", &BF16, tiny_gemma3(0.0, Precision::Bf16));
 }
 
 #[test]
@@ -425,7 +458,7 @@ fn adapters_in_bf16_stay_beside_transformers_in_f32() {
 
 #[test]
 fn a_gpt_with_rotary_positions_rms_norms_and_no_biases_agrees_with_pytorch() {
-    let position = Position::Rotary { base: 1e4, scaling: None };
+    let position = Position::Rotary { base: 1e4, scaling: None, window_base: None };
     let own = tiny_gpt(0.0, Precision::F32);
     let shape = GptShape { kv_heads: 2, norm: NormKind::Rms, position, bias: false, ..own };
     transformer("mixed-rotary", "gpt", &F32, shape);

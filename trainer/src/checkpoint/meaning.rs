@@ -55,8 +55,13 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
         ("qk_norm", (model.attention && model.qk_norm).to_string()),
         ("norm_placement", model.norm_placement.to_string()),
         ("tie_embeddings", model.tie_embeddings.to_string()),
+        ("scale_embeddings", model.scale_embeddings.to_string()),
     ]);
+    let number = |key, value: Option<f64>| value.map(|value| (key, value.to_string()));
+    all.extend(number("logit_soft_cap", model.logit_soft_cap));
     if model.attention {
+        all.extend(number("query_pre_attn_scalar", model.query_pre_attn_scalar));
+        all.extend(number("attention_soft_cap", model.attention_soft_cap));
         let kv_heads = model.kv_heads.unwrap_or(model.heads);
         all.extend([("heads", model.heads.to_string()), ("kv_heads", kv_heads.to_string())]);
         all.extend(model.qk_norm.then(|| ("qk_norm_over", model.qk_norm_over.to_string())));
@@ -73,6 +78,7 @@ fn meaning(model: &ModelConfig) -> Vec<(&'static str, String)> {
         if !model.rope_scaling.is_empty() {
             all.push(("rope_scaling_type", model.rope_scaling_type.to_string()));
         }
+        all.extend(number("rope_window_base", model.rope_window_base.filter(|_| model.sliding_window.is_some())));
     }
     all
 }
@@ -121,6 +127,9 @@ mod tests {
                 "qk_norm = false",
                 "model.qk_norm = false (was true), model.qk_norm_over = unset (was each_head)",
             ),
+            ("", "scale_embeddings = true", "model.scale_embeddings = true (was false)"),
+            ("logit_soft_cap = 30.0", "", "model.logit_soft_cap = unset (was 30)"),
+            ("", "query_pre_attn_scalar = 144.0", "model.query_pre_attn_scalar = 144 (was unset)"),
             ("", "norm_placement = \"post\"", "model.norm_placement = post (was pre)"),
             ("norm_eps = 1e-5", "norm_eps = 1e-6", "model.norm_eps = 0.000001 (was 0.00001)"),
             (rotary, &format!("{rotary}rope_base = 500000.0"), "model.rope_base = 500000 (was 10000)"),

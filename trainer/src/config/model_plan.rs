@@ -144,6 +144,7 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
     let feed_forward = match model.activation {
         Activation::Gelu => FeedForward::Gelu,
         Activation::SwiGlu => FeedForward::SwiGlu,
+        Activation::GeGlu => FeedForward::GeGlu,
     };
     let (batch, seq, hidden) = (config.train.micro_batch_size, model.seq_length, model.hidden);
     let ffn = model.ffn.unwrap_or(feed_forward.default_width(hidden));
@@ -173,11 +174,16 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         seq,
         batch,
         tied: model.tie_embeddings,
+        scaled_embedding: model.scale_embeddings,
         attention: model.attention,
+        query_pre_attn_scalar: above_zero("model.query_pre_attn_scalar", model.query_pre_attn_scalar)?,
+        attention_soft_cap: above_zero("model.attention_soft_cap", model.attention_soft_cap)?,
+        logit_soft_cap: above_zero("model.logit_soft_cap", model.logit_soft_cap)?,
         windows,
         norm: match model.norm {
             Normalization::LayerNorm => NormKind::Layer,
             Normalization::RmsNorm => NormKind::Rms,
+            Normalization::RmsNorm1p => NormKind::Rms1p,
         },
         norm_placement: match model.norm_placement {
             config::NormPlacement::Pre => NormPlacement::Pre,
@@ -206,6 +212,14 @@ fn gpt_shape(config: &RunConfig) -> Result<GptShape, UserError> {
         lora: None,
     };
     Ok(GptShape { lora: lora_plan(config, &shape)?, ..shape })
+}
+
+/// A number that is above 0 where it is set.
+fn above_zero(key: &str, value: Option<f64>) -> Result<Option<f64>, UserError> {
+    let Some(number) = value else { return Ok(None) };
+    fits_f32(key, number)?;
+    within(key, number, number > 0.0 && (number as f32) > 0.0, "it is above 0, also as f32", "leave it unset")?;
+    Ok(value)
 }
 
 /// Checks that no size is 0 and that heads divide what they share; returns the number of key and value heads.
@@ -256,7 +270,7 @@ fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
     if !model.qk_norm || !model.attention {
         return Ok(());
     }
-    require(model.norm == Normalization::RmsNorm, || {
+    require(model.norm != Normalization::LayerNorm, || {
         UserError::new(
             format!("model.qk_norm = true with model.norm = \"{}\"", model.norm),
             "queries and keys are normalised by RMSNorm, and so is the rest of such a model",
@@ -264,6 +278,13 @@ fn check_head_norms(config: &RunConfig) -> Result<(), UserError> {
         )
     })?;
     let each_head = model.qk_norm_over == QkNormOver::EachHead;
+    require(each_head || model.norm == Normalization::RmsNorm, || {
+        UserError::new(
+            format!("model.qk_norm_over = \"{}\" with model.norm = \"{}\"", model.qk_norm_over, model.norm),
+            "norms over all heads multiply by their weight alone",
+            "set model.qk_norm_over = \"each_head\", or model.norm = \"rmsnorm\"",
+        )
+    })?;
     require(!each_head || (head_dim.is_multiple_of(2) && head_dim <= MOST_NORMED), || {
         let even = head_dim.min(MOST_NORMED).next_multiple_of(2);
         UserError::new(
@@ -333,8 +354,13 @@ fn position(config: &RunConfig) -> Result<Position, UserError> {
     })?;
     let base = model.rope_base;
     within("model.rope_base", base, base > 1.0, "it is above 1", "set model.rope_base = 10000")?;
-    let scaling = scaling(config)?;
-    Ok(Position::Rotary { base, scaling })
+    let (scaling, window_base) = (scaling(config)?, model.rope_window_base);
+    if let Some(base) = window_base {
+        let key = "model.rope_window_base";
+        fits_f32(key, base)?;
+        within(key, base, base > 1.0, "it is above 1", "set model.rope_window_base = 10000, or leave it unset")?;
+    }
+    Ok(Position::Rotary { base, scaling, window_base })
 }
 
 /// How rotary frequencies are lowered.

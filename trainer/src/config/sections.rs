@@ -76,6 +76,9 @@ section!(ModelConfig {
     attention: bool,
     sliding_window: Option<usize>,
     window_pattern: Vec<usize>,
+    query_pre_attn_scalar: Option<f64>,
+    attention_soft_cap: Option<f64>,
+    logit_soft_cap: Option<f64>,
     norm: Normalization,
     norm_eps: f64,
     norm_placement: NormPlacement,
@@ -84,6 +87,7 @@ section!(ModelConfig {
     rope_base: f64,
     rope_scaling: Vec<f64>,
     rope_scaling_type: RopeScalingType,
+    rope_window_base: Option<f64>,
     bias: bool,
     qkv_bias: bool,
     qk_norm: bool,
@@ -91,6 +95,7 @@ section!(ModelConfig {
     init_std: f64,
     residual_init: ResidualInit,
     tie_embeddings: bool,
+    scale_embeddings: bool,
     hidden_dropout: f64,
     attention_dropout: f64,
     lora_rank: usize,
@@ -119,6 +124,8 @@ choice! {
         LayerNorm = "layernorm",
         /// Divides by the root mean square.
         RmsNorm = "rmsnorm",
+        /// The same, times 1 + weight.
+        RmsNorm1p = "rmsnorm_1p",
     }
 }
 
@@ -151,6 +158,8 @@ choice! {
         Gelu = "gelu",
         /// SwiGLU, which has a third matrix.
         SwiGlu = "swiglu",
+        /// GeGLU, likewise.
+        GeGlu = "geglu",
     }
 }
 

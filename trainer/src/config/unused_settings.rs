@@ -112,6 +112,11 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         "it is for model.position = \"rotary\"",
     );
     tell(
+        model.rope_window_base.is_some() && model.sliding_window.is_none(),
+        "model.rope_window_base".into(),
+        "it is for blocks with a model.sliding_window",
+    );
+    tell(
         model.kind == ModelKind::Gpt && model.qkv_bias && model.bias,
         "model.qkv_bias = true".into(),
         "with model.bias = true all linear layers have biases",

@@ -8,6 +8,7 @@ use toml::Value;
 
 use super::config_json::ConfigJson;
 use super::family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, TensorNames};
+use super::llama_files::without_gemmas_choices;
 use super::training::large;
 
 /// The family. The options' defaults are its choices.
@@ -71,7 +72,7 @@ impl HuggingFace for Gpt2Files {
     }
 
     fn requirements(&self, shape: &GptShape) -> Vec<(bool, &'static str)> {
-        vec![
+        let mut all = vec![
             (shape.attention, "model.attention = false"),
             (shape.windows.is_none(), "model.sliding_window"),
             (shape.norm_placement == NormPlacement::Pre, "a model.norm_placement other than \"pre\""),
@@ -80,7 +81,9 @@ impl HuggingFace for Gpt2Files {
             (shape.position == Position::Learned, "a model.position other than \"learned\""),
             (shape.bias, "model.bias = false"),
             (shape.kv_heads == shape.heads, "model.kv_heads below model.heads"),
-        ]
+        ];
+        all.extend(without_gemmas_choices(shape));
+        all
     }
 
     fn options(&self, config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {

@@ -27,11 +27,24 @@ pub(super) struct Absent {
 
 /// What all these families require of a shape; see [`HuggingFace::requirements`](super::HuggingFace::requirements).
 pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
-    vec![
+    let mut all = vec![
         (shape.attention, "model.attention = false"),
         (shape.norm == NormKind::Rms, "a model.norm other than \"rmsnorm\""),
         (shape.feed_forward == FeedForward::SwiGlu, "a model.activation other than \"swiglu\""),
         (matches!(shape.position, Position::Rotary { .. }), "a model.position other than \"rotary\""),
+        (!matches!(shape.position, Position::Rotary { window_base: Some(_), .. }), "model.rope_window_base"),
+    ];
+    all.extend(without_gemmas_choices(shape));
+    all
+}
+
+/// What only Gemma has, and other families must not have.
+pub(super) fn without_gemmas_choices(shape: &GptShape) -> [(bool, &'static str); 4] {
+    [
+        (shape.query_pre_attn_scalar.is_none(), "model.query_pre_attn_scalar"),
+        (shape.attention_soft_cap.is_none(), "model.attention_soft_cap"),
+        (shape.logit_soft_cap.is_none(), "model.logit_soft_cap"),
+        (!shape.scaled_embedding, "model.scale_embeddings = true"),
     ]
 }
 
@@ -41,6 +54,22 @@ pub(super) fn requirements(shape: &GptShape) -> Vec<(bool, &'static str)> {
 /// A value that the trainer cannot compute with.
 pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelOptions, UserError> {
     config.is_known("hidden_act", &[json!("silu"), json!("swish")])?;
+    let mut options = sizes(config, absent)?;
+    let text = |word: &str| Value::String(word.into());
+    options.extend([
+        ("model.norm", text("rmsnorm")),
+        ("model.activation", text("swiglu")),
+        ("model.tie_embeddings", config.flag_or("tie_word_embeddings", false)?.into()),
+    ]);
+    options.extend(rope::options(config)?);
+    Ok(options)
+}
+
+/// Of these the sizes, and what is not a choice.
+///
+/// # Errors
+/// A value that the trainer cannot compute with.
+pub(super) fn sizes(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelOptions, UserError> {
     let (hidden, heads) = (config.whole("hidden_size")?, config.whole("num_attention_heads")?);
     let default =
         |key: &str, absent: Option<i64>, null: i64| if config.has(key) { null } else { absent.unwrap_or(null) };
@@ -58,14 +87,10 @@ pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelO
         ("model.vocab", config.whole("vocab_size")?.into()),
         ("model.seq_length", context.into()),
         ("model.attention", true.into()),
-        ("model.norm", text("rmsnorm")),
         ("model.norm_eps", config.number_or("rms_norm_eps", 1e-6)?.into()),
-        ("model.activation", text("swiglu")),
         ("model.position", text("rotary")),
         ("model.residual_init", text("plain")),
-        ("model.tie_embeddings", config.flag_or("tie_word_embeddings", false)?.into()),
     ];
-    options.extend(rope::options(config)?);
     if head_dim * heads != hidden {
         options.push(("model.head_dim", head_dim.into()));
     }
@@ -75,7 +100,7 @@ pub(super) fn options(config: &ConfigJson<'_>, absent: &Absent) -> Result<ModelO
 /// The keys of `config.json` that all these families have.
 pub(super) fn config_json(shape: &GptShape) -> serde_json::Map<String, Json> {
     let (base, scaling) = match shape.position {
-        Position::Rotary { base, scaling } => (json!(base), rope::config_json(scaling)),
+        Position::Rotary { base, scaling, .. } => (json!(base), rope::config_json(scaling)),
         _ => (Json::Null, Json::Null),
     };
     let Json::Object(config) = json!({

@@ -10,6 +10,9 @@
 
 mod config_json;
 mod family;
+mod gemma2;
+mod gemma3;
+mod gemma_files;
 mod gpt2;
 mod llama;
 mod llama_files;
@@ -32,8 +35,17 @@ pub use family::{FileTensor, HuggingFace, ModelFamily, ModelOptions, Size, Tenso
 pub use preset::Preset;
 
 /// All families. Where several have a shape, the first is what a model of it is exported as.
-pub const FAMILIES: &[ModelFamily] =
-    &[gpt2::GPT2, llama::LLAMA, mistral::MISTRAL, qwen2::QWEN2, qwen3::QWEN3, olmo2::OLMO2, mlp::MLP];
+pub const FAMILIES: &[ModelFamily] = &[
+    gpt2::GPT2,
+    llama::LLAMA,
+    mistral::MISTRAL,
+    qwen2::QWEN2,
+    qwen3::QWEN3,
+    olmo2::OLMO2,
+    gemma2::GEMMA2,
+    gemma3::GEMMA3,
+    mlp::MLP,
+];
 
 /// The families that `transformers` has, with their names.
 fn hugging_face() -> impl Iterator<Item = (&'static str, &'static dyn HuggingFace)> {
@@ -128,6 +140,9 @@ mod tests {
             ("qwen2.5-0.5b", "qwen2"),
             ("qwen3-0.6b", "qwen3"),
             ("olmo2-7b", "olmo2"),
+            ("gemma2-2b", "gemma2"),
+            ("gemma3-1b", "gemma3_text"),
+            ("gemma3-4b", "gemma3_text"),
         ] {
             assert_eq!(family(&format!("preset = {preset:?}")), Ok(kind));
         }
@@ -145,7 +160,16 @@ mod tests {
 
     #[test]
     fn the_tensors_of_a_family_have_each_row_of_a_parameter_once() {
-        for preset in ["tiny", "tiny-llama", "mistral-nemo-12b", "qwen2.5-0.5b", "qwen3-0.6b", "olmo2-32b"] {
+        for preset in [
+            "tiny",
+            "tiny-llama",
+            "mistral-nemo-12b",
+            "qwen2.5-0.5b",
+            "qwen3-0.6b",
+            "olmo2-32b",
+            "gemma2-2b",
+            "gemma3-1b",
+        ] {
             let mut layers = Layers::default();
             layers.set("model.preset", preset, "test").unwrap();
             let ModelPlan::Gpt(shape) = model_plan(&layers.resolve()).unwrap() else { panic!("not a gpt") };

@@ -13,26 +13,34 @@ use super::family::ModelOptions;
 /// # Errors
 /// A value that the trainer cannot compute with.
 pub(super) fn options(config: &ConfigJson<'_>) -> Result<ModelOptions, UserError> {
+    options_of(config, config.get("rope_parameters"), 10_000.0)
+}
+
+/// As [`options`], with those `rope_parameters`, and the base where the file has none.
+///
+/// # Errors
+/// A value that the trainer cannot compute with.
+pub(super) fn options_of(config: &ConfigJson<'_>, parameters: &Json, absent: f64) -> Result<ModelOptions, UserError> {
     config.is_known("partial_rotary_factor", &[json!(1.0), json!(1)])?;
-    let parameters = config.get("rope_parameters");
     if !matches!(parameters["partial_rotary_factor"].as_f64(), None | Some(1.0)) {
         return Err(config.refuse("rope_parameters", "its partial_rotary_factor is 1 or absent"));
     }
     let base = match &parameters["rope_theta"] {
-        Json::Null => config.number_or("rope_theta", 10_000.0)?,
+        Json::Null => config.number_or("rope_theta", absent)?,
         base => base.as_f64().ok_or_else(|| config.refuse("rope_parameters", "its rope_theta is a number"))?,
     };
-    let key = if parameters.is_object() { "rope_parameters" } else { "rope_scaling" };
-    let (kind, numbers) = scaling(config, key)?;
+    let (kind, numbers) = match parameters.is_object() {
+        true => scaling(config, "rope_parameters", parameters)?,
+        false => scaling(config, "rope_scaling", config.get("rope_scaling"))?,
+    };
     let numbers = numbers.into_iter().map(Value::Float).collect();
     let mut options = vec![("model.rope_base", base.into()), ("model.rope_scaling", Value::Array(numbers))];
     options.extend(kind.map(|kind| ("model.rope_scaling_type", Value::String(kind.into()))));
     Ok(options)
 }
 
-/// The type of scaling and its numbers; none for none.
-fn scaling(config: &ConfigJson<'_>, key: &str) -> Result<(Option<&'static str>, Vec<f64>), UserError> {
-    let scaling = config.get(key);
+/// The type of a scaling and its numbers; none for none. `key` is where it is, for errors.
+fn scaling(config: &ConfigJson<'_>, key: &str, scaling: &Json) -> Result<(Option<&'static str>, Vec<f64>), UserError> {
     let kind = scaling["rope_type"].as_str().or_else(|| scaling["type"].as_str());
     let numbers = |keys: &[&str]| {
         let numbers: Option<Vec<f64>> = keys.iter().map(|key| scaling[key].as_f64()).collect();
@@ -48,15 +56,14 @@ fn scaling(config: &ConfigJson<'_>, key: &str) -> Result<(Option<&'static str>, 
         }
         Some("yarn") => {
             let factor = numbers(&["factor"])?[0];
-            yarn(config, key, factor).map(|numbers| (Some("yarn"), numbers))
+            yarn(config, key, scaling, factor).map(|numbers| (Some("yarn"), numbers))
         }
         _ => Err(config.refuse(key, "its rope_type is \"llama3\", \"yarn\" or \"linear\", or it has none")),
     }
 }
 
 /// YaRN's numbers: factor, original context, beta fast, beta slow, attention factor.
-fn yarn(config: &ConfigJson<'_>, key: &str, factor: f64) -> Result<Vec<f64>, UserError> {
-    let scaling = config.get(key);
+fn yarn(config: &ConfigJson<'_>, key: &str, scaling: &Json, factor: f64) -> Result<Vec<f64>, UserError> {
     if !matches!(scaling["truncate"], Json::Null | Json::Bool(true)) {
         return Err(config.refuse(key, "its truncate is true or absent"));
     }

@@ -1,6 +1,6 @@
 //! What an operation costs on a GPU.
 
-use device::ops::{Attention, AttentionBackward, Gemm};
+use device::ops::{Attention, AttentionBackward, Gemm, Scores};
 use device::{DType, Op, Tensor};
 
 use crate::predict::card::{Card, at};
@@ -19,11 +19,11 @@ pub(super) fn price(op: &Op, card: &Card, tf32: bool) -> Price {
     let bytes_per_second = card.memory.gb_per_s * 1e9;
     let work = match op {
         Op::Gemm(gemm) => product(op, gemm, card, tf32),
-        Op::Attention(Attention { qkv, heads, kv_heads, .. }) => {
-            op.flops() / attention_rate(qkv, *heads, *kv_heads, card, tf32, &card.attention.forward_tflops)
+        Op::Attention(Attention { qkv, heads, kv_heads, scores, .. }) => {
+            op.flops() / attention_rate(qkv, (*heads, *kv_heads), *scores, card, tf32, &card.attention.forward_tflops)
         }
-        Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, .. }) => {
-            op.flops() / attention_rate(qkv, *heads, *kv_heads, card, tf32, &card.attention.backward_tflops)
+        Op::AttentionBackward(AttentionBackward { qkv, heads, kv_heads, scores, .. }) => {
+            op.flops() / attention_rate(qkv, (*heads, *kv_heads), *scores, card, tf32, &card.attention.backward_tflops)
         }
         // The marks of the watch and the step's scalars move nothing: they are latency alone.
         _ => op.bytes() / bytes_per_second,
@@ -53,10 +53,19 @@ fn product_rate(dtype: DType, card: &Card, tf32: bool) -> f64 {
 }
 
 /// FLOP/s of attention.
-fn attention_rate(qkv: &Tensor, heads: usize, kv_heads: usize, card: &Card, tf32: bool, rates: &[f64]) -> f64 {
+fn attention_rate(
+    qkv: &Tensor,
+    (heads, kv_heads): (usize, usize),
+    scores: Scores,
+    card: &Card,
+    tf32: bool,
+    rates: &[f64],
+) -> f64 {
     let channels = qkv.shape.last() / (heads + 2 * kv_heads);
     let bf16 = at(&card.attention.head_channels, rates, channels as f64) * 1e12;
     match qkv.dtype {
+        // cuDNN takes no wider heads and no soft cap: our own kernel multiplies in f32.
+        DType::Bf16 if channels > 128 || scores.soft_cap.is_some() => bf16.min(product_rate(DType::F32, card, false)),
         DType::Bf16 => bf16,
         // cuDNN takes no f32: it is our own kernel's work.
         dtype => bf16.min(product_rate(dtype, card, tf32)),

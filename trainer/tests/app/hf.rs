@@ -81,6 +81,10 @@ fn models_of_transformers_have_their_logits_and_loss_here_and_come_back_the_same
         ("qwen3-tied", DataType::Bf16),
         ("olmo2", DataType::F32),
         ("olmo2-tied", DataType::Bf16),
+        ("gemma2", DataType::F32),
+        ("gemma2-untied", DataType::Bf16),
+        ("gemma3", DataType::F32),
+        ("gemma3-capped", DataType::F16),
     ] {
         let (theirs, ours, back) = (at(name.into()), at(format!("{name}-ours")), at(format!("{name}-back")));
         convert(&theirs, &ours, Direction::FromHuggingFace).unwrap();
@@ -176,6 +180,8 @@ fn what_is_exported_and_imported_again_is_the_same_tensors() {
         ("qwen2.5-0.5b", small.clone()),
         ("qwen3-8b", [&small[..], &["--head-dim", "12"]].concat()),
         ("olmo2-7b", [&small[..], &["--head-dim", "12"]].concat()),
+        ("gemma2-27b", [&small[..], &["--head-dim", "12"]].concat()),
+        ("gemma3-4b", [&small[..], &["--head-dim", "6"]].concat()),
     ] {
         let folder = TempDir::new().unwrap();
         let [ours, theirs, back] = ["ours", "theirs", "back"].map(|name| folder.path().join(name));
@@ -408,6 +414,61 @@ fn windows_are_those_of_the_layers_that_use_them_and_contradictions_are_refused_
     let model = imported("qwen2", json!({ "rope_scaling": yarn }), &[]).unwrap().config.model;
     assert_eq!(model.rope_scaling, [4.0, 64.0, 32.0, 1.0, 0.1 * 4f64.ln() + 1.0], "what is absent");
     says(imported("mistral", json!({ "hidden_act": "gelu" }), &[]).unwrap_err(), "hidden_act = \"gelu\"");
+}
+
+#[test]
+fn a_gemma_has_the_values_of_transformers_and_what_it_would_not_compute_is_refused_by_name() {
+    use serde_json::json;
+    let says = |error: String, words: &str| assert!(error.contains(words), "{error}\nshould say: {words}");
+    let model = |kind, keys| imported(kind, keys, &[]).unwrap().config.model;
+    let gemma2 = model("gemma2", json!({}));
+    assert_eq!((gemma2.head_dim, gemma2.norm_eps, gemma2.rope_base), (Some(256), 1e-6, 10_000.0));
+    assert_eq!((gemma2.query_pre_attn_scalar, gemma2.attention_soft_cap), (Some(256.0), Some(50.0)));
+    assert_eq!((gemma2.logit_soft_cap, gemma2.tie_embeddings, gemma2.scale_embeddings), (Some(30.0), true, true));
+    assert_eq!((gemma2.sliding_window, gemma2.window_pattern), (Some(4096), vec![1, 0]));
+    let no_caps = model("gemma2", json!({ "attn_logit_softcapping": null, "final_logit_softcapping": null }));
+    assert_eq!((no_caps.attention_soft_cap, no_caps.logit_soft_cap), (None, None));
+
+    let layers = json!({ "num_hidden_layers": 8 });
+    let gemma3 = model("gemma3_text", layers.clone());
+    assert_eq!((gemma3.head_dim, gemma3.qk_norm, gemma3.tie_embeddings), (Some(256), true, true));
+    assert_eq!((gemma3.rope_base, gemma3.rope_window_base, gemma3.rope_scaling), (1e6, Some(1e4), vec![]));
+    assert_eq!((gemma3.sliding_window, gemma3.window_pattern), (Some(4096), vec![1, 1, 1, 1, 1, 0]));
+    assert_eq!((gemma3.attention_soft_cap, gemma3.logit_soft_cap), (None, None));
+    let with = |keys: serde_json::Value| {
+        let mut all = layers.clone();
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        all
+    };
+    let third = model("gemma3_text", with(json!({ "sliding_window_pattern": 3 })));
+    assert_eq!(third.window_pattern, [1, 1, 0]);
+    // As version 4 and version 5 of `transformers` write the frequencies.
+    let linear = json!({ "rope_type": "linear", "factor": 8.0 });
+    let version_4 = json!({ "rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": linear });
+    let version_5 = json!({ "rope_parameters": {
+        "full_attention": { "rope_type": "linear", "factor": 8.0, "rope_theta": 2e6 },
+        "sliding_attention": { "rope_type": "default", "rope_theta": 2e4 },
+    } });
+    for keys in [version_4, version_5] {
+        let model = model("gemma3_text", with(keys));
+        assert_eq!((model.rope_base, model.rope_window_base, model.rope_scaling), (2e6, Some(2e4), vec![8.0]));
+    }
+
+    let sliding = json!({ "sliding_attention": { "rope_type": "linear", "factor": 8.0 } });
+    for (kind, key, value) in [
+        ("gemma2", "hidden_activation", json!("relu")),
+        ("gemma2", "attention_bias", json!(true)),
+        ("gemma2", "sliding_window", json!(null)),
+        ("gemma2", "final_logit_softcapping", json!("30")),
+        ("gemma3_text", "use_bidirectional_attention", json!(true)),
+        ("gemma3_text", "attn_logit_softcapping", json!(50.0)),
+        ("gemma3_text", "rope_local_base_freq", json!("1e4")),
+        ("gemma3_text", "rope_parameters", sliding),
+        ("gemma3_text", "rope_parameters", json!({ "rope_theta": 2e6, "rope_type": "default" })),
+    ] {
+        says(imported(kind, json!({ key: value }), &[]).unwrap_err(), &format!("{key} = "));
+    }
+    says(imported("gemma3", json!({}), &[]).unwrap_err(), "model_type = \"gemma3\"");
 }
 
 #[test]

@@ -13,6 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -36,6 +40,9 @@ SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_f
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5}
 # Heads together wider or narrower than the residual stream, and one key and value head.
 WIDE, NARROW = LLAMA | {"num_key_value_heads": 1, "head_dim": 12}, LLAMA | {"head_dim": 6}
+# Caps that bend, a window in some layers, and a width with a whole root, which no type rounds.
+GEMMA = {"query_pre_attn_scalar": 7, "sliding_window": 5, "hidden_size": 36}
+CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 5.0}
 # Name: class, configuration, type, largest file.
 MODELS = {
     "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2), torch.float32, "5GB"),
@@ -72,7 +79,31 @@ MODELS = {
     "olmo2-tied": (
         Olmo2ForCausalLM, Olmo2Config(**NARROW, rope_theta=500000.0, tie_word_embeddings=True), torch.bfloat16, "5GB",
     ),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**WIDE | GEMMA | CAPS), torch.float32, "5GB"),
+    "gemma2-untied": (
+        Gemma2ForCausalLM,
+        Gemma2Config(**NARROW | GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None,
+                     tie_word_embeddings=False),
+        torch.bfloat16, "5GB",
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(**WIDE | GEMMA, rope_theta=1000.0, rope_local_base_freq=100.0,
+                         rope_scaling={"rope_type": "linear", "factor": 8.0},
+                         layer_types=["sliding_attention", "full_attention"]),
+        torch.float32, "5GB",
+    ),
+    "gemma3-capped": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(**NARROW | GEMMA, sliding_window_pattern=2, final_logit_softcapping=5.0), torch.float16, "5GB",
+    ),
 }
+
+
+def load(kind, folder, name, dtype):
+    """The model in a folder. Only the plain attention of `transformers` has Gemma 2's soft cap."""
+    attention = "eager" if name.startswith("gemma") else "sdpa"
+    return kind.from_pretrained(folder, dtype=dtype, attn_implementation=attention, output_loading_info=True)
 
 
 def logits(model, tokens):
@@ -85,11 +116,11 @@ def make(folder):
     for name, (kind, config, dtype, largest) in MODELS.items():
         model = kind(config)
         for parameter in model.parameters():  # biases and norms too, so that none can be mistaken for another
-            centre = 1.0 if parameter.ndim == 1 else 0.0
+            centre = 1.0 if parameter.ndim == 1 and not name.startswith("gemma") else 0.0  # Gemma's norms add 1
             parameter.data.normal_(centre, 0.1, generator=generator)
         model.to(dtype).save_pretrained(folder / name, max_shard_size=largest)
         # As loaded, not as cast: casting a model rounds its rotary frequencies too, loading does not.
-        model = kind.from_pretrained(folder / name, dtype=dtype)
+        model, _ = load(kind, folder / name, name, dtype)
         tokens = torch.randint(VOCAB, (2, SEQ + 1), generator=generator, dtype=torch.int32)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         theirs = logits(model, inputs)
@@ -102,14 +133,14 @@ def check(folder):
     for name, (kind, _, dtype, _) in MODELS.items():
         # By the class that our configuration names: a Mistral without windows comes back as a Llama.
         back = folder / f"{name}-back"
-        ours, info = AutoModelForCausalLM.from_pretrained(back, dtype=dtype, output_loading_info=True)
+        ours, info = load(AutoModelForCausalLM, back, name, dtype)
         expected = LlamaForCausalLM if name == "mistral-full" else kind
         if type(ours) is not expected:
             raise SystemExit(f"{name}: it came back as {type(ours).__name__}")
         problems = {key: keys for key, keys in info.items() if keys}
         if problems:
             raise SystemExit(f"{name}: {problems}")
-        theirs = kind.from_pretrained(folder / name, dtype=dtype)
+        theirs, _ = load(kind, folder / name, name, dtype)
         for (key, a), b in zip(theirs.state_dict().items(), ours.state_dict().values(), strict=True):
             if not torch.equal(a, b):
                 raise SystemExit(f"{name}: {key} differs")

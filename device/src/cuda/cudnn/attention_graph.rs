@@ -23,7 +23,7 @@ pub(super) mod number {
     pub(in crate::cuda::cudnn) const DELTA: i64 = 10;
     /// f32 `(batch, heads, seq, dim)`, scratch: sums of the gradients of queries.
     pub(in crate::cuda::cudnn) const GRAD_QUERY_SUM: i64 = 11;
-    /// Host scalar: 1 / sqrt(dim).
+    /// Host scalar: what products are multiplied by.
     pub(in crate::cuda::cudnn) const SCALE: i64 = 12;
     /// Host scalar: -inf, the value of masked scores.
     pub(in crate::cuda::cudnn) const MASKED: i64 = 13;

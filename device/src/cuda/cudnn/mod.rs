@@ -17,7 +17,7 @@ use plan::Plans;
 use super::driver::RawStream;
 use super::timing::{TimingMemory, fastest, medians};
 use super::{CudaOptions, Kernels, Queue};
-use crate::ops::{Attention, AttentionBackward, Documents, Mask};
+use crate::ops::{Attention, AttentionBackward, Documents, Mask, Scores};
 use crate::priority::Priority;
 use crate::{DType, Result, Shape, Tensor};
 
@@ -37,7 +37,15 @@ pub(crate) struct Cudnn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct AttentionProblem {
     sizes: GraphSizes,
+    /// What products are multiplied by, as bits.
+    scale: u32,
     backward: bool,
+}
+
+impl AttentionProblem {
+    fn new(sizes: GraphSizes, scores: Scores, backward: bool) -> AttentionProblem {
+        AttentionProblem { sizes, scale: scores.scale(sizes.dim as usize).to_bits(), backward }
+    }
 }
 
 /// The plans for a problem, and which of them is used.
@@ -101,15 +109,15 @@ impl Cudnn {
     /// cuDNN is not used for it.
     pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
         let fits = op.dropout.is_none() && TensorAddresses::forward(op).are_aligned();
-        let sizes = self.sizes(&op.qkv, (op.heads, op.kv_heads), op.mask, op.documents).filter(|_| fits)?;
-        self.plan(AttentionProblem { sizes, backward: false }, kernels)
+        let sizes = self.sizes(&op.qkv, (op.heads, op.kv_heads), (op.mask, op.scores), op.documents);
+        self.plan(AttentionProblem::new(sizes.filter(|_| fits)?, op.scores, false), kernels)
     }
 
     /// The plan for a backward, as [`Cudnn::forward`].
     pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
         let fits = op.dropout.is_none() && TensorAddresses::backward(op).are_aligned();
-        let sizes = self.sizes(&op.qkv, (op.heads, op.kv_heads), op.mask, op.documents).filter(|_| fits)?;
-        self.plan(AttentionProblem { sizes, backward: true }, kernels)
+        let sizes = self.sizes(&op.qkv, (op.heads, op.kv_heads), (op.mask, op.scores), op.documents);
+        self.plan(AttentionProblem::new(sizes.filter(|_| fits)?, op.scores, true), kernels)
     }
 
     /// Submits a forward, or records it while the stream captures.
@@ -197,7 +205,8 @@ impl Cudnn {
             (number::OUTPUT, tensors.output),
             (number::STATS, tensors.stats),
         ];
-        let mut scalars = vec![(number::SCALE, 1.0 / (sizes.dim as f32).sqrt()), (number::MASKED, f32::NEG_INFINITY)];
+        let mut scalars =
+            vec![(number::SCALE, f32::from_bits(plan.problem.scale)), (number::MASKED, f32::NEG_INFINITY)];
         scalars.extend(sizes.window.map(|window| (number::WINDOW, window as f32)));
         let layout = plan.layout(candidate);
         if let Some(most) = sizes.documents {
@@ -229,12 +238,15 @@ impl Cudnn {
         &self,
         qkv: &Tensor,
         (heads, kv_heads): (usize, usize),
-        mask: Mask,
+        (mask, scores): (Mask, Scores),
         documents: Option<Documents>,
     ) -> Option<GraphSizes> {
         let packed = qkv.shape.sizes();
         let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
-        let fits = qkv.dtype == DType::Bf16 && batch > 0 && seq > 1 && dim > 0 && dim <= 128 && dim.is_multiple_of(8);
+        let fits = qkv.dtype == DType::Bf16
+            && scores.soft_cap.is_none()
+            && (batch > 0 && seq > 1 && dim > 0)
+            && (dim <= 256 && dim.is_multiple_of(8));
         // Of documents cuDNN's deterministic backward would hold all scores. Offsets are 32-bit. With other head sizes its backward
         // writes past ragged scratch, by the notes of NVIDIA's frontend.
         let offsets = batch * seq * packed[2] * (heads / kv_heads);

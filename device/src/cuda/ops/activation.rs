@@ -4,7 +4,7 @@ use super::shape::{LoadWidth, over_packs, over_rows};
 use crate::Result;
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
-use crate::ops::{Activation, ActivationBackward, ActivationKind, SwiGlu, SwiGluBackward};
+use crate::ops::{Activation, ActivationBackward, ActivationKind, Gate, Glu, GluBackward};
 
 /// See [`Activation`].
 pub(super) fn activation(op: &Activation, queue: &Queue<'_>) -> Result<()> {
@@ -34,25 +34,41 @@ pub(super) fn activation_backward(op: &ActivationBackward, queue: &Queue<'_>) ->
     )
 }
 
-/// See [`SwiGlu`].
-pub(super) fn swiglu(op: &SwiGlu, queue: &Queue<'_>) -> Result<()> {
+/// What kernels call a gated linear unit.
+pub(super) fn glu_name(gate: Gate) -> &'static str {
+    match gate {
+        Gate::Silu => "swiglu",
+        Gate::Gelu => "geglu",
+    }
+}
+
+/// What kernels call its gradient.
+pub(super) fn glu_backward_name(gate: Gate) -> &'static str {
+    match gate {
+        Gate::Silu => "swiglu_backward",
+        Gate::Gelu => "geglu_backward",
+    }
+}
+
+/// See [`Glu`].
+pub(super) fn glu(op: &Glu, queue: &Queue<'_>) -> Result<()> {
     let (rows, width, dtype) = (op.output.shape.rows(), op.output.shape.last(), op.output.dtype);
     let load = LoadWidth::of(width, [op.input, op.output]);
     let grid = over_rows(rows, width / load.values(dtype), queue);
     queue.launch(
-        &load.kernel("swiglu", dtype),
+        &load.kernel(glu_name(op.gate), dtype),
         grid,
         &[op.input.into(), op.output.into(), Arg::U32(rows as u32), Arg::U32(width as u32)],
     )
 }
 
-/// See [`SwiGluBackward`].
-pub(super) fn swiglu_backward(op: &SwiGluBackward, queue: &Queue<'_>) -> Result<()> {
+/// See [`GluBackward`].
+pub(super) fn glu_backward(op: &GluBackward, queue: &Queue<'_>) -> Result<()> {
     let (rows, width, dtype) = (op.grad_output.shape.rows(), op.grad_output.shape.last(), op.grad_output.dtype);
     let load = LoadWidth::of(width, [op.input, op.grad_output, op.grad_input].into_iter().chain(op.output));
     let grid = over_rows(rows, width / load.values(dtype), queue);
     queue.launch(
-        &load.kernel("swiglu_backward", dtype),
+        &load.kernel(glu_backward_name(op.gate), dtype),
         grid,
         &[
             op.input.into(),

@@ -3,7 +3,7 @@
 use crate::cuda::Queue;
 use crate::cuda::cudnn::Cudnn;
 use crate::cuda::kernels::{Grid, Kernels};
-use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask};
+use crate::ops::{Attention, AttentionBackward, AttentionSizes, Documents, DropoutSite, Mask, Scores};
 use crate::{DType, Error, Result, Tensor};
 
 /// The struct of the same name in `attention.cu`.
@@ -30,6 +30,8 @@ struct AttentionArguments {
     vector: i32,
     first_head: u32,
     window: u32,
+    soft_cap: f32,
+    reserved: u32,
 }
 
 /// The arguments of both directions' kernels. In the forward the backward's pointers are null.
@@ -37,6 +39,7 @@ fn arguments(
     sizes: &AttentionSizes,
     tensors: [Tensor; 3],
     backward: Option<(Tensor, Tensor, u64)>,
+    scores: Scores,
     (mask, documents, dropout): (Mask, Option<Documents>, Option<DropoutSite>),
 ) -> AttentionArguments {
     let [qkv, output, stats] = tensors;
@@ -56,7 +59,7 @@ fn arguments(
         heads: sizes.heads as i32,
         kv_heads: sizes.kv_heads as i32,
         dim: sizes.dim as i32,
-        scale: 1.0 / (sizes.dim as f32).sqrt(),
+        scale: scores.scale(sizes.dim),
         key_low,
         key_high,
         threshold: dropout.map_or(0, |site| site.threshold()),
@@ -64,6 +67,8 @@ fn arguments(
         vector: i32::from(sizes.dim.is_multiple_of(4) && aligned),
         first_head: dropout.map_or(0, |site| site.part.first_head as u32),
         window: mask.window_or_all(),
+        soft_cap: scores.soft_cap.unwrap_or(0.0),
+        reserved: 0,
     }
 }
 
@@ -105,7 +110,8 @@ pub(super) fn forward(op: &Attention, cudnn: Option<&Cudnn>, queue: &Queue<'_>) 
     if sizes.is_empty() {
         return Ok(());
     }
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, (op.mask, op.documents, op.dropout));
+    let seen = (op.mask, op.documents, op.dropout);
+    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], None, op.scores, seen);
     launch(&sizes, "attention", op.heads, FORWARD, &arguments, (op.qkv.dtype, queue))
 }
 
@@ -121,7 +127,8 @@ pub(super) fn backward(op: &AttentionBackward, cudnn: Option<&Cudnn>, queue: &Qu
         return Ok(());
     }
     let backward = Some((op.grad_output, op.grad_qkv, queue.scratch));
-    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, (op.mask, op.documents, op.dropout));
+    let seen = (op.mask, op.documents, op.dropout);
+    let arguments = arguments(&sizes, [op.qkv, op.output, op.stats], backward, op.scores, seen);
     let to = (op.qkv.dtype, queue);
     launch(&sizes, "attention_backward_queries", op.heads, BACKWARD, &arguments, to)?;
     launch(&sizes, "attention_backward_keys", op.kv_heads, BACKWARD, &arguments, to)

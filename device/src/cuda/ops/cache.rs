@@ -21,7 +21,7 @@ struct CachedAttentionArguments {
     dim: u32,
     scale: f32,
     window: u32,
-    reserved: u32,
+    soft_cap: f32,
 }
 
 /// See [`TakeRows`].
@@ -67,9 +67,9 @@ pub(super) fn cached_attention(op: &CachedAttention, queue: &Queue<'_>) -> Resul
         heads: op.heads as u32,
         kv_heads: op.kv_heads as u32,
         dim: dim as u32,
-        scale: 1.0 / (dim as f32).sqrt(),
+        scale: op.scores.scale(dim),
         window: op.mask.window_or_all(),
-        reserved: 0,
+        soft_cap: op.scores.soft_cap.unwrap_or(0.0),
     };
     queue.launch_block(&format!("cached_attention_{dtype}_{padded}"), grid, &arguments)
 }

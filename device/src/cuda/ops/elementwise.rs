@@ -3,7 +3,7 @@
 use super::shape::{LoadWidth, over_packs};
 use crate::cuda::Queue;
 use crate::cuda::kernels::Arg;
-use crate::ops::{Add, ColumnRange, Copy, CopyColumns, Fill, Poison};
+use crate::ops::{Add, ColumnRange, Copy, CopyColumns, Fill, Poison, SoftCap};
 use crate::{DType, Result, Tensor};
 
 /// See [`Fill`]. The driver sets zeros.
@@ -27,6 +27,14 @@ fn set_bytes(output: &Tensor, value: u8, queue: &Queue<'_>) -> Result<()> {
         return Ok(());
     }
     queue.stream.set_bytes(output.address, value, output.bytes())
+}
+
+/// See [`SoftCap`].
+pub(super) fn soft_cap(op: &SoftCap, queue: &Queue<'_>) -> Result<()> {
+    let (count, dtype) = (op.values.elements(), op.values.dtype);
+    let load = LoadWidth::of(count, [op.values]);
+    let grid = over_packs(count / load.values(dtype), queue);
+    queue.launch(&load.kernel("soft_cap", dtype), grid, &[op.values.into(), Arg::F32(op.cap), Arg::U64(count as u64)])
 }
 
 /// See [`Add`].

@@ -26,6 +26,7 @@ pub(super) fn embedding(op: &Embedding, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(hidden as u32),
             Arg::U32(vocab as u32),
             Arg::U32(op.first_token as u32),
+            Arg::F32(op.scale),
         ],
     )
 }
@@ -119,6 +120,7 @@ fn table_gradient(op: &EmbeddingBackward, grad_table: &Tensor, queue: &Queue<'_>
                 Arg::U32(count as u32),
                 Arg::U32(hidden as u32),
                 Arg::U32(vocab as u32),
+                Arg::F32(op.scale),
             ],
         )?;
         if chunks == 1 {

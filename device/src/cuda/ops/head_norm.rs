@@ -24,7 +24,7 @@ struct HeadNormBlock {
     half: u32,
     lanes: u32,
     eps: f32,
-    reserved: u32,
+    weight_offset: f32,
 }
 
 /// How heads are distributed to threads.
@@ -55,7 +55,7 @@ pub(super) fn head_norm(op: &HeadNorm, queue: &Queue<'_>) -> Result<()> {
     let (sizes, dtype) = (AttentionSizes::new(&op.input, op.heads, op.kv_heads), op.input.dtype);
     let tensors = [op.input, op.output, op.query_weight, op.key_weight];
     let shape = HeadShape::of(sizes.dim / 2, dtype, tensors.into_iter().chain(op.table));
-    let block = HeadNormBlock::new(&sizes, &shape, tensors, op.table, op.eps);
+    let block = HeadNormBlock::new(&sizes, &shape, tensors, op.table, (op.eps, op.weight_offset));
     let blocks = shape.blocks(op.input.shape.rows() * (op.heads + 2 * op.kv_heads), 8, queue);
     queue.launch_block(&shape.load.kernel("head_norm", dtype), Grid::line(blocks, THREADS as u32), &block)
 }
@@ -69,7 +69,8 @@ pub(super) fn head_norm_backward(op: &HeadNormBackward, queue: &Queue<'_>) -> Re
     let tensors = [op.input, op.grad, op.query_weight, op.key_weight];
     let shape = HeadShape::of(sizes.dim / 2, dtype, tensors.into_iter().chain(op.table));
     let partial = queue.scratch;
-    let block = HeadNormBlock { partial, ..HeadNormBlock::new(&sizes, &shape, tensors, op.table, op.eps) };
+    let block =
+        HeadNormBlock { partial, ..HeadNormBlock::new(&sizes, &shape, tensors, op.table, (op.eps, op.weight_offset)) };
     let blocks = shape.blocks(op.input.shape.rows() * op.heads, BACKWARD_BLOCKS, queue);
     let grid = Grid { blocks: (blocks as u32, 2, 1), threads: THREADS as u32, shared: 0 };
     queue.launch_block(&shape.load.kernel("head_norm_backward", dtype), grid, &block)?;
@@ -93,7 +94,7 @@ impl HeadNormBlock {
         shape: &HeadShape,
         tensors: [Tensor; 4],
         table: Option<Tensor>,
-        eps: f32,
+        (eps, weight_offset): (f32, f32),
     ) -> HeadNormBlock {
         let [input, output, query_weight, key_weight] = tensors.map(|tensor| tensor.address);
         HeadNormBlock {
@@ -110,7 +111,7 @@ impl HeadNormBlock {
             half: (sizes.dim / 2) as u32,
             lanes: shape.lanes as u32,
             eps,
-            reserved: 0,
+            weight_offset,
         }
     }
 }

@@ -19,7 +19,7 @@ struct CrossEntropyBlock {
     control: u64,
     z_losses: u64,
     z_multiplier: f32,
-    z_padding: u32,
+    soft_cap: f32,
     columns: u32,
     vocab: u32,
 }
@@ -43,7 +43,7 @@ pub(super) fn cross_entropy(op: &CrossEntropy, queue: &Queue<'_>) -> Result<()> 
         control: op.control.map_or(0, |control| control.address),
         z_losses: op.z_loss.map_or(0, |z_loss| z_loss.losses.address),
         z_multiplier: op.z_loss.map_or(0.0, |z_loss| z_loss.multiplier),
-        z_padding: 0,
+        soft_cap: op.soft_cap.unwrap_or(0.0),
         columns: columns as u32,
         vocab: op.vocab as u32,
     };

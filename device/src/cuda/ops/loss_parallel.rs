@@ -26,6 +26,7 @@ pub(super) fn part(op: &CrossEntropyPart, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(columns as u32),
             Arg::U32(op.part.real(columns) as u32),
             Arg::U32(op.part.first_token as u32),
+            Arg::F32(op.soft_cap.unwrap_or(0.0)),
         ],
     )
 }
@@ -52,6 +53,7 @@ pub(super) fn join(op: &CrossEntropyJoin, queue: &Queue<'_>) -> Result<()> {
             Arg::U32(op.part.first_token as u32),
             Arg::U32(op.part.vocab as u32),
             Arg::U32(ranks as u32),
+            Arg::F32(op.soft_cap.unwrap_or(0.0)),
         ],
     )
 }

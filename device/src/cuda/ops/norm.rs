@@ -73,7 +73,7 @@ struct NormBlock {
     rows: u32,
     hidden: u32,
     eps: f32,
-    reserved: u32,
+    weight_offset: f32,
 }
 
 fn address(tensor: Option<Tensor>) -> u64 {
@@ -98,7 +98,7 @@ pub(super) fn norm(op: &Norm, queue: &Queue<'_>) -> Result<()> {
         rows: rows as u32,
         hidden: hidden as u32,
         eps: op.eps,
-        reserved: 0,
+        weight_offset: op.kind.weight_offset(),
     };
     queue.launch_block(&shape.kernel("norm", dtype), Grid::line(blocks, shape.threads() as u32), &block)
 }
@@ -119,6 +119,8 @@ struct NormBackwardBlock {
     hidden: u32,
     with_weight: u32,
     with_bias: u32,
+    weight_offset: f32,
+    reserved: u32,
 }
 
 impl RowShape {
@@ -156,6 +158,8 @@ pub(super) fn norm_backward(op: &NormBackward, queue: &Queue<'_>) -> Result<()> 
         hidden: hidden as u32,
         with_weight: op.grad_weight.is_some().into(),
         with_bias: op.grad_bias.is_some().into(),
+        weight_offset: op.kind.weight_offset(),
+        reserved: 0,
     };
     if let RowShape::Any = shape {
         // First, since `grad_input` may overwrite `grad_residual`.

@@ -1,5 +1,6 @@
 //! 8-bit copies of matrices, and their scales.
 
+use super::activation::{glu_backward_name, glu_name};
 use super::columns::add_partial;
 use super::quantize_both::{ROWS_OF_SUMS, quantize_both};
 use super::quantize_columns::{self, quantize_columns};
@@ -41,7 +42,7 @@ pub(super) struct QuantizeBlock {
     pub(super) kept: u32,
     pub(super) bf16_inputs: u32,
     pub(super) groups: u32,
-    pub(super) reserved: u32,
+    pub(super) weight_offset: f32,
 }
 
 /// What is quantised, as the kernels see it.
@@ -55,6 +56,7 @@ pub(super) struct Source {
     bias: Option<Tensor>,
     mean: Option<Tensor>,
     rstd: Option<Tensor>,
+    weight_offset: f32,
     /// Values loaded for each one that a thread walks along.
     pub(super) loads: usize,
     /// The columns that a thread walks along: all, or half of them where it computes a value of each half.
@@ -64,12 +66,20 @@ pub(super) struct Source {
 impl Source {
     pub(super) fn of(source: &QuantizeSource) -> Source {
         let (_, columns) = source.dimensions();
-        let (mut weight, mut bias, mut mean, mut rstd) = (None, None, None, None);
+        let (mut weight, mut bias, mut mean, mut rstd, mut weight_offset) = (None, None, None, None, 0.0);
         let (name, input, grad, loads, width) = match *source {
             QuantizeSource::Stored(input) => ("stored", input, None, 1, columns),
             QuantizeSource::Rounded(input) => ("rounded", input, None, 1, columns),
-            QuantizeSource::Norm { input, mean: means, rstd: rstds, weight: weights, bias: biases } => {
+            QuantizeSource::Norm {
+                input,
+                mean: means,
+                rstd: rstds,
+                weight: weights,
+                weight_offset: offset,
+                bias: biases,
+            } => {
                 (weight, bias, mean, rstd) = (Some(weights), biases, means, Some(rstds));
+                weight_offset = offset;
                 ("norm", input, None, 1, columns)
             }
             QuantizeSource::Activation { kind: ActivationKind::Gelu, input } => ("gelu", input, None, 1, columns),
@@ -81,12 +91,12 @@ impl Source {
                 };
                 (name, input, Some(grad_output), 2, columns)
             }
-            QuantizeSource::SwiGlu { input } => ("swiglu", input, None, 2, columns),
-            QuantizeSource::SwiGluBackward { input, grad_output } => {
-                ("swiglu_backward", input, Some(grad_output), 3, columns / 2)
+            QuantizeSource::Glu { gate, input } => (glu_name(gate), input, None, 2, columns),
+            QuantizeSource::GluBackward { gate, input, grad_output } => {
+                (glu_backward_name(gate), input, Some(grad_output), 3, columns / 2)
             }
         };
-        Source { name, input, grad, weight, bias, mean, rstd, loads, width }
+        Source { name, input, grad, weight, bias, mean, rstd, weight_offset, loads, width }
     }
 
     /// Whether a thread can load 16 bytes at a time, and store 8 bytes of the copy in its own layout.
@@ -113,6 +123,7 @@ impl Source {
             bias: address(self.bias),
             mean: address(self.mean),
             rstd: address(self.rstd),
+            weight_offset: self.weight_offset,
             rows: rows as u32,
             width: self.width as u32,
             bf16_inputs: (self.input.dtype == DType::Bf16).into(),

@@ -36,7 +36,7 @@ pub(super) fn quantize(op: &Quantize, queue: &Queue<'_>) -> Result<()> {
     let copies = || op.rows.iter().chain(&op.columns);
     // Both halves of a gradient of `[gate | up]` follow from the same inputs. Where no tile lies in both, a block does a tile
     // of each.
-    let in_pairs = matches!(op.source, QuantizeSource::SwiGluBackward { .. }) && (columns / 2).is_multiple_of(BLOCK);
+    let in_pairs = matches!(op.source, QuantizeSource::GluBackward { .. }) && (columns / 2).is_multiple_of(BLOCK);
     let halves = if in_pairs { 2 } else { 1 };
     let (row_tiles, across) = (rows.div_ceil(BLOCK), (columns / halves).div_ceil(BLOCK));
     let values = |copy: &Option<Fp8Matrix>| copy.map_or(0, |copy| copy.values.address);

@@ -110,7 +110,7 @@ fn launch(op: &Quantize, kernel: &str, clusters: &Clusters, block: &QuantizeBloc
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{ActivationKind, QuantizeSource};
+    use crate::ops::{ActivationKind, Gate, QuantizeSource};
     use crate::{BufferId, Tensor};
 
     /// What a block of an H200 may ask for.
@@ -146,9 +146,9 @@ mod tests {
             assert!(of(QuantizeSource::Activation { kind, input }, DType::Bf16).is_some());
             assert!(of(QuantizeSource::ActivationBackward { kind, input, grad_output }, DType::Bf16).is_some());
         }
-        let wide = matrix(DType::Bf16, 28672);
-        assert_eq!(of(QuantizeSource::SwiGlu { input: wide }, DType::Bf16), Some((8, 14, 1)));
-        let backward = QuantizeSource::SwiGluBackward { input: wide, grad_output: matrix(DType::Bf16, 14336) };
+        let (gate, wide) = (Gate::Silu, matrix(DType::Bf16, 28672));
+        assert_eq!(of(QuantizeSource::Glu { gate, input: wide }, DType::Bf16), Some((8, 14, 1)));
+        let backward = QuantizeSource::GluBackward { gate, input: wide, grad_output: matrix(DType::Bf16, 14336) };
         assert_eq!(of(backward, DType::Bf16), Some((8, 14, 1)));
     }
 }

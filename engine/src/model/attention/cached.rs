@@ -27,10 +27,10 @@ impl CausalAttention {
         let projected_qkv = self.qkv.output(cx, "qkv", &normed)?;
         let input = self.qkv.input(cx, normed, Copies::Rows)?;
         self.qkv.forward(cx, &input, projected_qkv, step.record)?;
-        let qkv = self.make_ready(cx, projected_qkv, step.angles)?.qkv;
+        let qkv = self.make_ready(cx, projected_qkv, step.angles.of(self.mask).copied())?.qkv;
         let context = tensor_like(cx, "context", &qkv, self.projection.input_width())?;
-        let (start, mask) = (step.start, self.mask);
-        cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, mask })?;
+        let (start, scores, mask) = (step.start, self.scores, self.mask);
+        cx.run(CachedAttention { qkv, cache, start, output: context, heads, kv_heads, scores, mask })?;
         let delta = self.projection.output(cx, "attention_out", &context)?;
         let projected = self.projection.input(cx, context, Copies::Rows)?;
         self.projection.forward(cx, &projected, delta, step.record)?;

@@ -15,6 +15,8 @@ use crate::step_policy::StepContext;
 pub(super) struct HeadNorms {
     queries: Param,
     keys: Param,
+    /// Added to the weights.
+    weight_offset: f32,
     eps: f32,
     /// On this rank.
     heads: usize,
@@ -29,7 +31,12 @@ pub(super) fn names(block: usize) -> [String; 2] {
 /// The parameters. Every rank has them whole, and computes the gradients from its own heads.
 pub(super) fn params(shape: &ShardedShape<'_>, block: usize, layer: usize) -> Vec<ParamSpec> {
     let param = |name| {
-        let spec = ParamSpec::new(name, [shape.shape.head_dim()], Init::Constant(1.0), layer);
+        let spec = ParamSpec::new(
+            name,
+            [shape.shape.head_dim()],
+            Init::Constant(1.0 - shape.shape.norm.weight_offset()),
+            layer,
+        );
         ParamSpec { partial_gradient: shape.parallel.size() > 1, ..spec }
     };
     names(block).map(param).into()
@@ -48,16 +55,27 @@ impl HeadNorms {
     pub(super) fn build(shape: &ShardedShape<'_>, params: &Params, block: usize) -> HeadNorms {
         let [queries, keys] = names(block).map(|name| params.get(&name));
         let (heads, kv_heads) = (shape.shape.heads / shape.parallel.size(), shape.own_kv_heads());
-        HeadNorms { queries, keys, eps: shape.shape.norm_eps as f32, heads, kv_heads }
+        let (weight_offset, eps) = (shape.shape.norm.weight_offset(), shape.shape.norm_eps as f32);
+        HeadNorms { queries, keys, weight_offset, eps, heads, kv_heads }
     }
 
     /// Normalises the queries and keys of `projected` `(batch, seq, (heads + 2 kv_heads) * head_dim)`, then rotates them by the
     /// table's angles, if there is one. Returns a tensor of the same shape.
     pub(super) fn forward(&self, cx: &mut StepContext<'_>, projected: Tensor, table: Option<Tensor>) -> Result<Tensor> {
-        let HeadNorms { heads, kv_heads, eps, .. } = *self;
+        let HeadNorms { heads, kv_heads, weight_offset, eps, .. } = *self;
         let qkv = cx.tensor("normed_qkv", projected.shape, projected.dtype)?;
         let (query_weight, key_weight) = (self.queries.weight, self.keys.weight);
-        cx.run(HeadNorm { input: projected, output: qkv, query_weight, key_weight, table, heads, kv_heads, eps })?;
+        cx.run(HeadNorm {
+            input: projected,
+            output: qkv,
+            query_weight,
+            key_weight,
+            weight_offset,
+            table,
+            heads,
+            kv_heads,
+            eps,
+        })?;
         Ok(qkv)
     }
 
@@ -74,6 +92,7 @@ impl HeadNorms {
             grad,
             query_weight: self.queries.weight,
             key_weight: self.keys.weight,
+            weight_offset: self.weight_offset,
             table,
             grad_query_weight: self.queries.grad,
             grad_key_weight: self.keys.grad,

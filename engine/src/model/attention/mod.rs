@@ -5,7 +5,7 @@ mod head_norms;
 mod joint_norms;
 mod ready;
 
-use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Epilogue, Mask};
+use device::ops::{Attention, AttentionBackward, Documents, DropoutPart, DropoutSite, Epilogue, Mask, Scores};
 use device::{DType, Tensor};
 use graph_manager::Result;
 
@@ -67,9 +67,10 @@ impl PartSpec for CausalAttentionSpec {
             projection,
             heads,
             kv_heads: builder.of.own_kv_heads(),
+            scores: shape.scores(),
             mask: shape.mask(block),
             norms: QkNorms::build(builder, block),
-            rotary: builder.step.rotary,
+            rotary: builder.step.rotary.of(shape.mask(block)).copied(),
             probabilities: builder.of.dropout(shape.attention_dropout, layer, 0, own_heads),
             output: builder.of.hidden_dropout(layer, 1),
             region: builder.of.region(),
@@ -99,6 +100,8 @@ struct CausalAttention {
     /// On this rank, as `kv_heads`.
     heads: usize,
     kv_heads: usize,
+    /// How scores follow from products.
+    scores: Scores,
     /// Which tokens a token sees.
     mask: Mask,
     norms: QkNorms,
@@ -156,6 +159,7 @@ impl BlockPart for CausalAttention {
             stats,
             heads,
             kv_heads,
+            scores: self.scores,
             mask: self.mask,
             documents,
             dropout: probabilities,
@@ -208,6 +212,7 @@ impl BlockPart for CausalAttention {
             grad_qkv,
             heads: self.heads,
             kv_heads: self.kv_heads,
+            scores: self.scores,
             mask: self.mask,
             documents: saved.documents,
             dropout: saved.probabilities,

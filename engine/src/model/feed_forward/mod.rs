@@ -3,9 +3,10 @@
 
 mod dense;
 mod gelu;
-mod swiglu;
+mod glu;
 
 use dense::{Activation, DenseSpec};
+use device::ops::Gate;
 
 use super::part::PartSpec;
 use super::shape::FeedForward;
@@ -14,7 +15,8 @@ impl FeedForward {
     fn activation(self) -> &'static dyn Activation {
         match self {
             FeedForward::Gelu => &gelu::Gelu,
-            FeedForward::SwiGlu => &swiglu::SwiGlu,
+            FeedForward::SwiGlu => &glu::Glu(Gate::Silu),
+            FeedForward::GeGlu => &glu::Glu(Gate::Gelu),
         }
     }
 

@@ -12,8 +12,8 @@ use engine::graph_options::GraphOptions;
 use engine::hooks::Hooks;
 use engine::layer_partition::StageLayers;
 use engine::model::{
-    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, SampleRow, TensorParallel, Windows,
-    gpt_part, mlp,
+    Architecture, FeedForward, GptShape, MlpShape, NormPlacement, Position, QkNorm, SampleRow, Scaling, TensorParallel,
+    Windows, gpt_part, mlp,
 };
 use engine::optimizer::{AdamW, MomentTypes, ParamGroup, Sgd, SkipStep};
 use engine::precision::Precision;
@@ -62,7 +62,7 @@ pub fn tiny_llama(dropout: f32, precision: Precision) -> GptShape {
         tied: false,
         norm: NormKind::Rms,
         feed_forward: FeedForward::SwiGlu,
-        position: Position::Rotary { base: 500_000.0, scaling: None },
+        position: Position::Rotary { base: 500_000.0, scaling: None, window_base: None },
         bias: false,
         scaled_residual_init: false,
         ..tiny_gpt(dropout, precision)
@@ -96,6 +96,43 @@ pub fn tiny_qwen3(dropout: f32, precision: Precision) -> GptShape {
 pub fn tiny_olmo2(dropout: f32, precision: Precision) -> GptShape {
     let (norm_placement, qk_norm) = (NormPlacement::Post, Some(QkNorm::AllHeads));
     GptShape { head_dim: Some(12), norm_placement, qk_norm, norm_eps: 1e-6, ..tiny_llama(dropout, precision) }
+}
+
+/// Soft caps that bend, a scale of scores of its own, one key and value head, and heads that together are wider than the residual
+/// stream.
+pub fn tiny_gemma2(dropout: f32, precision: Precision) -> GptShape {
+    GptShape {
+        hidden: 40,
+        kv_heads: 1,
+        head_dim: Some(12),
+        tied: true,
+        scaled_embedding: true,
+        query_pre_attn_scalar: Some(7.0),
+        attention_soft_cap: Some(1.5),
+        logit_soft_cap: Some(2.0),
+        windows: Some(Windows { tokens: 3, pattern: vec![true, false] }),
+        norm: NormKind::Rms1p,
+        norm_placement: NormPlacement::Sandwich,
+        norm_eps: 1e-6,
+        feed_forward: FeedForward::GeGlu,
+        position: Position::Rotary { base: 10_000.0, scaling: None, window_base: None },
+        ..tiny_llama(dropout, precision)
+    }
+}
+
+/// Two blocks with a window and one without, each kind with its own frequencies, and norms of heads.
+pub fn tiny_gemma3(dropout: f32, precision: Precision) -> GptShape {
+    let scaling = Some(Scaling::Linear { factor: 8.0 });
+    GptShape {
+        layers: 3,
+        head_dim: Some(6),
+        attention_soft_cap: None,
+        logit_soft_cap: None,
+        windows: Some(Windows { tokens: 3, pattern: vec![true, true, false] }),
+        qk_norm: Some(QkNorm::EachHead),
+        position: Position::Rotary { base: 1000.0, scaling, window_base: Some(100.0) },
+        ..tiny_gemma2(dropout, precision)
+    }
 }
 
 pub const MLP_SIZES: [usize; 4] = [24, 32, 17, 8];

@@ -1,6 +1,6 @@
 //! Trials of attention and of norms of its heads.
 
-use device::ops::{Attention, AttentionBackward, HeadNorm, HeadNormBackward, Mask, Rotary};
+use device::ops::{Attention, AttentionBackward, HeadNorm, HeadNormBackward, Mask, Rotary, Scores};
 use device::{DType, Result, Tensor};
 
 use super::joint_norm::joint_norms;
@@ -19,16 +19,22 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             }),
         );
     }
-    for turns in [false, true] {
-        head_norms(s, turns, dtype, &mut *add);
+    for (turns, weight_offset) in [(false, 0.0), (true, 0.0), (true, 1.0)] {
+        head_norms(s, turns, weight_offset, dtype, &mut *add);
     }
     joint_norms(s, dtype, &mut *add);
-    for (label, kv_heads, window, drops) in [
-        ("", heads, None, false),
-        (", grouped", s.kv_heads, None, false),
-        (", dropout", s.kv_heads, None, true),
-        (", window", s.kv_heads, Some(seq / 3 + 1), false),
-        (", window, dropout", s.kv_heads, Some(seq / 3 + 1), true),
+    let plain = Scores::default();
+    let scaled = Scores { scale: Some(0.3), soft_cap: None };
+    let capped = Scores { scale: Some(0.3), soft_cap: Some(1.5) };
+    for (label, kv_heads, window, drops, scores) in [
+        ("", heads, None, false, plain),
+        (", grouped", s.kv_heads, None, false, plain),
+        (", dropout", s.kv_heads, None, true, plain),
+        (", window", s.kv_heads, Some(seq / 3 + 1), false, plain),
+        (", window, dropout", s.kv_heads, Some(seq / 3 + 1), true, plain),
+        (", scale", s.kv_heads, None, false, scaled),
+        (", soft cap", s.kv_heads, None, false, capped),
+        (", soft cap, window, dropout", s.kv_heads, Some(seq / 3 + 1), true, capped),
     ] {
         let mask = Mask { window };
         let forward = move |b: &mut Workbench| -> Result<(Attention, Tensor)> {
@@ -36,7 +42,8 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             let output = b.output([batch, seq, heads * head_dim], dtype)?;
             let stats = b.output([batch, heads, seq], DType::F32)?;
             let dropout = if drops { Some(site(b)?) } else { None };
-            Ok((Attention { qkv, output, stats, heads, kv_heads, mask, documents: None, dropout }, qkv))
+            let op = Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout };
+            Ok((op, qkv))
         };
         add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.0.into())));
         add(
@@ -55,6 +62,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     grad_qkv,
                     heads,
                     kv_heads,
+                    scores,
                     mask,
                     documents: None,
                     dropout,
@@ -66,19 +74,21 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
 }
 
 /// Norms of queries and keys, with or without the rotation after them.
-fn head_norms(s: Sizes, turns: bool, dtype: DType, add: AddTrial<'_>) {
+fn head_norms(s: Sizes, turns: bool, weight_offset: f32, dtype: DType, add: AddTrial<'_>) {
     let Sizes { batch, seq, heads, kv_heads, head_dim, .. } = s;
     let shape = [batch, seq, (heads + 2 * kv_heads) * head_dim];
     let table = move |b: &mut Workbench| -> Result<Option<Tensor>> {
         if turns { b.input([seq, head_dim / 2, 2], DType::F32).map(Some) } else { Ok(None) }
     };
-    let name = if turns { "norms of heads, rotary" } else { "norms of heads" };
+    let of = if weight_offset == 0.0 { "norms of heads" } else { "norms of heads, 1 + weight" };
+    let name = format!("{of}{}", if turns { ", rotary" } else { "" });
     add(
-        name,
+        &name,
         Box::new(move |b| {
             let (input, output, table) = (b.input(shape, dtype)?, b.output(shape, dtype)?, table(b)?);
             let (query_weight, key_weight) = (b.input([head_dim], dtype)?, b.input([head_dim], dtype)?);
-            Ok(HeadNorm { input, output, query_weight, key_weight, table, heads, kv_heads, eps: 1e-6 }.into())
+            let eps = 1e-6;
+            Ok(HeadNorm { input, output, query_weight, key_weight, weight_offset, table, heads, kv_heads, eps }.into())
         }),
     );
     add(
@@ -90,6 +100,7 @@ fn head_norms(s: Sizes, turns: bool, dtype: DType, add: AddTrial<'_>) {
                 grad,
                 query_weight: b.input([head_dim], dtype)?,
                 key_weight: b.input([head_dim], dtype)?,
+                weight_offset,
                 table,
                 grad_query_weight: Some(b.input([head_dim], DType::F32)?),
                 grad_key_weight: Some(b.input([head_dim], DType::F32)?),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use device::ops::{Add, Attention, AttentionBackward, Epilogue, Gemm, Mask};
+use device::ops::{Add, Attention, AttentionBackward, Epilogue, Gemm, Mask, Scores};
 use device::{DType, Op, Result};
 
 use super::fp8_products;
@@ -82,9 +82,9 @@ fn attention_tflops(
     let stats = bench.output([batch, heads, seq], DType::F32)?;
     let (grad_output, grad_qkv) =
         (bench.input([batch, seq, width], DType::Bf16)?, bench.output(qkv.shape, DType::Bf16)?);
+    let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
     let forward: Op =
-        Attention { qkv, output, stats, heads, kv_heads: heads, mask: Mask::CAUSAL, documents: None, dropout: None }
-            .into();
+        Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None }.into();
     let backward: Op = AttentionBackward {
         qkv,
         output,
@@ -92,8 +92,9 @@ fn attention_tflops(
         grad_output,
         grad_qkv,
         heads,
-        kv_heads: heads,
-        mask: Mask::CAUSAL,
+        kv_heads,
+        scores,
+        mask,
         documents: None,
         dropout: None,
     }

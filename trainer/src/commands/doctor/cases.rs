@@ -2,8 +2,8 @@
 
 use device::DType;
 use device::ops::{
-    Activation, ActivationBackward, ActivationKind, Add, BiasGrad, Columns, Copy, Dropout, Epilogue, Fill, Gemm,
-    GemmColumns, Norm, NormBackward, NormKind, ReluDropout, ReluDropoutBackward, SwiGlu, SwiGluBackward,
+    Activation, ActivationBackward, ActivationKind, Add, BiasGrad, Columns, Copy, Dropout, Epilogue, Fill, Gate, Gemm,
+    GemmColumns, Glu, GluBackward, Norm, NormBackward, NormKind, ReluDropout, ReluDropoutBackward, SoftCap,
 };
 
 use super::fp8_products::{self, Scales};
@@ -176,20 +176,25 @@ fn elementwise(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         );
     }
     let wide = [s.batch, s.seq, 2 * s.ffn];
-    add(
-        "swiglu",
-        Box::new(move |b| Ok(SwiGlu { input: b.scaled(wide, dtype, 3.0)?, output: b.output(shape, dtype)? }.into())),
-    );
-    for again in [false, true] {
+    for (gate, name) in [(Gate::Silu, "swiglu"), (Gate::Gelu, "geglu")] {
         add(
-            if again { "swiglu backward, swiglu again" } else { "swiglu backward" },
+            name,
             Box::new(move |b| {
-                let (input, grad_output) = (b.scaled(wide, dtype, 3.0)?, b.input(shape, dtype)?);
-                let output = if again { Some(b.output(shape, dtype)?) } else { None };
-                Ok(SwiGluBackward { input, grad_output, grad_input: b.output(wide, dtype)?, output }.into())
+                Ok(Glu { gate, input: b.scaled(wide, dtype, 3.0)?, output: b.output(shape, dtype)? }.into())
             }),
         );
+        for again in [false, true] {
+            add(
+                &format!("{name} backward{}", if again { ", values again" } else { "" }),
+                Box::new(move |b| {
+                    let (input, grad_output) = (b.scaled(wide, dtype, 3.0)?, b.input(shape, dtype)?);
+                    let output = if again { Some(b.output(shape, dtype)?) } else { None };
+                    Ok(GluBackward { gate, input, grad_output, grad_input: b.output(wide, dtype)?, output }.into())
+                }),
+            );
+        }
     }
+    add("soft_cap", Box::new(move |b| Ok(SoftCap { values: b.scaled(shape, dtype, 3.0)?, cap: 2.0 }.into())));
     add(
         "dropout",
         Box::new(move |b| {
@@ -214,9 +219,10 @@ fn elementwise(s: Sizes, dtype: DType, add: AddTrial<'_>) {
 }
 
 fn norms(rows: usize, hidden: usize, dtype: DType, add: AddTrial<'_>) {
-    for kind in [NormKind::Layer, NormKind::Rms] {
+    for (kind, name) in
+        [(NormKind::Layer, "layer_norm"), (NormKind::Rms, "rms_norm"), (NormKind::Rms1p, "rms_norm of 1 + weight")]
+    {
         let layer = kind == NormKind::Layer;
-        let name = if layer { "layer_norm" } else { "rms_norm" };
         for with_residual in [false, true] {
             let suffix = if with_residual { " + residual" } else { "" };
             add(

@@ -1,6 +1,6 @@
 //! Trials of attention within documents.
 
-use device::ops::{Attention, AttentionBackward, Documents, Embedding, Mask};
+use device::ops::{Attention, AttentionBackward, Documents, Embedding, Mask, Scores};
 use device::{DType, Result};
 
 use super::sizes::Sizes;
@@ -32,6 +32,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 stats: b.output([batch, heads, seq], DType::F32)?,
                 heads,
                 kv_heads,
+                scores: Scores::default(),
                 mask,
                 documents: Some(documents(s, b)?),
                 dropout: None,
@@ -43,7 +44,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             Box::new(move |b| {
                 let op = forward(b)?;
                 b.run(op.clone())?;
-                let Attention { qkv, output, stats, documents, .. } = op;
+                let Attention { qkv, output, stats, scores, documents, .. } = op;
                 let grad_output = b.input(output.shape, dtype)?;
                 let grad_qkv = b.output(qkv.shape, dtype)?;
                 let dropout = None;
@@ -55,6 +56,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     grad_qkv,
                     heads,
                     kv_heads,
+                    scores,
                     mask,
                     documents,
                     dropout,
@@ -72,6 +74,7 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                 tokens: b.integers([batch, seq], &tokens)?,
                 table: b.input([50, hidden], dtype)?,
                 first_token: 0,
+                scale: 1.0,
                 positions: Some(b.input([seq, hidden], dtype)?),
                 position_ids: Some(documents(s, b)?.position_ids),
                 output: b.output([batch, seq, hidden], dtype)?,

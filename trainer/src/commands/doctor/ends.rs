@@ -19,27 +19,28 @@ fn columns(first: usize, output: Tensor) -> Option<ColumnRange> {
 pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     let Sizes { batch, seq, padded_vocab, .. } = s;
     let hidden = s.hidden();
-    add(
-        "embedding",
-        Box::new(move |b| {
-            let tokens = b.integers([batch, seq], &tokens(s))?;
-            let (table, positions) = (b.input([padded_vocab, hidden], dtype)?, b.input([seq + 3, hidden], dtype)?);
-            let output = b.output([batch, seq, hidden], dtype)?;
-            Ok(Embedding { tokens, table, first_token: 0, positions: Some(positions), position_ids: None, output }
-                .into())
-        }),
-    );
-    add(
-        "embedding backward",
-        Box::new(move |b| {
-            let tokens = b.integers([batch, seq], &tokens(s))?;
-            let grad_output = b.input([batch, seq, hidden], dtype)?;
-            let grad_table = b.input([padded_vocab, hidden], DType::F32)?;
-            let grad_positions = Some(b.input([seq + 3, hidden], DType::F32)?);
-            Ok(EmbeddingBackward { tokens, grad_output, grad_table: Some(grad_table), first_token: 0, grad_positions }
-                .into())
-        }),
-    );
+    for (label, scale) in [("", 1.0), (", scaled", 45.25)] {
+        add(
+            &format!("embedding{label}"),
+            Box::new(move |b| {
+                let tokens = b.integers([batch, seq], &tokens(s))?;
+                let (table, positions) =
+                    (b.input([padded_vocab, hidden], dtype)?, Some(b.input([seq + 3, hidden], dtype)?));
+                let (output, first_token) = (b.output([batch, seq, hidden], dtype)?, 0);
+                Ok(Embedding { tokens, table, first_token, scale, positions, position_ids: None, output }.into())
+            }),
+        );
+        add(
+            &format!("embedding backward{label}"),
+            Box::new(move |b| {
+                let tokens = b.integers([batch, seq], &tokens(s))?;
+                let grad_output = b.input([batch, seq, hidden], dtype)?;
+                let grad_table = Some(b.input([padded_vocab, hidden], DType::F32)?);
+                let grad_positions = Some(b.input([seq + 3, hidden], DType::F32)?);
+                Ok(EmbeddingBackward { tokens, grad_output, grad_table, first_token: 0, scale, grad_positions }.into())
+            }),
+        );
+    }
     if dtype == DType::F32 {
         add(
             "copy_columns, tokens",
@@ -75,13 +76,15 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
 }
 
 pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
-    for (train, multiplier) in [(true, None), (true, Some(1e-3)), (false, None)] {
+    for (label, train, multiplier, soft_cap) in [
+        (" and gradient", true, None, None),
+        (" and gradient with a z-loss", true, Some(1e-3), None),
+        ("", false, None, None),
+        (" and gradient, soft cap", true, None, Some(4.0)),
+        (" and gradient with a z-loss, soft cap", true, Some(1e-3), Some(4.0)),
+    ] {
         add(
-            match (train, multiplier) {
-                (true, None) => "cross_entropy and gradient",
-                (true, Some(_)) => "cross_entropy and gradient with a z-loss",
-                (false, _) => "cross_entropy",
-            },
+            &format!("cross_entropy{label}"),
             Box::new(move |b| {
                 let rows = s.rows();
                 let logits = b.scaled([rows, s.padded_vocab], dtype, 6.0)?;
@@ -93,7 +96,7 @@ pub(super) fn cross_entropies(s: Sizes, dtype: DType, add: AddTrial<'_>) {
                     Some(multiplier) => Some(ZLoss { multiplier, losses: b.output([rows], DType::F32)? }),
                     None => None,
                 };
-                Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, z_loss, control }.into())
+                Ok(CrossEntropy { logits, targets, losses, vocab: s.vocab, soft_cap, z_loss, control }.into())
             }),
         );
     }

@@ -1,8 +1,8 @@
 //! Trials of 8-bit copies with one scale or a scale a row, and of what belongs to them.
 
 use device::ops::{
-    ActivationKind, CountQuantized, Fp8Matrix, MakeScale, Quantize, QuantizeCounts, QuantizeSource, Scale, SumCounts,
-    TransposeFp8, UpdateScales,
+    ActivationKind, CountQuantized, Fp8Matrix, Gate, MakeScale, NormKind, Quantize, QuantizeCounts, QuantizeSource,
+    Scale, SumCounts, TransposeFp8, UpdateScales,
 };
 use device::{DType, Result, Tensor};
 
@@ -12,14 +12,12 @@ use super::workbench::{AddTrial, Workbench};
 pub(super) type MakeSource = fn(&mut Workbench, usize, usize) -> Result<QuantizeSource>;
 
 /// Every kind of matrix.
-pub(super) const SOURCES: [(&str, MakeSource); 8] = [
+pub(super) const SOURCES: [(&str, MakeSource); 11] = [
     ("stored", |bench, rows, width| Ok(QuantizeSource::Stored(wide(bench, rows, width)?))),
     ("rounded", |bench, rows, width| Ok(QuantizeSource::Rounded(bench.scaled([rows, width], DType::F32, 3.0)?))),
-    ("layer norm", |bench, rows, width| {
-        let (mean, bias) = (bench.between([rows], -0.5, 0.5)?, bench.scaled([width], DType::Bf16, 1.0)?);
-        norm(bench, rows, width, Some((mean, bias)))
-    }),
-    ("rms norm", |bench, rows, width| norm(bench, rows, width, None)),
+    ("layer norm", |bench, rows, width| norm(bench, rows, width, NormKind::Layer)),
+    ("rms norm", |bench, rows, width| norm(bench, rows, width, NormKind::Rms)),
+    ("rms norm of 1 + weight", |bench, rows, width| norm(bench, rows, width, NormKind::Rms1p)),
     ("gelu", |bench, rows, width| {
         Ok(QuantizeSource::Activation { kind: ActivationKind::Gelu, input: wide(bench, rows, width)? })
     }),
@@ -27,11 +25,10 @@ pub(super) const SOURCES: [(&str, MakeSource); 8] = [
         let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width)?);
         Ok(QuantizeSource::ActivationBackward { kind: ActivationKind::Gelu, input, grad_output })
     }),
-    ("swiglu", |bench, rows, width| Ok(QuantizeSource::SwiGlu { input: wide(bench, rows, 2 * width)? })),
-    ("swiglu_backward", |bench, rows, width| {
-        let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width / 2)?);
-        Ok(QuantizeSource::SwiGluBackward { input, grad_output })
-    }),
+    ("swiglu", |bench, rows, width| glu(bench, rows, width, Gate::Silu)),
+    ("swiglu_backward", |bench, rows, width| glu_backward(bench, rows, width, Gate::Silu)),
+    ("geglu", |bench, rows, width| glu(bench, rows, width, Gate::Gelu)),
+    ("geglu_backward", |bench, rows, width| glu_backward(bench, rows, width, Gate::Gelu)),
 ];
 
 /// Copies of every kind of matrix. Sizes are multiples of 16.
@@ -116,15 +113,23 @@ pub(super) fn copies(rows: usize, width: usize, add: AddTrial<'_>) {
 }
 
 /// The values of a norm. A LayerNorm has means and a bias.
-fn norm(
-    bench: &mut Workbench,
-    rows: usize,
-    width: usize,
-    mean_and_bias: Option<(Tensor, Tensor)>,
-) -> Result<QuantizeSource> {
-    let (mean, bias) = mean_and_bias.unzip();
+fn norm(bench: &mut Workbench, rows: usize, width: usize, kind: NormKind) -> Result<QuantizeSource> {
+    let (mean, bias) = match kind {
+        NormKind::Layer => (Some(bench.between([rows], -0.5, 0.5)?), Some(bench.scaled([width], DType::Bf16, 1.0)?)),
+        NormKind::Rms | NormKind::Rms1p => (None, None),
+    };
     let (input, weight) = (wide(bench, rows, width)?, bench.scaled([width], DType::Bf16, 1.0)?);
-    Ok(QuantizeSource::Norm { input, mean, rstd: bench.between([rows], 0.5, 2.0)?, weight, bias })
+    let (rstd, weight_offset) = (bench.between([rows], 0.5, 2.0)?, kind.weight_offset());
+    Ok(QuantizeSource::Norm { input, mean, rstd, weight, weight_offset, bias })
+}
+
+fn glu(bench: &mut Workbench, rows: usize, width: usize, gate: Gate) -> Result<QuantizeSource> {
+    Ok(QuantizeSource::Glu { gate, input: wide(bench, rows, 2 * width)? })
+}
+
+fn glu_backward(bench: &mut Workbench, rows: usize, width: usize, gate: Gate) -> Result<QuantizeSource> {
+    let (input, grad_output) = (wide(bench, rows, width)?, wide(bench, rows, width / 2)?);
+    Ok(QuantizeSource::GluBackward { gate, input, grad_output })
 }
 
 fn wide(bench: &mut Workbench, rows: usize, width: usize) -> Result<Tensor> {

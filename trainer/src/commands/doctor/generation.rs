@@ -1,19 +1,22 @@
 //! Trials of the operations that generate text.
 
 use device::DType;
-use device::ops::{CachedAttention, Mask, TakeRows};
+use device::ops::{CachedAttention, Mask, Scores, TakeRows};
 
 use super::workbench::AddTrial;
 
 /// Attention of `rows` tokens over a cache that has earlier ones, for heads of 64 channels and odd ones, and reads of rows of a
 /// table.
 pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
-    for (label, rows, heads, kv_heads, head_dim, window) in [
-        ("a token", 1, 8, 2, 64, None),
-        ("a prompt", 70, 6, 3, 64, None),
-        ("odd heads", 3, 4, 2, 21, None),
-        ("wide heads", 2, 2, 1, 200, None),
-        ("a window", 5, 4, 2, 64, Some(50)),
+    let plain = Scores::default();
+    let capped = Scores { scale: Some(0.3), soft_cap: Some(1.5) };
+    for (label, rows, heads, kv_heads, head_dim, window, scores) in [
+        ("a token", 1, 8, 2, 64, None, plain),
+        ("a prompt", 70, 6, 3, 64, None, plain),
+        ("odd heads", 3, 4, 2, 21, None, plain),
+        ("wide heads", 2, 2, 1, 200, None, plain),
+        ("a window", 5, 4, 2, 64, Some(50), plain),
+        ("a soft cap", 5, 4, 1, 256, Some(50), capped),
     ] {
         add(
             &format!("cached_attention, {label}"),
@@ -23,7 +26,8 @@ pub(super) fn trials(dtype: DType, add: AddTrial<'_>) {
                 let cache = b.input([batch, capacity, 2 * kv_heads * head_dim], dtype)?;
                 let start = b.integers([1], &[before])?;
                 let output = b.output([batch, rows, heads * head_dim], dtype)?;
-                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, mask: Mask { window } }.into())
+                let mask = Mask { window };
+                Ok(CachedAttention { qkv, cache, start, output, heads, kv_heads, scores, mask }.into())
             }),
         );
     }

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Instant;
 
-use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Fill, Gemm, Mask};
+use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Fill, Gemm, Mask, Scores};
 use device::{DType, Graph, Op, Result};
 
 use super::workbench::Workbench;
@@ -59,9 +59,9 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     let qkv = bench.input([batch, seq, 3 * heads * head_dim], DType::Bf16)?;
     let output = bench.output([batch, seq, heads * head_dim], DType::Bf16)?;
     let stats = bench.output([batch, heads, seq], DType::F32)?;
+    let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
     let forward: Op =
-        Attention { qkv, output, stats, heads, kv_heads: heads, mask: Mask::CAUSAL, documents: None, dropout: None }
-            .into();
+        Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None }.into();
     let flops = 2.0 * (batch * heads * seq * seq * head_dim) as f64;
     let name = |pass: &str| format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
     let seconds = self::seconds(bench, &forward)?;
@@ -75,8 +75,9 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
         grad_output,
         grad_qkv,
         heads,
-        kv_heads: heads,
-        mask: Mask::CAUSAL,
+        kv_heads,
+        scores,
+        mask,
         documents: None,
         dropout: None,
     };

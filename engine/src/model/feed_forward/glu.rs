@@ -1,16 +1,18 @@
-//! SwiGLU between the matrices (Shazeer, 2020): the first matrix packs the rows of the gate, then those of what it gates.
+//! A gated linear unit between the matrices (Shazeer, 2020): the first matrix packs the rows of the gate, then those of what it
+//! gates.
 
 use device::Tensor;
-use device::ops::{self, Epilogue, QuantizeSource, SwiGluBackward};
+use device::ops::{self, Epilogue, Gate, GluBackward, QuantizeSource};
 use graph_manager::Result;
 
 use super::dense::{Activation, ActivationBackward, ActivationForward};
 use crate::model::linear::Linear;
 use crate::step_policy::StepContext;
 
-pub(super) struct SwiGlu;
+/// With a function of the gate.
+pub(super) struct Glu(pub(super) Gate);
 
-impl Activation for SwiGlu {
+impl Activation for Glu {
     fn groups(&self) -> usize {
         2
     }
@@ -21,17 +23,17 @@ impl Activation for SwiGlu {
     }
 
     fn source(&self, pre: Tensor) -> QuantizeSource {
-        QuantizeSource::SwiGlu { input: pre }
+        QuantizeSource::Glu { gate: self.0, input: pre }
     }
 
     fn backward_source(&self, pre: Tensor, grad_output: Tensor) -> QuantizeSource {
-        QuantizeSource::SwiGluBackward { input: pre, grad_output }
+        QuantizeSource::GluBackward { gate: self.0, input: pre, grad_output }
     }
 
     fn forward(&self, cx: &mut StepContext<'_>, up: &Linear, tensors: ActivationForward<'_>) -> Result<()> {
         let ActivationForward { input, pre, activated, record } = tensors;
         up.forward(cx, input, pre, record)?;
-        cx.run(ops::SwiGlu { input: pre, output: activated })
+        cx.run(ops::Glu { gate: self.0, input: pre, output: activated })
     }
 
     fn backward(&self, cx: &mut StepContext<'_>, down: &Linear, tensors: ActivationBackward) -> Result<()> {
@@ -39,6 +41,7 @@ impl Activation for SwiGlu {
         let grad_activated = down.input_gradient(cx, "grad_activated", &grad_output.plain())?;
         down.dgrad(cx, &grad_output, grad_activated, Epilogue::None)?;
         let output = recompute.then_some(activated);
-        cx.run(SwiGluBackward { input: pre, grad_output: grad_activated, grad_input: grad_pre, output })
+        let gate = self.0;
+        cx.run(GluBackward { gate, input: pre, grad_output: grad_activated, grad_input: grad_pre, output })
     }
 }
