@@ -7,7 +7,7 @@ mod graph;
 mod plan;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use attention_graph::{GraphSizes, number};
@@ -23,6 +23,9 @@ use crate::{DType, Result, Shape, Tensor};
 
 /// From this version on the first configuration that cuDNN proposes is the fastest.
 const FIRST_IS_BEST: usize = 91900;
+/// The widest head that cuDNN is given. Plans for up to 256 channels compile on compute capability 9.0, but their results were not
+/// compared with the host's.
+const WIDEST_HEAD: usize = 128;
 /// How many plans are timed against each other before that version.
 const CANDIDATES: usize = 3;
 
@@ -30,8 +33,21 @@ const CANDIDATES: usize = 3;
 pub(crate) struct Cudnn {
     /// By problem. `None` if cuDNN has no plan for it.
     plans: RefCell<HashMap<AttentionProblem, Option<Rc<AttentionPlan>>>>,
+    /// The reasons against cuDNN that the log has.
+    said: RefCell<HashSet<&'static str>>,
     deterministic: bool,
     handle: CudnnHandle,
+}
+
+/// What decides whether cuDNN is used for an attention.
+struct Asked {
+    qkv: Tensor,
+    heads: usize,
+    kv_heads: usize,
+    scores: Scores,
+    mask: Mask,
+    documents: Option<Documents>,
+    drops: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,22 +118,31 @@ impl Cudnn {
     /// # Errors
     /// The library is missing or too old, or refuses the GPU.
     pub(crate) fn open(options: &CudaOptions) -> Result<Cudnn> {
-        Ok(Cudnn { plans: RefCell::default(), deterministic: options.deterministic, handle: CudnnHandle::open()? })
+        Ok(Cudnn {
+            plans: RefCell::default(),
+            said: RefCell::default(),
+            deterministic: options.deterministic,
+            handle: CudnnHandle::open()?,
+        })
     }
 
     /// The plan for a forward. The first call for a shape makes the plan and must not be during a capture. `None` if
     /// cuDNN is not used for it.
     pub(crate) fn forward(&self, op: &Attention, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
-        let fits = op.dropout.is_none() && TensorAddresses::forward(op).are_aligned();
-        let sizes = self.sizes(&op.qkv, (op.heads, op.kv_heads), (op.mask, op.scores), op.documents);
-        self.plan(AttentionProblem::new(sizes.filter(|_| fits)?, op.scores, false), kernels)
+        let Attention { qkv, heads, kv_heads, scores, mask, documents, .. } = *op;
+        let drops = op.dropout.is_some();
+        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops };
+        let sizes = self.sizes(&asked).filter(|_| TensorAddresses::forward(op).are_aligned())?;
+        self.plan(AttentionProblem::new(sizes, scores, false), kernels)
     }
 
     /// The plan for a backward, as [`Cudnn::forward`].
     pub(crate) fn backward(&self, op: &AttentionBackward, kernels: &Kernels) -> Option<Rc<AttentionPlan>> {
-        let fits = op.dropout.is_none() && TensorAddresses::backward(op).are_aligned();
-        let sizes = self.sizes(&op.qkv, (op.heads, op.kv_heads), (op.mask, op.scores), op.documents);
-        self.plan(AttentionProblem::new(sizes.filter(|_| fits)?, op.scores, true), kernels)
+        let AttentionBackward { qkv, heads, kv_heads, scores, mask, documents, .. } = *op;
+        let drops = op.dropout.is_some();
+        let asked = Asked { qkv, heads, kv_heads, scores, mask, documents, drops };
+        let sizes = self.sizes(&asked).filter(|_| TensorAddresses::backward(op).are_aligned())?;
+        self.plan(AttentionProblem::new(sizes, scores, true), kernels)
     }
 
     /// Submits a forward, or records it while the stream captures.
@@ -233,36 +258,43 @@ impl Cudnn {
         plan.plans.plans[candidate].execute(&self.handle, &pointers, &scalars, scratch, queue.stream)
     }
 
-    /// The sizes of an attention. `None` if cuDNN has no kernels for it.
-    fn sizes(
-        &self,
-        qkv: &Tensor,
-        (heads, kv_heads): (usize, usize),
-        (mask, scores): (Mask, Scores),
-        documents: Option<Documents>,
-    ) -> Option<GraphSizes> {
+    /// The sizes of an attention. `None` if cuDNN is not used for it: in 16 bits the log says why, once.
+    fn sizes(&self, asked: &Asked) -> Option<GraphSizes> {
+        let &Asked { qkv, heads, kv_heads, scores, mask, documents, drops } = asked;
         let packed = qkv.shape.sizes();
         let (batch, seq, dim) = (packed[0], packed[1], packed[2] / (heads + 2 * kv_heads));
-        let fits = qkv.dtype == DType::Bf16
-            && scores.soft_cap.is_none()
-            && (batch > 0 && seq > 1 && dim > 0)
-            && (dim <= 256 && dim.is_multiple_of(8));
-        // Of documents cuDNN's deterministic backward would hold all scores. Offsets are 32-bit. With other head sizes its backward
-        // writes past ragged scratch, by the notes of NVIDIA's frontend.
+        if qkv.dtype != DType::Bf16 || batch == 0 || seq < 2 || dim == 0 {
+            return None;
+        }
+        // Offsets of ragged tensors are 32-bit.
         let offsets = batch * seq * packed[2] * (heads / kv_heads);
-        let fits_documents = !self.deterministic && offsets < i32::MAX as usize && dim.is_multiple_of(16);
+        let reasons = [
+            (drops, "it has dropout"),
+            (scores.soft_cap.is_some(), "its scores have a soft cap"),
+            (dim > WIDEST_HEAD, "its heads have more than 128 channels"),
+            (!dim.is_multiple_of(8), "8 does not divide the channels of its heads"),
+            // cuDNN's deterministic backward of documents would hold all scores.
+            (documents.is_some() && self.deterministic, "samples hold documents, and the run is deterministic"),
+            // Its backward writes past ragged scratch then, by the notes of NVIDIA's frontend.
+            (
+                documents.is_some() && !dim.is_multiple_of(16),
+                "samples hold documents, and 16 does not divide the channels of heads",
+            ),
+            (
+                documents.is_some() && offsets >= i32::MAX as usize,
+                "samples hold documents, and a microbatch is too large",
+            ),
+        ];
+        if let Some((_, reason)) = reasons.into_iter().find(|(applies, _)| *applies) {
+            if self.said.borrow_mut().insert(reason) {
+                tracing::warn!("attention runs on our own kernels, which are slower than cuDNN's, because {reason}");
+            }
+            return None;
+        }
         let [batch, seq, heads, kv_heads, dim] = [batch, seq, heads, kv_heads, dim].map(|size| size as i64);
         let window = mask.within(packed[1]).window.map(|window| window as i64);
-        let most = documents.map(|documents| documents.most as i64);
-        (fits && (most.is_none() || fits_documents)).then_some(GraphSizes {
-            batch,
-            seq,
-            heads,
-            kv_heads,
-            dim,
-            window,
-            documents: most,
-        })
+        let documents = documents.map(|documents| documents.most as i64);
+        Some(GraphSizes { batch, seq, heads, kv_heads, dim, window, documents })
     }
 }
 

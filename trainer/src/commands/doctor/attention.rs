@@ -26,17 +26,21 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
     let plain = Scores::default();
     let scaled = Scores { scale: Some(0.3), soft_cap: None };
     let capped = Scores { scale: Some(0.3), soft_cap: Some(1.5) };
-    for (label, kv_heads, window, drops, scores) in [
-        ("", heads, None, false, plain),
-        (", grouped", s.kv_heads, None, false, plain),
-        (", dropout", s.kv_heads, None, true, plain),
-        (", window", s.kv_heads, Some(seq / 3 + 1), false, plain),
-        (", window, dropout", s.kv_heads, Some(seq / 3 + 1), true, plain),
-        (", scale", s.kv_heads, None, false, scaled),
-        (", soft cap", s.kv_heads, None, false, capped),
-        (", soft cap, window, dropout", s.kv_heads, Some(seq / 3 + 1), true, capped),
+    // Gemma's heads have 256 channels.
+    let wide = Sizes { heads: 2, kv_heads: 1, head_dim: 256, ..s };
+    for (label, s, kv_heads, window, drops, scores) in [
+        (", wide heads", wide, 1, None, false, plain),
+        (", wide heads, window", wide, 1, Some(seq / 3 + 1), false, scaled),
+        ("", s, heads, None, false, plain),
+        (", grouped", s, s.kv_heads, None, false, plain),
+        (", dropout", s, s.kv_heads, None, true, plain),
+        (", window", s, s.kv_heads, Some(seq / 3 + 1), false, plain),
+        (", window, dropout", s, s.kv_heads, Some(seq / 3 + 1), true, plain),
+        (", scale", s, s.kv_heads, None, false, scaled),
+        (", soft cap", s, s.kv_heads, None, false, capped),
+        (", soft cap, window, dropout", s, s.kv_heads, Some(seq / 3 + 1), true, capped),
     ] {
-        let mask = Mask { window };
+        let (mask, Sizes { heads, head_dim, .. }) = (Mask { window }, s);
         let forward = move |b: &mut Workbench| -> Result<(Attention, Tensor)> {
             let qkv = b.input([batch, seq, (heads + 2 * kv_heads) * head_dim], dtype)?;
             let output = b.output([batch, seq, heads * head_dim], dtype)?;
