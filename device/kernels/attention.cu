@@ -1,8 +1,8 @@
-// Causal attention over packed QKV, with or without a window, within documents, forward and backward. The scores are never held in
-// memory (Dao et al., 2022).
+// Causal attention over packed QKV, with or without a window, within documents, forward and backward. The scores are
+// never held in memory (Dao et al., 2022).
 //
-// For the cases that cuDNN does not do: f32, dropout with our masks, soft caps, odd head sizes. It multiplies in f32 on the CUDA
-// cores.
+// For the cases that cuDNN does not do: f32, dropout with our masks, soft caps, odd head sizes. It multiplies in f32 on
+// the CUDA cores.
 //
 // Memory: qkv and grad_qkv (batch, seq, (heads + 2 kv_heads) dim), output and grad_output (batch, seq, heads dim),
 // stats and delta (batch, heads, seq). A block of 256 threads, seen as 16 x 16, holds tiles of TILE rows in shared

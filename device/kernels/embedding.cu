@@ -1,10 +1,11 @@
 // Token and position embedding.
 #include "common.cuh"
 
-// output[r] = scale * table[tokens[r] - first] + positions[r % seq], or + positions[position_ids[r]]; 0 instead of a row for a token
-// outside the table.
+// output[r] = scale * table[tokens[r] - first] + positions[r % seq], or + positions[position_ids[r]]; 0 instead of a row
+// for a token outside the table.
 template <class T, int N>
-void embedding(const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first, float scale) {
+void embedding(const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows,
+               u32 seq, u32 hidden, u32 vocab, u32 first, float scale) {
     u32 column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (column >= hidden) return;
     for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
@@ -33,8 +34,9 @@ void embedding(const int* tokens, const T* table, const T* positions, const int*
 }
 #define EMBEDDING(T, N, suffix)                                                                                        \
     KERNEL(embedding_##suffix)                                                                                         \
-    (const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq, u32 hidden, u32 vocab, u32 first, float scale) { \
-        begin_kernel();                                                                                                           \
-        embedding<T, N>(tokens, table, positions, position_ids, output, rows, seq, hidden, vocab, first, scale);                                   \
+    (const int* tokens, const T* table, const T* positions, const int* position_ids, T* output, u32 rows, u32 seq,     \
+     u32 hidden, u32 vocab, u32 first, float scale) {                                                                  \
+        begin_kernel();                                                                                                \
+        embedding<T, N>(tokens, table, positions, position_ids, output, rows, seq, hidden, vocab, first, scale);       \
     }
 FOR_EACH_FLOAT(EMBEDDING)

@@ -59,8 +59,8 @@ template <class T, int N> void add_pack(Online& state, const Raw<T, N>& raw, u32
     add<T, N>(state, x);
 }
 
-// The loss of a row, of logits after the bound. The largest logit and the sum stay apart, here and below: their log-sum-exp as one f32 would lose
-// as many digits as the largest logit has before the point.
+// The loss of a row, of logits after the bound. The largest logit and the sum stay apart, here and below: their
+// log-sum-exp as one f32 would lose as many digits as the largest logit has before the point.
 inline float loss(const Online& state, float at_target) { return logf(state.sum) - (at_target - state.highest); }
 
 // The z-loss of a row is multiplier * log_sum^2. Without one `losses` is null.

@@ -1,7 +1,7 @@
 // Gradient of the normalisation. One pass over the rows, each in registers, gives `grad_input`. The column sums of the
 // parameter gradients, and with SUMS those of `grad_residual`, stay in registers from row to row. In the end they go to
-// `partial`, (sums, blocks, hidden) f32: weight and bias if their gradients are wanted, `grad_residual`. `add_partial_columns` adds them
-// up. It moves four tensors of (rows, hidden), and the partial sums twice: 6 % more with two sums at (16384, 2048) bf16
+// `partial`, (sums, blocks, hidden) f32: weight and bias if their gradients are wanted, `grad_residual`.
+// `add_partial_columns` adds them up. It moves four tensors of (rows, hidden), and the partial sums twice: 6 % more with two sums at (16384, 2048) bf16
 // in 528 blocks, most of it in L2.
 #include "rows.cuh"
 

@@ -22,9 +22,9 @@ impl VocabPart {
     }
 }
 
-/// The first half, of logits after the `soft_cap`: `stats[0, i]` is the largest of `logits[i]`, `stats[1, i]` the sum of `exp(logits[i] - stats[0,
-/// i])`, and `stats[2, i]` the target's logit if it is one of these columns, else 0. Padding does not count. Without
-/// any real column the largest is the lowest finite f32.
+/// The first half, of logits after the `soft_cap`: `stats[0, i]` is the largest of `logits[i]`, `stats[1, i]` the sum of
+/// `exp(logits[i] - stats[0, i])`, and `stats[2, i]` the target's logit if it is one of these columns, else 0. Padding
+/// does not count. Without any real column the largest is the lowest finite f32.
 #[derive(Clone, Debug)]
 pub struct CrossEntropyPart {
     /// `(rows, columns)`, f32 or bf16.

@@ -418,7 +418,8 @@ impl Linear {
     }
 
     /// Forward of a row-parallel layer: the sum of all ranks' products `(batch, seq, out)`, with sequence parallelism this
-    /// rank's rows of it. The first rank adds the bias. `record` is as in [`Linear::forward`], `names` are those of the product and of this rank's rows.
+    /// rank's rows of it. The first rank adds the bias. `record` is as in [`Linear::forward`], `names` are those of the
+    /// product and of this rank's rows.
     pub(crate) fn forward_row_parallel(
         &self,
         cx: &mut StepContext<'_>,

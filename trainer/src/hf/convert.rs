@@ -172,8 +172,8 @@ fn tokenizer(pretrained: &Pretrained) -> Result<Option<Tokenizer>, UserError> {
     }
 }
 
-/// Writes copies of the tokenizer and its chat template, and for `transformers` what it does not find in `tokenizer.json`. A tokenizer that is
-/// there stays.
+/// Writes copies of the tokenizer and its chat template, and for `transformers` what it does not find in
+/// `tokenizer.json`. A tokenizer that is there stays.
 fn write_tokenizer(
     target: &Path,
     tokenizer: &Tokenizer,

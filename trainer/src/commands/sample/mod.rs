@@ -76,7 +76,8 @@ impl Prompt {
     }
 }
 
-/// Writes the prompt to `out`, and then each token as it is generated; as often as the request says. Returns a line about the model and one about the speed.
+/// Writes the prompt to `out`, and then each token as it is generated; as often as the request says. Returns a line about
+/// the model and one about the speed.
 ///
 /// # Errors
 /// A prompt or weights that do not fit; device errors.
