@@ -99,10 +99,15 @@ template <class T> Gradient gradient(const Online& state, float at_target, float
 template <class T, int N> void to_gradient(Raw<T, N>& raw, u32 column, u32 vocab, u32 target, const Gradient& of) {
     float x[N];
     unpack(raw, x);
+    if (of.cap > 0.0f) {
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        float logit = bounded<T>(x[i], of.cap);
-        x[i] = through_bound(exponential<T>(logit - of.highest) * of.factor, logit, of.cap);
+        for (int i = 0; i < N; i++) {
+            float logit = soft_cap<T>(x[i], of.cap);
+            x[i] = exponential<T>(logit - of.highest) * of.factor * soft_cap_slope(logit, of.cap);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = exponential<T>(x[i] - of.highest) * of.factor;
     }
     if (target - column < N) {
 #pragma unroll
