@@ -145,6 +145,33 @@ fn packed_conversations_teach_the_same_answers_and_train_alike_in_every_layout()
 }
 
 #[test]
+fn an_evaluation_of_packed_conversations_has_the_loss_of_each_alone() {
+    let folder = Folder::new("sft-packed-eval");
+    write_chats(&folder.0);
+    expect(&run(1, &folder.0, &flags(&folder.0, "--steps 1 --save-interval 1")), 0, &["done: loss"]);
+    let at = |name: &str| folder.path(name).display().to_string();
+    let (saved, chats, template) = (at("saved"), at("chats.jsonl"), at("template.jinja"));
+    let result = |packing: &str| -> serde_json::Value {
+        // The last global batch of eight has places without a sample.
+        let sft = ["--sft", "--chat-template", &template, "--seq-length", "48", "--sft-packing", packing];
+        let run = ["--global-batch-size", "8", "--micro-batch-size", "2", "--device", "host"];
+        let printed = stdout_of(&[&["eval", &saved, &chats][..], &sft, &run].concat());
+        serde_json::from_str(printed.lines().last().unwrap()).unwrap()
+    };
+    let alone = result("1");
+    assert_eq!(alone["samples"], 20);
+    for packing in ["2", "3"] {
+        let packed = result(packing);
+        assert!(
+            packed["samples"].as_u64().unwrap() < 20 && packed["tokens"] == alone["tokens"],
+            "{packed} and {alone}"
+        );
+        let loss = |of: &serde_json::Value| of["loss"].as_f64().unwrap();
+        assert!((loss(&packed) / loss(&alone) - 1.0).abs() < 1e-6, "{packed} and {alone}");
+    }
+}
+
+#[test]
 fn inspect_shows_which_tokens_count() {
     let folder = Folder::new("sft-inspect");
     write_chats(&folder.0);
