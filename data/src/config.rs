@@ -34,3 +34,24 @@ common::choice! {
         U32 = "u32",
     }
 }
+
+#[cfg(test)]
+impl DataConfig {
+    /// The defaults of the section, for tests of this crate.
+    pub(crate) fn for_tests() -> DataConfig {
+        DataConfig {
+            path: None,
+            validation_path: None,
+            validation_sets: Vec::new(),
+            tokenizer: "byte".into(),
+            end_of_text: None,
+            text_key: "text".into(),
+            sft: false,
+            sft_packing: 1,
+            chat_template: None,
+            raw_tokens: RawTokens::None,
+            split: 1.0,
+            seed: 1,
+        }
+    }
+}

@@ -412,10 +412,7 @@ mod tests {
     use super::*;
 
     fn opened(path: &str) -> Result<TokenSource, UserError> {
-        let text = format!(
-            "path = {path:?}\nvalidation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nsft = false\nsft_packing = 1\nraw_tokens = \"none\"\nsplit = 1.0\nseed = 1"
-        );
-        let data: DataConfig = toml::from_str(&text).unwrap();
+        let data = DataConfig { path: Some(Paths::One(path.into())), ..DataConfig::for_tests() };
         open(data.path.as_ref().unwrap(), &data, 8, 256)
     }
 

@@ -1,4 +1,4 @@
-// The documents of samples in the ragged form that cuDNN takes: for each, its length and where its rows begin.
+// The documents of samples in the ragged form that cuDNN takes: the length of each, and the offset of its first row.
 #include "common.cuh"
 
 struct Documents {

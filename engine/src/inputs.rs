@@ -120,7 +120,7 @@ impl Inputs {
         })
     }
 
-    /// The documents of a microbatch's samples, where these hold several.
+    /// The documents of a microbatch's samples; `None` if a sample is one document.
     fn documents(&self, cx: &mut StepContext<'_>, microbatch: usize) -> Result<Option<Documents>> {
         let (Some(samples), Some(columns)) = (self.samples, &self.row.documents) else { return Ok(None) };
         let DocumentColumns { position_ids: columns, most } = columns;

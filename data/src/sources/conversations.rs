@@ -14,9 +14,9 @@ use crate::text::conversation::Conversation;
 #[derive(Clone)]
 pub struct Conversations {
     all: Arc<All>,
-    /// Which conversations.
+    /// Their numbers in `all`.
     range: Range<usize>,
-    /// Which of them, counted from the start of the range, are in which sample. `None` where a sample is one conversation.
+    /// The conversations of each sample, numbered from the start of `range`. `None` if a sample is one conversation.
     packs: Option<Arc<Packs>>,
 }
 
@@ -81,7 +81,7 @@ impl Counts {
 }
 
 impl Builder {
-    /// For samples of `seq` inputs and at most `most` conversations. `padding` fills what is left of a sample.
+    /// For samples of `seq` inputs and at most `most` conversations. `padding` fills the rest of a sample.
     pub(crate) fn new(seq: usize, most: usize, padding: u32) -> Builder {
         let (tokens, ends, targets) = (Vec::new(), Vec::new(), Vec::new());
         let all = All { tokens, ends, targets, padding: padding as i32, seq, most };
@@ -122,7 +122,7 @@ impl Builder {
 }
 
 impl All {
-    /// Where the tokens of a conversation are.
+    /// The tokens of a conversation, as a range of `tokens`.
     fn tokens_of(&self, at: usize) -> Range<usize> {
         let begin = if at == 0 { 0 } else { self.ends[at - 1] };
         begin..self.ends[at]
@@ -185,14 +185,13 @@ impl Conversations {
         }
     }
 
-    /// Values of a row: `seq` inputs and `seq` targets, and where samples are packed the position of each token in its
-    /// conversation.
+    /// Values of a row: `seq` inputs and `seq` targets. A packed sample has `seq` positions more, of each token in its conversation.
     pub fn width(&self) -> usize {
         self.all.seq * if self.packs.is_some() { 3 } else { 2 }
     }
 
-    /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. What follows the last
-    /// conversation of a packed sample counts as a conversation of its own.
+    /// Writes a sample into `row`, of [`Conversations::width`] values. A target that has no loss is -1. The padding of a packed
+    /// sample is a conversation of its own.
     pub fn read(&self, number: u64, row: &mut [i32]) {
         let (inputs, rest) = row.split_at_mut(self.all.seq);
         let (targets, positions) = rest.split_at_mut(self.all.seq);

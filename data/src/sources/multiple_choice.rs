@@ -243,9 +243,7 @@ mod tests {
     fn opened(lines: &str, seq: usize) -> Result<MultipleChoice, UserError> {
         let file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
         std::fs::write(file.path(), lines).unwrap();
-        let data = "validation_sets = []\ntokenizer = \"byte\"\ntext_key = \"text\"\nsft = false\nsft_packing = 1\nraw_tokens = \"none\"\n\
-                    split = 1.0\nseed = 1";
-        MultipleChoice::open(file.path().to_str().unwrap(), &toml::from_str(data).unwrap(), seq, 256)
+        MultipleChoice::open(file.path().to_str().unwrap(), &DataConfig::for_tests(), seq, 256)
     }
 
     #[test]

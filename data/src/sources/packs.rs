@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Which conversations each sample holds.
+/// The conversations of each sample.
 pub(crate) struct Packs {
     /// The conversations of all samples, one sample after the other.
     members: Vec<u32>,
@@ -13,11 +13,12 @@ pub(crate) struct Packs {
     targets: Vec<u64>,
 }
 
-/// What packing has to know of a conversation.
+/// The size of a conversation.
 #[derive(Clone, Copy)]
 pub(crate) struct Item {
-    /// Inputs that it takes.
+    /// Number of inputs; at least 1.
     pub(crate) inputs: usize,
+    /// Number of targets that have a loss.
     pub(crate) targets: u64,
 }
 

@@ -45,7 +45,7 @@ pub(super) fn scatter(tensor: &Tensor, start: usize, width: usize, dim: usize, v
     }
 }
 
-/// Which keys a query of a batch sees.
+/// The keys that each query sees: those of its own document within the mask.
 #[derive(Clone, Copy)]
 struct Seen<'a> {
     mask: Mask,

@@ -105,6 +105,27 @@ fn check_packed(
     ensure_elements(op, "stats", stats, batch * heads * seq)
 }
 
+impl Attention {
+    /// The backward of this forward. `grad_output` `(batch, seq, heads * head_dim)` is read, `grad_qkv` with the sizes of `qkv`
+    /// is written.
+    pub fn backward(&self, grad_output: Tensor, grad_qkv: Tensor) -> AttentionBackward {
+        let Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents, dropout } = *self;
+        AttentionBackward {
+            qkv,
+            output,
+            stats,
+            grad_output,
+            grad_qkv,
+            heads,
+            kv_heads,
+            scores,
+            mask,
+            documents,
+            dropout,
+        }
+    }
+}
+
 impl Operation for Attention {
     const NAME: &'static str = "attention";
 

@@ -168,33 +168,13 @@ fn attention_of_a_part_of_the_heads_drops_what_the_whole_drops_there() {
         let qkv = t.put(&shape, F32, &of_heads(first, count));
         let (output, stats) = (t.empty(&[1, seq, count * dim], F32), t.empty(&[1, count, seq], F32));
         let dropout = Some(site(&t, DropoutPart { first_head: first, ..Default::default() }));
-        t.run(Attention {
-            qkv,
-            output,
-            stats,
-            heads: count,
-            kv_heads: count,
-            scores: Scores::default(),
-            mask: Mask::CAUSAL,
-            documents: None,
-            dropout,
-        });
+        let (scores, mask) = (Scores::default(), Mask::CAUSAL);
+        let op =
+            Attention { qkv, output, stats, heads: count, kv_heads: count, scores, mask, documents: None, dropout };
+        t.run(op.clone());
         let grad_output = t.put(&[1, seq, count * dim], F32, &vec![1.0; seq * count * dim]);
         let grad_qkv = t.empty(&shape, F32);
-        let (heads, kv_heads) = (count, count);
-        t.run(AttentionBackward {
-            qkv,
-            output,
-            stats,
-            grad_output,
-            grad_qkv,
-            heads,
-            kv_heads,
-            scores: Scores::default(),
-            mask: Mask::CAUSAL,
-            documents: None,
-            dropout,
-        });
+        t.run(op.backward(grad_output, grad_qkv));
         (t.get(&output), t.get(&grad_qkv))
     };
     let (output, grad) = attend(0, heads);

@@ -6,7 +6,7 @@ use graph_manager::{Result, TensorTree};
 
 use crate::step_policy::StepContext;
 
-/// What layers know of a microbatch's samples.
+/// Facts about a microbatch's samples that every layer may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Samples {
     /// Their `SampleRecord`, from which dropout is computed.

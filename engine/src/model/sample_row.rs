@@ -15,11 +15,11 @@ pub struct SampleRow {
     pub inputs: Range<usize>,
     /// Columns of the targets. A negative token as a target has no loss.
     pub targets: Range<usize>,
-    /// Where the documents of a sample are; `None` where a sample is one document.
+    /// The columns that divide a sample into documents; `None` if a sample is one document.
     pub documents: Option<DocumentColumns>,
 }
 
-/// Where the documents are in a sample that holds several, one after the other. Attention stays within a document, and learned
+/// The division of a sample into several documents, one after the other. Attention stays within a document, and learned
 /// positions count from its first token. Rotary positions count on: attention depends on differences of positions alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentColumns {

@@ -53,16 +53,16 @@ pub(super) struct GraphSizes {
     pub(super) dim: i64,
     /// Keys that a query sees at most, its own among them; fewer than `seq`. `None` for all up to its own.
     pub(super) window: Option<i64>,
-    /// The most documents of a sample, which take the place of samples: tensors are ragged then. `None` where a sample is one
-    /// document.
+    /// The largest number of documents in a sample. Tensors are then ragged, and each document is an item of their first
+    /// axis. `None` if a sample is one document.
     pub(super) documents: Option<i64>,
 }
 
-/// What a graph of documents takes besides: the length of each, and where it begins in tensors.
+/// The lengths of all documents, and their offsets in the ragged tensors, in elements.
 struct Ragged {
-    /// As lengths of queries and of keys.
+    /// The number of queries and the number of keys. cuDNN wants both, and they are the same.
     lengths: [GraphTensor; 2],
-    /// Of queries, keys and values.
+    /// Offsets in queries, keys and values.
     packed: [GraphTensor; 3],
     output: GraphTensor,
     stats: GraphTensor,
@@ -81,7 +81,7 @@ impl Ragged {
     }
 }
 
-/// Where the documents of tensors begin, where samples hold several.
+/// The ragged form of a graph's tensors; empty if samples are single documents.
 struct Offsets(Option<Ragged>);
 
 impl Offsets {
@@ -97,7 +97,8 @@ impl Offsets {
         self.0.as_ref().map(|ragged| ragged.stats)
     }
 
-    /// How far a product of documents reaches, whose rows, columns and sums run over queries (0) or keys (1).
+    /// The extent of a product `(m, n)` of sums over `k`. An axis that runs over [`QUERIES`] or [`KEYS`] ends with the document;
+    /// an axis of channels is `None`.
     fn extent(&self, m: Option<usize>, n: Option<usize>, k: Option<usize>) -> Extent {
         let Some(Ragged { lengths, .. }) = &self.0 else { return Extent::default() };
         let length = |axis: Option<usize>| axis.map(|axis| lengths[axis]);
@@ -147,8 +148,8 @@ impl GraphSizes {
         TensorLayout::dense([self.items(), self.heads, self.seq, 1])
     }
 
-    /// What a product over all query heads leaves for keys or values, of which each group of query heads has one. For documents it
-    /// lies in memory, in rows as much longer than packed rows as there are query heads in a group.
+    /// The gradients of keys or values by query head, before each group of query heads is summed. With documents they lie in
+    /// memory. Their offsets are then those of packed rows, so a row is as many packed rows long as a group has heads.
     fn key_grads_of_query_heads(&self) -> TensorLayout {
         match self.documents {
             None => self.dense_queries(),
@@ -161,7 +162,7 @@ impl GraphSizes {
         self.packed_width() * (self.heads / self.kv_heads)
     }
 
-    /// Tensors for documents, where samples hold several.
+    /// Adds the tensors with lengths and offsets of documents.
     fn offsets(&self, g: &mut OperationGraph) -> Result<Offsets> {
         Ok(Offsets(self.documents.map(|_| Ragged::new(g, self.items())).transpose()?))
     }
@@ -177,7 +178,7 @@ impl GraphSizes {
     }
 }
 
-/// Which of queries, keys and values; those of lengths are of queries and of keys.
+// Indices into `Ragged::packed`, and the first two into `Ragged::lengths`.
 const QUERIES: usize = 0;
 const KEYS: usize = 1;
 const VALUES: usize = 2;
@@ -188,9 +189,9 @@ pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     let g = &mut graph;
     let (scores, rows) = (sizes.scores(), sizes.rows());
     let offsets = sizes.offsets(g)?;
-    let query = g.ragged(number::QUERY, BF16, sizes.queries(), offsets.packed(0))?;
-    let key = g.ragged(number::KEY, BF16, sizes.keys().transposed(), offsets.packed(1))?;
-    let value = g.ragged(number::VALUE, BF16, sizes.keys(), offsets.packed(2))?;
+    let query = g.ragged(number::QUERY, BF16, sizes.queries(), offsets.packed(QUERIES))?;
+    let key = g.ragged(number::KEY, BF16, sizes.keys().transposed(), offsets.packed(KEYS))?;
+    let value = g.ragged(number::VALUE, BF16, sizes.keys(), offsets.packed(VALUES))?;
     let output = g.ragged(number::OUTPUT, BF16, sizes.output(), offsets.output())?;
     let stats = g.ragged(number::STATS, F32, rows, offsets.stats())?;
     let scale = g.scalar(number::SCALE)?;
@@ -221,23 +222,23 @@ pub(super) fn forward(sizes: &GraphSizes) -> Result<OperationGraph> {
     Ok(graph)
 }
 
-/// Backward: 22 operations, two more with fewer key heads, five more with a window, and six
-/// more with documents. Without `deterministic` the gradient of queries is first
-/// added up in f32 by atomics. With it, that operation is left out, and the gradients of all scores take memory.
+/// Backward: 22 operations, two more with fewer key heads, five more with a window, and six more with documents. Without
+/// `deterministic` the gradient of queries is first added up in f32 by atomics. With it, that operation is left out, and the
+/// gradients of all scores take memory.
 pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<OperationGraph> {
     let mut graph = OperationGraph::default();
     let g = &mut graph;
     let (scores, rows) = (sizes.scores(), sizes.rows());
     let offsets = sizes.offsets(g)?;
-    let query = g.ragged(number::QUERY, BF16, sizes.queries(), offsets.packed(0))?;
-    let key = g.ragged(number::KEY, BF16, sizes.keys().transposed(), offsets.packed(1))?;
-    let value = g.ragged(number::VALUE, BF16, sizes.keys().transposed(), offsets.packed(2))?;
+    let query = g.ragged(number::QUERY, BF16, sizes.queries(), offsets.packed(QUERIES))?;
+    let key = g.ragged(number::KEY, BF16, sizes.keys().transposed(), offsets.packed(KEYS))?;
+    let value = g.ragged(number::VALUE, BF16, sizes.keys().transposed(), offsets.packed(VALUES))?;
     let output = g.ragged(number::OUTPUT, BF16, sizes.output(), offsets.output())?;
     let stats = g.ragged(number::STATS, F32, rows, offsets.stats())?;
     let grad_output = g.ragged(number::GRAD_OUTPUT, BF16, sizes.output(), offsets.output())?;
-    let grad_query = g.ragged(number::GRAD_QUERY, BF16, sizes.queries(), offsets.packed(0))?;
-    let grad_key = g.ragged(number::GRAD_KEY, BF16, sizes.keys(), offsets.packed(1))?;
-    let grad_value = g.ragged(number::GRAD_VALUE, BF16, sizes.keys(), offsets.packed(2))?;
+    let grad_query = g.ragged(number::GRAD_QUERY, BF16, sizes.queries(), offsets.packed(QUERIES))?;
+    let grad_key = g.ragged(number::GRAD_KEY, BF16, sizes.keys(), offsets.packed(KEYS))?;
+    let grad_value = g.ragged(number::GRAD_VALUE, BF16, sizes.keys(), offsets.packed(VALUES))?;
     let delta = g.ragged(number::DELTA, F32, rows, offsets.stats())?;
     let scale = g.scalar(number::SCALE)?;
     let masked = g.scalar(number::MASKED)?;
@@ -286,14 +287,14 @@ pub(super) fn backward(sizes: &GraphSizes, deterministic: bool) -> Result<Operat
     matmul_by_group(g, sizes, (transposed, query, grad_key), &offsets, KEYS)?;
 
     // grad_query = grad_scores key
-    let key_rows = g.inner_ragged(F32, sizes.keys(), offsets.packed(1))?;
+    let key_rows = g.inner_ragged(F32, sizes.keys(), offsets.packed(KEYS))?;
     g.reshape(key, key_rows)?;
     let extent = offsets.extent(Some(QUERIES), None, Some(KEYS));
     if deterministic {
         g.matmul(grad_scores, key_rows, grad_query, extent)?;
     } else {
         let layout = if sizes.documents.is_some() { sizes.queries() } else { sizes.dense_queries() };
-        let sum = g.ragged(number::GRAD_QUERY_SUM, F32, layout, offsets.packed(0))?;
+        let sum = g.ragged(number::GRAD_QUERY_SUM, F32, layout, offsets.packed(QUERIES))?;
         g.matmul(grad_scores, key_rows, sum, extent)?;
         g.unary(Pointwise::CUDNN_POINTWISE_IDENTITY, sum, grad_query)?;
     }
@@ -329,7 +330,7 @@ fn within_documents(
     Ok(within)
 }
 
-/// `to = a @ b`, summed over the query heads that share a key head. The rows are those of keys, or of values.
+/// `to = a @ b`, summed over the query heads that share a key head. `rows` is [`KEYS`] or [`VALUES`].
 fn matmul_by_group(
     g: &mut OperationGraph,
     sizes: &GraphSizes,

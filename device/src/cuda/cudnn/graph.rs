@@ -45,14 +45,14 @@ impl TensorLayout {
 #[derive(Clone, Copy)]
 pub(super) struct GraphTensor(usize);
 
-/// How far a product reaches, for each item of the first axis: its rows, columns and the length of the sums. `None`: as far as
-/// the tensors do.
+/// The extent of a product for each item of the first axis: i32 tensors with its rows `m`, its columns `n` and the length `k` of
+/// its sums. `None` is the whole axis.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extent {
     pub(super) m: Option<GraphTensor>,
     pub(super) n: Option<GraphTensor>,
     pub(super) k: Option<GraphTensor>,
-    /// What lies outside is 0.
+    /// Zeros fill the rest.
     pub(super) pads: bool,
 }
 
@@ -212,8 +212,8 @@ impl OperationGraph {
         self.pointwise(select, x, Some(otherwise), Some(mask), y)
     }
 
-    /// `y = x` where row and column are below `length`, else `otherwise`. `length` has a number for each item of the first axis;
-    /// the others have the layout `scores`.
+    /// `y = x` if the row is below `rows` and the column below `columns`, else `otherwise`. `rows` and `columns` have a number for
+    /// each item of the first axis; the others have the layout `scores`.
     pub(super) fn within(
         &mut self,
         scores: TensorLayout,

@@ -39,7 +39,7 @@ pub(crate) struct Cudnn {
     handle: CudnnHandle,
 }
 
-/// What decides whether cuDNN is used for an attention.
+/// The properties of an attention that decide whether cuDNN computes it.
 struct Asked {
     qkv: Tensor,
     heads: usize,
@@ -271,7 +271,7 @@ impl Cudnn {
         let reasons = [
             (drops, "it has dropout"),
             (scores.soft_cap.is_some(), "its scores have a soft cap"),
-            (dim > WIDEST_HEAD, "its heads have more than 128 channels"),
+            (dim > WIDEST_HEAD, "its heads are wider than those that cuDNN is used for"),
             (!dim.is_multiple_of(8), "8 does not divide the channels of its heads"),
             // cuDNN's deterministic backward of documents would hold all scores.
             (documents.is_some() && self.deterministic, "samples hold documents, and the run is deterministic"),

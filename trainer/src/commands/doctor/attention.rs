@@ -1,6 +1,6 @@
 //! Trials of attention and of norms of its heads.
 
-use device::ops::{Attention, AttentionBackward, HeadNorm, HeadNormBackward, Mask, Rotary, Scores};
+use device::ops::{Attention, HeadNorm, HeadNormBackward, Mask, Rotary, Scores};
 use device::{DType, Result, Tensor};
 
 use super::joint_norm::joint_norms;
@@ -41,37 +41,22 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
         (", soft cap, window, dropout", s, s.kv_heads, Some(seq / 3 + 1), true, capped),
     ] {
         let (mask, Sizes { heads, head_dim, .. }) = (Mask { window }, s);
-        let forward = move |b: &mut Workbench| -> Result<(Attention, Tensor)> {
+        let forward = move |b: &mut Workbench| -> Result<Attention> {
             let qkv = b.input([batch, seq, (heads + 2 * kv_heads) * head_dim], dtype)?;
             let output = b.output([batch, seq, heads * head_dim], dtype)?;
             let stats = b.output([batch, heads, seq], DType::F32)?;
             let dropout = if drops { Some(site(b)?) } else { None };
-            let op = Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout };
-            Ok((op, qkv))
+            Ok(Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout })
         };
-        add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.0.into())));
+        add(&format!("attention{label}"), Box::new(move |b| Ok(forward(b)?.into())));
         add(
             &format!("attention backward{label}"),
             Box::new(move |b| {
-                let (op, qkv) = forward(b)?;
+                let op = forward(b)?;
                 b.run(op.clone())?;
                 let grad_output = b.input([batch, seq, heads * head_dim], dtype)?;
-                let grad_qkv = b.output(qkv.shape, dtype)?;
-                let Attention { output, stats, dropout, .. } = op;
-                Ok(AttentionBackward {
-                    qkv,
-                    output,
-                    stats,
-                    grad_output,
-                    grad_qkv,
-                    heads,
-                    kv_heads,
-                    scores,
-                    mask,
-                    documents: None,
-                    dropout,
-                }
-                .into())
+                let grad_qkv = b.output(op.qkv.shape, dtype)?;
+                Ok(op.backward(grad_output, grad_qkv).into())
             }),
         );
     }

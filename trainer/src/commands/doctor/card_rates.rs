@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use device::ops::{Add, Attention, AttentionBackward, Epilogue, Gemm, Mask, Scores};
+use device::ops::{Add, Attention, Epilogue, Gemm, Mask, Scores};
 use device::{DType, Op, Result};
 
 use super::fp8_products;
@@ -83,24 +83,10 @@ fn attention_tflops(
     let (grad_output, grad_qkv) =
         (bench.input([batch, seq, width], DType::Bf16)?, bench.output(qkv.shape, DType::Bf16)?);
     let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
-    let forward: Op =
-        Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None }.into();
-    let backward: Op = AttentionBackward {
-        qkv,
-        output,
-        stats,
-        grad_output,
-        grad_qkv,
-        heads,
-        kv_heads,
-        scores,
-        mask,
-        documents: None,
-        dropout: None,
-    }
-    .into();
+    let forward = Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
+    let backward: Op = forward.backward(grad_output, grad_qkv).into();
     let rate = |op: &Op| -> Result<f64> { Ok(op.flops() / settled_seconds(bench, op)? / 1e12) };
-    Ok([rate(&forward)?, rate(&backward)?])
+    Ok([rate(&forward.into())?, rate(&backward)?])
 }
 
 /// Seconds of an operation at the clock that the GPU keeps under this load: it runs for a while before it is timed.

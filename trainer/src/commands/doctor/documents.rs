@@ -1,6 +1,6 @@
 //! Trials of attention within documents.
 
-use device::ops::{Attention, AttentionBackward, Documents, Embedding, Mask, Scores};
+use device::ops::{Attention, Documents, Embedding, Mask, Scores};
 use device::{DType, Result};
 
 use super::sizes::Sizes;
@@ -44,24 +44,8 @@ pub(super) fn trials(s: Sizes, dtype: DType, add: AddTrial<'_>) {
             Box::new(move |b| {
                 let op = forward(b)?;
                 b.run(op.clone())?;
-                let Attention { qkv, output, stats, scores, documents, .. } = op;
-                let grad_output = b.input(output.shape, dtype)?;
-                let grad_qkv = b.output(qkv.shape, dtype)?;
-                let dropout = None;
-                Ok(AttentionBackward {
-                    qkv,
-                    output,
-                    stats,
-                    grad_output,
-                    grad_qkv,
-                    heads,
-                    kv_heads,
-                    scores,
-                    mask,
-                    documents,
-                    dropout,
-                }
-                .into())
+                let (grad_output, grad_qkv) = (b.input(op.output.shape, dtype)?, b.output(op.qkv.shape, dtype)?);
+                Ok(op.backward(grad_output, grad_qkv).into())
             }),
         );
     }

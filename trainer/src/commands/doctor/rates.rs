@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 use std::time::Instant;
 
-use device::ops::{Attention, AttentionBackward, Copy, Epilogue, Fill, Gemm, Mask, Scores};
+use device::ops::{Attention, Copy, Epilogue, Fill, Gemm, Mask, Scores};
 use device::{DType, Graph, Op, Result};
 
 use super::workbench::Workbench;
@@ -60,27 +60,14 @@ pub(super) fn measure(bench: &mut Workbench) -> Result<Vec<Rate>> {
     let output = bench.output([batch, seq, heads * head_dim], DType::Bf16)?;
     let stats = bench.output([batch, heads, seq], DType::F32)?;
     let (kv_heads, scores, mask) = (heads, Scores::default(), Mask::CAUSAL);
-    let forward: Op =
-        Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None }.into();
+    let forward = Attention { qkv, output, stats, heads, kv_heads, scores, mask, documents: None, dropout: None };
     let flops = 2.0 * (batch * heads * seq * seq * head_dim) as f64;
     let name = |pass: &str| format!("attention {pass}, b{batch} h{heads} s{seq} d{head_dim}");
-    let seconds = self::seconds(bench, &forward)?;
+    let seconds = self::seconds(bench, &forward.clone().into())?;
     rates.push(Rate { name: name("forward"), value: flops / seconds / 1e12, unit: Unit::Tflops });
     let grad_output = bench.input([batch, seq, heads * head_dim], DType::Bf16)?;
     let grad_qkv = bench.output(qkv.shape, DType::Bf16)?;
-    let backward = AttentionBackward {
-        qkv,
-        output,
-        stats,
-        grad_output,
-        grad_qkv,
-        heads,
-        kv_heads,
-        scores,
-        mask,
-        documents: None,
-        dropout: None,
-    };
+    let backward = forward.backward(grad_output, grad_qkv);
     let seconds = self::seconds(bench, &backward.into())?;
     rates.push(Rate { name: name("backward"), value: 2.5 * flops / seconds / 1e12, unit: Unit::Tflops });
 
