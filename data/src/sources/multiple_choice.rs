@@ -5,12 +5,11 @@ use std::path::Path;
 
 use common::UserError;
 use common::format::counted;
-use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use crate::config::DataConfig;
 use crate::identity::{Identities, Identity};
-use crate::text::documents::read_files;
+use crate::text::documents::{in_parallel, read_files};
 use crate::text::question::Question;
 use crate::text::text_file::Piece;
 use crate::text::text_files::text_files;
@@ -72,8 +71,7 @@ impl MultipleChoice {
         let (files, left_out) = text_files(&format!("`{name}`"), Path::new(name), ENDINGS)?;
         let mut all = MultipleChoice { rows: Vec::new(), questions: Vec::new(), notices: left_out.notices() };
         read_files(&files, &tokenizer, ENDINGS, |pieces| {
-            let read = |piece: &Piece| asked(piece, &tokenizer, seq);
-            for (line, question, rows) in pieces.par_iter().map(read).collect::<Result<Vec<_>, UserError>>()? {
+            for (line, question, rows) in in_parallel(pieces, |piece| asked(piece, &tokenizer, seq))? {
                 all.push(line, &question, rows);
             }
             Ok::<(), UserError>(())

@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 
 use common::UserError;
-use rayon::prelude::*;
 
 use crate::text::chat_template::ChatTemplate;
 use crate::text::conversation::Conversation;
-use crate::text::documents::read_files;
+use crate::text::documents::{in_parallel, read_files};
 use crate::text::text_file::Piece;
 use crate::text::text_files::TextFile;
 use crate::text::tokenizer::Tokenizer;
@@ -28,8 +27,7 @@ pub(crate) fn encode_conversations<E: From<UserError> + Send>(
     mut sink: impl FnMut(Conversation) -> Result<(), E>,
 ) -> Result<Vec<PathBuf>, E> {
     read_files(files, tokenizer, MESSAGES, |pieces| {
-        let encode = |piece: &Piece| encoded(piece, tokenizer, template);
-        let encoded: Vec<Conversation> = pieces.par_iter().map(encode).collect::<Result<_, UserError>>()?;
+        let encoded = in_parallel(pieces, |piece| encoded(piece, tokenizer, template))?;
         encoded.into_iter().try_for_each(&mut sink)
     })
 }

@@ -70,8 +70,7 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
 ) -> Result<(Totals, Vec<PathBuf>), E> {
     let mut totals = Totals::default();
     let left_out = read_files(files, tokenizer, key, |batch| -> Result<(), E> {
-        let encoded: Vec<Vec<u32>> =
-            batch.par_iter().map(|piece| piece.encode(tokenizer, key)).collect::<Result<_, UserError>>()?;
+        let encoded = in_parallel(batch, |piece| piece.encode(tokenizer, key))?;
         for (piece, mut tokens) in batch.iter().zip(encoded) {
             if piece.ends_document {
                 tokens.push(tokenizer.end_of_text());
@@ -84,6 +83,19 @@ pub(crate) fn encode_files<E: From<UserError> + Send>(
         Ok(())
     })?;
     Ok((totals, left_out))
+}
+
+/// `read` of each piece, in order, on all threads.
+///
+/// # Errors
+/// That of the first piece that has one, in the order of the files: a mistake is reported the same in every run.
+pub(crate) fn in_parallel<T: Send>(
+    pieces: &[Piece],
+    read: impl Fn(&Piece) -> Result<T, UserError> + Send + Sync,
+) -> Result<Vec<T>, UserError> {
+    // Collected as a single result, rayon returns the error that happens first.
+    let results: Vec<Result<T, UserError>> = pieces.par_iter().map(read).collect();
+    results.into_iter().collect()
 }
 
 /// Reads files in order and passes on their pieces, as many at a time as threads share well. Returns the files in folders that
@@ -164,5 +176,30 @@ impl Piece {
                 "take that text out, or use another tokenizer.json: one with an unknown token, or a byte-level one",
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_mistakes_the_first_in_the_file_is_reported_whichever_thread_is_faster() {
+        let path: Arc<Path> = Path::new("x.jsonl").into();
+        let piece = |line| Piece { path: path.clone(), text: String::new(), line: Some(line), ends_document: true };
+        let pieces: Vec<Piece> = (1..=64).map(piece).collect();
+        for _ in 0..20 {
+            let error = in_parallel(&pieces, |piece| -> Result<(), UserError> {
+                // The first mistake takes the longest.
+                if piece.line == Some(3) {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                }
+                match piece.line {
+                    Some(line) if line >= 3 => Err(UserError::new(format!("line {line}"), "a rule", "a fix")),
+                    _ => Ok(()),
+                }
+            });
+            assert_eq!(error.unwrap_err().what, "line 3");
+        }
     }
 }
