@@ -25,7 +25,7 @@ use crate::{DType, Result, Shape, Tensor};
 const FIRST_IS_BEST: usize = 91900;
 /// The widest head that cuDNN is given. Plans for up to 256 channels compile on compute capability 9.0, but their results were not
 /// compared with the host's.
-const WIDEST_HEAD: usize = 128;
+const WIDEST_HEAD: usize = 256;
 /// How many plans are timed against each other before that version.
 const CANDIDATES: usize = 3;
 
