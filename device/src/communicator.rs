@@ -1,5 +1,6 @@
 //! Groups of ranks, as a stream sees them. Implementations are in the `parallel` crate.
 
+use crate::cuda::Peers;
 use crate::{Error, Result, Tensor};
 
 /// A kind of transfer between the ranks of a communicator. Ranks are numbered within the communicator.
@@ -107,6 +108,12 @@ pub trait Communicator: std::fmt::Debug {
     fn enqueue(&self, kind: CollectiveKind, input: &Tensor, _output: &Tensor, _stream: StreamHandle) -> Result<()> {
         let problem = format!("{self:?} transfers host memory, and {:?} is a GPU's", input.shape);
         Err(Error::operation(kind.name(), problem))
+    }
+
+    /// Memory through which the GPUs of the group reach each other. `None` where all transfers go through
+    /// [`Communicator::enqueue`].
+    fn peers(&self) -> Option<&Peers> {
+        None
     }
 
     /// The world ranks of the group's members, in the group's order: the same on every member.

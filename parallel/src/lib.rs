@@ -6,6 +6,7 @@ mod library_defaults;
 mod mpi;
 mod nccl;
 mod orders;
+mod peer_link;
 mod pipeline_groups;
 mod placement;
 mod receive_queue;

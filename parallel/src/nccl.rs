@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result as driver;
 use cudarc::nccl::{result, sys};
-use device::cuda::StreamHandle;
+use device::cuda::{Peers, StreamHandle};
 use device::ops::CollectiveKind;
 use device::{Communicator, DType, Error, Probe, Request, Result, Tensor};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Root};
+
+use crate::peer_link::PeerLink;
 
 /// The version of the NCCL library, such as `22809`. `None` if there is no library.
 pub fn nccl_version() -> Option<i32> {
@@ -36,6 +38,7 @@ pub(crate) fn communicator(
     group: &SimpleCommunicator,
     name: &str,
     members: Vec<usize>,
+    peers: Option<PeerLink>,
 ) -> Result<Rc<dyn Communicator>> {
     // SAFETY: only checks whether the library can be loaded.
     if !unsafe { sys::is_culib_present() } {
@@ -64,7 +67,7 @@ pub(crate) fn communicator(
     unsafe { result::comm_init_rank(&mut handle, size, unique, rank) }
         .map_err(|error| failed("ncclCommInitRank", name, error))?;
     let alive = Arc::new(Mutex::new(Some(Handle(handle))));
-    Ok(Rc::new(NcclCommunicator { name: name.into(), handle, alive, rank: rank as usize, members }))
+    Ok(Rc::new(NcclCommunicator { name: name.into(), handle, alive, rank: rank as usize, members, peers }))
 }
 
 struct NcclCommunicator {
@@ -74,6 +77,8 @@ struct NcclCommunicator {
     alive: Arc<Mutex<Option<Handle>>>,
     rank: usize,
     members: Vec<usize>,
+    /// Makes what transfers it can in place of NCCL.
+    peers: Option<PeerLink>,
 }
 
 /// The handle as [`NcclCommunicator::probe`] uses it on another thread.
@@ -103,6 +108,10 @@ impl Communicator for NcclCommunicator {
 
     fn members(&self) -> Vec<usize> {
         self.members.clone()
+    }
+
+    fn peers(&self) -> Option<&Peers> {
+        self.peers.as_ref().and_then(PeerLink::peers)
     }
 
     fn open(&self) -> Result<()> {

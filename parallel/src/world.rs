@@ -3,10 +3,12 @@
 use std::process::exit;
 use std::rc::Rc;
 
+use device::cuda::GpuProperties;
 use device::{Communicator, Result};
 
 use crate::mpi::{MpiCommunicator, MpiWorld};
 use crate::nccl;
+use crate::peer_link::PeerLink;
 
 /// All ranks of a run. A run makes one on its main thread, which then makes all MPI calls.
 ///
@@ -111,7 +113,31 @@ impl World {
         if group.len() == 1 {
             return Ok(None);
         }
-        nccl::communicator(&split, name, group.to_vec()).map(Some)
+        nccl::communicator(&split, name, group.to_vec(), None).map(Some)
+    }
+
+    /// As [`World::nccl_communicator`], but sums and gathers are made by kernels that write the memory of the other GPUs, if all
+    /// of the group are in one node and reach each other. Otherwise, and for all else, NCCL makes the transfers. `gpu` is this rank's.
+    ///
+    /// # Errors
+    /// As [`World::nccl_communicator`].
+    ///
+    /// # Panics
+    /// If this rank is not in its group.
+    pub fn peer_communicator(
+        &self,
+        name: &str,
+        group: &[usize],
+        gpu: &GpuProperties,
+    ) -> Result<Option<Rc<dyn Communicator>>> {
+        let Some(mpi) = &self.mpi else { return Ok(None) };
+        let split = mpi.split(group);
+        if group.len() == 1 {
+            return Ok(None);
+        }
+        let link = PeerLink::new(mpi.split(group), mpi.universe(), gpu)
+            .inspect_err(|why| tracing::info!("transfers of communicator `{name}` are NCCL's: {why}"));
+        nccl::communicator(&split, name, group.to_vec(), link.ok()).map(Some)
     }
 }
 

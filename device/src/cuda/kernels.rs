@@ -177,6 +177,11 @@ impl Kernels {
         all.copied().any(|ours| ours == function)
     }
 
+    /// Whether a function is a kernel of these that waits for other GPUs.
+    pub(crate) fn waits_for_peers(&self, function: Function) -> bool {
+        self.always.functions.iter().any(|(name, ours)| *ours == function && name.starts_with("peer_"))
+    }
+
     /// A kernel by its name.
     ///
     /// # Errors

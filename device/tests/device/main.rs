@@ -26,5 +26,6 @@ mod ops_quantize_gemm;
 mod ops_scales;
 mod ops_skip_step;
 mod ops_transpose_fp8;
+mod peer_rounds;
 mod quantize_reference;
 mod sync_debug;

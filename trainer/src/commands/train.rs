@@ -15,6 +15,7 @@ use tracing_subscriber::EnvFilter;
 use super::bench::{self, BenchRequest};
 use super::plan::check_named_gpu;
 use super::profile::{self, ProfileRequest};
+use crate::config::TensorTransfers;
 use crate::config::checks::require;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
@@ -163,7 +164,8 @@ pub(super) fn start(
     let placement = parallel.schedule.placement();
     let graph = &plan.config.cuda_graph;
     let overlaps = graph.enable && graph.overlap_microbatches;
-    let topology = Topology { grid: parallel.grid, placement, ties_ends: parallel.shares_table, overlaps };
+    let peers = plan.config.parallel.tensor_transfers == TensorTransfers::Auto;
+    let topology = Topology { grid: parallel.grid, placement, ties_ends: parallel.shares_table, overlaps, peers };
     let every = [("dry-run", request.dry_run.to_string()), ("device", accelerator.kind().into())];
     let command = [command, &every[..]].concat();
     let settings = shared_settings(&plan.config, &command);

@@ -38,5 +38,5 @@ pub use sections::{
     GraphMempool, GraphScope, LoggingConfig, ModelConfig, ModelKind, MomentDtype, NormPlacement, Normalization,
     OptimizerChoice, OptimizerConfig, ParallelConfig, PipelineSchedule, PositionEmbedding, PrecisionConfig, QkNormOver,
     RecomputeConfig, RecomputeGranularity, RecomputeMethod, ResidualInit, Resume, RopeScalingType, RunConfig,
-    SyncDebugChoice, TrainConfig, VerifyMemory, by_key,
+    SyncDebugChoice, TensorTransfers, TrainConfig, VerifyMemory, by_key,
 };

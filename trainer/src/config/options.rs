@@ -9,7 +9,7 @@ use engine::precision::Precision;
 use crate::config::{
     Activation, AmaxAlgo, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind,
     MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, QkNormOver,
-    RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, SyncDebugChoice, VerifyMemory,
+    RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, SyncDebugChoice, TensorTransfers, VerifyMemory,
 };
 use crate::families::Preset;
 
@@ -190,6 +190,7 @@ pub const OPTIONS: &[OptionSpec] = &[
 
     option("parallel.tensor", "tensor-model-parallel-size", &[], "1", Kind::Integer, "Number of ranks that share each layer. Heads, feed-forward channels and the vocabulary are divided among them"),
     option("parallel.sequence_parallel", "sequence-parallel", &[], "false", Kind::Bool, "Ranks that share layers also divide the tokens between layers: less memory for the same traffic"),
+    option("parallel.tensor_transfers", "tensor-parallel-transfers", &[], "\"auto\"", Kind::Choice(TensorTransfers::WORDS), "What sums and gathers over ranks that share layers. auto: kernels that write the memory of the other GPUs, if all are in one node and reach each other; else NCCL, which is slower for tensors of a layer's size. nccl: always NCCL. Sums over three and more ranks have other bits"),
     option("parallel.pipeline", "pipeline-model-parallel-size", &[], "1", Kind::Integer, "Number of pipeline stages. Each has some of the layers and sends its results to the next"),
     option("parallel.pipeline_schedule", "pipeline-schedule", &[], "\"1f1b\"", Kind::Choice(PipelineSchedule::WORDS), "Order of work of a stage. 1f1b: one forward, one backward in turn. zero_bubble: weight gradients are made later, in the time that a stage would wait for others; each stage then saves as many microbatches as the first one does under 1f1b, and what was recomputed, until the weight gradients are made"),
     option("parallel.virtual_pipeline", "virtual-pipeline-model-parallel-size", &["num-virtual-stages-per-pipeline-rank"], "1", Kind::Integer, "Chunks of layers on each stage, interleaved with those of the other stages: less idle time, more transfers"),

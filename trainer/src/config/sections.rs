@@ -336,6 +336,7 @@ choice! {
 section!(ParallelConfig {
     tensor: usize,
     sequence_parallel: bool,
+    tensor_transfers: TensorTransfers,
     pipeline: usize,
     pipeline_schedule: PipelineSchedule,
     virtual_pipeline: usize,
@@ -349,6 +350,16 @@ section!(ParallelConfig {
     setup_timeout_seconds: f64,
     monitor_address: Option<String>,
 });
+
+choice! {
+    /// What makes the transfers between ranks that share layers.
+    pub enum TensorTransfers {
+        /// Kernels of our own where the ranks' GPUs reach each other's memory, else NCCL.
+        Auto = "auto",
+        /// NCCL.
+        Nccl = "nccl",
+    }
+}
 
 choice! {
     /// The order of a pipeline stage's work.

@@ -10,7 +10,7 @@ use crate::config::options::find;
 use crate::config::plan::RunPlan;
 use crate::config::{
     DecayStyle, Fp8Choice, GradReduce, Layers, ModelConfig, ModelKind, MomentDtype, OptimizerChoice, PositionEmbedding,
-    RecomputeGranularity, VerifyMemory,
+    RecomputeGranularity, TensorTransfers, VerifyMemory,
 };
 
 /// One line for each setting without effect. For a benchmark (`is_bench`) settings about files and the run's length do not
@@ -30,6 +30,11 @@ pub fn notices(plan: &RunPlan, is_bench: bool) -> Vec<String> {
         parallel.sequence_parallel && parallel.tensor == 1,
         "parallel.sequence_parallel = true".into(),
         "with parallel.tensor = 1 no ranks share a layer and its tokens",
+    );
+    tell(
+        parallel.tensor_transfers == TensorTransfers::Nccl && parallel.tensor == 1,
+        "parallel.tensor_transfers = \"nccl\"".into(),
+        "with parallel.tensor = 1 no ranks share a layer",
     );
     let off = "without cuda_graph.enable (--enable-cuda-graph) nothing is captured";
     for (key, value) in [
@@ -283,6 +288,7 @@ mod tests {
     fn a_setting_without_effect_is_one_line_and_none_where_it_has_an_effect() {
         for (setting, beside, says) in [
             ("parallel.sequence_parallel=true", "", "parallel.tensor = 1"),
+            ("parallel.tensor_transfers=\"nccl\"", "", "parallel.tensor = 1"),
             ("cuda_graph.scope=full_iteration", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.modules=attention", "cuda_graph.enable=true", "--enable-cuda-graph"),
             ("cuda_graph.layers=[1]", "cuda_graph.enable=true", "--enable-cuda-graph"),

@@ -201,17 +201,18 @@ pub struct Topology {
     pub ties_ends: bool,
     /// Microbatches overlap.
     pub overlaps: bool,
+    /// Ranks that share layers write each other's GPU memory, if they can.
+    pub peers: bool,
 }
 
 impl Topology {
-    /// Every rank has the whole model.
-    pub fn data_parallel(ranks: usize) -> Topology {
-        Topology {
-            grid: Grid::data_parallel(ranks),
-            placement: Placement::new(1, 1),
-            ties_ends: false,
-            overlaps: false,
-        }
+    /// All ranks share each layer.
+    ///
+    /// # Panics
+    /// If `ranks` is 0.
+    pub fn tensor_parallel(ranks: usize) -> Topology {
+        let Some(grid) = Grid::new(ranks, &[(Axis::Tensor, ranks)]) else { panic!("a grid without ranks") };
+        Topology { grid, placement: Placement::new(1, 1), ties_ends: false, overlaps: false, peers: true }
     }
 }
 
@@ -231,10 +232,11 @@ fn connect(
     watch: Option<&Rc<Watch>>,
     made: &mut Vec<Rc<dyn Communicator>>,
 ) -> device::Result<Groups> {
-    let Topology { grid, placement, ties_ends, overlaps } = topology;
+    let Topology { grid, placement, ties_ends, overlaps, peers } = topology;
     let rank = world.rank();
-    let mut connect = |name: &str, group: Vec<usize>| {
+    let mut connect = |name: &str, group: Vec<usize>, peers: bool| {
         let communicator = match device.gpu() {
+            Some(gpu) if peers => world.peer_communicator(name, &group, &gpu)?,
             Some(_) => world.nccl_communicator(name, &group)?,
             None => world.host_communicator(name, &group),
         };
@@ -245,13 +247,13 @@ fn connect(
         Ok(communicator)
     };
     Ok(Groups {
-        tensor: connect("tensor", grid.group(rank, Axis::Tensor))?,
+        tensor: connect("tensor", grid.group(rank, Axis::Tensor), peers)?,
         tensor_aside: match overlaps {
-            true => connect("tensor, aside", grid.group(rank, Axis::Tensor))?,
+            true => connect("tensor, aside", grid.group(rank, Axis::Tensor), peers)?,
             false => None,
         },
-        data: connect("data", grid.group(rank, Axis::Data))?,
-        pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, &mut connect)?,
+        data: connect("data", grid.group(rank, Axis::Data), false)?,
+        pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, &mut |name, group| connect(name, group, false))?,
     })
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use cudarc::driver::{result, sys};
 
 use super::{Driver, PinnedBlock, RawEvent};
@@ -11,6 +13,8 @@ use crate::priority::Priority;
 /// A stream of the driver that does not synchronise with the legacy default stream.
 pub(crate) struct RawStream {
     handle: sys::CUstream,
+    /// Tells this stream from all others, also from one that later gets its handle.
+    alive: Arc<()>,
 }
 
 impl RawStream {
@@ -25,7 +29,12 @@ impl RawStream {
         };
         let kind = result::stream::StreamKind::NonBlocking;
         let handle = result::stream::create_with_priority(kind, priority).driver("cuStreamCreateWithPriority")?;
-        Ok(RawStream { handle })
+        Ok(RawStream { handle, alive: Arc::default() })
+    }
+
+    /// Lives as long as the stream, and is no other stream's.
+    pub(in crate::cuda) fn alive(&self) -> &Arc<()> {
+        &self.alive
     }
 
     pub(crate) fn handle(&self) -> sys::CUstream {

@@ -3,6 +3,7 @@
 mod activation;
 mod attention;
 mod cache;
+mod collective;
 mod columns;
 mod control;
 mod custom;

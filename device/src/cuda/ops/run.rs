@@ -1,11 +1,10 @@
 //! From an operation to the function that launches it.
 
 use super::{
-    activation, attention, cache, columns, control, custom, dropout, elementwise, embedding, head_norm, joint_norm,
+    activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, head_norm, joint_norm,
     loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts, reduce,
     rotary, skip_step, transpose_fp8,
 };
-use crate::communicator::StreamHandle;
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
 use crate::ops::Gemm;
 use crate::{Error, Op, Result};
@@ -77,10 +76,7 @@ pub(crate) fn run(op: &Op, cuda: &CudaDevice, queue: &Queue<'_>) -> Result<()> {
         Op::WriteSampleRecord(op) => control::write_sample_record(op, queue),
         Op::ProgressMark(op) => progress_mark::progress_mark(op, cuda.marks.as_ref(), queue),
         Op::Custom(op) => custom::custom(op, &cuda.custom_kernels, queue),
-        Op::Collective(op) => {
-            let stream = StreamHandle(queue.stream.handle().cast());
-            op.communicator.enqueue(op.kind, &op.input, &op.output, stream)
-        }
+        Op::Collective(op) => collective::collective(op, queue),
     }
 }
 

@@ -4,6 +4,9 @@
 //! blocks when all blocks of the first are done. All kernels of ours begin with a wait for the work before them
 //! (`begin_kernel` in `device/kernels/common.cuh`). So their blocks may be started early, and the wait keeps the order.
 //!
+//! Kernels that wait for another GPU keep full dependencies. The blocks of a kernel that starts early after one could occupy the whole GPU
+//! until the other GPU comes, which may itself wait for work that then finds no room here.
+//!
 //! Kernels of libraries keep full dependencies: most of those that cuBLASLt chooses on an H200 do not wait, and nothing
 //! tells which do. So do kernels of custom operations.
 
@@ -75,6 +78,9 @@ unsafe fn kind_of(node: sys::CUgraphNode, kernels: &Kernels) -> Result<Kind> {
         }
         let mut kernel: sys::CUDA_KERNEL_NODE_PARAMS = std::mem::zeroed();
         sys::cuGraphKernelNodeGetParams_v2(node, &mut kernel).result().driver("cuGraphKernelNodeGetParams")?;
+        if kernels.waits_for_peers(kernel.func) {
+            return Ok(Kind::Other);
+        }
         if kernels.is_ours(kernel.func) {
             return Ok(Kind::Waits);
         }

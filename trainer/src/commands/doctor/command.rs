@@ -61,7 +61,7 @@ pub(crate) fn run(request: &DoctorRequest, env: &RankEnv) -> i32 {
         }
         opened => opened,
     };
-    let topology = Topology::data_parallel(env.world_size);
+    let topology = Topology::tensor_parallel(env.world_size);
     let settings = format!("device = {}\n", accelerator.kind());
     on_all_ranks(env, topology, &settings, None, &WatchSettings::default(), open, |group, device| match &request.card {
         Some(file) if env.world_size == 1 && device.gpu().is_some() => {
@@ -78,6 +78,6 @@ pub(crate) fn run(request: &DoctorRequest, env: &RankEnv) -> i32 {
             Err(UserError::new(what, "one process measures one GPU", "run it without mpirun on a machine with a GPU")
                 .into())
         }
-        None => Ok(check(request, device, group.data.as_ref(), refused.take())),
+        None => Ok(check(request, device, group.tensor.as_ref(), refused.take())),
     })
 }

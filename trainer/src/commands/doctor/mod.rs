@@ -15,6 +15,7 @@ mod joint_norm;
 mod rates;
 mod sizes;
 mod table;
+mod transfers;
 mod updates;
 mod workbench;
 
@@ -90,8 +91,8 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Checks the device and the communication between ranks; prints a table on rank 0 and returns the exit code. `group` is the
-/// data-parallel communicator, if there are several ranks. `refused` says why a GPU that is there cannot be used.
+/// Checks the device and the communication between ranks; prints a table on rank 0 and returns the exit code. `group` are all
+/// ranks, if there are several. `refused` says why a GPU that is there cannot be used.
 fn check(
     request: &DoctorRequest,
     device: &Device,
@@ -104,10 +105,10 @@ fn check(
     let cases = cases::all(by_block).into_iter().filter(|case| eight_bit || !case.dtype.is_fp8());
     findings.extend(cases.map(|case| operation(&case, device)));
     if let Some(group) = group {
-        findings.push(all_reduce(device, group));
+        findings.extend(transfers::check(device, group));
     }
     if !request.quick && device.gpu().is_some() {
-        findings.extend(rates(device));
+        findings.extend(rates(device, group));
     }
     let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
     if group.is_none_or(|group| group.rank() == 0) {
@@ -209,28 +210,13 @@ fn captured(case: &Case, device: &Device) -> device::Result<Written> {
     bench.written(&op)
 }
 
-fn all_reduce(device: &Device, group: &Rc<dyn Communicator>) -> Finding {
-    use device::ops::{Collective, CollectiveKind};
-    let sum = || -> device::Result<bool> {
-        let mut bench = Workbench::new(device);
-        let tensor = bench.output([1 << 16], DType::F32)?;
-        device.upload(&tensor, &vec![(group.rank() + 1) as f32; 1 << 16])?;
-        bench.run(Collective::in_place(CollectiveKind::AllReduceSum, group.clone(), tensor))?;
-        let expected = (group.size() * (group.size() + 1) / 2) as f32;
-        Ok(device.download::<f32>(&tensor)?.iter().all(|&x| x == expected))
-    };
-    let name = format!("all-reduce over {} ranks", group.size());
-    match sum() {
-        Ok(ok) => {
-            Finding { about: "ranks", name, value: if ok { "right" } else { "wrong" }.into(), verdict: Verdict::of(ok) }
-        }
-        Err(error) => Finding { about: "ranks", name, value: error.to_string(), verdict: Verdict::Fail },
-    }
-}
-
-fn rates(device: &Device) -> Vec<Finding> {
+fn rates(device: &Device, group: Option<&Rc<dyn Communicator>>) -> Vec<Finding> {
     let peak = device.gpu().and_then(|gpu| peak_tflops(&gpu.name, Precision::Bf16));
-    match rates::measure(&mut Workbench::new(device)) {
+    let measured = rates::measure(&mut Workbench::new(device)).and_then(|mut rates| {
+        rates.extend(group.map_or_else(|| Ok(Vec::new()), |group| transfers::rates(device, group))?);
+        Ok(rates)
+    });
+    match measured {
         Ok(rates) => rates
             .into_iter()
             .map(|rate| {

@@ -107,7 +107,7 @@ pub(super) fn graph_of(bench: &Workbench, op: &Op, times: usize) -> Result<Graph
 }
 
 /// The time of an operation, seconds: the median of five graphs with [`REPEATS`] of it each.
-fn seconds(bench: &Workbench, op: &Op) -> Result<f64> {
+pub(super) fn seconds(bench: &Workbench, op: &Op) -> Result<f64> {
     let graph = graph_of(bench, op, REPEATS)?;
     let mut times = Vec::new();
     for _ in 0..6 {

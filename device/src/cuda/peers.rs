@@ -1,0 +1,153 @@
+//! Memory through which the GPUs of one node reach each other, for the kernels of `kernels/peers.cu`.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+
+use super::driver::{DeviceBlock, MappedBlock, PeerHandle, RawStream, handle_of, zero};
+use crate::communicator::CollectiveKind;
+use crate::ops::Collective;
+use crate::{DType, Error, Result, Tensor};
+
+/// Bytes that a block of a kernel sends to a rank in a round. As in `kernels/peers.cu`.
+pub(super) const PIECE: u64 = 16 << 10;
+/// Most blocks of a kernel. As in `kernels/peers.cu`.
+pub(super) const MAX_BLOCKS: usize = 64;
+/// Most ranks that share windows: the GPUs of a node. As in `kernels/peers.cu`.
+pub(super) const MAX_RANKS: usize = 8;
+/// Pieces of a sender that a block's window has room for. As in `kernels/peers.cu`.
+const SLOTS: u64 = 4;
+/// Bytes of the flags of a lane. As in `kernels/peers.cu`.
+const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
+/// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream.
+const LANES: usize = 4;
+
+/// Memory of this rank's GPU that the kernels of the group's other ranks write.
+pub struct PeerWindow {
+    /// Of all lanes, one after the other.
+    memory: DeviceBlock,
+    /// Of each lane and block, the number of rounds so far, as `u32`.
+    rounds: DeviceBlock,
+    ranks: usize,
+}
+
+impl PeerWindow {
+    /// Memory for a group of so many ranks, on the GPU that is open on this thread.
+    ///
+    /// # Errors
+    /// Too many ranks; no memory; the driver's.
+    pub fn new(ranks: usize) -> Result<PeerWindow> {
+        let refuse = |problem: String| Error::Driver { call: "peer memory", problem };
+        if ranks > MAX_RANKS {
+            return Err(refuse(format!("{ranks} ranks, at most {MAX_RANKS} share it")));
+        }
+        let allocate = |bytes: usize| -> Result<DeviceBlock> {
+            let block = DeviceBlock::new(bytes)?.ok_or_else(|| refuse(format!("no {bytes} bytes are free")))?;
+            zero(block.address(), bytes)?;
+            Ok(block)
+        };
+        let lanes = LANES as u64;
+        Ok(PeerWindow {
+            memory: allocate((lanes * lane_bytes(ranks)) as usize)?,
+            rounds: allocate(LANES * MAX_BLOCKS * size_of::<u32>())?,
+            ranks,
+        })
+    }
+
+    /// What the other ranks map it by.
+    ///
+    /// # Errors
+    /// The driver's: some containers and virtual GPUs do not allow it.
+    pub fn handle(&self) -> Result<PeerHandle> {
+        handle_of(self.memory.address())
+    }
+
+    /// Maps the windows of all ranks, by rank; `handles[rank]` is this rank's.
+    ///
+    /// # Errors
+    /// The driver's: the GPUs cannot reach each other, or this process may not see the others.
+    pub fn connect(self: Rc<Self>, rank: usize, handles: &[PeerHandle]) -> Result<Peers> {
+        let map = |(other, handle): (usize, &PeerHandle)| match other == rank {
+            true => Ok(None),
+            false => MappedBlock::open(*handle).map(Some),
+        };
+        let mapped = handles.iter().enumerate().map(map).collect::<Result<_>>()?;
+        Ok(Peers { rank, mapped, own: self, lanes: RefCell::default() })
+    }
+}
+
+fn overlap(a: &Tensor, b: &Tensor) -> bool {
+    a.address < b.address + b.bytes() as u64 && b.address < a.address + a.bytes() as u64
+}
+
+fn lane_bytes(ranks: usize) -> u64 {
+    FLAG_BYTES + SLOTS * (MAX_BLOCKS * ranks) as u64 * PIECE
+}
+
+/// The windows of a group of ranks, as one of them sees them.
+///
+/// The kernels on one stream are in order, and the transfers of all ranks match by that order. Streams are independent of
+/// each other: each has a lane, a part of every window. All ranks use their streams for the first time in the same order,
+/// so a stream has the same lane on all of them.
+pub struct Peers {
+    rank: usize,
+    /// By rank; `None` is this one.
+    mapped: Vec<Option<MappedBlock>>,
+    own: Rc<PeerWindow>,
+    /// The streams that have the lanes. A lane whose stream is gone is free.
+    lanes: RefCell<Vec<Weak<()>>>,
+}
+
+impl Peers {
+    /// Whether the kernels make a transfer. Only types, sizes and overlap decide, so all ranks decide alike.
+    pub(super) fn takes(&self, op: &Collective) -> bool {
+        let (input, output, ranks) = (&op.input, &op.output, self.ranks() as u64);
+        let bytes = input.bytes() as u64;
+        let apart = !overlap(input, output);
+        // A block writes its pieces of the output while others still send theirs.
+        let (sent, clear) = match op.kind {
+            CollectiveKind::AllReduceSum => (bytes, apart || input.address == output.address),
+            CollectiveKind::AllGather => (bytes, apart || input.address == output.address + self.rank as u64 * bytes),
+            CollectiveKind::ReduceScatterSum => (bytes / ranks, apart),
+            CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => return false,
+        };
+        let can_add = op.kind.only_moves() || matches!(input.dtype, DType::F32 | DType::Bf16);
+        let in_words = |number: u64| number.is_multiple_of(16);
+        can_add && clear && sent > 0 && in_words(sent) && in_words(input.address) && in_words(output.address)
+    }
+
+    /// The lane of a stream. `None` if other streams have all of them.
+    pub(super) fn lane(&self, stream: &RawStream) -> Option<usize> {
+        let mut lanes = self.lanes.borrow_mut();
+        let alive = stream.alive();
+        if let Some(lane) = lanes.iter().position(|lane| std::ptr::eq(lane.as_ptr(), Arc::as_ptr(alive))) {
+            return Some(lane);
+        }
+        let free = lanes.iter().position(|lane| lane.strong_count() == 0);
+        let lane = free.unwrap_or(lanes.len());
+        match lanes.get_mut(lane) {
+            Some(of_a_stream_that_is_gone) => *of_a_stream_that_is_gone = Arc::downgrade(alive),
+            None if lane < LANES => lanes.push(Arc::downgrade(alive)),
+            None => return None,
+        }
+        Some(lane)
+    }
+
+    /// The addresses of a lane: of the numbers of rounds, and of its part of all windows, by rank.
+    pub(super) fn memory(&self, lane: usize) -> (u64, [u64; MAX_RANKS]) {
+        let mut windows = [0; MAX_RANKS];
+        for (window, mapped) in windows.iter_mut().zip(&self.mapped) {
+            let start = mapped.as_ref().map_or(self.own.memory.address(), MappedBlock::address);
+            *window = start + lane as u64 * lane_bytes(self.ranks());
+        }
+        (self.own.rounds.address() + (lane * MAX_BLOCKS * size_of::<u32>()) as u64, windows)
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.own.ranks
+    }
+}

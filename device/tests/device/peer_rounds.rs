@@ -1,0 +1,101 @@
+//! The order in which blocks of `kernels/peers.cu` send, wait and combine, tried in all ways that ranks can overtake each other: no
+//! piece is overwritten before it is combined, and no rank waits for ever.
+
+use std::collections::HashSet;
+
+use device::cuda::SOURCES;
+
+/// What a block does, in rounds counted over all transfers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Action {
+    /// Writes its piece into the windows of all others.
+    Send(usize),
+    /// Writes the number of the round into the flags of all others.
+    Flag(usize),
+    /// Waits for the flags of all others.
+    Wait(usize),
+    /// Reads what all others wrote.
+    Combine(usize),
+}
+use Action::{Combine, Flag, Send, Wait};
+
+/// What a block does in transfers of so many rounds each, as `transfer` in `kernels/peers.cu`.
+fn block(transfers: &[usize]) -> Vec<Action> {
+    let (mut actions, mut before) = (Vec::new(), 0);
+    for &rounds in transfers {
+        let sends = |round: usize| [Send(round), Flag(round)];
+        actions.extend((rounds > 0).then(|| sends(before + 1)).into_iter().flatten());
+        for n in 0..rounds {
+            let round = before + 1 + n;
+            actions.extend((n + 1 < rounds).then(|| sends(round + 1)).into_iter().flatten());
+            actions.extend([Wait(round), Combine(round)]);
+        }
+        before += rounds;
+    }
+    actions
+}
+
+/// Tries all orders in which ranks can go through `actions`. Fails with what went wrong.
+fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usize, String> {
+    let last = |done: usize, of: fn(&Action) -> Option<usize>| actions[..done].iter().filter_map(of).next_back();
+    let flagged = |done| last(done, |action| if let Flag(round) = action { Some(*round) } else { None }).unwrap_or(0);
+    let combined =
+        |done| last(done, |action| if let Combine(round) = action { Some(*round) } else { None }).unwrap_or(0);
+    let written = |done: usize, slot: usize| {
+        let of_slot = actions[..done].iter().filter_map(|action| match action {
+            Send(round) if round % slots == slot => Some(*round),
+            _ => None,
+        });
+        of_slot.last().unwrap_or(0)
+    };
+    let (mut seen, mut open) = (HashSet::new(), vec![vec![0; ranks]]);
+    while let Some(state) = open.pop() {
+        if !seen.insert(state.clone()) {
+            continue;
+        }
+        let mut stuck = true;
+        for rank in 0..ranks {
+            let Some(&action) = actions.get(state[rank]) else { continue };
+            let others = || (0..ranks).filter(|&other| other != rank).map(|other| state[other]);
+            match action {
+                Send(round) if others().any(|other| combined(other) + slots < round) => {
+                    return Err(format!("rank {rank} overwrites a piece of round {} in {state:?}", round - slots));
+                }
+                Combine(round) if others().any(|other| written(other, round % slots) != round) => {
+                    return Err(format!("rank {rank} reads another round than {round} in {state:?}"));
+                }
+                Wait(round) if others().any(|other| flagged(other) < round) => continue,
+                _ => {}
+            }
+            stuck = false;
+            let mut next = state.clone();
+            next[rank] += 1;
+            open.push(next);
+        }
+        if stuck && state.iter().any(|&done| done < actions.len()) {
+            return Err(format!("all ranks wait in {state:?}"));
+        }
+    }
+    Ok(seen.len())
+}
+
+fn slots_of_the_kernel() -> usize {
+    let Some((_, source)) = SOURCES.iter().find(|(name, _)| *name == "peers.cu") else { panic!("no peers.cu") };
+    let value = source.split_once("SLOTS = ").and_then(|(_, rest)| rest.split_once(';'));
+    value.and_then(|(value, _)| value.parse().ok()).unwrap_or_else(|| panic!("peers.cu has no SLOTS"))
+}
+
+#[test]
+fn no_piece_is_overwritten_before_it_is_combined_and_no_rank_waits_for_ever() {
+    let slots = slots_of_the_kernel();
+    for (ranks, transfers) in [(2, &[5, 1, 1, 7, 0, 3, 2][..]), (3, &[4, 1, 3]), (4, &[3, 2])] {
+        let states = try_all_orders(ranks, &block(transfers), slots).unwrap_or_else(|problem| panic!("{problem}"));
+        assert!(states > 100, "only {states} states of {ranks} ranks");
+    }
+}
+
+#[test]
+fn with_a_slot_less_a_piece_would_be_overwritten() {
+    let problem = try_all_orders(2, &block(&[6]), slots_of_the_kernel() - 1).unwrap_err();
+    assert!(problem.contains("overwrites a piece"), "{problem}");
+}

@@ -1,0 +1,87 @@
+//! Connects the memory of a group's GPUs, so that kernels can write it across the node.
+
+use std::rc::Rc;
+
+use device::cuda::{GpuProperties, PeerWindow, Peers};
+use mpi::collective::SystemOperation;
+use mpi::environment::Universe;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
+
+/// A group's memory, connected. All ranks of the group make and drop it together.
+pub(crate) struct PeerLink {
+    /// `None` while it is dropped.
+    peers: Option<Peers>,
+    /// Freed after all ranks have unmapped it.
+    _window: Rc<PeerWindow>,
+    group: SimpleCommunicator,
+    /// Keeps MPI running until the group is dropped.
+    _universe: Rc<Universe>,
+}
+
+impl PeerLink {
+    /// Connects the group, or says why not: on all ranks, or on none. All ranks call it together.
+    ///
+    /// # Errors
+    /// The reason that this rank knows, in words.
+    pub(crate) fn new(
+        group: SimpleCommunicator,
+        universe: Rc<Universe>,
+        gpu: &GpuProperties,
+    ) -> Result<PeerLink, String> {
+        let (rank, ranks) = (group.rank() as usize, group.size() as usize);
+        // Every step has an end that all ranks reach, whatever they found before it.
+        let own = on_one_node(&group, gpu).and_then(|()| exported(ranks));
+        let (window, handle) = agreed(&group, own)?;
+        let mut handles = vec![0; handle.len() * ranks];
+        group.all_gather_into(&handle[..], &mut handles[..]);
+        let handles: Vec<_> = handles.as_chunks().0.to_vec();
+        let connected = window.clone().connect(rank, &handles).map_err(|error| error.to_string());
+        let mapped = agreed(&group, connected);
+        group.barrier();
+        Ok(PeerLink { peers: Some(mapped?), _window: window, group, _universe: universe })
+    }
+
+    pub(crate) fn peers(&self) -> Option<&Peers> {
+        self.peers.as_ref()
+    }
+}
+
+impl Drop for PeerLink {
+    /// Unmaps the other ranks' memory. They free theirs once all ranks have done so.
+    fn drop(&mut self) {
+        self.peers = None;
+        if !std::thread::panicking() {
+            self.group.barrier();
+        }
+    }
+}
+
+/// Fails if the group's ranks are not all in this node, or if two of them have the same GPU.
+fn on_one_node(group: &SimpleCommunicator, gpu: &GpuProperties) -> Result<(), String> {
+    let node = group.split_shared(group.rank());
+    let mut own = [0; 64];
+    gpu.uuid.bytes().zip(&mut own).for_each(|(from, to)| *to = from);
+    let mut all = vec![0; own.len() * group.size() as usize];
+    group.all_gather_into(&own[..], &mut all[..]);
+    if node.size() < group.size() {
+        return Err("its ranks are in several nodes".into());
+    }
+    let same = all.as_chunks::<64>().0.iter().filter(|&other| *other == own).count();
+    if same == 1 { Ok(()) } else { Err("its ranks share GPUs".into()) }
+}
+
+fn exported(ranks: usize) -> Result<(Rc<PeerWindow>, [u8; 64]), String> {
+    let made = PeerWindow::new(ranks).and_then(|window| Ok((window.handle()?, window)));
+    made.map(|(handle, window)| (Rc::new(window), handle)).map_err(|error| error.to_string())
+}
+
+/// What this rank has, if all ranks have theirs.
+fn agreed<T>(group: &SimpleCommunicator, here: Result<T, String>) -> Result<T, String> {
+    let mut all = 0u8;
+    group.all_reduce_into(&u8::from(here.is_ok()), &mut all, SystemOperation::min());
+    match here {
+        Ok(_) if all == 0 => Err("another rank cannot reach it".into()),
+        here => here,
+    }
+}
