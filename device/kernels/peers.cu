@@ -1,47 +1,65 @@
-// Transfers between the GPUs of one node that write each other's memory.
+// Transfers between the GPUs of one node that reach each other's memory.
 //
-// Every rank has a window: memory that the other ranks' kernels can write. It is divided by slot, block and sender. A block
-// works alone: with the block of the same number on every other rank it goes through rounds, a piece of the tensor in
-// each. In a round it writes its piece into the windows of all others, then a flag with the round's number. It waits for
-// the flags of all others and combines what they wrote with its own piece.
+// Every rank has a window: memory that the other ranks' kernels can read and write. It has flags, and slots for pieces of
+// tensors. A block works alone: with the block of the same number on every other rank it goes through rounds. In a round it
+// copies a piece of its input to a slot of its own window, and then writes the number of the round into a flag in the window
+// of every other rank. It waits for the flags of all others, and combines the pieces in their slots with its own. To read the others'
+// slots is faster than to write into them.
 //
-// No block waits for another of its own rank, and none says that a slot is free again. The flags tell that too: a block
-// writes pieces at most one round ahead of the one that it combines. So once a block has the flag of round r - 1 from
-// another rank, that rank has combined round r - 3, and the slot of round r + 1 = (r - 3) + SLOTS is free there
+// No block waits for another of its own rank, and none says that it has read a slot. The flags tell that too: a block
+// shows pieces at most one round ahead of the one that it combines. So once a block has the flag of round r - 1 from
+// another rank, that rank has combined round r - 3, and the slot of round r + 1 = (r - 3) + SLOTS is free
 // (device/tests/device/peer_rounds.rs tries all orders). Rounds are counted in device memory, over all transfers, so a
 // replayed graph goes on with the next number.
 #include "common.cuh"
 
 static const u32 SLOTS = 4;
-static const u32 PIECE = 16384;      // bytes that a block sends to a rank in a round
 static const u32 MAX_BLOCKS = 64;
 static const u32 MAX_RANKS = 8;
-static const u32 FLAG_WORDS = 4;     // u32 between two flags
+static const u32 FLAG_WORDS = 4;  // u32 between two flags
+static const u32 AHEAD = 4;       // loads of 16 bytes that a thread has under way
 
 struct Transfer {
     const u8* input;
     u8* output;
-    u64 bytes;             // that each rank sends to each other rank; a multiple of 16
-    u64 stride;            // between what different ranks get from `input`: 0 if all get the same
-    u32* rounds;           // done so far, by block
-    u8* windows[MAX_RANKS];  // by rank; those of other ranks lie in their memory
+    u64 bytes;               // that each rank gets of each other rank; a multiple of 16
+    u64 stride;              // between what different ranks get of `input`: 0 if all get the same
+    u32* rounds;             // done so far, by block
+    u8* windows[MAX_RANKS];  // by rank; those of other ranks lie in the memory of their GPUs
     u32 ranks;
     u32 rank;
+    u32 piece;               // bytes that a block shows a rank in a round; a multiple of 16
+    u32 room;                // bytes of a slot for one reader; at least `piece`, and the same in all transfers
 };
 
 // Flags come first in a window, then the slots.
 inline u32* flag(u8* window, u32 sender) { return (u32*)window + (blockIdx.x * MAX_RANKS + sender) * FLAG_WORDS; }
 
-inline u8* slot(const Transfer& op, u8* window, u32 round, u32 sender) {
-    u64 index = ((u64)(round % SLOTS) * MAX_BLOCKS + blockIdx.x) * op.ranks + sender;
-    return window + MAX_BLOCKS * MAX_RANKS * FLAG_WORDS * sizeof(u32) + index * PIECE;
+// Where `from` shows `to` its piece of a round; all ranks the same one if all get the same.
+inline uint4* slot(const Transfer& op, u32 from, u32 to, u32 round) {
+    u32 reader = op.stride == 0 ? 0 : (to + op.ranks - from) % op.ranks - 1;
+    u64 index = ((u64)(round % SLOTS) * MAX_BLOCKS + blockIdx.x) * (op.ranks - 1) + reader;
+    return (uint4*)(op.windows[from] + MAX_BLOCKS * MAX_RANKS * FLAG_WORDS * sizeof(u32) + index * op.room);
 }
 
-// Loads that are not served from the L1 cache: another GPU wrote the memory.
-inline uint4 load_slot(const uint4* from) {
+// Not from the L1 cache: another GPU may have written the memory.
+inline uint4 load_word(const uint4* from) {
     uint4 x;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
     return x;
+}
+
+// Calls use(i, word i of `from`) for the words of this thread.
+template <class Use> void for_words(const uint4* from, u32 words, const Use& use) {
+    u32 i = threadIdx.x;
+    for (; i + (AHEAD - 1) * blockDim.x < words; i += AHEAD * blockDim.x) {
+        uint4 x[AHEAD];
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; k++) x[k] = load_word(from + i + k * blockDim.x);
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; k++) use(i + k * blockDim.x, x[k]);
+    }
+    for (; i < words; i += blockDim.x) use(i, load_word(from + i));
 }
 
 // The piece of the block's n-th round in this transfer.
@@ -51,18 +69,17 @@ struct Piece {
 };
 
 inline Piece piece(const Transfer& op, u32 n) {
-    u64 at = ((u64)n * gridDim.x + blockIdx.x) * PIECE;
-    return {at, (u32)(min((u64)PIECE, op.bytes - at) / sizeof(uint4))};
+    u64 at = ((u64)n * gridDim.x + blockIdx.x) * op.piece;
+    return {at, (u32)(min((u64)op.piece, op.bytes - at) / sizeof(uint4))};
 }
 
-inline void send(const Transfer& op, u32 n, u32 round) {
+inline void show(const Transfer& op, u32 n, u32 round) {
     Piece part = piece(op, n);
-    for (u32 ahead = 1; ahead < op.ranks; ahead++) {
-        u32 to = (op.rank + ahead) % op.ranks;  // no two ranks begin with the same receiver
-        const uint4* from = (const uint4*)(op.input + to * op.stride + part.at);
-        uint4* into = (uint4*)slot(op, op.windows[to], round, op.rank);
-#pragma unroll 4
-        for (u32 i = threadIdx.x; i < part.words; i += blockDim.x) into[i] = from[i];
+    u32 different = op.stride == 0 ? 1 : op.ranks - 1;
+    for (u32 ahead = 1; ahead <= different; ahead++) {
+        u32 to = (op.rank + ahead) % op.ranks;
+        uint4* into = slot(op, op.rank, to, round);
+        for_words((const uint4*)(op.input + to * op.stride + part.at), part.words, [&](u32 i, uint4 x) { into[i] = x; });
     }
     __syncthreads();
     u32 to = threadIdx.x;
@@ -82,73 +99,75 @@ inline void wait(const Transfer& op, u32 round) {
     __syncthreads();
 }
 
-// What a round makes of the pieces of all ranks. `Combine::piece` is called by all threads of the block.
+// Goes through the rounds of a transfer. `combine` makes a piece of the output of what all ranks have of it; all threads of the
+// block call it.
 template <class Combine> void transfer(const Transfer& op, const Combine& combine) {
-    u64 pieces = (op.bytes + PIECE - 1) / PIECE;
+    u64 pieces = (op.bytes + op.piece - 1) / op.piece;
     u32 mine = blockIdx.x < pieces ? (u32)((pieces - blockIdx.x - 1) / gridDim.x) + 1 : 0;
     u32 before = op.rounds[blockIdx.x];
-    if (mine > 0) send(op, 0, before + 1);
+    if (mine > 0) show(op, 0, before + 1);
     for (u32 n = 0; n < mine; n++) {
         u32 round = before + 1 + n;
-        if (n + 1 < mine) send(op, n + 1, round + 1);
+        if (n + 1 < mine) show(op, n + 1, round + 1);
         wait(op, round);
-        combine.piece(op, piece(op, n), round);
+        combine(op, piece(op, n), round);
     }
     __syncthreads();
     if (threadIdx.x == 0) op.rounds[blockIdx.x] = before + mine;
 }
 
 // output = the sum over all ranks, in the order of ranks, in f32 and rounded once.
-template <class T> struct Sum {
+template <class T> void sum(const Transfer& op, Piece part, u32 round) {
     static const int N = 16 / sizeof(T);
-
-    void piece(const Transfer& op, Piece part, u32 round) const {
-        const u8* own = op.input + op.rank * op.stride + part.at;
-        u8* window = op.windows[op.rank];
-        for (u32 i = threadIdx.x; i < part.words; i += blockDim.x) {
-            float sum[N];
-            for (u32 from = 0; from < op.ranks; from++) {
-                Raw<T, N> raw;
-                if (from == op.rank) raw = fetch<N>((const T*)own + i * N);
-                else raw.word = word(load_slot((const uint4*)slot(op, window, round, from) + i));
-                float x[N];
-                unpack(raw, x);
-#pragma unroll
-                for (int k = 0; k < N; k++) sum[k] = from == 0 ? x[k] : sum[k] + x[k];
-            }
-            store((T*)(op.output + part.at) + i * N, sum);
-        }
-    }
-
-    static uint4 word(uint4 x) { return x; }
-};
-
-// output = what all ranks sent, one after the other.
-struct Gather {
-    void piece(const Transfer& op, Piece part, u32 round) const {
-        const uint4* own = (const uint4*)(op.input + part.at);
-        u8* window = op.windows[op.rank];
+    const uint4* own = (const uint4*)(op.input + op.rank * op.stride + part.at);
+    T* out = (T*)(op.output + part.at);
+    auto word_of = [&](u32 from, u32 i) { return load_word((from == op.rank ? own : slot(op, from, op.rank, round)) + i); };
+    for (u32 first = threadIdx.x; first < part.words; first += AHEAD * blockDim.x) {
+        float total[AHEAD][N];
         for (u32 from = 0; from < op.ranks; from++) {
-            uint4* out = (uint4*)(op.output + from * op.bytes + part.at);
-            const uint4* in = (const uint4*)slot(op, window, round, from);
-            if (from == op.rank && own == out) continue;  // it is there
-#pragma unroll 4
-            for (u32 i = threadIdx.x; i < part.words; i += blockDim.x) out[i] = from == op.rank ? own[i] : load_slot(in + i);
+            Raw<T, N> raw[AHEAD];
+#pragma unroll
+            for (u32 k = 0; k < AHEAD; k++) {
+                // Behind the end the last word is read again.
+                raw[k].word = word_of(from, min(first + k * blockDim.x, part.words - 1));
+            }
+#pragma unroll
+            for (u32 k = 0; k < AHEAD; k++) {
+                float x[N];
+                unpack(raw[k], x);
+#pragma unroll
+                for (int j = 0; j < N; j++) total[k][j] = from == 0 ? x[j] : total[k][j] + x[j];
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < AHEAD; k++) {
+            u32 i = first + k * blockDim.x;
+            if (i < part.words) store(out + (u64)i * N, total[k]);
         }
     }
-};
+}
+
+// output = what all ranks have, one after the other.
+inline void gather(const Transfer& op, Piece part, u32 round) {
+    const uint4* own = (const uint4*)(op.input + part.at);
+    for (u32 from = 0; from < op.ranks; from++) {
+        uint4* out = (uint4*)(op.output + from * op.bytes + part.at);
+        const uint4* in = from == op.rank ? own : slot(op, from, op.rank, round);
+        if (in != out) for_words(in, part.words, [&](u32 i, uint4 x) { out[i] = x; });
+    }
+}
 
 KERNEL(peer_sum_bf16)(const __grid_constant__ Transfer op) {
     begin_kernel();
-    transfer(op, Sum<bf16>());
+    transfer(op, sum<bf16>);
 }
 
 KERNEL(peer_sum_f32)(const __grid_constant__ Transfer op) {
     begin_kernel();
-    transfer(op, Sum<float>());
+    transfer(op, sum<float>);
 }
 
 KERNEL(peer_gather)(const __grid_constant__ Transfer op) {
     begin_kernel();
-    transfer(op, Gather());
+    transfer(op, gather);
 }

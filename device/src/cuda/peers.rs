@@ -9,20 +9,20 @@ use crate::communicator::CollectiveKind;
 use crate::ops::Collective;
 use crate::{DType, Error, Result, Tensor};
 
-/// Bytes that a block of a kernel sends to a rank in a round. As in `kernels/peers.cu`.
-pub(super) const PIECE: u64 = 16 << 10;
+/// Bytes for all readers in a slot of a block.
+const SLOT_BYTES: u64 = 128 << 10;
 /// Most blocks of a kernel. As in `kernels/peers.cu`.
 pub(super) const MAX_BLOCKS: usize = 64;
 /// Most ranks that share windows: the GPUs of a node. As in `kernels/peers.cu`.
 pub(super) const MAX_RANKS: usize = 8;
-/// Pieces of a sender that a block's window has room for. As in `kernels/peers.cu`.
+/// Slots of a block. As in `kernels/peers.cu`.
 const SLOTS: u64 = 4;
 /// Bytes of the flags of a lane. As in `kernels/peers.cu`.
 const FLAG_BYTES: u64 = (MAX_BLOCKS * MAX_RANKS * 16) as u64;
 /// Streams that can have a transfer under way at the same time. A rank transfers on its compute and its side stream.
-const LANES: usize = 4;
+const LANES: usize = 3;
 
-/// Memory of this rank's GPU that the kernels of the group's other ranks write.
+/// Memory of this rank's GPU that the kernels of the group's other ranks read and write.
 pub struct PeerWindow {
     /// Of all lanes, one after the other.
     memory: DeviceBlock,
@@ -81,7 +81,12 @@ fn overlap(a: &Tensor, b: &Tensor) -> bool {
 }
 
 fn lane_bytes(ranks: usize) -> u64 {
-    FLAG_BYTES + SLOTS * (MAX_BLOCKS * ranks) as u64 * PIECE
+    FLAG_BYTES + SLOTS * (MAX_BLOCKS * (ranks - 1)) as u64 * room(ranks)
+}
+
+/// Bytes for one reader in a slot.
+fn room(ranks: usize) -> u64 {
+    SLOT_BYTES / ranks.next_power_of_two() as u64
 }
 
 /// The windows of a group of ranks, as one of them sees them.
@@ -104,12 +109,14 @@ impl Peers {
         let (input, output, ranks) = (&op.input, &op.output, self.ranks() as u64);
         let bytes = input.bytes() as u64;
         let apart = !overlap(input, output);
-        // A block writes its pieces of the output while others still send theirs.
+        // A block writes its pieces of the output while others still show theirs of the input.
         let (sent, clear) = match op.kind {
             CollectiveKind::AllReduceSum => (bytes, apart || input.address == output.address),
             CollectiveKind::AllGather => (bytes, apart || input.address == output.address + self.rank as u64 * bytes),
             CollectiveKind::ReduceScatterSum => (bytes / ranks, apart),
-            CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => return false,
+            CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => {
+                return false;
+            }
         };
         let can_add = op.kind.only_moves() || matches!(input.dtype, DType::F32 | DType::Bf16);
         let in_words = |number: u64| number.is_multiple_of(16);
@@ -141,6 +148,11 @@ impl Peers {
             *window = start + lane as u64 * lane_bytes(self.ranks());
         }
         (self.own.rounds.address() + (lane * MAX_BLOCKS * size_of::<u32>()) as u64, windows)
+    }
+
+    /// Bytes for one reader in a slot of a block.
+    pub(super) fn room(&self) -> u64 {
+        room(self.ranks())
     }
 
     pub(super) fn rank(&self) -> usize {

@@ -1,5 +1,5 @@
-//! The order in which blocks of `kernels/peers.cu` send, wait and combine, tried in all ways that ranks can overtake each other: no
-//! piece is overwritten before it is combined, and no rank waits for ever.
+//! The order in which blocks of `kernels/peers.cu` show pieces, wait and combine, tried in all ways that ranks can overtake each
+//! other: no piece is overwritten before all have combined it, and no rank waits for ever.
 
 use std::collections::HashSet;
 
@@ -8,26 +8,26 @@ use device::cuda::SOURCES;
 /// What a block does, in rounds counted over all transfers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Action {
-    /// Writes its piece into the windows of all others.
-    Send(usize),
+    /// Copies its piece to a slot, where all others can read it.
+    Show(usize),
     /// Writes the number of the round into the flags of all others.
     Flag(usize),
     /// Waits for the flags of all others.
     Wait(usize),
-    /// Reads what all others wrote.
+    /// Reads the slots of all others.
     Combine(usize),
 }
-use Action::{Combine, Flag, Send, Wait};
+use Action::{Combine, Flag, Show, Wait};
 
 /// What a block does in transfers of so many rounds each, as `transfer` in `kernels/peers.cu`.
 fn block(transfers: &[usize]) -> Vec<Action> {
     let (mut actions, mut before) = (Vec::new(), 0);
     for &rounds in transfers {
-        let sends = |round: usize| [Send(round), Flag(round)];
-        actions.extend((rounds > 0).then(|| sends(before + 1)).into_iter().flatten());
+        let shows = |round: usize| [Show(round), Flag(round)];
+        actions.extend((rounds > 0).then(|| shows(before + 1)).into_iter().flatten());
         for n in 0..rounds {
             let round = before + 1 + n;
-            actions.extend((n + 1 < rounds).then(|| sends(round + 1)).into_iter().flatten());
+            actions.extend((n + 1 < rounds).then(|| shows(round + 1)).into_iter().flatten());
             actions.extend([Wait(round), Combine(round)]);
         }
         before += rounds;
@@ -41,9 +41,9 @@ fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usiz
     let flagged = |done| last(done, |action| if let Flag(round) = action { Some(*round) } else { None }).unwrap_or(0);
     let combined =
         |done| last(done, |action| if let Combine(round) = action { Some(*round) } else { None }).unwrap_or(0);
-    let written = |done: usize, slot: usize| {
+    let shown = |done: usize, slot: usize| {
         let of_slot = actions[..done].iter().filter_map(|action| match action {
-            Send(round) if round % slots == slot => Some(*round),
+            Show(round) if round % slots == slot => Some(*round),
             _ => None,
         });
         of_slot.last().unwrap_or(0)
@@ -58,10 +58,10 @@ fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usiz
             let Some(&action) = actions.get(state[rank]) else { continue };
             let others = || (0..ranks).filter(|&other| other != rank).map(|other| state[other]);
             match action {
-                Send(round) if others().any(|other| combined(other) + slots < round) => {
+                Show(round) if others().any(|other| combined(other) + slots < round) => {
                     return Err(format!("rank {rank} overwrites a piece of round {} in {state:?}", round - slots));
                 }
-                Combine(round) if others().any(|other| written(other, round % slots) != round) => {
+                Combine(round) if others().any(|other| shown(other, round % slots) != round) => {
                     return Err(format!("rank {rank} reads another round than {round} in {state:?}"));
                 }
                 Wait(round) if others().any(|other| flagged(other) < round) => continue,

@@ -9,7 +9,8 @@ use engine::precision::Precision;
 use crate::config::{
     Activation, AmaxAlgo, DecayStyle, DeviceChoice, Fp8Choice, GradReduce, GraphMempool, GraphScope, ModelKind,
     MomentDtype, NormPlacement, Normalization, OptimizerChoice, PipelineSchedule, PositionEmbedding, QkNormOver,
-    RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, SyncDebugChoice, TensorTransfers, VerifyMemory,
+    RecomputeGranularity, RecomputeMethod, ResidualInit, RopeScalingType, SyncDebugChoice, TensorTransfers,
+    VerifyMemory,
 };
 use crate::families::Preset;
 

@@ -65,7 +65,7 @@ fn attention_rate(
     let bf16 = at(&card.attention.head_channels, rates, channels as f64) * 1e12;
     match qkv.dtype {
         // cuDNN takes no wider heads and no soft cap: our own kernel multiplies in f32.
-        DType::Bf16 if channels > 128 || scores.soft_cap.is_some() => bf16.min(product_rate(DType::F32, card, false)),
+        DType::Bf16 if channels > 256 || scores.soft_cap.is_some() => bf16.min(product_rate(DType::F32, card, false)),
         DType::Bf16 => bf16,
         // cuDNN takes no f32: it is our own kernel's work.
         dtype => bf16.min(product_rate(dtype, card, tf32)),

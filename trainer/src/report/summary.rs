@@ -33,7 +33,7 @@ pub fn summary(
     let mut rows = vec![
         ("model", format!("{model}, {parameters} parameters{}", adapters(config))),
         ("data", source.describe()),
-        ("batch", batch(plan)),
+        ("batch", batch(plan, group)),
         ("steps", format!("{}, {} tokens", plan.steps, count(tokens))),
         ("device", format!("{}, {compute}{}", describe_device(device, group), fp8(config))),
         ("weights", weights(plan, stage)),
@@ -53,13 +53,15 @@ pub fn summary(
     rows
 }
 
-fn batch(plan: &RunPlan) -> String {
+fn batch(plan: &RunPlan, group: &ProcessGroup) -> String {
     let batch = &plan.batch;
     let (data, tensor) = (plan.parallel.grid.size(Axis::Data), plan.parallel.grid.size(Axis::Tensor));
+    let by =
+        if group.tensor.as_ref().is_some_and(|tensor| tensor.peers().is_some()) { " through GPU memory" } else { "" };
     let shared = match (tensor, plan.parallel.sequence_parallel) {
         (1, _) => String::new(),
-        (tensor, false) => format!("; {tensor} ranks share each layer"),
-        (tensor, true) => format!("; {tensor} ranks share each layer and its tokens"),
+        (tensor, false) => format!("; {tensor} ranks share each layer{by}"),
+        (tensor, true) => format!("; {tensor} ranks share each layer and its tokens{by}"),
     };
     let ramp = batch.describe_ramp().map_or(String::new(), |ramp| format!("; {ramp}"));
     format!(

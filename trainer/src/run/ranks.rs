@@ -253,7 +253,9 @@ fn connect(
             false => None,
         },
         data: connect("data", grid.group(rank, Axis::Data), false)?,
-        pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, &mut |name, group| connect(name, group, false))?,
+        pipeline: PipelineGroups::connect(&grid, rank, placement, ties_ends, &mut |name, group| {
+            connect(name, group, false)
+        })?,
     })
 }
 

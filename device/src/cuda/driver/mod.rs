@@ -15,7 +15,7 @@ pub(super) use gpu::driver_version;
 pub(crate) use gpu::{Gpu, PrimaryContext};
 pub use gpu::{GpuProperties, NoGpu, gpu_count, why_no_gpu};
 pub(crate) use memory::{DeviceBlock, PinnedBlock};
+pub(super) use memory::{copy_to_device, copy_to_host, zero};
 pub use peer_memory::PeerHandle;
 pub(super) use peer_memory::{MappedBlock, handle_of};
-pub(super) use memory::{copy_to_device, copy_to_host, zero};
 pub(crate) use stream::RawStream;

@@ -1,9 +1,9 @@
 //! From an operation to the function that launches it.
 
 use super::{
-    activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, head_norm, joint_norm,
-    loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts, reduce,
-    rotary, skip_step, transpose_fp8,
+    activation, attention, cache, collective, columns, control, custom, dropout, elementwise, embedding, head_norm,
+    joint_norm, loss, loss_parallel, muon, norm, optimizer, progress_mark, quantize, quantize_blocks, quantize_counts,
+    reduce, rotary, skip_step, transpose_fp8,
 };
 use crate::cuda::{CudaDevice, GpuProperties, Queue};
 use crate::ops::Gemm;
