@@ -250,6 +250,7 @@ impl StepProgram {
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero(cx))?;
+                self.gather_weights(cx)?;
                 self.run_tasks(cx, &tasks, run)?;
                 cx.region(Region::Reduce, (), |cx, ()| self.finish_gradients(cx))
             })?;
@@ -267,6 +268,7 @@ impl StepProgram {
         cx.region(Region::Step, (), |cx, ()| {
             cx.region(Region::Iteration, (), |cx, ()| {
                 cx.region(Region::Begin, (), |cx, ()| self.zero_losses(cx))?;
+                self.gather_weights(cx)?;
                 self.run_tasks(cx, &tasks, run)?;
                 cx.region(Region::Reduce, (), |cx, ()| {
                     if let Some(data_parallel) = &self.data_parallel {
@@ -295,6 +297,14 @@ impl StepProgram {
             }
         }
         Ok(())
+    }
+
+    /// Starts to gather the weights that the data-parallel ranks updated, unless each layer's forward does that.
+    fn gather_weights(&self, cx: &StepContext<'_>) -> Result<()> {
+        match &self.data_parallel {
+            Some(ranks) if ranks.gathers_ahead(cx) => ranks.gather_all(cx),
+            _ => Ok(()),
+        }
     }
 
     /// Runs all tasks of the step in this stage's order.
@@ -444,25 +454,28 @@ impl StepProgram {
         Ok(())
     }
 
-    /// Runs a layer's forward. In the first microbatch, the next layer's weights are gathered from the data-parallel ranks
-    /// meanwhile.
+    /// Runs a layer's forward. In the first microbatch it waits until its weights are gathered from the data-parallel ranks; or, if
+    /// they are not gathered ahead, it gathers the next layer's weights meanwhile.
     fn gather_during<T>(
         &self,
         cx: &mut StepContext<'_>,
         layer: usize,
         forward: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
     ) -> Result<T> {
-        let data_parallel = self.data_parallel.as_ref().filter(|_| cx.variant().gathers);
-        let gather = data_parallel.map(|ranks| ranks.gather_next(cx, layer)).transpose()?;
-        let output = forward(cx)?;
-        if let Some(gather) = gather {
-            cx.join(gather)?;
+        let Some(ranks) = self.data_parallel.as_ref().filter(|_| cx.variant().gathers) else { return forward(cx) };
+        if ranks.gathers_ahead(cx) {
+            ranks.wait_for(cx, layer)?;
+            return forward(cx);
         }
+        let gather = ranks.gather_next(cx, layer)?;
+        let output = forward(cx)?;
+        cx.join(gather)?;
         Ok(output)
     }
 
     /// Runs work that adds to a layer's gradients. If it is the last such work of the step, the buckets that the previous
-    /// region completed are reduced over the data-parallel ranks meanwhile.
+    /// region completed are reduced over the data-parallel ranks meanwhile. Where layers have graphs of their own, the end of the
+    /// graph waits for that; otherwise nothing does before [`StepProgram::finish_gradients`].
     fn reduce_during<T>(
         &self,
         cx: &mut StepContext<'_>,
@@ -477,8 +490,10 @@ impl StepProgram {
         if let Some(ranks) = &self.partial_gradients {
             ranks.sum(cx, layer)?;
         }
-        if let Some(reduction) = reduction {
-            cx.join(reduction)?;
+        match reduction {
+            Some(reduction) if cx.policy().captures_layers() => cx.join(reduction)?,
+            Some(reduction) => reduction.leave(),
+            None => {}
         }
         Ok(output)
     }

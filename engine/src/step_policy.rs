@@ -37,6 +37,8 @@ pub struct StepShape {
 /// Which regions become graphs, and what microbatches share.
 #[derive(Clone, Debug)]
 pub struct StepPolicy {
+    /// Each layer has graphs of its own.
+    captures_layers: bool,
     scope: Scope,
     /// Everything where the scope is not per layer, and where graphs are off.
     only: GraphSelection,
@@ -66,7 +68,14 @@ impl StepPolicy {
         shape: StepShape,
     ) -> graph_manager::Result<CudaGraphManager<StepPolicy>> {
         let only = if options.enable { options.only.clone() } else { GraphSelection::default() };
-        let policy = StepPolicy { scope: options.scope, only, capture_optimizer: options.capture_optimizer, shape };
+        let captures_layers = options.enable && options.scope == Scope::PerLayer;
+        let policy = StepPolicy {
+            captures_layers,
+            scope: options.scope,
+            only,
+            capture_optimizer: options.capture_optimizer,
+            shape,
+        };
         policy.check_selection()?;
         if options.enable {
             policy.check_hooks()?;
@@ -112,6 +121,11 @@ impl StepPolicy {
             }
         }
         Ok(())
+    }
+
+    /// Whether each layer has graphs of its own. Then work on a side stream must end in the region in which it began.
+    pub(crate) fn captures_layers(&self) -> bool {
+        self.captures_layers
     }
 
     /// The user's code in forward.

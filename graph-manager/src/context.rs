@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use device::{DType, Op, Shape, Stream, Tensor};
+use device::{DType, Event, Op, Shape, Stream, Tensor};
 
 use crate::error::{Error, OUTSIDE, Result};
 use crate::keys::{CodeKey, RegionKey, StepKey};
@@ -151,6 +151,14 @@ impl<'m, P: Policy> StepContext<'m, P> {
     /// Errors of the device, such as a failed transfer.
     pub fn join(&self, fork: Fork) -> Result<()> {
         Ok(fork.join(self.compute())?)
+    }
+
+    /// Makes what follows wait for an event that was recorded in the same graph, or, outside of graphs, at any time.
+    ///
+    /// # Errors
+    /// Errors of the device, such as a failed transfer.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        Ok(self.compute().wait(event)?)
     }
 
     /// A buffer of the current region. It lives until its last use, which may be in a later region.

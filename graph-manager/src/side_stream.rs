@@ -12,7 +12,8 @@ pub struct SideStream {
     stream: Stream,
 }
 
-/// Operations under way on a side stream. [`StepContext::join`](crate::StepContext::join) them before the region ends.
+/// Operations under way on a side stream. [`StepContext::join`](crate::StepContext::join) them before the
+/// graph ends that they are part of: the innermost region around them that is captured.
 #[must_use]
 pub struct Fork {
     /// `None` where there was no operation.
@@ -48,6 +49,17 @@ impl Fork {
         work.iter().try_for_each(|op| compute.announce(op))?;
         work.into_iter().try_for_each(|op| side.stream.submit_announced(op))?;
         Ok(Fork { side: Some(side.clone()) })
+    }
+
+    /// Leaves the operations under way. A later join on their stream waits for them too.
+    pub fn leave(self) {}
+
+    /// Leaves the operations under way, and records `done` after them, for [`StepContext::wait`](crate::StepContext::wait).
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn leave_until(self, done: &Event) -> Result<()> {
+        self.side.map_or(Ok(()), |side| side.stream.record(done))
     }
 
     /// Makes `compute` wait for these operations and for all that was submitted to their stream since.

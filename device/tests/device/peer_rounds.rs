@@ -42,11 +42,11 @@ fn try_all_orders(ranks: usize, actions: &[Action], slots: usize) -> Result<usiz
     let combined =
         |done| last(done, |action| if let Combine(round) = action { Some(*round) } else { None }).unwrap_or(0);
     let shown = |done: usize, slot: usize| {
-        let of_slot = actions[..done].iter().filter_map(|action| match action {
+        let mut of_slot = actions[..done].iter().filter_map(|action| match action {
             Show(round) if round % slots == slot => Some(*round),
             _ => None,
         });
-        of_slot.last().unwrap_or(0)
+        of_slot.next_back().unwrap_or(0)
     };
     let (mut seen, mut open) = (HashSet::new(), vec![vec![0; ranks]]);
     while let Some(state) = open.pop() {

@@ -1,21 +1,25 @@
 //! Data-parallel sync: buckets of `main_grad` are summed over ranks on a side stream while backward goes on.
 //!
 //! A bucket is complete when the backward of its first layer has run. The next backward region forks the side stream at
-//! its start, reduces the bucket there, and joins at its end. The bucket that the last backward completes is reduced in a
-//! region of its own.
+//! its start and reduces the bucket there. The bucket that the last backward completes is reduced in a region of its own,
+//! which waits for all of them. Where layers have graphs of their own, each region joins what it forked, because no work
+//! may go on past the end of a graph.
 //!
 //! Gradients travel in f32, or in bf16 for half the traffic. In bf16 a bucket is rounded into a buffer, summed there, and
 //! copied back, all on the side stream.
 //!
 //! With a distributed optimizer each rank receives the sum of its own part of the bucket (reduce-scatter). After the update
-//! all ranks receive the new weights of all parts (all-gather). The gathers mirror the reductions: each forward region of
-//! the first microbatch forks at its start, gathers the bucket that the next layer begins, and joins at its end. The
-//! bucket of the first layer is gathered right after the update.
+//! all ranks receive the new weights of all parts (all-gather). The bucket of the first layer is gathered right after the
+//! update. All others are gathered from the step's beginning on, one after the other, and each layer's first forward waits for its own.
+//! So a stage of a pipeline has its weights by the time that its first input comes. Where layers have graphs of their own, and
+//! where buckets share buffers that they are gathered in, each forward region of the first microbatch forks at its start, gathers the
+//! bucket that the next layer begins, and joins at its end.
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use device::ops::{Collective, CollectiveKind, Copy, Fill, MakeScale, Quantize};
-use device::{Area, Communicator, DType, Device, Op, Tensor};
+use device::{Area, Communicator, DType, Device, Event, Op, Tensor};
 use graph_manager::{Fork, Result, SideStream};
 
 use crate::layer_partition::StageLayers;
@@ -34,6 +38,10 @@ pub struct DataParallelSync {
     _areas: Vec<Area>,
     /// The numbers of the layers on this rank, in the order of forward.
     layers: Vec<usize>,
+    /// By position in `layers`: its buckets are gathered.
+    gathered: Vec<Event>,
+    /// Buckets are gathered in memory that several of them share.
+    shares_buffers: bool,
 }
 
 impl DataParallelSync {
@@ -50,7 +58,10 @@ impl DataParallelSync {
         travels: DType,
     ) -> Result<DataParallelSync> {
         let (buckets, shard): (Vec<BucketMemory>, _) = (params.buckets().collect(), params.optimizer_shard());
-        let layers = layers.chunks.iter().cloned().flatten().collect();
+        let layers: Vec<usize> = layers.chunks.iter().cloned().flatten().collect();
+        let gathered = layers.iter().map(|_| device.event()).collect();
+        let starts: HashSet<u64> = buckets.iter().map(|bucket| bucket.weights.address).collect();
+        let shares_buffers = starts.len() < buckets.len();
         let mut areas = Vec::new();
         let mut rounded = None;
         if travels != DType::F32 {
@@ -58,7 +69,17 @@ impl DataParallelSync {
             rounded = Some(device.allocate_tensor(&mut areas, "rounded gradients", [largest], travels)?);
         }
         let side = SideStream::new(device, "data parallel");
-        Ok(DataParallelSync { communicator, side, buckets, shard, rounded, _areas: areas, layers })
+        Ok(DataParallelSync {
+            communicator,
+            side,
+            buckets,
+            shard,
+            rounded,
+            _areas: areas,
+            layers,
+            gathered,
+            shares_buffers,
+        })
     }
 
     /// The layer of this rank that comes after `layer` in forward, and so before it in backward.
@@ -68,7 +89,7 @@ impl DataParallelSync {
     }
 
     /// Starts to reduce the buckets that the previous backward region completed. It is called at the start of the backward
-    /// region of `layer`, which joins the fork at its end.
+    /// region of `layer`.
     ///
     /// # Errors
     /// A failed collective.
@@ -76,7 +97,7 @@ impl DataParallelSync {
         self.reduce(cx, self.after(layer), &[])
     }
 
-    /// Reduces the buckets that the last backward completed, and other small sums such as the loss, and joins.
+    /// Reduces the buckets that the last backward completed, and other small sums such as the loss, and joins all reductions.
     ///
     /// # Errors
     /// A failed collective.
@@ -99,6 +120,33 @@ impl DataParallelSync {
     /// A failed collective.
     pub fn gather_next(&self, cx: &StepContext<'_>, layer: usize) -> Result<Fork> {
         self.gather(cx, self.after(layer))
+    }
+
+    /// Whether all weights are gathered from the beginning of a step on.
+    pub fn gathers_ahead(&self, cx: &StepContext<'_>) -> bool {
+        self.shard.is_part() && !self.shares_buffers && !cx.policy().captures_layers()
+    }
+
+    /// Starts to gather all buckets but those of the first layer, in the order of layers.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn gather_all(&self, cx: &StepContext<'_>) -> Result<()> {
+        for (&layer, gathered) in self.layers.iter().zip(&self.gathered).skip(1) {
+            self.gather(cx, Some(layer))?.leave_until(gathered)?;
+        }
+        Ok(())
+    }
+
+    /// Makes what follows wait until the buckets that `layer` is the first to read are gathered.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn wait_for(&self, cx: &StepContext<'_>, layer: usize) -> Result<()> {
+        match self.layers.iter().position(|&here| here == layer) {
+            Some(at) => cx.wait(&self.gathered[at]),
+            None => Ok(()),
+        }
     }
 
     /// Gathers the buckets of the first layer, right after the update. No forward comes before it that could overlap with

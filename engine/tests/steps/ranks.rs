@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use engine::graph_options::GraphOptions;
+use engine::graph_options::{GraphOptions, Scope};
 use engine::step::StepResult;
+use graph_manager::GraphReport;
 use parallel::ThreadWorld;
 
-use crate::models::{Kind, Run, all_settings};
+use crate::models::{Kind, Layout, Run, all_settings};
 
 /// Microbatches of all ranks together.
 const GLOBAL: usize = 4;
@@ -168,4 +169,53 @@ fn the_last_microbatch_has_reducing_graphs_of_its_own() {
     let hidden: Vec<_> =
         report.graphs.iter().filter(|graph| graph.nodes.iter().any(|n| n.contains("reduce"))).collect();
     assert!(hidden.len() >= 3, "reductions must run inside backward graphs: {report}");
+}
+
+/// For each node of a graph, whether one of the nodes `from` comes before it.
+fn comes_after(graph: &GraphReport, from: &[usize]) -> Vec<bool> {
+    let mut after = Vec::new();
+    for waits_for in &graph.dependencies {
+        after.push(waits_for.iter().any(|before| after[*before] || from.contains(before)));
+    }
+    after
+}
+
+#[test]
+fn in_one_graph_no_backward_waits_for_a_reduction_and_no_forward_for_the_weights_of_later_layers() {
+    for distributed_optimizer in [false, true] {
+        let run = || {
+            let graphs = GraphOptions { scope: Scope::FullIteration, ..GraphOptions::default() };
+            Run { steps: 3, distributed_optimizer, ..Run::new(Kind::Gpt, 2, graphs) }
+        };
+        let reports = Layout::new(1, 1, 1, 2).on_ranks(run, |run| {
+            let (_, mut stage) = run.train_on(&run.device());
+            stage.graphs().report()
+        });
+        let graph = &reports[0].graphs[0];
+        let of_kind = |kind: &str| -> Vec<usize> {
+            (0..graph.nodes.len()).filter(|&at| graph.nodes[at].ends_with(kind)).collect()
+        };
+        let reductions = of_kind(if distributed_optimizer { "/reduce_scatter" } else { "/all_reduce" });
+        assert!(reductions.len() > 2, "{:?}", graph.nodes);
+        let after_reductions = comes_after(graph, &reductions);
+        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| !reductions.contains(at)) {
+            assert!(!(after_reductions[at] && node.contains("backward of layer")), "{node} waits for a reduction");
+        }
+        if distributed_optimizer {
+            // The last gathers the first layer's weights after the update, for the next step.
+            let gathers = of_kind("/all_gather");
+            let [.., of_last_layer, _] = gathers[..] else { panic!("{:?}", graph.nodes) };
+            let waits = comes_after(graph, &[of_last_layer]);
+            let forwards = |layer: usize| {
+                let name = format!("forward of layer {layer}, microbatch 0/");
+                graph.nodes.iter().zip(&waits).filter(move |(node, _)| node.contains(&name)).map(|(_, waits)| *waits)
+            };
+            assert!(
+                forwards(1).count() > 2 && !forwards(1).any(|waits| waits),
+                "layer 1 waits for the weights of the last"
+            );
+            let last = (0..20).rev().find(|&layer| forwards(layer).count() > 0).unwrap();
+            assert!(forwards(last).any(|waits| waits), "the last layer does not wait for its weights");
+        }
+    }
 }

@@ -80,6 +80,33 @@ fn two_forks_joined_in_any_order_write_what_the_compute_stream_reads_eager_captu
 }
 
 #[test]
+fn work_that_is_left_under_way_is_waited_for_at_its_event_and_at_a_later_join() {
+    let toy = toy();
+    let first_done = toy.device.event();
+    let mut manager = toy.manager(ManagerOptions { poison: true, ..ManagerOptions::default() });
+    let mut step = |cx: &mut StepContext<'_>| {
+        cx.region(Region::Forward { layer: 0, microbatch: 0 }, (), |cx, ()| {
+            let (a, b) = (cx.tensor("a", [WIDTH], DType::F32)?, cx.tensor("b", [WIDTH], DType::F32)?);
+            let c = cx.tensor("c", [WIDTH], DType::F32)?;
+            cx.fork(&toy.side, [Fill { output: a, value: 1.0 }.into()])?.leave_until(&first_done)?;
+            cx.fork(&toy.side, [Fill { output: b, value: 2.0 }.into()])?.leave();
+            cx.wait(&first_done)?;
+            cx.run(Copy { input: a, output: c })?;
+            cx.join(cx.fork(&toy.side, [Fill { output: a, value: 4.0 }.into()])?)?;
+            cx.run(Add { a: b, b: c, output: toy.sum() })
+        })
+    };
+    for seed in 0..4 {
+        toy.device.shuffle_replays(Some(seed));
+        manager.step(Mode::Train, 1, &mut step).unwrap();
+        assert_eq!(toy.device.download::<f32>(&toy.sum()).unwrap(), vec![3.0; WIDTH]);
+    }
+    let graph = &manager.report().graphs[0];
+    let copy = graph.nodes.iter().position(|node| node.ends_with("/copy")).unwrap();
+    assert_eq!(graph.dependencies[copy], [0], "the copy waits for the first fill alone: {:?}", graph.nodes);
+}
+
+#[test]
 fn a_fork_of_nothing_captures_nothing() {
     let toy = toy();
     let mut manager = toy.manager(ManagerOptions::default());

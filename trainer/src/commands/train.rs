@@ -15,11 +15,11 @@ use tracing_subscriber::EnvFilter;
 use super::bench::{self, BenchRequest};
 use super::plan::check_named_gpu;
 use super::profile::{self, ProfileRequest};
-use crate::config::TensorTransfers;
 use crate::config::checks::require;
 use crate::config::plan::RunPlan;
 use crate::config::request::TrainRequest;
 use crate::config::unused_settings;
+use crate::config::{TensorTransfers, advice};
 use crate::error::{RunError, file_error};
 use crate::process_group::ProcessGroup;
 use crate::report::logs;
@@ -104,7 +104,8 @@ fn prepare(request: &TrainRequest, is_bench: bool, env: &RankEnv) -> Result<Prep
     if env.rank == 0 {
         let unused = unused_settings::notices(&plan, is_bench);
         let binding = launch::binding_notice(env);
-        let notices = request.notices.iter().chain(&unused).chain(&binding).map(String::as_str);
+        let advice = advice::notice(&plan, env);
+        let notices = request.notices.iter().chain(&unused).chain(&binding).chain(&advice).map(String::as_str);
         notices
             .chain(source.notices().iter().map(String::as_str))
             .for_each(|notice| warn(&format!("notice: {notice}")));

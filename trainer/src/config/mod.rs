@@ -5,6 +5,7 @@
 //! 3. [`plan::RunPlan`]: checks the [`RunConfig`] and derives every size of the run.
 
 pub mod activation_plan;
+pub mod advice;
 pub mod batch_plan;
 pub(crate) mod checks;
 mod fp8_plan;
