@@ -76,6 +76,23 @@ impl PeerWindow {
     }
 }
 
+/// Whether the kernels can make a transfer from the first tensor to the second, on this rank. Only types, sizes and overlap decide, so
+/// all ranks decide alike.
+fn can_make(kind: CollectiveKind, (input, output): (&Tensor, &Tensor), rank: usize, ranks: usize) -> bool {
+    let bytes = input.bytes() as u64;
+    let apart = !overlap(input, output);
+    // A block writes its pieces of the output while others still show theirs of the input.
+    let (shown, clear) = match kind {
+        CollectiveKind::AllReduceSum => (bytes, apart || input.address == output.address),
+        CollectiveKind::AllGather => (bytes, apart || input.address == output.address + rank as u64 * bytes),
+        CollectiveKind::ReduceScatterSum => (bytes / ranks as u64, apart),
+        CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => return false,
+    };
+    let can_add = kind.only_moves() || matches!(input.dtype, DType::F32 | DType::Bf16);
+    let in_words = |number: u64| number.is_multiple_of(16);
+    can_add && clear && shown > 0 && in_words(shown) && in_words(input.address) && in_words(output.address)
+}
+
 fn overlap(a: &Tensor, b: &Tensor) -> bool {
     a.address < b.address + b.bytes() as u64 && b.address < a.address + a.bytes() as u64
 }
@@ -104,23 +121,9 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Whether the kernels make a transfer. Only types, sizes and overlap decide, so all ranks decide alike.
+    /// Whether the kernels make a transfer.
     pub(super) fn takes(&self, op: &Collective) -> bool {
-        let (input, output, ranks) = (&op.input, &op.output, self.ranks() as u64);
-        let bytes = input.bytes() as u64;
-        let apart = !overlap(input, output);
-        // A block writes its pieces of the output while others still show theirs of the input.
-        let (sent, clear) = match op.kind {
-            CollectiveKind::AllReduceSum => (bytes, apart || input.address == output.address),
-            CollectiveKind::AllGather => (bytes, apart || input.address == output.address + self.rank as u64 * bytes),
-            CollectiveKind::ReduceScatterSum => (bytes / ranks, apart),
-            CollectiveKind::AllReduceMax | CollectiveKind::Send { .. } | CollectiveKind::Receive { .. } => {
-                return false;
-            }
-        };
-        let can_add = op.kind.only_moves() || matches!(input.dtype, DType::F32 | DType::Bf16);
-        let in_words = |number: u64| number.is_multiple_of(16);
-        can_add && clear && sent > 0 && in_words(sent) && in_words(input.address) && in_words(output.address)
+        can_make(op.kind, (&op.input, &op.output), self.rank, self.ranks())
     }
 
     /// The lane of a stream. `None` if other streams have all of them.
@@ -161,5 +164,33 @@ impl Peers {
 
     pub(super) fn ranks(&self) -> usize {
         self.own.ranks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CollectiveKind::{AllGather, AllReduceMax, AllReduceSum, ReduceScatterSum};
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn whole_words_that_no_block_overwrites_go_by_the_kernels() {
+        let device = Device::host(crate::HostOptions { threads: 1, check: false, dry: true }).unwrap();
+        let tensor = |elements: usize, dtype| device.virtual_tensor("t", [elements], dtype);
+        let all = tensor(64, DType::Bf16);
+        let part = |start: usize, elements: usize| all.view(start, [elements]);
+        let other = tensor(64, DType::Bf16);
+        let takes = |kind, input: Tensor, output: Tensor| can_make(kind, (&input, &output), 1, 2);
+        assert!(takes(AllReduceSum, all, all) && takes(AllReduceSum, all, other));
+        assert!(takes(AllGather, part(32, 32), all) && takes(AllGather, part(0, 32), other));
+        assert!(takes(ReduceScatterSum, all, other.view(0, [32])));
+        // Ranks still read what these overwrite.
+        assert!(!takes(AllGather, part(0, 32), all) && !takes(ReduceScatterSum, all, part(32, 32)));
+        assert!(!takes(AllReduceSum, part(0, 32), part(8, 32)));
+        // Not whole words, sums of other types, other kinds, and nothing.
+        assert!(!takes(AllReduceSum, part(0, 4), part(0, 4)) && !takes(AllReduceSum, part(4, 8), part(4, 8)));
+        let eight_bit = tensor(64, DType::F8E4M3);
+        assert!(!takes(AllReduceSum, eight_bit, eight_bit) && takes(AllGather, eight_bit, tensor(128, DType::F8E4M3)));
+        assert!(!takes(AllReduceMax, all, all) && !takes(AllReduceSum, part(0, 0), part(0, 0)));
     }
 }
